@@ -1,0 +1,144 @@
+"""What a data set is to the rest of the library: encoded images that can be read by index, and their labels."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from tfdml.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class FileImages:
+    """Images that lie in files, read when they are needed.
+
+    Args:
+        paths: One path per image, local or on any file system that `tf.io.gfile` knows.
+    """
+
+    paths: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def name(self, index: int) -> str:
+        """The path of one image, for messages and reports."""
+        return self.paths[index]
+
+    def take(self, indices: np.ndarray) -> FileImages:
+        """The images at `indices`, in that order."""
+        return FileImages(tuple(self.paths[i] for i in indices))
+
+
+@dataclasses.dataclass(frozen=True)
+class EncodedImages:
+    """Encoded images (JPEG, PNG ...) held in memory, such as the members of a small archive.
+
+    Args:
+        data: The bytes of each image.
+        names: What to call each image in messages and reports.
+    """
+
+    data: tuple[bytes, ...]
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def name(self, index: int) -> str:
+        """The name of one image, for messages and reports."""
+        return self.names[index]
+
+    def take(self, indices: np.ndarray) -> EncodedImages:
+        """The images at `indices`, in that order."""
+        return EncodedImages(tuple(self.data[i] for i in indices), tuple(self.names[i] for i in indices))
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayImages:
+    """Decoded images of one size held in memory.
+
+    Args:
+        data: (N, H, W, 3) uint8.
+        names: What to call each image in messages and reports.
+    """
+
+    data: np.ndarray
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def name(self, index: int) -> str:
+        """The name of one image, for messages and reports."""
+        return self.names[index]
+
+    def take(self, indices: np.ndarray) -> ArrayImages:
+        """The images at `indices`, in that order."""
+        return ArrayImages(self.data[indices], tuple(self.names[i] for i in indices))
+
+
+Images = FileImages | EncodedImages | ArrayImages
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageDataset:
+    """Labelled images, one split of a data set.
+
+    Args:
+        name: The catalogue's name of the data set, e.g. `"cars196"`.
+        split: `"train"` or `"test"`: their classes are disjoint.
+        images: Where the images are.
+        labels: (N,) int64 class ids. A class keeps its id whatever the order of the files; the ids of a split need
+            not start at 0 nor be contiguous (see `contiguous`).
+        class_names: The name of each class id that occurs.
+
+    Raises:
+        UserError: There is no image, or labels and images differ in number.
+    """
+
+    name: str
+    split: str
+    images: Images
+    labels: np.ndarray
+    class_names: dict[int, str]
+
+    def __post_init__(self):
+        labels = np.asarray(self.labels, np.int64)
+        object.__setattr__(self, "labels", labels)
+        if labels.shape != (len(self.images),):
+            raise UserError(f"{self.name}: {len(self.images)} images but labels of shape {labels.shape}")
+        if not len(labels):
+            raise UserError(f"{self.name}: the {self.split} split has no image")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def classes(self) -> np.ndarray:
+        """The class ids that occur, ascending."""
+        return np.unique(self.labels)
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes occur."""
+        return len(self.classes)
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> ImageDataset:
+        """The images at `indices`, in that order."""
+        indices = np.asarray(indices, np.int64)
+        labels = self.labels[indices]
+        names = {int(c): self.class_names[int(c)] for c in np.unique(labels)}
+        return dataclasses.replace(self, images=self.images.take(indices), labels=labels, class_names=names)
+
+    def select_classes(self, classes: Sequence[int] | np.ndarray) -> ImageDataset:
+        """The images of the classes given, in their present order."""
+        return self.take(np.flatnonzero(np.isin(self.labels, np.asarray(classes, np.int64))))
+
+    def contiguous(self) -> ImageDataset:
+        """The same images with class ids 0 .. num_classes - 1, in ascending order of the old ids."""
+        classes, labels = np.unique(self.labels, return_inverse=True)
+        names = {new: self.class_names[int(old)] for new, old in enumerate(classes)}
+        return dataclasses.replace(self, labels=labels.astype(np.int64), class_names=names)

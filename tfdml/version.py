@@ -1,0 +1,3 @@
+"""The version of tfdml, kept apart so that packaging reads it without importing TensorFlow."""
+
+__version__ = "0.1.0"
