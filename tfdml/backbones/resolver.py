@@ -1,0 +1,154 @@
+"""From a backbone's name to a network, the pixel scaling that it expects, and its weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+
+import h5py
+import keras
+
+from tfdml.backbones.convnet import conv4
+from tfdml.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Backbone:
+    """A network from scaled images to a feature map.
+
+    Args:
+        model: (B, H, W, 3) -> (B, h, w, c).
+        scaling: The mode of `tfdml.layers.InputScaling` that turns pixels 0-255 into what `model` expects.
+    """
+
+    model: keras.Model
+    scaling: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    make: Callable[..., keras.Model]
+    scaling: str
+    has_imagenet: bool = True
+    options: tuple[str, ...] = ()
+
+
+def _application(function: str, *options: str, **fixed) -> Callable[..., keras.Model]:
+    def make(input_shape, weights, **chosen):
+        build = getattr(keras.applications, function)
+        return build(include_top=False, input_shape=input_shape, weights=weights, **fixed, **chosen)
+
+    return make
+
+
+def _conv4(input_shape, weights, **chosen):
+    del weights
+    return conv4(input_shape, **chosen)
+
+
+_BACKBONES = {
+    "conv4": _Entry(_conv4, "tf", has_imagenet=False, options=("width",)),
+    "resnet50": _Entry(_application("ResNet50"), "caffe"),
+    "resnet101": _Entry(_application("ResNet101"), "caffe"),
+    "resnet50v2": _Entry(_application("ResNet50V2"), "tf"),
+    "inceptionv3": _Entry(_application("InceptionV3"), "tf"),
+    "mobilenetv2": _Entry(_application("MobileNetV2"), "tf", options=("alpha",)),
+    "mobilenetv3small": _Entry(_application("MobileNetV3Small"), "none", options=("alpha",)),
+    "mobilenetv3large": _Entry(_application("MobileNetV3Large"), "none", options=("alpha",)),
+    "efficientnetb0": _Entry(_application("EfficientNetB0"), "none"),
+    "efficientnetv2b0": _Entry(_application("EfficientNetV2B0"), "none"),
+    "efficientnetv2s": _Entry(_application("EfficientNetV2S"), "none"),
+    "convnexttiny": _Entry(_application("ConvNeXtTiny"), "none"),
+    "densenet121": _Entry(_application("DenseNet121"), "torch"),
+}
+
+
+def names() -> tuple[str, ...]:
+    """The backbones that `resolve` knows."""
+    return tuple(sorted(_BACKBONES))
+
+
+def resolve(name: str, image_size: int, weights: str | None = None, **options) -> Backbone:
+    """Build a backbone by name, with its weights.
+
+    Args:
+        name: One of `names()`; case, `-` and `_` do not matter.
+        image_size: Height and width of the images in pixels.
+        weights: `None` or `"none"` (random), `"imagenet"` (fetched by keras.applications), or the path of a
+            `.weights.h5` file of the same architecture without its top.
+        **options: The architecture's own, e.g. `alpha=0.35` for MobileNetV2, `width=64` for conv4.
+
+    Raises:
+        UserError: Unknown name or option, an image size the network cannot take, or weights that are missing or
+            belong to another architecture.
+
+    Example:
+        >>> backbone = resolve("mobilenetv2", image_size=96, alpha=0.35)
+        >>> backbone.model.output_shape, backbone.scaling
+        ((None, 3, 3, 1280), 'tf')
+    """
+    key = name.lower().replace("_", "").replace("-", "")
+    if key not in _BACKBONES:
+        raise UserError(f"unknown backbone {name!r}; known: {', '.join(names())}")
+    entry = _BACKBONES[key]
+    for option in options:
+        if option not in entry.options:
+            known = f"its options: {', '.join(entry.options)}" if entry.options else "it has none"
+            raise UserError(f"backbone {name!r} has no option {option!r} ({known})")
+    weights = None if weights in (None, "", "none") else weights
+    if weights == "imagenet" and not entry.has_imagenet:
+        raise UserError(f"there are no ImageNet weights for {name!r}; use --weights=none or a file")
+    if weights not in (None, "imagenet") and not os.path.isfile(weights):
+        raise UserError(f"--weights: there is no file {weights}")
+    try:
+        shape = (image_size, image_size, 3)
+        model = entry.make(shape, "imagenet" if weights == "imagenet" else None, **options)
+    except Exception as error:
+        hint = " (offline? pass the path of a weights file instead)" if weights == "imagenet" else ""
+        raise UserError(f"cannot build backbone {name!r} at {image_size} px: {_one_line(error)}{hint}") from error
+    if weights not in (None, "imagenet"):
+        load_weights(model, weights)
+    return Backbone(model, entry.scaling)
+
+
+def load_weights(model: keras.Model, path: str) -> None:
+    """Load a `.weights.h5` file into a model, all of it or nothing.
+
+    Keras passes over what a file has beyond the model; here a file must fit exactly.
+
+    Raises:
+        UserError: The file is not one of Keras weights, or belongs to another architecture.
+    """
+    try:
+        with h5py.File(path, "r") as file:
+            arrays: list[tuple] = []
+            file.visititems(lambda key, item: arrays.append(item.shape) if isinstance(item, h5py.Dataset) else None)
+    except OSError as error:
+        raise UserError(f"--weights: {path} is not an HDF5 file of Keras weights ({_one_line(error)})") from error
+    wanted = [tuple(weight.shape) for weight in model.weights]
+    # Normalization layers and the like keep nothing else in the file, so the multisets of shapes must agree.
+    if sorted(arrays) != sorted(wanted):
+        raise UserError(
+            f"--weights: {path} does not fit {model.name}: the file has {len(arrays)} arrays with "
+            f"{_count(arrays):,} numbers, the network {len(wanted)} with {_count(wanted):,}; is it of another "
+            "architecture, width or with its classification top?"
+        )
+    try:
+        model.load_weights(path)
+    except Exception as error:
+        raise UserError(f"--weights: {path} does not fit {model.name}: {_one_line(error)}") from error
+
+
+def _count(shapes) -> int:
+    total = 0
+    for shape in shapes:
+        size = 1
+        for n in shape:
+            size *= n
+        total += size
+    return total
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,73 @@
+"""The catalogue: every data set that can be asked for by name."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from typing import Any
+
+from tfdml.data import cars196, folder, glyphs, omniglot
+from tfdml.data.dataset import ImageDataset
+from tfdml.errors import UserError
+
+SPLITS = ("train", "test")
+
+# To add a data set: one file with `read(data_dir, split, *, option=default, ...)`, and its line here. A reader
+# that gives `data_dir` a default works without one.
+_READERS: dict[str, Callable[..., ImageDataset]] = {
+    "cars196": cars196.read,
+    "folder": folder.read,
+    "glyphs": glyphs.read,
+    "omniglot": omniglot.read,
+}
+
+
+def names() -> list[str]:
+    """The names that `load` knows, sorted.
+
+    Example:
+        >>> "glyphs" in names()
+        True
+    """
+    return sorted(_READERS)
+
+
+def load(
+    name: str, data_dir: str | os.PathLike | None = None, split: str = "train", **options: Any
+) -> ImageDataset:
+    """Reads one split of a data set.
+
+    Args:
+        name: One of `names()`.
+        data_dir: The folder that holds the data set as unpacked. A data set that is drawn ignores it.
+        split: `"train"` or `"test"`: their classes are disjoint.
+        **options: What the data set's reader takes, e.g. `images_per_class` of `"glyphs"`.
+
+    Returns:
+        The images, their labels and the names of their classes. No image is decoded yet.
+
+    Raises:
+        UserError: The name, the split or an option is unknown, `data_dir` is missing, or the files in it are not
+            as they should be.
+
+    Example:
+        >>> len(load("glyphs", split="test", images_per_class=2))
+        214
+    """
+    reader = _READERS.get(name)
+    if reader is None:
+        raise UserError(f"unknown data set {name!r}; choose one of: {', '.join(names())}")
+    if split not in SPLITS:
+        raise UserError(f"unknown split {split!r} of {name}; choose one of: {', '.join(SPLITS)}")
+    parameters = inspect.signature(reader).parameters
+    known = [p.name for p in parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    for option in options:
+        if option not in known:
+            takes = f"it takes: {', '.join(known)}" if known else "it takes none"
+            raise UserError(f"data set {name} has no option {option!r}; {takes}")
+    if not data_dir:
+        if parameters["data_dir"].default is inspect.Parameter.empty:
+            raise UserError(f"data set {name} is read from a folder; name it with data_dir (--data_dir=DIR)")
+        return reader(split=split, **options)
+    return reader(os.fspath(data_dir), split, **options)

@@ -1,0 +1,309 @@
+"""Exact nearest neighbours by brute force, one block of queries at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfdml.errors import UserError
+from tfdml.pairwise import DISTANCES
+
+# Candidates taken beyond k, so that rounding in the block product cannot decide what is among the k returned.
+_SPARE = 4
+# The score of the rows that fill the gallery up to whole groups: below every real score, which is at most about d.
+_PADDING_SCORE = -1e30
+
+
+def check_embeddings(embeddings: Any, what: str = "embeddings") -> np.ndarray:
+    """`embeddings` as float32, refused where distances between them would mean nothing.
+
+    Args:
+        embeddings: (N, d), N and d at least 1, real and finite.
+        what: What to call them in the message.
+
+    Returns:
+        (N, d) float32, C-contiguous; not a copy where none is needed.
+
+    Raises:
+        UserError: Not two axes, no row, no column, not numbers, or NaN or infinite values (counted, first row named).
+    """
+    array = np.asarray(embeddings)
+    if array.ndim != 2 or 0 in array.shape:
+        raise UserError(f"{what} must be (images, dimensions), neither of them 0; got shape {array.shape}")
+    if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
+        raise UserError(f"{what} must be real numbers; got dtype {array.dtype}")
+    with np.errstate(over="ignore"):  # a float64 too large for float32 is reported as infinite below
+        array = np.ascontiguousarray(array, np.float32)
+    # A sum is finite only if every term is, and costs no (N, d) mask; huge finite terms get the exact test.
+    with np.errstate(over="ignore", invalid="ignore"):
+        suspects = np.flatnonzero(~np.isfinite(array.sum(axis=1)))
+    bad = suspects[~np.isfinite(array[suspects]).all(axis=1)]
+    if len(bad):
+        raise UserError(
+            f"{what}: {len(bad)} of {len(array)} rows hold NaN or infinite values (the first is row {bad[0]}); "
+            "look for a diverged model or a corrupt image"
+        )
+    return array
+
+
+@dataclasses.dataclass(frozen=True)
+class _Space:
+    """Queries and gallery, transformed so that one product ranks them and plain differences measure them."""
+
+    queries: np.ndarray
+    gallery: np.ndarray
+    distance: str
+    unit: float  # what a length of 1 is in the caller's scale
+
+    def gallery_bias(self) -> np.ndarray | float:
+        """What to add to <q, g>: |q - g|^2 is smallest where <q, g> - |g|^2 / 2 is largest."""
+        if self.distance in ("euclidean", "sqeuclidean"):
+            return -0.5 * np.einsum("gd,gd->g", self.gallery, self.gallery)
+        return 0.0
+
+    def in_callers_scale(self, measured: np.ndarray) -> np.ndarray:
+        """The float32 distances that the caller asked for, from those of `_measure`."""
+        if self.distance == "cosine":
+            return measured
+        scaled = measured.astype(np.float64) * self.unit**2
+        if self.distance == "euclidean":
+            scaled = np.sqrt(scaled)
+        with np.errstate(over="ignore"):
+            return scaled.astype(np.float32)
+
+
+def unit_rows(rows: np.ndarray) -> np.ndarray:
+    """Rows (N, d) divided by their length; a zero row stays zero."""
+    tiny = np.finfo(np.float32).tiny
+    rows = rows / np.maximum(np.abs(rows).max(axis=1, keepdims=True), tiny)  # so that squares do not overflow
+    return rows / np.maximum(np.sqrt(np.einsum("nd,nd->n", rows, rows)), tiny)[:, None]
+
+
+def _power_of_two(x: float) -> float:
+    """The largest power of two that is at most x, within what float32 can also invert; 1 for 0."""
+    return float(2.0 ** np.clip(np.floor(np.log2(x)), -100, 126)) if x > 0 else 1.0
+
+
+def _space(queries: np.ndarray, gallery: np.ndarray, distance: str) -> _Space:
+    """Shift and scale so that float32 products neither cancel nor overflow."""
+    same = queries is gallery
+    if distance == "cosine":
+        gallery = unit_rows(gallery)
+        return _Space(gallery if same else unit_rows(queries), gallery, distance, 1.0)
+    shift = np.zeros(gallery.shape[1], np.float32)
+    if distance != "dot":
+        # Distances do not change when everything moves by the gallery's mean, and the squares that cancel are then
+        # smallest. On a coarse grid of powers of two the subtraction adds no error of its own to simple data.
+        sample = gallery[:: -(-len(gallery) // 4096)].astype(np.float64)
+        grid = _power_of_two(float(np.sqrt(sample.var(axis=0).mean()))) / 8
+        shift = (np.round(sample.mean(axis=0) / grid) * grid).astype(np.float32)
+    gallery = gallery - shift
+    queries = gallery if same else queries - shift
+    unit = _power_of_two(float(max(np.abs(gallery).max(), np.abs(queries).max())))
+    gallery *= np.float32(1 / unit)
+    if not same:
+        queries *= np.float32(1 / unit)
+    return _Space(queries, gallery, distance, unit)
+
+
+@contextlib.contextmanager
+def _full_float32() -> Iterator[None]:
+    """Products in float32 proper: GPUs round the factors to 10 bits (TF32) where they are allowed to."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        allowed = tf.config.experimental.tensor_float_32_execution_enabled()
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        try:
+            yield
+        finally:
+            tf.config.experimental.enable_tensor_float_32_execution(allowed)
+    elif keras.backend.backend() == "jax":
+        import jax
+
+        with jax.default_matmul_precision("highest"):
+            yield
+    else:
+        yield
+
+
+def _group_size(gallery_size: int, candidates: int) -> int:
+    """Gallery rows per group (a power of two near sqrt(G / m)); 1 where grouping would not pay."""
+    if gallery_size < 32 * candidates:
+        return 1
+    return int(_power_of_two((gallery_size / candidates) ** 0.5))
+
+
+def _top_columns(scores: Any, candidates: int, group: int) -> Any:
+    """(B, m) int32 columns of the largest scores of each row, equal scores by lower column.
+
+    A row's m largest lie in the m groups of consecutive columns whose maxima are largest: any other group's elements
+    come after those m maxima. So most of the row is read once, for the maxima, and only m groups are searched.
+    """
+    if group == 1:
+        return ops.top_k(scores, candidates)[1]
+    rows, columns = scores.shape
+    groups = columns // group
+    grouped = ops.reshape(scores, (rows, groups, group))
+    # Ascending group order keeps columns ascending, so that top_k's "lower position first" means lower column.
+    chosen = ops.sort(ops.top_k(ops.max(grouped, axis=2), candidates)[1], axis=1)
+    row_start = ops.expand_dims(ops.arange(rows, dtype="int32") * groups, 1)
+    kept = ops.take(ops.reshape(scores, (rows * groups, group)), chosen + row_start, axis=0)
+    place = ops.top_k(ops.reshape(kept, (rows, candidates * group)), candidates)[1]
+    return ops.take_along_axis(chosen, place // group, axis=1) * group + place % group
+
+
+def _measure(queries: Any, neighbours: Any, distance: str) -> Any:
+    """(B, m) distances from (B, d) to (B, m, d), from differences: exact copies are at exactly 0."""
+    queries = ops.expand_dims(queries, 1)
+    if distance == "dot":
+        return -ops.sum(queries * neighbours, axis=-1)
+    squared = ops.sum(ops.square(neighbours - queries), axis=-1)
+    if distance == "cosine":  # |q - g|^2 / 2 = 1 - cos of unit vectors; a zero vector has cosine 0 with everything
+        zero = ops.logical_or(ops.all(queries == 0, axis=-1), ops.all(neighbours == 0, axis=-1))
+        return ops.where(zero, ops.ones_like(squared), squared / 2)
+    return squared
+
+
+def neighbour_blocks(
+    queries: Any,
+    gallery: Any = None,
+    *,
+    k: int,
+    distance: str = "euclidean",
+    own_rows: Any = None,
+    memory_budget: int = 256 * 2**20,
+) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+    """The neighbours that `nearest_neighbours` returns, one block of queries at a time.
+
+    For when (N, k) is too large to hold. Same arguments, same results.
+
+    Yields:
+        The slice of queries, their (B, k) int64 gallery rows and their (B, k) float32 distances.
+
+    Raises:
+        UserError: As `nearest_neighbours`, before anything is computed.
+    """
+    if distance not in DISTANCES:
+        raise UserError(f"unknown distance {distance!r}; one of {', '.join(DISTANCES)}")
+    all_to_all = gallery is None
+    queries = check_embeddings(queries, "embeddings" if all_to_all else "query embeddings")
+    if all_to_all:
+        if own_rows is not None:
+            raise UserError("own_rows goes with a gallery; without one each query's own row is its own index")
+        gallery, own_rows = queries, np.arange(len(queries))
+    else:
+        gallery = check_embeddings(gallery, "gallery embeddings")
+        if gallery.shape[1] != queries.shape[1]:
+            raise UserError(
+                f"queries have {queries.shape[1]} dimensions, the gallery {gallery.shape[1]}; "
+                "both must come from the same model"
+            )
+    if own_rows is not None:
+        own_rows = np.asarray(own_rows)
+        if own_rows.shape != (len(queries),) or own_rows.dtype.kind not in "iu":
+            raise UserError(f"own_rows must be one integer per query, {len(queries)}; got shape {own_rows.shape}")
+        if own_rows.min() < 0 or own_rows.max() >= len(gallery):
+            raise UserError(f"own_rows must lie in 0 .. {len(gallery) - 1}, the rows of the gallery")
+    available = len(gallery) - (own_rows is not None)
+    if not 1 <= k <= available:
+        besides = " besides the query itself" if own_rows is not None else ""
+        raise UserError(f"k must be in 1 .. {available}, the gallery images there are{besides}; got {k}")
+    return _blocks(_space(queries, gallery, distance), k, own_rows, memory_budget)
+
+
+def _blocks(
+    space: _Space, k: int, own_rows: np.ndarray | None, memory_budget: int
+) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+    size, dim = space.gallery.shape
+    candidates = min(k + (own_rows is not None) + _SPARE, size)
+    group = _group_size(size, candidates)
+    padded = -(-size // group) * group
+    measured = min(candidates, max(1, 2**22 // dim))  # neighbours measured at once: their rows fit the cache
+    per_query = 4 * (padded + padded // group + 2 * candidates * (group + 4) + 3 * measured * dim)
+    rows = max(1, min(memory_budget // per_query, len(space.queries)))
+
+    # The bias rides along as one more column of the product, which saves a pass over every block.
+    table = np.zeros((dim + 1, padded), np.float32)
+    table[:dim, :size] = space.gallery.T
+    table[dim, :size] = space.gallery_bias()
+    table[dim, size:] = _PADDING_SCORE
+    table = ops.convert_to_tensor(table)
+    gallery = ops.convert_to_tensor(space.gallery)
+
+    for start in range(0, len(space.queries), rows):
+        block = slice(start, min(start + rows, len(space.queries)))
+        queries = np.ones((block.stop - start, dim + 1), np.float32)
+        queries[:, :dim] = space.queries[block]
+        with _full_float32():
+            scores = ops.matmul(ops.convert_to_tensor(queries), table)
+            columns = _top_columns(scores, candidates, group)
+            del scores
+            found = [
+                _measure(
+                    queries[:, :dim], ops.take(gallery, columns[:, first : first + measured], axis=0), space.distance
+                )
+                for first in range(0, candidates, measured)
+            ]
+        distances = np.concatenate([ops.convert_to_numpy(part) for part in found], axis=1)
+        indices = ops.convert_to_numpy(columns).astype(np.int64)
+        if own_rows is not None:
+            distances = np.where(indices == own_rows[block, None], np.float32(np.inf), distances)
+        order = np.lexsort((indices, distances), axis=-1)[:, :k]
+        distances = space.in_callers_scale(np.take_along_axis(distances, order, axis=1))
+        yield block, np.take_along_axis(indices, order, axis=1), distances
+
+
+def nearest_neighbours(
+    queries: Any,
+    gallery: Any = None,
+    *,
+    k: int,
+    distance: str = "euclidean",
+    own_rows: Any = None,
+    memory_budget: int = 256 * 2**20,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The k nearest gallery images of every query, nearest first, by exact search.
+
+    Every query is compared with every gallery image: one matrix product per block of queries, then the few best
+    of each row. All-to-all (no `gallery`), a query is left out of its own neighbours by identity: copies of it
+    stay, at distance 0. Equal distances are ordered by gallery row, lower first.
+
+    Precision: candidates are chosen by float32 products of embeddings shifted to the gallery's mean, whose error
+    is about 1e-7 of the squared spread; a few more than k are chosen, and those are measured and ordered by
+    sum((q - g)^2) in float32, so results do not depend on the block size and copies are at exactly 0. Only where
+    more than four images crowd within that error of the k-th may another of them be returned in its place. On a
+    GPU, TF32 is switched off meanwhile.
+
+    Args:
+        queries: (N, d) embeddings, normalised or not.
+        gallery: (G, d) embeddings to search; None: the queries themselves.
+        k: How many neighbours, at most G (less one where the query's own row is left out).
+        distance: `"euclidean"`: |q - g|; `"sqeuclidean"`: |q - g|^2; `"cosine"`: 1 - cos(q, g), where a zero
+            vector has cosine 0 with everything; `"dot"`: -<q, g>.
+        own_rows: (N,) the gallery row that holds each query itself, for queries that are a part of the gallery.
+        memory_budget: Bytes that a block may take, beside about four copies of the gallery.
+
+    Returns:
+        (N, k) int64 gallery rows and (N, k) float32 distances.
+
+    Raises:
+        UserError: Embeddings that are empty, not finite, or of different dimensions; k out of range; an unknown
+            distance.
+
+    Example:
+        >>> import numpy as np
+        >>> indices, distances = nearest_neighbours(np.array([[0.0], [1.0], [3.0]]), k=1)
+        >>> indices.ravel().tolist(), distances.ravel().tolist()
+        ([1, 0, 1], [1.0, 1.0, 2.0])
+    """
+    blocks = list(
+        neighbour_blocks(queries, gallery, k=k, distance=distance, own_rows=own_rows, memory_budget=memory_budget)
+    )
+    return np.concatenate([indices for _, indices, _ in blocks]), np.concatenate([d for _, _, d in blocks])

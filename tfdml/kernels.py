@@ -1,0 +1,202 @@
+"""Reproducing kernels: k(x) is the (B, B) Gram matrix of a batch, k(x, y) the (B, B') one between two.
+
+The bandwidth of the translation-invariant kernels adapts to the batch as in Chu et al., "Distance Metric Learning
+with Joint Representation Diversification", ICML 2020, sec. 5.1: it is the mean distance between different images
+of the batch, with the gradient stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+from keras import ops
+
+from tfdml import pairwise
+
+
+class Kernel:
+    """A reproducing kernel on vectors; subclasses give `matrix` and `get_config`."""
+
+    def __call__(self, x, y=None):
+        """The Gram matrix: (B, D) -> (B, B), or (B, D), (B', D) -> (B, B')."""
+        if len(x.shape) != 2 or (y is not None and len(y.shape) != 2):
+            raise ValueError(f"a kernel takes vectors (B, D), not shape {x.shape if y is None else (x.shape, y.shape)}")
+        return self.matrix(x, y)
+
+    def matrix(self, x, y):
+        """The Gram matrix of validated inputs."""
+        raise TypeError(f"{type(self).__name__} must define matrix()")
+
+    def get_config(self) -> dict:
+        """The arguments that make this kernel anew."""
+        return {}
+
+    @classmethod
+    def from_config(cls, config):
+        """The kernel that `get_config` describes."""
+        return cls(**config)
+
+    def __repr__(self):
+        arguments = ", ".join(f"{key}={value}" for key, value in self.get_config().items())
+        return f"{type(self).__name__}({arguments})"
+
+
+def _mean_distance(distances, between_two: bool):
+    """The mean over pairs of different images, gradient stopped; 1 where every distance is 0."""
+    if between_two:
+        mean = ops.mean(distances)
+    else:
+        # The diagonal is 0, so the sum over all pairs is that over pairs of different images.
+        size = ops.cast(ops.shape(distances)[0], "float32")
+        mean = ops.sum(distances) / ops.maximum(size * (size - 1.0), 1.0)
+    mean = ops.stop_gradient(mean)
+    return ops.where(mean > 0, mean, 1.0)
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class GaussianMixture(Kernel):
+    """A mixture of Gaussians: (1/K) sum_k exp(-|x - x'|^2 / (m_k tau)).
+
+    There is no factor 1/2 in the exponent. tau is the mean squared distance between different images of the batch
+    (of all pairs, in the form with two arguments), gradient stopped, unless `bandwidth` fixes it.
+
+    Args:
+        multipliers: The m_k. The paper's are (0.5, 1, 2) for pooled features and embeddings, (1,) for class
+            similarities.
+        bandwidth: A fixed tau, in squared units of x; None adapts it to each batch.
+
+    Raises:
+        ValueError: There is no multiplier, or one is not positive.
+
+    Example:
+        >>> kernel = GaussianMixture(multipliers=(0.5, 1.0, 2.0))
+        >>> kernel(keras.random.normal((4, 8))).shape
+        (4, 4)
+
+    Source: Chu et al., ICML 2020, sec. 5.1, "Kernel design".
+    """
+
+    def __init__(self, multipliers: Sequence[float] = (0.5, 1.0, 2.0), bandwidth: float | None = None):
+        self.multipliers = tuple(float(m) for m in multipliers)
+        self.bandwidth = _check_bandwidth(bandwidth)
+        if not self.multipliers or min(self.multipliers) <= 0:
+            raise ValueError(f"multipliers must be one or more positive numbers, not {multipliers}")
+
+    def matrix(self, x, y):
+        """The Gram matrix of validated inputs."""
+        squared = pairwise.squared_distances(x, y)
+        tau = _mean_distance(squared, y is not None) if self.bandwidth is None else self.bandwidth
+        total = sum(ops.exp(-squared / (m * tau)) for m in self.multipliers)
+        return total / len(self.multipliers)
+
+    def get_config(self):
+        """The arguments that make this kernel anew."""
+        return {"multipliers": list(self.multipliers), "bandwidth": self.bandwidth}
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class Laplace(Kernel):
+    """The Laplace kernel exp(-|x - x'|_1 / (m sigma)).
+
+    sigma is the mean L1 distance between different images of the batch, gradient stopped, unless `bandwidth` fixes
+    it. Memory is O(B^2 + B D): the B^2 D differences are never all alive.
+
+    Args:
+        multiplier: The m above.
+        bandwidth: A fixed sigma, in units of x; None adapts it to each batch.
+
+    Raises:
+        ValueError: A number is not positive.
+
+    Example:
+        >>> Laplace()(keras.random.normal((4, 8))).shape
+        (4, 4)
+
+    Source: Chu et al., ICML 2020, table 4.
+    """
+
+    def __init__(self, multiplier: float = 1.0, bandwidth: float | None = None):
+        if multiplier <= 0:
+            raise ValueError(f"multiplier must be positive, not {multiplier}")
+        self.multiplier = float(multiplier)
+        self.bandwidth = _check_bandwidth(bandwidth)
+
+    def matrix(self, x, y):
+        """The Gram matrix of validated inputs."""
+        absolute = pairwise.absolute_distances(x, y)
+        sigma = _mean_distance(absolute, y is not None) if self.bandwidth is None else self.bandwidth
+        return ops.exp(-absolute / (self.multiplier * sigma))
+
+    def get_config(self):
+        """The arguments that make this kernel anew."""
+        return {"multiplier": self.multiplier, "bandwidth": self.bandwidth}
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class Polynomial(Kernel):
+    """The inhomogeneous polynomial kernel (x . x' + 1)^p.
+
+    Args:
+        degree: p, a positive integer. The paper tries 2 and 5.
+
+    Raises:
+        ValueError: `degree` is not a positive integer.
+
+    Example:
+        >>> Polynomial(degree=2)(keras.ops.ones((2, 3)))[0, 1]
+        16.0
+
+    Source: Chu et al., ICML 2020, table 4.
+    """
+
+    def __init__(self, degree: int = 2):
+        if int(degree) != degree or degree < 1:
+            raise ValueError(f"degree must be a positive integer, not {degree}")
+        self.degree = int(degree)
+
+    def matrix(self, x, y):
+        """The Gram matrix of validated inputs."""
+        base = pairwise.dot_products(x, y) + 1.0
+        # Repeated products rather than power(): their gradient is right at negative bases too.
+        result = base
+        for _ in range(self.degree - 1):
+            result = result * base
+        return result
+
+    def get_config(self):
+        """The arguments that make this kernel anew."""
+        return {"degree": self.degree}
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class Exponential(Kernel):
+    """The kernel exp(x . x'), whose mean embedding is the moment-generating function.
+
+    Args:
+        max_exponent: x . x' is clipped from above at this value, since float32 overflows at 88. It matters for
+            features that are not normalised only; unit vectors never reach it.
+
+    Example:
+        >>> Exponential()(keras.ops.zeros((2, 3)))[0, 1]
+        1.0
+
+    Source: Chu et al., ICML 2020, table 4.
+    """
+
+    def __init__(self, max_exponent: float = 80.0):
+        self.max_exponent = float(max_exponent)
+
+    def matrix(self, x, y):
+        """The Gram matrix of validated inputs."""
+        return ops.exp(ops.minimum(pairwise.dot_products(x, y), self.max_exponent))
+
+    def get_config(self):
+        """The arguments that make this kernel anew."""
+        return {"max_exponent": self.max_exponent}
+
+
+def _check_bandwidth(bandwidth):
+    if bandwidth is not None and not bandwidth > 0:
+        raise ValueError(f"bandwidth must be positive or None, not {bandwidth}")
+    return None if bandwidth is None else float(bandwidth)

@@ -1,0 +1,84 @@
+"""Normalisation at the two ends of an embedder: of its pixels, and of its vectors."""
+
+from __future__ import annotations
+
+import keras
+from keras import ops
+
+from tfdml import pairwise
+
+_IMAGENET_MEAN = (123.675, 116.28, 103.53)
+_IMAGENET_STD = (58.395, 57.12, 57.375)
+# Caffe models: blue, green, red, with these means taken off (keras.applications' own figures, and the rounded
+# ones of the original BN-Inception).
+_CAFFE_MEAN_BGR = (103.939, 116.779, 123.68)
+_BN_INCEPTION_MEAN_BGR = (104.0, 117.0, 128.0)
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class L2Normalize(keras.layers.Layer):
+    """x / |x| along the last axis, computed in float32 under every dtype policy.
+
+    A zero vector stays zero and gets a zero gradient (`keras.layers.UnitNormalization` gives it one of 1e12).
+
+    Example:
+        >>> L2Normalize()(keras.ops.array([[3.0, 4.0]]))
+        [[0.6, 0.8]]
+    """
+
+    def __init__(self, **kwargs):
+        # float32 always: distances between unit vectors need all of its digits.
+        super().__init__(**{**kwargs, "dtype": "float32"})
+
+    def call(self, x):
+        """(..., d) -> (..., d) of length 1."""
+        return pairwise.l2_normalize(x)
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class InputScaling(keras.layers.Layer):
+    """Pixels 0-255 in RGB order to what a backbone was trained on.
+
+    Args:
+        mode: `"none"`: pixels as they are (backbones with their own preprocessing); `"unit"`: x / 255;
+            `"tf"`: x / 127.5 - 1; `"torch"`: ImageNet mean and deviation; `"caffe"`: BGR minus the ImageNet mean;
+            `"bn_inception"`: BGR minus (104, 117, 128).
+
+    Raises:
+        ValueError: `mode` is none of these.
+
+    Example:
+        >>> InputScaling("tf")(keras.ops.full((1, 2, 2, 3), 255.0))[0, 0, 0]
+        [1.0, 1.0, 1.0]
+    """
+
+    MODES = ("none", "unit", "tf", "torch", "caffe", "bn_inception")
+
+    def __init__(self, mode="tf", **kwargs):
+        super().__init__(**kwargs)
+        if mode not in self.MODES:
+            raise ValueError(f"mode must be one of {', '.join(self.MODES)}, not {mode!r}")
+        self.mode = mode
+
+    def call(self, images):
+        """(B, H, W, 3) of any dtype -> (B, H, W, 3) of the compute dtype."""
+        # Scaled in float32 first: half precision has too few digits for differences of pixels.
+        x = ops.cast(images, "float32")
+        if self.mode == "unit":
+            x = x / 255.0
+        elif self.mode == "tf":
+            x = x / 127.5 - 1.0
+        elif self.mode == "torch":
+            x = (x - ops.array(_IMAGENET_MEAN, "float32")) / ops.array(_IMAGENET_STD, "float32")
+        elif self.mode in ("caffe", "bn_inception"):
+            mean = _CAFFE_MEAN_BGR if self.mode == "caffe" else _BN_INCEPTION_MEAN_BGR
+            x = ops.flip(x, axis=-1) - ops.array(mean, "float32")
+        return ops.cast(x, self.compute_dtype)
+
+    def compute_output_spec(self, images):
+        """Same shape, compute dtype."""
+        return keras.KerasTensor(images.shape, dtype=self.compute_dtype)
+
+    def get_config(self):
+        """The arguments that make this layer anew."""
+        return {**super().get_config(), "mode": self.mode}

@@ -1,0 +1,103 @@
+"""What every loss of tfdml shares: integer labels, one value per anchor, pairs of the global batch."""
+
+from __future__ import annotations
+
+import keras
+from keras import ops
+
+from tfdml import pairwise, replicas
+
+_MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+
+
+class LabelledLoss(keras.losses.Loss):
+    """A Keras loss whose `y_true` are integer class labels (B,).
+
+    `keras.losses.Loss` casts labels to the loss's dtype, in which ids above 2^24 collide; this class keeps them
+    integers. Subclasses define `call(labels, y_pred)`, one value per image.
+
+    Args:
+        reduction: As in Keras: `"sum_over_batch_size"` (the mean, default), `"sum"`, `"mean_with_sample_weight"` or
+            `"none"`.
+        name: The loss's name in logs; by default the class's registered name.
+    """
+
+    def __init__(self, reduction="sum_over_batch_size", name=None):
+        super().__init__(reduction=reduction, name=name)
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        """The reduced loss of labels (B,) and predictions (B, ...), scaled for the replicas as Keras does."""
+        with keras.name_scope(self.name):
+            y_pred = ops.cast(ops.convert_to_tensor(y_pred), "float32")
+            values = self.call(pairwise.as_labels(y_true), y_pred)
+            value = self.reduce(values, sample_weight)
+            # Keras sums gradients over replicas: a mean must be divided by their number, a sum must not.
+            return value / replicas.count() if self.reduction in _MEANS else value
+
+    def reduce(self, values, sample_weight=None):
+        """Reduce one value per image (B,) as `reduction` says, without regard to replicas."""
+        if sample_weight is not None:
+            sample_weight = ops.cast(sample_weight, values.dtype)
+            if len(sample_weight.shape) == 2:
+                sample_weight = ops.squeeze(sample_weight, -1)
+            values = values * sample_weight
+        if self.reduction in (None, "none"):
+            return values
+        total = ops.sum(values)
+        if self.reduction == "sum":
+            return total
+        if self.reduction == "mean_with_sample_weight" and sample_weight is not None:
+            return ops.divide_no_nan(total, ops.sum(sample_weight))
+        return total / ops.maximum(ops.cast(ops.shape(values)[0], values.dtype), 1.0)
+
+
+class EmbeddingLoss(LabelledLoss):
+    """A loss over the pairs of a batch of embeddings (B, d).
+
+    Subclasses define `anchor_losses(labels, embeddings)`. Under a distribution strategy the pairs are those of the
+    global batch: each replica gathers the embeddings of all and keeps the values of its own anchors, so that the
+    update equals the one of a single device on the whole batch.
+    """
+
+    def call(self, labels, embeddings):
+        """One value per anchor: (B,), (B, d) -> (B,)."""
+        labels = pairwise.as_labels(labels)
+        check_rank(self.name, embeddings, 2, "embeddings (B, d)")
+        num_local = ops.shape(labels)[0]
+        values = self.anchor_losses(replicas.gather(labels), replicas.gather(ops.cast(embeddings, "float32")))
+        local = replicas.local_rows(values, num_local)
+        if replicas.count() > 1 and self.reduction in _MEANS:
+            # A replica with fewer images than the others weighs less in the mean over the global batch.
+            share = ops.cast(num_local * replicas.count(), "float32") / ops.cast(ops.shape(values)[0], "float32")
+            local = local * share
+        return local
+
+    def anchor_losses(self, labels, embeddings):
+        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
+        raise TypeError(f"{type(self).__name__} must define anchor_losses()")
+
+    @property
+    def averages_pairs(self) -> bool:
+        """Whether values are scaled so that their mean is a mean over pairs (else their sum is a sum over pairs)."""
+        return self.reduction != "sum"
+
+    def over_pairs(self, values, mask):
+        """One value per anchor from pair values (N, N): their mean over anchors is the mean over the pairs of `mask`.
+
+        Under `reduction="sum"` the row sums themselves, so that the loss is the plain sum over (ordered) pairs.
+
+        Args:
+            values: (N, N) pair values.
+            mask: (N, N) the pairs that count.
+        """
+        rows = pairwise.masked_sum(values, mask, axis=1)
+        if not self.averages_pairs:
+            return rows
+        anchors_per_pair = ops.cast(ops.shape(values)[0], "float32") / ops.maximum(pairwise.masked_count(mask), 1.0)
+        return rows * anchors_per_pair
+
+
+def check_rank(name, tensor, rank, what):
+    """Raise a `ValueError` that names the loss if `tensor` has another rank than its argument must have."""
+    if len(tensor.shape) != rank:
+        raise ValueError(f"{name}: expected {what}, got shape {tuple(tensor.shape)}")

@@ -1,0 +1,108 @@
+"""Losses on class similarities (B, C), the cosines between embeddings and one proxy per class."""
+
+from __future__ import annotations
+
+import keras
+from keras import ops
+
+from tfdml import pairwise
+from tfdml.losses.base import LabelledLoss, check_rank
+
+
+class ClassSimilarityLoss(LabelledLoss):
+    """A softmax cross-entropy over scaled class similarities; subclasses give `logits`.
+
+    A label outside 0 .. C - 1 has no proxy: its value is NaN, so that the mistake cannot pass unseen.
+    """
+
+    def call(self, labels, similarities):
+        """One value per image: (B,), (B, C) -> (B,)."""
+        labels = pairwise.as_labels(labels)
+        check_rank(self.name, similarities, 2, "class similarities (B, C)")
+        num_classes = similarities.shape[1]
+        own = labels[:, None] == ops.cast(ops.arange(num_classes), labels.dtype)[None, :]
+        logits = self.logits(ops.cast(similarities, "float32"), own)
+        # softplus(log sum of the others - own) keeps its digits where the softmax is all but sure.
+        others = ops.logsumexp(ops.where(own, -1e30, logits), axis=1)
+        values = ops.softplus(others - pairwise.masked_sum(logits, own, axis=1))
+        return ops.where(ops.any(own, axis=1), values, float("nan"))
+
+    def logits(self, similarities, own):
+        """The logits (B, C); `own` is true at each image's own class."""
+        raise TypeError(f"{type(self).__name__} must define logits()")
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class AMSoftmaxLoss(ClassSimilarityLoss):
+    """Additive-margin softmax.
+
+    L = -log( e^{s (cos_y - m)} / ( e^{s (cos_y - m)} + sum_{j != y} e^{s cos_j} ) ), averaged over the batch.
+
+    Args:
+        scale: s. The JRD paper fixes 20.
+        margin: m in [0, 1). The JRD paper uses 0.1 (CUB, SOP) and 0.05 (CARS).
+        reduction: As in Keras.
+        name: The loss's name in logs.
+
+    Raises:
+        ValueError: `scale` is not positive or `margin` is negative.
+
+    Example:
+        >>> cosines = [[0.9, 0.1, -0.3]]
+        >>> float(AMSoftmaxLoss(scale=20.0, margin=0.1)([0], cosines))
+        8.315e-07
+
+    Source: Wang et al., "CosFace", CVPR 2018; Chu et al., ICML 2020, eq. 12.
+    """
+
+    def __init__(self, scale=20.0, margin=0.1, reduction="sum_over_batch_size", name="am_softmax_loss"):
+        super().__init__(reduction=reduction, name=name)
+        if scale <= 0 or margin < 0:
+            raise ValueError(f"scale must be positive and margin not negative, not {scale} and {margin}")
+        self.scale = float(scale)
+        self.margin = float(margin)
+
+    def logits(self, similarities, own):
+        """The logits (B, C): the margin is taken from the own class before scaling."""
+        return self.scale * (similarities - self.margin * ops.cast(own, "float32"))
+
+    def get_config(self):
+        """The arguments that make this loss anew."""
+        return {**super().get_config(), "scale": self.scale, "margin": self.margin}
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class NormSoftmaxLoss(ClassSimilarityLoss):
+    """Normalised softmax: cross-entropy over scaled cosines, without a margin.
+
+    L = -log( e^{s cos_y} / sum_j e^{s cos_j} ), averaged over the batch.
+
+    Args:
+        scale: s, the inverse temperature.
+        reduction: As in Keras.
+        name: The loss's name in logs.
+
+    Raises:
+        ValueError: `scale` is not positive.
+
+    Example:
+        >>> float(NormSoftmaxLoss(scale=1.0)([0], [[0.0, 0.0]]))  # ln 2
+        0.6931472
+
+    Source: Zhai and Wu, "Classification is a Strong Baseline for Deep Metric Learning", BMVC 2019.
+    """
+
+    def __init__(self, scale=20.0, reduction="sum_over_batch_size", name="norm_softmax_loss"):
+        super().__init__(reduction=reduction, name=name)
+        if scale <= 0:
+            raise ValueError(f"scale must be positive, not {scale}")
+        self.scale = float(scale)
+
+    def logits(self, similarities, own):
+        """The logits (B, C)."""
+        del own
+        return self.scale * similarities
+
+    def get_config(self):
+        """The arguments that make this loss anew."""
+        return {**super().get_config(), "scale": self.scale}

@@ -1,0 +1,120 @@
+"""Losses on single pairs: each pair is judged alone, by its distance or similarity."""
+
+from __future__ import annotations
+
+import keras
+from keras import ops
+
+from tfdml import pairwise
+from tfdml.losses.base import EmbeddingLoss
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class ContrastiveLoss(EmbeddingLoss):
+    """Contrastive loss: positives are pulled together, negatives pushed beyond a margin.
+
+    L = (1/|P|) sum over positives of d_ij + (1/|N|) sum over negatives of [margin - d_ij]_+
+
+    over ordered pairs of different images. With `distance="sqeuclidean"` and `reduction="sum"` this is eq. 2 of the
+    DML-DA paper (each unordered pair counted from both ends); with `distance="euclidean"` it is the form of
+    pytorch-metric-learning with its defaults, save that positives at distance 0 count in |P|.
+
+    Args:
+        margin: Negatives further apart than this are left alone; in units of `distance`.
+        distance: `"euclidean"`, `"sqeuclidean"`, `"cosine"` (1 - cos) or `"dot"` (-x.y, for which the positive term
+            has no lower bound unless the embeddings are normalised).
+        average: |N| counts the `"active"` negatives only (those inside the margin, as HORDE does; the push keeps its
+            strength when few are left) or `"all"` of them.
+        reduction: `"sum"` gives the plain sums over ordered pairs.
+        name: The loss's name in logs.
+
+    Raises:
+        ValueError: An argument is none of the values above.
+
+    Example:
+        >>> embeddings = [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]
+        >>> float(ContrastiveLoss(margin=1.0)([0, 0, 1], embeddings))  # 0.8 + (1 - 0.4)
+        1.4
+
+    Source: Hadsell, Chopra, LeCun, CVPR 2006; Li et al., "Deep Metric Learning with Density Adaptivity", eq. 2.
+    """
+
+    def __init__(
+        self,
+        margin=1.0,
+        distance="sqeuclidean",
+        average="active",
+        reduction="sum_over_batch_size",
+        name="contrastive_loss",
+    ):
+        super().__init__(reduction=reduction, name=name)
+        self.margin = float(margin)
+        self.distance = pairwise.check_distance(distance)
+        if average not in ("active", "all"):
+            raise ValueError(f"average must be 'active' or 'all', not {average!r}")
+        self.average = average
+
+    def anchor_losses(self, labels, embeddings):
+        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
+        distances = pairwise.distances(embeddings, distance=self.distance)
+        positives, negatives = pairwise.positive_mask(labels), pairwise.negative_mask(labels)
+        hinge = ops.relu(self.margin - distances)
+        counted = ops.logical_and(negatives, hinge > 0) if self.average == "active" else negatives
+        return self.over_pairs(distances, positives) + self.over_pairs(hinge, counted)
+
+    def get_config(self):
+        """The arguments that make this loss anew."""
+        config = {"margin": self.margin, "distance": self.distance, "average": self.average}
+        return {**super().get_config(), **config}
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class BinomialDevianceLoss(EmbeddingLoss):
+    """Binomial deviance on cosine similarities s_ij.
+
+    L = (1/|P|) sum over positives of ln(1 + exp(-alpha (s_ij - beta)))
+      + (1/|N|) sum over negatives of ln(1 + exp(alpha C (s_ij - beta)))
+
+    over ordered pairs of different images, with C = `negative_cost` inside the exponent. `reduction="sum"` gives
+    eq. 10 of the ECAML paper, the plain sum over i, j (without i = j).
+
+    Args:
+        alpha: Scale of the similarities.
+        beta: The similarity at which a pair costs ln 2.
+        negative_cost: C, how much steeper negatives are than positives.
+        reduction: `"sum"` gives the plain sums over ordered pairs.
+        name: The loss's name in logs.
+
+    Example:
+        >>> loss = BinomialDevianceLoss(alpha=2.0, beta=0.5, negative_cost=25.0)
+        >>> float(loss([0, 0], [[1.0, 0.0], [1.0, 0.0]]))  # ln(1 + exp(-1))
+        0.3132617
+
+    Source: Yi, Lei, Li, "Deep Metric Learning for Practical Person Re-Identification", 2014; Chen and Deng, "Energy
+    Confused Adversarial Metric Learning", AAAI 2019, eq. 10.
+    """
+
+    def __init__(
+        self,
+        alpha=2.0,
+        beta=0.5,
+        negative_cost=25.0,
+        reduction="sum_over_batch_size",
+        name="binomial_deviance_loss",
+    ):
+        super().__init__(reduction=reduction, name=name)
+        self.alpha = float(alpha)
+        self.beta = float(beta)
+        self.negative_cost = float(negative_cost)
+
+    def anchor_losses(self, labels, embeddings):
+        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
+        logits = self.alpha * (pairwise.cosine_similarities(embeddings) - self.beta)
+        positive = self.over_pairs(ops.softplus(-logits), pairwise.positive_mask(labels))
+        negative = self.over_pairs(ops.softplus(self.negative_cost * logits), pairwise.negative_mask(labels))
+        return positive + negative
+
+    def get_config(self):
+        """The arguments that make this loss anew."""
+        config = {"alpha": self.alpha, "beta": self.beta, "negative_cost": self.negative_cost}
+        return {**super().get_config(), **config}

@@ -1,0 +1,160 @@
+"""The network that is trained, measured and shipped: from images to unit vectors."""
+
+from __future__ import annotations
+
+import keras
+
+from tfdml import backbones
+from tfdml.layers import InputScaling, L2Normalize
+
+BATCH_NORM_MODES = ("frozen", "statistics", "train")
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class Embedder(keras.Model):
+    """Images of pixels 0-255 to L2-normalised embeddings.
+
+    images (B, H, W, 3) -> scaling -> backbone -> feature map (B, h, w, c) -> pooling -> pooled (B, D)
+      -> dense -> projection (B, d) -> L2 -> embedding (B, d) float32
+
+    `embedder(images)` returns embeddings; `embedder.represent(images)` the dict of `feature_map`, `pooled`,
+    `projection` and `embedding`.
+
+    Args:
+        backbone: A name that `tfdml.backbones.resolve` knows (random weights), a `tfdml.backbones.Backbone`, or any
+            `keras.Model` from images to a feature map (then `scaling` says what pixels it expects).
+        embedding_dim: d.
+        image_size: Height and width in pixels of the images that it is fed in training; kept in the config for
+            evaluation and export.
+        resize: The size in pixels to which images are resized before the centre crop of `image_size`, in evaluation
+            and export; by default `image_size`.
+        resize_mode: `"shorter"`: the shorter side becomes `resize`; `"squash"`: both sides do.
+        scaling: A mode of `tfdml.layers.InputScaling`; by default the backbone's own, `"tf"` for a bare model.
+        pooling: `"avg"` or `"max"` over positions.
+        batch_norm: `"frozen"`: the backbone's BatchNorm layers are constants; `"statistics"`: they use their moving
+            statistics, but gamma and beta train (as in the JRD authors' code); `"train"`: ordinary training.
+
+    Raises:
+        ValueError: An argument is none of the values above.
+        UserError: The backbone's name is unknown.
+
+    Example:
+        >>> embedder = Embedder("conv4", embedding_dim=64, image_size=64)
+        >>> embedder(keras.ops.zeros((2, 64, 64, 3))).shape
+        (2, 64)
+    """
+
+    def __init__(
+        self,
+        backbone,
+        embedding_dim=512,
+        image_size=224,
+        resize=None,
+        resize_mode="shorter",
+        scaling=None,
+        pooling="avg",
+        batch_norm="frozen",
+        name="embedder",
+        **kwargs,
+    ):
+        super().__init__(name=name, **kwargs)
+        if isinstance(backbone, str):
+            backbone = backbones.resolve(backbone, image_size)
+        if isinstance(backbone, backbones.Backbone):
+            scaling = backbone.scaling if scaling is None else scaling
+            backbone = backbone.model
+        if isinstance(backbone, dict):
+            backbone = keras.saving.deserialize_keras_object(backbone)
+        if not isinstance(backbone, keras.Model):
+            raise ValueError(f"backbone must be a name, a Backbone or a keras.Model, not {backbone!r}")
+        if embedding_dim < 1:
+            raise ValueError(f"embedding_dim must be positive, not {embedding_dim}")
+        if pooling not in ("avg", "max"):
+            raise ValueError(f"pooling must be 'avg' or 'max', not {pooling!r}")
+        if batch_norm not in BATCH_NORM_MODES:
+            raise ValueError(f"batch_norm must be one of {', '.join(BATCH_NORM_MODES)}, not {batch_norm!r}")
+        if resize_mode not in ("shorter", "squash"):
+            raise ValueError(f"resize_mode must be 'shorter' or 'squash', not {resize_mode!r}")
+        self.image_size = int(image_size)
+        self.resize = int(resize or image_size)
+        self.resize_mode = resize_mode
+        self.embedding_dim = int(embedding_dim)
+        self.pooling_mode = pooling
+        self.batch_norm = batch_norm
+        self.input_scaling = InputScaling(scaling or "tf", name="input_scaling")
+        self.backbone = backbone
+        pool = keras.layers.GlobalAveragePooling2D if pooling == "avg" else keras.layers.GlobalMaxPooling2D
+        self.pool = pool(name="pool")
+        self.dense = keras.layers.Dense(embedding_dim, name="projection")
+        self.normalize = L2Normalize(name="normalize")
+        if batch_norm == "frozen":
+            for layer in backbone._flatten_layers():
+                if isinstance(layer, keras.layers.BatchNormalization):
+                    layer.trainable = False
+
+    def build(self, input_shape):
+        """Create the weights that the backbone does not have yet."""
+        if not self.dense.built:
+            self.dense.build(self.representation_shapes(input_shape)["pooled"])
+
+    def represent(self, images, training=None) -> dict:
+        """Every representation of the images, by name.
+
+        Args:
+            images: (B, H, W, 3) pixels 0-255, of any dtype.
+            training: As in Keras.
+
+        Returns:
+            `feature_map` (B, h, w, c), `pooled` (B, D), `projection` (B, d), before normalisation, and `embedding`
+            (B, d) float32 of length 1.
+        """
+        # BatchNorm layers that keep their statistics run as in inference, whatever trains around them.
+        backbone_training = training if self.batch_norm == "train" else False
+        feature_map = self.backbone(self.input_scaling(images), training=backbone_training)
+        pooled = self.pool(feature_map)
+        projection = self.dense(pooled)
+        embedding = self.normalize(projection)
+        return {
+            "feature_map": feature_map,
+            "pooled": pooled,
+            "projection": projection,
+            "embedding": embedding,
+        }
+
+    def call(self, images, training=None):
+        """(B, H, W, 3) -> (B, d), unit vectors."""
+        return self.represent(images, training=training)["embedding"]
+
+    def compute_output_shape(self, input_shape):
+        """(B, d)."""
+        return (input_shape[0], self.embedding_dim)
+
+    def representation_shapes(self, input_shape) -> dict:
+        """The shape of each representation of images of this shape."""
+        batch = input_shape[0]
+        feature_map = self.backbone.compute_output_shape((batch, *input_shape[1:]))
+        vectors = {"projection": (batch, self.embedding_dim), "embedding": (batch, self.embedding_dim)}
+        return {"feature_map": feature_map, "pooled": (batch, feature_map[-1]), **vectors}
+
+    def parts(self) -> dict[str, list]:
+        """The trainable variables of the `backbone` and of the `projection`."""
+        return {"backbone": self.backbone.trainable_variables, "projection": self.dense.trainable_variables}
+
+    def get_config(self):
+        """The arguments that make this embedder anew, the backbone's architecture included."""
+        return {
+            "name": self.name,
+            "backbone": keras.saving.serialize_keras_object(self.backbone),
+            "embedding_dim": self.embedding_dim,
+            "image_size": self.image_size,
+            "resize": self.resize,
+            "resize_mode": self.resize_mode,
+            "scaling": self.input_scaling.mode,
+            "pooling": self.pooling_mode,
+            "batch_norm": self.batch_norm,
+        }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """The embedder that `get_config` describes."""
+        return cls(**config)

@@ -1,0 +1,151 @@
+"""The model that `fit` trains: an embedder and the objectives that shape it."""
+
+from __future__ import annotations
+
+import keras
+from keras import ops
+
+from tfdml import pairwise, replicas
+from tfdml.models.embedder import Embedder
+from tfdml.objectives import MetricLoss, Objective
+from tfdml.objectives.base import restore
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class MetricLearner(keras.Model):
+    """Trains an embedder on (images, integer labels) with a weighted sum of objectives.
+
+        learner = MetricLearner(embedder, [ProxyLoss(AMSoftmaxLoss(), 98), JointRepresentationSimilarity()])
+        learner.compile(optimizer="adam")
+        learner.fit(batches, epochs=12)
+        embedder.save("embedder.keras")
+
+    Each objective does its per-image work on its replica; then the per-image vectors that pairs need, and only those,
+    are gathered across replicas, so that the update under a distribution strategy is that of a single device on the
+    whole batch. Each term is reported under its name, unweighted; `d_pos` and `d_neg` are the mean distances of
+    positive and negative pairs on a replica (a collapse shows as both going to 0).
+
+    Calling the learner returns the representations of the images; `predict` returns their embeddings.
+
+    Args:
+        embedder: An `Embedder`.
+        objectives: `tfdml.objectives`, or plain losses, which are wrapped in `MetricLoss`. Objectives that read
+            `"class"` come after the `ProxyLoss` that provides it.
+
+    Raises:
+        ValueError: There is no objective, two share a name or provide the same representation, or one reads a
+            representation that nothing provides.
+    """
+
+    def __init__(self, embedder, objectives, name="metric_learner", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.embedder = restore(embedder)
+        if not isinstance(self.embedder, Embedder):
+            raise ValueError(f"embedder must be a tfdml.models.Embedder, not {embedder!r}")
+        listed = objectives if isinstance(objectives, (list, tuple)) else [objectives]
+        self.objectives = [_as_objective(restore(objective)) for objective in listed]
+        _check_objectives(self.objectives)
+        self.term_trackers = [keras.metrics.Mean(name=objective.name) for objective in self.objectives]
+        self.distance_trackers = [keras.metrics.Mean(name="d_pos"), keras.metrics.Mean(name="d_neg")]
+
+    def build(self, input_shape):
+        """Create the weights of the embedder and of the objectives."""
+        if not self.embedder.built:
+            self.embedder.build(input_shape)
+            self.embedder.built = True
+        shapes = self.embedder.representation_shapes(input_shape)
+        for objective in self.objectives:
+            if not objective.built:
+                with keras.name_scope(objective.name):
+                    objective.build_from(shapes)
+                objective.built = True
+
+    def call(self, images, training=None):
+        """The representations of the images: see `Embedder.represent`."""
+        return self.embedder.represent(images, training=training)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        """The weighted sum of the objectives, scaled so that Keras's sum over replicas is its global value."""
+        del x
+        if sample_weight is not None:
+            raise ValueError("MetricLearner takes (images, labels), without sample weights")
+        labels = pairwise.as_labels(y)
+        representations = dict(y_pred)
+        for objective in self.objectives:
+            representations.update(objective.represent(representations, training=training))
+
+        num_replicas = replicas.count()
+        all_labels = replicas.gather(labels)
+        wanted = {name for objective in self.objectives if not objective.per_image for name in objective.reads}
+        gathered = {name: replicas.gather(representations[name]) for name in sorted(wanted & set(representations))}
+
+        total = ops.zeros((), "float32")
+        for objective, tracker in zip(self.objectives, self.term_trackers, strict=True):
+            if objective.per_image:
+                values = objective.compute(objective.select(representations), labels)
+                share = ops.sum(values)
+                if objective.reduction == "mean":
+                    share = share / ops.cast(ops.shape(all_labels)[0], "float32")
+            else:
+                value = objective.reduce(objective.compute(objective.select(gathered), all_labels))
+                share = value / num_replicas
+            tracker.update_state(share * num_replicas)
+            total = total + objective.weight * share
+        self._track_distances(representations["embedding"], labels)
+        for regularizer in self.losses:
+            total = total + ops.cast(regularizer, "float32") / num_replicas
+        return total
+
+    def _track_distances(self, embeddings, labels):
+        distances = ops.stop_gradient(pairwise.distances(embeddings))
+        masks = (pairwise.positive_mask(labels), pairwise.negative_mask(labels))
+        for tracker, mask in zip(self.distance_trackers, masks, strict=True):
+            # Weighted by the number of pairs, so that a batch without any does not count.
+            tracker.update_state(pairwise.masked_mean(distances, mask), pairwise.masked_count(mask))
+
+    def predict(self, x, **kwargs):
+        """The embeddings of the images, as NumPy (N, d)."""
+        return self.embedder.predict(x, **kwargs)
+
+    def parts(self) -> dict[str, list]:
+        """The trainable variables by part: `backbone`, `projection`, `objectives`."""
+        own = [variable for objective in self.objectives for variable in objective.trainable_variables]
+        return {**self.embedder.parts(), "objectives": own}
+
+    def get_config(self):
+        """The arguments that make this learner anew."""
+        return {
+            "name": self.name,
+            "embedder": keras.saving.serialize_keras_object(self.embedder),
+            "objectives": [keras.saving.serialize_keras_object(objective) for objective in self.objectives],
+        }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """The learner that `get_config` describes."""
+        return cls(**config)
+
+
+def _as_objective(value) -> Objective:
+    if isinstance(value, Objective):
+        return value
+    if isinstance(value, keras.losses.Loss):
+        return MetricLoss(value)
+    raise ValueError(f"an objective must be a tfdml.objectives.Objective or a keras.losses.Loss, not {value!r}")
+
+
+def _check_objectives(objectives: list[Objective]) -> None:
+    if not objectives:
+        raise ValueError("a MetricLearner needs at least one objective")
+    names = [objective.name for objective in objectives]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"two objectives are called {name!r}: give one another name=")
+    available = {"feature_map", "pooled", "projection", "embedding"}
+    for objective in objectives:
+        taken = available & set(objective.provides)
+        if taken:
+            raise ValueError(f"{objective.name} provides the representation {taken.pop()!r}, which is there already")
+        available |= set(objective.provides)
+        # Raises, with the name of the one that is missing.
+        objective.select(dict.fromkeys(available))

@@ -1,0 +1,110 @@
+"""An objective: one term of the training loss, as a layer from (representations, labels) to a scalar."""
+
+from __future__ import annotations
+
+import keras
+from keras import ops
+
+from tfdml import pairwise
+
+
+def restore(value):
+    """The object that a serialised config describes; anything else as it is."""
+    if isinstance(value, dict) and "class_name" in value:
+        return keras.saving.deserialize_keras_object(value)
+    return value
+
+
+class Objective(keras.layers.Layer):
+    """One weighted term of a `MetricLearner`'s loss.
+
+    Called as `objective(representations, labels)` with the dict that `Embedder.represent` returns; the result is
+    the term's value, unweighted (the learner multiplies it by `weight`). An objective is a layer, so that weights
+    of its own (proxies, projections ...) are trained, checkpointed and saved with the learner.
+
+    A subclass says which representations it `reads`, and defines
+
+    - `represent(representations)`: its work on each image alone, as further named representations (optional). It runs
+      on each replica before anything is gathered.
+    - `compute(representations, labels)`: the value. With `per_image = True` it returns one value per image, (B,), from
+      the replica's own images, and nothing is gathered; otherwise a scalar, from the images of the global batch.
+
+    Args:
+        weight: The factor of this term in the learner's loss.
+        name: The term's name in logs.
+
+    Raises:
+        ValueError: `weight` is not finite, or a representation that the objective reads is missing.
+    """
+
+    per_image = False
+    reduction = "mean"
+
+    def __init__(self, weight=1.0, name=None, **kwargs):
+        # Losses are float32 under every dtype policy.
+        super().__init__(name=name, **{**kwargs, "dtype": "float32"})
+        self.weight = float(weight)
+        if self.weight != self.weight or abs(self.weight) == float("inf"):
+            raise ValueError(f"{self.name}: weight must be a finite number, not {weight}")
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of the representations that `compute` needs."""
+        return ("embedding",)
+
+    @property
+    def provides(self) -> tuple[str, ...]:
+        """The names of the representations that `represent` adds."""
+        return ()
+
+    def build_from(self, shapes: dict) -> None:
+        """Create weights for representations of these shapes; by default there are none."""
+        del shapes
+
+    def build(self, representations_shape, labels_shape=None):
+        """Keras's hook: create weights on first use."""
+        del labels_shape
+        self.build_from(representations_shape)
+
+    def represent(self, representations, training=None) -> dict:
+        """Further representations of each image, from its own ones; by default none."""
+        del representations, training
+        return {}
+
+    def compute(self, representations, labels):
+        """The unweighted value: a scalar, or (B,) when `per_image`."""
+        raise TypeError(f"{type(self).__name__} must define compute()")
+
+    def call(self, representations, labels, training=None):
+        """The unweighted value, a scalar."""
+        available = {**representations, **self.represent(representations, training=training)}
+        return self.reduce(self.compute(self.select(available), pairwise.as_labels(labels)))
+
+    def select(self, representations) -> dict:
+        """Those that this objective reads.
+
+        Raises:
+            ValueError: One is missing.
+        """
+        missing = [name for name in self.reads if name not in representations]
+        if missing:
+            hint = " ('class' comes from a ProxyLoss: add one, before this objective)" if "class" in missing else ""
+            raise ValueError(
+                f"{self.name} needs the representation {missing[0]!r}, but there are only "
+                f"{', '.join(sorted(representations))}{hint}"
+            )
+        return {name: representations[name] for name in self.reads}
+
+    def reduce(self, value):
+        """The scalar of what `compute` returns."""
+        if len(value.shape) == 0:
+            return value
+        return ops.sum(value) if self.reduction == "sum" else ops.mean(value)
+
+    def compute_output_spec(self, representations, labels, training=None):
+        """A float32 scalar."""
+        return keras.KerasTensor((), dtype="float32")
+
+    def get_config(self):
+        """The arguments that make this objective anew."""
+        return {**super().get_config(), "weight": self.weight}

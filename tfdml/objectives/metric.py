@@ -1,0 +1,157 @@
+"""Plain losses as objectives: on any representation, or on the similarities to class proxies."""
+
+from __future__ import annotations
+
+import keras
+
+from tfdml.layers import CosineProxies
+from tfdml.losses.base import EmbeddingLoss
+from tfdml.objectives.base import Objective, restore
+
+
+def _loss_from(loss):
+    loss = restore(loss)
+    if not isinstance(loss, keras.losses.Loss):
+        raise ValueError(f"expected a keras.losses.Loss, got {loss!r}")
+    if loss.reduction in ("none", None):
+        raise ValueError(f"{loss.name}: an objective needs a loss with a reduction, not {loss.reduction!r}")
+    return loss
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class MetricLoss(Objective):
+    """Any loss on any representation: loss(labels, representations[representation]).
+
+    A loss of tfdml over pairs sees the global batch. Any other Keras loss is taken to work image by image.
+
+    Args:
+        loss: A `keras.losses.Loss` such as `tfdml.losses.ContrastiveLoss()`.
+        representation: The name of the representation that it reads.
+        weight: The factor of this term.
+        name: The term's name in logs; by default the loss's.
+
+    Raises:
+        ValueError: `loss` is not a loss, or has no reduction.
+
+    Example:
+        >>> objective = MetricLoss(tfdml.losses.ContrastiveLoss())
+        >>> objective({"embedding": keras.ops.eye(3)}, keras.ops.array([0, 0, 1]))
+        2.0
+    """
+
+    def __init__(self, loss, representation="embedding", weight=1.0, name=None, **kwargs):
+        loss = _loss_from(loss)
+        super().__init__(weight=weight, name=name or loss.name, **kwargs)
+        self.loss = loss
+        self.representation = representation
+
+    @property
+    def per_image(self):
+        """Whether the loss works image by image."""
+        return not isinstance(self.loss, EmbeddingLoss)
+
+    @property
+    def reduction(self):
+        """How the loss reduces."""
+        return "sum" if self.loss.reduction == "sum" else "mean"
+
+    @property
+    def reads(self):
+        """The one representation."""
+        return (self.representation,)
+
+    def compute(self, representations, labels):
+        """The loss of the global batch, or (B,) values of a loss that works image by image."""
+        predictions = representations[self.representation]
+        if self.per_image:
+            return self.loss.call(labels, predictions)
+        return self.loss.reduce(self.loss.anchor_losses(labels, predictions))
+
+    def get_config(self):
+        """The arguments that make this objective anew."""
+        loss = keras.saving.serialize_keras_object(self.loss)
+        return {**super().get_config(), "loss": loss, "representation": self.representation}
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class ProxyLoss(Objective):
+    """A loss on the cosines to learned class proxies, which it owns.
+
+    Adds the representation `"class"`, the class similarities (B, C) (or (B, C, K)), for objectives that come after it
+    to read, such as `JointRepresentationSimilarity`. Works image by image: nothing is gathered across replicas.
+
+    Args:
+        loss: A loss on class similarities, such as `tfdml.losses.AMSoftmaxLoss()`.
+        num_classes: C; labels must lie in 0 .. C - 1.
+        proxies_per_class: K.
+        representation: What the proxies are compared with.
+        weight: The factor of this term.
+        name: The term's name in logs; by default the loss's.
+
+    Raises:
+        ValueError: `loss` is not a loss on class similarities, or a count is not positive.
+
+    Example:
+        >>> objective = ProxyLoss(tfdml.losses.AMSoftmaxLoss(), num_classes=98)
+        >>> objective({"embedding": keras.random.normal((4, 128))}, keras.ops.arange(4)).shape
+        ()
+    """
+
+    per_image = True
+
+    def __init__(
+        self,
+        loss,
+        num_classes,
+        proxies_per_class=1,
+        representation="embedding",
+        weight=1.0,
+        name=None,
+        **kwargs,
+    ):
+        loss = _loss_from(loss)
+        if isinstance(loss, EmbeddingLoss):
+            raise ValueError(f"{loss.name} works on pairs of embeddings: use MetricLoss, not ProxyLoss")
+        super().__init__(weight=weight, name=name or loss.name, **kwargs)
+        self.loss = loss
+        self.representation = representation
+        self.class_proxies = CosineProxies(num_classes, proxies_per_class, name="class_proxies")
+
+    @property
+    def reduction(self):
+        """How the loss reduces."""
+        return "sum" if self.loss.reduction == "sum" else "mean"
+
+    @property
+    def reads(self):
+        """The class similarities."""
+        return ("class",)
+
+    @property
+    def provides(self):
+        """The class similarities."""
+        return ("class",)
+
+    def build_from(self, shapes):
+        """Create the proxies."""
+        if not self.class_proxies.built:
+            self.class_proxies.build(shapes[self.representation])
+            self.class_proxies.built = True
+
+    def represent(self, representations, training=None):
+        """The class similarities of each image."""
+        return {"class": self.class_proxies(representations[self.representation])}
+
+    def compute(self, representations, labels):
+        """One value per image."""
+        return self.loss.call(labels, representations["class"])
+
+    def get_config(self):
+        """The arguments that make this objective anew."""
+        return {
+            **super().get_config(),
+            "loss": keras.saving.serialize_keras_object(self.loss),
+            "num_classes": self.class_proxies.num_classes,
+            "proxies_per_class": self.class_proxies.proxies_per_class,
+            "representation": self.representation,
+        }

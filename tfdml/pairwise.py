@@ -1,0 +1,179 @@
+"""Distances, similarities, masks and masked reductions over the pairs of a batch.
+
+Everything is computed in float32 whatever the dtype policy, costs O(B^2) memory for B images, and has finite
+values and gradients for duplicates, zero vectors and empty masks.
+"""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+from keras import ops
+
+DISTANCES = ("euclidean", "sqeuclidean", "cosine", "dot")
+
+
+def as_labels(labels):
+    """Class labels as a vector of integers (B,).
+
+    Accepts (B,) or (B, 1) of any integer or float type. Floats are rounded to the nearest integer. On a backend
+    without 64-bit integers, concrete ids that need them are renumbered within the batch, so they never collide.
+
+    Raises:
+        ValueError: The labels are not a vector.
+    """
+    if not keras.tree.is_nested(labels) and hasattr(labels, "shape"):
+        shape = tuple(labels.shape)
+        if len(shape) == 2 and shape[1] == 1:
+            labels = labels[:, 0] if isinstance(labels, np.ndarray) else ops.squeeze(labels, 1)
+        elif len(shape) != 1:
+            raise ValueError(f"labels must have shape (B,) or (B, 1), not {shape}")
+    else:
+        labels = np.asarray(labels)
+        if labels.ndim != 1:
+            raise ValueError(f"labels must have shape (B,) or (B, 1), not {labels.shape}")
+    if isinstance(labels, np.ndarray):
+        if labels.dtype.kind == "f":
+            labels = np.rint(labels).astype(np.int64)
+        if keras.backend.backend() == "jax" and labels.size and np.abs(labels).max() > np.iinfo(np.int32).max:
+            labels = np.unique(labels, return_inverse=True)[1].astype(np.int32)
+    labels = ops.convert_to_tensor(labels)
+    dtype = keras.backend.standardize_dtype(labels.dtype)
+    if "int" in dtype:
+        return labels
+    return ops.cast(ops.round(labels), "int32" if keras.backend.backend() == "jax" else "int64")
+
+
+def l2_normalize(x, axis=-1):
+    """X / |x| in float32; a zero vector stays zero and gets a zero gradient."""
+    x = ops.cast(x, "float32")
+    squared = ops.sum(ops.square(x), axis=axis, keepdims=True)
+    nonzero = squared > 1e-16
+    return x * ops.where(nonzero, ops.rsqrt(ops.where(nonzero, squared, 1.0)), 0.0)
+
+
+def safe_sqrt(x):
+    """The square root of x >= 0, with gradient 0 at 0."""
+    positive = x > 0
+    return ops.where(positive, ops.sqrt(ops.where(positive, x, 1.0)), 0.0)
+
+
+def dot_products(x, y=None):
+    """The matrix of x_i . y_j: (B, D), (B', D) -> (B, B'); `y` defaults to `x`."""
+    x = ops.cast(x, "float32")
+    y = x if y is None else ops.cast(y, "float32")
+    return ops.matmul(x, ops.transpose(y))
+
+
+def cosine_similarities(x, y=None):
+    """The matrix of cosines: (B, D), (B', D) -> (B, B'); a zero vector has cosine 0 with everything."""
+    return dot_products(l2_normalize(x), None if y is None else l2_normalize(y))
+
+
+def squared_distances(x, y=None):
+    """The matrix of |x_i - y_j|^2, clamped at 0: (B, D), (B', D) -> (B, B'); `y` defaults to `x`.
+
+    Without `y` the diagonal is exactly 0. Both sides are first shifted by the mean of `x`, which changes no
+    distance and keeps the rounding error small for features that share a large offset.
+    """
+    x = ops.cast(x, "float32")
+    centre = ops.stop_gradient(ops.mean(x, axis=0, keepdims=True))
+    x = x - centre
+    if y is None:
+        products = ops.matmul(x, ops.transpose(x))
+        # Norms from the same product, so that duplicates come out at exactly 0.
+        norms = ops.diagonal(products)
+        squared = norms[:, None] + norms[None, :] - 2.0 * products
+        squared = ops.where(identity_mask(ops.shape(x)[0]), 0.0, squared)
+    else:
+        y = ops.cast(y, "float32") - centre
+        x_norms, y_norms = ops.sum(ops.square(x), axis=1), ops.sum(ops.square(y), axis=1)
+        squared = x_norms[:, None] + y_norms[None, :] - 2.0 * ops.matmul(x, ops.transpose(y))
+    return ops.maximum(squared, 0.0)
+
+
+def distances(x, y=None, distance="euclidean"):
+    """The matrix of dissimilarities: (B, D), (B', D) -> (B, B').
+
+    Args:
+        x: (B, D).
+        y: (B', D); defaults to `x`.
+        distance: `"euclidean"`: |x - y|; `"sqeuclidean"`: |x - y|^2; `"cosine"`: 1 - cos(x, y);
+            `"dot"`: -x.y (smaller is more alike, and it may be negative).
+
+    Raises:
+        ValueError: `distance` is none of these.
+    """
+    check_distance(distance)
+    if distance == "cosine":
+        return 1.0 - cosine_similarities(x, y)
+    if distance == "dot":
+        return -dot_products(x, y)
+    squared = squared_distances(x, y)
+    return squared if distance == "sqeuclidean" else safe_sqrt(squared)
+
+
+def check_distance(distance: str) -> str:
+    """Return `distance` if it is a known one.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if distance not in DISTANCES:
+        raise ValueError(f"distance must be one of {', '.join(DISTANCES)}, not {distance!r}")
+    return distance
+
+
+def absolute_distances(x, y=None):
+    """The matrix of L1 distances sum_d |x_id - y_jd|: (B, D), (B', D) -> (B, B').
+
+    Computed anchor by anchor in both directions, so that memory stays O(B^2 + B D) and not O(B^2 D).
+    """
+    x = ops.cast(x, "float32")
+    return _absolute_distances(x, x if y is None else ops.cast(y, "float32"))
+
+
+@ops.custom_gradient
+def _absolute_distances(x, y):
+    value = ops.map(lambda row: ops.sum(ops.abs(row[None, :] - y), axis=1), x)
+
+    def grad(*args, upstream=None):
+        if upstream is None:
+            (upstream,) = args
+        grad_x = ops.map(lambda r: ops.matmul(r[1], ops.sign(r[0][None, :] - y)), (x, upstream))
+        grad_y = ops.map(lambda r: ops.matmul(r[1], ops.sign(r[0][None, :] - x)), (y, ops.transpose(upstream)))
+        return grad_x, grad_y
+
+    return value, grad
+
+
+def identity_mask(size):
+    """(B, B) boolean, true on the diagonal: an image paired with itself."""
+    index = ops.arange(size)
+    return index[:, None] == index[None, :]
+
+
+def positive_mask(labels):
+    """(B, B) boolean: pairs of different images of the same class."""
+    same = labels[:, None] == labels[None, :]
+    return ops.logical_and(same, ops.logical_not(identity_mask(ops.shape(labels)[0])))
+
+
+def negative_mask(labels):
+    """(B, B) boolean: pairs of images of different classes."""
+    return labels[:, None] != labels[None, :]
+
+
+def masked_sum(values, mask, axis=None):
+    """The sum of `values` where `mask` is true; 0 where it is true nowhere."""
+    return ops.sum(ops.where(mask, values, 0.0), axis=axis)
+
+
+def masked_count(mask, axis=None):
+    """How often `mask` is true, as float32."""
+    return ops.sum(ops.cast(mask, "float32"), axis=axis)
+
+
+def masked_mean(values, mask, axis=None):
+    """The mean of `values` where `mask` is true; 0 where it is true nowhere."""
+    return masked_sum(values, mask, axis) / ops.maximum(masked_count(mask, axis), 1.0)
