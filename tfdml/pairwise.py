@@ -22,16 +22,13 @@ def as_labels(labels):
     Raises:
         ValueError: The labels are not a vector.
     """
-    if not keras.tree.is_nested(labels) and hasattr(labels, "shape"):
-        shape = tuple(labels.shape)
-        if len(shape) == 2 and shape[1] == 1:
-            labels = labels[:, 0] if isinstance(labels, np.ndarray) else ops.squeeze(labels, 1)
-        elif len(shape) != 1:
-            raise ValueError(f"labels must have shape (B,) or (B, 1), not {shape}")
-    else:
+    if keras.tree.is_nested(labels) or not hasattr(labels, "shape"):
         labels = np.asarray(labels)
-        if labels.ndim != 1:
-            raise ValueError(f"labels must have shape (B,) or (B, 1), not {labels.shape}")
+    shape = tuple(labels.shape)
+    if len(shape) == 2 and shape[1] == 1:
+        labels = labels[:, 0] if isinstance(labels, np.ndarray) else ops.squeeze(labels, 1)
+    elif len(shape) != 1:
+        raise ValueError(f"labels must have shape (B,) or (B, 1), not {shape}")
     if isinstance(labels, np.ndarray):
         if labels.dtype.kind == "f":
             labels = np.rint(labels).astype(np.int64)
@@ -135,6 +132,8 @@ def absolute_distances(x, y=None):
 
 @ops.custom_gradient
 def _absolute_distances(x, y):
+    # Cut off from any tape: an eager one would keep the B^2 D differences although grad() never asks for them.
+    x, y = ops.stop_gradient(x), ops.stop_gradient(y)
     value = ops.map(lambda row: ops.sum(ops.abs(row[None, :] - y), axis=1), x)
 
     def grad(*args, upstream=None):

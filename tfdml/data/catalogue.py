@@ -33,9 +33,7 @@ def names() -> list[str]:
     return sorted(_READERS)
 
 
-def load(
-    name: str, data_dir: str | os.PathLike | None = None, split: str = "train", **options: Any
-) -> ImageDataset:
+def load(name: str, data_dir: str | os.PathLike | None = None, split: str = "train", **options: Any) -> ImageDataset:
     """Reads one split of a data set.
 
     Args:
@@ -70,4 +68,5 @@ def load(
         if parameters["data_dir"].default is inspect.Parameter.empty:
             raise UserError(f"data set {name} is read from a folder; name it with data_dir (--data_dir=DIR)")
         return reader(split=split, **options)
-    return reader(os.fspath(data_dir), split, **options)
+    # A shell leaves the tilde of --data_dir=~/data as it is.
+    return reader(os.path.expanduser(data_dir), split, **options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
+import numpy as np
 from absl import logging
 
 from tfdml.data.dataset import FileImages, ImageDataset
@@ -61,7 +62,7 @@ def read(data_dir: str | os.PathLike, split: str = "train", *, test_fraction: fl
         name="folder",
         split=split,
         images=FileImages(tuple(paths)),
-        labels=labels,
+        labels=np.array(labels, np.int64),
         class_names={labels_of[name]: name for name in members[split]},
     )
 
@@ -106,13 +107,14 @@ def _is_image(name: str) -> bool:
 
 def _list(folder: str) -> tuple[list[str], list[str]]:
     """The visible folders and files right inside `folder`, sorted."""
-    _, folders, files = next(_walk(folder), (folder, [], []))
+    first = next(_walk(folder), None)
+    if first is None:
+        raise UserError(f"folder: there is no folder {folder}, or it may not be read; check data_dir")
+    _, folders, files = first
     return _visible(folders), _visible(files)
 
 
-def _class_folders(
-    folder: str, folders: list[str] | None = None, files: list[str] | None = None
-) -> list[str]:
+def _class_folders(folder: str, folders: list[str] | None = None, files: list[str] | None = None) -> list[str]:
     if folders is None or files is None:
         folders, files = _list(folder)
     loose = [name for name in files if _is_image(name)]

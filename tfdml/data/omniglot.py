@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 
-from tfdml.data.dataset import EncodedImages, FileImages, Images, ImageDataset
+from tfdml.data.dataset import EncodedImages, FileImages, ImageDataset, Images
 from tfdml.errors import UserError
 
 IMAGES_PER_CLASS = 20
@@ -44,9 +44,7 @@ def read(data_dir: str | os.PathLike, split: str = "train", *, check_counts: boo
     elif folder.is_dir():
         images = _from_folder(folder)
     else:
-        raise UserError(
-            f"omniglot: found neither {archive} nor {folder}/; data_dir must hold the official {stem}.zip"
-        )
+        raise UserError(f"omniglot: found neither {archive} nor {folder}/; data_dir must hold the official {stem}.zip")
     # Names read .../<alphabet>/<character>/<image>.png
     classes = ["/".join(images.name(i).replace(os.sep, "/").split("/")[-3:-1]) for i in range(len(images))]
     class_names, labels = np.unique(classes, return_inverse=True)
@@ -74,9 +72,7 @@ def _from_zip(archive: pathlib.Path, stem: str) -> Images:
     except PermissionError as error:
         raise UserError(f"omniglot: no permission to read {archive}") from error
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError) as error:
-        raise UserError(
-            f"omniglot: {archive} is not a whole zip archive ({error}); download it again"
-        ) from error
+        raise UserError(f"omniglot: {archive} is not a whole zip archive ({error}); download it again") from error
     if not members:
         raise UserError(f"omniglot: {archive} holds no {stem}/<alphabet>/<character>/<image>.png")
     return EncodedImages(data, tuple(members))

@@ -16,6 +16,8 @@ from tfdml.pairwise import DISTANCES
 
 # Candidates taken beyond k, so that rounding in the block product cannot decide what is among the k returned.
 _SPARE = 4
+# Elements of the (queries, candidates, d) differences that are measured at once: a few MB, which stay in the cache.
+_MEASURED_AT_ONCE = 2**20
 # The score of the rows that fill the gallery up to whole groups: below every real score, which is at most about d.
 _PADDING_SCORE = -1e30
 
@@ -225,8 +227,8 @@ def _blocks(
     candidates = min(k + (own_rows is not None) + _SPARE, size)
     group = _group_size(size, candidates)
     padded = -(-size // group) * group
-    measured = min(candidates, max(1, 2**22 // dim))  # neighbours measured at once: their rows fit the cache
-    per_query = 4 * (padded + padded // group + 2 * candidates * (group + 4) + 3 * measured * dim)
+    measured = max(1, _MEASURED_AT_ONCE // (candidates * dim))
+    per_query = 4 * (padded + padded // group + 2 * candidates * (group + 4))
     rows = max(1, min(memory_budget // per_query, len(space.queries)))
 
     # The bias rides along as one more column of the product, which saves a pass over every block.
@@ -246,12 +248,10 @@ def _blocks(
             columns = _top_columns(scores, candidates, group)
             del scores
             found = [
-                _measure(
-                    queries[:, :dim], ops.take(gallery, columns[:, first : first + measured], axis=0), space.distance
-                )
-                for first in range(0, candidates, measured)
+                _measure(queries[part, :dim], ops.take(gallery, columns[part], axis=0), space.distance)
+                for part in (slice(first, first + measured) for first in range(0, len(queries), measured))
             ]
-        distances = np.concatenate([ops.convert_to_numpy(part) for part in found], axis=1)
+        distances = np.concatenate([ops.convert_to_numpy(part) for part in found])
         indices = ops.convert_to_numpy(columns).astype(np.int64)
         if own_rows is not None:
             distances = np.where(indices == own_rows[block, None], np.float32(np.inf), distances)

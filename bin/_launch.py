@@ -1,0 +1,16 @@
+"""Starts a command of tfdml from a checkout, with the environment that `make install` made if there is one."""
+
+import os
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def launch(name):
+    python = os.path.join(ROOT, ".venv", "bin", "python")
+    if os.path.exists(python) and os.path.dirname(python) != os.path.join(sys.prefix, "bin"):
+        os.execv(python, [python, *sys.argv])
+    sys.path.insert(0, ROOT)
+    from importlib import import_module
+
+    import_module(f"tfdml.cli.{name}").main()

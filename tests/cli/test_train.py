@@ -1,0 +1,170 @@
+"""bin/train: the run folder, resuming after a kill, and what it says of wrong input."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.cli.conftest import ROOT
+
+
+def test_the_run_folder_holds_what_it_promises(finished_run):
+    result = json.loads((finished_run / "result.json").read_text())
+    assert set(result["metrics"]) >= {"recall@1", "recall@2", "recall@4", "recall@8", "map@r", "r_precision", "nmi"}
+    assert 0 <= result["metrics"]["recall@1"] <= 1
+    assert result["selection"] == "the last epoch"
+    assert result["images_per_second"] > 0
+    assert "never seen" in result["protocol"]
+    records = [json.loads(line) for line in (finished_run / "metrics.jsonl").read_text().splitlines()]
+    assert [record["epoch"] for record in records] == [0, 1, 2]
+    assert [record["step"] for record in records] == [0, 6, 12]
+    assert set(records[1]["train"]) >= {"loss", "am_softmax", "jrs", "d_pos", "d_neg"}
+    assert records[2]["test"]["recall@1"] == pytest.approx(result["metrics"]["recall@1"])
+    assert json.loads((finished_run / "environment.json").read_text())["packages"]["tensorflow"]
+    assert "--objectives=am_softmax + jrs" in (finished_run / "flags.txt").read_text()
+    assert (finished_run / "report" / "index.html").stat().st_size > 1000
+    assert list((finished_run / "tensorboard").iterdir())
+    assert keras.saving.load_model(finished_run / "embedder.keras")(np.zeros((1, 28, 28, 3), np.uint8)).shape == (1, 16)
+    assert not list(finished_run.rglob(".partial*"))
+
+
+@pytest.mark.slow
+def test_a_run_killed_in_the_middle_of_an_epoch_ends_with_the_same_weights(finished_run, command, tiny_flags, tmp_path):
+    folder = tmp_path / "killed"
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "bin" / "train"), *tiny_flags, f"--run_dir={folder}", "--checkpoint_steps=2"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 240
+    while not list((folder / "checkpoints").glob("step-0000000[48].npz")) and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (folder / "result.json").exists()
+
+    resumed = command("train", f"--run_dir={folder}", "--resume")
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    unbroken, continued = (
+        np.load(max((path / "checkpoints").glob("step-*.npz"))) for path in (finished_run, folder)
+    )
+    assert sorted(unbroken.files) == sorted(continued.files)
+    for name in set(unbroken.files) - {"state"}:
+        np.testing.assert_array_equal(unbroken[name], continued[name], err_msg=name)
+    old, new = (
+        [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        for path in (finished_run, folder)
+    )
+    for before, after in zip(old, new, strict=True):
+        assert before.get("train") == after.get("train")
+        assert before["test"] == after["test"]
+
+
+def test_dry_run_prints_the_experiment_and_writes_nothing(command, tiny_flags, tmp_path):
+    done = command("train", *tiny_flags, f"--run_dir={tmp_path / 'run'}", "--dry_run")
+    assert done.returncode == 0, done.stderr[-3000:]
+    for expected in ("am_softmax", "jrs", "8 classes x 2", "6 steps an epoch", "--embedding_dim=16"):
+        assert expected in done.stdout
+    assert not (tmp_path / "run").exists()
+
+
+def test_help_shows_examples_and_flags(command):
+    done = command("train", "--help")
+    assert done.returncode == 0
+    assert "--flagfile=configs/quickstart.flags" in done.stdout
+    assert "--embedding_dim" in done.stdout
+
+
+def image_tree(folder, classes=4, images=3):
+    rng = np.random.default_rng(0)
+    for c in range(classes):
+        (folder / f"class_{c}").mkdir(parents=True)
+        for i in range(images):
+            Image.fromarray(rng.integers(0, 255, (40, 40, 3), np.uint8)).save(folder / f"class_{c}" / f"{i}.jpg")
+    return folder
+
+
+def wrong(case, tmp_path):
+    """The flags of a wrong run, and what the error must say."""
+    tree = image_tree(tmp_path / "tree")
+    flags = {
+        "dataset": "folder", "data_dir": tree, "run_dir": tmp_path / "run", "image_size": 32, "resize": 32,
+        "backbone": "conv4(width=8)", "classes_per_batch": 2, "images_per_class": 2, "epochs": 1, "embedding_dim": 8,
+    }  # fmt: skip
+    if case == "missing data directory":
+        flags["data_dir"] = tmp_path / "nowhere"
+        says = "nowhere"
+    elif case == "empty class":
+        (tree / "class_9").mkdir()
+        says = "class_9"
+    elif case == "truncated jpeg":
+        path = tree / "class_1" / "1.jpg"
+        path.write_bytes(path.read_bytes()[:300])
+        says = "class_1/1.jpg"
+    elif case == "text file named jpg":
+        (tree / "class_0" / "note.jpg").write_text("this is not a picture\n")
+        says = "note.jpg"
+    elif case == "wrong value":
+        flags["embedding_dim"] = "many"
+        says = "embedding_dim"
+    elif case == "value out of range":
+        flags["embedding_dim"] = 0
+        says = "embedding_dim"
+    elif case == "unknown flag":
+        flags["embeding_dim"] = 8
+        says = "embeding_dim"
+    elif case == "weights of another architecture":
+        from tfdml.backbones.convnet import conv4
+
+        conv4((32, 32, 3), width=16).save_weights(tmp_path / "other.weights.h5")
+        flags["weights"] = tmp_path / "other.weights.h5"
+        says = "other.weights.h5"
+    elif case == "run folder exists":
+        flags["run_dir"].mkdir()
+        (flags["run_dir"] / "precious.txt").write_text("mine")
+        says = "exists already"
+    elif case == "resume without a run":
+        flags = {"run_dir": tmp_path / "run", "resume": "true"}
+        says = "no run to resume"
+    elif case == "no run_dir":
+        del flags["run_dir"]
+        says = "--run_dir"
+    elif case == "unknown objective":
+        flags["objectives"] = "magic"
+        says = "magic"
+    elif case == "objective without its provider":
+        flags["objectives"] = "jrs"
+        says = "class"
+    elif case == "too many classes per batch":
+        flags["classes_per_batch"] = 50
+        says = "classes_per_batch"
+    return [f"--{name}={value}" for name, value in flags.items()], says
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "missing data directory", "empty class", "truncated jpeg", "text file named jpg", "wrong value",
+        "value out of range", "unknown flag", "weights of another architecture", "run folder exists",
+        "resume without a run", "no run_dir", "unknown objective", "objective without its provider",
+        "too many classes per batch",
+    ],
+)  # fmt: skip
+@pytest.mark.slow
+def test_wrong_input_is_one_clear_line_and_nothing_is_lost(case, command, tmp_path):
+    flags, says = wrong(case, tmp_path)
+    before = sorted(path for path in tmp_path.rglob("*"))
+    done = command("train", *flags)
+    assert done.returncode not in (0, None)
+    assert "Traceback" not in done.stderr
+    errors = [line for line in done.stderr.splitlines() if "error:" in line]
+    assert len(errors) == 1
+    assert says in errors[0]
+    assert sorted(path for path in tmp_path.rglob("*")) == before

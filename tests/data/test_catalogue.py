@@ -1,0 +1,61 @@
+import numpy as np
+import pytest
+from PIL import Image
+
+from tfdml.data import catalogue
+from tfdml.errors import UserError
+
+
+def test_names_are_sorted_and_hold_the_readers():
+    assert catalogue.names() == sorted(catalogue.names())
+    assert {"cars196", "folder", "glyphs", "omniglot"} <= set(catalogue.names())
+
+
+def test_unknown_name_lists_the_names():
+    with pytest.raises(UserError, match=r"unknown data set 'cars'.*cars196, folder, glyphs, omniglot"):
+        catalogue.load("cars")
+
+
+def test_unknown_split_names_it():
+    with pytest.raises(UserError, match=r"unknown split 'validation' of glyphs.*train, test"):
+        catalogue.load("glyphs", split="validation")
+
+
+def test_unknown_option_is_named_with_those_there_are():
+    with pytest.raises(UserError, match=r"glyphs has no option 'colour'.*images_per_class, size, seed"):
+        catalogue.load("glyphs", colour=True)
+
+
+def test_data_dir_and_split_are_no_options():
+    with pytest.raises(UserError, match="has no option 'check_counts'"):
+        catalogue.load("folder", "anywhere", check_counts=False)
+
+
+@pytest.mark.parametrize("name", ["cars196", "folder", "omniglot"])
+def test_a_reader_of_files_asks_for_its_folder(name):
+    with pytest.raises(UserError, match=f"{name} is read from a folder.*--data_dir=DIR"):
+        catalogue.load(name)
+
+
+@pytest.mark.parametrize("name", ["cars196", "folder", "omniglot"])
+def test_a_folder_that_is_not_there_is_named(name, tmp_path):
+    missing = tmp_path / "nowhere"
+    with pytest.raises(UserError, match=str(missing)):
+        catalogue.load(name, missing)
+
+
+def test_glyphs_need_no_folder_and_ignore_one(tmp_path):
+    without = catalogue.load("glyphs", split="test", images_per_class=1, size=16)
+    given = catalogue.load("glyphs", tmp_path, "test", images_per_class=1, size=16)
+    np.testing.assert_array_equal(without.images.data, given.images.data)
+    assert (without.name, without.split) == ("glyphs", "test")
+
+
+def test_options_reach_the_reader_and_a_tilde_is_expanded(tmp_path, monkeypatch):
+    for name in "abcd":
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "photos" / name / "1.png")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    dataset = catalogue.load("folder", "~/photos", "test", test_fraction=0.25)
+    assert dataset.class_names == {3: "d"}
+    assert dataset.images.paths == (str(tmp_path / "photos" / "d" / "1.png"),)

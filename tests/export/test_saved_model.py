@@ -1,0 +1,112 @@
+"""The exported SavedModel gives the embedder's vectors in a process that has TensorFlow only."""
+
+import io
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from tfdml.errors import UserError
+from tfdml.export import compare, export_saved_model
+from tfdml.export.saved_model import evaluation_transform
+from tfdml.models import Embedder
+
+CLIENT = """
+import sys
+import numpy as np
+import tensorflow as tf
+served = tf.saved_model.load(sys.argv[1])
+images = np.load(sys.argv[2], allow_pickle=True)["encoded"].tolist()
+vectors = served.signatures["serving_default"](image_bytes=tf.constant(images))["embedding"].numpy()
+assert "keras" not in sys.modules and "tfdml" not in sys.modules, "the client must need TensorFlow only"
+np.save(sys.argv[3], vectors)
+"""
+
+
+@pytest.fixture(scope="module")
+def embedder():
+    keras.utils.set_random_seed(0)
+    built = Embedder("conv4", embedding_dim=8, image_size=32, resize=40)
+    built(np.zeros((1, 32, 32, 3), np.uint8))
+    return built
+
+
+def picture(height, width, mode="RGB", form="JPEG", **options):
+    rng = np.random.default_rng(height * width)
+    small = rng.integers(0, 255, (8, 8, len(Image.new(mode, (1, 1)).getbands()))).astype(np.uint8)
+    image = Image.fromarray(small.squeeze(), mode).resize((width, height), Image.Resampling.BICUBIC)
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def pictures():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return [
+        picture(60, 90),
+        picture(200, 40),
+        picture(33, 33, "L"),
+        picture(50, 70, "CMYK"),
+        picture(50, 70, exif=exif.tobytes()),
+        picture(48, 64, "RGBA", "PNG"),
+        picture(20, 20, form="PNG"),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_process_with_tensorflow_only_gets_the_embedders_vectors(embedder, tmp_path):
+    version = export_saved_model(embedder, tmp_path / "model")
+    encoded = pictures()
+    np.savez(tmp_path / "in.npz", encoded=np.array(encoded, object))
+    subprocess.run(
+        [sys.executable, "-c", CLIENT, str(version), str(tmp_path / "in.npz"), str(tmp_path / "out.npy")],
+        check=True,
+        timeout=240,
+        cwd=tmp_path,
+    )
+    from tfdml.data import decode_image
+
+    transform = evaluation_transform(embedder)
+    views = tf.stack([transform(decode_image(tf.constant(image))) for image in encoded])
+    expected = keras.ops.convert_to_numpy(embedder(views))
+    found = np.load(tmp_path / "out.npy")
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-5)
+    assert compare(embedder, version, encoded) <= 1e-5
+
+
+def test_versions_count_up_and_old_ones_stay(embedder, tmp_path):
+    versions = [export_saved_model(embedder, tmp_path) for _ in range(2)]
+    assert [version.name for version in versions] == ["1", "2"]
+    assert all((version / "saved_model.pb").is_file() for version in versions)
+
+
+def test_images_of_any_size_through_the_second_signature_and_an_empty_batch(embedder, tmp_path):
+    served = tf.saved_model.load(export_saved_model(embedder, tmp_path))
+    images = np.random.default_rng(1).integers(0, 255, (3, 70, 50, 3)).astype(np.uint8)
+    vectors = served.signatures["embed_images"](images=tf.constant(images))["embedding"]
+    expected = embedder(evaluation_transform(embedder)(tf.constant(images)))
+    np.testing.assert_allclose(vectors, expected, atol=1e-5)
+    empty = served.signatures["serving_default"](image_bytes=tf.zeros((0,), tf.string))["embedding"]
+    assert empty.shape == (0, 8)
+
+
+def test_a_refused_export_leaves_nothing(embedder, tmp_path):
+    def refuse(path):
+        assert (path / "saved_model.pb").is_file()
+        raise UserError("not good enough")
+
+    with pytest.raises(UserError, match="not good enough"):
+        export_saved_model(embedder, tmp_path, accept=refuse)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unwritable_place_is_named(embedder, tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(UserError, match="file"):
+        export_saved_model(embedder, tmp_path / "file" / "below")

@@ -1,0 +1,153 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import references
+from tests.mathematics import assert_close, random_batch
+from tfdml import losses
+
+MAKE = {
+    "contrastive": losses.ContrastiveLoss,
+    "contrastive euclidean": lambda **k: losses.ContrastiveLoss(0.7, "euclidean", "all", **k),
+    "binomial": losses.BinomialDevianceLoss,
+    "am": losses.AMSoftmaxLoss,
+    "norm": losses.NormSoftmaxLoss,
+}
+every_loss = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+PAIR_LOSSES = ("contrastive", "contrastive euclidean", "binomial")
+
+
+def batch(seed=1):
+    labels, x = random_batch(seed, 9, 4, 6)
+    return labels, x
+
+
+@every_loss
+def test_one_value_per_image_whose_mean_is_the_loss(make):
+    labels, x = batch()
+    loss = make()
+    values = loss.call(labels, x)
+    assert values.shape == (9,)
+    assert_close(np.mean(values), loss(labels, x))
+    np.testing.assert_array_equal(make(reduction="none")(labels, x), values)
+
+
+@every_loss
+def test_sum_is_the_sum_of_its_values(make):
+    labels, x = batch()
+    loss = make(reduction="sum")
+    assert_close(np.sum(loss.call(labels, x)), loss(labels, x))
+
+
+@every_loss
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "mean_with_sample_weight", "sum"])
+def test_sample_weights_weigh_the_images(make, reduction):
+    labels, x = batch()
+    loss = make(reduction=reduction)
+    weights = np.linspace(0.0, 2.0, 9).astype("float32")
+    values = np.asarray(loss.call(labels, x)) * weights
+    divisor = {"sum_over_batch_size": 9, "mean_with_sample_weight": weights.sum(), "sum": 1}[reduction]
+    assert_close(loss(labels, x, sample_weight=weights), values.sum() / divisor)
+    assert_close(loss(labels, x, sample_weight=weights[:, None]), values.sum() / divisor)
+
+
+@every_loss
+def test_no_weight_at_all_gives_zero(make):
+    labels, x = batch()
+    assert float(make(reduction="mean_with_sample_weight")(labels, x, sample_weight=np.zeros(9, "float32"))) == 0.0
+
+
+@every_loss
+def test_forms_of_labels_agree(make):
+    labels, x = batch()
+    expected = make()(labels, x)
+    for form in (labels[:, None], labels.tolist(), labels.astype("uint8"), tf.constant(labels, tf.int32)):
+        np.testing.assert_array_equal(make()(form, x), expected)
+    np.testing.assert_array_equal(make()(tf.constant(labels[:, None], tf.int64), x), expected)
+
+
+@every_loss
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_arithmetic_stays_float32_under_a_mixed_policy(make, policy):
+    labels, x = batch()
+    expected = make()(labels, x)
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        value = make()(labels, x)
+        half = make()(labels, tf.cast(x, policy.removeprefix("mixed_")))
+    finally:
+        keras.config.set_dtype_policy(before)
+    assert value.dtype == half.dtype == tf.float32
+    np.testing.assert_array_equal(value, expected)
+    assert_close(half, expected, 0.1)
+
+
+@every_loss
+@pytest.mark.parametrize("reduction", ["sum", "none", "sum_over_batch_size"])
+def test_serialisation_restores_the_loss(make, reduction):
+    labels, x = batch()
+    loss = make(reduction=reduction, name="mine")
+    for again in (
+        type(loss).from_config(loss.get_config()),
+        keras.losses.deserialize(keras.losses.serialize(loss)),
+        keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(loss)),
+    ):
+        assert type(again) is type(loss)
+        assert again.name == "mine"
+        assert again.get_config() == loss.get_config()
+        np.testing.assert_array_equal(again(labels, x), loss(labels, x))
+
+
+@pytest.mark.parametrize("name", PAIR_LOSSES)
+@pytest.mark.parametrize("base", [2**24, 2**53])
+@pytest.mark.parametrize("source", ["numpy", "dataset", "column"])
+def test_large_ids_do_not_collide_on_their_way_through_fit(name, base, source):
+    labels, x = batch()
+    large = labels.astype("int64") + base
+    inputs = keras.Input((6,))
+    outputs = keras.layers.Dense(6, use_bias=False, kernel_initializer="identity")(inputs)
+    model = keras.Model(inputs, outputs)
+    model.compile(optimizer=keras.optimizers.SGD(0.0), loss=MAKE[name]())
+    y = large[:, None] if source == "column" else large
+    data = (tf.data.Dataset.from_tensor_slices((x, y)).batch(9),) if source == "dataset" else (x, y)
+    options = {} if source == "dataset" else {"batch_size": 9}
+    expected = float(MAKE[name]()(labels, x))
+    assert_close(model.evaluate(*data, verbose=0, **options), expected)
+    history = model.fit(*data, verbose=0, shuffle=False, **options).history["loss"]
+    assert_close(history[0], expected)
+
+
+@pytest.mark.parametrize("name", PAIR_LOSSES)
+@pytest.mark.parametrize("shape", [(4,), (4, 2, 2)])
+def test_something_other_than_embeddings_is_refused(name, shape):
+    with pytest.raises(ValueError, match="expected embeddings"):
+        MAKE[name]()([0, 0, 1, 1], np.zeros(shape, "float32"))
+
+
+@pytest.mark.parametrize("name", PAIR_LOSSES)
+def test_plain_compile_and_fit_learn(name):
+    labels, x = random_batch(3, 32, 4, 8, unit=False)
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.UnitNormalization()])
+    model.compile(optimizer=keras.optimizers.Adam(0.01), loss=MAKE[name](), jit_compile=True)
+    history = model.fit(x, labels, batch_size=32, epochs=30, verbose=0).history["loss"]
+    assert history[-1] < 0.9 * history[0]
+
+
+def test_model_with_a_compiled_loss_saves_and_loads(tmp_path):
+    labels, x = batch()
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4)])
+    model.compile(optimizer="sgd", loss=losses.ContrastiveLoss(0.7, "euclidean", reduction="sum"))
+    expected = model.evaluate(x, labels, batch_size=9, verbose=0)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    assert again.loss.get_config() == model.loss.get_config()
+    assert_close(again.evaluate(x, labels, batch_size=9, verbose=0), expected, 1e-6)
+
+
+def test_sum_reduction_is_the_papers_sum():
+    labels, x = batch()
+    expected = references.contrastive(labels, x, reduction="sum")
+    assert_close(losses.ContrastiveLoss(reduction="sum")(labels, x), expected)

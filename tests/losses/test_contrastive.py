@@ -1,0 +1,144 @@
+import numpy as np
+import pytest
+
+from tests import references
+from tests.mathematics import (
+    DEGENERATE,
+    assert_close,
+    degenerate_batches,
+    finite_differences,
+    random_batch,
+    value_and_gradients,
+)
+from tfdml import losses
+
+# Margins that leave some negatives of random unit vectors inside and some outside.
+MARGINS = {"euclidean": 1.3, "sqeuclidean": 1.9, "cosine": 0.9, "dot": 0.1}
+
+
+def contrastive(kind, average, reduction):
+    loss = losses.ContrastiveLoss(
+        margin=MARGINS[kind],
+        distance=kind,
+        average=average,
+        reduction="sum" if reduction == "sum" else "sum_over_batch_size",
+    )
+    return loss, lambda y, x: references.contrastive(y, x, MARGINS[kind], kind, average, reduction)
+
+
+def binomial(alpha, beta, cost, reduction):
+    loss = losses.BinomialDevianceLoss(
+        alpha, beta, cost, reduction="sum" if reduction == "sum" else "sum_over_batch_size"
+    )
+    return loss, lambda y, x: references.binomial(y, x, alpha, beta, cost, reduction)
+
+
+CASES = {
+    **{
+        f"contrastive {kind} {average} {reduction}": contrastive(kind, average, reduction)
+        for kind in MARGINS
+        for average in ("active", "all")
+        for reduction in ("mean", "sum")
+    },
+    "binomial mean": binomial(2.0, 0.5, 25.0, "mean"),
+    "binomial sum": binomial(2.0, 0.5, 25.0, "sum"),
+    "binomial even": binomial(5.0, 0.0, 1.0, "mean"),
+}
+every_case = pytest.mark.parametrize(("loss", "reference"), CASES.values(), ids=CASES)
+
+
+@every_case
+def test_equals_the_formula(loss, reference):
+    for seed, (size, classes, dim) in enumerate([(2, 2, 3), (8, 3, 5), (12, 2, 2), (15, 6, 16), (9, 9, 4), (6, 1, 4)]):
+        labels, x = random_batch(seed, size, classes, dim)
+        # Near a cosine of 1 or a distance of 0, float32 carries about 1e-7 of the unit, hence the floor.
+        assert_close(loss(labels, x), reference(labels, x), floor=1e-6)
+
+
+@every_case
+def test_equals_the_formula_on_vectors_of_any_length(loss, reference):
+    labels, x = random_batch(5, 10, 3, 6, unit=False)
+    assert_close(loss(labels, x), reference(labels, x))
+
+
+@every_case
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+def test_gradient_equals_finite_differences(loss, reference, mode):
+    labels, x = random_batch(11, 7, 3, 4)
+    value, (gradient,) = value_and_gradients(lambda e: loss(labels, e), x, mode=mode)
+    (expected,) = finite_differences(lambda e: reference(labels, e), x)
+    assert_close(value, reference(labels, x))
+    assert_close(gradient, expected)
+
+
+@every_case
+@pytest.mark.parametrize("batch", DEGENERATE)
+def test_degenerate_batch_has_the_formula_s_value_and_a_finite_gradient(loss, reference, batch):
+    labels, x = degenerate_batches()[batch]
+    value, (gradient,) = value_and_gradients(lambda e: loss(labels, e), x)
+    assert_close(value, reference(labels, x), floor=1e-6)
+    assert np.all(np.isfinite(gradient))
+    angular = "cosine" in repr(loss.get_config()) or isinstance(loss, losses.BinomialDevianceLoss)
+    if "zero" in batch and angular:
+        # The cosine has no derivative at 0; nothing may be learnt there.
+        np.testing.assert_array_equal(gradient[np.all(x == 0, axis=1)], 0.0)
+    else:
+        (expected,) = finite_differences(lambda e: reference(labels, e), x)
+        assert_close(gradient, expected, floor=2e-5)
+
+
+@every_case
+@pytest.mark.parametrize("batch", DEGENERATE)
+def test_degenerate_batch_is_the_same_under_xla(loss, reference, batch):
+    if "sum" in loss.reduction and loss.reduction != "sum_over_batch_size":
+        pytest.skip("the mean takes the same path")
+    labels, x = degenerate_batches()[batch]
+    value, (gradient,) = value_and_gradients(lambda e: loss(labels, e), x)
+    jit_value, (jit_gradient,) = value_and_gradients(lambda e: loss(labels, e), x, mode="xla")
+    assert_close(jit_value, value, floor=1e-6)
+    assert_close(jit_gradient, gradient, floor=2e-5)
+
+
+@every_case
+def test_one_image_teaches_nothing(loss, reference):
+    value, (gradient,) = value_and_gradients(lambda e: loss([3], e), np.ones((1, 4)))
+    assert value == 0.0
+    np.testing.assert_array_equal(gradient, np.zeros((1, 4)))
+
+
+@every_case
+def test_order_of_the_images_does_not_matter(loss, reference):
+    labels, x = random_batch(2, 12, 4, 6)
+    order = np.random.default_rng(0).permutation(12)
+    np.testing.assert_allclose(loss.call(labels[order], x[order]), np.asarray(loss.call(labels, x))[order], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["contrastive euclidean active mean", "contrastive cosine all sum", "binomial mean"])
+def test_a_batch_of_four_thousand(name):
+    labels, x = random_batch(0, 4096, 100, 128)
+    value, (gradient,) = value_and_gradients(lambda e: CASES[name][0](labels, e), x)
+    assert np.isfinite(value)
+    assert np.all(np.isfinite(gradient))
+    assert np.any(gradient)
+
+
+def test_active_average_keeps_the_push_of_the_few():
+    x = np.array([[0.0, 0], [0.5, 0], [9, 0], [0, 9]], "float32")
+    labels = [0, 1, 2, 3]
+    assert_close(losses.ContrastiveLoss(1.0, "euclidean", "active")(labels, x), 0.5)
+    assert_close(losses.ContrastiveLoss(1.0, "euclidean", "all")(labels, x), 0.5 / 6)
+
+
+def test_worked_examples_of_the_docstrings():
+    embeddings = np.array([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]], "float32")
+    assert_close(losses.ContrastiveLoss(margin=1.0)([0, 0, 1], embeddings), 1.4)
+    assert_close(losses.BinomialDevianceLoss()([0, 0], [[1.0, 0.0], [1.0, 0.0]]), 0.3132617, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"distance": "l2"}, "distance must be one of"), ({"average": "hard"}, "average must be 'active' or 'all'")],
+)
+def test_unknown_options_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        losses.ContrastiveLoss(**arguments)

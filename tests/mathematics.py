@@ -1,0 +1,89 @@
+"""Helpers of the mathematical tests: batches, gradients two ways, comparisons."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+EPSILON = 1e-6
+MODES = ("eager", "graph", "xla")
+
+
+def random_batch(seed=0, size=8, classes=3, dim=5, unit=True):
+    """Labels (B,) and float32 vectors (B, dim); every class that fits has an image."""
+    generator = np.random.default_rng(seed)
+    labels = np.concatenate([np.arange(classes), generator.integers(0, classes, size)])[:size]
+    x = generator.normal(size=(size, dim))
+    if unit:
+        x /= np.linalg.norm(x, axis=1, keepdims=True)
+    return generator.permutation(labels), x.astype("float32")
+
+
+def degenerate_batches(dim=4):
+    """Name -> (labels, vectors) in which something that a loss divides by, or differentiates at, is missing."""
+    labels, x = random_batch(seed=7, size=6, classes=3, dim=dim)
+    zero = x.copy()
+    zero[1] = 0.0
+    duplicates = x[[0, 1, 2, 0, 1, 2]]
+    two_by_two = np.array([0, 0, 1, 1, 2, 2])
+    return {
+        "no positive": (np.arange(6), x),
+        "no negative": (np.zeros(6, "int64"), x),
+        "one image": (labels[:1], x[:1]),
+        "two images of two classes": (np.array([0, 1]), x[:2]),
+        "duplicates in one class": (np.array([0, 1, 2, 0, 1, 2]), duplicates),
+        "duplicates across classes": (two_by_two, duplicates),
+        "all identical": (two_by_two, np.repeat(x[:1], 6, axis=0)),
+        "a zero vector": (two_by_two, zero),
+        "all zero": (two_by_two, np.zeros_like(x)),
+    }
+
+
+DEGENERATE = tuple(degenerate_batches())
+
+
+def value_and_gradients(function, *arrays, mode="eager"):
+    """The value of function(*arrays) and its gradient with respect to each, as NumPy.
+
+    `mode` is "eager", "graph" (tf.function) or "xla" (tf.function with jit_compile=True).
+    """
+
+    def run(*tensors):
+        with tf.GradientTape() as tape:
+            for tensor in tensors:
+                tape.watch(tensor)
+            value = function(*tensors)
+        gradients = tape.gradient(value, tensors, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        return value, gradients
+
+    if mode != "eager":
+        run = tf.function(run, jit_compile=mode == "xla")
+    value, gradients = run(*(tf.constant(array, tf.float32) for array in arrays))
+    return value.numpy(), [gradient.numpy() for gradient in gradients]
+
+
+def finite_differences(function, *arrays):
+    """The gradient of a float64 reference with respect to each of its arrays, by central differences."""
+    arrays = [np.array(array, np.float64) for array in arrays]
+    gradients = []
+    for array in arrays:
+        gradient = np.zeros_like(array)
+        for index in np.ndindex(array.shape):
+            start = array[index]
+            array[index] = start + EPSILON
+            above = function(*arrays)
+            array[index] = start - EPSILON
+            below = function(*arrays)
+            array[index] = start
+            gradient[index] = (above - below) / (2 * EPSILON)
+        gradients.append(gradient)
+    return gradients
+
+
+def assert_close(actual, expected, relative=1e-5, floor=0.0):
+    """Differ by at most `relative` of the largest expected entry (or by `floor`, where all of them vanish)."""
+    actual, expected = np.asarray(keras.ops.convert_to_numpy(actual), np.float64), np.asarray(expected, np.float64)
+    assert actual.shape == expected.shape
+    assert np.all(np.isfinite(actual)), actual
+    error = np.max(np.abs(actual - expected), initial=0.0)
+    allowed = max(relative * np.max(np.abs(expected), initial=0.0), floor)
+    assert error <= allowed, f"error {error:.3g}, allowed {allowed:.3g}\n{actual}\n{expected}"

@@ -1,0 +1,146 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+from tests import references
+from tests.mathematics import (
+    MODES,
+    assert_close,
+    degenerate_batches,
+    finite_differences,
+    random_batch,
+    value_and_gradients,
+)
+from tfdml import kernels
+
+# Each kernel with its reference, and the bandwidth that the reference keeps while it is differentiated.
+CASES = {
+    "gaussian": (kernels.GaussianMixture(), references.gaussian, references.squared_distance),
+    "single gaussian": (
+        kernels.GaussianMixture((1.0,)),
+        lambda x, y=None, tau=None: references.gaussian(x, y, (1.0,), tau),
+        references.squared_distance,
+    ),
+    "fixed gaussian": (
+        kernels.GaussianMixture((1.0, 3.0), bandwidth=0.7),
+        lambda x, y=None, tau=None: references.gaussian(x, y, (1.0, 3.0), 0.7),
+        None,
+    ),
+    "laplace": (
+        kernels.Laplace(2.0),
+        lambda x, y=None, tau=None: references.laplace(x, y, 2.0, tau),
+        references.absolute_distance,
+    ),
+    "fixed laplace": (
+        kernels.Laplace(bandwidth=1.3),
+        lambda x, y=None, tau=None: references.laplace(x, y, 1.0, 1.3),
+        None,
+    ),
+    "polynomial 1": (kernels.Polynomial(1), lambda x, y=None, tau=None: references.polynomial(x, y, 1), None),
+    "polynomial 2": (kernels.Polynomial(2), lambda x, y=None, tau=None: references.polynomial(x, y, 2), None),
+    "polynomial 5": (kernels.Polynomial(5), lambda x, y=None, tau=None: references.polynomial(x, y, 5), None),
+    "exponential": (kernels.Exponential(), lambda x, y=None, tau=None: references.exponential(x, y), None),
+}
+every_kernel = pytest.mark.parametrize(("kernel", "reference", "spread"), CASES.values(), ids=CASES)
+ADAPTIVE = ("gaussian", "laplace")
+
+
+@every_kernel
+@pytest.mark.parametrize("sizes", [(2, None), (9, None), (1, 1), (4, 7)])
+@pytest.mark.parametrize("seed", range(3))
+def test_equals_the_paper(kernel, reference, spread, sizes, seed):
+    arrays = [random_batch(seed + i, size, 1, 6, unit=bool(seed))[1] for i, size in enumerate(sizes) if size]
+    assert_close(kernel(*arrays), reference(*arrays))
+
+
+@every_kernel
+@pytest.mark.parametrize("between_two", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_gradient_holds_the_bandwidth_fixed(kernel, reference, spread, between_two, mode):
+    arrays = [random_batch(seed, 5, 1, 4)[1] for seed in range(1 + between_two)]
+    weights = np.random.default_rng(9).normal(size=(5, 5)).astype("float32")
+    tau = references.bandwidth(*arrays, kind=spread) if spread and not between_two else None
+    if spread and between_two:
+        tau = references.bandwidth(arrays[0], arrays[1], spread)
+    value, gradients = value_and_gradients(lambda *a: ops.sum(weights * kernel(*a)), *arrays, mode=mode)
+    assert_close(value, np.sum(weights * reference(*arrays)))
+    expected = finite_differences(lambda *a: float(np.sum(weights * reference(*a, tau=tau))), *arrays)
+    for actual, wanted in zip(gradients, expected, strict=True):
+        assert_close(actual, wanted)
+
+
+@every_kernel
+@pytest.mark.parametrize("batch", degenerate_batches())
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_degenerate_batches_are_finite(kernel, reference, spread, batch, dtype):
+    x = degenerate_batches()[batch][1]
+    rounded = np.asarray(ops.cast(ops.cast(x, dtype), "float32"))
+    value, (gradient,) = value_and_gradients(lambda a: ops.sum(kernel(ops.cast(a, dtype))), rounded)
+    assert_close(value, np.sum(reference(rounded)))
+    assert np.all(np.isfinite(gradient))
+    assert kernel(ops.cast(x, dtype)).dtype == tf.float32
+
+
+@every_kernel
+def test_is_a_reproducing_kernel(kernel, reference, spread):
+    gram = np.asarray(kernel(random_batch(4, 24, 1, 8)[1]), "float64")
+    np.testing.assert_allclose(gram, gram.T, rtol=1e-6)
+    eigenvalues = np.linalg.eigvalsh(gram)
+    assert eigenvalues.min() >= -1e-5 * eigenvalues.max()
+
+
+@every_kernel
+@pytest.mark.parametrize("scale", [1e-6, 1e2])
+def test_features_of_any_scale_are_finite(kernel, reference, spread, scale):
+    x = random_batch(4, 16, 1, 32, unit=False)[1] * np.float32(scale)
+    value, (gradient,) = value_and_gradients(lambda a: ops.mean(kernel(a)), x)
+    assert np.isfinite(value)
+    assert np.all(np.isfinite(gradient))
+
+
+@pytest.mark.parametrize("kernel", [kernels.GaussianMixture(), kernels.Laplace()], ids=ADAPTIVE)
+@pytest.mark.parametrize("scale", [0.01, 100.0])
+def test_adaptive_bandwidth_follows_the_units(kernel, scale):
+    x = random_batch(4, 8, 1, 8)[1]
+    assert_close(kernel(x * np.float32(scale)), kernel(x), 1e-5)
+
+
+@every_kernel
+def test_serialisation_restores_the_kernel(kernel, reference, spread):
+    x = random_batch(4, 6, 1, 8)[1]
+    for again in (
+        type(kernel).from_config(kernel.get_config()),
+        keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(kernel)),
+    ):
+        assert type(again) is type(kernel)
+        assert again.get_config() == kernel.get_config()
+        np.testing.assert_array_equal(again(x), kernel(x))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: kernels.GaussianMixture(()), "multipliers"),
+        (lambda: kernels.GaussianMixture((1.0, 0.0)), "multipliers"),
+        (lambda: kernels.GaussianMixture(bandwidth=0.0), "bandwidth"),
+        (lambda: kernels.Laplace(multiplier=-1.0), "multiplier"),
+        (lambda: kernels.Laplace(bandwidth=float("nan")), "bandwidth"),
+        (lambda: kernels.Polynomial(0), "degree"),
+        (lambda: kernels.Polynomial(1.5), "degree"),
+        (lambda: kernels.GaussianMixture()(np.zeros((2, 3, 4), "float32")), "vectors"),
+        (lambda: kernels.Laplace()(np.zeros((2, 3), "float32"), np.zeros(3, "float32")), "vectors"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("name", ["gaussian", "laplace"])
+def test_a_batch_of_four_thousand(name):
+    x = random_batch(0, 4096, 1, 128)[1]
+    value, (gradient,) = value_and_gradients(lambda a: ops.mean(CASES[name][0](a)), x)
+    assert np.isfinite(value)
+    assert np.all(np.isfinite(gradient))

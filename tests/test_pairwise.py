@@ -1,0 +1,182 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from keras import ops
+
+from tests import references
+from tests.mathematics import MODES, assert_close, finite_differences, random_batch, value_and_gradients
+from tfdml import pairwise
+
+KINDS = pairwise.DISTANCES
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 9), st.integers(0, 10_000))
+def test_distances_equal_the_loops(kind, rows, columns, dim, seed):
+    x, y = random_batch(seed, rows + columns, 1, dim, unit=False)[1][:rows], random_batch(seed + 1, columns, 1, dim)[1]
+    expected = references.matrix(lambda a, b: references.distance(a, b, kind), x, y)
+    # Rounding is relative to the operands of the subtraction, not to a difference that may vanish.
+    scale = 1e-6 * float(np.max(np.abs(x)) ** 2 * dim + 1)
+    assert_close(pairwise.distances(x, y, kind), expected, 1e-5, floor=np.sqrt(scale) if kind == "euclidean" else scale)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_argument_is_the_batch_with_itself(kind):
+    x = random_batch(3, 7, 2, 6, unit=False)[1]
+    assert_close(
+        pairwise.distances(x, distance=kind), references.matrix(lambda a, b: references.distance(a, b, kind), x)
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradient_of_distances_reaches_both_sides(kind, mode):
+    x, y = random_batch(0, 5, 1, 4, unit=False)[1], random_batch(1, 3, 1, 4, unit=False)[1]
+    weights = np.random.default_rng(2).normal(size=(5, 3))
+
+    def reference(a, b):
+        return float(np.sum(weights * references.matrix(lambda p, q: references.distance(p, q, kind), a, b)))
+
+    _, gradients = value_and_gradients(
+        lambda a, b: ops.sum(ops.convert_to_tensor(weights, "float32") * pairwise.distances(a, b, kind)),
+        x,
+        y,
+        mode=mode,
+    )
+    for actual, expected in zip(gradients, finite_differences(reference, x, y), strict=True):
+        assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("between_two", [False, True])
+def test_absolute_distances_and_their_gradient(between_two, mode):
+    x, y = random_batch(0, 5, 1, 4, unit=False)[1], random_batch(1, 5, 1, 4, unit=False)[1]
+    arrays = (x, y) if between_two else (x,)
+    weights = np.random.default_rng(2).normal(size=(5, 5)).astype("float32")
+
+    def reference(*arrays):
+        return float(np.sum(weights * references.matrix(references.absolute_distance, *arrays)))
+
+    assert_close(
+        pairwise.absolute_distances(*arrays), references.matrix(references.absolute_distance, *arrays), floor=1e-6
+    )
+    _, gradients = value_and_gradients(
+        lambda *a: ops.sum(weights * pairwise.absolute_distances(*a)), *arrays, mode=mode
+    )
+    for actual, expected in zip(gradients, finite_differences(reference, *arrays), strict=True):
+        assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize(("size", "dim"), [(3, 1), (33, 127), (100, 64), (129, 300)])
+def test_duplicates_are_at_distance_exactly_zero(size, dim, jitted):
+    x = random_batch(0, size, 1, dim, unit=False)[1]
+    squared = tf.function(pairwise.squared_distances, jit_compile=jitted)(tf.constant(np.concatenate([x, x])))
+    assert np.all(np.diagonal(squared.numpy(), size) == 0)
+    assert np.all(np.diagonal(squared.numpy()) == 0)
+
+
+def test_a_shared_offset_does_not_cost_digits():
+    x = random_batch(0, 8, 1, 16)[1]
+    assert_close(
+        pairwise.squared_distances(np.float32(1024) + np.round(x, 2)),
+        references.matrix(references.squared_distance, np.float32(1024) + np.round(x, 2)),
+        1e-4,
+    )
+
+
+def test_rounding_never_makes_a_squared_distance_negative():
+    x = random_batch(0, 64, 1, 512)[1]
+    near = x + np.float32(1e-6)
+    assert pairwise.squared_distances(np.concatenate([x, near])).numpy().min() >= 0
+    assert pairwise.squared_distances(x, near).numpy().min() >= 0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_arithmetic_is_float32_whatever_comes_in(kind, dtype):
+    x = ops.cast(random_batch(0, 6, 1, 8)[1], dtype)
+    distances = pairwise.distances(x, distance=kind)
+    assert keras.backend.standardize_dtype(distances.dtype) == "float32"
+    rounded = np.asarray(ops.cast(x, "float32"))
+    assert_close(distances, references.matrix(lambda a, b: references.distance(a, b, kind), rounded))
+
+
+def test_safe_sqrt_has_no_gradient_at_zero():
+    value, (gradient,) = value_and_gradients(lambda x: ops.sum(pairwise.safe_sqrt(x)), np.array([0.0, 4.0]))
+    assert value == 2.0
+    np.testing.assert_array_equal(gradient, [0.0, 0.25])
+
+
+@pytest.mark.parametrize("tiny", [0.0, 1e-30, 1e-12])
+def test_normalising_next_to_nothing_gives_nothing(tiny):
+    value, (gradient,) = value_and_gradients(lambda x: ops.sum(pairwise.l2_normalize(x)), np.full((1, 4), tiny))
+    assert abs(value) <= 1e-3
+    np.testing.assert_array_equal(gradient, np.zeros((1, 4)))
+
+
+def test_large_and_small_vectors_become_unit_vectors():
+    x = random_batch(0, 4, 1, 8)[1] * np.array([[1e-5], [1.0], [1e4], [1e15]], "float32")
+    assert_close(np.linalg.norm(pairwise.l2_normalize(x), axis=1), np.ones(4), 1e-6)
+
+
+def test_unknown_distance_is_named():
+    with pytest.raises(ValueError, match="euclidean, sqeuclidean, cosine, dot, not 'manhattan'"):
+        pairwise.distances(np.eye(2, dtype="float32"), distance="manhattan")
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [3, 1, 3],
+        (3, 1, 3),
+        [[3], [1], [3]],
+        np.array([3, 1, 3], "int32"),
+        np.array([[3], [1], [3]], "int64"),
+        np.array([3, 1, 3], "uint8"),
+        np.array([3.0, 1.0, 3.0], "float64"),
+        tf.constant([3, 1, 3]),
+        tf.constant([[3.0], [1.0], [3.0]]),
+    ],
+    ids=lambda labels: f"{type(labels).__name__}{getattr(labels, 'dtype', '')}{np.shape(labels)}",
+)
+def test_labels_of_every_usual_form_are_accepted(labels):
+    result = pairwise.as_labels(labels)
+    assert "int" in keras.backend.standardize_dtype(result.dtype)
+    np.testing.assert_array_equal(np.asarray(result), [3, 1, 3])
+
+
+@pytest.mark.parametrize("labels", [np.eye(3), [[0, 1], [1, 0]], np.zeros((2, 2, 1)), 3])
+def test_labels_that_are_no_vector_are_refused(labels):
+    with pytest.raises(ValueError, match="labels must have shape"):
+        pairwise.as_labels(labels)
+
+
+@pytest.mark.parametrize("base", [2**24, 2**31, 2**53, 2**62, -(2**53) - 1])
+@pytest.mark.parametrize("make", [list, np.array, tf.constant])
+def test_large_ids_do_not_collide(base, make):
+    labels = make([base, base + 1, base])
+    if make is tf.constant:
+        labels = tf.constant([base, base + 1, base], tf.int64)
+    labels = pairwise.as_labels(labels)
+    np.testing.assert_array_equal(pairwise.negative_mask(labels)[0], [False, True, False])
+    np.testing.assert_array_equal(pairwise.positive_mask(labels)[0], [False, False, True])
+
+
+def test_masks_count_every_ordered_pair_once():
+    labels = np.array([0, 0, 1, 2, 2, 2])
+    tensor = pairwise.as_labels(labels)
+    assert np.argwhere(pairwise.positive_mask(tensor)).tolist() == [list(p) for p in references.positive_pairs(labels)]
+    assert np.argwhere(pairwise.negative_mask(tensor)).tolist() == [list(p) for p in references.negative_pairs(labels)]
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_masked_mean_of_nothing_is_zero(axis):
+    values, mask = ops.convert_to_tensor([[np.nan, 2.0], [np.inf, 4.0]], "float32"), np.array([[0, 1], [0, 1]], bool)
+    assert np.all(np.asarray(pairwise.masked_mean(values, np.zeros((2, 2), bool), axis)) == 0)
+    if axis is None:
+        assert float(pairwise.masked_mean(values, mask)) == 3.0

@@ -1,0 +1,74 @@
+"""Rates per part, coupled decay, clipping and schedules."""
+
+import keras
+import numpy as np
+import pytest
+
+from tfdml.losses import AMSoftmaxLoss
+from tfdml.models import Embedder, MetricLearner
+from tfdml.objectives import ProxyLoss
+from tfdml.training.optimizers import build_optimizer, step_schedule
+
+
+def make_learner():
+    keras.utils.set_random_seed(0)
+    learner = MetricLearner(
+        Embedder("conv4", embedding_dim=4, image_size=16, batch_norm="train"), [ProxyLoss(AMSoftmaxLoss(), 3)]
+    )
+    learner.build((None, 16, 16, 3))
+    return learner
+
+
+def step(learner, optimizer, scale=1.0):
+    """Apply gradients of `scale` everywhere; how much each part's first variable moved."""
+    parts = {part: members[0] for part, members in learner.parts().items()}
+    before = {part: keras.ops.convert_to_numpy(variable).copy() for part, variable in parts.items()}
+    optimizer.apply([scale * keras.ops.ones(v.shape) for v in learner.trainable_variables])
+    return {part: keras.ops.convert_to_numpy(variable) - before[part] for part, variable in parts.items()}
+
+
+def test_each_part_moves_at_its_own_rate():
+    learner = make_learner()
+    factors = {"backbone": 1.0, "projection": 10.0, "objectives": 0.0}
+    moved = step(learner, build_optimizer("sgd", learner, 0.1, factors, momentum=0.0))
+    np.testing.assert_allclose(moved["backbone"], -0.1, rtol=1e-5)
+    np.testing.assert_allclose(moved["projection"], -1.0, rtol=1e-5)
+    np.testing.assert_array_equal(moved["objectives"], 0.0)
+
+
+def test_adam_is_scaled_too_though_it_ignores_the_gradients_size():
+    learner = make_learner()
+    moved = step(learner, build_optimizer("adam", learner, 0.01, {"backbone": 1.0, "projection": 0.1}))
+    np.testing.assert_allclose(moved["backbone"].mean() / moved["projection"].mean(), 10.0, rtol=1e-4)
+
+
+def test_coupled_decay_is_added_to_the_gradient():
+    learner = make_learner()
+    weight = keras.ops.convert_to_numpy(learner.parts()["projection"][0]).copy()
+    moved = step(learner, build_optimizer("sgd", learner, 0.1, {}, weight_decay=0.5, momentum=0.0))
+    np.testing.assert_allclose(moved["projection"], -0.1 * (1.0 + 0.5 * weight), rtol=1e-4, atol=1e-6)
+
+
+def test_clipping_bounds_the_norm_of_the_whole_gradient():
+    learner = make_learner()
+    size = sum(int(np.prod(v.shape)) for v in learner.trainable_variables)
+    moved = step(learner, build_optimizer("sgd", learner, 1.0, {}, momentum=0.0, clip_norm=0.5), scale=100.0)
+    np.testing.assert_allclose(moved["projection"], -0.5 / np.sqrt(size), rtol=1e-3)
+    small = step(make_learner(), build_optimizer("sgd", learner, 1.0, {}, momentum=0.0, clip_norm=0.5), scale=0.0)
+    assert all(np.isfinite(value).all() for value in small.values())
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "rmsprop"])
+def test_every_optimiser_trains(name):
+    learner = make_learner()
+    learner.compile(optimizer=build_optimizer(name, learner, 1e-3, {"projection": 2.0}))
+    images = np.random.default_rng(0).integers(0, 255, (6, 16, 16, 3)).astype(np.uint8)
+    losses = learner.fit(images, np.arange(6) % 3, batch_size=6, epochs=5, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+
+
+def test_a_drop_takes_effect_at_its_step():
+    schedule = step_schedule(1.0, [3, 5], 0.1)
+    rates = [float(schedule(i)) for i in range(7)]
+    np.testing.assert_allclose(rates, [1, 1, 1, 0.1, 0.1, 0.01, 0.01], rtol=1e-6)
+    assert step_schedule(0.5, [], 0.1) == 0.5

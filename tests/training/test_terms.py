@@ -1,0 +1,76 @@
+"""From --objectives to objectives."""
+
+import pytest
+
+from tfdml.errors import UserError
+from tfdml.kernels import GaussianMixture, Laplace
+from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
+from tfdml.objectives import JointRepresentationSimilarity, MetricLoss, ProxyLoss
+from tfdml.training.terms import build_objectives, known, snake_case
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("AMSoftmaxLoss", "am_softmax"), ("FastAPLoss", "fast_ap"), ("JointMMD", "joint_mmd"), ("RankMI", "rank_mi")],
+)
+def test_snake_case(name, expected):
+    assert snake_case(name) == expected
+
+
+def test_every_public_loss_and_objective_can_be_named():
+    assert {"am_softmax", "norm_softmax", "contrastive", "binomial_deviance"} <= set(known())
+    assert "joint_representation_similarity" in known()
+    assert not {"objective", "metric", "proxy"} & set(known())
+
+
+def test_jrd_as_the_paper_has_it():
+    proxy, jrs = build_objectives("am_softmax(scale=20, margin=0.05) + 0.4 * jrs", num_classes=7)
+    assert isinstance(proxy, ProxyLoss)
+    assert isinstance(proxy.loss, AMSoftmaxLoss)
+    assert (proxy.loss.scale, proxy.loss.margin, proxy.class_proxies.num_classes) == (20.0, 0.05, 7)
+    assert isinstance(jrs, JointRepresentationSimilarity)
+    assert (proxy.weight, jrs.weight, jrs.levels) == (1.0, 0.4, ("pooled", "embedding", "class"))
+
+
+def test_terms_that_provide_representations_come_first():
+    names = [objective.name for objective in build_objectives("jrs + contrastive + am_softmax", 3)]
+    assert names == ["am_softmax", "jrs", "contrastive"]
+
+
+def test_arguments_reach_the_loss_its_wrapper_and_its_kernels():
+    contrastive, proxy, jrs = sorted(
+        build_objectives(
+            "contrastive(margin=0.5, representation=projection) + norm_softmax(scale=9, proxies_per_class=2)"
+            " + jrs(levels=[pooled, embedding], kernels=[laplace, gaussian_mixture(multipliers=[1])])".replace(
+                "[laplace,", "[laplace(),"
+            ),
+            4,
+        ),
+        key=lambda objective: ["contrastive", "norm_softmax", "jrs"].index(objective.name),
+    )
+    assert isinstance(contrastive, MetricLoss)
+    assert isinstance(contrastive.loss, ContrastiveLoss)
+    assert (contrastive.loss.margin, contrastive.representation) == (0.5, "projection")
+    assert proxy.class_proxies.proxies_per_class == 2
+    assert isinstance(jrs.kernels["pooled"], Laplace)
+    assert isinstance(jrs.kernels["embedding"], GaussianMixture)
+    assert jrs.kernels["embedding"].multipliers == (1.0,)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("nonsense", "there is no 'nonsense'"),
+        ("am_softmax(marginn=1)", "no argument 'marginn'"),
+        ("jrs(colour=1)", "no argument 'colour'"),
+        ("contrastive(distance=miles)", "distance must be one of"),
+        ("jrs(levels=[])", "levels must be"),
+        ("jrs(kernels=sinc())", "no kernel 'sinc'"),
+        ("jrs(kernels=laplace(multiplier=-1))", "multiplier must be positive"),
+    ],
+)
+def test_a_wrong_term_is_one_line(text, says):
+    with pytest.raises(UserError) as caught:
+        build_objectives(text, 3)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,35 @@
+"""One absl flag per setting of an experiment, made from the settings themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+
+from absl import flags
+
+from tfdml.training.experiment import Experiment
+
+_DEFINE = {
+    bool: flags.DEFINE_bool,
+    int: flags.DEFINE_integer,
+    float: flags.DEFINE_float,
+    str: flags.DEFINE_string,
+}
+
+
+def define() -> None:
+    """Define the flags."""
+    kinds = typing.get_type_hints(Experiment)
+    for field in dataclasses.fields(Experiment):
+        choices = field.metadata.get("choices")
+        text = field.metadata["help"] + (f" One of {', '.join(choices)}." if choices else "")
+        _DEFINE[kinds[field.name]](field.name, field.default, text, module_name=__name__)
+
+
+def given() -> dict[str, object]:
+    """The settings that the command line or a flag file sets."""
+    return {
+        field.name: flags.FLAGS[field.name].value
+        for field in dataclasses.fields(Experiment)
+        if flags.FLAGS[field.name].present
+    }

@@ -1,0 +1,63 @@
+"""bin/train: run an experiment."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from absl import flags
+
+from tfdml.cli import experiment_flags
+from tfdml.cli import main as command_line
+
+USAGE = """
+Train an image embedder and measure it on classes never seen in training.
+
+  bin/train --flagfile=configs/quickstart.flags --run_dir=runs/quickstart
+  bin/train --flagfile=configs/cars_jrd_small.flags --data_dir=/data/cars196 --weights=mnv2_035.weights.h5 \\
+            --run_dir=runs/cars_jrd
+  bin/train --dataset=folder --data_dir=photos --backbone=resnet50 --weights=imagenet --run_dir=runs/photos
+  bin/train --run_dir=runs/cars_jrd --resume          continue a run that was stopped
+  bin/train --flagfile=... --run_dir=... --dry_run    print the resolved experiment, write nothing
+
+The run folder holds flags.txt, environment.json, metrics.jsonl, result.json, checkpoints/, embedder.keras,
+tensorboard/ and report/index.html.
+"""
+
+experiment_flags.define()
+flags.DEFINE_bool("resume", False, "Continue the run in --run_dir from its newest checkpoint.", module_name=__name__)
+flags.DEFINE_bool("dry_run", False, "Print the resolved experiment and write nothing.", module_name=__name__)
+
+
+def train() -> None:
+    """Run the experiment that the flags describe."""
+    from tfdml.training import Experiment, RunFolder, trainer
+    from tfdml.training.summary import describe
+
+    given = experiment_flags.given()
+    if flags.FLAGS.resume:
+        stored = RunFolder(str(given.get("run_dir", ""))).load_experiment()
+        experiment = dataclasses.replace(stored, **given)
+    else:
+        experiment = Experiment(**given)
+    if flags.FLAGS.dry_run:
+        print(describe(experiment))
+        return
+    result = trainer.train(experiment, resume=flags.FLAGS.resume)
+    before, after = result["metrics_before"], result["metrics"]
+    print(f"\nUnseen classes of {experiment.dataset} ({result['protocol']}); embedder of {result['selection']}:")
+    for name, value in after.items():
+        if isinstance(value, float):
+            start = f"{100 * before[name]:5.1f} -> " if name in before else " " * 9
+            print(f"  {name:<12} {start}{100 * value:5.1f} %")
+    for name, path in trainer.run_paths(experiment.run_dir).items():
+        if path.exists():
+            print(f"  {name:<12} {path}")
+
+
+def main() -> None:
+    """Entry point."""
+    command_line.run(train, "train", USAGE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,291 @@
+"""Finds missing, damaged and foreign image files before they stop a training, by their first and last bytes."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import io
+import os
+import warnings
+from collections.abc import Sequence
+from typing import BinaryIO
+
+import numpy as np
+from absl import logging
+from PIL import Image
+
+from tfdml.data.dataset import ArrayImages, EncodedImages, FileImages, ImageDataset, Images
+from tfdml.errors import UserError
+
+# Enough to tell text from other data; the headers themselves are shorter.
+_HEAD = 512
+_TAIL = 256
+# A GIF's end is two bytes, which longer stretches of image data hold by chance.
+_GIF_SLACK = 16
+_NAMED_IN_MESSAGES = 3
+_PER_TASK = 256
+# Most of the time goes to waiting for the disk or the network.
+_THREADS = 16
+
+_JPEG_END, _JPEG_SCAN = b"\xff\xd9", b"\xff\xda"
+_PNG_END = b"IEND\xaeB`\x82"
+_UNSUPPORTED = {
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+    b"II+\0": "BigTIFF",
+    b"MM\0+": "BigTIFF",
+    b"8BPS": "Photoshop",
+    b"\0\0\1\0": "icon (ICO)",
+    b"\0\0\0\x0cjP  ": "JPEG 2000",
+    b"\xff\x4f\xff\x51": "JPEG 2000",
+    b"\0\0\0\x0cJXL ": "JPEG XL",
+    b"\xff\x0a": "JPEG XL",
+    b"gimp xcf": "GIMP",
+    b"DDS ": "DDS",
+    b"v/1\x01": "OpenEXR",
+}
+_BRANDS = {b"avif": "AVIF", b"avis": "AVIF"}
+_HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"hevm", b"mif1", b"msf1")
+_FOREIGN = {
+    b"PK\x03\x04": "a zip archive",
+    b"\x1f\x8b": "gzip-compressed data",
+    b"%PDF": "a PDF document",
+    b"7z\xbc\xaf": "a 7-zip archive",
+    b"Rar!": "a RAR archive",
+    b"version https://git-lfs": "a Git LFS pointer (fetch the files with git lfs pull)",
+    b"\x89HDF": "an HDF5 file",
+    b"MATLAB": "a MATLAB file",
+    b"\x1aE\xdf\xa3": "a video (Matroska)",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """What is wrong with one image.
+
+    Args:
+        index: Its place in the images inspected.
+        name: Its path or name.
+        reason: In words, e.g. `"truncated JPEG (no end-of-image marker)"`.
+    """
+
+    index: int
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
+
+
+def inspect(images: Images) -> list[Fault]:
+    """Checks the header and the end of every image, without decoding any.
+
+    Supported are JPEG, PNG, GIF, BMP and WebP, told by content and not by name: what
+    `tfdml.data.decode_image` decodes. Damage
+    in the middle of a file goes unnoticed here: see `diagnose`.
+
+    Args:
+        images: Files, encoded images, or arrays (which have nothing to check).
+
+    Returns:
+        The faulty images, ascending by index.
+
+    Example:
+        >>> inspect(EncodedImages((b"<html>",), ("a.jpg",)))[0].reason
+        'not an image: it looks like an HTML page'
+    """
+    if isinstance(images, ArrayImages):
+        return []
+
+    def task(start: int) -> list[Fault]:
+        found = ((i, _fault(images, i)) for i in range(start, min(start + _PER_TASK, len(images))))
+        return [Fault(i, images.name(i), reason) for i, reason in found if reason]
+
+    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+        return [fault for faults in pool.map(task, range(0, len(images), _PER_TASK)) for fault in faults]
+
+
+def check(dataset: ImageDataset, on_bad: str = "error") -> ImageDataset:
+    """Inspects all images of a data set before it is used.
+
+    Args:
+        dataset: The data set.
+        on_bad: `"error"` to stop at faulty images, `"skip"` to leave them out and log how many.
+
+    Returns:
+        The data set, without the faulty images.
+
+    Raises:
+        UserError: There are faulty images and `on_bad` is `"error"`, or no image is left.
+
+    Example:
+        >>> check(load("folder", "my_photos"), on_bad="skip")  # doctest: +SKIP
+    """
+    if on_bad not in ("error", "skip"):
+        raise UserError(f"unknown policy {on_bad!r} for bad images; choose --bad_images=error or --bad_images=skip")
+    faults = inspect(dataset.images)
+    if not faults:
+        return dataset
+    where = f"{len(faults)} of {len(dataset)} images of {dataset.name} ({dataset.split})"
+    if on_bad == "error":
+        raise UserError(
+            f"{where} cannot be used: {_first(faults)}; mend or remove them, or leave them out with --bad_images=skip"
+        )
+    if len(faults) == len(dataset):
+        raise UserError(f"none of the {where} can be used: {_first(faults)}")
+    logging.warning("skipping %s: %s", where, _first(faults))
+    return dataset.take(np.setdiff1d(np.arange(len(dataset)), [fault.index for fault in faults]))
+
+
+def diagnose(images: Images, indices: Sequence[int] | np.ndarray | None = None) -> list[Fault]:
+    """Decodes images in full to name the ones that cannot be, for use after an input pipeline has failed.
+
+    Args:
+        images: The images.
+        indices: Which of them to decode; all by default, at milliseconds each.
+
+    Returns:
+        The faulty images, in the order of `indices`.
+
+    Example:
+        >>> diagnose(EncodedImages((b"",), ("a.jpg",)))[0].reason
+        'empty file'
+    """
+    if isinstance(images, ArrayImages):
+        return []
+    faults = []
+    for index in range(len(images)) if indices is None else map(int, indices):
+        reason = _fault(images, index) or _decoding_fault(images, index)
+        if reason:
+            faults.append(Fault(index, images.name(index), reason))
+    return faults
+
+
+def _first(faults: list[Fault]) -> str:
+    named = "; ".join(str(fault).replace("\n", " ") for fault in faults[:_NAMED_IN_MESSAGES])
+    return named + ("; ..." if len(faults) > _NAMED_IN_MESSAGES else "")
+
+
+def _open(images: FileImages | EncodedImages, index: int) -> BinaryIO:
+    if isinstance(images, EncodedImages):
+        return io.BytesIO(images.data[index])
+    path = images.paths[index]
+    if "://" in path:
+        import tensorflow as tf  # only needed for remote file systems, and slow to import
+
+        return tf.io.gfile.GFile(path, "rb")
+    return open(path, "rb", buffering=0)
+
+
+def _fault(images: FileImages | EncodedImages, index: int) -> str | None:
+    try:
+        with _open(images, index) as file:
+            return _content_fault(file)
+    except FileNotFoundError:
+        return "missing"
+    except IsADirectoryError:
+        return "a folder, not a file"
+    except PermissionError:
+        return "unreadable (no permission)"
+    except OSError as error:
+        return f"unreadable ({error.strerror or error})"
+    except Exception as error:  # tf.io.gfile has its own error types
+        return "missing" if type(error).__name__ == "NotFoundError" else f"unreadable ({error})"
+
+
+def _decoding_fault(images: FileImages | EncodedImages, index: int) -> str | None:
+    try:
+        with warnings.catch_warnings(), _open(images, index) as file:
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(file.read())) as image:
+                image.convert("RGB")
+    except Exception as error:  # Pillow's decoders raise many types on damaged data
+        return f"damaged: {error}"
+    return None
+
+
+def _content_fault(file: BinaryIO) -> str | None:
+    head = file.read(_HEAD)
+    if not head:
+        return "empty file"
+    file.seek(0, os.SEEK_END)
+    size = file.tell()
+    file.seek(max(size - _TAIL, 0))
+    tail = file.read()
+    if head.startswith(b"\xff\xd8\xff"):
+        return _jpeg_fault(file, size, tail)
+    if head.startswith(b"\x89PNG\r\n\x1a\n"):
+        return None if _PNG_END in tail or _PNG_END in _all(file) else "truncated PNG (no IEND chunk)"
+    if head.startswith((b"GIF87a", b"GIF89a")):
+        return None if b"\0;" in tail[-_GIF_SLACK:] else "truncated GIF (no trailer)"
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+        return _webp_fault(head, size)
+    if head.startswith(b"BM") and head[6:10] == bytes(4):
+        return _bmp_fault(head, size)
+    return _foreign(head)
+
+
+def _jpeg_fault(file: BinaryIO, size: int, tail: bytes) -> str | None:
+    if size > _TAIL and _JPEG_END in tail:
+        return None
+    # Some cameras append data of their own, and an embedded thumbnail has an end marker as well: the whole file
+    # must have one after the last start of a scan. Scan data cannot contain either marker.
+    data = _all(file)
+    scan = data.rfind(_JPEG_SCAN)
+    if scan < 0 or data.rfind(_JPEG_END) < scan:
+        return "truncated JPEG (no end-of-image marker)"
+    return None
+
+
+def _all(file: BinaryIO) -> bytes:
+    file.seek(0)
+    return file.read()
+
+
+def _webp_fault(head: bytes, size: int) -> str | None:
+    if size < int.from_bytes(head[4:8], "little") + 8:
+        return "truncated WebP (shorter than its header says)"
+    if head[12:16] == b"VP8X" and len(head) > 20 and head[20] & 0x02:
+        return "unsupported type: animated WebP; save one frame of it"
+    return None
+
+
+def _bmp_fault(head: bytes, size: int) -> str | None:
+    if len(head) < 54 or size < int.from_bytes(head[2:6], "little"):
+        return "truncated BMP (shorter than its header says)"
+    header, bits, compression = (
+        int.from_bytes(head[start:end], "little") for start, end in ((14, 18), (28, 30), (30, 34))
+    )
+    if header < 40:
+        return "unsupported type: BMP of OS/2; save it as PNG"
+    if bits not in (8, 24, 32):
+        return f"unsupported type: BMP with {bits} bits per pixel; save it as PNG"
+    if compression and not (compression == 3 and bits == 32):
+        return "unsupported type: compressed BMP; save it as PNG"
+    return None
+
+
+def _foreign(head: bytes) -> str:
+    """What a file without the header of a supported image looks like."""
+    for magic, kind in _UNSUPPORTED.items():
+        if head.startswith(magic):
+            return f"unsupported type: {kind}; convert it to JPEG or PNG"
+    if head[4:8] == b"ftyp":
+        brand = head[8:12]
+        kind = "HEIC" if brand in _HEIF_BRANDS else _BRANDS.get(brand, "video (MP4)")
+        return f"unsupported type: {kind}; convert it to JPEG or PNG"
+    for magic, kind in _FOREIGN.items():
+        if head.startswith(magic):
+            return f"not an image: it looks like {kind}"
+    if not head.strip(b"\0"):
+        return "not an image: it holds only zero bytes"
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if b"<svg" in text:
+        return "unsupported type: SVG; convert it to JPEG or PNG"
+    if text.startswith((b"<!doctype html", b"<html", b"<head", b"<body")):
+        return "not an image: it looks like an HTML page"
+    if text.startswith(b"<?xml"):
+        return "not an image: it looks like XML"
+    if all(byte >= 32 or byte in b"\t\r\n\f" for byte in head):
+        return "not an image: it looks like text"
+    return "not an image: its header is of no image type known here"

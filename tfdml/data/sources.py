@@ -1,0 +1,89 @@
+"""Where the images of a batch come from: files, encoded bytes or arrays, looked up by index.
+
+Images are looked up in Python, a batch at a time, because that copies only what the batch needs: data held in memory
+is never copied into TensorFlow as a whole, and knows no limit on the size of a graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfdml.data.dataset import EncodedImages, FileImages, Images
+from tfdml.data.decoding import decode_image
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where images come from: looked up by index in Python, made into images in the graph."""
+
+    columns: Callable[[np.ndarray], list[np.ndarray]]  # of (n,) indices: arrays of n rows
+    dtypes: tuple[tf.DType, ...]  # of these arrays
+    read: Callable[..., tf.Tensor]  # one row of each to (H, W, 3) uint8
+    size: tuple[int, int] | None = None  # (H, W) where the single column is the (n, H, W, 3) images themselves
+
+
+def source_of(images: Images) -> Source:
+    """The source of a data set's images."""
+    if isinstance(images, FileImages):
+        paths = images.paths
+        return Source(
+            lambda indices: [_strings(os.fsencode(paths[i]) for i in indices)],
+            (tf.string,),
+            lambda path: decode_image(tf.io.read_file(path)),
+        )
+    if isinstance(images, EncodedImages):
+        data = images.data
+        return Source(lambda indices: [_strings(data[i] for i in indices)], (tf.string,), decode_image)
+    return source_of_decoded(images.data)
+
+
+def source_of_decoded(arrays: Sequence[np.ndarray] | np.ndarray) -> Source:
+    """Images held decoded, each (H, W, 3) uint8."""
+    if isinstance(arrays, np.ndarray) or len({array.shape for array in arrays}) == 1:
+        return Source(
+            lambda indices: [np.stack([arrays[i] for i in indices])],
+            (tf.uint8,),
+            lambda image: tf.ensure_shape(image, arrays[0].shape),
+            arrays[0].shape[:2],
+        )
+    # Only strings may differ in length within a batch.
+    return Source(
+        lambda indices: [
+            _strings(arrays[i].tobytes() for i in indices),
+            np.array([arrays[i].shape for i in indices], np.int32),
+        ],
+        (tf.string, tf.int32),
+        lambda pixels, shape: tf.ensure_shape(tf.reshape(tf.io.decode_raw(pixels, tf.uint8), shape), (None, None, 3)),
+    )
+
+
+def look_up(
+    labels: np.ndarray,
+    source: Source,
+    indices_of: Callable[[int], np.ndarray],
+    step: tf.Tensor,
+    batch_size: int | None,
+) -> tuple[tf.Tensor, ...]:
+    """Labels and source columns of one step's images, with what is known of their shapes."""
+
+    def rows(step: np.int64) -> list[np.ndarray]:
+        indices = indices_of(int(step))
+        return [labels[indices], *source.columns(indices)]
+
+    found = tf.numpy_function(rows, [step], [tf.int64, *source.dtypes])
+    shapes: list[tuple[int | None, ...]] = [(batch_size,)] * len(found)
+    if source.size is not None:
+        shapes[1] = (batch_size, *source.size, 3)
+    elif len(found) == 3:
+        shapes[2] = (batch_size, 3)
+    return tuple(tf.ensure_shape(tensor, shape) for tensor, shape in zip(found, shapes, strict=True))
+
+
+def _strings(values: Iterable[bytes]) -> np.ndarray:
+    # Not NumPy's own string type, which drops zero bytes at the end.
+    return np.array(list(values), object)

@@ -1,0 +1,8 @@
+"""Experiments: from settings to a run folder."""
+
+from tfdml.training.experiment import Experiment
+from tfdml.training.optimizers import build_optimizer, step_schedule
+from tfdml.training.run_folder import RunFolder
+from tfdml.training.trainer import train
+
+__all__ = ["Experiment", "RunFolder", "build_optimizer", "step_schedule", "train"]

@@ -1,0 +1,214 @@
+"""An experiment: every choice of a training run, with its default, its meaning and its bounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from tfdml import backbones
+from tfdml.errors import UserError
+from tfdml.models.embedder import BATCH_NORM_MODES
+from tfdml.training.optimizers import OPTIMIZERS
+from tfdml.training.spec import parse_call, parse_sum
+
+POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
+
+
+def _choice(default: Any, help_text: str, **checks: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"help": help_text, **checks})
+
+
+def _positive(value) -> bool:
+    return value > 0
+
+
+def _not_negative(value) -> bool:
+    return value >= 0
+
+
+def _fraction(value) -> bool:
+    return 0 <= value < 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """The settings of a run; each field is also a flag of `bin/train` with the same name.
+
+    Raises:
+        UserError: A value is out of range; the message names the flag.
+
+    Example:
+        >>> experiment = Experiment(dataset="glyphs", run_dir="runs/first", image_size=56, resize=64, epochs=2)
+        >>> tfdml.training.train(experiment)["metrics"]["recall@1"]
+    """
+
+    # Data
+    dataset: str = _choice("glyphs", "Data set: a name of the catalogue, or folder for any tree of class folders.")
+    data_dir: str = _choice("", "Where the unpacked data set lies. glyphs needs none.")
+    dataset_options: str = _choice("", "Options of the data set, e.g. 'images_per_class=40' or 'test_fraction=0.3'.")
+    bad_images: str = _choice("error", "What to do with files that are no readable images.", choices=("error", "skip"))
+    holdout_classes: float = _choice(
+        0.0, "Share of the training classes that is held out of training, as validation classes.", check=_fraction
+    )
+    cache: bool = _choice(False, "Keep the decoded training images in memory.")
+    # Views
+    image_size: int = _choice(224, "Height and width in pixels of the crops that the network sees.", check=_positive)
+    resize: int = _choice(256, "Pixels to which images are resized before the crop.", check=_positive)
+    resize_mode: str = _choice(
+        "shorter", "Whether the shorter side becomes --resize, or both sides (squash).", choices=("shorter", "squash")
+    )
+    augmentation: str = _choice(
+        "random_crop", "How training crops are taken.", choices=("random_crop", "random_resized_crop", "none")
+    )
+    min_scale: float = _choice(
+        0.08, "Smallest share of the image's area that random_resized_crop takes.", check=lambda v: 0 < v <= 1
+    )
+    flip: bool = _choice(True, "Mirror every second training image.")
+    # Network
+    backbone: str = _choice("mobilenetv2", "Backbone, with its options: e.g. 'mobilenetv2(alpha=0.35)'.")
+    weights: str = _choice("none", "Backbone weights: none, imagenet, or the path of a .weights.h5 file.")
+    embedding_dim: int = _choice(128, "Size of the embedding.", check=_positive)
+    pooling: str = _choice("avg", "Pooling over the positions of the feature map.", choices=("avg", "max"))
+    batch_norm: str = _choice(
+        "frozen",
+        "BatchNorm of the backbone: frozen; statistics (frozen statistics, trained gamma and beta); train.",
+        choices=BATCH_NORM_MODES,
+    )
+    # Objectives
+    objectives: str = _choice("am_softmax", "Terms of the loss: e.g. 'am_softmax(margin=0.05) + 0.4 * jrs'.")
+    # Batches
+    sampling: str = _choice(
+        "class_balanced", "P classes x K images, or a plain shuffle.", choices=("class_balanced", "shuffle")
+    )
+    classes_per_batch: int = _choice(20, "P, for class_balanced.", check=_positive)
+    images_per_class: int = _choice(5, "K, for class_balanced.", check=_positive)
+    batch_size: int = _choice(100, "Images per batch, over all replicas, for shuffle.", check=_positive)
+    short_classes: str = _choice(
+        "repeat", "Classes of fewer than K images: repeat their images, or drop them.", choices=("repeat", "drop")
+    )
+    # Optimisation
+    epochs: int = _choice(12, "Number of epochs.", check=_not_negative)
+    steps_per_epoch: int = _choice(0, "Steps per epoch; 0 for one pass over the training images.", check=_not_negative)
+    optimizer: str = _choice("adam", "Optimiser.", choices=OPTIMIZERS)
+    learning_rate: float = _choice(1e-4, "Base learning rate.", check=_positive)
+    backbone_rate: float = _choice(-1.0, "Learning rate of the backbone; -1: the base rate, 0: it does not train.")
+    projection_rate: float = _choice(-1.0, "Learning rate of the projection; -1: the base rate.")
+    objective_rate: float = _choice(-1.0, "Learning rate of the objectives' own weights; -1: the base rate.")
+    drop_epochs: str = _choice("", "Epochs after which every rate drops, e.g. '8' or '20,40'.")
+    drop_factor: float = _choice(0.1, "What each drop multiplies the rates by.", check=_positive)
+    weight_decay: float = _choice(
+        0.0, "Weight decay: coupled (added to the gradient), decoupled for adamw.", check=_not_negative
+    )
+    epsilon: float = _choice(1e-7, "Adam's and RMSprop's epsilon.", check=_positive)
+    momentum: float = _choice(0.9, "SGD's momentum.", check=_fraction)
+    clip_norm: float = _choice(0.0, "Largest norm of the whole gradient; 0: no clipping.", check=_not_negative)
+    mixed_precision: str = _choice("float32", "Dtype policy of the network.", choices=POLICIES)
+    seed: int = _choice(0, "Seed of weights, batches and augmentation.", check=_not_negative)
+    logical_devices: int = _choice(
+        0, "Split the CPU into this many logical devices and train on all; 0: the GPUs there are.", check=_not_negative
+    )
+    # Evaluation and records
+    ks: str = _choice("1,2,4,8", "The K of Recall@K.")
+    evaluate_every: int = _choice(1, "Evaluate the unseen classes every this many epochs; 0: at the end only.")
+    evaluation_batch_size: int = _choice(100, "Images per batch in evaluation.", check=_positive)
+    selection: str = _choice(
+        "last",
+        "Which epoch's embedder is kept: the last; the best on the held-out training classes (validation); the best "
+        "on the test classes (test: the papers' way, which flatters the figure).",
+        choices=("last", "validation", "test"),
+    )
+    checkpoint_steps: int = _choice(0, "Checkpoint every this many steps, besides each epoch.", check=_not_negative)
+    keep_checkpoints: int = _choice(2, "How many checkpoints stay.", check=_positive)
+    report: bool = _choice(True, "Write report/index.html at the end.")
+    run_dir: str = _choice("", "Folder of the run; must not exist yet, unless --resume.")
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            choices = field.metadata.get("choices")
+            if choices and value not in choices:
+                raise UserError(f"--{field.name}={value}: must be one of {', '.join(choices)}")
+            check: Callable | None = field.metadata.get("check")
+            if check and not check(value):
+                raise UserError(f"--{field.name}={value}: out of range. {field.metadata['help']}")
+        if not self.run_dir:
+            raise UserError("--run_dir is missing: name the folder that the run shall write, e.g. --run_dir=runs/first")
+        if self.resize < self.image_size and self.augmentation != "random_resized_crop":
+            raise UserError(
+                f"--resize={self.resize} is smaller than --image_size={self.image_size}: no crop of that size can be cut"
+            )
+        if self.selection == "validation" and not self.holdout_classes:
+            raise UserError("--selection=validation needs held-out classes: add e.g. --holdout_classes=0.2")
+        self.recall_ks()
+        self.drop_steps(1)
+        parse_call(self.backbone, "--backbone")
+        parse_sum(self.objectives, "--objectives")
+        self.data_options()
+
+    def recall_ks(self) -> tuple[int, ...]:
+        """The K of Recall@K."""
+        return _integers(self.ks, "--ks", at_least=1, required=True)
+
+    def drop_steps(self, steps_per_epoch: int) -> list[int]:
+        """The steps at which the rates drop."""
+        epochs = _integers(self.drop_epochs, "--drop_epochs", at_least=1)
+        if list(epochs) != sorted(set(epochs)):
+            raise UserError(f"--drop_epochs={self.drop_epochs}: the epochs must ascend")
+        return [epoch * steps_per_epoch for epoch in epochs]
+
+    def rate_factors(self) -> dict[str, float]:
+        """What the base rate is multiplied by for each part."""
+        rates = {"backbone": self.backbone_rate, "projection": self.projection_rate, "objectives": self.objective_rate}
+        return {part: 1.0 if rate < 0 else rate / self.learning_rate for part, rate in rates.items()}
+
+    def data_options(self) -> dict[str, Any]:
+        """The options of the data set."""
+        text = self.dataset_options
+        return parse_call(f"options({text})", "--dataset_options").arguments if text.strip() else {}
+
+    def make_backbone(self) -> backbones.Backbone:
+        """The backbone with its weights."""
+        call = parse_call(self.backbone, "--backbone")
+        return backbones.resolve(call.name, self.image_size, self.weights, **call.arguments)
+
+    def as_flags(self) -> str:
+        """The settings as a flag file that makes the same run."""
+        lines = [f"--{field.name}={_text(getattr(self, field.name))}" for field in dataclasses.fields(self)]
+        return "\n".join(lines) + "\n"
+
+    @classmethod
+    def from_flags(cls, text: str, **changes: Any) -> Experiment:
+        """The experiment of a flag file that `as_flags` wrote.
+
+        Raises:
+            UserError: A line names no setting or holds no value of its type.
+        """
+        kinds = typing.get_type_hints(cls)
+        values: dict[str, Any] = {}
+        for line in text.splitlines():
+            if not line.strip() or line.lstrip().startswith("#"):
+                continue
+            name, _, value = line.strip().removeprefix("--").partition("=")
+            if name not in kinds:
+                raise UserError(f"flag file: there is no setting --{name}")
+            try:
+                values[name] = value == "true" if kinds[name] is bool else kinds[name](value)
+            except ValueError as error:
+                raise UserError(f"flag file: --{name}={value} is not of type {kinds[name].__name__}") from error
+        return cls(**{**values, **changes})
+
+
+def _integers(text: str, flag: str, at_least: int, required: bool = False) -> tuple[int, ...]:
+    try:
+        values = tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError as error:
+        raise UserError(f"{flag}={text}: write integers with commas, e.g. 1,2,4") from error
+    if (required and not values) or any(value < at_least for value in values):
+        raise UserError(f"{flag}={text}: write integers of at least {at_least} with commas, e.g. 1,2,4")
+    return values
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

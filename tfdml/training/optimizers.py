@@ -1,0 +1,130 @@
+"""Optimisers with a learning rate per part of the learner, coupled weight decay and clipping of the global gradient."""
+
+from __future__ import annotations
+
+import keras
+from keras import ops
+
+from tfdml.errors import UserError
+
+PARTS = ("backbone", "projection", "objectives")
+
+
+class _PartRates:
+    """Mixed into a Keras optimiser: scales the rate of each variable, adds coupled weight decay, clips globally.
+
+    A Keras optimiser has one learning rate. The factors are looked up by the variable's index, so they work with every
+    backend and under a distribution strategy.
+    """
+
+    def configure(self, factors: dict[int, float], coupled_decay: float, global_norm: float | None) -> None:
+        """Set what is applied in each update; call it after `build`."""
+        self._tfdml_factors = dict(factors)
+        self._tfdml_decay = float(coupled_decay)
+        self._tfdml_norm = global_norm
+
+    def update_step(self, gradient, variable, learning_rate):
+        """One variable's update, at its part's own rate."""
+        if self._tfdml_decay:
+            gradient = gradient + ops.cast(self._tfdml_decay, variable.dtype) * ops.cast(variable, gradient.dtype)
+        factor = self._tfdml_factors.get(self._get_variable_index(variable), 1.0)  # type: ignore[attr-defined]
+        super().update_step(gradient, variable, learning_rate * factor)  # type: ignore[misc]
+
+    def _all_reduce_sum_gradients(self, grads_and_vars):
+        # Keras clips before it sums over replicas; the norm that counts is that of the sum.
+        reduced = super()._all_reduce_sum_gradients(grads_and_vars)  # type: ignore[misc]
+        if self._tfdml_norm is None:
+            return reduced
+        total = sum(ops.sum(ops.square(ops.cast(g, "float32"))) for g, _ in reduced if g is not None)
+        scale = self._tfdml_norm / ops.maximum(ops.sqrt(total), self._tfdml_norm)
+        return [(g if g is None else g * ops.cast(scale, g.dtype), v) for g, v in reduced]
+
+
+class PartAdam(_PartRates, keras.optimizers.Adam):
+    """Adam with a rate per part."""
+
+
+class PartAdamW(_PartRates, keras.optimizers.AdamW):
+    """AdamW with a rate per part; its decoupled decay uses the base rate."""
+
+
+class PartSGD(_PartRates, keras.optimizers.SGD):
+    """SGD with a rate per part."""
+
+
+class PartRMSprop(_PartRates, keras.optimizers.RMSprop):
+    """RMSprop with a rate per part."""
+
+
+OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop")
+
+
+def step_schedule(learning_rate: float, drop_steps: list[int], factor: float):
+    """A rate that is multiplied by `factor` at each of the steps given; a plain number when there is none.
+
+    Args:
+        learning_rate: The rate at step 0.
+        drop_steps: Ascending optimiser steps; from each on, the rate is lower.
+        factor: What each drop multiplies by.
+
+    Example:
+        >>> schedule = step_schedule(1e-2, [640], 0.1)
+        >>> float(schedule(639)), float(schedule(640))
+        (0.01, 0.001)
+    """
+    if not drop_steps:
+        return learning_rate
+    values = [learning_rate * factor**i for i in range(len(drop_steps) + 1)]
+    # Keras keeps the old value at the boundary itself.
+    return keras.optimizers.schedules.PiecewiseConstantDecay([step - 1 for step in drop_steps], values)
+
+
+def build_optimizer(
+    name: str,
+    learner,
+    learning_rate,
+    factors: dict[str, float],
+    weight_decay: float = 0.0,
+    epsilon: float | None = None,
+    momentum: float = 0.9,
+    clip_norm: float = 0.0,
+):
+    """An optimiser, built on the learner's variables, with a rate per part.
+
+    Args:
+        name: One of `OPTIMIZERS`.
+        learner: A built `MetricLearner`.
+        learning_rate: A number or schedule, the base rate.
+        factors: What each of `PARTS` multiplies the base rate by; 1 where it is not named.
+        weight_decay: Coupled (added to the gradient, as in PyTorch's Adam) for adam, sgd and rmsprop; decoupled for
+            adamw.
+        epsilon: Adam's and RMSprop's; None for Keras's default.
+        momentum: SGD's.
+        clip_norm: The largest norm of the whole gradient over all replicas; 0 for none.
+
+    Raises:
+        UserError: The name is unknown.
+    """
+    extra = {} if epsilon is None else {"epsilon": epsilon}
+    coupled = weight_decay
+    if name == "adam":
+        optimizer = PartAdam(learning_rate, **extra)
+    elif name == "adamw":
+        optimizer, coupled = PartAdamW(learning_rate, weight_decay=weight_decay, **extra), 0.0
+    elif name == "sgd":
+        optimizer = PartSGD(learning_rate, momentum=momentum)
+    elif name == "rmsprop":
+        optimizer = PartRMSprop(learning_rate, **extra)
+    else:
+        raise UserError(f"--optimizer={name!r}: known are {', '.join(OPTIMIZERS)}")
+    variables = learner.trainable_variables
+    optimizer.build(variables)
+    position = {id(variable): index for index, variable in enumerate(variables)}
+    by_index = {
+        position[id(variable)]: float(factors.get(part, 1.0))
+        for part, members in learner.parts().items()
+        for variable in members
+        if id(variable) in position
+    }
+    optimizer.configure(by_index, coupled, clip_norm or None)
+    return optimizer

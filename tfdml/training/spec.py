@@ -1,0 +1,107 @@
+"""The readable syntax of `--objectives` and `--backbone`: names with arguments, and weighted sums of them.
+
+    am_softmax(scale=20, margin=0.1) + 0.4 * jrs(levels=[pooled, embedding])
+    mobilenetv2(alpha=0.35)
+
+Values are numbers, `true`, `false`, `none`, quoted or bare words, lists, and calls such as
+`gaussian_mixture(multipliers=[0.5, 1, 2])`.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from typing import Any
+
+from tfdml.errors import UserError
+
+_WORDS = {"true": True, "false": False, "none": None}
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A name with keyword arguments."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+def parse_call(text: str, flag: str) -> Call:
+    """Parse `name` or `name(key=value, ...)`.
+
+    Raises:
+        UserError: The text is not of this form; the message names `flag`.
+
+    Example:
+        >>> parse_call("mobilenetv2(alpha=0.35)", "--backbone")
+        Call(name='mobilenetv2', arguments={'alpha': 0.35})
+    """
+    return _call(_expression(text, flag), text, flag)
+
+
+def parse_sum(text: str, flag: str) -> list[tuple[float, Call]]:
+    """Parse a sum of calls, each with an optional factor: `a + 0.5 * b(x=1)`.
+
+    Returns:
+        (weight, call) in the order written.
+
+    Raises:
+        UserError: The text is not of this form; the message names `flag`.
+    """
+    terms: list[tuple[float, Call]] = []
+
+    def visit(node: ast.expr, sign: float) -> None:
+        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub)):
+            visit(node.left, sign)
+            visit(node.right, sign if isinstance(node.op, ast.Add) else -sign)
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+            factor, call = (node.left, node.right)
+            if not isinstance(call, (ast.Call, ast.Name)):
+                factor, call = call, factor
+            weight = _value(factor, text, flag)
+            if not isinstance(weight, (int, float)) or isinstance(weight, bool):
+                raise _error(text, flag, f"the factor {ast.unparse(factor)!r} is not a number")
+            terms.append((sign * weight, _call(call, text, flag)))
+        else:
+            terms.append((sign, _call(node, text, flag)))
+
+    visit(_expression(text, flag), 1.0)
+    return terms
+
+
+def _expression(text: str, flag: str) -> ast.expr:
+    try:
+        return ast.parse(" ".join(text.split()), mode="eval").body
+    except (SyntaxError, ValueError) as error:
+        raise _error(text, flag, "it cannot be read") from error
+
+
+def _call(node: ast.expr, text: str, flag: str) -> Call:
+    if isinstance(node, ast.Name):
+        return Call(node.id, {})
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+        raise _error(text, flag, f"{ast.unparse(node)!r} is not a name with arguments")
+    if node.args or any(keyword.arg is None for keyword in node.keywords):
+        raise _error(text, flag, f"arguments of {node.func.id} must be written name=value")
+    arguments = {str(keyword.arg): _value(keyword.value, text, flag) for keyword in node.keywords}
+    return Call(node.func.id, arguments)
+
+
+def _value(node: ast.expr, text: str, flag: str) -> Any:
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name):
+        return _WORDS.get(node.id.lower(), node.id)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+        value = node.operand.value
+        if isinstance(value, (int, float)):
+            return -value
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return [_value(item, text, flag) for item in node.elts]
+    if isinstance(node, ast.Call):
+        return _call(node, text, flag)
+    raise _error(text, flag, f"{ast.unparse(node)!r} is not a value")
+
+
+def _error(text: str, flag: str, what: str) -> UserError:
+    return UserError(f"{flag}={text!r}: {what}; write e.g. 'name(key=1, other=[a, b]) + 0.5 * name'")

@@ -1,0 +1,69 @@
+"""An experiment in words, before it is run."""
+
+from __future__ import annotations
+
+from tfdml.training import distribution, trainer
+from tfdml.training.experiment import Experiment
+from tfdml.training.run_folder import RunFolder
+
+
+def describe(experiment: Experiment) -> str:
+    """What a run would do: data, network, terms, batches and schedule. Loads the data and builds the model.
+
+    Raises:
+        UserError: The run could not start.
+    """
+    RunFolder(experiment.run_dir).check_new()
+    strategy = distribution.make_strategy(experiment.logical_devices)
+    splits = trainer.load_splits(experiment)
+    sampler = trainer.make_sampler(experiment, splits.train)
+    steps = experiment.steps_per_epoch or sampler.steps_per_epoch
+    train_transform, evaluation_transform = trainer.make_transforms(experiment)
+    with distribution.scope(strategy):
+        learner = trainer.make_learner(experiment, splits.train.num_classes, steps)
+    lines = [f"data         {experiment.dataset} from {experiment.data_dir or 'the library itself'}"]
+    for name in ("train", "validation", "test"):
+        split = getattr(splits, name)
+        if split is not None:
+            lines.append(f"  {name:<11}{len(split):,} images of {split.num_classes:,} classes")
+    lines += [
+        f"training     {train_transform}",
+        f"evaluation   {evaluation_transform}",
+        f"embedder     {experiment.backbone}, weights {experiment.weights}: "
+        f"{learner.embedder.count_params():,} parameters, {experiment.embedding_dim}-d, "
+        f"batch norm {experiment.batch_norm}, {experiment.mixed_precision}",
+        "objectives",
+    ]
+    lines += [f"  {term.weight:g} * {term.name}  {_settings(term)}" for term in learner.objectives]
+    factors = experiment.rate_factors()
+    rates = ", ".join(f"{part} {experiment.learning_rate * factor:g}" for part, factor in factors.items())
+    drops = f", times {experiment.drop_factor:g} after epoch {experiment.drop_epochs}" if experiment.drop_epochs else ""
+    lines += [
+        f"batches      {sampler.batch_size} images ({_batch(experiment)}), {steps} steps an epoch, "
+        f"{experiment.epochs} epochs = {steps * experiment.epochs * sampler.batch_size:,} images",
+        f"optimiser    {experiment.optimizer}, rates: {rates}{drops}",
+        f"devices      {', '.join(distribution.describe(strategy))}",
+        f"selection    {experiment.selection}",
+        "",
+        "as a flag file:",
+        experiment.as_flags(),
+    ]
+    return "\n".join(lines)
+
+
+def _batch(experiment: Experiment) -> str:
+    if experiment.sampling == "shuffle":
+        return "plain shuffle"
+    return f"{experiment.classes_per_batch} classes x {experiment.images_per_class}"
+
+
+def _settings(term) -> str:
+    config = term.get_config()
+    skip = {"name", "trainable", "dtype", "weight", "reduction"}
+    shown = {key: value for key, value in config.items() if key not in skip}
+    if isinstance(shown.get("loss"), dict):
+        loss = shown.pop("loss")["config"]
+        shown = {**{key: value for key, value in loss.items() if key not in skip}, **shown}
+    if hasattr(term, "kernels"):
+        shown["kernels"] = list(term.kernels.values())
+    return ", ".join(f"{key}={value}" for key, value in shown.items())

@@ -1,0 +1,107 @@
+"""From `--objectives` to objectives: every loss, objective and kernel of tfdml by its name in snake case."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import keras
+
+from tfdml import kernels, losses, objectives
+from tfdml.errors import UserError
+from tfdml.kernels import Kernel
+from tfdml.losses.classification import ClassSimilarityLoss
+from tfdml.objectives import MetricLoss, Objective, ProxyLoss
+from tfdml.training.spec import Call, parse_sum
+
+_ALIASES = {"jrs": "joint_representation_similarity"}
+_WRAPPERS = (Objective, MetricLoss, ProxyLoss)
+
+
+def snake_case(name: str) -> str:
+    """`AMSoftmaxLoss` -> `am_softmax`; the suffix `Loss` says nothing among losses.
+
+    Example:
+        >>> snake_case("BinomialDevianceLoss"), snake_case("GaussianMixture")
+        ('binomial_deviance', 'gaussian_mixture')
+    """
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name.removesuffix("Loss"))
+    return words.lower()
+
+
+def known() -> dict[str, type]:
+    """The losses and objectives that `--objectives` can name."""
+    classes = [getattr(losses, name) for name in losses.__all__]
+    classes += [getattr(objectives, name) for name in objectives.__all__]
+    return {snake_case(cls.__name__): cls for cls in classes if cls not in _WRAPPERS}
+
+
+def _known_kernels() -> dict[str, type]:
+    found = {name: value for name, value in vars(kernels).items() if inspect.isclass(value)}
+    return {snake_case(name): cls for name, cls in found.items() if issubclass(cls, Kernel) and cls is not Kernel}
+
+
+def build_objectives(text: str, num_classes: int) -> list[Objective]:
+    """The objectives that a sum such as `am_softmax(margin=0.05) + 0.4 * jrs` describes.
+
+    A loss on class similarities gets proxies for `num_classes` classes; a factor is the term's weight. Terms that
+    provide representations come first, whatever the order written.
+
+    Raises:
+        UserError: An unknown name or argument, or a value that does not fit.
+    """
+    built = [_build(call, weight, num_classes, text) for weight, call in parse_sum(text, "--objectives")]
+    return sorted(built, key=lambda objective: not objective.provides)
+
+
+def _build(call: Call, weight: float, num_classes: int, text: str) -> Objective:
+    classes = known()
+    name = _ALIASES.get(call.name, call.name)
+    if name not in classes:
+        raise UserError(f"--objectives={text!r}: there is no {call.name!r}; known: {', '.join(sorted(classes))}")
+    cls = classes[name]
+    arguments = {key: _resolve(value, text) for key, value in call.arguments.items()}
+    arguments.setdefault("name", call.name)
+    try:
+        if issubclass(cls, keras.losses.Loss):
+            return _wrap(cls, arguments, weight, num_classes)
+        if "num_classes" in inspect.signature(cls).parameters:
+            arguments.setdefault("num_classes", num_classes)
+        _check_arguments(cls, arguments)
+        return cls(weight=weight, **arguments)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"--objectives={text!r}: {call.name}: {' '.join(str(error).split())}") from error
+
+
+def _wrap(cls: type, arguments: dict, weight: float, num_classes: int) -> Objective:
+    wrapper = ProxyLoss if issubclass(cls, ClassSimilarityLoss) else MetricLoss
+    own = set(inspect.signature(cls).parameters)
+    extra = {key: arguments[key] for key in arguments if key not in own}
+    loss_arguments = {key: arguments[key] for key in arguments if key in own}
+    _check_arguments(wrapper, extra, cls)
+    if wrapper is ProxyLoss:
+        extra["num_classes"] = num_classes
+    return wrapper(cls(**loss_arguments), weight=weight, name=arguments["name"], **extra)
+
+
+def _check_arguments(cls: type, arguments: dict, *others: type) -> None:
+    hidden = {"loss", "weight", "kwargs", "name", "num_classes"}
+    accepted = {key for owner in (cls, *others) for key in inspect.signature(owner).parameters} - hidden
+    for key in arguments:
+        if key not in accepted | {"name", "num_classes"}:
+            raise ValueError(f"no argument {key!r}; it has {', '.join(sorted(accepted))}")
+
+
+def _resolve(value, text: str):
+    if isinstance(value, Call):
+        known_kernels = _known_kernels()
+        if value.name not in known_kernels:
+            names = ", ".join(sorted(known_kernels))
+            raise UserError(f"--objectives={text!r}: there is no kernel {value.name!r}; known: {names}")
+        try:
+            return known_kernels[value.name](**{key: _resolve(item, text) for key, item in value.arguments.items()})
+        except (TypeError, ValueError) as error:
+            raise UserError(f"--objectives={text!r}: {value.name}: {error}") from error
+    if isinstance(value, list):
+        return [_resolve(item, text) for item in value]
+    return value

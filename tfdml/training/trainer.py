@@ -1,0 +1,321 @@
+"""Runs an experiment: data, model, `fit`, evaluation, and the run folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tfdml import data
+from tfdml.data import inspection
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.pipeline import evaluation_batches, explain_failure, training_batches
+from tfdml.data.sampling import ClassBalancedSampler, Sampler, ShuffleSampler
+from tfdml.data.transforms import EvaluationTransform, TrainTransform
+from tfdml.errors import UserError
+from tfdml.evaluation import embed, evaluate_retrieval
+from tfdml.models import Embedder, MetricLearner
+from tfdml.training import checkpoints, distribution
+from tfdml.training.experiment import Experiment
+from tfdml.training.files import write_json
+from tfdml.training.optimizers import build_optimizer, step_schedule
+from tfdml.training.recorder import Recorder
+from tfdml.training.run_folder import RunFolder
+from tfdml.training.terms import build_objectives
+
+RETRIEVAL = ("recall", "map@r", "r_precision")
+CLUSTERING = ("nmi", "ami", "f1")
+# On a dry run, how many test images stand for the whole when nothing is written.
+_PROTOCOL = "zero-shot: trained on {train} classes, evaluated all-to-all on {test} classes never seen in training"
+
+
+@dataclasses.dataclass(frozen=True)
+class Splits:
+    """The images of a run.
+
+    Args:
+        train: With class ids 0 .. C - 1.
+        validation: Held-out training classes, or None.
+        test: The unseen classes.
+    """
+
+    train: ImageDataset
+    validation: ImageDataset | None
+    test: ImageDataset
+
+
+def load_splits(experiment: Experiment) -> Splits:
+    """Load and check the images of an experiment.
+
+    Raises:
+        UserError: Something about the data is wrong; the message says what and where.
+    """
+    options = experiment.data_options()
+    directory = experiment.data_dir or None
+    train, test = (data.load(experiment.dataset, directory, split, **options) for split in ("train", "test"))
+    train, test = (inspection.check(split, experiment.bad_images) for split in (train, test))
+    validation = None
+    if experiment.holdout_classes:
+        classes = np.random.default_rng(experiment.seed).permutation(train.classes)
+        held_out = max(1, round(experiment.holdout_classes * len(classes)))
+        if held_out >= len(classes):
+            raise UserError(f"--holdout_classes={experiment.holdout_classes} leaves no class to train on")
+        validation = train.select_classes(classes[:held_out])
+        train = train.select_classes(classes[held_out:])
+    return Splits(train.contiguous(), validation, test)
+
+
+def make_sampler(experiment: Experiment, train: ImageDataset) -> Sampler:
+    """The sampler of an experiment."""
+    if experiment.sampling == "shuffle":
+        return ShuffleSampler(len(train), experiment.batch_size, experiment.seed)
+    return ClassBalancedSampler(
+        train.labels,
+        experiment.classes_per_batch,
+        experiment.images_per_class,
+        experiment.seed,
+        experiment.short_classes,
+    )
+
+
+def make_transforms(experiment: Experiment) -> tuple[TrainTransform, EvaluationTransform]:
+    """The views of an experiment, in training and in evaluation."""
+    resize = max(experiment.resize, experiment.image_size)
+    train = TrainTransform(
+        kind=experiment.augmentation,
+        resize=resize,
+        crop=experiment.image_size,
+        mode=experiment.resize_mode,
+        scale=(experiment.min_scale, 1.0),
+        flip=experiment.flip,
+    )
+    return train, EvaluationTransform(resize=resize, crop=experiment.image_size, mode=experiment.resize_mode)
+
+
+def make_learner(experiment: Experiment, num_classes: int, steps_per_epoch: int) -> MetricLearner:
+    """The compiled learner of an experiment; call it in the strategy's scope."""
+    keras.utils.set_random_seed(experiment.seed)
+    keras.config.set_dtype_policy(experiment.mixed_precision)
+    try:
+        embedder = Embedder(
+            experiment.make_backbone(),
+            embedding_dim=experiment.embedding_dim,
+            image_size=experiment.image_size,
+            resize=max(experiment.resize, experiment.image_size),
+            resize_mode=experiment.resize_mode,
+            pooling=experiment.pooling,
+            batch_norm=experiment.batch_norm,
+        )
+        if experiment.backbone_rate == 0:
+            embedder.backbone.trainable = False
+        learner = _with_objectives(experiment, embedder, num_classes)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    optimizer = build_optimizer(
+        experiment.optimizer,
+        learner,
+        step_schedule(experiment.learning_rate, experiment.drop_steps(steps_per_epoch), experiment.drop_factor),
+        experiment.rate_factors(),
+        weight_decay=experiment.weight_decay,
+        epsilon=experiment.epsilon,
+        momentum=experiment.momentum,
+        clip_norm=experiment.clip_norm,
+    )
+    # XLA across replicas fails to place the variables; one device decides for itself.
+    mirrored = tf.distribute.get_strategy().num_replicas_in_sync > 1
+    learner.compile(optimizer=optimizer, jit_compile=False if mirrored else "auto")
+    return learner
+
+
+def _with_objectives(experiment: Experiment, embedder: Embedder, num_classes: int) -> MetricLearner:
+    terms = build_objectives(experiment.objectives, num_classes)
+    try:
+        learner = MetricLearner(embedder, terms)
+        learner.build((None, experiment.image_size, experiment.image_size, 3))
+    except ValueError as error:
+        raise UserError(f"--objectives={experiment.objectives!r}: {error}") from error
+    return learner
+
+
+class Evaluator:
+    """Embeds splits and measures them.
+
+    Args:
+        experiment: The experiment.
+        splits: Its images.
+        transform: The view of evaluation.
+    """
+
+    def __init__(self, experiment: Experiment, splits: Splits, transform: EvaluationTransform):
+        self.experiment = experiment
+        self.splits = splits
+        self.batches: dict[str, tf.data.Dataset] = {}
+        for name, split in (("validation", splits.validation), ("test", splits.test)):
+            if split is not None:
+                batches = evaluation_batches(split, transform, experiment.evaluation_batch_size)
+                self.batches[name] = batches.cache() if experiment.cache else batches
+
+    def embed(self, embedder: Embedder, name: str) -> np.ndarray:
+        """The embeddings of a split, (N, d) float32."""
+        return embed(embedder, self.batches[name])
+
+    def measure(self, embeddings: np.ndarray, name: str, metrics=RETRIEVAL) -> dict[str, float]:
+        """The metrics of a split's embeddings."""
+        split: ImageDataset = getattr(self.splits, name)
+        return evaluate_retrieval(embeddings, split.labels, ks=self.experiment.recall_ks(), metrics=metrics)
+
+    def each_epoch(self, embedder: Embedder, epoch: int) -> dict[str, dict]:
+        """The metrics of every split, in the epochs that the experiment evaluates."""
+        every, last = self.experiment.evaluate_every, self.experiment.epochs
+        if epoch not in (0, last) and (every == 0 or epoch % every):
+            return {}
+        measured = {name: self.measure(self.embed(embedder, name), name) for name in self.batches}
+        for name, metrics in measured.items():
+            logging.info("epoch %d, %s: %s", epoch, name, format_metrics(metrics))
+        return measured
+
+
+def format_metrics(metrics: dict[str, float]) -> str:
+    """Metrics for people: percent, one decimal."""
+    shown = [(name, value) for name, value in metrics.items() if isinstance(value, float)]
+    return "  ".join(f"{name} {100 * value:.1f}" for name, value in shown)
+
+
+def train(experiment: Experiment, resume: bool = False) -> dict[str, Any]:
+    """Run an experiment to its end and return what `result.json` holds.
+
+    Args:
+        experiment: The settings.
+        resume: Continue the run in `experiment.run_dir` from its newest checkpoint.
+
+    Raises:
+        UserError: Something that the user can mend, before training where it can be known then.
+    """
+    started = time.perf_counter()
+    folder = RunFolder(experiment.run_dir)
+    if resume:
+        _check_same(experiment, folder.load_experiment())
+    else:
+        folder.check_new()
+    strategy = distribution.make_strategy(experiment.logical_devices)
+    splits = load_splits(experiment)
+    sampler = make_sampler(experiment, splits.train)
+    steps_per_epoch = experiment.steps_per_epoch or sampler.steps_per_epoch
+    train_transform, evaluation_transform = make_transforms(experiment)
+    with distribution.scope(strategy):
+        learner = make_learner(experiment, splits.train.num_classes, steps_per_epoch)
+    if not resume:
+        folder.create(experiment, distribution.describe(strategy))
+
+    evaluator = Evaluator(experiment, splits, evaluation_transform)
+    recorder = Recorder(
+        folder,
+        sampler.batch_size,
+        steps_per_epoch,
+        lambda epoch: evaluator.each_epoch(learner.embedder, epoch),
+        experiment.selection,
+        experiment.checkpoint_steps,
+        experiment.keep_checkpoints,
+    )
+    state = checkpoints.restore_latest(folder.checkpoints, learner) if resume else None
+    if state is not None:
+        recorder.resume(state, learner)
+        logging.info("resuming %s at step %d", folder.path, recorder.step)
+    try:
+        _fit(experiment, learner, splits, sampler, train_transform, recorder)
+    except UserError:
+        raise
+    except tf.errors.OpError as error:
+        explained = explain_failure(error, splits.train) or explain_failure(error, splits.test)
+        if explained is None:
+            raise
+        raise explained from error
+    return _finish(experiment, learner, evaluator, recorder, folder, time.perf_counter() - started)
+
+
+def _fit(
+    experiment: Experiment,
+    learner: MetricLearner,
+    splits: Splits,
+    sampler: Sampler,
+    transform: TrainTransform,
+    recorder: Recorder,
+) -> None:
+    steps = recorder.steps_per_epoch
+    epoch, within = divmod(recorder.step, steps)
+    if epoch >= experiment.epochs and recorder.records:
+        return
+    batches = training_batches(
+        splits.train, sampler, transform, seed=experiment.seed, first_step=recorder.step, cache=experiment.cache
+    )
+    verbose = 1 if sys.stdout.isatty() else 2
+    fit_arguments = {"callbacks": [recorder], "verbose": verbose}
+    if within:
+        # The rest of the epoch in which the run was stopped; the same stream of batches then goes on.
+        learner.fit(
+            batches.take(steps - within),
+            initial_epoch=epoch,
+            epochs=epoch + 1,
+            steps_per_epoch=steps - within,
+            **fit_arguments,
+        )
+        batches, epoch = batches.skip(steps - within), epoch + 1
+    learner.fit(batches, initial_epoch=epoch, epochs=experiment.epochs, steps_per_epoch=steps, **fit_arguments)
+
+
+def _finish(experiment, learner, evaluator, recorder, folder, seconds) -> dict[str, Any]:
+    if experiment.selection == "last":
+        recorder.save_embedder()
+        embedder = learner.embedder
+    else:
+        embedder = keras.saving.load_model(folder.embedder)
+    embeddings = evaluator.embed(embedder, "test")
+    metrics = evaluator.measure(embeddings, "test", RETRIEVAL + CLUSTERING)
+    splits = evaluator.splits
+    selection = {
+        "last": "the last epoch",
+        "validation": "the best epoch on held-out training classes",
+        "test": "the best epoch on the test classes themselves: the figure is flattered by that choice",
+    }[experiment.selection]
+    result = {
+        "dataset": experiment.dataset,
+        "metrics": metrics,
+        "metrics_before": recorder.records[0].get("test", {}),
+        "protocol": _PROTOCOL.format(train=splits.train.num_classes, test=splits.test.num_classes),
+        "selection": selection,
+        "epoch": recorder.best["epoch"],
+        "steps": recorder.step,
+        "seconds": seconds,
+        "train_seconds": recorder.train_seconds,
+        "images_per_second": recorder.images_per_second(),
+    }
+    write_json(folder.result, result)
+    if experiment.report:
+        _write_report(experiment, splits.test, embeddings, result, recorder, folder)
+    return result
+
+
+def _write_report(experiment, test, embeddings, result, recorder, folder) -> None:
+    raise NotImplementedError
+
+
+def _check_same(asked: Experiment, stored: Experiment) -> None:
+    for field in dataclasses.fields(Experiment):
+        old, new = getattr(stored, field.name), getattr(asked, field.name)
+        if old != new and field.name != "run_dir":
+            raise UserError(
+                f"--resume: the run was started with --{field.name}={old}, not {new}; leave the flag out, or start anew"
+            )
+
+
+def run_paths(run_dir: str) -> dict[str, Path]:
+    """Where a run's results lie."""
+    folder = RunFolder(run_dir)
+    return {"embedder": folder.embedder, "result": folder.result, "report": folder.report}
