@@ -86,10 +86,10 @@ def am_softmax(labels, cosines, scale=20.0, margin=0.1, reduction="mean"):
     """JRD eq. 12."""
     values = []
     for label, row in zip(labels, cosines, strict=True):
-        logits = [scale * (float(c) - (margin if j == int(label) else 0.0)) for j, c in enumerate(row)]
-        top = max(logits)
-        log_sum = top + math.log(total(math.exp(logit - top) for logit in logits))
-        values.append(log_sum - logits[int(label)])
+        own = scale * (float(row[int(label)]) - margin)
+        # -ln(a / (a + b)) = ln(1 + b / a), which keeps its digits where b is next to nothing.
+        others = [math.exp(scale * float(c) - own) for j, c in enumerate(row) if j != int(label)]
+        values.append(math.log1p(total(others)))
     return total(values) if reduction == "sum" else mean(values)
 
 

@@ -156,6 +156,15 @@ def test_labels_that_are_no_vector_are_refused(labels):
         pairwise.as_labels(labels)
 
 
+def test_labels_whose_rank_the_graph_does_not_know_are_accepted():
+    @tf.function(input_signature=[tf.TensorSpec(None, tf.int64)])
+    def convert(labels):
+        return pairwise.as_labels(labels)
+
+    for labels in ([3, 1, 3], [[3], [1], [3]]):
+        np.testing.assert_array_equal(convert(tf.constant(labels, tf.int64)), [3, 1, 3])
+
+
 @pytest.mark.parametrize("base", [2**24, 2**31, 2**53, 2**62, -(2**53) - 1])
 @pytest.mark.parametrize("make", [list, np.array, tf.constant])
 def test_large_ids_do_not_collide(base, make):

@@ -24,6 +24,9 @@ def as_labels(labels):
     """
     if keras.tree.is_nested(labels) or not hasattr(labels, "shape"):
         labels = np.asarray(labels)
+    # A TensorFlow graph that has seen both forms knows no rank.
+    if getattr(labels.shape, "rank", 1) is None:
+        labels = ops.reshape(labels, (-1,))
     shape = tuple(labels.shape)
     if len(shape) == 2 and shape[1] == 1:
         labels = labels[:, 0] if isinstance(labels, np.ndarray) else ops.squeeze(labels, 1)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import tfdml  # noqa: F401  (registers the classes that a saved embedder names)
 from tests.cli.conftest import ROOT
 
 
@@ -52,9 +53,7 @@ def test_a_run_killed_in_the_middle_of_an_epoch_ends_with_the_same_weights(finis
 
     resumed = command("train", f"--run_dir={folder}", "--resume")
     assert resumed.returncode == 0, resumed.stderr[-3000:]
-    unbroken, continued = (
-        np.load(max((path / "checkpoints").glob("step-*.npz"))) for path in (finished_run, folder)
-    )
+    unbroken, continued = (np.load(max((path / "checkpoints").glob("step-*.npz"))) for path in (finished_run, folder))
     assert sorted(unbroken.files) == sorted(continued.files)
     for name in set(unbroken.files) - {"state"}:
         np.testing.assert_array_equal(unbroken[name], continued[name], err_msg=name)

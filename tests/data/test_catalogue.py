@@ -5,14 +5,19 @@ from PIL import Image
 from tfdml.data import catalogue
 from tfdml.errors import UserError
 
+FILES = ["cars196", "cub200", "folder", "inshop", "omniglot", "sop"]
+
 
 def test_names_are_sorted_and_hold_the_readers():
     assert catalogue.names() == sorted(catalogue.names())
-    assert {"cars196", "folder", "glyphs", "omniglot"} <= set(catalogue.names())
+    assert set(FILES) | {"glyphs", "list", "tfds"} <= set(catalogue.names())
+    assert "cub" not in catalogue.names()
 
 
 def test_unknown_name_lists_the_names():
-    with pytest.raises(UserError, match=r"unknown data set 'cars'.*cars196, folder, glyphs, omniglot"):
+    with pytest.raises(
+        UserError, match=r"unknown data set 'cars'.*cars196, cub200, folder, glyphs, inshop, list, omni"
+    ):
         catalogue.load("cars")
 
 
@@ -31,17 +36,27 @@ def test_data_dir_and_split_are_no_options():
         catalogue.load("folder", "anywhere", check_counts=False)
 
 
-@pytest.mark.parametrize("name", ["cars196", "folder", "omniglot"])
+@pytest.mark.parametrize("name", FILES)
 def test_a_reader_of_files_asks_for_its_folder(name):
     with pytest.raises(UserError, match=f"{name} is read from a folder.*--data_dir=DIR"):
         catalogue.load(name)
 
 
-@pytest.mark.parametrize("name", ["cars196", "folder", "omniglot"])
+@pytest.mark.parametrize("name", FILES)
 def test_a_folder_that_is_not_there_is_named(name, tmp_path):
     missing = tmp_path / "nowhere"
     with pytest.raises(UserError, match=str(missing)):
         catalogue.load(name, missing)
+
+
+def test_a_list_is_a_file():
+    with pytest.raises(UserError, match=r"list is read from a file; name it .*--data_dir=FILE"):
+        catalogue.load("list")
+
+
+def test_an_option_that_is_needed_is_named():
+    with pytest.raises(UserError, match="tfds needs its option name: name="):
+        catalogue.load("tfds")
 
 
 def test_glyphs_need_no_folder_and_ignore_one(tmp_path):

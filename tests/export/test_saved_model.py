@@ -17,12 +17,14 @@ from tfdml.models import Embedder
 
 CLIENT = """
 import sys
+# A machine without them: importing a module that is None fails.
+sys.modules["keras"] = sys.modules["tf_keras"] = sys.modules["tfdml"] = None
 import numpy as np
 import tensorflow as tf
 served = tf.saved_model.load(sys.argv[1])
 images = np.load(sys.argv[2], allow_pickle=True)["encoded"].tolist()
 vectors = served.signatures["serving_default"](image_bytes=tf.constant(images))["embedding"].numpy()
-assert "keras" not in sys.modules and "tfdml" not in sys.modules, "the client must need TensorFlow only"
+assert not sys.modules["keras"] and not sys.modules["tfdml"]
 np.save(sys.argv[3], vectors)
 """
 
@@ -58,7 +60,6 @@ def pictures():
     ]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_process_with_tensorflow_only_gets_the_embedders_vectors(embedder, tmp_path):
     version = export_saved_model(embedder, tmp_path / "model")
     encoded = pictures()

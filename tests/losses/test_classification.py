@@ -1,9 +1,12 @@
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests import references
 from tests.mathematics import assert_close, finite_differences, random_batch, value_and_gradients
 from tfdml import losses
+from tfdml.layers import CosineProxies
 
 CASES = {
     "am": (losses.AMSoftmaxLoss(), lambda y, c: references.am_softmax(y, c)),
@@ -104,8 +107,6 @@ def test_arguments_that_make_no_sense_are_refused(make):
 
 
 def test_gradient_through_cosines_reaches_embeddings_and_proxies():
-    from tfdml.layers import CosineProxies
-
     labels, x = random_batch(2, 6, 4, 5, unit=False)
     layer = CosineProxies(4)
     layer.build((None, 5))
@@ -114,9 +115,7 @@ def test_gradient_through_cosines_reaches_embeddings_and_proxies():
         layer_proxies = proxies / np.linalg.norm(proxies, axis=1, keepdims=True)
         return references.am_softmax(labels, references.class_similarities(embeddings, layer_proxies))
 
-    import tensorflow as tf
-
-    proxies = np.array(layer.proxies)
+    proxies = keras.ops.convert_to_numpy(layer.proxies)
     with tf.GradientTape() as tape:
         embeddings = tf.constant(x)
         tape.watch(embeddings)

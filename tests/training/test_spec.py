@@ -9,7 +9,9 @@ from tfdml.training.spec import Call, parse_call, parse_sum
 
 
 def test_a_sum_keeps_order_weights_and_arguments():
-    terms = parse_sum("am_softmax(scale=20, margin=0.1) + 0.4 * jrs(levels=[pooled, embedding]) - other*2", "--objectives")
+    terms = parse_sum(
+        "am_softmax(scale=20, margin=0.1) + 0.4 * jrs(levels=[pooled, embedding]) - other*2", "--objectives"
+    )
     assert terms == [
         (1.0, Call("am_softmax", {"scale": 20, "margin": 0.1})),
         (0.4, Call("jrs", {"levels": ["pooled", "embedding"]})),
@@ -31,7 +33,8 @@ def test_values_are_numbers_words_lists_and_calls():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a +", "a(1)", "a(**b)", "a.b", "1 + 2", "a * b", "true * a", "a(b=c+d)", "a[0]", "lambda: 0", "(", "a; b"]
+    "text",
+    ["", "a +", "a(1)", "a(**b)", "a.b", "1 + 2", "a * b", "true * a", "a(b=c+d)", "a[0]", "lambda: 0", "(", "a; b"],
 )
 def test_what_cannot_be_read_is_one_line_that_names_the_flag(text):
     with pytest.raises(UserError) as caught:

@@ -92,10 +92,13 @@ def resolve(name: str, image_size: int, weights: str | None = None, **options) -
     if key not in _BACKBONES:
         raise UserError(f"unknown backbone {name!r}; known: {', '.join(names())}")
     entry = _BACKBONES[key]
-    for option in options:
+    for option, value in options.items():
         if option not in entry.options:
             known = f"its options: {', '.join(entry.options)}" if entry.options else "it has none"
             raise UserError(f"backbone {name!r} has no option {option!r} ({known})")
+        # MobileNet would build its narrowest network from a negative alpha without a word.
+        if not isinstance(value, (int, float)) or not value > 0:
+            raise UserError(f"cannot build backbone {name!r}: {option} must be a positive number, not {value!r}")
     weights = None if weights in (None, "", "none") else weights
     if weights == "imagenet" and not entry.has_imagenet:
         raise UserError(f"there are no ImageNet weights for {name!r}; use --weights=none or a file")
@@ -123,7 +126,7 @@ def load_weights(model: keras.Model, path: str) -> None:
     try:
         with h5py.File(path, "r") as file:
             arrays: list[tuple] = []
-            file.visititems(lambda key, item: arrays.append(item.shape) if isinstance(item, h5py.Dataset) else None)
+            file.visititems(lambda key, item: arrays.append(item.shape) if _is_weight(key, item) else None)
     except OSError as error:
         raise UserError(f"--weights: {path} is not an HDF5 file of Keras weights ({_one_line(error)})") from error
     wanted = [tuple(weight.shape) for weight in model.weights]
@@ -138,6 +141,11 @@ def load_weights(model: keras.Model, path: str) -> None:
         model.load_weights(path)
     except Exception as error:
         raise UserError(f"--weights: {path} does not fit {model.name}: {_one_line(error)}") from error
+
+
+def _is_weight(key: str, item) -> bool:
+    # A compiled model's file also holds the state of its optimiser.
+    return isinstance(item, h5py.Dataset) and not key.startswith("optimizer/")
 
 
 def _count(shapes) -> int:

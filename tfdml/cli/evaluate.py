@@ -46,7 +46,7 @@ def evaluate() -> None:
 
     from tfdml import data
     from tfdml.data import inspection
-    from tfdml.evaluation import evaluate_retrieval
+    from tfdml.evaluation import evaluate_dataset
     from tfdml.export.loading import load_model
     from tfdml.training.files import write_json
     from tfdml.training.spec import parse_call
@@ -57,7 +57,7 @@ def evaluate() -> None:
     arguments = parse_call(text, "--dataset_options").arguments if options.strip() else {}
     dataset = inspection.check(data.load(name, directory or None, values.split, **arguments), values.bad_images)
     embeddings = model.embed(dataset, values.batch_size)
-    metrics = evaluate_retrieval(embeddings, dataset.labels, ks=ks)
+    metrics = evaluate_dataset(embeddings, dataset, ks=ks)
     print(f"{values.model} on {name}, {values.split}: {len(dataset):,} images of {dataset.num_classes:,} classes")
     for key, value in metrics.items():
         print(f"  {key:<24}{100 * value:6.2f} %" if isinstance(value, float) else f"  {key:<24}{value:>6}")

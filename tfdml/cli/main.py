@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import logging as python_logging
 import sys
 from collections.abc import Callable, Sequence
-
-# TensorFlow prints about its own start-up; it reads this when it is first imported.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from absl import flags, logging
 
@@ -27,6 +24,8 @@ def run(command: Callable[[], None], name: str, usage: str, argv: Sequence[str] 
     logging.use_absl_handler()
     logging.set_verbosity(logging.INFO)
     logging.get_absl_handler().setFormatter(None)
+    for library in ("tensorflow", "faiss", "faiss.loader", "jax"):
+        python_logging.getLogger(library).setLevel(python_logging.ERROR)
     try:
         if any(argument in ("--help", "-h", "-help") for argument in argv[1:]):
             print(usage.strip() + "\n\nFlags:\n" + _flags_help())

@@ -8,6 +8,7 @@ import pathlib
 import numpy as np
 import scipy.io
 
+from tfdml.data import files
 from tfdml.data.dataset import FileImages, ImageDataset
 from tfdml.errors import UserError
 
@@ -56,7 +57,7 @@ def read(data_dir: str | os.PathLike, split: str = "train", *, check_counts: boo
             f"{len(rows)}; unpack the official devkit again, or pass check_counts=False for a part of the data set"
         )
     chosen = tuple(paths[row] for row in rows)
-    _require_files(chosen)
+    files.require_files("cars196", chosen, "unpack the image archives again beside devkit/")
     labels = classes[rows] - 1
     class_names = _class_names(root)
     return ImageDataset(
@@ -127,20 +128,3 @@ def _class_names(root: pathlib.Path) -> dict[int, str]:
             if len(found):
                 return {label: str(name) for label, name in enumerate(found)}
     return {}
-
-
-def _require_files(paths: tuple[str, ...]) -> None:
-    # One listing per folder: a stat per image takes minutes on a network disk.
-    present: dict[str, set[str]] = {}
-    missing = []
-    for path in paths:
-        folder, name = os.path.split(path)
-        if folder not in present:
-            present[folder] = set(os.listdir(folder)) if os.path.isdir(folder) else set()
-        if name not in present[folder]:
-            missing.append(path)
-    if missing:
-        raise UserError(
-            f"cars196: {len(missing)} of {len(paths)} images are missing, the first is {missing[0]}; "
-            "unpack the image archives again beside devkit/"
-        )

@@ -7,20 +7,28 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from tfdml.data import cars196, folder, glyphs, omniglot
+from tfdml.data import cars196, cub200, folder, glyphs, inshop, listing, omniglot, stanford_online_products, tfds
 from tfdml.data.dataset import ImageDataset
 from tfdml.errors import UserError
 
 SPLITS = ("train", "test")
+# The two parts of a test split that has roles.
+ROLES = ("query", "gallery")
 
 # To add a data set: one file with `read(data_dir, split, *, option=default, ...)`, and its line here. A reader
 # that gives `data_dir` a default works without one.
 _READERS: dict[str, Callable[..., ImageDataset]] = {
     "cars196": cars196.read,
+    "cub200": cub200.read,
     "folder": folder.read,
     "glyphs": glyphs.read,
+    "inshop": inshop.read,
+    "list": listing.read,
     "omniglot": omniglot.read,
+    "sop": stanford_online_products.read,
+    "tfds": tfds.read,
 }
+_ALIASES = {"cub": "cub200"}
 
 
 def names() -> list[str]:
@@ -33,13 +41,15 @@ def names() -> list[str]:
     return sorted(_READERS)
 
 
-def load(name: str, data_dir: str | os.PathLike | None = None, split: str = "train", **options: Any) -> ImageDataset:
+def load(name: str, /, data_dir: str | os.PathLike | None = None, split: str = "train", **options: Any) -> ImageDataset:
     """Reads one split of a data set.
 
     Args:
-        name: One of `names()`.
-        data_dir: The folder that holds the data set as unpacked. A data set that is drawn ignores it.
-        split: `"train"` or `"test"`: their classes are disjoint.
+        name: One of `names()`; by position only, because `"tfds"` has an option `name`.
+        data_dir: The folder that holds the data set as unpacked; for `"list"` the file. A data set that is drawn
+            ignores it.
+        split: `"train"` or `"test"`: their classes are disjoint. Where the test split has roles, as that of
+            `"inshop"`, also `"query"` or `"gallery"` for that part of it.
         **options: What the data set's reader takes, e.g. `images_per_class` of `"glyphs"`.
 
     Returns:
@@ -53,20 +63,28 @@ def load(name: str, data_dir: str | os.PathLike | None = None, split: str = "tra
         >>> len(load("glyphs", split="test", images_per_class=2))
         214
     """
+    name = _ALIASES.get(name, name)
     reader = _READERS.get(name)
     if reader is None:
         raise UserError(f"unknown data set {name!r}; choose one of: {', '.join(names())}")
-    if split not in SPLITS:
-        raise UserError(f"unknown split {split!r} of {name}; choose one of: {', '.join(SPLITS)}")
+    if split not in SPLITS + ROLES:
+        raise UserError(f"unknown split {split!r} of {name}; choose one of: {', '.join(SPLITS + ROLES)}")
     parameters = inspect.signature(reader).parameters
     known = [p.name for p in parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
     for option in options:
         if option not in known:
             takes = f"it takes: {', '.join(known)}" if known else "it takes none"
             raise UserError(f"data set {name} has no option {option!r}; {takes}")
-    if not data_dir:
-        if parameters["data_dir"].default is inspect.Parameter.empty:
-            raise UserError(f"data set {name} is read from a folder; name it with data_dir (--data_dir=DIR)")
-        return reader(split=split, **options)
-    # A shell leaves the tilde of --data_dir=~/data as it is.
-    return reader(os.path.expanduser(data_dir), split, **options)
+    for option, parameter in parameters.items():
+        if option in known and option not in options and parameter.default is inspect.Parameter.empty:
+            raise UserError(f'data set {name} needs its option {option}: {option}="..." (--dataset_options)')
+    if data_dir:
+        # A shell leaves the tilde of --data_dir=~/data as it is.
+        options["data_dir"] = os.path.expanduser(data_dir)
+    elif parameters["data_dir"].default is inspect.Parameter.empty:
+        kind, value = ("file", "FILE") if name == "list" else ("folder", "DIR")
+        raise UserError(f"data set {name} is read from a {kind}; name it with data_dir (--data_dir={value})")
+    dataset = reader(split=split if split in SPLITS else "test", **options)
+    if split in ROLES:
+        return dataset.queries if split == "query" else dataset.gallery
+    return dataset

@@ -6,9 +6,14 @@ is never copied into TensorFlow as a whole, and knows no limit on the size of a 
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import functools
 import os
+import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -75,13 +80,61 @@ def look_up(
         indices = indices_of(int(step))
         return [labels[indices], *source.columns(indices)]
 
-    found = tf.numpy_function(rows, [step], [tf.int64, *source.dtypes])
+    found = _python_calls().call(rows, [step], [tf.int64, *source.dtypes])
     shapes: list[tuple[int | None, ...]] = [(batch_size,)] * len(found)
     if source.size is not None:
         shapes[1] = (batch_size, *source.size, 3)
     elif len(found) == 3:
         shapes[2] = (batch_size, 3)
     return tuple(tf.ensure_shape(tensor, shape) for tensor, shape in zip(found, shapes, strict=True))
+
+
+class _PythonCalls:
+    """Calls of Python functions from graphs that stop in time before the interpreter shuts down.
+
+    CPython ends any foreign thread that calls into it once shutdown has begun. An iterator that still prefetches then
+    waits for its thread for ever, and the process never exits. So at exit a check within the graph, which needs no
+    Python, refuses further calls, and the calls that are under way are waited for.
+    """
+
+    _PATIENCE = 10.0  # seconds
+    # For threads between the check and the call, or between the call and the conversion of its result.
+    _GRACE = 0.1  # seconds
+
+    def __init__(self) -> None:
+        with tf.init_scope(), tf.device("CPU:0"):
+            # Nothing is ever put in: a queue is a flag, open or closed, that no distribution strategy copies.
+            self._flag = tf.queue.FIFOQueue(1, [tf.bool])
+        self._running = 0
+        self._idle = threading.Condition()
+        atexit.register(self._close)
+
+    def call(self, function: Callable[..., Any], inputs: list[tf.Tensor], dtypes: list[tf.DType]) -> list[tf.Tensor]:
+        def counted(*arguments: Any) -> Any:
+            with self._idle:
+                self._running += 1
+            try:
+                return function(*arguments)
+            finally:
+                with self._idle:
+                    self._running -= 1
+                    self._idle.notify_all()
+
+        closed = tf.raw_ops.QueueIsClosedV2(handle=self._flag.queue_ref)
+        with tf.control_dependencies([tf.debugging.Assert(~closed, ["Python is shutting down"])]):
+            return tf.numpy_function(counted, inputs, dtypes)
+
+    def _close(self) -> None:
+        self._flag.close()
+        with self._idle:
+            self._idle.wait_for(lambda: self._running == 0, self._PATIENCE)
+        time.sleep(self._GRACE)
+
+
+@functools.cache
+def _python_calls() -> _PythonCalls:
+    # Made when first needed: devices can only be configured before TensorFlow has run anything.
+    return _PythonCalls()
 
 
 def _strings(values: Iterable[bytes]) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,8 +17,8 @@ from tfdml.pairwise import DISTANCES
 
 # Candidates taken beyond k, so that rounding in the block product cannot decide what is among the k returned.
 _SPARE = 4
-# Elements of the (queries, candidates, d) differences that are measured at once: a few MB, which stay in the cache.
-_MEASURED_AT_ONCE = 2**20
+# Elements of the (queries, candidates, d) differences that are measured at once: 1 MB, which stays in the cache.
+_MEASURED_AT_ONCE = 2**18
 # The score of the rows that fill the gallery up to whole groups: below every real score, which is at most about d.
 _PADDING_SCORE = -1e30
 
@@ -54,6 +55,20 @@ def check_embeddings(embeddings: Any, what: str = "embeddings") -> np.ndarray:
     return array
 
 
+def check_own_rows(own_rows: Any, num_queries: int, num_gallery: int) -> np.ndarray:
+    """`own_rows` as one gallery row per query.
+
+    Raises:
+        UserError: Not integers, not one per query, or outside the gallery.
+    """
+    array = np.asarray(own_rows)
+    if array.shape != (num_queries,) or array.dtype.kind not in "iu":
+        raise UserError(f"own_rows must be one integer per query, {num_queries}; got shape {array.shape}")
+    if array.min() < 0 or array.max() >= num_gallery:
+        raise UserError(f"own_rows must lie in 0 .. {num_gallery - 1}, the rows of the gallery")
+    return array.astype(np.int64)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Space:
     """Queries and gallery, transformed so that one product ranks them and plain differences measure them."""
@@ -68,6 +83,11 @@ class _Space:
         if self.distance in ("euclidean", "sqeuclidean"):
             return -0.5 * np.einsum("gd,gd->g", self.gallery, self.gallery)
         return 0.0
+
+    @functools.cached_property
+    def zero_gallery(self) -> Any:
+        """(G,) bool: gallery rows without a direction."""
+        return np.logical_not(np.any(self.gallery, axis=1))
 
     def in_callers_scale(self, measured: np.ndarray) -> np.ndarray:
         """The float32 distances that the caller asked for, from those of `_measure`."""
@@ -161,16 +181,27 @@ def _top_columns(scores: Any, candidates: int, group: int) -> Any:
     return ops.take_along_axis(chosen, place // group, axis=1) * group + place % group
 
 
-def _measure(queries: Any, neighbours: Any, distance: str) -> Any:
-    """(B, m) distances from (B, d) to (B, m, d), from differences: exact copies are at exactly 0."""
-    queries = ops.expand_dims(queries, 1)
-    if distance == "dot":
-        return -ops.sum(queries * neighbours, axis=-1)
-    squared = ops.sum(ops.square(neighbours - queries), axis=-1)
-    if distance == "cosine":  # |q - g|^2 / 2 = 1 - cos of unit vectors; a zero vector has cosine 0 with everything
-        zero = ops.logical_or(ops.all(queries == 0, axis=-1), ops.all(neighbours == 0, axis=-1))
-        return ops.where(zero, ops.ones_like(squared), squared / 2)
-    return squared
+def _measure(space: _Space, block: slice, columns: np.ndarray) -> np.ndarray:
+    """(B, m) distances of a block of queries to the gallery rows `columns` (B, m), before `in_callers_scale`.
+
+    From differences, so that exact copies are at exactly 0. In NumPy on every backend: m is small, and a few rows at
+    a time never leave the processor's cache.
+    """
+    queries = space.queries[block]
+    measured = np.empty(columns.shape, np.float32)
+    step = max(1, _MEASURED_AT_ONCE // (columns.shape[1] * queries.shape[1]))
+    for start in range(0, len(columns), step):
+        rows = slice(start, start + step)
+        near = space.gallery[columns[rows]]
+        if space.distance == "dot":
+            measured[rows] = -np.einsum("bmd,bd->bm", near, queries[rows])
+        else:
+            near -= queries[rows, None]
+            np.einsum("bmd,bmd->bm", near, near, out=measured[rows])
+    if space.distance == "cosine":  # |q - g|^2 / 2 = 1 - cos of unit vectors; zero vectors have cosine 0 with all
+        zero = np.logical_not(np.any(queries, axis=1))[:, None] | space.zero_gallery[columns]
+        return np.where(zero, np.float32(1), measured / 2)
+    return measured
 
 
 def neighbour_blocks(
@@ -208,11 +239,7 @@ def neighbour_blocks(
                 "both must come from the same model"
             )
     if own_rows is not None:
-        own_rows = np.asarray(own_rows)
-        if own_rows.shape != (len(queries),) or own_rows.dtype.kind not in "iu":
-            raise UserError(f"own_rows must be one integer per query, {len(queries)}; got shape {own_rows.shape}")
-        if own_rows.min() < 0 or own_rows.max() >= len(gallery):
-            raise UserError(f"own_rows must lie in 0 .. {len(gallery) - 1}, the rows of the gallery")
+        own_rows = check_own_rows(own_rows, len(queries), len(gallery))
     available = len(gallery) - (own_rows is not None)
     if not 1 <= k <= available:
         besides = " besides the query itself" if own_rows is not None else ""
@@ -227,7 +254,6 @@ def _blocks(
     candidates = min(k + (own_rows is not None) + _SPARE, size)
     group = _group_size(size, candidates)
     padded = -(-size // group) * group
-    measured = max(1, _MEASURED_AT_ONCE // (candidates * dim))
     per_query = 4 * (padded + padded // group + 2 * candidates * (group + 4))
     rows = max(1, min(memory_budget // per_query, len(space.queries)))
 
@@ -237,7 +263,6 @@ def _blocks(
     table[dim, :size] = space.gallery_bias()
     table[dim, size:] = _PADDING_SCORE
     table = ops.convert_to_tensor(table)
-    gallery = ops.convert_to_tensor(space.gallery)
 
     for start in range(0, len(space.queries), rows):
         block = slice(start, min(start + rows, len(space.queries)))
@@ -246,13 +271,10 @@ def _blocks(
         with _full_float32():
             scores = ops.matmul(ops.convert_to_tensor(queries), table)
             columns = _top_columns(scores, candidates, group)
+            columns = ops.convert_to_numpy(columns)
             del scores
-            found = [
-                _measure(queries[part, :dim], ops.take(gallery, columns[part], axis=0), space.distance)
-                for part in (slice(first, first + measured) for first in range(0, len(queries), measured))
-            ]
-        distances = np.concatenate([ops.convert_to_numpy(part) for part in found])
-        indices = ops.convert_to_numpy(columns).astype(np.int64)
+        indices = columns.astype(np.int64)
+        distances = _measure(space, block, indices)
         if own_rows is not None:
             distances = np.where(indices == own_rows[block, None], np.float32(np.inf), distances)
         order = np.lexsort((indices, distances), axis=-1)[:, :k]
@@ -277,7 +299,7 @@ def nearest_neighbours(
 
     Precision: candidates are chosen by float32 products of embeddings shifted to the gallery's mean, whose error
     is about 1e-7 of the squared spread; a few more than k are chosen, and those are measured and ordered by
-    sum((q - g)^2) in float32, so results do not depend on the block size and copies are at exactly 0. Only where
+    sum((q - g)^2) in float32. So copies are at exactly 0, and the block size does not change a distance. Only where
     more than four images crowd within that error of the k-th may another of them be returned in its place. On a
     GPU, TF32 is switched off meanwhile.
 
@@ -288,7 +310,7 @@ def nearest_neighbours(
         distance: `"euclidean"`: |q - g|; `"sqeuclidean"`: |q - g|^2; `"cosine"`: 1 - cos(q, g), where a zero
             vector has cosine 0 with everything; `"dot"`: -<q, g>.
         own_rows: (N,) the gallery row that holds each query itself, for queries that are a part of the gallery.
-        memory_budget: Bytes that a block may take, beside about four copies of the gallery.
+        memory_budget: Bytes that a block may take, beside about three copies of the gallery.
 
     Returns:
         (N, k) int64 gallery rows and (N, k) float32 distances.

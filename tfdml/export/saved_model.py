@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from tfdml.data.decoding import decode_image
 from tfdml.data.transforms import EvaluationTransform
@@ -61,8 +61,13 @@ def export_saved_model(
     transform = evaluation_transform(embedder)
     size = embedder.image_size
 
+    def embed(views):
+        # TensorFlow's fused kernels fail on an empty batch; its answer is an empty one.
+        none = tf.zeros((0, embedder.embedding_dim))
+        return {"embedding": tf.cond(tf.shape(views)[0] > 0, lambda: embedder(views, training=False), lambda: none)}
+
     def embed_images(images):
-        return {"embedding": embedder(transform(images), training=False)}
+        return embed(transform(images))
 
     def embed_bytes(image_bytes):
         views = tf.map_fn(
@@ -70,7 +75,7 @@ def export_saved_model(
             image_bytes,
             fn_output_signature=tf.TensorSpec((size, size, 3), tf.uint8),
         )
-        return {"embedding": embedder(views, training=False)}
+        return embed(views)
 
     archive = keras.export.ExportArchive()
     archive.track(embedder)
@@ -80,8 +85,7 @@ def export_saved_model(
 
     temporary = folder / f".partial-{os.getpid()}"
     try:
-        # Keras prints the endpoints; the command says what matters.
-        with contextlib.redirect_stdout(io.StringIO()):
+        with _quiet():
             archive.write_out(str(temporary), verbose=False)
         if accept is not None:
             accept(temporary)
@@ -92,6 +96,17 @@ def export_saved_model(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return version
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what TensorFlow logs of every save; what fails is raised."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 def _next_version(folder: Path) -> int:

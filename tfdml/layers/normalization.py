@@ -55,7 +55,7 @@ class InputScaling(keras.layers.Layer):
     MODES = ("none", "unit", "tf", "torch", "caffe", "bn_inception")
 
     def __init__(self, mode="tf", **kwargs):
-        super().__init__(**kwargs)
+        super().__init__(**{**kwargs, "autocast": False})
         if mode not in self.MODES:
             raise ValueError(f"mode must be one of {', '.join(self.MODES)}, not {mode!r}")
         self.mode = mode

@@ -1,6 +1,31 @@
 """Stateless losses, one family a file; each is `loss(labels, y_pred)`, and `loss.call` gives one value per image."""
 
-from tfdml.losses.classification import AMSoftmaxLoss, NormSoftmaxLoss
+from tfdml.losses.classification import AMSoftmaxLoss, ArcFaceLoss, NormSoftmaxLoss
 from tfdml.losses.contrastive import BinomialDevianceLoss, ContrastiveLoss
+from tfdml.losses.margin import MarginLoss
+from tfdml.losses.npair import AngularLoss, NPairLoss
+from tfdml.losses.proxy import ProxyAnchorLoss, ProxyNCALoss, SoftTripleLoss
+from tfdml.losses.ranking import FastAPLoss, HistogramLoss
+from tfdml.losses.structured import CircleLoss, LiftedStructureLoss, MultiSimilarityLoss, SupConLoss
+from tfdml.losses.triplet import TripletLoss
 
-__all__ = ["AMSoftmaxLoss", "BinomialDevianceLoss", "ContrastiveLoss", "NormSoftmaxLoss"]
+__all__ = [
+    "AMSoftmaxLoss",
+    "AngularLoss",
+    "ArcFaceLoss",
+    "BinomialDevianceLoss",
+    "CircleLoss",
+    "ContrastiveLoss",
+    "FastAPLoss",
+    "HistogramLoss",
+    "LiftedStructureLoss",
+    "MarginLoss",
+    "MultiSimilarityLoss",
+    "NPairLoss",
+    "NormSoftmaxLoss",
+    "ProxyAnchorLoss",
+    "ProxyNCALoss",
+    "SoftTripleLoss",
+    "SupConLoss",
+    "TripletLoss",
+]

@@ -31,8 +31,18 @@ class LabelledLoss(keras.losses.Loss):
             y_pred = ops.cast(ops.convert_to_tensor(y_pred), "float32")
             values = self.call(pairwise.as_labels(y_true), y_pred)
             value = self.reduce(values, sample_weight)
-            # Keras sums gradients over replicas: a mean must be divided by their number, a sum must not.
-            return value / replicas.count() if self.reduction in _MEANS else value
+            # Keras sums gradients over replicas: of a mean each contributes its share, of a sum all it has.
+            return value * self._share(values, sample_weight) if self.reduction in _MEANS else value
+
+    def _share(self, values, sample_weight):
+        """How much this replica's mean weighs in that of the global batch: 1 / replicas, if all hold as many images."""
+        if replicas.count() == 1:
+            return 1.0
+        if self.reduction == "mean_with_sample_weight" and sample_weight is not None:
+            local = ops.sum(ops.cast(sample_weight, "float32"))
+        else:
+            local = ops.cast(ops.shape(values)[0], "float32")
+        return ops.divide_no_nan(local, ops.sum(replicas.gather(ops.reshape(local, (1,)))))
 
     def reduce(self, values, sample_weight=None):
         """Reduce one value per image (B,) as `reduction` says, without regard to replicas."""
@@ -65,12 +75,7 @@ class EmbeddingLoss(LabelledLoss):
         check_rank(self.name, embeddings, 2, "embeddings (B, d)")
         num_local = ops.shape(labels)[0]
         values = self.anchor_losses(replicas.gather(labels), replicas.gather(ops.cast(embeddings, "float32")))
-        local = replicas.local_rows(values, num_local)
-        if replicas.count() > 1 and self.reduction in _MEANS:
-            # A replica with fewer images than the others weighs less in the mean over the global batch.
-            share = ops.cast(num_local * replicas.count(), "float32") / ops.cast(ops.shape(values)[0], "float32")
-            local = local * share
-        return local
+        return replicas.local_rows(values, num_local)
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import keras
 from keras import ops
 
@@ -9,23 +11,36 @@ from tfdml import pairwise
 from tfdml.losses.base import LabelledLoss, check_rank
 
 
+def own_class(labels, similarities):
+    """(B, C) boolean, true at each image's own class; (B,), (B, C) -> (B, C)."""
+    return labels[:, None] == ops.cast(ops.arange(similarities.shape[1]), labels.dtype)[None, :]
+
+
 class ClassSimilarityLoss(LabelledLoss):
     """A softmax cross-entropy over scaled class similarities; subclasses give `logits`.
 
+    A subclass that is no cross-entropy gives `class_losses` instead. `proxies_per_class` says how many proxies the
+    command line makes for each class unless told.
+
     A label outside 0 .. C - 1 has no proxy: its value is NaN, so that the mistake cannot pass unseen.
     """
+
+    proxies_per_class = 1
 
     def call(self, labels, similarities):
         """One value per image: (B,), (B, C) -> (B,)."""
         labels = pairwise.as_labels(labels)
         check_rank(self.name, similarities, 2, "class similarities (B, C)")
-        num_classes = similarities.shape[1]
-        own = labels[:, None] == ops.cast(ops.arange(num_classes), labels.dtype)[None, :]
-        logits = self.logits(ops.cast(similarities, "float32"), own)
+        own = own_class(labels, similarities)
+        values = self.class_losses(ops.cast(similarities, "float32"), own)
+        return ops.where(ops.any(own, axis=1), values, float("nan"))
+
+    def class_losses(self, similarities, own):
+        """One value per image: (B, C), (B, C) -> (B,); `own` is true at each image's own class."""
+        logits = self.logits(similarities, own)
         # softplus(log sum of the others - own) keeps its digits where the softmax is all but sure.
         others = ops.logsumexp(ops.where(own, -1e30, logits), axis=1)
-        values = ops.softplus(others - pairwise.masked_sum(logits, own, axis=1))
-        return ops.where(ops.any(own, axis=1), values, float("nan"))
+        return ops.softplus(others - pairwise.masked_sum(logits, own, axis=1))
 
     def logits(self, similarities, own):
         """The logits (B, C); `own` is true at each image's own class."""
@@ -106,3 +121,50 @@ class NormSoftmaxLoss(ClassSimilarityLoss):
     def get_config(self):
         """The arguments that make this loss anew."""
         return {**super().get_config(), "scale": self.scale}
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class ArcFaceLoss(ClassSimilarityLoss):
+    """Additive angular margin softmax.
+
+    L = -log( e^{s cos(theta_y + m)} / ( e^{s cos(theta_y + m)} + sum_{j != y} e^{s cos_j} ) ), averaged over the batch.
+
+    Where theta_y + m passes pi, cos(theta_y) - m sin(m) takes the place of cos(theta_y + m), so that the logit keeps
+    falling with the angle; this is what the authors' code and pytorch-metric-learning do.
+
+    Args:
+        scale: s.
+        margin: m in radians, in [0, pi / 2]. pytorch-metric-learning takes degrees: its 28.6 is 0.5.
+        reduction: As in Keras.
+        name: The loss's name in logs.
+
+    Raises:
+        ValueError: `scale` is not positive or `margin` is out of range.
+
+    Example:
+        >>> float(ArcFaceLoss(scale=1.0, margin=0.5)([0], [[1.0, 0.0]]))  # ln(1 + e^{-cos 0.5})
+        0.3476855
+
+    Source: Deng et al., "ArcFace: Additive Angular Margin Loss for Deep Face Recognition", CVPR 2019, eq. 3.
+    """
+
+    def __init__(self, scale=64.0, margin=0.5, reduction="sum_over_batch_size", name="arc_face_loss"):
+        super().__init__(reduction=reduction, name=name)
+        if scale <= 0 or not 0 <= margin <= math.pi / 2:
+            raise ValueError(f"scale must be positive and margin in [0, pi / 2], not {scale} and {margin}")
+        self.scale = float(scale)
+        self.margin = float(margin)
+
+    def logits(self, similarities, own):
+        """The logits (B, C): the margin is added to the angle of the own class."""
+        cosines = ops.clip(similarities, -1.0, 1.0)
+        # The sine has no finite slope at an angle of 0 or pi: there, nothing is learnt through it.
+        sines = pairwise.safe_sqrt((1.0 - cosines) * (1.0 + cosines))
+        shifted = cosines * math.cos(self.margin) - sines * math.sin(self.margin)
+        beyond = cosines - self.margin * math.sin(self.margin)
+        with_margin = ops.where(cosines > -math.cos(self.margin), shifted, beyond)
+        return self.scale * ops.where(own, with_margin, similarities)
+
+    def get_config(self):
+        """The arguments that make this loss anew."""
+        return {**super().get_config(), "scale": self.scale, "margin": self.margin}

@@ -57,7 +57,8 @@ class Embedder(keras.Model):
         name="embedder",
         **kwargs,
     ):
-        super().__init__(name=name, **kwargs)
+        # Pixels are scaled in float32 before anything is cast to a narrower compute dtype.
+        super().__init__(name=name, **{**kwargs, "autocast": False})
         if isinstance(backbone, str):
             backbone = backbones.resolve(backbone, image_size)
         if isinstance(backbone, backbones.Backbone):
@@ -81,11 +82,11 @@ class Embedder(keras.Model):
         self.embedding_dim = int(embedding_dim)
         self.pooling_mode = pooling
         self.batch_norm = batch_norm
-        self.input_scaling = InputScaling(scaling or "tf", name="input_scaling")
+        self.input_scaling = InputScaling(scaling or "tf", name="input_scaling", dtype=self.dtype_policy)
         self.backbone = backbone
         pool = keras.layers.GlobalAveragePooling2D if pooling == "avg" else keras.layers.GlobalMaxPooling2D
-        self.pool = pool(name="pool")
-        self.dense = keras.layers.Dense(embedding_dim, name="projection")
+        self.pool = pool(name="pool", dtype=self.dtype_policy)
+        self.dense = keras.layers.Dense(embedding_dim, name="projection", dtype=self.dtype_policy)
         self.normalize = L2Normalize(name="normalize")
         if batch_norm == "frozen":
             for layer in backbone._flatten_layers():
@@ -144,6 +145,7 @@ class Embedder(keras.Model):
         """The arguments that make this embedder anew, the backbone's architecture included."""
         return {
             "name": self.name,
+            "dtype": keras.dtype_policies.serialize(self.dtype_policy),
             "backbone": keras.saving.serialize_keras_object(self.backbone),
             "embedding_dim": self.embedding_dim,
             "image_size": self.image_size,

@@ -38,7 +38,8 @@ class MetricLearner(keras.Model):
     """
 
     def __init__(self, embedder, objectives, name="metric_learner", **kwargs):
-        super().__init__(name=name, **kwargs)
+        # The embedder casts the images itself, after scaling them.
+        super().__init__(name=name, **{**kwargs, "autocast": False})
         self.embedder = restore(embedder)
         if not isinstance(self.embedder, Embedder):
             raise ValueError(f"embedder must be a tfdml.models.Embedder, not {embedder!r}")

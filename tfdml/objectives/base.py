@@ -75,6 +75,13 @@ class Objective(keras.layers.Layer):
         """The unweighted value: a scalar, or (B,) when `per_image`."""
         raise TypeError(f"{type(self).__name__} must define compute()")
 
+    def __call__(self, representations, labels, **kwargs):
+        """The unweighted value, a scalar, of labels in any form that `tfdml.pairwise.as_labels` takes."""
+        # Made integers before Keras converts them: it would cast float ids to float32, and on JAX cut off 64-bit ones.
+        if not isinstance(labels, keras.KerasTensor):
+            labels = pairwise.as_labels(labels)
+        return super().__call__(representations, labels, **kwargs)
+
     def call(self, representations, labels, training=None):
         """The unweighted value, a scalar."""
         available = {**representations, **self.represent(representations, training=training)}

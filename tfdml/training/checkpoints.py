@@ -19,8 +19,13 @@ _NAME = re.compile(r"step-(\d+)\.npz")
 
 def _variables(learner) -> dict[str, object]:
     """What a step changes: weights, BatchNorm statistics, random states, metrics and the optimiser's slots."""
-    named = {f"model/{i:05d}/{v.path}": v for i, v in enumerate(learner.variables)}
-    named.update({f"optimizer/{i:05d}/{v.path}": v for i, v in enumerate(learner.optimizer.variables)})
+    groups = {
+        "model": learner.variables,
+        "metrics": learner.metrics_variables,
+        "optimizer": learner.optimizer.variables,
+    }
+    # By position: paths hold counters that depend on what the process built before.
+    named = {f"{group}/{i:05d}": variable for group, members in groups.items() for i, variable in enumerate(members)}
     return named
 
 

@@ -137,7 +137,7 @@ class Experiment:
             raise UserError("--run_dir is missing: name the folder that the run shall write, e.g. --run_dir=runs/first")
         if self.resize < self.image_size and self.augmentation != "random_resized_crop":
             raise UserError(
-                f"--resize={self.resize} is smaller than --image_size={self.image_size}: no crop of that size can be cut"
+                f"--resize={self.resize} is smaller than --image_size={self.image_size}: no such crop can be cut"
             )
         if self.selection == "validation" and not self.holdout_classes:
             raise UserError("--selection=validation needs held-out classes: add e.g. --holdout_classes=0.2")

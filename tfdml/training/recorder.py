@@ -59,7 +59,7 @@ class Recorder(keras.callbacks.Callback):
         self.train_seconds = 0.0
         self.timed_images = 0
         self.timed_seconds = 0.0
-        self._metric_state: dict[str, Any] | None = None
+        self._metric_state: list[Any] | None = None
         self._writer: Any = None
         self._epoch_started = 0.0
         self._first_step_ended = 0.0
@@ -80,9 +80,7 @@ class Recorder(keras.callbacks.Callback):
         self.step = state["step"]
         if self.step % self.steps_per_epoch:
             # fit() resets metrics at the start of an epoch; in the middle of one they must go on.
-            self._metric_state = {
-                variable.path: keras.ops.convert_to_numpy(variable) for variable in learner.metrics_variables
-            }
+            self._metric_state = [keras.ops.convert_to_numpy(variable) for variable in learner.metrics_variables]
         write_lines(self.folder.metrics, self.records)
 
     # Keras's hooks
@@ -99,8 +97,8 @@ class Recorder(keras.callbacks.Callback):
         """Start the clock."""
         del epoch, logs
         if self._metric_state is not None:
-            for variable in self.model.metrics_variables:
-                variable.assign(self._metric_state[variable.path])
+            for variable, value in zip(self.model.metrics_variables, self._metric_state, strict=True):
+                variable.assign(value)
             self._metric_state = None
         self._epoch_started = time.perf_counter()
         self._steps_here = 0
@@ -127,7 +125,8 @@ class Recorder(keras.callbacks.Callback):
         images, timed = (self._steps_here - 1) * self.batch_size, now - self._first_step_ended
         self.timed_images += images
         self.timed_seconds += timed
-        if logs.get("d_neg", 1.0) < _COLLAPSED:
+        pairs = float(keras.ops.convert_to_numpy(self.model.distance_trackers[1].count))
+        if pairs and logs["d_neg"] < _COLLAPSED:
             raise UserError(
                 f"the embedding collapsed in epoch {epoch + 1}: negatives are {logs['d_neg']:.1e} apart on average; "
                 "lower the learning rate or change --objectives"

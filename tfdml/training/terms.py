@@ -14,7 +14,7 @@ from tfdml.losses.classification import ClassSimilarityLoss
 from tfdml.objectives import MetricLoss, Objective, ProxyLoss
 from tfdml.training.spec import Call, parse_sum
 
-_ALIASES = {"jrs": "joint_representation_similarity"}
+_ALIASES = {"jrs": "joint_representation_similarity", "npair": "n_pair"}
 _WRAPPERS = (Objective, MetricLoss, ProxyLoss)
 
 
@@ -79,8 +79,9 @@ def _wrap(cls: type, arguments: dict, weight: float, num_classes: int) -> Object
     extra = {key: arguments[key] for key in arguments if key not in own}
     loss_arguments = {key: arguments[key] for key in arguments if key in own}
     _check_arguments(wrapper, extra, cls)
-    if wrapper is ProxyLoss:
+    if issubclass(cls, ClassSimilarityLoss):
         extra["num_classes"] = num_classes
+        extra.setdefault("proxies_per_class", cls.proxies_per_class)
     return wrapper(cls(**loss_arguments), weight=weight, name=arguments["name"], **extra)
 
 

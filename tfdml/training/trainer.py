@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 import time
 from pathlib import Path
@@ -20,7 +21,7 @@ from tfdml.data.pipeline import evaluation_batches, explain_failure, training_ba
 from tfdml.data.sampling import ClassBalancedSampler, Sampler, ShuffleSampler
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
-from tfdml.evaluation import embed, evaluate_retrieval
+from tfdml.evaluation import embed, evaluate_dataset, write_report
 from tfdml.models import Embedder, MetricLearner
 from tfdml.training import checkpoints, distribution
 from tfdml.training.experiment import Experiment
@@ -32,8 +33,7 @@ from tfdml.training.terms import build_objectives
 
 RETRIEVAL = ("recall", "map@r", "r_precision")
 CLUSTERING = ("nmi", "ami", "f1")
-# On a dry run, how many test images stand for the whole when nothing is written.
-_PROTOCOL = "zero-shot: trained on {train} classes, evaluated all-to-all on {test} classes never seen in training"
+_PROTOCOL = "zero-shot: trained on {train} classes, evaluated {how} on {test} classes never seen in training"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,8 +168,7 @@ class Evaluator:
 
     def measure(self, embeddings: np.ndarray, name: str, metrics=RETRIEVAL) -> dict[str, float]:
         """The metrics of a split's embeddings."""
-        split: ImageDataset = getattr(self.splits, name)
-        return evaluate_retrieval(embeddings, split.labels, ks=self.experiment.recall_ks(), metrics=metrics)
+        return evaluate_dataset(embeddings, getattr(self.splits, name), ks=self.experiment.recall_ks(), metrics=metrics)
 
     def each_epoch(self, embedder: Embedder, epoch: int) -> dict[str, dict]:
         """The metrics of every split, in the epochs that the experiment evaluates."""
@@ -256,7 +255,7 @@ def _fit(
         splits.train, sampler, transform, seed=experiment.seed, first_step=recorder.step, cache=experiment.cache
     )
     verbose = 1 if sys.stdout.isatty() else 2
-    fit_arguments = {"callbacks": [recorder], "verbose": verbose}
+    fit_arguments = {"callbacks": [recorder], "verbose": verbose, "shuffle": False}
     if within:
         # The rest of the epoch in which the run was stopped; the same stream of batches then goes on.
         learner.fit(
@@ -288,7 +287,7 @@ def _finish(experiment, learner, evaluator, recorder, folder, seconds) -> dict[s
         "dataset": experiment.dataset,
         "metrics": metrics,
         "metrics_before": recorder.records[0].get("test", {}),
-        "protocol": _PROTOCOL.format(train=splits.train.num_classes, test=splits.test.num_classes),
+        "protocol": _protocol(splits),
         "selection": selection,
         "epoch": recorder.best["epoch"],
         "steps": recorder.step,
@@ -302,8 +301,30 @@ def _finish(experiment, learner, evaluator, recorder, folder, seconds) -> dict[s
     return result
 
 
+def _protocol(splits: Splits) -> str:
+    how = "all-to-all" if splits.test.is_query is None else "queries against gallery"
+    return _PROTOCOL.format(train=splits.train.num_classes, test=splits.test.num_classes, how=how)
+
+
 def _write_report(experiment, test, embeddings, result, recorder, folder) -> None:
-    raise NotImplementedError
+    flags = {field.name: getattr(experiment, field.name) for field in dataclasses.fields(experiment)}
+    gallery = {}
+    if test.is_query is not None:
+        gallery = {"gallery": test.gallery, "gallery_embeddings": embeddings[~test.is_query]}
+        test, embeddings = test.queries, embeddings[test.is_query]
+    write_report(
+        folder.report,
+        f"{folder.path.name}: {experiment.dataset}",
+        result["metrics_before"],
+        result["metrics"],
+        [{"epoch": record["epoch"], **record.get("test", {})} for record in recorder.records],
+        test,
+        embeddings,
+        summary=f"{result['protocol']}. The embedder is that of {result['selection']}.".capitalize(),
+        flags=flags,
+        environment=json.loads(folder.environment.read_text(encoding="utf-8")),
+        **gallery,
+    )
 
 
 def _check_same(asked: Experiment, stored: Experiment) -> None:

@@ -1,0 +1,179 @@
+import re
+
+import keras
+import numpy as np
+import pytest
+
+from tfdml import UserError, backbones
+
+# Small enough to be quick; every network takes images of this size.
+SIZE = 75
+
+
+@pytest.fixture(scope="module")
+def mobilenet():
+    return backbones.resolve("mobilenetv2", 32, alpha=0.35).model
+
+
+def weights_of(model):
+    return [keras.ops.convert_to_numpy(weight) for weight in model.weights]
+
+
+def assert_one_line(error, *parts):
+    message = str(error.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize("name", ["mobilenetv2", "MobileNetV2", "mobilenet_v2", "Mobilenet-V2"])
+def test_spelling_of_a_name_does_not_matter(name):
+    backbone = backbones.resolve(name, 32, alpha=0.35)
+    assert backbone.scaling == "tf"
+    assert backbone.model.output_shape == (None, 1, 1, 1280)
+
+
+def test_width_is_passed_on():
+    assert backbones.resolve("conv4", 64, width=8).model.output_shape == (None, 4, 4, 8)
+
+
+# One of each kind of layer that keeps state: normalisation, squeeze and excitation, layer scale, pixel statistics.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet50", "mobilenetv3small", "efficientnetb0", "convnexttiny"])
+def test_every_backbone_takes_its_own_weights_file(name, tmp_path):
+    keras.utils.set_random_seed(1)
+    source = backbones.resolve(name, SIZE).model
+    path = str(tmp_path / "x.weights.h5")
+    source.save_weights(path)
+    loaded = backbones.resolve(name, SIZE, weights=path)
+    for actual, expected in zip(weights_of(loaded.model), weights_of(source), strict=True):
+        np.testing.assert_array_equal(actual, expected)
+    assert loaded.model.output_shape[-1] >= 64
+    keras.backend.clear_session()
+
+
+@pytest.mark.parametrize(
+    ("name", "application"),
+    [
+        ("resnet50", "resnet"),
+        ("resnet50v2", "resnet_v2"),
+        ("inceptionv3", "inception_v3"),
+        ("mobilenetv2", "mobilenet_v2"),
+        ("mobilenetv3small", "mobilenet_v3"),
+        ("efficientnetb0", "efficientnet"),
+        ("efficientnetv2b0", "efficientnet_v2"),
+        ("convnexttiny", "convnext"),
+        ("densenet121", "densenet"),
+    ],
+)
+def test_scaling_is_the_one_the_published_weights_expect(name, application):
+    from tfdml.backbones import resolver
+    from tfdml.layers import InputScaling
+
+    pixels = np.random.default_rng(0).uniform(0, 255, (1, 4, 4, 3)).astype("float32")
+    expected = getattr(keras.applications, application).preprocess_input(pixels.copy())
+    actual = InputScaling(resolver._BACKBONES[name].scaling)(pixels)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["resnet-18", "", "vgg"])
+def test_unknown_name_lists_the_known(name):
+    with pytest.raises(UserError) as error:
+        backbones.resolve(name, 64)
+    assert_one_line(error, repr(name), "conv4", "resnet50")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "parts"),
+    [
+        ("conv4", {"alpha": 0.5}, ("'alpha'", "width")),
+        ("resnet50", {"width": 3}, ("'width'", "it has none")),
+        ("mobilenetv2", {"alpha": -1.0}, ("cannot build", "mobilenetv2")),
+        ("mobilenetv2", {"alpha": "wide"}, ("cannot build",)),
+        ("conv4", {"width": 0}, ("cannot build",)),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(name, options, parts):
+    with pytest.raises(UserError) as error:
+        backbones.resolve(name, 64, **options)
+    assert_one_line(error, *parts)
+
+
+@pytest.mark.parametrize(("name", "size"), [("inceptionv3", 32), ("conv4", 8), ("conv4", 0), ("mobilenetv2", -1)])
+def test_image_size_that_the_network_cannot_take_is_refused(name, size):
+    with pytest.raises(UserError) as error:
+        backbones.resolve(name, size)
+    assert_one_line(error, "cannot build", f"{size} px")
+
+
+def test_imagenet_weights_that_do_not_exist_are_refused():
+    with pytest.raises(UserError, match="no ImageNet weights for 'conv4'"):
+        backbones.resolve("conv4", 64, weights="imagenet")
+
+
+def test_missing_file_is_named(tmp_path):
+    path = str(tmp_path / "gone.weights.h5")
+    with pytest.raises(UserError, match=re.escape(path)):
+        backbones.resolve("conv4", 64, weights=path)
+
+
+@pytest.mark.parametrize("weights", [None, "", "none"])
+def test_no_weights_means_random(weights):
+    assert backbones.resolve("conv4", 32, weights=weights, width=4).model.built
+
+
+def wrong_files(folder):
+    """Name -> a file that is not MobileNetV2 of alpha 0.35 without its top."""
+    paths = {}
+
+    def path(name):
+        paths[name] = str(folder / f"{len(paths)}.weights.h5")
+        return paths[name]
+
+    backbones.resolve("conv4", 32).model.save_weights(path("another architecture"))
+    backbones.resolve("mobilenetv2", 32, alpha=0.5).model.save_weights(path("another alpha"))
+    top = keras.applications.MobileNetV2(input_shape=(32, 32, 3), alpha=0.35, weights=None, classes=10)
+    top.save_weights(path("with its top"))
+    with open(path("text"), "w") as file:
+        file.write("not weights\n" * 100)
+    open(path("empty"), "w").close()
+    whole = paths["another alpha"]
+    with open(whole, "rb") as source, open(path("cut short"), "wb") as target:
+        target.write(source.read(20_000))
+    return paths
+
+
+def test_wrong_weights_file_is_refused_and_changes_nothing(tmp_path, mobilenet):
+    before = weights_of(mobilenet)
+    for name, path in wrong_files(tmp_path).items():
+        with pytest.raises(UserError) as error:
+            backbones.load_weights(mobilenet, path)
+        assert_one_line(error, path)
+        for actual, expected in zip(weights_of(mobilenet), before, strict=True):
+            np.testing.assert_array_equal(actual, expected, err_msg=name)
+
+
+def test_good_weights_file_comes_back(tmp_path, mobilenet):
+    path = str(tmp_path / "good.weights.h5")
+    mobilenet.save_weights(path)
+    loaded = backbones.resolve("mobilenetv2", 32, weights=path, alpha=0.35).model
+    for actual, expected in zip(weights_of(loaded), weights_of(mobilenet), strict=True):
+        np.testing.assert_array_equal(actual, expected)
+
+
+def test_weights_fit_whatever_the_image_size(tmp_path, mobilenet):
+    path = str(tmp_path / "good.weights.h5")
+    mobilenet.save_weights(path)
+    loaded = backbones.resolve("mobilenetv2", 64, weights=path, alpha=0.35).model
+    np.testing.assert_array_equal(weights_of(loaded)[-1], weights_of(mobilenet)[-1])
+
+
+def test_file_of_a_compiled_model_fits(tmp_path):
+    model = backbones.resolve("conv4", 32, width=4).model
+    model.compile(optimizer="adam", loss="mse")
+    model.fit(np.zeros((2, 32, 32, 3)), np.ones((2, 2, 2, 4)), verbose=0)
+    path = str(tmp_path / "trained.weights.h5")
+    model.save_weights(path)
+    loaded = backbones.resolve("conv4", 32, weights=path, width=4).model
+    for actual, expected in zip(weights_of(loaded), weights_of(model), strict=True):
+        np.testing.assert_array_equal(actual, expected)

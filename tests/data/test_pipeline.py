@@ -1,0 +1,261 @@
+"""Batches are the same whatever ran before, cached or not, on one replica or two; bad images are named."""
+
+import io
+import subprocess
+import sys
+import textwrap
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from tfdml.data.dataset import ArrayImages, EncodedImages, FileImages, ImageDataset
+from tfdml.data.pipeline import class_balanced, evaluation_batches, explain_failure, shuffled, training_batches
+from tfdml.data.sampling import ClassBalancedSampler, ShuffleSampler
+from tfdml.data.transforms import EvaluationTransform, TrainTransform
+from tfdml.errors import UserError
+
+KINDS = ("random_crop", "random_resized_crop", "none")
+CLASSES, EACH = 5, 4
+
+
+def pictures(sizes):
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]
+
+
+def dataset(images):
+    """Classes of `EACH` images, in order."""
+    labels = np.arange(len(images)) // EACH * 7
+    return ImageDataset("made", "train", images, labels, {int(label): f"class {label}" for label in set(labels)})
+
+
+def encode(array):
+    file = io.BytesIO()
+    Image.fromarray(array).save(file, "PNG")
+    return file.getvalue()
+
+
+def encoded(sizes):
+    images = pictures(sizes)
+    return dataset(EncodedImages(tuple(map(encode, images)), tuple(f"{i}.png" for i in range(len(images)))))
+
+
+@pytest.fixture(scope="module")
+def mixed():
+    """Images of several sizes."""
+    return encoded([(30 + 3 * (i % 4), 40 - 2 * (i % 3)) for i in range(CLASSES * EACH)])
+
+
+@pytest.fixture(scope="module")
+def equal():
+    """Images of one size, in the three ways that a data set can hold them."""
+    return encoded([(36, 30)] * (CLASSES * EACH))
+
+
+def as_files(source, folder):
+    for i, data in enumerate(source.images.data):
+        (folder / f"image {i}é.png").write_bytes(data)
+    return dataset(FileImages(tuple(str(folder / f"image {i}é.png") for i in range(len(source)))))
+
+
+def as_arrays(source):
+    images = pictures([(36, 30)] * len(source))
+    return dataset(ArrayImages(np.stack(images), tuple(map(str, range(len(source))))))
+
+
+def assert_same(batches, others):
+    batches, others = list(batches.as_numpy_iterator()), list(others.as_numpy_iterator())
+    assert len(batches) == len(others) > 0
+    for (images, labels), (other_images, other_labels) in zip(batches, others, strict=True):
+        np.testing.assert_array_equal(images, other_images)
+        np.testing.assert_array_equal(labels, other_labels)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_row_is_the_transform_of_the_image_drawn(mixed, kind):
+    sampler = ClassBalancedSampler(mixed.labels, 3, 2, seed=4)
+    transform = TrainTransform(kind, resize=24, crop=20)
+    batches = training_batches(mixed, sampler, transform, seed=9, first_step=5, num_steps=2)
+    assert batches.element_spec[0] == tf.TensorSpec((6, 20, 20, 3), tf.uint8)
+    assert batches.element_spec[1] == tf.TensorSpec((6,), tf.int64)
+    assert batches.cardinality() == 2
+    for step, (images, labels) in enumerate(batches, start=5):
+        indices = sampler.batch(step)
+        np.testing.assert_array_equal(labels, mixed.labels[indices])
+        for image, index, draws in zip(images, indices, transform.draw(9, step, 6), strict=True):
+            original = tf.io.decode_png(mixed.images.data[index])
+            np.testing.assert_array_equal(image, transform(original, draws))
+
+
+@pytest.mark.parametrize("kind", ["random_crop", "random_resized_crop"])
+def test_a_resumed_run_gets_the_batches_of_an_unbroken_one(mixed, kind):
+    transform = TrainTransform(kind, resize=24, crop=20)
+    unbroken = class_balanced(mixed, 3, 2, transform, seed=1, num_steps=9)
+    resumed = class_balanced(mixed, 3, 2, transform, seed=1, first_step=4, num_steps=5)
+    assert_same(unbroken.skip(4), resumed)
+    assert_same(resumed, resumed)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("which", ["mixed", "equal"])
+def test_the_cache_changes_no_bit(request, which, kind):
+    data = request.getfixturevalue(which)
+    transform = TrainTransform(kind, resize=24, crop=20)
+    assert_same(shuffled(data, 6, transform, num_steps=7), shuffled(data, 6, transform, num_steps=7, cache=True))
+
+
+@pytest.mark.parametrize(("kind", "resize"), [("random_crop", 24), ("random_crop", 30), ("random_resized_crop", 24)])
+def test_files_bytes_and_arrays_give_the_same_batches(equal, tmp_path, kind, resize):
+    transform = TrainTransform(kind, resize=resize, crop=20)
+    expected = shuffled(equal, 6, transform, num_steps=4)
+    files, arrays = as_files(equal, tmp_path), as_arrays(equal)
+    assert_same(shuffled(files, 6, transform, num_steps=4), expected)
+    assert_same(shuffled(arrays, 6, transform, num_steps=4), expected)
+    assert_same(shuffled(arrays, 6, transform, num_steps=4, cache=True), expected)
+    view = EvaluationTransform(resize, 20)
+    assert_same(evaluation_batches(files, view, 6), evaluation_batches(equal, view, 6))
+    assert_same(evaluation_batches(arrays, view, 6), evaluation_batches(equal, view, 6))
+
+
+def test_batches_without_end(equal):
+    batches = class_balanced(equal, 2, 2, TrainTransform(resize=24, crop=20))
+    assert batches.cardinality() == tf.data.INFINITE_CARDINALITY
+    assert len(list(batches.take(40))) == 40
+
+
+def test_evaluation_keeps_order_and_the_last_images(mixed):
+    transform = EvaluationTransform(resize=24, crop=20)
+    batches = evaluation_batches(mixed, transform, 8)
+    assert batches.cardinality() == 3
+    assert batches.element_spec[0].shape.as_list() == [None, 20, 20, 3]
+    seen = list(batches.as_numpy_iterator())
+    assert [len(labels) for _, labels in seen] == [8, 8, 4]
+    np.testing.assert_array_equal(np.concatenate([labels for _, labels in seen]), mixed.labels)
+    for image, data in zip(np.concatenate([images for images, _ in seen]), mixed.images.data, strict=True):
+        np.testing.assert_array_equal(image, transform(tf.io.decode_png(data)))
+
+
+def test_the_cache_decodes_every_image_once(equal, tmp_path):
+    files = as_files(equal, tmp_path)
+    batches = shuffled(files, 4, TrainTransform(resize=24, crop=20), num_steps=50, cache=True)
+    for path in files.images.paths:
+        with open(path, "wb"):
+            pass
+    assert len(list(batches)) == 50
+
+
+def test_a_cache_beyond_its_limit_says_how_much_it_needs(mixed):
+    with pytest.raises(UserError, match=r"about 0 MB of memory, more than the limit of 0 MB: train without --cache"):
+        shuffled(mixed, 6, TrainTransform(resize=24, crop=20), cache=True, cache_limit_mb=0.01)
+    shuffled(mixed, 6, TrainTransform(resize=24, crop=20), cache=True, cache_limit_mb=0.1)
+
+
+def test_too_few_classes_or_images_and_negative_numbers(equal):
+    with pytest.raises(UserError, match="--classes_per_batch=6, but the data has 5 classes"):
+        class_balanced(equal, 6, 2)
+    with pytest.raises(UserError, match="--batch_size=21, but the data has 20 images"):
+        shuffled(equal, 21)
+    with pytest.raises(UserError, match="--batch_size must be at least 1"):
+        evaluation_batches(equal, EvaluationTransform(), 0)
+    with pytest.raises(UserError, match="first_step must not be negative"):
+        training_batches(equal, ShuffleSampler(20, 2), TrainTransform(), first_step=-1)
+
+
+def failure_of(run):
+    with pytest.raises(tf.errors.OpError) as caught:
+        run()
+    return caught.value
+
+
+def test_images_that_cannot_be_decoded_are_named(equal, tmp_path):
+    files = as_files(equal, tmp_path)
+    damaged, page, missing = (files.images.paths[i] for i in (3, 8, 14))
+    data = bytearray(equal.images.data[3])
+    data[len(data) // 2 : len(data) // 2 + 40] = bytes(40)
+    for path, content in ((damaged, data), (page, b"<!doctype html>")):
+        with open(path, "wb") as file:
+            file.write(content)
+    transform = TrainTransform(resize=24, crop=20)
+    error = failure_of(lambda: list(shuffled(files, 20, transform, num_steps=1)))
+    explained = explain_failure(error, files)
+    assert isinstance(explained, UserError)
+    assert "2 of 20 images of made (train) cannot be decoded" in str(explained)
+    assert damaged in str(explained)
+    assert f"{page}: not an image" in str(explained)
+    assert "\n" not in str(explained)
+    with pytest.raises(UserError, match="2 of 20 images of made"):
+        shuffled(files, 20, transform, cache=True)
+
+    (tmp_path / missing).unlink()
+    only_missing = files.take([12, 13, 14, 15])
+    error = failure_of(lambda: list(evaluation_batches(only_missing, EvaluationTransform(24, 20), 4)))
+    assert f"{missing}: missing" in str(explain_failure(error, only_missing))
+
+
+def test_a_failure_inside_fit_is_explained(mixed):
+    broken = dataset(EncodedImages((b"text", *mixed.images.data[1:]), mixed.images.names))
+    model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile(loss="mse")
+    batches = shuffled(broken, 20, TrainTransform(resize=24, crop=20))
+    error = failure_of(lambda: model.fit(batches, steps_per_epoch=2, verbose=0))
+    assert "1 of 20 images of made (train) cannot be decoded: 0.png: " in str(explain_failure(error, broken))
+
+
+def test_other_failures_are_not_explained(mixed):
+    assert explain_failure(ValueError("DecodeJpeg"), mixed) is None
+    assert explain_failure(tf.errors.ResourceExhaustedError(None, None, "out of memory"), mixed) is None
+    assert explain_failure(tf.errors.InvalidArgumentError(None, None, "{{node DecodeJpeg}}"), mixed) is None
+
+
+def test_two_replicas_get_the_rows_in_order_and_complete():
+    """`fit` splits the global batch over the replicas; the pairs of a batch must stay those of the global batch."""
+    script = """
+        import numpy as np, tensorflow as tf
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+        import keras
+        from tfdml.data.dataset import ArrayImages, ImageDataset
+        from tfdml.data.pipeline import class_balanced
+        from tfdml.data.transforms import TrainTransform
+
+        images = np.random.default_rng(0).integers(0, 256, (24, 12, 14, 3), dtype=np.uint8)
+        labels, names = np.arange(24) // 4, {i: "" for i in range(6)}
+        data = ImageDataset("made", "train", ArrayImages(images, ("",) * 24), labels, names)
+        for kind, cache in (("random_crop", True), ("random_resized_crop", False)):
+            transform = TrainTransform(kind, resize=12, crop=10)
+            batches = class_balanced(data, 4, 2, transform, first_step=3, num_steps=5, cache=cache)
+            expected = list(batches.as_numpy_iterator())
+            strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+            rows = []
+            for images, labels in strategy.experimental_distribute_dataset(batches):
+                images, labels = (strategy.experimental_local_results(value) for value in (images, labels))
+                assert [len(part) for part in labels] == [4, 4]
+                rows.append((np.concatenate(images), np.concatenate(labels)))
+            assert len(rows) == len(expected) == 5
+            for (images, labels), (other_images, other_labels) in zip(rows, expected):
+                assert (images == other_images).all() and (labels == other_labels).all()
+
+            seen = []
+            class Recorder(keras.Model):
+                def __init__(self):
+                    super().__init__()
+                    self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
+                    self.total = keras.metrics.Sum(name="total")
+                def call(self, images):
+                    return self.scale * keras.ops.mean(keras.ops.cast(images, "float32"), axis=(1, 2, 3))
+                def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+                    self.total.update_state(keras.ops.cast(y, "float32") * keras.ops.stop_gradient(y_pred))
+                    return keras.ops.mean(y_pred)
+            with strategy.scope():
+                model = Recorder()
+                model.compile(optimizer=keras.optimizers.SGD(0.0))
+            history = model.fit(batches, epochs=1, verbose=0)
+            total = sum((images.mean((1, 2, 3)) * labels).sum() for images, labels in expected)
+            np.testing.assert_allclose(history.history["total"], total, rtol=1e-5)
+        print("complete")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300)
+    assert done.stdout.endswith("complete\n"), done.stderr[-3000:]

@@ -1,0 +1,109 @@
+"""Makes SGD steps on one device and on two logical ones, and writes the weights' updates to a file.
+
+    python -m tests.distribution_steps FILE.npz CASE ...
+
+A case is "what/rows", e.g. "jrd/10" or "contrastive sum/9". For each the file holds its updates under
+"case|devices|index", and the loss that `evaluate` reports under "case|devices|loss".
+"""
+
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.models.networks import images, jrd, tiny_embedder, values
+from tests.mathematics import random_batch
+from tfdml import layers, losses, models, objectives
+
+# At most as many images as this go to one step, so that 15 rows make a whole batch and a part of one.
+BATCH = 10
+
+PLAIN = {
+    "contrastive": lambda r: losses.ContrastiveLoss(1.3, "euclidean", reduction=r),
+    "contrastive all": lambda r: losses.ContrastiveLoss(1.0, "cosine", "all", reduction=r),
+    "binomial": lambda r: losses.BinomialDevianceLoss(reduction=r),
+    "am": lambda r: losses.AMSoftmaxLoss(reduction=r),
+}
+
+
+def plain(loss, classes):
+    """A plain Keras model compiled with the loss."""
+    stack = [keras.Input((8,)), keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(5)]
+    model = keras.Sequential([*stack, layers.CosineProxies(classes)] if classes else stack)
+    model.compile(optimizer=keras.optimizers.SGD(0.3), loss=loss)
+    return model
+
+
+def learner(terms, **options):
+    model = models.MetricLearner(tiny_embedder(**options), terms)
+    model.compile(optimizer=keras.optimizers.SGD(0.3))
+    model.build((None, 12, 12, 3))
+    return model
+
+
+def summed(loss):
+    return loss(reduction="sum")
+
+
+LEARNERS = {
+    "jrd": lambda: learner(jrd()),
+    "jrd sum": lambda: learner(
+        [
+            objectives.ProxyLoss(losses.AMSoftmaxLoss(reduction="sum"), 3, weight=0.1),
+            objectives.JointRepresentationSimilarity(reduction="sum", weight=0.05),
+        ]
+    ),
+    "jrd statistics": lambda: learner(jrd(), batch_norm="statistics"),
+    "metric": lambda: learner(losses.ContrastiveLoss(1.3, "euclidean")),
+    "metric sum": lambda: learner(objectives.MetricLoss(losses.ContrastiveLoss(reduction="sum"), weight=0.05)),
+    "regularised": lambda: regularised(),
+}
+
+
+def regularised():
+    model = models.MetricLearner(tiny_embedder(), jrd())
+    model.embedder.dense.kernel_regularizer = keras.regularizers.L2(0.1)
+    model.compile(optimizer=keras.optimizers.SGD(0.3))
+    model.build((None, 12, 12, 3))
+    return model
+
+
+def make(what):
+    keras.utils.set_random_seed(3)
+    if what in LEARNERS:
+        return LEARNERS[what]()
+    name, reduction = (what[:-4], "sum") if what.endswith(" sum") else (what, "sum_over_batch_size")
+    return plain(PLAIN[name](reduction), classes=3 if name == "am" else None)
+
+
+def step(what, rows, strategy):
+    """The updates of one epoch, and the loss before it."""
+    labels, x = random_batch(1, rows, 3 if rows > 1 else 1, 8, unit=False)
+    if what in LEARNERS:
+        x = images(1, rows, "uint8")
+    with strategy.scope():
+        model = make(what)
+    before = values(model.trainable_variables)
+    loss = model.evaluate(x, labels, batch_size=BATCH, verbose=0, return_dict=True)["loss"]
+    model.fit(x, labels, batch_size=BATCH, shuffle=False, verbose=0)
+    return [new - old for new, old in zip(values(model.trainable_variables), before, strict=True)], loss
+
+
+def main(path, *cases):
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    two = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    assert two.num_replicas_in_sync == 2
+    arrays = {}
+    for case in cases:
+        what, rows = case.split("/")
+        for devices, strategy in ((1, tf.distribute.get_strategy()), (2, two)):
+            updates, loss = step(what, int(rows), strategy)
+            arrays.update({f"{case}|{devices}|{i}": update for i, update in enumerate(updates)})
+            arrays[f"{case}|{devices}|loss"] = np.array(loss)
+    np.savez(path, **arrays)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,97 @@
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import metrics as sk
+
+from tfdml.errors import UserError
+from tfdml.evaluation import clustering_agreement, evaluate_clustering, kmeans, pairwise_f1
+
+ids = st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 4)), min_size=1, max_size=25)
+
+
+def slow_f1(labels, clusters):
+    pairs = list(itertools.combinations(range(len(labels)), 2))
+    same_class = [labels[i] == labels[j] for i, j in pairs]
+    same_cluster = [clusters[i] == clusters[j] for i, j in pairs]
+    true_positive = sum(a and b for a, b in zip(same_class, same_cluster, strict=True))
+    total = sum(same_class) + sum(same_cluster)
+    return 2 * true_positive / total if total else 1.0
+
+
+@settings(max_examples=100, deadline=None)
+@given(ids)
+def test_pairwise_f1_counts_pairs(points):
+    labels, clusters = map(list, zip(*points, strict=True))
+    assert pairwise_f1(labels, clusters) == slow_f1(labels, clusters)
+
+
+@settings(max_examples=50, deadline=None)
+@given(ids)
+def test_nmi_by_its_definition(points):
+    """I / mean(H) computed from counts in float64, against what is reported."""
+    labels, clusters = (np.array(x) for x in zip(*points, strict=True))
+
+    def entropy(counts):
+        p = np.array([c for c in counts if c]) / len(labels)
+        return -(p * np.log(p)).sum()
+
+    h_labels = entropy(np.unique(labels, return_counts=True)[1])
+    h_clusters = entropy(np.unique(clusters, return_counts=True)[1])
+    joint = entropy([np.sum((labels == a) & (clusters == b)) for a in set(labels) for b in set(clusters)])
+    mean = (h_labels + h_clusters) / 2
+    expected = (h_labels + h_clusters - joint) / mean if mean > 0 else 1.0
+    agreement = clustering_agreement(labels, clusters, ["nmi", "ami"])
+    assert agreement["nmi"] == pytest.approx(expected, abs=1e-9)
+    assert agreement["ami"] == pytest.approx(sk.adjusted_mutual_info_score(labels, clusters), abs=1e-12)
+
+
+def blobs(classes=6, per_class=15, noise=0.05):
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(classes) * 2**40 - 7, per_class)
+    centres = rng.normal(size=(classes, 4))
+    return np.repeat(centres, per_class, axis=0) + noise * rng.normal(size=(len(labels), 4)), labels
+
+
+def test_kmeans_is_deterministic_and_finds_blobs():
+    points, labels = blobs(classes=2)
+    clusters = kmeans(points, 2, seed=3)
+    np.testing.assert_array_equal(clusters, kmeans(points, 2, seed=3))
+    assert clusters.dtype == np.int64
+    assert pairwise_f1(labels, clusters) == 1.0
+
+
+def test_evaluate_clustering_reports_what_its_clusters_score():
+    points, labels = blobs(noise=0.6)
+    result = evaluate_clustering(points, labels, seed=1)
+    clusters = kmeans(points, 6, seed=1)
+    assert result["nmi"] == pytest.approx(sk.normalized_mutual_info_score(labels, clusters))
+    assert result["ami"] == pytest.approx(sk.adjusted_mutual_info_score(labels, clusters))
+    assert result["f1"] == slow_f1(list(labels), list(clusters))
+    assert 0.3 < result["nmi"] < 1
+
+
+def test_cosine_ignores_length():
+    rng = np.random.default_rng(1)
+    angles = np.repeat([0.1, 1.5], 20) + 0.05 * rng.normal(size=40)
+    points = np.stack([np.cos(angles), np.sin(angles)], 1) * rng.uniform(0.01, 100, size=(40, 1))
+    assert pairwise_f1(np.repeat([0, 1], 20), kmeans(points, 2, distance="cosine")) == 1.0
+
+
+@pytest.mark.parametrize("points", [np.ones((8, 3)), np.zeros((8, 3)), np.arange(8.0)[:, None]])
+def test_degenerate_embeddings_still_cluster(points):
+    result = evaluate_clustering(points, np.arange(8) % 4)
+    assert all(np.isfinite(v) for v in result.values())
+    assert kmeans(points, 8).shape == (8,)
+    assert kmeans(points, 1).tolist() == [0] * 8
+
+
+def test_bad_arguments():
+    with pytest.raises(UserError, match=r"num_clusters must be in 1 \.\. 4"):
+        kmeans(np.zeros((4, 2)), 5)
+    with pytest.raises(UserError, match="NaN"):
+        kmeans(np.full((4, 2), np.nan), 2)
+    with pytest.raises(UserError, match="4 embeddings but labels of shape \\(3,\\)"):
+        evaluate_clustering(np.zeros((4, 2)), [1, 2, 3])

@@ -1,0 +1,81 @@
+import keras
+import numpy as np
+import pytest
+
+from tfdml.errors import UserError
+from tfdml.evaluation import embed
+
+
+def images(count, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, size=(count, 8, 8, 3), dtype=np.uint8)
+
+
+def model():
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [
+            keras.layers.Input((8, 8, 3)),
+            keras.layers.Rescaling(1 / 255),
+            keras.layers.Conv2D(4, 3, activation="relu"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.5),
+            keras.layers.GlobalAveragePooling2D(),
+            keras.layers.Dense(5),
+        ]
+    )
+
+
+def batches(data, size):
+    return [data[i : i + size] for i in range(0, len(data), size)]
+
+
+@pytest.mark.parametrize("size", [1, 4, 7, 11])
+def test_keras_model_in_order_whatever_the_batches(size):
+    net, data = model(), images(11)
+    expected = keras.ops.convert_to_numpy(net(data, training=False))
+    result = embed(net, batches(data, size))
+    assert result.dtype == np.float32
+    np.testing.assert_allclose(result, expected, atol=1e-5)
+
+
+def test_tf_dataset_of_images_and_labels():
+    tf = pytest.importorskip("tensorflow")
+    net, data = model(), images(10)
+    dataset = tf.data.Dataset.from_tensor_slices((data, np.arange(10))).batch(4)
+    result = embed(net, dataset)
+    np.testing.assert_allclose(result, keras.ops.convert_to_numpy(net(data, training=False)), atol=1e-5)
+
+
+def test_one_shape_for_every_batch_and_progress():
+    """A smaller last batch would be traced anew; it is filled up and cut."""
+    shapes, done = [], []
+
+    def embedder(x):
+        shapes.append(x.shape)
+        return np.asarray(x, np.float64).reshape(len(x), -1)
+
+    data = images(10)
+    result = embed(embedder, batches(data, 4), progress=done.append)
+    assert shapes == [(4, 8, 8, 3)] * 3
+    assert done == [4, 8, 10]
+    np.testing.assert_array_equal(result, data.reshape(10, -1).astype(np.float32))
+
+
+def test_a_dict_output_is_read_by_its_key():
+    result = embed(lambda x: {"pooled": x, "embedding": x[:, 0, 0]}, [images(3)])
+    np.testing.assert_array_equal(result, images(3)[:, 0, 0].astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("embedder", "data", "message"),
+    [
+        (lambda x: x[:, 0, 0], [], "no image"),
+        (lambda x: x[:1, 0, 0], [images(3)], r"here \(3, d\); it gave \(1, 3\)"),
+        (lambda x: x, [images(3)], r"it gave \(3, 8, 8, 3\)"),
+        (lambda x: {"output_0": x}, [images(3)], "no key 'embedding', only output_0"),
+        (lambda x: x[:, 0, 0, : 1 + len(x)], [images(1), images(2)], "gave 2 dimensions, then 3"),
+    ],
+)
+def test_bad_embedders_say_what_is_wrong(embedder, data, message):
+    with pytest.raises(UserError, match=message):
+        embed(embedder, data)

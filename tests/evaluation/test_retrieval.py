@@ -1,0 +1,175 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfdml.errors import UserError
+from tfdml.evaluation import evaluate_clustering, evaluate_retrieval
+from tfdml.evaluation.retrieval import METRICS
+
+RETRIEVAL = ("recall", "map@r", "r_precision")
+
+
+def reference(embeddings, labels, gallery=None, gallery_labels=None, ks=(1, 2)):
+    """The definitions, query by query in float64."""
+    all_to_all = gallery is None
+    gallery, gallery_labels = (embeddings, labels) if all_to_all else (gallery, gallery_labels)
+    recalls, average_precisions, r_precisions, unanswerable = {k: [] for k in ks}, [], [], 0
+    for i, (query, label) in enumerate(zip(np.asarray(embeddings, np.float64), labels, strict=True)):
+        others = [j for j in range(len(gallery)) if not (all_to_all and j == i)]
+        others.sort(key=lambda j: (((query - np.asarray(gallery[j], np.float64)) ** 2).sum(), j))
+        relevant = [bool(gallery_labels[j] == label) for j in others]
+        r = sum(relevant)
+        if r == 0:
+            unanswerable += 1
+            continue
+        for k in ks:
+            recalls[k].append(any(relevant[:k]))
+        precisions = [sum(relevant[: n + 1]) / (n + 1) for n in range(r)]
+        average_precisions.append(sum(p for p, hit in zip(precisions, relevant, strict=False) if hit) / r)
+        r_precisions.append(precisions[-1])
+    result = {f"recall@{k}": np.mean(values) for k, values in recalls.items()}
+    result |= {"map@r": np.mean(average_precisions), "r_precision": np.mean(r_precisions)}
+    return result | {"queries_without_match": unanswerable}
+
+
+def check(result, expected):
+    for name, value in expected.items():
+        assert result[name] == pytest.approx(value, abs=1e-12), name
+
+
+@pytest.mark.parametrize("budget", [1, 2**24])
+@pytest.mark.parametrize("with_gallery", [False, True])
+def test_matches_a_slow_reference(with_gallery, budget):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 12, 150)
+    centres = rng.normal(size=(13, 6))
+    embeddings = centres[labels] + 1.2 * rng.normal(size=(150, 6))
+    gallery_labels = rng.integers(3, 13, 90) if with_gallery else None
+    gallery = centres[gallery_labels] + rng.normal(size=(90, 6)) if with_gallery else None
+    data = (embeddings, labels, gallery, gallery_labels)
+    result = evaluate_retrieval(*data, ks=(1, 3, 10), metrics=RETRIEVAL, memory_budget=budget)
+    expected = reference(*data, ks=(1, 3, 10))
+    check(result, expected)
+    assert 0.05 < expected["map@r"] < 0.95  # the case is neither trivial nor hopeless
+    assert result["num_queries"] == 150
+    assert result["num_gallery"] == (90 if with_gallery else 149)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_duplicates_ties_and_lonely_classes(data):
+    """Integer embeddings in one or two dimensions: most distances are tied, many images coincide."""
+    with_gallery = data.draw(st.booleans())
+    dim = data.draw(st.integers(1, 2))
+    image = st.tuples(st.integers(-2, 2), *[st.integers(-2, 2)] * dim)
+    queries = data.draw(st.lists(image, min_size=3, max_size=16))
+    rows = data.draw(st.lists(image, min_size=2, max_size=16)) if with_gallery else None
+    labels, embeddings = np.array(queries)[:, 0], np.array(queries, np.float32)[:, 1:]
+    gallery_labels, gallery = (np.array(rows)[:, 0], np.array(rows, np.float32)[:, 1:]) if rows else (None, None)
+    arguments = {"ks": (1, 2), "metrics": RETRIEVAL}
+    lonely = [(list(gallery_labels).count(y) if with_gallery else list(labels).count(y) - 1) == 0 for y in labels]
+    if all(lonely):
+        with pytest.raises(UserError, match="class"):
+            evaluate_retrieval(embeddings, labels, gallery, gallery_labels, **arguments)
+        return
+    result = evaluate_retrieval(embeddings, labels, gallery, gallery_labels, **arguments)
+    check(result, reference(embeddings, labels, gallery, gallery_labels))
+    assert result["queries_without_match"] == sum(lonely)
+
+
+def test_worked_example():
+    """On a line: A A B A B; the middle of Musgrave's definitions by hand."""
+    result = evaluate_retrieval(
+        np.array([[0.0], [1.0], [2.1], [3.3], [4.6]]), [1, 1, 2, 1, 2], ks=(1, 2), metrics=RETRIEVAL
+    )
+    # Neighbours: 0: A B A B   1: A B A B   2: A B(wrong class A at 1.1, then A at 1.2)   3: B B A A   4: A B A A
+    assert result["recall@1"] == 2 / 5
+    assert result["recall@2"] == 3 / 5
+    # R: A 2, B 1. AP@R: 1/2, 1/2, 0, 0, 0 and R-precision the same.
+    assert result["map@r"] == pytest.approx(1 / 5)
+    assert result["r_precision"] == pytest.approx(1 / 5)
+
+
+def test_labels_that_floats_would_confuse():
+    """Ids that differ by one above 2^53 are different classes."""
+    base = 2**62
+    points = np.array([[0.0], [0.1], [0.2], [5.0]])
+    result = evaluate_retrieval(points, np.array([base, base + 1, base, base + 1]), ks=[1], metrics=["recall"])
+    assert result["recall@1"] == 0.0
+    assert evaluate_retrieval(points, [-(2**63)] * 4, ks=[1], metrics=["recall"])["recall@1"] == 1.0
+
+
+def test_every_metric_by_default_and_any_subset_by_name():
+    rng = np.random.default_rng(1)
+    labels = np.repeat(np.arange(5), 8)
+    points = rng.normal(size=(5, 4))[labels] + 0.7 * rng.normal(size=(40, 4))
+    everything = evaluate_retrieval(points, labels)
+    counts = {"num_queries", "num_gallery", "queries_without_match"}
+    recalls = {f"recall@{k}" for k in (1, 2, 4, 8)}
+    assert set(everything) == recalls | {"map@r", "r_precision", "nmi", "ami", "f1"} | counts
+    clustering = evaluate_clustering(points, labels)
+    check(everything, clustering)
+    for name in METRICS:
+        part = evaluate_retrieval(points, labels, metrics=[name])
+        assert set(part) == counts | (recalls if name == "recall" else {name})
+        check(part, {key: everything[key] for key in part})
+    assert set(evaluate_retrieval(points, labels, metrics=["recall@3"])) == counts | {"recall@3"}
+    assert evaluate_retrieval(points, labels, metrics="nmi")["nmi"] == everything["nmi"]
+
+
+def test_queries_that_are_part_of_the_gallery():
+    """With own_rows the subset scores exactly as it does within the whole."""
+    rng = np.random.default_rng(2)
+    labels = rng.integers(0, 9, 80)
+    points = rng.normal(size=(9, 3))[labels] + rng.normal(size=(80, 3))
+    rows = np.arange(0, 80, 2)
+    subset = evaluate_retrieval(points[rows], labels[rows], points, labels, metrics=RETRIEVAL, own_rows=rows)
+    odd = np.arange(1, 80, 2)
+    rest = evaluate_retrieval(points[odd], labels[odd], points, labels, metrics=RETRIEVAL, own_rows=odd)
+    whole = evaluate_retrieval(points, labels, metrics=RETRIEVAL)
+    for name in ("recall@1", "map@r", "r_precision"):
+        assert (subset[name] + rest[name]) / 2 == pytest.approx(whole[name])
+
+
+def test_cosine_and_euclidean_agree_on_unit_vectors_only():
+    rng = np.random.default_rng(3)
+    labels = np.repeat(np.arange(6), 10)
+    points = rng.normal(size=(6, 5))[labels] + rng.normal(size=(60, 5))
+    unit = points / np.linalg.norm(points, axis=1, keepdims=True)
+    cosine = evaluate_retrieval(points, labels, metrics=RETRIEVAL, distance="cosine")
+    check(cosine, evaluate_retrieval(unit, labels, metrics=RETRIEVAL, distance="euclidean"))
+    assert cosine["map@r"] != evaluate_retrieval(points, labels, metrics=RETRIEVAL)["map@r"]
+
+
+POINTS = np.random.default_rng(4).normal(size=(6, 3))
+LABELS = np.array([0, 0, 1, 1, 2, 2])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"embeddings": POINTS[:0], "labels": []}, "neither of them 0"),
+        ({"labels": LABELS[:5]}, r"one class id per embedding, 6; got shape \(5,\)"),
+        ({"labels": LABELS.astype(float)}, "must be integers; got dtype float64"),
+        ({"labels": np.full(6, 2**64 - 1, np.uint64)}, "must fit int64"),
+        ({"labels": np.arange(6), "ks": (1,)}, "no query shares its class with another image"),
+        ({"gallery": POINTS}, "go together"),
+        ({"gallery_labels": LABELS}, "go together"),
+        ({"gallery": POINTS, "gallery_labels": LABELS[:2]}, "gallery_labels must be one class id per embedding"),
+        ({"gallery": POINTS, "gallery_labels": LABELS + 3, "ks": (1,)}, "no class in common"),
+        ({"gallery": POINTS[:, :2], "gallery_labels": LABELS, "ks": (1,)}, "3 dimensions, the gallery 2"),
+        ({"ks": (1, 6)}, "recall@6 needs 6 gallery images per query; there are 5"),
+        ({"own_rows": np.arange(6)}, "own_rows goes with a gallery"),
+        ({"gallery": POINTS, "gallery_labels": LABELS, "own_rows": np.arange(1, 7)}, r"0 \.\. 5"),
+        ({"ks": (0,)}, "at least 1"),
+        ({"ks": ()}, "ks must be one or more"),
+        ({"metrics": ("recall", "precision")}, "unknown metric 'precision'"),
+        ({"metrics": ()}, "no metric is asked for"),
+        ({"distance": "l2", "ks": (1,)}, "unknown distance 'l2'"),
+        ({"embeddings": np.where(np.arange(6)[:, None] == 4, np.nan, POINTS)}, "1 of 6 rows .* row 4"),
+    ],
+)
+def test_bad_arguments_say_what_is_wrong(arguments, message):
+    with pytest.raises(UserError, match=message):
+        evaluate_retrieval(**{"embeddings": POINTS, "labels": LABELS, **arguments})

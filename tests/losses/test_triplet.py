@@ -1,0 +1,145 @@
+import numpy as np
+import pytest
+
+from tests.losses import references_ranking as references
+from tests.losses.checks import (
+    both_reductions,
+    check_contract,
+    check_degenerate,
+    check_formula,
+    check_gradient,
+    check_large,
+    check_nothing_to_learn,
+)
+from tests.mathematics import MODES, assert_close, random_batch, value_and_gradients
+from tfdml.losses import TripletLoss
+from tfdml.mining import negative_probabilities, sample_negatives
+
+MINING = ("all", "hard", "semi_hard", "distance_weighted")
+
+
+def cases(mining, kind="sqeuclidean", margin=0.5, average="active"):
+    def value(labels, x, reduction, chosen=None):
+        return references.triplet(labels, x, margin, mining, kind, average, reduction, chosen)
+
+    def frozen(labels, x, reduction):
+        chosen = references.triplets(labels, x, mining, kind)
+        return lambda e: value(labels, e, reduction, chosen)
+
+    name = f"{mining} {kind} {average}"
+    arguments = {"margin": margin, "mining": mining, "distance": kind, "average": average}
+    return both_reductions(name, TripletLoss, value, frozen, **arguments)
+
+
+CASES = {
+    **{key: case for mining in MINING for key, case in cases(mining).items()},
+    **{key: case for mining in MINING for key, case in cases(mining, "euclidean", 0.2, "all").items()},
+    **{key: case for kind in ("cosine", "dot") for key, case in cases("all", kind, 0.3).items()},
+    **cases("semi_hard", "cosine"),
+}
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+every_mining = pytest.mark.parametrize("mining", MINING)
+
+
+@every_case
+def test_equals_the_formula(case):
+    check_formula(case)
+
+
+@every_case
+def test_gradient_equals_finite_differences(case):
+    check_gradient(case)
+
+
+@every_mining
+@pytest.mark.parametrize("kind", ["sqeuclidean", "cosine"])
+def test_degenerate_batches(mining, kind):
+    check_degenerate(cases(mining, kind)[f"{mining} {kind} active mean"])
+
+
+@every_mining
+def test_a_batch_without_triplets_teaches_nothing(mining):
+    check_nothing_to_learn(
+        TripletLoss(mining=mining), "no positive", "no negative", "one image", "two images of two classes"
+    )
+
+
+@every_case
+def test_contract(case):
+    check_contract(case.loss)
+
+
+@pytest.mark.slow
+@every_mining
+def test_a_batch_of_four_thousand(mining):
+    check_large(TripletLoss(mining=mining))
+
+
+def test_all_triplets_keep_their_digits_in_a_batch_of_hundreds():
+    labels, x = random_batch(4, 300, 20, 32)
+    squared = np.maximum(2 - 2 * x.astype("float64") @ x.T.astype("float64"), 0)
+    same = labels[:, None] == labels[None, :]
+    hinges = []
+    for i in range(300):
+        near, far = same[i] & (np.arange(300) != i), ~same[i]
+        hinges.append(np.maximum(squared[i, near][:, None] - squared[i, far][None, :] + 0.1, 0).ravel())
+    hinges = np.concatenate(hinges)
+    assert_close(TripletLoss(margin=0.1)(labels, x), hinges.sum() / np.count_nonzero(hinges), 1e-6)
+    assert_close(TripletLoss(margin=0.1, average="all")(labels, x), hinges.mean(), 1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_hinge_of_exactly_zero_is_not_active(mode):
+    # d_ap = 1, d_an = 2 and a margin of 1: the only violated triplet is that of the second anchor.
+    x = np.array([[0.0], [1.0], [2.0]])
+    loss = TripletLoss(margin=1.0, distance="euclidean")
+    value, (gradient,) = value_and_gradients(lambda e: loss([0, 0, 1], e), x, mode=mode)
+    assert value == 1.0
+    np.testing.assert_array_equal(gradient, [[-1.0], [2.0], [-1.0]])
+
+
+def test_averages_over_active_or_over_all_triplets():
+    x = np.array([[0.0], [1.0], [1.5], [9.0]], "float32")
+    labels = [0, 0, 1, 2]
+    # Hinges: anchor 0: [1 - 1.5 + 1]_+ = 0.5 and 0; anchor 1: [1 - 0.5 + 1]_+ = 1.5 and 0.
+    assert_close(TripletLoss(1.0, distance="euclidean")(labels, x), 1.0)
+    assert_close(TripletLoss(1.0, distance="euclidean", average="all")(labels, x), 0.5)
+    assert_close(TripletLoss(1.0, "hard", "euclidean", "all")(labels, x), 1.0)
+    assert_close(TripletLoss(1.0, distance="euclidean", reduction="sum")(labels, x), 2.0)
+
+
+def test_distance_weighted_is_the_mean_of_many_draws():
+    labels, x = random_batch(1, 8, 3, 4)
+    probabilities = negative_probabilities(x, labels)
+    squared = ((x[:, None] - x[None]) ** 2).sum(-1)
+    total, draws = 0.0, 500
+    pairs = references.positive_pairs(labels)
+    for seed in range(draws):
+        drawn = np.asarray(sample_negatives(probabilities, seed=seed)[0])[:, 0]
+        for a, p in pairs:
+            total += max(squared[a, p] - squared[a, drawn[a]] + 0.5, 0.0)
+    loss = TripletLoss(0.5, "distance_weighted", reduction="sum")
+    assert_close(loss(labels, x), total / draws, 0.05)
+
+
+def test_not_a_number_is_not_hidden():
+    x = np.array([[np.nan, 0.0], [1.0, 0.0], [0.0, 1.0]], "float32")
+    for mining in MINING:
+        assert np.isnan(TripletLoss(mining=mining)([0, 0, 1], x)), mining
+
+
+def test_worked_example_of_the_docstring():
+    assert_close(TripletLoss(margin=0.1)([0, 0, 1], [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]), 0.5, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mining": "easy"}, "mining must be one of all, hard"),
+        ({"distance": "l2"}, "distance must be one of"),
+        ({"average": "some"}, "average must be 'active' or 'all'"),
+    ],
+)
+def test_unknown_options_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        TripletLoss(**arguments)

@@ -1,0 +1,211 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.mathematics import assert_close
+from tests.models.networks import SIZE, coloured_batch, config_of, images, tiny_backbone, tiny_embedder, values
+from tfdml import UserError, backbones, losses
+from tfdml.layers import InputScaling
+from tfdml.models import Embedder, MetricLearner
+
+POLICIES = ["float32", "mixed_bfloat16", "mixed_float16"]
+
+
+@pytest.fixture(params=POLICIES)
+def policy(request):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(request.param)
+    yield request.param
+    keras.config.set_dtype_policy(before)
+
+
+def batch_norm_of(embedder):
+    (layer,) = [x for x in embedder.backbone.layers if isinstance(x, keras.layers.BatchNormalization)]
+    return layer
+
+
+def test_representations_have_their_documented_names_and_shapes():
+    embedder = tiny_embedder()
+    representations = embedder.represent(images(size=4))
+    shapes = {name: tuple(value.shape) for name, value in representations.items()}
+    assert shapes == {"feature_map": (4, 6, 6, 6), "pooled": (4, 6), "projection": (4, 5), "embedding": (4, 5)}
+    assert list(shapes) == ["feature_map", "pooled", "projection", "embedding"]
+    assert embedder.representation_shapes((4, SIZE, SIZE, 3)) == shapes
+    np.testing.assert_array_equal(embedder(images(size=4)), representations["embedding"])
+
+
+def test_each_representation_is_made_from_the_one_before():
+    embedder = tiny_embedder(scaling="tf")
+    x = images(size=3)
+    r = {name: np.asarray(value, "float64") for name, value in embedder.represent(x).items()}
+    assert_close(embedder.backbone(x / 127.5 - 1.0), r["feature_map"])
+    assert_close(r["pooled"], r["feature_map"].mean((1, 2)))
+    kernel, bias = values(embedder.dense.weights)
+    assert_close(r["projection"], r["pooled"] @ kernel + bias)
+    assert_close(r["embedding"], r["projection"] / np.linalg.norm(r["projection"], axis=1, keepdims=True))
+
+
+def test_max_pooling_takes_the_maximum():
+    r = tiny_embedder(pooling="max").represent(images(size=3))
+    np.testing.assert_array_equal(r["pooled"], np.max(r["feature_map"], axis=(1, 2)))
+
+
+def test_embedding_is_float32_of_unit_length_under_every_policy(policy):
+    representations = tiny_embedder().represent(images())
+    assert representations["embedding"].dtype == tf.float32
+    assert representations["pooled"].dtype == keras.config.dtype_policy().compute_dtype
+    assert_close(np.linalg.norm(representations["embedding"], axis=1), np.ones(8), 1e-6)
+
+
+@pytest.mark.parametrize("mode", InputScaling.MODES)
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "float64"])
+def test_pixels_of_every_dtype_give_the_same_embedding(mode, dtype):
+    embedder = tiny_embedder(scaling=mode)
+    np.testing.assert_array_equal(embedder(images(dtype=dtype)), embedder(images()))
+
+
+def test_fractions_of_pixels_survive_a_mixed_policy():
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        embedder = tiny_embedder(scaling="tf")
+        x = images() * np.float32(0.99)
+        scaled = embedder.backbone(tf.cast(tf.constant(x) / 127.5 - 1.0, "bfloat16"))
+        np.testing.assert_array_equal(embedder.represent(x)["feature_map"], scaled)
+        learner = MetricLearner(embedder, losses.ContrastiveLoss())
+        np.testing.assert_array_equal(learner(x)["feature_map"], scaled)
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def test_image_without_any_signal_is_finite():
+    embedder = tiny_embedder(scaling="unit")
+    embedder.build((None, SIZE, SIZE, 3))
+    embedder.dense.bias.assign(np.zeros(5))
+    embedder.dense.kernel.assign(np.zeros((6, 5)))
+    np.testing.assert_array_equal(embedder(np.zeros((2, SIZE, SIZE, 3))), np.zeros((2, 5)))
+
+
+def trained(batch_norm, steps=2):
+    """An embedder, and its BatchNorm's gamma, beta, mean and variance before and after training."""
+    labels, x = coloured_batch()
+    embedder = tiny_embedder(batch_norm=batch_norm)
+    learner = MetricLearner(embedder, losses.ContrastiveLoss())
+    learner.compile(optimizer=keras.optimizers.SGD(0.1))
+    learner.build((None, SIZE, SIZE, 3))
+    before = values(batch_norm_of(embedder).weights)
+    learner.fit(x, labels, batch_size=len(x), epochs=steps, verbose=0)
+    changed = [not np.array_equal(*pair) for pair in zip(before, values(batch_norm_of(embedder).weights), strict=True)]
+    return embedder, dict(zip(("gamma", "beta", "mean", "variance"), changed, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("batch_norm", "training", "moving"), [("frozen", False, False), ("statistics", True, False), ("train", True, True)]
+)
+def test_batch_norm_mode_decides_what_changes(batch_norm, training, moving):
+    embedder, changed = trained(batch_norm)
+    assert changed == {"gamma": training, "beta": training, "mean": moving, "variance": moving}
+    trainable = {id(variable) for variable in embedder.trainable_variables}
+    norm = batch_norm_of(embedder)
+    assert (id(norm.gamma) in trainable) is training
+    assert (id(norm.beta) in trainable) is training
+    assert id(embedder.dense.kernel) in trainable
+
+
+@pytest.mark.parametrize("batch_norm", ["frozen", "statistics"])
+def test_batch_norm_in_inference_mode_does_not_see_the_batch(batch_norm):
+    embedder = tiny_embedder(batch_norm=batch_norm)
+    x = images()
+    assert_close(embedder(x, training=True)[:2], embedder(x[:2], training=True), 1e-6)
+    np.testing.assert_array_equal(embedder(x, training=True), embedder(x))
+
+
+def test_trained_batch_norm_sees_the_batch():
+    embedder = tiny_embedder(batch_norm="train")
+    assert np.abs(embedder(images(), training=True) - embedder(images())).max() > 1e-3
+
+
+def test_parts_divide_the_trainable_variables():
+    embedder = tiny_embedder()
+    embedder.build((None, SIZE, SIZE, 3))
+    parts = embedder.parts()
+    assert set(parts) == {"backbone", "projection"}
+    named = [id(variable) for variables in parts.values() for variable in variables]
+    assert sorted(named) == sorted(id(variable) for variable in embedder.trainable_variables)
+
+
+def test_backbone_by_name_brings_its_scaling():
+    assert Embedder("conv4", 8, image_size=32).input_scaling.mode == "tf"
+    resolved = backbones.Backbone(tiny_backbone(), "caffe")
+    assert Embedder(resolved, 8).input_scaling.mode == "caffe"
+    assert Embedder(resolved, 8, scaling="unit").input_scaling.mode == "unit"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pooling": "sum"}, "pooling must be"),
+        ({"batch_norm": "off"}, "batch_norm must be one of frozen, statistics, train"),
+        ({"resize_mode": "longer"}, "resize_mode must be"),
+        ({"embedding_dim": 0}, "embedding_dim must be positive"),
+        ({"scaling": "imagenet"}, "mode must be one of"),
+        ({"backbone": 3}, "backbone must be a name"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Embedder(**{"backbone": tiny_backbone(), **options})
+
+
+def test_unknown_backbone_is_the_users_to_mend():
+    with pytest.raises(UserError, match="unknown backbone 'resnet-18'"):
+        Embedder("resnet-18")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"scaling": "caffe", "pooling": "max", "batch_norm": "train", "resize": 20, "resize_mode": "squash"},
+        {"batch_norm": "statistics", "name": "mine"},
+    ],
+)
+def test_saves_and_loads(tmp_path, options, policy):
+    embedder = tiny_embedder(**options)
+    batch_norm_of(embedder).moving_mean.assign(np.linspace(-1, 1, 6))
+    x = images()
+    expected = embedder.predict(x, verbose=0)
+    embedder.save(tmp_path / "embedder.keras")
+    keras.config.set_dtype_policy("float32")
+    again = keras.saving.load_model(tmp_path / "embedder.keras")
+    np.testing.assert_array_equal(again.predict(x, verbose=0), expected)
+    assert config_of(again) == config_of(embedder)
+    assert again.dtype_policy.name == policy
+    assert [v.path for v in again.trainable_variables] == [v.path for v in embedder.trainable_variables]
+
+
+def test_weights_file_round_trip(tmp_path):
+    source, target = tiny_embedder(seed=0), tiny_embedder(seed=1)
+    x = images()
+    assert np.abs(source(x) - target(x)).max() > 1e-3
+    source.save_weights(tmp_path / "x.weights.h5")
+    target.load_weights(tmp_path / "x.weights.h5")
+    np.testing.assert_array_equal(target(x), source(x))
+
+
+@pytest.mark.parametrize("name", ["conv4", "mobilenetv3small"])
+def test_embedder_of_a_named_backbone_saves_and_loads(tmp_path, name):
+    embedder = Embedder(name, 4, image_size=32)
+    x = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3)).astype("uint8")
+    expected = embedder(x)
+    embedder.save(tmp_path / "embedder.keras")
+    np.testing.assert_array_equal(keras.saving.load_model(tmp_path / "embedder.keras")(x), expected)
+
+
+def test_embedder_works_inside_a_functional_model():
+    embedder = tiny_embedder()
+    inputs = keras.Input((SIZE, SIZE, 3), dtype="uint8")
+    model = keras.Model(inputs, embedder(inputs))
+    assert model.output_shape == (None, 5)
+    assert_close(model(images(dtype="uint8")), embedder(images()))

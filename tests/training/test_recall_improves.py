@@ -1,0 +1,79 @@
+"""Whole training runs: Recall@1 on classes never seen must rise."""
+
+import json
+
+import pytest
+
+from tfdml.training import Experiment, train
+
+
+def run(tmp_path, **settings):
+    experiment = Experiment(
+        run_dir=str(tmp_path / "run"),
+        image_size=28,
+        flip=False,
+        batch_norm="train",
+        embedding_dim=64,
+        objectives="am_softmax + jrs",
+        steps_per_epoch=50,
+        learning_rate=3e-3,
+        objective_rate=1e-2,
+        evaluate_every=0,
+        cache=True,
+        **settings,
+    )
+    result = train(experiment)
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["metrics"] == result["metrics"]
+    return result["metrics_before"]["recall@1"], result["metrics"]["recall@1"]
+
+
+@pytest.mark.slow
+def test_on_glyphs(tmp_path):
+    before, after = run(
+        tmp_path,
+        dataset="glyphs",
+        dataset_options="images_per_class=10, size=32",
+        resize=32,
+        backbone="conv4(width=32)",
+        epochs=4,
+    )
+    assert after > before + 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.shared_data
+def test_on_real_characters(tmp_path, shared_data):
+    before, after = run(
+        tmp_path,
+        dataset="omniglot",
+        data_dir=str(shared_data / "data" / "omniglot"),
+        resize=32,
+        backbone="conv4(width=32)",
+        epochs=3,
+    )
+    assert after > before + 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.shared_data
+def test_on_real_cars_with_imagenet_weights(tmp_path, shared_data):
+    experiment = Experiment(
+        run_dir=str(tmp_path / "run"),
+        dataset="cars196",
+        data_dir=str(shared_data / "data" / "cars196"),
+        image_size=96,
+        resize=112,
+        backbone="mobilenetv2(alpha=0.35)",
+        weights=str(shared_data / "weights" / "mnv2_035_notop.weights.h5"),
+        objectives="am_softmax + jrs",
+        sampling="shuffle",
+        batch_size=100,
+        epochs=2,
+        steps_per_epoch=80,
+        projection_rate=1e-2,
+        objective_rate=1e-2,
+        evaluate_every=0,
+        report=False,
+    )
+    result = train(experiment)
+    assert result["metrics"]["recall@1"] > result["metrics_before"]["recall@1"] + 0.05

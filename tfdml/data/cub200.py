@@ -1,0 +1,71 @@
+"""CUB-200-2011 (Wah et al., 2011), read from the official archive as unpacked."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from tfdml.data import files
+from tfdml.data.dataset import FileImages, ImageDataset
+from tfdml.errors import UserError
+
+NUM_TRAIN_CLASSES = 100
+NUM_CLASSES = 200
+NUM_IMAGES = {"train": 5_864, "test": 5_924}
+
+
+def read(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
+    """Reads the zero-shot split: classes 1-100 to train, 101-200 to test; a label is the class number less one.
+
+    The archive's own `train_test_split.txt`, which has every class in both parts, plays no role. Images come in the
+    order of their ids.
+
+    Args:
+        data_dir: The folder `CUB_200_2011`, with `images.txt`, `image_class_labels.txt`, `classes.txt` and
+            `images/`, or the folder that it lies in.
+        split: `"train"` or `"test"`.
+        check_counts: Whether the split must have its 5,864 or 5,924 images; False for a part of the data set.
+
+    Raises:
+        UserError: A file or an image is missing, a file is not as it should be, or the number of images is wrong.
+
+    Example:
+        >>> read("data/CUB_200_2011", "test").num_classes  # doctest: +SKIP
+        100
+    """
+    root = files.official_root("cub200", data_dir, "CUB_200_2011", "images.txt")
+    images_file, labels_file = (os.path.join(root, file) for file in ("images.txt", "image_class_labels.txt"))
+    paths_of = _by_id(images_file, ("image_id", "path"))
+    class_of = _by_id(labels_file, ("image_id", "class"))
+    if paths_of.keys() != class_of.keys():
+        image = min(paths_of.keys() ^ class_of.keys())
+        there, lacking = (images_file, labels_file) if image in paths_of else (labels_file, images_file)
+        raise UserError(f"cub200: image {image} is in {there} but not in {lacking}; unpack the archive again")
+    image_ids = sorted(paths_of)
+    classes = files.integers("cub200", labels_file, "class", [class_of[i] for i in image_ids], 1, NUM_CLASSES)
+    rows = np.flatnonzero((classes <= NUM_TRAIN_CLASSES) == (split == "train"))
+    if check_counts:
+        files.check_count("cub200", f"{split} images", NUM_IMAGES[split], len(rows), labels_file)
+    paths = tuple(os.path.join(root, "images", paths_of[image_ids[row]]) for row in rows)
+    files.require_files("cub200", paths)
+    labels = classes[rows] - 1
+    class_names = _by_id(os.path.join(root, "classes.txt"), ("class", "name"))
+    return ImageDataset(
+        name="cub200",
+        split=split,
+        images=FileImages(paths),
+        labels=labels,
+        class_names={int(c): class_names.get(int(c) + 1, f"class {c + 1}") for c in np.unique(labels)},
+    )
+
+
+def _by_id(path: str, columns: tuple[str, str]) -> dict[int, str]:
+    """A table of ids and values as a dict."""
+    cells, values = files.read_table("cub200", path, columns)
+    ids = files.integers("cub200", path, columns[0], cells)
+    found = dict(zip(ids.tolist(), values, strict=True))
+    if len(found) < len(ids):
+        unique, counts = np.unique(ids, return_counts=True)
+        raise UserError(f"cub200: {path} has {columns[0]} {unique[counts > 1][0]} twice; unpack the archive again")
+    return found

@@ -1,0 +1,286 @@
+"""What the readers of file lists share: text and tables read strictly, and images looked for a folder at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from tfdml.errors import UserError
+
+_LONGEST_QUOTE = 120
+# 18 digits always fit in 64 bits.
+_MOST_DIGITS = 18
+
+
+def quoted(value: object) -> str:
+    """A value from a file for an error message: on one line, printable, not too long.
+
+    Example:
+        >>> quoted("a.jpg")
+        "'a.jpg'"
+    """
+    text = repr(value)
+    return text if len(text) <= _LONGEST_QUOTE else text[:_LONGEST_QUOTE] + "..."
+
+
+def read_text(name: str, path: str) -> str:
+    """Reads a text file in UTF-8, with or without a byte order mark; every line end becomes a line feed.
+
+    Args:
+        name: The data set, for messages.
+        path: A file on a local disk or on any file system that `tf.io.gfile` knows.
+
+    Raises:
+        UserError: The file is missing, may not be read or is not UTF-8.
+
+    Example:
+        >>> read_text("cub200", "CUB_200_2011/classes.txt").splitlines()[0]  # doctest: +SKIP
+        '1 001.Black_footed_Albatross'
+    """
+    data = _read_bytes(name, path)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{name}: {path}, line {line}: not UTF-8 text; save the file as UTF-8") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_table(
+    name: str, path: str, columns: Sequence[str], *, first_line: int = 1, header: bool = False
+) -> list[list[str]]:
+    """Reads a table whose columns are separated by white space, as the official label files are.
+
+    Args:
+        name: The data set, for messages.
+        path: The file.
+        columns: What its columns are called.
+        first_line: The line at which the table begins, from 1.
+        header: Whether its first line repeats the names of the columns.
+
+    Returns:
+        One list per column. Blank lines are left out.
+
+    Raises:
+        UserError: The file cannot be read, the header is another, a line has another number of columns, or there
+            is no row.
+
+    Example:
+        >>> ids, names = read_table("cub200", "CUB_200_2011/classes.txt", ("id", "name"))  # doctest: +SKIP
+    """
+    lines = read_text(name, path).split("\n")[first_line - 1 :]
+    if header:
+        found = lines[0].split() if lines else []
+        if found != list(columns):
+            raise UserError(
+                f"{name}: {path}, line {first_line}: expected the header {' '.join(columns)!r}, "
+                f"found {quoted(' '.join(found))}; is it the official file?"
+            )
+        lines, first_line = lines[1:], first_line + 1
+    for line, text in enumerate(lines, first_line):
+        row = text.split()
+        if len(row) not in (0, len(columns)):
+            raise UserError(
+                f"{name}: {path}, line {line}: expected {len(columns)} columns ({' '.join(columns)}), found "
+                f"{len(row)}: {quoted(' '.join(row))}"
+            )
+    # Split anew as a whole: 100,000 small lists kept would cost more, in garbage collection.
+    cells = "\n".join(lines).split()
+    if not cells:
+        raise UserError(f"{name}: {path} has no row; download it again")
+    return [cells[column :: len(columns)] for column in range(len(columns))]
+
+
+def integers(name: str, path: str, column: str, values: Sequence[str], low: int = 0, high: int = 10**18) -> np.ndarray:
+    """A column of whole numbers as (N,) int64.
+
+    Args:
+        name: The data set, for messages.
+        path: The file that the column is from.
+        column: What it is called.
+        values: Its cells.
+        low: The smallest permitted number, not negative.
+        high: The largest.
+
+    Raises:
+        UserError: A cell is no whole number from `low` to `high`.
+
+    Example:
+        >>> integers("cub200", "classes.txt", "class", ["1", "200"], low=1, high=200)
+        array([  1, 200])
+    """
+    # int() alone would take 1_0, or the digits of other scripts. All cells at once: a loop costs as much as the rest.
+    together = "".join(values)
+    if together.isdigit() and together.isascii() and max(map(len, values)) <= _MOST_DIGITS:
+        numbers = np.fromiter(map(int, values), np.int64, len(values))
+        outside = np.flatnonzero((numbers < low) | (numbers > high))
+        if not len(outside):
+            return numbers
+        wrong = values[int(outside[0])]
+    else:
+        wrong = next(v for v in values if not (v.isdigit() and v.isascii() and len(v) <= _MOST_DIGITS))
+    raise UserError(
+        f"{name}: {path} has {quoted(wrong)} for {column}; expected a whole number from {low:,} to {high:,}"
+    )
+
+
+def official_root(name: str, data_dir: str | os.PathLike, folder: str, marker: str) -> str:
+    """The folder of an official archive: `data_dir` itself, or `folder` in it.
+
+    Args:
+        name: The data set, for messages.
+        data_dir: What the user gave.
+        folder: What the archive unpacks to.
+        marker: A file that lies in it.
+
+    Raises:
+        UserError: The file is in neither.
+
+    Example:
+        >>> official_root("cub200", "data", "CUB_200_2011", "images.txt")  # doctest: +SKIP
+        'data/CUB_200_2011'
+    """
+    root = os.fspath(data_dir)
+    inner = os.path.join(root, folder)
+    for candidate in (root, inner):
+        if is_file(os.path.join(candidate, marker)):
+            return candidate
+    raise UserError(
+        f"{name}: found no {marker} in {root} or {inner}; data_dir must be the official {folder} as unpacked, or "
+        "the folder that it lies in"
+    )
+
+
+def check_count(name: str, what: str, expected: int, found: int, source: str) -> None:
+    """Compares a number with the published one.
+
+    Args:
+        name: The data set.
+        what: What is counted, e.g. `"train images"`.
+        expected: The published number.
+        found: The number found.
+        source: Where it was found.
+
+    Raises:
+        UserError: They differ.
+
+    Example:
+        >>> check_count("sop", "train images", 59_551, 59_551, "Ebay_train.txt")
+    """
+    if found != expected:
+        raise UserError(
+            f"{name}: expected {expected:,} {what} in {source}, found {found:,}; unpack or download the official "
+            "archive again, or pass check_counts=False for a part of the data set"
+        )
+
+
+def require_files(
+    name: str,
+    paths: Sequence[str],
+    advice: str = "unpack the official image archive again",
+    origins: Sequence[str] | None = None,
+) -> None:
+    """Checks that files are there, by one listing per folder: a stat per file takes minutes on a network disk.
+
+    Args:
+        name: The data set, for messages.
+        paths: The files.
+        advice: What to do if some are not.
+        origins: Where each path was read, for the message.
+
+    Raises:
+        UserError: Files are missing; the message has their number and the first of them.
+
+    Example:
+        >>> require_files("cub200", ["CUB_200_2011/images/1.jpg"])  # doctest: +SKIP
+    """
+    present: dict[str, set[str]] = {}
+    missing = []
+    for index, path in enumerate(paths):
+        folder, file = os.path.split(path)
+        if folder not in present:
+            present[folder] = _listing(folder)
+        if file not in present[folder]:
+            missing.append(index)
+    if missing:
+        first = repr(paths[missing[0]])[1:-1]  # whole, but on one line whatever is in it
+        origin = f" ({origins[missing[0]]})" if origins is not None else ""
+        raise UserError(
+            f"{name}: {len(missing)} of {len(paths)} images are missing, the first is {first}{origin}; {advice}"
+        )
+
+
+def held_out_classes(num_classes: int, test_fraction: float) -> int:
+    """How many classes, the last in order, are the test split; each split gets at least one.
+
+    Args:
+        num_classes: All classes, two or more.
+        test_fraction: The share asked for.
+
+    Example:
+        >>> held_out_classes(10, 0.25)
+        3
+    """
+    return min(max(int(num_classes * test_fraction + 0.5), 1), num_classes - 1)
+
+
+def is_file(path: str) -> bool:
+    """Whether a file is there, on a local disk or on any file system that `tf.io.gfile` knows.
+
+    Example:
+        >>> is_file("no/such/file")
+        False
+    """
+    if _is_remote(path):
+        import tensorflow as tf  # only needed for remote file systems, and slow to import
+
+        return tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path)
+    return os.path.isfile(path)
+
+
+def is_folder(path: str) -> bool:
+    """Whether a folder is there, on a local disk or on any file system that `tf.io.gfile` knows.
+
+    Example:
+        >>> is_folder(".")
+        True
+    """
+    if _is_remote(path):
+        import tensorflow as tf  # only needed for remote file systems, and slow to import
+
+        return tf.io.gfile.isdir(path)
+    return os.path.isdir(path)
+
+
+def _is_remote(path: str) -> bool:
+    return "://" in path
+
+
+def _read_bytes(name: str, path: str) -> bytes:
+    if not is_file(path):
+        kind = "is a folder, not a file" if is_folder(path) else "is missing"
+        raise UserError(f"{name}: {path} {kind}; check data_dir")
+    try:
+        if _is_remote(path):
+            import tensorflow as tf  # only needed for remote file systems, and slow to import
+
+            with tf.io.gfile.GFile(path, "rb") as file:
+                return file.read()
+        with open(path, "rb") as file:
+            return file.read()
+    except Exception as error:  # tf.io.gfile has its own error types
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise UserError(f"{name}: {path} cannot be read ({reason})") from error
+
+
+def _listing(folder: str) -> set[str]:
+    try:
+        if _is_remote(folder):
+            import tensorflow as tf  # only needed for remote file systems, and slow to import
+
+            return {entry.rstrip("/") for entry in tf.io.gfile.listdir(folder)}
+        return set(os.listdir(folder or "."))
+    except Exception:  # no such folder, no permission, or a name that no file system takes
+        return set()

@@ -1,0 +1,143 @@
+"""How well k-means clusters of the embeddings agree with the classes: NMI, AMI, pairwise F1."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdml.errors import UserError
+from tfdml.evaluation.neighbours import check_embeddings, unit_rows
+
+CLUSTERING_METRICS = ("nmi", "ami", "f1")
+
+
+def kmeans(
+    embeddings: Any, num_clusters: int, *, distance: str = "euclidean", iterations: int = 20, seed: int = 0
+) -> np.ndarray:
+    """Cluster ids by Lloyd's k-means (faiss) on every embedding, started at a seeded random choice of them.
+
+    Args:
+        embeddings: (N, d).
+        num_clusters: How many clusters, 1 .. N.
+        distance: `"cosine"` clusters the embeddings scaled to length 1; any other, the embeddings as they are.
+        iterations: Rounds of assignment and update.
+        seed: Of the initial centroids; the same seed gives the same clusters on the same machine.
+
+    Returns:
+        (N,) int64 ids in 0 .. num_clusters - 1. Some ids may not occur where embeddings coincide.
+
+    Raises:
+        UserError: Embeddings that are empty or not finite; `num_clusters` out of range.
+    """
+    embeddings = check_embeddings(embeddings)
+    if not 1 <= num_clusters <= len(embeddings):
+        raise UserError(f"num_clusters must be in 1 .. {len(embeddings)}, the number of images; got {num_clusters}")
+    import faiss
+
+    # Clusters do not change when everything moves and scales, and float32 products then cancel least.
+    points = unit_rows(embeddings) if distance == "cosine" else embeddings
+    points = points - points.mean(axis=0, dtype=np.float64).astype(np.float32)
+    points /= max(float(np.abs(points).max()), float(np.finfo(np.float32).tiny))
+    points = np.ascontiguousarray(points, np.float32)
+    model = faiss.Kmeans(
+        points.shape[1],
+        num_clusters,
+        niter=iterations,
+        seed=seed,
+        min_points_per_centroid=1,
+        max_points_per_centroid=len(points),
+    )
+    model.train(points)
+    return model.index.search(points, 1)[1][:, 0].astype(np.int64)
+
+
+def pairwise_f1(labels: Any, clusters: Any) -> float:
+    """F1 of the decision "same cluster" as a prediction of "same class", over all pairs of images.
+
+    F1 = 2 TP / (2 TP + FP + FN) = 2 S(n_ij) / (S(n_i.) + S(n_.j)), where n is the table of counts of class i in
+    cluster j and S sums n (n - 1) / 2. Counted in integers. It is 1 where no class and no cluster has two images.
+
+    Args:
+        labels: (N,) class ids.
+        clusters: (N,) cluster ids.
+
+    Example:
+        >>> pairwise_f1([0, 0, 1, 1], [5, 5, 5, 7])
+        0.4
+    """
+    labels, clusters = np.unique(labels, return_inverse=True)[1], np.unique(clusters, return_inverse=True)[1]
+    together = labels.astype(np.int64) * (int(clusters.max()) + 1) + clusters
+
+    def pairs(ids: np.ndarray) -> int:
+        counts = np.unique(ids, return_counts=True)[1].astype(np.int64)
+        return int((counts * (counts - 1) // 2).sum())
+
+    predicted_or_true = pairs(labels) + pairs(clusters)
+    return 2 * pairs(together) / predicted_or_true if predicted_or_true else 1.0
+
+
+def clustering_agreement(labels: Any, clusters: Any, metrics: Sequence[str] = CLUSTERING_METRICS) -> dict[str, float]:
+    """The agreement of clusters with classes.
+
+    `nmi` is I(L; C) / ((H(L) + H(C)) / 2), Manning et al. 2008 with the arithmetic mean; `ami` is the same
+    with the value expected by chance subtracted above and below (Vinh et al., 2010); `f1` is `pairwise_f1`.
+
+    Args:
+        labels: (N,) class ids.
+        clusters: (N,) cluster ids.
+        metrics: Which of `nmi`, `ami`, `f1` to compute.
+
+    Returns:
+        The metrics by name, as fractions (AMI may be slightly negative).
+    """
+    from sklearn import metrics as sk
+
+    # scikit-learn warns that so many classes look like regression targets; class ids they are.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        compute = {
+            "nmi": lambda: sk.normalized_mutual_info_score(labels, clusters, average_method="arithmetic"),
+            "ami": lambda: sk.adjusted_mutual_info_score(labels, clusters, average_method="arithmetic"),
+            "f1": lambda: pairwise_f1(labels, clusters),
+        }
+        return {name: float(compute[name]()) for name in metrics}
+
+
+def evaluate_clustering(
+    embeddings: Any,
+    labels: Any,
+    *,
+    metrics: Sequence[str] = CLUSTERING_METRICS,
+    distance: str = "euclidean",
+    iterations: int = 20,
+    seed: int = 0,
+) -> dict[str, float]:
+    """Cluster the embeddings into as many clusters as there are classes, and measure the agreement with them.
+
+    Args:
+        embeddings: (N, d).
+        labels: (N,) class ids.
+        metrics: Which of `nmi`, `ami`, `f1`, as `clustering_agreement` defines them.
+        distance: As `kmeans`.
+        iterations: As `kmeans`.
+        seed: As `kmeans`.
+
+    Returns:
+        The metrics by name.
+
+    Raises:
+        UserError: Embeddings that are empty or not finite, or not as many as labels.
+
+    Example:
+        >>> import numpy as np
+        >>> evaluate_clustering(np.array([[0.0], [0.1], [5.0], [5.1]]), [3, 3, 8, 8])["nmi"]
+        1.0
+    """
+    labels = np.asarray(labels)
+    if labels.shape != (len(embeddings),):
+        raise UserError(f"{len(embeddings)} embeddings but labels of shape {labels.shape}; one label per embedding")
+    clusters = kmeans(embeddings, len(np.unique(labels)), distance=distance, iterations=iterations, seed=seed)
+    return clustering_agreement(labels, clusters, metrics)

@@ -1,0 +1,91 @@
+"""Embeddings of a whole data set, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdml.errors import UserError
+
+
+def embed(
+    embedder: Callable[[Any], Any] | keras.Model,
+    batches: Iterable[Any],
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> np.ndarray:
+    """The embeddings of all images, in the order in which they come.
+
+    A batch smaller than the largest so far is filled up with copies of its last image, whose embeddings are dropped,
+    so that a compiled model meets one shape and is not traced again for the last batch.
+
+    Args:
+        embedder: A Keras model, run in inference mode, or any callable; from (B, H, W, 3) images to (B, d)
+            embeddings, or to a dict with the key `embedding`. Each row must depend on its image alone.
+        batches: A `tf.data.Dataset` or any iterable, of images or of tuples that begin with images, such as
+            (images, labels).
+        progress: Called after every batch with the number of images done.
+
+    Returns:
+        (N, d) float32.
+
+    Raises:
+        UserError: No batch, or the embedder does not give one vector per image.
+
+    Example:
+        >>> import numpy as np
+        >>> images = np.arange(10.0).reshape(5, 2)
+        >>> embed(lambda x: 2 * x, [images[:3], images[3:]]).shape
+        (5, 2)
+    """
+    run = _runner(embedder)
+    parts: list[np.ndarray] = []
+    done = largest = 0
+    for batch in batches:
+        images = batch[0] if isinstance(batch, tuple | list) else batch
+        count = int(images.shape[0])
+        if count == 0:
+            continue
+        largest = max(largest, count)
+        if count < largest:
+            images = np.asarray(images)
+            images = np.concatenate([images, np.repeat(images[-1:], largest - count, axis=0)])
+        vectors = _vectors(run(images), largest)
+        if parts and vectors.shape[1] != parts[0].shape[1]:
+            raise UserError(f"the embedder gave {parts[0].shape[1]} dimensions, then {vectors.shape[1]}")
+        parts.append(vectors[:count])
+        done += count
+        if progress is not None:
+            progress(done)
+    if not parts:
+        raise UserError("there is no image to embed")
+    return np.concatenate(parts)
+
+
+def _runner(embedder: Any) -> Callable[[Any], Any]:
+    """How to call the embedder on one batch after another without tracing it anew for each."""
+    if not isinstance(embedder, keras.Model):
+        return embedder
+    strategy = getattr(embedder, "distribute_strategy", None)
+    if strategy is None or strategy.num_replicas_in_sync == 1:
+        if keras.backend.backend() == "tensorflow":
+            return embedder.predict_on_batch  # compiled once for the life of the model
+        return lambda images: embedder.predict_on_batch(np.asarray(images))  # batches may be tf.data's tensors
+    import tensorflow as tf
+
+    # predict_on_batch would run the whole batch once on every replica, and return it as often.
+    return tf.function(lambda images: embedder(images, training=False), reduce_retracing=True)
+
+
+def _vectors(output: Any, count: int) -> np.ndarray:
+    if isinstance(output, Mapping):
+        if "embedding" not in output:
+            raise UserError(f"the embedder's output has no key 'embedding', only {', '.join(map(str, output))}")
+        output = output["embedding"]
+    vectors = keras.ops.convert_to_numpy(output).astype(np.float32)
+    if vectors.ndim != 2 or len(vectors) != count:
+        raise UserError(f"the embedder must give (images, dimensions), here ({count}, d); it gave {vectors.shape}")
+    return vectors

@@ -1,0 +1,117 @@
+"""Losses that set a positive pair against all negatives of its anchor at once."""
+
+from __future__ import annotations
+
+import math
+
+import keras
+from keras import ops
+
+from tfdml import pairwise
+from tfdml.losses.base import EmbeddingLoss
+from tfdml.losses.masked import masked_logsumexp
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class NPairLoss(EmbeddingLoss):
+    """N-pair loss on dot products.
+
+    L = (1/|P|) sum over positive pairs (a, p) of ln(1 + sum over negatives n of a of exp(x_a.x_n - x_a.x_p))
+        + l2 (1/B) sum over a of |x_a|^2
+
+    over ordered pairs. Made for embeddings that are not normalised (`representation="projection"` of an `Embedder`): on
+    unit vectors the exponents stay within +-2.
+
+    With two images per class, each is an anchor once and the other its positive. All images of other classes are
+    negatives, as in eq. 9 of the ECAML paper; Sohn's formula, TensorFlow Addons and pytorch-metric-learning take one
+    image of each other class. Classes with more images give all their pairs.
+
+    Args:
+        l2: The weight of the squared length of the embeddings, which keeps them from growing; Sohn uses 0.002 to 0.003.
+        reduction: `"sum"` gives the plain sums over positive pairs and over images.
+        name: The loss's name in logs.
+
+    Raises:
+        ValueError: `l2` is negative.
+
+    Example:
+        >>> embeddings = [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
+        >>> float(NPairLoss()([0, 0, 1, 1], embeddings))  # ln(1 + 2 / e)
+        0.5514447
+
+    Source: Sohn, "Improved Deep Metric Learning with Multi-class N-pair Loss Objective", NIPS 2016, sec. 3.2; Chen and
+    Deng, AAAI 2019, eq. 9; Li et al., "Deep Metric Learning with Density Adaptivity", eq. 4.
+    """
+
+    def __init__(self, l2=0.0, reduction="sum_over_batch_size", name="n_pair_loss"):
+        super().__init__(reduction=reduction, name=name)
+        if l2 < 0:
+            raise ValueError(f"l2 must not be negative, but is {l2}")
+        self.l2 = float(l2)
+
+    def anchor_losses(self, labels, embeddings):
+        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
+        products = pairwise.dot_products(embeddings)
+        negatives = masked_logsumexp(products, pairwise.negative_mask(labels), axis=1)
+        rows = self.over_pairs(ops.softplus(negatives[:, None] - products), pairwise.positive_mask(labels))
+        return rows + self.l2 * ops.sum(ops.square(embeddings), axis=1) if self.l2 else rows
+
+    def get_config(self):
+        """The arguments that make this loss anew."""
+        return {**super().get_config(), "l2": self.l2}
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class AngularLoss(EmbeddingLoss):
+    """Angular loss: the angle at the negative of the triangle anchor, positive, negative is bounded by alpha.
+
+    L = (1/|P|) sum over positive pairs (a, p) of ln(1 + sum over negatives n of exp(f_apn)),
+    f_apn = 4 tan^2(alpha) (x_a + x_p).x_n - 2 (1 + tan^2(alpha)) x_a.x_p
+
+    over ordered pairs and L2-normalised embeddings (the loss normalises them). A positive pair has the same negatives
+    from both ends, so that the sum over n is an entry of a product of two (B, B) matrices: no B^3 tensor.
+
+    All images of other classes are negatives, and each image of a pair is the anchor once; the paper's batches hold one
+    pair of each class. The paper's combination with N-pair is `NPairLoss()` plus 2 times this loss.
+
+    Args:
+        alpha_degrees: The upper bound of the angle, above 0 and at most 65 (beyond, exponents leave float32). The paper
+            uses 36 to 55, mostly 45.
+        reduction: `"sum"` gives the plain sum over positive pairs.
+        name: The loss's name in logs.
+
+    Raises:
+        ValueError: `alpha_degrees` is out of range.
+
+    Example:
+        >>> embeddings = [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
+        >>> float(AngularLoss(alpha_degrees=45)([0, 0, 1], embeddings))  # ln(1 + exp(-4))
+        0.0181499
+
+    Source: Wang et al., "Deep Metric Learning with Angular Loss", ICCV 2017, sec. 3.
+    """
+
+    def __init__(self, alpha_degrees=45.0, reduction="sum_over_batch_size", name="angular_loss"):
+        super().__init__(reduction=reduction, name=name)
+        if not 0 < alpha_degrees <= 65:
+            raise ValueError(f"alpha_degrees must be above 0 and at most 65, not {alpha_degrees}")
+        self.alpha_degrees = float(alpha_degrees)
+
+    def anchor_losses(self, labels, embeddings):
+        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
+        squared_tangent = math.tan(math.radians(self.alpha_degrees)) ** 2
+        cosines = pairwise.cosine_similarities(embeddings)
+        negatives = pairwise.negative_mask(labels)
+        positives = ops.logical_and(pairwise.positive_mask(labels), ops.any(negatives, axis=1, keepdims=True))
+        scaled = 4.0 * squared_tangent * cosines
+        # exp(c s_an) exp(c s_pn), each relative to its row's largest: at 65 degrees the product is above e^-74.
+        largest = ops.stop_gradient(ops.max(ops.where(negatives, scaled, -1e30), axis=1, keepdims=True))
+        relative = ops.where(negatives, ops.exp(ops.minimum(scaled - largest, 0.0)), 0.0)
+        summed = ops.where(positives, ops.matmul(relative, ops.transpose(relative)), 1.0)
+        over_negatives = ops.log(summed) + largest + ops.transpose(largest)
+        exponents = over_negatives - 2.0 * (1.0 + squared_tangent) * cosines
+        return self.over_pairs(ops.softplus(ops.where(positives, exponents, 0.0)), positives)
+
+    def get_config(self):
+        """The arguments that make this loss anew."""
+        return {**super().get_config(), "alpha_degrees": self.alpha_degrees}

@@ -1,0 +1,170 @@
+"""Losses on the cosines to class proxies, beyond the softmax family: Proxy-NCA, Proxy Anchor, SoftTriple."""
+
+from __future__ import annotations
+
+import keras
+from keras import ops
+
+from tfdml import pairwise, replicas
+from tfdml.losses.base import check_rank
+from tfdml.losses.classification import ClassSimilarityLoss, own_class
+from tfdml.losses.masked import masked_logsumexp
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class ProxyNCALoss(ClassSimilarityLoss):
+    """Proxy-NCA on class similarities (B, C).
+
+    L = -ln( exp(s cos_y) / sum over z != y of exp(s cos_z) ), averaged over the batch.
+
+    The paper's exp(-|x - p|^2), on vectors of length r, is exp(2 r^2 cos) up to a factor that cancels: s = 2 r^2. The
+    own class is not in the denominator, as in the paper, so that the value may be negative; pytorch-metric-learning and
+    ProxyNCA++ include it, which makes theirs `NormSoftmaxLoss(scale)`.
+
+    Args:
+        scale: s. 2 is the paper's unit vectors; 18 is r = 3, the usual choice in practice.
+        reduction: As in Keras.
+        name: The loss's name in logs.
+
+    Raises:
+        ValueError: `scale` is not positive.
+
+    Example:
+        >>> float(ProxyNCALoss(scale=2.0)([0], [[1.0, 0.0, 0.0]]))  # ln 2 - 2
+        -1.3068528
+
+    Source: Movshovitz-Attias et al., "No Fuss Distance Metric Learning using Proxies", ICCV 2017, sec. 3.
+    """
+
+    def __init__(self, scale=18.0, reduction="sum_over_batch_size", name="proxy_nca_loss"):
+        super().__init__(reduction=reduction, name=name)
+        if scale <= 0:
+            raise ValueError(f"scale must be positive, not {scale}")
+        self.scale = float(scale)
+
+    def class_losses(self, similarities, own):
+        """One value per image; 0 where there is no other class."""
+        logits = self.scale * similarities
+        others = ops.logical_not(own)
+        values = masked_logsumexp(logits, others, axis=1) - pairwise.masked_sum(logits, own, axis=1)
+        return ops.where(ops.any(others, axis=1), values, 0.0)
+
+    def get_config(self):
+        """The arguments that make this loss anew."""
+        return {**super().get_config(), "scale": self.scale}
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class ProxyAnchorLoss(ClassSimilarityLoss):
+    """Proxy Anchor on class similarities s (B, C): each proxy is an anchor, the images of the batch its tuples.
+
+    L = (1/|P+|) sum over classes c in the batch of ln(1 + sum over images x of c of exp(-alpha (s_xc - margin)))
+      + (1/C) sum over all classes c of ln(1 + sum over images x not of c of exp(alpha (s_xc + margin)))
+
+    The sums run over the images of the global batch: under a distribution strategy each replica gathers the
+    similarities of all. They belong to proxies and not to images, so that every image has the batch's value.
+
+    Args:
+        alpha: The scale.
+        margin: delta.
+        reduction: `"sum"` gives the sum over the proxies instead of the two means.
+        name: The loss's name in logs.
+
+    Raises:
+        ValueError: `alpha` is not positive.
+
+    Example:
+        >>> float(ProxyAnchorLoss(alpha=1.0, margin=0.0)([0], [[1.0, -1.0]]))  # 1.5 ln(1 + 1/e)
+        0.4698925
+
+    Source: Kim et al., "Proxy Anchor Loss for Deep Metric Learning", CVPR 2020, eq. 4.
+    """
+
+    def __init__(self, alpha=32.0, margin=0.1, reduction="sum_over_batch_size", name="proxy_anchor_loss"):
+        super().__init__(reduction=reduction, name=name)
+        if alpha <= 0:
+            raise ValueError(f"alpha must be positive, not {alpha}")
+        self.alpha = float(alpha)
+        self.margin = float(margin)
+
+    def call(self, labels, similarities):
+        """The batch's value at every image: (B,), (B, C) -> (B,)."""
+        labels = pairwise.as_labels(labels)
+        check_rank(self.name, similarities, 2, "class similarities (B, C)")
+        num_local = ops.shape(labels)[0]
+        labels, similarities = replicas.gather(labels), replicas.gather(ops.cast(similarities, "float32"))
+        own = own_class(labels, similarities)
+        pull = ops.softplus(masked_logsumexp(-self.alpha * (similarities - self.margin), own, axis=0))
+        push = ops.softplus(masked_logsumexp(self.alpha * (similarities + self.margin), ops.logical_not(own), axis=0))
+        present = pairwise.masked_count(ops.any(own, axis=0))
+        if self.reduction == "sum":
+            value = (ops.sum(pull) + ops.sum(push)) / ops.cast(ops.shape(labels)[0], "float32")
+        else:
+            value = ops.sum(pull) / ops.maximum(present, 1.0) + ops.mean(push)
+        return replicas.local_rows(ops.where(ops.any(own, axis=1), value, float("nan")), num_local)
+
+    def get_config(self):
+        """The arguments that make this loss anew."""
+        return {**super().get_config(), "alpha": self.alpha, "margin": self.margin}
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class SoftTripleLoss(ClassSimilarityLoss):
+    """SoftTriple on the similarities s (B, C, K) to K proxies per class.
+
+    S_c = sum over k of softmax_k(s_ck / gamma) s_ck
+    L = -ln( exp(scale (S_y - margin)) / (exp(scale (S_y - margin)) + sum over c != y of exp(scale S_c)) )
+
+    averaged over the batch. Similarities (B, C) are taken as K = 1. The paper's regulariser, which merges the proxies
+    of a class, is a function of the proxies and not of similarities; it is not part of this loss.
+
+    Args:
+        scale: lambda.
+        gamma: The temperature of the softmax over a class's proxies.
+        margin: delta.
+        reduction: As in Keras.
+        name: The loss's name in logs.
+
+    Raises:
+        ValueError: `scale` or `gamma` is not positive, or `margin` is negative.
+
+    Example:
+        >>> float(SoftTripleLoss(scale=1.0, margin=0.0)([0], [[[0.0, 0.0], [0.0, 0.0]]]))  # ln 2
+        0.6931472
+
+    Source: Qian et al., "SoftTriple Loss: Deep Metric Learning Without Triplet Sampling", ICCV 2019, sec. 3.
+    """
+
+    proxies_per_class = 10
+
+    def __init__(
+        self,
+        scale=20.0,
+        gamma=0.1,
+        margin=0.01,
+        reduction="sum_over_batch_size",
+        name="soft_triple_loss",
+    ):
+        super().__init__(reduction=reduction, name=name)
+        if scale <= 0 or gamma <= 0 or margin < 0:
+            raise ValueError(f"scale and gamma must be positive and margin not negative: {scale}, {gamma}, {margin}")
+        self.scale = float(scale)
+        self.gamma = float(gamma)
+        self.margin = float(margin)
+
+    def call(self, labels, similarities):
+        """One value per image: (B,), (B, C, K) or (B, C) -> (B,)."""
+        if len(similarities.shape) == 2:
+            similarities = similarities[:, :, None]
+        check_rank(self.name, similarities, 3, "class similarities (B, C, K) or (B, C)")
+        similarities = ops.cast(similarities, "float32")
+        nearness = ops.softmax(similarities / self.gamma, axis=2)
+        return super().call(labels, ops.sum(nearness * similarities, axis=2))
+
+    def logits(self, similarities, own):
+        """The logits (B, C) from the relaxed similarity to each class."""
+        return self.scale * (similarities - self.margin * ops.cast(own, "float32"))
+
+    def get_config(self):
+        """The arguments that make this loss anew."""
+        return {**super().get_config(), "scale": self.scale, "gamma": self.gamma, "margin": self.margin}

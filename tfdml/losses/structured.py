@@ -1,0 +1,211 @@
+"""Losses that judge all pairs of an anchor together, by log-sum-exp over its positives and its negatives."""
+
+from __future__ import annotations
+
+import math
+
+import keras
+from keras import ops
+
+from tfdml import pairwise
+from tfdml.losses.base import EmbeddingLoss
+from tfdml.losses.masked import masked_logsumexp
+from tfdml.mining import multi_similarity_pairs
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class MultiSimilarityLoss(EmbeddingLoss):
+    """Multi-similarity loss on cosines s, with its mining of pairs.
+
+    L = (1/B) sum over anchors i of (1/alpha) ln(1 + sum over mined positives of exp(-alpha (s_ik - base)))
+                                  + (1/beta) ln(1 + sum over mined negatives of exp(beta (s_ik - base)))
+
+    The mean is over all anchors, mined or not, as in the paper's equation and the authors' code. The pairs are those of
+    `tfdml.mining.multi_similarity_pairs`. pytorch-metric-learning has the same loss with its miner given apart.
+
+    Args:
+        alpha: Steepness for positives.
+        beta: Steepness for negatives.
+        base: lambda, the similarity that separates positives from negatives.
+        mining_epsilon: The miner's slack; None takes all pairs.
+        reduction: `"sum"` gives the sum over anchors.
+        name: The loss's name in logs.
+
+    Raises:
+        ValueError: `alpha` or `beta` is not positive.
+
+    Example:
+        >>> loss = MultiSimilarityLoss(mining_epsilon=None)
+        >>> float(loss([0, 0], [[1.0, 0.0], [1.0, 0.0]]))  # ln(1 + exp(-1)) / 2
+        0.1566308
+
+    Source: Wang et al., "Multi-Similarity Loss with General Pair Weighting", CVPR 2019, sec. 4.
+    """
+
+    def __init__(
+        self,
+        alpha=2.0,
+        beta=50.0,
+        base=0.5,
+        mining_epsilon=0.1,
+        reduction="sum_over_batch_size",
+        name="multi_similarity_loss",
+    ):
+        super().__init__(reduction=reduction, name=name)
+        if alpha <= 0 or beta <= 0:
+            raise ValueError(f"alpha and beta must be positive, not {alpha} and {beta}")
+        self.alpha = float(alpha)
+        self.beta = float(beta)
+        self.base = float(base)
+        self.mining_epsilon = None if mining_epsilon is None else float(mining_epsilon)
+
+    def anchor_losses(self, labels, embeddings):
+        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
+        similarities = pairwise.cosine_similarities(embeddings)
+        positives, negatives = pairwise.positive_mask(labels), pairwise.negative_mask(labels)
+        if self.mining_epsilon is not None:
+            positives, negatives = multi_similarity_pairs(similarities, labels, self.mining_epsilon)
+        offsets = similarities - self.base
+        pull = ops.softplus(masked_logsumexp(-self.alpha * offsets, positives, axis=1)) / self.alpha
+        push = ops.softplus(masked_logsumexp(self.beta * offsets, negatives, axis=1)) / self.beta
+        return pull + push
+
+    def get_config(self):
+        """The arguments that make this loss anew."""
+        config = {"alpha": self.alpha, "beta": self.beta, "base": self.base, "mining_epsilon": self.mining_epsilon}
+        return {**super().get_config(), **config}
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class LiftedStructureLoss(EmbeddingLoss):
+    """Lifted structured loss on Euclidean distances.
+
+    L = (1 / 2|P|) sum over positive pairs (i, j) of [J_ij]_+^2,
+    J_ij = d_ij + ln( sum over negatives k of i, exp(margin - d_ik) + sum over negatives l of j, exp(margin - d_jl) )
+
+    Equals TensorFlow Addons' `lifted_struct_loss` wherever that is defined. A pair without any negative costs nothing.
+
+    Args:
+        margin: Negatives count from about this distance on.
+        reduction: `"sum"` gives half the sum over ordered pairs, that is the sum over unordered ones.
+        name: The loss's name in logs.
+
+    Example:
+        >>> embeddings = [[0.0, 0.0], [0.0, 0.0], [1.0, 0.0]]
+        >>> float(LiftedStructureLoss(margin=1.0)([0, 0, 1], embeddings))  # (ln 2)^2 / 2
+        0.2402265
+
+    Source: Oh Song et al., "Deep Metric Learning via Lifted Structured Feature Embedding", CVPR 2016, eq. 4.
+    """
+
+    def __init__(self, margin=1.0, reduction="sum_over_batch_size", name="lifted_structure_loss"):
+        super().__init__(reduction=reduction, name=name)
+        self.margin = float(margin)
+
+    def anchor_losses(self, labels, embeddings):
+        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
+        distances = pairwise.distances(embeddings)
+        push = masked_logsumexp(self.margin - distances, pairwise.negative_mask(labels), axis=1)
+        violation = ops.relu(distances + ops.logaddexp(push[:, None], push[None, :]))
+        return self.over_pairs(0.5 * ops.square(violation), pairwise.positive_mask(labels))
+
+    def get_config(self):
+        """The arguments that make this loss anew."""
+        return {**super().get_config(), "margin": self.margin}
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class CircleLoss(EmbeddingLoss):
+    """Circle loss on cosines s: each pair is weighted by how far it is from its optimum.
+
+    L_i = ln(1 + sum over positives of exp(-gamma [1 + m - s_p]_+ (s_p - 1 + m))
+               * sum over negatives of exp(gamma [s_n + m]_+ (s_n - m)))
+
+    averaged over the anchors that have a positive and a negative (others are 0), as pytorch-metric-learning does by
+    leaving zeros out. The weights [.]_+ carry no gradient, as in the paper.
+
+    Args:
+        margin: m. The paper's fine-grained retrieval uses 0.4, its face recognition 0.25.
+        gamma: The scale: 80 and 256.
+        reduction: `"sum"` gives the sum over anchors.
+        name: The loss's name in logs.
+
+    Raises:
+        ValueError: `gamma` is not positive.
+
+    Example:
+        >>> embeddings = [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]
+        >>> float(CircleLoss(margin=0.4, gamma=1.0)([0, 0, 1], embeddings))  # (ln(1 + e^-0.16) + ln(1 + e^0.48)) / 2
+        0.7890093
+
+    Source: Sun et al., "Circle Loss", CVPR 2020, sec. 3.
+    """
+
+    def __init__(self, margin=0.4, gamma=80.0, reduction="sum_over_batch_size", name="circle_loss"):
+        super().__init__(reduction=reduction, name=name)
+        if gamma <= 0:
+            raise ValueError(f"gamma must be positive, not {gamma}")
+        self.margin = float(margin)
+        self.gamma = float(gamma)
+
+    def anchor_losses(self, labels, embeddings):
+        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
+        similarities = pairwise.cosine_similarities(embeddings)
+        positives, negatives = pairwise.positive_mask(labels), pairwise.negative_mask(labels)
+        positive_weight = ops.stop_gradient(ops.relu(1.0 + self.margin - similarities))
+        negative_weight = ops.stop_gradient(ops.relu(similarities + self.margin))
+        pull = -self.gamma * positive_weight * (similarities - 1.0 + self.margin)
+        push = self.gamma * negative_weight * (similarities - self.margin)
+        values = ops.softplus(masked_logsumexp(pull, positives, axis=1) + masked_logsumexp(push, negatives, axis=1))
+        counted = ops.logical_and(ops.any(positives, axis=1), ops.any(negatives, axis=1))
+        return self.over_pairs(values[:, None], counted[:, None])
+
+    def get_config(self):
+        """The arguments that make this loss anew."""
+        return {**super().get_config(), "margin": self.margin, "gamma": self.gamma}
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class SupConLoss(EmbeddingLoss):
+    """Supervised contrastive loss on cosines s.
+
+    L_i = -(1/|P_i|) sum over positives p of ln( exp(s_ip / t) / sum over all a != i of exp(s_ia / t) )
+
+    averaged over the anchors that have a positive, as in pytorch-metric-learning; others are 0. This is the paper's
+    L_out. The authors' code multiplies by t / 0.07 as well.
+
+    Args:
+        temperature: t.
+        reduction: `"sum"` gives the sum over anchors, as the paper writes it.
+        name: The loss's name in logs.
+
+    Raises:
+        ValueError: `temperature` is not positive.
+
+    Example:
+        >>> embeddings = [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
+        >>> float(SupConLoss(temperature=1.0)([0, 0, 1], embeddings))  # ln(1 + 1 / e)
+        0.3132617
+
+    Source: Khosla et al., "Supervised Contrastive Learning", NeurIPS 2020, eq. 2.
+    """
+
+    def __init__(self, temperature=0.1, reduction="sum_over_batch_size", name="sup_con_loss"):
+        super().__init__(reduction=reduction, name=name)
+        if temperature <= 0 or math.isinf(temperature):
+            raise ValueError(f"temperature must be positive and finite, not {temperature}")
+        self.temperature = float(temperature)
+
+    def anchor_losses(self, labels, embeddings):
+        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
+        logits = pairwise.cosine_similarities(embeddings) / self.temperature
+        positives = pairwise.positive_mask(labels)
+        others = ops.logical_or(positives, pairwise.negative_mask(labels))
+        has_positive = ops.any(positives, axis=1)
+        # Relative to each positive, so that a sure anchor keeps its digits.
+        values = pairwise.masked_mean(masked_logsumexp(logits, others, axis=1)[:, None] - logits, positives, axis=1)
+        return self.over_pairs(values[:, None], has_positive[:, None])
+
+    def get_config(self):
+        """The arguments that make this loss anew."""
+        return {**super().get_config(), "temperature": self.temperature}

@@ -1,0 +1,139 @@
+"""Triplet loss: an anchor is nearer to its positive than to its negative by a margin."""
+
+from __future__ import annotations
+
+import keras
+from keras import ops
+
+from tfdml import pairwise
+from tfdml.losses.base import EmbeddingLoss
+from tfdml.losses.masked import rows_of_mean
+from tfdml.mining import negative_probabilities, semi_hard_negatives
+
+MINING = ("all", "hard", "semi_hard", "distance_weighted")
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class TripletLoss(EmbeddingLoss):
+    """Triplet loss over the triplets of a batch.
+
+    L = (1/|T|) sum over (a, p, n) in T of [d_ap - d_an + margin]_+
+
+    where `mining` says which triplets there are:
+
+    - `"all"`: every positive with every negative, exactly, in O(B^2 log B) time and O(B^2) memory.
+    - `"hard"`: per anchor, its furthest positive with its nearest negative.
+    - `"semi_hard"`: per positive pair, the nearest negative that is further than the positive, or else the furthest
+      negative.
+    - `"distance_weighted"`: per positive pair, a negative drawn with the probabilities of
+      `tfdml.mining.negative_probabilities`. The loss is the expectation over the draw, not a draw: the same gradient on
+      average with none of the noise, and the same value in every process, on every replica and under jit.
+
+    The default counts in |T| the active triplets only (those with a positive term; expected ones for
+    `"distance_weighted"`), as HORDE's code and pytorch-metric-learning do. `average="all"` counts every mined triplet:
+    that is the mean of TensorFlow Addons' semi-hard loss and of Hermans et al.'s batch-hard. TensorFlow Addons'
+    batch-hard loss also counts anchors that have no positive or no negative.
+
+    Args:
+        margin: In units of `distance`.
+        mining: One of the above.
+        distance: `"euclidean"`, `"sqeuclidean"` (default, as FaceNet and the ECAML paper on unit vectors), `"cosine"`
+            or `"dot"`.
+        average: `"active"` or `"all"`.
+        reduction: `"sum"` gives the plain sum over triplets, eq. 3 of the DML-DA paper.
+        name: The loss's name in logs.
+
+    Raises:
+        ValueError: An argument is none of the values above.
+
+    Example:
+        >>> embeddings = [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]
+        >>> float(TripletLoss(margin=0.1)([0, 0, 1], embeddings))  # [0.8 - 2 + 0.1]_+ inactive, [0.8 - 0.4 + 0.1]_+
+        0.5
+
+    Source: Schroff, Kalenichenko, Philbin, "FaceNet", CVPR 2015; Hermans, Beyer, Leibe, "In Defense of the Triplet Loss
+    for Person Re-Identification", 2017; Wu et al., "Sampling Matters in Deep Embedding Learning", ICCV 2017.
+    """
+
+    def __init__(
+        self,
+        margin=0.1,
+        mining="all",
+        distance="sqeuclidean",
+        average="active",
+        reduction="sum_over_batch_size",
+        name="triplet_loss",
+    ):
+        super().__init__(reduction=reduction, name=name)
+        if mining not in MINING:
+            raise ValueError(f"mining must be one of {', '.join(MINING)}, not {mining!r}")
+        if average not in ("active", "all"):
+            raise ValueError(f"average must be 'active' or 'all', not {average!r}")
+        self.margin = float(margin)
+        self.mining = mining
+        self.distance = pairwise.check_distance(distance)
+        self.average = average
+
+    def anchor_losses(self, labels, embeddings):
+        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
+        distances = pairwise.distances(embeddings, distance=self.distance)
+        positives, negatives = pairwise.positive_mask(labels), pairwise.negative_mask(labels)
+        if self.mining == "hard":
+            rows, active, mined = _hardest(distances, positives, negatives, self.margin)
+        elif self.mining == "semi_hard":
+            rows, active, mined = _semi_hard(distances, positives, negatives, labels, self.margin)
+        else:
+            weights = ops.cast(negatives, "float32")
+            if self.mining == "distance_weighted":
+                weights = negative_probabilities(embeddings, labels)
+            rows, active, mined = _weighted(distances, positives, weights, self.margin)
+        if not self.averages_pairs:
+            return rows
+        return rows_of_mean(rows, ops.sum(active if self.average == "active" else mined))
+
+    def get_config(self):
+        """The arguments that make this loss anew."""
+        config = {"margin": self.margin, "mining": self.mining, "distance": self.distance, "average": self.average}
+        return {**super().get_config(), **config}
+
+
+# Each returns, per anchor: the sum of the hinges of its triplets, how many are active, and how many there are.
+
+
+def _hardest(distances, positives, negatives, margin):
+    furthest = ops.max(ops.where(positives, distances, -1e30), axis=1)
+    nearest = ops.min(ops.where(negatives, distances, 1e30), axis=1)
+    mined = ops.logical_and(ops.any(positives, axis=1), ops.any(negatives, axis=1))
+    hinge = ops.where(mined, ops.relu(furthest - nearest + margin), 0.0)
+    return hinge, ops.cast(hinge > 0, "float32"), ops.cast(mined, "float32")
+
+
+def _semi_hard(distances, positives, negatives, labels, margin):
+    to_negative = ops.take_along_axis(distances, semi_hard_negatives(distances, labels), axis=1)
+    mined = ops.logical_and(positives, ops.any(negatives, axis=1, keepdims=True))
+    hinge = ops.where(mined, ops.relu(distances - to_negative + margin), 0.0)
+    return ops.sum(hinge, axis=1), pairwise.masked_count(hinge > 0, axis=1), pairwise.masked_count(mined, axis=1)
+
+
+def _weighted(distances, positives, weights, margin):
+    """The hinges of every (a, p, n), weighted by `weights` (B, B) of the negatives, without a tensor of B^3.
+
+    sum over active (a, p, n) of w_an (d_ap + margin - d_an) is linear in the distances: d_ap + margin counts with the
+    weight of the negatives before it in the anchor's order, -d_an with its own weight times the positives after it.
+    """
+    thresholds = ops.concatenate([distances + margin, distances], axis=1)
+    # Positives count +1, negatives minus their weight: they never coincide, so that one tensor holds both.
+    signed = ops.concatenate([ops.cast(positives, "float32"), -weights], axis=1)
+    # Positives stand first: at a tie the hinge is 0 and, argsort being stable, the triplet inactive.
+    order = ops.argsort(ops.stop_gradient(thresholds), axis=1)
+    signed = ops.take_along_axis(signed, order, axis=1)
+    is_positive, weight = ops.relu(signed), ops.relu(-signed)
+    weight_before = is_positive * ops.cumsum(weight, axis=1)
+    num_positives = ops.sum(is_positive, axis=1, keepdims=True)
+    positives_after = num_positives - ops.cumsum(is_positive, axis=1)
+    coefficients = ops.stop_gradient(weight_before - weight * positives_after)
+    # The coefficients of a row sum to 0: taking its mean from the distances changes nothing but the rounding.
+    centred = thresholds - ops.stop_gradient(ops.mean(thresholds, axis=1, keepdims=True))
+    rows = ops.sum(coefficients * ops.take_along_axis(centred, order, axis=1), axis=1)
+    active = ops.sum(weight_before, axis=1)
+    return rows, active, num_positives[:, 0] * ops.sum(weight, axis=1)
