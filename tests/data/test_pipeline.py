@@ -259,3 +259,32 @@ def test_two_replicas_get_the_rows_in_order_and_complete():
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300)
     assert done.stdout.endswith("complete\n"), done.stderr[-3000:]
+
+
+def test_the_process_ends_while_batches_are_still_being_made():
+    """An iterator alive at exit waited for ever for a thread that Python had ended."""
+    script = """
+        import io
+        import numpy as np, tensorflow as tf
+        from PIL import Image
+        from tfdml.data.dataset import ArrayImages, EncodedImages, ImageDataset
+        from tfdml.data.pipeline import shuffled
+        from tfdml.data.transforms import TrainTransform
+
+        file = io.BytesIO()
+        Image.effect_noise((700, 500), 50).save(file, "JPEG")
+        names, arrays = ("",) * 100, np.zeros((100, 112, 112, 3), np.uint8)
+        kept = []
+        for images in (EncodedImages((file.getvalue(),) * 100, names), ArrayImages(arrays, names)):
+            data = ImageDataset("made", "train", images, np.arange(100), {i: "" for i in range(100)})
+            batches = shuffled(data, 64, TrainTransform(resize=112, crop=96))
+            for _ in range(3):
+                next(iter(batches))
+            kept.append(iter(batches))
+            next(kept[-1])
+        print("complete", flush=True)
+        raise SystemExit(3)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "complete\n", done.stderr[-3000:]
+    assert done.returncode == 3

@@ -28,7 +28,7 @@ def angular(degrees):
     return both_reductions(f"angular {degrees}", AngularLoss, value, alpha_degrees=degrees)
 
 
-CASES = {**n_pair(0.0), **n_pair(0.003), **angular(45.0), **angular(36.0), **angular(65.0)}
+CASES = {**n_pair(0.0), **n_pair(0.003), **angular(45.0), **angular(36.0), **angular(40.0), **angular(65.0)}
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 

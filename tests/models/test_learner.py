@@ -57,6 +57,15 @@ def test_reports_the_mean_distances_of_positives_and_negatives():
         assert_close(logs[name], references.mean([np.linalg.norm(e[i] - e[j]) for i, j in pairs]))
 
 
+def test_reported_terms_add_up_to_the_reported_loss_over_batches_of_any_size():
+    labels, x = coloured_batch()
+    learner = compiled(jrd(weight=0.4))
+    order = np.random.default_rng(0).permutation(len(x))
+    logs = learner.evaluate(x[order], labels[order], batch_size=5, verbose=0, return_dict=True)
+    assert_close(logs["loss"], logs["am_softmax_loss"] + 0.4 * logs["joint_representation_similarity"])
+    assert_close(logs["am_softmax_loss"], expected_terms(learner, x, labels)["am_softmax_loss"])
+
+
 def test_batch_without_positives_does_not_count_in_their_mean_distance():
     labels, x = coloured_batch(per_class=2)
     order = [0, 1, 2, 4]
@@ -212,6 +221,7 @@ def test_plain_loss_is_wrapped():
     ("make", "message"),
     [
         (list, "at least one objective"),
+        (lambda: MetricLoss(losses.ContrastiveLoss(), name="d_pos"), "called 'd_pos', a name that the logs use"),
         (
             lambda: [losses.ContrastiveLoss(), losses.ContrastiveLoss(2.0)],
             "two objectives are called 'contrastive_loss'",

@@ -219,11 +219,13 @@ def test_serialisation_restores_the_objective(levels, name):
 def test_large_ids_do_not_collide(base):
     labels, arrays = batch(3, 6, 3)
     representations = dict(zip(DIMS, arrays, strict=True))
-    large = tf.constant(labels.astype("int64") + base)
-    np.testing.assert_array_equal(
-        JointRepresentationSimilarity()(representations, large[:, None]),
-        JointRepresentationSimilarity()(representations, labels),
-    )
+    expected = JointRepresentationSimilarity()(representations, labels)
+    large = labels.astype("int64") + base
+    forms = [large, large.tolist(), tf.constant(large), tf.constant(large[:, None])]
+    if base == 2**24:
+        forms.append(large.astype("float64"))
+    for form in forms:
+        np.testing.assert_array_equal(JointRepresentationSimilarity()(representations, form), expected)
 
 
 def test_a_batch_of_four_thousand():

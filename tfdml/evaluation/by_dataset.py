@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tfdml.data.dataset import ImageDataset
 from tfdml.evaluation.neighbours import check_embeddings
 from tfdml.evaluation.retrieval import evaluate_retrieval
+
+if TYPE_CHECKING:
+    from tfdml.data.dataset import ImageDataset
 
 
 def evaluate_dataset(embeddings: Any, dataset: ImageDataset, **options: Any) -> dict[str, float | int]:

@@ -31,13 +31,15 @@ class LabelledLoss(keras.losses.Loss):
             y_pred = ops.cast(ops.convert_to_tensor(y_pred), "float32")
             values = self.call(pairwise.as_labels(y_true), y_pred)
             value = self.reduce(values, sample_weight)
-            # Keras sums gradients over replicas: of a mean each contributes its share, of a sum all it has.
-            return value * self._share(values, sample_weight) if self.reduction in _MEANS else value
+            if self.reduction not in _MEANS or replicas.count() == 1:
+                return value
+            # Keras sums gradients over replicas, so each contributes its share of the global mean; for its logs it
+            # expects the local mean divided by their number, which differs if replicas hold unequal numbers of images.
+            exact = value * self._share(values, sample_weight)
+            return exact + ops.stop_gradient(value / replicas.count() - exact)
 
     def _share(self, values, sample_weight):
-        """How much this replica's mean weighs in that of the global batch: 1 / replicas, if all hold as many images."""
-        if replicas.count() == 1:
-            return 1.0
+        """How much this replica's mean weighs in that of the global batch."""
         if self.reduction == "mean_with_sample_weight" and sample_weight is not None:
             local = ops.sum(ops.cast(sample_weight, "float32"))
         else:

@@ -11,9 +11,9 @@ from tfdml import pairwise
 from tfdml.losses.base import LabelledLoss, check_rank
 
 
-def own_class(labels, similarities):
-    """(B, C) boolean, true at each image's own class; (B,), (B, C) -> (B, C)."""
-    return labels[:, None] == ops.cast(ops.arange(similarities.shape[1]), labels.dtype)[None, :]
+def own_class(labels, num_classes):
+    """(B, C) boolean, true at each image's own class."""
+    return labels[:, None] == ops.cast(ops.arange(num_classes), labels.dtype)[None, :]
 
 
 class ClassSimilarityLoss(LabelledLoss):
@@ -31,7 +31,7 @@ class ClassSimilarityLoss(LabelledLoss):
         """One value per image: (B,), (B, C) -> (B,)."""
         labels = pairwise.as_labels(labels)
         check_rank(self.name, similarities, 2, "class similarities (B, C)")
-        own = own_class(labels, similarities)
+        own = own_class(labels, similarities.shape[1])
         values = self.class_losses(ops.cast(similarities, "float32"), own)
         return ops.where(ops.any(own, axis=1), values, float("nan"))
 

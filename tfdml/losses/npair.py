@@ -106,7 +106,8 @@ class AngularLoss(EmbeddingLoss):
         scaled = 4.0 * squared_tangent * cosines
         # exp(c s_an) exp(c s_pn), each relative to its row's largest: at 65 degrees the product is above e^-74.
         largest = ops.stop_gradient(ops.max(ops.where(negatives, scaled, -1e30), axis=1, keepdims=True))
-        relative = ops.where(negatives, ops.exp(ops.minimum(scaled - largest, 0.0)), 0.0)
+        # Masked and not clipped at 0: fused arithmetic may put the largest a hair above itself, and lose its gradient.
+        relative = ops.where(negatives, ops.exp(ops.where(negatives, scaled - largest, 0.0)), 0.0)
         summed = ops.where(positives, ops.matmul(relative, ops.transpose(relative)), 1.0)
         over_negatives = ops.log(summed) + largest + ops.transpose(largest)
         exponents = over_negatives - 2.0 * (1.0 + squared_tangent) * cosines

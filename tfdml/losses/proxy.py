@@ -91,9 +91,9 @@ class ProxyAnchorLoss(ClassSimilarityLoss):
         """The batch's value at every image: (B,), (B, C) -> (B,)."""
         labels = pairwise.as_labels(labels)
         check_rank(self.name, similarities, 2, "class similarities (B, C)")
-        num_local = ops.shape(labels)[0]
+        num_local, num_classes = ops.shape(labels)[0], similarities.shape[1]
         labels, similarities = replicas.gather(labels), replicas.gather(ops.cast(similarities, "float32"))
-        own = own_class(labels, similarities)
+        own = own_class(labels, num_classes)
         pull = ops.softplus(masked_logsumexp(-self.alpha * (similarities - self.margin), own, axis=0))
         push = ops.softplus(masked_logsumexp(self.alpha * (similarities + self.margin), ops.logical_not(own), axis=0))
         present = pairwise.masked_count(ops.any(own, axis=0))
@@ -154,12 +154,11 @@ class SoftTripleLoss(ClassSimilarityLoss):
 
     def call(self, labels, similarities):
         """One value per image: (B,), (B, C, K) or (B, C) -> (B,)."""
-        if len(similarities.shape) == 2:
-            similarities = similarities[:, :, None]
-        check_rank(self.name, similarities, 3, "class similarities (B, C, K) or (B, C)")
-        similarities = ops.cast(similarities, "float32")
-        nearness = ops.softmax(similarities / self.gamma, axis=2)
-        return super().call(labels, ops.sum(nearness * similarities, axis=2))
+        if len(similarities.shape) == 3:
+            similarities = ops.cast(similarities, "float32")
+            nearness = ops.softmax(similarities / self.gamma, axis=2)
+            similarities = ops.sum(nearness * similarities, axis=2)
+        return super().call(labels, similarities)
 
     def logits(self, similarities, own):
         """The logits (B, C) from the relaxed similarity to each class."""

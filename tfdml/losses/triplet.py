@@ -101,10 +101,12 @@ class TripletLoss(EmbeddingLoss):
 
 
 def _hardest(distances, positives, negatives, margin):
-    furthest = ops.max(ops.where(positives, distances, -1e30), axis=1)
-    nearest = ops.min(ops.where(negatives, distances, 1e30), axis=1)
+    # By index: the gradient of a maximum compares values, which fused arithmetic may compute twice and differently.
+    furthest = ops.argmax(ops.where(positives, distances, -1e30), axis=1)
+    nearest = ops.argmin(ops.where(negatives, distances, 1e30), axis=1)
+    chosen = ops.take_along_axis(distances, ops.stack([furthest, nearest], axis=1), axis=1)
     mined = ops.logical_and(ops.any(positives, axis=1), ops.any(negatives, axis=1))
-    hinge = ops.where(mined, ops.relu(furthest - nearest + margin), 0.0)
+    hinge = ops.where(mined, ops.relu(chosen[:, 0] - chosen[:, 1] + margin), 0.0)
     return hinge, ops.cast(hinge > 0, "float32"), ops.cast(mined, "float32")
 
 

@@ -38,7 +38,8 @@ def negative_probabilities(embeddings, labels, cutoff=0.5, nonzero_loss_cutoff=1
     if not 0 < cutoff < nonzero_loss_cutoff < 2:
         raise ValueError(f"0 < cutoff < nonzero_loss_cutoff < 2 does not hold for {cutoff} and {nonzero_loss_cutoff}")
     embeddings = ops.stop_gradient(ops.convert_to_tensor(embeddings))
-    dim = embeddings.shape[-1]
+    # Not the static shape, which is unknown after a gather from replicas of unequal size.
+    dim = ops.cast(ops.shape(embeddings)[-1], "float32")
     negatives = pairwise.negative_mask(pairwise.as_labels(labels))
     distances = pairwise.distances(pairwise.l2_normalize(embeddings))
     near = ops.logical_and(negatives, distances < nonzero_loss_cutoff)

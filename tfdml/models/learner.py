@@ -80,22 +80,29 @@ class MetricLearner(keras.Model):
         wanted = {name for objective in self.objectives if not objective.per_image for name in objective.reads}
         gathered = {name: replicas.gather(representations[name]) for name in sorted(wanted & set(representations))}
 
-        total = ops.zeros((), "float32")
+        num_local = ops.cast(ops.shape(labels)[0], "float32")
+        num_images = ops.cast(ops.shape(all_labels)[0], "float32")
+        total = reported = ops.zeros((), "float32")
         for objective, tracker in zip(self.objectives, self.term_trackers, strict=True):
-            if objective.per_image:
-                values = objective.compute(objective.select(representations), labels)
-                share = ops.sum(values)
-                if objective.reduction == "mean":
-                    share = share / ops.cast(ops.shape(all_labels)[0], "float32")
+            if objective.per_image and objective.reduction == "mean":
+                local = ops.sum(objective.compute(objective.select(representations), labels))
+                share, value = local / num_images, local / ops.maximum(num_local, 1.0)
+            elif objective.per_image:
+                share = ops.sum(objective.compute(objective.select(representations), labels))
+                value = share * num_replicas
             else:
                 value = objective.reduce(objective.compute(objective.select(gathered), all_labels))
                 share = value / num_replicas
-            tracker.update_state(share * num_replicas)
+            # Weighted as Keras weighs the loss in its logs: by the images of this replica.
+            tracker.update_state(value, num_local)
             total = total + objective.weight * share
+            reported = reported + objective.weight * value / num_replicas
         self._track_distances(representations["embedding"], labels)
         for regularizer in self.losses:
-            total = total + ops.cast(regularizer, "float32") / num_replicas
-        return total
+            penalty = ops.cast(regularizer, "float32") / num_replicas
+            total, reported = total + penalty, reported + penalty
+        # The shares have the right gradient; the value is what Keras's logs expect where replicas are of unequal size.
+        return total if num_replicas == 1 else total + ops.stop_gradient(reported - total)
 
     def _track_distances(self, embeddings, labels):
         distances = ops.stop_gradient(pairwise.distances(embeddings))
@@ -142,6 +149,8 @@ def _check_objectives(objectives: list[Objective]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"two objectives are called {name!r}: give one another name=")
+        if name in ("loss", "d_pos", "d_neg"):
+            raise ValueError(f"an objective is called {name!r}, a name that the logs use: give it another name=")
     available = {"feature_map", "pooled", "projection", "embedding"}
     for objective in objectives:
         taken = available & set(objective.provides)

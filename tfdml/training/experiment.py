@@ -53,6 +53,7 @@ class Experiment:
         0.0, "Share of the training classes that is held out of training, as validation classes.", check=_fraction
     )
     cache: bool = _choice(False, "Keep the decoded training images in memory.")
+    cache_limit_mb: int = _choice(4096, "Most memory that --cache may take, in MiB.", check=_positive)
     # Views
     image_size: int = _choice(224, "Height and width in pixels of the crops that the network sees.", check=_positive)
     resize: int = _choice(256, "Pixels to which images are resized before the crop.", check=_positive)

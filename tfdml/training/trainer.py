@@ -252,7 +252,13 @@ def _fit(
     if epoch >= experiment.epochs and recorder.records:
         return
     batches = training_batches(
-        splits.train, sampler, transform, seed=experiment.seed, first_step=recorder.step, cache=experiment.cache
+        splits.train,
+        sampler,
+        transform,
+        seed=experiment.seed,
+        first_step=recorder.step,
+        cache=experiment.cache,
+        cache_limit_mb=experiment.cache_limit_mb,
     )
     verbose = 1 if sys.stdout.isatty() else 2
     fit_arguments = {"callbacks": [recorder], "verbose": verbose, "shuffle": False}
@@ -320,7 +326,7 @@ def _write_report(experiment, test, embeddings, result, recorder, folder) -> Non
         [{"epoch": record["epoch"], **record.get("test", {})} for record in recorder.records],
         test,
         embeddings,
-        summary=f"{result['protocol']}. The embedder is that of {result['selection']}.".capitalize(),
+        summary=f"{result['protocol'].capitalize()}. The embedder is that of {result['selection']}.",
         flags=flags,
         environment=json.loads(folder.environment.read_text(encoding="utf-8")),
         **gallery,

@@ -1,0 +1,69 @@
+"""Two devices make the update of one: in a process of its own, since devices are set before TensorFlow starts."""
+
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.mathematics import assert_close
+
+PLAIN = (
+    "contrastive/10",
+    "contrastive/11",
+    "contrastive all/19",
+    "contrastive sum/19",
+    "binomial/19",
+    "binomial sum/10",
+    "am/10",
+    "am/11",
+    "am/19",
+    "am sum/19",
+)
+LEARNERS = ("jrd/10", "jrd/19", "jrd sum/10", "jrd regularised/19", "metric/19")
+
+pytestmark = pytest.mark.slow
+
+
+def run(path, cases):
+    root = pathlib.Path(__file__).resolve().parents[1]
+    command = [sys.executable, "-m", "tests.distribution_steps", str(path), *cases]
+    result = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return dict(np.load(path))
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("steps") / "plain.npz", PLAIN)
+
+
+@pytest.fixture(scope="module")
+def learners(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("steps") / "learners.npz", LEARNERS)
+
+
+def check(arrays, case):
+    one = {key: value for key, value in arrays.items() if key.startswith(f"{case}|1|")}
+    assert len(one) > 3
+    largest = max(np.abs(value).max() for key, value in one.items() if not key.endswith("loss"))
+    assert largest > 1e-3
+    for key, expected in one.items():
+        what, _, rows = case.partition("/")
+        if key.endswith("loss") and "sum" in what and rows != "10":
+            # Keras logs a mean of the replicas' sums, which is not the sum where they hold unequal numbers of images.
+            continue
+        # A bias that all embeddings share moves no distance: what is left of its gradient is the rounding of terms that
+        # cancel, as large as those of the other weights.
+        assert_close(arrays[key.replace("|1|", "|2|")], expected, 1e-5, floor=1e-6 * largest)
+
+
+@pytest.mark.parametrize("case", PLAIN)
+def test_two_devices_update_a_plain_model_as_one_does(plain, case):
+    check(plain, case)
+
+
+@pytest.mark.parametrize("case", LEARNERS)
+def test_two_devices_update_a_learner_as_one_does(learners, case):
+    check(learners, case)
