@@ -167,3 +167,18 @@ def test_wrong_input_is_one_clear_line_and_nothing_is_lost(case, command, tmp_pa
     assert len(errors) == 1
     assert says in errors[0]
     assert sorted(path for path in tmp_path.rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_two_devices_train_as_one(command, tiny_flags, tmp_path):
+    # Frozen BatchNorm: with batch statistics each replica normalises its own half.
+    terms = {}
+    for devices in (0, 2):
+        folder = tmp_path / str(devices)
+        flags = [*tiny_flags, "--batch_norm=frozen", f"--logical_devices={devices}", "--evaluate_every=0", "--noreport"]
+        done = command("train", *flags, f"--run_dir={folder}")
+        assert done.returncode == 0, done.stderr[-3000:]
+        terms[devices] = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][1:]
+    for one, two in zip(terms[0], terms[2], strict=True):
+        for name in ("loss", "am_softmax", "jrs"):
+            assert two["train"][name] == pytest.approx(one["train"][name], rel=1e-5)

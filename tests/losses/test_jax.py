@@ -12,6 +12,8 @@ from tests.mathematics import degenerate_batches, random_batch, value_and_gradie
 from tfdml import losses
 from tfdml.losses.classification import ClassSimilarityLoss
 
+pytest.importorskip("jax")
+
 LOSSES = [name for name in losses.__all__ if name != "TripletLoss"]
 SPECIFICATIONS = {
     **{name: (name, {}) for name in LOSSES},
