@@ -53,9 +53,9 @@ def l2_normalize(x, axis=-1):
 
 
 def safe_sqrt(x):
-    """The square root of x >= 0, with gradient 0 at 0."""
-    positive = x > 0
-    return ops.where(positive, ops.sqrt(ops.where(positive, x, 1.0)), 0.0)
+    """The square root of x >= 0, with gradient 0 at 0; NaN stays NaN."""
+    zero = x <= 0
+    return ops.where(zero, 0.0, ops.sqrt(ops.where(zero, 1.0, x)))
 
 
 def dot_products(x, y=None):

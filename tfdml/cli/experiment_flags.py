@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from collections.abc import Callable
 
 from absl import flags
 
 from tfdml.training.experiment import Experiment
 
-_DEFINE = {
+_DEFINE: dict[type, Callable] = {
     bool: flags.DEFINE_bool,
     int: flags.DEFINE_integer,
     float: flags.DEFINE_float,
@@ -26,7 +27,7 @@ def define() -> None:
         _DEFINE[kinds[field.name]](field.name, field.default, text, module_name=__name__)
 
 
-def given() -> dict[str, object]:
+def given() -> dict[str, typing.Any]:
     """The settings that the command line or a flag file sets."""
     return {
         field.name: flags.FLAGS[field.name].value

@@ -18,6 +18,10 @@ def _loss_from(loss):
     return loss
 
 
+def _reduction(loss) -> str:
+    return "sum" if loss.reduction == "sum" else "mean"
+
+
 @keras.saving.register_keras_serializable("tfdml")
 class MetricLoss(Objective):
     """Any loss on any representation: loss(labels, representations[representation]).
@@ -44,16 +48,8 @@ class MetricLoss(Objective):
         super().__init__(weight=weight, name=name or loss.name, **kwargs)
         self.loss = loss
         self.representation = representation
-
-    @property
-    def per_image(self):
-        """Whether the loss works image by image."""
-        return not isinstance(self.loss, EmbeddingLoss)
-
-    @property
-    def reduction(self):
-        """How the loss reduces."""
-        return "sum" if self.loss.reduction == "sum" else "mean"
+        self.per_image = not isinstance(loss, EmbeddingLoss)
+        self.reduction = _reduction(loss)
 
     @property
     def reads(self):
@@ -78,7 +74,8 @@ class ProxyLoss(Objective):
     """A loss on the cosines to learned class proxies, which it owns.
 
     Adds the representation `"class"`, the class similarities (B, C) (or (B, C, K)), for objectives that come after it
-    to read, such as `JointRepresentationSimilarity`. Works image by image: nothing is gathered across replicas.
+    to read, such as `JointRepresentationSimilarity`. Works image by image: nothing is gathered across
+    replicas, save by `ProxyAnchorLoss`, whose terms run over the batch.
 
     Args:
         loss: A loss on class similarities, such as `tfdml.losses.AMSoftmaxLoss()`.
@@ -115,12 +112,8 @@ class ProxyLoss(Objective):
         super().__init__(weight=weight, name=name or loss.name, **kwargs)
         self.loss = loss
         self.representation = representation
+        self.reduction = _reduction(loss)
         self.class_proxies = CosineProxies(num_classes, proxies_per_class, name="class_proxies")
-
-    @property
-    def reduction(self):
-        """How the loss reduces."""
-        return "sum" if self.loss.reduction == "sum" else "mean"
 
     @property
     def reads(self):

@@ -44,7 +44,7 @@ def save(folder: Path, learner, step: int, state: dict, keep: int = 2) -> Path:
     arrays = {name: np.asarray(ops.convert_to_numpy(variable)) for name, variable in _variables(learner).items()}
     arrays["state"] = np.frombuffer(json.dumps({**state, "step": step}).encode(), np.uint8)
     with atomic_path(path) as temporary, open(temporary, "wb") as file:
-        np.savez(file, **arrays)
+        np.savez(file, **arrays)  # type: ignore[arg-type]
     for old in list_checkpoints(folder)[:-keep]:
         old.unlink(missing_ok=True)
     return path
