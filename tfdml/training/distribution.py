@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from tfdml.errors import UserError
 
@@ -21,6 +23,27 @@ def split_cpu(count: int) -> None:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
     except RuntimeError as error:
         raise UserError(f"--logical_devices={count}: TensorFlow runs already; start a new process") from error
+
+
+def one_operation_at_a_time() -> None:
+    """Make CPU training reproducible bit by bit.
+
+    Operations that run side by side share threads, and some then sum in another order; one at a time, each still using
+    every core, none does. To be called before TensorFlow does anything else; a GPU is not affected.
+    """
+    if tf.config.list_physical_devices("GPU"):
+        return
+    try:
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+    except RuntimeError:
+        logging.warning("TensorFlow runs already: --deterministic has no effect in this process")
+
+
+def own_threads(batches: tf.data.Dataset) -> tf.data.Dataset:
+    """The same batches, made by threads of their own, so that the input never waits for the one that runs the model."""
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = os.cpu_count() or 1
+    return batches.with_options(options)
 
 
 def make_strategy(logical_devices: int = 0) -> Any:

@@ -160,7 +160,7 @@ class Evaluator:
         for name, split in (("validation", splits.validation), ("test", splits.test)):
             if split is not None:
                 batches = evaluation_batches(split, transform, experiment.evaluation_batch_size)
-                self.batches[name] = batches.cache() if experiment.cache else batches
+                self.batches[name] = distribution.own_threads(batches.cache() if experiment.cache else batches)
 
     def embed(self, embedder: Embedder, name: str) -> np.ndarray:
         """The embeddings of a split, (N, d) float32."""
@@ -203,6 +203,8 @@ def train(experiment: Experiment, resume: bool = False) -> dict[str, Any]:
         _check_same(experiment, folder.load_experiment())
     else:
         folder.check_new()
+    if experiment.deterministic and experiment.logical_devices < 2:
+        distribution.one_operation_at_a_time()
     strategy = distribution.make_strategy(experiment.logical_devices)
     splits = load_splits(experiment)
     sampler = make_sampler(experiment, splits.train)
@@ -260,6 +262,7 @@ def _fit(
         cache=experiment.cache,
         cache_limit_mb=experiment.cache_limit_mb,
     )
+    batches = distribution.own_threads(batches)
     verbose = 1 if sys.stdout.isatty() else 2
     fit_arguments = {"callbacks": [recorder], "verbose": verbose, "shuffle": False}
     if within:
