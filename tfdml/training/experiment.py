@@ -109,8 +109,8 @@ class Experiment:
     seed: int = _choice(0, "Seed of weights, batches and augmentation.", check=_not_negative)
     deterministic: bool = _choice(
         True,
-        "On a CPU, run one operation at a time (each on all cores), so that the same run gives the same bits. Without it "
-        "training is up to a fifth faster, and runs may differ in the last digits.",
+        "On a CPU, run one operation at a time (each on all cores), so that the same run gives the same bits. Without "
+        "it training is up to a fifth faster, and runs may differ in the last digits.",
     )
     logical_devices: int = _choice(
         0, "Split the CPU into this many logical devices and train on all; 0: the GPUs there are.", check=_not_negative
