@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging as python_logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -38,6 +39,10 @@ def run(command: Callable[[], None], name: str, usage: str, argv: Sequence[str] 
         _fail(name, f"{' '.join(str(error).split())} (see --help)")
     except UserError as error:
         _fail(name, str(error))
+    except BrokenPipeError:
+        # The reader of our output (`| head`) has had enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         sys.exit(130)
