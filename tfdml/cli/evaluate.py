@@ -49,12 +49,11 @@ def evaluate() -> None:
     from tfdml.evaluation import evaluate_dataset
     from tfdml.export.loading import load_model
     from tfdml.training.files import write_json
-    from tfdml.training.spec import parse_call
+    from tfdml.training.spec import parse_arguments
 
     name, directory, options = _data_flags()
     model = load_model(values.model)
-    text = f"options({options})"
-    arguments = parse_call(text, "--dataset_options").arguments if options.strip() else {}
+    arguments = parse_arguments(options, "--dataset_options")
     dataset = inspection.check(data.load(name, directory or None, values.split, **arguments), values.bad_images)
     embeddings = model.embed(dataset, values.batch_size)
     metrics = evaluate_dataset(embeddings, dataset, ks=ks)

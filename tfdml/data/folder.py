@@ -9,6 +9,7 @@ import numpy as np
 from absl import logging
 
 from tfdml.data.dataset import FileImages, ImageDataset
+from tfdml.data.files import held_out_classes
 from tfdml.errors import UserError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
@@ -73,7 +74,7 @@ def _split_classes(root: str, classes: list[str], test_fraction: float) -> dict[
             f"folder: {root} has one class folder only ({classes[0]}); a split by class needs two or more, "
             "or both train/ and test/"
         )
-    held_out = min(max(int(len(classes) * test_fraction + 0.5), 1), len(classes) - 1)
+    held_out = held_out_classes(len(classes), test_fraction)
     return {"train": classes[:-held_out], "test": classes[-held_out:]}
 
 

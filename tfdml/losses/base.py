@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise, replicas
+from tfdml.losses.masked import rows_of_mean
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
@@ -100,8 +101,7 @@ class EmbeddingLoss(LabelledLoss):
         rows = pairwise.masked_sum(values, mask, axis=1)
         if not self.averages_pairs:
             return rows
-        anchors_per_pair = ops.cast(ops.shape(values)[0], "float32") / ops.maximum(pairwise.masked_count(mask), 1.0)
-        return rows * anchors_per_pair
+        return rows_of_mean(rows, pairwise.masked_count(mask))
 
 
 def check_rank(name, tensor, rank, what):

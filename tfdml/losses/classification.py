@@ -9,6 +9,7 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.losses.base import LabelledLoss, check_rank
+from tfdml.losses.masked import masked_logsumexp
 
 
 def own_class(labels, num_classes):
@@ -39,7 +40,7 @@ class ClassSimilarityLoss(LabelledLoss):
         """One value per image: (B, C), (B, C) -> (B,); `own` is true at each image's own class."""
         logits = self.logits(similarities, own)
         # softplus(log sum of the others - own) keeps its digits where the softmax is all but sure.
-        others = ops.logsumexp(ops.where(own, -1e30, logits), axis=1)
+        others = masked_logsumexp(logits, ops.logical_not(own), axis=1)
         return ops.softplus(others - pairwise.masked_sum(logits, own, axis=1))
 
     def logits(self, similarities, own):

@@ -11,7 +11,7 @@ from tfdml import backbones
 from tfdml.errors import UserError
 from tfdml.models.embedder import BATCH_NORM_MODES
 from tfdml.training.optimizers import OPTIMIZERS
-from tfdml.training.spec import parse_call, parse_sum
+from tfdml.training.spec import parse_arguments, parse_call, parse_sum
 
 POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 
@@ -171,8 +171,7 @@ class Experiment:
 
     def data_options(self) -> dict[str, Any]:
         """The options of the data set."""
-        text = self.dataset_options
-        return parse_call(f"options({text})", "--dataset_options").arguments if text.strip() else {}
+        return parse_arguments(self.dataset_options, "--dataset_options")
 
     def make_backbone(self) -> backbones.Backbone:
         """The backbone with its weights."""

@@ -39,6 +39,19 @@ def parse_call(text: str, flag: str) -> Call:
     return _call(_expression(text, flag), text, flag)
 
 
+def parse_arguments(text: str, flag: str) -> dict[str, Any]:
+    """Parse `key=value, ...`; nothing gives no arguments.
+
+    Raises:
+        UserError: The text is not of this form; the message names `flag`.
+
+    Example:
+        >>> parse_arguments("size=32, by_class=false", "--dataset_options")
+        {'size': 32, 'by_class': False}
+    """
+    return parse_call(f"options({text})", flag).arguments if text.strip() else {}
+
+
 def parse_sum(text: str, flag: str) -> list[tuple[float, Call]]:
     """Parse a sum of calls, each with an optional factor: `a + 0.5 * b(x=1)`.
 
