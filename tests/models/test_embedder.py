@@ -29,8 +29,14 @@ def test_representations_have_their_documented_names_and_shapes():
     embedder = tiny_embedder()
     representations = embedder.represent(images(size=4))
     shapes = {name: tuple(value.shape) for name, value in representations.items()}
-    assert shapes == {"feature_map": (4, 6, 6, 6), "pooled": (4, 6), "projection": (4, 5), "embedding": (4, 5)}
-    assert list(shapes) == ["feature_map", "pooled", "projection", "embedding"]
+    assert shapes == {
+        "feature_map": (4, 6, 6, 6),
+        "pooled": (4, 6),
+        "projection": (4, 5),
+        "embedding": (4, 5),
+        "detached_projection": (4, 5),
+        "detached_embedding": (4, 5),
+    }
     assert embedder.representation_shapes((4, SIZE, SIZE, 3)) == shapes
     np.testing.assert_array_equal(embedder(images(size=4)), representations["embedding"])
 
@@ -44,6 +50,12 @@ def test_each_representation_is_made_from_the_one_before():
     kernel, bias = values(embedder.dense.weights)
     assert_close(r["projection"], r["pooled"] @ kernel + bias)
     assert_close(r["embedding"], r["projection"] / np.linalg.norm(r["projection"], axis=1, keepdims=True))
+
+
+def test_detached_representations_have_the_same_values():
+    r = tiny_embedder().represent(images(size=3))
+    np.testing.assert_array_equal(r["detached_projection"], r["projection"])
+    np.testing.assert_array_equal(r["detached_embedding"], r["embedding"])
 
 
 def test_max_pooling_takes_the_maximum():

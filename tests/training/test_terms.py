@@ -65,7 +65,7 @@ def test_arguments_reach_the_loss_its_wrapper_and_its_kernels():
         ("jrs(colour=1)", "no argument 'colour'"),
         ("contrastive(distance=miles)", "distance must be one of"),
         ("jrs(levels=[])", "levels must be"),
-        ("jrs(kernels=sinc())", "no kernel 'sinc'"),
+        ("jrs(kernels=sinc())", "no kernel or loss 'sinc'"),
         ("jrs(kernels=laplace(multiplier=-1))", "multiplier must be positive"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keras
+from keras import ops
 
 from tfdml import backbones
 from tfdml.layers import InputScaling, L2Normalize
@@ -18,7 +19,8 @@ class Embedder(keras.Model):
       -> dense -> projection (B, d) -> L2 -> embedding (B, d) float32
 
     `embedder(images)` returns embeddings; `embedder.represent(images)` the dict of `feature_map`, `pooled`,
-    `projection` and `embedding`.
+    `projection` and `embedding`, and of `detached_projection` and `detached_embedding`: the same values, whose gradient
+    reaches the projection layer only.
 
     Args:
         backbone: A name that `tfdml.backbones.resolve` knows (random weights), a `tfdml.backbones.Backbone`, or any
@@ -107,24 +109,32 @@ class Embedder(keras.Model):
 
         Returns:
             `feature_map` (B, h, w, c), `pooled` (B, D), `projection` (B, d), before normalisation, and `embedding`
-            (B, d) float32 of length 1.
+            (B, d) float32 of length 1; `detached_projection` and `detached_embedding`, the same from pooled features
+            whose gradient is stopped.
         """
         # BatchNorm layers that keep their statistics run as in inference, whatever trains around them.
         backbone_training = training if self.batch_norm == "train" else False
         feature_map = self.backbone(self.input_scaling(images), training=backbone_training)
         pooled = self.pool(feature_map)
         projection = self.dense(pooled)
-        embedding = self.normalize(projection)
+        detached = self.dense(ops.stop_gradient(pooled))
         return {
             "feature_map": feature_map,
             "pooled": pooled,
             "projection": projection,
-            "embedding": embedding,
+            "embedding": self.normalize(projection),
+            "detached_projection": detached,
+            "detached_embedding": self.normalize(detached),
         }
 
     def call(self, images, training=None):
         """(B, H, W, 3) -> (B, d), unit vectors."""
         return self.represent(images, training=training)["embedding"]
+
+    @property
+    def representations(self) -> tuple[str, ...]:
+        """The names that `represent` gives."""
+        return tuple(self.representation_shapes((None, self.image_size, self.image_size, 3)))
 
     def compute_output_shape(self, input_shape):
         """(B, d)."""
@@ -134,7 +144,8 @@ class Embedder(keras.Model):
         """The shape of each representation of images of this shape."""
         batch = input_shape[0]
         feature_map = self.backbone.compute_output_shape((batch, *input_shape[1:]))
-        vectors = {"projection": (batch, self.embedding_dim), "embedding": (batch, self.embedding_dim)}
+        names = ("projection", "embedding", "detached_projection", "detached_embedding")
+        vectors = dict.fromkeys(names, (batch, self.embedding_dim))
         return {"feature_map": feature_map, "pooled": (batch, feature_map[-1]), **vectors}
 
     def parts(self) -> dict[str, list]:

@@ -45,7 +45,7 @@ class MetricLearner(keras.Model):
             raise ValueError(f"embedder must be a tfdml.models.Embedder, not {embedder!r}")
         listed = objectives if isinstance(objectives, (list, tuple)) else [objectives]
         self.objectives = [_as_objective(restore(objective)) for objective in listed]
-        _check_objectives(self.objectives)
+        _check_objectives(self.objectives, self.embedder.representations)
         self.term_trackers = [keras.metrics.Mean(name=objective.name) for objective in self.objectives]
         self.distance_trackers = [keras.metrics.Mean(name="d_pos"), keras.metrics.Mean(name="d_neg")]
 
@@ -142,7 +142,7 @@ def _as_objective(value) -> Objective:
     raise ValueError(f"an objective must be a tfdml.objectives.Objective or a keras.losses.Loss, not {value!r}")
 
 
-def _check_objectives(objectives: list[Objective]) -> None:
+def _check_objectives(objectives: list[Objective], representations: tuple[str, ...]) -> None:
     if not objectives:
         raise ValueError("a MetricLearner needs at least one objective")
     names = [objective.name for objective in objectives]
@@ -151,7 +151,7 @@ def _check_objectives(objectives: list[Objective]) -> None:
             raise ValueError(f"two objectives are called {name!r}: give one another name=")
         if name in ("loss", "d_pos", "d_neg"):
             raise ValueError(f"an objective is called {name!r}, a name that the logs use: give it another name=")
-    available = {"feature_map", "pooled", "projection", "embedding"}
+    available = set(representations)
     for objective in objectives:
         taken = available & set(objective.provides)
         if taken:

@@ -39,6 +39,8 @@ class Objective(keras.layers.Layer):
 
     per_image = False
     reduction = "mean"
+    #: The representation that `calibrate` wants of all training images before the first step; None for nothing.
+    calibrates_on: str | None = None
 
     def __init__(self, weight=1.0, name=None, **kwargs):
         # Losses are float32 under every dtype policy.
@@ -70,6 +72,15 @@ class Objective(keras.layers.Layer):
         """Further representations of each image, from its own ones; by default none."""
         del representations, training
         return {}
+
+    def calibrate(self, features, labels) -> None:
+        """Measure on the training set, before the first step, what stays fixed in training; by default nothing.
+
+        Args:
+            features: (N, D) NumPy, the representation `calibrates_on` of the training images, by the untrained embedder.
+            labels: (N,) NumPy integers.
+        """
+        del features, labels
 
     def compute(self, representations, labels):
         """The unweighted value: a scalar, or (B,) when `per_image`."""

@@ -33,6 +33,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.result = self.path / "result.json"
         self.checkpoints = self.path / "checkpoints"
+        self.calibration = self.path / "calibration"
         self.embedder = self.path / "embedder.keras"
         self.tensorboard = self.path / "tensorboard"
         self.report = self.path / "report" / "index.html"

@@ -14,7 +14,16 @@ from tfdml.losses.classification import ClassSimilarityLoss
 from tfdml.objectives import MetricLoss, Objective, ProxyLoss
 from tfdml.training.spec import Call, parse_sum
 
-_ALIASES = {"jrs": "joint_representation_similarity", "npair": "n_pair"}
+_ALIASES = {
+    "jrs": "joint_representation_similarity",
+    "npair": "n_pair",
+    "horde": "high_order_moment",
+    "ecaml": "energy_confusion",
+    "density": "density_adaptivity",
+    "rankmi": "rank_mi",
+    "gor": "global_orthogonal",
+    "entropy": "entropy_spread",
+}
 _WRAPPERS = (Objective, MetricLoss, ProxyLoss)
 
 
@@ -61,6 +70,8 @@ def _build(call: Call, weight: float, num_classes: int, text: str) -> Objective:
         raise UserError(f"--objectives={text!r}: there is no {call.name!r}; known: {', '.join(sorted(classes))}")
     cls = classes[name]
     arguments = {key: _resolve(value, text) for key, value in call.arguments.items()}
+    if isinstance(arguments.get("loss"), str):
+        arguments["loss"] = _resolve(Call(arguments["loss"], {}), text)
     arguments.setdefault("name", call.name)
     try:
         if issubclass(cls, keras.losses.Loss):
@@ -86,21 +97,27 @@ def _wrap(cls: type, arguments: dict, weight: float, num_classes: int) -> Object
 
 
 def _check_arguments(cls: type, arguments: dict, *others: type) -> None:
-    hidden = {"loss", "weight", "kwargs", "name", "num_classes"}
+    hidden = {"weight", "kwargs", "name", "num_classes"} | ({"loss"} if cls in _WRAPPERS else set())
     accepted = {key for owner in (cls, *others) for key in inspect.signature(owner).parameters} - hidden
     for key in arguments:
         if key not in accepted | {"name", "num_classes"}:
             raise ValueError(f"no argument {key!r}; it has {', '.join(sorted(accepted))}")
 
 
+def _known_losses() -> dict[str, type]:
+    return {name: cls for name, cls in known().items() if issubclass(cls, keras.losses.Loss)}
+
+
 def _resolve(value, text: str):
+    """A kernel or a loss that stands inside an argument, such as `horde(loss=contrastive(margin=0.5))`."""
     if isinstance(value, Call):
-        known_kernels = _known_kernels()
-        if value.name not in known_kernels:
-            names = ", ".join(sorted(known_kernels))
-            raise UserError(f"--objectives={text!r}: there is no kernel {value.name!r}; known: {names}")
+        found = {**_known_kernels(), **_known_losses()}
+        name = _ALIASES.get(value.name, value.name)
+        if name not in found:
+            names = ", ".join(sorted(found))
+            raise UserError(f"--objectives={text!r}: there is no kernel or loss {value.name!r}; known: {names}")
         try:
-            return known_kernels[value.name](**{key: _resolve(item, text) for key, item in value.arguments.items()})
+            return found[name](**{key: _resolve(item, text) for key, item in value.arguments.items()})
         except (TypeError, ValueError) as error:
             raise UserError(f"--objectives={text!r}: {value.name}: {error}") from error
     if isinstance(value, list):

@@ -24,6 +24,7 @@ from tfdml.errors import UserError
 from tfdml.evaluation import embed, evaluate_dataset, write_report
 from tfdml.models import Embedder, MetricLearner
 from tfdml.training import checkpoints, distribution
+from tfdml.training.calibration import calibrate
 from tfdml.training.experiment import Experiment
 from tfdml.training.files import write_json
 from tfdml.training.optimizers import build_optimizer, step_schedule
@@ -230,6 +231,9 @@ def train(experiment: Experiment, resume: bool = False) -> dict[str, Any]:
         recorder.resume(state, learner)
         logging.info("resuming %s at step %d", folder.path, recorder.step)
     try:
+        if state is None:
+            batch_size = experiment.evaluation_batch_size
+            calibrate(learner, splits.train, evaluation_transform, batch_size, folder.calibration)
         _fit(experiment, learner, splits, sampler, train_transform, recorder)
     except UserError:
         raise

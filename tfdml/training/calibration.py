@@ -1,0 +1,71 @@
+"""What objectives measure on the training set before the first step, such as the density of each class."""
+
+from __future__ import annotations
+
+import collections
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.pipeline import evaluation_batches
+from tfdml.data.transforms import EvaluationTransform
+from tfdml.models import MetricLearner
+from tfdml.objectives import Objective
+from tfdml.training.files import atomic_path
+
+
+def calibrate(
+    learner: MetricLearner, train: ImageDataset, transform: EvaluationTransform, batch_size: int, folder: Path
+) -> None:
+    """Calibrate every objective that asks for it, by one pass over the training images.
+
+    What was measured is kept in `folder`, one file per objective, and taken from there if the run starts again.
+
+    Args:
+        learner: A built learner, untrained.
+        train: The training images, with class ids 0 .. C - 1.
+        transform: The view in which they are measured.
+        batch_size: Images per batch.
+        folder: Where the measurements are kept.
+    """
+    pending = [o for o in learner.objectives if o.calibrates_on and not _restore(o, folder / f"{o.name}.npz")]
+    if not pending:
+        return
+    names = sorted({str(objective.calibrates_on) for objective in pending})
+    logging.info("measuring %s of %d training images for %s", ", ".join(names), len(train), _named(pending))
+    features = _features(learner, evaluation_batches(train, transform, batch_size), names)
+    folder.mkdir(parents=True, exist_ok=True)
+    for objective in pending:
+        objective.calibrate(features[str(objective.calibrates_on)], train.labels)
+        with atomic_path(folder / f"{objective.name}.npz") as temporary, open(temporary, "wb") as file:
+            np.savez(file, *(np.asarray(variable) for variable in objective.non_trainable_variables))
+
+
+def _features(learner: MetricLearner, batches: tf.data.Dataset, names: list[str]) -> dict[str, np.ndarray]:
+    @tf.function(reduce_retracing=True)
+    def represent(images):
+        representations = learner.embedder.represent(images, training=False)
+        return {name: tf.cast(representations[name], tf.float32) for name in names}
+
+    parts = collections.defaultdict(list)
+    for images, _ in batches:
+        for name, values in represent(images).items():
+            parts[name].append(values.numpy())
+    return {name: np.concatenate(values) for name, values in parts.items()}
+
+
+def _restore(objective: Objective, path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with np.load(path) as file:
+        for name, variable in zip(file.files, objective.non_trainable_variables, strict=True):
+            variable.assign(file[name])
+    logging.info("%s: measurements taken from %s", objective.name, path)
+    return True
+
+
+def _named(objectives: list[Objective]) -> str:
+    return ", ".join(objective.name for objective in objectives)
