@@ -51,6 +51,11 @@ def regularised():
     return model
 
 
+def rank_mi(k, **options):
+    """A RankMI whose first step has negatives too, and draws them."""
+    return objectives.RankMI(1.5, statistics_steps=k, hidden=8, depth=1, seed=7, **options)
+
+
 LEARNERS = {
     "jrd": lambda: learner(jrd()),
     "jrd sum": lambda: learner(
@@ -61,6 +66,47 @@ LEARNERS = {
     ),
     "jrd regularised": regularised,
     "metric": lambda: learner(losses.ContrastiveLoss(1.3, "euclidean")),
+    "horde": lambda: learner(
+        [
+            losses.ContrastiveLoss(1.3, "euclidean"),
+            objectives.HighOrderMomentLoss(losses.ContrastiveLoss(1.3, "euclidean"), 4, 300, reduce_to=4, weight=0.5),
+        ]
+    ),
+    "horde random": lambda: learner(
+        [objectives.HighOrderMomentLoss(losses.BinomialDevianceLoss(), 3, 8, mode="random")]
+    ),
+    "horde classes": lambda: learner(
+        [objectives.HighOrderMomentLoss(losses.AMSoftmaxLoss(), 3, 8, mode="independent", num_classes=3, weight=0.1)]
+    ),
+    "energy": lambda: learner(
+        [
+            losses.ContrastiveLoss(1.3, "euclidean"),
+            objectives.EnergyConfusion(weight=0.5),
+            objectives.EnergyConfusion("log_of_mean", "projection", weight=0.1, name="of_mean"),
+        ]
+    ),
+    "energy sum": lambda: learner([objectives.EnergyConfusion("plain", reduction="sum", weight=0.05)]),
+    "density": lambda: learner(
+        [losses.ContrastiveLoss(1.3), objectives.DensityAdaptivity(3, reference_density=[1.0, 2.0, 0.5])]
+    ),
+    "density hard": lambda: learner(
+        [objectives.DensityAdaptivity(3, reference_density=[1.0, 2.0, 0.5], constraint="hard", reduction="sum")]
+    ),
+    "spread": lambda: learner(
+        [
+            objectives.EntropySpread(),
+            objectives.EntropySpread("nearest", weight=0.1, name="nearest"),
+            objectives.GlobalOrthogonal(),
+        ]
+    ),
+    "joint norms": lambda: learner(
+        [objectives.JointMMD(("pooled", "embedding")), objectives.JointIntra(("pooled", "embedding"), squared=True)]
+    ),
+    "rank_mi": lambda: learner([rank_mi(1), losses.ContrastiveLoss(1.3, "euclidean")]),
+    "rank_mi twice": lambda: learner([rank_mi(2, monotonicity=0.1)]),
+    "learned": lambda: learner(
+        [objectives.LearnedMargin(3, beta=0.6, nu=0.1), objectives.RegularizedSoftTriple(3, 2, scale=5.0)]
+    ),
 }
 
 

@@ -5,6 +5,7 @@ KERAS_BACKEND=jax python -m tests.jax_values IN.npz OUT.npz
 IN holds labels, embedding, pooled and class; OUT, per name of `cases`, "name|value" and "name|gradient".
 """
 
+import functools
 import sys
 
 import jax
@@ -13,7 +14,9 @@ import numpy as np
 
 import tfdml
 from tfdml import kernels, losses, models, objectives
+from tfdml.layers.moments import MODES
 
+DENSITIES = [1.0, 2.0, 0.5]
 FAR_LABELS = np.array([2**53, 2**53 + 1, 2**53, 2**24, 2**24 + 1, 2**24])
 
 
@@ -25,6 +28,9 @@ def cases():
         "binomial": ("embedding", losses.BinomialDevianceLoss()),
         "am": ("class", losses.AMSoftmaxLoss()),
         "norm": ("class", losses.NormSoftmaxLoss()),
+        **objectives_over_classes(),
+        **rank_mi_cases(),
+        **{f"horde {mode}": ("embedding", horde_on_pairs_of_positions(mode)) for mode in MODES},
         "metric": ("pooled", lambda y, x: objectives.MetricLoss(losses.ContrastiveLoss(), "pooled")({"pooled": x}, y)),
     }
     for name, kernel in {
@@ -39,12 +45,106 @@ def cases():
     return table
 
 
+def objectives_over_classes():
+    """The objectives that read the embedding alone, by name."""
+    found = {
+        "energy": objectives.EnergyConfusion(),
+        "energy of mean": objectives.EnergyConfusion("log_of_mean"),
+        "density": objectives.DensityAdaptivity(3, reference_density=DENSITIES),
+        "density hard": objectives.DensityAdaptivity(3, reference_density=DENSITIES, constraint="hard"),
+        "entropy": objectives.EntropySpread(),
+        "nearest": objectives.EntropySpread("nearest"),
+        "orthogonal": objectives.GlobalOrthogonal(),
+        "joint mmd": objectives.JointMMD("embedding", kernels=kernels.Polynomial(2)),
+        "joint intra": objectives.JointIntra("embedding", kernels=kernels.Polynomial(2)),
+        "learned margin": objectives.LearnedMargin(3, beta=0.8),
+    }
+    for objective in found.values():
+        objective.build({"embedding": (None, 4)})
+    return {name: ("embedding", lambda y, x, o=objective: o({"embedding": x}, y)) for name, objective in found.items()}
+
+
+@functools.cache
+def rank_mi():
+    """RankMI with random weights of V, whose root lies near 1."""
+    objective = objectives.RankMI(0.5, hidden=6, depth=1, negatives="all")
+    objective.build_from({})
+    generator = np.random.default_rng(0)
+    for variable in objective.statistics_variables:
+        variable.assign(0.4 * generator.normal(size=variable.shape))
+    bias = objective.network.biases[-1]
+    bias.assign(bias - objective.network(np.ones(1, "float32")))
+    return objective
+
+
+def rank_mi_cases():
+    objective = rank_mi()  # outside of any trace
+    return {
+        "rank mi": ("embedding", lambda y, x: objective({"embedding": x}, y)),
+        "rank mi root": ("embedding", lambda y, x: objective.network.root(keras.ops.mean(x))[0]),
+    }
+
+
+def rank_mi_statistics(labels, x):
+    """V's loss and gradient, and V's weights as kernels and biases in turn."""
+    objective = rank_mi()
+    network = objective.network
+    variables = [v for pair in zip(network.kernels, network.biases, strict=True) for v in pair]
+
+    def loss(values):
+        with keras.StatelessScope(list(zip(variables, values, strict=True))):
+            return objective.statistics_loss({"embedding": x}, labels)
+
+    value, gradients = jax.jit(jax.value_and_grad(loss))([v.value for v in variables])
+    found = {"rank mi statistics|value": value}
+    found.update({f"rank mi statistics|gradient {i}": gradient for i, gradient in enumerate(gradients)})
+    found.update({f"rank mi|weight {i}": v.value for i, v in enumerate(variables)})
+    return {name: np.asarray(array) for name, array in found.items()}
+
+
+def fit_in_phases():
+    """What four steps of a learner with RankMI and k = 1 change: rows of embedder, V; and the losses of 40 more."""
+    from tests.models.networks import coloured_batch, tiny_embedder, values
+
+    labels, x = coloured_batch()
+    keras.utils.set_random_seed(0)
+    terms = [objectives.RankMI(hidden=8, depth=1), losses.ContrastiveLoss()]
+    learner = models.MetricLearner(tiny_embedder(batch_norm="train"), terms)
+    learner.build((None, *x.shape[1:]))
+    learner.compile(keras.optimizers.Adam(0.01))
+    changes = []
+    for _ in range(4):
+        groups = (learner.embedder.variables, learner.statistics_variables)
+        before = [values(group) for group in groups]
+        learner.fit(x, labels, batch_size=len(x), verbose=0)
+        after = [values(group) for group in groups]
+        pairs = zip(before, after, strict=True)
+        changes.append([any(np.any(a != b) for a, b in zip(*pair, strict=True)) for pair in pairs])
+    history = learner.fit(x, labels, batch_size=len(x), epochs=40, verbose=0).history
+    return {"phases": np.array(changes), "rank mi bound": np.array(history["rank_mi_jsd"])}
+
+
+@functools.cache
+def horde(mode):
+    """HORDE on two positions of two channels, in blocks of 150 moments."""
+    objective = objectives.HighOrderMomentLoss(losses.BinomialDevianceLoss(), 4, 300, 3, mode, seed=1)
+    objective.build({"feature_map": (None, 2, 2)})
+    return objective
+
+
+def horde_on_pairs_of_positions(mode):
+    objective = horde(mode)  # outside of any trace
+    return lambda y, x: objective({"feature_map": keras.ops.reshape(x, (-1, 2, 2))}, y)
+
+
 def fit():
     """The losses of a learner that trains on coloured images."""
     from tests.models.networks import coloured_batch, jrd, tiny_embedder
 
     labels, x = coloured_batch()
-    learner = models.MetricLearner(tiny_embedder(batch_norm="train"), [*jrd(), losses.BinomialDevianceLoss()])
+    moments = objectives.HighOrderMomentLoss(losses.ContrastiveLoss(), 3, 16)
+    terms = [*jrd(), losses.BinomialDevianceLoss(), moments]
+    learner = models.MetricLearner(tiny_embedder(batch_norm="train"), terms)
     learner.compile(optimizer=keras.optimizers.SGD(0.1))
     history = learner.fit(x, labels, batch_size=len(x), epochs=10, verbose=0).history["loss"]
     embeddings = learner.predict(x, verbose=0)
@@ -62,14 +162,19 @@ def main(source, target):
         value, gradient = jax.jit(jax.value_and_grad(lambda x, f=function, y=labels: f(y, x)))(given[by])
         arrays[f"{name}|value"], arrays[f"{name}|gradient"] = np.asarray(value), np.asarray(gradient)
     for name, x in (("identical", np.ones((6, 4), "float32")), ("zero", np.zeros((6, 4), "float32"))):
-        for loss in ("contrastive", "binomial", "gaussian", "laplace"):
+        for loss in ("contrastive", "binomial", "gaussian", "laplace", *objectives_over_classes()):
             function = cases()[loss][1]
             value, gradient = jax.value_and_grad(lambda x, f=function: f(np.array([0, 0, 1, 1, 2, 2]), x))(x)
             arrays[f"{name} {loss}|value"], arrays[f"{name} {loss}|gradient"] = np.asarray(value), np.asarray(gradient)
     arrays["far|loss"] = np.asarray(losses.ContrastiveLoss()(FAR_LABELS, given["embedding"]))
     far = objectives.JointRepresentationSimilarity("embedding")({"embedding": given["embedding"]}, FAR_LABELS)
     arrays["far|jrs"] = np.asarray(far)
+    for mode in MODES:
+        for i, weight in enumerate(horde(mode).moments.weights):
+            arrays[f"horde {mode}|weight {i:02}"] = np.asarray(weight.value)
     arrays["fit"] = fit()
+    arrays.update(rank_mi_statistics(given["labels"], given["embedding"]))
+    arrays.update(fit_in_phases())
     np.savez(target, **arrays)
 
 

@@ -21,7 +21,27 @@ PLAIN = (
     "am/19",
     "am sum/19",
 )
-LEARNERS = ("jrd/10", "jrd/19", "jrd sum/10", "jrd regularised/19", "metric/19")
+LEARNERS = (
+    "jrd/10",
+    "jrd/19",
+    "jrd sum/10",
+    "jrd regularised/19",
+    "metric/19",
+    "horde/10",
+    "horde/19",
+    "horde random/19",
+    "horde classes/19",
+    "energy/19",
+    "energy sum/10",
+    "density/19",
+    "density hard/10",
+    "spread/19",
+    "joint norms/19",
+    "learned/19",
+    "rank_mi/19",
+    "rank_mi/40",
+    "rank_mi twice/60",
+)
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,10 @@ import sys
 import numpy as np
 import pytest
 
-from tests import references
+from tests import references, references_moments
+from tests.losses.references_ranking import draw_probabilities
 from tests.mathematics import assert_close, finite_differences, random_batch
+from tests.objectives import references_classes, references_rankmi
 
 pytest.importorskip("jax")
 pytestmark = pytest.mark.slow
@@ -21,6 +23,15 @@ def kernel_mean(gram):
 
 def similarity(gram):
     return lambda labels, x, tau: references.joint_representation_similarity(labels, [gram(x, tau)])
+
+
+def joint_norms(kind):
+    return lambda y, x, t: references_classes.joint_norms(y, [references.polynomial(x, degree=2)], kind)
+
+
+def density(**options):
+    targets = 0.5 if options else [0.5] * 3
+    return lambda y, x, t: references_classes.density_adaptivity(y, x, targets, [1.0, 2.0, 0.5], **options)
 
 
 GRAMS = {
@@ -36,6 +47,15 @@ CASES = {
     "binomial": ("embedding", lambda y, x, t: references.binomial(y, x), None),
     "am": ("class", lambda y, x, t: references.am_softmax(y, x), None),
     "norm": ("class", lambda y, x, t: references.norm_softmax(y, x), None),
+    "energy": ("embedding", lambda y, x, t: references_classes.energy_confusion(y, x), None),
+    "energy of mean": ("embedding", lambda y, x, t: references_classes.energy_confusion(y, x, "log_of_mean"), None),
+    "density": ("embedding", density(), None),
+    "density hard": ("embedding", density(constraint="hard"), None),
+    "entropy": ("embedding", lambda y, x, t: references_classes.entropy_of_pairs(y, x), None),
+    "nearest": ("embedding", lambda y, x, t: references_classes.nearest_entropy(y, x), None),
+    "orthogonal": ("embedding", lambda y, x, t: references_classes.global_orthogonal(y, x), None),
+    "joint mmd": ("embedding", joint_norms("mmd"), None),
+    "joint intra": ("embedding", joint_norms("intra"), None),
     "metric": ("pooled", lambda y, x, t: references.contrastive(y, x), None),
     **{name: ("embedding", kernel_mean(gram), spread) for name, (gram, spread) in GRAMS.items()},
     **{f"jrs {name}": ("pooled", similarity(gram), spread) for name, (gram, spread) in GRAMS.items()},
@@ -73,9 +93,66 @@ def test_values_and_gradients_equal_the_references(inputs, outputs, name):
     assert_close(outputs[f"{name}|gradient"], expected)
 
 
+def test_learned_margin_equals_its_reference_without_a_gradient_through_its_negatives(inputs, outputs):
+    labels, x = inputs["labels"], inputs["embedding"]
+    drawn = draw_probabilities(labels, x)
+
+    def reference(e):
+        return references_classes.learned_margin(labels, e, [0.8] * 3, probabilities=drawn)
+
+    assert_close(outputs["learned margin|value"], reference(x))
+    assert_close(outputs["learned margin|gradient"], finite_differences(reference, x)[0])
+
+
+@pytest.mark.parametrize("mode", ["cascaded", "independent", "random"])
+def test_moments_equal_their_reference(inputs, outputs, mode):
+    weights = [outputs[key] for key in sorted(outputs) if key.startswith(f"horde {mode}|weight")]
+    # W' is (300, 2), A_k (300, 3).
+    matrices, dense = ([weight for weight in weights if weight.shape[1] == size] for size in (2, 3))
+    assert (len(matrices), len(dense)) == (4 if mode == "cascaded" else 9, 3)
+
+    def reference(x):
+        vectors = references_moments.embeddings(x.reshape(-1, 2, 2), matrices, dense, (2, 3, 4), mode)
+        return references_moments.moment_loss(inputs["labels"], vectors, references.binomial)
+
+    x = inputs["embedding"]
+    assert_close(outputs[f"horde {mode}|value"], reference(x))
+    assert_close(outputs[f"horde {mode}|gradient"], finite_differences(reference, x)[0])
+
+
+def test_rank_mi_equals_its_reference_in_both_phases(inputs, outputs):
+    labels, x = inputs["labels"], inputs["embedding"]
+    weights = [outputs[f"rank mi|weight {i}"] for i in range(6)]
+    beta = float(outputs["rank mi root|value"])
+    assert abs(references_rankmi.statistic(weights, beta)) < 1e-5
+    assert not np.any(outputs["rank mi root|gradient"])
+
+    def v_of(weights):
+        return lambda d: references_rankmi.statistic(weights, d)
+
+    def embedders(e):
+        return references_rankmi.violating_pairs(labels, e, v_of(weights), beta, 0.5)
+
+    def statistics(*weights):
+        return references_rankmi.all_pairs(labels, x, v_of(weights))
+
+    assert_close(outputs["rank mi|value"], embedders(x))
+    assert_close(outputs["rank mi|gradient"], finite_differences(embedders, x)[0])
+    assert_close(outputs["rank mi statistics|value"], statistics(*weights))
+    for i, expected in enumerate(finite_differences(statistics, *weights)):
+        assert_close(outputs[f"rank mi statistics|gradient {i}"], expected, floor=1e-7)
+
+
+def test_learner_trains_in_phases(outputs):
+    assert outputs["phases"].tolist() == [[True, False], [False, True]] * 2
+    bounds = outputs["rank mi bound"]
+    assert np.all(np.isfinite(bounds))
+    assert bounds[-5:].max() > bounds[:5].max()
+
+
 def test_degenerate_batches_are_finite(outputs):
     degenerate = {key: value for key, value in outputs.items() if key.startswith(("identical", "zero"))}
-    assert len(degenerate) == 16
+    assert len(degenerate) == 56
     for key, value in degenerate.items():
         assert np.all(np.isfinite(value)), key
 

@@ -39,7 +39,9 @@ def test_width_is_passed_on():
 
 # One of each kind of layer that keeps state: normalisation, squeeze and excitation, layer scale, pixel statistics.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["resnet50", "mobilenetv3small", "efficientnetb0", "convnexttiny"])
+@pytest.mark.parametrize(
+    "name", ["resnet50", "mobilenetv3small", "efficientnetb0", "convnexttiny", "googlenet", "bn_inception"]
+)
 def test_every_backbone_takes_its_own_weights_file(name, tmp_path):
     keras.utils.set_random_seed(1)
     source = backbones.resolve(name, SIZE).model
@@ -74,6 +76,39 @@ def test_scaling_is_the_one_the_published_weights_expect(name, application):
     expected = getattr(keras.applications, application).preprocess_input(pixels.copy())
     actual = InputScaling(resolver._BACKBONES[name].scaling)(pixels)
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "scaling", "channels", "parameters"),
+    [
+        # The published counts, less those of the classifier, plus those of BatchNorm's statistics.
+        ("googlenet", "googlenet", 1024, 6_998_552 - 1_025_000),
+        ("googlenet_bn", "tf", 1024, 6_624_904 - 1_025_000 + 2 * 7_280),
+        ("bn_inception", "bn_inception", 1024, 11_295_240 - 1_025_000 + 2 * 10_016),
+        ("resnet50_v1_5", "torch", 2048, 25_557_032 - 2_049_000 + 2 * 26_560),
+        ("ResNet50-v1.5", "torch", 2048, 25_557_032 - 2_049_000 + 2 * 26_560),
+    ],
+)
+def test_the_papers_backbones_have_their_published_size(name, scaling, channels, parameters):
+    backbone = backbones.resolve(name, 224)
+    assert backbone.scaling == scaling
+    assert backbone.model.output_shape == (None, 7, 7, channels)
+    assert backbone.model.count_params() == parameters
+    assert backbone.ensemble_cut
+
+
+def test_published_layer_names():
+    names = {layer.name for layer in backbones.resolve("bn_inception", 64).model.layers}
+    assert {"conv1_7x7_s2", "conv1_7x7_s2_bn", "pool2_3x3_s2", "inception_3a_double_3x3_2_bn"} <= names
+    assert {f"inception_{module}" for module in ("3a", "3b", "3c", "4a", "4b", "4c", "4d", "4e", "5a", "5b")} <= names
+    names = {layer.name for layer in backbones.resolve("googlenet", 64).model.layers}
+    assert {"conv1_7x7_s2", "pool1_norm1", "conv2_norm2", "inception_4e_5x5_reduce", "pool4_3x3_s2"} <= names
+
+
+def test_googlenet_has_two_forms():
+    with pytest.raises(ValueError, match="variant must be 'caffe' or 'batch_norm', not 'torch'"):
+        backbones.googlenet.googlenet(variant="torch")
 
 
 @pytest.mark.parametrize("name", ["resnet-18", "", "vgg"])

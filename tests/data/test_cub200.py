@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from tfdml.data import catalogue, cub200, files
 from tfdml.errors import UserError
@@ -114,14 +115,32 @@ def test_missing_table_is_named(birds):
     [
         ("images.txt", "1 a.jpg\n2\n", r"images\.txt, line 2: expected 2 columns \(image_id path\), found 1: '2'"),
         ("images.txt", "\n \n", r"images\.txt has no row"),
-        ("images.txt", "x a.jpg\n", r"images\.txt has 'x' for image_id; expected a whole number"),
-        ("images.txt", "2 a.jpg\n4 b.jpg\n2 c.jpg\n", r"images\.txt has image_id 2 twice"),
+        ("images.txt", "x a.jpg\n", r"images\.txt, line 1: image_id is 'x'; expected a whole number"),
+        (
+            "images.txt",
+            "2 a.jpg\n4 b.jpg\n2 c.jpg\n",
+            r"images\.txt, lines 1 and 3: image_id '2' comes twice \(1 rows repeat",
+        ),
         ("images.txt", "2 a\n4 b\n7 c\n9 d\n", r"image 9 is in \S*images\.txt but not in \S*image_class_labels\.txt"),
-        ("image_class_labels.txt", "2 1\n4 201\n7 3\n", r"labels\.txt has '201' for class; .* from 1 to 200"),
-        ("image_class_labels.txt", "2 1\n4 0\n7 3\n", r"labels\.txt has '0' for class"),
-        ("image_class_labels.txt", "2 1\n4 1_0\n7 3\n", r"labels\.txt has '1_0' for class"),
-        ("image_class_labels.txt", "2 1\n4 ٣\n7 3\n", r"labels\.txt has '٣' for class"),
-        ("image_class_labels.txt", f"2 1\n4 {'9' * 5000}\n7 3\n", r"labels\.txt has '999\d+\.\.\. for class"),
+        ("images.txt", "2 a.jpg\n\n4 b.jpg\n7 a.jpg\n", r"images\.txt, lines 1 and 4: path 'a\.jpg' comes twice"),
+        ("images.txt", "2 a.jpg\n4 b.j", r"images\.txt but not|image 7 is in \S*labels\.txt but not in \S*images\.txt"),
+        (
+            "images.txt",
+            "2 a b.jpg\n4 c.jpg\n7 d.jpg\n",
+            r"images\.txt, line 1: expected 2 columns .*, found 3: '2 a b\.jpg'",
+        ),
+        ("images.txt", "2 a.jpg\n4\0 b.jpg\n7 d.jpg\n", r"images\.txt, line 2: a NUL byte"),
+        ("image_class_labels.txt", "2 1\n\n4 -3\n7 3\n", r"labels\.txt, line 3: class is '-3'"),
+        ("image_class_labels.txt", "2 1\n4 1.5\n7 3\n", r"labels\.txt, line 2: class is '1\.5'"),
+        ("image_class_labels.txt", "2 1\n4 201\n7 3\n", r"labels\.txt, line 2: class is '201'; .* from 1 to 200"),
+        ("image_class_labels.txt", "2 1\n4 0\n7 3\n", r"labels\.txt, line 2: class is '0'"),
+        ("image_class_labels.txt", "2 1\n4 1_0\n7 3\n", r"labels\.txt, line 2: class is '1_0'"),
+        ("image_class_labels.txt", "2 1\n4 ٣\n7 3\n", r"labels\.txt, line 2: class is '٣'"),
+        (
+            "image_class_labels.txt",
+            f"2 1\n4 {'9' * 5000}\n7 3\n",
+            r"labels\.txt, line 2: class is '999\d+\.\.\.; expected",
+        ),
     ],
 )
 def test_a_faulty_table_is_named(birds, file, text, message):
@@ -172,3 +191,69 @@ def test_the_real_tables(shared_data, tmp_path, monkeypatch):
     for dataset in (train, test):
         folders = [int(Path(path).parent.name.split(".")[0]) for path in dataset.images.paths]
         np.testing.assert_array_equal(dataset.labels + 1, folders)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.permutations(range(3)), st.permutations(range(3)))
+def test_shuffled_rows_give_the_same_ids(images, labels):
+    with tempfile.TemporaryDirectory() as folder:
+        root = _write(Path(folder))
+        expected = cub200.read(root, check_counts=False)
+        for file, order in (("images.txt", images), ("image_class_labels.txt", labels)):
+            lines = (root / file).read_text().splitlines()
+            (root / file).write_text("\n".join(lines[i] for i in order))
+        found = cub200.read(root, check_counts=False)
+    assert found.images == expected.images
+    np.testing.assert_array_equal(found.labels, expected.labels)
+
+
+@pytest.mark.shared_data
+def test_the_real_tables_with_placeholders_for_the_images(shared_data, tmp_path):
+    root = tmp_path / "CUB_200_2011"
+    shutil.copytree(shared_data / "data" / "annotations" / "CUB_200_2011", root)
+    for line in (root / "images.txt").read_text().splitlines():
+        path = root / "images" / line.split()[1]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    train, test = (catalogue.load("cub200", tmp_path, split) for split in ("train", "test"))
+    assert (len(train), len(test), train.num_classes, test.num_classes) == (5_864, 5_924, 100, 100)
+    path.unlink()
+    with pytest.raises(UserError, match=f"1 of 5924 images are missing, the first is {path}"):
+        cub200.read(tmp_path, "test")
+
+
+def test_images_are_cut_to_their_boxes(birds):
+    for _, _, path in ROWS:
+        Image.new("RGB", (40, 30)).save(birds / "images" / path)
+    (birds / "bounding_boxes.txt").write_text("4 3.0 2.0 20.0 10.0\n2 0.0 0.0 40.0 30.0\n7 1.0 1.0 5.0 5.0\n")
+    train = cub200.read(birds, check_counts=False, crop_boxes=True)
+    assert train.images.boxes.tolist() == [[0, 0, 30, 40], [2, 3, 12, 23]]
+    assert cub200.read(birds, "test", check_counts=False, crop_boxes=True).images.boxes.tolist() == [[1, 1, 6, 6]]
+    assert cub200.read(birds, check_counts=False).images.boxes is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("2 0 0 40 30\n", "has no box of image 4"),
+        ("2 0 0 40 30\n4 1 2 nan 3\n", "impossible number"),
+        ("2 0 0 40 30\n4 1 2 1e30 3\n", "impossible number"),
+        ("2 0 0 40 30\n4 1 2 wide 3\n", "is no number"),
+        ("2 0 0 40 30\n4 1 2 3\n", "line 2: expected 5 columns"),
+        ("2 0 0 40 30\n4 1 2 0 9\n", "boxes are empty, the first is that of .*c.jpg: rows 2 to 11, columns 1 to 1"),
+    ],
+)
+def test_wrong_boxes_are_refused(birds, text, message):
+    (birds / "bounding_boxes.txt").write_text(text)
+    with pytest.raises(UserError, match=message):
+        cub200.read(birds, check_counts=False, crop_boxes=True)
+
+
+@pytest.mark.shared_data
+def test_the_real_boxes(shared_data):
+    table = shared_data / "data" / "annotations" / "CUB_200_2011" / "bounding_boxes.txt"
+    boxes = cub200._boxes(str(table), list(range(1, 11_789)))
+    assert boxes.shape == (11_788, 4)
+    assert boxes[0].tolist() == [27, 60, 331, 385]
+    assert boxes.min() == 0
+    assert (boxes[:, 2:] > boxes[:, :2]).all()

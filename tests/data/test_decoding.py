@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from tfdml.data.decoding import decode_image
+from tfdml.data.decoding_parts import decode_part
 
 HEIGHT, WIDTH = 40, 56
 ROWS, COLUMNS = np.mgrid[0:HEIGHT, 0:WIDTH]
@@ -275,3 +276,59 @@ def test_decodes_inside_a_saved_model(tmp_path):
     ]
     means = tf.saved_model.load(str(tmp_path))(tf.constant(batch))["means"]
     np.testing.assert_allclose(means, [as_seen(data).mean((0, 1)) for data in batch], atol=1e-2)
+
+
+def part_of(data, window, box=None):
+    decoded = tf.function(lambda data: decode_part(data, lambda size: tf.constant(window), box))(tf.constant(data))
+    return [tensor.numpy() for tensor in decoded]
+
+
+@pytest.mark.parametrize("subsampling", [0, 1, 2, "4:1:1"])
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_parts_of_jpegs_have_the_bits_of_the_whole(mode, progressive, subsampling):
+    """Asked for a part, libjpeg fills in colours at its left and right edge otherwise than within an image."""
+    rng = np.random.default_rng(0)
+    image = Image.fromarray(rng.integers(0, 256, (70, 90, 3), dtype=np.uint8)).convert(mode)
+    options = {} if mode == "L" else {"subsampling": subsampling}
+    data = encoded(image, "JPEG", quality=85, progressive=progressive, **options)
+    whole = decode(data).numpy()
+    part_in_graph = tf.function(lambda data, window: decode_part(data, lambda size: window))
+    for _ in range(25):
+        height, width = rng.integers(1, 71), rng.integers(1, 91)
+        top, left = rng.integers(0, 71 - height), rng.integers(0, 91 - width)
+        window = tf.constant([top, left, height, width], tf.int32)
+        part, chosen, size = part_in_graph(tf.constant(data), window)
+        np.testing.assert_array_equal(part, whole[top : top + height, left : left + width])
+        np.testing.assert_array_equal(chosen, window)
+        assert size.numpy().tolist() == [70, 90]
+
+
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "GIF", "BMP", "WEBP", "turned JPEG", "CMYK JPEG"])
+def test_parts_of_every_kind(file_format):
+    image, options = SEE_THROUGH if file_format in ("PNG", "GIF", "WEBP") else COLOUR, {}
+    if file_format == "turned JPEG":
+        options["exif"] = Image.Exif()
+        options["exif"][0x0112] = 6
+    if file_format == "CMYK JPEG":
+        image = image.convert("CMYK")
+    data = encoded(image, file_format.split()[-1], **options)
+    whole = decode(data).numpy()
+    part, window, size = part_of(data, [3, 5, 20, 11])
+    np.testing.assert_array_equal(part, whole[3:23, 5:16])
+    assert window.tolist() == [3, 5, 20, 11]
+    assert size.tolist() == list(whole.shape[:2])
+
+
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG"])
+def test_a_box_is_the_whole_image_to_whoever_chooses(file_format):
+    data = encoded(COLOUR, file_format)
+    whole = decode(data).numpy()
+    for box in ([4, 6, 30, 50], [-9, 6, 30, 400]):
+        part, window, size = part_of(data, [2, 3, 8, 9], box)
+        top = max(box[0], 0) + 2
+        np.testing.assert_array_equal(part, whole[top : top + 8, 9:18])
+        assert window.tolist() == [2, 3, 8, 9]
+        assert size.tolist() == [30 - max(box[0], 0), min(box[3], WIDTH) - 6]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="bounding box lies outside"):
+        part_of(data, [0, 0, 1, 1], [HEIGHT, 0, HEIGHT + 5, 5])

@@ -78,7 +78,7 @@ def test_shared_classes_keep_one_id_and_are_reported(tmp_path, caplog):
 
 
 def test_disjoint_classes_are_not_reported(tmp_path, caplog):
-    _tree(tmp_path, "train/a/1.jpg", "test/b/1.jpg")
+    _tree(tmp_path, "train/a/1.jpg", "test/b/1.jpg", "test/b/2.jpg")
     with caplog.at_level("WARNING", logger="absl"):
         folder.read(tmp_path, "test")
     assert caplog.text == ""
@@ -137,3 +137,41 @@ def test_remote_file_system():
     dataset = folder.read(root, "train")
     assert dataset.images.paths == (f"{root}/a/1.jpg", f"{root}/a/deep/3.jpg")
     assert dataset.class_names == {0: "a"}
+
+
+def test_classes_of_one_image_are_counted(tmp_path, caplog):
+    _tree(tmp_path, "a/1.jpg", "b/1.jpg", "b/2.jpg", "c/1.jpg", "d/1.jpg", "d/2.jpg")
+    with caplog.at_level("WARNING", logger="absl"):
+        folder.read(tmp_path)
+    assert "1 of 2 train classes have one image only (the first is a): they give no positive pair" in caplog.text
+
+
+def test_spaces_and_other_scripts_in_names(tmp_path):
+    _tree(tmp_path, "blå bil/bild 1.jpg", "車 /写真.jpg")
+    train, test = folder.read(tmp_path), folder.read(tmp_path, "test")
+    assert {**train.class_names, **test.class_names} == {0: "blå bil", 1: "車 "}
+    assert _relative(tmp_path, test) == ["車 /写真.jpg"]
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x7f", "a\udcff"])
+def test_names_that_no_report_can_hold_are_refused(tmp_path, name):
+    _tree(tmp_path, f"{name}/1.jpg", f"{name}/2.jpg", "b/1.jpg")
+    with pytest.raises(
+        UserError, match="folder: 2 names have control characters or are not UTF-8, the first"
+    ) as raised:
+        folder.read(tmp_path)
+    assert str(raised.value).isprintable()
+
+
+def test_a_folder_that_cannot_be_read_is_no_empty_one(tmp_path, monkeypatch):
+    _tree(tmp_path, "a/1.jpg", "a/more/2.jpg", "b/1.jpg")
+    scandir = folder.os.scandir
+
+    def refuse(path):
+        if str(path).endswith("more"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr("os.scandir", refuse)
+    with pytest.raises(UserError, match=rf"a folder below {tmp_path}/a cannot be read \(.*Permission denied.*more"):
+        folder.read(tmp_path)

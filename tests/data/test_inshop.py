@@ -112,8 +112,30 @@ def test_missing_list_is_named(tmp_path):
         ("", r"line 2: expected the header 'image_name item_id evaluation_status', found ''"),
         (f"{HEADER}\n{' '.join(ROWS[0])}\n", r"line 2: expected the header"),
         (f"1\n{HEADER}\nimg/a.jpg id_00000001\n", r"line 3: expected 3 columns .*, found 2"),
-        (f"1\n{HEADER}\nimg/a.jpg id_00000001 val\n", r"has 'val' for evaluation_status; expected train, query or gal"),
-        (f"1\n{HEADER}\nimg/a.jpg 1 train\n", r"has '1' for item_id; expected the like of id_00000002"),
+        (
+            f"1\n{HEADER}\nimg/a.jpg id_00000001 val\n",
+            r"line 3: evaluation_status is 'val'; expected train, query or gal",
+        ),
+        (f"1\n{HEADER}\nimg/a.jpg 1 train\n", r"line 3: item_id is '1'; expected the like of id_00000002"),
+        (f"1\n{HEADER}\nimg/a.jpg id_-0000001 train\n", r"line 3: item_id is 'id_-0000001'"),
+        (f"1\n{HEADER}\nimg/a.jpg id_{'9' * 19} train\n", r"line 3: item_id is 'id_9{19}'"),
+        (
+            f"2\n{HEADER}\nimg/a.jpg id_1 train\n\nimg/a.jpg id_1 train\n",
+            r"lines 3 and 5: image_name 'img/a\.jpg' comes twice",
+        ),
+        (
+            f"2\n{HEADER}\nimg/a.jpg id_1 train\nimg/b.jpg id_1 query\nimg/c.jpg id_1 gallery\n",
+            r"lines 3 and 4: item 1 has split train and test",
+        ),
+        (
+            f"2\n{HEADER}\nimg/a.jpg id_1 query\nimg/b.jpg id_2 gallery\n",
+            r"queries and gallery have no class in common \(the first query: line 3, id_1\)",
+        ),
+        (
+            f"3\n{HEADER}\nimg/a.jpg id_1 train\nimg/b.jpg id_1 train\n",
+            r"line 1: the list should have '3' rows, found 2",
+        ),
+        ("1\n" + "\0".join(HEADER), r"line 2: a NUL byte"),
     ],
 )
 def test_a_faulty_list_is_named(shop, text, message):
@@ -156,3 +178,27 @@ def test_the_real_split(shared_data, tmp_path, monkeypatch):
         pairs = {(label, class_of[path]) for label, path in zip(dataset.labels, dataset.images.paths, strict=True)}
         assert len(pairs) == len({number for _, number in pairs}) == dataset.num_classes
     np.testing.assert_array_equal(train.labels[:2], [2, 2])
+
+
+def test_queries_that_the_gallery_cannot_answer_are_counted(shop, caplog):
+    rows = [*ROWS, ("img/MEN/Denim/id_00000081/01_1_front.jpg", "id_00000081", "query")]
+    (shop / "Eval" / "list_eval_partition.txt").write_text(_text(rows))
+    with caplog.at_level("WARNING", logger="absl"):
+        inshop.read(shop, check_counts=False)
+    assert "the classes of 1 of 3 queries of" in caplog.text
+    assert "(the first: line 9, id_00000081)" in caplog.text
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.permutations(ROWS))
+def test_shuffled_rows_give_the_same_ids(rows):
+    with tempfile.TemporaryDirectory() as folder:
+        root = _write(Path(folder))
+        expected = inshop.read(root, "test", check_counts=False)
+        (root / "Eval" / "list_eval_partition.txt").write_text(_text(rows))
+        found = inshop.read(root, "test", check_counts=False)
+    as_rows = [
+        sorted(zip(d.images.paths, d.labels.tolist(), d.is_query.tolist(), strict=True)) for d in (expected, found)
+    ]
+    assert as_rows[0] == as_rows[1]
+    assert found.class_names == expected.class_names

@@ -1,15 +1,21 @@
 import io
 import os
+import re
+import struct
 import zipfile
+import zlib
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from tfdml.data import cars196, inspection
 from tfdml.data.dataset import ArrayImages, EncodedImages, FileImages, ImageDataset
+from tfdml.data.decoding import decode_image
+from tfdml.data.preparing import find_faults
 from tfdml.errors import UserError
 
 
@@ -126,18 +132,168 @@ def test_bad_images_are_told_apart(name, tmp_path):
     assert inspection.diagnose(images) == [fault]
 
 
+def _decodes(data: bytes) -> bool:
+    # TensorFlow raises the second where an error message quotes bytes that are not UTF-8.
+    try:
+        return decode_image(data).shape[-1] == 3
+    except (tf.errors.InvalidArgumentError, UnicodeDecodeError):
+        return False
+
+
+def _agree(data: bytes) -> bool:
+    return _decodes(data) == (not inspection.inspect(_encoded(data)))
+
+
+def _bmp(bits=24, header=40, compression=0, width=7, height=5, **fields) -> bytes:
+    """A BMP of zeros; `fields` overwrite what its header says."""
+    row = (abs(width) * bits + 31) // 32 * 4
+    palette = bytes(4 << bits) if bits <= 8 else b""
+    masks = struct.pack("<III", 0xFF0000, 0xFF00, 0xFF) if compression == 3 and header == 40 else b""
+    start = 14 + header + len(masks) + len(palette)
+    stated = {"size": start + row * abs(height), "reserved": 0, "start": start} | fields
+    form = struct.pack("<IiiHHIIiiII", header, width, height, 1, bits, compression, 0, 0, 0, 0, 0)
+    if header == 12:
+        form = struct.pack("<IHHHH", 12, width, height, 1, bits)
+    front = b"BM" + struct.pack("<III", stated["size"], stated["reserved"], stated["start"])
+    return front + (form + bytes(200))[:header] + masks + palette + bytes(row * abs(height))
+
+
+def _png(bits: int, colours: int, width=5, height=4, interlace=0) -> bytes:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    row = (width * bits * {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colours] + 7) // 8
+    return b"".join(
+        [
+            b"\x89PNG\r\n\x1a\n",
+            chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, colours, 0, 0, interlace)),
+            chunk(b"PLTE", bytes(3 << bits)) if colours == 3 else b"",
+            chunk(b"IDAT", zlib.compress(bytes((row + 1) * height))),
+            chunk(b"IEND", b""),
+        ]
+    )
+
+
+def _patched(data: bytes, at: int, new: bytes) -> bytes:
+    return data[:at] + new + data[at + len(new) :]
+
+
+_FRAME = GOOD["jpeg"].index(b"\xff\xc0")
+# Every kind of file, whether it decodes or not.
+KINDS = {
+    **{f"bmp_{bits}_bits": _bmp(bits) for bits in (1, 2, 4, 8, 16, 24, 32)},
+    **{f"bmp_header_{size}": _bmp(header=size) for size in (12, 16, 40, 52, 56, 64, 108, 124)},
+    **{
+        f"bmp_{bits}_bits_compression_{method}_header_{size}": _bmp(bits, size, method)
+        for bits in (8, 24, 32)
+        for method in (0, 1, 2, 3, 4, 5, 6)
+        for size in (40, 124)
+    },
+    "bmp_top_down": _bmp(height=-5),
+    "bmp_palette_top_down": _bmp(8, height=-5),
+    "bmp_reserved": _bmp(reserved=9),
+    "bmp_states_no_size": _bmp(size=0),
+    "bmp_states_another_size": _bmp(size=99_999),
+    "bmp_starts_beyond": _bmp(start=99_999),
+    "bmp_no_width": _bmp(width=0),
+    "bmp_no_height": _bmp(height=0),
+    "bmp_no_padding": _bmp()[:-1],
+    **{
+        f"png_{bits}_bits_colours_{colours}": _png(bits, colours)
+        for bits in (1, 2, 4, 8, 16)
+        for colours in (0, 2, 3, 4, 6)
+        if not (bits == 16 and colours == 3)
+    },
+    "png_interlaced_wrongly": _png(8, 0, interlace=9),
+    "png_no_width": _png(8, 0, width=0),
+    "png_too_wide": _png(1, 0, width=1_000_001),
+    **{f"jpeg_sof_{kind}": _patched(GOOD["jpeg"], _FRAME + 1, bytes([0xC0 + kind])) for kind in (0, 1, 3, 5, 6, 7, 11)},
+    "jpeg_progressive": GOOD["jpeg_progressive"],
+    "jpeg_12_bits": _patched(GOOD["jpeg"], _FRAME + 4, b"\x0c"),
+    "jpeg_no_height": _patched(GOOD["jpeg"], _FRAME + 5, b"\0\0"),
+    "jpeg_no_width": _patched(GOOD["jpeg"], _FRAME + 7, b"\0\0"),
+    "jpeg_of_two_channels": _patched(GOOD["jpeg"], _FRAME + 9, b"\2"),
+    "jpeg_too_large": _patched(GOOD["jpeg"], _FRAME + 5, b"\xff\xf0\xff\xf0"),
+    "jpeg_without_frame": b"\xff\xd8\xff\xda\0\2" + bytes(300) + b"\xff\xd9",
+    "jpeg_long_exif": _encode("JPEG", exif=b"Exif\0\0" + bytes(60_000)),
+    "jpeg_stray_bytes": GOOD["jpeg"][:2] + b"\xff\xff\xff" + GOOD["jpeg"][2:],
+    "gif_without_frame": b"GIF89a\1\0\1\0\0\0\0\0;",
+    "gif_small_canvas": _patched(GOOD["gif"], 6, b"\5\0\5\0"),
+    "gif_no_canvas": _patched(GOOD["gif"], 6, b"\0\0\0\0"),
+    "gif_other_version": _patched(GOOD["gif"], 4, b"8"),
+    "webp_no_key_frame": _patched(GOOD["webp"], 20, bytes([GOOD["webp"][20] | 1])),
+    "webp_no_size": _patched(GOOD["webp"], 26, b"\0\0\0\0"),
+    "webp_unknown_chunk": _patched(GOOD["webp"], 12, b"XXXX"),
+    "webp_states_too_little": _patched(GOOD["webp"], 4, struct.pack("<I", 10)),
+    "webp_states_nothing": _patched(GOOD["webp"], 4, struct.pack("<I", 0)),
+    "webp_trailer": GOOD["webp"] + bytes(50),
+    "webp_lossless_unsigned": _patched(GOOD["webp_lossless"], 20, b"\0"),
+    "webp_exif": _encode("WEBP", exif=b"Exif\0\0II*\0\x08\0\0\0\0\0"),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_verdict_on_a_kind_is_that_of_the_decoder(name):
+    assert _agree(KINDS[name]), inspection.inspect(_encoded(KINDS[name]))
+
+
 def test_the_verdict_is_that_of_the_decoder():
-    import tensorflow as tf
-
-    from tfdml.data.decoding import decode_image
-
-    for data in GOOD.values():
-        assert decode_image(data).shape[-1] == 3
+    assert all(_decodes(data) for data in GOOD.values())
     # Of half a GIF the decoder gives what is there, and leaves the rest black.
-    for name in set(BAD) - {"gif_half"}:
-        # TensorFlow raises the second where an error message quotes bytes that are not UTF-8.
-        with pytest.raises((tf.errors.InvalidArgumentError, UnicodeDecodeError)):
-            decode_image(BAD[name][0])
+    assert not any(_decodes(BAD[name][0]) for name in set(BAD) - {"gif_half"})
+    assert {name for name, data in KINDS.items() if _decodes(data)} >= {"bmp_8_bits", "bmp_top_down", "bmp_reserved"}
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    bits=st.sampled_from([1, 4, 8, 16, 24, 32]),
+    header=st.sampled_from([12, 40, 52, 108, 124]),
+    compression=st.integers(0, 6),
+    width=st.integers(-2, 9),
+    height=st.integers(-9, 9),
+    lost=st.integers(0, 40),
+)
+def test_every_bmp_is_judged_as_the_decoder_does(bits, header, compression, width, height, lost):
+    if header == 12:
+        width, height = abs(width), abs(height)
+    data = _bmp(bits, header, compression, width, height)
+    assert _agree(data[: len(data) - lost])
+
+
+BOMBS = {
+    "jpeg": _patched(GOOD["jpeg"], _FRAME + 5, struct.pack(">HH", 60_000, 50_000)),
+    "jpeg_behind_exif": KINDS["jpeg_long_exif"].replace(
+        struct.pack(">BHH", 8, 30, 40), struct.pack(">BHH", 8, 60_000, 50_000)
+    ),
+    "png": _png(8, 0).replace(struct.pack(">II", 5, 4), struct.pack(">II", 60_000, 50_000)),
+    "gif": GOOD["gif"].replace(struct.pack("<HHHH", 0, 0, 40, 30), struct.pack("<HHHH", 0, 0, 60_000, 50_000)),
+    "webp": _patched(KINDS["webp_exif"], 24, b"\xff\xff\x00\xff\xff\x00"),
+    "webp_lossless": _patched(GOOD["webp_lossless"], 21, b"\xff\xff\xff\x0f"),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_refused_by_its_header(name, tmp_path):
+    images = _files(tmp_path, {name: BOMBS[name]})
+    (fault,) = inspection.inspect(images)
+    assert re.match(r"too large: [\d,]+ x [\d,]+ pixels, more than 178,956,970; shrink it", fault.reason)
+    assert inspection.diagnose(images) == [fault]
+    with pytest.raises(UserError, match="too large"):
+        inspection.check(_dataset(images))
+
+
+def test_all_frames_of_an_animation_count():
+    frames = [Image.new("RGB", (40, 30), (i, 0, 0)) for i in range(1, 10)]
+    data = _encode("GIF", save_all=True, append_images=frames, optimize=False)
+    assert inspection.content_fault(data) is None
+    assert inspection.content_fault(data, max_pixels=1300).startswith("too large: ")
+    assert inspection.content_fault(GOOD["gif"], max_pixels=1300) is None
+
+
+def test_the_limit_can_be_set():
+    (fault,) = inspection.inspect(_encoded(GOOD["jpeg"], GOOD["jpeg_tiny"]), max_pixels=1199)
+    assert (fault.index, fault.reason) == (0, "too large: 40 x 30 pixels, more than 1,199; shrink it")
+    assert inspection.inspect(_encoded(GOOD["jpeg"], GOOD["bmp"]), max_pixels=1200) == []
 
 
 def test_a_thumbnail_does_not_hide_the_cut():
@@ -265,3 +421,16 @@ def test_the_real_images_are_sound(shared_data):
     for split in ("train", "test"):
         dataset = cars196.read(os.path.join(shared_data, "data", "cars196"), split)
         assert inspection.check(dataset) is dataset
+
+
+def test_decoding_finds_damage_that_headers_do_not_show():
+    """A run with `--check_images=decode` starts without images that would have stopped it in its midst."""
+    good = GOOD["png"]
+    bad = good[: len(good) // 2] + bytes(8) + good[len(good) // 2 + 8 :]
+    images = EncodedImages((good, bad, good), ("a", "b", "c"))
+    dataset = ImageDataset("toy", "train", images, np.array([0, 0, 1]), {0: "x", 1: "y"})
+    assert len(inspection.check(dataset)) == 3
+    assert [fault.name for fault in find_faults(images)] == ["b"]
+    assert inspection.check(dataset, "skip", find_faults).images.names == ("a", "c")
+    with pytest.raises(UserError, match="1 of 3 images of toy"):
+        inspection.check(dataset, "error", find_faults)

@@ -1,8 +1,13 @@
 import io
+import tempfile
+import warnings
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from tfdml.data import omniglot
@@ -111,3 +116,35 @@ def test_the_real_data_set(shared_data):
     np.testing.assert_array_equal(test.classes, np.arange(964, 964 + 659))
     assert train.class_names[0] == "Alphabet_of_the_Magi/character01"
     assert Image.open(io.BytesIO(test.images.data[-1])).size == (105, 105)
+
+
+def test_a_member_that_is_there_twice_is_named(tmp_path):
+    with zipfile.ZipFile(tmp_path / "images_background.zip", "w") as archive:
+        for _ in range(2):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                archive.writestr("images_background/Greek/character01/0001_01.png", _png(1))
+    with pytest.raises(UserError, match=r"holds 'images_background/Greek/character01/0001_01\.png' twice"):
+        omniglot.read(tmp_path, "train", check_counts=False)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_any_damage_is_read_or_refused_in_one_line(data):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "images_background.zip")
+        _write_zip(path, "images_background", CLASSES[:2], per_class=1)
+        content = bytearray(path.read_bytes())
+        for _ in range(data.draw(st.integers(1, 4))):
+            place = data.draw(st.integers(0, len(content) - 1))
+            content[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=4))
+        path.write_bytes(content[: data.draw(st.integers(0, len(content)) | st.just(len(content)))])
+        try:
+            dataset = omniglot.read(folder, "train", check_counts=False)
+        except UserError as error:
+            message = str(error)
+        else:
+            assert set(dataset.class_names) == set(dataset.labels.tolist())
+            return
+    assert len(message.splitlines()) == 1
+    assert message.startswith("omniglot: ")

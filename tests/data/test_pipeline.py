@@ -17,7 +17,7 @@ from tfdml.data.sampling import ClassBalancedSampler, ShuffleSampler
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
 
-KINDS = ("random_crop", "random_resized_crop", "none")
+KINDS = ("random_crop", "random_resized_crop", "multi_resolution", "none")
 CLASSES, EACH = 5, 4
 
 
@@ -193,6 +193,17 @@ def test_images_that_cannot_be_decoded_are_named(equal, tmp_path):
     only_missing = files.take([12, 13, 14, 15])
     error = failure_of(lambda: list(evaluation_batches(only_missing, EvaluationTransform(24, 20), 4)))
     assert f"{missing}: missing" in str(explain_failure(error, only_missing))
+
+
+@pytest.mark.parametrize("keep", [2, 100, 700, -60])
+def test_cut_jpegs_are_named_where_only_a_part_is_decoded(keep):
+    file = io.BytesIO()
+    Image.fromarray(pictures([(40, 50)])[0]).save(file, "JPEG")
+    data = dataset(EncodedImages((file.getvalue(), file.getvalue()[:keep]) * 2, ("a", "b", "c", "d")))
+    error = failure_of(lambda: list(evaluation_batches(data, EvaluationTransform(24, 24, "squash"), 4)))
+    explained = str(explain_failure(error, data))
+    assert "2 of 4 images of made (train) cannot be decoded: b: " in explained
+    assert "; d: " in explained
 
 
 def test_a_failure_inside_fit_is_explained(mixed):

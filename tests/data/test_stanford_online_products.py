@@ -94,9 +94,13 @@ def test_missing_list_is_named(products):
         ("1 1 1 a.JPG\n", r"line 1: expected the header .*, found '1 1 1 a\.JPG'"),
         (f"{HEADER}\n", r"Ebay_train\.txt has no row"),
         (f"{HEADER}\n1 1 1 a.JPG\n2 1 1 b c.JPG\n", r"line 3: expected 4 columns .*, found 5: '2 1 1 b c\.JPG'"),
-        (f"{HEADER}\n1 0 1 a.JPG\n", r"has '0' for class_id"),
-        (f"{HEADER}\n1 -5 1 a.JPG\n", r"has '-5' for class_id"),
-        (f"{HEADER}\n1 5 13 a.JPG\n", r"has '13' for super_class_id; expected a whole number from 1 to 12"),
+        (f"{HEADER}\n1 0 1 a.JPG\n", r"line 2: class_id is '0'"),
+        (f"{HEADER}\n1 -5 1 a.JPG\n", r"line 2: class_id is '-5'"),
+        (f"{HEADER}\n1 5 13 a.JPG\n", r"line 2: super_class_id is '13'; expected a whole number from 1 to 12"),
+        (f"{HEADER}\n1 {2**63} 1 a.JPG\n", r"line 2: class_id is '9223372036854775808'; expected a whole number"),
+        (f"{HEADER}\n1 5 2 a.JPG\n\n2 5 2 a.JPG\n", r"lines 2 and 4: path 'a\.JPG' comes twice"),
+        (f"{HEADER}\n1 5 2 a.JPG\n2 5 3 b.JPG\n", r"lines 2 and 3: class_id 5 has super_class_id 2 and 3"),
+        (f"{HEADER}\n1 5 2 a.JPG\n2 5", r"line 3: expected 4 columns .*, found 2"),
     ],
 )
 def test_a_faulty_list_is_named(products, text, message):
@@ -120,7 +124,7 @@ def test_any_bytes_are_read_or_refused_in_one_line(header, data):
 
 def test_a_list_of_the_full_size_is_read_in_no_time(tmp_path, monkeypatch):
     numbers = np.arange(120_053)
-    rows = [f"{i + 1} {i // 6 + 1} {i % 12 + 1} folder_{i % 12}/{i // 6:012d}_{i % 6}.JPG" for i in numbers]
+    rows = [f"{i + 1} {i // 6 + 1} {i // 6 % 12 + 1} folder_{i % 12}/{i // 6:012d}_{i % 6}.JPG" for i in numbers]
     (tmp_path / "Ebay_train.txt").write_text("\n".join([HEADER, *rows]))
     listings = {str(tmp_path / f"folder_{k}"): [] for k in range(12)}
     for row in rows:

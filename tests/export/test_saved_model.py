@@ -111,3 +111,12 @@ def test_an_unwritable_place_is_named(embedder, tmp_path):
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(UserError, match="file"):
         export_saved_model(embedder, tmp_path / "file" / "below")
+
+
+@pytest.mark.parametrize("mode", ["squash", "pad"])
+def test_every_form_of_the_evaluation_view_is_in_the_export(mode, tmp_path):
+    shaped = Embedder("conv4", embedding_dim=8, image_size=28, resize=32, resize_mode=mode)
+    shaped.build((None, 28, 28, 3))
+    path = export_saved_model(shaped, tmp_path)
+    assert evaluation_transform(shaped).mode == mode
+    assert compare(shaped, path, [picture(40, 90), picture(70, 30), picture(20, 20)]) < 1e-5

@@ -50,6 +50,7 @@ def test_other_scalings():
     assert_close(InputScaling("none")(PIXELS), PIXELS)
     assert_close(InputScaling("unit")(PIXELS), PIXELS / 255)
     assert_close(InputScaling("bn_inception")(PIXELS), PIXELS[..., ::-1] - np.array([104, 117, 128]))
+    assert_close(InputScaling("googlenet")(PIXELS), PIXELS[..., ::-1] - np.array([104, 117, 123]))
 
 
 @pytest.mark.parametrize("mode", InputScaling.MODES)

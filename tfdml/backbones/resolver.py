@@ -9,7 +9,10 @@ from collections.abc import Callable
 import h5py
 import keras
 
+from tfdml.backbones.bn_inception import bn_inception
 from tfdml.backbones.convnet import conv4
+from tfdml.backbones.googlenet import googlenet
+from tfdml.backbones.resnet import resnet50_v1_5
 from tfdml.errors import UserError
 
 
@@ -20,10 +23,12 @@ class Backbone:
     Args:
         model: (B, H, W, 3) -> (B, h, w, c).
         scaling: The mode of `tfdml.layers.InputScaling` that turns pixels 0-255 into what `model` expects.
+        ensemble_cut: The layers between which an attention ensemble's attention network lies, where it is known.
     """
 
     model: keras.Model
     scaling: str
+    ensemble_cut: tuple[str, str] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +37,7 @@ class _Entry:
     scaling: str
     has_imagenet: bool = True
     options: tuple[str, ...] = ()
+    ensemble_cut: tuple[str, str] | None = None
 
 
 def _application(function: str, *options: str, **fixed) -> Callable[..., keras.Model]:
@@ -42,14 +48,30 @@ def _application(function: str, *options: str, **fixed) -> Callable[..., keras.M
     return make
 
 
-def _conv4(input_shape, weights, **chosen):
-    del weights
-    return conv4(input_shape, **chosen)
+def _own(build: Callable[..., keras.Model], **fixed) -> Callable[..., keras.Model]:
+    def make(input_shape, weights, **chosen):
+        del weights
+        return build(input_shape, **fixed, **chosen)
 
+    return make
+
+
+_RESNET_CUT = ("conv4_block1_out", "conv4_block6_out")
 
 _BACKBONES = {
-    "conv4": _Entry(_conv4, "tf", has_imagenet=False, options=("width",)),
-    "resnet50": _Entry(_application("ResNet50"), "caffe"),
+    "conv4": _Entry(_own(conv4), "tf", has_imagenet=False, options=("width",)),
+    "googlenet": _Entry(
+        _own(googlenet), "googlenet", has_imagenet=False, ensemble_cut=("pool3_3x3_s2", "inception_4e")
+    ),
+    # torchvision feeds these weights with pixels of -1 to 1 (its transform_input), not with ImageNet's deviations.
+    "googlenet_bn": _Entry(
+        _own(googlenet, variant="batch_norm"), "tf", has_imagenet=False, ensemble_cut=("pool3_3x3_s2", "inception_4e")
+    ),
+    "bn_inception": _Entry(
+        _own(bn_inception), "bn_inception", has_imagenet=False, ensemble_cut=("inception_3c", "inception_4d")
+    ),
+    "resnet50": _Entry(_application("ResNet50"), "caffe", ensemble_cut=_RESNET_CUT),
+    "resnet50_v1_5": _Entry(_own(resnet50_v1_5), "torch", has_imagenet=False, ensemble_cut=_RESNET_CUT),
     "resnet101": _Entry(_application("ResNet101"), "caffe"),
     "resnet50v2": _Entry(_application("ResNet50V2"), "tf"),
     "inceptionv3": _Entry(_application("InceptionV3"), "tf"),
@@ -88,10 +110,10 @@ def resolve(name: str, image_size: int, weights: str | None = None, **options) -
         >>> backbone.model.output_shape, backbone.scaling
         ((None, 3, 3, 1280), 'tf')
     """
-    key = name.lower().replace("_", "").replace("-", "")
-    if key not in _BACKBONES:
+    spelled = {_plain(known): known for known in _BACKBONES}
+    if _plain(name) not in spelled:
         raise UserError(f"unknown backbone {name!r}; known: {', '.join(names())}")
-    entry = _BACKBONES[key]
+    entry = _BACKBONES[spelled[_plain(name)]]
     for option, value in options.items():
         if option not in entry.options:
             known = f"its options: {', '.join(entry.options)}" if entry.options else "it has none"
@@ -112,7 +134,11 @@ def resolve(name: str, image_size: int, weights: str | None = None, **options) -
         raise UserError(f"cannot build backbone {name!r} at {image_size} px: {_one_line(error)}{hint}") from error
     if weights not in (None, "imagenet"):
         load_weights(model, weights)
-    return Backbone(model, entry.scaling)
+    return Backbone(model, entry.scaling, entry.ensemble_cut)
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "").replace(".", "")
 
 
 def load_weights(model: keras.Model, path: str) -> None:

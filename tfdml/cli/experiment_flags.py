@@ -24,7 +24,13 @@ def define() -> None:
     for field in dataclasses.fields(Experiment):
         choices = field.metadata.get("choices")
         text = field.metadata["help"] + (f" One of {', '.join(choices)}." if choices else "")
-        _DEFINE[kinds[field.name]](field.name, field.default, text, module_name=__name__)
+        if field.metadata.get("switch"):
+            # Takes a word, but --name alone means true and --noname false.
+            parser: flags.ArgumentParser = flags.ArgumentParser()
+            flag = flags.Flag(parser, flags.ArgumentSerializer(), field.name, field.default, text, boolean=True)
+            flags.DEFINE_flag(flag, module_name=__name__)
+        else:
+            _DEFINE[kinds[field.name]](field.name, field.default, text, module_name=__name__)
 
 
 def given() -> dict[str, typing.Any]:

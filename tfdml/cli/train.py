@@ -18,6 +18,7 @@ Train an image embedder and measure it on classes never seen in training.
   bin/train --dataset=folder --data_dir=photos --backbone=resnet50 --weights=imagenet --run_dir=runs/photos
   bin/train --run_dir=runs/cars_jrd --resume          continue a run that was stopped
   bin/train --flagfile=... --run_dir=... --dry_run    print the resolved experiment, write nothing
+  bin/train --flagfile=... --preview=batch.png        picture the first batch as the network will see it, train nothing
 
 The run folder holds flags.txt, environment.json, metrics.jsonl, result.json, checkpoints/, embedder.keras,
 tensorboard/ and report/index.html.
@@ -27,18 +28,29 @@ experiment_flags.define()
 flags.DEFINE_bool("resume", False, "Continue the run in --run_dir from its newest checkpoint.", module_name=__name__)
 flags.DEFINE_bool("dry_run", False, "Print the resolved experiment and write nothing.", module_name=__name__)
 
+flags.DEFINE_string(
+    "preview", "", "Write a contact sheet of the first batch to this PNG file and train nothing.", module_name=__name__
+)
+
 
 def train() -> None:
     """Run the experiment that the flags describe."""
     from tfdml.training import Experiment, RunFolder, trainer
+    from tfdml.training.preview import write_preview
     from tfdml.training.summary import describe
 
     given = experiment_flags.given()
     if flags.FLAGS.resume:
         stored = RunFolder(str(given.get("run_dir", ""))).load_experiment()
         experiment = dataclasses.replace(stored, **given)
+    elif flags.FLAGS.preview:
+        # Nothing is written there.
+        experiment = Experiment(**{"run_dir": "unused", **given})
     else:
         experiment = Experiment(**given)
+    if flags.FLAGS.preview:
+        print(write_preview(experiment, flags.FLAGS.preview))
+        return
     if flags.FLAGS.dry_run:
         print(describe(experiment))
         return
@@ -49,6 +61,9 @@ def train() -> None:
         if isinstance(value, float):
             start = f"{100 * before[name]:5.1f} -> " if name in before else " " * 9
             print(f"  {name:<12} {start}{100 * value:5.1f} %")
+    for name, value in result.get("metrics_moments", {}).items():
+        if isinstance(value, float):
+            print(f"  {name:<12} {100 * value:14.1f} % with all moments")
     for name, path in trainer.run_paths(experiment.run_dir).items():
         if path.exists():
             print(f"  {name:<12} {path}")

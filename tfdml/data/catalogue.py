@@ -7,7 +7,18 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from tfdml.data import cars196, cub200, folder, glyphs, inshop, listing, omniglot, stanford_online_products, tfds
+from tfdml.data import (
+    cars196,
+    cub200,
+    folder,
+    glyphs,
+    inshop,
+    listing,
+    omniglot,
+    records,
+    stanford_online_products,
+    tfds,
+)
 from tfdml.data.dataset import ImageDataset
 from tfdml.errors import UserError
 
@@ -25,6 +36,7 @@ _READERS: dict[str, Callable[..., ImageDataset]] = {
     "inshop": inshop.read,
     "list": listing.read,
     "omniglot": omniglot.read,
+    "records": records.read,
     "sop": stanford_online_products.read,
     "tfds": tfds.read,
 }

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tfdml.data.record_images import RecordImages
 from tfdml.errors import UserError
 
 
@@ -16,9 +17,31 @@ class FileImages:
 
     Args:
         paths: One path per image, local or on any file system that `tf.io.gfile` knows.
+        boxes: (N, 4) int32, a bounding box in pixels per image, half-open: top, left, bottom, right. Each image is cut
+            to its box after decoding, before anything else; a box that reaches beyond the image is clipped. None
+            for whole images.
+
+    Raises:
+        UserError: There is not one box per image, or a box is empty.
     """
 
     paths: tuple[str, ...]
+    boxes: np.ndarray | None = None
+
+    def __post_init__(self):
+        if self.boxes is None:
+            return
+        boxes = np.asarray(self.boxes, np.int32)
+        object.__setattr__(self, "boxes", boxes)
+        if boxes.shape != (len(self.paths), 4):
+            raise UserError(f"{len(self.paths)} images but boxes of shape {boxes.shape}")
+        empty = np.flatnonzero((boxes[:, :2] >= boxes[:, 2:]).any(axis=1))
+        if len(empty):
+            top, left, bottom, right = boxes[empty[0]].tolist()
+            raise UserError(
+                f"{len(empty)} of {len(boxes)} bounding boxes are empty, the first is that of {self.paths[empty[0]]}: "
+                f"rows {top} to {bottom}, columns {left} to {right}; correct its table or load without crop_boxes"
+            )
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -29,7 +52,8 @@ class FileImages:
 
     def take(self, indices: np.ndarray) -> FileImages:
         """The images at `indices`, in that order."""
-        return FileImages(tuple(self.paths[i] for i in indices))
+        boxes = None if self.boxes is None else self.boxes[np.asarray(indices, np.int64)]
+        return FileImages(tuple(self.paths[i] for i in indices), boxes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +104,7 @@ class ArrayImages:
         return ArrayImages(self.data[indices], tuple(self.names[i] for i in indices))
 
 
-Images = FileImages | EncodedImages | ArrayImages
+Images = FileImages | EncodedImages | ArrayImages | RecordImages
 
 
 @dataclasses.dataclass(frozen=True)

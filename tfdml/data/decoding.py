@@ -56,6 +56,11 @@ def decode_image(encoded: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(image, (None, None, 3))
 
 
+def is_plain_jpeg(encoded: tf.Tensor) -> tf.Tensor:
+    """Whether this is a JPEG whose tables follow the JFIF header without any EXIF between, as in most data sets."""
+    return _has(encoded, 0, b"\xff\xd8\xff\xe0\x00\x10JFIF") & _has(encoded, 20, b"\xff\xdb")
+
+
 # Not inlined because even the operations of a branch not taken cost time, together half that of decoding a thumbnail.
 @tf.function(input_signature=[tf.TensorSpec((), tf.string)], experimental_attributes={"_noinline": True})
 def _decode_other(encoded: tf.Tensor) -> tf.Tensor:
@@ -72,9 +77,7 @@ def _decode_other(encoded: tf.Tensor) -> tf.Tensor:
 
 def _decode_jpeg(encoded: tf.Tensor) -> tf.Tensor:
     image = tf.io.decode_jpeg(encoded, channels=3, dct_method="INTEGER_ACCURATE")
-    # Most JPEGs of data sets are plain JFIF, whose tables follow the header without any EXIF between.
-    plain = _has(encoded, 2, b"\xff\xe0\x00\x10JFIF") & _has(encoded, 20, b"\xff\xdb")
-    return tf.cond(plain, lambda: image, lambda: _upright(image, _head(encoded), _EXIF_IN_JPEG))
+    return tf.cond(is_plain_jpeg(encoded), lambda: image, lambda: _upright(image, _head(encoded), _EXIF_IN_JPEG))
 
 
 def _decode_png(encoded: tf.Tensor) -> tf.Tensor:

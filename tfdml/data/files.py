@@ -1,17 +1,19 @@
-"""What the readers of file lists share: text and tables read strictly, and images looked for a folder at a time."""
+"""What the readers of file lists share: text read strictly, and images looked for a folder at a time."""
 
 from __future__ import annotations
 
+import codecs
 import os
+import re
 from collections.abc import Sequence
-
-import numpy as np
 
 from tfdml.errors import UserError
 
+# Characters that no sane path has, and that a file system, a log or a report would choke on; the last are what Python
+# makes of a name that is no UTF-8.
+CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+
 _LONGEST_QUOTE = 120
-# 18 digits always fit in 64 bits.
-_MOST_DIGITS = 18
 
 
 def quoted(value: object) -> str:
@@ -33,97 +35,27 @@ def read_text(name: str, path: str) -> str:
         path: A file on a local disk or on any file system that `tf.io.gfile` knows.
 
     Raises:
-        UserError: The file is missing, may not be read or is not UTF-8.
+        UserError: The file is missing, may not be read, is not UTF-8 or has a NUL byte.
 
     Example:
         >>> read_text("cub200", "CUB_200_2011/classes.txt").splitlines()[0]  # doctest: +SKIP
         '1 001.Black_footed_Albatross'
     """
     data = _read_bytes(name, path)
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise UserError(f"{name}: {path}, line 1: not UTF-8 text but UTF-16; save it as UTF-8")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise UserError(f"{name}: {path}, line {line}: not UTF-8 text; save the file as UTF-8") from None
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise UserError(
+            f"{name}: {path}, line {line}: a NUL byte, which no text has; save the file as UTF-8, or if it is damaged "
+            "get it again"
+        )
     return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def read_table(
-    name: str, path: str, columns: Sequence[str], *, first_line: int = 1, header: bool = False
-) -> list[list[str]]:
-    """Reads a table whose columns are separated by white space, as the official label files are.
-
-    Args:
-        name: The data set, for messages.
-        path: The file.
-        columns: What its columns are called.
-        first_line: The line at which the table begins, from 1.
-        header: Whether its first line repeats the names of the columns.
-
-    Returns:
-        One list per column. Blank lines are left out.
-
-    Raises:
-        UserError: The file cannot be read, the header is another, a line has another number of columns, or there
-            is no row.
-
-    Example:
-        >>> ids, names = read_table("cub200", "CUB_200_2011/classes.txt", ("id", "name"))  # doctest: +SKIP
-    """
-    lines = read_text(name, path).split("\n")[first_line - 1 :]
-    if header:
-        found = lines[0].split() if lines else []
-        if found != list(columns):
-            raise UserError(
-                f"{name}: {path}, line {first_line}: expected the header {' '.join(columns)!r}, "
-                f"found {quoted(' '.join(found))}; is it the official file?"
-            )
-        lines, first_line = lines[1:], first_line + 1
-    for line, text in enumerate(lines, first_line):
-        row = text.split()
-        if len(row) not in (0, len(columns)):
-            raise UserError(
-                f"{name}: {path}, line {line}: expected {len(columns)} columns ({' '.join(columns)}), found "
-                f"{len(row)}: {quoted(' '.join(row))}"
-            )
-    # Split anew as a whole: 100,000 small lists kept would cost more, in garbage collection.
-    cells = "\n".join(lines).split()
-    if not cells:
-        raise UserError(f"{name}: {path} has no row; download it again")
-    return [cells[column :: len(columns)] for column in range(len(columns))]
-
-
-def integers(name: str, path: str, column: str, values: Sequence[str], low: int = 0, high: int = 10**18) -> np.ndarray:
-    """A column of whole numbers as (N,) int64.
-
-    Args:
-        name: The data set, for messages.
-        path: The file that the column is from.
-        column: What it is called.
-        values: Its cells.
-        low: The smallest permitted number, not negative.
-        high: The largest.
-
-    Raises:
-        UserError: A cell is no whole number from `low` to `high`.
-
-    Example:
-        >>> integers("cub200", "classes.txt", "class", ["1", "200"], low=1, high=200)
-        array([  1, 200])
-    """
-    # int() alone would take 1_0, or the digits of other scripts. All cells at once: a loop costs as much as the rest.
-    together = "".join(values)
-    if together.isdigit() and together.isascii() and max(map(len, values)) <= _MOST_DIGITS:
-        numbers = np.fromiter(map(int, values), np.int64, len(values))
-        outside = np.flatnonzero((numbers < low) | (numbers > high))
-        if not len(outside):
-            return numbers
-        wrong = values[int(outside[0])]
-    else:
-        wrong = next(v for v in values if not (v.isdigit() and v.isascii() and len(v) <= _MOST_DIGITS))
-    raise UserError(
-        f"{name}: {path} has {quoted(wrong)} for {column}; expected a whole number from {low:,} to {high:,}"
-    )
 
 
 def official_root(name: str, data_dir: str | os.PathLike, folder: str, marker: str) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 from absl import logging
 
 from tfdml.data.dataset import FileImages, ImageDataset
-from tfdml.data.files import held_out_classes
+from tfdml.data.files import CONTROL, held_out_classes, quoted
+from tfdml.data.label_checks import count_lone_images
 from tfdml.errors import UserError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
@@ -59,12 +60,14 @@ def read(data_dir: str | os.PathLike, split: str = "train", *, test_fraction: fl
             )
         paths += found
         labels += [labels_of[name]] * len(found)
+    class_names = {labels_of[name]: name for name in members[split]}
+    count_lone_images("folder", split, np.array(labels, np.int64), class_names)
     return ImageDataset(
         name="folder",
         split=split,
         images=FileImages(tuple(paths)),
         labels=np.array(labels, np.int64),
-        class_names={labels_of[name]: name for name in members[split]},
+        class_names=class_names,
     )
 
 
@@ -90,12 +93,12 @@ def _warn_of_shared_classes(root: str, train: list[str], test: list[str]) -> Non
         )
 
 
-def _walk(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
+def _walk(folder: str, onerror: Callable[[Exception], None] | None = None) -> Iterator[tuple[str, list, list]]:
     if "://" in folder:
         import tensorflow as tf  # only needed for remote file systems, and slow to import
 
-        return iter(tf.io.gfile.walk(folder))
-    return os.walk(folder)
+        return iter(tf.io.gfile.walk(folder, onerror=onerror))
+    return os.walk(folder, onerror=onerror)
 
 
 def _visible(names: Iterable[str]) -> list[str]:
@@ -128,8 +131,18 @@ def _class_folders(folder: str, folders: list[str] | None = None, files: list[st
 
 
 def _images_below(folder: str) -> list[str]:
+    def refuse(error: Exception) -> None:
+        # Without this a folder that may not be read would pass for an empty one.
+        raise UserError(f"folder: a folder below {folder} cannot be read ({error}); mend its permissions or remove it")
+
     paths = []
-    for parent, folders, files in _walk(folder):
+    for parent, folders, files in _walk(folder, refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
         paths += [os.path.join(parent, name) for name in files if _is_image(name) and not name.startswith(".")]
+    unfit = [path for path in paths if CONTROL.search(path)]
+    if unfit:
+        raise UserError(
+            f"folder: {len(unfit)} names have control characters or are not UTF-8, the first is {quoted(unfit[0])}; "
+            "rename them"
+        )
     return sorted(paths)

@@ -7,8 +7,9 @@ import re
 
 import numpy as np
 
-from tfdml.data import files
+from tfdml.data import files, tables
 from tfdml.data.dataset import FileImages, ImageDataset
+from tfdml.data.label_checks import check_queries
 from tfdml.errors import UserError
 
 NUM_IMAGES = {"train": 25_882, "query": 14_218, "gallery": 12_612}
@@ -16,6 +17,8 @@ NUM_CLASSES = {"train": 3_997, "test": 3_985}
 
 _PARTITION = "list_eval_partition.txt"
 _COLUMNS = ("image_name", "item_id", "evaluation_status")
+# After the number of rows and the header.
+_FIRST_ROW = 3
 _ITEM = re.compile(r"id_[0-9]{1,18}")
 
 
@@ -48,19 +51,40 @@ def read(data_dir: str | os.PathLike, split: str = "train", *, check_counts: boo
             "as unpacked"
         )
     # The first line is the number of rows.
-    names, items, statuses = files.read_table("inshop", source, _COLUMNS, first_line=2, header=True)
-    wrong = next((status for status in statuses if status not in NUM_IMAGES), None)
-    if wrong is not None:
-        raise UserError(
-            f"inshop: {source} has {files.quoted(wrong)} for evaluation_status; expected train, query or gallery"
-        )
-    wrong = next((item for item in items if not _ITEM.fullmatch(item)), None)
-    if wrong is not None:
-        raise UserError(f"inshop: {source} has {files.quoted(wrong)} for item_id; expected the like of id_00000002")
+    names, items, statuses = tables.read_table("inshop", source, _COLUMNS, first_line=2, header=True)
+    for column, cells, is_right, expected in (
+        ("evaluation_status", statuses, NUM_IMAGES.__contains__, "train, query or gallery"),
+        ("item_id", items, _ITEM.fullmatch, "the like of id_00000002"),
+    ):
+        wrong = next((row for row, cell in enumerate(cells) if not is_right(cell)), None)
+        if wrong is not None:
+            line = tables.line_of("inshop", source, wrong, _FIRST_ROW)
+            raise UserError(
+                f"inshop: {source}, line {line}: {column} is {files.quoted(cells[wrong])}; expected {expected}"
+            )
+    tables.check_distinct("inshop", source, "image_name", names, first_line=_FIRST_ROW)
     status = np.array(statuses)
-    rows = np.flatnonzero((status == "train") == (split == "train"))
-    labels = np.array([int(items[row][3:]) for row in rows], np.int64)
+    all_labels = np.array([int(item[3:]) for item in items], np.int64)
+    in_training = status == "train"
+    splits = np.where(in_training, "train", "test")
+    tables.check_one_to_one("inshop", source, ("item", "split"), all_labels, splits, first_line=_FIRST_ROW)
+    check_queries(
+        "inshop",
+        source,
+        all_labels,
+        status == "query",
+        status == "gallery",
+        lambda row: f"line {tables.line_of('inshop', source, row, _FIRST_ROW)}, {items[row]}",
+    )
+    rows = np.flatnonzero(in_training == (split == "train"))
+    labels = all_labels[rows]
     if check_counts:
+        promised = files.read_text("inshop", source).split("\n", 1)[0].strip()
+        if promised != str(len(names)):
+            raise UserError(
+                f"inshop: {source}, line 1: the list should have {files.quoted(promised)} rows, found {len(names)}; "
+                "is it cut off? Download it again"
+            )
         for part in ("train",) if split == "train" else ("query", "gallery"):
             files.check_count("inshop", f"{part} images", NUM_IMAGES[part], int((status == part).sum()), source)
         files.check_count("inshop", f"{split} items", NUM_CLASSES[split], len(np.unique(labels)), source)

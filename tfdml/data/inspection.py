@@ -7,14 +7,16 @@ import dataclasses
 import io
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
 import numpy as np
 from absl import logging
 from PIL import Image
 
-from tfdml.data.dataset import ArrayImages, EncodedImages, FileImages, ImageDataset, Images
+from tfdml.data.dataset import ArrayImages, FileImages, ImageDataset, Images, RecordImages
+from tfdml.data.encoded import encoded_image
+from tfdml.data.headers import MAX_PIXELS, HeaderFault, Window, pixels
 from tfdml.errors import UserError
 
 # Enough to tell text from other data; the headers themselves are shorter.
@@ -77,7 +79,7 @@ class Fault:
         return f"{self.name}: {self.reason}"
 
 
-def inspect(images: Images) -> list[Fault]:
+def inspect(images: Images, max_pixels: int = MAX_PIXELS) -> list[Fault]:
     """Checks the header and the end of every image, without decoding any.
 
     Supported are JPEG, PNG, GIF, BMP and WebP, told by content and not by name: what
@@ -85,7 +87,9 @@ def inspect(images: Images) -> list[Fault]:
     in the middle of a file goes unnoticed here: see `diagnose`.
 
     Args:
-        images: Files, encoded images, or arrays (which have nothing to check).
+        images: Files or encoded images; arrays have nothing to check, and record files were checked when they were
+            made.
+        max_pixels: An image whose header promises more pixels is faulty: a small file can fill the memory.
 
     Returns:
         The faulty images, ascending by index.
@@ -94,23 +98,26 @@ def inspect(images: Images) -> list[Fault]:
         >>> inspect(EncodedImages((b"<html>",), ("a.jpg",)))[0].reason
         'not an image: it looks like an HTML page'
     """
-    if isinstance(images, ArrayImages):
+    if isinstance(images, (ArrayImages, RecordImages)):
         return []
 
     def task(start: int) -> list[Fault]:
-        found = ((i, _fault(images, i)) for i in range(start, min(start + _PER_TASK, len(images))))
+        found = ((i, _fault(images, i, max_pixels)) for i in range(start, min(start + _PER_TASK, len(images))))
         return [Fault(i, images.name(i), reason) for i, reason in found if reason]
 
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
         return [fault for faults in pool.map(task, range(0, len(images), _PER_TASK)) for fault in faults]
 
 
-def check(dataset: ImageDataset, on_bad: str = "error") -> ImageDataset:
+def check(
+    dataset: ImageDataset, on_bad: str = "error", find: Callable[[Images], list[Fault]] = inspect
+) -> ImageDataset:
     """Inspects all images of a data set before it is used.
 
     Args:
         dataset: The data set.
         on_bad: `"error"` to stop at faulty images, `"skip"` to leave them out and log how many.
+        find: What looks for faults: `inspect`, or `tfdml.data.preparing.find_faults`, which decodes every image.
 
     Returns:
         The data set, without the faulty images.
@@ -123,7 +130,7 @@ def check(dataset: ImageDataset, on_bad: str = "error") -> ImageDataset:
     """
     if on_bad not in ("error", "skip"):
         raise UserError(f"unknown policy {on_bad!r} for bad images; choose --bad_images=error or --bad_images=skip")
-    faults = inspect(dataset.images)
+    faults = find(dataset.images)
     if not faults:
         return dataset
     where = f"{len(faults)} of {len(dataset)} images of {dataset.name} ({dataset.split})"
@@ -155,7 +162,7 @@ def diagnose(images: Images, indices: Sequence[int] | np.ndarray | None = None) 
         return []
     faults = []
     for index in range(len(images)) if indices is None else map(int, indices):
-        reason = _fault(images, index) or _decoding_fault(images, index)
+        reason = _fault(images, index, MAX_PIXELS) or _decoding_fault(images, index)
         if reason:
             faults.append(Fault(index, images.name(index), reason))
     return faults
@@ -166,9 +173,35 @@ def _first(faults: list[Fault]) -> str:
     return named + ("; ..." if len(faults) > _NAMED_IN_MESSAGES else "")
 
 
-def _open(images: FileImages | EncodedImages, index: int) -> BinaryIO:
-    if isinstance(images, EncodedImages):
-        return io.BytesIO(images.data[index])
+def content_fault(data: bytes, max_pixels: int = MAX_PIXELS) -> str | None:
+    """What is wrong with the bytes of an image, judged as `inspect` does; None if nothing is.
+
+    Example:
+        >>> content_fault(b"")
+        'empty file'
+    """
+    return _content_fault(io.BytesIO(data), max_pixels)
+
+
+def access_fault(error: Exception) -> str:
+    """Why a file cannot be read, in words, from the exception that reading it raised.
+
+    Example:
+        >>> access_fault(FileNotFoundError())
+        'missing'
+    """
+    if isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError":  # the second is TensorFlow's
+        return "missing"
+    if isinstance(error, IsADirectoryError):
+        return "a folder, not a file"
+    if isinstance(error, PermissionError) or type(error).__name__ == "PermissionDeniedError":
+        return "unreadable (no permission)"
+    return f"unreadable ({getattr(error, 'strerror', None) or error})"
+
+
+def _open(images: Images, index: int) -> BinaryIO:
+    if not isinstance(images, FileImages):
+        return io.BytesIO(encoded_image(images, index))
     path = images.paths[index]
     if "://" in path:
         import tensorflow as tf  # only needed for remote file systems, and slow to import
@@ -177,23 +210,15 @@ def _open(images: FileImages | EncodedImages, index: int) -> BinaryIO:
     return open(path, "rb", buffering=0)
 
 
-def _fault(images: FileImages | EncodedImages, index: int) -> str | None:
+def _fault(images: Images, index: int, max_pixels: int) -> str | None:
     try:
         with _open(images, index) as file:
-            return _content_fault(file)
-    except FileNotFoundError:
-        return "missing"
-    except IsADirectoryError:
-        return "a folder, not a file"
-    except PermissionError:
-        return "unreadable (no permission)"
-    except OSError as error:
-        return f"unreadable ({error.strerror or error})"
+            return _content_fault(file, max_pixels)
     except Exception as error:  # tf.io.gfile has its own error types
-        return "missing" if type(error).__name__ == "NotFoundError" else f"unreadable ({error})"
+        return access_fault(error)
 
 
-def _decoding_fault(images: FileImages | EncodedImages, index: int) -> str | None:
+def _decoding_fault(images: Images, index: int) -> str | None:
     try:
         with warnings.catch_warnings(), _open(images, index) as file:
             warnings.simplefilter("ignore")
@@ -204,25 +229,33 @@ def _decoding_fault(images: FileImages | EncodedImages, index: int) -> str | Non
     return None
 
 
-def _content_fault(file: BinaryIO) -> str | None:
+def _content_fault(file: BinaryIO, max_pixels: int) -> str | None:
     head = file.read(_HEAD)
     if not head:
         return "empty file"
     file.seek(0, os.SEEK_END)
     size = file.tell()
+    try:
+        stated = pixels(Window(file, head, size))
+    except HeaderFault as fault:
+        return str(fault)
+    if stated is None:
+        return _foreign(head)
+    if stated[0] * stated[1] > max_pixels:
+        return f"too large: {stated[0]:,} x {stated[1]:,} pixels, more than {max_pixels:,}; shrink it"
     file.seek(max(size - _TAIL, 0))
-    tail = file.read()
-    if head.startswith(b"\xff\xd8\xff"):
+    return _end_fault(file, head, size, file.read())
+
+
+def _end_fault(file: BinaryIO, head: bytes, size: int, tail: bytes) -> str | None:
+    """Whether the image data ends as it should; the headers of BMP and WebP have told so already."""
+    if head.startswith(b"\xff\xd8"):
         return _jpeg_fault(file, size, tail)
-    if head.startswith(b"\x89PNG\r\n\x1a\n"):
+    if head.startswith(b"\x89PNG"):
         return None if _PNG_END in tail or _PNG_END in _all(file) else "truncated PNG (no IEND chunk)"
-    if head.startswith((b"GIF87a", b"GIF89a")):
+    if head.startswith(b"GIF8"):
         return None if b"\0;" in tail[-_GIF_SLACK:] else "truncated GIF (no trailer)"
-    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
-        return _webp_fault(head, size)
-    if head.startswith(b"BM") and head[6:10] == bytes(4):
-        return _bmp_fault(head, size)
-    return _foreign(head)
+    return None
 
 
 def _jpeg_fault(file: BinaryIO, size: int, tail: bytes) -> str | None:
@@ -240,29 +273,6 @@ def _jpeg_fault(file: BinaryIO, size: int, tail: bytes) -> str | None:
 def _all(file: BinaryIO) -> bytes:
     file.seek(0)
     return file.read()
-
-
-def _webp_fault(head: bytes, size: int) -> str | None:
-    if size < int.from_bytes(head[4:8], "little") + 8:
-        return "truncated WebP (shorter than its header says)"
-    if head[12:16] == b"VP8X" and len(head) > 20 and head[20] & 0x02:
-        return "unsupported type: animated WebP; save one frame of it"
-    return None
-
-
-def _bmp_fault(head: bytes, size: int) -> str | None:
-    if len(head) < 54 or size < int.from_bytes(head[2:6], "little"):
-        return "truncated BMP (shorter than its header says)"
-    header, bits, compression = (
-        int.from_bytes(head[start:end], "little") for start, end in ((14, 18), (28, 30), (30, 34))
-    )
-    if header < 40:
-        return "unsupported type: BMP of OS/2; save it as PNG"
-    if bits not in (8, 24, 32):
-        return f"unsupported type: BMP with {bits} bits per pixel; save it as PNG"
-    if compression and not (compression == 3 and bits == 32):
-        return "unsupported type: compressed BMP; save it as PNG"
-    return None
 
 
 def _foreign(head: bytes) -> str:

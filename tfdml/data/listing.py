@@ -14,6 +14,7 @@ from absl import logging
 
 from tfdml.data import files
 from tfdml.data.dataset import FileImages, ImageDataset
+from tfdml.data.label_checks import check_queries, count_lone_images
 from tfdml.errors import UserError
 
 COLUMNS = ("path", "label", "split", "role", "super_label")
@@ -23,8 +24,6 @@ _REQUIRED = COLUMNS[:2]
 _VALUES = {"split": ("train", "test"), "role": ("query", "gallery")}
 # 007 and 7 are two names, not one number.
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
-# Characters that no sane path has, and that the file system or a log would choke on.
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _INT64 = np.iinfo(np.int64)
 
 
@@ -84,6 +83,8 @@ def read(data_dir: str | os.PathLike, split: str = "train", *, test_fraction: fl
         f"mend the list or add the images; a relative path starts from {os.path.dirname(file) or '.'}",
         [f"line {table.lines[row]}" for row in rows],
     )
+    if split == "train" or is_query is None:
+        count_lone_images("list", split, labels[rows], class_names)
     return ImageDataset(
         name="list",
         split=split,
@@ -112,8 +113,8 @@ def _read_table(file: str) -> _Table:
                         f"{table.where(row)}: {column} must be {' or '.join(_VALUES[column])}, "
                         f"it is {files.quoted(values[row])}"
                     )
-        elif _CONTROL.search("".join(values)):
-            row = next(row for row, value in enumerate(values) if _CONTROL.search(value))
+        elif files.CONTROL.search("".join(values)):
+            row = next(row for row, value in enumerate(values) if files.CONTROL.search(value))
             raise UserError(f"{table.where(row)}: the {column} has control characters: {files.quoted(values[row])}")
     return _without_duplicates(table)
 
@@ -292,21 +293,12 @@ def _query_rows(table: _Table, labels: np.ndarray, is_test: np.ndarray) -> np.nd
     for role, rows in (("query", is_query), ("gallery", is_gallery)):
         if not rows.any():
             raise UserError(f"list: {table.file} has roles, but no test image with the role {role}")
-    hopeless = is_query & ~np.isin(labels, labels[is_gallery])
-    if hopeless.any():
-        row, count, total = int(np.flatnonzero(hopeless)[0]), int(hopeless.sum()), int(is_query.sum())
-        label = files.quoted(table.columns["label"][row])
-        if count == total:
-            raise UserError(
-                f"{table.where(row)}: queries and gallery have no class in common (the first query has label {label})"
-            )
-        logging.warning(
-            "list: the classes of %d of %d queries of %s are not in the gallery (the first is on line %d, label %s): "
-            "these queries cannot be answered.",
-            count,
-            total,
-            table.file,
-            table.lines[row],
-            label,
-        )
+    check_queries(
+        "list",
+        table.file,
+        labels,
+        is_query,
+        is_gallery,
+        lambda row: f"line {table.lines[row]}, label {files.quoted(table.columns['label'][row])}",
+    )
     return is_query

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 import zipfile
-import zlib
 
 import numpy as np
 
 from tfdml.data.dataset import EncodedImages, FileImages, ImageDataset, Images
+from tfdml.data.files import quoted
 from tfdml.errors import UserError
 
 IMAGES_PER_CLASS = 20
@@ -68,11 +69,18 @@ def _from_zip(archive: pathlib.Path, stem: str) -> Images:
     try:
         with zipfile.ZipFile(archive) as file:
             members = sorted(name for name in file.namelist() if _is_image(name.split("/"), stem))
+            twice = next((name for name, following in itertools.pairwise(members) if name == following), None)
+            if twice is not None:
+                raise UserError(f"omniglot: {archive} holds {quoted(twice)} twice; download it again")
             data = tuple(file.read(name) for name in members)
+    except UserError:
+        raise
     except PermissionError as error:
         raise UserError(f"omniglot: no permission to read {archive}") from error
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError) as error:
-        raise UserError(f"omniglot: {archive} is not a whole zip archive ({error}); download it again") from error
+    except Exception as error:  # zipfile raises a dozen types on a damaged file
+        raise UserError(
+            f"omniglot: {archive} is not a whole zip archive ({quoted(str(error))}); download it again"
+        ) from error
     if not members:
         raise UserError(f"omniglot: {archive} holds no {stem}/<alphabet>/<character>/<image>.png")
     return EncodedImages(data, tuple(members))

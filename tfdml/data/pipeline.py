@@ -7,26 +7,27 @@ microseconds a batch; reading, decoding and augmentation run in TensorFlow, in p
 from __future__ import annotations
 
 import re
-import time
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tfdml.data.caching import decoded_source
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.sampling import ClassBalancedSampler, Sampler, ShuffleSampler
-from tfdml.data.sources import Source, look_up, source_of, source_of_decoded
+from tfdml.data.sampling import ClassBalancedSampler, Sampler, Share, ShuffleSampler, share
+from tfdml.data.sources import Source, look_up, source_of
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
 
 CACHE_LIMIT_MB = 4096
-_MEGABYTE = 2**20
 _NAMED_IN_MESSAGES = 5
 _DEFAULT_TRANSFORM = TrainTransform()
+# A message of ours that came through TensorFlow, such as that of a damaged record file.
+_USER_ERROR = re.compile(r"UserError: (.+)")
 # What TensorFlow's message holds when reading or decoding an image failed: the operation's name or our own words.
 _IMAGE_FAILURE = re.compile(
-    r"ReadFile|Decode(Jpeg|Png|Image|Bmp|Gif|WebP)|Unknown image file format|"
-    r"not a JPEG, PNG, GIF|BMP of this kind|animated WebP"
+    r"ReadFile|Decode(AndCrop)?(Jpeg|Png|Image|Bmp|Gif|WebP)|ExtractJpegShape|Unknown image file format|"
+    r"not a JPEG, PNG, GIF|BMP of this kind|animated WebP|bounding box lies outside"
 )
 
 
@@ -122,7 +123,8 @@ def training_batches(
 
     Args:
         dataset: The training images.
-        sampler: Which images a step takes, such as a `ClassBalancedSampler` of `dataset.labels`.
+        sampler: Which images a step takes, such as a `ClassBalancedSampler` of `dataset.labels`; or one worker's
+            `share` of it, whose rows are those of the global batch bit by bit.
         transform: The augmentation.
         seed: Decides the augmentation; a non-negative integer.
         first_step: The step of the first batch.
@@ -147,21 +149,23 @@ def training_batches(
             raise UserError(f"{name} must not be negative, but is {value}")
     source = _cached(dataset, transform, cache_limit_mb) if cache else source_of(dataset.images)
     batch_size = sampler.batch_size
+    part = sampler if isinstance(sampler, Share) else share(sampler, 0, 1)
 
     def batch_of(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
         labels, *columns = look_up(dataset.labels, source, sampler.batch, step, batch_size)
-        return labels, transform.draw(seed, step, batch_size), *columns
+        return labels, transform.draw(seed, step, part.whole.batch_size)[part.rows], *columns
 
     def whole_batch(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         labels, draws, images = batch_of(step)
         return transform.vary_batch(transform.prepare(images), draws), labels
 
     def one_image(label: tf.Tensor, draws: tf.Tensor, *columns: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return transform(source.read(*columns), draws), label
+        part, window, size = source.read_part(lambda size: transform.window(size, draws), *columns)
+        return transform.finish(part, window, size, draws), label
 
     last = np.iinfo(np.int64).max if num_steps is None else first_step + num_steps
     steps = tf.data.Dataset.range(first_step, last)
-    if source.size is not None and not transform.varies_size:
+    if source.size is not None and transform.works_on_batches:
         batches = steps.map(whole_batch, num_parallel_calls=tf.data.AUTOTUNE)
     else:
         images = steps.map(batch_of).unbatch().map(one_image, num_parallel_calls=tf.data.AUTOTUNE)
@@ -203,7 +207,8 @@ def evaluation_batches(dataset: ImageDataset, transform: EvaluationTransform, ba
         return transform(images), labels
 
     def one_image(label: tf.Tensor, *columns: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return transform(source.read(*columns)), label
+        part, window, size = source.read_part(transform.window, *columns)
+        return transform.finish(part, window, size), label
 
     steps = tf.data.Dataset.range(num_batches)
     if source.size is not None:
@@ -232,7 +237,12 @@ def explain_failure(error: BaseException, dataset: ImageDataset) -> UserError | 
         ... except tf.errors.OpError as error:
         ...     raise (explain_failure(error, dataset) or error) from None
     """
-    if not isinstance(error, tf.errors.OpError) or not _IMAGE_FAILURE.search(str(error)):
+    if not isinstance(error, tf.errors.OpError):
+        return None
+    raised_below = _USER_ERROR.search(str(error))
+    if raised_below:
+        return UserError(raised_below[1])
+    if not _IMAGE_FAILURE.search(str(error)):
         return None
     logging.warning("an image of %s cannot be read; looking for it among %d", dataset.name, len(dataset))
     source = source_of(dataset.images)
@@ -255,50 +265,23 @@ def explain_failure(error: BaseException, dataset: ImageDataset) -> UserError | 
     rest = f"; and {len(named) - _NAMED_IN_MESSAGES} more" if len(named) > _NAMED_IN_MESSAGES else ""
     return UserError(
         f"{len(named)} of {len(dataset)} images of {dataset.name} ({dataset.split}) cannot be decoded: "
-        f"{'; '.join(named[:_NAMED_IN_MESSAGES])}{rest}; mend or remove them"
+        f"{'; '.join(named[:_NAMED_IN_MESSAGES])}{rest}; mend or remove them, or leave them out with "
+        "--check_images=decode --bad_images=skip"
     )
 
 
 def _cached(dataset: ImageDataset, transform: TrainTransform, limit_mb: float) -> Source:
-    """The images decoded and prepared, held in memory."""
-    source = source_of(dataset.images)
-    if (
-        source.size is not None
-        and transform.prepare(tf.zeros((1, *source.size, 3), tf.uint8)).shape[1:3] == source.size
-    ):
-        return source
-    started, total, kept = time.perf_counter(), 0, []
-
-    def columns_of(start: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        return look_up(dataset.labels, source, lambda i: np.arange(i, min(i + 64, len(dataset))), start, None)[1:]
-
-    images = tf.data.Dataset.range(0, len(dataset), 64).map(columns_of).unbatch()
-    images = images.map(lambda *row: transform.prepare(source.read(*row)), num_parallel_calls=tf.data.AUTOTUNE)
     try:
-        for image in images.as_numpy_iterator():
-            total += image.nbytes
-            kept.append(image)
-            if total > limit_mb * _MEGABYTE:
-                raise UserError(
-                    f"the decoded images of {dataset.name} would take about "
-                    f"{total / len(kept) * len(dataset) / _MEGABYTE:,.0f} MB of memory, more than the limit of "
-                    f"{limit_mb:,.0f} MB: train without --cache, or raise --cache_limit_mb"
-                )
+        return decoded_source(dataset, transform, limit_mb)
     except tf.errors.OpError as error:
         raise (explain_failure(error, dataset) or error) from None
-    logging.info(
-        "cached %d decoded images of %s: %.0f MB, %.1f s",
-        len(kept),
-        dataset.name,
-        total / _MEGABYTE,
-        time.perf_counter() - started,
-    )
-    return source_of_decoded(kept)
 
 
 def _finished(batches: tf.data.Dataset, cardinality: int) -> tf.data.Dataset:
     options = tf.data.Options()
     options.deterministic = True
+    # Images are worked on side by side: splitting the work on each as well only adds to it.
+    options.threading.max_intra_op_parallelism = 1
     # There are no files for workers to share out; without this TensorFlow tries, and warns.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     batches = batches.apply(tf.data.experimental.assert_cardinality(cardinality))

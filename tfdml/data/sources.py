@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdml.data.dataset import EncodedImages, FileImages, Images
+from tfdml.data.dataset import EncodedImages, FileImages, Images, RecordImages
 from tfdml.data.decoding import decode_image
+from tfdml.data.decoding_parts import decode_part
+from tfdml.data.evaluation_view import whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,21 +32,62 @@ class Source:
     dtypes: tuple[tf.DType, ...]  # of these arrays
     read: Callable[..., tf.Tensor]  # one row of each to (H, W, 3) uint8
     size: tuple[int, int] | None = None  # (H, W) where the single column is the (n, H, W, 3) images themselves
+    # Of a choice and one row of each: see `tfdml.data.decoding_parts.decode_part`; None where images are not encoded.
+    decode_part: Callable[..., tuple[tf.Tensor, tf.Tensor, tf.Tensor]] | None = None
+
+    def read_part(
+        self, choose: Callable[[tf.Tensor], tf.Tensor], *row: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """The part of an image that `choose` names, given its size; what it named; and that size."""
+        if self.decode_part is not None:
+            return self.decode_part(choose, *row)
+        image = self.read(*row)
+        size = tf.shape(image)[:2]
+        window = choose(size)
+        part = tf.slice(image, tf.concat([window[:2], [0]], 0), tf.concat([window[2:], [3]], 0))
+        return part, window, size
 
 
 def source_of(images: Images) -> Source:
     """The source of a data set's images."""
     if isinstance(images, FileImages):
-        paths = images.paths
-        return Source(
-            lambda indices: [_strings(os.fsencode(paths[i]) for i in indices)],
-            (tf.string,),
-            lambda path: decode_image(tf.io.read_file(path)),
-        )
+        return _of_files(images)
     if isinstance(images, EncodedImages):
         data = images.data
-        return Source(lambda indices: [_strings(data[i] for i in indices)], (tf.string,), decode_image)
+        return _of_encoded(lambda indices: [_strings(data[i] for i in indices)])
+    if isinstance(images, RecordImages):
+        return _of_encoded(lambda indices: [_strings(images.read(indices))])
     return source_of_decoded(images.data)
+
+
+def _of_files(images: FileImages) -> Source:
+    paths, boxes = images.paths, images.boxes
+
+    def names(indices: np.ndarray) -> np.ndarray:
+        return _strings(os.fsencode(paths[i]) for i in indices)
+
+    if boxes is None:
+        return Source(
+            lambda indices: [names(indices)],
+            (tf.string,),
+            lambda path: decode_image(tf.io.read_file(path)),
+            decode_part=lambda choose, path: decode_part(tf.io.read_file(path), choose),
+        )
+    return Source(
+        lambda indices: [names(indices), boxes[indices]],
+        (tf.string, tf.int32),
+        lambda path, box: decode_part(tf.io.read_file(path), whole, box)[0],
+        decode_part=lambda choose, path, box: decode_part(tf.io.read_file(path), choose, box),
+    )
+
+
+def _of_encoded(columns: Callable[[np.ndarray], list[np.ndarray]]) -> Source:
+    return Source(
+        columns,
+        (tf.string,),
+        decode_image,
+        decode_part=lambda choose, encoded: decode_part(encoded, choose),
+    )
 
 
 def source_of_decoded(arrays: Sequence[np.ndarray] | np.ndarray) -> Source:
@@ -85,7 +128,8 @@ def look_up(
     if source.size is not None:
         shapes[1] = (batch_size, *source.size, 3)
     elif len(found) == 3:
-        shapes[2] = (batch_size, 3)
+        # A box, or the shape of a decoded image.
+        shapes[2] = (batch_size, 3 if source.decode_part is None else 4)
     return tuple(tf.ensure_shape(tensor, shape) for tensor, shape in zip(found, shapes, strict=True))
 
 

@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-from tfdml.data import files
+from tfdml.data import files, tables
 from tfdml.data.dataset import FileImages, ImageDataset
 
 NUM_IMAGES = {"train": 59_551, "test": 60_502}
@@ -53,9 +53,12 @@ def read(data_dir: str | os.PathLike, split: str = "train", *, check_counts: boo
     file = f"Ebay_{split}.txt"
     root = files.official_root("sop", data_dir, "Stanford_Online_Products", file)
     source = os.path.join(root, file)
-    _, class_cells, super_cells, names = files.read_table("sop", source, _COLUMNS, header=True)
-    labels = files.integers("sop", source, "class_id", class_cells, 1) - 1
-    super_labels = files.integers("sop", source, "super_class_id", super_cells, 1, len(SUPER_CLASSES)) - 1
+    _, class_cells, super_cells, names = tables.read_table("sop", source, _COLUMNS, header=True)
+    labels = tables.integers("sop", source, "class_id", class_cells, 1, first_line=2) - 1
+    kinds = tables.integers("sop", source, "super_class_id", super_cells, 1, len(SUPER_CLASSES), first_line=2)
+    super_labels = kinds - 1
+    tables.check_distinct("sop", source, "path", names, first_line=2)
+    tables.check_one_to_one("sop", source, ("class_id", "super_class_id"), labels + 1, kinds, first_line=2)
     classes, first = np.unique(labels, return_index=True)
     if check_counts:
         files.check_count("sop", f"{split} images", NUM_IMAGES[split], len(labels), source)

@@ -11,6 +11,7 @@ from absl import logging
 
 from tfdml.data import files
 from tfdml.data.dataset import EncodedImages, ImageDataset
+from tfdml.data.label_checks import count_lone_images
 from tfdml.errors import UserError
 
 
@@ -74,12 +75,10 @@ def read(
     data = tuple(encoded for own in rows for encoded in _encoded(builder, own, image, rows[own]))
     ids = np.concatenate([labels[own][rows[own]] for own in rows])
     class_name = getattr(builder.info.features[label], "int2str", str)
+    class_names = {int(c): class_name(int(c)) for c in np.unique(ids)}
+    count_lone_images("tfds", split, ids, class_names)
     return ImageDataset(
-        name="tfds",
-        split=split,
-        images=EncodedImages(data, tuple(names)),
-        labels=ids,
-        class_names={int(c): class_name(int(c)) for c in np.unique(ids)},
+        name="tfds", split=split, images=EncodedImages(data, tuple(names)), labels=ids, class_names=class_names
     )
 
 
@@ -172,7 +171,13 @@ def _examples(builder: Any, split: str, feature: str) -> Iterator[Any]:
 
 
 def _labels(builder: Any, split: str, label: str) -> np.ndarray:
-    return np.fromiter(_examples(builder, split, label), np.int64)
+    try:
+        return np.fromiter(_examples(builder, split, label), np.int64)
+    except OverflowError as error:
+        raise UserError(
+            f"tfds: {builder.info.name}, split {split}: a {label} does not fit in 64 bits with a sign; choose another "
+            "feature (option label)"
+        ) from error
 
 
 def _encoded(builder: Any, split: str, image: str, rows: np.ndarray) -> Iterator[bytes]:

@@ -1,86 +1,51 @@
-"""From a decoded image to the crop that the network sees, in training and in evaluation."""
+"""From an image to the crop that the network is trained on; the evaluation view beside it."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import tensorflow as tf
 
+from tfdml.data.crops import TRIES, multi_resolution, place, random_part
+from tfdml.data.evaluation_view import EvaluationTransform, check_sizes, whole
+from tfdml.data.policies import Policy
+from tfdml.data.resizing import pad_to_square, resize, resize_to_side, resize_window, source_window, target_size
 from tfdml.errors import UserError
 
-_MODES = ("shorter", "squash")
-_KINDS = ("random_crop", "random_resized_crop", "none")
-# A random resized crop that has not fitted after this many tries is the largest central one.
-_TRIES = 10
+__all__ = ["KINDS", "EvaluationTransform", "TrainTransform"]
 
-
-@dataclasses.dataclass(frozen=True)
-class EvaluationTransform:
-    """Resize, then the central crop: the same image gives the same pixels, in training, evaluation and serving.
-
-    Args:
-        resize: Pixels of the shorter side (`mode="shorter"`, keeps proportions) or of both (`mode="squash"`).
-            Smaller images are enlarged.
-        crop: Pixels of the square cut from the centre, at most `resize`.
-        mode: `"shorter"` or `"squash"`.
-
-    Raises:
-        UserError: A number is out of range, or the mode is unknown.
-
-    Example:
-        >>> transform = EvaluationTransform(resize=256, crop=224)
-        >>> transform(tf.zeros((480, 640, 3), tf.uint8)).shape
-        TensorShape([224, 224, 3])
-    """
-
-    resize: int = 256
-    crop: int = 224
-    mode: str = "shorter"
-
-    def __post_init__(self):
-        _check_sizes(self.resize, self.crop, self.mode)
-
-    def __call__(self, images: tf.Tensor) -> tf.Tensor:
-        """Transforms one image or a batch of equally sized ones.
-
-        Args:
-            images: (H, W, 3) or (B, H, W, 3) uint8; sizes may be unknown while a graph is traced.
-
-        Returns:
-            (crop, crop, 3) or (B, crop, crop, 3) uint8.
-        """
-        return _central_crop(_resize_to_side(images, self.resize, self.mode), self.crop)
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments, as plain values that JSON can hold."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> EvaluationTransform:
-        """The transform that `get_config` described."""
-        return cls(**config)
+KINDS = ("multi_resolution", "random_crop", "random_resized_crop", "none")
+# Bits of chance in a float32 draw, and how many draws make the key of a policy.
+_DRAW_BITS, _KEY_DRAWS = 23, 4
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainTransform:
-    """Augmentation by crop and mirror image.
+    """Augmentation by crop, mirror image and, if asked for, a policy.
 
     All chance comes in from outside, as `draws`: a transform called twice with the same draws gives the same bits.
-    The work has two parts. `prepare` is the same for every epoch, so that its result can be kept in memory; `vary`
-    uses the draws.
+    There are two ways through. `prepare` is the same for every epoch, so that its result can be kept in memory, and
+    `vary` uses the draws. `window` says which part of an image the view needs, so that only that part is decoded, and
+    `finish` makes the view from it. Both ways lead to the same bits.
 
     Args:
         kind: `"random_crop"`: resize to `resize` as in evaluation, then a crop at a random place.
             `"random_resized_crop"`: a random part of the image, of random area and proportions, resized to the crop.
+            `"multi_resolution"`: resize to a random resolution, keeping proportions, then a crop at a random place;
+            where the image is smaller than the crop it lies on the centre of black (HORDE: Jacob et al., 2019).
             `"none"`: the evaluation view.
-        resize: See `EvaluationTransform`; without effect for `"random_resized_crop"`.
+        resize: See `EvaluationTransform`; without effect for `"random_resized_crop"` and `"multi_resolution"`.
         crop: Pixels of the square output, at most `resize`.
         mode: See `EvaluationTransform`.
         scale: Smallest and largest part of the image's area for `"random_resized_crop"`.
         ratio: Smallest and largest width / height for `"random_resized_crop"`, drawn evenly on a log scale.
         flip: Whether to mirror every second image, at random, left to right.
+        resolutions: Smallest and largest longer side for `"multi_resolution"`, as multiples of `crop`.
+        policy: What happens to the finished crops, such as colour jitter; None for nothing.
+
+    The papers' views: `("random_crop", 256, 224)` and `("random_resized_crop", crop=224)` (JRD and its authors' code),
+    `("random_crop", 256, 227, "squash")` (ECAML on Cars-196), `("multi_resolution", crop=256)` (HORDE).
 
     Raises:
         UserError: A number is out of range, or the kind or mode is unknown.
@@ -99,24 +64,32 @@ class TrainTransform:
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: bool = True
+    resolutions: tuple[float, float] = (0.8, 1.8)
+    policy: Policy | None = None
 
     def __post_init__(self):
-        object.__setattr__(self, "scale", tuple(self.scale))
-        object.__setattr__(self, "ratio", tuple(self.ratio))
-        if self.kind not in _KINDS:
-            raise UserError(f"a train transform's kind must be one of {', '.join(_KINDS)}, not {self.kind!r}")
-        # A random resized crop never passes through `resize`.
-        resize = self.crop if self.kind == "random_resized_crop" else self.resize
-        _check_sizes(resize, self.crop, self.mode)
+        for name in ("scale", "ratio", "resolutions"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if self.kind not in KINDS:
+            raise UserError(f"a train transform's kind must be one of {', '.join(KINDS)}, not {self.kind!r}")
+        # A crop that varies in size never passes through `resize`.
+        check_sizes(self.crop if self.varies_size else self.resize, self.crop, self.mode)
         if len(self.scale) != 2 or not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise UserError(f"scale must be (low, high) with 0 < low <= high <= 1, not {self.scale}")
-        if len(self.ratio) != 2 or not 0 < self.ratio[0] <= self.ratio[1]:
-            raise UserError(f"ratio must be (low, high) with 0 < low <= high, not {self.ratio}")
+        for name in ("ratio", "resolutions"):
+            bounds = getattr(self, name)
+            if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1]:
+                raise UserError(f"{name} must be (low, high) with 0 < low <= high, not {bounds}")
 
     @property
     def varies_size(self) -> bool:
         """Whether the part that is cut out differs in size from image to image."""
-        return self.kind == "random_resized_crop"
+        return self.kind in ("random_resized_crop", "multi_resolution")
+
+    @property
+    def works_on_batches(self) -> bool:
+        """Whether `vary_batch` will do; else images are varied one by one."""
+        return not self.varies_size and self.policy is None
 
     def draw(self, seed: int, step: int | tf.Tensor, batch_size: int) -> tf.Tensor:
         """The draws of a step: the same for the same seed, step and position, whatever ran before.
@@ -129,9 +102,14 @@ class TrainTransform:
         Returns:
             (B, D) float32, uniform on [0, 1), one row per position of the batch.
         """
-        size = 1 + (2 * _TRIES + 2 if self.varies_size else 2)
+        size = {"random_resized_crop": 3 + 2 * TRIES, "multi_resolution": 4}.get(self.kind, 3)
         key = tf.stack([tf.constant(seed, tf.int64), tf.cast(step, tf.int64)])
-        return tf.random.stateless_uniform((batch_size, size), key, alg="philox")
+        draws = tf.random.stateless_uniform((batch_size, size), key, alg="philox")
+        if self.policy is None:
+            return draws
+        # Of another stream, so that a policy leaves the crops where they are.
+        key = tf.random.fold_in(key, 1, alg="philox")
+        return tf.concat([draws, tf.random.stateless_uniform((batch_size, _KEY_DRAWS), key, alg="philox")], 1)
 
     def prepare(self, images: tf.Tensor) -> tf.Tensor:
         """The part without chance; it leaves its own result as it is.
@@ -140,9 +118,15 @@ class TrainTransform:
             images: (H, W, 3) or (B, H, W, 3) uint8.
 
         Returns:
-            (H', W', 3) or (B, H', W', 3) uint8: resized to `resize`, or unchanged for `"random_resized_crop"`.
+            (H', W', 3) or (B, H', W', 3) uint8: resized to `resize`, or unchanged where the crop varies in size.
         """
-        return images if self.varies_size else _resize_to_side(images, self.resize, self.mode)
+        return images if self.varies_size else resize_to_side(images, self.resize, self.mode)
+
+    def prepared_size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of what `prepare` makes of an image of this size."""
+        if self.varies_size:
+            return height, width
+        return (self.resize,) * 2 if self.mode == "pad" else target_size((height, width), self.resize, self.mode)
 
     def vary(self, image: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
         """The random part, for one image.
@@ -155,16 +139,14 @@ class TrainTransform:
             (crop, crop, 3) uint8.
         """
         if self.varies_size:
-            image = self._random_part(image, draws)
-        else:
-            top, left = self._offsets(tf.shape(image)[:2], draws)
-            image = tf.slice(image, [top, left, 0], [self.crop, self.crop, 3])
-        if self.flip:
-            image = tf.raw_ops.Reverse(tensor=image, dims=tf.stack([False, draws[0] < 0.5, False]))
-        return tf.ensure_shape(image, (self.crop, self.crop, 3))
+            size = tf.shape(image)[:2]
+            window = self.window(size, draws)
+            return self.finish(_cut(image, window), window, size, draws)
+        top, left = self._offsets(tf.shape(image)[:2], draws)
+        return self._dressed(tf.slice(image, [top, left, 0], [self.crop, self.crop, 3]), draws)
 
     def vary_batch(self, images: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
-        """`vary` for equally sized images at once, bit by bit the same; not for `"random_resized_crop"`.
+        """`vary` for equally sized images at once, bit by bit the same; only where `works_on_batches`.
 
         Args:
             images: (B, H, W, 3) uint8.
@@ -173,8 +155,8 @@ class TrainTransform:
         Returns:
             (B, crop, crop, 3) uint8.
         """
-        if self.varies_size:
-            raise ValueError("crops that vary in size are made one by one: use vary")
+        if not self.works_on_batches:
+            raise ValueError("crops that vary in size, and policies, are made one by one: use vary")
         size = tf.shape(images)[1:3]
         top, left = self._offsets(size, draws)
         within = tf.range(self.crop)
@@ -184,6 +166,45 @@ class TrainTransform:
         # Rows first: whole rows are copied fast, and the slow copy of single pixels has fewer left to do.
         images = tf.gather(images, tf.broadcast_to(rows, (tf.shape(draws)[0], self.crop)), batch_dims=1, axis=1)
         return tf.gather(images, tf.broadcast_to(columns, (tf.shape(draws)[0], self.crop)), batch_dims=1, axis=2)
+
+    def window(self, size: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
+        """The part of an image that the view is made from; the rest need not be decoded.
+
+        Args:
+            size: (2,) int32, height and width of the image.
+            draws: (D,) float32, a row of `draw`.
+
+        Returns:
+            (4,) int32: top, left, height and width.
+        """
+        if self.kind == "random_resized_crop":
+            return random_part(size, draws[1:], self.scale, self.ratio)
+        if self.mode == "pad" and self.kind != "multi_resolution":
+            return whole(size)
+        target, window = self._geometry(size, draws)
+        return source_window(tf.unstack(size), target, window)
+
+    def finish(self, part: tf.Tensor, window: tf.Tensor, size: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
+        """The view, from the part of an image that `window` named; bit by bit that of the whole image.
+
+        Args:
+            part: (h, w, 3) uint8.
+            window: (4,) int32, what `window` returned.
+            size: (2,) int32, height and width of the whole image.
+            draws: (D,) float32, a row of `draw`.
+
+        Returns:
+            (crop, crop, 3) uint8.
+        """
+        if self.kind == "random_resized_crop":
+            return self._dressed(resize(part, (self.crop, self.crop)), draws)
+        if self.mode == "pad" and self.kind != "multi_resolution":
+            return self.vary(self.prepare(part), draws)
+        target, wanted = self._geometry(size, draws)
+        view = resize_window(part, tf.unstack(window[:2]), tf.unstack(size), target, wanted)
+        if self.kind == "multi_resolution":
+            view = pad_to_square(view, self.crop)
+        return self._dressed(view, draws)
 
     def __call__(self, image: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
         """Transforms one image.
@@ -197,90 +218,53 @@ class TrainTransform:
         """
         return self.vary(self.prepare(image), draws)
 
+    def __str__(self) -> str:
+        names = {
+            "random_resized_crop": ("crop", "scale", "ratio"),
+            "multi_resolution": ("crop", "resolutions"),
+        }.get(self.kind, ("resize", "crop", "mode"))
+        values = ", ".join(f"{name}={getattr(self, name)}" for name in (*names, "flip"))
+        return f"{self.kind}({values})" + (f", then {self.policy}" if self.policy else "")
+
     def get_config(self) -> dict[str, Any]:
         """The arguments, as plain values that JSON can hold."""
-        return {**dataclasses.asdict(self), "scale": list(self.scale), "ratio": list(self.ratio)}
+        config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        config.update({name: list(config[name]) for name in ("scale", "ratio", "resolutions")})
+        return {**config, "policy": self.policy and self.policy.get_config()}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> TrainTransform:
         """The transform that `get_config` described."""
-        return cls(**config)
+        policy = config.get("policy")
+        return cls(**{**config, "policy": policy and Policy.from_config(policy)})
+
+    def _geometry(self, size: tf.Tensor, draws: tf.Tensor) -> tuple[tuple, tuple]:
+        """The size to which an image is resized, and the window of the result that the view shows."""
+        if self.kind == "multi_resolution":
+            target = multi_resolution(tf.unstack(size), draws[3], self.crop, self.resolutions)
+            shown = [tf.minimum(edge, self.crop) for edge in target]
+            top_left = (place(draws[1 + axis], target[axis] - shown[axis]) for axis in (0, 1))
+            return target, (*top_left, *shown)
+        target = target_size(tf.unstack(size), self.resize, self.mode)
+        return target, (*self._offsets(tf.stack(target), draws), self.crop, self.crop)
 
     def _offsets(self, size: tf.Tensor, draws: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Top and left edge of the crop: at random, or central for `"none"`."""
         room = size - self.crop
         if self.kind == "none":
             return room[0] // 2, room[1] // 2
-        return _place(draws[..., 1], room[0]), _place(draws[..., 2], room[1])
+        return place(draws[..., 1], room[0]), place(draws[..., 2], room[1])
 
-    def _random_part(self, image: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
-        size = tf.shape(image)[:2]
-        height, width = tf.cast(size[0], tf.float32), tf.cast(size[1], tf.float32)
-        area = height * width * _between(draws[3 : 3 + _TRIES], *self.scale)
-        low, high = self.ratio
-        ratio = tf.exp(_between(draws[3 + _TRIES :], math.log(low), math.log(high)))
-        heights, widths = tf.round(tf.sqrt(area / ratio)), tf.round(tf.sqrt(area * ratio))
-        fits = (heights >= 1) & (heights <= height) & (widths >= 1) & (widths <= width)
-        # Where no try fits: the largest central part with a permitted ratio.
-        fallback_height = tf.minimum(height, tf.maximum(1.0, tf.round(width / low)))
-        fallback_width = tf.minimum(width, tf.maximum(1.0, tf.round(height * high)))
-        found = tf.reduce_any(fits)
-        first = tf.argmax(tf.cast(fits, tf.int32))
-        part_height = tf.cast(tf.where(found, heights[first], fallback_height), tf.int32)
-        part_width = tf.cast(tf.where(found, widths[first], fallback_width), tf.int32)
-        room = size - tf.stack([part_height, part_width])
-        top = tf.where(found, _place(draws[1], room[0]), room[0] // 2)
-        left = tf.where(found, _place(draws[2], room[1]), room[1] // 2)
-        part = tf.slice(image, [top, left, 0], tf.stack([part_height, part_width, 3]))
-        return _resize(part, [self.crop, self.crop])
+    def _dressed(self, view: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
+        """A crop mirrored or not, then through the policy."""
+        if self.flip:
+            view = tf.raw_ops.Reverse(tensor=view, dims=tf.stack([False, draws[0] < 0.5, False]))
+        view = tf.ensure_shape(view, (self.crop, self.crop, 3))
+        if self.policy is None:
+            return view
+        digits = tf.cast(draws[-_KEY_DRAWS:] * 2.0**_DRAW_BITS, tf.int64)
+        return self.policy(view, digits[::2] * 2**_DRAW_BITS + digits[1::2])
 
 
-def _place(draw: tf.Tensor, room: tf.Tensor) -> tf.Tensor:
-    """A whole number from 0 to `room`, evenly, from a uniform draw."""
-    # The product can round up to room + 1 itself.
-    return tf.minimum(tf.cast(draw * tf.cast(room + 1, tf.float32), tf.int32), room)
-
-
-def _between(draw: tf.Tensor, low: float, high: float) -> tf.Tensor:
-    return low + draw * (high - low)
-
-
-def _central_crop(images: tf.Tensor, crop: int) -> tf.Tensor:
-    size = tf.shape(images)[-3:-1]
-    top, left = (size[0] - crop) // 2, (size[1] - crop) // 2
-    images = images[..., top : top + crop, left : left + crop, :]
-    return tf.ensure_shape(images, (*images.shape[:-3], crop, crop, 3))
-
-
-def _resize_to_side(images: tf.Tensor, side: int, mode: str) -> tf.Tensor:
-    if mode == "squash":
-        return _resize(images, [side, side])
-    height, width = images.shape[-3:-1]
-    if height is None or width is None:
-        height, width = tf.unstack(tf.shape(images)[-3:-1])
-        shorter = tf.minimum(height, width)
-    else:
-        shorter = min(height, width)
-    # Rounded to the nearest; exact for the shorter side itself.
-    return _resize(images, [(2 * edge * side + shorter) // (2 * shorter) for edge in (height, width)])
-
-
-def _resize(images: tf.Tensor, size: list[int] | list[tf.Tensor]) -> tf.Tensor:
-    """Bilinear with antialiasing, as Pillow's; rounded to uint8, untouched where the size is right already."""
-
-    def resized() -> tf.Tensor:
-        values = tf.image.resize(images, tf.stack(size), method="bilinear", antialias=True)
-        # Weighted means of 0 .. 255 need no clipping, and cutting off after adding a half rounds them.
-        return tf.cast(values + 0.5, tf.uint8)
-
-    if images.shape[-3:-1].is_fully_defined() and all(isinstance(edge, int) for edge in size):
-        return images if list(images.shape[-3:-1]) == size else resized()
-    same = tf.reduce_all(tf.shape(images)[-3:-1] == tf.stack(size))
-    return tf.cond(same, lambda: images, resized)
-
-
-def _check_sizes(resize: int, crop: int, mode: str) -> None:
-    if mode not in _MODES:
-        raise UserError(f"a transform's mode must be one of {', '.join(_MODES)}, not {mode!r}")
-    if crop < 1 or resize < crop:
-        raise UserError(f"crop must be from 1 px to resize, but crop is {crop} and resize is {resize}")
+def _cut(image: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
+    return tf.slice(image, tf.concat([window[:2], [0]], 0), tf.concat([window[2:], [3]], 0))

@@ -46,7 +46,8 @@ def dataset_reader(dataset: ImageDataset) -> ReadImage:
         >>> dataset_reader(ImageDataset("demo", "test", images, np.array([0]), {0: "night"}))(0).shape
         (4, 6, 3)
     """
-    from tfdml.data.dataset import ArrayImages, EncodedImages
+    from tfdml.data.dataset import ArrayImages
+    from tfdml.data.encoded import encoded_image
 
     images = dataset.images
 
@@ -54,21 +55,11 @@ def dataset_reader(dataset: ImageDataset) -> ReadImage:
         if isinstance(images, ArrayImages):
             return np.asarray(images.data[index], np.uint8)
         try:
-            return _decode(images.data[index] if isinstance(images, EncodedImages) else _file(images.paths[index]))
+            return _decode(encoded_image(images, index))
         except (OSError, ValueError, SyntaxError) as error:  # what Pillow raises for damaged files
             raise UserError(f"{images.name(index)} cannot be read as an image: {error}") from error
 
     return read
-
-
-def _file(path: str) -> bytes:
-    if "://" in path:  # a remote file system, which TensorFlow knows and open() does not
-        import tensorflow as tf
-
-        with tf.io.gfile.GFile(path, "rb") as file:
-            return file.read()
-    with open(path, "rb") as file:
-        return file.read()
 
 
 def _decode(data: bytes) -> np.ndarray:

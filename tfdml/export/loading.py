@@ -11,12 +11,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdml.data.dataset import ArrayImages, EncodedImages, ImageDataset, Images
+from tfdml.data import encoded
+from tfdml.data.dataset import ImageDataset, Images
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.errors import UserError
 from tfdml.evaluation import embed
 from tfdml.export.saved_model import evaluation_transform
-from tfdml.models import Embedder
+from tfdml.models import Embedder, MomentEmbedder
 
 
 class DatasetEmbedder(Protocol):
@@ -33,7 +34,7 @@ class KerasEmbedder:
         embedder: The embedder.
     """
 
-    def __init__(self, embedder: Embedder):
+    def __init__(self, embedder: Embedder | MomentEmbedder):
         self.embedder = embedder
 
     def embed(self, dataset: ImageDataset, batch_size: int) -> np.ndarray:
@@ -72,17 +73,14 @@ def encoded_image(images: Images, index: int) -> bytes:
     Raises:
         UserError: The file cannot be read.
     """
-    if isinstance(images, EncodedImages):
-        return images.data[index]
-    if isinstance(images, ArrayImages):
-        return tf.io.encode_png(images.data[index]).numpy()
     try:
-        return tf.io.read_file(images.paths[index]).numpy()
-    except tf.errors.OpError as error:
-        raise UserError(f"{images.paths[index]} cannot be read: {error.message}") from error
+        return encoded.encoded_image(images, index)
+    except (OSError, tf.errors.OpError) as error:
+        reason = getattr(error, "strerror", None) or getattr(error, "message", None) or error
+        raise UserError(f"{images.name(index)} cannot be read: {reason}") from error
 
 
-def load_embedder(path: str | os.PathLike) -> Embedder:
+def load_embedder(path: str | os.PathLike) -> Embedder | MomentEmbedder:
     """The Keras embedder of a run folder or a .keras file.
 
     Raises:
@@ -97,7 +95,7 @@ def load_embedder(path: str | os.PathLike) -> Embedder:
         embedder = keras.saving.load_model(path, compile=False)
     except (ValueError, OSError, TypeError) as error:
         raise UserError(f"{path} cannot be loaded: {' '.join(str(error).split())[:300]}") from error
-    if not isinstance(embedder, Embedder):
+    if not isinstance(embedder, (Embedder, MomentEmbedder)):
         raise UserError(f"{path} holds a {type(embedder).__name__}, not an Embedder")
     return embedder
 

@@ -9,10 +9,13 @@ from tfdml import pairwise
 
 _IMAGENET_MEAN = (123.675, 116.28, 103.53)
 _IMAGENET_STD = (58.395, 57.12, 57.375)
-# Caffe models: blue, green, red, with these means taken off (keras.applications' own figures, and the rounded
-# ones of the original BN-Inception).
-_CAFFE_MEAN_BGR = (103.939, 116.779, 123.68)
-_BN_INCEPTION_MEAN_BGR = (104.0, 117.0, 128.0)
+# Caffe models: blue, green, red, with these means taken off (keras.applications' own figures, and those of the
+# published GoogLeNet and BN-Inception).
+_MEANS_BGR = {
+    "caffe": (103.939, 116.779, 123.68),
+    "googlenet": (104.0, 117.0, 123.0),
+    "bn_inception": (104.0, 117.0, 128.0),
+}
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -42,7 +45,8 @@ class InputScaling(keras.layers.Layer):
     Args:
         mode: `"none"`: pixels as they are (backbones with their own preprocessing); `"unit"`: x / 255;
             `"tf"`: x / 127.5 - 1; `"torch"`: ImageNet mean and deviation; `"caffe"`: BGR minus the ImageNet mean;
-            `"bn_inception"`: BGR minus (104, 117, 128).
+            `"googlenet"` and `"bn_inception"`: BGR minus (104, 117, 123) and (104, 117, 128), as the Caffe models have
+            it.
 
     Raises:
         ValueError: `mode` is none of these.
@@ -52,7 +56,7 @@ class InputScaling(keras.layers.Layer):
         [1.0, 1.0, 1.0]
     """
 
-    MODES = ("none", "unit", "tf", "torch", "caffe", "bn_inception")
+    MODES = ("none", "unit", "tf", "torch", "caffe", "googlenet", "bn_inception")
 
     def __init__(self, mode="tf", **kwargs):
         super().__init__(**{**kwargs, "autocast": False})
@@ -70,9 +74,8 @@ class InputScaling(keras.layers.Layer):
             x = x / 127.5 - 1.0
         elif self.mode == "torch":
             x = (x - ops.array(_IMAGENET_MEAN, "float32")) / ops.array(_IMAGENET_STD, "float32")
-        elif self.mode in ("caffe", "bn_inception"):
-            mean = _CAFFE_MEAN_BGR if self.mode == "caffe" else _BN_INCEPTION_MEAN_BGR
-            x = ops.flip(x, axis=-1) - ops.array(mean, "float32")
+        elif self.mode in _MEANS_BGR:
+            x = ops.flip(x, axis=-1) - ops.array(_MEANS_BGR[self.mode], "float32")
         return ops.cast(x, self.compute_dtype)
 
     def compute_output_spec(self, images):

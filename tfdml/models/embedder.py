@@ -11,6 +11,13 @@ from tfdml.layers import InputScaling, L2Normalize
 BATCH_NORM_MODES = ("frozen", "statistics", "train")
 
 
+def freeze_batch_norm(model: keras.Model) -> None:
+    """Make the BatchNorm layers of a network constants."""
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.trainable = False
+
+
 @keras.saving.register_keras_serializable("tfdml")
 class Embedder(keras.Model):
     """Images of pixels 0-255 to L2-normalised embeddings.
@@ -30,7 +37,8 @@ class Embedder(keras.Model):
             evaluation and export.
         resize: The size in pixels to which images are resized before the centre crop of `image_size`, in evaluation
             and export; by default `image_size`.
-        resize_mode: `"shorter"`: the shorter side becomes `resize`; `"squash"`: both sides do.
+        resize_mode: `"shorter"`: the shorter side becomes `resize`; `"squash"`: both sides do; `"pad"`: the longer
+            side does, and black fills up the square.
         scaling: A mode of `tfdml.layers.InputScaling`; by default the backbone's own, `"tf"` for a bare model.
         pooling: `"avg"` or `"max"` over positions.
         batch_norm: `"frozen"`: the backbone's BatchNorm layers are constants; `"statistics"`: they use their moving
@@ -76,8 +84,8 @@ class Embedder(keras.Model):
             raise ValueError(f"pooling must be 'avg' or 'max', not {pooling!r}")
         if batch_norm not in BATCH_NORM_MODES:
             raise ValueError(f"batch_norm must be one of {', '.join(BATCH_NORM_MODES)}, not {batch_norm!r}")
-        if resize_mode not in ("shorter", "squash"):
-            raise ValueError(f"resize_mode must be 'shorter' or 'squash', not {resize_mode!r}")
+        if resize_mode not in ("shorter", "squash", "pad"):
+            raise ValueError(f"resize_mode must be 'shorter', 'squash' or 'pad', not {resize_mode!r}")
         self.image_size = int(image_size)
         self.resize = int(resize or image_size)
         self.resize_mode = resize_mode
@@ -91,9 +99,7 @@ class Embedder(keras.Model):
         self.dense = keras.layers.Dense(embedding_dim, name="projection", dtype=self.dtype_policy)
         self.normalize = L2Normalize(name="normalize")
         if batch_norm == "frozen":
-            for layer in backbone._flatten_layers():
-                if isinstance(layer, keras.layers.BatchNormalization):
-                    layer.trainable = False
+            freeze_batch_norm(backbone)
 
     def build(self, input_shape):
         """Create the weights that the backbone does not have yet."""
@@ -151,6 +157,10 @@ class Embedder(keras.Model):
     def parts(self) -> dict[str, list]:
         """The trainable variables of the `backbone` and of the `projection`."""
         return {"backbone": self.backbone.trainable_variables, "projection": self.dense.trainable_variables}
+
+    def freeze_backbone(self) -> None:
+        """Keep the backbone as it is; the dense layer trains."""
+        self.backbone.trainable = False
 
     def get_config(self):
         """The arguments that make this embedder anew, the backbone's architecture included."""

@@ -6,13 +6,14 @@ import keras
 from keras import ops
 
 from tfdml import pairwise, replicas
+from tfdml.models.alternation import AlternatingModel
 from tfdml.models.embedder import Embedder
 from tfdml.objectives import MetricLoss, Objective
 from tfdml.objectives.base import restore
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class MetricLearner(keras.Model):
+class MetricLearner(AlternatingModel):
     """Trains an embedder on (images, integer labels) with a weighted sum of objectives.
 
         learner = MetricLearner(embedder, [ProxyLoss(AMSoftmaxLoss(), 98), JointRepresentationSimilarity()])
@@ -27,6 +28,11 @@ class MetricLearner(keras.Model):
 
     Calling the learner returns the representations of the images; `predict` returns their embeddings.
 
+    An objective may have a statistics phase, such as `RankMI`: then `fit` alternates between one step of the embedder,
+    by all objectives, and steps in which only that objective's own statistics learn (see `AlternatingModel`). In those
+    the embedder runs forward only, normalised as in training, and nothing of it changes, BatchNorm's moving statistics
+    included; `loss` and the terms are reported over the embedder's steps.
+
     Args:
         embedder: An `Embedder`.
         objectives: `tfdml.objectives`, or plain losses, which are wrapped in `MetricLoss`. Objectives that read
@@ -34,7 +40,7 @@ class MetricLearner(keras.Model):
 
     Raises:
         ValueError: There is no objective, two share a name or provide the same representation, or one reads a
-            representation that nothing provides.
+            representation that nothing provides; or two want different numbers of steps of their statistics.
     """
 
     def __init__(self, embedder, objectives, name="metric_learner", **kwargs):
@@ -63,7 +69,13 @@ class MetricLearner(keras.Model):
 
     def call(self, images, training=None):
         """The representations of the images: see `Embedder.represent`."""
-        return self.embedder.represent(images, training=training)
+        if not self.in_statistics_phase(training):
+            return self.embedder.represent(images, training=training)
+        present = [(variable, variable.value) for variable in self.embedder.variables]
+        # What the scope would change, such as BatchNorm's moving statistics, is dropped.
+        with keras.StatelessScope(present, initialize_variables=False):
+            representations = self.embedder.represent(images, training=True)
+        return {name: ops.stop_gradient(value) for name, value in representations.items()}
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         """The weighted sum of the objectives, scaled so that Keras's sum over replicas is its global value."""
@@ -71,6 +83,9 @@ class MetricLearner(keras.Model):
         if sample_weight is not None:
             raise ValueError("MetricLearner takes (images, labels), without sample weights")
         labels = pairwise.as_labels(y)
+        self._track_distances(y_pred["embedding"], labels)
+        if self.in_statistics_phase(training):
+            return self._statistics_loss(y_pred, labels)
         representations = dict(y_pred)
         for objective in self.objectives:
             representations.update(objective.represent(representations, training=training))
@@ -97,12 +112,18 @@ class MetricLearner(keras.Model):
             tracker.update_state(value, num_local)
             total = total + objective.weight * share
             reported = reported + objective.weight * value / num_replicas
-        self._track_distances(representations["embedding"], labels)
         for regularizer in self.losses:
             penalty = ops.cast(regularizer, "float32") / num_replicas
             total, reported = total + penalty, reported + penalty
         # The shares have the right gradient; the value is what Keras's logs expect where replicas are of unequal size.
         return total if num_replicas == 1 else total + ops.stop_gradient(reported - total)
+
+    def _statistics_loss(self, representations, labels):
+        members = [objective for objective in self.objectives if objective.statistics_steps]
+        names = sorted({name for objective in members for name in objective.reads})
+        gathered, all_labels = {name: replicas.gather(representations[name]) for name in names}, replicas.gather(labels)
+        losses = [objective.statistics_step(objective.select(gathered), all_labels) for objective in members]
+        return sum(losses) / replicas.count()
 
     def _track_distances(self, embeddings, labels):
         distances = ops.stop_gradient(pairwise.distances(embeddings))
@@ -151,6 +172,9 @@ def _check_objectives(objectives: list[Objective], representations: tuple[str, .
             raise ValueError(f"two objectives are called {name!r}: give one another name=")
         if name in ("loss", "d_pos", "d_neg"):
             raise ValueError(f"an objective is called {name!r}, a name that the logs use: give it another name=")
+    steps = {objective.statistics_steps for objective in objectives if objective.statistics_steps}
+    if len(steps) > 1:
+        raise ValueError(f"objectives with different statistics_steps cannot alternate together: {sorted(steps)}")
     available = set(representations)
     for objective in objectives:
         taken = available & set(objective.provides)

@@ -41,6 +41,8 @@ class Objective(keras.layers.Layer):
     reduction = "mean"
     #: The representation that `calibrate` wants of all training images before the first step; None for nothing.
     calibrates_on: str | None = None
+    #: How many calls of `statistics_step` go before each step of the embedder; 0 for an objective without that phase.
+    statistics_steps = 0
 
     def __init__(self, weight=1.0, name=None, **kwargs):
         # Losses are float32 under every dtype policy.
@@ -77,10 +79,23 @@ class Objective(keras.layers.Layer):
         """Measure on the training set, before the first step, what stays fixed in training; by default nothing.
 
         Args:
-            features: (N, D) NumPy, the representation `calibrates_on` of the training images, by the untrained embedder.
+            features: (N, D) NumPy, the representation `calibrates_on` of the training images, before training.
             labels: (N,) NumPy integers.
         """
         del features, labels
+
+    @property
+    def statistics_variables(self) -> list:
+        """The trainable weights that only `statistics_step` trains; by default none."""
+        return []
+
+    def statistics_step(self, representations, labels):
+        """The loss of the `statistics_variables`, a scalar, in a step in which the embedder is fixed.
+
+        Called by the learner once per step of that phase, with the representations and labels of the global batch; the
+        place to update state and metrics too.
+        """
+        raise TypeError(f"{type(self).__name__} must define statistics_step()")
 
     def compute(self, representations, labels):
         """The unweighted value: a scalar, or (B,) when `per_image`."""

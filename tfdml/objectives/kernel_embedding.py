@@ -1,4 +1,4 @@
-"""Kernel embedding: joint representation similarity between classes (JRD)."""
+"""Kernel embedding: joint representation similarity between classes (JRD), and its rivals JMMD and JIntra."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from keras import ops
 from tfdml import pairwise
 from tfdml.kernels import GaussianMixture, Kernel
 from tfdml.objectives.base import Objective, restore
+from tfdml.objectives.class_statistics import averaging_matrix
 
 LEVELS = ("pooled", "embedding", "class")
 
@@ -19,19 +20,27 @@ def _default_kernel(level: str) -> Kernel:
 class JointKernelObjective(Objective):
     """Base of the objectives on the product of one kernel per level, the kernel of joint representations.
 
+    A subclass defines `between(gram, labels)`, whose values are reduced over ordered pairs of different class. A value
+    of two classes that stands at each pair of their images is so weighted by n_I n_J, as in eq. 9 of the paper.
+
     Args:
         levels: The representations whose joint distribution is compared, each with its kernel.
         kernels: None for the paper's; one `tfdml.kernels.Kernel` for all levels; a sequence with one per level, or a
             dict by level.
+        reduction: `"mean"` over the pairs, or `"sum"`.
         weight: The factor of this term.
         name: The term's name in logs.
 
     Raises:
-        ValueError: There is no level, one is given twice, or the kernels do not fit the levels.
+        ValueError: There is no level, one is given twice, the kernels do not fit the levels, or the reduction is
+            unknown.
     """
 
-    def __init__(self, levels=LEVELS, kernels=None, weight=1.0, name=None, **kwargs):
+    def __init__(self, levels=LEVELS, kernels=None, reduction="mean", weight=1.0, name=None, **kwargs):
         super().__init__(weight=weight, name=name, **kwargs)
+        if reduction not in ("mean", "sum"):
+            raise ValueError(f"{self.name}: reduction must be 'mean' or 'sum', not {reduction!r}")
+        self.reduction = reduction
         self.levels = (levels,) if isinstance(levels, str) else tuple(levels)
         if not self.levels or len(set(self.levels)) != len(self.levels):
             raise ValueError(f"{self.name}: levels must be one or more different names, not {levels}")
@@ -65,10 +74,21 @@ class JointKernelObjective(Objective):
             product = matrix if product is None else product * matrix
         return product
 
+    def between(self, gram, labels):
+        """The value at each pair of images of different class: (N, N), (N,) -> (N, N)."""
+        raise TypeError(f"{type(self).__name__} must define between()")
+
+    def compute(self, representations, labels):
+        """The mean (or sum) over ordered pairs of different class; 0 for a batch of one class."""
+        negatives = pairwise.negative_mask(labels)
+        reduce = pairwise.masked_sum if self.reduction == "sum" else pairwise.masked_mean
+        return reduce(self.between(self.joint_kernel(representations), labels), ops.stop_gradient(negatives))
+
     def get_config(self):
         """The arguments that make this objective anew."""
         kernels = {level: keras.saving.serialize_keras_object(kernel) for level, kernel in self.kernels.items()}
-        return {**super().get_config(), "levels": list(self.levels), "kernels": kernels}
+        config = {"levels": list(self.levels), "kernels": kernels, "reduction": self.reduction}
+        return {**super().get_config(), **config}
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -116,17 +136,119 @@ class JointRepresentationSimilarity(JointKernelObjective):
         name="joint_representation_similarity",
         **kwargs,
     ):
-        super().__init__(levels=levels, kernels=kernels, weight=weight, name=name, **kwargs)
-        if reduction not in ("mean", "sum"):
-            raise ValueError(f"{self.name}: reduction must be 'mean' or 'sum', not {reduction!r}")
-        self.reduction = reduction
+        super().__init__(levels, kernels, reduction, weight, name, **kwargs)
 
-    def compute(self, representations, labels):
-        """The mean (or sum) of the joint kernel over ordered pairs of different class."""
-        negatives = pairwise.negative_mask(labels)
-        reduce = pairwise.masked_sum if self.reduction == "sum" else pairwise.masked_mean
-        return reduce(self.joint_kernel(representations), ops.stop_gradient(negatives))
+    def between(self, gram, labels):
+        """The joint kernel itself."""
+        del labels
+        return gram
+
+
+class _NormObjective(JointKernelObjective):
+    """Base of the rivals, which look at norms of the classes' embeddings C_I = (1/n_I) sum over i in I of k(., x_i)."""
+
+    def __init__(self, levels, kernels, squared, reduction, weight, name, **kwargs):
+        super().__init__(levels, kernels, reduction, weight, name, **kwargs)
+        self.squared = bool(squared)
+
+    def between(self, gram, labels):
+        """The value of the two classes at each pair of their images."""
+        averaging = averaging_matrix(labels)
+        products = ops.matmul(ops.matmul(averaging, gram), ops.transpose(averaging))
+        return self.of_classes(products, ops.diagonal(products))
+
+    def of_classes(self, products, squared_norms):
+        """The value from the inner products <C_I, C_J> (N, N) and |C_I|^2 (N,), at each image of the classes."""
+        raise TypeError(f"{type(self).__name__} must define of_classes()")
 
     def get_config(self):
         """The arguments that make this objective anew."""
-        return {**super().get_config(), "reduction": self.reduction}
+        return {**super().get_config(), "squared": self.squared}
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class JointMMD(_NormObjective):
+    """The JMMD regulariser: minus the distance between the joint kernel embeddings of different classes.
+
+    L / N_pairs = (1/N_pairs) sum over ordered pairs of classes I != J of n_I n_J D_IJ,
+    D_IJ = -|C_I - C_J|,   |C_I - C_J|^2 = <C_I, C_I> + <C_J, C_J> - 2 <C_I, C_J>
+
+    with <C_I, C_J> the mean over i in I, j in J of the product of the levels' kernels (i = j included). Minimising it
+    parts the classes as `JointRepresentationSimilarity` does, and also draws each class together, which the paper holds
+    to cost generalisation. N_pairs and the weights n_I n_J are those of the JRS regulariser, in whose place it stands.
+
+    The gradient of the distance is 0 between classes that coincide up to rounding.
+
+    Args:
+        levels: As in `JointRepresentationSimilarity`.
+        kernels: As in `JointRepresentationSimilarity`.
+        squared: D_IJ = -|C_I - C_J|^2, the MMD^2 of eq. 14, instead of the norm that eq. 15 prints.
+        reduction: `"mean"`, over the pairs of images, or `"sum"`.
+        weight: alpha; the paper's best is 0.1.
+        name: The term's name in logs.
+
+    Raises:
+        ValueError: An argument does not fit.
+
+    Example:
+        >>> representations = {"embedding": keras.ops.array([[1.0, 0.0], [0.0, 1.0]])}
+        >>> jmmd = JointMMD("embedding", kernels=tfdml.kernels.Polynomial(1), squared=True)
+        >>> float(jmmd(representations, keras.ops.array([0, 1])))  # -(2 + 2 - 2)
+        -2.0
+
+    Source: Chu et al., ICML 2020, eq. 15; Long et al., "Deep Transfer Learning with Joint Adaptation Networks", 2017.
+    """
+
+    def __init__(
+        self, levels=LEVELS, kernels=None, squared=False, reduction="mean", weight=1.0, name="joint_mmd", **kwargs
+    ):
+        super().__init__(levels, kernels, squared, reduction, weight, name, **kwargs)
+
+    def of_classes(self, products, squared_norms):
+        """Minus the distance."""
+        norms = squared_norms[:, None] + squared_norms[None, :]
+        gaps = norms - 2.0 * products
+        # Where nothing but rounding is left of the difference, a root would make much of it.
+        gaps = ops.where(gaps > 1e-6 * norms, gaps, 0.0)
+        return -gaps if self.squared else -pairwise.safe_sqrt(gaps)
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class JointIntra(_NormObjective):
+    """The JIntra regulariser: minus the lengths of the joint kernel embeddings of classes.
+
+    L / N_pairs = (1/N_pairs) sum over ordered pairs of classes I != J of n_I n_J (-|C_I| - |C_J|)
+
+    with |C_I|^2 the mean over i, i' in I of the product of the levels' kernels (i = i' included): it draws each class
+    together and does nothing else. N_pairs and the weights n_I n_J are those of the JRS regulariser, in whose place it
+    stands. A batch of one class has no pair of classes, and gives 0.
+
+    Args:
+        levels: As in `JointRepresentationSimilarity`.
+        kernels: As in `JointRepresentationSimilarity`.
+        squared: -|C_I|^2 - |C_J|^2, the terms of MMD^2 (eq. 14), instead of the norms that eq. 16 prints.
+        reduction: `"mean"`, over the pairs of images, or `"sum"`.
+        weight: alpha.
+        name: The term's name in logs.
+
+    Raises:
+        ValueError: An argument does not fit.
+
+    Example:
+        >>> representations = {"embedding": keras.ops.array([[1.0, 0.0], [0.0, 1.0]])}
+        >>> float(JointIntra("embedding")(representations, keras.ops.array([0, 1])))  # k(x, x) = 1
+        -2.0
+
+    Source: Chu et al., ICML 2020, eq. 16.
+    """
+
+    def __init__(
+        self, levels=LEVELS, kernels=None, squared=False, reduction="mean", weight=1.0, name="joint_intra", **kwargs
+    ):
+        super().__init__(levels, kernels, squared, reduction, weight, name, **kwargs)
+
+    def of_classes(self, products, squared_norms):
+        """Minus the sum of the two lengths."""
+        del products
+        lengths = squared_norms if self.squared else pairwise.safe_sqrt(squared_norms)
+        return -(lengths[:, None] + lengths[None, :])

@@ -65,6 +65,11 @@ def scope(strategy: Any):
     return contextlib.nullcontext() if strategy is None else strategy.scope()
 
 
+def num_replicas(strategy: Any) -> int:
+    """How many replicas share a batch; 1 for None."""
+    return 1 if strategy is None else strategy.num_replicas_in_sync
+
+
 def describe(strategy: Any) -> list[str]:
     """The devices that train."""
     if strategy is not None:

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tfdml import backbones
+from tfdml.data.transforms import KINDS
 from tfdml.errors import UserError
+from tfdml.models import AttentionEnsemble, Embedder
 from tfdml.models.embedder import BATCH_NORM_MODES
 from tfdml.training.optimizers import OPTIMIZERS
-from tfdml.training.spec import parse_arguments, parse_call, parse_sum
+from tfdml.training.spec import Call, parse_arguments, parse_call, parse_sum
 
 POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 
@@ -49,24 +51,48 @@ class Experiment:
     data_dir: str = _choice("", "Where the unpacked data set lies. glyphs needs none.")
     dataset_options: str = _choice("", "Options of the data set, e.g. 'images_per_class=40' or 'test_fraction=0.3'.")
     bad_images: str = _choice("error", "What to do with files that are no readable images.", choices=("error", "skip"))
+    check_images: str = _choice(
+        "headers",
+        "How images are checked before training: the header and the end of each file, or all of it (decode), at about "
+        "a millisecond an image and core.",
+        choices=("headers", "decode"),
+    )
     holdout_classes: float = _choice(
         0.0, "Share of the training classes that is held out of training, as validation classes.", check=_fraction
     )
-    cache: bool = _choice(False, "Keep the decoded training images in memory.")
+    cache: str = _choice(
+        "auto",
+        "Keep the decoded images in memory; auto: where they take less than --cache_limit_mb and less than half of the "
+        "free memory, and the run sees them more than once.",
+        choices=("auto", "true", "false"),
+        switch=True,
+    )
     cache_limit_mb: int = _choice(4096, "Most memory that --cache may take, in MiB.", check=_positive)
     # Views
     image_size: int = _choice(224, "Height and width in pixels of the crops that the network sees.", check=_positive)
     resize: int = _choice(256, "Pixels to which images are resized before the crop.", check=_positive)
     resize_mode: str = _choice(
-        "shorter", "Whether the shorter side becomes --resize, or both sides (squash).", choices=("shorter", "squash")
+        "shorter",
+        "Whether the shorter side becomes --resize; both sides do (squash); or the longer side does and black fills up "
+        "the square (pad).",
+        choices=("shorter", "squash", "pad"),
     )
-    augmentation: str = _choice(
-        "random_crop", "How training crops are taken.", choices=("random_crop", "random_resized_crop", "none")
-    )
+    augmentation: str = _choice("random_crop", "How training crops are taken.", choices=KINDS)
     min_scale: float = _choice(
         0.08, "Smallest share of the image's area that random_resized_crop takes.", check=lambda v: 0 < v <= 1
     )
+    min_resolution: float = _choice(
+        0.8, "Smallest longer side in multi_resolution, as a multiple of --image_size.", check=_positive
+    )
+    max_resolution: float = _choice(
+        1.8, "Largest longer side in multi_resolution, as a multiple of --image_size.", check=_positive
+    )
     flip: bool = _choice(True, "Mirror every second training image.")
+    policy: str = _choice(
+        "",
+        "What happens to the finished crops, through keras-cv: e.g. 'rand_augment(magnitude=0.4) + 0.2 * grayscale' "
+        "(the second on a fifth of the images).",
+    )
     # Network
     backbone: str = _choice("mobilenetv2", "Backbone, with its options: e.g. 'mobilenetv2(alpha=0.35)'.")
     weights: str = _choice("none", "Backbone weights: none, imagenet, or the path of a .weights.h5 file.")
@@ -77,17 +103,41 @@ class Experiment:
         "BatchNorm of the backbone: frozen; statistics (frozen statistics, trained gamma and beta); train.",
         choices=BATCH_NORM_MODES,
     )
+    ensemble_heads: int = _choice(
+        0, "Heads of an attention ensemble (ABE), which share --embedding_dim; 0: no ensemble.", check=_not_negative
+    )
+    ensemble_cut: str = _choice(
+        "", "Layers of the backbone that begin and end the attention network, as 'a,b'; empty: the backbone's usual."
+    )
     # Objectives
     objectives: str = _choice("am_softmax", "Terms of the loss: e.g. 'am_softmax(margin=0.05) + 0.4 * jrs'.")
     # Batches
     sampling: str = _choice(
-        "class_balanced", "P classes x K images, or a plain shuffle.", choices=("class_balanced", "shuffle")
+        "class_balanced",
+        "P classes x K images; the same from a few super-classes (hierarchical); all images of random classes up to "
+        "--batch_size (whole_classes); or a plain shuffle.",
+        choices=("class_balanced", "shuffle", "whole_classes", "hierarchical"),
     )
-    classes_per_batch: int = _choice(20, "P, for class_balanced.", check=_positive)
-    images_per_class: int = _choice(5, "K, for class_balanced.", check=_positive)
-    batch_size: int = _choice(100, "Images per batch, over all replicas, for shuffle.", check=_positive)
+    classes_per_batch: int = _choice(20, "P, for class_balanced and hierarchical.", check=_positive)
+    images_per_class: int = _choice(5, "K, for class_balanced and hierarchical.", check=_positive)
+    batch_size: int = _choice(
+        100, "Images per batch, over all replicas, for shuffle and whole_classes.", check=_positive
+    )
     short_classes: str = _choice(
         "repeat", "Classes of fewer than K images: repeat their images, or drop them.", choices=("repeat", "drop")
+    )
+    super_classes_per_batch: int = _choice(
+        1, "S, for hierarchical: a batch has P / S classes of each of S super-classes.", check=_positive
+    )
+    super_class_weights: str = _choice(
+        "proportional",
+        "For hierarchical: super-classes in proportion to their classes, or all equally often (uniform).",
+        choices=("proportional", "uniform"),
+    )
+    short_super_classes: str = _choice(
+        "merge",
+        "Super-classes of fewer than P / S classes: merge them into one, or drop them.",
+        choices=("merge", "drop"),
     )
     # Optimisation
     epochs: int = _choice(12, "Number of epochs.", check=_not_negative)
@@ -127,10 +177,14 @@ class Experiment:
     )
     checkpoint_steps: int = _choice(0, "Checkpoint every this many steps, besides each epoch.", check=_not_negative)
     keep_checkpoints: int = _choice(2, "How many checkpoints stay.", check=_positive)
+    moment_embedder: bool = _choice(
+        False, "With horde: also write and measure moments.keras, which searches with all orders, reduced by a PCA."
+    )
     report: bool = _choice(True, "Write report/index.html at the end.")
     run_dir: str = _choice("", "Folder of the run; must not exist yet, unless --resume.")
 
     def __post_init__(self):
+        object.__setattr__(self, "cache", _text(self.cache))
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             choices = field.metadata.get("choices")
@@ -141,17 +195,26 @@ class Experiment:
                 raise UserError(f"--{field.name}={value}: out of range. {field.metadata['help']}")
         if not self.run_dir:
             raise UserError("--run_dir is missing: name the folder that the run shall write, e.g. --run_dir=runs/first")
-        if self.resize < self.image_size and self.augmentation != "random_resized_crop":
+        if self.resize < self.image_size and self.augmentation not in ("random_resized_crop", "multi_resolution"):
             raise UserError(
                 f"--resize={self.resize} is smaller than --image_size={self.image_size}: no such crop can be cut"
             )
+        if self.moment_embedder and self.selection != "last":
+            raise UserError("--moment_embedder needs the moments of the last epoch: use --selection=last")
         if self.selection == "validation" and not self.holdout_classes:
             raise UserError("--selection=validation needs held-out classes: add e.g. --holdout_classes=0.2")
         self.recall_ks()
         self.drop_steps(1)
+        if self.ensemble_heads and self.embedding_dim % self.ensemble_heads:
+            raise UserError(
+                f"--embedding_dim={self.embedding_dim} is no multiple of --ensemble_heads={self.ensemble_heads}"
+            )
+        if self.ensemble_cut and not self.ensemble_heads:
+            raise UserError("--ensemble_cut needs --ensemble_heads, e.g. --ensemble_heads=8")
         parse_call(self.backbone, "--backbone")
         parse_sum(self.objectives, "--objectives")
         self.data_options()
+        self.policy_steps()
 
     def recall_ks(self) -> tuple[int, ...]:
         """The K of Recall@K."""
@@ -173,10 +236,37 @@ class Experiment:
         """The options of the data set."""
         return parse_arguments(self.dataset_options, "--dataset_options")
 
+    def policy_steps(self) -> list[tuple[float, Call]]:
+        """The steps of the augmentation policy: the share of the images, and what happens to them."""
+        return parse_sum(self.policy, "--policy") if self.policy.strip() else []
+
     def make_backbone(self) -> backbones.Backbone:
         """The backbone with its weights."""
         call = parse_call(self.backbone, "--backbone")
         return backbones.resolve(call.name, self.image_size, self.weights, **call.arguments)
+
+    def make_embedder(self) -> Embedder:
+        """The embedder, its backbone with its weights.
+
+        Raises:
+            UserError: The backbone cannot be built, or not be made an ensemble of.
+        """
+        options: dict[str, Any] = {
+            "embedding_dim": self.embedding_dim,
+            "image_size": self.image_size,
+            "resize": max(self.resize, self.image_size),
+            "resize_mode": self.resize_mode,
+            "pooling": self.pooling,
+            "batch_norm": self.batch_norm,
+        }
+        backbone = self.make_backbone()
+        if not self.ensemble_heads:
+            return Embedder(backbone, **options)
+        cut = [name.strip() for name in self.ensemble_cut.split(",") if name.strip()]
+        try:
+            return AttentionEnsemble(backbone, cut=cut or None, heads=self.ensemble_heads, **options)
+        except ValueError as error:
+            raise UserError(f"--ensemble_cut={self.ensemble_cut}: {error}") from error
 
     def as_flags(self) -> str:
         """The settings as a flag file that makes the same run."""

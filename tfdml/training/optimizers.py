@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from tfdml.errors import UserError
+from tfdml.models.alternation import AlternatingOptimizer
 
 PARTS = ("backbone", "projection", "objectives")
 
@@ -89,7 +90,7 @@ def build_optimizer(
     momentum: float = 0.9,
     clip_norm: float = 0.0,
 ):
-    """An optimiser, built on the learner's variables, with a rate per part.
+    """An optimiser, built on the learner's variables, with a rate per part; one for each phase if there are two.
 
     Args:
         name: One of `OPTIMIZERS`.
@@ -105,26 +106,36 @@ def build_optimizer(
     Raises:
         UserError: The name is unknown.
     """
-    extra = {} if epsilon is None else {"epsilon": epsilon}
-    coupled = weight_decay
-    if name == "adam":
-        optimizer = PartAdam(learning_rate, **extra)
-    elif name == "adamw":
-        optimizer, coupled = PartAdamW(learning_rate, weight_decay=weight_decay, **extra), 0.0
-    elif name == "sgd":
-        optimizer = PartSGD(learning_rate, momentum=momentum)
-    elif name == "rmsprop":
-        optimizer = PartRMSprop(learning_rate, **extra)
-    else:
+    if name not in OPTIMIZERS:
         raise UserError(f"--optimizer={name!r}: known are {', '.join(OPTIMIZERS)}")
-    variables = learner.trainable_variables
-    optimizer.build(variables)
-    position = {id(variable): index for index, variable in enumerate(variables)}
-    by_index = {
-        position[id(variable)]: float(factors.get(part, 1.0))
-        for part, members in learner.parts().items()
-        for variable in members
-        if id(variable) in position
+    own = {id(variable) for variable in learner.statistics_variables}
+    by_id = {
+        id(variable): float(factors.get(part, 1.0)) for part, members in learner.parts().items() for variable in members
     }
-    optimizer.configure(by_index, coupled, clip_norm or None)
+
+    def build(variables):
+        optimizer, coupled = _make(name, learning_rate, weight_decay, epsilon, momentum)
+        optimizer.build(variables)
+        rates = {i: by_id[id(variable)] for i, variable in enumerate(variables) if id(variable) in by_id}
+        optimizer.configure(rates, coupled, clip_norm or None)
+        return optimizer
+
+    embedder = build([variable for variable in learner.trainable_variables if id(variable) not in own])
+    if not own:
+        return embedder
+    optimizer = AlternatingOptimizer(embedder, build([v for v in learner.trainable_variables if id(v) in own]))
+    optimizer.in_statistics = lambda variable: id(variable) in own
+    optimizer.build(learner.trainable_variables)
     return optimizer
+
+
+def _make(name: str, learning_rate, weight_decay: float, epsilon: float | None, momentum: float):
+    """The optimiser, and the coupled weight decay that it leaves to its variables' steps."""
+    extra = {} if epsilon is None else {"epsilon": epsilon}
+    if name == "adamw":
+        return PartAdamW(learning_rate, weight_decay=weight_decay, **extra), 0.0
+    if name == "adam":
+        return PartAdam(learning_rate, **extra), weight_decay
+    if name == "sgd":
+        return PartSGD(learning_rate, momentum=momentum), weight_decay
+    return PartRMSprop(learning_rate, **extra), weight_decay

@@ -19,8 +19,8 @@ _PACKAGES = ("tensorflow", "keras", "numpy", "faiss-cpu", "scikit-learn", "pillo
 class RunFolder:
     """Paths of a run, and the rules of who may write there.
 
-        flags.txt  environment.json  metrics.jsonl  result.json  checkpoints/  embedder.keras  tensorboard/
-        report/index.html
+        flags.txt  environment.json  metrics.jsonl  result.json  calibration/  checkpoints/  embedder.keras
+        tensorboard/  report/index.html
 
     Args:
         path: The folder.
@@ -35,6 +35,7 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.calibration = self.path / "calibration"
         self.embedder = self.path / "embedder.keras"
+        self.moments = self.path / "moments.keras"
         self.tensorboard = self.path / "tensorboard"
         self.report = self.path / "report" / "index.html"
 

@@ -16,7 +16,7 @@ def describe(experiment: Experiment) -> str:
     RunFolder(experiment.run_dir).check_new()
     strategy = distribution.make_strategy(experiment.logical_devices)
     splits = trainer.load_splits(experiment)
-    sampler = trainer.make_sampler(experiment, splits.train)
+    sampler = trainer.make_sampler(experiment, splits.train, distribution.num_replicas(strategy))
     steps = experiment.steps_per_epoch or sampler.steps_per_epoch
     train_transform, evaluation_transform = trainer.make_transforms(experiment)
     with distribution.scope(strategy):
@@ -54,7 +54,12 @@ def describe(experiment: Experiment) -> str:
 def _batch(experiment: Experiment) -> str:
     if experiment.sampling == "shuffle":
         return "plain shuffle"
-    return f"{experiment.classes_per_batch} classes x {experiment.images_per_class}"
+    if experiment.sampling == "whole_classes":
+        return "all images of random classes"
+    batch = f"{experiment.classes_per_batch} classes x {experiment.images_per_class}"
+    if experiment.sampling == "hierarchical":
+        batch += f", of super-classes: {experiment.super_classes_per_batch}"
+    return batch
 
 
 def _settings(term) -> str:

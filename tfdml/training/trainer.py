@@ -15,18 +15,23 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml import data
-from tfdml.data import inspection
+from tfdml.data import inspection, preparing
+from tfdml.data.batches import hierarchical_sampler
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches, explain_failure, training_batches
-from tfdml.data.sampling import ClassBalancedSampler, Sampler, ShuffleSampler
+from tfdml.data.policies import Policy, Step
+from tfdml.data.sampling import ClassBalancedSampler, Sampler, ShuffleSampler, WholeClassSampler, check_divides
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
 from tfdml.evaluation import embed, evaluate_dataset, write_report
 from tfdml.models import Embedder, MetricLearner
+from tfdml.objectives import HighOrderMomentLoss
 from tfdml.training import checkpoints, distribution
 from tfdml.training.calibration import calibrate
 from tfdml.training.experiment import Experiment
-from tfdml.training.files import write_json
+from tfdml.training.files import atomic_path, write_json
+from tfdml.training.memory import plan_cache
+from tfdml.training.moments import moment_embedder
 from tfdml.training.optimizers import build_optimizer, step_schedule
 from tfdml.training.recorder import Recorder
 from tfdml.training.run_folder import RunFolder
@@ -61,7 +66,8 @@ def load_splits(experiment: Experiment) -> Splits:
     options = experiment.data_options()
     directory = experiment.data_dir or None
     train, test = (data.load(experiment.dataset, directory, split, **options) for split in ("train", "test"))
-    train, test = (inspection.check(split, experiment.bad_images) for split in (train, test))
+    find = preparing.find_faults if experiment.check_images == "decode" else inspection.inspect
+    train, test = (inspection.check(split, experiment.bad_images, find) for split in (train, test))
     validation = None
     if experiment.holdout_classes:
         classes = np.random.default_rng(experiment.seed).permutation(train.classes)
@@ -73,22 +79,48 @@ def load_splits(experiment: Experiment) -> Splits:
     return Splits(train.contiguous(), validation, test)
 
 
-def make_sampler(experiment: Experiment, train: ImageDataset) -> Sampler:
-    """The sampler of an experiment."""
+def make_sampler(experiment: Experiment, train: ImageDataset, replicas: int = 1) -> Sampler:
+    """The sampler of an experiment.
+
+    Raises:
+        UserError: The data has too few images, classes or super-classes for it, or the replicas do not divide a batch.
+    """
+    sampler: Sampler
     if experiment.sampling == "shuffle":
-        return ShuffleSampler(len(train), experiment.batch_size, experiment.seed)
-    return ClassBalancedSampler(
-        train.labels,
-        experiment.classes_per_batch,
-        experiment.images_per_class,
-        experiment.seed,
-        experiment.short_classes,
-    )
+        sampler = ShuffleSampler(len(train), experiment.batch_size, experiment.seed)
+    elif experiment.sampling == "whole_classes":
+        sampler = WholeClassSampler(train.labels, experiment.batch_size, experiment.seed)
+    elif experiment.sampling == "hierarchical":
+        sampler = hierarchical_sampler(
+            train,
+            experiment.classes_per_batch,
+            experiment.images_per_class,
+            experiment.super_classes_per_batch,
+            experiment.seed,
+            experiment.super_class_weights,
+            experiment.short_classes,
+            experiment.short_super_classes,
+        )
+    else:
+        sampler = ClassBalancedSampler(
+            train.labels,
+            experiment.classes_per_batch,
+            experiment.images_per_class,
+            experiment.seed,
+            experiment.short_classes,
+        )
+    check_divides(sampler.batch_size, replicas, "replicas")
+    return sampler
 
 
 def make_transforms(experiment: Experiment) -> tuple[TrainTransform, EvaluationTransform]:
-    """The views of an experiment, in training and in evaluation."""
+    """The views of an experiment, in training and in evaluation.
+
+    Raises:
+        UserError: The policy is not one that can be had.
+    """
     resize = max(experiment.resize, experiment.image_size)
+    steps = tuple(Step(call.name, call.arguments, share) for share, call in experiment.policy_steps())
     train = TrainTransform(
         kind=experiment.augmentation,
         resize=resize,
@@ -96,6 +128,8 @@ def make_transforms(experiment: Experiment) -> tuple[TrainTransform, EvaluationT
         mode=experiment.resize_mode,
         scale=(experiment.min_scale, 1.0),
         flip=experiment.flip,
+        resolutions=(experiment.min_resolution, experiment.max_resolution),
+        policy=Policy(steps) if steps else None,
     )
     return train, EvaluationTransform(resize=resize, crop=experiment.image_size, mode=experiment.resize_mode)
 
@@ -105,17 +139,9 @@ def make_learner(experiment: Experiment, num_classes: int, steps_per_epoch: int)
     keras.utils.set_random_seed(experiment.seed)
     keras.config.set_dtype_policy(experiment.mixed_precision)
     try:
-        embedder = Embedder(
-            experiment.make_backbone(),
-            embedding_dim=experiment.embedding_dim,
-            image_size=experiment.image_size,
-            resize=max(experiment.resize, experiment.image_size),
-            resize_mode=experiment.resize_mode,
-            pooling=experiment.pooling,
-            batch_norm=experiment.batch_norm,
-        )
+        embedder = experiment.make_embedder()
         if experiment.backbone_rate == 0:
-            embedder.backbone.trainable = False
+            embedder.freeze_backbone()
         learner = _with_objectives(experiment, embedder, num_classes)
     finally:
         keras.config.set_dtype_policy("float32")
@@ -137,6 +163,8 @@ def make_learner(experiment: Experiment, num_classes: int, steps_per_epoch: int)
 
 def _with_objectives(experiment: Experiment, embedder: Embedder, num_classes: int) -> MetricLearner:
     terms = build_objectives(experiment.objectives, num_classes)
+    if experiment.moment_embedder and sum(isinstance(term, HighOrderMomentLoss) for term in terms) != 1:
+        raise UserError("--moment_embedder needs one horde(...) in --objectives")
     try:
         learner = MetricLearner(embedder, terms)
         learner.build((None, experiment.image_size, experiment.image_size, 3))
@@ -152,16 +180,17 @@ class Evaluator:
         experiment: The experiment.
         splits: Its images.
         transform: The view of evaluation.
+        cache: Whether to keep the views in memory.
     """
 
-    def __init__(self, experiment: Experiment, splits: Splits, transform: EvaluationTransform):
+    def __init__(self, experiment: Experiment, splits: Splits, transform: EvaluationTransform, cache: bool = False):
         self.experiment = experiment
         self.splits = splits
         self.batches: dict[str, tf.data.Dataset] = {}
         for name, split in (("validation", splits.validation), ("test", splits.test)):
             if split is not None:
                 batches = evaluation_batches(split, transform, experiment.evaluation_batch_size)
-                self.batches[name] = distribution.own_threads(batches.cache() if experiment.cache else batches)
+                self.batches[name] = distribution.own_threads(batches.cache() if cache else batches)
 
     def embed(self, embedder: Embedder, name: str) -> np.ndarray:
         """The embeddings of a split, (N, d) float32."""
@@ -208,7 +237,7 @@ def train(experiment: Experiment, resume: bool = False) -> dict[str, Any]:
         distribution.one_operation_at_a_time()
     strategy = distribution.make_strategy(experiment.logical_devices)
     splits = load_splits(experiment)
-    sampler = make_sampler(experiment, splits.train)
+    sampler = make_sampler(experiment, splits.train, distribution.num_replicas(strategy))
     steps_per_epoch = experiment.steps_per_epoch or sampler.steps_per_epoch
     train_transform, evaluation_transform = make_transforms(experiment)
     with distribution.scope(strategy):
@@ -216,7 +245,10 @@ def train(experiment: Experiment, resume: bool = False) -> dict[str, Any]:
     if not resume:
         folder.create(experiment, distribution.describe(strategy))
 
-    evaluator = Evaluator(experiment, splits, evaluation_transform)
+    drawn = experiment.epochs * steps_per_epoch * sampler.batch_size
+    evaluated = [split for split in (splits.validation, splits.test) if split is not None]
+    kept = plan_cache(experiment, splits.train, evaluated, train_transform, drawn)
+    evaluator = Evaluator(experiment, splits, evaluation_transform, kept.evaluation)
     recorder = Recorder(
         folder,
         sampler.batch_size,
@@ -234,7 +266,7 @@ def train(experiment: Experiment, resume: bool = False) -> dict[str, Any]:
         if state is None:
             batch_size = experiment.evaluation_batch_size
             calibrate(learner, splits.train, evaluation_transform, batch_size, folder.calibration)
-        _fit(experiment, learner, splits, sampler, train_transform, recorder)
+        _fit(experiment, learner, splits, sampler, train_transform, recorder, kept.training)
     except UserError:
         raise
     except tf.errors.OpError as error:
@@ -252,6 +284,7 @@ def _fit(
     sampler: Sampler,
     transform: TrainTransform,
     recorder: Recorder,
+    cache: bool,
 ) -> None:
     steps = recorder.steps_per_epoch
     epoch, within = divmod(recorder.step, steps)
@@ -263,7 +296,7 @@ def _fit(
         transform,
         seed=experiment.seed,
         first_step=recorder.step,
-        cache=experiment.cache,
+        cache=cache,
         cache_limit_mb=experiment.cache_limit_mb,
     )
     batches = distribution.own_threads(batches)
@@ -308,6 +341,13 @@ def _finish(experiment, learner, evaluator, recorder, folder, seconds) -> dict[s
         "train_seconds": recorder.train_seconds,
         "images_per_second": recorder.images_per_second(),
     }
+    if experiment.moment_embedder:
+        transform = make_transforms(experiment)[1]
+        train = evaluation_batches(evaluator.splits.train, transform, experiment.evaluation_batch_size)
+        model = moment_embedder(learner, train)
+        with atomic_path(folder.moments) as temporary:
+            model.save(temporary)
+        result["metrics_moments"] = evaluator.measure(evaluator.embed(model, "test"), "test", RETRIEVAL + CLUSTERING)
     write_json(folder.result, result)
     if experiment.report:
         _write_report(experiment, splits.test, embeddings, result, recorder, folder)

@@ -1,0 +1,100 @@
+import keras
+import numpy as np
+import pytest
+
+from tests.mathematics import assert_close
+from tests.models.ensembles import cuttable_backbone
+from tests.models.networks import images
+from tfdml import backbones
+
+IMAGES = images() / np.float32(255)
+
+
+@pytest.mark.parametrize("at", ["first", "second", "third"])
+def test_the_parts_make_the_whole_and_share_its_weights(at):
+    model = cuttable_backbone()
+    trunk, rest = backbones.cut(model, at)
+    assert_close(rest(trunk(IMAGES)), model(IMAGES), 1e-6)
+    assert_close(trunk(IMAGES), keras.Model(model.input, model.get_layer(at).output)(IMAGES), 1e-6)
+    assert {id(w) for w in [*trunk.weights, *rest.weights]} == {id(w) for w in model.weights}
+    model.get_layer("third_conv").kernel.assign(keras.ops.zeros_like(model.get_layer("third_conv").kernel))
+    assert_close(rest(trunk(IMAGES)), model(IMAGES), 1e-6)
+
+
+def test_a_model_can_be_cut_again_and_again_and_is_saved_as_before(tmp_path):
+    model = cuttable_backbone()
+    config = model.get_config()
+    _, rest = backbones.cut(model, "first")
+    middle, end = backbones.cut(rest, "second")
+    trunk, _ = backbones.cut(model, "first")
+    assert_close(end(middle(trunk(IMAGES))), model(IMAGES), 1e-6)
+    assert model.get_config() == config
+    model.save(tmp_path / "x.keras")
+    assert_close(keras.saving.load_model(tmp_path / "x.keras")(IMAGES), model(IMAGES), 1e-6)
+
+
+def test_sequential_models_can_be_cut():
+    layers = [keras.Input((6,)), keras.layers.Dense(5, name="a"), keras.layers.Dense(4, name="b")]
+    model = keras.Sequential([*layers, keras.layers.Dense(3, name="c")])
+    x = np.ones((2, 6), "float32")
+    trunk, rest = backbones.cut(model, "b")
+    assert_close(rest(trunk(x)), model(x), 1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "at"),
+    [
+        ("googlenet", "inception_4a"),
+        ("bn_inception", "inception_4d"),
+        ("mobilenetv2", "block_13_expand_relu"),
+        ("resnet50", "conv4_block1_out"),
+        ("efficientnetb0", "block4a_expand_conv"),
+    ],
+)
+def test_backbones_by_name_can_be_cut(name, at):
+    model = backbones.resolve(name, 64).model
+    trunk, rest = backbones.cut(model, at)
+    x = np.random.default_rng(0).uniform(-1, 1, (2, 64, 64, 3)).astype("float32")
+    assert_close(rest(trunk(x)), model(x), 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["googlenet", "googlenet_bn", "bn_inception", "resnet50", "resnet50_v1_5"])
+def test_the_usual_cut_of_an_ensemble_keeps_the_map_s_size(name):
+    backbone = backbones.resolve(name, 64)
+    trunk, rest = backbones.cut(backbone.model, backbone.ensemble_cut[0])
+    attention, _ = backbones.cut(rest, backbone.ensemble_cut[1])
+    assert trunk.output_shape[1:3] == attention.output_shape[1:3] == (4, 4)
+
+
+def two_inputs():
+    inputs = [keras.Input((2,)), keras.Input((2,))]
+    return keras.Model(inputs, keras.layers.Add(name="sum")(inputs))
+
+
+class Subclassed(keras.Model):
+    def call(self, x):
+        return x
+
+
+@pytest.mark.parametrize(
+    ("make", "at", "message"),
+    [
+        (cuttable_backbone, "frist", "cuttable has no layer 'frist' to cut at; near: first"),
+        (cuttable_backbone, "zzz", "cuttable has no layer 'zzz' to cut at$"),
+        (
+            cuttable_backbone,
+            "second_conv",
+            "go past it; layers near it: first_add, first, second_add, second",
+        ),
+        (cuttable_backbone, "images", "nothing would be left on one side"),
+        (cuttable_backbone, "last", "nothing would be left on one side"),
+        (two_inputs, "sum", "no functional model with one input"),
+        (Subclassed, "x", "no functional model"),
+    ],
+)
+def test_places_that_cannot_be_cut_are_named(make, at, message):
+    with pytest.raises(ValueError, match=message) as error:
+        backbones.cut(make(), at)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,270 @@
+"""The published networks in PyTorch, written from their tables; each returns its stages by name."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+GOOGLENET = """
+3a 64 96 128 16 32 32
+3b 128 128 192 32 96 64
+4a 192 96 208 16 48 64
+4b 160 112 224 24 64 64
+4c 128 128 256 24 64 64
+4d 112 144 288 32 64 64
+4e 256 160 320 32 128 128
+5a 256 160 320 32 128 128
+5b 384 192 384 48 128 128
+"""
+# 1x1 | 3x3 reduce, 3x3 | double reduce, first, second | pooling, projection; "-" where there is none.
+BN_INCEPTION = """
+3a 64 64 64 64 96 96 avg 32
+3b 64 64 96 64 96 96 avg 64
+3c - 128 160 64 96 96 max -
+4a 224 64 96 96 128 128 avg 128
+4b 192 96 128 96 128 128 avg 128
+4c 160 128 160 128 160 160 avg 128
+4d 96 128 192 160 192 192 avg 128
+4e - 128 192 192 256 256 max -
+5a 352 192 320 160 224 224 avg 128
+5b 352 192 320 192 224 224 max 128
+"""
+RESNET50 = ((3, 64), (4, 128), (6, 256), (3, 512))
+
+
+def rows(table):
+    return [line.split() for line in table.split("\n") if line]
+
+
+def lrn(x):
+    return functional.local_response_norm(x, 5, alpha=1e-4, beta=0.75, k=1.0)
+
+
+class Named(nn.Module):
+    """Modules under names that attributes could not have (none of them holds a dot)."""
+
+    def conv(self, name, inputs, outputs, size, stride=1, norm=None, bias=True):
+        self.add_module(name, nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=bias))
+        if norm is not None:
+            self.add_module(f"{name}_bn", nn.BatchNorm2d(outputs, eps=norm))
+
+    def run(self, name, x):
+        x = self.get_submodule(name)(x)
+        if f"{name}_bn" in dict(self.named_children()):
+            x = self.get_submodule(f"{name}_bn")(x)
+        return functional.relu(x)
+
+
+class CaffeGoogLeNet(Named):
+    """BVLC's GoogLeNet."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv("conv1_7x7_s2", 3, 64, 7, 2)
+        self.conv("conv2_3x3_reduce", 64, 64, 1)
+        self.conv("conv2_3x3", 64, 192, 3)
+        channels = 192
+        for name, *widths in rows(GOOGLENET):
+            a, b1, b2, c1, c2, d = map(int, widths)
+            self.conv(f"inception_{name}_1x1", channels, a, 1)
+            self.conv(f"inception_{name}_3x3_reduce", channels, b1, 1)
+            self.conv(f"inception_{name}_3x3", b1, b2, 3)
+            self.conv(f"inception_{name}_5x5_reduce", channels, c1, 1)
+            self.conv(f"inception_{name}_5x5", c1, c2, 5)
+            self.conv(f"inception_{name}_pool_proj", channels, d, 1)
+            channels = a + b2 + c2 + d
+        self.loss3_classifier = nn.Linear(1024, 7)
+
+    def forward(self, x):
+        out = {}
+        x = out["conv1_relu_7x7"] = self.run("conv1_7x7_s2", x)
+        x = out["pool1_3x3_s2"] = functional.max_pool2d(x, 3, 2, ceil_mode=True)
+        x = out["pool1_norm1"] = lrn(x)
+        x = self.run("conv2_3x3", self.run("conv2_3x3_reduce", x))
+        x = out["conv2_norm2"] = lrn(x)
+        x = out["pool2_3x3_s2"] = functional.max_pool2d(x, 3, 2, ceil_mode=True)
+        for name, *_ in rows(GOOGLENET):
+            p = f"inception_{name}"
+            branches = [
+                self.run(f"{p}_1x1", x),
+                self.run(f"{p}_3x3", self.run(f"{p}_3x3_reduce", x)),
+                self.run(f"{p}_5x5", self.run(f"{p}_5x5_reduce", x)),
+                self.run(f"{p}_pool_proj", functional.max_pool2d(x, 3, 1, 1)),
+            ]
+            x = out[p] = torch.cat(branches, 1)
+            if name in ("3b", "4e"):
+                x = functional.max_pool2d(x, 3, 2, ceil_mode=True)
+                out[f"pool{int(name[0])}_3x3_s2"] = x
+        return out
+
+
+class Basic(nn.Module):
+    def __init__(self, inputs, outputs, size, stride=1):
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False)
+        self.bn = nn.BatchNorm2d(outputs, eps=0.001)
+
+    def forward(self, x):
+        return functional.relu(self.bn(self.conv(x)))
+
+
+class Branches(nn.Module):
+    def __init__(self, inputs, a, b1, b2, c1, c2, d):
+        super().__init__()
+        self.branch1 = Basic(inputs, a, 1)
+        self.branch2 = nn.Sequential(Basic(inputs, b1, 1), Basic(b1, b2, 3))
+        # torchvision's "5x5" has kernels of 3 x 3.
+        self.branch3 = nn.Sequential(Basic(inputs, c1, 1), Basic(c1, c2, 3))
+        self.branch4 = nn.Sequential(nn.MaxPool2d(3, 1, 1, ceil_mode=True), Basic(inputs, d, 1))
+
+    def forward(self, x):
+        return torch.cat([self.branch1(x), self.branch2(x), self.branch3(x), self.branch4(x)], 1)
+
+
+class TorchvisionGoogLeNet(nn.Module):
+    """GoogLeNet with batch normalisation; an auxiliary head stands for those that its checkpoints hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2, self.conv3 = Basic(3, 64, 7, 2), Basic(64, 64, 1), Basic(64, 192, 3)
+        channels = 192
+        for name, *widths in rows(GOOGLENET):
+            widths = [int(width) for width in widths]
+            self.add_module(f"inception{name}", Branches(channels, *widths))
+            channels = widths[0] + widths[2] + widths[4] + widths[5]
+        self.aux1 = nn.ModuleDict({"conv": Basic(512, 4, 1), "fc1": nn.Linear(4, 4)})
+        self.fc = nn.Linear(1024, 7)
+
+    def forward(self, x):
+        out = {}
+        x = out["conv1_relu_7x7"] = self.conv1(x)
+        x = out["pool1_3x3_s2"] = functional.max_pool2d(x, 3, 2, ceil_mode=True)
+        x = self.conv3(self.conv2(x))
+        x = out["pool2_3x3_s2"] = functional.max_pool2d(x, 3, 2, ceil_mode=True)
+        for name, *_ in rows(GOOGLENET):
+            x = out[f"inception_{name}"] = self.get_submodule(f"inception{name}")(x)
+            if name == "3b":
+                x = out["pool3_3x3_s2"] = functional.max_pool2d(x, 3, 2, ceil_mode=True)
+            if name == "4e":
+                x = out["pool4_2x2_s2"] = functional.max_pool2d(x, 2, 2, ceil_mode=True)
+        return out
+
+
+class BNInception(Named):
+    """BN-Inception as ported from Caffe."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv("conv1_7x7_s2", 3, 64, 7, 2, norm=1e-5)
+        self.conv("conv2_3x3_reduce", 64, 64, 1, norm=1e-5)
+        self.conv("conv2_3x3", 64, 192, 3, norm=1e-5)
+        channels = 192
+        for name, a, b1, b2, c1, c2, c3, _, d in rows(BN_INCEPTION):
+            p, stride = f"inception_{name}", 2 if a == "-" else 1
+            b1, b2, c1, c2, c3 = map(int, (b1, b2, c1, c2, c3))
+            if a != "-":
+                self.conv(f"{p}_1x1", channels, int(a), 1, norm=1e-5)
+            self.conv(f"{p}_3x3_reduce", channels, b1, 1, norm=1e-5)
+            self.conv(f"{p}_3x3", b1, b2, 3, stride, norm=1e-5)
+            self.conv(f"{p}_double_3x3_reduce", channels, c1, 1, norm=1e-5)
+            self.conv(f"{p}_double_3x3_1", c1, c2, 3, norm=1e-5)
+            self.conv(f"{p}_double_3x3_2", c2, c3, 3, stride, norm=1e-5)
+            if d != "-":
+                self.conv(f"{p}_pool_proj", channels, int(d), 1, norm=1e-5)
+            channels = b2 + c3 + (channels if d == "-" else int(a) + int(d))
+        self.last_linear = nn.Linear(1024, 7)
+
+    def forward(self, x):
+        out = {}
+        x = out["conv1_relu_7x7"] = self.run("conv1_7x7_s2", x)
+        x = out["pool1_3x3_s2"] = functional.max_pool2d(x, 3, 2, ceil_mode=True)
+        x = out["conv2_relu_3x3"] = self.run("conv2_3x3", self.run("conv2_3x3_reduce", x))
+        x = out["pool2_3x3_s2"] = functional.max_pool2d(x, 3, 2, ceil_mode=True)
+        for name, a, *_, kind, d in rows(BN_INCEPTION):
+            p = f"inception_{name}"
+            branches = [self.run(f"{p}_1x1", x)] if a != "-" else []
+            branches.append(self.run(f"{p}_3x3", self.run(f"{p}_3x3_reduce", x)))
+            double = self.run(f"{p}_double_3x3_1", self.run(f"{p}_double_3x3_reduce", x))
+            branches.append(self.run(f"{p}_double_3x3_2", double))
+            if d == "-":
+                # At an odd size the published network has a row and a column of windows too few to go on.
+                odd = [side % 2 for side in x.shape[2:]]
+                ended = functional.pad(x, (0, odd[1], 0, odd[0]), value=-torch.inf)
+                branches.append(functional.max_pool2d(ended, 3, 2, ceil_mode=True))
+            else:
+                average = functional.avg_pool2d(x, 3, 1, 1, ceil_mode=True, count_include_pad=True)
+                pooled = average if kind == "avg" else functional.max_pool2d(x, 3, 1, 1, ceil_mode=True)
+                branches.append(self.run(f"{p}_pool_proj", pooled))
+            x = out[p] = torch.cat(branches, 1)
+        return out
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, inputs, width, stride, stride_in_1x1):
+        super().__init__()
+        first, second = (stride, 1) if stride_in_1x1 else (1, stride)
+        self.conv1, self.bn1 = nn.Conv2d(inputs, width, 1, first, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, second, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv3, self.bn3 = nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width)
+        self.downsample = None
+        if stride > 1 or inputs != 4 * width:
+            norm = nn.BatchNorm2d(4 * width)
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, 4 * width, 1, stride, bias=False), norm)
+
+    def forward(self, x):
+        y = functional.relu(self.bn1(self.conv1(x)))
+        y = self.bn3(self.conv3(functional.relu(self.bn2(self.conv2(y)))))
+        return functional.relu(y + (x if self.downsample is None else self.downsample(x)))
+
+
+class ResNet50(nn.Module):
+    """torchvision's ResNet-50 (v1.5), or the original with the stride in the first 1 x 1 convolution."""
+
+    def __init__(self, stride_in_1x1=False):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)
+        inputs = 64
+        for stage, (blocks, width) in enumerate(RESNET50, start=1):
+            made = []
+            for block in range(blocks):
+                made.append(Bottleneck(inputs, width, 2 if stage > 1 and block == 0 else 1, stride_in_1x1))
+                inputs = 4 * width
+            self.add_module(f"layer{stage}", nn.Sequential(*made))
+        self.fc = nn.Linear(2048, 7)
+
+    def forward(self, x):
+        out = {}
+        x = out["conv1_relu"] = functional.relu(self.bn1(self.conv1(x)))
+        x = out["pool1_pool"] = functional.max_pool2d(x, 3, 2, 1)
+        for stage in range(1, 5):
+            for index, block in enumerate(self.get_submodule(f"layer{stage}"), start=1):
+                x = out[f"conv{stage + 1}_block{index}_out"] = block(x)
+        return out
+
+
+def randomise(network, seed=0, scale=1.0):
+    """Random weights, and random BatchNorm parameters and statistics near those of images of +-scale."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def uniform(tensor, low, high):
+        return torch.empty_like(tensor).uniform_(low, high, generator=generator)
+
+    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+    with torch.no_grad():
+        for module in network.modules():
+            if isinstance(module, nn.Conv2d):
+                module.weight.normal_(0.0, (2.0 / module.weight[0].numel()) ** 0.5, generator=generator)
+                if norms:
+                    # Variances down to where epsilon matters.
+                    module.weight.mul_(10.0 ** uniform(module.weight[:, :1, :1, :1], -2.0, 0.0))
+                if module.bias is not None:
+                    module.bias.copy_(uniform(module.bias, -0.3, 0.3))
+        for norm in norms:
+            norm.weight.copy_(uniform(norm.weight, 0.5, 1.2))
+            norm.bias.copy_(uniform(norm.bias, -0.3, 0.3))
+            norm.momentum = 1.0
+        network.train()
+        network(uniform(torch.empty(4, 3, 96, 96), -scale, scale))
+        for norm in norms:
+            norm.running_mean.add_(uniform(norm.running_mean, -0.3, 0.3) * norm.running_var.sqrt())
+            norm.running_var.mul_(uniform(norm.running_var, 0.7, 1.4))
+    return network.eval()

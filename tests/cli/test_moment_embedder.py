@@ -1,0 +1,34 @@
+"""HORDE's search with all orders, from the flags to a file that evaluates alike."""
+
+import json
+
+import pytest
+
+HORDE = "--objectives=contrastive + horde(loss=contrastive, orders=3, dim=32)"
+
+
+def test_moments_are_written_measured_and_evaluated_alike(command, tiny_flags, tmp_path):
+    run = tmp_path / "run"
+    done = command("train", *tiny_flags, HORDE, "--moment_embedder", "--noreport", f"--run_dir={run}")
+    assert done.returncode == 0, done.stderr[-3000:]
+    expected = json.loads((run / "result.json").read_text())["metrics_moments"]
+    assert f"{100 * expected['recall@1']:.1f} % with all moments" in done.stdout
+    flags = [flag for flag in tiny_flags if "dataset" in flag]
+    out = tmp_path / "metrics.json"
+    done = command("evaluate", f"--model={run / 'moments.keras'}", *flags, f"--json={out}")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(out.read_text())["recall@1"] == pytest.approx(expected["recall@1"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--moment_embedder"], "needs one horde"),
+        ([HORDE, "--moment_embedder", "--selection=test"], "--selection=last"),
+    ],
+)
+def test_it_needs_the_moments_of_the_last_epoch(flags, says, command, tiny_flags, tmp_path):
+    done = command("train", *tiny_flags, *flags, f"--run_dir={tmp_path / 'run'}")
+    assert done.returncode == 2
+    assert says in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "run").exists()

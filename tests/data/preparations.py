@@ -1,0 +1,30 @@
+"""Small data sets for the tests of preparing them."""
+
+import io
+
+import numpy as np
+from PIL import Image
+
+from tfdml.data.dataset import ImageDataset
+
+KINDS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
+
+
+def picture(seed, size=(40, 30), kind="JPEG", mode="RGB", **options):
+    """The bytes of a random picture, (width, height)."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).convert(mode).save(file, kind, **options)
+    return file.getvalue()
+
+
+def images_of_kinds(count):
+    """Pictures of all kinds in turn, of several sizes."""
+    return [picture(i, (30 + 3 * (i % 4), 40 - 2 * (i % 3)), KINDS[i % len(KINDS)]) for i in range(count)]
+
+
+def made(images, labels, names=None, split="train", **columns):
+    """A data set of these images."""
+    labels = np.asarray(labels)
+    names = names or {int(label): f"class {label}" for label in set(labels.tolist())}
+    return ImageDataset("made", split, images, labels, names, **columns)

@@ -1,0 +1,82 @@
+"""How much memory decoded images take, told from their headers."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tfdml.data import caching
+from tfdml.data.caching import decoded_bytes, decoded_source, memory_to_spare
+from tfdml.data.dataset import ArrayImages, EncodedImages, FileImages, ImageDataset
+from tfdml.data.sizes import stated_size
+from tfdml.data.transforms import TrainTransform
+
+
+def encoded(size, **options):
+    file = io.BytesIO()
+    Image.new("RGB", size).save(file, "JPEG", **options)
+    return file.getvalue()
+
+
+def dataset(images):
+    return ImageDataset("made", "train", images, np.zeros(len(images)), {0: ""})
+
+
+MIXED = EncodedImages(tuple(encoded((40 + i % 3, 60)) for i in range(9)), ("",) * 9)
+
+
+@pytest.mark.parametrize("kind", ["random_crop", "random_resized_crop", "multi_resolution"])
+@pytest.mark.parametrize("mode", ["shorter", "squash", "pad"])
+def test_the_estimate_is_what_the_cache_takes(kind, mode, caplog):
+    data, transform = dataset(MIXED), TrainTransform(kind, resize=24, crop=20, mode=mode)
+    with caplog.at_level("INFO"):
+        source = decoded_source(data, transform, limit_mb=10)
+    taken = sum(
+        np.asarray(source.columns(np.array([i]))[0][0]).nbytes
+        if source.size
+        else len(source.columns(np.array([i]))[0][0])
+        for i in range(9)
+    )
+    assert decoded_bytes(data, transform) == pytest.approx(taken, abs=9)
+    assert "caching 9 decoded images of made: about 0 MB" in caplog.text
+
+
+def test_estimates_of_many_images_read_a_few_headers(monkeypatch):
+    asked = []
+    monkeypatch.setattr(caching, "stated_size", lambda images, index: asked.append(index) or (10, 20))
+    images = EncodedImages((b"",) * 5000, ("",) * 5000)
+    assert decoded_bytes(dataset(images), TrainTransform("random_resized_crop", crop=8)) == 5000 * 600
+    assert len(set(asked)) == 64
+    assert {0, 4999} <= set(asked)
+
+
+def test_boxes_and_arrays_count_and_unreadable_files_do_not(tmp_path):
+    path = tmp_path / "a.jpg"
+    path.write_bytes(encoded((100, 80)))
+    transform = TrainTransform("random_resized_crop", crop=8)
+    files = FileImages((str(path), str(tmp_path / "missing.jpg")), np.array([[10, 20, 500, 50], [0, 0, 9, 9]]))
+    assert decoded_bytes(dataset(files), transform) == 2 * 3 * 70 * 30
+    arrays = ArrayImages(np.zeros((4, 6, 7, 3), np.uint8), ("",) * 4)
+    assert decoded_bytes(dataset(arrays), transform) == 4 * 6 * 7 * 3
+    assert decoded_bytes(dataset(EncodedImages((b"text",), ("a",))), transform) == 0
+
+
+def test_sizes_are_those_of_the_upright_image():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    images = EncodedImages((encoded((50, 20)), encoded((50, 20), exif=exif), b"?"), ("a", "b", "c"))
+    assert [stated_size(images, index) for index in range(3)] == [(20, 50), (50, 20), None]
+
+
+def test_half_of_the_free_memory_is_the_most(monkeypatch):
+    files = {"/proc/meminfo": "MemTotal: 9000 kB\nMemAvailable: 4096 kB\n"}
+    monkeypatch.setattr(caching, "_text", lambda path: files.get(path, ""))
+    assert memory_to_spare(100) == 2 * 2**20
+    assert memory_to_spare(1) == 2**20
+    files.update({"/sys/fs/cgroup/memory.max": "3000000\n", "/sys/fs/cgroup/memory.current": "1000000\n"})
+    assert memory_to_spare(100) == 1_000_000
+    files.update({"/sys/fs/cgroup/memory.max": "max\n"})
+    assert memory_to_spare(100) == 2 * 2**20
+    files.clear()
+    assert memory_to_spare(100) == 100 * 2**20

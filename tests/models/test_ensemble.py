@@ -1,0 +1,335 @@
+import os
+import pathlib
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from tests.mathematics import assert_close
+from tests.models.ensembles import cuttable_backbone, ensemble_learner, tiny_ensemble
+from tests.models.networks import SIZE, coloured_batch, config_of, images, values
+from tfdml import UserError, backbones, losses, objectives
+from tfdml.models import AttentionEnsemble, Embedder, MetricLearner
+from tfdml.training import Experiment
+
+POLICIES = ["float32", "mixed_bfloat16", "mixed_float16"]
+
+
+@pytest.fixture(params=POLICIES)
+def policy(request):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(request.param)
+    yield request.param
+    keras.config.set_dtype_policy(before)
+
+
+def numpy(x):
+    return keras.ops.convert_to_numpy(x)
+
+
+def unit(x):
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("cut", [("first", "second"), ("first",), "second", ("second", "second")])
+def test_each_head_is_the_rest_of_the_backbone_on_its_masked_map(cut):
+    ensemble = tiny_ensemble(cut=cut, scaling="unit")
+    x = images(size=3)
+    r = {name: numpy(value) for name, value in ensemble.represent(x).items()}
+    at = cut if isinstance(cut, str) else cut[0]
+    trunk, rest = backbones.cut(cuttable_backbone(), at)
+    features = numpy(trunk(x / 255.0))
+    # The attention network of a new ensemble is the backbone's own stretch.
+    context = numpy(backbones.cut(rest, "second")[0](features)) if len(cut) == 2 and cut[0] == "first" else features
+    kernel, bias = values(ensemble.attention_heads.weights)
+    weights, offset = values(ensemble.dense.weights)
+    channels = features.shape[-1]
+    for m in range(3):
+        own = slice(m * channels, (m + 1) * channels)
+        mask = 1.0 / (1.0 + np.exp(-(context @ kernel[0, 0, :, own] + bias[own])))
+        assert_close(ensemble.masks(x)[:, m], mask)
+        feature_map = numpy(rest(features * mask))
+        pooled = feature_map.mean((1, 2))
+        projection = pooled @ weights + offset
+        assert_close(r["feature_map"][..., 6 * m : 6 * m + 6], feature_map)
+        assert_close(r["pooled"][:, 6 * m : 6 * m + 6], pooled)
+        assert_close(r["projection"][:, 2 * m : 2 * m + 2], projection)
+        assert_close(r["heads"][:, m], unit(projection))
+        assert_close(r["embedding"][:, 2 * m : 2 * m + 2], unit(projection) / np.sqrt(3))
+    assert_close(r["detached_embedding"], r["embedding"])
+    assert_close(r["detached_projection"], r["projection"])
+
+
+def test_representations_have_their_documented_names_and_shapes():
+    ensemble = tiny_ensemble()
+    representations = ensemble.represent(images(size=4))
+    shapes = {name: tuple(value.shape) for name, value in representations.items()}
+    assert shapes["feature_map"] == (4, 3, 3, 18)
+    assert shapes["pooled"] == (4, 18)
+    assert shapes["heads"] == (4, 3, 2)
+    assert shapes["projection"] == shapes["embedding"] == (4, 6)
+    assert ensemble.representation_shapes((4, SIZE, SIZE, 3)) == shapes
+    assert set(ensemble.representations) == set(shapes)
+    np.testing.assert_array_equal(ensemble(images(size=4)), representations["embedding"])
+
+
+def test_embedding_has_length_one_and_distances_are_the_means_of_the_heads(policy):
+    r = tiny_ensemble().represent(images())
+    assert r["embedding"].dtype == r["heads"].dtype == "float32"
+    embedding, heads = numpy(r["embedding"]).astype("float64"), numpy(r["heads"]).astype("float64")
+    assert_close(np.linalg.norm(embedding, axis=1), np.ones(8), 1e-6)
+    squared = np.sum((embedding[:, None] - embedding[None]) ** 2, axis=-1)
+    assert_close(np.mean(np.sum((heads[:, None] - heads[None]) ** 2, axis=-1), axis=-1), squared, 1e-6)
+    assert_close(embedding @ embedding.T, np.mean(np.einsum("imd,jmd->mij", heads, heads), axis=0), 1e-6)
+
+
+def test_attention_network_starts_as_a_copy_and_learns_by_itself():
+    learner = ensemble_learner()
+    ensemble = learner.embedder
+    learner.build((None, SIZE, SIZE, 3))
+    shared = [ensemble.backbone.get_layer("second_conv"), ensemble.attention.get_layer("attention_second_conv")]
+    first, second = (values(layer.weights) for layer in shared)
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one, other)
+    learner.compile(optimizer=keras.optimizers.SGD(0.5))
+    labels, x = coloured_batch()
+    learner.fit(x, labels, batch_size=len(x), epochs=2, verbose=0)
+    changed = [values(layer.weights) for layer in shared]
+    assert np.abs(changed[0][0] - first[0]).max() > 1e-5
+    assert np.abs(changed[1][0] - first[0]).max() > 1e-5
+    assert np.abs(changed[0][0] - changed[1][0]).max() > 1e-5
+
+
+def test_parts_divide_the_trainable_variables():
+    for cut in (("first", "second"), "first"):
+        ensemble = tiny_ensemble(cut=cut)
+        ensemble.build((None, SIZE, SIZE, 3))
+        parts = ensemble.parts()
+        named = [id(variable) for variables in parts.values() for variable in variables]
+        assert sorted(named) == sorted(id(variable) for variable in ensemble.trainable_variables)
+        assert len(parts["projection"]) == 4
+        ensemble.freeze_backbone()
+        assert ensemble.parts()["backbone"] == []
+        assert len(ensemble.trainable_variables) == 4
+
+
+@pytest.mark.parametrize(
+    ("batch_norm", "training", "moving"), [("frozen", False, False), ("statistics", True, False), ("train", True, True)]
+)
+def test_batch_norm_mode_holds_for_the_attention_network_too(batch_norm, training, moving):
+    learner = ensemble_learner(batch_norm=batch_norm)
+    learner.build((None, SIZE, SIZE, 3))
+    norms = [
+        layer
+        for model in (learner.embedder.backbone, learner.embedder.attention)
+        for layer in model.layers
+        if isinstance(layer, keras.layers.BatchNormalization)
+    ]
+    assert len(norms) == 4
+    before = [values(norm.weights) for norm in norms]
+    learner.compile(optimizer=keras.optimizers.SGD(0.1))
+    labels, x = coloured_batch()
+    learner.fit(x, labels, batch_size=len(x), epochs=2, verbose=0)
+    for norm, (gamma, beta, mean, variance) in zip(norms, before, strict=True):
+        now = values(norm.weights)
+        assert np.array_equal(now[0], gamma) != training
+        assert np.array_equal(now[1], beta) != training
+        assert np.array_equal(now[2], mean) != moving
+        assert np.array_equal(now[3], variance) != moving
+
+
+def test_an_ensemble_learns():
+    learner = ensemble_learner(batch_norm="train")
+    learner.compile(optimizer=keras.optimizers.Adam(0.01))
+    labels, x = coloured_batch()
+    history = learner.fit(x, labels, batch_size=len(x), epochs=15, verbose=0).history
+    assert history["loss"][-1] < 0.8 * history["loss"][0]
+    assert {"headwise_contrastive_loss", "head_divergence", "high_order_moment"} <= set(history)
+
+
+def test_heads_diverge():
+    learner = MetricLearner(tiny_ensemble(dim=12), [objectives.HeadDivergence(margin=0.0, pairs="image")])
+    learner.compile(optimizer=keras.optimizers.Adam(0.03))
+    history = learner.fit(images(), np.arange(8), batch_size=8, epochs=30, verbose=0).history["head_divergence"]
+    assert history[-1] < 0.5 * history[0]
+
+
+def test_one_dense_layer_on_the_embedder_gets_its_masks_at_one_head():
+    ensemble = tiny_ensemble(heads=1, dim=5)
+    x = images()
+    assert ensemble(x).shape == (8, 5)
+    ensemble.attention_heads.convolution.bias.assign(np.full(4, 100.0))
+    plain = Embedder(cuttable_backbone(), 5, image_size=SIZE)
+    plain.build((None, SIZE, SIZE, 3))
+    plain.dense.set_weights(ensemble.dense.get_weights())
+    # Masks of 1 leave the backbone as it is.
+    assert_close(ensemble(x), plain(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads": 4}, "embedding_dim must be a multiple of heads: 6, 4"),
+        ({"heads": 0}, "multiple of heads"),
+        ({"cut": ()}, "name the layer that ends the trunk"),
+        ({"cut": ("first", "second", "third")}, "one or two layers"),
+        ({"cut": ("frist", "second")}, "no layer 'frist' to cut at; near: first"),
+        ({"cut": ("first", "secnd")}, "no layer 'secnd' to cut at; near: second"),
+        ({"cut": ("second", "first")}, "no layer 'first'"),
+        ({"cut": ("first_conv",)}, "other layers go past it; layers near it: first"),
+        ({"cut": ("first", "third")}, "6 x 6 at first, but 3 x 3 at third"),
+        ({"pooling": "sum"}, "pooling must be"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_ensemble(**options)
+
+
+def test_a_named_backbone_knows_where_to_cut():
+    resolved = backbones.Backbone(cuttable_backbone(), "caffe", ("first", "second"))
+    ensemble = AttentionEnsemble(resolved, heads=2, embedding_dim=4, image_size=SIZE)
+    assert ensemble.cut == ("first", "second")
+    assert ensemble.input_scaling.mode == "caffe"
+
+
+@pytest.mark.parametrize("cut", [("first", "second"), ("second",)])
+def test_saves_and_loads(tmp_path, cut, policy):
+    ensemble = tiny_ensemble(cut=cut, scaling="caffe", pooling="max", batch_norm="train")
+    x = images()
+    for layer in ensemble.backbone.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.moving_mean.assign(np.linspace(-1, 1, layer.moving_mean.shape[0]))
+    if ensemble.attention is not None:
+        ensemble.attention.get_layer("attention_second_bn").beta.assign(np.linspace(-1, 1, 5))
+    expected = ensemble.predict(x, verbose=0)
+    ensemble.save(tmp_path / "ensemble.keras")
+    keras.config.set_dtype_policy("float32")
+    again = keras.saving.load_model(tmp_path / "ensemble.keras")
+    assert isinstance(again, AttentionEnsemble)
+    np.testing.assert_array_equal(again.predict(x, verbose=0), expected)
+    assert config_of(again) == config_of(ensemble)
+    assert again.dtype_policy.name == policy
+    assert [v.path for v in again.trainable_variables] == [v.path for v in ensemble.trainable_variables]
+
+
+def test_weights_file_round_trip(tmp_path):
+    source, target = tiny_ensemble(seed=0), tiny_ensemble(seed=1)
+    x = images()
+    assert np.abs(numpy(source(x)) - numpy(target(x))).max() > 1e-3
+    source.save_weights(tmp_path / "x.weights.h5")
+    target.load_weights(tmp_path / "x.weights.h5")
+    np.testing.assert_array_equal(target(x), source(x))
+
+
+def test_a_trained_learner_saves_and_loads(tmp_path):
+    learner = ensemble_learner()
+    learner.compile(optimizer="adam")
+    labels, x = coloured_batch()
+    learner.fit(x, labels, batch_size=len(x), verbose=0)
+    learner.save(tmp_path / "learner.keras")
+    again = keras.saving.load_model(tmp_path / "learner.keras")
+    np.testing.assert_array_equal(again.predict(x, verbose=0), learner.predict(x, verbose=0))
+
+
+def test_the_exported_model_gives_the_ensembles_vectors(tmp_path):
+    import tensorflow as tf
+
+    from tfdml.export import compare, export_saved_model
+
+    ensemble = tiny_ensemble(resize=16)
+    ensemble(images())
+    version = export_saved_model(ensemble, tmp_path / "model")
+    encoded = [tf.io.encode_png(image).numpy() for image in images(dtype="uint8")]
+    assert compare(ensemble, version, encoded) <= 1e-5
+
+
+def test_works_inside_a_functional_model():
+    ensemble = tiny_ensemble()
+    inputs = keras.Input((SIZE, SIZE, 3), dtype="uint8")
+    model = keras.Model(inputs, ensemble(inputs))
+    assert model.output_shape == (None, 6)
+    assert_close(model(images(dtype="uint8")), ensemble(images()))
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_trains_compiled(jit):
+    learner = ensemble_learner()
+    learner.compile(optimizer="sgd", jit_compile=jit)
+    labels, x = coloured_batch()
+    assert np.isfinite(learner.fit(x, labels, batch_size=len(x), verbose=0).history["loss"][0])
+
+
+def run(path, **environment):
+    root = pathlib.Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-m", "tests.models.ensemble_steps", str(path)]
+    done = subprocess.run(
+        command, cwd=root, env={**os.environ, **environment}, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(np.load(path))
+
+
+@pytest.mark.slow
+def test_two_devices_update_an_ensemble_as_one_does(tmp_path):
+    arrays = run(tmp_path / "steps.npz")
+    one = {key: value for key, value in arrays.items() if key.startswith("1|")}
+    largest = max(np.abs(value).max() for value in one.values())
+    assert len(one) > 10
+    assert largest > 1e-3
+    for key, expected in one.items():
+        assert_close(arrays[key.replace("1|", "2|")], expected, 1e-5, floor=1e-6 * largest)
+
+
+@pytest.mark.slow
+def test_an_ensemble_trains_on_jax(tmp_path):
+    pytest.importorskip("jax")
+    arrays = run(tmp_path / "jax.npz", KERAS_BACKEND="jax", JAX_PLATFORMS="cpu")
+    assert np.all(np.isfinite(arrays["fit"]))
+    assert arrays["fit"][-1] < arrays["fit"][0]
+    assert_close(np.linalg.norm(arrays["embedding"], axis=1), np.ones(12))
+    assert_close(arrays["heads"].reshape(12, 6) / np.sqrt(3), arrays["embedding"])
+
+
+FLAGS = {"run_dir": "run", "backbone": "conv4(width=8)", "embedding_dim": 16, "image_size": 32, "resize": 32}
+
+
+def test_an_experiment_makes_an_ensemble():
+    ensemble = Experiment(**FLAGS, ensemble_heads=4, ensemble_cut="pool1, relu2").make_embedder()
+    assert isinstance(ensemble, AttentionEnsemble)
+    assert (ensemble.heads, ensemble.cut, ensemble.embedding_dim) == (4, ("pool1", "relu2"), 16)
+    assert type(Experiment(**FLAGS).make_embedder()) is Embedder
+
+
+def test_the_terms_of_an_ensemble_by_flags():
+    from tfdml.training.terms import build_objectives
+
+    text = "headwise(loss=contrastive(margin=0.5, distance=cosine)) + 0.5 * head_divergence(pairs=image)"
+    headwise, divergence = build_objectives(text, 10)
+    assert isinstance(headwise, objectives.HeadwiseLoss)
+    assert headwise.loss.margin == 0.5
+    assert (divergence.weight, divergence.pairs) == (0.5, "image")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"ensemble_heads": 3}, "--embedding_dim=16 is no multiple of --ensemble_heads=3"),
+        ({"ensemble_heads": -1}, "--ensemble_heads=-1"),
+        ({"ensemble_cut": "pool1"}, "--ensemble_cut needs --ensemble_heads"),
+        ({"ensemble_heads": 4}, "--ensemble_cut=: cut: name the layer"),
+        ({"ensemble_heads": 4, "ensemble_cut": "pool9"}, "--ensemble_cut=pool9: conv4 has no layer 'pool9'"),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused(flags, message):
+    with pytest.raises(UserError, match=message):
+        Experiment(**{**FLAGS, **flags}).make_embedder()
+
+
+def test_a_loss_on_the_whole_embedding_is_fine_too():
+    learner = MetricLearner(tiny_ensemble(), [losses.ContrastiveLoss()])
+    learner.compile(optimizer="sgd")
+    labels, x = coloured_batch()
+    assert np.isfinite(learner.fit(x, labels, batch_size=len(x), verbose=0).history["loss"][0])

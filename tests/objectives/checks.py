@@ -1,0 +1,143 @@
+"""What every objective on one representation must do, as checks that their tests apply.
+
+An objective is given as function(labels, x), its reference likewise.
+"""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.mathematics import (
+    assert_close,
+    degenerate_batches,
+    finite_differences,
+    random_batch,
+    value_and_gradients,
+)
+
+quick = settings(max_examples=20, deadline=None, derandomize=True)
+
+
+def check_formula(function, reference):
+    for seed, (size, classes, dim) in enumerate([(2, 2, 3), (8, 3, 5), (13, 2, 2), (15, 6, 16), (9, 9, 4), (6, 1, 4)]):
+        labels, x = random_batch(seed, size, classes, dim)
+        assert_close(function(labels, x), reference(labels, x), floor=1e-6)
+    labels, x = random_batch(5, 10, 3, 6, unit=False)
+    assert_close(function(labels, x), reference(labels, x))
+
+
+def check_gradient(function, reference, modes=("eager", "xla"), frozen=None):
+    """Against central differences of the reference, or of `frozen`, where the objective stops some of its gradient."""
+    labels, x = random_batch(11, 7, 3, 4)
+    (expected,) = finite_differences(lambda e: (frozen or reference)(labels, e), x)
+    assert np.any(expected)
+    for mode in modes:
+        value, (gradient,) = value_and_gradients(lambda e: function(labels, e), x, mode=mode)
+        # The floor is for values next to 0, such as a logarithm's next to 1.
+        assert_close(value, reference(labels, x), floor=1e-6)
+        assert_close(gradient, expected)
+
+
+def check_degenerate(function, reference, floor=2e-6, xla=True):
+    """The formula's value, and a finite gradient, on every degenerate batch, in single and half precision."""
+
+    @tf.function(jit_compile=True)
+    def jit(labels, x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            value = function(labels, x)
+        return value, tape.gradient(value, x, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+
+    for name, (labels, x) in degenerate_batches().items():
+        labels = labels % 3
+        expected = reference(labels, x)
+        value, (gradient,) = value_and_gradients(lambda e, y=labels: function(y, e), x)
+        assert_close(value, expected, floor=floor)
+        assert np.all(np.isfinite(gradient)), name
+        if xla:
+            value, gradient = jit(tf.constant(labels, tf.int64), tf.constant(x))
+            assert_close(value, expected, floor=floor)
+            assert np.all(np.isfinite(gradient)), name
+        for dtype in ("bfloat16", "float16"):
+            value, (gradient,) = value_and_gradients(lambda e, y=labels, t=dtype: function(y, tf.cast(e, t)), x)
+            assert value.dtype == np.float32
+            assert np.isfinite(value), name
+            assert np.all(np.isfinite(gradient)), name
+
+
+def check_nothing_to_learn(function, *batches):
+    """Value and gradient are exactly 0 on the named degenerate batches."""
+    for batch in batches:
+        labels, x = degenerate_batches()[batch]
+        value, (gradient,) = value_and_gradients(lambda e, y=labels % 3: function(y, e), x)
+        assert value == 0.0, batch
+        np.testing.assert_array_equal(gradient, np.zeros_like(gradient))
+
+
+def check_symmetries(function, rotations=True, relabelling=True):
+    """The order of the images does not count, nor (where said) which class has which label, nor a rotation."""
+
+    @quick
+    @given(st.integers(0, 10_000), st.integers(2, 12), st.integers(1, 4))
+    def run(seed, size, classes):
+        generator = np.random.default_rng(seed)
+        labels, x = random_batch(seed, size, classes, 5)
+        value = function(labels, x)
+        assert keras.ops.isfinite(value)
+        order = generator.permutation(size)
+        assert_close(function(labels[order], x[order]), value, floor=2e-6)
+        if relabelling:
+            assert_close(function(7 - labels, x), value, floor=2e-6)
+        if rotations:
+            rotation = np.linalg.qr(generator.normal(size=(5, 5)))[0]
+            assert_close(function(labels, (x @ rotation).astype("float32")), value, floor=2e-6)
+
+    run()
+
+
+def check_labels(function):
+    """Labels of any integer type, and large ids where the objective has no weight for each class."""
+    labels, x = random_batch(2, 12, 3, 6)
+    expected = function(labels, x)
+    for form in (labels.tolist(), labels.astype("int32"), tf.constant(labels)[:, None], labels.astype("float64")):
+        np.testing.assert_array_equal(function(form, x), expected)
+
+
+def check_large(function, size=4096, dim=128):
+    """A batch of four thousand has a finite value and a gradient."""
+    labels, x = np.arange(size) % 100, np.random.default_rng(0).normal(size=(size, dim)).astype("float32")
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    value, (gradient,) = value_and_gradients(lambda e: function(labels, e), x, mode="graph")
+    assert np.isfinite(value)
+    assert np.all(np.isfinite(gradient))
+    assert np.any(gradient)
+
+
+def check_config(objective):
+    """A configuration, free of weights, that restores the objective."""
+    for again in (
+        type(objective).from_config(objective.get_config()),
+        keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(objective)),
+    ):
+        assert type(again) is type(objective)
+        assert again.get_config() == objective.get_config()
+        assert (again.name, again.weight, again.reads) == (objective.name, objective.weight, objective.reads)
+        assert again.calibrates_on == objective.calibrates_on
+
+
+def check_saved_with_its_learner(learner, path, probe):
+    """Saved and loaded, the learner's objectives have their weights, and `probe(learner)` its value."""
+    learner.save(path)
+    again = keras.saving.load_model(path)
+    for old, new in zip(learner.objectives, again.objectives, strict=True):
+        assert len(old.weights) == len(new.weights)
+        for before, after in zip(old.weights, new.weights, strict=True):
+            np.testing.assert_array_equal(keras.ops.convert_to_numpy(before), keras.ops.convert_to_numpy(after))
+    assert_close(probe(again), probe(learner), 1e-6)
+
+
+def total_loss(learner, labels, x):
+    """The learner's loss on a batch."""
+    return learner.compute_loss(x, tf.constant(labels), learner(x, training=False), training=False)

@@ -1,0 +1,174 @@
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import references
+from tests.mathematics import MODES, assert_close, finite_differences, random_batch, value_and_gradients
+from tfdml import losses
+from tfdml.objectives import HeadDivergence, HeadwiseLoss
+
+HEADS, SIZE = 3, 4
+CHOICES = list(itertools.product(["all", "image"], ["active", "all"]))
+every_choice = pytest.mark.parametrize(("pairs", "average"), CHOICES)
+
+
+def batch(seed=0, size=6, heads=HEADS, classes=3):
+    """Labels, and the unit vectors of each image's heads (B, M, d/M)."""
+    labels, x = random_batch(seed, size * heads, classes, SIZE)
+    return labels[:size], x.reshape(size, heads, SIZE)
+
+
+def divergence(x, margin=0.5, pairs="all", average="active"):
+    """Kim et al., sec. 3.3, on cosines: over heads p != q in either order, and images (i, j) or (i, i)."""
+    images, heads = x.shape[:2]
+    values = [
+        max(references.cosine(x[i, p], x[j, q]) - margin, 0.0)
+        for i in range(images)
+        for j in range(images)
+        if pairs == "all" or i == j
+        for p in range(heads)
+        for q in range(heads)
+        if p != q
+    ]
+    if average == "active":
+        values = [value for value in values if value > 0]
+    return references.mean(values)
+
+
+def evaluate(objective, labels, x, mode="eager"):
+    value, (gradient,) = value_and_gradients(lambda heads: objective({"heads": heads}, labels), x, mode=mode)
+    return value, gradient
+
+
+@every_choice
+@pytest.mark.parametrize("margin", [0.5, 0.0, -1.0, 0.9])
+def test_divergence_equals_the_paper(pairs, average, margin):
+    for seed, (size, heads) in enumerate([(1, 2), (6, 3), (5, 8), (12, 2)]):
+        labels, x = batch(seed, size, heads)
+        value, gradient = evaluate(HeadDivergence(margin, pairs, average), labels, x)
+        assert_close(value, divergence(x, margin, pairs, average), floor=1e-7)
+        assert np.all(np.isfinite(gradient))
+
+
+@every_choice
+@pytest.mark.parametrize("mode", MODES)
+def test_divergence_has_the_gradient_of_the_formula(pairs, average, mode):
+    labels, x = batch(3)
+    value, gradient = evaluate(HeadDivergence(0.2, pairs, average), labels, x, mode)
+    assert_close(value, divergence(x, 0.2, pairs, average))
+    (expected,) = finite_differences(lambda heads: divergence(heads, 0.2, pairs, average), x)
+    assert np.any(expected)
+    assert_close(gradient, expected)
+
+
+def test_margin_on_cosines_is_half_the_hinge_on_squared_distances():
+    labels, x = batch(2, 5, 4)
+    hinges = [
+        max(1.0 - references.squared_distance(x[i, p], x[i, q]), 0.0)
+        for i in range(5)
+        for p in range(4)
+        for q in range(4)
+        if p != q
+    ]
+    value = HeadDivergence(margin=0.5, pairs="image", average="all")({"heads": x}, labels)
+    assert_close(value, references.mean(hinges) / 2)
+
+
+def contrastive_of_heads(labels, x, **options):
+    return references.mean([references.contrastive(labels, x[:, m], **options) for m in range(x.shape[1])])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_headwise_loss_is_the_mean_of_the_heads_losses(mode):
+    labels, x = batch(4, 7)
+    value, gradient = evaluate(HeadwiseLoss(losses.ContrastiveLoss(1.3, "euclidean")), labels, x, mode)
+    assert_close(value, contrastive_of_heads(labels, x, margin=1.3, kind="euclidean"))
+    (expected,) = finite_differences(lambda heads: contrastive_of_heads(labels, heads, margin=1.3, kind="euclidean"), x)
+    assert_close(gradient, expected)
+
+
+def test_headwise_loss_keeps_the_reduction_of_its_loss():
+    labels, x = batch(4, 7)
+    value = HeadwiseLoss(losses.ContrastiveLoss(reduction="sum"))({"heads": x}, labels)
+    assert_close(value, contrastive_of_heads(labels, x, reduction="sum"))
+
+
+def degenerate():
+    labels, x = batch(5)
+    zero = x.copy()
+    zero[1, 0] = 0.0
+    return {
+        "one image": (labels[:1], x[:1]),
+        "one head": (labels, x[:, :1]),
+        "one class": (np.zeros(6, int), x),
+        "no positive": (np.arange(6), x),
+        "identical heads": (labels, np.repeat(x[:, :1], HEADS, axis=1)),
+        "identical images": (labels, np.repeat(x[:1], 6, axis=0)),
+        "a zero head": (labels, zero),
+        "all zero": (labels, np.zeros_like(x)),
+        "opposite heads": (labels, np.stack([x[:, 0], -x[:, 0]], axis=1)),
+    }
+
+
+@pytest.mark.parametrize("name", degenerate())
+@pytest.mark.parametrize("objective", ["divergence all", "divergence image", "headwise"])
+def test_degenerate_batches_are_finite(objective, name):
+    labels, x = degenerate()[name]
+    if objective == "headwise":
+        # A margin that no distance meets exactly.
+        built, expected = HeadwiseLoss(losses.ContrastiveLoss(1.3)), contrastive_of_heads(labels, x, margin=1.3)
+    else:
+        pairs = objective.split()[1]
+        built, expected = HeadDivergence(pairs=pairs), divergence(x, pairs=pairs)
+    value, gradient = evaluate(built, labels, x)
+    assert_close(value, expected, floor=1e-6)
+    assert np.all(np.isfinite(gradient))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_heads_give_a_float32_value(dtype):
+    labels, x = batch(6)
+    half = tf.cast(x, dtype)
+    exact = tf.cast(half, "float32").numpy()
+    for objective in (HeadDivergence(0.1), HeadwiseLoss(losses.ContrastiveLoss())):
+        value = objective({"heads": half}, labels)
+        assert value.dtype == tf.float32
+        assert_close(value, type(objective).from_config(objective.get_config())({"heads": exact}, labels))
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        HeadDivergence(0.3, "image", "all", weight=0.7, name="apart"),
+        HeadwiseLoss(losses.ContrastiveLoss(0.7, "cosine"), weight=2.0),
+    ],
+    ids=["divergence", "headwise"],
+)
+def test_serialisation_restores_the_objective(objective):
+    labels, x = batch(7)
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(objective))
+    assert again.get_config() == objective.get_config()
+    np.testing.assert_array_equal(again({"heads": x}, labels), objective({"heads": x}, labels))
+
+
+def test_defaults_are_those_of_hordes_code():
+    objective = HeadDivergence()
+    assert (objective.margin, objective.pairs, objective.average, objective.weight) == (0.5, "all", "active", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: HeadDivergence(pairs="batch"), "'all' or 'image'"),
+        (lambda: HeadDivergence(average="mean"), "'active' or 'all'"),
+        (lambda: HeadwiseLoss(losses.AMSoftmaxLoss()), "a loss of tfdml over pairs"),
+        (lambda: HeadwiseLoss("contrastive"), "a loss of tfdml over pairs"),
+        (lambda: HeadDivergence()({"embedding": np.eye(3)}, [0, 1, 2]), "needs the representation 'heads'"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,424 @@
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import references
+from tests.mathematics import (
+    DEGENERATE,
+    MODES,
+    assert_close,
+    degenerate_batches,
+    finite_differences,
+    random_batch,
+    value_and_gradients,
+)
+from tests.objectives import references_rankmi as slow
+from tfdml.objectives import RankMI
+from tfdml.objectives.mutual_information import _draw, divergence_loss
+
+
+def weights_of(objective):
+    network = objective.network
+    pairs = zip(network.kernels, network.biases, strict=True)
+    return [keras.ops.convert_to_numpy(weight) for pair in pairs for weight in pair]
+
+
+def make(seed=0, root=1.1, **arguments):
+    """A RankMI whose V falls, with random kinks, and has a root at about `root`."""
+    arguments = {"hidden": 6, "depth": 1, "negatives": "all", "seed": 1, **arguments}
+    objective = RankMI(**arguments)
+    objective.build_from({})
+    generator = np.random.default_rng(seed)
+    for variable in objective.network.trainable_variables:
+        variable.assign(0.4 * generator.normal(size=variable.shape))
+    last = objective.network.biases[-1]
+    last.assign([float(last[0]) - slow.statistic(weights_of(objective), root)])
+    return objective
+
+
+def v_of(objective):
+    weights = weights_of(objective)
+    return lambda d: slow.statistic(weights, d)
+
+
+def call(objective, labels, x):
+    return objective({"embedding": x}, labels)
+
+
+def of_statistics(objective, labels, x):
+    return objective.statistics_loss({"embedding": x}, labels)
+
+
+def beta_of(objective):
+    return float(objective.network.root(objective.beta)[0])
+
+
+@pytest.mark.parametrize(
+    ("size", "classes", "dim"), [(2, 2, 3), (2, 1, 3), (8, 3, 5), (12, 2, 2), (15, 6, 16), (9, 9, 4)]
+)
+def test_both_losses_equal_the_paper(size, classes, dim):
+    objective = make()
+    for unit in (True, False):
+        labels, x = random_batch(size, size, classes, dim, unit)
+        v, beta = v_of(objective), beta_of(objective)
+        assert_close(call(objective, labels, x), slow.violating_pairs(labels, x, v, beta, 0.2), floor=1e-6)
+        assert_close(of_statistics(objective, labels, x), slow.all_pairs(labels, x, v), floor=1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("size", [7, 8])
+def test_gradient_of_the_embedders_step(mode, size):
+    objective = make(2)
+    labels, x = random_batch(11, size, 3, 4)
+    v, beta = v_of(objective), beta_of(objective)
+    value, (gradient,) = value_and_gradients(lambda e: call(objective, labels, e), x, mode=mode)
+    (expected,) = finite_differences(lambda e: slow.violating_pairs(labels, e, v, beta, 0.2), x)
+    assert np.any(expected)
+    assert_close(value, slow.violating_pairs(labels, x, v, beta, 0.2))
+    assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("monotonicity", [0.0, 3.0])
+def test_gradient_of_the_statistics_step(mode, monotonicity):
+    objective = make(3, monotonicity=monotonicity)
+    labels, x = random_batch(12, 8, 3, 4)
+    # V rises, at some distances and not at others.
+    objective.network.kernels[-1].assign([[-7.0], [-0.7], [-3.7], [-2.2], [-1.6], [-0.9]])
+
+    def run(x):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            value = of_statistics(objective, labels, x)
+        network = objective.network
+        pairs = zip(network.kernels, network.biases, strict=True)
+        return value, tape.gradient(value, x), tape.gradient(value, [w.value for pair in pairs for w in pair])
+
+    run = run if mode == "eager" else tf.function(run, jit_compile=mode == "xla")
+    value, by_embedding, by_weight = run(tf.constant(x))
+
+    def expected(*weights):
+        loss = slow.all_pairs(labels, x, lambda d: slow.statistic(weights, d))
+        return loss + monotonicity * slow.rise(x, weights)
+
+    weights = weights_of(objective)
+    assert slow.rise(x, weights) > 0.1
+    assert by_embedding is None
+    assert_close(value, expected(*weights))
+    for actual, wanted in zip(by_weight, finite_differences(expected, *weights), strict=True):
+        # The last bias moves no slope: what is left where both parts cancel is rounding.
+        assert_close(actual, wanted, floor=1e-6)
+
+
+def test_the_embedders_step_does_not_train_v():
+    objective = make()
+    labels, x = random_batch(1, 8, 3, 4)
+    with tf.GradientTape() as tape:
+        value = call(objective, labels, x)
+    assert tape.gradient(value, [v.value for v in objective.statistics_variables]) == [None] * 6
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.2, 2.0])
+@pytest.mark.parametrize("root", [0.4, 1.0, 1.6])
+def test_margins_drop_easy_pairs(margin, root):
+    objective = make(4, root, margin=margin)
+    labels, x = random_batch(5, 14, 4, 3)
+    assert_close(
+        call(objective, labels, x),
+        slow.violating_pairs(labels, x, v_of(objective), beta_of(objective), margin),
+        floor=1e-6,
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    size=st.integers(1, 12),
+    classes=st.integers(1, 12),
+    dim=st.integers(1, 6),
+    margin=st.floats(0, 2, width=32),
+    root=st.floats(0, 2, width=32),
+)
+def test_any_batch_equals_the_paper(seed, size, classes, dim, margin, root):
+    objective = make(seed, root, margin=margin)
+    labels, x = random_batch(seed, size, min(classes, size), dim)
+    beta, v = beta_of(objective), v_of(objective)
+    edges = np.abs(np.abs(slow.distances(x) - beta) - margin)
+    # Where rounding decides about a pair.
+    if np.min(edges) > 1e-5:
+        assert_close(call(objective, labels, x), slow.violating_pairs(labels, x, v, beta, margin), floor=2e-6)
+    assert_close(of_statistics(objective, labels, x), slow.all_pairs(labels, x, v), floor=2e-6)
+
+
+@pytest.mark.parametrize("phase", ["embedder", "statistics"])
+@pytest.mark.parametrize("name", DEGENERATE)
+def test_degenerate_batches_are_finite(name, phase):
+    labels, x = degenerate_batches()[name]
+    objective = make(negatives="distance_weighted", monotonicity=1.0)
+    function = {"embedder": call, "statistics": of_statistics}[phase]
+    mode = "xla" if name in ("no positive", "one image") else "graph"
+    value, (gradient,) = value_and_gradients(lambda e: function(objective, labels, e), x, mode=mode)
+    assert np.isfinite(value)
+    assert np.all(np.isfinite(gradient))
+    for dtype in ("bfloat16", "float16"):
+        half, (rough,) = value_and_gradients(lambda e, d=dtype: function(objective, labels, tf.cast(e, d)), x)
+        assert half.dtype == np.float32
+        assert np.isfinite(half)
+        assert np.all(np.isfinite(rough) | (np.abs(gradient) > 60_000))
+    if name == "one image" and phase == "embedder":
+        assert value == 0.0
+
+
+# The Jensen-Shannon bound
+
+
+def test_minus_half_the_loss_of_the_best_v_is_the_jensen_shannon_divergence():
+    p, q = np.array([0.1, 0.2, 0.3, 0.4]), np.array([0.4, 0.35, 0.2, 0.05])
+    mixture = (p + q) / 2
+    divergence = 0.5 * np.sum(p * np.log(p / mixture)) + 0.5 * np.sum(q * np.log(q / mixture))
+    values = np.log(p / q).astype("float32")
+    assert_close(-0.5 * divergence_loss(values, 100 * p, 100 * q), divergence)
+    for seed in range(5):
+        other = values + 0.3 * np.random.default_rng(seed).normal(size=4).astype("float32")
+        assert -0.5 * float(divergence_loss(other, 100 * p, 100 * q)) < divergence
+
+
+def test_distances_that_are_apart_reach_ln_2():
+    values = np.array([30.0, -30.0], "float32")
+    assert_close(-0.5 * divergence_loss(values, np.array([1, 0]), np.array([0, 1])), math.log(2))
+
+
+# The triplet and quadruplet losses as special cases, sec. 3.4
+
+
+def fixed_v(x):
+    """Eq. 13."""
+    return np.where(x < 0, np.log(np.expm1(np.abs(x))), -np.log(np.expm1(np.abs(x))))
+
+
+def quadruplets(distances, labels, gamma):
+    """Eq. 12's term with every quadruplet: the mean of d+ - d- + gamma, all of them positive."""
+    values = [
+        distances[p] - distances[n] + gamma
+        for p in references.positive_pairs(labels)
+        for n in references.negative_pairs(labels)
+    ]
+    assert min(values) > 0
+    return references.mean(values)
+
+
+def test_the_fixed_v_of_equation_13_is_not_the_quadruplet_loss_of_the_same_distances():
+    """The printed claim does not hold for V of the distance d > 0 itself, as eq. 7 has it.
+
+    There softplus(-V(d)) = d, the quadruplet's positive term; but softplus(V(d)) = -log(1 - e^-d), not a constant - d.
+    """
+    labels, x = random_batch(0, 8, 3, 4)
+    distances = slow.distances(x)
+    values = fixed_v(distances + np.eye(8)).astype("float32")
+    positive, negative = (np.array([[p in pairs for p in row] for row in pairs_of(8)]) for pairs in both(labels))
+    for d in (0.1, 0.7, 1.9):
+        assert references.softplus(-float(fixed_v(d))) == pytest.approx(d)
+        assert references.softplus(float(fixed_v(d))) == pytest.approx(-math.log(1 - math.exp(-d)))
+    loss = float(divergence_loss(values, positive, negative)) + 2 * math.log(2)
+    pulls = references.mean([distances[p] for p in references.positive_pairs(labels)])
+    pushes = references.mean([-math.log(1 - math.exp(-distances[n])) for n in references.negative_pairs(labels)])
+    assert loss == pytest.approx(pulls + pushes, rel=1e-5)
+
+
+@pytest.mark.parametrize("gamma", [2.5, 4.0])
+def test_it_is_where_negatives_enter_below_zero(gamma):
+    """With d - gamma for negatives, gamma above every distance, softplus(V) = gamma - d: quadruplets, less 2 ln 2.
+
+    This is the reading in which "a sufficiently large margin that retains all quadruplets" makes the two equal.
+    """
+    labels, x = random_batch(0, 8, 3, 4)
+    distances = slow.distances(x)
+    positive, negative = (np.array([[p in pairs for p in row] for row in pairs_of(8)]) for pairs in both(labels))
+    values = fixed_v(np.where(negative, distances - gamma, distances + np.eye(8))).astype("float32")
+    loss = float(divergence_loss(values, positive, negative))
+    assert loss == pytest.approx(quadruplets(distances, labels, gamma) - 2 * math.log(2), rel=1e-5)
+
+
+def test_a_triplet_is_a_quadruplet_whose_pairs_share_the_anchor():
+    """Eq. 11 is eq. 12 with i = k, so pairs weigh as often as they stand in a triplet."""
+    labels, x = random_batch(1, 9, 3, 4)
+    distances, gamma = slow.distances(x), 2.5
+    positive, negative = np.zeros((9, 9)), np.zeros((9, 9))
+    triplets = []
+    for i, j in references.positive_pairs(labels):
+        for anchor, k in references.negative_pairs(labels):
+            if anchor == i:
+                triplets.append(distances[i, j] - distances[i, k] + gamma)
+                positive[i, j] += 1
+                negative[i, k] += 1
+    values = fixed_v(np.where(negative > 0, distances - gamma, distances + np.eye(9))).astype("float32")
+    loss = float(divergence_loss(values, positive, negative))
+    assert loss == pytest.approx(references.mean(triplets) - 2 * math.log(2), rel=1e-5)
+
+
+def pairs_of(size):
+    return [[(i, j) for j in range(size)] for i in range(size)]
+
+
+def both(labels):
+    return set(references.positive_pairs(labels)), set(references.negative_pairs(labels))
+
+
+# Negatives
+
+
+def test_each_image_draws_as_many_different_negatives_as_it_has_positives():
+    labels, x = random_batch(3, 16, 4, 5)
+    objective = make(negatives="distance_weighted", root=1.5)
+    distances = slow.distances(x)
+    arguments = (1.5, tf.constant(x), tf.constant(distances, tf.float32), tf.constant(labels))
+    seen = np.zeros((16, 16))
+    for _ in range(30):
+        positives, negatives = (np.asarray(part) for part in objective.pairs_around(*arguments))
+        for i in range(16):
+            same = int(np.sum(labels == labels[i])) - 1
+            possible = [j for j in range(16) if labels[j] != labels[i] and distances[i, j] < 1.7]
+            assert np.sum(negatives[i]) <= same
+            assert set(np.flatnonzero(negatives[i])) <= set(possible)
+            near = [j for j in possible if distances[i, j] < 1.4]
+            assert np.sum(negatives[i]) == min(same, len(near) if near else len(possible))
+            expected = [j for j in range(16) if labels[j] == labels[i] and j != i and distances[i, j] > 1.3]
+            assert list(np.flatnonzero(positives[i])) == expected
+        seen += negatives
+    assert len(np.unique(seen[seen > 0])) > 1
+
+
+def test_value_with_drawn_negatives_equals_the_paper():
+    labels, x = random_batch(6, 12, 4, 5)
+    objective, twin = make(negatives="distance_weighted"), make(negatives="distance_weighted")
+    beta = beta_of(objective)
+    distances = tf.constant(slow.distances(x), tf.float32)
+    drawn = np.asarray(twin.pairs_around(beta, tf.constant(x), distances, tf.constant(labels))[1])
+    assert 0 < drawn.sum() < len(references.negative_pairs(labels))
+    assert_close(call(objective, labels, x), slow.violating_pairs(labels, x, v_of(objective), beta, 0.2, drawn))
+
+
+def test_draws_follow_the_probabilities():
+    probabilities = np.array([[0.0, 0.5, 0.3, 0.2], [1.0, 0.0, 0.0, 0.0], [0.0] * 4, [0.25, 0.25, 0.5, 0.0]], "float32")
+    counts = np.array([[1], [3], [2], [0]])
+    seed = keras.random.SeedGenerator(0)
+    draw = tf.function(lambda: _draw(probabilities, counts, seed))
+    drawn = np.mean([np.asarray(draw()) for _ in range(2000)], axis=0)
+    np.testing.assert_allclose(drawn, [[0, 0.5, 0.3, 0.2], [1, 0, 0, 0], [0] * 4, [0] * 4], atol=0.04)
+
+
+def test_draws_are_fresh_at_every_call_and_reproducible():
+    labels, x = random_batch(6, 20, 5, 5)
+    twins = [make(negatives="distance_weighted") for _ in range(2)]
+    runs = [[float(call(twin, labels, x)) for _ in range(4)] for twin in twins]
+    assert runs[0] == runs[1]
+    assert len(set(runs[0])) > 1
+
+
+# beta
+
+
+def test_beta_follows_the_root_and_is_reported():
+    objective = make(root=0.7)
+    labels, x = random_batch(0, 8, 3, 4)
+    assert float(objective.beta) == 1.0
+    loss = objective.statistics_step({"embedding": x}, labels)
+    assert float(objective.beta) == pytest.approx(0.7, abs=1e-5)
+    logs = {metric.name: float(metric.result()) for metric in objective.metrics}
+    assert logs == {
+        "rank_mi_jsd": pytest.approx(-float(loss) / 2),
+        "rank_mi_beta": pytest.approx(0.7, abs=1e-5),
+        "rank_mi_no_root": 0.0,
+    }
+
+
+def test_without_a_root_beta_stays_and_is_counted():
+    objective = make(root=0.7)
+    labels, x = random_batch(0, 8, 3, 4)
+    objective.statistics_step({"embedding": x}, labels)
+    objective.network.biases[-1].assign([50.0])
+    for _ in range(3):
+        objective.statistics_step({"embedding": x}, labels)
+    assert float(objective.beta) == pytest.approx(0.7, abs=1e-5)
+    assert {m.name: float(m.result()) for m in objective.metrics}["rank_mi_no_root"] == pytest.approx(0.75)
+    assert np.isfinite(float(call(objective, labels, x)))
+
+
+def test_batch_without_positives_does_not_count_in_the_bound():
+    objective = make()
+    labels, x = random_batch(0, 8, 3, 4)
+    expected = -float(objective.statistics_step({"embedding": x}, labels)) / 2
+    objective.statistics_step({"embedding": x}, np.arange(8))
+    assert {m.name: float(m.result()) for m in objective.metrics}["rank_mi_jsd"] == pytest.approx(expected)
+
+
+# The objective as a layer
+
+
+def test_defaults_are_the_papers():
+    config = RankMI().get_config()
+    expected = {
+        "margin": 0.2,
+        "initial_beta": 1.0,
+        "statistics_steps": 1,
+        "hidden": 128,
+        "depth": 2,
+        "monotonicity": 0.0,
+    }
+    assert {key: config[key] for key in expected} == expected
+    assert config["negatives"] == "distance_weighted"
+
+
+def test_serialisation_restores_the_objective():
+    objective = make(
+        margin=0.3, initial_beta=0.9, statistics_steps=4, monotonicity=0.5, weight=0.7, cutoff=0.4, name="mi", root=1.0
+    )
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(objective))
+    assert again.get_config() == objective.get_config()
+    again.build_from({})
+    again.set_weights(objective.get_weights())
+    labels, x = random_batch(0, 8, 3, 4)
+    np.testing.assert_array_equal(call(again, labels, x), call(objective, labels, x))
+
+
+@pytest.mark.parametrize("base", [2**24, 2**53])
+def test_large_ids_do_not_collide(base):
+    labels, x = random_batch(3, 10, 3, 4)
+    objective = make()
+    np.testing.assert_array_equal(call(objective, labels.astype("int64") + base, x), call(objective, labels, x))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"margin": -0.1}, "margin must not be negative"),
+        ({"initial_beta": 2.1}, "initial_beta is a distance"),
+        ({"statistics_steps": 0}, "statistics_steps must be at least 1"),
+        ({"negatives": "hard"}, "negatives must be one of distance_weighted, all"),
+        ({"cutoff": 1.5}, "cutoff < nonzero_loss_cutoff"),
+        ({"monotonicity": -1.0}, "monotonicity must not be negative"),
+        ({"hidden": 0}, "hidden must be positive"),
+        ({"weight": float("inf")}, "finite"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        RankMI(**arguments)
+
+
+def test_a_batch_of_a_thousand():
+    labels = np.random.default_rng(0).integers(0, 200, 1024)
+    x = random_batch(0, 1024, 1, 16)[1]
+    objective = make(negatives="distance_weighted")
+    for function in (
+        lambda e: call(objective, labels, e),
+        lambda e: objective.statistics_loss({"embedding": e}, labels),
+    ):
+        value, (gradient,) = value_and_gradients(function, x, mode="graph")
+        assert np.isfinite(value)
+        assert np.all(np.isfinite(gradient))

@@ -1,0 +1,54 @@
+"""Every flag file of `configs` is an experiment that builds and takes a step."""
+
+import dataclasses
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+
+from tfdml import data
+from tfdml.data.pipeline import training_batches
+from tfdml.training import Experiment, trainer
+
+ROOT = pathlib.Path(__file__).parents[1]
+CONFIGS = sorted((ROOT / "configs").rglob("*.flags"))
+IDEAS = ("jrd", "horde", "ecaml", "rankmi", "dmlda")
+PAPERS = [f"{name}_{idea}" for name in ("cub", "cars", "sop", "inshop") for idea in IDEAS]
+SIZE = 64
+
+
+@pytest.fixture(scope="module")
+def characters():
+    """Tiny images of enough classes for every batch composition."""
+    return data.load("glyphs", images_per_class=10, size=SIZE).contiguous()
+
+
+def test_every_paper_has_its_experiment_on_every_data_set():
+    assert set(PAPERS) <= {path.stem for path in CONFIGS}
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_the_header_says_how_to_run_it(path):
+    header = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    assert any(f"bin/train --flagfile={path.relative_to(ROOT)} " in line for line in header)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_an_experiment_builds_and_takes_a_step(path, characters, tmp_path):
+    written = Experiment.from_flags(path.read_text(), run_dir=str(tmp_path))
+    resize = max(SIZE, SIZE * written.resize // written.image_size)
+    # A random network with frozen BatchNorm would answer every image with nearly zero.
+    tiny = {"dataset": "glyphs", "weights": "none", "image_size": SIZE, "resize": resize, "batch_norm": "train"}
+    experiment = dataclasses.replace(written, **tiny)
+    sampler = trainer.make_sampler(experiment, characters)
+    transform, _ = trainer.make_transforms(experiment)
+    keras.backend.clear_session()
+    learner = trainer.make_learner(experiment, characters.num_classes, steps_per_epoch=10)
+    before = [np.asarray(variable) for variable in learner.embedder.parts()["projection"]]
+    # Two steps, so that alternating updates have their turn.
+    logs = learner.fit(training_batches(characters, sampler, transform, num_steps=2), epochs=1, verbose=0).history
+    assert all(np.isfinite(values).all() for values in logs.values()), logs
+    after = [np.asarray(variable) for variable in learner.embedder.parts()["projection"]]
+    assert any((old != new).any() for old, new in zip(before, after, strict=True))

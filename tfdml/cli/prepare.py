@@ -1,0 +1,216 @@
+"""bin/prepare: download, check and pack a data set."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+from typing import Any
+
+from absl import flags
+
+from tfdml.cli import main as command_line
+from tfdml.errors import UserError
+
+USAGE = """
+Check every image of a data set, and pack it into record files for large or remote data.
+
+  bin/prepare --dataset=cub200 --data_dir=/data --download --check_only
+  bin/prepare --dataset=sop --data_dir=/data --out=/data/sop_records --shrink=256
+  bin/prepare --dataset=folder --data_dir=photos --out=gs://bucket/photos --bad_images=skip
+  bin/prepare --verify --out=/data/sop_records        compare the files with their checksums
+  bin/train --dataset=records --data_dir=/data/sop_records --run_dir=runs/sop ...
+
+Interrupted, the same command goes on where it was. The folder holds manifest.json (written last), *.tfrecord with
+*.idx, *.npz, copies.json (byte-identical images) and, where there are any, bad_images.txt.
+"""
+
+flags.DEFINE_string("dataset", "", "Data set, as in bin/train.", module_name=__name__)
+flags.DEFINE_string("data_dir", "", "Where the data set lies unpacked, or is to go.", module_name=__name__)
+flags.DEFINE_string("dataset_options", "", "Options of the data set, as in bin/train.", module_name=__name__)
+flags.DEFINE_string("out", "", "Folder to write: new, empty, or begun by this command.", module_name=__name__)
+flags.DEFINE_list("splits", ["train", "test"], "Splits to prepare.", module_name=__name__)
+flags.DEFINE_integer(
+    "shrink", 0, "Resize images to at most this many pixels of the shorter side; 0 keeps them.", module_name=__name__
+)
+flags.DEFINE_enum(
+    "shrink_format", "jpeg", ["jpeg", "png"], "How resized images are encoded: JPEG of quality 95, or lossless PNG.",
+    module_name=__name__,
+)  # fmt: skip
+flags.DEFINE_float("shard_mb", 128.0, "MiB of source images in a shard.", module_name=__name__)
+flags.DEFINE_integer("workers", os.cpu_count() or 1, "Images decoded at once.", module_name=__name__)
+flags.DEFINE_enum(
+    "bad_images", "error", ["error", "skip"], "Whether bad images are an error or are left out.", module_name=__name__
+)
+flags.DEFINE_enum(
+    "drop_copies", "none", ["none", "across"], "across: leave out test images that are copies of a training image.",
+    module_name=__name__,
+)  # fmt: skip
+flags.DEFINE_integer(
+    "max_pixels", 178_956_970, "An image whose header promises more is bad, and is not decoded.", module_name=__name__
+)
+flags.DEFINE_bool("download", False, "First download what is missing, with resume and checksum.", module_name=__name__)
+flags.DEFINE_bool("check_only", False, "Check the images and look for copies; write nothing.", module_name=__name__)
+flags.DEFINE_bool("verify", False, "Compare the record files in --out with their checksums.", module_name=__name__)
+flags.DEFINE_bool("dry_run", False, "Say what would be done; read no image, write nothing.", module_name=__name__)
+
+_MEGABYTE = 2**20
+
+
+def prepare() -> None:
+    """Do what the flags say."""
+    values = flags.FLAGS
+    if values.verify:
+        _verify(values.out)
+        return
+    if not values.dataset:
+        raise UserError("--dataset is missing")
+    if values.download:
+        _download(values.dataset, values.data_dir, values.dry_run)
+        if not (values.out or values.check_only):
+            return
+    if not (values.out or values.check_only):
+        raise UserError("--out is missing: name the folder for the record files, or pass --check_only")
+
+    from tfdml import data
+    from tfdml.data import preparing
+    from tfdml.training.spec import parse_arguments
+
+    chosen: dict[str, Any] = {field.name: values[field.name].value for field in dataclasses.fields(preparing.Settings)}
+    settings = preparing.Settings(**chosen)
+    options = parse_arguments(values.dataset_options, "--dataset_options")
+    # Copies across the splits are looked for in training images first.
+    names = sorted(set(values.splits), key=lambda name: (name != "train", name))
+    for name in names:
+        if name not in ("train", "test"):
+            raise UserError(f"--splits={','.join(values.splits)}: there is only train and test")
+    splits = {name: data.load(values.dataset, values.data_dir or None, name, **options) for name in names}
+    if values.dry_run:
+        _say_plan(preparing.plan(splits, settings), values.out)
+        return
+    out = os.path.expanduser(values.out)
+    started = time.perf_counter()
+    with _Progress() as progress:
+        if values.check_only:
+            report = preparing.check(splits, settings, progress.images)
+        else:
+            source = {"dataset": values.dataset, "data_dir": values.data_dir, "options": options}
+            report = preparing.prepare(splits, out, settings, source, progress.images)
+    _say_report(report, out, time.perf_counter() - started, values.check_only)
+    faults = sum(len(found.faults) for found in report.splits.values())
+    if faults and values.check_only and values.bad_images == "error":
+        raise UserError(f"{faults:,} images are bad, as listed; mend or remove them, or pass --bad_images=skip")
+
+
+def _download(name: str, data_dir: str, dry_run: bool) -> None:
+    from tfdml.data import publishers
+
+    if not data_dir:
+        raise UserError("--data_dir is missing: name the folder to download to")
+    if dry_run:
+        for offer in publishers.OFFERS.get({"cub": "cub200"}.get(name, name), ()):
+            size = f" ({offer.file.size / _MEGABYTE:,.0f} MB)" if offer.file.size else ""
+            print(f"would fetch {offer.file.url}{size} to {data_dir}, unless it is there")
+        return
+    with _Progress() as progress:
+        made = publishers.obtain(name, data_dir, progress.bytes)
+    print(f"downloaded {', '.join(made)}" if made else f"{name}: all is in {data_dir} already")
+
+
+def _verify(out: str) -> None:
+    from tfdml.data import records
+
+    if not out:
+        raise UserError("--out is missing: name the folder of record files to verify")
+    with _Progress() as progress:
+        manifest = records.verify(os.path.expanduser(out), lambda *at: progress.bytes("verifying", *at))
+    for split, about in manifest["splits"].items():
+        shards = len(about["shards"])
+        print(f"{split}: {about['images']:,} images of {about['classes']:,} classes in {shards} shards: sound")
+
+
+def _say_plan(planned: dict[str, tuple[int, int, int]], out: str) -> None:
+    for split, (images, size, shards) in planned.items():
+        print(f"{split}: {images:,} images, {size / _MEGABYTE:,.1f} MB, in {shards} shards")
+    print(f"nothing was written{f' to {out}' if out else ''} (--dry_run)")
+
+
+def _say_report(report, out: str, seconds: float, check_only: bool) -> None:
+    from tfdml.data.preparing.copies import describe_copies
+    from tfdml.data.preparing.findings import bad_images_in_words, one_line
+
+    if report.finished_before:
+        print(f"{out} is finished already: nothing to do")
+        return
+    for split, found in report.splits.items():
+        size = sum(shard["bytes"] for shard in found.shards)
+        written = f", {size / _MEGABYTE:,.1f} MB in {len(found.shards)} shards" if not check_only else ""
+        resumed = f" ({found.resumed} kept from an earlier run)" if found.resumed else ""
+        print(f"{split}: {len(found.kept):,} of {len(found.dataset):,} images{written}{resumed}")
+        if found.dropped:
+            print(f"  {len(found.dropped):,} left out as copies of training images")
+        if found.lost_classes:
+            print(f"  {found.lost_classes:,} classes have no image left")
+    if check_only:
+        for found in report.splits.values():
+            for fault in found.faults:
+                print(f"  {one_line(str(fault))}")
+    print(bad_images_in_words(report))
+    print("\n".join(describe_copies(report.copies)))
+    if check_only:
+        print(f"checked in {seconds:,.1f} s")
+    else:
+        print(f"written to {out} in {seconds:,.1f} s; use it with --dataset=records --data_dir={out}")
+
+
+class _Progress:
+    """One line on the error stream, rewritten; now and then a new one where that is no terminal."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+        self._every = 0.2 if self._live else 20.0
+        self._last = self._started = time.monotonic()
+        self._width = 0
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._width:
+            print(file=sys.stderr)
+
+    def images(self, done: int, total: int, bad: int) -> None:
+        """So many images are done."""
+        if self._due():
+            rate = done / max(time.monotonic() - self._started, 1e-9)
+            self._show(f"{done:,} of {total:,} images, {bad:,} bad, {rate:,.0f} a second")
+
+    def bytes(self, what: str, done: int, total: int) -> None:
+        """So many bytes are done."""
+        if self._due():
+            of = f" of {total / _MEGABYTE:,.0f}" if total else ""
+            self._show(f"{what}: {done / _MEGABYTE:,.0f}{of} MB")
+
+    def _due(self) -> bool:
+        now = time.monotonic()
+        if now - self._last < self._every:
+            return False
+        self._last = now
+        return True
+
+    def _show(self, text: str) -> None:
+        if self._live:
+            print(f"\r{text:<{self._width}}", end="", file=sys.stderr, flush=True)
+            self._width = len(text)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Entry point."""
+    command_line.run(prepare, "prepare", USAGE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Decoded images kept in memory, where they fit."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tfdml.data.dataset import FileImages, ImageDataset
+from tfdml.data.sizes import stated_size
+from tfdml.data.sources import Source, look_up, source_of, source_of_decoded
+from tfdml.data.transforms import TrainTransform
+from tfdml.errors import UserError
+
+MEGABYTE = 2**20
+# How many headers an estimate reads; of photographs in a few formats, the mean of so many is right to a few percent.
+_SAMPLED = 64
+_PER_TASK = 64
+
+
+def decoded_bytes(dataset: ImageDataset, transform: TrainTransform) -> int:
+    """About how much memory a data set takes when its images are decoded and prepared.
+
+    Reads the headers of 64 images, evenly spaced; unreadable ones are left out of account.
+
+    Args:
+        dataset: The images.
+        transform: What prepares them.
+
+    Example:
+        >>> decoded_bytes(tfdml.data.load("glyphs"), TrainTransform("random_crop", 32, 28)) // 2**20  # doctest: +SKIP
+        12
+    """
+    images = dataset.images
+    boxes = images.boxes if isinstance(images, FileImages) else None
+    sampled = []
+    for index in np.linspace(0, len(images) - 1, min(_SAMPLED, len(images))).astype(int).tolist():
+        size = stated_size(images, index)
+        if size is not None and boxes is not None:
+            top, left, bottom, right = boxes[index].tolist()
+            size = max(1, min(bottom, size[0]) - max(top, 0)), max(1, min(right, size[1]) - max(left, 0))
+        if size is not None:
+            height, width = transform.prepared_size(*size)
+            sampled.append(3 * height * width)
+    return round(float(np.mean(sampled or [0])) * len(images))
+
+
+def memory_to_spare(limit_mb: float) -> float:
+    """Bytes that a cache may take: the limit, or half of what the machine or container has left if that is less."""
+    left = [limit_mb * MEGABYTE]
+    meminfo = _text("/proc/meminfo")
+    left += [512.0 * int(line.split()[1]) for line in meminfo.splitlines() if line.startswith("MemAvailable:")]
+    most, taken = _text("/sys/fs/cgroup/memory.max").strip(), _text("/sys/fs/cgroup/memory.current").strip()
+    if most.isdigit() and taken.isdigit():
+        left.append((int(most) - int(taken)) / 2)
+    return min(left)
+
+
+def decoded_source(dataset: ImageDataset, transform: TrainTransform, limit_mb: float) -> Source:
+    """The images decoded and prepared, held in memory.
+
+    Args:
+        dataset: The images.
+        transform: What prepares them.
+        limit_mb: Most memory that they may take, in MiB.
+
+    Raises:
+        UserError: They take more.
+        tf.errors.OpError: An image cannot be decoded.
+    """
+    source = source_of(dataset.images)
+    if source.size is not None and transform.prepared_size(*source.size) == source.size:
+        return source
+    started, total, kept = time.perf_counter(), 0, []
+    logging.info(
+        "caching %d decoded images of %s: about %.0f MB",
+        len(dataset),
+        dataset.name,
+        decoded_bytes(dataset, transform) / MEGABYTE,
+    )
+
+    def columns_of(start: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        def indices_of(first: int) -> np.ndarray:
+            return np.arange(first, min(first + _PER_TASK, len(dataset)))
+
+        return look_up(dataset.labels, source, indices_of, start, None)[1:]
+
+    images = tf.data.Dataset.range(0, len(dataset), _PER_TASK).map(columns_of).unbatch()
+    images = images.map(lambda *row: transform.prepare(source.read(*row)), num_parallel_calls=tf.data.AUTOTUNE)
+    for image in images.as_numpy_iterator():
+        total += image.nbytes
+        kept.append(image)
+        if total > limit_mb * MEGABYTE:
+            raise UserError(
+                f"the decoded images of {dataset.name} would take about "
+                f"{total / len(kept) * len(dataset) / MEGABYTE:,.0f} MB of memory, more than the limit of "
+                f"{limit_mb:,.0f} MB: train without --cache, or raise --cache_limit_mb"
+            )
+    logging.info(
+        "cached %d decoded images of %s: %.0f MB, %.1f s",
+        len(kept),
+        dataset.name,
+        total / MEGABYTE,
+        time.perf_counter() - started,
+    )
+    return source_of_decoded(kept)
+
+
+def _text(path: str) -> str:
+    try:
+        return pathlib.Path(path).read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return ""

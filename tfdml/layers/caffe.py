@@ -1,0 +1,119 @@
+"""What networks trained in Caffe and PyTorch need and Keras lacks: pooling that rounds up, and LRN."""
+
+from __future__ import annotations
+
+import keras
+from keras import ops
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class CeilMaxPooling2D(keras.layers.Layer):
+    """Max pooling whose windows start at the first row and column, and whose last ones may hang over the edge.
+
+    For n rows, windows of k rows and a stride of s, there are ceil((n - k) / s) + 1 rows of windows (never fewer than
+    one), and a window takes the maximum over the part of it that lies inside. This is Caffe's pooling without padding,
+    and PyTorch's `MaxPool2d(k, s, ceil_mode=True)`. Keras's `"valid"` drops the windows that hang over; its `"same"`
+    starts before the first row where n is odd.
+
+    Args:
+        pool_size: k.
+        strides: s, at most k.
+        cover: Put a window at every s-th row: ceil(n / s) of them, as many as a convolution of odd size, padded by half
+            of it, has. For k = 3 and s = 2 that is one more where n is odd, and no difference where it is even.
+
+    Raises:
+        ValueError: A size is not positive, or windows would leave rows out.
+
+    Example:
+        >>> CeilMaxPooling2D(3, 2)(keras.ops.zeros((1, 112, 113, 8))).shape
+        (1, 56, 56, 8)
+    """
+
+    def __init__(self, pool_size=3, strides=2, cover=False, **kwargs):
+        super().__init__(**kwargs)
+        if pool_size < 1 or not 1 <= strides <= pool_size:
+            raise ValueError(f"{self.name}: need pool_size >= strides >= 1, not {pool_size} and {strides}")
+        self.pool_size = int(pool_size)
+        self.strides = int(strides)
+        self.cover = bool(cover)
+
+    def call(self, x):
+        """(B, h, w, c) -> (B, h', w', c)."""
+        for axis in (1, 2):
+            rows = ops.shape(x)[axis]
+            needed = (self._windows(rows) - 1) * self.strides + self.pool_size
+            # The last row again changes no maximum of a window that holds it, and unlike -inf it can be quantised.
+            last = x[:, -1:] if axis == 1 else x[:, :, -1:]
+            x = ops.concatenate([x] + [last] * (self.pool_size - 1), axis=axis)
+            x = x[:, :needed] if axis == 1 else x[:, :, :needed]
+        return ops.max_pool(x, self.pool_size, self.strides, padding="valid", data_format="channels_last")
+
+    def _windows(self, rows):
+        if self.cover:
+            return (rows + self.strides - 1) // self.strides
+        hanging = rows - self.pool_size
+        count = (hanging + self.strides - 1) // self.strides + 1
+        return max(count, 1) if isinstance(rows, int) else ops.maximum(count, 1)
+
+    def compute_output_shape(self, input_shape):
+        """(B, h', w', c)."""
+        sides = [None if rows is None else self._windows(rows) for rows in input_shape[1:3]]
+        return (input_shape[0], *sides, input_shape[3])
+
+    def get_config(self):
+        """The arguments that make this layer anew."""
+        own = {"pool_size": self.pool_size, "strides": self.strides, "cover": self.cover}
+        return {**super().get_config(), **own}
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class LocalResponseNormalization(keras.layers.Layer):
+    """Divides each activation by those of neighbouring channels at its position, in float32.
+
+    y_c = x_c / (k + alpha / n * sum of x_j^2 over |j - c| <= n // 2)^beta
+
+    as in Caffe and PyTorch, which divide alpha by n (`tf.nn.local_response_normalization` does not).
+
+    Args:
+        size: n, how many channels count; odd.
+        alpha: As above.
+        beta: As above.
+        k: As above.
+
+    Raises:
+        ValueError: `size` is not odd and positive.
+
+    Example:
+        >>> LocalResponseNormalization()(keras.ops.ones((1, 2, 2, 64))).shape
+        (1, 2, 2, 64)
+
+    Source: Krizhevsky et al., "ImageNet Classification with Deep Convolutional Neural Networks", NeurIPS 2012,
+    sec. 3.3.
+    """
+
+    def __init__(self, size=5, alpha=1e-4, beta=0.75, k=1.0, **kwargs):
+        super().__init__(**kwargs)
+        if size < 1 or size % 2 == 0:
+            raise ValueError(f"{self.name}: size must be odd and positive, not {size}")
+        self.size = int(size)
+        self.alpha = float(alpha)
+        self.beta = float(beta)
+        self.k = float(k)
+
+    def call(self, x):
+        """(B, h, w, c) -> (B, h, w, c)."""
+        wide = ops.cast(x, "float32")
+        channels, reach = x.shape[-1], self.size // 2
+        squares = ops.pad(ops.square(wide), [[0, 0]] * 3 + [[reach, reach]])
+        total = sum(squares[..., shift : shift + channels] for shift in range(self.size))
+        scale = ops.power(self.k + self.alpha / self.size * total, -self.beta)
+        return ops.cast(wide * scale, x.dtype)
+
+    def compute_output_shape(self, input_shape):
+        """The input's."""
+        return input_shape
+
+    def get_config(self):
+        """The arguments that make this layer anew."""
+        own = {"size": self.size, "alpha": self.alpha, "beta": self.beta, "k": self.k}
+        return {**super().get_config(), **own}

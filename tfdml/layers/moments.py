@@ -1,0 +1,223 @@
+"""High-order moments of the deep features of an image, and embeddings of them (HORDE)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import keras
+from keras import ops
+
+from tfdml import pairwise, streaming
+
+MODES = ("cascaded", "independent", "random")
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class HighOrderMoments(keras.layers.Layer):
+    """Approximate moments of order 2 to K of the features x at the positions of a map, averaged over positions.
+
+    phi_2(x) = d^(-1/2) (W_1' x) * (W_2' x),    phi_k(x) = phi_{k-1}(x) * (W_k' x),    m_k = mean over x of phi_k(x)
+
+    with elementwise products and d = `dim`. Random projections of +-1 make <phi_k(x), phi_k(y)> an unbiased estimate of
+    <x, y>^k, up to the one factor 1/d that d^(-1/2) stands for.
+
+    The products, (positions, d) for each order, are never held: blocks of 256 moments are computed one after another,
+    and once more for the gradient. That costs a third more arithmetic, and 256 / d of the memory.
+    Weights, products and averages are float32 under every dtype policy: half precision overflows at order 5.
+
+    Args:
+        orders: K for the orders 2 .. K, or the orders themselves, ascending.
+        dim: d, the number of moments of each order.
+        mode: `"cascaded"`: K trained projections, shared by the orders as above; `"independent"`: k trained projections
+            of its own for each order k; `"random"`: the same, but fixed at +-1 (Random Maclaurin).
+        scaled: False leaves out the factor d^(-1/2), as the authors' code does.
+        seed: Of the initial projections (Glorot uniform when they are trained); by default drawn from Keras's seed.
+
+    Raises:
+        ValueError: An argument is none of the values above.
+
+    Example:
+        >>> moments = HighOrderMoments(orders=3, dim=512)(keras.random.normal((4, 7, 7, 64)))
+        >>> {order: value.shape for order, value in moments.items()}
+        {2: (4, 512), 3: (4, 512)}
+
+    Source: Jacob et al., "Metric Learning With HORDE", ICCV 2019, eq. 4 to 6 and algorithm 1; the modes are those of
+    tables 5, 4 and 3.
+    """
+
+    def __init__(self, orders=5, dim=8192, mode="cascaded", scaled=True, seed=None, **kwargs):
+        super().__init__(**{**kwargs, "dtype": "float32"})
+        self.orders = as_orders(orders)
+        if dim < 1:
+            raise ValueError(f"dim must be positive, not {dim}")
+        if mode not in MODES:
+            raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
+        self.dim = int(dim)
+        self.mode = mode
+        self.scaled = bool(scaled)
+        self.seed = seed
+
+    @property
+    def chains(self) -> list[tuple[int, tuple[int, ...]]]:
+        """The number of projections of each chain of products, and the orders that are read off it."""
+        if self.mode == "cascaded":
+            return [(self.orders[-1], self.orders)]
+        return [(order, (order,)) for order in self.orders]
+
+    def build(self, input_shape):
+        """Create the projections W', (d, c) each."""
+        self.projections: list[keras.Variable] = []
+        for length, orders in self.chains:
+            prefix = "" if self.mode == "cascaded" else f"order_{orders[0]}_"
+            for k in range(length):
+                seed = None if self.seed is None else self.seed + len(self.projections)
+                self.projections.append(self._projection(f"{prefix}projection_{k + 1}", input_shape[-1], seed))
+
+    def _projection(self, name, channels, seed):
+        shape = (self.dim, channels)
+        if self.mode != "random":
+            return self.add_weight(shape, keras.initializers.GlorotUniform(seed), name=name)
+        uniform = keras.initializers.RandomUniform(-1.0, 1.0, seed)
+
+        def signs(shape, dtype=None):
+            return ops.cast(ops.where(uniform(shape) < 0, -1, 1), dtype)
+
+        # A byte is enough, and there are many: 14 matrices for K = 5.
+        return self.add_weight(shape, signs, dtype="int8", trainable=False, name=name)
+
+    def call(self, features):
+        """(B, ..., c), such as (B, h, w, c) or (B, n, c) -> the moments (B, d) by order."""
+        channels = features.shape[-1]
+        features = ops.cast(features, "float32")
+        batch, positions = ops.shape(features)[0], math.prod(ops.shape(features)[1:-1])
+        features = ops.reshape(features, (batch, positions, channels))
+        moments: dict = {}
+        first = 0
+        for length, orders in self.chains:
+            chain = [ops.convert_to_tensor(weight) for weight in self.projections[first : first + length]]
+            first += length
+            averages = streaming.average_products(features, chain, orders, trained=self.mode != "random")
+            moments.update(zip(orders, ops.unstack(averages, len(orders)), strict=True))
+        scale = self.dim**-0.5 if self.scaled else 1.0
+        return {order: scale * moments[order] for order in self.orders}
+
+    def compute_output_spec(self, features):
+        """(B, d) float32 by order."""
+        return {order: keras.KerasTensor((features.shape[0], self.dim), dtype="float32") for order in self.orders}
+
+    def get_config(self):
+        """The arguments that make this layer anew."""
+        config = {"orders": list(self.orders), "dim": self.dim, "mode": self.mode, "scaled": self.scaled}
+        return {**super().get_config(), **config, "seed": self.seed}
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class MomentEmbeddings(keras.layers.Layer):
+    """Embeddings of the moments of a feature map: a bias-free dense layer for each order, then L2.
+
+    features (B, ..., c) -> reduction (optional) -> moments (B, dim) of each order -> dense (B, d) -> L2
+
+    Args:
+        orders: As in `HighOrderMoments`.
+        dim: The number of moments of each order.
+        embedding_dim: d; None for no dense layer: the moments themselves, of length 1.
+        mode: As in `HighOrderMoments`.
+        reduce_to: The channels to which a trained, bias-free 1 x 1 convolution takes the features first; None for none.
+        scaled: As in `HighOrderMoments`. No matter for the embeddings, whose length is 1 in any case.
+        seed: As in `HighOrderMoments`.
+
+    Raises:
+        ValueError: An argument does not fit.
+
+    Example:
+        >>> layer = MomentEmbeddings(orders=[2, 3], dim=512, embedding_dim=64)
+        >>> layer(keras.random.normal((4, 7, 7, 32)))[3].shape
+        (4, 64)
+
+    Source: Jacob et al., ICCV 2019, figure 2.
+    """
+
+    def __init__(
+        self,
+        orders=5,
+        dim=8192,
+        embedding_dim=512,
+        mode="cascaded",
+        reduce_to=None,
+        scaled=True,
+        seed=None,
+        **kwargs,
+    ):
+        super().__init__(**{**kwargs, "dtype": "float32"})
+        for name, size in (("embedding_dim", embedding_dim), ("reduce_to", reduce_to)):
+            if size is not None and size < 1:
+                raise ValueError(f"{name} must be positive or None, not {size}")
+        self.moments = HighOrderMoments(orders, dim, mode, scaled, seed, name="moments")
+        self.embedding_dim = embedding_dim
+        self.reduce_to = reduce_to
+        self.reduction = keras.layers.Dense(reduce_to, use_bias=False, name="reduction") if reduce_to else None
+        self.dense = {}
+        if embedding_dim:
+            names = {order: f"order_{order}" for order in self.orders}
+            self.dense = {name: keras.layers.Dense(embedding_dim, use_bias=False, name=name) for name in names.values()}
+
+    @property
+    def orders(self) -> tuple[int, ...]:
+        """The orders, ascending."""
+        return self.moments.orders
+
+    @property
+    def output_dim(self) -> int:
+        """The size of each embedding."""
+        return self.embedding_dim or self.moments.dim
+
+    def build(self, input_shape):
+        """Create the weights for features of the shape given."""
+        if self.reduction is not None:
+            self.reduction.build(input_shape)
+            input_shape = (*input_shape[:-1], self.reduce_to)
+        self.moments.build(input_shape)
+        for dense in self.dense.values():
+            dense.build((input_shape[0], self.moments.dim))
+
+    def call(self, features):
+        """(B, ..., c) -> unit vectors (B, d) by order; a zero map gives zero vectors."""
+        features = ops.cast(features, "float32")
+        moments = self.moments(features if self.reduction is None else self.reduction(features))
+        return {order: self._embed(order, moments[order]) for order in self.orders}
+
+    def _embed(self, order, moments):
+        # The direction is all that matters: without its scale, x^5 of small features is not taken for a zero vector.
+        largest = ops.stop_gradient(ops.max(ops.abs(moments), axis=-1, keepdims=True))
+        moments = moments / ops.where(largest > 0, largest, 1.0)
+        return pairwise.l2_normalize(self.dense[f"order_{order}"](moments) if self.dense else moments)
+
+    def compute_output_spec(self, features):
+        """(B, d) float32 by order."""
+        return {
+            order: keras.KerasTensor((features.shape[0], self.output_dim), dtype="float32") for order in self.orders
+        }
+
+    def get_config(self):
+        """The arguments that make this layer anew."""
+        moments = self.moments.get_config()
+        config = {key: moments[key] for key in ("orders", "dim", "mode", "scaled", "seed")}
+        return {**super().get_config(), **config, "embedding_dim": self.embedding_dim, "reduce_to": self.reduce_to}
+
+
+def as_orders(orders: int | Sequence[int]) -> tuple[int, ...]:
+    """The orders that K, or a sequence of orders, stands for.
+
+    Raises:
+        ValueError: One is below 2, or they do not ascend.
+
+    Example:
+        >>> as_orders(4), as_orders([3, 5])
+        ((2, 3, 4), (3, 5))
+    """
+    listed = tuple(range(2, orders + 1)) if isinstance(orders, int) else tuple(int(order) for order in orders)
+    if not listed or listed[0] < 2 or any(b <= a for a, b in itertools.pairwise(listed)):
+        raise ValueError(f"orders must be K >= 2 or ascending orders from 2 on, such as [2, 3], not {orders}")
+    return listed

@@ -1,0 +1,116 @@
+"""Principal components: a linear projection that is fitted once, not trained."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+from keras import ops
+
+_ROWS = 4096
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class PrincipalComponents(keras.layers.Layer):
+    """The first principal components of vectors: z = (x - mean) C.
+
+    `adapt(vectors)` fits the mean and the components, in float64, as `keras.layers.Normalization` is adapted; they are
+    weights that no optimiser trains, saved with the model. Each component points where its largest entry is positive.
+
+    Args:
+        dim: d, the number of components.
+        whiten: Divide each component by its standard deviation in the vectors that `adapt` saw.
+
+    Raises:
+        ValueError: `dim` is not positive.
+
+    Example:
+        >>> layer = PrincipalComponents(2)
+        >>> layer.adapt(np.random.default_rng(0).normal(size=(100, 5)))
+        >>> layer(np.ones((4, 5))).shape
+        (4, 2)
+    """
+
+    def __init__(self, dim, whiten=False, **kwargs):
+        super().__init__(**{**kwargs, "dtype": "float32"})
+        if dim < 1:
+            raise ValueError(f"dim must be positive, not {dim}")
+        self.dim = int(dim)
+        self.whiten = bool(whiten)
+        self.adapted = False
+
+    def build(self, input_shape):
+        """Create the mean (D,) and the components (D, d)."""
+        size = input_shape[-1]
+        if size < self.dim:
+            raise ValueError(f"{self.name}: {self.dim} components of vectors of size {size}")
+        self.mean = self.add_weight((size,), "zeros", trainable=False, name="mean")
+        self.components = self.add_weight((size, self.dim), "zeros", trainable=False, name="components")
+
+    def adapt(self, vectors):
+        """Fit to vectors.
+
+        Args:
+            vectors: (N, D) NumPy.
+
+        Raises:
+            ValueError: There are not more vectors than components, one is not finite, or their size is not D.
+        """
+        vectors = np.asarray(vectors)
+        if vectors.ndim != 2 or len(vectors) <= self.dim:
+            raise ValueError(
+                f"{self.name}: {self.dim} components need more than {self.dim} vectors, not {vectors.shape}"
+            )
+        if not np.all(np.isfinite(vectors)):
+            raise ValueError(f"{self.name}: the vectors are not all finite")
+        if not self.weights:
+            self.build(vectors.shape)
+            self.built = True
+        if vectors.shape[1] != self.mean.shape[0]:
+            raise ValueError(f"{self.name}: the vectors have size {vectors.shape[1]}, not {self.mean.shape[0]}")
+        mean = vectors.mean(axis=0, dtype=np.float64)
+        components, variances = _principal(vectors, mean, self.dim)
+        if self.whiten:
+            # A direction in which the vectors do not differ stays without weight.
+            deviations = np.sqrt(variances)
+            usable = deviations > 1e-6 * deviations[0]
+            components = components * np.where(usable, 1.0 / np.where(usable, deviations, 1.0), 0.0)
+        self.mean.assign(mean)
+        self.components.assign(components)
+        self.adapted = True
+
+    def load_own_variables(self, store):
+        """Keras's hook: what is loaded has been adapted, unless it is still zero."""
+        super().load_own_variables(store)
+        self.adapted = bool(ops.any(self.components != 0))
+
+    def call(self, x):
+        """(B, D) -> (B, d)."""
+        if not self.adapted:
+            raise ValueError(f"{self.name}: call adapt() on the vectors of the training images first")
+        return ops.matmul(ops.cast(x, "float32") - self.mean, self.components)
+
+    def compute_output_spec(self, x):
+        """(B, d) float32."""
+        return keras.KerasTensor((x.shape[0], self.dim), dtype="float32")
+
+    def get_config(self):
+        """The arguments that make this layer anew."""
+        return {**super().get_config(), "dim": self.dim, "whiten": self.whiten}
+
+
+def _principal(vectors, mean, dim):
+    """The first components (D, d) of vectors (N, D), and the variances (d,) along them."""
+    count, size = vectors.shape
+    if count >= size:
+        covariance = np.zeros((size, size))
+        for first in range(0, count, _ROWS):
+            rows = vectors[first : first + _ROWS] - mean
+            covariance += rows.T @ rows
+        values, directions = np.linalg.eigh(covariance)
+        squares, components = values[::-1][:dim], directions[:, ::-1][:, :dim]
+    else:
+        # Fewer vectors than dimensions: their singular vectors, without the covariance's D x D.
+        _, singular, directions = np.linalg.svd(vectors - mean, full_matrices=False)
+        squares, components = singular[:dim] ** 2, directions[:dim].T
+    largest = components[np.abs(components).argmax(axis=0), np.arange(dim)]
+    return components * np.where(largest < 0, -1.0, 1.0), np.maximum(squares, 0.0) / (count - 1)

@@ -1,0 +1,188 @@
+"""Attention-based ensemble: several learners on one backbone, each looking at its own part of the image."""
+
+from __future__ import annotations
+
+import math
+
+import keras
+from keras import ops
+
+from tfdml import backbones
+from tfdml.layers import AttentionHeads
+from tfdml.models.embedder import Embedder, freeze_batch_norm
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class AttentionEnsemble(Embedder):
+    """An embedder of M heads that see the image through different attention masks (ABE-M).
+
+    images -> scaling -> trunk -> x -> attention network -> masks, one per head
+      x * mask_m -> rest of the backbone -> feature map m -> pooling -> dense -> projection m (d/M) -> L2 -> head m
+      all heads, concatenated, divided by sqrt(M) -> embedding (B, d) float32 of length 1
+
+    The backbone is cut at two layers: up to the first lies the trunk; the attention network starts as a copy of what
+    is between the two, weights included, and ends in one 1 x 1 convolution with a sigmoid per head; the rest of the
+    backbone, from the first cut on, and the dense layer are shared by the heads.
+
+    The paper's embedding is sqrt(M) times as long. Here it has length 1, as every embedder's, and so a squared
+    distance or a cosine between embeddings is the mean of those between the heads: margins mean what they mean for one
+    head.
+
+    Cost: trunk and attention network run once per image, the rest M times (as one batch of M B maps), and as many maps
+    are kept for the gradient. For GoogLeNet with 8 heads at 224 px that is 4.7 times the multiplications of GoogLeNet
+    alone, and twice its parameters. BatchNorm layers of the rest, if they train, take their statistics over the maps of
+    all heads.
+
+    Args:
+        backbone: As for `Embedder`, with a functional model.
+        cut: The layers between which the attention network lies, e.g. `("pool3_3x3_s2", "inception_4e")`; maps must be
+            of one size at both. One name alone: no network, the masks come from the trunk's map itself. By default what
+            the backbone's entry in `tfdml.backbones` says.
+        heads: M.
+        embedding_dim: d, a multiple of M.
+        **options: Those of `Embedder`.
+
+    Raises:
+        ValueError: An argument does not fit, the backbone cannot be cut there, or the map's size changes in between.
+
+    Example:
+        >>> backbone = tfdml.backbones.resolve("googlenet", image_size=224, weights="googlenet.weights.h5")
+        >>> ensemble = AttentionEnsemble(backbone, cut=("pool3_3x3_s2", "inception_4e"), heads=8, embedding_dim=512)
+        >>> learner = MetricLearner(ensemble, [HeadwiseLoss(ContrastiveLoss()), HeadDivergence()])
+
+    Source: Kim et al., "Attention-based Ensemble for Deep Metric Learning", ECCV 2018, sec. 3.
+    """
+
+    def __init__(self, backbone, cut=None, heads=8, embedding_dim=512, name="attention_ensemble", **options):
+        if heads < 1 or embedding_dim % heads:
+            raise ValueError(f"embedding_dim must be a multiple of heads: {embedding_dim}, {heads}")
+        if isinstance(backbone, str):
+            backbone = backbones.resolve(backbone, options.get("image_size", 224))
+        if cut is None and isinstance(backbone, backbones.Backbone):
+            cut = backbone.ensemble_cut
+        if not cut:
+            raise ValueError("cut: name the layer that ends the trunk, and the one that ends the attention network")
+        # One dense layer for every head; the heads' vectors make up the embedding.
+        super().__init__(backbone, embedding_dim=embedding_dim // heads, name=name, **options)
+        self.embedding_dim = int(embedding_dim)
+        self.heads = int(heads)
+        self.cut = (cut,) if isinstance(cut, str) else tuple(cut)
+        if len(self.cut) > 2:
+            raise ValueError(f"cut: one or two layers, not {', '.join(self.cut)}")
+        self.trunk, self.rest = backbones.cut(self.backbone, self.cut[0])
+        self.attention = self._attention_network()
+        self.attention_heads = AttentionHeads(heads, name="attention_heads", dtype=self.dtype_policy)
+        self._check_sizes()
+        if self.batch_norm == "frozen" and self.attention is not None:
+            freeze_batch_norm(self.attention)
+
+    def _attention_network(self) -> keras.Model | None:
+        if len(self.cut) == 1 or self.cut[1] == self.cut[0]:
+            return None
+        between, _ = backbones.cut(self.rest, self.cut[1])
+
+        def copied(layer):
+            config = layer.get_config()
+            return type(layer).from_config({**config, "name": f"attention_{config['name']}"})
+
+        copy = keras.models.clone_model(between, clone_function=copied)
+        copy.set_weights(between.get_weights())
+        return copy
+
+    def _check_sizes(self) -> None:
+        features = self.trunk.compute_output_shape((None, self.image_size, self.image_size, 3))
+        context = features if self.attention is None else self.attention.compute_output_shape(features)
+        if tuple(context[1:3]) != tuple(features[1:3]):
+            raise ValueError(
+                f"cut: at {self.image_size} px the map is {features[1]} x {features[2]} at {self.cut[0]}, but "
+                f"{context[1]} x {context[2]} at {self.cut[1]}: end the attention network before the map gets smaller"
+            )
+
+    def build(self, input_shape):
+        """Create the weights that the backbone does not have yet."""
+        features = self.trunk.compute_output_shape((None, *input_shape[1:]))
+        if not self.attention_heads.built:
+            context = features if self.attention is None else self.attention.compute_output_shape(features)
+            self.attention_heads.build((features, context))
+            self.attention_heads.built = True
+        if not self.dense.built:
+            self.dense.build((None, self.rest.compute_output_shape(features)[-1]))
+
+    def represent(self, images, training=None) -> dict:
+        """Every representation of the images, by name.
+
+        Args:
+            images: (B, H, W, 3) pixels 0-255, of any dtype.
+            training: As in Keras.
+
+        Returns:
+            `feature_map` (B, h, w, M c), the heads' maps side by side; `pooled` (B, M c) and `projection` (B, d), the
+            heads' vectors one after another; `heads` (B, M, d/M) float32 of length 1 each; `embedding` (B, d) float32
+            of length 1; `detached_projection` and `detached_embedding`, as in `Embedder`.
+        """
+        inner = training if self.batch_norm == "train" else False
+        features, context = self._features_and_context(images, inner)
+        views = self.attention_heads([features, context])
+        # The heads of an image lie one after another in a batch of M B maps.
+        maps = self.rest(ops.reshape(views, (-1, *ops.shape(views)[2:])), training=inner)
+        pooled = self.pool(maps)
+        projection, detached = self.dense(pooled), self.dense(ops.stop_gradient(pooled))
+        vectors = {
+            "projection": projection,
+            "heads": self.normalize(projection),
+            # Divided by sqrt(M), for length 1.
+            "embedding": self.normalize(projection) / math.sqrt(self.heads),
+            "detached_projection": detached,
+            "detached_embedding": self.normalize(detached) / math.sqrt(self.heads),
+        }
+        size = self.embedding_dim // self.heads
+        by_image = {name: ops.reshape(vector, (-1, self.embedding_dim)) for name, vector in vectors.items()}
+        return {
+            "feature_map": self._side_by_side(maps),
+            "pooled": ops.reshape(pooled, (-1, self.heads * pooled.shape[-1])),
+            **by_image,
+            "heads": ops.reshape(by_image["heads"], (-1, self.heads, size)),
+        }
+
+    def _features_and_context(self, images, training):
+        features = self.trunk(self.input_scaling(images), training=training)
+        return features, features if self.attention is None else self.attention(features, training=training)
+
+    def _side_by_side(self, maps):
+        height, width = ops.shape(maps)[1:3]
+        apart = ops.reshape(maps, (-1, self.heads, height, width, maps.shape[-1]))
+        return ops.reshape(ops.transpose(apart, (0, 2, 3, 1, 4)), (-1, height, width, self.heads * maps.shape[-1]))
+
+    def masks(self, images):
+        """The attention masks of the images, (B, M, h, w, c) between 0 and 1, to look at."""
+        return self.attention_heads.masks(self._features_and_context(images, training=False)[1])
+
+    def representation_shapes(self, input_shape) -> dict:
+        """The shape of each representation of images of this shape."""
+        shapes = super().representation_shapes(input_shape)
+        batch, height, width, channels = shapes["feature_map"]
+        return {
+            **shapes,
+            "feature_map": (batch, height, width, self.heads * channels),
+            "pooled": (batch, self.heads * channels),
+            "heads": (batch, self.heads, self.embedding_dim // self.heads),
+        }
+
+    def parts(self) -> dict[str, list]:
+        """The trainable variables of the `backbone`, the attention network's among them, and of the `projection`."""
+        copied = [] if self.attention is None else self.attention.trainable_variables
+        return {
+            "backbone": [*self.backbone.trainable_variables, *copied],
+            # What starts from random numbers: the masks and the dense layer.
+            "projection": [*self.attention_heads.trainable_variables, *self.dense.trainable_variables],
+        }
+
+    def freeze_backbone(self) -> None:
+        """Keep the backbone and the attention network as they are; the masks and the dense layer train."""
+        super().freeze_backbone()
+        if self.attention is not None:
+            self.attention.trainable = False
+
+    def get_config(self):
+        """The arguments that make this ensemble anew, the backbone's architecture included."""
+        return {**super().get_config(), "cut": list(self.cut), "heads": self.heads}

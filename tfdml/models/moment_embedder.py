@@ -1,0 +1,167 @@
+"""Search with all high-order moments: the embedding and those of the moments, reduced by their principal components."""
+
+from __future__ import annotations
+
+import keras
+from keras import ops
+
+from tfdml.layers import L2Normalize, MomentEmbeddings, PrincipalComponents
+from tfdml.objectives import HighOrderMomentLoss
+from tfdml.objectives.base import restore
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class MomentEmbedder(keras.Model):
+    """Images to unit vectors made of the embedding and the embeddings of the moments that HORDE trained.
+
+    f = [e_1, e_2, ..., e_K] -> principal components of the training images' f (d) -> L2
+
+    with e_1 the embedder's own embedding and e_k those of `HighOrderMomentLoss`. Where `Embedder` leaves HORDE behind
+    after training, this model keeps it, for a better search at the cost of the moments (the rows with a dagger in the
+    paper's tables 1 and 2). The paper says that all orders are concatenated and reduced to the embedding's size by a
+    PCA, no more; here each e_k has length 1, as in training, and so has the result.
+
+        model = MomentEmbedder.from_learner(learner)
+        model.adapt(tfdml.evaluation.embed(model.features, training_batches))
+        model.save("moments.keras")
+
+    It has the embedder's `image_size`, `resize` and `resize_mode`, and is evaluated, saved and exported as that is.
+
+    Args:
+        embedder: A `tfdml.models.Embedder`, or another model with its `represent`.
+        moments: A `tfdml.layers.MomentEmbeddings`.
+        representation: What the moments are taken of, a name in `embedder.represent`.
+        embedding_dim: d; by default the embedder's.
+        whiten: Scale the principal components to the same variance.
+
+    Raises:
+        ValueError: An argument does not fit, or the model is called before `adapt`.
+
+    Example:
+        >>> learner = MetricLearner(embedder, [ContrastiveLoss(), HighOrderMomentLoss(ContrastiveLoss())])
+        >>> learner.fit(batches, epochs=40)
+        >>> model = MomentEmbedder.from_learner(learner)
+
+    Source: Jacob et al., "Metric Learning With HORDE", ICCV 2019, sec. 4 and table 1.
+    """
+
+    def __init__(
+        self,
+        embedder,
+        moments,
+        representation="feature_map",
+        embedding_dim=None,
+        whiten=False,
+        name="moment_embedder",
+        **kwargs,
+    ):
+        super().__init__(name=name, **{**kwargs, "autocast": False})
+        self.embedder = restore(embedder)
+        self.moments = restore(moments)
+        if not hasattr(self.embedder, "represent"):
+            raise ValueError(f"embedder must be an Embedder, not {embedder!r}")
+        if not isinstance(self.moments, MomentEmbeddings):
+            raise ValueError(f"moments must be a tfdml.layers.MomentEmbeddings, not {moments!r}")
+        if representation not in self.embedder.representations:
+            known = ", ".join(self.embedder.representations)
+            raise ValueError(f"representation must be one of {known}, not {representation!r}")
+        self.representation = representation
+        self.reduction = PrincipalComponents(embedding_dim or self.embedder.embedding_dim, whiten, name="reduction")
+        self.normalize = L2Normalize(name="normalize")
+
+    @classmethod
+    def from_learner(cls, learner, objective=None, **options):
+        """The model of a trained learner, whose layers it shares.
+
+        Args:
+            learner: A `MetricLearner` with a `HighOrderMomentLoss`, built.
+            objective: The name of the `HighOrderMomentLoss`; needed where there are several.
+            **options: `embedding_dim`, `whiten` and `name`.
+
+        Raises:
+            ValueError: The learner has no such objective, or several.
+        """
+        found = {term.name: term for term in learner.objectives if isinstance(term, HighOrderMomentLoss)}
+        if objective is None and len(found) == 1:
+            (objective,) = found
+        if objective not in found:
+            raise ValueError(f"objective must be one of the learner's moment losses {sorted(found)}, not {objective!r}")
+        term = found[objective]
+        if not term.built:
+            raise ValueError(f"{term.name} has no weights yet: build and train the learner first")
+        model = cls(learner.embedder, term.moments, term.representation, **options)
+        model.build((None, model.image_size, model.image_size, 3))
+        return model
+
+    @property
+    def image_size(self) -> int:
+        """The height and width in pixels of its images."""
+        return self.embedder.image_size
+
+    @property
+    def resize(self) -> int:
+        """The size in pixels before the centre crop."""
+        return self.embedder.resize
+
+    @property
+    def resize_mode(self) -> str:
+        """How images are brought to that size: see `Embedder`."""
+        return self.embedder.resize_mode
+
+    @property
+    def embedding_dim(self) -> int:
+        """D."""
+        return self.reduction.dim
+
+    def build(self, input_shape):
+        """Create the weights that are not there yet."""
+        if not self.embedder.built:
+            self.embedder.build(input_shape)
+            self.embedder.built = True
+        shapes = self.embedder.representation_shapes(input_shape)
+        if not self.moments.built:
+            self.moments.build(shapes[self.representation])
+            self.moments.built = True
+        if not self.reduction.built:
+            size = shapes["embedding"][-1] + len(self.moments.orders) * self.moments.output_dim
+            self.reduction.build((None, size))
+            self.reduction.built = True
+
+    def features(self, images):
+        """(B, H, W, 3) -> (B, D): the embeddings of all orders side by side, from 1 to K."""
+        representations = self.embedder.represent(images, training=False)
+        moments = self.moments(representations[self.representation])
+        return ops.concatenate([representations["embedding"], *moments.values()], axis=1)
+
+    def adapt(self, features):
+        """Fit the principal components to the `features` (N, D) of the training images, as NumPy.
+
+        Raises:
+            ValueError: There are not more images than `embedding_dim`, or a feature is not finite.
+        """
+        self.reduction.adapt(features)
+
+    def call(self, images, training=None):
+        """(B, H, W, 3) -> (B, d), unit vectors."""
+        del training
+        return self.normalize(self.reduction(self.features(images)))
+
+    def compute_output_shape(self, input_shape):
+        """(B, d)."""
+        return (input_shape[0], self.embedding_dim)
+
+    def get_config(self):
+        """The arguments that make this model anew."""
+        return {
+            "name": self.name,
+            "embedder": keras.saving.serialize_keras_object(self.embedder),
+            "moments": keras.saving.serialize_keras_object(self.moments),
+            "representation": self.representation,
+            "embedding_dim": self.embedding_dim,
+            "whiten": self.reduction.whiten,
+        }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """The model that `get_config` describes."""
+        return cls(**config)

@@ -1,0 +1,119 @@
+"""Energy confusion: pulls classes together at the projection layer alone, against the metric loss (ECAML)."""
+
+from __future__ import annotations
+
+import keras
+from keras import ops
+
+from tfdml import pairwise
+from tfdml.objectives.base import Objective
+from tfdml.objectives.class_statistics import class_pairs, means_and_spreads
+
+FORMS = ("log", "plain", "log_of_mean")
+REPRESENTATIONS = ("embedding", "projection")
+_SMALLEST = 1e-12
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class EnergyConfusion(Objective):
+    """The energy confusion term: the expected squared distance between images of different classes, to be minimised.
+
+    L = sum over ordered pairs of classes I != J of ln(1 + E_IJ),
+    E_IJ = (1 / (n_I n_J)) sum over i in I, j in J of |x_i - x_j|^2 = |mu_I - mu_J|^2 + v_I + v_J
+
+    with mu the mean of a class and v its mean squared distance to it, so that the cost is O(B^2) and no pair of images
+    is visited. Classes are *pulled together*: the term contradicts the metric loss that it is added to, so that the
+    network cannot rest on the few traits that tell the training classes apart most easily. It has to stay the weaker
+    of the two:
+
+        objectives = [MetricLoss(BinomialDevianceLoss(reduction="sum")), EnergyConfusion(reduction="sum", weight=0.13)]
+
+    Its gradient reaches the projection layer only (sec. 4.2): the objective reads `detached_embedding` or
+    `detached_projection`, which an `Embedder` provides beside the plain ones. Representations without a detached form
+    are used as they are, and then the gradient reaches all that made them.
+
+    The paper leaves open how many class pairs it draws and in which order it counts them; here they are all those of
+    the batch, each twice. The authors' public code differs: it takes the logarithm of half the mean over pairs of
+    images (`form="log_of_mean"`) of the embedding before normalisation (`representation="projection"`), estimated from
+    10 random partners of each image, where this objective takes the expectation over the draw and no draw.
+
+    Args:
+        form: `"log"`: ln(1 + E_IJ) (eq. 11); `"plain"`: E_IJ (eq. 7); `"log_of_mean"`: ln of half the mean of
+            |x_i - x_j|^2 over all pairs of images of different classes, one value for the batch.
+        representation: `"embedding"` or `"projection"`, the embedding before normalisation.
+        reduction: `"mean"` over the pairs of classes, or `"sum"`, the paper's. `"log_of_mean"` knows no difference.
+        weight: lambda. The paper's, beside losses that are sums: 0.02 with triplet, 0.3 with N-pair, 0.13 with
+            binomial deviance on CUB and CARS, a tenth of that on SOP and In-Shop; 64 classes of 2 images.
+        name: The term's name in logs.
+
+    Raises:
+        ValueError: An argument is none of the values above.
+
+    Example:
+        >>> embeddings = keras.ops.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+        >>> float(EnergyConfusion()({"embedding": embeddings}, keras.ops.array([0, 0, 1])))  # ln(1 + 2)
+        1.0986123
+
+    Source: Chen and Deng, "Energy Confused Adversarial Metric Learning for Zero-Shot Image Retrieval and Clustering",
+    AAAI 2019, eq. 3, 7 and 11.
+    """
+
+    def __init__(
+        self,
+        form="log",
+        representation="embedding",
+        reduction="mean",
+        weight=1.0,
+        name="energy_confusion",
+        **kwargs,
+    ):
+        super().__init__(weight=weight, name=name, **kwargs)
+        if form not in FORMS:
+            raise ValueError(f"{self.name}: form must be one of {', '.join(FORMS)}, not {form!r}")
+        if representation not in REPRESENTATIONS:
+            known = " or ".join(map(repr, REPRESENTATIONS))
+            raise ValueError(f"{self.name}: representation must be {known}, not {representation!r}")
+        if reduction not in ("mean", "sum"):
+            raise ValueError(f"{self.name}: reduction must be 'mean' or 'sum', not {reduction!r}")
+        self.form = form
+        self.representation = representation
+        self.reduction = reduction
+
+    @property
+    def reads(self):
+        """The representation in its detached form."""
+        return (f"detached_{self.representation}",)
+
+    def represent(self, representations, training=None):
+        """The plain representation in place of the detached one, where there is none."""
+        del training
+        (detached,) = self.reads
+        if detached in representations or self.representation not in representations:
+            return {}
+        return {detached: representations[self.representation]}
+
+    def select(self, representations):
+        """The one that this objective reads.
+
+        Raises:
+            ValueError: It is missing.
+        """
+        return super().select({**representations, **self.represent(representations)})
+
+    def compute(self, representations, labels):
+        """The mean (or sum) over ordered pairs of different classes."""
+        means, spreads = means_and_spreads(representations[self.reads[0]], labels)
+        energies = pairwise.squared_distances(means) + spreads[:, None] + spreads[None, :]
+        if self.form == "log_of_mean":
+            negatives = pairwise.negative_mask(labels)
+            # Entries belong to classes: over all pairs of images they weigh as much as the pairs themselves.
+            half = 0.5 * pairwise.masked_mean(energies, negatives)
+            return ops.where(ops.any(negatives), ops.log(ops.maximum(half, _SMALLEST)), 0.0)
+        values = ops.log1p(energies) if self.form == "log" else energies
+        reduce = pairwise.masked_sum if self.reduction == "sum" else pairwise.masked_mean
+        return reduce(values, class_pairs(labels))
+
+    def get_config(self):
+        """The arguments that make this objective anew."""
+        config = {"form": self.form, "representation": self.representation, "reduction": self.reduction}
+        return {**super().get_config(), **config}

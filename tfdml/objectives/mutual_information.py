@@ -1,0 +1,259 @@
+"""Mutual information: RankMI, which separates the distances of positive pairs from those of negative ones."""
+
+from __future__ import annotations
+
+import math
+
+import keras
+from keras import ops
+
+from tfdml import pairwise
+from tfdml.layers import StatisticsNetwork
+from tfdml.mining import negative_probabilities, sample_negatives
+from tfdml.objectives.base import Objective
+
+NEGATIVES = ("distance_weighted", "all")
+# Points between the smallest and the largest distance of a batch at which the slope of V is penalised.
+_SLOPES = 64
+
+
+def divergence_loss(values, positives, negatives):
+    """The RankMI loss of pairs whose statistic V is known (eq. 6 and 3): minus twice a bound on a divergence.
+
+    L = mean over positives of (softplus(-V) - ln 2) + mean over negatives of (softplus(V) - ln 2)
+
+    -L / 2 is a lower bound on the Jensen-Shannon divergence, in nats (at most ln 2), between the distances of positive
+    and of negative pairs; it is reached where V is the logarithm of the ratio of their densities.
+
+    Args:
+        values: V of each pair, of any shape.
+        positives: How often each pair counts as a positive, in the same shape; all 0 leaves the mean out.
+        negatives: How often it counts as a negative.
+
+    Example:
+        >>> divergence_loss(keras.ops.zeros(4), keras.ops.array([1, 1, 0, 0]), keras.ops.array([0, 0, 1, 1]))
+        0.0
+    """
+    pulls = ops.softplus(-values) - math.log(2.0)
+    pushes = ops.softplus(values) - math.log(2.0)
+    return _weighted_mean(pulls, positives) + _weighted_mean(pushes, negatives)
+
+
+def _weighted_mean(values, weights):
+    weights = ops.cast(weights, "float32")
+    return ops.sum(weights * values) / ops.maximum(ops.sum(weights), 1.0)
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class RankMI(Objective):
+    """The RankMI loss, by updates that alternate between a statistics network and the embedder.
+
+    L = mean over P of softplus(-V(d+)) + mean over N of softplus(V(d-)) - 2 ln 2,    V(d) = MLP(d) - d
+
+    over the Euclidean distances d of L2-normalised embeddings. `MetricLearner` alternates (algorithm 1): one step of
+    the embedder, then `statistics_steps` steps of V, each on the next batch.
+
+    - A step of V (`statistics_loss`) takes all pairs of the batch. No gradient reaches the embedder.
+    - A step of the embedder (`compute`, what calling the objective gives) takes the positives with d > beta - margin
+      and, of the negatives with d < beta + margin, as many draws for each image as it has positives. V is fixed.
+
+    beta is the root of V nearest to the one before, found again after each update of V: there a positive and a negative
+    pair cost the same. Where V has no root in 0 .. 2, beta stays as it was: V moves little in a step, whereas
+    either end of the interval would at once drop nearly all positives or all negatives.
+
+    Logged by the learner beside the value itself, over the steps of V: `<name>_jsd`, the lower bound on the
+    Jensen-Shannon divergence between the distances of positives and negatives in nats (ln 2 when they are apart);
+    `<name>_beta`; and `<name>_no_root`, the share of V's states that had no root.
+
+    Args:
+        margin: alpha, how far beyond beta a pair still counts.
+        initial_beta: Where the first search for a root starts.
+        statistics_steps: k, the steps of V for each step of the embedder.
+        hidden: Width of V's layers.
+        depth: V's number of square layers.
+        negatives: `"distance_weighted"`, drawn without replacement as `tfdml.mining.negative_probabilities` has it, or
+            `"all"` within the margin.
+        cutoff: Nearer negatives are drawn as if they were at this distance.
+        nonzero_loss_cutoff: Negatives at this distance or beyond are not drawn, unless an image has no nearer one.
+        monotonicity: Weight of a soft constraint dV/dd < 0 (eq. 9), 0 for none: the mean of [dV/dd]_+ over 64 even
+            steps between the batch's smallest and largest distance. The paper names such a constraint and trains
+            without it; its form here is tfdml's own.
+        seed: An integer for the draws; by default one from Keras's global seed.
+        weight: The factor of this term in the loss of the embedder; V's own training is not scaled by it.
+        name: The term's name in logs.
+
+    Raises:
+        ValueError: An argument is out of its range.
+
+    Example:
+        >>> learner = MetricLearner(Embedder("conv4", image_size=28), RankMI(margin=0.2))
+        >>> learner.compile("adam")
+        >>> learner.fit(batches)
+
+    Source: Kemertas et al., "RankMI: A Mutual Information Maximizing Ranking Loss", CVPR 2020, eq. 6-10, algorithm 1.
+    """
+
+    def __init__(
+        self,
+        margin=0.2,
+        initial_beta=1.0,
+        statistics_steps=1,
+        hidden=128,
+        depth=2,
+        negatives="distance_weighted",
+        cutoff=0.5,
+        nonzero_loss_cutoff=1.4,
+        monotonicity=0.0,
+        seed=None,
+        weight=1.0,
+        name="rank_mi",
+        **kwargs,
+    ):
+        super().__init__(weight=weight, name=name, **kwargs)
+        self.margin = float(margin)
+        self.initial_beta = float(initial_beta)
+        self.statistics_steps = int(statistics_steps)
+        self.negatives = negatives
+        self.cutoff = float(cutoff)
+        self.nonzero_loss_cutoff = float(nonzero_loss_cutoff)
+        self.monotonicity = float(monotonicity)
+        self.seed = seed
+        self._check(
+            (0 <= self.margin < float("inf"), f"margin must not be negative, but is {margin}"),
+            (0 <= self.initial_beta <= 2, f"initial_beta is a distance, 0 .. 2, not {initial_beta}"),
+            (self.statistics_steps >= 1, f"statistics_steps must be at least 1, not {statistics_steps}"),
+            (negatives in NEGATIVES, f"negatives must be one of {', '.join(NEGATIVES)}, not {negatives!r}"),
+            (
+                0 < self.cutoff < self.nonzero_loss_cutoff < 2,
+                f"0 < cutoff < nonzero_loss_cutoff < 2 does not hold for {cutoff} and {nonzero_loss_cutoff}",
+            ),
+            (0 <= self.monotonicity < float("inf"), f"monotonicity must not be negative, but is {monotonicity}"),
+        )
+        self.network = StatisticsNetwork(hidden, depth, name="statistics_network")
+        self.seed_generator = keras.random.SeedGenerator(seed)
+        self.trackers = {key: keras.metrics.Mean(name=f"{self.name}_{key}") for key in ("jsd", "beta", "no_root")}
+
+    def _check(self, *demands):
+        for met, message in demands:
+            if not met:
+                raise ValueError(f"{self.name}: {message}")
+
+    def build_from(self, shapes):
+        """Create V and beta."""
+        del shapes
+        if not self.network.built:
+            self.network.build()
+            self.network.built = True
+        self.beta = self.add_weight(
+            name="beta",
+            shape=(),
+            initializer=keras.initializers.Constant(self.initial_beta),
+            trainable=False,
+        )
+
+    @property
+    def statistics_variables(self):
+        """The weights of V."""
+        return self.network.trainable_variables
+
+    def compute(self, representations, labels):
+        """The loss of the embedder: over the pairs that violate the margins around beta, with V fixed."""
+        embeddings = pairwise.l2_normalize(representations["embedding"])
+        distances = pairwise.distances(embeddings)
+        positives, negatives = self.pairs_around(self.network.root(self.beta)[0], embeddings, distances, labels)
+        return self._loss(distances, positives, negatives, frozen=True)
+
+    def statistics_loss(self, representations, labels):
+        """The loss of V: over all pairs, with the embeddings fixed, and the soft constraint if there is one."""
+        distances = self._fixed_distances(representations)
+        return self._statistics_loss(distances, labels) + self._penalty(distances)
+
+    def statistics_step(self, representations, labels):
+        """What the learner does in a step of V: find beta for V as it is, log it and the bound, and give the loss."""
+        beta, found = self.network.root(self.beta)
+        self.beta.assign(beta)
+        distances = self._fixed_distances(representations)
+        loss = self._statistics_loss(distances, labels)
+        positives, negatives = pairwise.positive_mask(labels), pairwise.negative_mask(labels)
+        informative = ops.logical_and(ops.any(positives), ops.any(negatives))
+        self.trackers["jsd"].update_state(-0.5 * ops.stop_gradient(loss), ops.cast(informative, "float32"))
+        self.trackers["beta"].update_state(beta)
+        self.trackers["no_root"].update_state(1.0 - ops.cast(found, "float32"))
+        return loss + self._penalty(distances)
+
+    def pairs_around(self, beta, embeddings, distances, labels):
+        """Which pairs teach the embedder: (B, B) floats, 1 for the positives, and 1 for the negatives drawn.
+
+        Args:
+            beta: The root of V.
+            embeddings: (B, d), of length 1.
+            distances: (B, B), theirs.
+            labels: (B,) integers.
+        """
+        positives, negatives = pairwise.positive_mask(labels), pairwise.negative_mask(labels)
+        counts = ops.sum(ops.cast(positives, "int32"), axis=1, keepdims=True)
+        positives = ops.logical_and(positives, distances > beta - self.margin)
+        negatives = ops.logical_and(negatives, distances < beta + self.margin)
+        if self.negatives == "distance_weighted":
+            near = negative_probabilities(embeddings, labels, self.cutoff, self.nonzero_loss_cutoff)
+            negatives = _draw(ops.where(negatives, near, 0.0), counts, self.seed_generator)
+        return ops.cast(positives, "float32"), ops.cast(negatives, "float32")
+
+    def _fixed_distances(self, representations):
+        return ops.stop_gradient(pairwise.distances(pairwise.l2_normalize(representations["embedding"])))
+
+    def _statistics_loss(self, distances, labels):
+        masks = (pairwise.positive_mask(labels), pairwise.negative_mask(labels))
+        return self._loss(distances, *(ops.cast(mask, "float32") for mask in masks))
+
+    def _loss(self, distances, positives, negatives, frozen=False):
+        # V once for (i, j) and (j, i): half the work.
+        distances, positives, negatives = _unordered(distances, positives, negatives)
+        return divergence_loss(self.network(distances, frozen=frozen), positives, negatives)
+
+    def _penalty(self, distances):
+        if not self.monotonicity:
+            return 0.0
+        others = ops.logical_not(pairwise.identity_mask(ops.shape(distances)[0]))
+        low = ops.minimum(ops.min(ops.where(others, distances, 2.0)), ops.max(distances))
+        points = low + (ops.max(distances) - low) * ops.linspace(0.0, 1.0, _SLOPES, dtype="float32")
+        return self.monotonicity * ops.mean(ops.relu(self.network.value_and_slope(points)[1]))
+
+    def get_config(self):
+        """The arguments that make this objective anew."""
+        return {
+            **super().get_config(),
+            "margin": self.margin,
+            "initial_beta": self.initial_beta,
+            "statistics_steps": self.statistics_steps,
+            "hidden": self.network.hidden,
+            "depth": self.network.depth,
+            "negatives": self.negatives,
+            "cutoff": self.cutoff,
+            "nonzero_loss_cutoff": self.nonzero_loss_cutoff,
+            "monotonicity": self.monotonicity,
+            "seed": self.seed,
+        }
+
+
+def _draw(probabilities, counts, seed):
+    """Booleans (B, B), true for `counts` (B, 1) different images of each row, or all that are possible."""
+    size = ops.shape(probabilities)[0]
+    order, possible = sample_negatives(probabilities, size, seed)
+    drawn = ops.logical_and(possible, ops.arange(size)[None, :] < counts)
+    return ops.take_along_axis(drawn, ops.argsort(order, axis=1), axis=1)
+
+
+def _unordered(distances, *weights):
+    """Each pair of different images once: (B, B) -> (B, B // 2), the weights those of (i, j) and (j, i) together.
+
+    Row i holds its pairs with the B // 2 images after it, round a circle. An even B has its diameters twice; there the
+    weight is halved.
+    """
+    size = ops.shape(distances)[0]
+    index = ops.arange(size)
+    partners = (index[:, None] + 1 + ops.arange(size // 2)[None, :]) % ops.maximum(size, 1)
+    twice = 2 * (1 + ops.arange(size // 2)) == size
+    share = ops.where(twice, 0.5, 1.0)[None, :]
+    once = [share * ops.take_along_axis(w + ops.transpose(w), partners, axis=1) for w in weights]
+    return (ops.take_along_axis(distances, partners, axis=1), *once)
