@@ -1,0 +1,49 @@
+"""The flag files of the papers, on a small tree in the official layout."""
+
+import numpy as np
+from PIL import Image
+
+NUM_CLASSES = 60
+
+
+def _products(root):
+    rng = np.random.default_rng(0)
+    root.mkdir()
+    image_id = 0
+    for split, first in (("train", 1), ("test", 1 + NUM_CLASSES)):
+        rows = ["image_id class_id super_class_id path"]
+        for class_id in range(first, first + NUM_CLASSES):
+            for view in range(2):
+                image_id += 1
+                path = f"chair_final/{class_id}_{view}.JPG"
+                (root / "chair_final").mkdir(exist_ok=True)
+                Image.fromarray(rng.integers(0, 256, (32, 40, 3), dtype=np.uint8)).save(root / path)
+                rows.append(f"{image_id} {class_id} 3 {path}")
+        (root / f"Ebay_{split}.txt").write_text("\n".join(rows) + "\n")
+    return root
+
+
+def test_a_dry_run_prints_the_resolved_experiment(command, tmp_path):
+    products = _products(tmp_path / "Stanford_Online_Products")
+    done = command(
+        "train",
+        "--flagfile=configs/sop_rankmi.flags",
+        f"--data_dir={products}",
+        "--dataset_options=check_counts=false",
+        "--weights=none",
+        f"--run_dir={tmp_path / 'run'}",
+        "--dry_run",
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    words = " ".join(done.stdout.split())
+    for said in (
+        "train 120 images of 60 classes",
+        "test 120 images of 60 classes",
+        "1 * rank_mi",
+        "resnet50, weights none",
+        "120 images (60 classes x 2)",
+        "rates: backbone 1e-05, projection 0.001, objectives 0.001",
+        "--objectives=rank_mi(margin=0.2, statistics_steps=1)",
+    ):
+        assert said in words
+    assert not (tmp_path / "run").exists()
