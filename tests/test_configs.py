@@ -1,6 +1,7 @@
 """Every flag file of `configs` is an experiment that builds and takes a step."""
 
 import dataclasses
+import gc
 import pathlib
 
 import keras
@@ -44,7 +45,9 @@ def test_an_experiment_builds_and_takes_a_step(path, characters, tmp_path):
     experiment = dataclasses.replace(written, **tiny)
     sampler = trainer.make_sampler(experiment, characters)
     transform, _ = trainer.make_transforms(experiment)
+    # The networks of the experiments before, hundreds of megabytes each, hang in cycles of references.
     keras.backend.clear_session()
+    gc.collect()
     learner = trainer.make_learner(experiment, characters.num_classes, steps_per_epoch=10)
     before = [np.asarray(variable) for variable in learner.embedder.parts()["projection"]]
     # Two steps, so that alternating updates have their turn.

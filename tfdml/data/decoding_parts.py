@@ -58,13 +58,19 @@ def decode_part(
         return tf.slice(part, tf.stack([0, before, 0]), tf.stack([height, width, 3])), chosen, size
 
     def from_whole() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        image = decode_image(encoded)
+        image = _decode_whole(encoded)
         window, chosen, size = placed(tf.shape(image)[:2])
         part = tf.slice(image, tf.concat([window[:2], [0]], 0), tf.concat([window[2:], [3]], 0))
         return part, chosen, size
 
     part, window, size = tf.cond(is_plain_jpeg(encoded), from_jpeg, from_whole)
     return tf.ensure_shape(part, (None, None, 3)), tf.ensure_shape(window, (4,)), tf.ensure_shape(size, (2,))
+
+
+# Not inlined: see `tfdml.data.decoding`; of most images nothing in it is needed.
+@tf.function(input_signature=[tf.TensorSpec((), tf.string)], experimental_attributes={"_noinline": True})
+def _decode_whole(encoded: tf.Tensor) -> tf.Tensor:
+    return decode_image(encoded)
 
 
 def _clipped(box: tf.Tensor, size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
