@@ -49,6 +49,7 @@ def test_an_experiment_builds_and_takes_a_step(path, characters, tmp_path):
     keras.backend.clear_session()
     gc.collect()
     learner = trainer.make_learner(experiment, characters.num_classes, steps_per_epoch=10)
+    learner.run_eagerly = True  # quicker than tracing these networks for two steps
     before = [np.asarray(variable) for variable in learner.embedder.parts()["projection"]]
     # Two steps, so that alternating updates have their turn.
     logs = learner.fit(training_batches(characters, sampler, transform, num_steps=2), epochs=1, verbose=0).history
