@@ -195,7 +195,7 @@ def test_root_of_random_networks_is_brents(seed, initial, depth, scale, shift):
     # So that most have a root.
     weights[-1] = (weights[-1] - statistic(weights, 1.0) + shift).astype("float32")
     network = network_with(weights)
-    beta, found = network.root(initial)
+    beta, found = network.find_root(initial)
     beta = float(beta)
     values = np.asarray(network(np.linspace(0, 2, 257, dtype="float32")))
     # Where rounding decides about a sign, one of the two finds a root more than the other.
@@ -217,7 +217,7 @@ def test_root_of_random_networks_is_brents(seed, initial, depth, scale, shift):
 def test_root_of_what_is_no_number_is_the_last_one(bad):
     weights = random_weights(8)
     weights[0][0, 0] = bad
-    beta, found = network_with(weights).root(0.6)
+    beta, found = network_with(weights).find_root(0.6)
     assert np.isfinite(beta)
     assert 0 <= float(beta) <= 2
     if np.isnan(bad):
@@ -230,7 +230,7 @@ def test_root_has_no_gradient():
     with tf.GradientTape() as tape:
         initial = tf.constant(0.5)
         tape.watch(initial)
-        beta = network.root(initial)[0]
+        beta = network.root(initial)
     assert tape.gradient(beta, [initial, *[v.value for v in variables(network)]]) == [None] * 5
 
 

@@ -55,7 +55,7 @@ def of_statistics(objective, labels, x):
 
 
 def beta_of(objective):
-    return float(objective.network.root(objective.beta)[0])
+    return float(objective.network.root(objective.beta))
 
 
 @pytest.mark.parametrize(

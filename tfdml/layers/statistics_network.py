@@ -83,14 +83,18 @@ class StatisticsNetwork(keras.layers.Layer):
             high: Where it ends.
 
         Returns:
-            The root, and whether there is one. Without a change of sign in the interval the first is `initial`.
+            The root, a scalar; `initial` where V does not change its sign in the interval (see `find_root`).
 
         Example:
             >>> network = StatisticsNetwork()
             >>> network.build()
             >>> network.root(1.0)  # untrained, V is a line through 0
-            (0.0, True)
+            0.0
         """
+        return self.find_root(initial, low, high)[0]
+
+    def find_root(self, initial, low=0.0, high=2.0):
+        """What `root` returns, and whether it is a root: false where V does not change its sign in the interval."""
         weights = self._weights(frozen=True)
         initial = ops.stop_gradient(ops.cast(initial, "float32"))
         grid = ops.linspace(low, high, _CELLS + 1, dtype="float32")

@@ -160,7 +160,7 @@ class RankMI(Objective):
         """The loss of the embedder: over the pairs that violate the margins around beta, with V fixed."""
         embeddings = pairwise.l2_normalize(representations["embedding"])
         distances = pairwise.distances(embeddings)
-        positives, negatives = self.pairs_around(self.network.root(self.beta)[0], embeddings, distances, labels)
+        positives, negatives = self.pairs_around(self.network.root(self.beta), embeddings, distances, labels)
         return self._loss(distances, positives, negatives, frozen=True)
 
     def statistics_loss(self, representations, labels):
@@ -170,7 +170,7 @@ class RankMI(Objective):
 
     def statistics_step(self, representations, labels):
         """What the learner does in a step of V: find beta for V as it is, log it and the bound, and give the loss."""
-        beta, found = self.network.root(self.beta)
+        beta, found = self.network.find_root(self.beta)
         self.beta.assign(beta)
         distances = self._fixed_distances(representations)
         loss = self._statistics_loss(distances, labels)
