@@ -172,7 +172,7 @@ HAND_MADE = {
 def test_root_of_hand_made_functions(name, mode):
     points, initial, expected, has_root = HAND_MADE[name]
     weights = through(points)
-    root = network_with(weights).root
+    root = network_with(weights).find_root
     run = root if mode == "eager" else tf.function(root, jit_compile=mode == "xla")
     beta, found = run(tf.constant(initial, tf.float32))
     assert bool(found) == has_root
