@@ -51,18 +51,30 @@ class MarginLoss(EmbeddingLoss):
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
-        distances = pairwise.distances(embeddings)
-        positives = ops.cast(pairwise.positive_mask(labels), "float32")
-        # Each positive of an anchor brings a negative: expected, the probability times the number of positives.
-        drawn = ops.sum(positives, axis=1, keepdims=True) * negative_probabilities(embeddings, labels)
-        pull = ops.relu(distances - self.beta + self.alpha)
-        push = ops.relu(self.beta + self.alpha - distances)
-        rows = ops.sum(positives * pull + drawn * push, axis=1)
-        if not self.averages_pairs:
-            return rows
-        active = ops.sum(ops.where(pull > 0, positives, 0.0) + ops.where(push > 0, drawn, 0.0))
-        return rows_of_mean(rows, active)
+        rows, active = margin_hinges(labels, embeddings, self.alpha, self.beta)
+        return rows_of_mean(rows, active) if self.averages_pairs else rows
 
     def get_config(self):
         """The arguments that make this loss anew."""
         return {**super().get_config(), "alpha": self.alpha, "beta": self.beta}
+
+
+def margin_hinges(labels, embeddings, alpha, beta):
+    """The hinges around the boundary beta, in expectation over distance-weighted negatives.
+
+    Args:
+        labels: (B,) integers.
+        embeddings: (B, d).
+        alpha: The margin.
+        beta: The boundary: a number, or (B, 1), one for each anchor.
+
+    Returns:
+        (B,), the sum of each anchor's hinges, and the expected number of active ones in the batch.
+    """
+    distances = pairwise.distances(embeddings)
+    positives = ops.cast(pairwise.positive_mask(labels), "float32")
+    # Each positive of an anchor brings a negative: expected, the probability times the number of positives.
+    drawn = ops.sum(positives, axis=1, keepdims=True) * negative_probabilities(embeddings, labels)
+    pull, push = ops.relu(distances - beta + alpha), ops.relu(beta + alpha - distances)
+    active = ops.sum(ops.where(pull > 0, positives, 0.0) + ops.where(push > 0, drawn, 0.0))
+    return ops.sum(positives * pull + drawn * push, axis=1), active

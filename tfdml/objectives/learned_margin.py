@@ -7,7 +7,7 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.losses import SoftTripleLoss
-from tfdml.mining import negative_probabilities
+from tfdml.losses.margin import margin_hinges
 from tfdml.objectives.base import Objective
 from tfdml.objectives.class_statistics import of_own_class
 from tfdml.objectives.metric import ProxyLoss
@@ -87,18 +87,12 @@ class LearnedMargin(Objective):
 
     def compute(self, representations, labels):
         """The mean (or sum) over the expected hinges."""
-        embeddings = representations[self.representation]
-        distances = pairwise.distances(embeddings)
         beta = of_own_class(self.beta, labels)[:, None]
-        positives = ops.cast(pairwise.positive_mask(labels), "float32")
-        # Each positive of an anchor brings a negative: expected, the probability times the number of positives.
-        num_positives = ops.sum(positives, axis=1, keepdims=True)
-        drawn = num_positives * negative_probabilities(embeddings, labels)
-        pull, push = ops.relu(distances - beta + self.alpha), ops.relu(beta + self.alpha - distances)
-        total = ops.sum(positives * pull + drawn * push) + self.nu * ops.sum(num_positives * beta)
+        rows, active = margin_hinges(labels, representations[self.representation], self.alpha, beta)
+        num_positives = ops.sum(ops.cast(pairwise.positive_mask(labels), "float32"), axis=1, keepdims=True)
+        total = ops.sum(rows) + self.nu * ops.sum(num_positives * beta)
         if self.reduction == "sum":
             return total
-        active = ops.sum(ops.where(pull > 0, positives, 0.0) + ops.where(push > 0, drawn, 0.0))
         return total / ops.where(active > 0, active, 1.0)
 
     def get_config(self):

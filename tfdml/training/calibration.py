@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from absl import logging
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
+from tfdml.evaluation import embed
 from tfdml.models import MetricLearner
 from tfdml.objectives import Objective
 from tfdml.training.files import atomic_path
@@ -36,7 +36,8 @@ def calibrate(
         return
     names = sorted({str(objective.calibrates_on) for objective in pending})
     logging.info("measuring %s of %d training images for %s", ", ".join(names), len(train), _named(pending))
-    features = _features(learner, evaluation_batches(train, transform, batch_size), names)
+    batches = evaluation_batches(train, transform, batch_size)
+    features = {name: embed(_representation(learner, name), batches) for name in names}
     folder.mkdir(parents=True, exist_ok=True)
     for objective in pending:
         objective.calibrate(features[str(objective.calibrates_on)], train.labels)
@@ -44,17 +45,8 @@ def calibrate(
             np.savez(file, *(np.asarray(variable) for variable in objective.non_trainable_variables))
 
 
-def _features(learner: MetricLearner, batches: tf.data.Dataset, names: list[str]) -> dict[str, np.ndarray]:
-    @tf.function(reduce_retracing=True)
-    def represent(images):
-        representations = learner.embedder.represent(images, training=False)
-        return {name: tf.cast(representations[name], tf.float32) for name in names}
-
-    parts = collections.defaultdict(list)
-    for images, _ in batches:
-        for name, values in represent(images).items():
-            parts[name].append(values.numpy())
-    return {name: np.concatenate(values) for name, values in parts.items()}
+def _representation(learner: MetricLearner, name: str):
+    return tf.function(lambda images: tf.cast(learner.embedder.represent(images, training=False)[name], tf.float32))
 
 
 def _restore(objective: Objective, path: Path) -> bool:

@@ -186,6 +186,7 @@ class Evaluator:
     def __init__(self, experiment: Experiment, splits: Splits, transform: EvaluationTransform, cache: bool = False):
         self.experiment = experiment
         self.splits = splits
+        self.transform = transform
         self.batches: dict[str, tf.data.Dataset] = {}
         for name, split in (("validation", splits.validation), ("test", splits.test)):
             if split is not None:
@@ -342,8 +343,7 @@ def _finish(experiment, learner, evaluator, recorder, folder, seconds) -> dict[s
         "images_per_second": recorder.images_per_second(),
     }
     if experiment.moment_embedder:
-        transform = make_transforms(experiment)[1]
-        train = evaluation_batches(evaluator.splits.train, transform, experiment.evaluation_batch_size)
+        train = evaluation_batches(evaluator.splits.train, evaluator.transform, experiment.evaluation_batch_size)
         model = moment_embedder(learner, train)
         with atomic_path(folder.moments) as temporary:
             model.save(temporary)
