@@ -14,7 +14,7 @@ from tests.data.test_transforms import picture
 from tfdml.data.decoding import decode_image
 from tfdml.data.decoding_parts import decode_part
 from tfdml.data.policies import Policy, Step
-from tfdml.data.resizing import resize, resize_to_side, resize_window, source_window, target_size
+from tfdml.data.resizing import resize, resize_crop, resize_to_side, resize_window, source_window, target_size
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
 
@@ -51,6 +51,23 @@ def test_resizing_has_the_bits_of_tensorflows_and_a_window_those_of_the_whole(he
     down, across = data.draw(st.integers(1, rows - top)), data.draw(st.integers(1, columns - left))
     window = resized_window(image, (rows, columns), (top, left, down, across))
     np.testing.assert_array_equal(window, expected[top : top + down, left : left + across])
+
+
+@given(EDGES, EDGES, st.integers(1, 90))
+@settings(max_examples=100, deadline=None)
+def test_a_crop_is_resized_to_the_nearest_of_256_values(height, width, side):
+    """Whichever kernel does it: the weights are those of the triangle, no narrower than a pixel of the crop."""
+    crop = np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+    def weights(length):
+        scale = max(length / side, 1.0)
+        centres = (np.arange(side) + 0.5) * length / side
+        triangle = np.maximum(0, 1 - np.abs(np.arange(length) + 0.5 - centres[:, None]) / scale)
+        return triangle / triangle.sum(axis=1, keepdims=True)
+
+    exact = np.einsum("ih,hwc,jw->ijc", weights(height), crop.astype(np.float64), weights(width))
+    # A half may go either way.
+    assert np.abs(resize_crop(tf.constant(crop), side).numpy() - exact).max() <= 0.5 + 1e-3
 
 
 def test_windows_of_large_and_long_images():

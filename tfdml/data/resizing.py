@@ -39,6 +39,29 @@ def resize(images: tf.Tensor, size: tuple[Edge, Edge]) -> tf.Tensor:
     return _static(tf.cond(same, lambda: images, resized), size)
 
 
+def resize_crop(crop: tf.Tensor, side: int) -> tf.Tensor:
+    """A crop of any size resized to a square, as `resize` but for the last bit, faster where the crop is enlarged.
+
+    Antialiasing changes nothing where no edge shrinks, and TensorFlow's plain bilinear kernel has the same weights.
+
+    Args:
+        crop: (h, w, 3) uint8.
+        side: Height and width of the result.
+
+    Returns:
+        (side, side, 3) uint8.
+    """
+
+    def enlarged() -> tf.Tensor:
+        resized = tf.raw_ops.ResizeBilinear(images=crop[None], size=(side, side), half_pixel_centers=True)
+        return tf.cast(resized[0] + 0.5, tf.uint8)
+
+    def shrunk() -> tf.Tensor:
+        return _resampled(crop, _edges(crop), (0, 0), (0, 0, side, side), (side, side))
+
+    return _static(tf.cond(tf.reduce_all(tf.shape(crop)[:2] <= side), enlarged, shrunk), (side, side))
+
+
 def target_size(size: tuple[Edge, Edge], side: int, mode: str) -> tuple[Edge, Edge]:
     """Height and width to which an image of `size` is resized.
 

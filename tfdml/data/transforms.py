@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdml.data.crops import TRIES, multi_resolution, place, random_part
 from tfdml.data.evaluation_view import EvaluationTransform, check_sizes, whole
 from tfdml.data.policies import Policy
-from tfdml.data.resizing import pad_to_square, resize, resize_to_side, resize_window, source_window, target_size
+from tfdml.data.resizing import pad_to_square, resize_crop, resize_to_side, resize_window, source_window, target_size
 from tfdml.errors import UserError
 
 __all__ = ["KINDS", "EvaluationTransform", "TrainTransform"]
@@ -197,7 +197,7 @@ class TrainTransform:
             (crop, crop, 3) uint8.
         """
         if self.kind == "random_resized_crop":
-            return self._dressed(resize(part, (self.crop, self.crop)), draws)
+            return self._dressed(resize_crop(part, self.crop), draws)
         if self.mode == "pad" and self.kind != "multi_resolution":
             return self.vary(self.prepare(part), draws)
         target, wanted = self._geometry(size, draws)
