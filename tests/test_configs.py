@@ -10,7 +10,7 @@ import pytest
 
 from tfdml import data
 from tfdml.data.pipeline import training_batches
-from tfdml.training import Experiment, trainer
+from tfdml.training import Experiment, building
 
 ROOT = pathlib.Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").rglob("*.flags"))
@@ -43,12 +43,12 @@ def test_an_experiment_builds_and_takes_a_step(path, characters, tmp_path):
     # A random network with frozen BatchNorm would answer every image with nearly zero.
     tiny = {"dataset": "glyphs", "weights": "none", "image_size": SIZE, "resize": resize, "batch_norm": "train"}
     experiment = dataclasses.replace(written, **tiny)
-    sampler = trainer.make_sampler(experiment, characters)
-    transform, _ = trainer.make_transforms(experiment)
+    sampler = building.make_sampler(experiment, characters)
+    transform, _ = building.make_transforms(experiment)
     # The networks of the experiments before, hundreds of megabytes each, hang in cycles of references.
     keras.backend.clear_session()
     gc.collect()
-    learner = trainer.make_learner(experiment, characters.num_classes, steps_per_epoch=10)
+    learner = building.make_learner(experiment, characters.num_classes, steps_per_epoch=10)
     learner.run_eagerly = True  # quicker than tracing these networks for two steps
     before = [np.asarray(variable) for variable in learner.embedder.parts()["projection"]]
     # Two steps, so that alternating updates have their turn.

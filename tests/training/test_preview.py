@@ -7,7 +7,7 @@ from PIL import Image
 from tfdml.data.pipeline import training_batches
 from tfdml.data.preview import contact_sheet, whole_images
 from tfdml.errors import UserError
-from tfdml.training import trainer
+from tfdml.training import building
 from tfdml.training.experiment import Experiment
 from tfdml.training.preview import write_preview
 
@@ -25,8 +25,8 @@ def test_the_first_batch_is_drawn_and_nothing_else_written(tmp_path):
     assert "8 views of 80 x 80 px from glyphs" in said
     assert [path.name for path in tmp_path.iterdir()] == ["batch.png"]
 
-    train = trainer.load_splits(settings).train
-    sampler, (transform, _) = trainer.make_sampler(settings, train), trainer.make_transforms(settings)
+    train = building.load_splits(settings).train
+    sampler, (transform, _) = building.make_sampler(settings, train), building.make_transforms(settings)
     images, labels = next(training_batches(train, sampler, transform, seed=0).as_numpy_iterator())
     expected = contact_sheet(images, labels, train.class_names, whole_images(train, sampler.batch(0)))
     np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "batch.png")), np.asarray(expected))

@@ -7,8 +7,8 @@ import pytest
 from tests.sampling_workers import made
 from tfdml.data import sampling
 from tfdml.errors import UserError
+from tfdml.training.building import make_sampler
 from tfdml.training.experiment import Experiment
-from tfdml.training.trainer import make_sampler
 
 
 def experiment(**settings):

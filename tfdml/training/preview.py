@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdml.data.pipeline import explain_failure, training_batches
 from tfdml.data.preview import contact_sheet, whole_images
 from tfdml.errors import UserError
-from tfdml.training import trainer
+from tfdml.training import building
 from tfdml.training.experiment import Experiment
 from tfdml.training.files import atomic_path
 
@@ -35,9 +35,9 @@ def write_preview(experiment: Experiment, path: str) -> str:
         raise UserError(f"--preview={path}: name a PNG file, e.g. --preview=batch.png")
     if not file.parent.is_dir():
         raise UserError(f"--preview={path}: there is no folder {file.parent}")
-    train = trainer.load_splits(experiment).train
-    sampler = trainer.make_sampler(experiment, train)
-    transform, _ = trainer.make_transforms(experiment)
+    train = building.load_splits(experiment).train
+    sampler = building.make_sampler(experiment, train)
+    transform, _ = building.make_transforms(experiment)
     batches = training_batches(train, sampler, transform, seed=experiment.seed, num_steps=1)
     try:
         images, labels = next(batches.as_numpy_iterator())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfdml.training import distribution, trainer
+from tfdml.training import building, distribution
 from tfdml.training.experiment import Experiment
 from tfdml.training.run_folder import RunFolder
 
@@ -15,12 +15,12 @@ def describe(experiment: Experiment) -> str:
     """
     RunFolder(experiment.run_dir).check_new()
     strategy = distribution.make_strategy(experiment.logical_devices)
-    splits = trainer.load_splits(experiment)
-    sampler = trainer.make_sampler(experiment, splits.train, distribution.num_replicas(strategy))
+    splits = building.load_splits(experiment)
+    sampler = building.make_sampler(experiment, splits.train, distribution.num_replicas(strategy))
     steps = experiment.steps_per_epoch or sampler.steps_per_epoch
-    train_transform, evaluation_transform = trainer.make_transforms(experiment)
+    train_transform, evaluation_transform = building.make_transforms(experiment)
     with distribution.scope(strategy):
-        learner = trainer.make_learner(experiment, splits.train.num_classes, steps)
+        learner = building.make_learner(experiment, splits.train.num_classes, steps)
     lines = [f"data         {experiment.dataset} from {experiment.data_dir or 'the library itself'}"]
     for name in ("train", "validation", "test"):
         split = getattr(splits, name)

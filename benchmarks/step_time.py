@@ -1,0 +1,88 @@
+"""What an idea adds to the time of a training step: its base loss alone and with it, in turns on the same images.
+
+    python -m benchmarks.step_time
+    python -m benchmarks.step_time --backbone=resnet50 --size=224 --batch=40 --rounds=5
+    python -m benchmarks.step_time --base=triplet --idea="triplet + 10 * density + 0.02 * ecaml"
+
+A row shows the median of the rounds and how many percent it lies above the base. RankMI's steps take turns: statistics
+of a forward pass alone, then the embedder; the row is the mean of the two, the time of a batch.
+"""
+
+import argparse
+import statistics
+import time
+
+import keras
+import numpy as np
+
+from tfdml import backbones
+from tfdml.models import Embedder, MetricLearner
+from tfdml.training.spec import parse_call
+from tfdml.training.terms import build_objectives
+
+CONTRASTIVE = "contrastive(margin=1, distance=sqeuclidean)"
+PAIRS = {
+    "JRD": ("am_softmax", "am_softmax + jrs"),
+    "HORDE, 5 orders of 8,192": ("binomial_deviance", "binomial_deviance + horde(loss=binomial_deviance, orders=5)"),
+    "HORDE, 3 orders of 512": (CONTRASTIVE, f"{CONTRASTIVE} + horde(loss={CONTRASTIVE}, orders=3, dim=512)"),
+    "ECAML": ("binomial_deviance", "binomial_deviance + 0.1 * ecaml"),
+    "DML-DA": (CONTRASTIVE, f"{CONTRASTIVE} + density(constraint=none)"),
+    "RankMI": ("margin", "rank_mi"),
+}
+WARM_UP = 4
+
+
+def make_learner(arguments, objectives):
+    """A compiled learner; equal embedders whatever the objectives."""
+    keras.utils.set_random_seed(0)
+    call = parse_call(arguments.backbone, "--backbone")
+    backbone = backbones.resolve(call.name, arguments.size, **call.arguments)
+    embedder = Embedder(backbone, embedding_dim=128, image_size=arguments.size)
+    learner = MetricLearner(embedder, build_objectives(objectives, arguments.batch // arguments.per_class))
+    learner.build((None, arguments.size, arguments.size, 3))
+    learner.compile(keras.optimizers.Adam(1e-4))
+    return learner
+
+
+def compare(arguments, base, idea):
+    """Median seconds of a step of the base loss, and of base and idea."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (arguments.batch, arguments.size, arguments.size, 3), dtype=np.uint8)
+    labels = np.arange(arguments.batch) // arguments.per_class
+    learners = [make_learner(arguments, objectives) for objectives in (base, idea)]
+    seconds = [[], []]
+    for turn in range(WARM_UP + arguments.rounds):
+        for learner, found in zip(learners, seconds, strict=True):
+            started = time.perf_counter()
+            # Two steps, so that alternating phases are in every measurement alike.
+            learner.train_on_batch(images, labels)
+            learner.train_on_batch(images, labels)
+            if turn >= WARM_UP:
+                found.append((time.perf_counter() - started) / 2)
+    return [statistics.median(found) for found in seconds]
+
+
+def main():
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backbone", default="mobilenetv2(alpha=0.35)", help="backbone, with its options")
+    parser.add_argument("--size", type=int, default=96, help="height and width of the images")
+    parser.add_argument("--batch", type=int, default=100, help="images per batch")
+    parser.add_argument("--per_class", type=int, default=10, help="images of each class")
+    parser.add_argument("--rounds", type=int, default=10, help="measurements, of two steps each")
+    parser.add_argument("--base", help="--objectives of another base loss")
+    parser.add_argument("--idea", help="--objectives of base and idea")
+    arguments = parser.parse_args()
+    if bool(arguments.base) != bool(arguments.idea):
+        parser.error("--base and --idea go together")
+    pairs = {"as asked": (arguments.base, arguments.idea)} if arguments.base else PAIRS
+
+    print(f"{arguments.backbone}, {arguments.batch} images of {arguments.size} pixels, ms a step")
+    for name, (base, idea) in pairs.items():
+        alone, together = compare(arguments, base, idea)
+        print(f"{name:<26}{1000 * alone:9.1f}{1000 * together:9.1f}{together / alone - 1:+9.1%}", flush=True)
+        keras.backend.clear_session()
+
+
+if __name__ == "__main__":
+    main()
