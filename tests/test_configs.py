@@ -19,6 +19,11 @@ PAPERS = [f"{name}_{idea}" for name in ("cub", "cars", "sop", "inshop") for idea
 SIZE = 64
 
 
+def config_name(path):
+    """`small/cars_jrd` for configs/small/cars_jrd.flags."""
+    return path.relative_to(ROOT / "configs").with_suffix("").as_posix()
+
+
 @pytest.fixture(scope="module")
 def characters():
     """Tiny images of enough classes for every batch composition."""
@@ -26,17 +31,22 @@ def characters():
 
 
 def test_every_paper_has_its_experiment_on_every_data_set():
-    assert set(PAPERS) <= {path.stem for path in CONFIGS}
+    assert set(PAPERS) <= {config_name(path) for path in CONFIGS}
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_idea_and_its_base_loss_can_be_tried_at_a_small_scale():
+    small = {f"small/cars_{name}" for name in (*IDEAS, "am_softmax", "contrastive", "margin")}
+    assert small <= {config_name(path) for path in CONFIGS}
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=config_name)
 def test_the_header_says_how_to_run_it(path):
     header = [line for line in path.read_text().splitlines() if line.startswith("#")]
     assert any(f"bin/train --flagfile={path.relative_to(ROOT)} " in line for line in header)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", CONFIGS, ids=config_name)
 def test_an_experiment_builds_and_takes_a_step(path, characters, tmp_path):
     written = Experiment.from_flags(path.read_text(), run_dir=str(tmp_path))
     resize = max(SIZE, SIZE * written.resize // written.image_size)

@@ -1,9 +1,12 @@
 """A data set with roles is measured query against gallery, any other all-to-all."""
 
 import numpy as np
+import pytest
 
 from tfdml.data import ArrayImages, ImageDataset
-from tfdml.evaluation.by_dataset import evaluate_dataset
+from tfdml.errors import UserError
+from tfdml.evaluation import retrieval_per_query
+from tfdml.evaluation.by_dataset import dataset_protocol, evaluate_dataset
 from tfdml.evaluation.retrieval import evaluate_retrieval
 
 
@@ -25,3 +28,12 @@ def test_roles_decide_the_protocol():
     everything = evaluate_dataset(EMBEDDINGS, make(None), ks=(1,), metrics=("recall",))
     assert everything == evaluate_retrieval(EMBEDDINGS, make(None).labels, ks=(1,), metrics=("recall",))
     assert everything["num_gallery"] == 5
+
+
+def test_values_per_query_by_the_same_protocol():
+    query = np.array([True, False, True, False, True, False])
+    values = retrieval_per_query(**dataset_protocol(EMBEDDINGS, make(query)), metrics=["recall@1"])
+    assert values["recall@1"].tolist() == [1.0, 0.0, 0.0]
+    assert len(retrieval_per_query(**dataset_protocol(EMBEDDINGS, make(None)), metrics=["recall@1"])["recall@1"]) == 6
+    with pytest.raises(UserError, match="5 embeddings for the 6 images of made"):
+        dataset_protocol(EMBEDDINGS[:5], make(query))

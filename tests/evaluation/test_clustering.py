@@ -1,5 +1,6 @@
 import itertools
 
+import faiss
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,6 +9,7 @@ from sklearn import metrics as sk
 
 from tfdml.errors import UserError
 from tfdml.evaluation import clustering_agreement, evaluate_clustering, kmeans, pairwise_f1
+from tfdml.evaluation.chance import adjusted_mutual_information, expected_mutual_information
 
 ids = st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 4)), min_size=1, max_size=25)
 
@@ -48,6 +50,30 @@ def test_nmi_by_its_definition(points):
     assert agreement["ami"] == pytest.approx(sk.adjusted_mutual_info_score(labels, clusters), abs=1e-12)
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=40))
+def test_ami_is_that_of_scikit_learn(points):
+    labels, clusters = map(list, zip(*points, strict=True))
+    expected = sk.adjusted_mutual_info_score(labels, clusters)
+    assert adjusted_mutual_information(labels, clusters) == pytest.approx(expected, abs=1e-10)
+
+
+@pytest.mark.parametrize(("images", "classes"), [(700, 30), (3000, 700), (60, 60)])
+def test_ami_with_many_classes_is_that_of_scikit_learn(images, classes):
+    rng = np.random.default_rng(images)
+    labels = np.r_[np.arange(classes), rng.integers(0, classes, images - classes)] * 2**40 - 5
+    clusters = np.where(rng.random(images) < 0.5, labels, rng.integers(0, classes, images))
+    expected = sk.adjusted_mutual_info_score(labels, clusters)
+    assert adjusted_mutual_information(labels, clusters) == pytest.approx(expected, abs=1e-10)
+
+
+def test_expected_mutual_information_by_every_arrangement():
+    """Its definition: the mean over all ways to lay the clusters over the classes."""
+    labels, clusters = [0, 0, 0, 1, 1, 2], [0, 0, 1, 1, 2, 2]
+    arranged = [sk.mutual_info_score(labels, order) for order in set(itertools.permutations(clusters))]
+    assert expected_mutual_information([3, 2, 1], [2, 2, 2]) == pytest.approx(np.mean(arranged), abs=1e-12)
+
+
 def blobs(classes=6, per_class=15, noise=0.05):
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(classes) * 2**40 - 7, per_class)
@@ -61,6 +87,21 @@ def test_kmeans_is_deterministic_and_finds_blobs():
     np.testing.assert_array_equal(clusters, kmeans(points, 2, seed=3))
     assert clusters.dtype == np.int64
     assert pairwise_f1(labels, clusters) == 1.0
+
+
+@pytest.mark.parametrize("duplicates", [False, True])
+def test_rounds_told_one_by_one_are_those_of_faiss_in_one_go(duplicates):
+    """Also where clusters run empty and are split, as among copies."""
+    rng = np.random.default_rng(2)
+    points = rng.integers(-1, 2, size=(200, 3)) if duplicates else rng.normal(size=(200, 5))
+    calls = []
+    clusters = kmeans(points, 24, iterations=7, seed=3, progress=lambda *call: calls.append(call))
+    assert calls == [("k-means", i, 7) for i in range(1, 8)]
+    scaled = np.asarray(points, np.float32) - points.mean(axis=0).astype(np.float32)
+    scaled /= np.abs(scaled).max()
+    model = faiss.Kmeans(points.shape[1], 24, niter=7, seed=3, min_points_per_centroid=1, max_points_per_centroid=200)
+    model.train(scaled)
+    np.testing.assert_array_equal(clusters, model.index.search(scaled, 1)[1][:, 0])
 
 
 def test_evaluate_clustering_reports_what_its_clusters_score():
@@ -91,6 +132,8 @@ def test_degenerate_embeddings_still_cluster(points):
 def test_bad_arguments():
     with pytest.raises(UserError, match=r"num_clusters must be in 1 \.\. 4"):
         kmeans(np.zeros((4, 2)), 5)
+    with pytest.raises(UserError, match="at least one iteration; got 0"):
+        kmeans(np.zeros((4, 2)), 2, iterations=0)
     with pytest.raises(UserError, match="NaN"):
         kmeans(np.full((4, 2), np.nan), 2)
     with pytest.raises(UserError, match="4 embeddings but labels of shape \\(3,\\)"):

@@ -4,17 +4,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdml.errors import UserError
-from tfdml.evaluation import evaluate_clustering, evaluate_retrieval
-from tfdml.evaluation.retrieval import METRICS
+from tfdml.evaluation import confidence_intervals, evaluate_clustering, evaluate_retrieval, retrieval_per_query
+from tfdml.evaluation.retrieval import DEFAULT_METRICS, METRICS
 
-RETRIEVAL = ("recall", "map@r", "r_precision")
+RETRIEVAL = ("recall", "precision@1", "precision@2", "map@1", "map@2", "map@r", "r_precision", "map")
 
 
 def reference(embeddings, labels, gallery=None, gallery_labels=None, ks=(1, 2)):
     """The definitions, query by query in float64."""
     all_to_all = gallery is None
     gallery, gallery_labels = (embeddings, labels) if all_to_all else (gallery, gallery_labels)
-    recalls, average_precisions, r_precisions, unanswerable = {k: [] for k in ks}, [], [], 0
+    values = {}
+    unanswerable = 0
+
+    def add(name, value):
+        values.setdefault(name, []).append(value)
+
     for i, (query, label) in enumerate(zip(np.asarray(embeddings, np.float64), labels, strict=True)):
         others = [j for j in range(len(gallery)) if not (all_to_all and j == i)]
         others.sort(key=lambda j: (((query - np.asarray(gallery[j], np.float64)) ** 2).sum(), j))
@@ -23,14 +28,17 @@ def reference(embeddings, labels, gallery=None, gallery_labels=None, ks=(1, 2)):
         if r == 0:
             unanswerable += 1
             continue
+        precisions = [sum(relevant[: n + 1]) / (n + 1) for n in range(len(relevant))]
+        products = [p if hit else 0 for p, hit in zip(precisions, relevant, strict=True)]
         for k in ks:
-            recalls[k].append(any(relevant[:k]))
-        precisions = [sum(relevant[: n + 1]) / (n + 1) for n in range(r)]
-        average_precisions.append(sum(p for p, hit in zip(precisions, relevant, strict=False) if hit) / r)
-        r_precisions.append(precisions[-1])
-    result = {f"recall@{k}": np.mean(values) for k, values in recalls.items()}
-    result |= {"map@r": np.mean(average_precisions), "r_precision": np.mean(r_precisions)}
-    return result | {"queries_without_match": unanswerable}
+            add(f"recall@{k}", any(relevant[:k]))
+        for k in (1, 2):
+            add(f"precision@{k}", precisions[k - 1])
+            add(f"map@{k}", sum(products[:k]) / min(k, r))
+        add("map@r", sum(products[:r]) / r)
+        add("r_precision", precisions[r - 1])
+        add("map", sum(products) / r)
+    return {name: np.mean(each) for name, each in values.items()} | {"queries_without_match": unanswerable}
 
 
 def check(result, expected):
@@ -89,6 +97,10 @@ def test_worked_example():
     # R: A 2, B 1. AP@R: 1/2, 1/2, 0, 0, 0 and R-precision the same.
     assert result["map@r"] == pytest.approx(1 / 5)
     assert result["r_precision"] == pytest.approx(1 / 5)
+    # Ranks of the relevant: 1 3, 1 3, 4, 3 4, 2.
+    assert result["map"] == pytest.approx((5 / 6 + 5 / 6 + 1 / 4 + (1 / 3 + 2 / 4) / 2 + 1 / 2) / 5)
+    assert result["precision@2"] == pytest.approx((1 / 2 + 1 / 2 + 0 + 0 + 1 / 2) / 5)
+    assert result["map@2"] == pytest.approx((1 / 2 + 1 / 2 + 0 + 0 + 1 / 2) / 5)
 
 
 def test_labels_that_floats_would_confuse():
@@ -107,7 +119,10 @@ def test_every_metric_by_default_and_any_subset_by_name():
     everything = evaluate_retrieval(points, labels)
     counts = {"num_queries", "num_gallery", "queries_without_match"}
     recalls = {f"recall@{k}" for k in (1, 2, 4, 8)}
-    assert set(everything) == recalls | {"map@r", "r_precision", "nmi", "ami", "f1"} | counts
+    assert set(everything) == recalls | {"precision@1", "map@r", "r_precision", "nmi", "ami", "f1"} | counts
+    assert everything["precision@1"] == everything["recall@1"]
+    assert set(METRICS) - set(DEFAULT_METRICS) == {"map"}  # which searches once more
+    everything = evaluate_retrieval(points, labels, metrics=METRICS)
     clustering = evaluate_clustering(points, labels)
     check(everything, clustering)
     for name in METRICS:
@@ -116,6 +131,39 @@ def test_every_metric_by_default_and_any_subset_by_name():
         check(part, {key: everything[key] for key in part})
     assert set(evaluate_retrieval(points, labels, metrics=["recall@3"])) == counts | {"recall@3"}
     assert evaluate_retrieval(points, labels, metrics="nmi")["nmi"] == everything["nmi"]
+    assert list(evaluate_retrieval(points, labels, metrics=["map@3", "f1", "recall@12", "recall@3"]))[:4] == [
+        "recall@3",
+        "recall@12",
+        "map@3",
+        "f1",
+    ]
+
+
+def test_intervals_come_with_the_metrics_of_the_same_search():
+    rng = np.random.default_rng(5)
+    labels = np.repeat(np.arange(8), 6)
+    points = rng.normal(size=(8, 4))[labels] + 0.7 * rng.normal(size=(48, 4))
+    metrics = ("recall@1", "map@r", "nmi")
+    result = evaluate_retrieval(points, labels, metrics=metrics, intervals="classes", seed=3)
+    values = retrieval_per_query(points, labels, metrics=("recall@1", "map@r"))
+    assert result.pop("intervals") == confidence_intervals(values, labels, over="classes", seed=3)
+    assert result == evaluate_retrieval(points, labels, metrics=metrics, seed=3)
+
+
+def test_progress_tells_what_is_done():
+    calls = []
+    labels = np.repeat(np.arange(5), 6)
+    points = np.random.default_rng(6).normal(size=(30, 3))
+    evaluate_retrieval(
+        points, labels, metrics=["map@r", "map", "nmi"], memory_budget=4000, progress=lambda *call: calls.append(call)
+    )
+    done = {stage: [call[1:] for call in calls if call[0] == stage] for stage, _, _ in calls}
+    assert list(done) == ["neighbours", "full ranking", "k-means"]
+    for stage in ("neighbours", "full ranking"):
+        assert len(done[stage]) > 1
+        assert [count for count, _ in done[stage]] == sorted({count for count, _ in done[stage]})
+        assert done[stage][-1] == (30, 30)
+    assert done["k-means"] == [(i, 20) for i in range(1, 21)]
 
 
 def test_queries_that_are_part_of_the_gallery():
@@ -128,7 +176,7 @@ def test_queries_that_are_part_of_the_gallery():
     odd = np.arange(1, 80, 2)
     rest = evaluate_retrieval(points[odd], labels[odd], points, labels, metrics=RETRIEVAL, own_rows=odd)
     whole = evaluate_retrieval(points, labels, metrics=RETRIEVAL)
-    for name in ("recall@1", "map@r", "r_precision"):
+    for name in ("recall@1", "map@r", "r_precision", "map"):
         assert (subset[name] + rest[name]) / 2 == pytest.approx(whole[name])
 
 
@@ -165,6 +213,11 @@ LABELS = np.array([0, 0, 1, 1, 2, 2])
         ({"ks": (0,)}, "at least 1"),
         ({"ks": ()}, "ks must be one or more"),
         ({"metrics": ("recall", "precision")}, "unknown metric 'precision'"),
+        ({"metrics": ("map@0",)}, "unknown metric 'map@0'"),
+        ({"metrics": ("recall@1", "map@9")}, "map@9 needs 9 gallery images per query; there are 5"),
+        ({"metrics": ("map",), "distance": "l2"}, "unknown distance 'l2'"),
+        ({"intervals": "images"}, "over classes or queries; got 'images'"),
+        ({"intervals": "classes", "metrics": ("nmi",)}, "no value per query"),
         ({"metrics": ()}, "no metric is asked for"),
         ({"distance": "l2", "ks": (1,)}, "unknown distance 'l2'"),
         ({"embeddings": np.where(np.arange(6)[:, None] == 4, np.nan, POINTS)}, "1 of 6 rows .* row 4"),

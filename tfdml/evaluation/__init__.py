@@ -1,26 +1,66 @@
 """Measuring embeddings: exact neighbours, retrieval and clustering metrics, and the report page."""
 
-from tfdml.evaluation.by_dataset import evaluate_dataset
+from tfdml.evaluation.by_dataset import dataset_protocol, evaluate_dataset
 from tfdml.evaluation.clustering import clustering_agreement, evaluate_clustering, kmeans, pairwise_f1
-from tfdml.evaluation.embedding import embed
-from tfdml.evaluation.gallery import dataset_reader
+from tfdml.evaluation.embedding import embed, embed_batches
+from tfdml.evaluation.embeddings_on_disk import read_embeddings
+from tfdml.evaluation.generalisation import (
+    GENERALISATION_MEASURES,
+    class_density,
+    draw_scattering,
+    evaluate_divergence,
+    evaluate_generalisation,
+    evaluate_overlap,
+    evaluate_scattering,
+    partial_embeddings,
+    scattering_curve,
+)
+from tfdml.evaluation.index import GalleryIndex, build_index, load_index
+from tfdml.evaluation.index_quality import IndexRecall, index_recall
+from tfdml.evaluation.intervals import Interval, confidence_intervals
 from tfdml.evaluation.neighbours import nearest_neighbours, neighbour_blocks
 from tfdml.evaluation.pair_distances import sample_pair_distances
-from tfdml.evaluation.report import write_report
-from tfdml.evaluation.retrieval import METRICS, evaluate_retrieval
+from tfdml.evaluation.parts import part_protocol, split_into_parts
+from tfdml.evaluation.per_query import retrieval_per_query
+from tfdml.evaluation.report import dataset_reader, write_comparison, write_report
+from tfdml.evaluation.retrieval import DEFAULT_METRICS, METRICS, evaluate_retrieval
 
 __all__ = [
+    "DEFAULT_METRICS",
+    "GENERALISATION_MEASURES",
     "METRICS",
+    "GalleryIndex",
+    "IndexRecall",
+    "Interval",
+    "build_index",
+    "class_density",
     "clustering_agreement",
+    "confidence_intervals",
+    "dataset_protocol",
     "dataset_reader",
+    "draw_scattering",
     "embed",
+    "embed_batches",
     "evaluate_clustering",
     "evaluate_dataset",
+    "evaluate_divergence",
+    "evaluate_generalisation",
+    "evaluate_overlap",
     "evaluate_retrieval",
+    "evaluate_scattering",
+    "index_recall",
     "kmeans",
+    "load_index",
     "nearest_neighbours",
     "neighbour_blocks",
     "pairwise_f1",
+    "part_protocol",
+    "partial_embeddings",
+    "read_embeddings",
+    "retrieval_per_query",
     "sample_pair_distances",
+    "scattering_curve",
+    "split_into_parts",
+    "write_comparison",
     "write_report",
 ]

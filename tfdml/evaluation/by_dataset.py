@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tfdml.errors import UserError
 from tfdml.evaluation.neighbours import check_embeddings
 from tfdml.evaluation.retrieval import evaluate_retrieval
 
@@ -11,7 +12,36 @@ if TYPE_CHECKING:
     from tfdml.data.dataset import ImageDataset
 
 
-def evaluate_dataset(embeddings: Any, dataset: ImageDataset, **options: Any) -> dict[str, float | int]:
+def dataset_protocol(embeddings: Any, dataset: ImageDataset) -> dict[str, Any]:
+    """The arguments by which `evaluate_retrieval` and `retrieval_per_query` measure a data set.
+
+    Args:
+        embeddings: (N, d), one row per image of `dataset`, in its order.
+        dataset: With query and gallery roles (In-Shop) queries are searched in the gallery, else all in all.
+
+    Returns:
+        `embeddings` and `labels`, and with roles `gallery` and `gallery_labels`.
+
+    Raises:
+        UserError: Embeddings that are empty or not finite; not as many as images.
+
+    Example:
+        >>> retrieval_per_query(**dataset_protocol(embeddings, dataset), metrics=["map@r"])  # doctest: +SKIP
+    """
+    if dataset.is_query is None:
+        return {"embeddings": embeddings, "labels": dataset.labels}
+    embeddings, query = check_embeddings(embeddings), dataset.is_query
+    if len(embeddings) != len(query):
+        raise UserError(f"{len(embeddings)} embeddings for the {len(query)} images of {dataset.name}")
+    return {
+        "embeddings": embeddings[query],
+        "labels": dataset.labels[query],
+        "gallery": embeddings[~query],
+        "gallery_labels": dataset.labels[~query],
+    }
+
+
+def evaluate_dataset(embeddings: Any, dataset: ImageDataset, **options: Any) -> dict[str, Any]:
     """Measure the embeddings of a data set by its own protocol.
 
     Args:
@@ -25,13 +55,4 @@ def evaluate_dataset(embeddings: Any, dataset: ImageDataset, **options: Any) -> 
     Example:
         >>> evaluate_dataset(embeddings, dataset, ks=(1, 10))["recall@1"]  # doctest: +SKIP
     """
-    if dataset.is_query is None:
-        return evaluate_retrieval(embeddings, dataset.labels, **options)
-    embeddings, query = check_embeddings(embeddings), dataset.is_query
-    return evaluate_retrieval(
-        embeddings[query],
-        dataset.labels[query],
-        gallery=embeddings[~query],
-        gallery_labels=dataset.labels[~query],
-        **options,
-    )
+    return evaluate_retrieval(**dataset_protocol(embeddings, dataset), **options)

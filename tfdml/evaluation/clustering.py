@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from tfdml.errors import UserError
+from tfdml.evaluation.chance import adjusted_mutual_information
 from tfdml.evaluation.neighbours import check_embeddings, unit_rows
 
 CLUSTERING_METRICS = ("nmi", "ami", "f1")
 
 
 def kmeans(
-    embeddings: Any, num_clusters: int, *, distance: str = "euclidean", iterations: int = 20, seed: int = 0
+    embeddings: Any,
+    num_clusters: int,
+    *,
+    distance: str = "euclidean",
+    iterations: int = 20,
+    seed: int = 0,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> np.ndarray:
     """Cluster ids by Lloyd's k-means (faiss) on every embedding, started at a seeded random choice of them.
 
@@ -23,18 +30,21 @@ def kmeans(
         embeddings: (N, d).
         num_clusters: How many clusters, 1 .. N.
         distance: `"cosine"` clusters the embeddings scaled to length 1; any other, the embeddings as they are.
-        iterations: Rounds of assignment and update.
+        iterations: Rounds of assignment and update, at least 1.
         seed: Of the initial centroids; the same seed gives the same clusters on the same machine.
+        progress: Called after every round with ("k-means", rounds done, rounds).
 
     Returns:
         (N,) int64 ids in 0 .. num_clusters - 1. Some ids may not occur where embeddings coincide.
 
     Raises:
-        UserError: Embeddings that are empty or not finite; `num_clusters` out of range.
+        UserError: Embeddings that are empty or not finite; `num_clusters` out of range; no iteration.
     """
     embeddings = check_embeddings(embeddings)
     if not 1 <= num_clusters <= len(embeddings):
         raise UserError(f"num_clusters must be in 1 .. {len(embeddings)}, the number of images; got {num_clusters}")
+    if iterations < 1:
+        raise UserError(f"k-means needs at least one iteration; got {iterations}")
     import faiss
 
     # Clusters do not change when everything moves and scales, and float32 products then cancel least.
@@ -45,12 +55,15 @@ def kmeans(
     model = faiss.Kmeans(
         points.shape[1],
         num_clusters,
-        niter=iterations,
+        niter=1,  # a round at a time, from the centroids of the last, is what faiss itself does with more
         seed=seed,
         min_points_per_centroid=1,
         max_points_per_centroid=len(points),
     )
-    model.train(points)
+    for done in range(iterations):
+        model.train(points, init_centroids=model.centroids)
+        if progress is not None:
+            progress("k-means", done + 1, iterations)
     return model.index.search(points, 1)[1][:, 0].astype(np.int64)
 
 
@@ -100,7 +113,7 @@ def clustering_agreement(labels: Any, clusters: Any, metrics: Sequence[str] = CL
         warnings.simplefilter("ignore", UserWarning)
         compute = {
             "nmi": lambda: sk.normalized_mutual_info_score(labels, clusters, average_method="arithmetic"),
-            "ami": lambda: sk.adjusted_mutual_info_score(labels, clusters, average_method="arithmetic"),
+            "ami": lambda: adjusted_mutual_information(labels, clusters),
             "f1": lambda: pairwise_f1(labels, clusters),
         }
         return {name: float(compute[name]()) for name in metrics}
@@ -114,6 +127,7 @@ def evaluate_clustering(
     distance: str = "euclidean",
     iterations: int = 20,
     seed: int = 0,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, float]:
     """Cluster the embeddings into as many clusters as there are classes, and measure the agreement with them.
 
@@ -124,6 +138,7 @@ def evaluate_clustering(
         distance: As `kmeans`.
         iterations: As `kmeans`.
         seed: As `kmeans`.
+        progress: As `kmeans`.
 
     Returns:
         The metrics by name.
@@ -139,5 +154,6 @@ def evaluate_clustering(
     labels = np.asarray(labels)
     if labels.shape != (len(embeddings),):
         raise UserError(f"{len(embeddings)} embeddings but labels of shape {labels.shape}; one label per embedding")
-    clusters = kmeans(embeddings, len(np.unique(labels)), distance=distance, iterations=iterations, seed=seed)
+    num_classes = len(np.unique(labels))
+    clusters = kmeans(embeddings, num_classes, distance=distance, iterations=iterations, seed=seed, progress=progress)
     return clustering_agreement(labels, clusters, metrics)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -41,9 +41,42 @@ def embed(
         >>> embed(lambda x: 2 * x, [images[:3], images[3:]]).shape
         (5, 2)
     """
-    run = _runner(embedder)
     parts: list[np.ndarray] = []
-    done = largest = 0
+    done = 0
+    for vectors in embed_batches(embedder, batches):
+        parts.append(vectors)
+        done += len(vectors)
+        if progress is not None:
+            progress(done)
+    if not parts:
+        raise UserError("there is no image to embed")
+    return np.concatenate(parts)
+
+
+def embed_batches(
+    embedder: Callable[[Any], Any] | keras.Model, batches: Iterable[Any], *, batch_size: int = 0
+) -> Iterator[np.ndarray]:
+    """The embeddings of one batch after another, for sets whose embeddings are not held in memory.
+
+    Args:
+        embedder: As `embed`.
+        batches: As `embed`.
+        batch_size: Batches are filled up to this size from the first on, so that a pass that begins in the middle of
+            a set computes as one that began at its start; 0: to the largest so far.
+
+    Yields:
+        (B, d) float32 of each batch that is not empty.
+
+    Raises:
+        UserError: The embedder does not give one vector per image.
+
+    Example:
+        >>> import numpy as np
+        >>> [len(vectors) for vectors in embed_batches(lambda x: 2 * x, [np.ones((3, 2)), np.ones((2, 2))])]
+        [3, 2]
+    """
+    run = _runner(embedder)
+    dimensions, largest = None, batch_size
     for batch in batches:
         images = batch[0] if isinstance(batch, tuple | list) else batch
         count = int(images.shape[0])
@@ -54,15 +87,10 @@ def embed(
             images = np.asarray(images)
             images = np.concatenate([images, np.repeat(images[-1:], largest - count, axis=0)])
         vectors = _vectors(run(images), largest)
-        if parts and vectors.shape[1] != parts[0].shape[1]:
-            raise UserError(f"the embedder gave {parts[0].shape[1]} dimensions, then {vectors.shape[1]}")
-        parts.append(vectors[:count])
-        done += count
-        if progress is not None:
-            progress(done)
-    if not parts:
-        raise UserError("there is no image to embed")
-    return np.concatenate(parts)
+        if dimensions not in (None, vectors.shape[1]):
+            raise UserError(f"the embedder gave {dimensions} dimensions, then {vectors.shape[1]}")
+        dimensions = vectors.shape[1]
+        yield vectors[:count]
 
 
 def _runner(embedder: Any) -> Callable[[Any], Any]:

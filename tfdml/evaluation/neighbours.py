@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import functools
 from collections.abc import Iterator
 from typing import Any
 
-import keras
 import numpy as np
-from keras import ops
 
 from tfdml.errors import UserError
+from tfdml.evaluation.ranking import Space, placed_together, ranked_blocks
+from tfdml.evaluation.ranking import unit_rows as unit_rows
 from tfdml.pairwise import DISTANCES
-
-# Candidates taken beyond k, so that rounding in the block product cannot decide what is among the k returned.
-_SPARE = 4
-# Elements of the (queries, candidates, d) differences that are measured at once: 1 MB, which stays in the cache.
-_MEASURED_AT_ONCE = 2**18
-# The score of the rows that fill the gallery up to whole groups: below every real score, which is at most about d.
-_PADDING_SCORE = -1e30
 
 
 def check_embeddings(embeddings: Any, what: str = "embeddings") -> np.ndarray:
@@ -55,6 +45,15 @@ def check_embeddings(embeddings: Any, what: str = "embeddings") -> np.ndarray:
     return array
 
 
+def check_dimensions(queries: np.ndarray, gallery: np.ndarray) -> None:
+    """Raise UserError where queries (N, d) and gallery (G, d) are not of one dimension."""
+    if gallery.shape[1] != queries.shape[1]:
+        raise UserError(
+            f"queries have {queries.shape[1]} dimensions, the gallery {gallery.shape[1]}; "
+            "both must come from the same model"
+        )
+
+
 def check_own_rows(own_rows: Any, num_queries: int, num_gallery: int) -> np.ndarray:
     """`own_rows` as one gallery row per query.
 
@@ -69,141 +68,6 @@ def check_own_rows(own_rows: Any, num_queries: int, num_gallery: int) -> np.ndar
     return array.astype(np.int64)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Space:
-    """Queries and gallery, transformed so that one product ranks them and plain differences measure them."""
-
-    queries: np.ndarray
-    gallery: np.ndarray
-    distance: str
-    unit: float  # what a length of 1 is in the caller's scale
-
-    def gallery_bias(self) -> np.ndarray | float:
-        """What to add to <q, g>: |q - g|^2 is smallest where <q, g> - |g|^2 / 2 is largest."""
-        if self.distance in ("euclidean", "sqeuclidean"):
-            return -0.5 * np.einsum("gd,gd->g", self.gallery, self.gallery)
-        return 0.0
-
-    @functools.cached_property
-    def zero_gallery(self) -> Any:
-        """(G,) bool: gallery rows without a direction."""
-        return np.logical_not(np.any(self.gallery, axis=1))
-
-    def in_callers_scale(self, measured: np.ndarray) -> np.ndarray:
-        """The float32 distances that the caller asked for, from those of `_measure`."""
-        if self.distance == "cosine":
-            return measured
-        scaled = measured.astype(np.float64) * self.unit**2
-        if self.distance == "euclidean":
-            scaled = np.sqrt(scaled)
-        with np.errstate(over="ignore"):
-            return scaled.astype(np.float32)
-
-
-def unit_rows(rows: np.ndarray) -> np.ndarray:
-    """Rows (N, d) divided by their length; a zero row stays zero."""
-    tiny = np.finfo(np.float32).tiny
-    rows = rows / np.maximum(np.abs(rows).max(axis=1, keepdims=True), tiny)  # so that squares do not overflow
-    return rows / np.maximum(np.sqrt(np.einsum("nd,nd->n", rows, rows)), tiny)[:, None]
-
-
-def _power_of_two(x: float) -> float:
-    """The largest power of two that is at most x, within what float32 can also invert; 1 for 0."""
-    return float(2.0 ** np.clip(np.floor(np.log2(x)), -100, 126)) if x > 0 else 1.0
-
-
-def _space(queries: np.ndarray, gallery: np.ndarray, distance: str) -> _Space:
-    """Shift and scale so that float32 products neither cancel nor overflow."""
-    same = queries is gallery
-    if distance == "cosine":
-        gallery = unit_rows(gallery)
-        return _Space(gallery if same else unit_rows(queries), gallery, distance, 1.0)
-    shift = np.zeros(gallery.shape[1], np.float32)
-    if distance != "dot":
-        # Distances do not change when everything moves by the gallery's mean, and the squares that cancel are then
-        # smallest. On a coarse grid of powers of two the subtraction adds no error of its own to simple data.
-        sample = gallery[:: -(-len(gallery) // 4096)].astype(np.float64)
-        grid = _power_of_two(float(np.sqrt(sample.var(axis=0).mean()))) / 8
-        shift = (np.round(sample.mean(axis=0) / grid) * grid).astype(np.float32)
-    gallery = gallery - shift
-    queries = gallery if same else queries - shift
-    unit = _power_of_two(float(max(np.abs(gallery).max(), np.abs(queries).max())))
-    gallery *= np.float32(1 / unit)
-    if not same:
-        queries *= np.float32(1 / unit)
-    return _Space(queries, gallery, distance, unit)
-
-
-@contextlib.contextmanager
-def _full_float32() -> Iterator[None]:
-    """Products in float32 proper: GPUs round the factors to 10 bits (TF32) where they are allowed to."""
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        allowed = tf.config.experimental.tensor_float_32_execution_enabled()
-        tf.config.experimental.enable_tensor_float_32_execution(False)
-        try:
-            yield
-        finally:
-            tf.config.experimental.enable_tensor_float_32_execution(allowed)
-    elif keras.backend.backend() == "jax":
-        import jax
-
-        with jax.default_matmul_precision("highest"):
-            yield
-    else:
-        yield
-
-
-def _group_size(gallery_size: int, candidates: int) -> int:
-    """Gallery rows per group (a power of two near sqrt(G / m)); 1 where grouping would not pay."""
-    if gallery_size < 32 * candidates:
-        return 1
-    return int(_power_of_two((gallery_size / candidates) ** 0.5))
-
-
-def _top_columns(scores: Any, candidates: int, group: int) -> Any:
-    """(B, m) int32 columns of the largest scores of each row, equal scores by lower column.
-
-    A row's m largest lie in the m groups of consecutive columns whose maxima are largest: any other group's elements
-    come after those m maxima. So most of the row is read once, for the maxima, and only m groups are searched.
-    """
-    if group == 1:
-        return ops.top_k(scores, candidates)[1]
-    rows, columns = scores.shape
-    groups = columns // group
-    grouped = ops.reshape(scores, (rows, groups, group))
-    # Ascending group order keeps columns ascending, so that top_k's "lower position first" means lower column.
-    chosen = ops.sort(ops.top_k(ops.max(grouped, axis=2), candidates)[1], axis=1)
-    row_start = ops.expand_dims(ops.arange(rows, dtype="int32") * groups, 1)
-    kept = ops.take(ops.reshape(scores, (rows * groups, group)), chosen + row_start, axis=0)
-    place = ops.top_k(ops.reshape(kept, (rows, candidates * group)), candidates)[1]
-    return ops.take_along_axis(chosen, place // group, axis=1) * group + place % group
-
-
-def _measure(space: _Space, block: slice, columns: np.ndarray) -> np.ndarray:
-    """(B, m) distances of a block of queries to the gallery rows `columns` (B, m), before `in_callers_scale`.
-
-    From differences, so that exact copies are at exactly 0. In NumPy on every backend: m is small, and a few rows at
-    a time never leave the processor's cache.
-    """
-    queries = space.queries[block]
-    measured = np.empty(columns.shape, np.float32)
-    step = max(1, _MEASURED_AT_ONCE // (columns.shape[1] * queries.shape[1]))
-    for start in range(0, len(columns), step):
-        rows = slice(start, start + step)
-        near = space.gallery[columns[rows]]
-        if space.distance == "dot":
-            measured[rows] = -np.einsum("bmd,bd->bm", near, queries[rows])
-        else:
-            near -= queries[rows, None]
-            np.einsum("bmd,bmd->bm", near, near, out=measured[rows])
-    if space.distance == "cosine":  # |q - g|^2 / 2 = 1 - cos of unit vectors; zero vectors have cosine 0 with all
-        zero = np.logical_not(np.any(queries, axis=1))[:, None] | space.zero_gallery[columns]
-        return np.where(zero, np.float32(1), measured / 2)
-    return measured
-
-
 def neighbour_blocks(
     queries: Any,
     gallery: Any = None,
@@ -215,7 +79,8 @@ def neighbour_blocks(
 ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
     """The neighbours that `nearest_neighbours` returns, one block of queries at a time.
 
-    For when (N, k) is too large to hold. Same arguments, same results.
+    For when (N, k) is too large to hold. Same arguments, same results. A gallery that is memory-mapped (`np.memmap`,
+    or a slice of one) is searched chunk by chunk, for embeddings beyond the memory; the result is the same.
 
     Yields:
         The slice of queries, their (B, k) int64 gallery rows and their (B, k) float32 distances.
@@ -233,53 +98,40 @@ def neighbour_blocks(
         gallery, own_rows = queries, np.arange(len(queries))
     else:
         gallery = check_embeddings(gallery, "gallery embeddings")
-        if gallery.shape[1] != queries.shape[1]:
-            raise UserError(
-                f"queries have {queries.shape[1]} dimensions, the gallery {gallery.shape[1]}; "
-                "both must come from the same model"
-            )
+        check_dimensions(queries, gallery)
     if own_rows is not None:
         own_rows = check_own_rows(own_rows, len(queries), len(gallery))
     available = len(gallery) - (own_rows is not None)
     if not 1 <= k <= available:
         besides = " besides the query itself" if own_rows is not None else ""
         raise UserError(f"k must be in 1 .. {available}, the gallery images there are{besides}; got {k}")
-    return _blocks(_space(queries, gallery, distance), k, own_rows, memory_budget)
+    if is_memory_mapped(gallery):
+        from tfdml.evaluation.mapped_neighbours import mapped_blocks
+
+        return mapped_blocks(queries, gallery, k, distance, own_rows, memory_budget)
+    return _blocks(placed_together(queries, gallery, distance), k, own_rows, memory_budget)
+
+
+def is_memory_mapped(array: np.ndarray) -> bool:
+    """Whether an array, or what it is a view of, lies in a file that is mapped into memory.
+
+    Example:
+        >>> is_memory_mapped(np.zeros(3)[1:])
+        False
+    """
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        if isinstance(owner, np.memmap):
+            return True
+        owner = owner.base
+    return False
 
 
 def _blocks(
-    space: _Space, k: int, own_rows: np.ndarray | None, memory_budget: int
+    space: Space, k: int, own_rows: np.ndarray | None, memory_budget: int
 ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-    size, dim = space.gallery.shape
-    candidates = min(k + (own_rows is not None) + _SPARE, size)
-    group = _group_size(size, candidates)
-    padded = -(-size // group) * group
-    per_query = 4 * (padded + padded // group + 2 * candidates * (group + 4))
-    rows = max(1, min(memory_budget // per_query, len(space.queries)))
-
-    # The bias rides along as one more column of the product, which saves a pass over every block.
-    table = np.zeros((dim + 1, padded), np.float32)
-    table[:dim, :size] = space.gallery.T
-    table[dim, :size] = space.gallery_bias()
-    table[dim, size:] = _PADDING_SCORE
-    table = ops.convert_to_tensor(table)
-
-    for start in range(0, len(space.queries), rows):
-        block = slice(start, min(start + rows, len(space.queries)))
-        queries = np.ones((block.stop - start, dim + 1), np.float32)
-        queries[:, :dim] = space.queries[block]
-        with _full_float32():
-            scores = ops.matmul(ops.convert_to_tensor(queries), table)
-            columns = _top_columns(scores, candidates, group)
-            columns = ops.convert_to_numpy(columns)
-            del scores
-        indices = columns.astype(np.int64)
-        distances = _measure(space, block, indices)
-        if own_rows is not None:
-            distances = np.where(indices == own_rows[block, None], np.float32(np.inf), distances)
-        order = np.lexsort((indices, distances), axis=-1)[:, :k]
-        distances = space.in_callers_scale(np.take_along_axis(distances, order, axis=1))
-        yield block, np.take_along_axis(indices, order, axis=1), distances
+    for block, indices, measured in ranked_blocks(space, k, own_rows, memory_budget):
+        yield block, indices, space.in_callers_scale(measured)
 
 
 def nearest_neighbours(
@@ -310,7 +162,8 @@ def nearest_neighbours(
         distance: `"euclidean"`: |q - g|; `"sqeuclidean"`: |q - g|^2; `"cosine"`: 1 - cos(q, g), where a zero
             vector has cosine 0 with everything; `"dot"`: -<q, g>.
         own_rows: (N,) the gallery row that holds each query itself, for queries that are a part of the gallery.
-        memory_budget: Bytes that a block may take, beside about three copies of the gallery.
+        memory_budget: Bytes that a block may take, beside about three copies of the gallery; of one that is
+            memory-mapped, three copies of a chunk of about this size.
 
     Returns:
         (N, k) int64 gallery rows and (N, k) float32 distances.

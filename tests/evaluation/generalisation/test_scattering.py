@@ -1,0 +1,197 @@
+import keras
+import numpy as np
+import pytest
+
+from tests.models.ensembles import tiny_ensemble
+from tests.models.networks import coloured_batch, images, tiny_embedder
+from tfdml.errors import UserError
+from tfdml.evaluation import (
+    draw_scattering,
+    evaluate_retrieval,
+    evaluate_scattering,
+    partial_embeddings,
+    scattering_curve,
+)
+from tfdml.models import Embedder
+
+MAP = 36  # the tiny network's map is 6 x 6
+
+
+def batches(data, size):
+    return [data[i : i + size] for i in range(0, len(data), size)]
+
+
+def representations(embedder, data):
+    return {name: np.asarray(value, np.float64) for name, value in embedder.represent(data).items()}
+
+
+def reference(embedder, data, count, seed, pool):
+    """Embeddings from the first `count` of each image's positions, by loops."""
+    feature_map = representations(embedder, data)["feature_map"]
+    kernel, bias = (np.asarray(weight, np.float64) for weight in embedder.dense.weights)
+    result = []
+    for i, features in enumerate(feature_map):
+        flat = features.reshape(-1, features.shape[-1])
+        kept = flat[np.random.default_rng([seed, i]).permutation(len(flat))[:count]]
+        projection = pool(kept, axis=0) @ kernel + bias
+        result.append(projection / np.linalg.norm(projection))
+    return np.array(result)
+
+
+@pytest.mark.parametrize(("pooling", "pool"), [("avg", np.mean), ("max", np.max)])
+def test_parts_match_a_slow_reference(pooling, pool):
+    embedder, data = tiny_embedder(pooling=pooling), images(size=5)
+    result = partial_embeddings(embedder, batches(data, 2), [1 / 6, 0.5, 1.0], seed=3)
+    assert (result.positions, result.map_positions) == ([6, 18, 36], MAP)
+    for part, count in zip(result.parts, result.positions, strict=True):
+        np.testing.assert_allclose(part, reference(embedder, data, count, 3, pool), atol=2e-6)
+    np.testing.assert_allclose(result.parts[-1], result.whole, atol=1e-6)
+    np.testing.assert_allclose(result.whole, np.asarray(embedder(data)), atol=1e-6)
+    cosines = [float(a @ b) for a, b in zip(result.parts[0], result.whole, strict=True)]
+    np.testing.assert_allclose(result.cosines(), cosines, atol=1e-6)
+
+
+def test_dispersion_matches_loops():
+    embedder, data = tiny_embedder(), images(size=4)
+    result = partial_embeddings(embedder, batches(data, 4))
+    feature_map, whole = (representations(embedder, data)[name] for name in ("feature_map", "embedding"))
+    kernel, bias = (np.asarray(weight, np.float64) for weight in embedder.dense.weights)
+    for i in range(4):
+        flat = feature_map[i].reshape(MAP, -1)
+        projections = flat @ kernel + bias
+        cosines = [p @ whole[i] / np.linalg.norm(p) for p in projections]
+        assert result.local_cosine[i] == pytest.approx(np.mean(cosines), abs=1e-5)
+        off_mean = np.mean([((x - flat.mean(axis=0)) ** 2).sum() for x in flat])
+        assert result.feature_scatter[i] == pytest.approx(off_mean / np.mean((flat**2).sum(axis=1)), abs=1e-5)
+
+
+def test_positions_depend_on_the_image_s_place_and_not_on_the_batches():
+    embedder, data = tiny_embedder(), images(size=7, dtype="uint8")
+    once = partial_embeddings(embedder, [data], seed=1).parts[0]
+    # The third batch is smaller than the ones before it, and is filled up on the way.
+    uneven = partial_embeddings(embedder, [data[:1], data[1:4], data[4:5], data[5:]], seed=1).parts[0]
+    np.testing.assert_allclose(uneven, once, atol=1e-6)
+    pairs = [(part, np.zeros(len(part))) for part in batches(data, 3)]
+    np.testing.assert_allclose(partial_embeddings(embedder, pairs, seed=1).parts[0], once, atol=1e-6)
+    other = partial_embeddings(embedder, [data], seed=2).parts[0]
+    assert np.abs(other - once).max() > 1e-3
+
+
+def test_copies_of_an_image_lose_different_positions():
+    embedder, data = tiny_embedder(), np.repeat(images(size=1), 2, axis=0)
+    result = partial_embeddings(embedder, [data])
+    np.testing.assert_array_equal(result.whole[0], result.whole[1])
+    assert np.abs(result.parts[0][0] - result.parts[0][1]).max() > 1e-3
+
+
+def test_uniform_maps_lose_nothing():
+    """A black image has the same features wherever the borders are not seen; a 1 x 1 network sees none."""
+    keras.utils.set_random_seed(0)
+    backbone = keras.Sequential([keras.layers.Input((12, 12, 3)), keras.layers.Conv2D(4, 1)])
+    embedder = Embedder(backbone, embedding_dim=3, image_size=12)
+    data = np.stack([np.full((12, 12, 3), value, np.uint8) for value in (10, 200)])
+    result = partial_embeddings(embedder, [data])
+    np.testing.assert_allclose(result.parts[0], result.whole, atol=1e-6)
+    np.testing.assert_allclose(result.local_cosine, 1, atol=1e-6)
+    np.testing.assert_allclose(result.feature_scatter, 0, atol=1e-6)
+
+
+def test_an_ensemble_s_heads_lose_the_same_positions():
+    ensemble, data = tiny_ensemble(heads=3, dim=6), images(size=3)
+    result = partial_embeddings(ensemble, [data], [0.3, 1.0], seed=4)
+    np.testing.assert_allclose(result.parts[1], result.whole, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(result.parts[0], axis=1), 1, atol=1e-6)
+    feature_map = representations(ensemble, data)["feature_map"]
+    kernel, bias = (np.asarray(weight, np.float64) for weight in ensemble.dense.weights)
+    for i, features in enumerate(feature_map):
+        flat = features.reshape(-1, features.shape[-1])
+        kept = np.random.default_rng([4, i]).permutation(len(flat))[: result.positions[0]]
+        heads = []
+        for head in np.split(flat[kept].mean(axis=0), 3):
+            projection = head @ kernel + bias
+            heads.append(projection / np.linalg.norm(projection) / 3**0.5)
+        np.testing.assert_allclose(result.parts[0][i], np.concatenate(heads), atol=2e-6)
+
+
+def test_mixed_precision_gives_float32_unit_vectors():
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        result = partial_embeddings(tiny_embedder(), [images(size=3, dtype="uint8")])
+    finally:
+        keras.config.set_dtype_policy(before)
+    assert result.parts[0].dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(result.parts[0], axis=1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_small_embeddings_are_told_from_the_statistics(dim):
+    result = partial_embeddings(tiny_embedder(dim=dim), [images(size=3)], [0.5, 0.7])
+    assert [part.shape for part in (result.whole, *result.parts)] == [(3, dim)] * 3
+    assert result.local_cosine.shape == result.feature_scatter.shape == (3,)
+
+
+def test_figures_and_curve():
+    labels, data = coloured_batch(per_class=6)
+    embedder = tiny_embedder()
+    figures = evaluate_scattering(embedder, batches(data, 5), labels, seed=2)
+    parts = partial_embeddings(embedder, batches(data, 5), [1 / 6, 0.01, 1.0], seed=2)
+    recall = [
+        evaluate_retrieval(x, labels, ks=(1,), metrics=("recall",))["recall@1"] for x in (parts.whole, parts.parts[0])
+    ]
+    assert [figures["whole_recall@1"], figures["part_recall@1"]] == recall
+    assert (figures["part_positions"], figures["map_positions"]) == (6, MAP)
+    assert figures["part_cosine"] == pytest.approx(parts.cosines(0).mean())
+    assert figures["local_cosine"] == pytest.approx(parts.local_cosine.mean())
+    assert figures["feature_scatter"] == pytest.approx(parts.feature_scatter.mean())
+    curve = scattering_curve(parts, labels)
+    assert [point["positions"] for point in curve] == [1, 6, 36]
+    assert [point["share"] for point in curve] == pytest.approx([1 / 36, 1 / 6, 1])
+    assert curve[1]["recall@1"] == recall[1]
+    assert (curve[2]["recall@1"], curve[2]["cosine"]) == (recall[0], 1)
+    cosines = [point["cosine"] for point in curve]
+    assert cosines == sorted(cosines)
+
+
+def test_bad_input_is_refused():
+    embedder, data = tiny_embedder(), images(size=2)
+    for shares in ([], [0.0], [1.2]):
+        with pytest.raises(UserError, match="shares must be"):
+            partial_embeddings(embedder, [data], shares)
+    with pytest.raises(UserError, match="no represent"):
+        partial_embeddings(keras.Sequential([keras.layers.Flatten()]), [data])
+    with pytest.raises(UserError, match="no image"):
+        partial_embeddings(embedder, [])
+    with pytest.raises(UserError, match="of one size"):
+        partial_embeddings(embedder, [data, np.zeros((2, 8, 8, 3))])
+    with pytest.raises(UserError, match="one class id per embedding"):
+        evaluate_scattering(embedder, [data], [0, 0, 1])
+
+
+CURVE = [{"share": 0.2, "recall@1": 0.3, "cosine": 0.9}, {"share": 1.0, "recall@1": 0.5, "cosine": 1.0}]
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_figure_is_drawn_whole(tmp_path, suffix):
+    path = tmp_path / f"figure.{suffix}"
+    draw_scattering(path, {"before": CURVE, "after": CURVE})
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG") if suffix == "png" else b"</svg>" in content
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_figure_that_cannot_be_drawn_leaves_the_old_one(tmp_path):
+    path = tmp_path / "figure.png"
+    path.write_bytes(b"old")
+    with pytest.raises(KeyError):
+        draw_scattering(path, {"broken": [{"share": 1.0}]})
+    assert path.read_bytes() == b"old"
+    for arguments, message in (
+        ((tmp_path / "figure.txt", {"a": CURVE}), "name the figure"),
+        ((tmp_path / "missing" / "figure.png", {"a": CURVE}), "does not exist"),
+        ((path, {}), "1 to 4 curves"),
+        ((path, {"a": []}), "none of them empty"),
+    ):
+        with pytest.raises(UserError, match=message):
+            draw_scattering(*arguments)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["figure.png"]

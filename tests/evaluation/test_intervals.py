@@ -1,0 +1,131 @@
+"""Bootstrap intervals: what they are by definition, and that they cover what they claim to."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tfdml.errors import UserError
+from tfdml.evaluation import Interval, confidence_intervals
+
+
+def reference(per_query, labels, over, resamples, level, seed):
+    """Resample by resample, image by image, from the same draws."""
+    keep = [i for i, value in enumerate(next(iter(per_query.values()))) if not np.isnan(value)]
+    if over == "classes":
+        groups = [[i for i in keep if labels[i] == y] for y in sorted({labels[i] for i in keep})]
+    else:
+        groups = [[i] for i in keep]
+    rng = np.random.default_rng(seed)
+    means = {name: [] for name in per_query}
+    for _ in range(resamples):
+        drawn = [i for group in rng.integers(len(groups), size=len(groups)) for i in groups[group]]
+        for name, values in per_query.items():
+            means[name].append(sum(values[i] for i in drawn) / len(drawn))
+    result = {}
+    for name, values in means.items():
+        values.sort()
+        ends = []
+        for share in ((1 - level) / 2, (1 + level) / 2):
+            place = share * (resamples - 1)  # between two order statistics, by how far
+            below = int(place)
+            ends.append(values[below] + (place - below) * (values[min(below + 1, resamples - 1)] - values[below]))
+        centre = sum(values) / resamples
+        error = (sum((v - centre) ** 2 for v in values) / (resamples - 1)) ** 0.5
+        result[name] = (sum(per_query[name][i] for i in keep) / len(keep), *ends, error)
+    return result
+
+
+@pytest.mark.parametrize("over", ["classes", "queries"])
+@pytest.mark.parametrize("level", [0.95, 0.5])
+def test_matches_a_slow_reference(over, level):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(-4, 5, 60) * 2**40
+    per_query = {"recall@1": (rng.random(60) < 0.6).astype(float), "map@r": rng.random(60)}
+    for column in per_query.values():
+        column[[7, 31]] = np.nan
+    found = confidence_intervals(per_query, labels, over=over, resamples=99, level=level, seed=5)
+    expected = reference(per_query, labels, over, 99, level, 5)
+    for name, interval in found.items():
+        np.testing.assert_allclose(interval, expected[name], rtol=1e-12)
+        assert interval.low < interval.mean < interval.high
+
+
+def test_over_queries_is_the_percentile_bootstrap_of_scipy():
+    values = np.random.default_rng(1).random(80)
+    found = confidence_intervals({"m": values}, np.arange(80) // 4, over="queries", resamples=9000)["m"]
+    theirs = stats.bootstrap((values,), np.mean, n_resamples=9000, method="percentile", rng=np.random.default_rng(9))
+    assert found.low == pytest.approx(theirs.confidence_interval.low, abs=0.003)
+    assert found.high == pytest.approx(theirs.confidence_interval.high, abs=0.003)
+    assert found.standard_error == pytest.approx(theirs.standard_error, rel=0.03)
+
+
+def coverage(over, class_effect, trials=200):
+    """How often the interval holds the true mean 0 of values = class effect + noise, in 40 classes of 8 queries."""
+    rng = np.random.default_rng(2)
+    labels = np.repeat(np.arange(40), 8)
+    inside = 0
+    for trial in range(trials):
+        values = class_effect * rng.normal(size=40)[labels] + rng.normal(size=320)
+        interval = confidence_intervals({"m": values}, labels, over=over, resamples=200, seed=trial)["m"]
+        inside += interval.low <= 0 <= interval.high
+    return inside / trials
+
+
+def test_intervals_cover_the_truth_as_often_as_they_claim():
+    # 200 trials leave a standard error of 1.5 points; 40 classes cost the percentile bootstrap about two.
+    assert 0.91 <= coverage("classes", class_effect=1.0) <= 0.98
+    assert 0.91 <= coverage("queries", class_effect=0.0) <= 0.98
+
+
+def test_over_queries_is_too_sure_where_classes_differ():
+    """Its error is sqrt((1 + 1) / 320), the truth's sqrt(1 / 40 + 1 / 320): coverage 2 Phi(1.96 / 2.12) - 1 = 0.64."""
+    assert coverage("queries", class_effect=1.0) == pytest.approx(0.64, abs=0.08)
+
+
+def test_standard_error_of_independent_queries():
+    hits = np.repeat([1.0, 0.0], [600, 400])
+    interval = confidence_intervals({"m": hits}, np.arange(1000), over="classes", resamples=4000)["m"]
+    assert interval.standard_error == pytest.approx((0.6 * 0.4 / 1000) ** 0.5, rel=0.04)
+
+
+def test_differences_of_two_models_are_compared_on_the_same_queries():
+    """Each model's interval is wide from class to class, their difference's is not."""
+    rng = np.random.default_rng(3)
+    labels = np.repeat(np.arange(30), 10)
+    first = np.clip(rng.random(30)[labels] + 0.05 * rng.normal(size=300), 0, 1)
+    second = first - 0.02 - 0.01 * rng.random(300)
+    apart = confidence_intervals({"first": first, "second": second}, labels)
+    assert apart["first"].low < apart["second"].high
+    assert confidence_intervals({"difference": first - second}, labels)["difference"].low > 0.02
+
+
+def test_seeded_and_json():
+    values, labels = {"m": np.random.default_rng(4).random(50)}, np.arange(50) % 7
+    one = confidence_intervals(values, labels, resamples=50, seed=1)
+    assert one == confidence_intervals(values, labels, resamples=50, seed=1)
+    assert one != confidence_intervals(values, labels, resamples=50, seed=2)
+    assert Interval(*json.loads(json.dumps(one))["m"]) == one["m"]
+
+
+def test_one_class_has_no_width():
+    interval = confidence_intervals({"m": np.array([0.0, 1.0, 1.0])}, [5, 5, 5], over="classes")["m"]
+    assert interval == pytest.approx((2 / 3, 2 / 3, 2 / 3, 0.0), abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"per_query": {}}, "no metric"),
+        ({"per_query": {"m": np.ones(3)}}, r"m has values of shape \(3,\) and labels have shape \(4,\)"),
+        ({"per_query": {"m": np.full(4, np.nan)}}, "no query has a value"),
+        ({"per_query": {"m": np.ones(4), "n": np.array([1, 1, np.nan, 1])}}, "differ in which queries"),
+        ({"over": "images"}, "over classes or queries; got 'images'"),
+        ({"resamples": 1}, "at least 2; got 1"),
+        ({"level": 95}, "between 0 and 1, such as 0.95; got 95"),
+    ],
+)
+def test_bad_arguments_say_what_is_wrong(arguments, message):
+    with pytest.raises(UserError, match=message):
+        confidence_intervals(**{"per_query": {"m": np.ones(4)}, "labels": [0, 0, 1, 1], **arguments})

@@ -1,0 +1,127 @@
+"""The values of each query: whose they are, NaN where there is nothing to find, and their means."""
+
+import numpy as np
+import pytest
+from sklearn import metrics as sk
+
+from tfdml.errors import UserError
+from tfdml.evaluation import average_precision, evaluate_retrieval, retrieval_per_query
+from tfdml.pairwise import DISTANCES
+
+ALL = ("recall", "precision@3", "map@5", "map@r", "r_precision", "map")
+
+
+def made(classes=7, per_class=9, spread=0.8, seed=0):
+    rng = np.random.default_rng(seed)
+    labels = rng.permutation(np.repeat(np.arange(classes), per_class))
+    return rng.normal(size=(classes, 5))[labels] + spread * rng.normal(size=(len(labels), 5)), labels
+
+
+def ranked_hits(points, labels, query):
+    """Whether the nearest, the second nearest ... of the others shares the query's class, in float64."""
+    distances = ((points - points[query]) ** 2).sum(axis=1)
+    others = sorted((i for i in range(len(points)) if i != query), key=lambda i: (distances[i], i))
+    return np.array([labels[i] == labels[query] for i in others])
+
+
+def test_each_query_has_its_own_value():
+    points, labels = made()
+    values = retrieval_per_query(points, labels, ks=(1, 4), metrics=ALL)
+    assert all(column.shape == labels.shape and column.dtype == np.float64 for column in values.values())
+    for query in range(len(labels)):
+        hits = ranked_hits(points, labels, query)
+        found = {name: column[query] for name, column in values.items()}
+        assert found["recall@1"] == hits[0]
+        assert found["recall@4"] == hits[:4].any()
+        assert found["precision@3"] == pytest.approx(hits[:3].mean())
+        assert found["r_precision"] == pytest.approx(hits[:8].mean())
+        precision = hits.cumsum() / np.arange(1, len(hits) + 1)
+        assert found["map@5"] == pytest.approx((precision * hits)[:5].sum() / 5)
+        assert found["map@r"] == pytest.approx((precision * hits)[:8].sum() / 8)
+        assert found["map"] == pytest.approx(precision[hits].mean())
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("counted", [0, 64])
+def test_full_ranking_agrees_with_scikit_learn(distance, counted, monkeypatch):
+    """Its average precision of the same scores, where none are tied; whether rows are counted or sorted."""
+    monkeypatch.setattr(average_precision, "_COUNTED", counted)
+    points, labels = made(classes=4, per_class=30)
+    found = retrieval_per_query(points, labels, metrics=["map"], distance=distance, memory_budget=10_000)["map"]
+    for query in range(0, len(labels), 5):
+        others = np.arange(len(labels)) != query
+        if distance in ("dot", "cosine"):
+            lengths = 1 if distance == "dot" else np.linalg.norm(points, axis=1) * np.linalg.norm(points[query])
+            scores = points @ points[query] / lengths
+        else:
+            scores = -((points - points[query]) ** 2).sum(axis=1)
+        expected = sk.average_precision_score((labels == labels[query])[others], scores[others])
+        assert found[query] == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("counted", [0, 64])
+def test_full_ranking_orders_copies_by_row(counted, monkeypatch):
+    """A product may give copies results that differ in the last bit, by where their columns stand."""
+    monkeypatch.setattr(average_precision, "_COUNTED", counted)
+    rng = np.random.default_rng(1)
+    which = rng.integers(0, 23, 301)
+    distinct = rng.normal(size=(23, 37)).astype(np.float32)
+    distinct[0] = 0
+    points = distinct[which]
+    points[::2][which[::2] == 0] *= -1  # zeros of both signs are one vector
+    labels = rng.integers(0, 3, 301)
+    found = retrieval_per_query(points, labels, metrics=["map"], memory_budget=100_000)["map"]
+    for query in range(0, 301, 3):
+        hits = ranked_hits(distinct[which].astype(np.float64), labels, query)
+        assert found[query] == pytest.approx(np.mean(np.arange(1, hits.sum() + 1) / (1 + np.flatnonzero(hits))))
+
+
+@pytest.mark.parametrize("counted", [0, 64])
+def test_full_ranking_orders_equal_distances_by_row(counted, monkeypatch):
+    """Small integers, whose products are exact: different images at one distance, and copies among them."""
+    monkeypatch.setattr(average_precision, "_COUNTED", counted)
+    rng = np.random.default_rng(1)
+    points, labels = rng.integers(-3, 4, size=(301, 2)), rng.integers(0, 3, 301)
+    found = retrieval_per_query(points, labels, metrics=["map"], memory_budget=100_000)["map"]
+    for query in range(0, 301, 3):
+        hits = ranked_hits(points, labels, query)
+        assert found[query] == pytest.approx(np.mean(np.arange(1, hits.sum() + 1) / (1 + np.flatnonzero(hits))))
+
+
+def test_collapsed_embeddings_are_ranked_by_row():
+    points = np.full((40, 16), 0.1234567, np.float32)
+    labels = np.arange(40) % 2
+    found = retrieval_per_query(points, labels, metrics=["map", "map@r"])["map"]
+    for query in (0, 1, 20, 39):
+        hits = ranked_hits(np.zeros((40, 1)), labels, query)
+        assert found[query] == pytest.approx(np.mean(np.arange(1, 20) / (1 + np.flatnonzero(hits))))
+
+
+def test_queries_with_nothing_to_find_are_nan_everywhere():
+    points, labels = made()
+    labels[[3, 20]] = 100, 101  # classes of one image
+    values = retrieval_per_query(points, labels, metrics=ALL)
+    result = evaluate_retrieval(points, labels, metrics=ALL)
+    for name, column in values.items():
+        assert np.flatnonzero(np.isnan(column)).tolist() == [3, 20]
+        assert result[name] == pytest.approx(np.nanmean(column), abs=1e-15)
+    assert result["queries_without_match"] == 2
+
+
+def test_a_gallery_of_other_images():
+    points, labels = made()
+    rows = np.arange(0, len(labels), 3)
+    rest = np.setdiff1d(np.arange(len(labels)), rows)
+    apart = retrieval_per_query(points[rows], labels[rows], points[rest], labels[rest], metrics=ALL)
+    assert all(len(column) == len(rows) for column in apart.values())
+    whole = retrieval_per_query(points, labels, metrics=ALL)
+    part = retrieval_per_query(points[rows], labels[rows], points, labels, metrics=ALL, own_rows=rows)
+    for name, column in part.items():
+        np.testing.assert_allclose(column, whole[name][rows], atol=1e-12)
+    assert not np.array_equal(part["map"], apart["map"])
+
+
+def test_clustering_has_no_value_per_query():
+    points, labels = made()
+    with pytest.raises(UserError, match="unknown metric 'nmi'; one of recall, precision@1, map@r"):
+        retrieval_per_query(points, labels, metrics=["nmi"])

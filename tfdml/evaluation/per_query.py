@@ -1,0 +1,266 @@
+"""Retrieval metrics of every query: what the means, the intervals and the tables per class are made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdml.errors import UserError
+from tfdml.evaluation.average_precision import full_average_precision
+from tfdml.evaluation.neighbours import check_dimensions, check_embeddings, check_own_rows, neighbour_blocks
+
+# `recall` stands for every K of `ks`; recall@K, precision@K and map@K name one K each.
+PER_QUERY_METRICS = ("recall", "precision@1", "map@r", "r_precision", "map")
+# Called with what is being done, how much of it is done and how much there is.
+Progress = Callable[[str, int, int], None]
+
+_AT_K = re.compile(r"(recall|precision|map)@([1-9]\d*)")
+
+
+def check_labels(labels: Any, count: int, what: str = "labels") -> np.ndarray:
+    """`labels` as (count,) int64.
+
+    Raises:
+        UserError: Not integers, not one per embedding, or beyond int64.
+    """
+    array = np.asarray(labels)
+    if array.shape != (count,):
+        raise UserError(f"{what} must be one class id per embedding, {count}; got shape {array.shape}")
+    if array.dtype.kind not in "iub":
+        raise UserError(f"{what} must be integers; got dtype {array.dtype}")
+    if array.dtype == np.uint64 and array.max(initial=0) > np.iinfo(np.int64).max:
+        raise UserError(f"{what} must fit int64; the largest is {array.max()}")
+    return array.astype(np.int64)
+
+
+def matches_in_gallery(labels: np.ndarray, gallery_labels: np.ndarray | None = None) -> np.ndarray:
+    """R of every query: how many gallery images share its class, the query itself not counted.
+
+    Args:
+        labels: (N,) class ids of the queries.
+        gallery_labels: (G,) class ids of the gallery; None: all-to-all.
+
+    Returns:
+        (N,) int64.
+    """
+    classes, counts = np.unique(labels if gallery_labels is None else gallery_labels, return_counts=True)
+    place = np.minimum(np.searchsorted(classes, labels), len(classes) - 1)
+    found = np.where(classes[place] == labels, counts[place], 0)
+    return found - 1 if gallery_labels is None else found
+
+
+def precision_sums(hits: np.ndarray, matches: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Average precision at R and R-precision of every query.
+
+    Args:
+        hits: (B, K) bool, whether the i-th neighbour shares the query's class; K at least `matches.max()`.
+        matches: (B,) R of every query, at least 1.
+
+    Returns:
+        (B,) AP@R = 1/R sum_{i <= R} hit_i precision_i, and (B,) R-precision = hits among the first R, over R.
+    """
+    rank = np.arange(1, hits.shape[1] + 1)
+    within = hits & (rank <= matches[:, None])
+    precision = np.cumsum(within, axis=1) / rank
+    return (precision * within).sum(axis=1) / matches, within.sum(axis=1) / matches
+
+
+@dataclasses.dataclass(frozen=True)
+class RetrievalTask:
+    """Checked queries and what they are searched in; made by `retrieval_task`."""
+
+    queries: np.ndarray
+    labels: np.ndarray
+    gallery: np.ndarray | None
+    targets: np.ndarray  # (G,) class ids of what is searched
+    own_rows: np.ndarray | None
+    matches: np.ndarray  # (N,) R of every query
+
+    @property
+    def available(self) -> int:
+        """How many images a query is compared with."""
+        return len(self.targets) - (self.gallery is None or self.own_rows is not None)
+
+    @property
+    def answerable(self) -> np.ndarray:
+        """(N,) bool: queries with an image of their class to find."""
+        return self.matches > 0
+
+    def require_answerable(self) -> None:
+        """Raise UserError where no query has an image of its class to find."""
+        if not self.answerable.any():
+            raise UserError(
+                "no query shares its class with another image"
+                if self.gallery is None
+                else "queries and gallery have no class in common; do both use the same class ids?"
+            )
+
+
+def retrieval_task(
+    embeddings: Any, labels: Any, gallery: Any = None, gallery_labels: Any = None, own_rows: Any = None
+) -> RetrievalTask:
+    """The arguments of `evaluate_retrieval`, checked.
+
+    Raises:
+        UserError: As `evaluate_retrieval`, for its arrays.
+    """
+    embeddings = check_embeddings(embeddings, "embeddings" if gallery is None else "query embeddings")
+    labels = check_labels(labels, len(embeddings))
+    if (gallery is None) != (gallery_labels is None):
+        raise UserError("gallery and gallery_labels go together: give both (query/gallery) or none (all-to-all)")
+    if gallery is not None:
+        gallery = check_embeddings(gallery, "gallery embeddings")
+        gallery_labels = check_labels(gallery_labels, len(gallery), "gallery_labels")
+        check_dimensions(embeddings, gallery)
+    matches = matches_in_gallery(labels, gallery_labels)
+    if own_rows is not None:
+        if gallery is None:
+            raise UserError("own_rows goes with a gallery; without one each query's own row is its own index")
+        own_rows = check_own_rows(own_rows, len(labels), len(gallery))
+        matches -= gallery_labels[own_rows] == labels
+    targets = labels if gallery_labels is None else gallery_labels
+    return RetrievalTask(embeddings, labels, gallery, targets, own_rows, matches)
+
+
+def requested(ks: Sequence[int], metrics: Sequence[str], known: Sequence[str]) -> list[str]:
+    """The names of the results wanted: recall, precision and MAP at each K ascending, then the others as `known`.
+
+    Raises:
+        UserError: No metric, an unknown one, or K below 1.
+    """
+    metrics = [metrics] if isinstance(metrics, str) else list(metrics)
+    if not metrics:
+        raise UserError(f"no metric is asked for; choose from {', '.join(known)}")
+    at_k: set[tuple[str, int]] = set()
+    for name in metrics:
+        single = _AT_K.fullmatch(name)
+        if single:
+            at_k.add((single[1], int(single[2])))
+        elif name == "recall":
+            if not len(ks) or min(ks) < 1:
+                raise UserError(f"ks must be one or more integers of at least 1; got {list(ks)}")
+            at_k.update(("recall", int(k)) for k in ks)
+        elif name not in known:
+            raise UserError(f"unknown metric {name!r}; one of {', '.join(known)}, or recall@K, precision@K, map@K")
+    families = ("recall", "precision", "map")
+    named = [f"{family}@{k}" for family, k in sorted(at_k, key=lambda pair: (families.index(pair[0]), pair[1]))]
+    return named + [name for name in known if name in metrics and name != "recall" and name not in named]
+
+
+def retrieval_per_query(
+    embeddings: Any,
+    labels: Any,
+    gallery: Any = None,
+    gallery_labels: Any = None,
+    ks: Sequence[int] = (1, 2, 4, 8),
+    metrics: Sequence[str] = ("recall", "map@r", "r_precision"),
+    distance: str = "euclidean",
+    *,
+    own_rows: Any = None,
+    memory_budget: int = 256 * 2**20,
+    progress: Progress | None = None,
+) -> dict[str, np.ndarray]:
+    """The retrieval metrics of each query, whose means `evaluate_retrieval` reports.
+
+    Args:
+        embeddings: As `evaluate_retrieval`.
+        labels: As `evaluate_retrieval`.
+        gallery: As `evaluate_retrieval`.
+        gallery_labels: As `evaluate_retrieval`.
+        ks: The K of `recall`.
+        metrics: Any of `recall`, `recall@K`, `precision@K`, `map@K`, `map@r`, `r_precision`, `map`.
+        distance: As `evaluate_retrieval`.
+        own_rows: As `evaluate_retrieval`.
+        memory_budget: Bytes that a block of the search may take.
+        progress: Called after every block with ("neighbours" or "full ranking", queries done, queries).
+
+    Returns:
+        (N,) float64 by metric name, each in 0 .. 1; NaN for queries without an image of their class to find.
+
+    Raises:
+        UserError: As `evaluate_retrieval`.
+
+    Example:
+        >>> import numpy as np
+        >>> points = np.array([[0.0], [0.1], [5.0], [5.1], [9.0]])
+        >>> retrieval_per_query(points, [3, 3, 8, 3, 7], ks=[1], metrics=["recall"])["recall@1"].tolist()
+        [1.0, 1.0, nan, 0.0, nan]
+    """
+    names = requested(ks, metrics, PER_QUERY_METRICS)
+    task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows)
+    return values_per_query(task, names, distance, memory_budget, progress)
+
+
+def values_per_query(
+    task: RetrievalTask,
+    names: Sequence[str],
+    distance: str,
+    memory_budget: int,
+    progress: Progress | None = None,
+) -> dict[str, np.ndarray]:
+    """What `retrieval_per_query` returns, for a checked task and the names of `requested`."""
+    at_k = {name: int(name.split("@")[1]) for name in names if _AT_K.fullmatch(name)}
+    largest = max(at_k.values(), default=0)
+    if largest > task.available:
+        name = next(name for name, k in at_k.items() if k == largest)
+        raise UserError(f"{name} needs {largest} gallery images per query; there are {task.available}")
+    task.require_answerable()
+    values = {name: np.full(len(task.labels), np.nan) for name in names}
+    by_depth = [name for name in names if name != "map"]
+    if by_depth:
+        _fill_from_neighbours(task, values, at_k, by_depth, distance, memory_budget, progress)
+    if "map" in values:
+        values["map"] = full_average_precision(
+            task.queries,
+            task.labels,
+            task.gallery,
+            task.targets,
+            distance,
+            np.arange(len(task.labels)) if task.gallery is None else task.own_rows,
+            memory_budget,
+            None if progress is None else lambda done: progress("full ranking", done, len(task.labels)),
+        )
+    return values
+
+
+def _fill_from_neighbours(
+    task: RetrievalTask,
+    values: dict[str, np.ndarray],
+    at_k: dict[str, int],
+    names: Sequence[str],
+    distance: str,
+    memory_budget: int,
+    progress: Progress | None,
+) -> None:
+    """Fill `values` of every metric that the nearest neighbours tell, from one search."""
+    depth = max(at_k.values(), default=1)
+    if {"map@r", "r_precision"} & set(names):
+        depth = max(depth, int(task.matches.max()))
+    blocks = neighbour_blocks(
+        task.queries, task.gallery, k=depth, distance=distance, own_rows=task.own_rows, memory_budget=memory_budget
+    )
+    for block, indices, _ in blocks:
+        keep = np.flatnonzero(task.answerable[block])
+        queries = block.start + keep
+        hits = task.targets[indices[keep]] == task.labels[queries, None]
+        matches = task.matches[queries]
+        for name, k in at_k.items():
+            near = hits[:, :k]
+            if name.startswith("recall"):
+                values[name][queries] = near.any(axis=1)
+            elif name.startswith("precision"):
+                values[name][queries] = near.mean(axis=1)
+            else:
+                precision = np.cumsum(near, axis=1) / np.arange(1, k + 1)
+                values[name][queries] = (precision * near).sum(axis=1) / np.minimum(k, matches)
+        if {"map@r", "r_precision"} & set(names):
+            average_precision, r_precision = precision_sums(hits, matches)
+            for name, found in (("map@r", average_precision), ("r_precision", r_precision)):
+                if name in values:
+                    values[name][queries] = found
+        if progress is not None:
+            progress("neighbours", block.stop, len(task.labels))
