@@ -1,0 +1,288 @@
+"""The evaluation at scale: its time and memory, its agreement with peers, and what an approximate index finds.
+
+    python -m benchmarks.evaluation --torch_python=/path/to/python/with/pytorch-metric-learning
+    python -m benchmarks.evaluation --parts=exact --images=6000 --dim=128 --classes=1100 --rounds=1      a quick try
+    python -m benchmarks.evaluation --parts=index --gallery=100000
+    python -m benchmarks.evaluation --parts=exact,peer --embeddings=embeddings/sop
+
+Parts, all of them by default, on made embeddings (by default as many as the test images and classes of Stanford Online
+Products, 60,502 and 11,316) or on those of --embeddings (what bin/embed writes, or an .npz):
+
+- exact: seconds by the clock and of the processors of `evaluate_retrieval`, beside those of the bare product of the
+  same matrices in blocks of the same memory. All contenders run in this process, in turns, for some rounds, another one
+  first each time; a row shows the median, a ratio is the median over rounds. Memory is what a process of its own
+  takes at its peak beyond what it held before the call, embeddings and TensorFlow included;
+- clustering: seconds of k-means with as many clusters as classes, and NMI, AMI and pairwise F1 of the clusters beside
+  those of scikit-learn;
+- peer: pytorch-metric-learning's AccuracyCalculator on the same arrays, in the environment of --torch_python. Its NMI
+  and AMI are of the clusters found here, so that they measure the same; with --peer_kmeans also of its own;
+- index: a gallery on disk, memory-mapped, into an approximate index: seconds to build and save it, and for each
+  effort milliseconds a query and the recall of the ten nearest against exact search, on a sample of queries. Like
+  those of trained networks, the embeddings vary mostly in a few directions (--gallery_rank).
+
+Ends with status 1 if a figure differs from a peer's by more than the tolerance that its row shows.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from benchmarks.evaluation_arrays import Arrays, clocked, held_memory, made_embeddings
+from benchmarks.evaluation_index import index_part
+
+PARTS = ("exact", "clustering", "peer", "index")
+BUDGET = 256 * 2**20
+# Rounding in the distances may swap neighbours that are equally near but for it; figures of counts have no such excuse.
+TOLERANCE = {"retrieval": 1e-4, "clustering": 1e-9}
+PEER_NAMES = {
+    "recall@1": "precision_at_1",
+    "r_precision": "r_precision",
+    "map@r": "mean_average_precision_at_r",
+    "nmi": "NMI",
+    "ami": "AMI",
+}
+CONTENDERS = {
+    "recall at 1, 2, 4, 8": ["recall"],
+    "with map@r, r_precision": ["recall", "map@r", "r_precision"],
+    "map alone": ["map"],
+}
+
+
+def bare_product(embeddings):
+    """The product of all with all, in blocks, and nothing made of it."""
+    import numpy as np
+    from keras import ops
+
+    table = ops.convert_to_tensor(np.ascontiguousarray(embeddings.T))
+    rows = max(1, BUDGET // (4 * len(embeddings)))
+    for start in range(0, len(embeddings), rows):
+        scores = ops.matmul(ops.convert_to_tensor(embeddings[start : start + rows]), table)
+        float(scores[0, 0])  # devices that work ahead have finished then
+
+
+def evaluation(arrays, metrics):
+    """The call that is measured."""
+    from tfdml.evaluation import evaluate_retrieval
+
+    return evaluate_retrieval(arrays.embeddings, arrays.labels, metrics=metrics, memory_budget=BUDGET)
+
+
+def memory_role(embeddings, labels, metrics):
+    """MiB at the peak of the call beyond what the process held before it."""
+    import numpy as np
+
+    arrays = Arrays(np.load(embeddings), np.load(labels))
+    evaluation(Arrays(*made_embeddings(500, 16, 100)), metrics)
+    before = held_memory()
+    evaluation(arrays, metrics)
+    return held_memory(peak=True) - before
+
+
+def peak_memory(folder, metrics):
+    """The same in a process of its own; None where the system does not tell."""
+    if held_memory() is None:
+        return None
+    settings = {"embeddings": f"{folder}/embeddings.npy", "labels": f"{folder}/labels.npy", "metrics": metrics}
+    command = [sys.executable, "-m", "benchmarks.evaluation", "--memory_role", json.dumps(settings)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"the measurement of memory failed:\n{done.stderr[-2000:]}")
+    return float(done.stdout.split()[-1])
+
+
+def exact_part(args, arrays, folder):
+    """Time and memory of the exact evaluation."""
+    names = [name for name in CONTENDERS if name != "map alone" or args.map]
+    runners = {"bare product": lambda: bare_product(arrays.embeddings)}
+    runners |= {name: (lambda name=name: evaluation(arrays, CONTENDERS[name])) for name in names}
+    small = Arrays(*made_embeddings(2000, arrays.embeddings.shape[1], 400))
+    bare_product(small.embeddings)
+    evaluation(small, ["recall", "map@r"])
+    wall, cpu = {name: [] for name in runners}, {name: [] for name in runners}
+    for number in range(args.rounds):
+        first = number % len(runners)
+        for name in [*list(runners)[first:], *list(runners)[:first]]:
+            _, *seconds = clocked(runners[name])
+            wall[name].append(seconds[0])
+            cpu[name].append(seconds[1])
+    peaks = {name: peak_memory(folder, CONTENDERS[name]) for name in names}
+
+    count, dim = arrays.embeddings.shape
+    held = arrays.embeddings.nbytes / 2**20
+    print(f"\nexact, {count:,} x {dim} ({held:,.0f} MiB), {args.rounds} rounds, {os.cpu_count()} cores")
+    print(f"  {'':<26}{'clock, s':>10}{'of bare':>9}{'processors, s':>15}{'of bare':>9}{'peak beside, MiB':>18}")
+    for name in runners:
+        ratios = [
+            statistics.median(a / b for a, b in zip(times[name], times["bare product"], strict=True))
+            for times in (wall, cpu)
+        ]
+        text = f"  {name:<26}{statistics.median(wall[name]):>10.1f}{ratios[0]:>8.2f}x"
+        text += f"{statistics.median(cpu[name]):>15.1f}{ratios[1]:>8.2f}x"
+        print(text + (f"{peaks[name]:>18,.0f}" if peaks.get(name) is not None else ""), flush=True)
+
+
+def find_clusters(args, arrays):
+    """Clusters of the arrays, with progress; seconds of finding them, none where they are known."""
+    import numpy as np
+
+    from tfdml.evaluation import kmeans
+
+    if arrays.clusters is not None:
+        return 0.0, 0.0
+    count, started = len(np.unique(arrays.labels)), time.perf_counter()
+
+    def tell(what, done, of):
+        print(f"  {what}: {done} of {of} after {time.perf_counter() - started:.0f} s", flush=True)
+
+    print(f"\n{count:,} clusters of {len(arrays.embeddings):,} x {arrays.embeddings.shape[1]}")
+    arrays.clusters, *seconds = clocked(
+        lambda: kmeans(arrays.embeddings, count, iterations=args.iterations, progress=tell)
+    )
+    return seconds
+
+
+def clustering_part(args, arrays):
+    """Time of k-means, and agreement with scikit-learn."""
+    import numpy as np
+    from sklearn import metrics as sk
+
+    from tfdml.evaluation import clustering_agreement
+
+    seconds = find_clusters(args, arrays)
+    print(f"  {seconds[0]:.1f} s by the clock, {seconds[1]:.1f} s of the processors")
+    labels, clusters = arrays.labels, arrays.clusters
+
+    def f1(labels, clusters):
+        (_, false_positive), (false_negative, both) = sk.pair_confusion_matrix(labels, clusters)
+        return 2 * both / (2 * both + false_positive + false_negative)
+
+    theirs = {"nmi": sk.normalized_mutual_info_score, "ami": sk.adjusted_mutual_info_score, "f1": f1}
+    rows = []
+    for name, function in theirs.items():
+        ours, seconds, _ = clocked(clustering_agreement, labels, clusters, [name])
+        other, their_seconds, _ = clocked(function, np.asarray(labels), np.asarray(clusters))
+        rows.append((name, function.__name__, ours[name], float(other), "clustering"))
+        print(f"  {name}: {seconds:.2f} s; scikit-learn {their_seconds:.2f} s")
+    return agreement("scikit-learn", rows)
+
+
+def agreement(peer, rows):
+    """Print a table of figures; returns how many of them disagree."""
+    print(f"\nagreement with {peer}")
+    print(f"  {'':<14}{'there':<32}{'tfdml':>14}{'peer':>14}{'difference':>12}{'tolerance':>11}")
+    wrong = 0
+    for name, there, ours, theirs, kind in rows:
+        bad = not abs(ours - theirs) <= TOLERANCE[kind]
+        wrong += bad
+        text = f"  {name:<14}{there:<32}{ours:>14.8f}{theirs:>14.8f}{ours - theirs:>12.1e}{TOLERANCE[kind]:>11.0e}"
+        print(text + ("  DISAGREE" if bad else ""), flush=True)
+    return wrong
+
+
+def peer_part(args, arrays, folder):
+    """Figures and seconds beside pytorch-metric-learning's."""
+    import numpy as np
+
+    from tfdml.evaluation import clustering_agreement
+
+    find_clusters(args, arrays)
+    np.save(f"{folder}/clusters.npy", arrays.clusters)
+    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "evaluation_peer.py")
+    command = [args.torch_python, script, folder, *(["--own_kmeans"] if args.peer_kmeans else [])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"pytorch-metric-learning failed in {args.torch_python}:\n{done.stderr[-2000:]}")
+    theirs = json.loads(done.stdout.splitlines()[-1])
+    ours, *seconds = clocked(evaluation, arrays, ["recall@1", "map@r", "r_precision"])
+    ours |= clustering_agreement(arrays.labels, arrays.clusters, ["nmi", "ami"])
+    rows = [
+        (name, there, ours[name], theirs["figures"][there], "clustering" if name in ("nmi", "ami") else "retrieval")
+        for name, there in PEER_NAMES.items()
+    ]
+    wrong = agreement(f"pytorch-metric-learning {theirs['version']}", rows)
+    wall, cpu = theirs["seconds"]["retrieval"]
+    print("  the three of retrieval, once, one after the other:")
+    print(f"    tfdml                     {seconds[0]:8.1f} s by the clock {seconds[1]:8.1f} s of the processors")
+    print(f"    pytorch-metric-learning   {wall:8.1f} s by the clock {cpu:8.1f} s of the processors", end="")
+    print(f", {theirs['peak_mib']:,.0f} MiB at its peak beside the embeddings" if theirs["peak_mib"] else "")
+    if "own_kmeans" in theirs:
+        found = ", ".join(f"{name} {value:.4f}" for name, value in theirs["own_kmeans"].items())
+        print(f"    with clusters of its own: {found}, {theirs['seconds']['own_kmeans'][0]:.1f} s")
+    return wrong
+
+
+def arrays_of(args):
+    """The arrays that the flags mean."""
+    import numpy as np
+
+    if not args.embeddings:
+        return Arrays(*made_embeddings(args.images, args.dim, args.classes))
+    from tfdml.evaluation.embeddings_on_disk import read_embeddings
+
+    stored = read_embeddings(args.embeddings)
+    stored = stored.split("test") if stored.roles is not None else stored
+    if stored.labels is None or stored.is_query is not None:
+        raise SystemExit(f"--embeddings={args.embeddings}: needs labels, and a set that is searched all in all")
+    return Arrays(np.ascontiguousarray(stored.embeddings, np.float32), stored.labels)
+
+
+def main():
+    """Parse the command line and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}, with commas")
+    parser.add_argument("--images", type=int, default=60_502)
+    parser.add_argument("--dim", type=int, default=512)
+    parser.add_argument("--classes", type=int, default=11_316, help="at most half as many as images")
+    parser.add_argument("--embeddings", help="measure these, not made ones")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--map", action="store_true", help="also time the mean over whole rankings")
+    parser.add_argument("--iterations", type=int, default=20, help="rounds of k-means")
+    parser.add_argument("--torch_python", help="a Python that has torch and pytorch-metric-learning")
+    parser.add_argument("--peer_kmeans", action="store_true", help="also let the peer find clusters of its own")
+    parser.add_argument("--gallery", type=int, default=1_000_000, help="images of the part index")
+    parser.add_argument("--gallery_dim", type=int, default=128)
+    parser.add_argument(
+        "--gallery_rank", type=int, default=16, help="directions in which it varies; 0: all, the hardest"
+    )
+    parser.add_argument("--queries", type=int, default=1000, help="queries that its recall is measured on")
+    parser.add_argument("--kinds", default="ivf", help="ivf, hnsw or both with a comma")
+    parser.add_argument("--memory_role", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if args.memory_role:
+        print(memory_role(**json.loads(args.memory_role)))
+        return
+    parts = args.parts.split(",")
+    unknown = sorted(set(parts) - set(PARTS))
+    if unknown or 2 * args.classes > args.images:
+        raise SystemExit(f"unknown part {unknown[0]}" if unknown else "--classes must be at most half of --images")
+    if "peer" in parts and not args.torch_python:
+        print("peer: left out, no --torch_python")
+        parts.remove("peer")
+    wrong = 0
+    with tempfile.TemporaryDirectory() as folder:
+        if set(parts) - {"index"}:
+            import numpy as np
+
+            arrays = arrays_of(args)
+            np.save(f"{folder}/embeddings.npy", arrays.embeddings)
+            np.save(f"{folder}/labels.npy", arrays.labels)
+        if "exact" in parts:
+            exact_part(args, arrays, folder)
+        if "clustering" in parts:
+            wrong += clustering_part(args, arrays)
+        if "peer" in parts:
+            wrong += peer_part(args, arrays, folder)
+        if "index" in parts:
+            index_part(args, folder)
+    if wrong:
+        raise SystemExit(f"{wrong} figures disagree")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Made embeddings, and the clock, of the benchmarks of the evaluation."""
+
+import dataclasses
+import pathlib
+import re
+import time
+
+
+@dataclasses.dataclass
+class Arrays:
+    """What is measured, and its clusters once they are found."""
+
+    embeddings: object
+    labels: object
+    clusters: object = None
+
+
+def made_embeddings(count, dim, classes, seed=0):
+    """(N, d) float32 of length 1 and (N,) labels: classes of two images or more, each with a scatter of its own."""
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    labels = np.concatenate([np.repeat(np.arange(classes), 2), rng.integers(0, classes, count - 2 * classes)])
+    rng.shuffle(labels)
+    centres = rng.normal(size=(classes, dim)).astype(np.float32)
+    # About where chance neighbours begin to be as near as those of the class.
+    widths = (rng.uniform(0.5, 1.5, (classes, 1)) * dim**0.25 / 2.4).astype(np.float32)
+    points = centres[labels] + widths[labels] * rng.standard_normal((count, dim), np.float32)
+    return points / np.linalg.norm(points, axis=1, keepdims=True), labels
+
+
+def clocked(function, *arguments):
+    """What a call returns, its seconds by the clock, and those of the processors."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    result = function(*arguments)
+    return result, time.perf_counter() - wall, time.process_time() - cpu
+
+
+def held_memory(peak=False):
+    """MiB that this process holds, or held at most; None where the system does not tell.
+
+    Not by `getrusage`, whose peak begins with that of the process that started this one.
+    """
+    status = pathlib.Path("/proc/self/status")
+    if not status.exists():
+        return None
+    return int(re.search(r"VmHWM:\s+(\d+)" if peak else r"VmRSS:\s+(\d+)", status.read_text())[1]) / 1024
+
+
+def make_gallery(path, count, dim, rank):
+    """Write a gallery of classes of ten images, a piece at a time; returns it memory-mapped.
+
+    With a rank below the dimension, the images vary in as many directions, and by a hundredth of that in all others.
+    """
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    directions = rng.standard_normal((rank, dim), np.float32) if 0 < rank < dim else None
+    gallery = np.lib.format.open_memmap(path, "w+", np.float32, (count, dim))
+    for start in range(0, count, 100_000):
+        size = min(100_000, count - start)
+        width = dim if directions is None else rank
+        points = made_embeddings(size, width, max(size // 10, 1), seed=start + 1)[0]
+        if directions is not None:
+            points = points @ directions + np.float32(0.01) * rng.standard_normal((size, dim), np.float32)
+            points /= np.linalg.norm(points, axis=1, keepdims=True)
+        gallery[start : start + size] = points
+    gallery.flush()
+    return np.load(path, mmap_mode="r")
