@@ -10,7 +10,8 @@ def exported(finished_run, command, tmp_path_factory):
     out = tmp_path_factory.mktemp("models") / "tiny"
     done = command("export", f"--run_dir={finished_run}", f"--out={out}")
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "largest difference" in done.stdout
+    assert "saved_model" in done.stdout
+    assert "cosine min 1.000000" in done.stdout
     return out
 
 
@@ -36,6 +37,9 @@ def test_run_folder_and_saved_model_measure_the_same(finished_run, exported, com
         ("export", ["--run_dir=nowhere", "--out=out"], "nowhere"),
         ("export", ["--run_dir=nowhere"], "--out"),
         ("export", ["--run_dir=x", "--out=y", "--formats=onnxx"], "onnxx"),
+        ("export", ["--run_dir=x", "--out=y", "--min_cosine=2"], "--min_cosine"),
+        ("export", ["--run_dir=x", "--out=y", "--max_recall_drop=-1"], "--max_recall_drop"),
+        ("export", ["--run_dir=x", "--out=y", "--dry_run"], "no embedder"),
         ("evaluate", ["--model=nowhere"], "--dataset"),
         ("evaluate", ["--model=nowhere", "--dataset=glyphs"], "nowhere"),
         ("evaluate", ["--dataset=glyphs"], "--model"),

@@ -1,80 +1,136 @@
-"""bin/evaluate: measure a trained or exported embedder on a data set."""
+"""bin/evaluate: measure a trained or exported embedder on a data set, or embeddings that lie on disk."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
 from tfdml.cli import main as command_line
+from tfdml.cli import model_flags
 from tfdml.errors import UserError
 
-USAGE = """
-Measure an embedder: Recall@K, MAP@R, R-precision, NMI, AMI, pairwise F1.
+USAGE = f"""
+Measure an embedder: Recall@K, precision, MAP@R, R-precision, mAP, NMI, AMI, pairwise F1.
 
-  bin/evaluate --model=runs/cars_jrd --dataset=cars196 --data_dir=/data/cars196
-  bin/evaluate --model=models/cars --dataset=cars196 --data_dir=/data/cars196
-  bin/evaluate --model=embedder.keras --dataset=folder --data_dir=photos --json=metrics.json
+  bin/evaluate --model=runs/cars_jrd
+  bin/evaluate --model=models/cars --dataset=cars196 --data_dir=/data/cars196 --json=metrics.json
+  bin/evaluate --model=models/cars/1/litert/int8.tflite --dataset=cars196 --data_dir=/data/cars196
+  bin/evaluate --model=grpc://localhost:8500/cars --dataset=folder --data_dir=photos --intervals=classes
+  bin/evaluate --model=embeddings/cars --metrics=recall,map@r --ks=1,10
+  bin/evaluate --model=vectors.npz --distance=cosine
+  bin/evaluate --compare=runs/cars_jrd,runs/cars_am --report=comparison.html
 
---model is a run folder, a .keras file, a SavedModel, or a folder of SavedModel versions (the newest is taken). For a
-run folder, the data flags default to the run's own.
+{model_flags.SOURCES}
+  a folder that bin/embed wrote
+  an .npz file with the arrays embeddings (N, d) and labels (N,), and for queries that are searched in the rest
+  is_query (N,) bool
+
+With --compare and --dataset, the page also shows what each run finds for the same queries.
 """
 
-flags.DEFINE_string("model", "", "Run folder, .keras file or SavedModel.", module_name=__name__)
-flags.DEFINE_string("dataset", "", "Data set, as in bin/train.", module_name=__name__)
-flags.DEFINE_string("data_dir", "", "Where the unpacked data set lies.", module_name=__name__)
-flags.DEFINE_string("dataset_options", "", "Options of the data set, as in bin/train.", module_name=__name__)
 flags.DEFINE_enum("split", "test", ["test", "train"], "Which classes to measure on.", module_name=__name__)
-flags.DEFINE_enum("bad_images", "error", ["error", "skip"], "What to do with unreadable images.", module_name=__name__)
+flags.DEFINE_list(
+    "metrics",
+    [],
+    "Which metrics: recall, recall@K, precision@K, map@r, r_precision, map, map@K, nmi, ami, f1. By default all that "
+    "need no further search; without nmi, ami and f1 large sets are quicker.",
+    module_name=__name__,
+)
 flags.DEFINE_list("ks", ["1", "2", "4", "8"], "The K of Recall@K.", module_name=__name__)
-flags.DEFINE_integer("batch_size", 100, "Images per batch.", lower_bound=1, module_name=__name__)
+flags.DEFINE_enum(
+    "distance",
+    "euclidean",
+    ["euclidean", "sqeuclidean", "cosine", "dot"],
+    "What near means.",
+    module_name=__name__,
+)
+flags.DEFINE_enum(
+    "intervals",
+    "none",
+    ["none", "classes", "queries", "parts"],
+    "95 % confidence intervals: bootstrap over classes or over queries; or the means over ten disjoint parts of the "
+    "images, which are measured besides.",
+    module_name=__name__,
+)
+flags.DEFINE_bool(
+    "generalisation",
+    False,
+    "Also measure how the embedding carries over from the training classes to these (which are embedded, too).",
+    module_name=__name__,
+)
 flags.DEFINE_string("json", "", "File to write the metrics to, as fractions.", module_name=__name__)
+flags.DEFINE_string("report", "", "File to write an HTML page to.", module_name=__name__)
+flags.DEFINE_list(
+    "compare",
+    [],
+    "In place of --model: folders of finished runs, for a page of them side by side.",
+    module_name=__name__,
+)
 
 
 def evaluate() -> None:
     """Evaluate as the flags say."""
     values = flags.FLAGS
-    if not values.model:
+    ks = _checked_flags()
+    if values.compare:
+        from tfdml.cli.comparing import compare_runs
+
+        compare_runs(values.compare, values.report, values.split, values.distance)
+        return
+    from tfdml.cli import measuring
+    from tfdml.evaluation import DEFAULT_METRICS, evaluate_dataset, part_protocol
+    from tfdml.evaluation.embeddings_on_disk import holds_embeddings
+    from tfdml.training.files import write_json
+
+    metrics = values.metrics or list(DEFAULT_METRICS)
+    measured = measuring.stored if holds_embeddings(values.model) else measuring.embedded
+    subject = measured(values.model, values.split, metrics)
+    options: dict[str, Any] = {"ks": ks, "metrics": metrics, "distance": values.distance}
+    resampled = values.intervals if values.intervals in ("classes", "queries") else None
+    result = evaluate_dataset(subject.embeddings, subject.images, intervals=resampled, **options)
+    if values.intervals == "parts":
+        if subject.images.is_query is not None:
+            raise UserError("--intervals=parts: the parts are searched all in all, and these images have roles")
+        result["parts"] = part_protocol(subject.embeddings, subject.images.labels, **options)
+    if values.generalisation:
+        result["generalisation"] = measuring.generalisation(subject, values.distance)
+    print(f"{values.model} on {subject.name}: {len(subject.embeddings):,} images of {subject.num_classes:,} classes")
+    measuring.print_metrics(result)
+    if values.json:
+        about = {"model": values.model, "dataset": subject.dataset_name, "split": values.split}
+        write_json(Path(values.json), {**about, "distance": values.distance, **result})
+        print(json.dumps({"written": values.json}))
+    if values.report:
+        measuring.write_page(subject, result, values.report, values.distance)
+        print(json.dumps({"written": values.report}))
+
+
+def _checked_flags() -> tuple[int, ...]:
+    """The K of `--ks`, after what can be told to be wrong before anything is loaded."""
+    values = flags.FLAGS
+    if values.compare and values.model:
+        raise UserError("--compare takes the place of --model: name one of them")
+    if values.compare and not values.report:
+        raise UserError("--report is missing: name the HTML file that compares the runs")
+    if not values.compare and not values.model:
         raise UserError("--model is missing")
     try:
         ks = tuple(int(k) for k in values.ks)
     except ValueError as error:
         raise UserError(f"--ks={','.join(values.ks)}: write integers with commas, e.g. 1,2,4") from error
-    if values.json and not Path(values.json).resolve().parent.is_dir():
-        raise UserError(f"--json={values.json}: its folder does not exist")
+    for name in ("json", "report"):
+        path = values[name].value
+        if path and not Path(path).resolve().parent.is_dir():
+            raise UserError(f"--{name}={path}: its folder does not exist")
+    if values.metrics:
+        from tfdml.evaluation import METRICS
+        from tfdml.evaluation.per_query import requested
 
-    from tfdml import data
-    from tfdml.data import inspection
-    from tfdml.evaluation import evaluate_dataset
-    from tfdml.export.loading import load_model
-    from tfdml.training.files import write_json
-    from tfdml.training.spec import parse_arguments
-
-    name, directory, options = _data_flags()
-    model = load_model(values.model)
-    arguments = parse_arguments(options, "--dataset_options")
-    dataset = inspection.check(data.load(name, directory or None, values.split, **arguments), values.bad_images)
-    embeddings = model.embed(dataset, values.batch_size)
-    metrics = evaluate_dataset(embeddings, dataset, ks=ks)
-    print(f"{values.model} on {name}, {values.split}: {len(dataset):,} images of {dataset.num_classes:,} classes")
-    for key, value in metrics.items():
-        print(f"  {key:<24}{100 * value:6.2f} %" if isinstance(value, float) else f"  {key:<24}{value:>6}")
-    if values.json:
-        write_json(Path(values.json), {"model": values.model, "dataset": name, "split": values.split, **metrics})
-        print(json.dumps({"written": values.json}))
-
-
-def _data_flags() -> tuple[str, str, str]:
-    values = flags.FLAGS
-    if values.dataset:
-        return values.dataset, values.data_dir, values.dataset_options
-    from tfdml.training import RunFolder
-
-    if not (Path(values.model) / "flags.txt").is_file():
-        raise UserError("--dataset is missing: only a run folder knows its own")
-    stored = RunFolder(values.model).load_experiment()
-    return stored.dataset, values.data_dir or stored.data_dir, values.dataset_options or stored.dataset_options
+        requested(ks, values.metrics, METRICS)
+    return ks
 
 
 def main() -> None:

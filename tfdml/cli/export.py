@@ -1,9 +1,10 @@
-"""bin/export: from a run folder to a model that is served."""
+"""bin/export: from a run folder to models that are served."""
 
 from __future__ import annotations
 
 from absl import flags
 
+from tfdml.cli import export_gallery
 from tfdml.cli import main as command_line
 from tfdml.errors import UserError
 
@@ -11,53 +12,89 @@ USAGE = """
 Export the embedder of a run.
 
   bin/export --run_dir=runs/cars_jrd --out=models/cars
+  bin/export --run_dir=runs/cars_jrd --out=models/cars --formats=saved_model,litert
+  bin/export --run_dir=runs/cars_jrd --out=models/cars --formats=all --images=0
   bin/export --run_dir=runs/cars_jrd --out=models/cars --dry_run
 
-Writes the next version below --out, e.g. models/cars/1, whole or not at all; earlier versions stay. The new version
-is loaded again and compared with the Keras embedder on images of the run's test split before it gets its number.
+Writes the next version below --out, e.g. models/cars/1, whole or not at all; earlier versions stay. Formats:
+saved_model; litert_float32, litert_float16, litert_dynamic_range, litert_int8, or litert for the four; onnx; all.
+Each is loaded in a fresh process and compared with the Keras embedder on images of the run's test split; where one
+differs by more than its tolerance, nothing is written and the exit status is 2. model_card.json has the figures.
 """
-
-FORMATS = ("saved_model",)
-# Vectors of length 1 in float32: what decoding and arithmetic in another graph may change.
-_TOLERANCE = 1e-5
+USAGE += export_gallery.GALLERY
 
 flags.DEFINE_string("run_dir", "", "Folder of the run.", module_name=__name__)
 flags.DEFINE_string("out", "", "Folder of the exported versions.", module_name=__name__)
-flags.DEFINE_list("formats", ["saved_model"], f"What to write, of {', '.join(FORMATS)}.", module_name=__name__)
-flags.DEFINE_integer("images", 16, "How many test images to compare on.", lower_bound=1, module_name=__name__)
-flags.DEFINE_bool("dry_run", False, "Check the flags, write nothing.", module_name=__name__)
+flags.DEFINE_list("formats", ["saved_model"], "What to write; see above.", module_name=__name__)
+flags.DEFINE_bool(
+    "moment_embedder", False, "Export moments.keras, which searches with all moments.", module_name=__name__
+)
+flags.DEFINE_string("data_dir", "", "Where the run's data set lies, if it has moved.", module_name=__name__)
+flags.DEFINE_integer(
+    "images", 2000, "Test images, as whole classes, to compare on; 0: all.", lower_bound=0, module_name=__name__
+)
+flags.DEFINE_integer(
+    "representative_images",
+    500,
+    "Training images on which the ranges of litert_int8 are measured.",
+    lower_bound=1,
+    module_name=__name__,
+)
+flags.DEFINE_integer(
+    "max_pixels",
+    100_000_000,
+    "The SavedModel refuses images that promise more pixels, before it decodes them.",
+    lower_bound=1,
+    module_name=__name__,
+)
+flags.DEFINE_float(
+    "min_cosine", None, "Smallest cosine to the Keras embedder, in place of each format's own.", module_name=__name__
+)
+flags.DEFINE_float(
+    "max_recall_drop",
+    None,
+    "Largest loss of Recall@1, as a fraction (0.01), in place of each format's own.",
+    module_name=__name__,
+)
+flags.DEFINE_bool("dry_run", False, "Check the flags and the run, write nothing.", module_name=__name__)
 
 
 def export() -> None:
     """Export as the flags say."""
     values = flags.FLAGS
-    for name in ("run_dir", "out"):
+    for name in ("out",) if values.gallery else ("run_dir", "out"):
         if not values[name].value:
             raise UserError(f"--{name} is missing")
-    for chosen in values.formats:
-        if chosen not in FORMATS:
-            raise UserError(f"--formats={chosen}: must be of {', '.join(FORMATS)}")
-    from tfdml.export import compare, export_saved_model
-    from tfdml.export.loading import encoded_image, load_embedder
-    from tfdml.training import RunFolder, trainer
+    from tfdml.export.exporter import ExportOptions
+    from tfdml.export.run_export import export_run, load_run
 
-    embedder = load_embedder(values.run_dir)
-    experiment = RunFolder(values.run_dir).load_experiment()
-    if values.dry_run:
-        print(f"would export {embedder.name} of {values.run_dir} to {values.out} as {', '.join(values.formats)}")
+    options = ExportOptions(
+        formats=values.formats,
+        images=values.images,
+        representative_images=values.representative_images,
+        max_pixels=values.max_pixels,
+        min_cosine=values.min_cosine,
+        max_recall_drop=values.max_recall_drop,
+    )
+    if values.gallery:
+        export_gallery.export_gallery(options, lambda line: print(line, flush=True))
         return
-    test = trainer.load_splits(experiment).test
-    chosen_images = range(0, len(test), max(1, len(test) // values.images))[: values.images]
-    encoded = [encoded_image(test.images, index) for index in chosen_images]
-
-    def accept(version) -> None:
-        difference = compare(embedder, version, encoded)
-        print(f"largest difference from the Keras embedder on {len(encoded)} test images: {difference:.1e}")
-        if not difference <= _TOLERANCE:
-            raise UserError(f"the export differs from the embedder by {difference:.1e} > {_TOLERANCE}: not kept")
-
-    version = export_saved_model(embedder, values.out, accept=accept)
-    print(f"SavedModel: {version}")
+    if values.dry_run:
+        embedder, _ = load_run(values.run_dir, values.moment_embedder, values.data_dir)
+        formats = ", ".join(options.formats)
+        print(f"would export {embedder.name} of {values.run_dir} to {values.out} as {formats}")
+        return
+    version = export_run(
+        values.run_dir,
+        values.out,
+        options,
+        values.moment_embedder,
+        values.data_dir,
+        lambda line: print(line, flush=True),
+    )
+    print(f"version: {version}")
+    if "saved_model" not in options.formats:
+        print(f"It holds no SavedModel: do not let TF Serving watch {values.out}.")
 
 
 def main() -> None:

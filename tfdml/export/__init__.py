@@ -1,5 +1,19 @@
-"""Embedders that leave training: SavedModel for TensorFlow and TF Serving."""
+"""Embedders that leave training: SavedModel, LiteRT and ONNX, each compared with the embedder before it is shipped."""
 
-from tfdml.export.saved_model import compare, export_saved_model
+from tfdml.export.exporter import FORMATS, ExportOptions, export_model
+from tfdml.export.litert import convert_litert
+from tfdml.export.onnx_format import convert_onnx
+from tfdml.export.run_export import export_run
+from tfdml.export.saved_model import compare, export_saved_model, write_saved_model
 
-__all__ = ["compare", "export_saved_model"]
+__all__ = [
+    "FORMATS",
+    "ExportOptions",
+    "compare",
+    "convert_litert",
+    "convert_onnx",
+    "export_model",
+    "export_run",
+    "export_saved_model",
+    "write_saved_model",
+]

@@ -2,45 +2,46 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from tfdml.data.decoding import decode_image
-from tfdml.data.transforms import EvaluationTransform
-from tfdml.errors import UserError
-from tfdml.models import Embedder
+from tfdml.data.evaluation_view import EvaluationTransform
+from tfdml.data.pixel_limit import MAX_PIXELS
+from tfdml.export.network import frozen_module
+from tfdml.export.quiet import quiet
+from tfdml.export.versions import new_version
+from tfdml.export.views import ViewMaker, image_of_example
+from tfdml.models import Embedder, MomentEmbedder
+
+SIGNATURES = ("serving_default", "embed_images", "embed_example", "embed_each")
 
 
-def evaluation_transform(embedder: Embedder) -> EvaluationTransform:
+def evaluation_transform(embedder: Embedder | MomentEmbedder) -> EvaluationTransform:
     """The view in which an embedder is evaluated and served."""
     return EvaluationTransform(resize=embedder.resize, crop=embedder.image_size, mode=embedder.resize_mode)
 
 
 def export_saved_model(
-    embedder: Embedder, folder: str | os.PathLike, accept: Callable[[Path], None] | None = None
+    embedder: Embedder | MomentEmbedder,
+    folder: str | os.PathLike,
+    accept: Callable[[Path], None] | None = None,
+    max_pixels: int = MAX_PIXELS,
 ) -> Path:
-    """Write the next version of a servable SavedModel, whole or not at all.
+    """Write the next version of a servable SavedModel, whole or not at all, and nothing besides.
 
-    `folder/<n>/` gets two signatures, whose output is `embedding` (B, d) float32 of length 1:
-
-    - `serving_default`: `image_bytes` (B,) strings, JPEG, PNG, GIF, BMP or WebP;
-    - `embed_images`: `images` (B, H, W, 3) uint8 of any size.
-
-    Decoding, resizing and cropping happen inside, by the functions that evaluation uses. The SavedModel needs
-    TensorFlow only, neither Keras nor tfdml.
+    `tfdml.export.export_model` writes other formats too, compares each with the embedder, and adds a model card.
 
     Args:
-        embedder: A built `Embedder`.
+        embedder: A built `Embedder` or `MomentEmbedder`.
         folder: Where versions lie, as TF Serving's `base_path`; earlier versions stay.
         accept: Called with the path of the finished SavedModel before it gets its number; what it raises refuses it.
+        max_pixels: See `write_saved_model`.
 
     Returns:
         The path of the new version.
@@ -53,67 +54,77 @@ def export_saved_model(
         >>> served = tf.saved_model.load(path)
         >>> served.signatures["serving_default"](image_bytes=tf.constant([jpeg]))["embedding"]
     """
-    folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out={folder} cannot be made: {error.strerror}") from error
-    transform = evaluation_transform(embedder)
-    size = embedder.image_size
+    with new_version(folder) as version:
+        write_saved_model(embedder, version.folder, max_pixels)
+        if accept is not None:
+            accept(version.folder)
+    assert version.path is not None
+    return version.path
 
-    def embed(views):
+
+def write_saved_model(
+    embedder: Embedder | MomentEmbedder, folder: str | os.PathLike, max_pixels: int = MAX_PIXELS
+) -> None:
+    """Write a SavedModel with these signatures; each takes a batch of any size, none included.
+
+    - `serving_default`: `image_bytes` (B,) strings, JPEG, PNG, GIF, BMP or WebP -> `embedding` (B, d) float32 of
+      length 1;
+    - `embed_images`: `images` (B, H, W, 3) uint8 of any size -> `embedding`;
+    - `embed_example`: `examples` (B,) serialised tf.Examples with the feature `image/encoded` -> `embedding`;
+    - `embed_each`: `image_bytes` -> `embedding`, and `error` (B,) strings: what is wrong with an image, whose row is
+      then zero, or empty. For a server that puts the images of several clients into one batch.
+
+    The first three fail on the first image that cannot be decoded, and name it. Decoding, resizing and cropping happen
+    inside, by the functions that evaluation uses. The SavedModel needs TensorFlow only, neither Keras nor tfdml.
+
+    Args:
+        embedder: A built `Embedder` or `MomentEmbedder`.
+        folder: Where to write; an empty folder or none.
+        max_pixels: Images whose header promises more pixels are refused before they are decoded.
+    """
+    size = embedder.image_size
+    views = ViewMaker(evaluation_transform(embedder), max_pixels)
+
+    # Constants, which TensorFlow can fold into one another, run a third faster than variables; and the signatures share
+    # them.
+    network = frozen_module(embedder, size)
+
+    @tf.function(input_signature=[tf.TensorSpec((None, size, size, 3), tf.uint8)], autograph=False)
+    def embed(images: tf.Tensor) -> tf.Tensor:
         # TensorFlow's fused kernels fail on an empty batch; its answer is an empty one.
         none = tf.zeros((0, embedder.embedding_dim))
-        return {"embedding": tf.cond(tf.shape(views)[0] > 0, lambda: embedder(views, training=False), lambda: none)}
+        return tf.cond(tf.shape(images)[0] > 0, lambda: network.embed(images)["embedding"], lambda: none)
 
-    def embed_images(images):
-        return embed(transform(images))
+    def embed_bytes(image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"embedding": embed(views.all_or_error(image_bytes, "image_bytes"))}
 
-    def embed_bytes(image_bytes):
-        views = tf.map_fn(
-            lambda encoded: transform(decode_image(encoded)),
-            image_bytes,
-            fn_output_signature=tf.TensorSpec((size, size, 3), tf.uint8),
-        )
-        return embed(views)
+    def embed_images(images: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"embedding": embed(views.of_images(images, "images"))}
 
-    archive = keras.export.ExportArchive()
-    archive.track(embedder)
-    archive.add_endpoint("serving_default", embed_bytes, [tf.TensorSpec((None,), tf.string, name="image_bytes")])
-    images_spec = tf.TensorSpec((None, None, None, 3), tf.uint8, name="images")
-    archive.add_endpoint("embed_images", embed_images, [images_spec])
+    def embed_example(examples: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"embedding": embed(views.all_or_error(examples, "examples", image_of_example))}
 
-    temporary = folder / f".partial-{os.getpid()}"
-    try:
-        with _quiet():
-            archive.write_out(str(temporary), verbose=False)
-        if accept is not None:
-            accept(temporary)
-        version = folder / str(_next_version(folder))
-        os.rename(temporary, version)
-    except OSError as error:
-        raise UserError(f"--out={folder} cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return version
+    def embed_each(image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
+        images, errors = views.each(image_bytes)
+        return {"embedding": tf.where((errors == "")[:, None], embed(images), 0.0), "error": errors}
+
+    text = tf.TensorSpec((None,), tf.string)
+    endpoints = {
+        "serving_default": (embed_bytes, text),
+        "embed_images": (embed_images, tf.TensorSpec((None, None, None, 3), tf.uint8)),
+        "embed_example": (embed_example, text),
+        "embed_each": (embed_each, text),
+    }
+    module = tf.Module()
+    module.endpoints = {
+        name: tf.function(function, input_signature=[spec], autograph=False)
+        for name, (function, spec) in endpoints.items()
+    }
+    with quiet():
+        tf.saved_model.save(module, str(folder), signatures=dict(module.endpoints))
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what TensorFlow logs of every save; what fails is raised."""
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-
-
-def _next_version(folder: Path) -> int:
-    return 1 + max((int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()), default=0)
-
-
-def compare(embedder: Embedder, saved_model: str | os.PathLike, encoded: list[bytes]) -> float:
+def compare(embedder: Embedder | MomentEmbedder, saved_model: str | os.PathLike, encoded: list[bytes]) -> float:
     """The largest difference between an embedder's vectors and a SavedModel's, on the same encoded images.
 
     Args:

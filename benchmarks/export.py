@@ -1,0 +1,185 @@
+"""Latency, throughput, size and Recall@1 of an exported version, beside the Keras embedder that it was made of.
+
+    bin/export --run_dir=runs/cars --out=models/cars --formats=all
+    python -m benchmarks.export --run_dir=runs/cars --model=models/cars/1
+    python -m benchmarks.export --run_dir=runs/cars --model=models/cars/1 --images=200 --rounds=3      a quick try
+
+Two tables. From encoded images: the SavedModel's `serving_default`, and Keras as one would call it by hand, the same
+view made in a `tf.function`, then `predict_on_batch`. From views (uint8, after resizing and the crop), where decoding
+costs nothing: `predict_on_batch`, LiteRT in each precision, ONNX. All contenders take turns, for some rounds, in one
+process; a figure is the median of the rounds. LiteRT and ONNX use as many threads as there are cores, as TensorFlow
+does. Recall@1 is that of all test images (or of --images, as whole classes), each contender embedding them itself.
+"""
+
+import argparse
+import os
+import pathlib
+import statistics
+import time
+
+BATCH = 32
+
+
+def interpreter(path):
+    """The function of a .tflite file from views to embeddings."""
+    try:
+        from ai_edge_litert.interpreter import Interpreter
+    except ImportError:
+        import tensorflow as tf
+
+        Interpreter = tf.lite.Interpreter
+    # One for each batch size, so that none is resized while the clock runs.
+    runners = {}
+
+    def embed(views):
+        if len(views) not in runners:
+            runners[len(views)] = Interpreter(model_path=str(path), num_threads=os.cpu_count()).get_signature_runner()
+        return runners[len(views)](images=views)["embedding"]
+
+    return embed
+
+
+def onnx_session(path):
+    """The function of an ONNX file from views to embeddings."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return lambda views: session.run(["embedding"], {"images": views})[0]
+
+
+def keras_from_bytes(embedder):
+    """Keras from encoded images, as one would write it."""
+    import tensorflow as tf
+
+    from tfdml.data import decode_image
+    from tfdml.export.saved_model import evaluation_transform
+
+    transform = evaluation_transform(embedder)
+    spec = tf.TensorSpec((transform.crop, transform.crop, 3), tf.uint8)
+
+    @tf.function(input_signature=[tf.TensorSpec((None,), tf.string)])
+    def views(image_bytes):
+        return tf.map_fn(lambda text: transform(decode_image(text)), image_bytes, fn_output_signature=spec)
+
+    return lambda images: embedder.predict_on_batch(views(tf.constant(images)))
+
+
+def saved_model(path):
+    """The SavedModel from encoded images."""
+    import tensorflow as tf
+
+    loaded = tf.saved_model.load(str(path))
+    serve = loaded.signatures["serving_default"]
+    return lambda images, loaded=loaded: serve(image_bytes=tf.constant(images))["embedding"].numpy()
+
+
+def contenders(embedder, version):
+    """By table, then by name: the function, and the bytes of what is shipped."""
+    graph = [version / "saved_model.pb", *(version / "variables").glob("*")]
+    from_bytes = {"Keras, by hand": (keras_from_bytes(embedder), None)}
+    if graph[0].is_file():
+        from_bytes["SavedModel"] = (saved_model(version), sum(part.stat().st_size for part in graph))
+    from_views = {"Keras predict": (lambda views: embedder.predict_on_batch(views), None)}
+    for precision in ("float32", "float16", "dynamic_range", "int8"):
+        path = version / "litert" / f"{precision}.tflite"
+        if path.is_file():
+            from_views[f"LiteRT {precision}"] = (interpreter(path), path.stat().st_size)
+    path = version / "onnx" / "model.onnx"
+    if path.is_file():
+        from_views["ONNX"] = (onnx_session(path), path.stat().st_size)
+    return {"encoded images": from_bytes, "views": from_views}
+
+
+def seconds(function, images, batch_size, calls):
+    """Seconds of a call with a batch, the mean of some."""
+    started = time.perf_counter()
+    for call in range(calls):
+        first = call * batch_size % (len(images) - batch_size + 1)
+        function(images[first : first + batch_size])
+    return (time.perf_counter() - started) / calls
+
+
+def measure(runners, images, rounds, calls):
+    """Milliseconds of batch 1 and images per second of batch 32, the median of rounds in turns, by name."""
+    times = {name: {1: [], BATCH: []} for name in runners}
+    for number in range(rounds + 1):
+        for batch_size in (1, BATCH):
+            for name, (function, _) in runners.items():
+                took = seconds(function, images, batch_size, calls if batch_size == 1 else max(1, calls // 5))
+                # The first round compiles and warms up.
+                if number:
+                    times[name][batch_size].append(took)
+    return {
+        name: (1e3 * statistics.median(found[1]), BATCH / statistics.median(found[BATCH]))
+        for name, found in times.items()
+    }
+
+
+def embed_all(function, images):
+    """The embeddings of all images, in batches of one size."""
+    import numpy as np
+
+    parts = []
+    for first in range(0, len(images), BATCH):
+        batch = images[first : first + BATCH]
+        missing = BATCH - len(batch)
+        if missing:
+            batch = (
+                [*batch, *[batch[-1]] * missing]
+                if isinstance(batch, list)
+                else np.pad(batch, [(0, missing), (0, 0), (0, 0), (0, 0)], mode="edge")
+            )
+        parts.append(function(batch)[: BATCH - missing])
+    return np.concatenate(parts)
+
+
+def main():
+    """Parse the command line, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run_dir", required=True, help="the run that was exported")
+    parser.add_argument("--model", required=True, type=pathlib.Path, help="the version, e.g. models/cars/1")
+    parser.add_argument("--data_dir", default="", help="where the run's data set lies, if it has moved")
+    parser.add_argument("--images", type=int, default=0, help="test images, as whole classes; 0: all")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--calls", type=int, default=40, help="calls a round and contender with one image")
+    args = parser.parse_args()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import numpy as np
+
+    from tfdml import data
+    from tfdml.evaluation import evaluate_dataset
+    from tfdml.export.exporter import whole_classes
+    from tfdml.export.loading import encoded_image
+    from tfdml.export.run_export import load_run
+    from tfdml.export.saved_model import evaluation_transform
+
+    embedder, experiment = load_run(args.run_dir, data_dir=args.data_dir)
+    test = data.load(experiment.dataset, experiment.data_dir or None, "test", **experiment.data_options())
+    test = whole_classes(test, args.images)
+    batches = data.evaluation_batches(test, evaluation_transform(embedder), BATCH)
+    inputs = {
+        "encoded images": [encoded_image(test.images, row) for row in range(len(test))],
+        "views": np.concatenate([images.numpy() for images, _ in batches]),
+    }
+    float32 = args.model / "litert" / "float32.tflite"
+    whole = float32.stat().st_size if float32.is_file() else None
+    for table, runners in contenders(embedder, args.model).items():
+        figures = measure(runners, inputs[table], args.rounds, args.calls)
+        reference = figures[next(iter(runners))]
+        print(f"\nfrom {table}; {os.cpu_count()} cores, {args.rounds} rounds; Recall@1 on {len(test):,} images")
+        head = f"  {'':<22}{'batch 1, ms':>12}{'':>8}{'batch 32, /s':>14}{'':>8}"
+        print(f"{head}{'MB':>9}{'of float32':>12}{'Recall@1':>10}")
+        for name, (function, size) in runners.items():
+            recall = evaluate_dataset(embed_all(function, inputs[table]), test, ks=(1,), metrics=("recall",))[
+                "recall@1"
+            ]
+            latency, rate = figures[name]
+            ratios = f"{latency / reference[0]:>7.2f}x", f"{rate / reference[1]:>7.2f}x"
+            text = f"  {name:<22}{latency:>12.2f}{ratios[0]}{rate:>14,.0f}{ratios[1]}"
+            text += f"{size / 1e6:>9.2f}" if size else f"{'':>9}"
+            text += f"{size / whole:>12.0%}" if size and whole else f"{'':>12}"
+            print(f"{text}{100 * recall:>9.1f} %", flush=True)
+
+
+if __name__ == "__main__":
+    main()

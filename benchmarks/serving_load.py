@@ -1,0 +1,296 @@
+"""A server under mixed good and bad requests of several clients: what came back, compared with the offline embedder.
+
+    python -m benchmarks.serving_load --model=models/cars --images=photos --offline=runs/cars
+    python -m benchmarks.serving_load --model=models/cars --images=photos --retriever=models/cars_retriever
+    python -m benchmarks.serving_load --model=models/cars --images=photos --url=grpc://host:8500/embedder
+
+Without --url the models are served in this process by the double of the tests, over gRPC and over REST: the requests,
+the SavedModels and the graph's answers are real; the server between them is not TF Serving, and takes its time from the
+same cores. Each client sends one request after another: good batches, batches with bad images in them, and whole
+requests that are bad. An answer is wrong where a good image has an error or another vector than offline (1e-5), a bad
+one has no error, or a search finds other items than a search by hand. The exit status is 1 where one is.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import importlib.util
+import io
+import os
+import pathlib
+import random
+import struct
+import sys
+import threading
+import time
+import zlib
+
+import numpy as np
+
+TOLERANCE = 1e-5
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def client_module():
+    """`export/client.py`, which is no part of the package."""
+    spec = importlib.util.spec_from_file_location("tfdml_client", ROOT / "export" / "client.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def bomb(side=30_000):
+    """A PNG of a few hundred bytes that promises side x side pixels."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+
+
+def bad_images(jpeg):
+    """Images that cannot be embedded, by name."""
+    return {
+        "no bytes": b"",
+        "text": b"hello, world",
+        "truncated JPEG": jpeg[: len(jpeg) // 2],
+        "cut in the header": jpeg[:30],
+        "30,000 x 30,000 bomb": bomb(),
+    }
+
+
+def odd_images():
+    """Images that are unusual but good: a single pixel, and GIF."""
+    from PIL import Image
+
+    made = []
+    for form, image in (("PNG", Image.new("RGB", (1, 1), "red")), ("GIF", Image.radial_gradient("L"))):
+        buffer = io.BytesIO()
+        image.save(buffer, form)
+        made.append(buffer.getvalue())
+    return made
+
+
+@dataclasses.dataclass
+class Tally:
+    """What came back, counted: requests, good and bad items, and answers that are wrong."""
+
+    requests: int = 0
+    good: int = 0
+    bad: int = 0
+    wrong: int = 0
+    refused: int = 0
+    notes: list = dataclasses.field(default_factory=list)
+    seconds: list = dataclasses.field(default_factory=list)
+    elapsed: float = 0.0
+
+    def add(self, other):
+        """Add another client's."""
+        for field in ("requests", "good", "bad", "wrong", "refused", "notes", "seconds"):
+            setattr(self, field, getattr(self, field) + getattr(other, field))
+
+    def row(self, name):
+        """A line of the table."""
+        middle, slow = np.percentile(1e3 * np.array(self.seconds), [50, 95])
+        return (
+            f"{name:<28}{self.requests:>10,}{self.good:>9,}{self.bad:>9,}{self.refused:>9,}{self.wrong:>7,}"
+            f"{middle:>10.1f}{slow:>10.1f}{self.good / self.elapsed:>10.0f}"
+        )
+
+
+HEADER = f"{'':<28}{'requests':>10}{'good':>9}{'bad':>9}{'refused':>9}{'wrong':>7}"
+HEADER += f"{'p50, ms':>10}{'p95, ms':>10}{'images/s':>10}"
+
+
+class Load:
+    """The requests and what they should bring.
+
+    Args:
+        client: The module of `client_module`.
+        images: Good images.
+        embeddings: (N, d), what the offline embedder makes of them.
+        gallery: (M, d) embeddings of the retriever's gallery and their ids; None where none is served.
+    """
+
+    def __init__(self, client, images, embeddings, gallery=None):
+        self.client = client
+        self.images = images
+        self.embeddings = embeddings
+        self.gallery = gallery
+        self.bad = list(bad_images(images[0]).values())
+
+    def run(self, urls, clients, requests, seed=0, each=True):
+        """Let clients send requests at once.
+
+        Args:
+            urls: The address of the embedder and, where there is a gallery, of the retriever.
+            clients: How many threads.
+            requests: How many requests each sends.
+            seed: Of the order of requests.
+            each: See `Client`.
+        """
+        total, lock, failures = Tally(), threading.Lock(), []
+
+        def work(number):
+            tally, rng = Tally(), random.Random(seed + number)
+            try:
+                with contextlib.ExitStack() as stack:
+                    opened = [stack.enter_context(self.client.Client(url, each=each)) for url in urls]
+                    for _ in range(requests):
+                        started = time.perf_counter()
+                        self._one(opened, rng, tally)
+                        tally.seconds.append(time.perf_counter() - started)
+                        tally.requests += 1
+            except BaseException as error:
+                failures.append(error)
+                raise
+            finally:
+                with lock:
+                    total.add(tally)
+
+        started = time.perf_counter()
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(clients)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        total.elapsed = time.perf_counter() - started
+        if failures:
+            raise failures[0]
+        return total
+
+    def _one(self, opened, rng, tally):
+        rows = [rng.randrange(len(self.images)) for _ in range(rng.randint(1, 6))]
+        kind = rng.choice(["good", "good", "mixed", "mixed", "bad request", "search"])
+        if kind == "bad request":
+            self._bad_request(opened, rng, tally)
+        elif kind == "search" and self.gallery is not None:
+            self._search(opened[1], rows, rng, tally)
+        else:
+            batch = [(self.images[row], row) for row in rows]
+            if kind == "mixed":
+                for _ in range(rng.randint(1, 3)):
+                    batch.insert(rng.randint(0, len(batch)), (rng.choice(self.bad), None))
+            answers = opened[0].embed([image for image, _ in batch])
+            for (_, row), answer in zip(batch, answers, strict=True):
+                expected = None if row is None else self.embeddings[row]
+                self._judge(expected, answer.values and answer.values["embedding"], answer.error, tally)
+
+    def _judge(self, expected, found, error, tally):
+        if expected is None:
+            tally.bad += 1
+            right = bool(error) and found is None
+        else:
+            tally.good += 1
+            right = not error and np.abs(np.array(found) - expected).max() <= TOLERANCE
+        if not right:
+            tally.wrong += 1
+            tally.notes.append(f"wanted {'an error' if expected is None else 'a vector'}, got {error or found}")
+
+    def _search(self, client, rows, rng, tally):
+        vectors, ids = self.gallery
+        k = rng.choice([1, 3, len(ids) + 5])
+        answers = client.search([self.images[row] for row in rows], k)
+        for row, answer in zip(rows, answers, strict=True):
+            tally.good += 1
+            values = answer.values
+            distances = np.linalg.norm(vectors.astype(np.float64) - self.embeddings[row], axis=1)
+            own = values and np.array([distances[ids.index(name)] for name in values["ids"]])
+            # Items that are equally near but for rounding may change places.
+            nearest = np.sort(distances)[:k]
+            if values is None or len(own) != len(nearest) or np.abs(own - nearest).max() > 1e-4:
+                tally.wrong += 1
+                tally.notes.append(f"search for {row}: {answer.error or values['ids']}")
+
+    def _bad_request(self, opened, rng, tally):
+        """A request that no client would send by itself, past the client's care."""
+        dimensions = self.embeddings.shape[1]
+        nan = [1.0] * (dimensions - 1) + [float("nan")]
+        requests = [
+            (0, "serving_default", {"image_bytes": [[1.0, 2.0]]}),
+            (0, "serving_default", {"pictures": [self.images[0]]}),
+            (0, "no_such_signature", {"image_bytes": [self.images[0]]}),
+            (0, "serving_default", {"image_bytes": [self.images[0], b""]}),
+        ]
+        if self.gallery is not None:
+            requests += [
+                (1, "search_embedding", {"embedding": [[1.0] * dimensions, nan], "k": [2, 2]}),
+                (1, "search_embedding", {"embedding": [[1.0] * (dimensions - 1)], "k": [2]}),
+                (1, "search_embedding", {"embedding": [[1.0] * dimensions], "k": [0]}),
+                (1, "search_bytes", {"image_bytes": [self.images[0], b"no"], "k": [2, 2]}),
+            ]
+        which, signature, inputs = rng.choice(requests)
+        tally.bad += 1
+        try:
+            opened[which]._transport.predict(signature, inputs, 60.0)
+        except self.client._Refused as refused:
+            if str(refused):
+                tally.refused += 1
+                return
+        tally.wrong += 1
+        tally.notes.append(f"{signature} of {list(inputs)} was not refused in words")
+
+
+def offline_embeddings(path, images):
+    """What a model gives in this process, through the pipeline that evaluation uses."""
+    from tfdml.data import EncodedImages, ImageDataset
+    from tfdml.export.loading import load_source
+
+    names = tuple(f"image {row}" for row in range(len(images)))
+    dataset = ImageDataset("load", "test", EncodedImages(tuple(images), names), np.zeros(len(images)), {0: "0"})
+    return load_source(path).embed(dataset, 16)
+
+
+def main():
+    """Parse the command line, serve, load, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="an exported version, or a folder of them")
+    parser.add_argument("--images", required=True, help="a folder of images, at any depth")
+    parser.add_argument("--offline", default="", help="what embeds offline: a run, a .keras file; by default the model")
+    parser.add_argument("--retriever", default="", help="a retriever with the same embedder")
+    parser.add_argument("--url", nargs="*", default=[], help="of the embedder, then of the retriever")
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--requests", type=int, default=100, help="requests of each client")
+    parser.add_argument("--count", type=int, default=48, help="good images to send, spread over the folder")
+    args = parser.parse_args()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    from tfdml.export.retriever import Retriever
+    from tfdml.export.retriever.loaded import newest_version
+
+    endings = (".jpg", ".jpeg", ".png")
+    paths = sorted(path for path in pathlib.Path(args.images).rglob("*") if path.suffix.lower() in endings)
+    chosen = [paths[row] for row in np.unique(np.linspace(0, len(paths) - 1, args.count).astype(int))]
+    images = [path.read_bytes() for path in chosen] + odd_images()
+    gallery = None
+    models = {"embedder": {1: newest_version(pathlib.Path(args.model))}}
+    if args.retriever:
+        stored = Retriever.load(args.retriever)
+        models["retriever"] = {1: stored.path}
+        gallery = (stored.gallery().embeddings, list(stored.gallery().ids))
+    load = Load(client_module(), images, offline_embeddings(args.offline or args.model, images), gallery)
+    print(HEADER, flush=True)
+    wrong = 0
+    with contextlib.ExitStack() as stack:
+        if args.url:
+            runs = {args.url[0]: args.url}
+        else:
+            from tests.serving_double import serving
+
+            double = stack.enter_context(serving(models))
+            grpc = [f"grpc://127.0.0.1:{double.grpc_port}/{name}" for name in models]
+            rest = [f"http://127.0.0.1:{double.rest_port}/v1/models/{name}" for name in models]
+            runs = {"gRPC, double": grpc, "REST, double": rest}
+        for name, urls in runs.items():
+            for each, how in ((True, ", image by image"), (False, ", halving")):
+                tally = load.run(urls, args.clients, args.requests, each=each)
+                wrong += tally.wrong
+                print(tally.row(name + how), flush=True)
+                for note in tally.notes[:5]:
+                    print(f"  wrong: {note}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

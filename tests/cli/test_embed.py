@@ -1,0 +1,149 @@
+"""bin/embed: what it writes, and going on after a kill."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tests.cli.conftest import ROOT
+from tests.cli.many import run_many
+from tfdml.errors import UserError
+from tfdml.evaluation.embeddings_on_disk import read_embeddings, read_names
+
+GLYPHS = ["--dataset=glyphs", "--dataset_options=images_per_class=4, size=32"]
+
+
+@pytest.fixture(scope="module")
+def embedded(finished_run, command, tmp_path_factory):
+    """The folder of an unbroken pass over both splits in batches of 16."""
+    out = tmp_path_factory.mktemp("embeddings") / "whole"
+    done = command("embed", f"--model={finished_run}", f"--out={out}", "--split=all", "--batch_size=16")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "1,280 embeddings of 16 dimensions" in done.stdout
+    return out
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_what_is_written(embedded, finished_run):
+    stored = read_embeddings(embedded)
+    assert stored.embeddings.shape == (1280, 16)
+    np.testing.assert_allclose(np.linalg.norm(stored.embeddings, axis=1), 1.0, atol=1e-5)
+    assert (stored.roles == "train").sum() == 213 * 4
+    assert (stored.roles == "test").sum() == 107 * 4
+    # Classes of the two splits share no id, and each is in one piece of rows.
+    assert not set(stored.split("train").labels) & set(stored.split("test").labels)
+    assert len(set(read_names(embedded))) == 1280
+    assert stored.manifest["view"] == {"resize": 32, "crop": 28, "mode": "shorter"}
+    assert stored.manifest["model"]["source"] == str(finished_run)
+    assert stored.manifest["dataset"] == {
+        "name": "glyphs",
+        "options": "images_per_class=4, size=32",
+        "split": "all",
+    }
+
+
+@pytest.mark.slow
+def test_killed_and_run_again_gives_the_same_bytes(embedded, finished_run, tmp_path):
+    flags = [f"--model={finished_run}", f"--out={tmp_path / 'x'}", "--split=all", "--batch_size=16"]
+    started = subprocess.Popen(
+        [sys.executable, str(ROOT / "bin" / "embed"), *flags],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    progress = tmp_path / "x" / "progress.json"
+    while not progress.exists() and started.poll() is None:
+        time.sleep(0.01)
+    os.kill(started.pid, signal.SIGSTOP)
+    assert started.poll() is None, started.stdout.read()
+    rows = json.loads(progress.read_text())["rows"]
+    assert 0 < rows < 1280
+    # Stopped, it still has the folder.
+    ((status, _, error),) = run_many("embed", tmp_path, [flags])
+    assert status == 2
+    assert "another process is writing into it" in error
+    os.kill(started.pid, signal.SIGKILL)
+    started.communicate()
+    with pytest.raises(UserError, match="run the same bin/embed again"):
+        read_embeddings(tmp_path / "x")
+    ((status, output, error),) = run_many("embed", tmp_path, [flags])
+    assert status == 0, error
+    assert f"going on after {rows:,} of 1,280 images" in output
+    assert content(tmp_path / "x") == content(embedded)
+
+
+@pytest.mark.slow
+def test_only_the_same_command_goes_on(embedded, finished_run, tmp_path):
+    before = content(embedded)
+    same = [f"--model={finished_run}", f"--out={embedded}", "--batch_size=16"]
+    finished, images, batches, form, planned = run_many(
+        "embed",
+        tmp_path,
+        [
+            [*same, "--split=all"],
+            [*same, "--split=test"],
+            [*same, "--split=all", "--batch_size=8"],
+            [*same, "--split=all", "--format=npz"],
+            [f"--model={finished_run}", "--out=new", "--dry_run"],
+        ],
+    )
+    assert finished[0] == 0
+    assert "finished already" in finished[1]
+    for refused, says in (
+        (images, "images was"),
+        (batches, "batch_size was 16 and is now 8"),
+        (form, "format was npy"),
+    ):
+        assert refused[0] == 2
+        assert says in refused[2]
+    assert planned[0] == 0
+    assert "would write embeddings of 428 images" in planned[1]
+    assert not (tmp_path / "new").exists()
+    assert content(embedded) == before
+
+
+@pytest.mark.slow
+def test_what_is_embedded_measures_as_the_model_does(embedded, finished_run, tmp_path):
+    """From memory-mapped arrays, from an .npz of them, and from the run folder: the same numbers."""
+    stored = read_embeddings(embedded).split("test")
+    np.savez(tmp_path / "x.npz", embeddings=stored.embeddings, labels=stored.labels)
+    places = {"run": finished_run, "folder": embedded, "npz": tmp_path / "x.npz"}
+    lines = [
+        [f"--model={model}", f"--json={name}.json", "--batch_size=16", "--intervals=classes"]
+        for name, model in places.items()
+    ]
+    for status, _, error in run_many("evaluate", tmp_path, lines):
+        assert status == 0, error
+    results = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in places}
+    different = ("model", "dataset")
+    numbers = {name: {k: v for k, v in r.items() if k not in different} for name, r in results.items()}
+    assert numbers["npz"] == numbers["folder"]
+    intervals = {name: one.pop("intervals") for name, one in numbers.items() if "intervals" in one}
+    assert intervals["run"] == intervals["folder"]
+    assert numbers["run"] == numbers["folder"]
+
+
+def test_wrong_input_is_one_clear_line(tmp_path):
+    cases = [
+        (["--out=x"], "--model is missing"),
+        (["--model=x"], "--out is missing"),
+        (["--model=nowhere", "--out=x"], "--dataset is missing"),
+        (["--model=nowhere", "--out=x", *GLYPHS], "there is no embedder at nowhere"),
+        (["--model=grpc://nowhere", "--out=x", *GLYPHS], "write grpc://host:port/name"),
+        (["--model=x", "--out=x", "--split=best"], "--split"),
+    ]
+    answers = run_many("embed", tmp_path, [flags for flags, _ in cases])
+    for (status, _, error), (_, says) in zip(answers, cases, strict=True):
+        assert status == 2
+        assert "Traceback" not in error
+        assert says in next(line for line in error.splitlines() if "error:" in line)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,42 @@
+"""A small embedder, and small data sets with classes that it can tell apart."""
+
+import io
+
+import keras
+import numpy as np
+from PIL import Image
+
+from tfdml import backbones
+from tfdml.data import EncodedImages, ImageDataset
+from tfdml.models import Embedder
+
+
+def small_embedder(seed=0, name="embedder", **options):
+    """A conv4 of 32 px images and 8 dimensions, with random weights and BatchNorm statistics of its own."""
+    keras.utils.set_random_seed(seed)
+    settings = {"embedding_dim": 8, "image_size": 32, "resize": 40, **options}
+    embedder = Embedder(backbones.resolve("conv4", 32, width=8), name=name, **settings)
+    embedder.build((None, 32, 32, 3))
+    return embedder
+
+
+def picture(seed, height=50, width=70, form="JPEG", **options):
+    """The bytes of a smooth random image."""
+    small = np.random.default_rng(seed).integers(0, 255, (6, 6, 3)).astype(np.uint8)
+    image = Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def small_dataset(split, classes=6, per_class=4):
+    """JPEGs of which those of a class look alike: the same picture at several sizes."""
+    data, names, labels = [], [], []
+    first = 100 if split == "test" else 0
+    for label in range(first, first + classes):
+        for number in range(per_class):
+            data.append(picture(label, 40 + 6 * number, 60 - 4 * number))
+            names.append(f"{label}_{number}.jpg")
+            labels.append(label)
+    class_names = {label: str(label) for label in set(labels)}
+    return ImageDataset("small", split, EncodedImages(tuple(data), tuple(names)), np.array(labels), class_names)

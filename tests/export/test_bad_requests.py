@@ -1,0 +1,226 @@
+"""A bad image in a request: an error that names it, or a defined result; never a crash, never another's result."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from tests.export.networks import picture, small_embedder
+from tfdml.export import write_saved_model
+
+LIMIT = 500_000
+
+
+def png_promising(width, height):
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+
+
+def jpeg_promising(width, height):
+    """A JPEG whose frame header states another size than it was made with."""
+    data = bytearray(picture(0))
+    at = data.index(b"\xff\xc0") + 5
+    data[at : at + 4] = struct.pack(">HH", height, width)
+    return bytes(data)
+
+
+def corrupt_png():
+    """A PNG that is whole but for one byte in the middle of its pixels."""
+    data = bytearray(picture(1, form="PNG"))
+    data[len(data) // 2] ^= 0xFF
+    return bytes(data)
+
+
+def animated_webp():
+    frames = [Image.new("RGB", (20, 20), colour) for colour in ("red", "green")]
+    buffer = io.BytesIO()
+    frames[0].save(buffer, "WEBP", save_all=True, append_images=frames[1:])
+    return buffer.getvalue()
+
+
+BAD = {
+    "no bytes": (b"", "no bytes"),
+    "text": (b"hello, world", "not a JPEG, PNG, GIF, BMP or WebP image"),
+    "bytes that are no text": (b"\xff\xfe\xfd\x00" * 9, "not a JPEG, PNG, GIF, BMP or WebP image"),
+    "a sound": (b"RIFF\x24\0\0\0WAVEfmt ", "no size"),
+    "truncated JPEG": (picture(2)[:600], "damaged"),
+    "JPEG cut in its header": (picture(2)[:60], "damaged"),
+    "truncated PNG": (picture(2, form="PNG")[:300], "damaged"),
+    "corrupt PNG": (corrupt_png(), "damaged"),
+    "truncated GIF": (picture(2, form="GIF")[:900], "damaged"),
+    "truncated WebP": (picture(2, form="WEBP")[:100], "damaged"),
+    "animated WebP": (animated_webp(), "damaged"),
+    "PNG bomb": (png_promising(30_000, 30_000), "30000 x 30000 pixels, more than the limit of 500000"),
+    "JPEG bomb": (jpeg_promising(30_000, 30_000), "30000 x 30000 pixels, more than the limit of 500000"),
+    "PNG without size": (png_promising(0, 10), "no size"),
+    "line of pixels": (picture(3, 1, 5000, "PNG"), "5000 x 1 pixels, so narrow"),
+}
+
+
+@pytest.fixture(scope="module")
+def version(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "1"
+    write_saved_model(small_embedder(), path, max_pixels=LIMIT)
+    return path
+
+
+@pytest.fixture(scope="module")
+def served(version):
+    return tf.saved_model.load(str(version))
+
+
+def embed(served, images, signature="serving_default"):
+    name = "examples" if signature == "embed_example" else "image_bytes"
+    return served.signatures[signature](**{name: tf.constant(images, tf.string)})
+
+
+def example(image, feature="image/encoded"):
+    value = tf.train.Feature(bytes_list=tf.train.BytesList(value=[image]))
+    return tf.train.Example(features=tf.train.Features(feature={feature: value})).SerializeToString()
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_the_bad_image_of_a_batch_is_named(name, served):
+    bad, says = BAD[name]
+    good = [picture(seed) for seed in range(3)]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"image_bytes\[2\] of 4: ") as raised:
+        embed(served, [*good[:2], bad, good[2]])
+    assert says in str(raised.value)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"examples\[1\] of 2: ") as raised:
+        embed(served, [example(good[0]), example(bad)], "embed_example")
+    assert says in str(raised.value)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_image_alone_is_an_error(name, served):
+    bad, says = BAD[name]
+    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+        embed(served, [bad])
+    # What only decoding finds is told in the decoder's words.
+    assert says == "damaged" or f"image_bytes[0] of 1: {says}" in str(raised.value) or "no size" in says
+
+
+def test_the_server_goes_on_after_every_bad_image(served):
+    good = [picture(seed) for seed in range(3)]
+    before = embed(served, good)["embedding"].numpy()
+    for bad, _ in BAD.values():
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            embed(served, [good[0], bad])
+    np.testing.assert_array_equal(embed(served, good)["embedding"], before)
+
+
+def test_each_image_of_a_mixed_batch_gets_its_own_result_or_error(served):
+    good = {position: picture(position) for position in (0, 3, 7)}
+    bad = dict(zip((position for position in range(20) if position not in good), BAD.values(), strict=False))
+    images = [good[position] if position in good else bad[position][0] for position in range(len(good) + len(bad))]
+    answer = embed(served, images, "embed_each")
+    alone = {position: embed(served, [image])["embedding"][0] for position, image in good.items()}
+    for position, (vector, error) in enumerate(zip(answer["embedding"], answer["error"].numpy(), strict=True)):
+        if position in good:
+            assert error == b""
+            np.testing.assert_allclose(vector, alone[position], atol=1e-6)
+        else:
+            assert bad[position][1] in error.decode()
+            np.testing.assert_array_equal(vector, np.zeros(8))
+
+
+def test_images_keep_their_places_and_do_not_touch_one_another(served):
+    images = [picture(seed, 20 + 3 * seed, 90 - 4 * seed, form) for seed, form in enumerate(["JPEG", "PNG"] * 8)]
+    together = embed(served, images)["embedding"].numpy()
+    alone = np.stack([embed(served, [image])["embedding"][0] for image in images])
+    np.testing.assert_allclose(together, alone, atol=1e-6)
+    np.testing.assert_allclose(embed(served, images[::-1])["embedding"][::-1], together, atol=1e-6)
+    examples = embed(served, [example(image) for image in images], "embed_example")["embedding"]
+    np.testing.assert_allclose(examples, together, atol=1e-6)
+    assert len(np.unique(together.round(4), axis=0)) == len(images)
+
+
+@pytest.mark.parametrize("signature", ["serving_default", "embed_example", "embed_each"])
+def test_an_empty_batch_gives_no_vector(signature, served):
+    answer = embed(served, [], signature)
+    assert answer["embedding"].shape == (0, 8)
+    assert signature != "embed_each" or answer["error"].shape == (0,)
+    images = tf.zeros((0, 50, 60, 3), tf.uint8)
+    assert served.signatures["embed_images"](images=images)["embedding"].shape == (0, 8)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "GIF", "BMP", "WEBP"])
+def test_an_image_of_one_pixel_has_a_vector_of_length_1(form, served):
+    vector = embed(served, [picture(5, 1, 1, form)])["embedding"]
+    np.testing.assert_allclose(np.linalg.norm(vector), 1.0, atol=1e-5)
+
+
+def test_of_an_animated_gif_the_first_frame_counts(served):
+    frames = [Image.fromarray(np.full((40, 40, 3), value, np.uint8)) for value in (30, 220)]
+    still, moving = io.BytesIO(), io.BytesIO()
+    frames[0].save(still, "GIF")
+    frames[0].save(moving, "GIF", save_all=True, append_images=frames[1:])
+    vectors = embed(served, [still.getvalue(), moving.getvalue()])["embedding"]
+    np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-6)
+
+
+def test_an_animated_gif_of_too_many_pixels_in_all_is_refused(served):
+    noise = [Image.effect_noise((300, 300), 80) for _ in range(8)]
+    buffer = io.BytesIO()
+    noise[0].save(buffer, "GIF", save_all=True, append_images=noise[1:])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="2400 x 300 pixels, more than the limit"):
+        embed(served, [buffer.getvalue()])
+
+
+@pytest.mark.parametrize("message", [b"\xff\xff\xff not a proto", b"\x0a\x05abc"])
+def test_what_is_no_example_is_named(message, served):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"examples\[1\] of 2: "):
+        embed(served, [example(picture(0)), message], "embed_example")
+
+
+def test_an_example_without_an_image_has_no_bytes(served):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"examples\[0\] of 1: no bytes"):
+        embed(served, [example(picture(0), "picture")], "embed_example")
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 5, 3), (1, 5, 0, 3), (1, 1, 5000, 3), (1, 1000, 1000, 3)])
+def test_decoded_images_of_no_or_too_many_pixels_are_refused(shape, served):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="images: "):
+        served.signatures["embed_images"](images=tf.zeros(shape, tf.uint8))
+
+
+@pytest.mark.parametrize(
+    ("signature", "wrong"),
+    [
+        ("serving_default", {"image_bytes": np.zeros((2,), np.float32)}),
+        ("serving_default", {"image_bytes": np.array([[b"a"], [b"b"]])}),
+        ("serving_default", {"image_bytes": np.array(b"a")}),
+        ("embed_images", {"images": np.zeros((1, 40, 40, 3), np.float32)}),
+        ("embed_images", {"images": np.zeros((40, 40, 3), np.uint8)}),
+        ("embed_images", {"images": np.zeros((1, 40, 40, 1), np.uint8)}),
+        ("embed_images", {"pictures": np.zeros((1, 40, 40, 3), np.uint8)}),
+    ],
+)
+def test_a_wrong_type_or_rank_is_an_error(signature, wrong, served):
+    name = next(iter(wrong))
+    with pytest.raises((TypeError, ValueError, tf.errors.InvalidArgumentError), match=r"(?s).+"):
+        served.signatures[signature](**{name: tf.constant(wrong[name])})
+
+
+def test_the_graph_runs_in_a_session_too_as_servers_run_it(served, version):
+    """TF Serving loads a version into a session, where functions are found by other means than in Python."""
+    images = [picture(seed) for seed in range(4)]
+    expected = embed(served, images)["embedding"].numpy()
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        signatures = tf.compat.v1.saved_model.load(session, ["serve"], str(version)).signature_def
+
+        def run(signature, batch):
+            spec = signatures[signature]
+            return session.run(spec.outputs["embedding"].name, {spec.inputs["image_bytes"].name: batch})
+
+        for signature in ("serving_default", "embed_each"):
+            np.testing.assert_allclose(run(signature, images), expected, atol=1e-6)
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"image_bytes\[1\] of 2: no bytes"):
+            run("serving_default", [images[0], b""])

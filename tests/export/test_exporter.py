@@ -1,0 +1,101 @@
+"""A version holds what was asked for, a card that describes it, and requests that warm a server up."""
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.export.networks import small_dataset, small_embedder
+from tfdml.data import EvaluationTransform
+from tfdml.errors import UserError
+from tfdml.export import ExportOptions, export_model
+from tfdml.export.warm_up import FILE, prediction_log
+
+FORMATS = ("saved_model", "litert_float32", "litert_int8")
+
+
+@pytest.fixture(scope="module")
+def embedder():
+    return small_embedder(resize_mode="squash")
+
+
+@pytest.fixture(scope="module")
+def version(embedder, tmp_path_factory):
+    versions = tmp_path_factory.mktemp("models") / "small"
+    (versions / "4").mkdir(parents=True)
+    (versions / "4" / "kept").write_text("as it was")
+    options = ExportOptions(formats=FORMATS, max_pixels=250_000, min_cosine=0.9)
+    about = {"metrics": {"recall@1": 0.5}, "flags": {"epochs": "3"}}
+    return export_model(embedder, versions, small_dataset("test"), small_dataset("train"), options, about)
+
+
+def test_the_version_is_the_next_and_whole(version):
+    assert version.name == "5"
+    assert (version.parent / "4" / "kept").read_text() == "as it was"
+    assert sorted(entry.name for entry in version.parent.iterdir()) == ["4", "5"]
+    files = {entry.relative_to(version).as_posix() for entry in version.rglob("*") if entry.is_file()}
+    expected = {"saved_model.pb", "litert/float32.tflite", "litert/int8.tflite", "model_card.json", FILE.as_posix()}
+    assert expected <= files
+
+
+def test_the_card_describes_what_lies_there(version, embedder):
+    card = json.loads((version / "model_card.json").read_text())
+    assert EvaluationTransform.from_config(card["view"]) == EvaluationTransform(40, 32, "squash")
+    assert card["embedding_dim"] == 8
+    assert card["max_pixels"] == 250_000
+    assert card["metrics"] == {"recall@1": 0.5}
+    assert card["flags"] == {"epochs": "3"}
+    assert card["model"] == {"class": "Embedder", "name": embedder.name, "parameters": embedder.count_params()}
+    assert card["versions"]["tensorflow"] == tf.__version__
+    assert "check both" in card["licence"]
+    assert set(card["artefacts"]) == set(FORMATS)
+    for artefact in card["artefacts"].values():
+        total = 0
+        for name, described in artefact["files"].items():
+            data = (version / name).read_bytes()
+            assert described == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            total += len(data)
+        assert artefact["bytes"] == total
+        measured = artefact["acceptance"]
+        assert measured["images"] == 24
+        assert (
+            artefact["tolerance"]["min_cosine"] == 0.9 <= measured["min_cosine"] <= measured["mean_cosine"] <= 1.00001
+        )
+        assert measured["recall@1_drop"] == pytest.approx(measured["recall@1_keras"] - measured["recall@1"])
+    assert card["artefacts"]["saved_model"]["acceptance"]["max_difference"] < 1e-5
+
+
+def test_warm_up_requests_are_what_servers_read_and_the_model_answers(version):
+    logs = pytest.importorskip("tensorflow_serving.apis.prediction_log_pb2")
+    served = tf.saved_model.load(str(version))
+    seen = []
+    for record in tf.data.TFRecordDataset(str(version / FILE)):
+        log = logs.PredictionLog.FromString(record.numpy())
+        assert log.WhichOneof("log_type") == "predict_log"
+        request = log.predict_log.request
+        signature = request.model_spec.signature_name
+        inputs = {name: tf.constant(tf.make_ndarray(tensor)) for name, tensor in request.inputs.items()}
+        vectors = served.signatures[signature](**inputs)["embedding"].numpy()
+        np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
+        seen.append((signature, len(vectors)))
+    names = ("serving_default", "embed_images", "embed_example", "embed_each")
+    assert sorted(seen) == sorted((name, size) for name in names for size in (1, 8, 32))
+
+
+def test_a_prediction_log_has_the_bytes_that_protocol_buffers_give_it():
+    # PredictionLog{predict_log{request{model_spec{signature_name: "s"} inputs{"x": [b"ab"]}}}}, by the real classes.
+    assert prediction_log("s", x=[b"ab"]).hex() == "321a0a180a031a017312110a0178120c080712041202080142026162"
+    logs = pytest.importorskip("tensorflow_serving.apis.prediction_log_pb2")
+    log = logs.PredictionLog()
+    log.predict_log.request.model_spec.signature_name = "s"
+    long = [b"ab" * 100]
+    log.predict_log.request.inputs["x"].CopyFrom(tf.make_tensor_proto(long))
+    assert prediction_log("s", x=long) == log.SerializeToString(deterministic=True)
+
+
+def test_int8_needs_training_images(embedder, tmp_path):
+    with pytest.raises(UserError, match="training images"):
+        export_model(embedder, tmp_path, small_dataset("test"), options=ExportOptions(formats=["litert_int8"]))
+    assert not list(tmp_path.iterdir())

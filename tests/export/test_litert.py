@@ -1,0 +1,148 @@
+"""LiteRT files: views in, unit vectors out, near the embedder's in every precision."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.export.networks import small_dataset, small_embedder
+from tfdml import backbones
+from tfdml.data import evaluation_batches
+from tfdml.errors import UserError
+from tfdml.export import convert_litert
+from tfdml.export.precision import in_float32
+from tfdml.export.saved_model import evaluation_transform
+from tfdml.models import AttentionEnsemble, Embedder, MomentEmbedder
+
+# How near the cosines of a random network of 8 dimensions come; a trained one's are in the model card of its export.
+NEAREST = {"float32": 1 - 1e-6, "float16": 0.9999, "dynamic_range": 0.995, "int8": 0.99}
+
+
+@pytest.fixture(scope="module")
+def embedder():
+    return small_embedder()
+
+
+@pytest.fixture(scope="module")
+def views(embedder):
+    dataset = small_dataset("train")
+    return np.concatenate([images for images, _ in evaluation_batches(dataset, evaluation_transform(embedder), 8)])
+
+
+def runner(file):
+    interpreter = pytest.importorskip("ai_edge_litert.interpreter").Interpreter
+    made = interpreter(model_content=file)
+    return made, made.get_signature_runner("serving_default")
+
+
+def cosines(ours, theirs):
+    return [float(np.dot(f, g) / np.linalg.norm(f) / np.linalg.norm(g)) for f, g in zip(ours, theirs, strict=True)]
+
+
+@pytest.mark.parametrize("precision", NEAREST)
+def test_vectors_are_of_length_1_and_near_the_embedders(precision, embedder, views):
+    made, run = runner(convert_litert(embedder, precision, views))
+    expected = keras.ops.convert_to_numpy(embedder(views))
+    # Any number of images.
+    for count in (len(views), 1, 3):
+        found = run(images=views[:count])["embedding"]
+        assert found.dtype == np.float32
+        assert min(cosines(expected[:count], found)) >= NEAREST[precision]
+        np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-5)
+    given = made.get_input_details()[0]
+    assert given["dtype"] == np.uint8
+    assert given["shape_signature"].tolist() == [-1, 32, 32, 3]
+    # Pixels go in as they are.
+    assert given["quantization"] in ((0.0, 0), (1.0, 0))
+
+
+def test_files_shrink_with_their_precision(views):
+    wide = Embedder(backbones.resolve("conv4", 32, width=64), embedding_dim=64, image_size=32)
+    wide.build((None, 32, 32, 3))
+    whole, half, dynamic, int8 = (len(convert_litert(wide, precision, views[:4])) for precision in NEAREST)
+    assert 0.5 * whole < half < 0.56 * whole
+    assert 0.25 * whole < dynamic < 0.31 * whole
+    assert 0.25 * whole < int8 < 0.31 * whole
+
+
+def test_the_range_of_pixels_does_not_come_from_the_representative_images(embedder, views):
+    """Dark images must not make 255 mean something else: clients know nothing of the images."""
+    made, run = runner(convert_litert(embedder, "int8", views // 4))
+    assert made.get_input_details()[0]["quantization"] == (1.0, 0)
+    np.testing.assert_allclose(np.linalg.norm(run(images=views)["embedding"], axis=1), 1.0, atol=1e-5)
+
+
+def test_an_ensemble_is_converted(views):
+    inputs = keras.Input((32, 32, 3))
+    x = keras.layers.Conv2D(8, 3, strides=4, padding="same", activation="relu", name="trunk")(inputs)
+    x = keras.layers.Conv2D(8, 3, padding="same", activation="relu", name="attention")(x)
+    backbone = keras.Model(inputs, keras.layers.Conv2D(8, 3, padding="same", name="rest")(x))
+    keras.utils.set_random_seed(0)
+    options = {"heads": 2, "embedding_dim": 8, "image_size": 32, "resize": 40}
+    ensemble = AttentionEnsemble(backbone, cut=("trunk", "attention"), **options)
+    ensemble.build((None, 32, 32, 3))
+    expected = keras.ops.convert_to_numpy(ensemble(views))
+    for precision, nearest in (("float32", 1 - 1e-6), ("int8", 0.98)):
+        found = runner(convert_litert(ensemble, precision, views))[1](images=views)["embedding"]
+        assert min(cosines(expected, found)) >= nearest
+        np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-5)
+
+
+def test_what_cannot_be_converted_says_so(embedder):
+    with pytest.raises(UserError, match="representative images"):
+        convert_litert(embedder, "int8")
+    with pytest.raises(UserError, match="precision must be one of"):
+        convert_litert(embedder, "int4")
+    moments = MomentEmbedder.__new__(MomentEmbedder)
+    with pytest.raises(UserError, match="moments"):
+        convert_litert(moments, "float32")
+
+
+def test_an_embedder_of_mixed_precision_is_exported_in_float32(views):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        half = small_embedder(3)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    whole = in_float32(half)
+    assert whole is not half
+    assert {layer.compute_dtype for layer in whole._flatten_layers()} == {"float32"}
+    for ours, theirs in zip(whole.get_weights(), half.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    found, rounded = (keras.ops.convert_to_numpy(model(views)) for model in (whole, half))
+    assert min(cosines(found, rounded)) > 0.99
+    found_again = runner(convert_litert(whole))[1](images=views)["embedding"]
+    np.testing.assert_allclose(found_again, found, atol=1e-5)
+
+
+def test_an_embedder_in_float32_is_left_as_it_is(embedder):
+    assert in_float32(embedder) is embedder
+
+
+def test_onnx_gives_the_embedders_vectors(embedder, views):
+    for library in ("tf2onnx", "onnx", "onnxruntime"):
+        pytest.importorskip(library)
+    import onnxruntime
+
+    from tfdml.export import convert_onnx
+
+    session = onnxruntime.InferenceSession(convert_onnx(embedder), providers=["CPUExecutionProvider"])
+    for count in (len(views), 1):
+        (found,) = session.run(["embedding"], {"images": views[:count]})
+        np.testing.assert_allclose(found, embedder(views[:count]), atol=1e-5)
+
+
+def test_onnx_without_its_libraries_says_what_to_install(embedder, monkeypatch):
+    from tfdml.export import convert_onnx
+
+    monkeypatch.setitem(__import__("sys").modules, "tf2onnx", None)
+    with pytest.raises(UserError, match=r"tf2onnx.*pip install"):
+        convert_onnx(embedder)
+
+
+def test_a_frozen_network_has_no_variables(embedder, views):
+    from tfdml.export.network import frozen_module
+
+    module = frozen_module(embedder, 32)
+    assert not module.embed.get_concrete_function().graph.variables
+    np.testing.assert_allclose(module.embed(tf.constant(views))["embedding"], embedder(views), atol=1e-5)

@@ -1,0 +1,430 @@
+"""A retriever finds what a search by hand finds, names what is bad, and changes by whole versions."""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow_serving.apis import prediction_log_pb2
+
+from tests.export.networks import picture, small_dataset
+from tfdml.data import EncodedImages
+from tfdml.errors import UserError
+from tfdml.export.retriever import Gallery, GalleryItem, Retriever, endpoints, items_of_dataset, prune
+from tfdml.export.retriever.items import embedded
+from tfdml.export.versions import version_numbers
+
+ALONE = """
+import sys
+# A machine without them: importing a module that is None fails.
+for name in ("keras", "tf_keras", "tfdml", "faiss"):
+    sys.modules[name] = None
+import numpy as np
+import tensorflow as tf
+served = tf.saved_model.load(sys.argv[1])
+images = np.load(sys.argv[2], allow_pickle=True)["images"].tolist()
+vectors = served.signatures["serving_default"](image_bytes=tf.constant(images))["embedding"].numpy()
+by_bytes = served.signatures["search_bytes"](image_bytes=tf.constant(images), k=tf.constant(4))
+by_vector = served.signatures["search_embedding"](embedding=tf.constant(vectors), k=tf.constant(4))
+assert all((by_bytes[key].numpy() == by_vector[key].numpy()).all() for key in ("indices", "ids", "metadata"))
+np.savez(sys.argv[3], vectors=vectors, **{key: value.numpy() for key, value in by_bytes.items() if key != "metadata"})
+"""
+
+
+@pytest.fixture(scope="module")
+def retriever(shop):
+    return Retriever.load(shop.retriever)
+
+
+@pytest.fixture(scope="module")
+def signatures(retriever):
+    return retriever._version.loaded.signatures
+
+
+@pytest.fixture
+def own(shop, tmp_path):
+    """A retriever whose versions the test may change."""
+    shutil.copytree(shop.retriever, tmp_path / "versions")
+    return Retriever.load(tmp_path / "versions")
+
+
+def by_hand(queries, gallery, k):
+    """Rows and Euclidean distances, in float64."""
+    distances = np.linalg.norm(queries[:, None].astype(np.float64) - gallery[None].astype(np.float64), axis=-1)
+    rows = np.argsort(distances, axis=1, kind="stable")[:, :k]
+    return rows, np.take_along_axis(distances, rows, 1)
+
+
+def search(signatures, name, k, **inputs):
+    tensors = {key: tf.constant(value, tf.string if key == "image_bytes" else None) for key, value in inputs.items()}
+    return {key: value.numpy() for key, value in signatures[name](**tensors, k=tf.constant(k, tf.int32)).items()}
+
+
+def test_neighbours_are_those_of_a_search_by_hand(shop, retriever):
+    queries = [picture(seed) for seed in (3, 50, 51)]
+    vectors = retriever.embed(queries)
+    rows, distances = by_hand(vectors, shop.embeddings, 5)
+    found = retriever.search(queries, 5)
+    np.testing.assert_array_equal(found.indices, rows)
+    np.testing.assert_allclose(found.distances, distances, atol=1e-6)
+    np.testing.assert_allclose(found.similarities, (vectors[:, None] * shop.embeddings[rows]).sum(-1), atol=1e-6)
+    assert found.ids.tolist() == [[shop.ids[row] for row in line] for line in rows]
+    assert found.labels.tolist() == (rows // 3).tolist()
+    assert json.loads(found.metadata[0, 0]) == {"class": f"class {rows[0, 0] // 3}", "path": f"{rows[0, 0]}.jpg"}
+
+
+def test_images_of_the_gallery_find_themselves(shop, retriever):
+    found = retriever.search(list(shop.images), 1)
+    assert found.ids[:, 0].tolist() == list(shop.ids)
+    np.testing.assert_allclose(found.distances, 0, atol=1e-6)
+
+
+def test_all_forms_of_a_query_find_the_same(shop, retriever, tmp_path):
+    (tmp_path / "query.png").write_bytes(shop.images[0])
+    pixels = tf.io.decode_image(shop.images[0]).numpy()
+    expected = retriever.search([shop.images[0]], 3)
+    for query in (
+        shop.images[0],
+        tmp_path / "query.png",
+        [str(tmp_path / "query.png")],
+        pixels,
+        pixels[None],
+        retriever.embed(shop.images[0])[0],
+        7 * retriever.embed(shop.images[0]).astype(np.float64),
+    ):
+        found = retriever.search(query, 3)
+        np.testing.assert_array_equal(found.ids, expected.ids)
+        np.testing.assert_allclose(found.distances, expected.distances, atol=1e-6)
+
+
+def test_more_neighbours_than_the_gallery_holds_is_all_of_it(shop, retriever, signatures):
+    assert sorted(retriever.search(shop.images[0], 10_000).ids[0]) == sorted(shop.ids)
+    answer = search(signatures, "search_embedding", 2**31 - 1, embedding=shop.embeddings[:2])
+    assert answer["ids"].shape == (2, 12)
+
+
+def test_a_bad_query_is_named(shop, retriever):
+    vectors = shop.embeddings[:3].copy()
+    vectors[1, 2] = np.nan
+    for query, k, says in (
+        (vectors, 2, r"embedding\[1\] of 3: holds NaN"),
+        (np.zeros((2, 8)), 2, r"embedding\[0\] of 2: has length 0"),
+        (np.ones((2, 7)), 2, r"must be \(images, 8\)"),
+        (np.array(["a"]), 2, "real numbers"),
+        ([shop.images[0], b""], 2, r"image_bytes\[1\] of 2: no bytes"),
+        (["nowhere.jpg"], 2, r"nowhere\.jpg cannot be read"),
+        (np.zeros((5, 5), np.uint8), 2, "must be"),
+        (np.zeros((1, 5, 5, 1), np.uint8), 2, r".+"),
+        (vectors[:1], 0, "k=0"),
+        (vectors[:1], 1.5, r"k=1\.5"),
+    ):
+        with pytest.raises(UserError, match=says) as refused:
+            retriever.search(query, k)
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "k", "says"),
+    [
+        ({"embedding": [[0.0] * 8]}, 2, r"embedding\[0\] of 1: has length 0"),
+        ({"embedding": [[1.0] * 8, [float("inf")] * 8]}, 2, r"embedding\[1\] of 2: holds NaN or infinite"),
+        ({"embedding": [[1.0] * 7]}, 2, r"embedding: must be \(B, 8\); its shape is \[1 7\]"),
+        ({"embedding": [1.0] * 8}, 2, r"embedding: must be|(?s:.+)"),
+        ({"embedding": [[1.0] * 8] * 3}, [2, 0, 1], r"k\[1\] of 3: k is 0, less than 1"),
+        ({"embedding": [[1.0] * 8] * 3}, [2, 1], "k: must be one number, or one for each of 3 queries"),
+        ({"embedding": [[1.0] * 8]}, [[2]], "k: must be one number"),
+        ({"image_bytes": [picture(0), b"", b"no"]}, 2, r"image_bytes\[1\] of 3: no bytes; bad in all: 2"),
+    ],
+)
+def test_a_bad_request_is_an_error_that_names_what_is_bad(inputs, k, says, signatures):
+    name = "search_bytes" if "image_bytes" in inputs else "search_embedding"
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=says):
+        search(signatures, name, k, **inputs)
+
+
+def test_each_query_has_its_own_number_of_neighbours(shop, signatures):
+    answer = search(signatures, "search_embedding", [3, 1], embedding=shop.embeddings[:2])
+    alone = [
+        search(signatures, "search_embedding", k, embedding=shop.embeddings[i : i + 1]) for i, k in ((0, 3), (1, 1))
+    ]
+    assert answer["ids"][0].tolist() == alone[0]["ids"][0].tolist()
+    assert answer["ids"][1].tolist() == [alone[1]["ids"][0, 0], b"", b""]
+    assert answer["indices"][1, 1:].tolist() == answer["labels"][1, 1:].tolist() == [-1, -1]
+    assert np.isinf(answer["distances"][1, 1:]).all()
+
+
+def test_in_search_each_a_bad_query_fails_no_other(shop, signatures):
+    images = [shop.images[4], b"", shop.images[5], shop.images[6][:200], shop.images[7]]
+    answer = search(signatures, "search_each", [2, 2, 0, 2, 1], image_bytes=images)
+    errors = [error.decode() for error in answer["error"]]
+    assert errors[1] == "no bytes"
+    assert errors[2] == "k is 0, less than 1"
+    assert "damaged" in errors[3]
+    assert errors[0] == errors[4] == ""
+    alone = search(signatures, "search_bytes", 2, image_bytes=[shop.images[4], shop.images[7]])
+    assert answer["ids"][0].tolist() == alone["ids"][0].tolist()
+    assert answer["ids"][4].tolist() == [alone["ids"][1, 0], b""]
+    for row in (1, 2, 3):
+        assert answer["indices"][row].tolist() == [-1, -1]
+
+
+def test_an_empty_batch_has_an_empty_answer(signatures):
+    for answer in (
+        search(signatures, "search_bytes", 3, image_bytes=[]),
+        search(signatures, "search_each", 3, image_bytes=[]),
+        search(signatures, "search_embedding", np.zeros(0, np.int32), embedding=np.zeros((0, 8), np.float32)),
+    ):
+        assert all(len(value) == 0 for value in answer.values())
+
+
+def test_an_answer_of_too_many_results_is_refused(shop, tmp_path, monkeypatch):
+    monkeypatch.setattr(endpoints, "MAX_RESULTS", 20)
+    monkeypatch.setattr(endpoints, "MAX_NEIGHBOURS", 11)
+    from tfdml.export.retriever.graph import write_graph
+
+    write_graph(shop.embedder / "1", tmp_path / "graph")
+    loaded = tf.saved_model.load(str(tmp_path / "graph"))
+    for name in ("embeddings", "ids", "labels", "metadata"):
+        shape = (12, 8) if name == "embeddings" else (12,)
+        kind = loaded.table[name].dtype
+        loaded.table[name].assign(tf.fill(shape, "x") if kind == tf.string else tf.ones(shape, kind))
+    queries = np.ones((2, 8), np.float32)
+    assert search(loaded.signatures, "search_embedding", 10, embedding=queries)["ids"].shape == (2, 10)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="k: 22 neighbours in all, more than the limit of 20"):
+        search(loaded.signatures, "search_embedding", 11, embedding=queries)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"k\[0\] of 1: k is 12, more than the limit of 11"):
+        search(loaded.signatures, "search_embedding", 12, embedding=queries[:1])
+
+
+def test_a_process_with_tensorflow_alone_searches(shop, tmp_path):
+    queries = [picture(seed) for seed in (60, 61)]
+    np.savez(tmp_path / "in.npz", images=np.array(queries, object))
+    paths = [str(shop.retriever / "1"), str(tmp_path / "in.npz"), str(tmp_path / "out.npz")]
+    subprocess.run([sys.executable, "-c", ALONE, *paths], check=True, timeout=300, cwd=tmp_path)
+    found = np.load(tmp_path / "out.npz", allow_pickle=True)
+    rows, distances = by_hand(found["vectors"], shop.embeddings, 4)
+    np.testing.assert_array_equal(found["indices"], rows)
+    np.testing.assert_allclose(found["distances"], distances, atol=1e-6)
+
+
+def test_the_graph_runs_in_a_session_as_servers_run_it(shop, retriever):
+    """TF Serving loads a version into a session, where variables are restored by other means than in Python."""
+    expected = retriever.search(list(shop.images[:2]), 3)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        loaded = tf.compat.v1.saved_model.load(session, ["serve"], str(shop.retriever / "1")).signature_def
+        signature = loaded["search_bytes"]
+        feed = {signature.inputs["image_bytes"].name: list(shop.images[:2]), signature.inputs["k"].name: 3}
+        ids = session.run(signature.outputs["ids"].name, feed)
+    assert [[text.decode() for text in line] for line in ids] == expected.ids.tolist()
+
+
+def test_the_warm_up_requests_are_ones_that_the_signatures_answer(shop, signatures):
+    path = shop.retriever / "1" / "assets.extra" / "tf_serving_warmup_requests"
+    asked = set()
+    for record in tf.data.TFRecordDataset(str(path)):
+        request = prediction_log_pb2.PredictionLog.FromString(record.numpy()).predict_log.request
+        name = request.model_spec.signature_name
+        if name.startswith("search"):
+            found = signatures[name](**{key: tf.constant(tf.make_ndarray(t)) for key, t in request.inputs.items()})
+            assert found["ids"].shape == (request.inputs["k"].tensor_shape.dim[0].size, 10)
+        asked.add(name)
+    assert asked == set(signatures)
+
+
+def test_saved_model_cli_shows_and_runs_it(shop, tmp_path):
+    import os
+
+    tool = os.path.join(os.path.dirname(sys.executable), "saved_model_cli")
+    common = ["--dir", str(shop.retriever / "1"), "--tag_set", "serve", "--signature_def", "search_embedding"]
+    shown = subprocess.run([tool, "show", *common], capture_output=True, text=True, check=True, timeout=300).stdout
+    assert "inputs['k'] tensor_info" in shown
+    assert "DT_INT32" in shown
+    np.save(tmp_path / "q.npy", shop.embeddings[5:6])
+    inputs = ["--inputs", f"embedding={tmp_path / 'q.npy'}", "--input_exprs", "k=2"]
+    run = subprocess.run([tool, "run", *common, *inputs], capture_output=True, text=True, check=True, timeout=300)
+    assert "item 5" in run.stdout
+
+
+def test_adding_and_removing_write_versions_and_leave_the_old_ones(own, shop):
+    old = Retriever.load(own.path)
+    new = picture(77)
+    folder = own.path.parent
+    assert own.add([GalleryItem("new", new, label=9)]).name == "2"
+    assert len(own) == 13
+    assert own.search(new, 1).ids.tolist() == [["new"]]
+    assert own.search(new, 1).indices.tolist() == [[12]]
+    assert own.remove(["item 3", "new"]).name == "3"
+    assert own.search(new, 20).ids.shape == (1, 11)
+    assert "item 3" not in own.search(shop.images[3], 20).ids
+    assert own.gallery().ids == tuple(name for name in shop.ids if name != "item 3")
+    np.testing.assert_array_equal(own.gallery().labels, [0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 3])
+    # Whoever had loaded the first version goes on with it, until told.
+    assert len(old) == 12
+    assert old.search(shop.images[3], 1).ids.tolist() == [["item 3"]]
+    assert old.refresh()
+    assert len(old) == 11
+    assert not old.refresh()
+    assert version_numbers(folder) == [1, 2, 3]
+    assert len(Retriever.load(folder / "1")) == 12
+    assert own.add([GalleryItem("item 4", new)], replace=True).name == "4"
+    assert own.search(new, 1).ids.tolist() == [["item 4"]]
+    assert len(own) == 11
+
+
+def test_a_change_that_is_refused_writes_nothing(own):
+    for change, says in (
+        (lambda: own.add([GalleryItem("item 1", picture(1))]), "1 ids are in the gallery already, the first is item 1"),
+        (lambda: own.add([GalleryItem("a", picture(1)), GalleryItem("a", picture(2))]), "more than once"),
+        (
+            lambda: own.add([GalleryItem("a", picture(1)), GalleryItem("b", b"no")]),
+            "1 of 2 gallery images .* is b: not",
+        ),
+        (lambda: own.add([GalleryItem("a", embedding=np.ones(7))]), "7 dimensions"),
+        (lambda: own.add([GalleryItem("a", embedding=np.full(8, np.nan))]), "NaN"),
+        (lambda: own.add([]), "empty"),
+        (lambda: own.remove(["nobody"]), "1 ids are not in the gallery, the first is nobody"),
+        (lambda: own.remove(own.gallery().ids), "nothing would be left"),
+    ):
+        with pytest.raises(UserError, match=says):
+            change()
+    assert [entry.name for entry in own.path.parent.iterdir()] == ["1"]
+    assert len(own) == 12
+
+
+def test_two_that_add_at_once_lose_nothing(own):
+    others = [own, Retriever.load(own.path)]
+    vectors = np.random.default_rng(0).normal(size=(2, 8))
+    threads = [
+        threading.Thread(target=other.add, args=([GalleryItem(f"new {i}", embedding=vectors[i])],))
+        for i, other in enumerate(others)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    newest = Retriever.load(own.path.parent)
+    assert newest.path.name == "3"
+    assert set(newest.gallery().ids) >= {"new 0", "new 1"}
+
+
+def test_searching_never_fails_while_versions_are_replaced_and_pruned(own, shop):
+    folder = own.path.parent
+    readers = [Retriever.load(folder) for _ in range(2)]
+    done, failures, searches = threading.Event(), [], []
+
+    def read(reader):
+        try:
+            while not done.is_set():
+                reader.refresh()
+                found = reader.search(shop.embeddings, 1)
+                # The first twelve items are never removed: each query finds its own in every version.
+                assert found.ids[:, 0].tolist() == list(shop.ids)
+                assert len(Retriever.load(folder)) >= 12
+                searches.append(1)
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    threads = [threading.Thread(target=read, args=(reader,)) for reader in readers]
+    for thread in threads:
+        thread.start()
+    vectors = -shop.embeddings[:4]
+    for round_number in range(2):
+        own.add([GalleryItem(f"new {round_number}", embedding=vectors[round_number])])
+        own.remove([f"new {round_number}"])
+        prune(folder, keep=1)
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert searches
+    assert version_numbers(folder) == [5]
+    assert not [entry for entry in folder.iterdir() if entry.name.startswith(".")]
+
+
+def test_pruning_keeps_the_newest(tmp_path):
+    for number in (1, 2, 9, 10):
+        (tmp_path / str(number)).mkdir()
+    (tmp_path / "notes").mkdir()
+    assert prune(tmp_path) == [1, 2]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["10", "9", "notes"]
+    with pytest.raises(UserError, match="keep=0"):
+        prune(tmp_path, keep=0)
+    with pytest.raises(UserError, match="cannot be opened"):
+        prune(tmp_path / "nowhere")
+
+
+def test_a_gallery_above_the_limit_is_searched_by_an_index_with_the_same_face(own, shop, tmp_path):
+    vectors = [GalleryItem(name, embedding=vector) for name, vector in zip(shop.ids, shop.embeddings, strict=True)]
+    indexed = Retriever.build(shop.embedder, vectors, tmp_path / "indexed", exact_limit=11)
+    assert indexed.card["kind"] == "indexed"
+    assert indexed.card["index"]["recall@10"] == 1.0
+    assert "search_bytes" not in indexed.card["signatures"]
+    queries = [picture(seed) for seed in (3, 50)]
+    found, expected = indexed.search(queries, 5), own.search(queries, 5)
+    np.testing.assert_array_equal(found.ids, expected.ids)
+    np.testing.assert_allclose(found.distances, expected.distances, atol=1e-6)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="searched by its index"):
+        search(indexed._version.loaded.signatures, "search_embedding", 2, embedding=shop.embeddings[:1])
+    with pytest.raises(UserError, match=r"embedding\[0\] of 1"):
+        indexed.search(np.full((1, 8), np.nan), 2)
+    # Removing an item brings it below its limit: the graph searches again.
+    indexed.remove(["item 0"])
+    assert indexed.card["kind"] == "exact"
+    assert indexed.search(shop.images[4], 1).ids.tolist() == [["item 4"]]
+    indexed.add([GalleryItem("item 0", shop.images[0])])
+    assert indexed.card["kind"] == "indexed"
+    assert indexed.search(shop.images[0], 1).ids.tolist() == [["item 0"]]
+
+
+def test_a_data_set_is_a_gallery_of_which_bad_images_are_left_out_only_when_asked(shop, retriever, tmp_path):
+    dataset = small_dataset("test", classes=2, per_class=2)
+    images = EncodedImages((*dataset.images.data[:3], b"no"), dataset.images.names)
+    dataset = dataclasses.replace(dataset, images=images)
+    lines = []
+    built = Retriever.build(shop.embedder, dataset, tmp_path / "skipped", skip_bad=True, report=lines.append)
+    assert built.gallery().ids == images.names[:3]
+    np.testing.assert_array_equal(built.gallery().labels, dataset.labels[:3])
+    assert json.loads(built.gallery().metadata[0]) == {"class": "100", "path": images.names[0]}
+    assert len(lines) == 1
+    with pytest.raises(
+        UserError, match=r"1 of 4 gallery images cannot be embedded, the first is 101_1\.jpg: not a JPEG"
+    ):
+        embedded(items_of_dataset(dataset), retriever._version.loaded.signatures["embed_each"])
+
+
+def test_items_and_galleries_that_cannot_be():
+    for make, says in (
+        (lambda: GalleryItem("", b"x"), "not empty"),
+        (lambda: GalleryItem(7, b"x"), "must be a text"),
+        (lambda: GalleryItem("\udc80", b"x"), "not UTF-8"),
+        (lambda: GalleryItem("a"), "one of the two"),
+        (lambda: GalleryItem("a", b"x", np.ones(3)), "one of the two"),
+        (lambda: GalleryItem("a", b"x", metadata={"a": object()}), "as JSON"),
+        (lambda: GalleryItem("a", b"x", metadata={"a": float("nan")}), "as JSON"),
+        (lambda: Gallery(np.zeros((0, 2)), (), np.zeros(0), ()), "empty"),
+        (lambda: Gallery(np.eye(2), ("a",), np.zeros(1), ("{}",)), "2 embeddings, 1 ids"),
+        (lambda: Gallery(np.array([[1.0, 0], [0, 0]]), ("a", "b"), np.zeros(2), ("{}",) * 2), "item b: .* length 0"),
+        (lambda: Gallery(np.eye(2), ("a", "b"), np.zeros(2), ("{}",) * 2).joined(
+            Gallery(np.eye(3), ("c", "d", "e"), np.zeros(3), ("{}",) * 3)), "2 dimensions"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=says):
+            make()
+
+
+def test_what_is_no_retriever_is_told(shop, tmp_path):
+    with pytest.raises(UserError, match=r"no retriever\.json"):
+        Retriever.load(shop.embedder)
+    with pytest.raises(UserError, match="no exported version"):
+        Retriever.load(tmp_path)
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "retriever.json").write_text("[]")
+    with pytest.raises(UserError, match="not of a retriever"):
+        Retriever.load(tmp_path)
+    with pytest.raises(UserError, match="no exported version"):
+        Retriever.build(tmp_path / "nowhere", [GalleryItem("a", b"x")], tmp_path / "out")

@@ -1,0 +1,128 @@
+"""bin/embed: the embeddings of a data set, on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+from tfdml.cli import main as command_line
+from tfdml.cli import model_flags
+from tfdml.cli.progress import Progress
+from tfdml.errors import UserError
+
+if TYPE_CHECKING:
+    from tfdml.data.dataset import ImageDataset
+    from tfdml.evaluation.image_table import ImageTable
+    from tfdml.export.loading import EmbeddingSource
+
+USAGE = f"""
+Write the embeddings of a data set, with the names, labels and roles of its images.
+
+  bin/embed --model=runs/cars_jrd --out=embeddings/cars
+  bin/embed --model=models/cars --dataset=cars196 --data_dir=/data/cars196 --split=all --out=embeddings/cars
+  bin/embed --model=grpc://localhost:8500/cars --dataset=folder --data_dir=photos --out=embeddings/photos --format=npz
+
+{model_flags.SOURCES}
+
+--out gets embeddings.npy (N, d) float32, labels.npy, roles.npy, images.csv and, last of all, manifest.json. Stopped at
+any moment, the same command goes on after the last whole batch and ends with the same bytes. bin/evaluate
+--model=OUT measures what is in the folder; embeddings.npy can be opened with numpy.load(..., mmap_mode="r").
+"""
+
+flags.DEFINE_string("out", "", "Folder to write: new, empty, or begun by the same command.", module_name=__name__)
+flags.DEFINE_enum(
+    "split",
+    "test",
+    ["test", "train", "all", "query", "gallery"],
+    "Which images: of the unseen classes, of the training classes, or both; or one role of the test images.",
+    module_name=__name__,
+)
+flags.DEFINE_enum(
+    "format", "npy", ["npy", "npz"], "Arrays in files of their own (npy), or all in one file.", module_name=__name__
+)
+flags.DEFINE_bool("dry_run", False, "Say what would be done, write nothing.", module_name=__name__)
+
+
+def embed() -> None:
+    """Embed as the flags say."""
+    values = flags.FLAGS
+    for name in ("model", "out"):
+        if not values[name].value:
+            raise UserError(f"--{name} is missing")
+    from tfdml.evaluation.embedding_folder import begun_at
+    from tfdml.evaluation.embedding_writer import EmbeddingWriter
+    from tfdml.evaluation.image_table import ImageTable
+
+    out = os.path.expanduser(values.out)
+    choice = model_flags.chosen_data(values.model)
+    source = model_flags.chosen_source(values.model)
+    splits = [choice.load(split) for split in (("train", "test") if values.split == "all" else (values.split,))]
+    table = ImageTable.of(splits, os.path.expanduser(choice.directory))
+    identity = _identity(source, choice.name, table)
+    manifest, progress = begun_at(out, identity)
+    if values.dry_run:
+        begun = f", of which {progress['rows']:,} are there" if progress else ""
+        print(
+            f"{out} is finished already: nothing would be done (--dry_run)"
+            if manifest
+            else f"would write embeddings of {len(table):,} images of {choice.name}, {values.split}{begun}, by "
+            f"{source.address} to {out}; nothing was written (--dry_run)"
+        )
+        return
+    with EmbeddingWriter(out, identity, table) as writer:
+        if writer.manifest:
+            print(f"{out} is finished already: nothing to do")
+            return
+        if writer.rows:
+            print(f"going on after {writer.rows:,} of {len(table):,} images")
+        begun_with = writer.rows
+        with Progress(len(table), begun_with) as progress_line:
+            for vectors in _stream(source, splits, values.batch_size, begun_with):
+                writer.append(vectors)
+                progress_line.images(writer.rows)
+            seconds = progress_line.seconds
+        manifest = writer.finish(_about(source, choice, values.split), values.format)
+    rate = (len(table) - begun_with) / max(seconds, 1e-9)
+    print(
+        f"{manifest['count']:,} embeddings of {manifest['dimension']} dimensions in {out}, {rate:,.0f} images a second"
+    )
+
+
+def _identity(source: EmbeddingSource, dataset: str, table: ImageTable) -> dict[str, Any]:
+    return {
+        "model": source.checksum(),
+        "kind of model": source.kind,
+        "view": json.dumps(source.view, sort_keys=True),
+        "dataset": dataset,
+        "images": table.checksum(),
+        "batch_size": flags.FLAGS.batch_size,
+        "format": flags.FLAGS.format,
+    }
+
+
+def _about(source: EmbeddingSource, choice: model_flags.DataChoice, split: str) -> dict[str, Any]:
+    return {
+        "model": {"source": source.address, "kind": source.kind, "checksum": source.checksum()},
+        "view": source.view,
+        "dataset": {"name": choice.name, "options": choice.options, "split": split},
+    }
+
+
+def _stream(source: EmbeddingSource, splits: list[ImageDataset], batch_size: int, done: int):
+    """The embeddings of all splits after the first `done` images; no batch holds images of two splits."""
+    for dataset in splits:
+        if done < len(dataset):
+            yield from source.stream(dataset, batch_size, done)
+        done = max(done - len(dataset), 0)
+
+
+def main() -> None:
+    """Entry point."""
+    command_line.run(embed, "embed", USAGE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""What bin/evaluate measures: embeddings of a model or from disk, with their images; and how it prints the result."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from absl import flags, logging
+
+from tfdml.cli import model_flags
+from tfdml.errors import UserError
+
+if TYPE_CHECKING:
+    from tfdml.data.dataset import ImageDataset
+    from tfdml.evaluation.embeddings_on_disk import StoredEmbeddings
+    from tfdml.export.loading import EmbeddingSource
+
+_CLUSTERING = ("nmi", "ami", "f1")
+_GIGABYTE = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """Embeddings and what they are of.
+
+    Args:
+        name: What to call the images in print.
+        dataset_name: The data set, or where the embeddings lie.
+        embeddings: (N, d).
+        images: What has the `labels` (N,), and `is_query` (N,) or None, of the embeddings.
+        dataset: The images themselves; None where only embeddings are known.
+        source: The model; None likewise.
+        choice: Where to read other splits from; None likewise.
+        stored: All that lies beside the embeddings on disk; None for a model.
+    """
+
+    name: str
+    dataset_name: str
+    embeddings: np.ndarray
+    images: Any
+    dataset: ImageDataset | None = None
+    source: EmbeddingSource | None = None
+    choice: model_flags.DataChoice | None = None
+    stored: StoredEmbeddings | None = None
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes the images are of."""
+        return len(np.unique(self.images.labels))
+
+
+def embedded(model: str, split: str, metrics: list[str]) -> Subject:
+    """A split, embedded by a model."""
+    choice = model_flags.chosen_data(model)
+    source = model_flags.chosen_source(model)
+    dataset = choice.load(split)
+    vectors = source.embed(dataset, flags.FLAGS.batch_size)
+    return Subject(f"{choice.name}, {split}", choice.name, vectors, dataset, dataset, source, choice)
+
+
+def stored(path: str, split: str, metrics: list[str]) -> Subject:
+    """A split of embeddings from disk; with `--dataset`, checked against its images.
+
+    Raises:
+        UserError: There are no labels, the data set's images are others, or a page is asked for without them.
+    """
+    from tfdml.evaluation.embeddings_on_disk import read_embeddings
+
+    if flags.FLAGS.report and not flags.FLAGS.dataset:
+        raise UserError("--report shows images: name their --dataset and --data_dir beside the embeddings")
+    everything = read_embeddings(path)
+    part = everything.split(split)
+    _check_memory(part, metrics)
+    dataset, choice = None, None
+    if flags.FLAGS.dataset:
+        choice = model_flags.chosen_data(path)
+        dataset = choice.load(split)
+        part = _with_labels_of(part, dataset, f"{choice.name} ({split})")
+    if part.labels is None:
+        raise UserError(f"{path} has no array labels: put the class id of each embedding there, or name a --dataset")
+    about = part.manifest.get("dataset", {}).get("name") or (choice.name if choice else Path(path).name)
+    name = f"{about}, {split}" if part.roles is not None or choice else about
+    return Subject(name, about, part.embeddings, part, dataset, None, choice, everything)
+
+
+def _with_labels_of(part: StoredEmbeddings, dataset: ImageDataset, what: str) -> StoredEmbeddings:
+    if len(part) != len(dataset):
+        raise UserError(f"{part.source} holds {len(part):,} embeddings, but {what} has {len(dataset):,} images")
+    if part.labels is None:
+        roles = None if dataset.is_query is None else np.where(dataset.is_query, "query", "gallery")
+        return dataclasses.replace(part, labels=dataset.labels, roles=part.roles if roles is None else roles)
+    # An .npz may number its classes in its own way: the same images must belong together.
+    pairs = np.unique(np.stack([part.labels, dataset.labels]), axis=1).shape[1]
+    if not pairs == len(np.unique(part.labels)) == len(np.unique(dataset.labels)):
+        raise UserError(f"{part.source} holds embeddings of other classes than {what}, or of its images in other order")
+    return part
+
+
+def _check_memory(part: StoredEmbeddings, metrics: list[str]) -> None:
+    """Clustering holds the embeddings in memory, three times over; the search need not."""
+    from tfdml.data.caching import memory_to_spare
+    from tfdml.evaluation.neighbours import is_memory_mapped
+
+    wanted = sorted(set(metrics) & set(_CLUSTERING))
+    needed, left = 3 * part.embeddings.nbytes, 2 * memory_to_spare(float("inf"))
+    if wanted and is_memory_mapped(part.embeddings) and needed > left:
+        raise UserError(
+            f"{', '.join(wanted)} of {part.source} would take {needed / _GIGABYTE:,.1f} GB of memory, and "
+            f"{left / _GIGABYTE:,.1f} GB are free; leave them out: --metrics=recall,map@r,r_precision"
+        )
+
+
+def generalisation(subject: Subject, distance: str) -> dict[str, Any]:
+    """The measures of generalisation that the training classes, and the model, allow."""
+    from tfdml.evaluation import evaluate_generalisation
+    from tfdml.models import Embedder
+
+    train, options = _train_side(subject), {}
+    embedder = getattr(subject.source, "embedder", None)
+    if isinstance(embedder, Embedder) and subject.dataset is not None:
+        from tfdml.data.pipeline import evaluation_batches
+        from tfdml.export.saved_model import evaluation_transform
+
+        batches = evaluation_batches(subject.dataset, evaluation_transform(embedder), flags.FLAGS.batch_size)
+        options = {"embedder": embedder, "test_batches": batches}
+    return evaluate_generalisation(subject.embeddings, subject.images.labels, *train, distance=distance, **options)
+
+
+def _train_side(subject: Subject) -> tuple[Any, Any]:
+    """Embeddings and labels of the training classes; None where they are not to be had."""
+    if flags.FLAGS.split == "train":
+        raise UserError("--generalisation compares the test classes with the training classes: leave --split=test")
+    if subject.source is not None and subject.choice is not None:
+        dataset = subject.choice.load("train")
+        return subject.source.embed(dataset, flags.FLAGS.batch_size), dataset.labels
+    whole = subject.stored
+    if whole is not None and whole.roles is not None and (whole.roles == "train").any():
+        train = whole.split("train")
+        return train.embeddings, train.labels
+    logging.warning("no embeddings of training classes: measures that need them are left out (bin/embed --split=all)")
+    return None, None
+
+
+def print_metrics(result: dict[str, Any]) -> None:
+    """One metric a line, fractions in percent, with its interval where there is one."""
+    intervals = result.get("intervals", {})
+    for key, value in result.items():
+        if isinstance(value, float):
+            print(f"  {key:<24}{100 * value:6.2f} %{_interval(intervals.get(key))}")
+        elif isinstance(value, int):
+            print(f"  {key:<24}{value:>6}")
+    if "parts" in result:
+        print("  means over ten disjoint parts:")
+        for key, interval in result["parts"].items():
+            print(f"    {key:<22}{100 * interval.mean:6.2f} %{_interval(interval)}")
+    if "generalisation" in result:
+        print("  generalisation (no percentages):")
+        for key, value in result["generalisation"].items():
+            print(f"    {key:<34}{value:>10.4g}")
+
+
+def _interval(interval: Any) -> str:
+    return f"  [{100 * interval.low:.2f}, {100 * interval.high:.2f}]" if interval is not None else ""
+
+
+def write_page(subject: Subject, result: dict[str, Any], path: str, distance: str) -> None:
+    """The report of one model on one split.
+
+    Raises:
+        UserError: The page cannot be written.
+    """
+    from tfdml.evaluation import write_report
+
+    dataset, embeddings = subject.dataset, subject.embeddings
+    assert dataset is not None
+    gallery: dict[str, Any] = {}
+    if dataset.is_query is not None:
+        query = dataset.is_query
+        gallery = {"gallery": dataset.gallery, "gallery_embeddings": embeddings[~query]}
+        dataset, embeddings = dataset.queries, embeddings[query]
+    settings = {flag.name: flag.value for flag in _set_flags()}
+    title = flags.FLAGS.model
+    try:
+        write_report(path, title, None, result, [], dataset, embeddings, distance=distance, flags=settings, **gallery)
+    except OSError as error:
+        raise UserError(f"--report={path} cannot be written: {error.strerror or error}") from error
+
+
+def _set_flags() -> list[Any]:
+    """The flags of ours that the command line sets."""
+    return [
+        flag
+        for module, members in flags.FLAGS.flags_by_module_dict().items()
+        if module.startswith("tfdml")
+        for flag in members
+        if flag.present
+    ]

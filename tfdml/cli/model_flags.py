@@ -1,0 +1,94 @@
+"""The flags by which commands name a model and the images that it embeds."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from tfdml.errors import UserError
+
+if TYPE_CHECKING:
+    from tfdml.data.dataset import ImageDataset
+    from tfdml.export.loading import EmbeddingSource
+
+SOURCES = """--model is one of
+  a run folder, or a .keras file
+  a SavedModel, or a folder of SavedModel versions, of which the newest is taken
+  a .tflite file; how it sees images is read from its export's model_card.json, or given by --resize, --resize_mode
+  grpc://host:port/NAME, rest://host:port/NAME or http://host:port/v1/models/NAME: TF Serving, with /VERSION at will"""
+
+flags.DEFINE_string("model", "", "What embeds: a path or an address, see above.", module_name=__name__)
+flags.DEFINE_string("dataset", "", "Data set, as in bin/train; for a run folder, its own.", module_name=__name__)
+flags.DEFINE_string("data_dir", "", "Where the unpacked data set lies.", module_name=__name__)
+flags.DEFINE_string("dataset_options", "", "Options of the data set, as in bin/train.", module_name=__name__)
+flags.DEFINE_enum("bad_images", "error", ["error", "skip"], "What to do with unreadable images.", module_name=__name__)
+flags.DEFINE_integer("batch_size", 100, "Images per batch or request.", lower_bound=1, module_name=__name__)
+flags.DEFINE_integer(
+    "resize", 0, "For a .tflite file without a card: pixels to resize to.", lower_bound=0, module_name=__name__
+)
+flags.DEFINE_enum(
+    "resize_mode", "", ["", "shorter", "squash", "pad"], "For a .tflite file: as in bin/train.", module_name=__name__
+)
+flags.DEFINE_integer(
+    "image_size", 0, "For a .tflite file: checked against its input.", lower_bound=0, module_name=__name__
+)
+flags.DEFINE_float("timeout", 60.0, "Seconds that a request to an endpoint may take.", module_name=__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class DataChoice:
+    """Which data set the flags mean."""
+
+    name: str
+    directory: str
+    options: str
+
+    def load(self, split: str) -> ImageDataset:
+        """One split, its images inspected as `--bad_images` says."""
+        from tfdml import data
+        from tfdml.data import inspection
+        from tfdml.training.spec import parse_arguments
+
+        arguments = parse_arguments(self.options, "--dataset_options")
+        dataset = data.load(self.name, self.directory or None, split, **arguments)
+        return inspection.check(dataset, flags.FLAGS.bad_images)
+
+
+def chosen_data(model: str) -> DataChoice:
+    """The data set of the flags, or that of the run folder `model`.
+
+    Raises:
+        UserError: Neither names one.
+    """
+    values = flags.FLAGS
+    if values.dataset:
+        return DataChoice(values.dataset, values.data_dir, values.dataset_options)
+    from tfdml.training import RunFolder
+
+    if not (Path(model) / "flags.txt").is_file():
+        raise UserError("--dataset is missing: only a run folder knows its own")
+    stored = RunFolder(model).load_experiment()
+    return DataChoice(
+        stored.dataset, values.data_dir or stored.data_dir, values.dataset_options or stored.dataset_options
+    )
+
+
+def chosen_source(model: str) -> EmbeddingSource:
+    """The model of the flags, loaded or reached."""
+    from tfdml.export.loading import load_source
+    from tfdml.training import distribution
+
+    values = flags.FLAGS
+    if Path(model).suffix == ".keras" or (Path(model) / "embedder.keras").is_file():
+        # So that a pass that was stopped and continued gives the bits of an unbroken one.
+        distribution.one_operation_at_a_time()
+    return load_source(
+        model,
+        resize=values.resize,
+        resize_mode=values.resize_mode,
+        image_size=values.image_size,
+        timeout=values.timeout,
+    )

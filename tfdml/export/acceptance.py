@@ -1,0 +1,214 @@
+"""Whether an exported file gives the embedder's vectors: run in a fresh process, compared on real images."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.pipeline import evaluation_batches, explain_failure
+from tfdml.errors import UserError
+from tfdml.evaluation import embed, evaluate_dataset
+from tfdml.export.loading import encoded_image
+from tfdml.export.saved_model import evaluation_transform
+from tfdml.models import Embedder, MomentEmbedder
+
+_RUNNER = Path(__file__).with_name("fresh_process.py")
+_BATCH_SIZE = 32
+_UNIT = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Tolerance:
+    """What an exported file may differ from the embedder by.
+
+    Args:
+        min_cosine: Smallest cosine between an image's two vectors.
+        max_recall_drop: Largest loss of Recall@1, as a fraction. One query more is always forgiven, which is all that a
+            small set can measure.
+        max_difference: Largest absolute difference of a component; None where cosines say enough.
+    """
+
+    min_cosine: float
+    max_recall_drop: float
+    max_difference: float | None = None
+
+
+# The same arithmetic in another order: components of unit vectors differ by a few units in the last place, 1e-7 each.
+_EXACT = Tolerance(min_cosine=1 - 1e-6, max_recall_drop=0.005, max_difference=1e-5)
+TOLERANCES = {
+    "saved_model": _EXACT,
+    "litert_float32": _EXACT,
+    "onnx": _EXACT,
+    # 11 bits of precision in each weight leave 1e-3 or so of the vector; trained networks gave 0.9996 and more.
+    "litert_float16": Tolerance(min_cosine=0.995, max_recall_drop=0.005),
+    # 8 bits in each weight, then in each activation too: trained networks gave 0.99 and 0.95 at the least, and 0.998
+    # and 0.987 on average. Neighbours are what counts: a point of Recall@1 at most.
+    "litert_dynamic_range": Tolerance(min_cosine=0.95, max_recall_drop=0.01),
+    "litert_int8": Tolerance(min_cosine=0.85, max_recall_drop=0.01),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """How near an exported file comes to the embedder.
+
+    Args:
+        images: On how many images.
+        min_cosine: The smallest cosine between an image's two vectors.
+        mean_cosine: The mean.
+        max_difference: The largest absolute difference of a component.
+        max_length_error: The largest | |f| - 1 | of the file's vectors.
+        recall_at_1_keras: Recall@1 of the embedder on these images; None where no two share a class.
+        recall_at_1: Recall@1 of the file.
+    """
+
+    images: int
+    min_cosine: float
+    mean_cosine: float
+    max_difference: float
+    max_length_error: float
+    recall_at_1_keras: float | None
+    recall_at_1: float | None
+
+    @property
+    def recall_drop(self) -> float | None:
+        """How much Recall@1 the file loses; negative where it gains."""
+        if self.recall_at_1 is None or self.recall_at_1_keras is None:
+            return None
+        return self.recall_at_1_keras - self.recall_at_1
+
+    def faults(self, tolerance: Tolerance) -> list[str]:
+        """What exceeds the tolerance, in words; nothing where the file is accepted."""
+        found = []
+        # Written so that NaN is a fault.
+        if not self.min_cosine >= tolerance.min_cosine:
+            found.append(f"the smallest cosine is {self.min_cosine:.6f} < {tolerance.min_cosine:.6f}")
+        if tolerance.max_difference is not None and not self.max_difference <= tolerance.max_difference:
+            found.append(f"a component differs by {self.max_difference:.1e} > {tolerance.max_difference:.1e}")
+        if not self.max_length_error <= _UNIT:
+            found.append(f"a vector's length is off by {self.max_length_error:.1e} > {_UNIT:.0e}")
+        if self.recall_at_1 is not None and self.recall_at_1_keras is not None:
+            drop = self.recall_at_1_keras - self.recall_at_1
+            # One query, and what the subtraction of fractions may be off by.
+            if not drop <= tolerance.max_recall_drop + 1 / self.images + 1e-9:
+                found.append(
+                    f"Recall@1 falls from {100 * self.recall_at_1_keras:.1f} to {100 * self.recall_at_1:.1f} %, by "
+                    f"more than {100 * tolerance.max_recall_drop:g}"
+                )
+        return found
+
+    def as_json(self) -> dict[str, float | int | None]:
+        """The figures, named as in `result.json`."""
+        return {
+            "images": self.images,
+            "min_cosine": self.min_cosine,
+            "mean_cosine": self.mean_cosine,
+            "max_difference": self.max_difference,
+            "max_length_error": self.max_length_error,
+            "recall@1_keras": self.recall_at_1_keras,
+            "recall@1": self.recall_at_1,
+            "recall@1_drop": self.recall_drop,
+        }
+
+    def __str__(self) -> str:
+        text = f"cosine min {self.min_cosine:.6f}, mean {self.mean_cosine:.6f}"
+        if self.recall_at_1 is not None and self.recall_at_1_keras is not None:
+            text += f", Recall@1 {100 * self.recall_at_1:.1f} % (Keras {100 * self.recall_at_1_keras:.1f} %)"
+        return f"{text} on {self.images:,} images"
+
+
+class Examiner:
+    """Compares exported files with the embedder that they were made of.
+
+    The embedder's own vectors, the views and the encoded images are made once, for all files. Everything runs on the
+    CPU: what a file computes must not be confused with what a GPU's reduced precision does.
+
+    Args:
+        embedder: The embedder.
+        dataset: Images that it was not trained on, with several of a class, so that Recall@1 means something.
+
+    Raises:
+        UserError: An image cannot be read.
+
+    Example:
+        >>> examiner = Examiner(embedder, tfdml.data.load("cars196", "/data/cars196", "test"))
+        >>> examiner.compare("litert_int8", pathlib.Path("models/cars/1/litert/int8.tflite")).faults(tolerance)
+        []
+    """
+
+    def __init__(self, embedder: Embedder | MomentEmbedder, dataset: ImageDataset):
+        self.dataset = dataset
+        batches = evaluation_batches(dataset, evaluation_transform(embedder), _BATCH_SIZE)
+        try:
+            self._views = np.concatenate([images.numpy() for images, _ in batches])
+        except tf.errors.OpError as error:
+            raise (explain_failure(error, dataset) or error) from None
+        with tf.device("/CPU:0"):
+            self.vectors = embed(tf.function(lambda images: embedder(images, training=False)), self._parts())
+        self._recall = self._recall_at_1(self.vectors)
+
+    def compare(self, name: str, path: Path) -> Comparison:
+        """Run a file in a fresh process on all images.
+
+        Args:
+            name: The format, of `TOLERANCES`.
+            path: The file, or the folder of a SavedModel.
+
+        Raises:
+            UserError: The file cannot be loaded or run.
+        """
+        kind = name.split("_")[0] if name.startswith("litert") else name
+        found = self._embedded_by(kind, path)
+        if found.shape != self.vectors.shape:
+            raise UserError(f"{name}: the export gives {found.shape}, the embedder {self.vectors.shape}")
+        ours, theirs = self.vectors.astype(np.float64), found.astype(np.float64)
+        lengths = np.linalg.norm(theirs, axis=1)
+        # A zero vector has cosine 0; the embedder's own vectors have length 1 or 0.
+        cosines = (ours * theirs).sum(axis=1) / np.where(lengths > 0, lengths, 1.0)
+        both_zero = (lengths == 0) & (np.linalg.norm(ours, axis=1) == 0)
+        cosines, errors = np.where(both_zero, 1.0, cosines), np.where(both_zero, 0.0, np.abs(lengths - 1.0))
+        return Comparison(
+            images=len(ours),
+            min_cosine=float(cosines.min()),
+            mean_cosine=float(cosines.mean()),
+            max_difference=float(np.abs(ours - theirs).max()),
+            max_length_error=float(errors.max()),
+            recall_at_1_keras=self._recall,
+            recall_at_1=None if self._recall is None else self._recall_at_1(found),
+        )
+
+    def _parts(self):
+        return (self._views[first : first + _BATCH_SIZE] for first in range(0, len(self._views), _BATCH_SIZE))
+
+    def _recall_at_1(self, vectors: np.ndarray) -> float | None:
+        if not np.isfinite(vectors).all():
+            return float("nan")
+        try:
+            return float(evaluate_dataset(vectors, self.dataset, ks=(1,), metrics=("recall",))["recall@1"])
+        except UserError:
+            return None  # no two images of a class
+
+    def _embedded_by(self, kind: str, path: Path) -> np.ndarray:
+        with tempfile.TemporaryDirectory(prefix="tfdml-export-") as folder:
+            source, target = os.path.join(folder, "in.npz"), os.path.join(folder, "out.npy")
+            if kind == "saved_model":
+                encoded = [encoded_image(self.dataset.images, index) for index in range(len(self.dataset))]
+                data = np.frombuffer(b"".join(encoded), np.uint8)
+                np.savez(source, encoded=data, ends=np.cumsum([len(image) for image in encoded]))
+            else:
+                np.savez(source, views=self._views)
+            command = [sys.executable, "-P", str(_RUNNER), kind, str(path), source, target]
+            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
+            done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+            if done.returncode:
+                lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+                raise UserError(f"the {kind} export cannot be run in a fresh process: {lines[-1][:500]}")
+            return np.load(target)

@@ -1,0 +1,73 @@
+"""Embeds images with one exported file, in a process that knows neither Keras nor tfdml.
+
+    python -P fresh_process.py saved_model MODEL_FOLDER IN.npz OUT.npy
+    python -P fresh_process.py litert FILE.tflite IN.npz OUT.npy
+    python -P fresh_process.py onnx FILE.onnx IN.npz OUT.npy
+
+`tfdml.export.acceptance` runs this file by its path; it must import nothing of tfdml. IN.npz holds `views`
+(N, crop, crop, 3) uint8, or the bytes of encoded images one after another in `encoded`, which end at `ends`.
+"""
+
+import itertools
+import os
+import sys
+
+import numpy as np
+
+BATCH = 32
+
+
+def saved_model(path):
+    """The function of a SavedModel from a list of encoded images to embeddings; TensorFlow alone is there."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    # Importing a module that is None fails.
+    sys.modules.update(dict.fromkeys(("keras", "tf_keras", "tfdml"), None))  # type: ignore[arg-type]
+    import tensorflow as tf
+
+    loaded = tf.saved_model.load(path)
+    serve = loaded.signatures["serving_default"]
+
+    def embed(images, loaded=loaded):
+        return serve(image_bytes=tf.constant(images))["embedding"].numpy()
+
+    return embed
+
+
+def litert(path):
+    """The function of a .tflite file from views to embeddings; TensorFlow is used only where LiteRT is missing."""
+    try:
+        from ai_edge_litert.interpreter import Interpreter
+    except ImportError:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        import tensorflow as tf
+
+        Interpreter = tf.lite.Interpreter
+    interpreter = Interpreter(model_path=path, num_threads=os.cpu_count())
+    run = interpreter.get_signature_runner()
+    return lambda views: run(images=views)["embedding"]
+
+
+def onnx(path):
+    """The function of an ONNX file from views to embeddings."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda views: session.run(["embedding"], {"images": views})[0]
+
+
+def main(kind, path, source, target):
+    """Embed and write."""
+    embed = {"saved_model": saved_model, "litert": litert, "onnx": onnx}[kind](path)
+    with np.load(source) as stored:
+        if kind == "saved_model":
+            ends = [0, *stored["ends"].tolist()]
+            data = stored["encoded"].tobytes()
+            images = [data[first:last] for first, last in itertools.pairwise(ends)]
+        else:
+            images = stored["views"]
+    parts = [embed(images[first : first + BATCH]) for first in range(0, len(images), BATCH)]
+    np.save(target, np.concatenate(parts))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

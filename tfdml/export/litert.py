@@ -1,0 +1,122 @@
+"""LiteRT (TensorFlow Lite) files: uint8 views in, unit vectors out, in four precisions."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdml.errors import UserError
+from tfdml.export.litert_tail import finish_int8, read_model
+from tfdml.export.network import Network, frozen_module
+from tfdml.export.quiet import quiet
+from tfdml.models import AttentionEnsemble, Embedder, MomentEmbedder
+
+PRECISIONS = ("float32", "float16", "dynamic_range", "int8")
+_PIXEL_RANGE = (0, 255)
+_BATCH_SIZE = 32
+
+
+def convert_litert(
+    embedder: Embedder | MomentEmbedder, precision: str = "float32", representative: np.ndarray | None = None
+) -> bytes:
+    """The bytes of a .tflite file from `images` (B, crop, crop, 3) uint8 to `embedding` (B, d) float32 of length 1.
+
+    The images are views: after resizing and the crop, which the model card describes. B is free; the interpreter is
+    resized to it. The signature is `serving_default`.
+
+    - `"float32"`: weights and arithmetic;
+    - `"float16"`: weights in half precision, half the size;
+    - `"dynamic_range"`: weights in 8 bits, a scale per channel; activations are quantised as they come;
+    - `"int8"`: weights and activations in 8 bits, with ranges measured on `representative` images. The network up to
+      the projection is integer arithmetic alone. Its result is made float again, what it is off by on average over
+      the images is taken away, and it is divided by its length, which 8 bits would give with errors of percents.
+
+    Args:
+        embedder: A built `Embedder` or `AttentionEnsemble`.
+        precision: One of `PRECISIONS`.
+        representative: (N, crop, crop, 3) uint8 views of training images, for `"int8"`; some hundreds are enough.
+
+    Returns:
+        The file.
+
+    Raises:
+        UserError: The embedder cannot be converted, or images are missing.
+
+    Example:
+        >>> pathlib.Path("embedder.tflite").write_bytes(convert_litert(embedder, "float16"))
+    """
+    if precision not in PRECISIONS:
+        raise UserError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
+    if isinstance(embedder, MomentEmbedder):
+        raise UserError(
+            "LiteRT cannot hold the loop in which an embedder with all moments computes them: export it as "
+            "saved_model or onnx, or export the run's embedder without moments"
+        )
+    if precision != "int8":
+        return _converted(frozen_module(embedder, embedder.image_size), precision)
+    if representative is None or not len(representative):
+        raise UserError("int8 needs representative images: pass views of some hundreds of training images")
+    module = frozen_module(_before_normalisation(embedder), embedder.image_size, tf.float32)
+    file = _converted(module, precision, representative)
+    heads = embedder.heads if isinstance(embedder, AttentionEnsemble) else 1
+    return finish_int8(file, _mean_error(file, module, representative), heads)
+
+
+def _before_normalisation(embedder: Embedder) -> Network:
+    def network(images: tf.Tensor) -> tf.Tensor:
+        # The range is stated, not measured: clients send pixels as they are, with scale 1 and zero point 0.
+        images = tf.quantization.fake_quant_with_min_max_args(images, *_PIXEL_RANGE)
+        return embedder.represent(images, training=False)["projection"]
+
+    return network
+
+
+def _converted(module: tf.Module, precision: str, representative: np.ndarray | None = None) -> bytes:
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([module.embed.get_concrete_function()], module)
+    if precision != "float32":
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    if precision == "float16":
+        converter.target_spec.supported_types = [tf.float16]
+    if representative is not None:
+        images = representative
+        converter.representative_dataset = lambda: ([image[None].astype(np.float32)] for image in images)
+        converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
+        converter.inference_input_type = tf.uint8
+        converter.inference_output_type = tf.float32
+    try:
+        with quiet():
+            file = bytes(converter.convert())
+    except (RuntimeError, ValueError, tf.errors.OpError) as error:
+        raise UserError(f"LiteRT cannot convert this embedder to {precision}: {_gist(error)}") from error
+    # A conversion that failed within can return an empty model.
+    if not read_model(file).signatureDefs:
+        raise UserError(f"LiteRT's converter made no model of this embedder for {precision}")
+    return file
+
+
+def _mean_error(file: bytes, module: tf.Module, views: np.ndarray) -> np.ndarray:
+    """By how much a quantised network is off, (d,), on average over views."""
+    run = _interpreter(file).get_signature_runner()
+    total: Any = 0.0
+    for first in range(0, len(views), _BATCH_SIZE):
+        batch = views[first : first + _BATCH_SIZE]
+        exact = module.embed(tf.cast(batch, tf.float32))["embedding"].numpy()
+        total += (run(images=batch)["embedding"] - exact).sum(axis=0, dtype=np.float64)
+    return (total / len(views)).astype(np.float32)
+
+
+def _interpreter(file: bytes) -> Any:
+    try:
+        from ai_edge_litert.interpreter import Interpreter
+    except ImportError:
+        with quiet():
+            return tf.lite.Interpreter(model_content=file)
+    return Interpreter(model_content=file, num_threads=os.cpu_count())
+
+
+def _gist(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[0].split())[:300] if lines else type(error).__name__

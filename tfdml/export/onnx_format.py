@@ -1,0 +1,55 @@
+"""ONNX files: uint8 views in, unit vectors out."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tfdml.errors import UserError
+from tfdml.export.network import frozen_module
+from tfdml.export.quiet import quiet
+from tfdml.models import Embedder, MomentEmbedder
+
+# Old enough for runtimes in the field, new enough for every operation in use.
+_OPSET = 17
+
+
+def check_onnx() -> None:
+    """Raise a `UserError` where the libraries that write and run ONNX files are missing."""
+    missing = []
+    for name in ("onnx", "tf2onnx", "onnxruntime"):
+        try:
+            __import__(name)
+        except ImportError:
+            missing.append(name)
+    if missing:
+        raise UserError(f"--formats=onnx needs {', '.join(missing)}: pip install 'tfdml[onnx]'")
+
+
+def convert_onnx(embedder: Embedder | MomentEmbedder) -> bytes:
+    """The bytes of an ONNX file from `images` (B, crop, crop, 3) uint8 to `embedding` (B, d) float32 of length 1.
+
+    The images are views: after resizing and the crop, which the model card describes. B is free.
+
+    Args:
+        embedder: A built embedder.
+
+    Returns:
+        The file, of operator set 17.
+
+    Raises:
+        UserError: tf2onnx is missing, or cannot convert the embedder.
+
+    Example:
+        >>> pathlib.Path("embedder.onnx").write_bytes(convert_onnx(embedder))
+    """
+    check_onnx()
+    import tf2onnx
+
+    module = frozen_module(embedder, embedder.image_size)
+    spec = tf.TensorSpec((None, embedder.image_size, embedder.image_size, 3), tf.uint8, name="images")
+    try:
+        with quiet():
+            model, _ = tf2onnx.convert.from_function(module.embed, input_signature=[spec], opset=_OPSET)
+    except (ValueError, RuntimeError, NotImplementedError) as error:
+        raise UserError(f"tf2onnx cannot convert this embedder: {' '.join(str(error).split())[:300]}") from error
+    return model.SerializeToString()

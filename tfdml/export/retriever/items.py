@@ -1,0 +1,144 @@
+"""Gallery items from folders and data sets, and their embeddings by a retriever's own embedder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.encoded import encoded_image
+from tfdml.data.folder import EXTENSIONS
+from tfdml.errors import UserError
+from tfdml.export.retriever.gallery import NO_LABEL, Gallery, GalleryItem
+
+_BATCH_SIZE = 32
+
+
+def items_of_folder(folder: str | os.PathLike) -> Iterator[GalleryItem]:
+    """Every image below a folder, read when its turn comes.
+
+    An item's id is its path below the folder, its class the first folder on that path, its label the place of the class
+    among the sorted ones; images right in the folder have no class. Hidden files and folders are left out,
+    and so are links to folders.
+
+    Args:
+        folder: A folder of class folders, or of images.
+
+    Raises:
+        UserError: There is no such folder, it holds no image, or one cannot be read.
+
+    Example:
+        >>> [item.id for item in items_of_folder("photos")]  # doctest: +SKIP
+        ['coupe/1.jpg', 'coupe/2.jpg', 'van/1.jpg']
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise UserError(f"--gallery={folder}: there is no such folder")
+    paths = []
+    for parent, folders, files in os.walk(root, onerror=_unreadable):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found = (name for name in files if name.lower().endswith(EXTENSIONS) and not name.startswith("."))
+        paths += [Path(parent, name).relative_to(root) for name in found]
+    if not paths:
+        raise UserError(f"--gallery={folder} holds no image ({', '.join(EXTENSIONS)})")
+    paths.sort()
+    label_of = {
+        name: label for label, name in enumerate(sorted({path.parts[0] for path in paths if len(path.parts) > 1}))
+    }
+    return (_item(root, path, label_of) for path in paths)
+
+
+def _item(root: Path, path: Path, label_of: dict[str, int]) -> GalleryItem:
+    name, label = path.as_posix(), label_of[path.parts[0]] if len(path.parts) > 1 else NO_LABEL
+    try:
+        image = (root / path).read_bytes()
+    except OSError as error:
+        raise UserError(f"{root / path} cannot be read: {error.strerror}") from error
+    about = {"path": name, **({"class": path.parts[0]} if label != NO_LABEL else {})}
+    return GalleryItem(name, image, label=label, metadata=about)
+
+
+def _unreadable(error: OSError) -> None:
+    raise UserError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+
+def items_of_dataset(dataset: ImageDataset, directory: str | os.PathLike = "") -> Iterator[GalleryItem]:
+    """The images of a data set with their labels and class names, read when their turn comes.
+
+    Args:
+        dataset: The images.
+        directory: Where the data set lies: ids of files below it are relative to it.
+
+    Raises:
+        UserError: An image cannot be read.
+    """
+    prefix = os.path.join(os.fspath(directory), "") if directory else ""
+    for row in range(len(dataset)):
+        name, label = dataset.images.name(row).removeprefix(prefix), int(dataset.labels[row])
+        about = {"path": name, "class": dataset.class_names.get(label, str(label))}
+        try:
+            image = encoded_image(dataset.images, row)
+        except (OSError, tf.errors.OpError) as error:
+            raise UserError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        yield GalleryItem(name, image, label=label, metadata=about)
+
+
+def embedded(
+    items: Iterable[GalleryItem],
+    embed_each: Callable[..., dict[str, tf.Tensor]],
+    skip_bad: bool = False,
+    report: Callable[[str], None] = lambda line: None,
+) -> Gallery:
+    """The items as a gallery, embedded batch by batch; images are let go of at once.
+
+    Args:
+        items: The items.
+        embed_each: The embedder's signature `embed_each`.
+        skip_bad: Leave out images that cannot be decoded, and report each.
+        report: Called with a line on every bad image, up to ten.
+
+    Raises:
+        UserError: An image cannot be decoded, and is not to be skipped; or no item is left.
+    """
+    vectors: list[np.ndarray] = []
+    kept: list[tuple[str, int, str]] = []
+    bad: list[str] = []
+    for batch in _batches(items):
+        images = [item.image for item in batch if item.image is not None]
+        answer = embed_each(image_bytes=tf.constant(images, tf.string))
+        answers = zip(answer["embedding"].numpy(), answer["error"].numpy(), strict=True)
+        for item in batch:
+            vector, error = (np.asarray(item.embedding), b"") if item.image is None else next(answers)
+            if error:
+                bad.append(f"{item.id}: {error.decode()}")
+            else:
+                vectors.append(vector)
+                kept.append((item.id, item.label, item.metadata_text()))
+    for line in bad[:10]:
+        report(f"bad image {line}")
+    if bad and not skip_bad:
+        raise UserError(
+            f"{len(bad)} of {len(bad) + len(kept)} gallery images cannot be embedded, the first is {bad[0]}"
+        )
+    if not kept:
+        raise UserError("the gallery is empty: a retriever needs at least one item")
+    shapes = {vector.shape for vector in vectors}
+    if len(shapes) > 1 or len(next(iter(shapes))) != 1:
+        raise UserError(f"gallery embeddings must be (d,) each, of one d; got {', '.join(map(str, sorted(shapes)))}")
+    ids, labels, metadata = zip(*kept, strict=True)
+    return Gallery(np.stack(vectors), ids, np.array(labels, np.int64), metadata)
+
+
+def _batches(items: Iterable[GalleryItem]) -> Iterator[list[GalleryItem]]:
+    batch: list[GalleryItem] = []
+    for item in items:
+        batch.append(item)
+        if len(batch) == _BATCH_SIZE:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

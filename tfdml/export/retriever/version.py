@@ -1,0 +1,185 @@
+"""A retriever's version on disk: written whole, one writer at a time; old ones pruned."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdml.errors import UserError
+from tfdml.export.model_card import CARD
+from tfdml.export.retriever.endpoints import MAX_NEIGHBOURS, MAX_RESULTS
+from tfdml.export.retriever.gallery import NO_LABEL, Gallery
+from tfdml.export.retriever.graph import SEARCHES, copy_with_gallery
+from tfdml.export.retriever.indexed import GalleryIndex
+from tfdml.export.saved_model import SIGNATURES
+from tfdml.export.versions import new_version, version_numbers
+from tfdml.export.warm_up import FILE as WARM_UP
+from tfdml.export.warm_up import prediction_log, write_warm_up
+from tfdml.training.files import write_json
+
+RETRIEVER_CARD = "retriever.json"
+# Above it a search through all of it would take tens of milliseconds for each query.
+EXACT_LIMIT = 200_000
+_WARM_UP_SIDE = 256
+_WARM_UP_SIZES = (1, 8)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How a gallery is searched.
+
+    Args:
+        exact_limit: Galleries of more items are searched by an index.
+        recall: Recall@10 that the index is to reach, as a fraction.
+    """
+
+    exact_limit: int = EXACT_LIMIT
+    recall: float = 0.99
+
+
+def write_version(
+    source: Path, folder: Path, gallery: Gallery, settings: Settings, like: GalleryIndex | None = None
+) -> Path:
+    """Write a gallery as the next version.
+
+    Args:
+        source: A retriever's SavedModel, with or without a gallery, and its cards.
+        folder: Where versions lie.
+        gallery: The items.
+        settings: How they are searched.
+        like: See `GalleryIndex.build`.
+
+    Returns:
+        The path of the version.
+    """
+    exact = len(gallery) <= settings.exact_limit
+    index = None if exact else GalleryIndex.build(gallery.embeddings, settings.recall, like)
+    with new_version(folder) as version:
+        copy_with_gallery(source, version.folder, gallery, in_graph=exact)
+        if index is not None:
+            index.write(version.folder)
+        _write_warm_up(version.folder, gallery, exact)
+        write_json(version.folder / RETRIEVER_CARD, _card(gallery, settings, index))
+        if (source / CARD).is_file():
+            shutil.copyfile(source / CARD, version.folder / CARD)
+    assert version.path is not None
+    return version.path
+
+
+def read_card(path: Path) -> dict[str, Any]:
+    """The card of a retriever's version.
+
+    Raises:
+        UserError: It has none, or not one of ours.
+    """
+    try:
+        card = json.loads((path / RETRIEVER_CARD).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"there is no retriever at {path}: it has no {RETRIEVER_CARD}") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path / RETRIEVER_CARD} cannot be read: {error}") from error
+    if not isinstance(card, dict) or card.get("kind") not in ("exact", "indexed"):
+        raise UserError(f"{path / RETRIEVER_CARD} is not of a retriever")
+    return card
+
+
+def write_embedder_card(embedder: Path, folder: Path) -> None:
+    """The model card of the embedder inside, for those who use a retriever as an embedder."""
+    if (embedder / CARD).is_file():
+        card = json.loads((embedder / CARD).read_text(encoding="utf-8"))
+        # The files that it lists are not here.
+        write_json(folder / CARD, {**card, "artefacts": {}, "signatures": [*SIGNATURES, *SEARCHES]})
+
+
+def _card(gallery: Gallery, settings: Settings, index: GalleryIndex | None) -> dict[str, Any]:
+    return {
+        "kind": "exact" if index is None else "indexed",
+        "items": len(gallery),
+        "classes": len(np.unique(gallery.labels[gallery.labels != NO_LABEL])),
+        "embedding_dim": gallery.embedding_dim,
+        "distance": "euclidean, of vectors of length 1: |f - g|^2 = 2 - 2 cosine",
+        "signatures": [*SIGNATURES, *(SEARCHES if index is None else ())],
+        "max_neighbours": MAX_NEIGHBOURS,
+        "max_results": MAX_RESULTS,
+        "exact_limit": settings.exact_limit,
+        "recall_wanted": settings.recall,
+        "index": None if index is None else index.card,
+    }
+
+
+def _write_warm_up(folder: Path, gallery: Gallery, searchable: bool) -> None:
+    write_warm_up(folder, _WARM_UP_SIDE)
+    if not searchable:
+        return
+    path = str(folder / WARM_UP)
+    records = [record.numpy() for record in tf.data.TFRecordDataset(path)]
+    grey = tf.io.encode_jpeg(tf.fill((_WARM_UP_SIDE, _WARM_UP_SIDE, 3), tf.constant(127, tf.uint8))).numpy()
+    for size in _WARM_UP_SIZES:
+        k = np.full(size, 10, np.int32)
+        records += [
+            prediction_log("search_bytes", image_bytes=[grey] * size, k=k),
+            prediction_log("search_embedding", embedding=gallery.embeddings[:1].repeat(size, axis=0), k=k),
+            prediction_log("search_each", image_bytes=[grey] * size, k=k),
+        ]
+    with tf.io.TFRecordWriter(path) as writer:
+        for record in records:
+            writer.write(record)
+
+
+@contextlib.contextmanager
+def one_writer(folder: Path) -> Iterator[None]:
+    """Nobody else makes or prunes a version in the block, in this process or another.
+
+    Raises:
+        UserError: There is no such folder.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be opened: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def prune(folder: str | os.PathLike, keep: int = 2) -> list[int]:
+    """Delete all but the newest versions; whoever has loaded one goes on with it.
+
+    Args:
+        folder: Where versions lie.
+        keep: How many stay; servers may be loading the newest, and serve the one before meanwhile.
+
+    Returns:
+        The numbers of those that are gone.
+
+    Raises:
+        UserError: None would stay.
+
+    Example:
+        >>> prune("models/cars_retriever", keep=3)  # doctest: +SKIP
+        [1, 2]
+    """
+    if keep < 1:
+        raise UserError(f"keep={keep}: at least the newest version stays")
+    folder = Path(folder)
+    with one_writer(folder):
+        gone = version_numbers(folder)[:-keep]
+        for number in gone:
+            # Away from its number in one step: nobody shall meet half a version.
+            hidden = tempfile.mkdtemp(prefix=".pruned-", dir=folder)
+            os.rename(folder / str(number), Path(hidden) / str(number))
+            shutil.rmtree(hidden, ignore_errors=True)
+    return gone

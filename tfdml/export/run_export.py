@@ -1,0 +1,94 @@
+"""The export of a finished run: its embedder, its data, and what its folder says for the model card."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from absl import logging
+
+from tfdml.errors import UserError
+from tfdml.export.exporter import ExportOptions, export_model
+from tfdml.export.loading import load_embedder
+from tfdml.models import Embedder, MomentEmbedder
+from tfdml.training import RunFolder, trainer
+from tfdml.training.experiment import Experiment
+
+
+def export_run(
+    run_dir: str | os.PathLike,
+    folder: str | os.PathLike,
+    options: ExportOptions | None = None,
+    moments: bool = False,
+    data_dir: str = "",
+    report: Callable[[str], None] = logging.info,
+) -> Path:
+    """Export the embedder of a run; see `export_model`.
+
+    Args:
+        run_dir: The run's folder.
+        folder: Where versions lie.
+        options: The formats and tolerances.
+        moments: Export `moments.keras`, which searches with all moments, in place of `embedder.keras`.
+        data_dir: Where the run's data set lies now, if it has moved.
+        report: Called with a line on each format.
+
+    Returns:
+        The path of the version.
+
+    Raises:
+        UserError: As `export_model`; or the folder is not that of a finished run, or its images are gone.
+
+    Example:
+        >>> export_run("runs/cars_jrd", "models/cars", ExportOptions(formats=["all"]))
+        PosixPath('models/cars/1')
+    """
+    embedder, experiment = load_run(run_dir, moments, data_dir)
+    splits = trainer.load_splits(experiment)
+    about = about_run(run_dir, experiment, splits, moments)
+    return export_model(embedder, folder, splits.test, splits.train, options, about, report)
+
+
+def load_run(
+    run_dir: str | os.PathLike, moments: bool = False, data_dir: str = ""
+) -> tuple[Embedder | MomentEmbedder, Experiment]:
+    """The embedder and the settings of a run.
+
+    Raises:
+        UserError: There are none.
+    """
+    run = RunFolder(run_dir)
+    embedder = load_embedder(run.moments if moments else run.embedder)
+    text = run.load_experiment().as_flags()
+    changes = {"run_dir": str(run_dir), **({"data_dir": data_dir} if data_dir else {})}
+    return embedder, Experiment.from_flags(text, **changes)
+
+
+def about_run(
+    run_dir: str | os.PathLike, experiment: Experiment, splits: trainer.Splits, moments: bool = False
+) -> dict[str, Any]:
+    """What a run says of itself for the model card: data, flags, metrics."""
+    result = {}
+    try:
+        result = json.loads(RunFolder(run_dir).result.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        logging.warning("%s has no result.json: the model card is without metrics", run_dir)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{RunFolder(run_dir).result} cannot be read: {error}") from error
+    parts = {"train": splits.train, "test": splits.test}
+    flags = dict(line.removeprefix("--").split("=", 1) for line in experiment.as_flags().splitlines())
+    return {
+        "data": {
+            "dataset": experiment.dataset,
+            "options": experiment.dataset_options,
+            **{name: {"images": len(part), "classes": part.num_classes} for name, part in parts.items()},
+        },
+        # Where the data and the run lay on one machine is nobody's business.
+        "flags": {name: value for name, value in flags.items() if name not in ("data_dir", "run_dir")},
+        "metrics": result.get("metrics_moments" if moments else "metrics"),
+        "protocol": result.get("protocol"),
+        "selection": result.get("selection"),
+    }

@@ -1,0 +1,78 @@
+"""A Keras embedder, of a run or in a .keras file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.pipeline import evaluation_batches, explain_failure
+from tfdml.errors import UserError
+from tfdml.evaluation.embedding import embed_batches
+from tfdml.export.saved_model import evaluation_transform
+from tfdml.export.sources.base import EmbeddingSource, checksum_of
+from tfdml.models import Embedder, MomentEmbedder
+
+
+class KerasEmbedder(EmbeddingSource):
+    """A Keras embedder, fed by the evaluation pipeline.
+
+    Args:
+        path: A run folder or a .keras file.
+
+    Raises:
+        UserError: There is none, or the file is not an embedder.
+    """
+
+    kind = "keras"
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = _file(path)
+        self.address = str(path)
+        self.embedder = load_embedder(path)
+        self.transform = evaluation_transform(self.embedder)
+        self.view = self.transform.get_config()
+
+    def checksum(self) -> str:
+        """Of the .keras file."""
+        return checksum_of(self.path)
+
+    def stream(self, dataset: ImageDataset, batch_size: int, first: int = 0) -> Iterator[np.ndarray]:
+        """See `EmbeddingSource.stream`."""
+        rest = dataset.take(np.arange(first, len(dataset))) if first else dataset
+        options = tf.data.Options()
+        # The input has threads of its own, where the model's are kept to one operation at a time.
+        options.threading.private_threadpool_size = os.cpu_count() or 1
+        batches = evaluation_batches(rest, self.transform, batch_size).with_options(options)
+        try:
+            yield from embed_batches(self.embedder, batches, batch_size=min(batch_size, len(dataset)))
+        except tf.errors.OpError as error:
+            raise (explain_failure(error, rest) or error) from None
+
+
+def _file(path: str | os.PathLike) -> Path:
+    path = Path(path)
+    return path / "embedder.keras" if path.is_dir() else path
+
+
+def load_embedder(path: str | os.PathLike) -> Embedder | MomentEmbedder:
+    """The Keras embedder of a run folder or a .keras file.
+
+    Raises:
+        UserError: There is none, or the file is not an embedder.
+    """
+    path = _file(path)
+    if not path.is_file():
+        raise UserError(f"there is no embedder at {path}; has the run finished?")
+    try:
+        embedder = keras.saving.load_model(path, compile=False)
+    except (ValueError, OSError, TypeError) as error:
+        raise UserError(f"{path} cannot be loaded: {' '.join(str(error).split())[:300]}") from error
+    if not isinstance(embedder, (Embedder, MomentEmbedder)):
+        raise UserError(f"{path} holds a {type(embedder).__name__}, not an Embedder")
+    return embedder

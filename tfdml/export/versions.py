@@ -1,0 +1,113 @@
+"""Numbered versions of an exported model, each there whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tfdml.errors import UserError
+
+
+class NewVersion:
+    """A version that is being written.
+
+    Attributes:
+        folder: Where to write its files: hidden, beside the finished versions.
+        path: Its place once it is finished; None before.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.path: Path | None = None
+
+
+@contextlib.contextmanager
+def new_version(versions: str | os.PathLike) -> Iterator[NewVersion]:
+    """The next version: `versions/<n>`, one more than the highest number there.
+
+    What the block writes below `folder` appears under the number when the block ends well, in one step, and disappears
+    when it does not. Earlier versions stay as they are. Two processes that export at once get two numbers.
+
+    Args:
+        versions: Where versions lie, as TF Serving's `base_path`; made if it is not there.
+
+    Yields:
+        The version; its `path` is known after the block.
+
+    Raises:
+        UserError: The folder cannot be written.
+
+    Example:
+        >>> with new_version("models/cars") as version:
+        ...     (version.folder / "model_card.json").write_text("{}")
+        >>> version.path
+        PosixPath('models/cars/1')
+    """
+    versions = Path(versions)
+    made = _missing_parents(versions)
+    try:
+        versions.mkdir(parents=True, exist_ok=True)
+        hidden = Path(tempfile.mkdtemp(prefix=".partial-", dir=versions))
+    except OSError as error:
+        raise UserError(f"--out={versions} cannot be written: {error.strerror}") from error
+    try:
+        # mkdtemp makes it for its owner alone; servers run as somebody else.
+        os.chmod(hidden, 0o777 & ~_umask())
+        version = NewVersion(hidden)
+        yield version
+        _to_disk(hidden)
+        version.path = _numbered(hidden, versions)
+    except OSError as error:
+        raise UserError(f"--out={versions} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+        for folder in made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # only where it is empty: a refused export leaves nothing
+
+
+def version_numbers(versions: str | os.PathLike) -> list[int]:
+    """The numbers of the versions in a folder, ascending; none where there is no folder."""
+    try:
+        return sorted(int(entry.name) for entry in Path(versions).iterdir() if entry.name.isdecimal())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _numbered(hidden: Path, versions: Path) -> Path:
+    while True:
+        path = versions / str(1 + max(version_numbers(versions), default=0))
+        try:
+            os.rename(hidden, path)
+            return path
+        except OSError as error:
+            # Somebody else has taken the number in between.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+
+
+def _missing_parents(folder: Path) -> list[Path]:
+    """Which folders will have to be made, the innermost first."""
+    return [part for part in (folder, *folder.parents) if not part.exists()]
+
+
+def _to_disk(folder: Path) -> None:
+    """Everything below a folder, on the disk: a name must not appear before its contents do."""
+    for root, _, files in os.walk(folder):
+        for path in (*(os.path.join(root, name) for name in files), root):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
