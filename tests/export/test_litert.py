@@ -9,7 +9,9 @@ from tests.export.networks import small_dataset, small_embedder
 from tfdml import backbones
 from tfdml.data import evaluation_batches
 from tfdml.errors import UserError
-from tfdml.export import convert_litert
+from tfdml.export import convert_litert, litert
+from tfdml.export.litert_tail import finish_int8
+from tfdml.export.network import frozen_module
 from tfdml.export.precision import in_float32
 from tfdml.export.saved_model import evaluation_transform
 from tfdml.models import AttentionEnsemble, Embedder, MomentEmbedder
@@ -70,6 +72,21 @@ def test_the_range_of_pixels_does_not_come_from_the_representative_images(embedd
     made, run = runner(convert_litert(embedder, "int8", views // 4))
     assert made.get_input_details()[0]["quantization"] == (1.0, 0)
     np.testing.assert_allclose(np.linalg.norm(run(images=views)["embedding"], axis=1), 1.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_the_last_step_of_int8_is_the_formula_in_float32(heads, embedder, views):
+    def network(images):
+        images = tf.quantization.fake_quant_with_min_max_args(images, 0, 255)
+        return embedder.represent(images, training=False)["projection"]
+
+    raw = litert._converted(frozen_module(network, 32, tf.float32), "int8", views)
+    quantised = runner(raw)[1](images=views)["embedding"]
+    error = np.linspace(-0.5, 0.5, 8).astype(np.float32) * np.abs(quantised).max()
+    found = runner(finish_int8(raw, error, heads))[1](images=views)["embedding"]
+    for row, vector in zip(quantised.astype(np.float64), found, strict=True):
+        parts = [part / np.sqrt((part**2).sum()) for part in np.split(row - error, heads)]
+        np.testing.assert_allclose(vector, np.concatenate(parts) / np.sqrt(heads), atol=1e-5)
 
 
 def test_an_ensemble_is_converted(views):
@@ -141,8 +158,6 @@ def test_onnx_without_its_libraries_says_what_to_install(embedder, monkeypatch):
 
 
 def test_a_frozen_network_has_no_variables(embedder, views):
-    from tfdml.export.network import frozen_module
-
     module = frozen_module(embedder, 32)
     assert not module.embed.get_concrete_function().graph.variables
     np.testing.assert_allclose(module.embed(tf.constant(views))["embedding"], embedder(views), atol=1e-5)

@@ -133,7 +133,7 @@ def _train_side(subject: Subject) -> tuple[Any, Any]:
     if flags.FLAGS.split == "train":
         raise UserError("--generalisation compares the test classes with the training classes: leave --split=test")
     if subject.source is not None and subject.choice is not None:
-        dataset = subject.choice.load("train")
+        dataset = _trained_on(subject.choice.load("train"), subject.choice.name)
         return subject.source.embed(dataset, flags.FLAGS.batch_size), dataset.labels
     whole = subject.stored
     if whole is not None and whole.roles is not None and (whole.roles == "train").any():
@@ -141,6 +141,17 @@ def _train_side(subject: Subject) -> tuple[Any, Any]:
         return train.embeddings, train.labels
     logging.warning("no embeddings of training classes: measures that need them are left out (bin/embed --split=all)")
     return None, None
+
+
+def _trained_on(train: ImageDataset, name: str) -> ImageDataset:
+    """Without the classes that a run held out: it has not seen them."""
+    from tfdml.training import RunFolder
+    from tfdml.training.building import split_training_classes
+
+    if not (Path(flags.FLAGS.model) / "flags.txt").is_file():
+        return train
+    experiment = RunFolder(flags.FLAGS.model).load_experiment()
+    return split_training_classes(experiment, train)[0] if experiment.dataset == name else train
 
 
 def print_metrics(result: dict[str, Any]) -> None:
@@ -158,7 +169,7 @@ def print_metrics(result: dict[str, Any]) -> None:
     if "generalisation" in result:
         print("  generalisation (no percentages):")
         for key, value in result["generalisation"].items():
-            print(f"    {key:<34}{value:>10.4g}")
+            print(f"    {key:<34}{value:>14,}" if isinstance(value, int) else f"    {key:<34}{value:>14.4g}")
 
 
 def _interval(interval: Any) -> str:

@@ -120,8 +120,10 @@ def write_saved_model(
         name: tf.function(function, input_signature=[spec], autograph=False)
         for name, (function, spec) in endpoints.items()
     }
+    # Nothing is trained any more, and gradients of constants cannot be saved.
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
     with quiet():
-        tf.saved_model.save(module, str(folder), signatures=dict(module.endpoints))
+        tf.saved_model.save(module, str(folder), signatures=dict(module.endpoints), options=options)
 
 
 def compare(embedder: Embedder | MomentEmbedder, saved_model: str | os.PathLike, encoded: list[bytes]) -> float:

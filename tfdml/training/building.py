@@ -49,15 +49,23 @@ def load_splits(experiment: Experiment) -> Splits:
     train, test = (data.load(experiment.dataset, directory, split, **options) for split in ("train", "test"))
     find = preparing.find_faults if experiment.check_images == "decode" else inspection.inspect
     train, test = (inspection.check(split, experiment.bad_images, find) for split in (train, test))
-    validation = None
-    if experiment.holdout_classes:
-        classes = np.random.default_rng(experiment.seed).permutation(train.classes)
-        held_out = max(1, round(experiment.holdout_classes * len(classes)))
-        if held_out >= len(classes):
-            raise UserError(f"--holdout_classes={experiment.holdout_classes} leaves no class to train on")
-        validation = train.select_classes(classes[:held_out])
-        train = train.select_classes(classes[held_out:])
+    train, validation = split_training_classes(experiment, train)
     return Splits(train.contiguous(), validation, test)
+
+
+def split_training_classes(experiment: Experiment, train: ImageDataset) -> tuple[ImageDataset, ImageDataset | None]:
+    """The training classes that an experiment trains on, and those that it holds out, if any.
+
+    Raises:
+        UserError: No class would be left.
+    """
+    if not experiment.holdout_classes:
+        return train, None
+    classes = np.random.default_rng(experiment.seed).permutation(train.classes)
+    held_out = max(1, round(experiment.holdout_classes * len(classes)))
+    if held_out >= len(classes):
+        raise UserError(f"--holdout_classes={experiment.holdout_classes} leaves no class to train on")
+    return train.select_classes(classes[held_out:]), train.select_classes(classes[:held_out])
 
 
 def make_sampler(experiment: Experiment, train: ImageDataset, replicas: int = 1) -> Sampler:
