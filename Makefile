@@ -4,12 +4,12 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help install quickstart test test-fast lint format lock clean
+.PHONY: help install quickstart test test-slow lint format lock clean
 
 help:
 	@echo "make install     create $(VENV) and install tfdml with its development tools, versions as in constraints.txt"
 	@echo "make quickstart  install, then train, evaluate, export and report on the built-in glyphs (no download)"
-	@echo "make test        every test;  make test-fast: without those marked slow"
+	@echo "make test        the tests;  make test-slow: the longest, which make test leaves out"
 	@echo "make lint        ruff (lint, format) and mypy"
 	@echo "make lock        write constraints.txt anew from the versions installed in $(VENV)"
 
@@ -27,10 +27,10 @@ quickstart: $(STAMP)
 	$(BIN)/python bin/quickstart
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
-
-test-fast: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
