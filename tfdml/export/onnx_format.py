@@ -5,7 +5,6 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdml.errors import UserError
-from tfdml.export.network import frozen_module
 from tfdml.export.quiet import quiet
 from tfdml.models import Embedder, MomentEmbedder
 
@@ -45,11 +44,16 @@ def convert_onnx(embedder: Embedder | MomentEmbedder) -> bytes:
     check_onnx()
     import tf2onnx
 
-    module = frozen_module(embedder, embedder.image_size)
     spec = tf.TensorSpec((None, embedder.image_size, embedder.image_size, 3), tf.uint8, name="images")
+
+    # Not frozen beforehand: tf2onnx knows the loops of the moments only as it finds them itself.
+    @tf.function(input_signature=[spec], autograph=False)
+    def embed(images: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"embedding": embedder(images, training=False)}
+
     try:
         with quiet():
-            model, _ = tf2onnx.convert.from_function(module.embed, input_signature=[spec], opset=_OPSET)
+            model, _ = tf2onnx.convert.from_function(embed, input_signature=[spec], opset=_OPSET)
     except (ValueError, RuntimeError, NotImplementedError) as error:
         raise UserError(f"tf2onnx cannot convert this embedder: {' '.join(str(error).split())[:300]}") from error
     return model.SerializeToString()
