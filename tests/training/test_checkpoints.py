@@ -6,10 +6,10 @@ import pytest
 
 from tests.training.test_optimizers import make_learner
 from tfdml.errors import UserError
+from tfdml.files import atomic_path, write_json
 from tfdml.losses import ContrastiveLoss
 from tfdml.models import Embedder, MetricLearner
 from tfdml.training import checkpoints
-from tfdml.training.files import atomic_path, write_json
 from tfdml.training.optimizers import build_optimizer
 
 

@@ -54,7 +54,7 @@ def convert_weights() -> None:
         raise UserError(f"--out={out}: its folder does not exist")
 
     from tfdml import backbones
-    from tfdml.training.files import atomic_path
+    from tfdml.files import atomic_path
 
     source = str(values["from"].value)
     converted = convert(source, values.architecture, values.stride_in_1x1, values.allow_extra)

@@ -83,7 +83,7 @@ def evaluate() -> None:
     from tfdml.cli import measuring
     from tfdml.evaluation import DEFAULT_METRICS, evaluate_dataset, part_protocol
     from tfdml.evaluation.embeddings_on_disk import holds_embeddings
-    from tfdml.training.files import write_json
+    from tfdml.files import write_json
 
     metrics = values.metrics or list(DEFAULT_METRICS)
     measured = measuring.stored if holds_embeddings(values.model) else measuring.embedded

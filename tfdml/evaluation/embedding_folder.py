@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import hashlib
 import json
 import os
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,9 @@ import numpy as np
 
 from tfdml.errors import UserError
 from tfdml.evaluation.embeddings_on_disk import FORMAT, PROGRESS, read_manifest
+from tfdml.files import PARTIAL_PREFIX, atomic_path
 
 PARTIAL = "embeddings.npy.partial"
-_TEMPORARY = ".partial-"
 
 
 def begun_at(folder: str | os.PathLike, identity: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -42,7 +41,7 @@ def begun_at(folder: str | os.PathLike, identity: Mapping[str, Any]) -> tuple[di
     if not folder.is_dir():
         raise UserError(f"--out={folder} is a file; name a folder")
     manifest, progress = read_manifest(folder), _read_progress(folder)
-    others = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith(_TEMPORARY))
+    others = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith(PARTIAL_PREFIX))
     if not manifest and not progress and others not in ([], [PARTIAL]):
         raise UserError(f"--out={folder} holds other files ({others[0]} ...); name a new or an empty folder")
     begun = (manifest or progress).get("identity", identity)
@@ -97,32 +96,19 @@ def lock(folder: Path) -> int:
 def tidy(folder: Path) -> None:
     """Remove what a process left that was killed in the middle of writing a file."""
     for entry in folder.iterdir():
-        if entry.name.startswith(_TEMPORARY):
+        if entry.name.startswith(PARTIAL_PREFIX):
             entry.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, which takes its place when the block ends well."""
-    temporary = path.with_name(f"{_TEMPORARY}{os.getpid()}-{path.name}")
-    try:
-        yield temporary
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file, whole or not at all."""
-    with whole(path) as temporary:
+    with atomic_path(path) as temporary:
         temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def write_archive(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write an .npz file, whole or not at all; the same arrays give the same bytes whatever the time."""
-    with whole(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
+    with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
         for name, array in arrays.items():
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, np.asanyarray(array), allow_pickle=False)

@@ -22,11 +22,11 @@ from tfdml.evaluation.embedding_folder import (
     lock,
     sha256_of,
     tidy,
-    whole,
     write_archive,
     write_json,
 )
 from tfdml.evaluation.image_table import ImageTable
+from tfdml.files import atomic_path
 from tfdml.version import __version__
 
 FORMATS = ("npy", "npz")
@@ -144,7 +144,7 @@ class EmbeddingWriter:
         if self.rows != self.count:
             raise UserError(f"there are {self.rows} embeddings of {self.count} images")
         with self._told():
-            with whole(self.folder / disk.IMAGES) as path:
+            with atomic_path(self.folder / disk.IMAGES) as path:
                 self.images.write(path)
             files = self._pack() if form == "npz" else self._settle()
             files[disk.IMAGES] = {"sha256": sha256_of(self.folder / disk.IMAGES)}
@@ -228,7 +228,7 @@ class EmbeddingWriter:
             os.replace(self.folder / PARTIAL, self.folder / disk.EMBEDDINGS)
         files = {disk.EMBEDDINGS: {"sha256": self._digest.hexdigest(), "shape": [self.count, self._dimension]}}
         for name, array in ((disk.LABELS, self.images.labels), (disk.ROLES, self.images.roles)):
-            with whole(self.folder / name) as path:
+            with atomic_path(self.folder / name) as path:
                 np.save(path, array)
             files[name] = {"sha256": sha256_of(self.folder / name), "shape": [self.count]}
         return files

@@ -151,11 +151,11 @@ class GalleryIndex:
         Raises:
             UserError: The file cannot be written.
         """
-        from tfdml.evaluation.embedding_folder import whole
+        from tfdml.files import atomic_path
 
         about = json.dumps({"distance": self.distance, "kind": self.kind, "count": len(self)})
         try:
-            with whole(Path(path)) as temporary:
+            with atomic_path(Path(path)) as temporary:
                 _faiss().write_index(self.index, str(temporary))
                 with open(temporary, "ab") as file:
                     file.write(_TRAILER + about.encode())

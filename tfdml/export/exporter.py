@@ -24,8 +24,8 @@ from tfdml.export.precision import in_float32
 from tfdml.export.saved_model import evaluation_transform, write_saved_model
 from tfdml.export.versions import new_version
 from tfdml.export.warm_up import write_warm_up
+from tfdml.files import write_json
 from tfdml.models import Embedder, MomentEmbedder
-from tfdml.training.files import write_json
 
 FORMATS = ("saved_model", *(f"litert_{precision}" for precision in PRECISIONS), "onnx")
 _GROUPS = {"all": FORMATS, "litert": tuple(name for name in FORMATS if name.startswith("litert"))}

@@ -12,9 +12,9 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.evaluation import embed
+from tfdml.files import atomic_path
 from tfdml.models import MetricLearner
 from tfdml.objectives import Objective
-from tfdml.training.files import atomic_path
 
 
 def calibrate(

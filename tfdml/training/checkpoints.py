@@ -12,7 +12,7 @@ from absl import logging
 from keras import ops
 
 from tfdml.errors import UserError
-from tfdml.training.files import atomic_path
+from tfdml.files import atomic_path
 
 _NAME = re.compile(r"step-(\d+)\.npz")
 

@@ -9,9 +9,9 @@ import tensorflow as tf
 from tfdml.data.pipeline import explain_failure, training_batches
 from tfdml.data.preview import contact_sheet, whole_images
 from tfdml.errors import UserError
+from tfdml.files import atomic_path
 from tfdml.training import building
 from tfdml.training.experiment import Experiment
-from tfdml.training.files import atomic_path
 
 
 def write_preview(experiment: Experiment, path: str) -> str:

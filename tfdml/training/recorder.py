@@ -11,8 +11,8 @@ import keras
 import tensorflow as tf
 
 from tfdml.errors import UserError
+from tfdml.files import atomic_path, write_lines
 from tfdml.training import checkpoints
-from tfdml.training.files import atomic_path, write_lines
 from tfdml.training.run_folder import RunFolder
 
 # Unit vectors whose negatives are this close, on average, have collapsed to a point.

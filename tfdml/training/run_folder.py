@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from tfdml.errors import UserError
+from tfdml.files import atomic_path, write_json
 from tfdml.training.experiment import Experiment
-from tfdml.training.files import atomic_path, write_json
 from tfdml.version import __version__
 
 _PACKAGES = ("tensorflow", "keras", "numpy", "faiss-cpu", "scikit-learn", "pillow", "matplotlib")

@@ -19,12 +19,12 @@ from tfdml.data.sampling import Sampler
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
 from tfdml.evaluation import embed, evaluate_dataset, write_report
+from tfdml.files import atomic_path, write_json
 from tfdml.models import Embedder, MetricLearner
 from tfdml.training import checkpoints, distribution
 from tfdml.training.building import Splits, load_splits, make_learner, make_sampler, make_transforms
 from tfdml.training.calibration import calibrate
 from tfdml.training.experiment import Experiment
-from tfdml.training.files import atomic_path, write_json
 from tfdml.training.memory import plan_cache
 from tfdml.training.moments import moment_embedder
 from tfdml.training.recorder import Recorder

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import pathlib
-import tempfile
 from collections.abc import Mapping, Sequence
 
 from tfdml.errors import UserError
+from tfdml.files import atomic_path
 
 _FORMATS = (".png", ".svg", ".pdf")
 # Told apart by marker and line too, and by readers who do not see all colours.
@@ -55,12 +55,5 @@ def draw_scattering(path: str | os.PathLike, curves: Mapping[str, Sequence[Mappi
     recall.set_ylim(bottom=0)
     if len(curves) > 1:
         recall.legend(frameon=False, loc="lower right")
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.resolve().parent)
-    os.close(handle)
-    try:
+    with atomic_path(path) as temporary:
         figure.savefig(temporary)
-        os.chmod(temporary, 0o644)  # mkstemp's files are the writer's alone
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

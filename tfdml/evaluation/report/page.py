@@ -8,10 +8,10 @@ import importlib.resources
 import os
 import pathlib
 import string
-import tempfile
 from collections.abc import Sequence
 
 from tfdml.evaluation.report.elements import Section, escape
+from tfdml.files import atomic_path
 
 
 def write_page(path: str | os.PathLike, title: str, header: str, sections: Sequence[Section]) -> None:
@@ -67,14 +67,5 @@ def _resource(name: str) -> str:
 def _write(path: pathlib.Path, page: str) -> None:
     """The page at `path`, whole or not at all: readers see the old one until the new one is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(page)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp's files are the writer's alone
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with atomic_path(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")

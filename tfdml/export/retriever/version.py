@@ -26,7 +26,7 @@ from tfdml.export.saved_model import SIGNATURES
 from tfdml.export.versions import new_version, version_numbers
 from tfdml.export.warm_up import FILE as WARM_UP
 from tfdml.export.warm_up import prediction_log, write_warm_up
-from tfdml.training.files import write_json
+from tfdml.files import write_json
 
 RETRIEVER_CARD = "retriever.json"
 # Above it a search through all of it would take tens of milliseconds for each query.

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+# Of the temporary names, for those who tidy up after a killed process.
+PARTIAL_PREFIX = ".partial-"
+
 
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
@@ -16,7 +19,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
     The temporary name keeps the suffix, which some writers go by.
     """
-    temporary = path.with_name(f".partial-{os.getpid()}-{path.name}")
+    temporary = path.with_name(f"{PARTIAL_PREFIX}{os.getpid()}-{path.name}")
     try:
         yield temporary
         with open(temporary, "rb") as file:
