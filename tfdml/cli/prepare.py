@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 import time
 from typing import Any
 
 from absl import flags
 
 from tfdml.cli import main as command_line
+from tfdml.cli.progress import StatusLine
 from tfdml.errors import UserError
 
 USAGE = """
@@ -164,47 +164,23 @@ def _say_report(report, out: str, seconds: float, check_only: bool) -> None:
         print(f"written to {out} in {seconds:,.1f} s; use it with --dataset=records --data_dir={out}")
 
 
-class _Progress:
-    """One line on the error stream, rewritten; now and then a new one where that is no terminal."""
+class _Progress(StatusLine):
+    """Images checked or bytes fetched."""
 
     def __init__(self) -> None:
-        self._live = sys.stderr.isatty()
-        self._every = 0.2 if self._live else 20.0
-        self._last = self._started = time.monotonic()
-        self._width = 0
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._width:
-            print(file=sys.stderr)
+        super().__init__(every=0.2)
 
     def images(self, done: int, total: int, bad: int) -> None:
         """So many images are done."""
-        if self._due():
-            rate = done / max(time.monotonic() - self._started, 1e-9)
-            self._show(f"{done:,} of {total:,} images, {bad:,} bad, {rate:,.0f} a second")
+        if self.due():
+            rate = done / max(self.seconds, 1e-9)
+            self.show(f"{done:,} of {total:,} images, {bad:,} bad, {rate:,.0f} a second")
 
     def bytes(self, what: str, done: int, total: int) -> None:
         """So many bytes are done."""
-        if self._due():
+        if self.due():
             of = f" of {total / _MEGABYTE:,.0f}" if total else ""
-            self._show(f"{what}: {done / _MEGABYTE:,.0f}{of} MB")
-
-    def _due(self) -> bool:
-        now = time.monotonic()
-        if now - self._last < self._every:
-            return False
-        self._last = now
-        return True
-
-    def _show(self, text: str) -> None:
-        if self._live:
-            print(f"\r{text:<{self._width}}", end="", file=sys.stderr, flush=True)
-            self._width = len(text)
-        else:
-            print(text, file=sys.stderr, flush=True)
+            self.show(f"{what}: {done / _MEGABYTE:,.0f}{of} MB")
 
 
 def main() -> None:
