@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -11,6 +13,22 @@ from keras import ops
 
 # Moments that are computed at a time: wide enough for efficient products of matrices, narrow enough to stay small.
 _BLOCK = 256
+_whole = contextvars.ContextVar("_whole", default=False)
+
+
+@contextlib.contextmanager
+def in_one_block() -> Iterator[None]:
+    """Compute all at once within it, for formats that hold no loop; memory is that of the whole.
+
+    Example:
+        >>> with in_one_block():
+        ...     frozen = tf.function(embedder).get_concrete_function(spec)
+    """
+    token = _whole.set(True)
+    try:
+        yield
+    finally:
+        _whole.reset(token)
 
 
 def scan(body: Callable[[Any, Any], tuple[Any, tuple]], carry, length: int, shapes: Sequence[tuple]):
@@ -33,6 +51,9 @@ def scan(body: Callable[[Any, Any], tuple[Any, tuple]], carry, length: int, shap
         >>> scan(lambda total, i: (total + i, (2.0 * keras.ops.cast(i, "float32"),)), 0, 3, [()])
         (3, ([0.0, 2.0, 4.0],))
     """
+    if length == 1:
+        carry, outputs = body(carry, 0)
+        return carry, tuple(output[None] for output in outputs)
     if keras.backend.backend() != "tensorflow":
         return ops.scan(body, carry, ops.arange(length))
     import tensorflow as tf
@@ -52,7 +73,8 @@ def average_products(features, projections, lengths, trained=True):
 
     m_l = (1/n) sum over positions p of (V_1 x_p) * ... * (V_l x_p)
 
-    Memory is that of three blocks (B n, 256), and of about 2 K for the gradient, which computes the products again.
+    Memory is that of three blocks (B n, 256), and of about 2 K for the gradient, which computes the products again; in
+    `in_one_block` it is that of all products.
 
     Args:
         features: (B, n, c) float32.
@@ -64,10 +86,12 @@ def average_products(features, projections, lengths, trained=True):
         (len(lengths), B, d) float32.
     """
     dim = projections[0].shape[0]
-    count = math.ceil(dim / _BLOCK)
+    count = 1 if _whole.get() else math.ceil(dim / _BLOCK)
     size = math.ceil(dim / count)
     blocks = [_in_blocks(matrix, count, size) for matrix in projections]
     stream = _Stream(lengths, count, size)
+    if _whole.get():
+        return stream.forward(features, blocks)
     if trained:
         averages = ops.custom_gradient(stream.averages)(features, *blocks)
     else:

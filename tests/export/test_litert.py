@@ -14,6 +14,7 @@ from tfdml.export.litert_tail import finish_int8
 from tfdml.export.network import frozen_module
 from tfdml.export.precision import in_float32
 from tfdml.export.saved_model import evaluation_transform
+from tfdml.layers import MomentEmbeddings
 from tfdml.models import AttentionEnsemble, Embedder, MomentEmbedder
 
 # How near the cosines of a random network of 8 dimensions come; a trained one's are in the model card of its export.
@@ -105,14 +106,29 @@ def test_an_ensemble_is_converted(views):
         np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-5)
 
 
-def test_what_cannot_be_converted_says_so(embedder):
+@pytest.mark.parametrize("precision", [precision for precision in NEAREST if precision != "int8"])
+def test_an_embedder_with_all_moments_is_converted_without_its_loop(precision, views):
+    keras.utils.set_random_seed(0)
+    # More dimensions than one block of those that are computed one after another.
+    moments = MomentEmbeddings(orders=3, dim=600, embedding_dim=8)
+    searcher = MomentEmbedder(small_embedder(), moments)
+    searcher.build((None, 32, 32, 3))
+    searcher.adapt(np.concatenate([keras.ops.convert_to_numpy(searcher.features(views[i::3])) for i in range(3)]))
+    expected = keras.ops.convert_to_numpy(searcher(views))
+    made, run = runner(convert_litert(searcher, precision, views))
+    found = run(images=views)["embedding"]
+    assert min(cosines(expected, found)) >= NEAREST[precision]
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-5)
+    assert not {detail["op_name"] for detail in made._get_ops_details()} & {"WHILE", "IF"}
+
+
+def test_what_cannot_be_converted_says_so(embedder, views):
     with pytest.raises(UserError, match="representative images"):
         convert_litert(embedder, "int8")
     with pytest.raises(UserError, match="precision must be one of"):
         convert_litert(embedder, "int4")
-    moments = MomentEmbedder.__new__(MomentEmbedder)
-    with pytest.raises(UserError, match="moments"):
-        convert_litert(moments, "float32")
+    with pytest.raises(UserError, match="int8 is too coarse for products"):
+        convert_litert(MomentEmbedder(embedder, MomentEmbeddings(orders=2, dim=8)), "int8", views)
 
 
 def test_an_embedder_of_mixed_precision_is_exported_in_float32(views):

@@ -132,6 +132,12 @@ def test_the_newest_version_below_a_folder(models, tmp_path):
     for number in (2, 10):
         shutil.copytree(models.saved_model, tmp_path / str(number))
     assert load_model(tmp_path).path == tmp_path / "10"
+    # A later version of other formats alone is passed over; where there is nothing else, its files are named.
+    for folder in (tmp_path / "11", tmp_path / "lite" / "1"):
+        shutil.copytree(models.litert.parent, folder / "litert")
+    assert load_model(tmp_path).path == tmp_path / "10"
+    with pytest.raises(UserError, match=r"holds no SavedModel: name one of 1/litert/float32\.tflite"):
+        load_model(tmp_path / "lite")
 
 
 def test_what_is_no_model_is_told_in_one_line(models, tmp_path):

@@ -13,6 +13,7 @@ from tfdml.export.litert_tail import finish_int8, read_model
 from tfdml.export.network import Network, frozen_module
 from tfdml.export.quiet import quiet
 from tfdml.models import AttentionEnsemble, Embedder, MomentEmbedder
+from tfdml.streaming import in_one_block
 
 PRECISIONS = ("float32", "float16", "dynamic_range", "int8")
 _PIXEL_RANGE = (0, 255)
@@ -35,8 +36,8 @@ def convert_litert(
       the images is taken away, and it is divided by its length, which 8 bits would give with errors of percents.
 
     Args:
-        embedder: A built `Embedder` or `AttentionEnsemble`.
-        precision: One of `PRECISIONS`.
+        embedder: A built `Embedder`, `AttentionEnsemble` or `MomentEmbedder`.
+        precision: One of `PRECISIONS`; a `MomentEmbedder` has no `"int8"`.
         representative: (N, crop, crop, 3) uint8 views of training images, for `"int8"`; some hundreds are enough.
 
     Returns:
@@ -50,19 +51,25 @@ def convert_litert(
     """
     if precision not in PRECISIONS:
         raise UserError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
+    if precision != "int8":
+        return _converted(_module(embedder, embedder.image_size), precision)
     if isinstance(embedder, MomentEmbedder):
         raise UserError(
-            "LiteRT cannot hold the loop in which an embedder with all moments computes them: export it as "
-            "saved_model or onnx, or export the run's embedder without moments"
+            "int8 is too coarse for products of projections, of which moments are made (cosines down to 0.5 were "
+            "measured): export an embedder with all moments as litert_dynamic_range, which is as small"
         )
-    if precision != "int8":
-        return _converted(frozen_module(embedder, embedder.image_size), precision)
     if representative is None or not len(representative):
         raise UserError("int8 needs representative images: pass views of some hundreds of training images")
-    module = frozen_module(_before_normalisation(embedder), embedder.image_size, tf.float32)
+    module = _module(_before_normalisation(embedder), embedder.image_size, tf.float32)
     file = _converted(module, precision, representative)
     heads = embedder.heads if isinstance(embedder, AttentionEnsemble) else 1
     return finish_int8(file, _mean_error(file, module, representative), heads)
+
+
+def _module(network: Network, size: int, dtype: tf.DType = tf.uint8) -> tf.Module:
+    # LiteRT's variables of lists, which a loop over blocks of moments would need, cannot be made constants.
+    with in_one_block():
+        return frozen_module(network, size, dtype)
 
 
 def _before_normalisation(embedder: Embedder) -> Network:

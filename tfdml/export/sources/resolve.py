@@ -18,8 +18,9 @@ def load_source(
     """The model at a path or address.
 
     Args:
-        model: A run folder, a .keras file, a SavedModel, a folder of SavedModel versions (the newest is taken), a
-            .tflite file, `grpc://host:port/name`, `rest://host:port/name` or `http://host:port/v1/models/name`.
+        model: A run folder, a .keras file, a SavedModel, a folder of versions (the newest that holds a SavedModel is
+            taken), a .tflite file, `grpc://host:port/name`, `rest://host:port/name` or
+            `http://host:port/v1/models/name`.
         resize: For a .tflite file, see `LiteRTEmbedder`.
         resize_mode: Likewise.
         image_size: Likewise.
@@ -49,9 +50,10 @@ def load_source(
     if (path / "saved_model.pb").is_file():
         return SavedModelEmbedder(path)
     versions = [entry for entry in path.iterdir() if entry.name.isdigit()] if path.is_dir() else []
-    if versions:
-        return SavedModelEmbedder(max(versions, key=lambda entry: int(entry.name)))
-    lite = sorted(entry.name for entry in path.glob("*.tflite"))
+    served = [entry for entry in versions if (entry / "saved_model.pb").is_file()]
+    if served:
+        return SavedModelEmbedder(max(served, key=lambda entry: int(entry.name)))
+    lite = sorted(str(file.relative_to(path)) for file in path.rglob("*.tflite"))
     if lite:
-        raise UserError(f"--model={model} holds several models: name one of {', '.join(lite)}")
+        raise UserError(f"--model={model} holds no SavedModel: name one of {', '.join(lite)}")
     return KerasEmbedder(path)
