@@ -1,0 +1,97 @@
+"""A retriever of a large gallery, searched exactly and by an index: the time to write, load, change and search it.
+
+    python -m benchmarks.retriever
+    python -m benchmarks.retriever --items=20000 --dim=32 --rounds=3           a quick try
+
+The gallery is made: classes of ten embeddings, which like those of trained networks vary mostly in a few directions
+(--rank). Queries are further images of its classes. Both retrievers hold the same items and answer the same queries in
+turns; recall is the share of the exact search's ten nearest that the index finds.
+"""
+
+import argparse
+import pathlib
+import statistics
+import tempfile
+import time
+
+import numpy as np
+
+NEAREST = 10
+QUERIES = 512
+
+
+def made(count, dim, rank, seed):
+    """(N, d) float32 of length 1, in classes of ten; the seed draws the images, not the classes."""
+    directions = np.random.default_rng(0).standard_normal((rank, dim), np.float32)
+    centres = np.random.default_rng(1).standard_normal((-(-count // 10), rank), np.float32)
+    rng = np.random.default_rng(seed)
+    inner = np.repeat(centres, 10, axis=0)[:count] + 0.5 * rng.standard_normal((count, rank), np.float32)
+    points = inner @ directions + 0.01 * rng.standard_normal((count, dim), np.float32)
+    return points / np.linalg.norm(points, axis=1, keepdims=True)
+
+
+def clocked(function, *arguments, **options):
+    """What a call returns, and its seconds."""
+    started = time.perf_counter()
+    result = function(*arguments, **options)
+    return result, time.perf_counter() - started
+
+
+def main():
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--items", type=int, default=250_000)
+    parser.add_argument("--dim", type=int, default=128)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=20, help="searches of one query, and of a batch of 32")
+    arguments = parser.parse_args()
+    import tfdml
+    from tfdml.export.retriever import GalleryItem, Retriever
+
+    embedder = tfdml.models.Embedder(
+        tfdml.backbones.resolve("conv4", 32, width=8), embedding_dim=arguments.dim, image_size=32
+    )
+    embedder.build((None, 32, 32, 3))
+    vectors = made(arguments.items, arguments.dim, arguments.rank, seed=2)
+    queries = made(arguments.items, arguments.dim, arguments.rank, seed=3)[:: max(1, arguments.items // QUERIES)][
+        :QUERIES
+    ]
+
+    def items():
+        for row, vector in enumerate(vectors):
+            yield GalleryItem(f"item-{row}", embedding=vector, label=row // 10, metadata={"class": str(row // 10)})
+
+    print(f"{arguments.items:,} items, {arguments.dim} dimensions")
+    print(
+        f"{'':<8}{'write, s':>10}{'MB':>8}{'load, s':>9}{'1 query, ms':>13}{'32 queries, ms':>16}"
+        f"{'recall@10':>11}{'add 1, s':>10}{'remove 1, s':>13}"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        exact = None
+        for name, limit in (("exact", arguments.items), ("index", 0)):
+            root = pathlib.Path(folder, name)
+            built, writing = clocked(Retriever.build, embedder, items(), root, exact_limit=limit)
+            size = sum(file.stat().st_size for file in built.path.rglob("*") if file.is_file()) / 1e6
+            retriever, loading = clocked(Retriever.load, root)
+            found = retriever.search(queries, NEAREST).ids
+            exact = found if exact is None else exact
+            shared = [len(set(ours) & set(theirs)) / NEAREST for ours, theirs in zip(found, exact, strict=True)]
+            milliseconds = []
+            for size_of_batch in (1, 32):
+                starts = range(0, size_of_batch * arguments.rounds, size_of_batch)
+                batches = [queries[np.arange(start, start + size_of_batch) % len(queries)] for start in starts]
+                milliseconds.append(
+                    1e3 * statistics.median(clocked(retriever.search, batch, NEAREST)[1] for batch in batches)
+                )
+            _, adding = clocked(retriever.add, [GalleryItem("new", embedding=queries[0])])
+            assert retriever.search(queries[:1], 1).ids[0, 0] == "new"
+            _, removing = clocked(retriever.remove, ["new"])
+            print(
+                f"{name:<8}{writing:>10.1f}{size:>8.0f}{loading:>9.1f}{milliseconds[0]:>13.1f}{milliseconds[1]:>16.1f}"
+                f"{np.mean(shared):>11.4f}{adding:>10.1f}{removing:>13.1f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
