@@ -9,10 +9,11 @@ HORDE = "--objectives=contrastive + horde(loss=contrastive, orders=3, dim=32)"
 
 def test_moments_are_written_measured_and_evaluated_alike(command, tiny_flags, tmp_path):
     run = tmp_path / "run"
-    done = command("train", *tiny_flags, HORDE, "--moment_embedder", "--noreport", f"--run_dir={run}")
+    done = command("train", *tiny_flags, HORDE, "--moment_embedder", f"--run_dir={run}")
     assert done.returncode == 0, done.stderr[-3000:]
     expected = json.loads((run / "result.json").read_text())["metrics_moments"]
     assert f"{100 * expected['recall@1']:.1f} % with all moments" in done.stdout
+    assert "Searched with all moments" in (run / "report" / "index.html").read_text(encoding="utf-8")
     flags = [flag for flag in tiny_flags if "dataset" in flag]
     out = tmp_path / "metrics.json"
     done = command("evaluate", f"--model={run / 'moments.keras'}", *flags, f"--json={out}")

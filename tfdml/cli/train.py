@@ -60,13 +60,17 @@ def train() -> None:
     for name, value in after.items():
         if isinstance(value, float):
             start = f"{100 * before[name]:5.1f} -> " if name in before else " " * 9
-            print(f"  {name:<12} {start}{100 * value:5.1f} %")
+            print(f"  {name:<12} {start}{100 * value:5.1f} %{_interval(result['intervals'].get(name))}")
     for name, value in result.get("metrics_moments", {}).items():
         if isinstance(value, float):
             print(f"  {name:<12} {100 * value:14.1f} % with all moments")
     for name, path in trainer.run_paths(experiment.run_dir).items():
         if path.exists():
             print(f"  {name:<12} {path}")
+
+
+def _interval(ends) -> str:
+    return f"   (95 % interval over classes {100 * ends[1]:.1f} .. {100 * ends[2]:.1f})" if ends else ""
 
 
 def main() -> None:

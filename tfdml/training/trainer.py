@@ -59,9 +59,10 @@ class Evaluator:
         """The embeddings of a split, (N, d) float32."""
         return embed(embedder, self.batches[name])
 
-    def measure(self, embeddings: np.ndarray, name: str, metrics=RETRIEVAL) -> dict[str, float]:
-        """The metrics of a split's embeddings."""
-        return evaluate_dataset(embeddings, getattr(self.splits, name), ks=self.experiment.recall_ks(), metrics=metrics)
+    def measure(self, embeddings: np.ndarray, name: str, metrics=RETRIEVAL, intervals=None) -> dict[str, Any]:
+        """The metrics of a split's embeddings; see `evaluate_retrieval` for `intervals`."""
+        ks, images = self.experiment.recall_ks(), getattr(self.splits, name)
+        return evaluate_dataset(embeddings, images, ks=ks, metrics=metrics, intervals=intervals)
 
     def each_epoch(self, embedder: Embedder, epoch: int) -> dict[str, dict]:
         """The metrics of every split, in the epochs that the experiment evaluates."""
@@ -185,7 +186,8 @@ def _finish(experiment, learner, evaluator, recorder, folder, seconds) -> dict[s
     else:
         embedder = keras.saving.load_model(folder.embedder)
     embeddings = evaluator.embed(embedder, "test")
-    metrics = evaluator.measure(embeddings, "test", RETRIEVAL + CLUSTERING)
+    metrics = evaluator.measure(embeddings, "test", RETRIEVAL + CLUSTERING, intervals="classes")
+    intervals = metrics.pop("intervals")
     splits = evaluator.splits
     selection = {
         "last": "the last epoch",
@@ -195,6 +197,7 @@ def _finish(experiment, learner, evaluator, recorder, folder, seconds) -> dict[s
     result = {
         "dataset": experiment.dataset,
         "metrics": metrics,
+        "intervals": intervals,
         "metrics_before": recorder.records[0].get("test", {}),
         "protocol": _protocol(splits),
         "selection": selection,
@@ -227,17 +230,20 @@ def _write_report(experiment, test, embeddings, result, recorder, folder) -> Non
     if test.is_query is not None:
         gallery = {"gallery": test.gallery, "gallery_embeddings": embeddings[~test.is_query]}
         test, embeddings = test.queries, embeddings[test.is_query]
+    moments = {"moments": result["metrics_moments"]} if "metrics_moments" in result else {}
     write_report(
         folder.report,
         f"{folder.path.name}: {experiment.dataset}",
         result["metrics_before"],
-        result["metrics"],
+        {**result["metrics"], **moments},
         [{"epoch": record["epoch"], **record.get("test", {})} for record in recorder.records],
         test,
         embeddings,
         summary=f"{result['protocol'].capitalize()}. The embedder is that of {result['selection']}.",
         flags=flags,
         environment=json.loads(folder.environment.read_text(encoding="utf-8")),
+        intervals=result["intervals"],
+        interval_name="95% interval over classes",
         **gallery,
     )
 

@@ -118,7 +118,7 @@ def test_overlap_of_equal_and_of_separate_distances():
 
 def test_metrics_in_print():
     assert [metric_name(k) for k in ("recall@10", "precision@1", "map@10", "map@r", "map", "density")] == [
-        *("Recall@10", "Precision@1", "MAP@10", "MAP@R", "MAP", "density")
+        *("Recall@10", "Precision@1", "MAP@10", "MAP@R", "mAP", "density")
     ]
     assert metric_order(["f1", "x", "recall@8", "num_queries", "recall@10", "map@r"]) == [
         *("recall@8", "recall@10", "map@r", "f1", "x")

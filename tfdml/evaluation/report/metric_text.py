@@ -14,7 +14,7 @@ Intervals = Mapping[str, Any]
 _NAMES = {
     "map@r": "MAP@R",
     "r_precision": "R-precision",
-    "map": "MAP",
+    "map": "mAP",
     "nmi": "NMI",
     "ami": "AMI",
     "f1": "Pairwise F1",

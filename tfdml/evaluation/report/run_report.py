@@ -65,8 +65,8 @@ def write_report(
         path: Where to write; the folder is made if it is missing.
         title: The heading, such as the run's name.
         metrics_before: What `evaluate_retrieval` gave before training; None if it was not measured.
-        metrics_after: What it gives now; besides, if measured, `parts` as `part_protocol` gives them, and
-            `generalisation` as `evaluate_generalisation` does.
+        metrics_after: What it gives now; besides, if measured, `parts` as `part_protocol` gives them, `moments`, the
+            metrics of a `MomentEmbedder`, and `generalisation` as `evaluate_generalisation` does.
         history: One mapping per epoch with `epoch` and `curve_metric`, a fraction; others are skipped.
         dataset: The queries.
         embeddings: (N, d) those of `dataset`, after training.

@@ -92,7 +92,8 @@ def further_tables(metrics: Mapping[str, Any]) -> str:
     """What was measured besides: means over disjoint parts, and measures of generalisation; empty without them.
 
     Args:
-        metrics: With `parts`, intervals by metric, and `generalisation`, numbers by name, if they were measured.
+        metrics: With `parts`, intervals by metric, `moments`, metrics of a `MomentEmbedder`, and `generalisation`,
+            numbers by name, if they were measured.
     """
     tables = ""
     if parts := plain_intervals(metrics.get("parts") or {}, {}):
@@ -107,6 +108,12 @@ def further_tables(metrics: Mapping[str, Any]) -> str:
         tables += _folded(
             "Means over disjoint parts of the images, in percent", ["Metric", "Mean", "95% interval"], rows
         )
+    if moments := numbers(metrics.get("moments") or {}):
+        columns = ["Metric", "Value"]
+        rows = [
+            [escape(metric_name(key)), f"<b>{metric_value(key, moments[key])}</b>"] for key in metric_order(moments)
+        ]
+        tables += _folded("Searched with all moments, in percent", columns, rows)
     if measures := numbers(metrics.get("generalisation") or {}):
         rows = [[escape(key), f"{value:,.4g}"] for key, value in measures.items()]
         tables += _folded("Generalisation to the unseen classes", ["Measure", "Value"], rows)
