@@ -12,25 +12,10 @@ import argparse
 import statistics
 import time
 
-import keras
 import numpy as np
 
+from benchmarks.learners import make_learner
 from tfdml import losses, objectives
-from tfdml.models import Embedder, MetricLearner
-from tfdml.training.spec import parse_call
-
-
-def make_learner(arguments, objective):
-    """A compiled learner; equal weights whatever the objective."""
-    from tfdml import backbones
-
-    keras.utils.set_random_seed(0)
-    call = parse_call(arguments.backbone, "--backbone")
-    backbone = backbones.resolve(call.name, arguments.size, **call.arguments)
-    learner = MetricLearner(Embedder(backbone, embedding_dim=128, image_size=arguments.size), objective)
-    learner.build((None, arguments.size, arguments.size, 3))
-    learner.compile(keras.optimizers.Adam(1e-4))
-    return learner
 
 
 def main():
@@ -45,7 +30,8 @@ def main():
     x = np.random.default_rng(0).integers(0, 256, (arguments.batch, arguments.size, arguments.size, 3)).astype("uint8")
     labels = np.arange(arguments.batch) // 5
     plain, mutual = (
-        make_learner(arguments, objective) for objective in (losses.ContrastiveLoss(), objectives.RankMI())
+        make_learner(arguments.backbone, arguments.size, objective)
+        for objective in (losses.ContrastiveLoss(), objectives.RankMI())
     )
     # RankMI's steps take turns, beginning with the embedder's.
     kinds = {"contrastive": plain, "RankMI, embedder": mutual, "RankMI, statistics": mutual}

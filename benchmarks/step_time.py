@@ -15,9 +15,7 @@ import time
 import keras
 import numpy as np
 
-from tfdml import backbones
-from tfdml.models import Embedder, MetricLearner
-from tfdml.training.spec import parse_call
+from benchmarks.learners import make_learner
 from tfdml.training.terms import build_objectives
 
 CONTRASTIVE = "contrastive(margin=1, distance=sqeuclidean)"
@@ -32,24 +30,14 @@ PAIRS = {
 WARM_UP = 4
 
 
-def make_learner(arguments, objectives):
-    """A compiled learner; equal embedders whatever the objectives."""
-    keras.utils.set_random_seed(0)
-    call = parse_call(arguments.backbone, "--backbone")
-    backbone = backbones.resolve(call.name, arguments.size, **call.arguments)
-    embedder = Embedder(backbone, embedding_dim=128, image_size=arguments.size)
-    learner = MetricLearner(embedder, build_objectives(objectives, arguments.batch // arguments.per_class))
-    learner.build((None, arguments.size, arguments.size, 3))
-    learner.compile(keras.optimizers.Adam(1e-4))
-    return learner
-
-
 def compare(arguments, base, idea):
     """Median seconds of a step of the base loss, and of base and idea."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (arguments.batch, arguments.size, arguments.size, 3), dtype=np.uint8)
     labels = np.arange(arguments.batch) // arguments.per_class
-    learners = [make_learner(arguments, objectives) for objectives in (base, idea)]
+    classes = arguments.batch // arguments.per_class
+    terms = [build_objectives(objectives, classes) for objectives in (base, idea)]
+    learners = [make_learner(arguments.backbone, arguments.size, objectives) for objectives in terms]
     seconds = [[], []]
     for turn in range(WARM_UP + arguments.rounds):
         for learner, found in zip(learners, seconds, strict=True):

@@ -1,8 +1,10 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and files that one process has for itself."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -11,6 +13,8 @@ from typing import Any
 
 # Of the temporary names, for those who tidy up after a killed process.
 PARTIAL_PREFIX = ".partial-"
+# What file systems say that have no locks, such as some network disks.
+_NO_LOCKS = (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS)
 
 
 @contextlib.contextmanager
@@ -27,6 +31,25 @@ def atomic_path(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def hold(descriptor: int, wait: bool = True) -> None:
+    """Keep an open file or folder from others who ask for it, until it is closed, at the latest by the process's end.
+
+    Where the file system has no locks, nothing is held.
+
+    Args:
+        descriptor: Of the file or folder.
+        wait: Wait for whoever has it.
+
+    Raises:
+        BlockingIOError: Another has it, and it is not to be waited for.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
 
 
 def write_json(path: Path, value: Any) -> None:

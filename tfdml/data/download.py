@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import email.message
 import errno
-import fcntl
 import hashlib
 import http.client
 import json
@@ -24,6 +23,7 @@ from typing import Any, BinaryIO
 from absl import logging
 
 from tfdml.errors import UserError
+from tfdml.files import hold
 from tfdml.version import __version__
 
 _BLOCK = 2**20
@@ -115,11 +115,9 @@ def _part_file(path: str) -> Iterator[BinaryIO]:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         with open(f"{path}.part", "a+b", buffering=0) as part:
             try:
-                fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                hold(part.fileno(), wait=False)
             except BlockingIOError:
                 raise UserError(f"another process is fetching {path}; wait for it") from None
-            except OSError:
-                logging.debug("%s: the file system has no locks", path)
             if not os.path.exists(f"{path}.part") or not os.path.samestat(
                 os.fstat(part.fileno()), os.stat(f"{path}.part")
             ):  # it was finished, and moved away, between being opened and being locked

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -16,7 +14,7 @@ import numpy as np
 
 from tfdml.errors import UserError
 from tfdml.evaluation.embeddings_on_disk import FORMAT, PROGRESS, read_manifest
-from tfdml.files import PARTIAL_PREFIX, atomic_path
+from tfdml.files import PARTIAL_PREFIX, atomic_path, hold
 
 PARTIAL = "embeddings.npy.partial"
 
@@ -82,14 +80,12 @@ def lock(folder: Path) -> int:
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise UserError(f"--out={folder}: another process is writing into it; wait for it or stop it") from error
+        hold(descriptor, wait=False)
     except OSError as error:
-        if error.errno not in (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS):  # a network disk without locks
-            os.close(descriptor)
-            raise
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            raise UserError(f"--out={folder}: another process is writing into it; wait for it or stop it") from error
+        raise
     return descriptor
 
 
@@ -98,12 +94,6 @@ def tidy(folder: Path) -> None:
     for entry in folder.iterdir():
         if entry.name.startswith(PARTIAL_PREFIX):
             entry.unlink(missing_ok=True)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file, whole or not at all."""
-    with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def write_archive(path: Path, arrays: Mapping[str, np.ndarray]) -> None:

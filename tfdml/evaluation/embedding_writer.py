@@ -23,10 +23,9 @@ from tfdml.evaluation.embedding_folder import (
     sha256_of,
     tidy,
     write_archive,
-    write_json,
 )
 from tfdml.evaluation.image_table import ImageTable
-from tfdml.files import atomic_path
+from tfdml.files import atomic_path, write_json
 from tfdml.version import __version__
 
 FORMATS = ("npy", "npz")

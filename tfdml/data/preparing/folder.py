@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
-import fcntl
 import json
 import os
 import socket
@@ -19,6 +18,7 @@ from absl import logging
 from tfdml.data import storage
 from tfdml.data.records import FORMAT, MANIFEST, VERSION
 from tfdml.errors import UserError
+from tfdml.files import hold
 
 JOB = "job.json"
 PROGRESS = "progress"
@@ -143,8 +143,7 @@ def _lock_local(out: str, path: str, owner: dict[str, Any]) -> None:
     # The folder itself is held while the lock file is looked at, so that two cannot take over the same stale one.
     descriptor = os.open(out, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # a network disk without such locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        hold(descriptor)
         with contextlib.suppress(FileNotFoundError):
             _take_over(path, owner)
         text = json.dumps(owner).encode()

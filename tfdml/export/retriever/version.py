@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import shutil
@@ -26,7 +25,7 @@ from tfdml.export.saved_model import SIGNATURES
 from tfdml.export.versions import new_version, version_numbers
 from tfdml.export.warm_up import FILE as WARM_UP
 from tfdml.export.warm_up import prediction_log, write_warm_up
-from tfdml.files import write_json
+from tfdml.files import hold, write_json
 
 RETRIEVER_CARD = "retriever.json"
 # Above it a search through all of it would take tens of milliseconds for each query.
@@ -149,7 +148,7 @@ def one_writer(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"{folder} cannot be opened: {error.strerror}") from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        hold(descriptor)
         yield
     finally:
         os.close(descriptor)
