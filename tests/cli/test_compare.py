@@ -2,6 +2,10 @@
 
 import shutil
 
+import pytest
+
+from tfdml.cli.evaluate import joined_runs
+
 DATA = ["--dataset=glyphs", "--dataset_options=images_per_class=4, size=32"]
 
 
@@ -10,7 +14,7 @@ def test_two_runs_on_one_page(finished_run, command, tmp_path):
     for folder in (first, second):
         shutil.copytree(finished_run, folder)
     page = tmp_path / "comparison.html"
-    done = command("evaluate", f"--compare={first},{second}", f"--report={page}", *DATA)
+    done = command("evaluate", "--compare", first, second, f"--report={page}", *DATA)
     assert done.returncode == 0, done.stderr[-3000:]
     text = page.read_text(encoding="utf-8")
     assert all(name in text for name in ("plain", "regularised", "Recall@1"))
@@ -24,3 +28,17 @@ def test_a_folder_without_a_result_is_refused_and_nothing_is_written(finished_ru
     assert done.returncode == 2
     assert "unfinished" in done.stderr.splitlines()[-1]
     assert not page.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["--compare", "a", "b", "--report=c"], ["--compare=a,b", "--report=c"]),
+        (["--report=c", "--compare", "a", "b"], ["--report=c", "--compare=a,b"]),
+        (["--compare=a,b", "--report", "c"], ["--compare=a,b", "--report", "c"]),
+        (["--compare"], ["--compare"]),
+        (["--compare", "--report=c"], ["--compare", "--report=c"]),
+    ],
+)
+def test_folders_after_the_flag_are_its_list(given, expected):
+    assert joined_runs(["evaluate", *given]) == ["evaluate", *expected]

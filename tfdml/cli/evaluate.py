@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ Measure an embedder: Recall@K, precision, MAP@R, R-precision, mAP, NMI, AMI, pai
   bin/evaluate --model=grpc://localhost:8500/cars --dataset=folder --data_dir=photos --intervals=classes
   bin/evaluate --model=embeddings/cars --metrics=recall,map@r --ks=1,10
   bin/evaluate --model=vectors.npz --distance=cosine
-  bin/evaluate --compare=runs/cars_jrd,runs/cars_am --report=comparison.html
+  bin/evaluate --compare runs/cars_jrd runs/cars_am --report=comparison.html
 
 {model_flags.SOURCES}
   a folder that bin/embed wrote
@@ -133,9 +135,31 @@ def _checked_flags() -> tuple[int, ...]:
     return ks
 
 
+def joined_runs(argv: Sequence[str]) -> list[str]:
+    """A command line with the folders that follow --compare put behind its equals sign, as a list flag wants them.
+
+    Example:
+        >>> joined_runs(["evaluate", "--compare", "runs/a", "runs/b", "--report=page.html"])
+        ['evaluate', '--compare=runs/a,runs/b', '--report=page.html']
+    """
+    result: list[str] = []
+    folders: list[str] | None = None
+    for argument in argv:
+        if folders is not None and not argument.startswith("-"):
+            folders.append(argument)
+            continue
+        if folders:
+            result[-1] += "=" + ",".join(folders)
+        folders = [] if argument in ("--compare", "-compare") else None
+        result.append(argument)
+    if folders:
+        result[-1] += "=" + ",".join(folders)
+    return result
+
+
 def main() -> None:
     """Entry point."""
-    command_line.run(evaluate, "evaluate", USAGE)
+    command_line.run(evaluate, "evaluate", USAGE, joined_runs(sys.argv))
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def read_runs(folders: Sequence[str | os.PathLike], names: Sequence[str] | None 
         if resolved.count(real) > 1:
             raise UserError(f"{path} is named twice; compare different runs")
     if names is None:
-        names = [path.name for path in resolved]
+        names = [Path(os.path.abspath(path)).name for path in paths]
         if len(set(names)) < len(names):
             names = ["/".join(path.parts[-2:]) for path in resolved]
         if len(set(names)) < len(names):
@@ -92,7 +92,7 @@ def read_run(path: str | os.PathLike, name: str = "") -> Run:
         raise UserError(f"{path / 'result.json'} has no metrics; was it written by another program?")
     environment = _json(path / "environment.json") if (path / "environment.json").is_file() else {}
     return Run(
-        name=name or path.resolve().name,
+        name=name or Path(os.path.abspath(path)).name,
         path=path,
         result=result,
         history=_lines(path / "metrics.jsonl"),
