@@ -67,7 +67,8 @@ def write_report(
         metrics_before: What `evaluate_retrieval` gave before training; None if it was not measured.
         metrics_after: What it gives now; besides, if measured, `parts` as `part_protocol` gives them, `moments`, the
             metrics of a `MomentEmbedder`, and `generalisation` as `evaluate_generalisation` does.
-        history: One mapping per epoch with `epoch` and `curve_metric`, a fraction; others are skipped.
+        history: One mapping per epoch with `epoch` and `curve_metric`, a fraction; others are skipped. Empty: the page
+            has no curve of the training.
         dataset: The queries.
         embeddings: (N, d) those of `dataset`, after training.
         gallery: What is searched; None: all-to-all.
@@ -129,6 +130,15 @@ def write_report(
 
     emphasised = most_confused(confused, STYLES)
     positive, negative = sample_pair_distances(points, labels, distance=distance, seed=seed)
+    training = [
+        Section(
+            "training",
+            "During training",
+            training_curves({"this run": history}, curve_metric),
+            "On the same images, after each epoch that was measured.",
+            half=True,
+        )
+    ]
     sections = [
         Section(
             "results",
@@ -145,15 +155,9 @@ def write_report(
             recall_curves({"after training": recall}, {"before training": before or {}}),
             "How far down the list one has to look to find an image of the class.",
             nav="Curves",
-            half=True,
+            half=bool(history),
         ),
-        Section(
-            "training",
-            "During training",
-            training_curves({"this run": history}, curve_metric),
-            "On the same images, after each epoch that was measured.",
-            half=True,
-        ),
+        *(training if history else ()),
         Section(
             "retrieval",
             "What is found",
