@@ -12,9 +12,10 @@ import argparse
 import pathlib
 import statistics
 import tempfile
-import time
 
 import numpy as np
+
+from benchmarks.evaluation_arrays import clocked
 
 NEAREST = 10
 QUERIES = 512
@@ -28,13 +29,6 @@ def made(count, dim, rank, seed):
     inner = np.repeat(centres, 10, axis=0)[:count] + 0.5 * rng.standard_normal((count, rank), np.float32)
     points = inner @ directions + 0.01 * rng.standard_normal((count, dim), np.float32)
     return points / np.linalg.norm(points, axis=1, keepdims=True)
-
-
-def clocked(function, *arguments, **options):
-    """What a call returns, and its seconds."""
-    started = time.perf_counter()
-    result = function(*arguments, **options)
-    return result, time.perf_counter() - started
 
 
 def main():
@@ -70,9 +64,9 @@ def main():
         exact = None
         for name, limit in (("exact", arguments.items), ("index", 0)):
             root = pathlib.Path(folder, name)
-            built, writing = clocked(Retriever.build, embedder, items(), root, exact_limit=limit)
+            built, writing, _ = clocked(Retriever.build, embedder, items(), root, exact_limit=limit)
             size = sum(file.stat().st_size for file in built.path.rglob("*") if file.is_file()) / 1e6
-            retriever, loading = clocked(Retriever.load, root)
+            retriever, loading, _ = clocked(Retriever.load, root)
             found = retriever.search(queries, NEAREST).ids
             exact = found if exact is None else exact
             shared = [len(set(ours) & set(theirs)) / NEAREST for ours, theirs in zip(found, exact, strict=True)]
@@ -83,9 +77,9 @@ def main():
                 milliseconds.append(
                     1e3 * statistics.median(clocked(retriever.search, batch, NEAREST)[1] for batch in batches)
                 )
-            _, adding = clocked(retriever.add, [GalleryItem("new", embedding=queries[0])])
+            _, adding, _ = clocked(retriever.add, [GalleryItem("new", embedding=queries[0])])
             assert retriever.search(queries[:1], 1).ids[0, 0] == "new"
-            _, removing = clocked(retriever.remove, ["new"])
+            _, removing, _ = clocked(retriever.remove, ["new"])
             print(
                 f"{name:<8}{writing:>10.1f}{size:>8.0f}{loading:>9.1f}{milliseconds[0]:>13.1f}{milliseconds[1]:>16.1f}"
                 f"{np.mean(shared):>11.4f}{adding:>10.1f}{removing:>13.1f}",

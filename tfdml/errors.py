@@ -1,4 +1,10 @@
-"""The error that the command line shows as one line."""
+"""The error that the command line shows as one line, and words for it."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_LONGEST = 60
 
 
 class UserError(ValueError):
@@ -7,3 +13,24 @@ class UserError(ValueError):
     The message says what was wrong, where, and what to do about it. The commands in `bin/` print it as one
     line without a traceback and exit with a status that is not 0; from Python it is a plain `ValueError`.
     """
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], write: Callable[[Any], str] = json.dumps) -> str:
+    """What differs between two mappings, in words; empty where nothing does.
+
+    Args:
+        before: By name.
+        now: The same.
+        write: Makes a value a text, which is cut where it is long.
+
+    Example:
+        >>> differences({"size": 224, "seed": 0}, {"size": 96, "seed": 0})
+        'size was 224 and is now 96'
+    """
+
+    def short(value: Any) -> str:
+        text = write(value)
+        return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+
+    names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    return "; ".join(f"{name} was {short(before.get(name))} and is now {short(now.get(name))}" for name in names)

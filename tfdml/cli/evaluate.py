@@ -143,17 +143,14 @@ def joined_runs(argv: Sequence[str]) -> list[str]:
         ['evaluate', '--compare=runs/a,runs/b', '--report=page.html']
     """
     result: list[str] = []
-    folders: list[str] | None = None
+    separator = ""
     for argument in argv:
-        if folders is not None and not argument.startswith("-"):
-            folders.append(argument)
-            continue
-        if folders:
-            result[-1] += "=" + ",".join(folders)
-        folders = [] if argument in ("--compare", "-compare") else None
-        result.append(argument)
-    if folders:
-        result[-1] += "=" + ",".join(folders)
+        if separator and not argument.startswith("-"):
+            result[-1] += separator + argument
+            separator = ","
+        else:
+            result.append(argument)
+            separator = "=" if argument in ("--compare", "-compare") else ""
     return result
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdml.errors import UserError
+from tfdml.errors import UserError, differences
 from tfdml.evaluation.embeddings_on_disk import FORMAT, PROGRESS, read_manifest
 from tfdml.files import PARTIAL_PREFIX, atomic_path, hold
 
@@ -43,15 +43,9 @@ def begun_at(folder: str | os.PathLike, identity: Mapping[str, Any]) -> tuple[di
     if not manifest and not progress and others not in ([], [PARTIAL]):
         raise UserError(f"--out={folder} holds other files ({others[0]} ...); name a new or an empty folder")
     begun = (manifest or progress).get("identity", identity)
-    different = [
-        f"{name} was {_short(begun.get(name))} and is now {_short(identity.get(name))}"
-        for name in sorted({*begun, *identity})
-        if begun.get(name) != identity.get(name)
-    ]
+    different = differences(begun, identity, _text)
     if different:
-        raise UserError(
-            f"--out={folder} was begun with something else: {'; '.join(different)}; name another folder, or delete it"
-        )
+        raise UserError(f"--out={folder} was begun with something else: {different}; name another folder, or delete it")
     return manifest, progress
 
 
@@ -67,9 +61,8 @@ def _read_progress(folder: Path) -> dict[str, Any]:
     return progress
 
 
-def _short(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def lock(folder: Path) -> int:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from tfdml.export.saved_model import SIGNATURES, evaluation_transform
 from tfdml.models import Embedder, MomentEmbedder
-from tfdml.version import __version__
+from tfdml.version import __version__, installed
 
 CARD = "model_card.json"
 LICENCE = (
@@ -44,7 +43,7 @@ def model_card(
         "max_pixels": max_pixels,
         "artefacts": artefacts,
         **about,
-        "versions": {"tfdml": __version__, **_versions()},
+        "versions": {"tfdml": __version__, **installed(_PACKAGES)},
         "licence": LICENCE,
     }
 
@@ -61,13 +60,3 @@ def describe_files(version: Path, paths: Iterable[Path]) -> dict[str, Any]:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         files[path.relative_to(version).as_posix()] = {"bytes": path.stat().st_size, "sha256": digest}
     return {"bytes": sum(entry["bytes"] for entry in files.values()), "files": files}
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found

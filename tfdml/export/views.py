@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdml.data.decoding_parts import decode_part
 from tfdml.data.evaluation_view import EvaluationTransform
 from tfdml.data.pixel_limit import MAX_PIXELS, size_fault, stated_size
+from tfdml.export.refusal import refuse
 
 # The feature of a tf.Example that holds an image's bytes.
 EXAMPLE_FEATURE = "image/encoded"
@@ -62,7 +63,8 @@ class ViewMaker:
 
         def together() -> tf.Tensor:
             views, faults = self.each(texts, read)
-            return _checked(views, faults, name)
+            with tf.control_dependencies([refuse(faults, name)]):
+                return tf.identity(views)
 
         if read is not None:
             return together()
@@ -191,17 +193,3 @@ def _only(items: tf.data.Dataset) -> tuple[tf.Tensor, ...]:
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False
     return items.with_options(options).get_single_element()
-
-
-def _checked(views: tf.Tensor, faults: tf.Tensor, name: str) -> tf.Tensor:
-    bad = tf.where(faults != "")[:, 0]
-
-    def message() -> tf.Tensor:
-        of = tf.strings.format("] of {}: ", tf.size(faults))
-        rest = tf.strings.format("; bad in all: {}", tf.size(bad))
-        return tf.strings.join([f"{name}[", tf.strings.as_string(bad[0]), of, faults[bad[0]], rest])
-
-    text = tf.cond(tf.size(bad) > 0, message, lambda: tf.constant(""))
-    check = tf.debugging.Assert(tf.size(bad) == 0, [text])
-    with tf.control_dependencies([check]):
-        return tf.identity(views)

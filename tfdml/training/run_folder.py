@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 from tfdml.errors import UserError
 from tfdml.files import atomic_path, write_json
 from tfdml.training.experiment import Experiment
-from tfdml.version import __version__
+from tfdml.version import __version__, installed
 
 _PACKAGES = ("tensorflow", "keras", "numpy", "faiss-cpu", "scikit-learn", "pillow", "matplotlib")
 
@@ -71,17 +70,11 @@ class RunFolder:
 
 def environment(devices: list[str]) -> dict:
     """What ran: versions, machine, devices."""
-    versions = {}
-    for package in _PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return {
         "tfdml": __version__,
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "devices": devices,
-        "packages": versions,
+        "packages": installed(_PACKAGES),
     }

@@ -17,7 +17,7 @@ from absl import logging
 
 from tfdml.data import storage
 from tfdml.data.records import FORMAT, MANIFEST, VERSION
-from tfdml.errors import UserError
+from tfdml.errors import UserError, differences
 from tfdml.files import hold
 
 JOB = "job.json"
@@ -88,14 +88,10 @@ def require_same_job(out: str, stored: dict[str, Any], job: dict[str, Any]) -> N
     Example:
         >>> require_same_job("records", {"dataset": "sop"}, {"dataset": "sop"})
     """
-    different = [
-        f"{name} was {_short(stored.get(name))} and is now {_short(job.get(name))}"
-        for name in sorted({*stored, *job})
-        if stored.get(name) != job.get(name)
-    ]
+    different = differences(stored, job)
     if different:
         raise UserError(
-            f"--out={out} holds records prepared in another way: {'; '.join(different)}; name another folder, or "
+            f"--out={out} holds records prepared in another way: {different}; name another folder, or "
             "delete this one to prepare it anew"
         )
 
@@ -194,11 +190,6 @@ def _busy(path: str, holder: dict[str, Any]) -> UserError:
         f"another bin/prepare is at work in {os.path.dirname(path)} ({who}); wait for it, or delete {path} if it "
         "has ended"
     )
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def header() -> dict[str, Any]:

@@ -130,15 +130,11 @@ def write_report(
 
     emphasised = most_confused(confused, STYLES)
     positive, negative = sample_pair_distances(points, labels, distance=distance, seed=seed)
-    training = [
-        Section(
-            "training",
-            "During training",
-            training_curves({"this run": history}, curve_metric),
-            "On the same images, after each epoch that was measured.",
-            half=True,
-        )
-    ]
+    training = []
+    if history:
+        curves = training_curves({"this run": history}, curve_metric)
+        said = "On the same images, after each epoch that was measured."
+        training.append(Section("training", "During training", curves, said, half=True))
     sections = [
         Section(
             "results",
@@ -157,7 +153,7 @@ def write_report(
             nav="Curves",
             half=bool(history),
         ),
-        *(training if history else ()),
+        *training,
         Section(
             "retrieval",
             "What is found",

@@ -6,6 +6,7 @@ import dataclasses
 
 import tensorflow as tf
 
+from tfdml.export.refusal import refuse
 from tfdml.export.retriever.exact import nearest
 
 # Neighbours of one query, and of all queries of a request: what an answer may take.
@@ -115,19 +116,6 @@ def embedding_fault(embedding: tf.Tensor) -> tf.Tensor:
     finite = tf.reduce_all(tf.math.is_finite(embedding), 1)
     fault = tf.where(tf.reduce_any(embedding != 0.0, 1), "", "has length 0")
     return tf.where(finite, fault, "holds NaN or infinite values")
-
-
-def refuse(faults: tf.Tensor, name: str) -> tf.Operation:
-    """Fail on the first fault: `embedding[2] of 5: has length 0; bad in all: 1`."""
-    bad = tf.where(faults != "")[:, 0]
-
-    def message() -> tf.Tensor:
-        of = tf.strings.format("] of {}: ", tf.size(faults))
-        rest = tf.strings.format("; bad in all: {}", tf.size(bad))
-        return tf.strings.join([f"{name}[", tf.strings.as_string(bad[0]), of, faults[bad[0]], rest])
-
-    text = tf.cond(tf.size(bad) > 0, message, lambda: tf.constant(""))
-    return tf.debugging.Assert(tf.size(bad) == 0, [text])
 
 
 def search_embedding(table: Table, embedding: tf.Tensor, k: tf.Tensor) -> Answer:
