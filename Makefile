@@ -3,14 +3,17 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+DOCS   := $(VENV)/.installed-docs
 
-.PHONY: help install quickstart test test-slow lint format lock clean
+.PHONY: help install quickstart test test-slow lint format docs code-map wheel lock clean
 
 help:
 	@echo "make install     create $(VENV) and install tfdml with its development tools, versions as in constraints.txt"
 	@echo "make quickstart  install, then train, evaluate, export and report on the built-in glyphs (no download)"
 	@echo "make test        the tests;  make test-slow: the longest, which make test leaves out"
-	@echo "make lint        ruff (lint, format) and mypy"
+	@echo "make lint        ruff (lint, format), mypy and the layers of the imports"
+	@echo "make docs        the documentation as a site, in site/;  make code-map: draw the picture of its code map anew"
+	@echo "make wheel       a source archive and a wheel, in dist/"
 	@echo "make lock        write constraints.txt anew from the versions installed in $(VENV)"
 
 $(STAMP): setup.cfg pyproject.toml constraints.txt
@@ -20,6 +23,11 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade pip -c constraints.txt
 	$(BIN)/python -m pip install --quiet -e '.[dev]' -c constraints.txt
 	@touch $(STAMP)
+
+# The site has tools of its own, which neither the tests nor the package need.
+$(DOCS): $(STAMP)
+	$(BIN)/python -m pip install --quiet -e '.[docs]' -c constraints.txt
+	@touch $(DOCS)
 
 install: $(STAMP)
 
@@ -36,13 +44,23 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-lock: $(STAMP)
+docs: $(DOCS)
+	$(BIN)/mkdocs build --strict
+
+code-map: $(STAMP)
+	$(BIN)/python docs/tools/code_map.py
+
+wheel: $(STAMP)
+	$(BIN)/python -m build
+
+lock: $(STAMP) $(DOCS)
 	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .import_linter_cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -52,9 +52,9 @@ def keras_from_bytes(embedder):
     import tensorflow as tf
 
     from tfdml.data import decode_image
-    from tfdml.export.saved_model import evaluation_transform
+    from tfdml.data.augmentation.evaluation import EvaluationTransform
 
-    transform = evaluation_transform(embedder)
+    transform = EvaluationTransform.of(embedder)
     spec = tf.TensorSpec((transform.crop, transform.crop, 3), tf.uint8)
 
     @tf.function(input_signature=[tf.TensorSpec((None,), tf.string)])
@@ -147,16 +147,16 @@ def main():
     import numpy as np
 
     from tfdml import data
+    from tfdml.data.augmentation.evaluation import EvaluationTransform
+    from tfdml.embeddings.backends import encoded_image
     from tfdml.evaluation import evaluate_dataset
     from tfdml.export.exporter import whole_classes
-    from tfdml.export.loading import encoded_image
     from tfdml.export.run_export import load_run
-    from tfdml.export.saved_model import evaluation_transform
 
     embedder, experiment = load_run(args.run_dir, data_dir=args.data_dir)
     test = data.load(experiment.dataset, experiment.data_dir or None, "test", **experiment.data_options())
     test = whole_classes(test, args.images)
-    batches = data.evaluation_batches(test, evaluation_transform(embedder), BATCH)
+    batches = data.evaluation_batches(test, EvaluationTransform.of(embedder), BATCH)
     inputs = {
         "encoded images": [encoded_image(test.images, row) for row in range(len(test))],
         "views": np.concatenate([images.numpy() for images, _ in batches]),

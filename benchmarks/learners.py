@@ -4,7 +4,7 @@ import keras
 
 from tfdml import backbones
 from tfdml.models import Embedder, MetricLearner
-from tfdml.training.spec import parse_call
+from tfdml.training.expressions import parse_call
 
 
 def make_learner(backbone, size, objectives):

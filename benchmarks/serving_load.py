@@ -236,11 +236,11 @@ class Load:
 def offline_embeddings(path, images):
     """What a model gives in this process, through the pipeline that evaluation uses."""
     from tfdml.data import EncodedImages, ImageDataset
-    from tfdml.export.loading import load_source
+    from tfdml.embeddings.backends import load_backend
 
     names = tuple(f"image {row}" for row in range(len(images)))
     dataset = ImageDataset("load", "test", EncodedImages(tuple(images), names), np.zeros(len(images)), {0: "0"})
-    return load_source(path).embed(dataset, 16)
+    return load_backend(path).embed(dataset, 16)
 
 
 def main():

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.data.pipeline import training_batches
-from tfdml.export.loading import load_embedder
+from tfdml.embeddings.backends import load_embedder
 from tfdml.training import building, calibration, checkpoints
 from tfdml.training.experiment import Experiment
 from tfdml.training.run_folder import RunFolder

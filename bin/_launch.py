@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import sys
 import tempfile
 
@@ -31,6 +32,9 @@ def launch(name):
     python = os.path.join(ROOT, ".venv", "bin", "python")
     if os.path.exists(python) and os.path.dirname(python) != os.path.join(sys.prefix, "bin"):
         os.execv(python, [python, *sys.argv])
+    # Until the command itself listens, Ctrl-C just ends the process.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.path.insert(0, ROOT)
     with _quiet_start():

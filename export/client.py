@@ -132,12 +132,13 @@ class Client:
 
         Raises:
             ServerError: The server did not answer in time, or not at all.
+            TypeError: An image is not bytes, such as the path of one.
         """
-        return self._all(self._signatures[0], "image_bytes", images, [len(image) for image in images], None)
+        return self._all(self._signatures[0], "image_bytes", images, _lengths(images), None)
 
     def search(self, images: Sequence[bytes], k: int) -> list[Answer]:
         """The k nearest gallery items of every image, from a retriever; see `embed`."""
-        return self._all(self._signatures[1], "image_bytes", images, [len(image) for image in images], k)
+        return self._all(self._signatures[1], "image_bytes", images, _lengths(images), k)
 
     def search_embeddings(self, embeddings: Sequence[Sequence[float]], k: int) -> list[Answer]:
         """The k nearest gallery items of every embedding, from a retriever; see `embed`."""
@@ -195,6 +196,14 @@ class Client:
             rows = ({column: values[row] for column, values in columns.items()} for row in range(len(items)))
             return [Answer(None, error) if error else Answer(row) for row, error in zip(rows, errors, strict=True)]
         raise AssertionError
+
+
+def _lengths(images: Sequence[bytes]) -> list[int]:
+    for row, image in enumerate(images):
+        if not isinstance(image, bytes):
+            kind = type(image).__name__
+            raise TypeError(f"images[{row}] must be the bytes of an image file, not {kind}: read the file first")
+    return [len(image) for image in images]
 
 
 class _Grpc:
@@ -306,7 +315,7 @@ class _Rest:
         status, text = self._post(body, timeout)
         try:
             answer = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = text
         said = _gist(str(answer.get("error", text) if isinstance(answer, dict) else text))
         if status in (400, 413):

@@ -100,7 +100,11 @@ LEARNERS = {
         ]
     ),
     "joint norms": lambda: learner(
-        [objectives.JointMMD(("pooled", "embedding")), objectives.JointIntra(("pooled", "embedding"), squared=True)]
+        [
+            objectives.JointMMD(("pooled", "embedding")),
+            objectives.JointIntra(("pooled", "embedding"), squared=True),
+            objectives.IntraClassPenalty(),
+        ]
     ),
     "rank_mi": lambda: learner([rank_mi(1), losses.ContrastiveLoss(1.3, "euclidean")]),
     "rank_mi twice": lambda: learner([rank_mi(2, monotonicity=0.1)]),

@@ -57,6 +57,7 @@ def objectives_over_classes():
         "orthogonal": objectives.GlobalOrthogonal(),
         "joint mmd": objectives.JointMMD("embedding", kernels=kernels.Polynomial(2)),
         "joint intra": objectives.JointIntra("embedding", kernels=kernels.Polynomial(2)),
+        "intra class": objectives.IntraClassPenalty(),
         "learned margin": objectives.LearnedMargin(3, beta=0.8),
     }
     for objective in found.values():

@@ -74,6 +74,15 @@ def contrastive(labels, x, margin=1.0, kind="sqeuclidean", average="active", red
     return mean(pulls) + mean(pushes)
 
 
+def cosine_contrastive(labels, x, margin=0.5, reduction="mean"):
+    """HORDE's public code: (s - 1)^2 / 2 over positives, [s - margin]_+ / 2 over the active negatives."""
+    pulls = [(cosine(x[i], x[j]) - 1.0) ** 2 / 2 for i, j in positive_pairs(labels)]
+    pushes = [max(cosine(x[i], x[j]) - margin, 0.0) / 2 for i, j in negative_pairs(labels)]
+    if reduction == "sum":
+        return total(pulls) + total(pushes)
+    return mean(pulls) + mean([push for push in pushes if push > 0])
+
+
 def binomial(labels, x, alpha=2.0, beta=0.5, cost=25.0, reduction="mean"):
     """ECAML eq. 10 on cosines, the cost inside the exponent."""
     over = total if reduction == "sum" else mean
@@ -142,3 +151,19 @@ def joint_representation_similarity(labels, grams, reduction="mean"):
     """JRD eq. 9 and 11: the product of the levels' kernels over ordered pairs of different class."""
     values = [math.prod(float(gram[i, j]) for gram in grams) for i, j in negative_pairs(labels)]
     return total(values) if reduction == "sum" else mean(values)
+
+
+def joint_exponential(labels, levels):
+    """The logarithm of eq. 11 with exp(x . x') on every level, by the largest term, so that it may have any size."""
+    exponents = [sum(dot(x[i], x[j]) for x in levels) for i, j in negative_pairs(labels)]
+    return max(exponents) + math.log(mean([math.exp(e - max(exponents)) for e in exponents]))
+
+
+def intra_class_penalty(labels, x, reduction="sum"):
+    """JRD eq. 4, without alpha: minus, for each class, the mean over its pairs of exp(-|x_i - x_j|^2 / 2)."""
+    pairs = positive_pairs(labels)
+    classes = sorted({int(labels[i]) for i, _ in pairs})
+    values = [
+        mean([math.exp(-squared_distance(x[i], x[j]) / 2) for i, j in pairs if int(labels[i]) == c]) for c in classes
+    ]
+    return -(total(values) if reduction == "sum" else mean(values))

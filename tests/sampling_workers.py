@@ -17,10 +17,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdml.data import batches, pipeline, sources
-from tfdml.data.dataset import ArrayImages, ImageDataset
+from tfdml.data import batches, pipeline
+from tfdml.data.augmentation.train import TrainTransform
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.images import ArrayImages
 from tfdml.data.sampling import ClassBalancedSampler, HierarchicalSampler, ShuffleSampler, WholeClassSampler
-from tfdml.data.transforms import TrainTransform
 
 FIRST_STEP, STEPS, BATCH = 3, 4, 8
 TRANSFORMS = [TrainTransform(kind, resize=12, crop=10) for kind in ("random_crop", "random_resized_crop") * 2]
@@ -44,7 +45,7 @@ def samplers(data):
     }
 
 
-class Recorder(keras.Model):
+class TrainingMonitor(keras.Model):
     """Adds up label times mean pixel over all images that it sees."""
 
     def __init__(self):
@@ -62,7 +63,7 @@ class Recorder(keras.Model):
 
 def total_by_fit(strategy, given):
     with strategy.scope():
-        model = Recorder()
+        model = TrainingMonitor()
         model.compile(optimizer=keras.optimizers.SGD(0.0))
     return model.fit(given, epochs=1, verbose=0).history["total"][0]
 
@@ -79,11 +80,11 @@ def total_by_steps(strategy, given):
     return sum(float(strategy.reduce("SUM", part, axis=None)) for part in parts)
 
 
-def counting_reads(reads):
-    """`source_of`, noting in `reads` how many images are looked up each time."""
+def counting_reads(lookup, reads):
+    """`Images.lookup`, noting in `reads` how many images are looked up each time."""
 
-    def source_of(images):
-        source = sources.source_of(images)
+    def counted(images):
+        source = lookup(images)
 
         def columns(indices):
             reads.append(len(indices))
@@ -91,7 +92,7 @@ def counting_reads(reads):
 
         return dataclasses.replace(source, columns=columns)
 
-    return source_of
+    return counted
 
 
 def main(path):
@@ -104,7 +105,7 @@ def main(path):
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
         strategy, first = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]), 0
     data, found, reads = made(), {}, []
-    pipeline.source_of = counting_reads(reads)
+    ArrayImages.lookup = counting_reads(ArrayImages.lookup, reads)
     for (name, sampler), transform in zip(samplers(data).items(), TRANSFORMS, strict=True):
         if several:
             given = list(batches.distributed(strategy, data, sampler, transform, 3, FIRST_STEP, STEPS))

@@ -34,6 +34,33 @@ def test_every_paper_has_its_experiment_on_every_data_set():
     assert set(PAPERS) <= {config_name(path) for path in CONFIGS}
 
 
+@pytest.mark.parametrize(
+    "name", [f"{name}_ecaml" for name in ("cub", "cars", "sop", "inshop")] + ["cars_ecaml_triplet", "cars_ecaml_npair"]
+)
+def test_energy_confusion_comes_to_the_letter_and_as_its_authors_ran_it(name):
+    literal = (ROOT / "configs" / f"{name}.flags").read_text()
+    authors = Experiment.from_flags((ROOT / "configs" / f"{name}_authors.flags").read_text(), run_dir="unused")
+    assert f"What the authors ran is {name}_authors.flags" in " ".join(literal.replace("#", "").split())
+    assert "reduction=sum" in literal
+    assert "sum" not in authors.objectives
+    assert "ecaml(form=log_of_mean, representation=projection)" in authors.objectives
+
+
+def test_the_optimisers_form_is_that_of_the_papers_own_code():
+    forms = {"jrd": "pytorch", "rankmi": "pytorch", "ecaml": "keras", "dmlda": "keras", "horde": "keras"}
+    for path in CONFIGS:
+        words = path.stem.split("_")
+        (idea,) = [idea for idea in forms if idea in words] or [None]
+        if path.parent.name == "configs" and idea and "small" not in words:
+            written = Experiment.from_flags(path.read_text(), run_dir="unused")
+            assert written.optimizer_form == forms[idea], path
+
+
+def test_horde_has_the_rows_of_both_its_networks():
+    rows = {f"{name}_horde_bn_inception" for name in ("cub", "cars", "sop", "inshop")} | {"cub_abe_horde"}
+    assert rows <= {config_name(path) for path in CONFIGS}
+
+
 def test_every_idea_and_its_base_loss_can_be_tried_at_a_small_scale():
     small = {f"small/cars_{name}" for name in (*IDEAS, "am_softmax", "contrastive", "margin")}
     assert small <= {config_name(path) for path in CONFIGS}

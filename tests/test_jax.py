@@ -56,6 +56,7 @@ CASES = {
     "orthogonal": ("embedding", lambda y, x, t: references_classes.global_orthogonal(y, x), None),
     "joint mmd": ("embedding", joint_norms("mmd"), None),
     "joint intra": ("embedding", joint_norms("intra"), None),
+    "intra class": ("embedding", lambda y, x, t: references.intra_class_penalty(y, x, "mean"), None),
     "metric": ("pooled", lambda y, x, t: references.contrastive(y, x), None),
     **{name: ("embedding", kernel_mean(gram), spread) for name, (gram, spread) in GRAMS.items()},
     **{f"jrs {name}": ("pooled", similarity(gram), spread) for name, (gram, spread) in GRAMS.items()},

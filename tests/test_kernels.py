@@ -108,6 +108,24 @@ def test_adaptive_bandwidth_follows_the_units(kernel, scale):
 
 
 @every_kernel
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_factor_and_exponent_make_the_matrix(kernel, reference, spread, scale):
+    x = random_batch(4, 8, 1, 8)[1] * np.float32(scale)
+    factor, exponent = kernel.scaled(x)
+    assert_close(factor * (1.0 if exponent is None else ops.exp(exponent)), reference(x))
+    assert np.max(np.abs(factor)) <= 1.0
+
+
+@pytest.mark.parametrize("kernel", [kernels.Exponential(), kernels.Polynomial(5)], ids=repr)
+def test_factor_and_exponent_do_not_overflow_where_the_matrix_does(kernel):
+    x = random_batch(4, 8, 1, 8)[1] * np.float32(1e5)
+    assert not np.all(np.isfinite(kernels.Polynomial(5)(x)))
+    factor, exponent = kernel.scaled(x)
+    assert np.all(np.isfinite(factor))
+    assert np.all(np.isfinite(exponent))
+
+
+@every_kernel
 def test_serialisation_restores_the_kernel(kernel, reference, spread):
     x = random_batch(4, 6, 1, 8)[1]
     for again in (
@@ -138,6 +156,7 @@ def test_arguments_that_make_no_sense_are_refused(make, message):
         make()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gaussian", "laplace"])
 def test_a_batch_of_four_thousand(name):
     x = random_batch(0, 4096, 1, 128)[1]

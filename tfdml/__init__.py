@@ -1,30 +1,34 @@
 """Deep metric learning on Keras 3 and TensorFlow.
 
-The backend-free part (`losses`, `kernels`, `layers`, `objectives`, `backbones`, `models`) is imported with
-the package; what needs TensorFlow itself or is heavy (`data`, `training`, `evaluation`, `export`) on first use.
+The backend-free part (`losses`, `mining`, `kernels`, `layers`, `objectives`, `backbones`, `models`) is imported with
+the package; what needs TensorFlow itself or is heavy (`data`, `training`, `embeddings`, `evaluation`, `report`,
+`export`) on first use.
 """
 
 import importlib
 
-from tfdml import backbones, kernels, layers, losses, models, objectives, pairwise
+from tfdml import backbones, kernels, layers, losses, mining, models, objectives, pairwise
 from tfdml.errors import UserError
 from tfdml.version import __version__
 
-_ON_FIRST_USE = ("data", "evaluation", "export", "training")
+_ON_FIRST_USE = ("data", "embeddings", "evaluation", "export", "report", "training")
 
 __all__ = [
     "UserError",
     "__version__",
     "backbones",
     "data",
+    "embeddings",
     "evaluation",
     "export",
     "kernels",
     "layers",
     "losses",
+    "mining",
     "models",
     "objectives",
     "pairwise",
+    "report",
     "training",
 ]
 

@@ -34,3 +34,13 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], write: Callab
 
     names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
     return "; ".join(f"{name} was {short(before.get(name))} and is now {short(now.get(name))}" for name in names)
+
+
+def short_message(error: BaseException, longest: int = 200) -> str:
+    """An exception on one line: its type and the beginning of what it says.
+
+    Example:
+        >>> short_message(KeyError("labels"))
+        "KeyError: 'labels'"
+    """
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:longest]}".removesuffix(": ")

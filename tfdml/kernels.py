@@ -7,22 +7,39 @@ of the batch, with the gradient stopped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import keras
 from keras import ops
 
 from tfdml import pairwise
+from tfdml.arguments import integer, number
+from tfdml.saving import in_words
 
 
 class Kernel:
-    """A reproducing kernel on vectors; subclasses give `matrix` and `get_config`."""
+    """A reproducing kernel on vectors; subclasses give `matrix` and `get_config`.
+
+    A subclass whose values may be too large for float32 also gives `scaled_matrix`.
+    """
 
     def __call__(self, x, y=None):
         """The Gram matrix: (B, D) -> (B, B), or (B, D), (B', D) -> (B, B')."""
-        if len(x.shape) != 2 or (y is not None and len(y.shape) != 2):
-            raise ValueError(f"a kernel takes vectors (B, D), not shape {x.shape if y is None else (x.shape, y.shape)}")
+        _check_vectors(x, y)
         return self.matrix(x, y)
+
+    def scaled(self, x, y=None):
+        """The Gram matrix as factor * exp(exponent), neither of which overflows where the matrix itself would.
+
+        Returns:
+            The factor (B, B'), and the exponent: (B, B'), or a scalar, or None for 0.
+        """
+        _check_vectors(x, y)
+        return self.scaled_matrix(x, y)
+
+    def scaled_matrix(self, x, y):
+        """The factor and the exponent of validated inputs; by default the matrix itself, and None."""
+        return self.matrix(x, y), None
 
     def matrix(self, x, y):
         """The Gram matrix of validated inputs."""
@@ -38,8 +55,7 @@ class Kernel:
         return cls(**config)
 
     def __repr__(self):
-        arguments = ", ".join(f"{key}={value}" for key, value in self.get_config().items())
-        return f"{type(self).__name__}({arguments})"
+        return in_words(self)
 
 
 def _mean_distance(distances, between_two: bool):
@@ -71,17 +87,18 @@ class GaussianMixture(Kernel):
 
     Example:
         >>> kernel = GaussianMixture(multipliers=(0.5, 1.0, 2.0))
-        >>> kernel(keras.random.normal((4, 8))).shape
+        >>> tuple(kernel(keras.random.normal((4, 8))).shape)
         (4, 4)
 
     Source: Chu et al., ICML 2020, sec. 5.1, "Kernel design".
     """
 
     def __init__(self, multipliers: Sequence[float] = (0.5, 1.0, 2.0), bandwidth: float | None = None):
-        self.multipliers = tuple(float(m) for m in multipliers)
+        listed = tuple(multipliers) if isinstance(multipliers, Iterable) else ()
+        if not listed:
+            raise ValueError(f"multipliers must be one or more positive numbers, not {multipliers!r}")
+        self.multipliers = tuple(number("each of multipliers", m, above=0) for m in listed)
         self.bandwidth = _check_bandwidth(bandwidth)
-        if not self.multipliers or min(self.multipliers) <= 0:
-            raise ValueError(f"multipliers must be one or more positive numbers, not {multipliers}")
 
     def matrix(self, x, y):
         """The Gram matrix of validated inputs."""
@@ -110,16 +127,14 @@ class Laplace(Kernel):
         ValueError: A number is not positive.
 
     Example:
-        >>> Laplace()(keras.random.normal((4, 8))).shape
+        >>> tuple(Laplace()(keras.random.normal((4, 8))).shape)
         (4, 4)
 
     Source: Chu et al., ICML 2020, table 4.
     """
 
     def __init__(self, multiplier: float = 1.0, bandwidth: float | None = None):
-        if multiplier <= 0:
-            raise ValueError(f"multiplier must be positive, not {multiplier}")
-        self.multiplier = float(multiplier)
+        self.multiplier = number("multiplier", multiplier, above=0)
         self.bandwidth = _check_bandwidth(bandwidth)
 
     def matrix(self, x, y):
@@ -138,26 +153,32 @@ class Polynomial(Kernel):
     """The inhomogeneous polynomial kernel (x . x' + 1)^p.
 
     Args:
-        degree: p, a positive integer. The paper tries 2 and 5.
+        degree: p, an integer in 1 .. 100. The paper tries 2 and 5.
 
     Raises:
-        ValueError: `degree` is not a positive integer.
+        ValueError: `degree` is no such integer.
 
     Example:
-        >>> Polynomial(degree=2)(keras.ops.ones((2, 3)))[0, 1]
+        >>> float(Polynomial(degree=2)(keras.ops.ones((2, 3)))[0, 1])
         16.0
 
     Source: Chu et al., ICML 2020, table 4.
     """
 
     def __init__(self, degree: int = 2):
-        if int(degree) != degree or degree < 1:
-            raise ValueError(f"degree must be a positive integer, not {degree}")
-        self.degree = int(degree)
+        self.degree = integer("degree", degree, at_least=1, at_most=100)
 
     def matrix(self, x, y):
         """The Gram matrix of validated inputs."""
+        return self._power(pairwise.dot_products(x, y) + 1.0)
+
+    def scaled_matrix(self, x, y):
+        """((x . x' + 1) / c)^p and p ln(c), with c the largest |x . x' + 1|, gradient stopped."""
         base = pairwise.dot_products(x, y) + 1.0
+        largest = ops.maximum(ops.max(ops.abs(ops.stop_gradient(base))), 1.0)
+        return self._power(base / largest), self.degree * ops.log(largest)
+
+    def _power(self, base):
         # Repeated products rather than power(): their gradient is right at negative bases too.
         result = base
         for _ in range(self.degree - 1):
@@ -175,28 +196,40 @@ class Exponential(Kernel):
 
     Args:
         max_exponent: x . x' is clipped from above at this value, since float32 overflows at 88. It matters for
-            features that are not normalised only; unit vectors never reach it.
+            features that are not normalised only; unit vectors never reach it. The product of several levels' kernels
+            is bounded as a whole instead: see `tfdml.objectives.JointRepresentationSimilarity`.
+
+    Raises:
+        ValueError: `max_exponent` is not positive, or above 88.
 
     Example:
-        >>> Exponential()(keras.ops.zeros((2, 3)))[0, 1]
+        >>> float(Exponential()(keras.ops.zeros((2, 3)))[0, 1])
         1.0
 
     Source: Chu et al., ICML 2020, table 4.
     """
 
     def __init__(self, max_exponent: float = 80.0):
-        self.max_exponent = float(max_exponent)
+        self.max_exponent = number("max_exponent", max_exponent, above=0, at_most=88)
 
     def matrix(self, x, y):
         """The Gram matrix of validated inputs."""
         return ops.exp(ops.minimum(pairwise.dot_products(x, y), self.max_exponent))
+
+    def scaled_matrix(self, x, y):
+        """1 and x . x'."""
+        exponent = pairwise.dot_products(x, y)
+        return ops.ones_like(exponent), exponent
 
     def get_config(self):
         """The arguments that make this kernel anew."""
         return {"max_exponent": self.max_exponent}
 
 
+def _check_vectors(x, y):
+    if len(x.shape) != 2 or (y is not None and len(y.shape) != 2):
+        raise ValueError(f"a kernel takes vectors (B, D), not shape {x.shape if y is None else (x.shape, y.shape)}")
+
+
 def _check_bandwidth(bandwidth):
-    if bandwidth is not None and not bandwidth > 0:
-        raise ValueError(f"bandwidth must be positive or None, not {bandwidth}")
-    return None if bandwidth is None else float(bandwidth)
+    return None if bandwidth is None else number("bandwidth", bandwidth, above=0)

@@ -1,13 +1,10 @@
 """Running the commands as a user does: in a process of their own."""
 
-import os
-import pathlib
-import subprocess
-import sys
-
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests.fork_server import ROOT, fork_server
+
+__all__ = ["ROOT", "TINY"]
 
 # A run of a few seconds: small glyphs, a narrow network, few steps.
 TINY = [
@@ -31,20 +28,8 @@ TINY = [
 
 @pytest.fixture(scope="session")
 def command():
-    """Run `bin/<name>` with flags; returns the finished process."""
-
-    def run(name, *flags, cwd=ROOT, timeout=300):
-        return subprocess.run(
-            [sys.executable, str(ROOT / "bin" / name), *flags],
-            cwd=cwd,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-        )
-
-    return run
+    """Run `bin/<name>` with flags in a process of its own; returns it, finished."""
+    return fork_server().run
 
 
 @pytest.fixture(scope="session")

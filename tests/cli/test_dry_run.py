@@ -1,6 +1,7 @@
 """The flag files of the papers, on a small tree in the official layout."""
 
 import numpy as np
+import pytest
 from PIL import Image
 
 NUM_CLASSES = 60
@@ -23,6 +24,7 @@ def _products(root):
     return root
 
 
+@pytest.mark.slow
 def test_a_dry_run_prints_the_resolved_experiment(command, tmp_path):
     products = _products(tmp_path / "Stanford_Online_Products")
     done = command(

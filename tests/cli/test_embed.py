@@ -12,8 +12,8 @@ import pytest
 
 from tests.cli.conftest import ROOT
 from tests.cli.many import run_many
+from tfdml.embeddings.reader import read_embeddings, read_names
 from tfdml.errors import UserError
-from tfdml.evaluation.embeddings_on_disk import read_embeddings, read_names
 
 GLYPHS = ["--dataset=glyphs", "--dataset_options=images_per_class=4, size=32"]
 
@@ -136,8 +136,8 @@ def test_wrong_input_is_one_clear_line(tmp_path):
     cases = [
         (["--out=x"], "--model is missing"),
         (["--model=x"], "--out is missing"),
-        (["--model=nowhere", "--out=x"], "--dataset is missing"),
-        (["--model=nowhere", "--out=x", *GLYPHS], "there is no embedder at nowhere"),
+        (["--model=.", "--out=x"], "--dataset is missing"),
+        (["--model=nowhere", "--out=x", *GLYPHS], "--model=nowhere: there is no such file or folder"),
         (["--model=grpc://nowhere", "--out=x", *GLYPHS], "write grpc://host:port/name"),
         (["--model=x", "--out=x", "--split=best"], "--split"),
     ]

@@ -72,6 +72,7 @@ def vectors(tmp_path_factory):
     points[7, 3] = np.nan
     np.savez(folder / "nan.npz", embeddings=points, labels=labels)
     (folder / "text.npz").write_text("no archive")
+    (folder / "folder").mkdir()
     return folder
 
 
@@ -123,12 +124,15 @@ def test_wrong_input_is_one_clear_line(vectors):
         (["--model=good.npz", *DATA], "holds 240 embeddings, but glyphs (test) has 428 images"),
         (["--model=good.npz", "--metrics=recal"], "recal"),
         (["--model=good.npz", "--report=x/y.html"], "its folder does not exist"),
+        (["--model=good.npz", "--json=folder"], "--json=folder is a folder: name a file to write"),
+        (["--model=good.npz", "--json=gs://bucket/x.json"], "--json=gs://bucket/x.json: only local"),
+        (["--model=good.npz", "--json=/dev/full"], "/dev/full cannot be written: the disk is full"),
         (["--model=good.npz", "--report=y.html"], "name their --dataset"),
         (["--model=roles.npz", "--intervals=parts"], "these images have roles"),
         (["--model=grpc://127.0.0.1:1/cars", *DATA], "cannot be reached, in 5 attempts"),
         (["--model=http://127.0.0.1:1/v1/models/cars", *DATA], "cannot be reached, in 5 attempts"),
         (["--model=grpc://nowhere", *DATA], "write grpc://host:port/name"),
-        (["--model=x.tflite", *DATA], "there is no file x.tflite"),
+        (["--model=x.tflite", *DATA], "--model=x.tflite: there is no such file"),
         (["--compare=a,b"], "--report is missing"),
         (["--compare=a,b", "--report=c.html"], "a is no folder"),
         (["--compare=a,b", "--model=c"], "--compare takes the place of --model"),
@@ -136,7 +140,7 @@ def test_wrong_input_is_one_clear_line(vectors):
     before = sorted(path.name for path in vectors.iterdir())
     answers = run_many("evaluate", vectors, [flags for flags, _ in cases])
     for (status, _, error), (flags, says) in zip(answers, cases, strict=True):
-        (line,) = [line for line in error.splitlines() if "error:" in line]
+        (line,) = [line for line in error.splitlines() if line.startswith("evaluate: error:")]
         assert says in line, (flags, error)
         assert status == 2
         assert "Traceback" not in error

@@ -3,11 +3,13 @@
 import json
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 DATA = ["--gallery_dataset=glyphs", "--gallery_dataset_options=images_per_class=4, size=32"]
 
 
+@pytest.mark.slow
 def test_a_run_becomes_a_retriever_of_a_data_set(finished_run, command, tmp_path):
     out = tmp_path / "retriever"
     done = command("export", f"--run_dir={finished_run}", "--gallery=made", *DATA, f"--out={out}")

@@ -7,11 +7,14 @@ import pytest
 HORDE = "--objectives=contrastive + horde(loss=contrastive, orders=3, dim=32)"
 
 
+@pytest.mark.slow
 def test_moments_are_written_measured_and_evaluated_alike(command, tiny_flags, tmp_path):
     run = tmp_path / "run"
-    done = command("train", *tiny_flags, HORDE, "--moment_embedder", f"--run_dir={run}")
+    done = command("train", *tiny_flags, HORDE, "--moment_embedder", "--evaluate_orders=epochs", f"--run_dir={run}")
     assert done.returncode == 0, done.stderr[-3000:]
-    expected = json.loads((run / "result.json").read_text())["metrics_moments"]
+    result = json.loads((run / "result.json").read_text())
+    check_orders(result, run, done.stdout)
+    expected = result["metrics_moments"]
     assert f"{100 * expected['recall@1']:.1f} % with all moments" in done.stdout
     assert "Searched with all moments" in (run / "report" / "index.html").read_text(encoding="utf-8")
     flags = [flag for flag in tiny_flags if "dataset" in flag]
@@ -29,10 +32,25 @@ def test_moments_are_written_measured_and_evaluated_alike(command, tiny_flags, t
         assert artefact["acceptance"]["recall@1"] == pytest.approx(expected["recall@1"], abs=0.02)
 
 
+def check_orders(result, run, printed):
+    """Every order's own Recall@K stands in the result, in each epoch's record, on the page and in the terminal."""
+    orders = result["metrics_orders"]
+    assert list(orders) == ["1", "2", "3", "all"]
+    assert orders["1"]["recall@1"] == result["metrics"]["recall@1"]
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [list(record["orders"]) for record in records] == [list(orders)] * 3
+    assert records[-1]["orders"] == orders
+    page = (run / "report" / "index.html").read_text(encoding="utf-8")
+    for text in ("Each order of moments by itself", "order 3", "all, side by side"):
+        assert text in page
+    assert f"{100 * orders['3']['recall@1']:.1f} % by order 3 alone" in printed
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
         (["--moment_embedder"], "needs one horde"),
+        (["--evaluate_orders=epochs"], "--evaluate_orders=epochs needs one horde"),
         ([HORDE, "--moment_embedder", "--selection=test"], "--selection=last"),
     ],
 )

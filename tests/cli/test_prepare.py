@@ -93,12 +93,12 @@ def test_bad_images_are_listed(command, photos, tmp_path):
         (["--verify", "--out=nowhere"], "no finished record files"),
         (["--dataset=glyphs", "--out=x", "--splits=train,query"], "--splits=train,query"),
         (["--dataset=glyphs", "--out=x", "--shrink=-1"], "--shrink=-1"),
+        (["--dataset=glyphs", "--out=x", "--splits="], "--splits= names no split"),
         (["--dataset=cars196", "--download", "--data_dir=x"], "taken the files down"),
         (["--dataset=cub", "--download"], "--data_dir is missing"),
         (["--dataset=folder", "--data_dir=nowhere", "--out=x"], "nowhere"),
     ],
 )
-@pytest.mark.slow
 def test_wrong_flags_are_one_clear_line(command, flags, says, tmp_path):
     assert says in error_of(command("prepare", *[flag.replace("=x", f"={tmp_path / 'x'}") for flag in flags]))
     assert list(tmp_path.iterdir()) == []

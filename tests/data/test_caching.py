@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tfdml import memory
 from tfdml.data import caching
+from tfdml.data.augmentation.train import TrainTransform
 from tfdml.data.caching import decoded_bytes, decoded_source, memory_to_spare
-from tfdml.data.dataset import ArrayImages, EncodedImages, FileImages, ImageDataset
-from tfdml.data.sizes import stated_size
-from tfdml.data.transforms import TrainTransform
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.images import ArrayImages, EncodedImages, FileImages
+from tfdml.errors import UserError
 
 
 def encoded(size, **options):
@@ -43,9 +45,17 @@ def test_the_estimate_is_what_the_cache_takes(kind, mode, monkeypatch):
     assert any("caching 9 decoded images of made: about 0 MB" in line for line in said)
 
 
+def test_no_more_is_kept_than_the_limit():
+    transform = TrainTransform("random_resized_crop", crop=20)
+    taken = decoded_bytes(dataset(MIXED), transform) / caching.MEGABYTE
+    assert decoded_source(dataset(MIXED), transform, limit_mb=1.01 * taken) is not None
+    with pytest.raises(UserError, match="more than the limit of 0 MB: train without"):
+        decoded_source(dataset(MIXED), transform, limit_mb=0.95 * taken)
+
+
 def test_estimates_of_many_images_read_a_few_headers(monkeypatch):
     asked = []
-    monkeypatch.setattr(caching, "stated_size", lambda images, index: asked.append(index) or (10, 20))
+    monkeypatch.setattr(EncodedImages, "size", lambda images, index: asked.append(index) or (10, 20))
     images = EncodedImages((b"",) * 5000, ("",) * 5000)
     assert decoded_bytes(dataset(images), TrainTransform("random_resized_crop", crop=8)) == 5000 * 600
     assert len(set(asked)) == 64
@@ -67,12 +77,12 @@ def test_sizes_are_those_of_the_upright_image():
     exif = Image.Exif()
     exif[0x0112] = 6
     images = EncodedImages((encoded((50, 20)), encoded((50, 20), exif=exif), b"?"), ("a", "b", "c"))
-    assert [stated_size(images, index) for index in range(3)] == [(20, 50), (50, 20), None]
+    assert [images.size(index) for index in range(3)] == [(20, 50), (50, 20), None]
 
 
 def test_half_of_the_free_memory_is_the_most(monkeypatch):
     files = {"/proc/meminfo": "MemTotal: 9000 kB\nMemAvailable: 4096 kB\n"}
-    monkeypatch.setattr(caching, "_text", lambda path: files.get(path, ""))
+    monkeypatch.setattr(memory, "_text", lambda path: files.get(path, ""))
     assert memory_to_spare(100) == 2 * 2**20
     assert memory_to_spare(1) == 2**20
     files.update({"/sys/fs/cgroup/memory.max": "3000000\n", "/sys/fs/cgroup/memory.current": "1000000\n"})

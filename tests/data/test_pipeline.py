@@ -1,9 +1,6 @@
 """Batches are the same whatever ran before, cached or not, on one replica or two; bad images are named."""
 
 import io
-import subprocess
-import sys
-import textwrap
 
 import keras
 import numpy as np
@@ -11,10 +8,14 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from tfdml.data.dataset import ArrayImages, EncodedImages, FileImages, ImageDataset
-from tfdml.data.pipeline import class_balanced, evaluation_batches, explain_failure, shuffled, training_batches
+from tests.fork_server import fork_server
+from tests.marks import first_quick
+from tfdml.data.augmentation.train import EvaluationTransform, TrainTransform
+from tfdml.data.batches import class_balanced, shuffled
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.images import ArrayImages, EncodedImages, FileImages
+from tfdml.data.pipeline import evaluation_batches, explain_failure, training_batches
 from tfdml.data.sampling import ClassBalancedSampler, ShuffleSampler
-from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
 
 KINDS = ("random_crop", "random_resized_crop", "multi_resolution", "none")
@@ -90,7 +91,7 @@ def test_every_row_is_the_transform_of_the_image_drawn(mixed, kind):
             np.testing.assert_array_equal(image, transform(original, draws))
 
 
-@pytest.mark.parametrize("kind", ["random_crop", "random_resized_crop"])
+@pytest.mark.parametrize("kind", first_quick(["random_resized_crop", "random_crop"]))
 def test_a_resumed_run_gets_the_batches_of_an_unbroken_one(mixed, kind):
     transform = TrainTransform(kind, resize=24, crop=20)
     unbroken = class_balanced(mixed, 3, 2, transform, seed=1, num_steps=9)
@@ -99,7 +100,7 @@ def test_a_resumed_run_gets_the_batches_of_an_unbroken_one(mixed, kind):
     assert_same(resumed, resumed)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", first_quick(KINDS))
 @pytest.mark.parametrize("which", ["mixed", "equal"])
 def test_the_cache_changes_no_bit(request, which, kind):
     data = request.getfixturevalue(which)
@@ -107,7 +108,9 @@ def test_the_cache_changes_no_bit(request, which, kind):
     assert_same(shuffled(data, 6, transform, num_steps=7), shuffled(data, 6, transform, num_steps=7, cache=True))
 
 
-@pytest.mark.parametrize(("kind", "resize"), [("random_crop", 24), ("random_crop", 30), ("random_resized_crop", 24)])
+@pytest.mark.parametrize(
+    ("kind", "resize"), first_quick([("random_crop", 24), ("random_crop", 30), ("random_resized_crop", 24)])
+)
 def test_files_bytes_and_arrays_give_the_same_batches(equal, tmp_path, kind, resize):
     transform = TrainTransform(kind, resize=resize, crop=20)
     expected = shuffled(equal, 6, transform, num_steps=4)
@@ -228,9 +231,10 @@ def test_two_replicas_get_the_rows_in_order_and_complete():
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
         import keras
-        from tfdml.data.dataset import ArrayImages, ImageDataset
-        from tfdml.data.pipeline import class_balanced
-        from tfdml.data.transforms import TrainTransform
+        from tfdml.data.dataset import ImageDataset
+        from tfdml.data.images import ArrayImages
+        from tfdml.data.batches import class_balanced
+        from tfdml.data.augmentation.train import TrainTransform
 
         images = np.random.default_rng(0).integers(0, 256, (24, 12, 14, 3), dtype=np.uint8)
         labels, names = np.arange(24) // 4, {i: "" for i in range(6)}
@@ -250,7 +254,7 @@ def test_two_replicas_get_the_rows_in_order_and_complete():
                 assert (images == other_images).all() and (labels == other_labels).all()
 
             seen = []
-            class Recorder(keras.Model):
+            class TrainingMonitor(keras.Model):
                 def __init__(self):
                     super().__init__()
                     self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
@@ -261,14 +265,14 @@ def test_two_replicas_get_the_rows_in_order_and_complete():
                     self.total.update_state(keras.ops.cast(y, "float32") * keras.ops.stop_gradient(y_pred))
                     return keras.ops.mean(y_pred)
             with strategy.scope():
-                model = Recorder()
+                model = TrainingMonitor()
                 model.compile(optimizer=keras.optimizers.SGD(0.0))
             history = model.fit(batches, epochs=1, verbose=0)
             total = sum((images.mean((1, 2, 3)) * labels).sum() for images, labels in expected)
             np.testing.assert_allclose(history.history["total"], total, rtol=1e-5)
         print("complete")
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300)
+    done = fork_server().run_script(script)
     assert done.stdout.endswith("complete\n"), done.stderr[-3000:]
 
 
@@ -278,9 +282,10 @@ def test_the_process_ends_while_batches_are_still_being_made():
         import io
         import numpy as np, tensorflow as tf
         from PIL import Image
-        from tfdml.data.dataset import ArrayImages, EncodedImages, ImageDataset
-        from tfdml.data.pipeline import shuffled
-        from tfdml.data.transforms import TrainTransform
+        from tfdml.data.dataset import ImageDataset
+        from tfdml.data.images import ArrayImages, EncodedImages
+        from tfdml.data.batches import shuffled
+        from tfdml.data.augmentation.train import TrainTransform
 
         file = io.BytesIO()
         Image.effect_noise((700, 500), 50).save(file, "JPEG")
@@ -296,6 +301,6 @@ def test_the_process_ends_while_batches_are_still_being_made():
         print("complete", flush=True)
         raise SystemExit(3)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
+    done = fork_server().run_script(script, timeout=120)
     assert done.stdout == "complete\n", done.stderr[-3000:]
     assert done.returncode == 3

@@ -23,6 +23,14 @@ def slow_f1(labels, clusters):
     return 2 * true_positive / total if total else 1.0
 
 
+def test_every_image_is_clustered_and_not_a_sample():
+    """After enough rounds each image of thousands lies nearest to the mean of its own cluster, the mean of them all."""
+    points = np.random.default_rng(0).uniform(size=(4000, 1)).astype(np.float32)
+    clusters = kmeans(points, 2, iterations=60)
+    means = np.array([points[clusters == c].mean() for c in (0, 1)])
+    np.testing.assert_array_equal(np.abs(points - means).argmin(axis=1), clusters)
+
+
 @settings(max_examples=100, deadline=None)
 @given(ids)
 def test_pairwise_f1_counts_pairs(points):

@@ -1,6 +1,6 @@
 import numpy as np
 
-from tests.evaluation.report.pages import embedded
+from tests.report.pages import embedded
 from tfdml.evaluation import sample_pair_distances
 
 

@@ -10,7 +10,7 @@ from tests.export.networks import small_dataset, small_embedder
 from tfdml.data import ImageDataset
 from tfdml.errors import UserError
 from tfdml.export import convert_litert, exporter
-from tfdml.export.acceptance import Comparison, Examiner, Tolerance
+from tfdml.export.acceptance import Comparison, ExportVerifier, Tolerance
 from tfdml.export.exporter import ExportOptions, export_model, whole_classes
 
 FINE = Comparison(
@@ -57,7 +57,7 @@ def test_figures_are_those_of_a_loop_over_the_images(tmp_path):
     dataset = small_dataset("test")
     path = tmp_path / "other.tflite"
     path.write_bytes(convert_litert(other))
-    examiner = Examiner(embedder, dataset)
+    examiner = ExportVerifier(embedder, dataset)
     found = examiner.compare("litert_float32", path)
     ours, theirs = (
         keras.ops.convert_to_numpy(model(examiner._views)).astype(np.float64) for model in (embedder, other)
@@ -128,6 +128,6 @@ def test_classes_of_one_image_are_judged_by_cosines_alone(tmp_path):
     assert isinstance(dataset, ImageDataset)
     path = tmp_path / "same.tflite"
     path.write_bytes(convert_litert(embedder))
-    found = Examiner(embedder, dataset).compare("litert_float32", path)
+    found = ExportVerifier(embedder, dataset).compare("litert_float32", path)
     assert found.recall_at_1 is None
     assert not found.faults(Tolerance(1 - 1e-6, 0.0, 1e-5))

@@ -213,3 +213,13 @@ def test_its_command_line(server, shop, tmp_path, capsys):
 
 def test_it_does_not_import_the_library():
     assert "import tfdml" not in (ROOT / "export" / "client.py").read_text()
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "rest"])
+def test_an_image_that_is_not_bytes_is_named(protocol, server, shop):
+    with client.Client(url(server, protocol)) as connected:
+        for bad in ("photo.jpg", bytearray(b"x"), None):
+            with pytest.raises(TypeError, match=r"images\[1\] must be the bytes of an image file, not"):
+                connected.embed([shop.images[0], bad])
+        with pytest.raises(TypeError, match=r"images\[0\] must be the bytes .* not str: read the file first"):
+            connected.search(["photo.jpg"], 2)

@@ -50,7 +50,8 @@ def test_the_command(photos, shop, tmp_path):
     for (status, _, error), (values, says) in zip(refused, wrong, strict=True):
         assert status == 2, values
         assert says in error
-        assert error.count("\n") == 1
+        # The JPEG library writes lines of its own to the error stream.
+        assert len([line for line in error.splitlines() if line.startswith("export: ")]) == 1
     status, output, error = built
     assert status == 0, error
     assert "bad image van/broken.jpg" in output

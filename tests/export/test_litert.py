@@ -8,12 +8,11 @@ import tensorflow as tf
 from tests.export.networks import small_dataset, small_embedder
 from tfdml import backbones
 from tfdml.data import evaluation_batches
+from tfdml.data.augmentation.evaluation import EvaluationTransform
 from tfdml.errors import UserError
 from tfdml.export import convert_litert, litert
 from tfdml.export.litert_tail import finish_int8
-from tfdml.export.network import frozen_module
-from tfdml.export.precision import in_float32
-from tfdml.export.saved_model import evaluation_transform
+from tfdml.export.network import frozen_module, in_float32
 from tfdml.layers import MomentEmbeddings
 from tfdml.models import AttentionEnsemble, Embedder, MomentEmbedder
 
@@ -29,7 +28,7 @@ def embedder():
 @pytest.fixture(scope="module")
 def views(embedder):
     dataset = small_dataset("train")
-    return np.concatenate([images for images, _ in evaluation_batches(dataset, evaluation_transform(embedder), 8)])
+    return np.concatenate([images for images, _ in evaluation_batches(dataset, EvaluationTransform.of(embedder), 8)])
 
 
 def runner(file):

@@ -13,9 +13,9 @@ import pytest
 
 from tests.export.networks import picture, small_dataset, small_embedder
 from tfdml.data import evaluation_batches
+from tfdml.data.augmentation.evaluation import EvaluationTransform
 from tfdml.export import convert_litert, export_saved_model
 from tfdml.export.retriever import Retriever, items_of_folder
-from tfdml.export.saved_model import evaluation_transform
 
 LITERT_ALONE = """
 import sys, numpy as np
@@ -97,7 +97,7 @@ def run(python, script, *arguments):
 
 def test_litert_files_in_an_environment_with_ai_edge_litert_alone(embedder, tmp_path):
     pytest.importorskip("ai_edge_litert")
-    views = next(iter(evaluation_batches(small_dataset("train"), evaluation_transform(embedder), 24)))[0].numpy()
+    views = next(iter(evaluation_batches(small_dataset("train"), EvaluationTransform.of(embedder), 24)))[0].numpy()
     np.save(tmp_path / "views.npy", views)
     files = {
         precision: tmp_path / f"{precision}.tflite" for precision in ("float32", "float16", "dynamic_range", "int8")

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdml.errors import UserError
-from tfdml.export.retriever import exact
+from tfdml.export.retriever import exact, indexed
 from tfdml.export.retriever.exact import nearest
 from tfdml.export.retriever.indexed import GalleryIndex
 
@@ -55,6 +55,17 @@ def test_ties_are_in_the_order_of_rows_whatever_the_blocks(seed, batch, count, k
     assert rows.shape == (batch, min(k, count))
     np.testing.assert_array_equal(rows, expected_rows)
     np.testing.assert_array_equal(squares, expected_squares)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 100])
+def test_equally_near_rows_are_in_order_also_where_their_products_are_not(at_once, monkeypatch):
+    """Lengths differ, as much as rounding lets them differ, so that the later row has the larger product."""
+    monkeypatch.setattr(exact, "_SCORES_AT_ONCE", at_once)
+    gallery = np.array([[0.5, 0.25], [0.75, 0.5], [0.75, -0.5], [0.5, -0.25], [-1.0, 0.0]], np.float32)
+    for k in (1, 2, 3, 4, 5):
+        rows, squares = nearest(tf.constant([[1.0, 0.0]]), tf.constant(gallery), tf.constant(k))
+        assert rows.numpy().tolist() == [[0, 1, 2, 3, 4][:k]]
+        assert squares.numpy().tolist() == [[0.3125, 0.3125, 0.3125, 0.3125, 4.0][:k]]
 
 
 @pytest.mark.parametrize("k", [1, 7, 300])
@@ -114,6 +125,30 @@ def test_more_neighbours_than_the_searched_cells_hold_is_all_of_the_gallery(inde
     for near, distances in zip(rows, squares, strict=True):
         assert sorted(near.tolist()) == list(range(3000))
         assert (np.diff(distances) >= 0).all()
+
+
+def test_a_query_whose_cells_hold_fewer_is_searched_in_all_and_the_others_stay_as_they_are(index):
+    """Each query gets as many as it asks for; only some of them need more cells for it."""
+    gallery, queries = clustered(3000), clustered(40, seed=5)
+    k = 100
+    parameters = {"k": k, "cells": index.card["cells_searched"]}
+    found = indexed._search(index.index, queries, **parameters)[1]
+    short = (found < 0).any(axis=1)
+    assert 0 < short.sum() < len(queries), "choose another k"
+    rows, squares = index.search(queries, k)
+    assert rows.shape == squares.shape == (40, k)
+    assert (rows >= 0).all()
+    np.testing.assert_array_equal(rows[short], by_loops(queries[short], gallery, k)[0])
+    np.testing.assert_array_equal(np.sort(rows[~short], 1), np.sort(found[~short], 1))
+
+
+def test_equally_near_rows_of_the_index_are_in_order():
+    # Forty of each, as a sort of a few would keep them in their order by chance.
+    gallery = np.repeat(clustered(30), 40, axis=0)[np.random.default_rng(0).permutation(1200)]
+    rows, squares = GalleryIndex.build(gallery, recall=1.0).search(gallery[:20], 40)
+    for query, near in zip(gallery[:20], rows, strict=True):
+        assert near.tolist() == np.flatnonzero((gallery == query).all(axis=1)).tolist()
+    assert not squares.any()
 
 
 def test_an_index_keeps_its_embeddings_and_lends_its_cells(index, tmp_path):

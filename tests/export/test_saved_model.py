@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
+from tfdml.data.augmentation.evaluation import EvaluationTransform
 from tfdml.errors import UserError
 from tfdml.export import compare, export_saved_model
-from tfdml.export.saved_model import evaluation_transform
 from tfdml.models import Embedder
 
 CLIENT = """
@@ -76,7 +76,7 @@ def test_a_process_with_tensorflow_only_gets_the_embedders_vectors(embedder, ver
     )
     from tfdml.data import decode_image
 
-    transform = evaluation_transform(embedder)
+    transform = EvaluationTransform.of(embedder)
     views = tf.stack([transform(decode_image(tf.constant(image))) for image in encoded])
     expected = keras.ops.convert_to_numpy(embedder(views))
     found = np.load(tmp_path / "out.npy")
@@ -95,7 +95,7 @@ def test_images_of_any_size_through_the_second_signature(embedder, version):
     served = tf.saved_model.load(version)
     images = np.random.default_rng(1).integers(0, 255, (3, 70, 50, 3)).astype(np.uint8)
     vectors = served.signatures["embed_images"](images=tf.constant(images))["embedding"]
-    expected = embedder(evaluation_transform(embedder)(tf.constant(images)))
+    expected = embedder(EvaluationTransform.of(embedder)(tf.constant(images)))
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
 
 
@@ -115,10 +115,10 @@ def test_an_unwritable_place_is_named(embedder, tmp_path):
         export_saved_model(embedder, tmp_path / "file" / "below")
 
 
-@pytest.mark.parametrize("mode", ["squash", "pad"])
-def test_every_form_of_the_evaluation_view_is_in_the_export(mode, tmp_path):
-    shaped = Embedder("conv4", embedding_dim=8, image_size=28, resize=32, resize_mode=mode)
+@pytest.mark.parametrize(("mode", "color"), [("squash", (0, 0, 0)), ("pad", (0, 0, 0)), ("pad", (255, 255, 255))])
+def test_every_form_of_the_evaluation_view_is_in_the_export(mode, color, tmp_path):
+    shaped = Embedder("conv4", embedding_dim=8, image_size=28, resize=32, resize_mode=mode, pad_color=color)
     shaped.build((None, 28, 28, 3))
     path = export_saved_model(shaped, tmp_path)
-    assert evaluation_transform(shaped).mode == mode
+    assert EvaluationTransform.of(shaped) == EvaluationTransform(32, 28, mode, color)
     assert compare(shaped, path, [picture(40, 90), picture(70, 30), picture(20, 20)]) < 1e-5

@@ -1,10 +1,14 @@
 """Versions are there whole or not at all, count up, and never overwrite one another."""
 
 import concurrent.futures
+import errno
 import os
 import stat
+import subprocess
+import sys
 
 import pytest
+import tensorflow as tf
 
 from tfdml.errors import UserError
 from tfdml.export.versions import new_version, version_numbers
@@ -63,3 +67,46 @@ def test_an_unwritable_place_is_named(tmp_path):
     with pytest.raises(UserError, match="file"), new_version(tmp_path / "file" / "below"):
         pytest.fail("there is no such place")
     assert version_numbers(tmp_path / "file") == []
+
+
+def test_what_a_killed_export_left_is_removed_by_the_next(tmp_path):
+    killed = subprocess.Popen([sys.executable, "-c", ""])
+    killed.wait()
+    (tmp_path / f".partial-{killed.pid}-x" / "variables").mkdir(parents=True)
+    (tmp_path / f".partial-{os.getppid()}-x").mkdir()
+    write(tmp_path, "new")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [f".partial-{os.getppid()}-x", "1"]
+
+
+def test_a_remote_folder_is_refused_and_none_is_made_in_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="--out=gs://bucket/cars: only local"), new_version("gs://bucket/cars"):
+        pytest.fail("there is no such place")
+    assert not list(tmp_path.iterdir())
+
+
+FULL = r"needs? .* and .* were free; no version is written: free some space .* run the same command again$"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        tf.errors.ResourceExhaustedError(None, None, "variables.index; No space left on device"),
+    ],
+)
+def test_a_full_disk_is_told_in_one_line_and_leaves_nothing(error, tmp_path):
+    with pytest.raises(UserError, match=FULL), new_version(tmp_path / "cars"):
+        raise error
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_is_really_full(small_disk):
+    disk = small_disk(2**17)
+    (disk / "1").mkdir()
+    with pytest.raises(UserError, match=FULL) as caught, new_version(disk) as version:
+        tf.saved_model.save(tf.train.Checkpoint(v=tf.Variable(tf.zeros((2**16,)))), str(version.folder))
+    assert "\n" not in str(caught.value)
+    assert os.listdir(disk) == ["1"]
+    with pytest.raises(UserError, match=r"need about 1\.0 MB, and 0\.1 MB are free"), new_version(disk, 2**20):
+        pytest.fail("it is known to be too small")

@@ -86,7 +86,7 @@ def test_saves_and_loads(tmp_path):
 
 
 def test_arguments_that_make_no_sense_are_refused():
-    with pytest.raises(ValueError, match="heads must be positive"):
+    with pytest.raises(ValueError, match="heads must be a positive integer"):
         AttentionHeads(0)
     with pytest.raises(ValueError, match="in size"):
         AttentionHeads(2).compute_output_shape(((2, 3, 4, 4), (2, 9, 9, 5)))

@@ -104,9 +104,9 @@ def test_serialisation_restores_the_layer(layer):
     ("make", "message"),
     [
         (lambda: CeilMaxPooling2D(2, 3), "pool_size >= strides >= 1, not 2 and 3"),
-        (lambda: CeilMaxPooling2D(3, 0), "pool_size >= strides >= 1"),
+        (lambda: CeilMaxPooling2D(3, 0), "strides must be a positive integer, not 0"),
         (lambda: LocalResponseNormalization(4), "odd and positive, not 4"),
-        (lambda: LocalResponseNormalization(-1), "odd and positive"),
+        (lambda: LocalResponseNormalization(-1), "size must be a positive integer, not -1"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(make, message):

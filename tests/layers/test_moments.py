@@ -9,8 +9,7 @@ from tests import references_moments as slow
 from tests.mathematics import MODES as COMPILATIONS
 from tests.mathematics import assert_close, finite_differences
 from tests.models.networks import values
-from tfdml import streaming
-from tfdml.layers import HighOrderMoments, MomentEmbeddings
+from tfdml.layers import HighOrderMoments, MomentEmbeddings, streaming
 from tfdml.layers.moments import MODES, as_orders
 
 every_mode = pytest.mark.parametrize("mode", MODES)
@@ -233,7 +232,7 @@ def test_configuration_restores_the_layer(mode):
         ({"orders": [3, 2]}, "ascending"),
         ({"orders": [2, 2]}, "ascending"),
         ({"orders": []}, "ascending"),
-        ({"dim": 0}, "dim must be positive"),
+        ({"dim": 0}, "dim must be a positive integer"),
         ({"mode": "fixed"}, "cascaded, independent, random"),
     ],
 )

@@ -5,7 +5,7 @@ from sklearn.decomposition import PCA
 
 from tests.mathematics import assert_close
 from tests.models.networks import values
-from tfdml.layers import PrincipalComponents
+from tfdml.layers import PrincipalComponents, principal_components
 
 
 def vectors(count=50, size=8, seed=0):
@@ -34,6 +34,33 @@ def test_equals_scikit_learn(shape, whiten):
     signs = np.sign(np.sum(found * expected, axis=0))
     assert_close(found * signs, expected, 2e-5)
     assert found.dtype == np.float32
+
+
+def check_leading(x, dim, whiten=False):
+    """The randomised components are as orthogonal, catch as much variance and give the same cosines as the exact."""
+    layer = adapted(x, dim, whiten)
+    centred = x.astype("float64") - x.mean(axis=0, dtype="float64")
+    variances = np.linalg.svd(centred, compute_uv=False)[:dim] ** 2 / (len(x) - 1)
+    found = np.asarray(layer(x), "float64")
+    assert_close(found.mean(axis=0), np.zeros(dim), floor=1e-3)
+    assert_close(found.var(axis=0, ddof=1), np.ones(dim) if whiten else variances, 1e-3)
+    assert_close(np.corrcoef(found.T), np.eye(dim), 2e-3)
+
+
+@pytest.mark.parametrize("whiten", [False, True])
+@pytest.mark.parametrize("shape", [(300, 60), (60, 300)], ids=str)
+def test_randomised_components_catch_the_variance_of_the_exact_ones(shape, whiten, monkeypatch):
+    monkeypatch.setattr(principal_components, "_EXACT", 20)
+    check_leading(vectors(*shape), 6, whiten)
+
+
+def test_many_vectors_of_many_dimensions_need_no_covariance():
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(4100, 3)).astype("float32") @ generator.normal(size=(3, 4100)).astype("float32")
+    first, second = (adapted(x, 3) for _ in range(2))
+    np.testing.assert_array_equal(first.components, second.components)
+    # Three directions are all that there is to be found.
+    assert_close(np.sum(np.var(np.asarray(first(x)), axis=0)), np.sum(np.var(x, axis=0, dtype="float64")), 1e-4)
 
 
 def test_components_point_where_their_largest_entry_is_positive():

@@ -80,7 +80,7 @@ def test_zero_embedding_and_zero_proxy_have_cosine_zero_and_finite_gradients():
 
 @pytest.mark.parametrize("arguments", [(0,), (-2,), (3, 0)])
 def test_counts_that_make_no_sense_are_refused(arguments):
-    with pytest.raises(ValueError, match="must be positive"):
+    with pytest.raises(ValueError, match="must be a positive integer"):
         CosineProxies(*arguments)
 
 

@@ -262,7 +262,10 @@ def test_serialisation_restores_the_layer():
     assert again.get_config() == network.get_config()
 
 
-@pytest.mark.parametrize("arguments", [{"hidden": 0}, {"depth": -1}])
-def test_sizes_that_make_no_sense_are_refused(arguments):
-    with pytest.raises(ValueError, match="hidden must be positive and depth not negative"):
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"hidden": 0}, "hidden must be a positive integer"), ({"depth": -1}, "depth must be an integer of at least 0")],
+)
+def test_sizes_that_make_no_sense_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
         StatisticsNetwork(**arguments)

@@ -86,6 +86,19 @@ def triplet(labels, x, margin=0.1, mining="all", kind="sqeuclidean", average="ac
     return value if reduction == "sum" else ratio(value, active if average == "active" else mined)
 
 
+def quadruplet(labels, x, margin=0.2, pair_margin=0.1, kind="euclidean", average="all", reduction="mean"):
+    """RankMI eq. 12: per image, the mean over its triplets and the mean over its quadruplets."""
+    value = 0.0
+    everywhere = [distance(x[k], x[n], kind) for k in range(len(x)) for n in negatives(labels, k)]
+    for i in range(len(x)):
+        own = [distance(x[i], x[k], kind) for k in negatives(labels, i)]
+        for far, gap in ((own, margin), (everywhere, pair_margin)):
+            hinges = [max(distance(x[i], x[j], kind) - d + gap, 0.0) for j in positives(labels, i) for d in far]
+            counted = [hinge for hinge in hinges if hinge > 0] if average == "active" else hinges
+            value += mean(counted)
+    return value if reduction == "sum" else ratio(value, len(x))
+
+
 def margin_loss(labels, x, alpha=0.2, beta=1.2, reduction="mean", probabilities=None):
     """`probabilities` freezes the distribution of the negatives."""
     drawn = draw_probabilities(labels, x) if probabilities is None else probabilities

@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tests import references
+from tests.marks import first_quick
 from tests.mathematics import assert_close, random_batch
 from tfdml import losses
 
@@ -100,7 +101,8 @@ def test_serialisation_restores_the_loss(make, reduction):
         np.testing.assert_array_equal(again(labels, x), loss(labels, x))
 
 
-@pytest.mark.parametrize("name", PAIR_LOSSES)
+# What becomes of labels on their way does not depend on the loss: one takes every way quickly.
+@pytest.mark.parametrize("name", first_quick(PAIR_LOSSES))
 @pytest.mark.parametrize("base", [2**24, 2**53])
 @pytest.mark.parametrize("source", ["numpy", "dataset", "column"])
 def test_large_ids_do_not_collide_on_their_way_through_fit(name, base, source):
@@ -126,12 +128,13 @@ def test_something_other_than_embeddings_is_refused(name, shape):
         MAKE[name]()([0, 0, 1, 1], np.zeros(shape, "float32"))
 
 
-@pytest.mark.parametrize("name", PAIR_LOSSES)
-def test_plain_compile_and_fit_learn(name):
+@pytest.mark.parametrize("name", first_quick(PAIR_LOSSES))
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+def test_plain_compile_and_fit_learn(name, mode):
     labels, x = random_batch(3, 32, 4, 8, unit=False)
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.UnitNormalization()])
-    model.compile(optimizer=keras.optimizers.Adam(0.01), loss=MAKE[name](), jit_compile=True)
+    model.compile(optimizer=keras.optimizers.Adam(0.01), loss=MAKE[name](), jit_compile=mode == "xla")
     history = model.fit(x, labels, batch_size=32, epochs=30, verbose=0).history["loss"]
     assert history[-1] < 0.9 * history[0]
 

@@ -4,6 +4,7 @@ import pytest
 from tests.losses import references_ranking as references
 from tests.losses.checks import (
     both_reductions,
+    by_mode,
     check_contract,
     check_degenerate,
     check_formula,
@@ -35,9 +36,9 @@ def test_equals_the_formula(case):
     check_formula(case)
 
 
-@every_case
-def test_gradient_equals_finite_differences(case):
-    check_gradient(case)
+@by_mode(CASES)
+def test_gradient_equals_finite_differences(case, mode):
+    check_gradient(case, mode)
 
 
 @every_case
@@ -45,8 +46,9 @@ def test_contract(case):
     check_contract(case.loss)
 
 
-def test_degenerate_batches():
-    check_degenerate(CASES["0.2 1.2 mean"])
+@pytest.mark.parametrize("mode", ["eager", "xla"])
+def test_degenerate_batches(mode):
+    check_degenerate(CASES["0.2 1.2 mean"], mode)
 
 
 def test_a_batch_without_positives_teaches_nothing():
@@ -58,6 +60,7 @@ def test_one_class_is_pulled_together():
     assert_close(MarginLoss()([0, 0], x), 1.0, 1e-6)
 
 
+@pytest.mark.slow
 def test_a_batch_of_four_thousand():
     check_large(MarginLoss())
 

@@ -42,12 +42,12 @@ def test_equals_the_formula(make, reference, arguments, size, classes):
 
 
 @every_case
-def test_gradient_equals_finite_differences(make, reference, arguments):
+@pytest.mark.parametrize("mode", ["eager", "xla"])
+def test_gradient_equals_finite_differences(make, reference, arguments, mode):
     labels, cosines = similarities(make, 3)
     (expected,) = finite_differences(lambda c: reference(labels, c, **arguments), cosines)
-    for mode in ("eager", "xla"):
-        _, (gradient,) = value_and_gradients(lambda c: make(**arguments)(labels, c), cosines, mode=mode)
-        assert_close(gradient, expected)
+    _, (gradient,) = value_and_gradients(lambda c: make(**arguments)(labels, c), cosines, mode=mode)
+    assert_close(gradient, expected)
 
 
 @every_loss
@@ -97,6 +97,20 @@ def test_arc_face_falls_with_the_angle_even_past_pi():
     cosines = np.stack([np.cos(angles), np.zeros(200)], axis=1).astype("float32")
     values = np.asarray(ArcFaceLoss(scale=4.0, margin=0.5).call(np.zeros(200, int), cosines))
     assert np.all(np.diff(values) > 0)
+
+
+def test_arc_face_goes_on_beyond_pi_as_the_authors_do():
+    """On either side of pi - margin, values and slopes are those of the two forms."""
+    own = np.concatenate([np.linspace(-0.999, -0.885, 6), np.linspace(-0.87, -0.7, 6)])  # -cos(0.5) = -0.8776
+    cosines = np.stack([own, np.full(12, 0.3)], axis=1).astype("float32")
+    loss, labels = ArcFaceLoss(scale=4.0, margin=0.5, reduction="sum"), np.zeros(12, int)
+
+    def reference(c):
+        return references.arc_face(labels, c, scale=4.0, margin=0.5, reduction="sum")
+
+    value, (gradient,) = value_and_gradients(lambda c: loss(labels, c), cosines)
+    assert_close(value, reference(cosines))
+    assert_close(gradient, finite_differences(reference, cosines)[0], 1e-4)
 
 
 def test_losses_without_a_margin_or_a_choice_are_the_normalised_softmax():
@@ -149,7 +163,7 @@ def test_worked_examples_of_the_docstrings():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ArcFaceLoss(margin=28.6), "margin in"),
+        (lambda: ArcFaceLoss(margin=28.6), "margin must be at least 0 and at most 1.57"),
         (lambda: ArcFaceLoss(scale=0), "scale must be positive"),
         (lambda: ProxyNCALoss(scale=-1), "scale must be positive"),
         (lambda: ProxyAnchorLoss(alpha=0), "alpha must be positive"),

@@ -4,6 +4,7 @@ import pytest
 from tests.losses import references_ranking as references
 from tests.losses.checks import (
     both_reductions,
+    by_mode,
     check_contract,
     check_degenerate,
     check_formula,
@@ -38,10 +39,10 @@ def test_equals_the_formula(case):
     check_formula(case)
 
 
-@every_case
-def test_gradient_equals_finite_differences(case):
+@by_mode(CASES)
+def test_gradient_equals_finite_differences(case, mode):
     # A bin's width divides the rounding of a cosine: 1e-7 of the unit is 1e-5 of a bin of 1/50.
-    check_gradient(case, relative=3e-5)
+    check_gradient(case, mode, relative=3e-5)
 
 
 @every_case
@@ -49,9 +50,9 @@ def test_contract(case):
     check_contract(case.loss)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name.endswith("mean")])
-def test_degenerate_batches(name):
-    check_degenerate(CASES[name], floor=2e-5)
+@by_mode({name: case for name, case in CASES.items() if name.endswith("mean")})
+def test_degenerate_batches(case, mode):
+    check_degenerate(case, mode, floor=2e-5)
 
 
 @every_default
@@ -59,6 +60,7 @@ def test_a_batch_without_positives_teaches_nothing(loss):
     check_nothing_to_learn(loss, "no positive", "one image", "two images of two classes")
 
 
+@pytest.mark.slow
 @every_default
 def test_a_batch_of_four_thousand(loss):
     check_large(loss)

@@ -1,10 +1,74 @@
-"""On replicas of unequal size, every loss of tuples has the gradient of one device."""
+"""On replicas of unequal size, every loss has the gradient of one device."""
 
+import functools
+import inspect
 import subprocess
 import sys
 import textwrap
 
+import keras
+import numpy as np
 import pytest
+
+from tests.mathematics import assert_close, random_batch
+from tests.played_replicas import play, sum_and_gradient
+from tfdml import losses
+from tfdml.losses.classification import ClassSimilarityLoss
+
+MAKE = {name: getattr(losses, name) for name in losses.__all__} | {
+    f"TripletLoss {mining}": functools.partial(losses.TripletLoss, 0.5, mining)
+    for mining in ("hard", "semi_hard", "distance_weighted")
+}
+
+
+def make(name, reduction):
+    # Losses that draw do so by a seed of their own.
+    options = {"seed": 3} if "seed" in inspect.signature(MAKE[name]).parameters else {}
+    return MAKE[name](reduction=reduction, **options)
+
+
+def batch(loss):
+    labels, x = random_batch(4, 10, 4, 4)
+    return labels, 0.9 * x if isinstance(loss, ClassSimilarityLoss) else x
+
+
+@pytest.mark.parametrize("reduction", ["sum", "sum_over_batch_size"])
+@pytest.mark.parametrize("name", MAKE)
+def test_the_gradient_is_that_of_one_device(name, reduction):
+    loss = make(name, reduction)
+    arrays = batch(loss)
+    expected = sum_and_gradient(loss, arrays, [10])
+    assert np.any(expected[1])
+    value, gradient = sum_and_gradient(loss, arrays, [7, 3])
+    assert_close(gradient, expected[1], floor=1e-7)
+    if reduction != "sum":
+        # A mean is reported as Keras's logs expect it: the mean of the replicas' means, whatever their sizes.
+        value, _ = sum_and_gradient(loss, arrays, [5, 5])
+    assert_close(value, expected[0])
+
+
+@pytest.mark.parametrize("name", ["AMSoftmaxLoss", "ContrastiveLoss"])
+def test_a_weighted_mean_is_that_of_all_weights(name):
+    loss = make(name, "mean_with_sample_weight")
+    labels, x = batch(loss)
+    weights = np.linspace(0.0, 2.0, 10).astype("float32")
+
+    def weighted(labels, weights, x):
+        return loss(labels, x, sample_weight=weights)
+
+    expected = sum_and_gradient(weighted, (labels, weights, x), [10])[1]
+    assert_close(sum_and_gradient(weighted, (labels, weights, x), [7, 3])[1], expected)
+
+
+@pytest.mark.parametrize("name", ["ContrastiveLoss", "ProxyAnchorLoss"])
+def test_every_replica_keeps_the_values_of_its_own_images(name):
+    loss = make(name, "sum_over_batch_size")
+    labels, x = batch(loss)
+    parts = [(labels[:3], x[:3]), (labels[3:4], x[3:4]), (labels[4:], x[4:])]
+    values = [keras.ops.convert_to_numpy(value) for value in play(loss.call, *parts)]
+    assert [len(value) for value in values] == [3, 1, 6]
+    assert_close(np.concatenate(values), loss.call(labels, x))
+
 
 CHILD = """
     import numpy as np
@@ -16,7 +80,8 @@ CHILD = """
     from tfdml import losses
 
     names = ["NPairLoss", "AngularLoss", "MarginLoss", "MultiSimilarityLoss", "LiftedStructureLoss", "CircleLoss"]
-    names += ["SupConLoss", "HistogramLoss", "FastAPLoss", "ProxyAnchorLoss"]
+    names += ["SupConLoss", "CosineContrastiveLoss", "HistogramLoss", "FastAPLoss", "ProxyAnchorLoss"]
+    names += ["QuadrupletLoss"]
     makers = [getattr(losses, name) for name in names]
     for mining in ("all", "hard", "semi_hard", "distance_weighted"):
         makers.append(lambda mining=mining, **options: losses.TripletLoss(0.5, mining, **options))

@@ -4,6 +4,7 @@ import pytest
 from tests.losses import references_ranking as references
 from tests.losses.checks import (
     both_reductions,
+    by_mode,
     check_contract,
     check_degenerate,
     check_formula,
@@ -46,15 +47,16 @@ def test_equals_the_formula(case):
     check_formula(case)
 
 
-@every_case
-def test_gradient_equals_finite_differences(case):
-    check_gradient(case)
+@by_mode(CASES)
+def test_gradient_equals_finite_differences(case, mode):
+    check_gradient(case, mode)
 
 
 @every_mining
 @pytest.mark.parametrize("kind", ["sqeuclidean", "cosine"])
-def test_degenerate_batches(mining, kind):
-    check_degenerate(cases(mining, kind)[f"{mining} {kind} active mean"])
+@pytest.mark.parametrize("mode", ["eager", "xla"])
+def test_degenerate_batches(mining, kind, mode):
+    check_degenerate(cases(mining, kind)[f"{mining} {kind} active mean"], mode)
 
 
 @every_mining

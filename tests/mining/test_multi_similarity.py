@@ -22,11 +22,11 @@ def expected_masks(similarities, labels, epsilon):
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.5])
-@pytest.mark.parametrize("jit", [False, True])
-def test_keeps_the_violating_pairs(epsilon, jit):
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+def test_keeps_the_violating_pairs(epsilon, mode):
     labels, x = random_batch(3, 12, 4, 5)
     similarities = np.asarray(pairwise.cosine_similarities(x))
-    masks = tf.function(lambda s: multi_similarity_pairs(s, labels, epsilon), jit_compile=jit)(similarities)
+    masks = tf.function(lambda s: multi_similarity_pairs(s, labels, epsilon), jit_compile=mode == "xla")(similarities)
     expected = expected_masks(similarities, labels, np.float32(epsilon))
     assert expected.any()
     np.testing.assert_array_equal(masks[0], expected[0])

@@ -52,10 +52,42 @@ def test_each_representation_is_made_from_the_one_before():
     assert_close(r["embedding"], r["projection"] / np.linalg.norm(r["projection"], axis=1, keepdims=True))
 
 
+def test_dropout_leaves_out_pooled_features_before_the_projection_in_training_only():
+    embedder, x = tiny_embedder(dim=8, dropout=0.5), images(size=3)
+    plain = {name: np.asarray(value) for name, value in embedder.represent(x).items()}
+    kernel, bias = values(embedder.dense.weights)
+    assert_close(plain["projection"], plain["pooled"] @ kernel + bias)
+    runs = [embedder.represent(x, training=True) for _ in range(2)]
+    for r in runs:
+        np.testing.assert_array_equal(r["pooled"], plain["pooled"])
+        # One mask for both.
+        np.testing.assert_array_equal(r["detached_projection"], r["projection"])
+        kept = (np.asarray(r["projection"]) - bias) @ np.linalg.pinv(kernel)
+        assert np.all(np.isclose(kept, 0, atol=1e-3) | np.isclose(kept, 2 * plain["pooled"], rtol=1e-3, atol=1e-3))
+    assert np.any(np.asarray(runs[0]["projection"]) != np.asarray(runs[1]["projection"]))
+    assert np.any(np.asarray(runs[0]["projection"]) != plain["projection"])
+    assert not tiny_embedder().drop
+
+
+def test_an_embedder_without_dropout_has_no_random_state():
+    assert len(tiny_embedder(dropout=0.5).variables) == len(tiny_embedder().variables) + 1
+
+
 def test_detached_representations_have_the_same_values():
     r = tiny_embedder().represent(images(size=3))
     np.testing.assert_array_equal(r["detached_projection"], r["projection"])
     np.testing.assert_array_equal(r["detached_embedding"], r["embedding"])
+
+
+@pytest.mark.parametrize("name", ["detached_projection", "detached_embedding"])
+def test_the_gradient_of_detached_representations_ends_at_the_dense_layer(name):
+    embedder = tiny_embedder(batch_norm="statistics")
+    embedder.build((None, SIZE, SIZE, 3))
+    with tf.GradientTape() as tape:
+        value = tf.reduce_sum(embedder.represent(images(size=3))[name] ** 3)
+    gradients = tape.gradient(value, [variable.value for variable in embedder.trainable_variables])
+    reached = {id(v) for v, g in zip(embedder.trainable_variables, gradients, strict=True) if g is not None}
+    assert reached == {id(variable) for variable in embedder.dense.trainable_variables}
 
 
 def test_max_pooling_takes_the_maximum():
@@ -97,6 +129,23 @@ def test_image_without_any_signal_is_finite():
     embedder.dense.bias.assign(np.zeros(5))
     embedder.dense.kernel.assign(np.zeros((6, 5)))
     np.testing.assert_array_equal(embedder(np.zeros((2, SIZE, SIZE, 3))), np.zeros((2, 5)))
+
+
+def test_the_projection_may_have_no_bias(tmp_path):
+    embedder = tiny_embedder(projection_bias=False)
+    embedder.build((None, SIZE, SIZE, 3))
+    assert [variable.shape for variable in embedder.parts()["projection"]] == [(6, 5)]
+    representations = embedder.represent(images())
+    np.testing.assert_allclose(
+        representations["projection"], representations["pooled"] @ embedder.dense.kernel, atol=1e-6
+    )
+    embedder.save(tmp_path / "embedder.keras")
+    again = keras.saving.load_model(tmp_path / "embedder.keras")
+    assert again.dense.use_bias is False
+    np.testing.assert_array_equal(again(images()), embedder(images()))
+    # What was saved before the argument was there has a bias.
+    config = {key: value for key, value in embedder.get_config().items() if key != "projection_bias"}
+    assert type(embedder).from_config(config).dense.use_bias
 
 
 def trained(batch_norm, steps=2):
@@ -160,8 +209,12 @@ def test_backbone_by_name_brings_its_scaling():
         ({"pooling": "sum"}, "pooling must be"),
         ({"batch_norm": "off"}, "batch_norm must be one of frozen, statistics, train"),
         ({"resize_mode": "longer"}, "resize_mode must be"),
-        ({"embedding_dim": 0}, "embedding_dim must be positive"),
+        ({"embedding_dim": 0}, "embedding_dim must be a positive integer"),
         ({"scaling": "imagenet"}, "mode must be one of"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1"),
+        ({"dropout": -0.1}, "dropout must be at least 0"),
+        ({"pad_color": (0, 0)}, "pad_color must be three whole numbers"),
+        ({"pad_color": (0, 0, 256)}, "pad_color must be three whole numbers"),
         ({"backbone": 3}, "backbone must be a name"),
     ],
 )
@@ -181,6 +234,7 @@ def test_unknown_backbone_is_the_users_to_mend():
         {},
         {"scaling": "caffe", "pooling": "max", "batch_norm": "train", "resize": 20, "resize_mode": "squash"},
         {"batch_norm": "statistics", "name": "mine"},
+        {"dropout": 0.25, "resize_mode": "pad", "pad_color": (255, 128, 0)},
     ],
 )
 def test_saves_and_loads(tmp_path, options, policy):

@@ -6,13 +6,16 @@ import sys
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from tests.marks import first_quick
 from tests.mathematics import assert_close
 from tests.models.ensembles import cuttable_backbone, ensemble_learner, tiny_ensemble
 from tests.models.networks import SIZE, coloured_batch, config_of, images, values
 from tfdml import UserError, backbones, losses, objectives
 from tfdml.models import AttentionEnsemble, Embedder, MetricLearner
 from tfdml.training import Experiment
+from tfdml.training.building import make_embedder
 
 POLICIES = ["float32", "mixed_bfloat16", "mixed_float16"]
 
@@ -60,6 +63,16 @@ def test_each_head_is_the_rest_of_the_backbone_on_its_masked_map(cut):
         assert_close(r["embedding"][:, 2 * m : 2 * m + 2], unit(projection) / np.sqrt(3))
     assert_close(r["detached_embedding"], r["embedding"])
     assert_close(r["detached_projection"], r["projection"])
+
+
+@pytest.mark.parametrize("name", ["detached_projection", "detached_embedding"])
+def test_the_gradient_of_detached_representations_ends_at_the_dense_layer(name):
+    ensemble = tiny_ensemble(batch_norm="statistics")
+    with tf.GradientTape() as tape:
+        value = tf.reduce_sum(ensemble.represent(images(size=3))[name] ** 3)
+    gradients = tape.gradient(value, [variable.value for variable in ensemble.trainable_variables])
+    reached = {id(v) for v, g in zip(ensemble.trainable_variables, gradients, strict=True) if g is not None}
+    assert reached == {id(variable) for variable in ensemble.dense.trainable_variables}
 
 
 def test_representations_have_their_documented_names_and_shapes():
@@ -172,7 +185,7 @@ def test_one_dense_layer_on_the_embedder_gets_its_masks_at_one_head():
     ("options", "message"),
     [
         ({"heads": 4}, "embedding_dim must be a multiple of heads: 6, 4"),
-        ({"heads": 0}, "multiple of heads"),
+        ({"heads": 0}, "heads must be a positive integer"),
         ({"cut": ()}, "name the layer that ends the trunk"),
         ({"cut": ("first", "second", "third")}, "one or two layers"),
         ({"cut": ("frist", "second")}, "no layer 'frist' to cut at; near: first"),
@@ -254,7 +267,7 @@ def test_works_inside_a_functional_model():
     assert_close(model(images(dtype="uint8")), ensemble(images()))
 
 
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", first_quick([False, True]))
 def test_trains_compiled(jit):
     learner = ensemble_learner()
     learner.compile(optimizer="sgd", jit_compile=jit)
@@ -297,10 +310,10 @@ FLAGS = {"run_dir": "run", "backbone": "conv4(width=8)", "embedding_dim": 16, "i
 
 
 def test_an_experiment_makes_an_ensemble():
-    ensemble = Experiment(**FLAGS, ensemble_heads=4, ensemble_cut="pool1, relu2").make_embedder()
+    ensemble = make_embedder(Experiment(**FLAGS, ensemble_heads=4, ensemble_cut="pool1, relu2"))
     assert isinstance(ensemble, AttentionEnsemble)
     assert (ensemble.heads, ensemble.cut, ensemble.embedding_dim) == (4, ("pool1", "relu2"), 16)
-    assert type(Experiment(**FLAGS).make_embedder()) is Embedder
+    assert type(make_embedder(Experiment(**FLAGS))) is Embedder
 
 
 def test_the_terms_of_an_ensemble_by_flags():
@@ -325,7 +338,7 @@ def test_the_terms_of_an_ensemble_by_flags():
 )
 def test_flags_that_make_no_sense_are_refused(flags, message):
     with pytest.raises(UserError, match=message):
-        Experiment(**{**FLAGS, **flags}).make_embedder()
+        make_embedder(Experiment(**{**FLAGS, **flags}))
 
 
 def test_a_loss_on_the_whole_embedding_is_fine_too():

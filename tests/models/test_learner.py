@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tests import references
+from tests.marks import first_quick
 from tests.mathematics import assert_close
 from tests.models.networks import SIZE, coloured_batch, config_of, images, jrd, tiny_embedder, values
 from tfdml import losses
@@ -13,9 +14,9 @@ from tfdml.objectives import JointRepresentationSimilarity, MetricLoss, ProxyLos
 MULTIPLIERS = {"pooled": (0.5, 1.0, 2.0), "embedding": (0.5, 1.0, 2.0), "class": (1.0,)}
 
 
-def compiled(objectives, rate=0.1, seed=0, jit_compile="auto", **options):
+def compiled(objectives, rate=0.1, seed=0, jit_compile="auto", run_eagerly=False, **options):
     learner = MetricLearner(tiny_embedder(seed, **options), objectives)
-    learner.compile(optimizer=keras.optimizers.SGD(rate), jit_compile=jit_compile)
+    learner.compile(optimizer=keras.optimizers.SGD(rate), jit_compile=jit_compile, run_eagerly=run_eagerly)
     return learner
 
 
@@ -131,7 +132,7 @@ def test_predict_gives_embeddings():
     assert set(learner(images())) == set(learner.embedder.representations)
 
 
-@pytest.mark.parametrize("form", ["column", "float", "dataset"])
+@pytest.mark.parametrize("form", first_quick(["dataset", "column", "float"]))
 def test_labels_of_every_usual_form_train_alike(form):
     labels, x = coloured_batch()
     learner = compiled(jrd())
@@ -171,7 +172,7 @@ def test_degenerate_batches_leave_every_weight_finite(policy, batch_norm):
     keras.config.set_dtype_policy(policy)
     try:
         pair_losses = [losses.ContrastiveLoss(1.0, "euclidean"), losses.BinomialDevianceLoss()]
-        learner = compiled([*jrd(num_classes=6), *pair_losses], batch_norm=batch_norm)
+        learner = compiled([*jrd(num_classes=6), *pair_losses], batch_norm=batch_norm, run_eagerly=True)
         for name, (labels, different) in DEGENERATE.items():
             x = np.zeros((len(labels), SIZE, SIZE, 3), "uint8")
             if different:

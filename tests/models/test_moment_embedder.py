@@ -5,7 +5,7 @@ import tensorflow as tf
 from sklearn.decomposition import PCA
 
 from tests.mathematics import assert_close
-from tests.models.ensembles import ensemble_learner
+from tests.models.ensembles import ensemble_learner, tiny_ensemble
 from tests.models.networks import SIZE, config_of, images, tiny_embedder
 from tfdml import evaluation, export, layers, losses
 from tfdml.models import MetricLearner, MomentEmbedder
@@ -34,6 +34,34 @@ def test_concatenates_the_embedding_and_those_of_every_order():
     representations = trained.embedder.represent(x)
     parts = [representations["embedding"], *trained.objectives[1].represent(representations).values()]
     assert [part.shape for part in parts] == [(8, 5)] * 4
+    np.testing.assert_allclose(model.features(x), np.concatenate(parts, axis=1), atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["cascaded", "random"])
+def test_features_by_order_are_what_each_order_was_trained_on(mode):
+    trained = learner("horde", mode=mode)
+    model, x = MomentEmbedder.from_learner(trained), images()
+    parts = model.by_order(np.asarray(model.features(x)))
+    assert {order: part.shape[1] for order, part in parts.items()} == {1: 5} | dict.fromkeys(
+        (2, 3, 4), 32 if mode == "random" else 5
+    )
+    representations = trained.embedder.represent(x)
+    moments = trained.objectives[1].represent(representations)
+    np.testing.assert_allclose(parts[1], representations["embedding"], atol=1e-6)
+    for order in (2, 3, 4):
+        np.testing.assert_allclose(parts[order], moments[f"horde_{order}"], atol=1e-6)
+
+
+def test_takes_the_moments_of_what_the_objective_takes_them_of():
+    ensemble = tiny_ensemble()
+    moments = HighOrderMomentLoss(losses.ContrastiveLoss(), 3, 8, representation="heads")
+    trained = MetricLearner(ensemble, [moments])
+    trained.build((None, SIZE, SIZE, 3))
+    model = MomentEmbedder.from_learner(trained)
+    assert model.representation == "heads"
+    x = images(size=3)
+    representations = ensemble.represent(x)
+    parts = [representations["embedding"], *moments.represent(representations).values()]
     np.testing.assert_allclose(model.features(x), np.concatenate(parts, axis=1), atol=1e-6)
 
 

@@ -14,8 +14,8 @@ from tests.mathematics import (
     random_batch,
     value_and_gradients,
 )
-from tfdml import kernels
-from tfdml.objectives import JointRepresentationSimilarity
+from tfdml import kernels, losses
+from tfdml.objectives import JointIntra, JointMMD, JointRepresentationSimilarity, ProxyLoss
 
 DIMS = {"pooled": 7, "embedding": 4, "class": 3}
 SUBSETS = [levels for n in (1, 2, 3) for levels in itertools.combinations(DIMS, n)]
@@ -161,6 +161,104 @@ def test_large_pooled_features_do_not_overflow(kernel):
     assert all(np.all(np.isfinite(gradient)) for gradient in gradients)
 
 
+def bright_features(size=24, products=(159.0, 400.0)):
+    """A batch whose pooled features are as those of a network after ReLU and pooling: every product is large."""
+    labels, arrays = batch(3, size, 6)
+    pooled = np.random.default_rng(0).uniform(0.5, 1.5, (size, 16))
+    found = pooled @ pooled.T
+    pooled *= np.sqrt(products[0] / found.min())
+    arrays[0] = pooled.astype("float32")
+    assert (arrays[0] @ arrays[0].T).min() >= products[0] - 1e-3
+    assert (arrays[0] @ arrays[0].T).max() < products[1]
+    return labels, arrays
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("unit_length", [(), "pooled"], ids=["as they are", "unit length"])
+@pytest.mark.parametrize("kind", [JointRepresentationSimilarity, JointMMD, JointIntra], ids=lambda kind: kind.__name__)
+def test_large_pooled_products_have_a_finite_value_and_gradient(name, unit_length, kind):
+    labels, arrays = bright_features()
+    objective = kind(kernels=KERNELS[name][0], unit_length=unit_length)
+    value, gradients = evaluate(objective, labels, tuple(DIMS), arrays, "graph")
+    assert np.isfinite(value)
+    assert value != 0
+    for gradient in gradients:
+        assert np.all(np.isfinite(gradient))
+        assert np.any(gradient)
+        # There is room for the gradient's way through a network, and for a square.
+        assert np.all(np.isfinite(gradient * np.float32(1e4)))
+
+
+@pytest.mark.parametrize(("exponent", "mode"), [(1.0, "eager"), (30.0, "eager"), (69.0, "eager"), (69.0, "xla")])
+def test_a_joint_exponent_is_exact_up_to_seventy(exponent, mode):
+    labels, arrays = bright_features(8)
+    largest = max((arrays[0] @ arrays[0].T)[labels[:, None] != labels[None, :]])
+    # Both other levels of unit vectors can add 1 each.
+    arrays[0] *= np.float32(np.sqrt(max(exponent - 2.0, 0.5) / largest))
+    objective = JointRepresentationSimilarity(kernels=kernels.Exponential())
+    value, gradients = evaluate(objective, labels, tuple(DIMS), arrays, mode)
+    # float32 products of this size are right to about 1e-6 of the exponent.
+    tolerance = 1e-5 * max(1.0, exponent / 10)
+    assert_close(value, np.exp(references.joint_exponential(labels, arrays)), tolerance)
+    steps = finite_differences(lambda *a: references.joint_exponential(labels, a), *arrays)
+    for gradient, step in zip(gradients, steps, strict=True):
+        assert_close(gradient / value, step, 10 * tolerance)
+
+
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+def test_beyond_seventy_the_gradient_keeps_its_direction(mode):
+    labels, arrays = bright_features(8)
+    objective = JointRepresentationSimilarity(kernels=kernels.Exponential())
+    value, gradients = evaluate(objective, labels, tuple(DIMS), arrays, mode)
+    assert 60 < np.log(value) <= 70
+    expected = finite_differences(lambda *a: references.joint_exponential(labels, a), *arrays)
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        assert_close(gradient / value, wanted, 1e-3)
+
+
+def test_a_small_factor_is_not_taken_for_a_large_product():
+    labels, arrays = batch(3, 6, 6, ("pooled", "embedding"))
+    # Products of e^80 on one level, of images that are far apart on the other.
+    arrays[0] = np.full((6, 7), np.sqrt(80 / 7), "float32")
+    kernel = [kernels.Exponential(), kernels.GaussianMixture((1.0,), bandwidth=0.04)]
+    arrays[1] = np.eye(6, dtype="float32")
+    objective = JointRepresentationSimilarity(("pooled", "embedding"), kernels=kernel)
+    value, gradients = evaluate(objective, labels, ("pooled", "embedding"), arrays)
+    assert_close(value, np.exp(80.0 - 2.0 / 0.04), 1e-4)
+    assert all(np.all(np.isfinite(gradient)) for gradient in gradients)
+
+
+@pytest.mark.parametrize("name", [None, *KERNELS])
+def test_unit_length_is_the_objective_of_unit_vectors(name):
+    kernel = KERNELS[name][0] if name else None
+    labels, arrays = batch(4, 8, 3)
+    unit = [arrays[0] / np.linalg.norm(arrays[0], axis=1, keepdims=True), *arrays[1:]]
+    expected = evaluate(JointRepresentationSimilarity(kernels=kernel), labels, tuple(DIMS), unit)
+    objective = JointRepresentationSimilarity(kernels=kernel, unit_length="pooled")
+    value, gradients = evaluate(objective, labels, tuple(DIMS), arrays)
+    assert_close(value, expected[0])
+    assert_close(gradients[1], expected[1][1])
+    # The length of the pooled features has no part in it.
+    assert_close(np.sum(gradients[0] * arrays[0], axis=1), np.zeros(8), floor=1e-5 * np.abs(gradients[0]).max())
+    assert objective.get_config()["unit_length"] == ["pooled"]
+
+
+def test_class_similarities_of_several_proxies_are_those_of_soft_triple():
+    labels, (x,) = batch(5, 8, 4, ("embedding",))
+    proxies = ProxyLoss(losses.SoftTripleLoss(scale=5.0, gamma=0.3), 4, proxies_per_class=3)
+    jrs = JointRepresentationSimilarity(("embedding", "class"))
+    similarities = proxies.class_proxies(x)
+    assert similarities.shape == (8, 4, 3)
+    relaxed = np.asarray(proxies.represent({"embedding": x})["class"])
+    weights = np.exp(np.asarray(similarities, "float64") / 0.3)
+    expected = np.sum(weights * similarities, axis=2) / np.sum(weights, axis=2)
+    assert_close(relaxed, expected)
+    grams = [references.gaussian(x), references.gaussian(expected, None, (1.0,))]
+    value = jrs({"embedding": x, "class": relaxed}, labels)
+    assert_close(value, references.joint_representation_similarity(labels, grams))
+    assert_close(proxies({"embedding": x}, labels), proxies.loss(labels, similarities))
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -189,6 +287,7 @@ def test_kernels_are_matched_with_their_levels(given):
         ({"levels": ("embedding",), "kernels": [kernels.Laplace()] * 2}, "2 kernels for 1 levels"),
         ({"levels": ("embedding",), "kernels": {"pooled": kernels.Laplace()}}, "the levels are"),
         ({"reduction": "max"}, "'mean' or 'sum'"),
+        ({"levels": ("embedding",), "unit_length": "pooled"}, "unit_length=.'pooled'., but the levels are"),
         ({"weight": float("nan")}, "finite"),
     ],
 )
@@ -206,7 +305,12 @@ def test_feature_map_is_refused_with_its_shape():
 @every_subset
 def test_serialisation_restores_the_objective(levels, name):
     objective = JointRepresentationSimilarity(
-        levels, kernels=KERNELS[name][0] if name else None, reduction="sum", weight=0.4, name="jrs"
+        levels,
+        kernels=KERNELS[name][0] if name else None,
+        reduction="sum",
+        weight=0.4,
+        unit_length=levels[0],
+        name="jrs",
     )
     labels, arrays = batch(3, 6, 3, levels)
     representations = dict(zip(levels, arrays, strict=True))
@@ -228,6 +332,7 @@ def test_large_ids_do_not_collide(base):
         np.testing.assert_array_equal(JointRepresentationSimilarity()(representations, form), expected)
 
 
+@pytest.mark.slow
 def test_a_batch_of_four_thousand():
     labels = np.random.default_rng(0).integers(0, 100, 4096)
     x = random_batch(0, 4096, 1, 128)[1]

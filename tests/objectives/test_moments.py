@@ -5,6 +5,8 @@ import tensorflow as tf
 
 from tests import references
 from tests import references_moments as slow
+from tests.losses import references_ranking
+from tests.marks import first_quick
 from tests.mathematics import DEGENERATE, MODES, assert_close, degenerate_batches, finite_differences, random_batch
 from tests.models.networks import SIZE, coloured_batch, config_of, images, tiny_embedder, values
 from tfdml import UserError, losses
@@ -135,7 +137,7 @@ def test_gradient_reaches_the_map_and_every_weight(name, compilation):
         assert_close(actual, wanted, 2e-5)
 
 
-@pytest.mark.parametrize("mode", ["cascaded", "independent", "random"])
+@pytest.mark.parametrize("mode", first_quick(["cascaded", "independent", "random"]))
 @pytest.mark.parametrize("name_of_batch", DEGENERATE)
 def test_degenerate_batches_are_finite(mode, name_of_batch):
     labels, vectors = degenerate_batches()[name_of_batch]
@@ -184,6 +186,7 @@ def test_embeddings_have_the_size_of_the_embedder_by_default():
     assert objective.provides == objective.reads == ("horde_2", "horde_3", "horde_4")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["cascaded", "random"])
 def test_jit_compilation_does_not_change_the_update(mode):
     labels, x = coloured_batch()
@@ -201,7 +204,7 @@ def test_jit_compilation_does_not_change_the_update(mode):
         assert_close(jit, plain, 1e-5, floor=1e-6 * largest)
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("policy", first_quick(["mixed_bfloat16", "mixed_float16"]))
 def test_trains_under_a_mixed_policy(policy):
     labels, x = coloured_batch()
     before = keras.config.dtype_policy()
@@ -215,7 +218,9 @@ def test_trains_under_a_mixed_policy(policy):
     assert history["loss"][-1] < history["loss"][0]
 
 
-@pytest.mark.parametrize("options", [{}, {"mode": "random"}, {"reduce_to": 4, "mode": "independent"}], ids=str)
+@pytest.mark.parametrize(
+    "options", first_quick([{}, {"mode": "random"}, {"reduce_to": 4, "mode": "independent"}]), ids=str
+)
 def test_learner_is_saved_and_loaded_whole(tmp_path, options):
     labels, x = coloured_batch()
     model = learner([*terms(**options), HighOrderMomentLoss(losses.AMSoftmaxLoss(), 3, 16, num_classes=3, name="am")])
@@ -238,6 +243,21 @@ def test_saved_embedder_has_none_of_its_weights(tmp_path):
     plain.build((None, SIZE, SIZE, 3))
     assert [variable.shape for variable in again.variables] == [variable.shape for variable in plain.variables]
     np.testing.assert_array_equal(again(images()), model.embedder(images()))
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, 10), (2, 2), (1, 1)])
+def test_every_order_has_the_proxies_per_class_asked_for(given, expected):
+    labels, x = batch()
+    loss = losses.SoftTripleLoss(5.0)
+    objective = HighOrderMomentLoss(loss, 3, 6, 4, num_classes=3, proxies_per_class=given)
+    value = objective({"feature_map": x}, labels)
+    total = 0.0
+    for order, term in zip(objective.orders, objective.terms, strict=True):
+        proxies = values([term.class_proxies.proxies])[0].reshape(3, expected, 4)
+        vectors = values([objective.represent({"feature_map": x})[f"high_order_moment_{order}"]])[0]
+        cosines = np.einsum("nd,ckd->nck", vectors, proxies / np.linalg.norm(proxies, axis=2, keepdims=True))
+        total += references_ranking.soft_triple(labels, cosines, scale=5.0)
+    assert_close(value, total)
 
 
 def test_command_line_builds_it_of_a_nested_loss():

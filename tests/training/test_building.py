@@ -5,10 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 
+from tests.training.runs import noise
 from tfdml import data
+from tfdml.data.augmentation.evaluation import EvaluationTransform
+from tfdml.data.augmentation.policies import Policy, Step
+from tfdml.data.augmentation.train import TrainTransform
 from tfdml.errors import UserError
-from tfdml.training import Experiment, RunFolder
-from tfdml.training.building import load_splits, split_training_classes
+from tfdml.training import Experiment, RunFolder, building, trainer
+from tfdml.training.building import Splits, load_splits, make_embedder, make_transforms, split_training_classes
 
 
 def experiment(**changes):
@@ -34,6 +38,79 @@ def test_without_a_share_every_class_is_seen_and_with_all_of_it_none():
         split_training_classes(experiment(holdout_classes=0.999), train)
 
 
+def test_the_views_are_those_of_the_flags():
+    settings = experiment(
+        resize=48,
+        resize_mode="pad",
+        augmentation="random_resized_crop",
+        min_scale=0.3,
+        min_resolution=0.5,
+        max_resolution=2.5,
+    )
+    train, evaluation = make_transforms(settings)
+    assert (train.kind, train.resize, train.crop, train.mode) == ("random_resized_crop", 48, 28, "pad")
+    assert (train.scale, train.resolutions, train.flip, train.policy) == ((0.3, 1.0), (0.5, 2.5), False, None)
+    assert (evaluation.resize, evaluation.crop, evaluation.mode) == (48, 28, "pad")
+    # Nothing smaller than the crop can be cut.
+    train, evaluation = make_transforms(dataclasses.replace(settings, resize=20))
+    assert train.resize == evaluation.resize == 28
+
+
+def test_images_of_a_run_are_told_from_others():
+    splits = Splits(noise("train", 3, 0), None, noise("test", 2, 1))
+    before = splits.describe()
+    assert set(before) == set(splits.evaluated()) | {"train"} == {"train", "test"}
+    assert (before["train"]["images"], before["train"]["classes"]) == (12, 3)
+    changes = {
+        "content": dataclasses.replace(splits, test=noise("test", 2, 2)),
+        "names and labels": dataclasses.replace(
+            splits, test=dataclasses.replace(splits.test, labels=[0] * 4 + [2] * 4)
+        ),
+    }
+    for name, changed in changes.items():
+        now = changed.describe()
+        assert now["train"] == before["train"]
+        assert [key for key in now["test"] if now["test"][key] != before["test"][key]] == [name]
+
+
+@pytest.mark.parametrize(
+    "objectives",
+    [
+        "soft_triple + jrs",
+        "regularized_soft_triple(proxies_per_class=3) + jrs(levels=[embedding, class])",
+        "am_softmax + jrs(kernels=exponential)",
+        "rank_mi",
+        "triplet(mining=distance_weighted) + horde(loss=am_softmax, orders=3, dim=16)",
+    ],
+)
+def test_objectives_are_tried_without_a_trace(objectives):
+    settings = experiment(objectives=objectives)
+    first, second = (building.make_learner(settings, 5, steps_per_epoch=2) for _ in range(2))
+    assert len(first.variables) == len(second.variables)
+    for metric in first.metrics:
+        assert metric.name == "loss" or not np.any([np.asarray(variable) for variable in metric.variables])
+    for one, other in zip(first.variables, second.variables, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("objectives", "says"),
+    [
+        ("am_softmax + jrs(levels=[feature_map, embedding])", r"the level 'feature_map' takes vectors \(B, D\)"),
+        ("am_softmax + jrs(levels=[pool, embedding])", "needs the representation 'pool'"),
+        ("am_softmax(proxies_per_class=2) + jrs", "one proxy per class"),
+        ("contrastive(representation=feature_map)", "expected 'feature_map' to be vectors"),
+    ],
+)
+def test_what_cannot_be_computed_leaves_no_run_folder(objectives, says, tmp_path):
+    settings = experiment(objectives=objectives, run_dir=str(tmp_path / "run"), epochs=1, steps_per_epoch=1)
+    settings = dataclasses.replace(settings, dataset_options="images_per_class=4, size=32", classes_per_batch=4)
+    with pytest.raises(UserError, match=says) as caught:
+        trainer.train(settings)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
 def test_generalisation_counts_no_held_out_class_as_seen(tmp_path):
     from absl import flags
     from absl.testing import flagsaver
@@ -41,7 +118,8 @@ def test_generalisation_counts_no_held_out_class_as_seen(tmp_path):
     from tfdml.cli import measuring
 
     settings = experiment(run_dir=str(tmp_path / "run"), holdout_classes=0.2)
-    RunFolder(settings.run_dir).create(settings, [])
+    with RunFolder(settings.run_dir).created(settings):
+        pass
     if not flags.FLAGS.is_parsed():
         flags.FLAGS(["test"])
     train = data.load("glyphs", split="train")
@@ -50,3 +128,64 @@ def test_generalisation_counts_no_held_out_class_as_seen(tmp_path):
         assert measuring._trained_on(train, "folder") is train
     assert set(seen.classes) < set(train.classes)
     assert len(seen) == len(load_splits(settings).train)
+
+
+def test_the_colour_of_the_padding_and_dropout_reach_every_view_and_the_embedder():
+    chosen = experiment(backbone="conv4", resize_mode="pad", pad_color="white", dropout=0.25)
+    train, evaluation = make_transforms(chosen)
+    embedder = make_embedder(chosen)
+    assert train.pad_color == evaluation.pad_color == (255, 255, 255)
+    assert EvaluationTransform.of(embedder) == evaluation
+    assert embedder.drop.rate == 0.25
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"pad_color": "grey"}, "--pad_color='grey': write black, white"),
+        ({"dropout": 1.0}, "--dropout=1.0: out of range"),
+        ({"optimizer_form": "caffe"}, "--optimizer_form=caffe: must be one of keras, pytorch"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_the_name_of_its_flag(changes, says):
+    with pytest.raises(UserError) as caught:
+        experiment(**changes)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "train", "evaluation"),
+    [
+        (
+            {"augmentation": "random_crop", "resize_mode": "squash", "resize": 40, "flip": True},
+            TrainTransform("random_crop", 40, 28, "squash", scale=(0.08, 1.0)),
+            EvaluationTransform(40, 28, "squash"),
+        ),
+        (
+            {"augmentation": "random_resized_crop", "min_scale": 0.3, "resize": 36},
+            TrainTransform("random_resized_crop", 36, 28, scale=(0.3, 1.0), flip=False),
+            EvaluationTransform(36, 28),
+        ),
+        (
+            {"augmentation": "multi_resolution", "min_resolution": 0.5, "max_resolution": 1.5, "policy": "0.5 * blur"},
+            TrainTransform(
+                "multi_resolution",
+                32,
+                28,
+                scale=(0.08, 1.0),
+                flip=False,
+                resolutions=(0.5, 1.5),
+                policy=Policy((Step("blur", {}, 0.5),)),
+            ),
+            EvaluationTransform(32, 28),
+        ),
+        # Nothing is resized to less than what is cut out of it.
+        (
+            {"augmentation": "random_resized_crop", "resize": 20},
+            TrainTransform("random_resized_crop", 28, 28, flip=False),
+            EvaluationTransform(28, 28),
+        ),
+    ],
+)
+def test_the_views_of_the_flags(flags, train, evaluation):
+    assert make_transforms(experiment(**{"min_scale": 0.08, **flags})) == (train, evaluation)

@@ -1,15 +1,19 @@
 """Checkpoints are whole, restore everything, and never a wrong model."""
 
+import errno
+import re
+
 import keras
 import numpy as np
 import pytest
 
 from tests.training.test_optimizers import make_learner
 from tfdml.errors import UserError
-from tfdml.files import atomic_path, write_json
 from tfdml.losses import ContrastiveLoss
 from tfdml.models import Embedder, MetricLearner
+from tfdml.storage import atomic_write, write_json
 from tfdml.training import checkpoints
+from tfdml.training.checkpoints import TrainingState
 from tfdml.training.optimizers import build_optimizer
 
 
@@ -27,10 +31,10 @@ def arrays(learner):
 
 def test_a_checkpoint_restores_weights_statistics_and_optimiser(tmp_path):
     saved = trained(epochs=3)
-    checkpoints.save(tmp_path, saved, step=3, state={"records": [1]})
+    state = TrainingState(3, [{"epoch": 0, "test": {"recall@1": 0.5}}], 1.5)
+    checkpoints.save(tmp_path, saved, state)
     fresh = trained(epochs=1)
-    state = checkpoints.restore_latest(tmp_path, fresh)
-    assert state == {"records": [1], "step": 3}
+    assert checkpoints.restore_latest(tmp_path, fresh) == state
     for old, new in zip(arrays(saved), arrays(fresh), strict=True):
         np.testing.assert_array_equal(old, new)
 
@@ -38,17 +42,100 @@ def test_a_checkpoint_restores_weights_statistics_and_optimiser(tmp_path):
 def test_only_the_newest_stay_and_steps_sort_as_numbers(tmp_path):
     learner = trained(epochs=1)
     for step in (9, 10, 100):
-        checkpoints.save(tmp_path, learner, step, {}, keep=2)
+        checkpoints.save(tmp_path, learner, TrainingState(step, []), keep=2)
     assert [path.name for path in checkpoints.list_checkpoints(tmp_path)] == ["step-00000010.npz", "step-00000100.npz"]
 
 
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path):
-    learner = trained(epochs=1)
-    checkpoints.save(tmp_path, learner, 1, {})
-    newest = checkpoints.save(tmp_path, learner, 2, {})
-    content = newest.read_bytes()
-    newest.write_bytes(content[: len(content) // 2])
-    assert checkpoints.restore_latest(tmp_path, learner)["step"] == 1
+def rewritten(path, change):
+    """Change the arrays of a checkpoint."""
+    with np.load(path) as file:
+        arrays = dict(file)
+    change(arrays)
+    with open(path, "wb") as file:
+        np.savez(file, **arrays)
+
+
+def damage(path, how):
+    content = path.read_bytes()
+    state = {"a state that is no JSON": b"{", "a state that is no object": b"3", "no records": b'{"step": 2}'}
+    if how == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "a flipped bit":
+        place = content.index(b"backbone/00000") + 1000
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    elif how == "a folder":
+        path.unlink()
+        path.mkdir()
+    elif how == "no state":
+        rewritten(path, lambda arrays: arrays.pop("state"))
+    elif how == "a missing array":
+        rewritten(path, lambda arrays: arrays.pop("optimizer/00000"))
+    elif how == "metrics of another model":
+        rewritten(path, lambda arrays: arrays.update({"metrics/00099": np.zeros(2)}))
+    elif how == "another step":
+        rewritten(path, lambda a: a.update(state=np.frombuffer(b'{"step": 7, "records": []}', np.uint8)))
+    else:
+        rewritten(path, lambda arrays: arrays.update(state=np.frombuffer(state[how], np.uint8)))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "truncated", "empty", "a flipped bit", "a folder", "no state", "a missing array", "metrics of another model",
+        "another step", "a state that is no JSON", "a state that is no object", "no records",
+    ],
+)  # fmt: skip
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(how, saved_twice, tmp_path):
+    learner, files = saved_twice
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    damage(tmp_path / "step-00000002.npz", how)
+    assert checkpoints.restore_latest(tmp_path, learner).step == 1
+    # The step can be written again, and is then the newest.
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged-step-00000002.npz", "step-00000001.npz"]
+    checkpoints.save(tmp_path, learner, TrainingState(2, []))
+    assert checkpoints.restore_latest(tmp_path, learner).step == 2
+
+
+@pytest.fixture(scope="module")
+def saved_twice(tmp_path_factory):
+    """A learner, and the content of its two checkpoints by name."""
+    learner, folder = trained(epochs=1), tmp_path_factory.mktemp("checkpoints")
+    paths = [checkpoints.save(folder, learner, TrainingState(step, [])) for step in (1, 2)]
+    return learner, {path.name: path.read_bytes() for path in paths}
+
+
+def test_a_folder_in_the_place_of_a_checkpoint_is_set_aside(saved_twice, tmp_path):
+    learner, _ = saved_twice
+    (tmp_path / "step-00000002.npz").mkdir()
+    (tmp_path / "step-00000002.npz" / "mine").touch()
+    checkpoints.save(tmp_path, learner, TrainingState(2, []))
+    assert (tmp_path / "damaged-step-00000002.npz" / "mine").is_file()
+    assert checkpoints.restore_latest(tmp_path, learner).step == 2
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")])
+def test_a_checkpoint_is_there_whole_or_not_at_all(error, saved_twice, tmp_path, monkeypatch):
+    learner, files = saved_twice
+    (tmp_path / "step-00000002.npz").write_bytes(files["step-00000002.npz"])
+
+    def half(file, **arrays):
+        file.write(b"half of it")
+        file.flush()
+        raise error
+
+    monkeypatch.setattr(np, "savez", half)
+    for step in (2, 3):
+        expected = UserError if isinstance(error, OSError) else KeyboardInterrupt
+        with pytest.raises(expected) as raised:
+            checkpoints.save(tmp_path, learner, TrainingState(step, []))
+    if isinstance(error, OSError):
+        said = r"step-00000003.npz cannot be written: the disk is full, and this file needs about .* MB .*are free"
+        assert re.search(said, str(raised.value))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002.npz"]
+    assert checkpoints.restore_latest(tmp_path, learner).step == 2
 
 
 def test_no_checkpoint_is_none(tmp_path):
@@ -56,7 +143,7 @@ def test_no_checkpoint_is_none(tmp_path):
 
 
 def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(tmp_path):
-    checkpoints.save(tmp_path, trained(epochs=1), 1, {})
+    checkpoints.save(tmp_path, trained(epochs=1), TrainingState(1, []))
     other = MetricLearner(Embedder("conv4", embedding_dim=5, image_size=16), [ContrastiveLoss()])
     other.build((None, 16, 16, 3))
     other.compile(optimizer=build_optimizer("adam", other, 1e-3, {}))
@@ -74,7 +161,7 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_debris(tmp_path):
     assert "null" in before
 
     def interrupted():
-        with atomic_path(path) as temporary:
+        with atomic_write(path) as temporary:
             temporary.write_text("half")
             raise KeyboardInterrupt
 

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from tfdml.errors import UserError
 from tfdml.losses import AMSoftmaxLoss
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import ProxyLoss
@@ -29,8 +30,8 @@ def step(learner, optimizer, scale=1.0):
 
 def test_each_part_moves_at_its_own_rate():
     learner = make_learner()
-    factors = {"backbone": 1.0, "projection": 10.0, "objectives": 0.0}
-    moved = step(learner, build_optimizer("sgd", learner, 0.1, factors, momentum=0.0))
+    rates = {"projection": 1.0, "objectives": 0.0}
+    moved = step(learner, build_optimizer("sgd", learner, 0.1, rates, momentum=0.0))
     np.testing.assert_allclose(moved["backbone"], -0.1, rtol=1e-5)
     np.testing.assert_allclose(moved["projection"], -1.0, rtol=1e-5)
     np.testing.assert_array_equal(moved["objectives"], 0.0)
@@ -38,8 +39,25 @@ def test_each_part_moves_at_its_own_rate():
 
 def test_adam_is_scaled_too_though_it_ignores_the_gradients_size():
     learner = make_learner()
-    moved = step(learner, build_optimizer("adam", learner, 0.01, {"backbone": 1.0, "projection": 0.1}))
+    moved = step(learner, build_optimizer("adam", learner, 0.01, {"backbone": 0.01, "projection": 0.001}))
     np.testing.assert_allclose(moved["backbone"].mean() / moved["projection"].mean(), 10.0, rtol=1e-4)
+
+
+def test_the_rates_of_parts_follow_a_schedule_in_proportion():
+    learner = make_learner()
+    optimizer = build_optimizer("sgd", learner, step_schedule(0.1, [1], 0.1), {"projection": 0.5}, momentum=0.0)
+    for size in (1.0, 0.1):
+        moved = step(learner, optimizer)
+        np.testing.assert_allclose(moved["projection"], -0.5 * size, rtol=1e-4)
+        np.testing.assert_allclose(moved["backbone"], -0.1 * size, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("rate", "rates", "message"), [(0.1, {"head": 1.0}, "no part 'head'"), (0.0, {"backbone": 1.0}, "must be positive")]
+)
+def test_rates_that_cannot_be_meant_are_refused(rate, rates, message):
+    with pytest.raises(UserError, match=message):
+        build_optimizer("sgd", make_learner(), rate, rates)
 
 
 def test_coupled_decay_is_added_to_the_gradient():
@@ -61,7 +79,7 @@ def test_clipping_bounds_the_norm_of_the_whole_gradient():
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "rmsprop"])
 def test_every_optimiser_trains(name):
     learner = make_learner()
-    learner.compile(optimizer=build_optimizer(name, learner, 1e-3, {"projection": 2.0}))
+    learner.compile(optimizer=build_optimizer(name, learner, 1e-3, {"projection": 2e-3}))
     images = np.random.default_rng(0).integers(0, 255, (6, 16, 16, 3)).astype(np.uint8)
     losses = learner.fit(images, np.arange(6) % 3, batch_size=6, epochs=5, verbose=0).history["loss"]
     assert losses[-1] < losses[0]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tfdml.data.augmentation.preview import contact_sheet, whole_images
 from tfdml.data.pipeline import training_batches
-from tfdml.data.preview import contact_sheet, whole_images
 from tfdml.errors import UserError
 from tfdml.training import building
 from tfdml.training.experiment import Experiment

@@ -3,7 +3,7 @@
 import pytest
 
 from tfdml.errors import UserError
-from tfdml.kernels import GaussianMixture, Laplace
+from tfdml.kernels import Exponential, GaussianMixture, Laplace, Polynomial
 from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
 from tfdml.objectives import JointRepresentationSimilarity, MetricLoss, ProxyLoss
 from tfdml.training.terms import build_objectives, known, snake_case
@@ -57,6 +57,16 @@ def test_arguments_reach_the_loss_its_wrapper_and_its_kernels():
     assert jrs.kernels["embedding"].multipliers == (1.0,)
 
 
+def test_kernels_need_no_brackets():
+    _, jrs = build_objectives("am_softmax + jrs(kernels=exponential, unit_length=[pooled, embedding])", 3)
+    assert {type(kernel) for kernel in jrs.kernels.values()} == {Exponential}
+    assert jrs.unit_length == ("pooled", "embedding")
+    _, jrs = build_objectives("am_softmax + jrs(kernels=[laplace, gaussian_mixture, polynomial(degree=5)])", 3)
+    assert [type(kernel) for kernel in jrs.kernels.values()] == [Laplace, GaussianMixture, Polynomial]
+    _, jrs = build_objectives("am_softmax + jrs(kernels=none)", 3)
+    assert isinstance(jrs.kernels["class"], GaussianMixture)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -66,6 +76,10 @@ def test_arguments_reach_the_loss_its_wrapper_and_its_kernels():
         ("contrastive(distance=miles)", "distance must be one of"),
         ("jrs(levels=[])", "levels must be"),
         ("jrs(kernels=sinc())", "no kernel or loss 'sinc'"),
+        ("jrs(kernels=[laplace, sinc, laplace])", "no kernel or loss 'sinc'"),
+        ("jrs(kernels=[laplace, laplace])", "jrs: 2 kernels for 3 levels"),
+        ("jrs(unit_length=pool)", "jrs: unit_length=['pool'], but the levels are"),
+        ("cosine_contrastive(margin=2)", "margin must be at least -1 and at most 1, not 2"),
         ("jrs(kernels=laplace(multiplier=-1))", "multiplier must be positive"),
     ],
 )

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import h5py
 import keras
 
+from tfdml.arguments import integer, number
 from tfdml.backbones.bn_inception import bn_inception
 from tfdml.backbones.convnet import conv4
 from tfdml.backbones.googlenet import googlenet
@@ -119,8 +120,10 @@ def resolve(name: str, image_size: int, weights: str | None = None, **options) -
             known = f"its options: {', '.join(entry.options)}" if entry.options else "it has none"
             raise UserError(f"backbone {name!r} has no option {option!r} ({known})")
         # MobileNet would build its narrowest network from a negative alpha without a word.
-        if not isinstance(value, (int, float)) or not value > 0:
-            raise UserError(f"cannot build backbone {name!r}: {option} must be a positive number, not {value!r}")
+        try:
+            integer(option, value, at_least=1) if option == "width" else number(option, value, above=0)
+        except ValueError as error:
+            raise UserError(f"cannot build backbone {name!r}: {error}") from error
     weights = None if weights in (None, "", "none") else weights
     if weights == "imagenet" and not entry.has_imagenet:
         raise UserError(f"there are no ImageNet weights for {name!r}; use --weights=none or a file")
@@ -153,7 +156,7 @@ def load_weights(model: keras.Model, path: str) -> None:
         with h5py.File(path, "r") as file:
             arrays: list[tuple] = []
             file.visititems(lambda key, item: arrays.append(item.shape) if _is_weight(key, item) else None)
-    except OSError as error:
+    except Exception as error:  # h5py raises whatever the damaged place of a file brings about
         raise UserError(f"--weights: {path} is not an HDF5 file of Keras weights ({_one_line(error)})") from error
     wanted = [tuple(weight.shape) for weight in model.weights]
     # Normalization layers and the like keep nothing else in the file, so the multisets of shapes must agree.

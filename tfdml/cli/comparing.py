@@ -19,7 +19,7 @@ def compare_runs(runs: list[str], report: str, split: str, distance: str) -> Non
         split: Of the data set.
         distance: How embeddings are compared.
     """
-    from tfdml.evaluation import write_comparison
+    from tfdml.report import write_comparison
 
     dataset, embeddings = None, None
     if flags.FLAGS.dataset:

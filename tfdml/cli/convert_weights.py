@@ -54,7 +54,7 @@ def convert_weights() -> None:
         raise UserError(f"--out={out}: its folder does not exist")
 
     from tfdml import backbones
-    from tfdml.files import atomic_path
+    from tfdml.storage import atomic_write
 
     source = str(values["from"].value)
     converted = convert(source, values.architecture, values.stride_in_1x1, values.allow_extra)
@@ -67,7 +67,7 @@ def convert_weights() -> None:
         print(f"would write {out}")
         return
     try:
-        with atomic_path(out) as temporary:
+        with atomic_write(out) as temporary:
             model.save_weights(temporary)
             backbones.load_weights(model, str(temporary))
     except OSError as error:

@@ -12,11 +12,12 @@ from tfdml.cli import main as command_line
 from tfdml.cli import model_flags
 from tfdml.cli.progress import Progress
 from tfdml.errors import UserError
+from tfdml.output_paths import require_local
 
 if TYPE_CHECKING:
     from tfdml.data.dataset import ImageDataset
-    from tfdml.evaluation.image_table import ImageTable
-    from tfdml.export.loading import EmbeddingSource
+    from tfdml.embeddings.backends import EmbeddingBackend
+    from tfdml.embeddings.image_table import ImageTable
 
 USAGE = f"""
 Write the embeddings of a data set, with the names, labels and roles of its images.
@@ -52,9 +53,10 @@ def embed() -> None:
     for name in ("model", "out"):
         if not values[name].value:
             raise UserError(f"--{name} is missing")
-    from tfdml.evaluation.embedding_folder import begun_at
-    from tfdml.evaluation.embedding_writer import EmbeddingWriter
-    from tfdml.evaluation.image_table import ImageTable
+    require_local(values.out, "--out")
+    from tfdml.embeddings.image_table import ImageTable
+    from tfdml.embeddings.output_folder import read_state
+    from tfdml.embeddings.writer import EmbeddingWriter
 
     out = os.path.expanduser(values.out)
     choice = model_flags.chosen_data(values.model)
@@ -62,7 +64,7 @@ def embed() -> None:
     splits = [choice.load(split) for split in (("train", "test") if values.split == "all" else (values.split,))]
     table = ImageTable.of(splits, os.path.expanduser(choice.directory))
     identity = _identity(source, choice.name, table)
-    manifest, progress = begun_at(out, identity)
+    manifest, progress = read_state(out, identity)
     if values.dry_run:
         begun = f", of which {progress['rows']:,} are there" if progress else ""
         print(
@@ -91,7 +93,7 @@ def embed() -> None:
     )
 
 
-def _identity(source: EmbeddingSource, dataset: str, table: ImageTable) -> dict[str, Any]:
+def _identity(source: EmbeddingBackend, dataset: str, table: ImageTable) -> dict[str, Any]:
     return {
         "model": source.checksum(),
         "kind of model": source.kind,
@@ -103,7 +105,7 @@ def _identity(source: EmbeddingSource, dataset: str, table: ImageTable) -> dict[
     }
 
 
-def _about(source: EmbeddingSource, choice: model_flags.DataChoice, split: str) -> dict[str, Any]:
+def _about(source: EmbeddingBackend, choice: model_flags.DataChoice, split: str) -> dict[str, Any]:
     return {
         "model": {"source": source.address, "kind": source.kind, "checksum": source.checksum()},
         "view": source.view,
@@ -111,7 +113,7 @@ def _about(source: EmbeddingSource, choice: model_flags.DataChoice, split: str) 
     }
 
 
-def _stream(source: EmbeddingSource, splits: list[ImageDataset], batch_size: int, done: int):
+def _stream(source: EmbeddingBackend, splits: list[ImageDataset], batch_size: int, done: int):
     """The embeddings of all splits after the first `done` images; no batch holds images of two splits."""
     for dataset in splits:
         if done < len(dataset):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from absl import flags
 from tfdml.cli import main as command_line
 from tfdml.cli import model_flags
 from tfdml.errors import UserError
+from tfdml.output_paths import require_writable
+from tfdml.storage import sweep, write_json
 
 USAGE = f"""
 Measure an embedder: Recall@K, precision, MAP@R, R-precision, mAP, NMI, AMI, pairwise F1.
@@ -41,7 +44,12 @@ flags.DEFINE_list(
     "need no further search; without nmi, ami and f1 large sets are quicker.",
     module_name=__name__,
 )
-flags.DEFINE_list("ks", ["1", "2", "4", "8"], "The K of Recall@K.", module_name=__name__)
+flags.DEFINE_list(
+    "ks",
+    ["1", "2", "4", "8"],
+    "The K of Recall@K; by default without those that the images are too few for.",
+    module_name=__name__,
+)
 flags.DEFINE_enum(
     "distance",
     "euclidean",
@@ -83,13 +91,13 @@ def evaluate() -> None:
         compare_runs(values.compare, values.report, values.split, values.distance)
         return
     from tfdml.cli import measuring
+    from tfdml.embeddings.reader import holds_embeddings
     from tfdml.evaluation import DEFAULT_METRICS, evaluate_dataset, part_protocol
-    from tfdml.evaluation.embeddings_on_disk import holds_embeddings
-    from tfdml.files import write_json
 
     metrics = values.metrics or list(DEFAULT_METRICS)
     measured = measuring.stored if holds_embeddings(values.model) else measuring.embedded
     subject = measured(values.model, values.split, metrics)
+    ks = measuring.fitting_ks(subject.images) if "recall" in metrics else ks
     options: dict[str, Any] = {"ks": ks, "metrics": metrics, "distance": values.distance}
     resampled = values.intervals if values.intervals in ("classes", "queries") else None
     result = evaluate_dataset(subject.embeddings, subject.images, intervals=resampled, **options)
@@ -119,14 +127,18 @@ def _checked_flags() -> tuple[int, ...]:
         raise UserError("--report is missing: name the HTML file that compares the runs")
     if not values.compare and not values.model:
         raise UserError("--model is missing")
+    for name in ("metrics", "ks", "compare"):
+        if values[name].present and not any(values[name].value or ()):
+            raise UserError(f"--{name}= names nothing: leave the flag out, or name what it is to take")
     try:
         ks = tuple(int(k) for k in values.ks)
     except ValueError as error:
         raise UserError(f"--ks={','.join(values.ks)}: write integers with commas, e.g. 1,2,4") from error
     for name in ("json", "report"):
         path = values[name].value
-        if path and not Path(path).resolve().parent.is_dir():
-            raise UserError(f"--{name}={path}: its folder does not exist")
+        if path:
+            require_writable(path, f"--{name}")
+            sweep(os.path.dirname(os.path.realpath(path)))
     if values.metrics:
         from tfdml.evaluation import METRICS
         from tfdml.evaluation.per_query import requested

@@ -7,6 +7,7 @@ from absl import flags
 from tfdml.cli import export_gallery
 from tfdml.cli import main as command_line
 from tfdml.errors import UserError
+from tfdml.output_paths import require_local
 
 USAGE = """
 Export the embedder of a run.
@@ -65,6 +66,7 @@ def export() -> None:
     for name in ("out",) if values.gallery else ("run_dir", "out"):
         if not values[name].value:
             raise UserError(f"--{name} is missing")
+    require_local(values.out, "--out")
     from tfdml.export.exporter import ExportOptions
     from tfdml.export.run_export import export_run, load_run
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from tfdml.errors import UserError
 
 if TYPE_CHECKING:
     from tfdml.export.exporter import ExportOptions
-    from tfdml.export.retriever import GalleryItem
+    from tfdml.export.retriever import GalleryItem, UnreadableItem
 
 GALLERY = """
   bin/export --run_dir=runs/cars_jrd --gallery=photos --out=models/cars_retriever
@@ -67,6 +66,7 @@ def export_gallery(options: ExportOptions, report: Callable[[str], None]) -> Non
         raise UserError(f"--index_recall={values.index_recall}: must be a fraction above 0")
     from tfdml.export.retriever import Retriever
     from tfdml.export.retriever.loaded import newest_version
+    from tfdml.storage import scratch_folder
 
     items = gallery_items()
     if values.dry_run:
@@ -75,7 +75,7 @@ def export_gallery(options: ExportOptions, report: Callable[[str], None]) -> Non
             newest_version(Path(values.embedder))
         print(f"would build a retriever of {values.gallery} in {values.out}; nothing was written (--dry_run)")
         return
-    with tempfile.TemporaryDirectory(prefix="tfdml-export-") as folder:
+    with scratch_folder() as folder:
         embedder = values.embedder
         if values.run_dir:
             from tfdml.export.run_export import export_run
@@ -96,7 +96,7 @@ def export_gallery(options: ExportOptions, report: Callable[[str], None]) -> Non
     print(f"version: {built.path}")
 
 
-def gallery_items() -> Iterator[GalleryItem]:
+def gallery_items() -> Iterator[GalleryItem | UnreadableItem]:
     """The items that the flags mean, read when their turn comes."""
     from tfdml.export.retriever import items_of_dataset, items_of_folder
 
@@ -104,7 +104,7 @@ def gallery_items() -> Iterator[GalleryItem]:
     if not values.gallery_dataset:
         return items_of_folder(values.gallery)
     from tfdml import data
-    from tfdml.training.spec import parse_arguments
+    from tfdml.training.expressions import parse_arguments
 
     arguments = parse_arguments(values.gallery_dataset_options, "--gallery_dataset_options")
     splits = ("train", "test") if values.gallery_split == "all" else (values.gallery_split,)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import logging as python_logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
 from absl import flags, logging
 
+from tfdml.cli import flag_files, signals
+from tfdml.disk_space import GO_ON, is_disk_full, unwritable
 from tfdml.errors import UserError
 
 
 def run(command: Callable[[], None], name: str, usage: str, argv: Sequence[str] | None = None) -> None:
-    """Parse the flags, call `command`, and exit with status 0, or 2 for what the user can mend.
+    """Parse the flags, call `command`, and exit.
+
+    The status is 0; 2 for what the user can mend; 128 and the signal's number where the process was told to end (130,
+    143, 129 for SIGINT, SIGTERM, SIGHUP), once what it was writing is cleaned up.
 
     Args:
         command: The command's work; it reads `absl.flags.FLAGS`.
@@ -28,29 +34,60 @@ def run(command: Callable[[], None], name: str, usage: str, argv: Sequence[str] 
     for library in ("tensorflow", "faiss", "faiss.loader", "jax"):
         python_logging.getLogger(library).setLevel(python_logging.ERROR)
     try:
-        if any(argument in ("--help", "-h", "-help") for argument in argv[1:]):
-            print(usage.strip() + "\n\nFlags:\n" + _flags_help())
-            sys.exit(0)
-        rest = flags.FLAGS(argv)
-        if len(rest) > 1:
-            raise UserError(f"unexpected argument {rest[1]!r}: flags are written --name=value (see --help)")
-        command()
+        with signals.raised_as_exceptions(name):
+            _run(command, usage, argv)
     except flags.Error as error:
         _fail(name, f"{' '.join(str(error).split())} (see --help)")
     except UserError as error:
         _fail(name, str(error))
     except BrokenPipeError:
-        # The reader of our output (`| head`) has had enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
-    except KeyboardInterrupt:
-        print(f"{name}: interrupted", file=sys.stderr)
-        sys.exit(130)
+        _drop_output()  # its reader (`| head`) has had enough
+    except KeyboardInterrupt as error:
+        number = signal.Signals(getattr(error, "number", signal.SIGINT))
+        print(f"{name}: {'interrupted' if number == signal.SIGINT else f'ended by {number.name}'}", file=sys.stderr)
+        sys.exit(128 + number)
+    except Exception as error:
+        if is_disk_full(error):
+            _fail(name, _full_disk(error))
+        if not isinstance(error, OSError) or not error.filename:
+            raise
+        # A path that is too long, a folder that may not be read: no fault of ours, whoever opened it.
+        _fail(name, f"{error.filename}: {error.strerror or error}")
     sys.exit(0)
 
 
+def _run(command: Callable[[], None], usage: str, argv: list[str]) -> None:
+    if any(argument in ("--help", "-h", "-help") for argument in argv[1:]):
+        print(usage.strip() + "\n\nFlags:\n" + _flags_help())
+        return
+    flag_files.check(argv[1:])
+    rest = flags.FLAGS(argv)
+    if len(rest) > 1:
+        raise UserError(f"unexpected argument {rest[1]!r}: flags are written --name=value (see --help)")
+    command()
+    sys.stdout.flush()
+
+
+def _full_disk(error: Exception) -> str:
+    """What to tell where a library met a full disk, or our output goes to one."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_output()
+        return f"the output cannot be written: the disk is full; {GO_ON}"
+    path = getattr(error, "filename", None)
+    if isinstance(path, str):
+        return str(unwritable(path, error))
+    return f"the disk is full ({' '.join(str(error).split())[:300]}); {GO_ON}"
+
+
+def _drop_output() -> None:
+    """What could not be printed is not tried again at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _fail(name: str, message: str) -> None:
-    print(f"{name}: error: {message}", file=sys.stderr)
+    print(f"{name}: error: {' '.join(message.splitlines())}", file=sys.stderr)
     sys.exit(2)
 
 

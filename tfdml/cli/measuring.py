@@ -11,14 +11,14 @@ from absl import flags, logging
 
 from tfdml.cli import model_flags
 from tfdml.errors import UserError
+from tfdml.memory import require_memory
 
 if TYPE_CHECKING:
     from tfdml.data.dataset import ImageDataset
-    from tfdml.evaluation.embeddings_on_disk import StoredEmbeddings
-    from tfdml.export.loading import EmbeddingSource
+    from tfdml.embeddings.backends import EmbeddingBackend
+    from tfdml.embeddings.reader import StoredEmbeddings
 
 _CLUSTERING = ("nmi", "ami", "f1")
-_GIGABYTE = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Subject:
     embeddings: np.ndarray
     images: Any
     dataset: ImageDataset | None = None
-    source: EmbeddingSource | None = None
+    source: EmbeddingBackend | None = None
     choice: model_flags.DataChoice | None = None
     stored: StoredEmbeddings | None = None
 
@@ -56,6 +56,8 @@ def embedded(model: str, split: str, metrics: list[str]) -> Subject:
     choice = model_flags.chosen_data(model)
     source = model_flags.chosen_source(model)
     dataset = choice.load(split)
+    if "recall" in metrics:
+        fitting_ks(dataset)
     vectors = source.embed(dataset, flags.FLAGS.batch_size)
     return Subject(f"{choice.name}, {split}", choice.name, vectors, dataset, dataset, source, choice)
 
@@ -66,7 +68,7 @@ def stored(path: str, split: str, metrics: list[str]) -> Subject:
     Raises:
         UserError: There are no labels, the data set's images are others, or a page is asked for without them.
     """
-    from tfdml.evaluation.embeddings_on_disk import read_embeddings
+    from tfdml.embeddings.reader import read_embeddings
 
     if flags.FLAGS.report and not flags.FLAGS.dataset:
         raise UserError("--report shows images: name their --dataset and --data_dir beside the embeddings")
@@ -85,6 +87,26 @@ def stored(path: str, split: str, metrics: list[str]) -> Subject:
     return Subject(name, about, part.embeddings, part, dataset, None, choice, everything)
 
 
+def fitting_ks(images: Any) -> tuple[int, ...]:
+    """The K of `--ks`; where the flag is not given, without those that the images are too few for.
+
+    Args:
+        images: What has `labels` (N,), and `is_query` (N,) or None.
+
+    Raises:
+        UserError: A query is compared with fewer than K images, for a K that was asked for.
+    """
+    ks = tuple(int(k) for k in flags.FLAGS.ks)
+    available = len(images.labels) - 1 if images.is_query is None else int(np.count_nonzero(~images.is_query))
+    fitting = tuple(k for k in ks if k <= available) or (1,)
+    if max(ks) > available and flags.FLAGS["ks"].present:
+        raise UserError(
+            f"--ks={','.join(map(str, ks))}: there are {available:,} images to search in; choose smaller ones, e.g. "
+            f"--ks={','.join(map(str, fitting))}"
+        )
+    return fitting
+
+
 def _with_labels_of(part: StoredEmbeddings, dataset: ImageDataset, what: str) -> StoredEmbeddings:
     if len(part) != len(dataset):
         raise UserError(f"{part.source} holds {len(part):,} embeddings, but {what} has {len(dataset):,} images")
@@ -100,16 +122,12 @@ def _with_labels_of(part: StoredEmbeddings, dataset: ImageDataset, what: str) ->
 
 def _check_memory(part: StoredEmbeddings, metrics: list[str]) -> None:
     """Clustering holds the embeddings in memory, three times over; the search need not."""
-    from tfdml.data.caching import memory_to_spare
-    from tfdml.evaluation.neighbours import is_memory_mapped
+    from tfdml.evaluation.search.exact import is_memory_mapped
 
     wanted = sorted(set(metrics) & set(_CLUSTERING))
-    needed, left = 3 * part.embeddings.nbytes, 2 * memory_to_spare(float("inf"))
-    if wanted and is_memory_mapped(part.embeddings) and needed > left:
-        raise UserError(
-            f"{', '.join(wanted)} of {part.source} would take {needed / _GIGABYTE:,.1f} GB of memory, and "
-            f"{left / _GIGABYTE:,.1f} GB are free; leave them out: --metrics=recall,map@r,r_precision"
-        )
+    if wanted and is_memory_mapped(part.embeddings):
+        what, advice = f"{', '.join(wanted)} of {part.source}", "leave them out: --metrics=recall,map@r,r_precision"
+        require_memory(3 * part.embeddings.nbytes, what, advice)
 
 
 def generalisation(subject: Subject, distance: str) -> dict[str, Any]:
@@ -120,10 +138,10 @@ def generalisation(subject: Subject, distance: str) -> dict[str, Any]:
     train, options = _train_side(subject), {}
     embedder = getattr(subject.source, "embedder", None)
     if isinstance(embedder, Embedder) and subject.dataset is not None:
+        from tfdml.data.augmentation.evaluation import EvaluationTransform
         from tfdml.data.pipeline import evaluation_batches
-        from tfdml.export.saved_model import evaluation_transform
 
-        batches = evaluation_batches(subject.dataset, evaluation_transform(embedder), flags.FLAGS.batch_size)
+        batches = evaluation_batches(subject.dataset, EvaluationTransform.of(embedder), flags.FLAGS.batch_size)
         options = {"embedder": embedder, "test_batches": batches}
     return evaluate_generalisation(subject.embeddings, subject.images.labels, *train, distance=distance, **options)
 
@@ -182,7 +200,7 @@ def write_page(subject: Subject, result: dict[str, Any], path: str, distance: st
     Raises:
         UserError: The page cannot be written.
     """
-    from tfdml.evaluation import write_report
+    from tfdml.report import write_report
 
     dataset, embeddings = subject.dataset, subject.embeddings
     assert dataset is not None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +14,7 @@ from tfdml.errors import UserError
 
 if TYPE_CHECKING:
     from tfdml.data.dataset import ImageDataset
-    from tfdml.export.loading import EmbeddingSource
+    from tfdml.embeddings.backends import EmbeddingBackend
 
 SOURCES = """--model is one of
   a run folder, or a .keras file
@@ -24,7 +26,13 @@ flags.DEFINE_string("model", "", "What embeds: a path or an address, see above."
 flags.DEFINE_string("dataset", "", "Data set, as in bin/train; for a run folder, its own.", module_name=__name__)
 flags.DEFINE_string("data_dir", "", "Where the unpacked data set lies.", module_name=__name__)
 flags.DEFINE_string("dataset_options", "", "Options of the data set, as in bin/train.", module_name=__name__)
-flags.DEFINE_enum("bad_images", "error", ["error", "skip"], "What to do with unreadable images.", module_name=__name__)
+flags.DEFINE_enum(
+    "bad_images",
+    "error",
+    ["error", "skip"],
+    "What to do with images that cannot be decoded; to skip them, all are decoded first.",
+    module_name=__name__,
+)
 flags.DEFINE_integer("batch_size", 100, "Images per batch or request.", lower_bound=1, module_name=__name__)
 flags.DEFINE_integer(
     "resize", 0, "For a .tflite file without a card: pixels to resize to.", lower_bound=0, module_name=__name__
@@ -35,6 +43,7 @@ flags.DEFINE_enum(
 flags.DEFINE_integer(
     "image_size", 0, "For a .tflite file: checked against its input.", lower_bound=0, module_name=__name__
 )
+flags.DEFINE_string("pad_color", "", "For a .tflite file: as in bin/train.", module_name=__name__)
 flags.DEFINE_float("timeout", 60.0, "Seconds that a request to an endpoint may take.", module_name=__name__)
 
 
@@ -47,23 +56,30 @@ class DataChoice:
     options: str
 
     def load(self, split: str) -> ImageDataset:
-        """One split, its images inspected as `--bad_images` says."""
+        """One split; with `--bad_images=skip` without the images that cannot be decoded, of which each is tried."""
         from tfdml import data
-        from tfdml.data import inspection
-        from tfdml.training.spec import parse_arguments
+        from tfdml.data.checking import check
+        from tfdml.data.images.faults import inspect
+        from tfdml.data.records import find_faults
+        from tfdml.training.expressions import parse_arguments
 
         arguments = parse_arguments(self.options, "--dataset_options")
         dataset = data.load(self.name, self.directory or None, split, **arguments)
-        return inspection.check(dataset, flags.FLAGS.bad_images)
+        policy = flags.FLAGS.bad_images
+        return check(dataset, policy, find_faults if policy == "skip" else inspect)
 
 
 def chosen_data(model: str) -> DataChoice:
     """The data set of the flags, or that of the run folder `model`.
 
     Raises:
-        UserError: Neither names one.
+        UserError: Neither names one, or there is no such model.
     """
     values = flags.FLAGS
+    if not math.isfinite(values.timeout) or values.timeout <= 0:
+        raise UserError(f"--timeout={values.timeout} must be a number of seconds above 0")
+    if "://" not in model and not os.path.exists(os.path.expanduser(model or ".")):
+        raise UserError(f"--model={model}: there is no such file or folder")
     if values.dataset:
         return DataChoice(values.dataset, values.data_dir, values.dataset_options)
     from tfdml.training import RunFolder
@@ -76,19 +92,20 @@ def chosen_data(model: str) -> DataChoice:
     )
 
 
-def chosen_source(model: str) -> EmbeddingSource:
+def chosen_source(model: str) -> EmbeddingBackend:
     """The model of the flags, loaded or reached."""
-    from tfdml.export.loading import load_source
+    from tfdml.embeddings.backends import load_backend
     from tfdml.training import distribution
 
     values = flags.FLAGS
     if Path(model).suffix == ".keras" or (Path(model) / "embedder.keras").is_file():
         # So that a pass that was stopped and continued gives the bits of an unbroken one.
         distribution.one_operation_at_a_time()
-    return load_source(
+    return load_backend(
         model,
         resize=values.resize,
         resize_mode=values.resize_mode,
         image_size=values.image_size,
+        pad_color=values.pad_color,
         timeout=values.timeout,
     )

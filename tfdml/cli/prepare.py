@@ -61,6 +61,8 @@ _MEGABYTE = 2**20
 def prepare() -> None:
     """Do what the flags say."""
     values = flags.FLAGS
+    if not values.splits:
+        raise UserError("--splits= names no split: write train, test, or train,test")
     if values.verify:
         _verify(values.out)
         return
@@ -74,8 +76,8 @@ def prepare() -> None:
         raise UserError("--out is missing: name the folder for the record files, or pass --check_only")
 
     from tfdml import data
-    from tfdml.data import preparing
-    from tfdml.training.spec import parse_arguments
+    from tfdml.data import records as preparing
+    from tfdml.training.expressions import parse_arguments
 
     chosen: dict[str, Any] = {field.name: values[field.name].value for field in dataclasses.fields(preparing.Settings)}
     settings = preparing.Settings(**chosen)
@@ -104,7 +106,7 @@ def prepare() -> None:
 
 
 def _download(name: str, data_dir: str, dry_run: bool) -> None:
-    from tfdml.data import publishers
+    from tfdml.data.download import publishers
 
     if not data_dir:
         raise UserError("--data_dir is missing: name the folder to download to")
@@ -119,7 +121,7 @@ def _download(name: str, data_dir: str, dry_run: bool) -> None:
 
 
 def _verify(out: str) -> None:
-    from tfdml.data import records
+    from tfdml.data.records import reader as records
 
     if not out:
         raise UserError("--out is missing: name the folder of record files to verify")
@@ -137,8 +139,8 @@ def _say_plan(planned: dict[str, tuple[int, int, int]], out: str) -> None:
 
 
 def _say_report(report, out: str, seconds: float, check_only: bool) -> None:
-    from tfdml.data.preparing.copies import describe_copies
-    from tfdml.data.preparing.findings import bad_images_in_words, one_line
+    from tfdml.data.records.duplicates import describe_copies
+    from tfdml.data.records.report import bad_images_in_words, one_line
 
     if report.finished_before:
         print(f"{out} is finished already: nothing to do")

@@ -1,21 +1,24 @@
 """Data sets, sampling, augmentation and the input pipeline."""
 
-from tfdml.data.batches import distributed, hierarchical, whole_classes
+from tfdml.data.augmentation.evaluation import EvaluationTransform
+from tfdml.data.augmentation.policies import Policy, Step
+from tfdml.data.augmentation.preview import contact_sheet
+from tfdml.data.augmentation.train import TrainTransform
+from tfdml.data.batches import class_balanced, distributed, hierarchical, shuffled, whole_classes
 from tfdml.data.catalogue import load, names
-from tfdml.data.dataset import ArrayImages, EncodedImages, FileImages, ImageDataset, RecordImages
-from tfdml.data.decoding import decode_image
-from tfdml.data.pipeline import class_balanced, evaluation_batches, explain_failure, shuffled, training_batches
-from tfdml.data.policies import Policy, Step
-from tfdml.data.preview import contact_sheet
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.failures import explain_failure
+from tfdml.data.images import ArrayImages, EncodedImages, FileImages, RecordImages
+from tfdml.data.images.decoding import decode_image
+from tfdml.data.pipeline import evaluation_batches, training_batches
 from tfdml.data.sampling import (
     ClassBalancedSampler,
     HierarchicalSampler,
     Sampler,
+    Share,
     ShuffleSampler,
     WholeClassSampler,
-    share,
 )
-from tfdml.data.transforms import EvaluationTransform, TrainTransform
 
 __all__ = [
     "ArrayImages",
@@ -28,6 +31,7 @@ __all__ = [
     "Policy",
     "RecordImages",
     "Sampler",
+    "Share",
     "ShuffleSampler",
     "Step",
     "TrainTransform",
@@ -41,7 +45,6 @@ __all__ = [
     "hierarchical",
     "load",
     "names",
-    "share",
     "shuffled",
     "training_batches",
     "whole_classes",

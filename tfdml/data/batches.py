@@ -1,18 +1,97 @@
-"""Training batches of further compositions, and batches that several workers make together."""
+"""Training batches of the usual compositions, and batches that several workers make together."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import tensorflow as tf
 
+from tfdml.data.augmentation.train import TrainTransform
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.pipeline import CACHE_LIMIT_MB, training_batches
-from tfdml.data.sampling import HierarchicalSampler, Sampler, WholeClassSampler, check_divides, share
-from tfdml.data.transforms import TrainTransform
+from tfdml.data.pipeline import training_batches
+from tfdml.data.sampling import (
+    ClassBalancedSampler,
+    HierarchicalSampler,
+    Sampler,
+    Share,
+    ShuffleSampler,
+    WholeClassSampler,
+    check_divides,
+)
 from tfdml.errors import UserError
 
 _DEFAULT_TRANSFORM = TrainTransform()
+
+
+class Stream(TypedDict, total=False):
+    """The arguments of `training_batches` that every composition passes on."""
+
+    first_step: int
+    num_steps: int | None
+    cache: bool
+    cache_limit_mb: float
+
+
+def class_balanced(
+    dataset: ImageDataset,
+    classes_per_batch: int,
+    images_per_class: int,
+    transform: TrainTransform = _DEFAULT_TRANSFORM,
+    seed: int = 0,
+    short_classes: str = "repeat",
+    **stream: Unpack[Stream],
+) -> tf.data.Dataset:
+    """Training batches of P distinct classes with K images each.
+
+    Args:
+        dataset: The training images.
+        classes_per_batch: P.
+        images_per_class: K.
+        transform: The augmentation.
+        seed: Decides which images are drawn and how they are augmented.
+        short_classes: `"repeat"` or `"drop"`; see `ClassBalancedSampler`.
+        **stream: `first_step`, `num_steps`, `cache`, `cache_limit_mb`: see `training_batches`.
+
+    Returns:
+        A dataset of images (P * K, crop, crop, 3) uint8, grouped by class, and labels (P * K,) int64.
+
+    Raises:
+        UserError: The data set has too few classes, or see `training_batches`.
+
+    Example:
+        >>> batches = class_balanced(dataset, classes_per_batch=32, images_per_class=4)
+        >>> history = model.fit(batches, steps_per_epoch=100, epochs=10)
+    """
+    sampler = ClassBalancedSampler(dataset.labels, classes_per_batch, images_per_class, seed, short_classes)
+    return training_batches(dataset, sampler, transform, seed, **stream)
+
+
+def shuffled(
+    dataset: ImageDataset,
+    batch_size: int,
+    transform: TrainTransform = _DEFAULT_TRANSFORM,
+    seed: int = 0,
+    **stream: Unpack[Stream],
+) -> tf.data.Dataset:
+    """Training batches in shuffled order, every image at most once an epoch.
+
+    Args:
+        dataset: The training images.
+        batch_size: B.
+        transform: The augmentation.
+        seed: Decides the order of the images and how they are augmented.
+        **stream: `first_step`, `num_steps`, `cache`, `cache_limit_mb`: see `training_batches`.
+
+    Returns:
+        A dataset of images (B, crop, crop, 3) uint8 and labels (B,) int64.
+
+    Raises:
+        UserError: The data set has fewer than B images, or see `training_batches`.
+
+    Example:
+        >>> batches = shuffled(dataset, batch_size=128)
+    """
+    return training_batches(dataset, ShuffleSampler(len(dataset), batch_size, seed), transform, seed, **stream)
 
 
 def whole_classes(
@@ -20,10 +99,7 @@ def whole_classes(
     batch_size: int,
     transform: TrainTransform = _DEFAULT_TRANSFORM,
     seed: int = 0,
-    first_step: int = 0,
-    num_steps: int | None = None,
-    cache: bool = False,
-    cache_limit_mb: float = CACHE_LIMIT_MB,
+    **stream: Unpack[Stream],
 ) -> tf.data.Dataset:
     """Training batches of all images of random classes, up to B; see `WholeClassSampler`.
 
@@ -32,10 +108,7 @@ def whole_classes(
         batch_size: B.
         transform: The augmentation.
         seed: Decides which images are drawn and how they are augmented.
-        first_step: See `training_batches`, as for the arguments that follow.
-        num_steps: Likewise.
-        cache: Likewise.
-        cache_limit_mb: Likewise.
+        **stream: `first_step`, `num_steps`, `cache`, `cache_limit_mb`: see `training_batches`.
 
     Returns:
         A dataset of images (B, crop, crop, 3) uint8, grouped by class, and labels (B,) int64.
@@ -44,10 +117,10 @@ def whole_classes(
         UserError: The data set has fewer than B images, or see `training_batches`.
 
     Example:
-        >>> batches = whole_classes(tfdml.data.load("sop", "data", "train"), batch_size=100)
+        >>> batches = whole_classes(dataset, batch_size=100)
     """
     sampler = WholeClassSampler(dataset.labels, batch_size, seed)
-    return training_batches(dataset, sampler, transform, seed, first_step, num_steps, cache, cache_limit_mb)
+    return training_batches(dataset, sampler, transform, seed, **stream)
 
 
 def hierarchical(
@@ -60,10 +133,7 @@ def hierarchical(
     weights: str = "proportional",
     short_classes: str = "repeat",
     short_super_classes: str = "merge",
-    first_step: int = 0,
-    num_steps: int | None = None,
-    cache: bool = False,
-    cache_limit_mb: float = CACHE_LIMIT_MB,
+    **stream: Unpack[Stream],
 ) -> tf.data.Dataset:
     """Training batches of P classes with K images each, from S super-classes; see `HierarchicalSampler`.
 
@@ -77,10 +147,7 @@ def hierarchical(
         weights: `"proportional"` or `"uniform"`.
         short_classes: `"repeat"` or `"drop"`.
         short_super_classes: `"merge"` or `"drop"`.
-        first_step: See `training_batches`, as for the arguments that follow.
-        num_steps: Likewise.
-        cache: Likewise.
-        cache_limit_mb: Likewise.
+        **stream: `first_step`, `num_steps`, `cache`, `cache_limit_mb`: see `training_batches`.
 
     Returns:
         A dataset of images (P * K, crop, crop, 3) uint8, grouped by super-class and class, and labels (P * K,) int64.
@@ -89,8 +156,7 @@ def hierarchical(
         UserError: The data set has no super-classes or too few, or see `HierarchicalSampler`, `training_batches`.
 
     Example:
-        >>> sop = tfdml.data.load("sop", "data", "train")
-        >>> batches = hierarchical(sop, classes_per_batch=40, images_per_class=2, super_classes_per_batch=2)
+        >>> batches = hierarchical(dataset, classes_per_batch=40, images_per_class=2, super_classes_per_batch=2)
     """
     sampler = hierarchical_sampler(
         dataset,
@@ -102,7 +168,7 @@ def hierarchical(
         short_classes,
         short_super_classes,
     )
-    return training_batches(dataset, sampler, transform, seed, first_step, num_steps, cache, cache_limit_mb)
+    return training_batches(dataset, sampler, transform, seed, **stream)
 
 
 def hierarchical_sampler(dataset: ImageDataset, *arguments: Any) -> HierarchicalSampler:
@@ -116,7 +182,7 @@ def hierarchical_sampler(dataset: ImageDataset, *arguments: Any) -> Hierarchical
         UserError: The data set has no super-classes, or see `HierarchicalSampler`.
 
     Example:
-        >>> sampler = hierarchical_sampler(tfdml.data.load("sop", "data", "train"), 40, 2)
+        >>> sampler = hierarchical_sampler(dataset, 40, 2)  # of the super-classes of `dataset`
     """
     if dataset.super_labels is None:
         raise UserError(
@@ -132,10 +198,7 @@ def distributed(
     sampler: Sampler,
     transform: TrainTransform = _DEFAULT_TRANSFORM,
     seed: int = 0,
-    first_step: int = 0,
-    num_steps: int | None = None,
-    cache: bool = False,
-    cache_limit_mb: float = CACHE_LIMIT_MB,
+    **stream: Unpack[Stream],
 ) -> tf.distribute.DistributedDataset:
     """Training batches that several workers make together, each reading and decoding only its own rows.
 
@@ -149,10 +212,8 @@ def distributed(
         sampler: The sampler of the global batch.
         transform: The augmentation.
         seed: Decides the augmentation; a non-negative integer.
-        first_step: See `training_batches`, as for the arguments that follow.
-        num_steps: Likewise.
-        cache: Likewise; every worker keeps all images.
-        cache_limit_mb: Likewise.
+        **stream: `first_step`, `num_steps`, `cache`, `cache_limit_mb`: see `training_batches`; every worker
+            keeps all cached images.
 
     Returns:
         What every replica gets, step by step: images (B / R, crop, crop, 3) uint8 and labels (B / R,) int64.
@@ -161,17 +222,17 @@ def distributed(
         UserError: The replicas do not divide the batch, or see `training_batches`.
 
     Example:
-        >>> strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        >>> strategy = tf.distribute.get_strategy()  # or MultiWorkerMirroredStrategy(), under TF_CONFIG
         >>> sampler = ClassBalancedSampler(dataset.labels, classes_per_batch=32, images_per_class=4)
-        >>> for images, labels in distributed(strategy, dataset, sampler, num_steps=1000):
-        ...     strategy.run(train_step, args=(images, labels))
+        >>> for images, labels in distributed(strategy, dataset, sampler, num_steps=2):
+        ...     embeddings = strategy.run(model, args=(images,))
     """
     replicas = strategy.num_replicas_in_sync
     check_divides(sampler.batch_size, replicas, "replicas")
 
     def worker_batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        part = share(sampler, context.input_pipeline_id, context.num_input_pipelines)
-        batches = training_batches(dataset, part, transform, seed, first_step, num_steps, cache, cache_limit_mb)
+        part = Share(sampler, context.input_pipeline_id, context.num_input_pipelines)
+        batches = training_batches(dataset, part, transform, seed, **stream)
         # One element per replica of this worker, in turn.
         return batches.rebatch(sampler.batch_size // replicas).prefetch(tf.data.AUTOTUNE)
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import pathlib
 import time
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdml.data.dataset import FileImages, ImageDataset
-from tfdml.data.sizes import stated_size
-from tfdml.data.sources import Source, look_up, source_of, source_of_decoded
-from tfdml.data.transforms import TrainTransform
+from tfdml.data.augmentation.train import TrainTransform
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.images.lookup import Source, look_up, source_of_decoded
 from tfdml.errors import UserError
+from tfdml.memory import free_memory
 
 MEGABYTE = 2**20
 # How many headers an estimate reads; of photographs in a few formats, the mean of so many is right to a few percent.
@@ -35,13 +34,9 @@ def decoded_bytes(dataset: ImageDataset, transform: TrainTransform) -> int:
         12
     """
     images = dataset.images
-    boxes = images.boxes if isinstance(images, FileImages) else None
     sampled = []
     for index in np.linspace(0, len(images) - 1, min(_SAMPLED, len(images))).astype(int).tolist():
-        size = stated_size(images, index)
-        if size is not None and boxes is not None:
-            top, left, bottom, right = boxes[index].tolist()
-            size = max(1, min(bottom, size[0]) - max(top, 0)), max(1, min(right, size[1]) - max(left, 0))
+        size = images.size(index)
         if size is not None:
             height, width = transform.prepared_size(*size)
             sampled.append(3 * height * width)
@@ -50,13 +45,7 @@ def decoded_bytes(dataset: ImageDataset, transform: TrainTransform) -> int:
 
 def memory_to_spare(limit_mb: float) -> float:
     """Bytes that a cache may take: the limit, or half of what the machine or container has left if that is less."""
-    left = [limit_mb * MEGABYTE]
-    meminfo = _text("/proc/meminfo")
-    left += [512.0 * int(line.split()[1]) for line in meminfo.splitlines() if line.startswith("MemAvailable:")]
-    most, taken = _text("/sys/fs/cgroup/memory.max").strip(), _text("/sys/fs/cgroup/memory.current").strip()
-    if most.isdigit() and taken.isdigit():
-        left.append((int(most) - int(taken)) / 2)
-    return min(left)
+    return min(limit_mb * MEGABYTE, free_memory() / 2)
 
 
 def decoded_source(dataset: ImageDataset, transform: TrainTransform, limit_mb: float) -> Source:
@@ -71,7 +60,7 @@ def decoded_source(dataset: ImageDataset, transform: TrainTransform, limit_mb: f
         UserError: They take more.
         tf.errors.OpError: An image cannot be decoded.
     """
-    source = source_of(dataset.images)
+    source = dataset.images.lookup()
     if source.size is not None and transform.prepared_size(*source.size) == source.size:
         return source
     started, total, kept = time.perf_counter(), 0, []
@@ -107,10 +96,3 @@ def decoded_source(dataset: ImageDataset, transform: TrainTransform, limit_mb: f
         time.perf_counter() - started,
     )
     return source_of_decoded(kept)
-
-
-def _text(path: str) -> str:
-    try:
-        return pathlib.Path(path).read_text(encoding="ascii")
-    except (OSError, ValueError):
-        return ""

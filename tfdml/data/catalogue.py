@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import inspect
 import os
+import typing
 from collections.abc import Callable
 from typing import Any
 
-from tfdml.data import (
-    cars196,
-    cub200,
-    folder,
-    glyphs,
-    inshop,
-    listing,
-    omniglot,
-    records,
-    stanford_online_products,
-    tfds,
-)
+from tfdml import arguments
 from tfdml.data.dataset import ImageDataset
+from tfdml.data.readers import cars196, cub200, folder, glyphs, inshop, omniglot, tfds
+from tfdml.data.readers import csv_list as listing
+from tfdml.data.readers import sop as stanford_online_products
+from tfdml.data.records import reader as records
 from tfdml.errors import UserError
 
 SPLITS = ("train", "test")
@@ -39,6 +33,12 @@ _READERS: dict[str, Callable[..., ImageDataset]] = {
     "records": records.read,
     "sop": stanford_online_products.read,
     "tfds": tfds.read,
+}
+_CHECKS: dict[type, Callable[[str, Any], Any]] = {
+    bool: arguments.boolean,
+    float: arguments.number,
+    int: arguments.integer,
+    str: arguments.text,
 }
 _ALIASES = {"cub": "cub200"}
 
@@ -83,10 +83,16 @@ def load(name: str, /, data_dir: str | os.PathLike | None = None, split: str = "
         raise UserError(f"unknown split {split!r} of {name}; choose one of: {', '.join(SPLITS + ROLES)}")
     parameters = inspect.signature(reader).parameters
     known = [p.name for p in parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
-    for option in options:
+    types = typing.get_type_hints(reader)
+    for option, value in options.items():
         if option not in known:
             takes = f"it takes: {', '.join(known)}" if known else "it takes none"
             raise UserError(f"data set {name} has no option {option!r}; {takes}")
+        check = _CHECKS.get(types.get(option, Any))
+        try:
+            options[option] = check(option, value) if check else value
+        except ValueError as error:
+            raise UserError(f"data set {name}: {error} (--dataset_options)") from error
     for option, parameter in parameters.items():
         if option in known and option not in options and parameter.default is inspect.Parameter.empty:
             raise UserError(f'data set {name} needs its option {option}: {option}="..." (--dataset_options)')

@@ -1,4 +1,4 @@
-"""What a data set is to the rest of the library: encoded images that can be read by index, and their labels."""
+"""What a data set is to the rest of the library: images that can be read by index, and their labels."""
 
 from __future__ import annotations
 
@@ -7,104 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfdml.data.record_images import RecordImages
+from tfdml.data.images import Images
 from tfdml.errors import UserError
-
-
-@dataclasses.dataclass(frozen=True)
-class FileImages:
-    """Images that lie in files, read when they are needed.
-
-    Args:
-        paths: One path per image, local or on any file system that `tf.io.gfile` knows.
-        boxes: (N, 4) int32, a bounding box in pixels per image, half-open: top, left, bottom, right. Each image is cut
-            to its box after decoding, before anything else; a box that reaches beyond the image is clipped. None
-            for whole images.
-
-    Raises:
-        UserError: There is not one box per image, or a box is empty.
-    """
-
-    paths: tuple[str, ...]
-    boxes: np.ndarray | None = None
-
-    def __post_init__(self):
-        if self.boxes is None:
-            return
-        boxes = np.asarray(self.boxes, np.int32)
-        object.__setattr__(self, "boxes", boxes)
-        if boxes.shape != (len(self.paths), 4):
-            raise UserError(f"{len(self.paths)} images but boxes of shape {boxes.shape}")
-        empty = np.flatnonzero((boxes[:, :2] >= boxes[:, 2:]).any(axis=1))
-        if len(empty):
-            top, left, bottom, right = boxes[empty[0]].tolist()
-            raise UserError(
-                f"{len(empty)} of {len(boxes)} bounding boxes are empty, the first is that of {self.paths[empty[0]]}: "
-                f"rows {top} to {bottom}, columns {left} to {right}; correct its table or load without crop_boxes"
-            )
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def name(self, index: int) -> str:
-        """The path of one image, for messages and reports."""
-        return self.paths[index]
-
-    def take(self, indices: np.ndarray) -> FileImages:
-        """The images at `indices`, in that order."""
-        boxes = None if self.boxes is None else self.boxes[np.asarray(indices, np.int64)]
-        return FileImages(tuple(self.paths[i] for i in indices), boxes)
-
-
-@dataclasses.dataclass(frozen=True)
-class EncodedImages:
-    """Encoded images (JPEG, PNG ...) held in memory, such as the members of a small archive.
-
-    Args:
-        data: The bytes of each image.
-        names: What to call each image in messages and reports.
-    """
-
-    data: tuple[bytes, ...]
-    names: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def name(self, index: int) -> str:
-        """The name of one image, for messages and reports."""
-        return self.names[index]
-
-    def take(self, indices: np.ndarray) -> EncodedImages:
-        """The images at `indices`, in that order."""
-        return EncodedImages(tuple(self.data[i] for i in indices), tuple(self.names[i] for i in indices))
-
-
-@dataclasses.dataclass(frozen=True)
-class ArrayImages:
-    """Decoded images of one size held in memory.
-
-    Args:
-        data: (N, H, W, 3) uint8.
-        names: What to call each image in messages and reports.
-    """
-
-    data: np.ndarray
-    names: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def name(self, index: int) -> str:
-        """The name of one image, for messages and reports."""
-        return self.names[index]
-
-    def take(self, indices: np.ndarray) -> ArrayImages:
-        """The images at `indices`, in that order."""
-        return ArrayImages(self.data[indices], tuple(self.names[i] for i in indices))
-
-
-Images = FileImages | EncodedImages | ArrayImages | RecordImages
 
 
 @dataclasses.dataclass(frozen=True)

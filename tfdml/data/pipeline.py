@@ -6,104 +6,19 @@ microseconds a batch; reading, decoding and augmentation run in TensorFlow, in p
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
+from tfdml.data.augmentation.evaluation import EvaluationTransform
+from tfdml.data.augmentation.train import TrainTransform
 from tfdml.data.caching import decoded_source
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.sampling import ClassBalancedSampler, Sampler, Share, ShuffleSampler, share
-from tfdml.data.sources import Source, look_up, source_of
-from tfdml.data.transforms import EvaluationTransform, TrainTransform
+from tfdml.data.failures import explain_failure
+from tfdml.data.images.lookup import Source, look_up
+from tfdml.data.sampling import Sampler, Share
 from tfdml.errors import UserError
 
 CACHE_LIMIT_MB = 4096
-_NAMED_IN_MESSAGES = 5
-_DEFAULT_TRANSFORM = TrainTransform()
-# A message of ours that came through TensorFlow, such as that of a damaged record file.
-_USER_ERROR = re.compile(r"UserError: (.+)")
-# What TensorFlow's message holds when reading or decoding an image failed: the operation's name or our own words.
-_IMAGE_FAILURE = re.compile(
-    r"ReadFile|Decode(AndCrop)?(Jpeg|Png|Image|Bmp|Gif|WebP)|ExtractJpegShape|Unknown image file format|"
-    r"not a JPEG, PNG, GIF|BMP of this kind|animated WebP|bounding box lies outside"
-)
-
-
-def class_balanced(
-    dataset: ImageDataset,
-    classes_per_batch: int,
-    images_per_class: int,
-    transform: TrainTransform = _DEFAULT_TRANSFORM,
-    seed: int = 0,
-    short_classes: str = "repeat",
-    first_step: int = 0,
-    num_steps: int | None = None,
-    cache: bool = False,
-    cache_limit_mb: float = CACHE_LIMIT_MB,
-) -> tf.data.Dataset:
-    """Training batches of P distinct classes with K images each.
-
-    Args:
-        dataset: The training images.
-        classes_per_batch: P.
-        images_per_class: K.
-        transform: The augmentation.
-        seed: Decides which images are drawn and how they are augmented.
-        short_classes: `"repeat"` or `"drop"`; see `ClassBalancedSampler`.
-        first_step: See `training_batches`, as for the arguments that follow.
-        num_steps: Likewise.
-        cache: Likewise.
-        cache_limit_mb: Likewise.
-
-    Returns:
-        A dataset of images (P * K, crop, crop, 3) uint8, grouped by class, and labels (P * K,) int64.
-
-    Raises:
-        UserError: The data set has too few classes, or see `training_batches`.
-
-    Example:
-        >>> batches = class_balanced(dataset, classes_per_batch=32, images_per_class=4)
-        >>> model.fit(batches, steps_per_epoch=100, epochs=10)
-    """
-    sampler = ClassBalancedSampler(dataset.labels, classes_per_batch, images_per_class, seed, short_classes)
-    return training_batches(dataset, sampler, transform, seed, first_step, num_steps, cache, cache_limit_mb)
-
-
-def shuffled(
-    dataset: ImageDataset,
-    batch_size: int,
-    transform: TrainTransform = _DEFAULT_TRANSFORM,
-    seed: int = 0,
-    first_step: int = 0,
-    num_steps: int | None = None,
-    cache: bool = False,
-    cache_limit_mb: float = CACHE_LIMIT_MB,
-) -> tf.data.Dataset:
-    """Training batches in shuffled order, every image at most once an epoch.
-
-    Args:
-        dataset: The training images.
-        batch_size: B.
-        transform: The augmentation.
-        seed: Decides the order of the images and how they are augmented.
-        first_step: See `training_batches`, as for the arguments that follow.
-        num_steps: Likewise.
-        cache: Likewise.
-        cache_limit_mb: Likewise.
-
-    Returns:
-        A dataset of images (B, crop, crop, 3) uint8 and labels (B,) int64.
-
-    Raises:
-        UserError: The data set has fewer than B images, or see `training_batches`.
-
-    Example:
-        >>> batches = shuffled(dataset, batch_size=128)
-    """
-    sampler = ShuffleSampler(len(dataset), batch_size, seed)
-    return training_batches(dataset, sampler, transform, seed, first_step, num_steps, cache, cache_limit_mb)
 
 
 def training_batches(
@@ -124,7 +39,7 @@ def training_batches(
     Args:
         dataset: The training images.
         sampler: Which images a step takes, such as a `ClassBalancedSampler` of `dataset.labels`; or one worker's
-            `share` of it, whose rows are those of the global batch bit by bit.
+            `Share` of it, whose rows are those of the global batch bit by bit.
         transform: The augmentation.
         seed: Decides the augmentation; a non-negative integer.
         first_step: The step of the first batch.
@@ -147,9 +62,9 @@ def training_batches(
     for name, value in (("seed", seed), ("first_step", first_step), ("num_steps", num_steps or 0)):
         if value < 0:
             raise UserError(f"{name} must not be negative, but is {value}")
-    source = _cached(dataset, transform, cache_limit_mb) if cache else source_of(dataset.images)
+    source = _cached(dataset, transform, cache_limit_mb) if cache else dataset.images.lookup()
     batch_size = sampler.batch_size
-    part = sampler if isinstance(sampler, Share) else share(sampler, 0, 1)
+    part = sampler if isinstance(sampler, Share) else Share(sampler, 0, 1)
 
     def batch_of(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
         labels, *columns = look_up(dataset.labels, source, sampler.batch, step, batch_size)
@@ -188,12 +103,13 @@ def evaluation_batches(dataset: ImageDataset, transform: EvaluationTransform, ba
         UserError: The batch size is less than 1.
 
     Example:
-        >>> batches = evaluation_batches(dataset, EvaluationTransform(resize=256, crop=224), batch_size=64)
-        >>> embeddings = model.predict(batches.map(lambda images, labels: images))
+        >>> batches = evaluation_batches(dataset, EvaluationTransform(resize=32, crop=28), batch_size=64)
+        >>> embeddings = model.predict(batches.map(lambda images, labels: images), verbose=0)
     """
     if batch_size < 1:
         raise UserError(f"--batch_size must be at least 1, not {batch_size}")
-    source = source_of(dataset.images)
+    batch_size = min(batch_size, max(len(dataset), 1))  # TensorFlow makes room for a whole batch beforehand
+    source = dataset.images.lookup()
     num_batches = -(-len(dataset) // batch_size)
 
     def indices_of(step: int) -> np.ndarray:
@@ -219,57 +135,6 @@ def evaluation_batches(dataset: ImageDataset, transform: EvaluationTransform, ba
     return _finished(batches, num_batches)
 
 
-def explain_failure(error: BaseException, dataset: ImageDataset) -> UserError | None:
-    """Finds the images behind an exception that iteration over batches, or `fit`, raised.
-
-    Reads and decodes every image of the data set, at about a millisecond each.
-
-    Args:
-        error: The exception.
-        dataset: The data set that the batches came from.
-
-    Returns:
-        An error that names the images and what is wrong with them; None if the exception has another cause.
-
-    Example:
-        >>> try:
-        ...     model.fit(batches, steps_per_epoch=100)
-        ... except tf.errors.OpError as error:
-        ...     raise (explain_failure(error, dataset) or error) from None
-    """
-    if not isinstance(error, tf.errors.OpError):
-        return None
-    raised_below = _USER_ERROR.search(str(error))
-    if raised_below:
-        return UserError(raised_below[1])
-    if not _IMAGE_FAILURE.search(str(error)):
-        return None
-    logging.warning("an image of %s cannot be read; looking for it among %d", dataset.name, len(dataset))
-    source = source_of(dataset.images)
-    read = tf.function(source.read)
-    messages = {}
-    for index in range(len(dataset)):
-        try:
-            read(*(tf.constant(column[0]) for column in source.columns(np.array([index]))))
-        except tf.errors.OpError as failure:
-            messages[index] = failure.message
-    if not messages:
-        return None
-    from tfdml.data.inspection import diagnose  # Pillow is only needed once something has gone wrong
-
-    reasons = {fault.index: fault.reason for fault in diagnose(dataset.images, list(messages))}
-    named = [
-        f"{dataset.images.name(index)}: {reasons.get(index) or _last_words(message)}"
-        for index, message in messages.items()
-    ]
-    rest = f"; and {len(named) - _NAMED_IN_MESSAGES} more" if len(named) > _NAMED_IN_MESSAGES else ""
-    return UserError(
-        f"{len(named)} of {len(dataset)} images of {dataset.name} ({dataset.split}) cannot be decoded: "
-        f"{'; '.join(named[:_NAMED_IN_MESSAGES])}{rest}; mend or remove them, or leave them out with "
-        "--check_images=decode --bad_images=skip"
-    )
-
-
 def _cached(dataset: ImageDataset, transform: TrainTransform, limit_mb: float) -> Source:
     try:
         return decoded_source(dataset, transform, limit_mb)
@@ -286,9 +151,3 @@ def _finished(batches: tf.data.Dataset, cardinality: int) -> tf.data.Dataset:
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     batches = batches.apply(tf.data.experimental.assert_cardinality(cardinality))
     return batches.with_options(options).prefetch(tf.data.AUTOTUNE)
-
-
-def _last_words(message: str) -> str:
-    """What TensorFlow says about the failure itself, without the places in the graph."""
-    lines = [line.strip() for line in message.splitlines() if line.strip() and "{{node" not in line]
-    return lines[-1] if lines else "cannot be decoded"

@@ -1,9 +1,10 @@
-"""Measuring embeddings: exact neighbours, retrieval and clustering metrics, and the report page."""
+"""Measuring embeddings: exact neighbours, retrieval and clustering metrics, generalisation."""
 
+from tfdml.embeddings.compute import embed, embed_batches
+from tfdml.embeddings.reader import read_embeddings
 from tfdml.evaluation.by_dataset import dataset_protocol, evaluate_dataset
 from tfdml.evaluation.clustering import clustering_agreement, evaluate_clustering, kmeans, pairwise_f1
-from tfdml.evaluation.embedding import embed, embed_batches
-from tfdml.evaluation.embeddings_on_disk import read_embeddings
+from tfdml.evaluation.disjoint_parts import part_protocol, split_into_parts
 from tfdml.evaluation.generalisation import (
     GENERALISATION_MEASURES,
     class_density,
@@ -15,15 +16,13 @@ from tfdml.evaluation.generalisation import (
     partial_embeddings,
     scattering_curve,
 )
-from tfdml.evaluation.index import GalleryIndex, build_index, load_index
-from tfdml.evaluation.index_quality import IndexRecall, index_recall
 from tfdml.evaluation.intervals import Interval, confidence_intervals
-from tfdml.evaluation.neighbours import nearest_neighbours, neighbour_blocks
 from tfdml.evaluation.pair_distances import sample_pair_distances
-from tfdml.evaluation.parts import part_protocol, split_into_parts
 from tfdml.evaluation.per_query import retrieval_per_query
-from tfdml.evaluation.report import dataset_reader, write_comparison, write_report
 from tfdml.evaluation.retrieval import DEFAULT_METRICS, METRICS, evaluate_retrieval
+from tfdml.evaluation.search.exact import nearest_neighbours, neighbour_blocks
+from tfdml.evaluation.search.index import GalleryIndex, build_index, load_index
+from tfdml.evaluation.search.recall import IndexRecall, index_recall
 
 __all__ = [
     "DEFAULT_METRICS",
@@ -37,7 +36,6 @@ __all__ = [
     "clustering_agreement",
     "confidence_intervals",
     "dataset_protocol",
-    "dataset_reader",
     "draw_scattering",
     "embed",
     "embed_batches",
@@ -61,6 +59,4 @@ __all__ = [
     "sample_pair_distances",
     "scattering_curve",
     "split_into_parts",
-    "write_comparison",
-    "write_report",
 ]

@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from tfdml.errors import UserError
-from tfdml.evaluation.ranking import block_scores, one_ahead, placed_together, score_table
+from tfdml.evaluation.search.scoring import block_scores, one_ahead, placed_together, score_table
 from tfdml.pairwise import DISTANCES
 
 # Up to this many relevant images, comparing a row with each of their scores is faster than sorting the row.

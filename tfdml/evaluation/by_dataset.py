@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tfdml.errors import UserError
-from tfdml.evaluation.neighbours import check_embeddings
 from tfdml.evaluation.retrieval import evaluate_retrieval
+from tfdml.evaluation.search.exact import check_embeddings
 
 if TYPE_CHECKING:
     from tfdml.data.dataset import ImageDataset

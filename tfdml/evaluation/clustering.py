@@ -10,7 +10,7 @@ import numpy as np
 
 from tfdml.errors import UserError
 from tfdml.evaluation.chance import adjusted_mutual_information
-from tfdml.evaluation.neighbours import check_embeddings, unit_rows
+from tfdml.evaluation.search.exact import check_embeddings, unit_rows
 
 CLUSTERING_METRICS = ("nmi", "ami", "f1")
 

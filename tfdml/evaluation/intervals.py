@@ -15,7 +15,7 @@ RESAMPLED = ("classes", "queries")
 class Interval(NamedTuple):
     """A metric with its confidence interval, all fractions.
 
-    Args:
+    Attributes:
         mean: The metric.
         low: Lower end of the interval.
         high: Upper end of the interval.

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from tfdml.errors import UserError
-from tfdml.evaluation.neighbours import check_embeddings, unit_rows
 from tfdml.evaluation.retrieval import check_labels
+from tfdml.evaluation.search.exact import check_embeddings, unit_rows
 from tfdml.pairwise import DISTANCES
 
 # Differences held at once, in pairs.

@@ -11,7 +11,7 @@ import numpy as np
 
 from tfdml.errors import UserError
 from tfdml.evaluation.average_precision import full_average_precision
-from tfdml.evaluation.neighbours import check_dimensions, check_embeddings, check_own_rows, neighbour_blocks
+from tfdml.evaluation.search.exact import check_dimensions, check_embeddings, check_own_rows, neighbour_blocks
 
 # `recall` stands for every K of `ks`; recall@K, precision@K and map@K name one K each.
 PER_QUERY_METRICS = ("recall", "precision@1", "map@r", "r_precision", "map")

@@ -6,19 +6,20 @@ import dataclasses
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
+from tfdml.data.augmentation.evaluation import EvaluationTransform
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches, explain_failure
+from tfdml.disk_space import unwritable
+from tfdml.embeddings.backends import encoded_image
 from tfdml.errors import UserError
 from tfdml.evaluation import embed, evaluate_dataset
-from tfdml.export.loading import encoded_image
-from tfdml.export.saved_model import evaluation_transform
 from tfdml.models import Embedder, MomentEmbedder
+from tfdml.storage import scratch_folder
 
 _RUNNER = Path(__file__).with_name("fresh_process.py")
 _BATCH_SIZE = 32
@@ -125,7 +126,7 @@ class Comparison:
         return f"{text} on {self.images:,} images"
 
 
-class Examiner:
+class ExportVerifier:
     """Compares exported files with the embedder that they were made of.
 
     The embedder's own vectors, the views and the encoded images are made once, for all files. Everything runs on the
@@ -139,18 +140,19 @@ class Examiner:
         UserError: An image cannot be read.
 
     Example:
-        >>> examiner = Examiner(embedder, tfdml.data.load("cars196", "/data/cars196", "test"))
-        >>> examiner.compare("litert_int8", pathlib.Path("models/cars/1/litert/int8.tflite")).faults(tolerance)
+        >>> verifier = ExportVerifier(embedder, test)
+        >>> file = pathlib.Path("int8.tflite")
+        >>> verifier.compare("litert_int8", file).faults(tolerance)  # doctest: +SKIP
         []
     """
 
     def __init__(self, embedder: Embedder | MomentEmbedder, dataset: ImageDataset):
         self.dataset = dataset
-        batches = evaluation_batches(dataset, evaluation_transform(embedder), _BATCH_SIZE)
+        batches = evaluation_batches(dataset, EvaluationTransform.of(embedder), _BATCH_SIZE)
         try:
             self._views = np.concatenate([images.numpy() for images, _ in batches])
         except tf.errors.OpError as error:
-            raise (explain_failure(error, dataset) or error) from None
+            raise (explain_failure(error, dataset, leave_out="") or error) from None
         with tf.device("/CPU:0"):
             self.vectors = embed(tf.function(lambda images: embedder(images, training=False)), self._parts())
         self._recall = self._recall_at_1(self.vectors)
@@ -197,18 +199,43 @@ class Examiner:
             return None  # no two images of a class
 
     def _embedded_by(self, kind: str, path: Path) -> np.ndarray:
-        with tempfile.TemporaryDirectory(prefix="tfdml-export-") as folder:
+        with scratch_folder() as folder:
             source, target = os.path.join(folder, "in.npz"), os.path.join(folder, "out.npy")
-            if kind == "saved_model":
-                encoded = [encoded_image(self.dataset.images, index) for index in range(len(self.dataset))]
-                data = np.frombuffer(b"".join(encoded), np.uint8)
-                np.savez(source, encoded=data, ends=np.cumsum([len(image) for image in encoded]))
-            else:
-                np.savez(source, views=self._views)
-            command = [sys.executable, "-P", str(_RUNNER), kind, str(path), source, target]
-            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
-            done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+            try:
+                np.savez(source, **self._input_of(kind))  # type: ignore[arg-type]
+            except OSError as error:
+                raise unwritable(source, error) from error
+            done = _run_with_us([sys.executable, "-P", str(_RUNNER), kind, str(path), source, target])
             if done.returncode:
                 lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
                 raise UserError(f"the {kind} export cannot be run in a fresh process: {lines[-1][:500]}")
             return np.load(target)
+
+    def _input_of(self, kind: str) -> dict[str, np.ndarray]:
+        if kind != "saved_model":
+            return {"views": self._views}
+        encoded = [encoded_image(self.dataset.images, index) for index in range(len(self.dataset))]
+        return {
+            "encoded": np.frombuffer(b"".join(encoded), np.uint8),
+            "ends": np.cumsum([len(image) for image in encoded]),
+        }
+
+
+def _run_with_us(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command that takes a descriptor as its last argument, and ends when that is closed at the other end.
+
+    So it ends when this process does, however that comes about.
+    """
+    theirs, ours = os.pipe()
+    try:
+        return subprocess.run(
+            [*command, str(theirs)],
+            capture_output=True,
+            text=True,
+            check=False,
+            pass_fds=[theirs],
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
+        )
+    finally:
+        os.close(theirs)
+        os.close(ours)

@@ -12,22 +12,27 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tfdml.data.augmentation.evaluation import EvaluationTransform
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches, explain_failure
-from tfdml.data.pixel_limit import MAX_PIXELS
+from tfdml.embeddings.backends import encoded_image
 from tfdml.errors import UserError
-from tfdml.export.acceptance import TOLERANCES, Comparison, Examiner, Tolerance
+from tfdml.export.acceptance import TOLERANCES, Comparison, ExportVerifier, Tolerance
 from tfdml.export.litert import PRECISIONS, convert_litert
 from tfdml.export.model_card import CARD, describe_files, model_card
+from tfdml.export.network import in_float32
 from tfdml.export.onnx_format import check_onnx, convert_onnx
-from tfdml.export.precision import in_float32
-from tfdml.export.saved_model import evaluation_transform, write_saved_model
+from tfdml.export.pixel_limit import MAX_PIXELS
+from tfdml.export.request import RequestPreprocessor
+from tfdml.export.saved_model import write_saved_model
 from tfdml.export.versions import new_version
 from tfdml.export.warm_up import write_warm_up
-from tfdml.files import write_json
 from tfdml.models import Embedder, MomentEmbedder
+from tfdml.storage import write_json
 
 FORMATS = ("saved_model", *(f"litert_{precision}" for precision in PRECISIONS), "onnx")
+# About how many bytes a file has for each parameter; of those not named here, 4.
+_BYTES_PER_WEIGHT = {"litert_float16": 2, "litert_dynamic_range": 1, "litert_int8": 1}
 _GROUPS = {"all": FORMATS, "litert": tuple(name for name in FORMATS if name.startswith("litert"))}
 
 
@@ -137,7 +142,7 @@ def export_model(
         UserError: A format cannot be made or is refused, an image cannot be read, or the folder cannot be written.
 
     Example:
-        >>> options = ExportOptions(formats=["saved_model", "litert"])
+        >>> options = ExportOptions(formats=["saved_model", "litert_float32"])
         >>> export_model(embedder, "models/cars", test, train, options)
         PosixPath('models/cars/1')
     """
@@ -147,9 +152,13 @@ def export_model(
     if "litert_int8" in options.formats and train is None:
         raise UserError("litert_int8 needs representative images: pass the training images as train")
     embedder = in_float32(embedder)
-    with new_version(folder) as version:
+    measured_on = whole_classes(test, options.images)
+    if "saved_model" in options.formats:
+        _check_pixel_limit(EvaluationTransform.of(embedder), measured_on, options.max_pixels)
+    size = sum(_BYTES_PER_WEIGHT.get(name, 4) * embedder.count_params() for name in options.formats)
+    with new_version(folder, size) as version:
         paths = {name: _write(name, embedder, version.folder, train, options) for name in options.formats}
-        examiner = Examiner(embedder, whole_classes(test, options.images))
+        examiner = ExportVerifier(embedder, measured_on)
         compared, refused = {}, []
         for name, path in paths.items():
             compared[name] = examiner.compare(name, path)
@@ -162,7 +171,7 @@ def export_model(
                 "--min_cosine or --max_recall_drop"
             )
         if "saved_model" in paths:
-            write_warm_up(version.folder, evaluation_transform(embedder).resize)
+            write_warm_up(version.folder, EvaluationTransform.of(embedder).resize)
         artefacts = {name: _artefact(name, paths, version.folder, compared[name], options) for name in paths}
         write_json(version.folder / CARD, model_card(embedder, artefacts, options.max_pixels, about or {}))
     assert version.path is not None
@@ -188,6 +197,28 @@ def whole_classes(dataset: ImageDataset, images: int) -> ImageDataset:
         if counts[chosen].sum() >= images:
             return dataset.select_classes(classes[chosen])
     return dataset
+
+
+def _check_pixel_limit(transform: EvaluationTransform, dataset: ImageDataset, max_pixels: int) -> None:
+    """Refuse a limit that the images of the comparison, or of the warm-up, exceed."""
+    if max_pixels < transform.resize**2:
+        raise UserError(
+            f"--max_pixels={max_pixels}: images are resized to {transform.resize} x {transform.resize} pixels: allow "
+            f"{transform.resize**2:,} at least"
+        )
+    text = tf.TensorSpec((), tf.string)
+    says = tf.function(RequestPreprocessor(transform, max_pixels).fault, input_signature=[text], autograph=False)
+    for index in range(len(dataset)):
+        encoded = encoded_image(dataset.images, index)
+        try:
+            fault = says(encoded).numpy().decode()
+        except tf.errors.InvalidArgumentError:
+            continue  # a damaged header, of which decoding will tell
+        if fault:
+            raise UserError(
+                f"--max_pixels={max_pixels}: the SavedModel would refuse {dataset.images.name(index)}, on which it is "
+                f"to be compared: {fault}; raise the limit or leave the image out"
+            )
 
 
 def _write(
@@ -220,10 +251,10 @@ def _representative(embedder: Embedder | MomentEmbedder, train: ImageDataset, co
     rows = np.unique(np.linspace(0, len(train) - 1, min(count, len(train))).round().astype(int))
     chosen = train.take(rows)
     try:
-        batches = evaluation_batches(chosen, evaluation_transform(embedder), len(rows))
+        batches = evaluation_batches(chosen, EvaluationTransform.of(embedder), len(rows))
         return np.concatenate([images.numpy() for images, _ in batches])
     except tf.errors.OpError as error:
-        raise (explain_failure(error, chosen) or error) from None
+        raise (explain_failure(error, chosen, leave_out="") or error) from None
 
 
 def _files(name: str, path: Path) -> list[Path]:

@@ -5,12 +5,14 @@
     python -P fresh_process.py onnx FILE.onnx IN.npz OUT.npy
 
 `tfdml.export.acceptance` runs this file by its path; it must import nothing of tfdml. IN.npz holds `views`
-(N, crop, crop, 3) uint8, or the bytes of encoded images one after another in `encoded`, which end at `ends`.
+(N, crop, crop, 3) uint8, or the bytes of encoded images one after another in `encoded`, which end at `ends`. A number
+behind these is a descriptor, a pipe from the process that waits for the embeddings: closed, it ends this one.
 """
 
 import itertools
 import os
 import sys
+import threading
 
 import numpy as np
 
@@ -55,8 +57,16 @@ def onnx(path):
     return lambda views: session.run(["embedding"], {"images": views})[0]
 
 
-def main(kind, path, source, target):
+def end_with(descriptor):
+    """End this process when the pipe is closed at its other end."""
+    os.read(descriptor, 1)
+    os._exit(1)
+
+
+def main(kind, path, source, target, parent=None):
     """Embed and write."""
+    if parent is not None:
+        threading.Thread(target=end_with, args=(int(parent),), daemon=True).start()
     embed = {"saved_model": saved_model, "litert": litert, "onnx": onnx}[kind](path)
     with np.load(source) as stored:
         if kind == "saved_model":

@@ -10,10 +10,9 @@ import tensorflow as tf
 
 from tfdml.errors import UserError
 from tfdml.export.litert_tail import finish_int8, read_model
-from tfdml.export.network import Network, frozen_module
-from tfdml.export.quiet import quiet
+from tfdml.export.network import Network, frozen_module, quiet
+from tfdml.layers.streaming import in_one_block
 from tfdml.models import AttentionEnsemble, Embedder, MomentEmbedder
-from tfdml.streaming import in_one_block
 
 PRECISIONS = ("float32", "float16", "dynamic_range", "int8")
 _PIXEL_RANGE = (0, 255)
@@ -47,7 +46,9 @@ def convert_litert(
         UserError: The embedder cannot be converted, or images are missing.
 
     Example:
-        >>> pathlib.Path("embedder.tflite").write_bytes(convert_litert(embedder, "float16"))
+        >>> model = convert_litert(embedder, "float16")
+        >>> pathlib.Path("embedder.tflite").write_bytes(model) == len(model)
+        True
     """
     if precision not in PRECISIONS:
         raise UserError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tfdml.export.saved_model import SIGNATURES, evaluation_transform
+from tfdml.data.augmentation.evaluation import EvaluationTransform
+from tfdml.export.saved_model import SIGNATURES
 from tfdml.models import Embedder, MomentEmbedder
 from tfdml.version import __version__, installed
 
@@ -38,7 +39,7 @@ def model_card(
         "model": {"class": type(embedder).__name__, "name": embedder.name, "parameters": embedder.count_params()},
         "embedding_dim": embedder.embedding_dim,
         "distance": "euclidean, of vectors of length 1: |f - g|^2 = 2 - 2 cosine",
-        "view": evaluation_transform(embedder).get_config(),
+        "view": EvaluationTransform.of(embedder).get_config(),
         "signatures": list(SIGNATURES) if "saved_model" in artefacts else [],
         "max_pixels": max_pixels,
         "artefacts": artefacts,

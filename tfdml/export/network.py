@@ -1,10 +1,18 @@
-"""The network alone, its weights made constants: what converters to other formats start from."""
+"""What converters to other formats start from: the network alone, in float32, its weights made constants."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import logging as python_logging
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import keras
 import tensorflow as tf
+from absl import logging
+
+from tfdml.models import Embedder, MomentEmbedder
 
 Network = Callable[[tf.Tensor], tf.Tensor]
 
@@ -21,8 +29,8 @@ def frozen_module(network: Network, size: int, dtype: tf.DType = tf.uint8) -> tf
         A module with `embed(images)`, which returns `{"embedding": (B, d)}`.
 
     Example:
-        >>> frozen_module(embedder, 96).embed(views)["embedding"].shape
-        TensorShape([32, 128])
+        >>> frozen_module(embedder, 28).embed(views)["embedding"].shape
+        TensorShape([2, 16])
     """
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
@@ -32,3 +40,64 @@ def frozen_module(network: Network, size: int, dtype: tf.DType = tf.uint8) -> tf
     module = tf.Module()
     module.embed = tf.function(lambda images: {"embedding": frozen(images)[0]}, input_signature=[spec], autograph=False)
     return module
+
+
+def in_float32(embedder: Embedder | MomentEmbedder) -> Embedder | MomentEmbedder:
+    """The same embedder computing in float32; itself where it does already.
+
+    Weights are float32 under every mixed policy: nothing is rounded. What is exported must not depend on the
+    device's half precision, and LiteRT knows no mixed policy.
+
+    Args:
+        embedder: A built embedder.
+
+    Returns:
+        An embedder with the same weights.
+
+    Example:
+        >>> in_float32(embedder).compute_dtype
+        'float32'
+    """
+    config = keras.saving.serialize_keras_object(embedder)
+    plain = _plain(config)
+    if plain == config:
+        return embedder
+    made = keras.saving.deserialize_keras_object(plain)
+    made.build((None, embedder.image_size, embedder.image_size, 3))
+    made.set_weights(embedder.get_weights())
+    return made
+
+
+def _plain(config: Any) -> Any:
+    """A configuration with every mixed policy replaced."""
+    if isinstance(config, dict):
+        if config.get("class_name") == "DTypePolicy":
+            return {**config, "config": {"name": "float32"}}
+        return {
+            key: "float32" if key == "dtype" and _is_mixed(value) else _plain(value) for key, value in config.items()
+        }
+    if isinstance(config, (list, tuple)):
+        return type(config)(_plain(item) for item in config)
+    return config
+
+
+def _is_mixed(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("mixed_")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without what TensorFlow and tf2onnx log of every save and conversion; what fails is raised."""
+    verbosity = logging.get_verbosity()
+    onnx = python_logging.getLogger("tf2onnx")
+    level = onnx.level
+    logging.set_verbosity(logging.ERROR)
+    onnx.setLevel(python_logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            # The converter warns of an interpreter that it uses itself.
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        onnx.setLevel(level)

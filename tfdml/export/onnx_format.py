@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdml.errors import UserError
-from tfdml.export.quiet import quiet
+from tfdml.export.network import quiet
 from tfdml.models import Embedder, MomentEmbedder
 
 # Old enough for runtimes in the field, new enough for every operation in use.
@@ -39,7 +39,7 @@ def convert_onnx(embedder: Embedder | MomentEmbedder) -> bytes:
         UserError: tf2onnx is missing, or cannot convert the embedder.
 
     Example:
-        >>> pathlib.Path("embedder.onnx").write_bytes(convert_onnx(embedder))
+        >>> pathlib.Path("embedder.onnx").write_bytes(convert_onnx(embedder))  # doctest: +SKIP
     """
     check_onnx()
     import tf2onnx

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +9,14 @@ from typing import Any
 
 from absl import logging
 
+from tfdml.embeddings.backends import load_embedder
 from tfdml.errors import UserError
 from tfdml.export.exporter import ExportOptions, export_model
-from tfdml.export.loading import load_embedder
+from tfdml.manifests import read_json
 from tfdml.models import Embedder, MomentEmbedder
-from tfdml.training import RunFolder, trainer
+from tfdml.storage import is_remote
+from tfdml.training import RunFolder
+from tfdml.training.building import Splits, load_splits
 from tfdml.training.experiment import Experiment
 
 
@@ -43,11 +45,11 @@ def export_run(
         UserError: As `export_model`; or the folder is not that of a finished run, or its images are gone.
 
     Example:
-        >>> export_run("runs/cars_jrd", "models/cars", ExportOptions(formats=["all"]))
+        >>> export_run("runs/cars_jrd", "models/cars", ExportOptions(formats=["all"]))  # doctest: +SKIP
         PosixPath('models/cars/1')
     """
     embedder, experiment = load_run(run_dir, moments, data_dir)
-    splits = trainer.load_splits(experiment)
+    splits = load_splits(experiment)
     about = about_run(run_dir, experiment, splits, moments)
     return export_model(embedder, folder, splits.test, splits.train, options, about, report)
 
@@ -60,6 +62,8 @@ def load_run(
     Raises:
         UserError: There are none.
     """
+    if data_dir and not is_remote(data_dir) and not os.path.exists(os.path.expanduser(data_dir)):
+        raise UserError(f"--data_dir={data_dir}: there is no such folder")
     run = RunFolder(run_dir)
     embedder = load_embedder(run.moments if moments else run.embedder)
     text = run.load_experiment().as_flags()
@@ -68,16 +72,13 @@ def load_run(
 
 
 def about_run(
-    run_dir: str | os.PathLike, experiment: Experiment, splits: trainer.Splits, moments: bool = False
+    run_dir: str | os.PathLike, experiment: Experiment, splits: Splits, moments: bool = False
 ) -> dict[str, Any]:
     """What a run says of itself for the model card: data, flags, metrics."""
-    result = {}
-    try:
-        result = json.loads(RunFolder(run_dir).result.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    stored = RunFolder(run_dir).result
+    result = read_json(stored) if stored.exists() else {}
+    if not result:
         logging.warning("%s has no result.json: the model card is without metrics", run_dir)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{RunFolder(run_dir).result} cannot be read: {error}") from error
     parts = {"train": splits.train, "test": splits.test}
     flags = dict(line.removeprefix("--").split("=", 1) for line in experiment.as_flags().splitlines())
     return {
@@ -87,7 +88,7 @@ def about_run(
             **{name: {"images": len(part), "classes": part.num_classes} for name, part in parts.items()},
         },
         # Where the data and the run lay on one machine is nobody's business.
-        "flags": {name: value for name, value in flags.items() if name not in ("data_dir", "run_dir")},
+        "flags": {name: value for name, value in flags.items() if name not in ("data_dir", "run_dir", "start_from")},
         "metrics": result.get("metrics_moments" if moments else "metrics"),
         "protocol": result.get("protocol"),
         "selection": result.get("selection"),

@@ -10,21 +10,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdml.data.decoding import decode_image
-from tfdml.data.evaluation_view import EvaluationTransform
-from tfdml.data.pixel_limit import MAX_PIXELS
-from tfdml.export.network import frozen_module
-from tfdml.export.quiet import quiet
+from tfdml.data.augmentation.evaluation import EvaluationTransform
+from tfdml.data.images.decoding import decode_image
+from tfdml.export.network import frozen_module, quiet
+from tfdml.export.pixel_limit import MAX_PIXELS
+from tfdml.export.request import RequestPreprocessor, image_of_example
 from tfdml.export.versions import new_version
-from tfdml.export.views import ViewMaker, image_of_example
 from tfdml.models import Embedder, MomentEmbedder
 
 SIGNATURES = ("serving_default", "embed_images", "embed_example", "embed_each")
-
-
-def evaluation_transform(embedder: Embedder | MomentEmbedder) -> EvaluationTransform:
-    """The view in which an embedder is evaluated and served."""
-    return EvaluationTransform(resize=embedder.resize, crop=embedder.image_size, mode=embedder.resize_mode)
 
 
 def export_saved_model(
@@ -52,7 +46,8 @@ def export_saved_model(
     Example:
         >>> path = export_saved_model(embedder, "models/cars")
         >>> served = tf.saved_model.load(path)
-        >>> served.signatures["serving_default"](image_bytes=tf.constant([jpeg]))["embedding"]
+        >>> served.signatures["serving_default"](image_bytes=tf.constant([jpeg]))["embedding"].shape
+        TensorShape([1, 16])
     """
     with new_version(folder) as version:
         write_saved_model(embedder, version.folder, max_pixels)
@@ -83,7 +78,7 @@ def write_saved_model(
         max_pixels: Images whose header promises more pixels are refused before they are decoded.
     """
     size = embedder.image_size
-    views = ViewMaker(evaluation_transform(embedder), max_pixels)
+    views = RequestPreprocessor(EvaluationTransform.of(embedder), max_pixels)
 
     # Constants, which TensorFlow can fold into one another, run a third faster than variables; and the signatures share
     # them.
@@ -137,7 +132,7 @@ def compare(embedder: Embedder | MomentEmbedder, saved_model: str | os.PathLike,
     Returns:
         The largest absolute difference of any component.
     """
-    transform = evaluation_transform(embedder)
+    transform = EvaluationTransform.of(embedder)
     views = tf.stack([transform(decode_image(tf.constant(image))) for image in encoded])
     expected = keras.ops.convert_to_numpy(embedder(views, training=False))
     served = tf.saved_model.load(str(saved_model))

@@ -6,11 +6,15 @@ import contextlib
 import errno
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import tensorflow as tf
+
+from tfdml.disk_space import as_size, free_space, is_disk_full, require_space
 from tfdml.errors import UserError
+from tfdml.output_paths import require_local
+from tfdml.storage import partial_folder, sweep
 
 
 class NewVersion:
@@ -27,32 +31,37 @@ class NewVersion:
 
 
 @contextlib.contextmanager
-def new_version(versions: str | os.PathLike) -> Iterator[NewVersion]:
+def new_version(versions: str | os.PathLike, size: int = 0) -> Iterator[NewVersion]:
     """The next version: `versions/<n>`, one more than the highest number there.
 
     What the block writes below `folder` appears under the number when the block ends well, in one step, and disappears
-    when it does not. Earlier versions stay as they are. Two processes that export at once get two numbers.
+    when it does not. Earlier versions stay as they are. Two processes that export at once get two numbers. What exports
+    left that were killed is removed.
 
     Args:
         versions: Where versions lie, as TF Serving's `base_path`; made if it is not there.
+        size: About how many bytes the version will have, where that is known.
 
     Yields:
         The version; its `path` is known after the block.
 
     Raises:
-        UserError: The folder cannot be written.
+        UserError: The folder cannot be written, or the disk is full.
 
     Example:
         >>> with new_version("models/cars") as version:
-        ...     (version.folder / "model_card.json").write_text("{}")
+        ...     written = (version.folder / "model_card.json").write_text("{}")
         >>> version.path
         PosixPath('models/cars/1')
     """
+    require_local(versions, "--out")
     versions = Path(versions)
+    require_space(versions, size, "--out", "this version's files")
     made = _missing_parents(versions)
     try:
         versions.mkdir(parents=True, exist_ok=True)
-        hidden = Path(tempfile.mkdtemp(prefix=".partial-", dir=versions))
+        sweep(versions)
+        hidden = Path(partial_folder(versions))
     except OSError as error:
         raise UserError(f"--out={versions} cannot be written: {error.strerror}") from error
     try:
@@ -62,8 +71,12 @@ def new_version(versions: str | os.PathLike) -> Iterator[NewVersion]:
         yield version
         _to_disk(hidden)
         version.path = _numbered(hidden, versions)
-    except OSError as error:
-        raise UserError(f"--out={versions} cannot be written: {error}") from error
+    except (OSError, tf.errors.OpError) as error:
+        if is_disk_full(error):
+            raise _full(versions, hidden, size) from error
+        if isinstance(error, OSError):
+            raise UserError(f"--out={versions} cannot be written: {error}") from error
+        raise
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
         for folder in made:
@@ -89,6 +102,16 @@ def _numbered(hidden: Path, versions: Path) -> Path:
             # Somebody else has taken the number in between.
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
+
+
+def _full(versions: Path, hidden: Path, size: int) -> UserError:
+    written = sum(file.stat().st_size for file in hidden.rglob("*") if file.is_file())
+    needed = f"about {as_size(size)}" if size > written else f"more than {as_size(written)}"
+    return UserError(
+        f"--out={versions}: the disk is full: this version's files need {needed}, and "
+        f"{as_size(written + (free_space(versions) or 0))} were free; no version is written: free some space or name "
+        "another disk, and run the same command again"
+    )
 
 
 def _missing_parents(folder: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from tfdml.export.views import EXAMPLE_FEATURE
+from tfdml.export.request import EXAMPLE_FEATURE
 
 FILE = Path("assets.extra") / "tf_serving_warmup_requests"
 BATCH_SIZES = (1, 8, 32)

@@ -6,7 +6,7 @@ from tfdml.layers.moments import HighOrderMoments, MomentEmbeddings
 from tfdml.layers.normalization import InputScaling, L2Normalize
 from tfdml.layers.principal_components import PrincipalComponents
 from tfdml.layers.proxies import CosineProxies
-from tfdml.layers.statistics_network import StatisticsNetwork
+from tfdml.layers.statistics_network import QuadrupletStatistic, StatisticsNetwork
 
 __all__ = [
     "AttentionHeads",
@@ -18,5 +18,6 @@ __all__ = [
     "LocalResponseNormalization",
     "MomentEmbeddings",
     "PrincipalComponents",
+    "QuadrupletStatistic",
     "StatisticsNetwork",
 ]

@@ -7,6 +7,8 @@ import math
 import keras
 from keras import ops
 
+from tfdml.arguments import integer
+
 
 @keras.saving.register_keras_serializable("tfdml")
 class AttentionHeads(keras.layers.Layer):
@@ -25,7 +27,7 @@ class AttentionHeads(keras.layers.Layer):
 
     Example:
         >>> x, u = keras.random.normal((2, 14, 14, 480)), keras.random.normal((2, 14, 14, 832))
-        >>> AttentionHeads(8)([x, u]).shape
+        >>> tuple(AttentionHeads(8)([x, u]).shape)
         (2, 8, 14, 14, 480)
 
     Source: Kim et al., "Attention-based Ensemble for Deep Metric Learning", ECCV 2018, sec. 3.2.
@@ -33,9 +35,7 @@ class AttentionHeads(keras.layers.Layer):
 
     def __init__(self, heads=8, **kwargs):
         super().__init__(**kwargs)
-        if heads < 1:
-            raise ValueError(f"{self.name}: heads must be positive, not {heads}")
-        self.heads = int(heads)
+        self.heads = integer("heads", heads, at_least=1)
 
     def build(self, input_shape):
         """Create the convolutions."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import keras
 from keras import ops
 
+from tfdml.arguments import boolean, integer, number
+
 
 @keras.saving.register_keras_serializable("tfdml")
 class CeilMaxPooling2D(keras.layers.Layer):
@@ -25,17 +27,17 @@ class CeilMaxPooling2D(keras.layers.Layer):
         ValueError: A size is not positive, or windows would leave rows out.
 
     Example:
-        >>> CeilMaxPooling2D(3, 2)(keras.ops.zeros((1, 112, 113, 8))).shape
+        >>> tuple(CeilMaxPooling2D(3, 2)(keras.ops.zeros((1, 112, 113, 8))).shape)
         (1, 56, 56, 8)
     """
 
     def __init__(self, pool_size=3, strides=2, cover=False, **kwargs):
         super().__init__(**kwargs)
-        if pool_size < 1 or not 1 <= strides <= pool_size:
+        self.pool_size = integer("pool_size", pool_size, at_least=1)
+        self.strides = integer("strides", strides, at_least=1)
+        self.cover = boolean("cover", cover)
+        if strides > pool_size:
             raise ValueError(f"{self.name}: need pool_size >= strides >= 1, not {pool_size} and {strides}")
-        self.pool_size = int(pool_size)
-        self.strides = int(strides)
-        self.cover = bool(cover)
 
     def call(self, x):
         """(B, h, w, c) -> (B, h', w', c)."""
@@ -84,7 +86,7 @@ class LocalResponseNormalization(keras.layers.Layer):
         ValueError: `size` is not odd and positive.
 
     Example:
-        >>> LocalResponseNormalization()(keras.ops.ones((1, 2, 2, 64))).shape
+        >>> tuple(LocalResponseNormalization()(keras.ops.ones((1, 2, 2, 64))).shape)
         (1, 2, 2, 64)
 
     Source: Krizhevsky et al., "ImageNet Classification with Deep Convolutional Neural Networks", NeurIPS 2012,
@@ -93,12 +95,12 @@ class LocalResponseNormalization(keras.layers.Layer):
 
     def __init__(self, size=5, alpha=1e-4, beta=0.75, k=1.0, **kwargs):
         super().__init__(**kwargs)
-        if size < 1 or size % 2 == 0:
+        self.size = integer("size", size, at_least=1)
+        if self.size % 2 == 0:
             raise ValueError(f"{self.name}: size must be odd and positive, not {size}")
-        self.size = int(size)
-        self.alpha = float(alpha)
-        self.beta = float(beta)
-        self.k = float(k)
+        self.alpha = number("alpha", alpha, at_least=0)
+        self.beta = number("beta", beta, at_least=0)
+        self.k = number("k", k, above=0)
 
     def call(self, x):
         """(B, h, w, c) -> (B, h, w, c)."""

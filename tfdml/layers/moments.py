@@ -9,9 +9,12 @@ from collections.abc import Sequence
 import keras
 from keras import ops
 
-from tfdml import pairwise, streaming
+from tfdml import pairwise
+from tfdml.arguments import boolean, integer
+from tfdml.layers import streaming
 
 MODES = ("cascaded", "independent", "random")
+_HIGHEST_ORDER = 100
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -40,7 +43,7 @@ class HighOrderMoments(keras.layers.Layer):
 
     Example:
         >>> moments = HighOrderMoments(orders=3, dim=512)(keras.random.normal((4, 7, 7, 64)))
-        >>> {order: value.shape for order, value in moments.items()}
+        >>> {order: tuple(value.shape) for order, value in moments.items()}
         {2: (4, 512), 3: (4, 512)}
 
     Source: Jacob et al., "Metric Learning With HORDE", ICCV 2019, eq. 4 to 6 and algorithm 1; the modes are those of
@@ -50,14 +53,12 @@ class HighOrderMoments(keras.layers.Layer):
     def __init__(self, orders=5, dim=8192, mode="cascaded", scaled=True, seed=None, **kwargs):
         super().__init__(**{**kwargs, "dtype": "float32"})
         self.orders = as_orders(orders)
-        if dim < 1:
-            raise ValueError(f"dim must be positive, not {dim}")
         if mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
-        self.dim = int(dim)
+        self.dim = integer("dim", dim, at_least=1)
         self.mode = mode
-        self.scaled = bool(scaled)
-        self.seed = seed
+        self.scaled = boolean("scaled", scaled)
+        self.seed = None if seed is None else integer("seed", seed, at_least=0)
 
     @property
     def chains(self) -> list[tuple[int, tuple[int, ...]]]:
@@ -133,7 +134,7 @@ class MomentEmbeddings(keras.layers.Layer):
 
     Example:
         >>> layer = MomentEmbeddings(orders=[2, 3], dim=512, embedding_dim=64)
-        >>> layer(keras.random.normal((4, 7, 7, 32)))[3].shape
+        >>> tuple(layer(keras.random.normal((4, 7, 7, 32)))[3].shape)
         (4, 64)
 
     Source: Jacob et al., ICCV 2019, figure 2.
@@ -152,8 +153,8 @@ class MomentEmbeddings(keras.layers.Layer):
     ):
         super().__init__(**{**kwargs, "dtype": "float32"})
         for name, size in (("embedding_dim", embedding_dim), ("reduce_to", reduce_to)):
-            if size is not None and size < 1:
-                raise ValueError(f"{name} must be positive or None, not {size}")
+            if size is not None:
+                integer(name, size, at_least=1)
         self.moments = HighOrderMoments(orders, dim, mode, scaled, seed, name="moments")
         self.embedding_dim = embedding_dim
         self.reduce_to = reduce_to
@@ -217,7 +218,11 @@ def as_orders(orders: int | Sequence[int]) -> tuple[int, ...]:
         >>> as_orders(4), as_orders([3, 5])
         ((2, 3, 4), (3, 5))
     """
-    listed = tuple(range(2, orders + 1)) if isinstance(orders, int) else tuple(int(order) for order in orders)
+    if isinstance(orders, Sequence) and not isinstance(orders, str):
+        listed = tuple(integer("each of orders", order) for order in orders)
+    else:
+        # Moments beyond the hundredth are no use to anyone, and a list of a billion would take the memory first.
+        listed = tuple(range(2, integer("orders", orders, at_most=_HIGHEST_ORDER) + 1))
     if not listed or listed[0] < 2 or any(b <= a for a, b in itertools.pairwise(listed)):
         raise ValueError(f"orders must be K >= 2 or ascending orders from 2 on, such as [2, 3], not {orders}")
     return listed

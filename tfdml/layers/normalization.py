@@ -25,8 +25,8 @@ class L2Normalize(keras.layers.Layer):
     A zero vector stays zero and gets a zero gradient (`keras.layers.UnitNormalization` gives it one of 1e12).
 
     Example:
-        >>> L2Normalize()(keras.ops.array([[3.0, 4.0]]))
-        [[0.6, 0.8]]
+        >>> np.array(L2Normalize()(keras.ops.array([[3.0, 4.0]])))
+        array([[0.6, 0.8]], dtype=float32)
     """
 
     def __init__(self, **kwargs):
@@ -52,8 +52,8 @@ class InputScaling(keras.layers.Layer):
         ValueError: `mode` is none of these.
 
     Example:
-        >>> InputScaling("tf")(keras.ops.full((1, 2, 2, 3), 255.0))[0, 0, 0]
-        [1.0, 1.0, 1.0]
+        >>> np.array(InputScaling("tf")(keras.ops.full((1, 2, 2, 3), 255.0)))[0, 0, 0]
+        array([1., 1., 1.], dtype=float32)
     """
 
     MODES = ("none", "unit", "tf", "torch", "caffe", "googlenet", "bn_inception")

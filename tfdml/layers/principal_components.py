@@ -6,15 +6,24 @@ import keras
 import numpy as np
 from keras import ops
 
+from tfdml.arguments import boolean, integer
+
 _ROWS = 4096
+# Up to this many vectors or dimensions, whichever are fewer, the exact decomposition takes seconds.
+_EXACT = 4096
 
 
 @keras.saving.register_keras_serializable("tfdml")
 class PrincipalComponents(keras.layers.Layer):
     """The first principal components of vectors: z = (x - mean) C.
 
-    `adapt(vectors)` fits the mean and the components, in float64, as `keras.layers.Normalization` is adapted; they are
-    weights that no optimiser trains, saved with the model. Each component points where its largest entry is positive.
+    `adapt(vectors)` fits the mean and the components, as `keras.layers.Normalization` is adapted; they are weights that
+    no optimiser trains, saved with the model. Each component points where its largest entry is positive.
+
+    Up to 4,096 vectors or dimensions the decomposition is exact, in float64. Beyond, where a covariance of 25,088
+    dimensions would take 5 GB and its decomposition hours, it is scikit-learn's randomised one in the precision of the
+    vectors, always with the same random numbers: the leading components as exact, the last ones all but; in twice the
+    memory of the vectors.
 
     Args:
         dim: d, the number of components.
@@ -26,16 +35,14 @@ class PrincipalComponents(keras.layers.Layer):
     Example:
         >>> layer = PrincipalComponents(2)
         >>> layer.adapt(np.random.default_rng(0).normal(size=(100, 5)))
-        >>> layer(np.ones((4, 5))).shape
+        >>> tuple(layer(np.ones((4, 5))).shape)
         (4, 2)
     """
 
     def __init__(self, dim, whiten=False, **kwargs):
         super().__init__(**{**kwargs, "dtype": "float32"})
-        if dim < 1:
-            raise ValueError(f"dim must be positive, not {dim}")
-        self.dim = int(dim)
-        self.whiten = bool(whiten)
+        self.dim = integer("dim", dim, at_least=1)
+        self.whiten = boolean("whiten", whiten)
         self.adapted = False
 
     def build(self, input_shape):
@@ -101,7 +108,13 @@ class PrincipalComponents(keras.layers.Layer):
 def _principal(vectors, mean, dim):
     """The first components (D, d) of vectors (N, D), and the variances (d,) along them."""
     count, size = vectors.shape
-    if count >= size:
+    if min(count, size) > _EXACT:
+        # Imported where it is needed: a model that only applies its components does without it.
+        from sklearn.decomposition import PCA
+
+        found = PCA(dim, svd_solver="randomized", random_state=0).fit(vectors)
+        squares, components = found.explained_variance_ * (count - 1), found.components_.T
+    elif count >= size:
         covariance = np.zeros((size, size))
         for first in range(0, count, _ROWS):
             rows = vectors[first : first + _ROWS] - mean

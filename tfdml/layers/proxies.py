@@ -8,6 +8,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
+from tfdml.arguments import integer
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -26,7 +27,7 @@ class CosineProxies(keras.layers.Layer):
         ValueError: A count is not positive.
 
     Example:
-        >>> CosineProxies(num_classes=10)(keras.random.normal((4, 128))).shape
+        >>> tuple(CosineProxies(num_classes=10)(keras.random.normal((4, 128))).shape)
         (4, 10)
 
     Source: Chu et al., ICML 2020, sec. 4.1 (x+); Movshovitz-Attias et al., ICCV 2017.
@@ -34,10 +35,8 @@ class CosineProxies(keras.layers.Layer):
 
     def __init__(self, num_classes, proxies_per_class=1, **kwargs):
         super().__init__(**{**kwargs, "dtype": "float32"})
-        if num_classes < 1 or proxies_per_class < 1:
-            raise ValueError(f"num_classes and proxies_per_class must be positive: {num_classes}, {proxies_per_class}")
-        self.num_classes = int(num_classes)
-        self.proxies_per_class = int(proxies_per_class)
+        self.num_classes = integer("num_classes", num_classes, at_least=1)
+        self.proxies_per_class = integer("proxies_per_class", proxies_per_class, at_least=1)
 
     def build(self, input_shape):
         """Create the proxies for embeddings of the size given."""

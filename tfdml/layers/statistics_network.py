@@ -1,4 +1,4 @@
-"""The statistics network of RankMI: how much a distance speaks for a pair of one class."""
+"""The statistics of RankMI, learned and fixed: how much a distance speaks for a pair of one class."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import itertools
 import keras
 from keras import ops
 
+from tfdml.arguments import integer, number
+
 # Pairs whose activations are alive at a time, so that memory does not grow as B^2 x hidden.
 _CHUNK = 2**17
 # Where `root` looks for changes of sign, and how long: every third step halves a bracket of (high - low) / CELLS.
 _CELLS = 256
 _MAX_STEPS = 48
 _PRECISION = 1e-7
+# Where the fixed statistic, which has a pole at 0, is cut off.
+_NEAREST = 1e-6
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -36,7 +40,7 @@ class StatisticsNetwork(keras.layers.Layer):
 
     Example:
         >>> network = StatisticsNetwork(hidden=128, depth=2)
-        >>> network(keras.ops.array([[0.3, 1.2]])).shape
+        >>> tuple(network(keras.ops.array([[0.3, 1.2]])).shape)
         (1, 2)
 
     Source: Kemertas et al., "RankMI: A Mutual Information Maximizing Ranking Loss", CVPR 2020, eq. 10 and 14.
@@ -44,11 +48,9 @@ class StatisticsNetwork(keras.layers.Layer):
 
     def __init__(self, hidden=128, depth=2, negative_slope=0.1, **kwargs):
         super().__init__(**{**kwargs, "dtype": "float32"})
-        if hidden < 1 or depth < 0:
-            raise ValueError(f"{self.name}: hidden must be positive and depth not negative: {hidden}, {depth}")
-        self.hidden = int(hidden)
-        self.depth = int(depth)
-        self.negative_slope = float(negative_slope)
+        self.hidden = integer("hidden", hidden, at_least=1)
+        self.depth = integer("depth", depth, at_least=0)
+        self.negative_slope = number("negative_slope", negative_slope, at_least=0)
 
     def build(self, input_shape=None):
         """Create the weights, which depend on no shape."""
@@ -88,7 +90,7 @@ class StatisticsNetwork(keras.layers.Layer):
         Example:
             >>> network = StatisticsNetwork()
             >>> network.build()
-            >>> network.root(1.0)  # untrained, V is a line through 0
+            >>> float(network.root(1.0))  # untrained, V is a line through 0
             0.0
         """
         return self.find_root(initial, low, high)[0]
@@ -174,3 +176,40 @@ class StatisticsNetwork(keras.layers.Layer):
         """The arguments that make this layer anew."""
         config = {"hidden": self.hidden, "depth": self.depth, "negative_slope": self.negative_slope}
         return {**super().get_config(), **config}
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class QuadrupletStatistic(keras.layers.Layer):
+    """The V with which RankMI is the quadruplet loss, without weights.
+
+    V(x) = ln(e^-x - 1) for x < 0,    -ln(e^x - 1) for x > 0
+
+    Then softplus(-V(x)) = x for x > 0 and softplus(V(x)) = -x for x < 0. So `divergence_loss` (in
+    `tfdml.objectives.mutual_information`) of positives at x = d+ and negatives at x = d- - gamma, with gamma above all
+    distances, is the mean of d+ - d- + gamma over all quadruplets, less 2 ln 2: the second term of
+    `tfdml.losses.QuadrupletLoss`. A negative that entered as d- itself would cost -ln(1 - e^-d-).
+
+    V is undefined at 0; within 1e-6 of it the value is that at 1e-6, of the same sign (0 itself counts as a distance of
+    0, from above), and the gradient is 0.
+
+    Example:
+        >>> np.array(QuadrupletStatistic()(keras.ops.array([0.5, -0.5])))
+        array([ 0.43275,  -0.43275], dtype=float32)
+
+    Source: Kemertas et al., "RankMI: A Mutual Information Maximizing Ranking Loss", CVPR 2020, eq. 13.
+    """
+
+    def __init__(self, **kwargs):
+        super().__init__(**{**kwargs, "dtype": "float32"})
+
+    def call(self, x):
+        """V of each, in the same shape."""
+        x = ops.cast(x, "float32")
+        size = ops.maximum(ops.abs(x), _NEAREST)
+        # ln(e^a - 1) = a + ln(1 - e^-a), which neither overflows nor loses digits.
+        value = size + ops.log(-ops.expm1(-size))
+        return ops.where(x < 0, value, -value)
+
+    def compute_output_shape(self, input_shape):
+        """That of the input."""
+        return input_shape

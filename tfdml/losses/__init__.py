@@ -1,10 +1,11 @@
 """Stateless losses, one family a file; each is `loss(labels, y_pred)`, and `loss.call` gives one value per image."""
 
 from tfdml.losses.classification import AMSoftmaxLoss, ArcFaceLoss, NormSoftmaxLoss
-from tfdml.losses.contrastive import BinomialDevianceLoss, ContrastiveLoss
+from tfdml.losses.contrastive import BinomialDevianceLoss, ContrastiveLoss, CosineContrastiveLoss
 from tfdml.losses.margin import MarginLoss
 from tfdml.losses.npair import AngularLoss, NPairLoss
 from tfdml.losses.proxy import ProxyAnchorLoss, ProxyNCALoss, SoftTripleLoss
+from tfdml.losses.quadruplet import QuadrupletLoss
 from tfdml.losses.ranking import FastAPLoss, HistogramLoss
 from tfdml.losses.structured import CircleLoss, LiftedStructureLoss, MultiSimilarityLoss, SupConLoss
 from tfdml.losses.triplet import TripletLoss
@@ -16,6 +17,7 @@ __all__ = [
     "BinomialDevianceLoss",
     "CircleLoss",
     "ContrastiveLoss",
+    "CosineContrastiveLoss",
     "FastAPLoss",
     "HistogramLoss",
     "LiftedStructureLoss",
@@ -25,6 +27,7 @@ __all__ = [
     "NormSoftmaxLoss",
     "ProxyAnchorLoss",
     "ProxyNCALoss",
+    "QuadrupletLoss",
     "SoftTripleLoss",
     "SupConLoss",
     "TripletLoss",

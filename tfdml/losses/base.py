@@ -6,7 +6,8 @@ import keras
 from keras import ops
 
 from tfdml import pairwise, replicas
-from tfdml.losses.masked import rows_of_mean
+from tfdml.losses.masked import scale_to_mean
+from tfdml.saving import in_words
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
@@ -63,6 +64,9 @@ class LabelledLoss(keras.losses.Loss):
             return ops.divide_no_nan(total, ops.sum(sample_weight))
         return total / ops.maximum(ops.cast(ops.shape(values)[0], values.dtype), 1.0)
 
+    def __repr__(self):
+        return in_words(self)
+
 
 class EmbeddingLoss(LabelledLoss):
     """A loss over the pairs of a batch of embeddings (B, d).
@@ -101,7 +105,7 @@ class EmbeddingLoss(LabelledLoss):
         rows = pairwise.masked_sum(values, mask, axis=1)
         if not self.averages_pairs:
             return rows
-        return rows_of_mean(rows, pairwise.masked_count(mask))
+        return scale_to_mean(rows, pairwise.masked_count(mask))
 
 
 def check_rank(name, tensor, rank, what):

@@ -8,6 +8,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
+from tfdml.arguments import number
 from tfdml.losses.base import LabelledLoss, check_rank
 from tfdml.losses.masked import masked_logsumexp
 
@@ -28,10 +29,19 @@ class ClassSimilarityLoss(LabelledLoss):
 
     proxies_per_class = 1
 
+    def class_similarities(self, similarities):
+        """The similarities to the classes (B, C), from those to their proxies; the same, with one proxy per class.
+
+        Raises:
+            ValueError: There are several proxies per class, (B, C, K), and the loss takes one.
+        """
+        check_rank(self.name, similarities, 2, "class similarities (B, C), of one proxy per class")
+        return similarities
+
     def call(self, labels, similarities):
         """One value per image: (B,), (B, C) -> (B,)."""
         labels = pairwise.as_labels(labels)
-        check_rank(self.name, similarities, 2, "class similarities (B, C)")
+        similarities = self.class_similarities(similarities)
         own = own_class(labels, similarities.shape[1])
         values = self.class_losses(ops.cast(similarities, "float32"), own)
         return ops.where(ops.any(own, axis=1), values, float("nan"))
@@ -56,27 +66,25 @@ class AMSoftmaxLoss(ClassSimilarityLoss):
 
     Args:
         scale: s. The JRD paper fixes 20.
-        margin: m in [0, 1). The JRD paper uses 0.1 (CUB, SOP) and 0.05 (CARS).
+        margin: m, a difference of cosines, in [0, 2]. The JRD paper uses 0.1 (CUB, SOP) and 0.05 (CARS).
         reduction: As in Keras.
         name: The loss's name in logs.
 
     Raises:
-        ValueError: `scale` is not positive or `margin` is negative.
+        ValueError: `scale` is not positive or `margin` is out of range.
 
     Example:
         >>> cosines = [[0.9, 0.1, -0.3]]
         >>> float(AMSoftmaxLoss(scale=20.0, margin=0.1)([0], cosines))
-        8.315e-07
+        8.318e-07
 
     Source: Wang et al., "CosFace", CVPR 2018; Chu et al., ICML 2020, eq. 12.
     """
 
     def __init__(self, scale=20.0, margin=0.1, reduction="sum_over_batch_size", name="am_softmax_loss"):
         super().__init__(reduction=reduction, name=name)
-        if scale <= 0 or margin < 0:
-            raise ValueError(f"scale must be positive and margin not negative, not {scale} and {margin}")
-        self.scale = float(scale)
-        self.margin = float(margin)
+        self.scale = number("scale", scale, above=0)
+        self.margin = number("margin", margin, at_least=0, at_most=2)
 
     def logits(self, similarities, own):
         """The logits (B, C): the margin is taken from the own class before scaling."""
@@ -110,9 +118,7 @@ class NormSoftmaxLoss(ClassSimilarityLoss):
 
     def __init__(self, scale=20.0, reduction="sum_over_batch_size", name="norm_softmax_loss"):
         super().__init__(reduction=reduction, name=name)
-        if scale <= 0:
-            raise ValueError(f"scale must be positive, not {scale}")
-        self.scale = float(scale)
+        self.scale = number("scale", scale, above=0)
 
     def logits(self, similarities, own):
         """The logits (B, C)."""
@@ -151,10 +157,8 @@ class ArcFaceLoss(ClassSimilarityLoss):
 
     def __init__(self, scale=64.0, margin=0.5, reduction="sum_over_batch_size", name="arc_face_loss"):
         super().__init__(reduction=reduction, name=name)
-        if scale <= 0 or not 0 <= margin <= math.pi / 2:
-            raise ValueError(f"scale must be positive and margin in [0, pi / 2], not {scale} and {margin}")
-        self.scale = float(scale)
-        self.margin = float(margin)
+        self.scale = number("scale", scale, above=0)
+        self.margin = number("margin", margin, at_least=0, at_most=math.pi / 2)
 
     def logits(self, similarities, own):
         """The logits (B, C): the margin is added to the angle of the own class."""

@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
+from tfdml.arguments import number
 from tfdml.losses.base import EmbeddingLoss
 
 
@@ -20,7 +21,8 @@ class ContrastiveLoss(EmbeddingLoss):
     pytorch-metric-learning with its defaults, save that positives at distance 0 count in |P|.
 
     Args:
-        margin: Negatives further apart than this are left alone; in units of `distance`.
+        margin: Negatives further apart than this are left alone; in units of `distance`, and not negative save for
+            `"dot"`.
         distance: `"euclidean"`, `"sqeuclidean"`, `"cosine"` (1 - cos) or `"dot"` (-x.y, for which the positive term
             has no lower bound unless the embeddings are normalised).
         average: |N| counts the `"active"` negatives only (those inside the margin, as HORDE does; the push keeps its
@@ -48,8 +50,9 @@ class ContrastiveLoss(EmbeddingLoss):
         name="contrastive_loss",
     ):
         super().__init__(reduction=reduction, name=name)
-        self.margin = float(margin)
         self.distance = pairwise.check_distance(distance)
+        # -x.y is negative where vectors are alike; no other distance is below 0.
+        self.margin = number("margin", margin, at_least=None if distance == "dot" else 0)
         if average not in ("active", "all"):
             raise ValueError(f"average must be 'active' or 'all', not {average!r}")
         self.average = average
@@ -69,6 +72,47 @@ class ContrastiveLoss(EmbeddingLoss):
 
 
 @keras.saving.register_keras_serializable("tfdml")
+class CosineContrastiveLoss(EmbeddingLoss):
+    """Contrastive loss on cosine similarities s_ij, squared in the positives and linear in the negatives.
+
+    L = (1/|P|) sum over positives of (s_ij - 1)^2 / 2 + (1/|N|) sum over negatives of [s_ij - margin]_+ / 2
+
+    over ordered pairs of different images, with N the active negatives, those above the margin.
+
+    Args:
+        margin: The cosine up to which negatives are left alone.
+        reduction: `"sum"` gives the plain sums over ordered pairs.
+        name: The loss's name in logs.
+
+    Raises:
+        ValueError: `margin` is not a cosine.
+
+    Example:
+        >>> embeddings = [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]
+        >>> float(CosineContrastiveLoss(margin=0.5)([0, 0, 1], embeddings))  # (0.6 - 1)^2 / 2 + (0.8 - 0.5) / 2
+        0.23
+
+    Source: the contrastive loss of the public code of Jacob et al., "Metric Learning With HORDE", ICCV 2019.
+    """
+
+    def __init__(self, margin=0.5, reduction="sum_over_batch_size", name="cosine_contrastive_loss"):
+        super().__init__(reduction=reduction, name=name)
+        self.margin = number("margin", margin, at_least=-1, at_most=1)
+
+    def anchor_losses(self, labels, embeddings):
+        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
+        cosines = pairwise.cosine_similarities(embeddings)
+        hinge = ops.relu(cosines - self.margin)
+        active = ops.logical_and(pairwise.negative_mask(labels), hinge > 0)
+        pull = self.over_pairs(ops.square(cosines - 1.0), pairwise.positive_mask(labels))
+        return 0.5 * (pull + self.over_pairs(hinge, active))
+
+    def get_config(self):
+        """The arguments that make this loss anew."""
+        return {**super().get_config(), "margin": self.margin}
+
+
+@keras.saving.register_keras_serializable("tfdml")
 class BinomialDevianceLoss(EmbeddingLoss):
     """Binomial deviance on cosine similarities s_ij.
 
@@ -84,6 +128,9 @@ class BinomialDevianceLoss(EmbeddingLoss):
         negative_cost: C, how much steeper negatives are than positives.
         reduction: `"sum"` gives the plain sums over ordered pairs.
         name: The loss's name in logs.
+
+    Raises:
+        ValueError: `alpha` or `negative_cost` is not positive.
 
     Example:
         >>> loss = BinomialDevianceLoss(alpha=2.0, beta=0.5, negative_cost=25.0)
@@ -103,9 +150,9 @@ class BinomialDevianceLoss(EmbeddingLoss):
         name="binomial_deviance_loss",
     ):
         super().__init__(reduction=reduction, name=name)
-        self.alpha = float(alpha)
-        self.beta = float(beta)
-        self.negative_cost = float(negative_cost)
+        self.alpha = number("alpha", alpha, above=0)
+        self.beta = number("beta", beta)
+        self.negative_cost = number("negative_cost", negative_cost, above=0)
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""

@@ -6,8 +6,9 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
+from tfdml.arguments import number
 from tfdml.losses.base import EmbeddingLoss
-from tfdml.losses.masked import rows_of_mean
+from tfdml.losses.masked import scale_to_mean
 from tfdml.mining import negative_probabilities
 
 
@@ -32,7 +33,7 @@ class MarginLoss(EmbeddingLoss):
         name: The loss's name in logs.
 
     Raises:
-        ValueError: `alpha` is negative.
+        ValueError: `alpha` is negative, or `beta` not in 0 .. 2.
 
     Example:
         >>> embeddings = [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]
@@ -44,15 +45,13 @@ class MarginLoss(EmbeddingLoss):
 
     def __init__(self, alpha=0.2, beta=1.2, reduction="sum_over_batch_size", name="margin_loss"):
         super().__init__(reduction=reduction, name=name)
-        if alpha < 0:
-            raise ValueError(f"alpha must not be negative, but is {alpha}")
-        self.alpha = float(alpha)
-        self.beta = float(beta)
+        self.alpha = number("alpha", alpha, at_least=0)
+        self.beta = number("beta", beta, at_least=0, at_most=2)
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         rows, active = margin_hinges(labels, embeddings, self.alpha, self.beta)
-        return rows_of_mean(rows, active) if self.averages_pairs else rows
+        return scale_to_mean(rows, active) if self.averages_pairs else rows
 
     def get_config(self):
         """The arguments that make this loss anew."""

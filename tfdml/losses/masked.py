@@ -14,7 +14,7 @@ def masked_logsumexp(values, mask, axis):
     return ops.logsumexp(ops.where(mask, values, -1e30), axis=axis)
 
 
-def rows_of_mean(rows, counted):
+def scale_to_mean(rows, counted):
     """Scale the sums of N anchors so that their mean is their total over `counted`, a scalar; (N,), () -> (N,).
 
     `counted` may be an expected number and lie below 1; where it is 0, so are the rows.

@@ -8,6 +8,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
+from tfdml.arguments import number
 from tfdml.losses.base import EmbeddingLoss
 from tfdml.losses.masked import masked_logsumexp
 
@@ -20,7 +21,9 @@ class NPairLoss(EmbeddingLoss):
         + l2 (1/B) sum over a of |x_a|^2
 
     over ordered pairs. Made for embeddings that are not normalised (`representation="projection"` of an `Embedder`): on
-    unit vectors the exponents stay within +-2.
+    unit vectors the exponents stay within +-2. `scale` instead normalises them and then stretches them to one length,
+    so that the exponents reach +-2 scale^2 and no length can run away: the ECAML authors' code does so with 10, and
+    takes the mean.
 
     With two images per class, each is an anchor once and the other its positive. All images of other classes are
     negatives, as in eq. 9 of the ECAML paper; Sohn's formula, TensorFlow Addons and pytorch-metric-learning take one
@@ -28,29 +31,35 @@ class NPairLoss(EmbeddingLoss):
 
     Args:
         l2: The weight of the squared length of the embeddings, which keeps them from growing; Sohn uses 0.002 to 0.003.
+        scale: The length that every embedding is given; None leaves them as they are.
         reduction: `"sum"` gives the plain sums over positive pairs and over images.
         name: The loss's name in logs.
 
     Raises:
-        ValueError: `l2` is negative.
+        ValueError: `l2` is negative or `scale` not positive; or both are given, though the length is then fixed.
 
     Example:
         >>> embeddings = [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
         >>> float(NPairLoss()([0, 0, 1, 1], embeddings))  # ln(1 + 2 / e)
         0.5514447
+        >>> float(NPairLoss(scale=2.0)([0, 0, 1, 1], embeddings))  # ln(1 + 2 / e^4)
+        0.0359763
 
     Source: Sohn, "Improved Deep Metric Learning with Multi-class N-pair Loss Objective", NIPS 2016, sec. 3.2; Chen and
     Deng, AAAI 2019, eq. 9; Li et al., "Deep Metric Learning with Density Adaptivity", eq. 4.
     """
 
-    def __init__(self, l2=0.0, reduction="sum_over_batch_size", name="n_pair_loss"):
+    def __init__(self, l2=0.0, reduction="sum_over_batch_size", name="n_pair_loss", scale=None):
         super().__init__(reduction=reduction, name=name)
-        if l2 < 0:
-            raise ValueError(f"l2 must not be negative, but is {l2}")
-        self.l2 = float(l2)
+        if scale is not None and l2:
+            raise ValueError("l2 has no effect on embeddings whose length scale= fixes: give one of the two")
+        self.l2 = number("l2", l2, at_least=0)
+        self.scale = None if scale is None else number("scale", scale, above=0)
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
+        if self.scale is not None:
+            embeddings = self.scale * pairwise.l2_normalize(embeddings)
         products = pairwise.dot_products(embeddings)
         negatives = masked_logsumexp(products, pairwise.negative_mask(labels), axis=1)
         rows = self.over_pairs(ops.softplus(negatives[:, None] - products), pairwise.positive_mask(labels))
@@ -58,7 +67,7 @@ class NPairLoss(EmbeddingLoss):
 
     def get_config(self):
         """The arguments that make this loss anew."""
-        return {**super().get_config(), "l2": self.l2}
+        return {**super().get_config(), "l2": self.l2, "scale": self.scale}
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -93,9 +102,7 @@ class AngularLoss(EmbeddingLoss):
 
     def __init__(self, alpha_degrees=45.0, reduction="sum_over_batch_size", name="angular_loss"):
         super().__init__(reduction=reduction, name=name)
-        if not 0 < alpha_degrees <= 65:
-            raise ValueError(f"alpha_degrees must be above 0 and at most 65, not {alpha_degrees}")
-        self.alpha_degrees = float(alpha_degrees)
+        self.alpha_degrees = number("alpha_degrees", alpha_degrees, above=0, at_most=65)
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""

@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise, replicas
+from tfdml.arguments import number
 from tfdml.losses.base import check_rank
 from tfdml.losses.classification import ClassSimilarityLoss, own_class
 from tfdml.losses.masked import masked_logsumexp
@@ -38,9 +39,7 @@ class ProxyNCALoss(ClassSimilarityLoss):
 
     def __init__(self, scale=18.0, reduction="sum_over_batch_size", name="proxy_nca_loss"):
         super().__init__(reduction=reduction, name=name)
-        if scale <= 0:
-            raise ValueError(f"scale must be positive, not {scale}")
-        self.scale = float(scale)
+        self.scale = number("scale", scale, above=0)
 
     def class_losses(self, similarities, own):
         """One value per image; 0 where there is no other class."""
@@ -82,10 +81,8 @@ class ProxyAnchorLoss(ClassSimilarityLoss):
 
     def __init__(self, alpha=32.0, margin=0.1, reduction="sum_over_batch_size", name="proxy_anchor_loss"):
         super().__init__(reduction=reduction, name=name)
-        if alpha <= 0:
-            raise ValueError(f"alpha must be positive, not {alpha}")
-        self.alpha = float(alpha)
-        self.margin = float(margin)
+        self.alpha = number("alpha", alpha, above=0)
+        self.margin = number("margin", margin, at_least=0, at_most=2)
 
     def call(self, labels, similarities):
         """The batch's value at every image: (B,), (B, C) -> (B,)."""
@@ -146,19 +143,17 @@ class SoftTripleLoss(ClassSimilarityLoss):
         name="soft_triple_loss",
     ):
         super().__init__(reduction=reduction, name=name)
-        if scale <= 0 or gamma <= 0 or margin < 0:
-            raise ValueError(f"scale and gamma must be positive and margin not negative: {scale}, {gamma}, {margin}")
-        self.scale = float(scale)
-        self.gamma = float(gamma)
-        self.margin = float(margin)
+        self.scale = number("scale", scale, above=0)
+        self.gamma = number("gamma", gamma, above=0)
+        self.margin = number("margin", margin, at_least=0, at_most=2)
 
-    def call(self, labels, similarities):
-        """One value per image: (B,), (B, C, K) or (B, C) -> (B,)."""
-        if len(similarities.shape) == 3:
-            similarities = ops.cast(similarities, "float32")
-            nearness = ops.softmax(similarities / self.gamma, axis=2)
-            similarities = ops.sum(nearness * similarities, axis=2)
-        return super().call(labels, similarities)
+    def class_similarities(self, similarities):
+        """The relaxed similarities S (B, C) of s (B, C, K); (B, C) as they are."""
+        if len(similarities.shape) != 3:
+            return super().class_similarities(similarities)
+        similarities = ops.cast(similarities, "float32")
+        nearness = ops.softmax(similarities / self.gamma, axis=2)
+        return ops.sum(nearness * similarities, axis=2)
 
     def logits(self, similarities, own):
         """The logits (B, C) from the relaxed similarity to each class."""

@@ -6,8 +6,9 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
+from tfdml.arguments import integer
 from tfdml.losses.base import EmbeddingLoss
-from tfdml.losses.masked import rows_of_mean
+from tfdml.losses.masked import scale_to_mean
 
 
 def soft_histograms(positions, mask, bins):
@@ -19,8 +20,8 @@ def soft_histograms(positions, mask, bins):
         bins: The number of intervals between nodes.
 
     Example:
-        >>> soft_histograms(keras.ops.array([[0.25, 1.0]]), keras.ops.array([[True, True]]), bins=2)
-        [[0.75, 1.25, 0.0]]
+        >>> np.array(soft_histograms(keras.ops.array([[0.25, 1.0]]), keras.ops.array([[True, True]]), bins=2))
+        array([[0.75, 1.25, 0.  ]], dtype=float32)
     """
     positions = ops.clip(positions, 0.0, float(bins))
     below = ops.stop_gradient(ops.clip(ops.floor(positions), 0.0, bins - 1.0))
@@ -31,12 +32,6 @@ def soft_histograms(positions, mask, bins):
     shares = ops.concatenate([ops.reshape(lower_share, (-1,)), ops.reshape(upper_share, (-1,))], axis=0)
     nodes = ops.concatenate([ops.reshape(segments, (-1,)), ops.reshape(segments + 1, (-1,))], axis=0)
     return ops.reshape(ops.segment_sum(shares, nodes, num_segments=size * (bins + 1)), (size, bins + 1))
-
-
-def _check_bins(bins):
-    if int(bins) != bins or bins < 1:
-        raise ValueError(f"bins must be a positive integer, not {bins}")
-    return int(bins)
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -69,7 +64,7 @@ class HistogramLoss(EmbeddingLoss):
 
     def __init__(self, bins=100, reduction="sum_over_batch_size", name="histogram_loss"):
         super().__init__(reduction=reduction, name=name)
-        self.bins = _check_bins(bins)
+        self.bins = integer("bins", bins, at_least=1)
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
@@ -80,7 +75,7 @@ class HistogramLoss(EmbeddingLoss):
         rows = ops.matmul(soft_histograms(positions, negatives, self.bins), cumulative)
         if not self.averages_pairs:
             return rows
-        return rows_of_mean(rows, pairwise.masked_count(negatives))
+        return scale_to_mean(rows, pairwise.masked_count(negatives))
 
     def get_config(self):
         """The arguments that make this loss anew."""
@@ -115,7 +110,7 @@ class FastAPLoss(EmbeddingLoss):
 
     def __init__(self, bins=10, reduction="sum_over_batch_size", name="fast_ap_loss"):
         super().__init__(reduction=reduction, name=name)
-        self.bins = _check_bins(bins)
+        self.bins = integer("bins", bins, at_least=1)
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""

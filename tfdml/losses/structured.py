@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import keras
 from keras import ops
 
 from tfdml import pairwise
+from tfdml.arguments import number
 from tfdml.losses.base import EmbeddingLoss
 from tfdml.losses.masked import masked_logsumexp
 from tfdml.mining import multi_similarity_pairs
@@ -52,12 +51,10 @@ class MultiSimilarityLoss(EmbeddingLoss):
         name="multi_similarity_loss",
     ):
         super().__init__(reduction=reduction, name=name)
-        if alpha <= 0 or beta <= 0:
-            raise ValueError(f"alpha and beta must be positive, not {alpha} and {beta}")
-        self.alpha = float(alpha)
-        self.beta = float(beta)
-        self.base = float(base)
-        self.mining_epsilon = None if mining_epsilon is None else float(mining_epsilon)
+        self.alpha = number("alpha", alpha, above=0)
+        self.beta = number("beta", beta, above=0)
+        self.base = number("base", base)
+        self.mining_epsilon = None if mining_epsilon is None else number("mining_epsilon", mining_epsilon, at_least=0)
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
@@ -90,6 +87,9 @@ class LiftedStructureLoss(EmbeddingLoss):
         reduction: `"sum"` gives half the sum over ordered pairs, that is the sum over unordered ones.
         name: The loss's name in logs.
 
+    Raises:
+        ValueError: `margin` is negative.
+
     Example:
         >>> embeddings = [[0.0, 0.0], [0.0, 0.0], [1.0, 0.0]]
         >>> float(LiftedStructureLoss(margin=1.0)([0, 0, 1], embeddings))  # (ln 2)^2 / 2
@@ -100,7 +100,7 @@ class LiftedStructureLoss(EmbeddingLoss):
 
     def __init__(self, margin=1.0, reduction="sum_over_batch_size", name="lifted_structure_loss"):
         super().__init__(reduction=reduction, name=name)
-        self.margin = float(margin)
+        self.margin = number("margin", margin, at_least=0)
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
@@ -125,13 +125,13 @@ class CircleLoss(EmbeddingLoss):
     leaving zeros out. The weights [.]_+ carry no gradient, as in the paper.
 
     Args:
-        margin: m. The paper's fine-grained retrieval uses 0.4, its face recognition 0.25.
+        margin: m, in [-1, 1]. The paper's fine-grained retrieval uses 0.4, its face recognition 0.25.
         gamma: The scale: 80 and 256.
         reduction: `"sum"` gives the sum over anchors.
         name: The loss's name in logs.
 
     Raises:
-        ValueError: `gamma` is not positive.
+        ValueError: `gamma` is not positive or `margin` is out of range.
 
     Example:
         >>> embeddings = [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]
@@ -143,10 +143,8 @@ class CircleLoss(EmbeddingLoss):
 
     def __init__(self, margin=0.4, gamma=80.0, reduction="sum_over_batch_size", name="circle_loss"):
         super().__init__(reduction=reduction, name=name)
-        if gamma <= 0:
-            raise ValueError(f"gamma must be positive, not {gamma}")
-        self.margin = float(margin)
-        self.gamma = float(gamma)
+        self.margin = number("margin", margin, at_least=-1, at_most=1)
+        self.gamma = number("gamma", gamma, above=0)
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
@@ -192,9 +190,7 @@ class SupConLoss(EmbeddingLoss):
 
     def __init__(self, temperature=0.1, reduction="sum_over_batch_size", name="sup_con_loss"):
         super().__init__(reduction=reduction, name=name)
-        if temperature <= 0 or math.isinf(temperature):
-            raise ValueError(f"temperature must be positive and finite, not {temperature}")
-        self.temperature = float(temperature)
+        self.temperature = number("temperature", temperature, above=0)
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""

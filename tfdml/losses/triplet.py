@@ -6,8 +6,9 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
+from tfdml.arguments import number
 from tfdml.losses.base import EmbeddingLoss
-from tfdml.losses.masked import rows_of_mean
+from tfdml.losses.masked import scale_to_mean
 from tfdml.mining import negative_probabilities, semi_hard_negatives
 
 MINING = ("all", "hard", "semi_hard", "distance_weighted")
@@ -35,7 +36,7 @@ class TripletLoss(EmbeddingLoss):
     batch-hard loss also counts anchors that have no positive or no negative.
 
     Args:
-        margin: In units of `distance`.
+        margin: In units of `distance`, not negative.
         mining: One of the above.
         distance: `"euclidean"`, `"sqeuclidean"` (default, as FaceNet and the ECAML paper on unit vectors), `"cosine"`
             or `"dot"`.
@@ -69,7 +70,7 @@ class TripletLoss(EmbeddingLoss):
             raise ValueError(f"mining must be one of {', '.join(MINING)}, not {mining!r}")
         if average not in ("active", "all"):
             raise ValueError(f"average must be 'active' or 'all', not {average!r}")
-        self.margin = float(margin)
+        self.margin = number("margin", margin, at_least=0)
         self.mining = mining
         self.distance = pairwise.check_distance(distance)
         self.average = average
@@ -89,7 +90,7 @@ class TripletLoss(EmbeddingLoss):
             rows, active, mined = _weighted(distances, positives, weights, self.margin)
         if not self.averages_pairs:
             return rows
-        return rows_of_mean(rows, ops.sum(active if self.average == "active" else mined))
+        return scale_to_mean(rows, ops.sum(active if self.average == "active" else mined))
 
     def get_config(self):
         """The arguments that make this loss anew."""

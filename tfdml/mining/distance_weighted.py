@@ -30,8 +30,9 @@ def negative_probabilities(embeddings, labels, cutoff=0.5, nonzero_loss_cutoff=1
         ValueError: Not 0 < cutoff < nonzero_loss_cutoff < 2.
 
     Example:
-        >>> negative_probabilities([[1.0, 0.0], [0.6, 0.8], [-1.0, 0.0]], [0, 1, 2])[0]  # only the second is near
-        [0.0, 1.0, 0.0]
+        >>> embeddings = [[1.0, 0.0], [0.6, 0.8], [-1.0, 0.0]]
+        >>> np.array(negative_probabilities(embeddings, [0, 1, 2]))[0]  # only the second is near
+        array([0., 1., 0.], dtype=float32)
 
     Source: Wu et al., "Sampling Matters in Deep Embedding Learning", ICCV 2017, sec. 4.
     """
@@ -68,7 +69,8 @@ def sample_negatives(probabilities, count=1, seed=None):
         Integers (B, count), and booleans (B, count) that are false where an anchor has fewer candidates than `count`.
 
     Example:
-        >>> sample_negatives([[0.0, 1.0], [1.0, 0.0]], seed=0)
+        >>> drawn, exists = sample_negatives([[0.0, 1.0], [1.0, 0.0]], seed=0)
+        >>> np.array(drawn).tolist(), np.array(exists).tolist()
         ([[1], [0]], [[True], [True]])
     """
     probabilities = ops.convert_to_tensor(probabilities)

@@ -22,7 +22,7 @@ def multi_similarity_pairs(similarities, labels, epsilon=0.1):
     Example:
         >>> similarities = [[1.0, 0.8, 0.75, 0.1]] * 4
         >>> positives, negatives = multi_similarity_pairs(similarities, [0, 0, 1, 2], epsilon=0.1)
-        >>> positives[0], negatives[0]
+        >>> np.array(positives)[0].tolist(), np.array(negatives)[0].tolist()
         ([False, True, False, False], [False, False, True, False])
 
     Source: Wang et al., "Multi-Similarity Loss with General Pair Weighting", CVPR 2019, sec. 4.

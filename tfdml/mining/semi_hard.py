@@ -22,7 +22,7 @@ def semi_hard_negatives(distances, labels):
 
     Example:
         >>> distances = [[0.0, 0.5, 0.4, 0.7, 0.9]] * 5
-        >>> semi_hard_negatives(distances, [0, 0, 1, 1, 2])[0, 1]  # 0.7 is the first beyond 0.5
+        >>> int(semi_hard_negatives(distances, [0, 0, 1, 1, 2])[0, 1])  # 0.7 is the first beyond 0.5
         3
 
     Source: Schroff, Kalenichenko, Philbin, "FaceNet", CVPR 2015, sec. 3.2; with the rule of TensorFlow Addons for the

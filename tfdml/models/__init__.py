@@ -1,8 +1,17 @@
 """The models: an embedder, and the learner that trains it."""
 
+from tfdml.models.alternating_optimizer import AlternatingOptimizer
+from tfdml.models.alternation import AlternatingLearner
 from tfdml.models.embedder import Embedder
 from tfdml.models.ensemble import AttentionEnsemble
 from tfdml.models.learner import MetricLearner
 from tfdml.models.moment_embedder import MomentEmbedder
 
-__all__ = ["AttentionEnsemble", "Embedder", "MetricLearner", "MomentEmbedder"]
+__all__ = [
+    "AlternatingLearner",
+    "AlternatingOptimizer",
+    "AttentionEnsemble",
+    "Embedder",
+    "MetricLearner",
+    "MomentEmbedder",
+]

@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from tfdml import backbones
+from tfdml.arguments import integer
 from tfdml.layers import InputScaling, L2Normalize
 
 BATCH_NORM_MODES = ("frozen", "statistics", "train")
@@ -38,11 +39,14 @@ class Embedder(keras.Model):
         resize: The size in pixels to which images are resized before the centre crop of `image_size`, in evaluation
             and export; by default `image_size`.
         resize_mode: `"shorter"`: the shorter side becomes `resize`; `"squash"`: both sides do; `"pad"`: the longer
-            side does, and black fills up the square.
+            side does, and `pad_color` fills up the square.
         scaling: A mode of `tfdml.layers.InputScaling`; by default the backbone's own, `"tf"` for a bare model.
         pooling: `"avg"` or `"max"` over positions.
         batch_norm: `"frozen"`: the backbone's BatchNorm layers are constants; `"statistics"`: they use their moving
             statistics, but gamma and beta train (as in the JRD authors' code); `"train"`: ordinary training.
+        dropout: The share of the pooled features that is left out before the dense layer, in training.
+        pad_color: Red, green and blue, 0-255, of what `resize_mode="pad"` fills up.
+        projection_bias: Whether the dense layer has a bias. The code of HORDE's authors has none.
 
     Raises:
         ValueError: An argument is none of the values above.
@@ -50,7 +54,7 @@ class Embedder(keras.Model):
 
     Example:
         >>> embedder = Embedder("conv4", embedding_dim=64, image_size=64)
-        >>> embedder(keras.ops.zeros((2, 64, 64, 3))).shape
+        >>> tuple(embedder(keras.ops.zeros((2, 64, 64, 3))).shape)
         (2, 64)
     """
 
@@ -64,6 +68,9 @@ class Embedder(keras.Model):
         scaling=None,
         pooling="avg",
         batch_norm="frozen",
+        dropout=0.0,
+        pad_color=(0, 0, 0),
+        projection_bias=True,
         name="embedder",
         **kwargs,
     ):
@@ -78,17 +85,21 @@ class Embedder(keras.Model):
             backbone = keras.saving.deserialize_keras_object(backbone)
         if not isinstance(backbone, keras.Model):
             raise ValueError(f"backbone must be a name, a Backbone or a keras.Model, not {backbone!r}")
-        if embedding_dim < 1:
-            raise ValueError(f"embedding_dim must be positive, not {embedding_dim}")
+        integer("embedding_dim", embedding_dim, at_least=1)
         if pooling not in ("avg", "max"):
             raise ValueError(f"pooling must be 'avg' or 'max', not {pooling!r}")
         if batch_norm not in BATCH_NORM_MODES:
             raise ValueError(f"batch_norm must be one of {', '.join(BATCH_NORM_MODES)}, not {batch_norm!r}")
         if resize_mode not in ("shorter", "squash", "pad"):
             raise ValueError(f"resize_mode must be 'shorter', 'squash' or 'pad', not {resize_mode!r}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, not {dropout}")
+        if len(pad_color) != 3 or any(int(part) != part or not 0 <= part <= 255 for part in pad_color):
+            raise ValueError(f"pad_color must be three whole numbers of 0 to 255, not {pad_color!r}")
         self.image_size = int(image_size)
         self.resize = int(resize or image_size)
         self.resize_mode = resize_mode
+        self.pad_color = [int(part) for part in pad_color]
         self.embedding_dim = int(embedding_dim)
         self.pooling_mode = pooling
         self.batch_norm = batch_norm
@@ -96,7 +107,11 @@ class Embedder(keras.Model):
         self.backbone = backbone
         pool = keras.layers.GlobalAveragePooling2D if pooling == "avg" else keras.layers.GlobalMaxPooling2D
         self.pool = pool(name="pool", dtype=self.dtype_policy)
-        self.dense = keras.layers.Dense(embedding_dim, name="projection", dtype=self.dtype_policy)
+        # Only where it is wanted: a layer with a random state has a place in every checkpoint.
+        self.drop = keras.layers.Dropout(dropout, name="dropout", dtype=self.dtype_policy) if dropout else None
+        self.dense = keras.layers.Dense(
+            embedding_dim, use_bias=bool(projection_bias), name="projection", dtype=self.dtype_policy
+        )
         self.normalize = L2Normalize(name="normalize")
         if batch_norm == "frozen":
             freeze_batch_norm(backbone)
@@ -122,8 +137,7 @@ class Embedder(keras.Model):
         backbone_training = training if self.batch_norm == "train" else False
         feature_map = self.backbone(self.input_scaling(images), training=backbone_training)
         pooled = self.pool(feature_map)
-        projection = self.dense(pooled)
-        detached = self.dense(ops.stop_gradient(pooled))
+        projection, detached = self.project(pooled, training)
         return {
             "feature_map": feature_map,
             "pooled": pooled,
@@ -132,6 +146,12 @@ class Embedder(keras.Model):
             "detached_projection": detached,
             "detached_embedding": self.normalize(detached),
         }
+
+    def project(self, pooled, training=None):
+        """The projection of pooled features, after dropout if there is any; and the same, their gradient stopped."""
+        if self.drop is not None:
+            pooled = self.drop(pooled, training=bool(training))
+        return self.dense(pooled), self.dense(ops.stop_gradient(pooled))
 
     def call(self, images, training=None):
         """(B, H, W, 3) -> (B, d), unit vectors."""
@@ -175,6 +195,9 @@ class Embedder(keras.Model):
             "scaling": self.input_scaling.mode,
             "pooling": self.pooling_mode,
             "batch_norm": self.batch_norm,
+            "dropout": self.drop.rate if self.drop else 0.0,
+            "pad_color": self.pad_color,
+            "projection_bias": self.dense.use_bias,
         }
 
     @classmethod

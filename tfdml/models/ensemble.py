@@ -8,6 +8,7 @@ import keras
 from keras import ops
 
 from tfdml import backbones
+from tfdml.arguments import integer
 from tfdml.layers import AttentionHeads
 from tfdml.models.embedder import Embedder, freeze_batch_norm
 
@@ -46,7 +47,7 @@ class AttentionEnsemble(Embedder):
         ValueError: An argument does not fit, the backbone cannot be cut there, or the map's size changes in between.
 
     Example:
-        >>> backbone = tfdml.backbones.resolve("googlenet", image_size=224, weights="googlenet.weights.h5")
+        >>> backbone = tfdml.backbones.resolve("googlenet", image_size=224)
         >>> ensemble = AttentionEnsemble(backbone, cut=("pool3_3x3_s2", "inception_4e"), heads=8, embedding_dim=512)
         >>> learner = MetricLearner(ensemble, [HeadwiseLoss(ContrastiveLoss()), HeadDivergence()])
 
@@ -54,7 +55,7 @@ class AttentionEnsemble(Embedder):
     """
 
     def __init__(self, backbone, cut=None, heads=8, embedding_dim=512, name="attention_ensemble", **options):
-        if heads < 1 or embedding_dim % heads:
+        if integer("embedding_dim", embedding_dim, at_least=1) % integer("heads", heads, at_least=1):
             raise ValueError(f"embedding_dim must be a multiple of heads: {embedding_dim}, {heads}")
         if isinstance(backbone, str):
             backbone = backbones.resolve(backbone, options.get("image_size", 224))
@@ -126,7 +127,7 @@ class AttentionEnsemble(Embedder):
         # The heads of an image lie one after another in a batch of M B maps.
         maps = self.rest(ops.reshape(views, (-1, *ops.shape(views)[2:])), training=inner)
         pooled = self.pool(maps)
-        projection, detached = self.dense(pooled), self.dense(ops.stop_gradient(pooled))
+        projection, detached = self.project(pooled, training)
         vectors = {
             "projection": projection,
             "heads": self.normalize(projection),

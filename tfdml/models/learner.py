@@ -6,14 +6,14 @@ import keras
 from keras import ops
 
 from tfdml import pairwise, replicas
-from tfdml.models.alternation import AlternatingModel
+from tfdml.models.calibration import measure, warn_of_uncalibrated
 from tfdml.models.embedder import Embedder
 from tfdml.objectives import MetricLoss, Objective
-from tfdml.objectives.base import restore
+from tfdml.saving import restore
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class MetricLearner(AlternatingModel):
+class MetricLearner(keras.Model):
     """Trains an embedder on (images, integer labels) with a weighted sum of objectives.
 
         learner = MetricLearner(embedder, [ProxyLoss(AMSoftmaxLoss(), 98), JointRepresentationSimilarity()])
@@ -26,12 +26,14 @@ class MetricLearner(AlternatingModel):
     whole batch. Each term is reported under its name, unweighted; `d_pos` and `d_neg` are the mean distances of
     positive and negative pairs on a replica (a collapse shows as both going to 0).
 
+    An objective that measures the training set before the first step, such as `DensityAdaptivity`, does so in
+    `calibrate`; without it `fit` warns.
+
     Calling the learner returns the representations of the images; `predict` returns their embeddings.
 
-    An objective may have a statistics phase, such as `RankMI`: then `fit` alternates between one step of the embedder,
-    by all objectives, and steps in which only that objective's own statistics learn (see `AlternatingModel`). In those
-    the embedder runs forward only, normalised as in training, and nothing of it changes, BatchNorm's moving statistics
-    included; `loss` and the terms are reported over the embedder's steps.
+    An objective may have a statistics phase, such as `RankMI`: then this makes an `AlternatingLearner`, whose `fit`
+    alternates between steps of the embedder, by all objectives, and steps in which only that objective's own statistics
+    learn.
 
     Args:
         embedder: An `Embedder`.
@@ -43,14 +45,24 @@ class MetricLearner(AlternatingModel):
             representation that nothing provides; or two want different numbers of steps of their statistics.
     """
 
+    def __new__(cls, embedder=None, objectives=(), **kwargs):
+        """The kind of learner that the objectives need."""
+        kinds = cls.__subclasses__() if cls is MetricLearner else []
+        return super().__new__(next((kind for kind in kinds if kind.suits(_listed(objectives))), cls))
+
+    @classmethod
+    def suits(cls, objectives) -> bool:
+        """Whether these objectives are to be trained by this kind of learner where a `MetricLearner` is asked for."""
+        del objectives
+        return False
+
     def __init__(self, embedder, objectives, name="metric_learner", **kwargs):
         # The embedder casts the images itself, after scaling them.
         super().__init__(name=name, **{**kwargs, "autocast": False})
         self.embedder = restore(embedder)
         if not isinstance(self.embedder, Embedder):
             raise ValueError(f"embedder must be a tfdml.models.Embedder, not {embedder!r}")
-        listed = objectives if isinstance(objectives, (list, tuple)) else [objectives]
-        self.objectives = [_as_objective(restore(objective)) for objective in listed]
+        self.objectives = [_as_objective(restore(objective)) for objective in _listed(objectives)]
         _check_objectives(self.objectives, self.embedder.representations)
         self.term_trackers = [keras.metrics.Mean(name=objective.name) for objective in self.objectives]
         self.distance_trackers = [keras.metrics.Mean(name="d_pos"), keras.metrics.Mean(name="d_neg")]
@@ -69,23 +81,13 @@ class MetricLearner(AlternatingModel):
 
     def call(self, images, training=None):
         """The representations of the images: see `Embedder.represent`."""
-        if not self.in_statistics_phase(training):
-            return self.embedder.represent(images, training=training)
-        present = [(variable, variable.value) for variable in self.embedder.variables]
-        # What the scope would change, such as BatchNorm's moving statistics, is dropped.
-        with keras.StatelessScope(present, initialize_variables=False):
-            representations = self.embedder.represent(images, training=True)
-        return {name: ops.stop_gradient(value) for name, value in representations.items()}
+        return self.embedder.represent(images, training=training)
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         """The weighted sum of the objectives, scaled so that Keras's sum over replicas is its global value."""
         del x
-        if sample_weight is not None:
-            raise ValueError("MetricLearner takes (images, labels), without sample weights")
-        labels = pairwise.as_labels(y)
+        labels = self._labels(y, sample_weight)
         self._track_distances(y_pred["embedding"], labels)
-        if self.in_statistics_phase(training):
-            return self._statistics_loss(y_pred, labels)
         representations = dict(y_pred)
         for objective in self.objectives:
             representations.update(objective.represent(representations, training=training))
@@ -118,12 +120,11 @@ class MetricLearner(AlternatingModel):
         # The shares have the right gradient; the value is what Keras's logs expect where replicas are of unequal size.
         return total if num_replicas == 1 else total + ops.stop_gradient(reported - total)
 
-    def _statistics_loss(self, representations, labels):
-        members = [objective for objective in self.objectives if objective.statistics_steps]
-        names = sorted({name for objective in members for name in objective.reads})
-        gathered, all_labels = {name: replicas.gather(representations[name]) for name in names}, replicas.gather(labels)
-        losses = [objective.statistics_step(objective.select(gathered), all_labels) for objective in members]
-        return sum(losses) / replicas.count()
+    @staticmethod
+    def _labels(y, sample_weight):
+        if sample_weight is not None:
+            raise ValueError("MetricLearner takes (images, labels), without sample weights")
+        return pairwise.as_labels(y)
 
     def _track_distances(self, embeddings, labels):
         distances = ops.stop_gradient(pairwise.distances(embeddings))
@@ -132,9 +133,47 @@ class MetricLearner(AlternatingModel):
             # Weighted by the number of pairs, so that a batch without any does not count.
             tracker.update_state(pairwise.masked_mean(distances, mask), pairwise.masked_count(mask))
 
+    def calibrate(self, batches, objectives=None):
+        """Let objectives measure the training set, by one pass over it; to be called before the first step of `fit`.
+
+        Args:
+            batches: The training images in the view of evaluation, as (images, labels) batches that end: a
+                `tf.data.Dataset`, or any iterable.
+            objectives: Which of the learner's; by default all that measure something.
+
+        Raises:
+            ValueError: The batches do not end, are no pairs, or their labels do not fit an objective.
+
+        Example:
+            >>> learner = MetricLearner(embedder, [ContrastiveLoss(reduction="sum"), DensityAdaptivity(98, weight=10)])
+            >>> learner.calibrate(tfdml.data.evaluation_batches(train, EvaluationTransform(32, 28), batch_size=64))
+            >>> learner.compile("adam")
+            >>> history = learner.fit(batches, steps_per_epoch=100)
+        """
+        chosen = [o for o in (self.objectives if objectives is None else objectives) if o.calibrates_on]
+        if not chosen:
+            return
+        if not self.built:
+            size = self.embedder.image_size
+            self.build((None, size, size, 3))
+        names = sorted({str(objective.calibrates_on) for objective in chosen})
+        features, labels = measure(self.embedder, names, batches)
+        for objective in chosen:
+            objective.calibrate(features[str(objective.calibrates_on)], labels)
+
+    def fit(self, *args, **kwargs):
+        """As in Keras; with a warning where an objective should have been calibrated first."""
+        warn_of_uncalibrated(self.objectives)
+        return super().fit(*args, **kwargs)
+
     def predict(self, x, **kwargs):
         """The embeddings of the images, as NumPy (N, d)."""
         return self.embedder.predict(x, **kwargs)
+
+    @property
+    def statistics_variables(self) -> list:
+        """The variables that steps of the statistics train, and no step of the embedder does."""
+        return [variable for objective in self.objectives for variable in objective.statistics_variables]
 
     def parts(self) -> dict[str, list]:
         """The trainable variables by part: `backbone`, `projection`, `objectives`."""
@@ -152,7 +191,13 @@ class MetricLearner(AlternatingModel):
     @classmethod
     def from_config(cls, config, custom_objects=None):
         """The learner that `get_config` describes."""
-        return cls(**config)
+        # Restored here, as what kind of learner it is depends on them.
+        objectives = [restore(objective) for objective in config["objectives"]]
+        return cls(**{**config, "objectives": objectives})
+
+
+def _listed(objectives) -> list:
+    return list(objectives) if isinstance(objectives, (list, tuple)) else [objectives]
 
 
 def _as_objective(value) -> Objective:
@@ -172,9 +217,6 @@ def _check_objectives(objectives: list[Objective], representations: tuple[str, .
             raise ValueError(f"two objectives are called {name!r}: give one another name=")
         if name in ("loss", "d_pos", "d_neg"):
             raise ValueError(f"an objective is called {name!r}, a name that the logs use: give it another name=")
-    steps = {objective.statistics_steps for objective in objectives if objective.statistics_steps}
-    if len(steps) > 1:
-        raise ValueError(f"objectives with different statistics_steps cannot alternate together: {sorted(steps)}")
     available = set(representations)
     for objective in objectives:
         taken = available & set(objective.provides)

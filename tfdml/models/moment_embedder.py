@@ -7,7 +7,7 @@ from keras import ops
 
 from tfdml.layers import L2Normalize, MomentEmbeddings, PrincipalComponents
 from tfdml.objectives import HighOrderMomentLoss
-from tfdml.objectives.base import restore
+from tfdml.saving import restore
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -25,7 +25,8 @@ class MomentEmbedder(keras.Model):
         model.adapt(tfdml.evaluation.embed(model.features, training_batches))
         model.save("moments.keras")
 
-    It has the embedder's `image_size`, `resize` and `resize_mode`, and is evaluated, saved and exported as that is.
+    It has the embedder's `image_size`, `resize`, `resize_mode` and `pad_color`, and is evaluated, saved and exported as
+    that is.
 
     Args:
         embedder: A `tfdml.models.Embedder`, or another model with its `represent`.
@@ -39,7 +40,8 @@ class MomentEmbedder(keras.Model):
 
     Example:
         >>> learner = MetricLearner(embedder, [ContrastiveLoss(), HighOrderMomentLoss(ContrastiveLoss())])
-        >>> learner.fit(batches, epochs=40)
+        >>> learner.compile("adam")
+        >>> history = learner.fit(batches, steps_per_epoch=100, epochs=40)
         >>> model = MomentEmbedder.from_learner(learner)
 
     Source: Jacob et al., "Metric Learning With HORDE", ICCV 2019, sec. 4 and table 1.
@@ -109,6 +111,11 @@ class MomentEmbedder(keras.Model):
         return self.embedder.resize_mode
 
     @property
+    def pad_color(self) -> list[int]:
+        """What fills up the square in `resize_mode="pad"`."""
+        return self.embedder.pad_color
+
+    @property
     def embedding_dim(self) -> int:
         """D."""
         return self.reduction.dim
@@ -132,6 +139,15 @@ class MomentEmbedder(keras.Model):
         representations = self.embedder.represent(images, training=False)
         moments = self.moments(representations[self.representation])
         return ops.concatenate([representations["embedding"], *moments.values()], axis=1)
+
+    def by_order(self, features) -> dict:
+        """The parts of `features` (N, D) by order: 1, the embedding (N, d), and those of the moments' orders."""
+        parts, first = {}, 0
+        for order in (1, *self.moments.orders):
+            size = self.embedder.embedding_dim if order == 1 else self.moments.output_dim
+            parts[order] = features[:, first : first + size]
+            first += size
+        return parts
 
     def adapt(self, features):
         """Fit the principal components to the `features` (N, D) of the training images, as NumPy.

@@ -2,14 +2,15 @@
 
 from tfdml.objectives.base import Objective
 from tfdml.objectives.density import DensityAdaptivity
-from tfdml.objectives.divergence import HeadDivergence, HeadwiseLoss
 from tfdml.objectives.energy_confusion import EnergyConfusion
+from tfdml.objectives.heads import HeadDivergence, HeadwiseLoss
+from tfdml.objectives.intra_class import IntraClassPenalty
 from tfdml.objectives.kernel_embedding import JointIntra, JointMMD, JointRepresentationSimilarity
 from tfdml.objectives.learned_margin import LearnedMargin, RegularizedSoftTriple
-from tfdml.objectives.metric import MetricLoss, ProxyLoss
 from tfdml.objectives.moments import HighOrderMomentLoss
 from tfdml.objectives.mutual_information import RankMI
-from tfdml.objectives.spread import EntropySpread, GlobalOrthogonal
+from tfdml.objectives.regularizers import EntropySpread, GlobalOrthogonal
+from tfdml.objectives.wrappers import MetricLoss, ProxyLoss
 
 __all__ = [
     "DensityAdaptivity",
@@ -19,6 +20,7 @@ __all__ = [
     "HeadDivergence",
     "HeadwiseLoss",
     "HighOrderMomentLoss",
+    "IntraClassPenalty",
     "JointIntra",
     "JointMMD",
     "JointRepresentationSimilarity",

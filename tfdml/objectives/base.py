@@ -6,13 +6,8 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
-
-
-def restore(value):
-    """The object that a serialised config describes; anything else as it is."""
-    if isinstance(value, dict) and "class_name" in value:
-        return keras.saving.deserialize_keras_object(value)
-    return value
+from tfdml.arguments import number
+from tfdml.saving import in_words
 
 
 class Objective(keras.layers.Layer):
@@ -34,22 +29,25 @@ class Objective(keras.layers.Layer):
         name: The term's name in logs.
 
     Raises:
-        ValueError: `weight` is not finite, or a representation that the objective reads is missing.
+        ValueError: `weight` is negative or not finite, or a representation that the objective reads is missing.
     """
 
     per_image = False
     reduction = "mean"
     #: The representation that `calibrate` wants of all training images before the first step; None for nothing.
     calibrates_on: str | None = None
+    #: What it does until then, for the warning of `MetricLearner.fit`.
+    without_calibration = ""
     #: How many calls of `statistics_step` go before each step of the embedder; 0 for an objective without that phase.
     statistics_steps = 0
+    #: The pairs of images that it learns from, of one class ("positive") or of two ("negative"); a batch without any
+    #: would teach it nothing.
+    learns_from: tuple[str, ...] = ()
 
     def __init__(self, weight=1.0, name=None, **kwargs):
         # Losses are float32 under every dtype policy.
         super().__init__(name=name, **{**kwargs, "dtype": "float32"})
-        self.weight = float(weight)
-        if self.weight != self.weight or abs(self.weight) == float("inf"):
-            raise ValueError(f"{self.name}: weight must be a finite number, not {weight}")
+        self.weight = number("weight", weight, at_least=0)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -74,6 +72,11 @@ class Objective(keras.layers.Layer):
         """Further representations of each image, from its own ones; by default none."""
         del representations, training
         return {}
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether all is known that `calibrate` measures; an objective that cannot tell says yes."""
+        return True
 
     def calibrate(self, features, labels) -> None:
         """Measure on the training set, before the first step, what stays fixed in training; by default nothing.
@@ -141,3 +144,6 @@ class Objective(keras.layers.Layer):
     def get_config(self):
         """The arguments that make this objective anew."""
         return {**super().get_config(), "weight": self.weight}
+
+    def __repr__(self):
+        return in_words(self)

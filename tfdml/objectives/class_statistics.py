@@ -15,7 +15,7 @@ def averaging_matrix(labels):
     """(B, B) float32: row i is 1/n at the n images of the class of i, and 0 elsewhere.
 
     Example:
-        >>> averaging_matrix(keras.ops.array([0, 0, 1]))
+        >>> np.array(averaging_matrix(keras.ops.array([0, 0, 1]))).tolist()
         [[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]
     """
     same = ops.cast(labels[:, None] == labels[None, :], "float32")
@@ -26,7 +26,7 @@ def one_per_class(labels):
     """(B,) boolean, true at the first image of each class.
 
     Example:
-        >>> one_per_class(keras.ops.array([4, 4, 1]))
+        >>> np.array(one_per_class(keras.ops.array([4, 4, 1]))).tolist()
         [True, False, True]
     """
     index = ops.arange(ops.shape(labels)[0])
@@ -51,7 +51,8 @@ def means_and_spreads(x, labels):
         (B, D) float32, the means, all shifted by one common vector, and (B,) float32, the spreads.
 
     Example:
-        >>> means_and_spreads(keras.ops.array([[0.0], [2.0], [5.0]]), keras.ops.array([0, 0, 1]))[1]
+        >>> means, spreads = means_and_spreads(keras.ops.array([[0.0], [2.0], [5.0]]), keras.ops.array([0, 0, 1]))
+        >>> np.array(spreads).tolist()
         [1.0, 1.0, 0.0]
     """
     x = ops.cast(x, "float32")
@@ -67,8 +68,8 @@ def of_own_class(values, labels):
     """The value of each image's class: (C,), (B,) -> (B,); NaN for a label outside 0 .. C - 1.
 
     Example:
-        >>> of_own_class(keras.ops.array([0.1, 0.2]), keras.ops.array([1, 1, 0]))
-        [0.2, 0.2, 0.1]
+        >>> np.array(of_own_class(keras.ops.array([0.5, 2.0]), keras.ops.array([1, 1, 0]))).tolist()
+        [2.0, 2.0, 0.5]
     """
     size = values.shape[0]
     inside = ops.logical_and(labels >= 0, labels < size)

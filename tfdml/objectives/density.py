@@ -7,6 +7,7 @@ import numpy as np
 from keras import ops
 
 from tfdml import pairwise
+from tfdml.arguments import boolean, integer, number
 from tfdml.objectives.base import Objective
 from tfdml.objectives.class_statistics import means_and_spreads, of_own_class, one_per_class
 
@@ -63,9 +64,10 @@ class DensityAdaptivity(Objective):
 
         objectives = [MetricLoss(ContrastiveLoss(reduction="sum")), DensityAdaptivity(num_classes=98, weight=10.0)]
 
-    The reference densities are measured by `calibrate` (on the command line before the first step, by one pass over the
-    training images), or given. A class whose reference density is 0, for want of two different images, takes no part
-    in the constraint; nor does any before they are measured, which makes the objective that of `constraint=None`.
+    The reference densities are measured by one pass over the training images before the first step (by
+    `MetricLearner.calibrate`, which the command line calls itself), or given. A class whose reference density is 0, for
+    want of two different images, takes no part in the constraint; nor does any before they are measured, which makes
+    the objective that of `constraint=None`.
     R is in squared units of the features, so that the weight of the constraint depends on the backbone:
     `normalize_reference` divides R by its mean.
 
@@ -98,6 +100,8 @@ class DensityAdaptivity(Objective):
     Source: Li et al., "Deep Metric Learning with Density Adaptivity", 2019, eq. 5 to 9 and sec. IV-A.
     """
 
+    learns_from = ("positive",)
+
     def __init__(
         self,
         num_classes,
@@ -114,27 +118,30 @@ class DensityAdaptivity(Objective):
         **kwargs,
     ):
         super().__init__(weight=weight, name=name, **kwargs)
-        if num_classes < 1:
-            raise ValueError(f"{self.name}: num_classes must be positive, not {num_classes}")
-        if not eta >= 0 or not initial_target > 0:
-            raise ValueError(
-                f"{self.name}: eta must not be negative and initial_target be positive: {eta}, {initial_target}"
-            )
         if constraint not in CONSTRAINTS:
             raise ValueError(f"{self.name}: constraint must be 'soft', 'hard' or None, not {constraint!r}")
         if reduction not in ("mean", "sum"):
             raise ValueError(f"{self.name}: reduction must be 'mean' or 'sum', not {reduction!r}")
-        self.num_classes = int(num_classes)
-        self.eta = float(eta)
-        self.initial_target = float(initial_target)
+        self.num_classes = integer("num_classes", num_classes, at_least=1)
+        self.eta = number("eta", eta, at_least=0)
+        self.initial_target = number("initial_target", initial_target, above=0)
         self.reference_density = self._check_reference(reference_density)
         self.constraint = constraint
-        self.learn_targets = bool(learn_targets)
-        self.normalize_reference = bool(normalize_reference)
+        self.learn_targets = boolean("learn_targets", learn_targets)
+        self.normalize_reference = boolean("normalize_reference", normalize_reference)
         self.representation = representation
         self.reduction = reduction
         if constraint and reference_density is None:
             self.calibrates_on = "pooled"
+
+    without_calibration = "no reference density is known, so that classes have no constraint: eq. 6, not eq. 8"
+
+    @property
+    def calibrated(self):
+        """Whether a reference density is known, if a constraint needs any."""
+        if self.calibrates_on is None:
+            return True
+        return self.built and bool(ops.convert_to_numpy(self.measured_density).any())
 
     def _check_reference(self, given):
         if given is None:

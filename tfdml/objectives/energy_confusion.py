@@ -58,6 +58,8 @@ class EnergyConfusion(Objective):
     AAAI 2019, eq. 3, 7 and 11.
     """
 
+    learns_from = ("negative",)
+
     def __init__(
         self,
         form="log",

@@ -6,89 +6,9 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
-from tfdml.kernels import GaussianMixture, Kernel
-from tfdml.objectives.base import Objective, restore
+from tfdml.arguments import boolean
 from tfdml.objectives.class_statistics import averaging_matrix
-
-LEVELS = ("pooled", "embedding", "class")
-
-
-def _default_kernel(level: str) -> Kernel:
-    return GaussianMixture((1.0,)) if level == "class" else GaussianMixture((0.5, 1.0, 2.0))
-
-
-class JointKernelObjective(Objective):
-    """Base of the objectives on the product of one kernel per level, the kernel of joint representations.
-
-    A subclass defines `between(gram, labels)`, whose values are reduced over ordered pairs of different class. A value
-    of two classes that stands at each pair of their images is so weighted by n_I n_J, as in eq. 9 of the paper.
-
-    Args:
-        levels: The representations whose joint distribution is compared, each with its kernel.
-        kernels: None for the paper's; one `tfdml.kernels.Kernel` for all levels; a sequence with one per level, or a
-            dict by level.
-        reduction: `"mean"` over the pairs, or `"sum"`.
-        weight: The factor of this term.
-        name: The term's name in logs.
-
-    Raises:
-        ValueError: There is no level, one is given twice, the kernels do not fit the levels, or the reduction is
-            unknown.
-    """
-
-    def __init__(self, levels=LEVELS, kernels=None, reduction="mean", weight=1.0, name=None, **kwargs):
-        super().__init__(weight=weight, name=name, **kwargs)
-        if reduction not in ("mean", "sum"):
-            raise ValueError(f"{self.name}: reduction must be 'mean' or 'sum', not {reduction!r}")
-        self.reduction = reduction
-        self.levels = (levels,) if isinstance(levels, str) else tuple(levels)
-        if not self.levels or len(set(self.levels)) != len(self.levels):
-            raise ValueError(f"{self.name}: levels must be one or more different names, not {levels}")
-        self.kernels = self._kernels_by_level(kernels)
-
-    def _kernels_by_level(self, kernels) -> dict[str, Kernel]:
-        if kernels is None:
-            return {level: _default_kernel(level) for level in self.levels}
-        kernels = restore(kernels)
-        if isinstance(kernels, Kernel):
-            return dict.fromkeys(self.levels, kernels)
-        if isinstance(kernels, dict):
-            if set(kernels) != set(self.levels):
-                raise ValueError(f"{self.name}: kernels for {sorted(kernels)}, but the levels are {self.levels}")
-            return {level: restore(kernels[level]) for level in self.levels}
-        kernels = tuple(kernels)
-        if len(kernels) != len(self.levels):
-            raise ValueError(f"{self.name}: {len(kernels)} kernels for {len(self.levels)} levels")
-        return dict(zip(self.levels, kernels, strict=True))
-
-    @property
-    def reads(self):
-        """The levels."""
-        return self.levels
-
-    def joint_kernel(self, representations):
-        """The product over levels of their Gram matrices, (N, N)."""
-        product = None
-        for level, kernel in self.kernels.items():
-            matrix = kernel(representations[level])
-            product = matrix if product is None else product * matrix
-        return product
-
-    def between(self, gram, labels):
-        """The value at each pair of images of different class: (N, N), (N,) -> (N, N)."""
-        raise TypeError(f"{type(self).__name__} must define between()")
-
-    def compute(self, representations, labels):
-        """The mean (or sum) over ordered pairs of different class; 0 for a batch of one class."""
-        negatives = pairwise.negative_mask(labels)
-        reduce = pairwise.masked_sum if self.reduction == "sum" else pairwise.masked_mean
-        return reduce(self.between(self.joint_kernel(representations), labels), ops.stop_gradient(negatives))
-
-    def get_config(self):
-        """The arguments that make this objective anew."""
-        kernels = {level: keras.saving.serialize_keras_object(kernel) for level, kernel in self.kernels.items()}
-        config = {"levels": list(self.levels), "kernels": kernels, "reduction": self.reduction}
-        return {**super().get_config(), **config}
+from tfdml.objectives.joint_kernel import LEVELS, JointKernelObjective
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -105,6 +25,11 @@ class JointRepresentationSimilarity(JointKernelObjective):
 
     The gradient reaches every level, the class proxies too. A batch of one class gives 0.
 
+    Kernels that grow with x . x' (`Polynomial`, `Exponential`) explode on pooled features, whose products are in the
+    hundreds: where the largest product of the levels' kernels is beyond e^70, the term is divided by what is too much.
+    Its gradient then has the right direction and a bounded length; but such a term drowns all others, so give those
+    kernels `unit_length="pooled"`.
+
     Args:
         levels: Any subset of `"pooled"`, `"embedding"`, `"class"`, or other representations. The paper's variants: all
             three (JRD), `("embedding",)` (MRD), `("pooled", "embedding")` (JRD-C), `("embedding", "class")`
@@ -112,8 +37,10 @@ class JointRepresentationSimilarity(JointKernelObjective):
         kernels: None for the paper's, mixtures of Gaussians with multipliers (0.5, 1, 2) for pooled and embedding and
             (1,) for class; or one kernel for all levels; or one per level, as a sequence or a dict.
         reduction: `"mean"` over the pairs, or `"sum"` (L_JRS itself, eq. 9).
-        weight: alpha. The paper uses 1 (CUB, CARS) and 0.4 (SOP).
+        weight: alpha. The paper uses 1 (CUB, CARS) and 0.4 (SOP), and 0.001 with `Polynomial` and `Exponential`.
         name: The term's name in logs.
+        unit_length: The levels whose vectors are first scaled to length 1, such as `"pooled"`. By default none: the
+            paper's pooled features have any length.
 
     Raises:
         ValueError: An argument does not fit.
@@ -121,7 +48,7 @@ class JointRepresentationSimilarity(JointKernelObjective):
     Example:
         >>> jrs = JointRepresentationSimilarity(levels=("pooled", "embedding"))
         >>> representations = {"pooled": keras.random.normal((6, 32)), "embedding": keras.random.normal((6, 8))}
-        >>> jrs(representations, keras.ops.array([0, 0, 1, 1, 2, 2])).shape
+        >>> tuple(jrs(representations, keras.ops.array([0, 0, 1, 1, 2, 2])).shape)
         ()
 
     Source: Chu et al., "Distance Metric Learning with Joint Representation Diversification", ICML 2020, eq. 9 and 11.
@@ -134,9 +61,14 @@ class JointRepresentationSimilarity(JointKernelObjective):
         reduction="mean",
         weight=1.0,
         name="joint_representation_similarity",
+        unit_length=(),
         **kwargs,
     ):
-        super().__init__(levels, kernels, reduction, weight, name, **kwargs)
+        super().__init__(levels, kernels, reduction, weight, name, unit_length, **kwargs)
+
+    def counted(self, negatives):
+        """The pairs of different class."""
+        return negatives
 
     def between(self, gram, labels):
         """The joint kernel itself."""
@@ -147,9 +79,9 @@ class JointRepresentationSimilarity(JointKernelObjective):
 class _NormObjective(JointKernelObjective):
     """Base of the rivals, which look at norms of the classes' embeddings C_I = (1/n_I) sum over i in I of k(., x_i)."""
 
-    def __init__(self, levels, kernels, squared, reduction, weight, name, **kwargs):
-        super().__init__(levels, kernels, reduction, weight, name, **kwargs)
-        self.squared = bool(squared)
+    def __init__(self, levels, kernels, squared, reduction, weight, name, unit_length, **kwargs):
+        super().__init__(levels, kernels, reduction, weight, name, unit_length, **kwargs)
+        self.squared = boolean("squared", squared)
 
     def between(self, gram, labels):
         """The value of the two classes at each pair of their images."""
@@ -186,6 +118,7 @@ class JointMMD(_NormObjective):
         reduction: `"mean"`, over the pairs of images, or `"sum"`.
         weight: alpha; the paper's best is 0.1.
         name: The term's name in logs.
+        unit_length: As in `JointRepresentationSimilarity`.
 
     Raises:
         ValueError: An argument does not fit.
@@ -200,9 +133,17 @@ class JointMMD(_NormObjective):
     """
 
     def __init__(
-        self, levels=LEVELS, kernels=None, squared=False, reduction="mean", weight=1.0, name="joint_mmd", **kwargs
+        self,
+        levels=LEVELS,
+        kernels=None,
+        squared=False,
+        reduction="mean",
+        weight=1.0,
+        name="joint_mmd",
+        unit_length=(),
+        **kwargs,
     ):
-        super().__init__(levels, kernels, squared, reduction, weight, name, **kwargs)
+        super().__init__(levels, kernels, squared, reduction, weight, name, unit_length, **kwargs)
 
     def of_classes(self, products, squared_norms):
         """Minus the distance."""
@@ -230,6 +171,7 @@ class JointIntra(_NormObjective):
         reduction: `"mean"`, over the pairs of images, or `"sum"`.
         weight: alpha.
         name: The term's name in logs.
+        unit_length: As in `JointRepresentationSimilarity`.
 
     Raises:
         ValueError: An argument does not fit.
@@ -243,9 +185,17 @@ class JointIntra(_NormObjective):
     """
 
     def __init__(
-        self, levels=LEVELS, kernels=None, squared=False, reduction="mean", weight=1.0, name="joint_intra", **kwargs
+        self,
+        levels=LEVELS,
+        kernels=None,
+        squared=False,
+        reduction="mean",
+        weight=1.0,
+        name="joint_intra",
+        unit_length=(),
+        **kwargs,
     ):
-        super().__init__(levels, kernels, squared, reduction, weight, name, **kwargs)
+        super().__init__(levels, kernels, squared, reduction, weight, name, unit_length, **kwargs)
 
     def of_classes(self, products, squared_norms):
         """Minus the sum of the two lengths."""

@@ -6,11 +6,12 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
+from tfdml.arguments import integer, number
 from tfdml.losses import SoftTripleLoss
 from tfdml.losses.margin import margin_hinges
 from tfdml.objectives.base import Objective
 from tfdml.objectives.class_statistics import of_own_class
-from tfdml.objectives.metric import ProxyLoss
+from tfdml.objectives.wrappers import ProxyLoss
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -48,6 +49,8 @@ class LearnedMargin(Objective):
     Source: Wu et al., "Sampling Matters in Deep Embedding Learning", ICCV 2017, sec. 4.
     """
 
+    learns_from = ("positive", "negative")
+
     def __init__(
         self,
         num_classes,
@@ -61,16 +64,12 @@ class LearnedMargin(Objective):
         **kwargs,
     ):
         super().__init__(weight=weight, name=name, **kwargs)
-        if num_classes < 1:
-            raise ValueError(f"{self.name}: num_classes must be positive, not {num_classes}")
-        if alpha < 0:
-            raise ValueError(f"{self.name}: alpha must not be negative, but is {alpha}")
         if reduction not in ("mean", "sum"):
             raise ValueError(f"{self.name}: reduction must be 'mean' or 'sum', not {reduction!r}")
-        self.num_classes = int(num_classes)
-        self.alpha = float(alpha)
-        self.initial_beta = float(beta)
-        self.nu = float(nu)
+        self.num_classes = integer("num_classes", num_classes, at_least=1)
+        self.alpha = number("alpha", alpha, at_least=0)
+        self.initial_beta = number("beta", beta, at_least=0, at_most=2)
+        self.nu = number("nu", nu, at_least=0)
         self.representation = representation
         self.reduction = reduction
 
@@ -134,7 +133,7 @@ class RegularizedSoftTriple(ProxyLoss):
 
     Example:
         >>> objective = RegularizedSoftTriple(num_classes=98, proxies_per_class=10)
-        >>> objective({"embedding": keras.random.normal((4, 128))}, keras.ops.arange(4)).shape
+        >>> tuple(objective({"embedding": keras.random.normal((4, 128))}, keras.ops.arange(4)).shape)
         ()
 
     Source: Qian et al., "SoftTriple Loss: Deep Metric Learning Without Triplet Sampling", ICCV 2019, sec. 3.3.
@@ -156,9 +155,7 @@ class RegularizedSoftTriple(ProxyLoss):
     ):
         loss = SoftTripleLoss(scale, gamma, margin, reduction)
         super().__init__(loss, num_classes, proxies_per_class, representation, weight, name, **kwargs)
-        if tau < 0:
-            raise ValueError(f"{self.name}: tau must not be negative, but is {tau}")
-        self.tau = float(tau)
+        self.tau = number("tau", tau, at_least=0)
 
     def regularizer(self):
         """The mean over classes of the distances between their centres, without tau."""

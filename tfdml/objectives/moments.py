@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import keras
 
+from tfdml.arguments import number
 from tfdml.layers import MomentEmbeddings
 from tfdml.layers.moments import as_orders
 from tfdml.losses.classification import ClassSimilarityLoss
-from tfdml.objectives.base import Objective, restore
-from tfdml.objectives.metric import MetricLoss, ProxyLoss
+from tfdml.objectives.base import Objective
+from tfdml.objectives.wrappers import MetricLoss, ProxyLoss
+from tfdml.saving import restore
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -55,7 +56,7 @@ class HighOrderMomentLoss(Objective):
 
     Example:
         >>> objective = HighOrderMomentLoss(tfdml.losses.ContrastiveLoss(), orders=3, dim=512, embedding_dim=64)
-        >>> objective({"feature_map": keras.random.normal((4, 7, 7, 32))}, keras.ops.array([0, 0, 1, 1])).shape
+        >>> tuple(objective({"feature_map": keras.random.normal((4, 7, 7, 32))}, keras.ops.array([0, 0, 1, 1])).shape)
         ()
 
     Source: Jacob et al., "Metric Learning With HORDE: High-Order Regularizer for Deep Embeddings", ICCV 2019, eq. 7
@@ -93,15 +94,14 @@ class HighOrderMomentLoss(Objective):
         self.loss = restore(loss)
         self.terms = [self._term(order) for order in self.orders]
         self.per_image = self.terms[0].per_image
+        self.learns_from = self.terms[0].learns_from
         self.reduction = self.terms[0].reduction
 
     def _weights_by_order(self, weights) -> tuple[float, ...]:
         weights = tuple(weights) if isinstance(weights, Sequence) else (weights,) * len(self.orders)
         if len(weights) != len(self.orders):
             raise ValueError(f"{self.name}: {len(weights)} order_weights for {len(self.orders)} orders")
-        if not all(math.isfinite(weight) for weight in weights):
-            raise ValueError(f"{self.name}: order_weights must be finite, not {weights}")
-        return tuple(float(weight) for weight in weights)
+        return tuple(number("each of order_weights", weight, at_least=0) for weight in weights)
 
     def _term(self, order) -> Objective:
         source = f"{self.name}_{order}"

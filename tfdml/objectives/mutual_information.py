@@ -8,6 +8,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
+from tfdml.arguments import integer, number
 from tfdml.layers import StatisticsNetwork
 from tfdml.mining import negative_probabilities, sample_negatives
 from tfdml.objectives.base import Objective
@@ -31,7 +32,7 @@ def divergence_loss(values, positives, negatives):
         negatives: How often it counts as a negative.
 
     Example:
-        >>> divergence_loss(keras.ops.zeros(4), keras.ops.array([1, 1, 0, 0]), keras.ops.array([0, 0, 1, 1]))
+        >>> float(divergence_loss(keras.ops.zeros(4), keras.ops.array([1, 1, 0, 0]), keras.ops.array([0, 0, 1, 1])))
         0.0
     """
     pulls = ops.softplus(-values) - math.log(2.0)
@@ -88,10 +89,12 @@ class RankMI(Objective):
     Example:
         >>> learner = MetricLearner(Embedder("conv4", image_size=28), RankMI(margin=0.2))
         >>> learner.compile("adam")
-        >>> learner.fit(batches)
+        >>> history = learner.fit(batches)
 
     Source: Kemertas et al., "RankMI: A Mutual Information Maximizing Ranking Loss", CVPR 2020, eq. 6-10, algorithm 1.
     """
+
+    learns_from = ("positive", "negative")
 
     def __init__(
         self,
@@ -110,33 +113,24 @@ class RankMI(Objective):
         **kwargs,
     ):
         super().__init__(weight=weight, name=name, **kwargs)
-        self.margin = float(margin)
-        self.initial_beta = float(initial_beta)
-        self.statistics_steps = int(statistics_steps)
+        self.margin = number("margin", margin, at_least=0)
+        self.initial_beta = number("initial_beta", initial_beta, at_least=0, at_most=2)
+        self.statistics_steps = integer("statistics_steps", statistics_steps, at_least=1)
         self.negatives = negatives
-        self.cutoff = float(cutoff)
-        self.nonzero_loss_cutoff = float(nonzero_loss_cutoff)
-        self.monotonicity = float(monotonicity)
+        self.cutoff = number("cutoff", cutoff, above=0)
+        self.nonzero_loss_cutoff = number("nonzero_loss_cutoff", nonzero_loss_cutoff, above=0)
+        self.monotonicity = number("monotonicity", monotonicity, at_least=0)
         self.seed = seed
-        self._check(
-            (0 <= self.margin < float("inf"), f"margin must not be negative, but is {margin}"),
-            (0 <= self.initial_beta <= 2, f"initial_beta is a distance, 0 .. 2, not {initial_beta}"),
-            (self.statistics_steps >= 1, f"statistics_steps must be at least 1, not {statistics_steps}"),
-            (negatives in NEGATIVES, f"negatives must be one of {', '.join(NEGATIVES)}, not {negatives!r}"),
-            (
-                0 < self.cutoff < self.nonzero_loss_cutoff < 2,
-                f"0 < cutoff < nonzero_loss_cutoff < 2 does not hold for {cutoff} and {nonzero_loss_cutoff}",
-            ),
-            (0 <= self.monotonicity < float("inf"), f"monotonicity must not be negative, but is {monotonicity}"),
-        )
+        if negatives not in NEGATIVES:
+            raise ValueError(f"{self.name}: negatives must be one of {', '.join(NEGATIVES)}, not {negatives!r}")
+        if not self.cutoff < self.nonzero_loss_cutoff < 2:
+            raise ValueError(
+                f"{self.name}: 0 < cutoff < nonzero_loss_cutoff < 2 does not hold for {cutoff} and "
+                f"{nonzero_loss_cutoff}"
+            )
         self.network = StatisticsNetwork(hidden, depth, name="statistics_network")
         self.seed_generator = keras.random.SeedGenerator(seed)
         self.trackers = {key: keras.metrics.Mean(name=f"{self.name}_{key}") for key in ("jsd", "beta", "no_root")}
-
-    def _check(self, *demands):
-        for met, message in demands:
-            if not met:
-                raise ValueError(f"{self.name}: {message}")
 
     def build_from(self, shapes):
         """Create V and beta."""

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdml import data
-from tfdml.data import inspection, preparing
+from tfdml import backbones, data, pairwise
+from tfdml.data.augmentation.evaluation import EvaluationTransform, as_color
+from tfdml.data.augmentation.policies import Policy, Step
+from tfdml.data.augmentation.train import TrainTransform
 from tfdml.data.batches import hierarchical_sampler
+from tfdml.data.checking import check
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.policies import Policy, Step
+from tfdml.data.images.checksum import images_checksum
+from tfdml.data.images.faults import inspect
+from tfdml.data.records import find_faults
 from tfdml.data.sampling import ClassBalancedSampler, Sampler, ShuffleSampler, WholeClassSampler, check_divides
-from tfdml.data.transforms import EvaluationTransform, TrainTransform
+from tfdml.embeddings.image_table import ImageTable
 from tfdml.errors import UserError
-from tfdml.models import Embedder, MetricLearner
+from tfdml.models import AttentionEnsemble, Embedder, MetricLearner
 from tfdml.objectives import HighOrderMomentLoss
+from tfdml.training import limits
 from tfdml.training.experiment import Experiment
+from tfdml.training.expressions import parse_call, shortened
 from tfdml.training.optimizers import build_optimizer, step_schedule
 from tfdml.training.terms import build_objectives
 
@@ -37,6 +45,26 @@ class Splits:
     validation: ImageDataset | None
     test: ImageDataset
 
+    def evaluated(self) -> dict[str, ImageDataset]:
+        """The splits that the embedder is measured on, by name."""
+        return {"validation": self.validation, "test": self.test} if self.validation else {"test": self.test}
+
+    def describe(self, directory: str = "") -> dict[str, dict[str, Any]]:
+        """What tells the images of a run from others: how many there are, their names and labels, and their content.
+
+        Args:
+            directory: Where the data set lies; names count from there.
+        """
+        return {
+            name: {
+                "images": len(split),
+                "classes": split.num_classes,
+                "names and labels": ImageTable.of([split], directory).checksum(),
+                "content": images_checksum(split.images),
+            }
+            for name, split in ({"train": self.train} | self.evaluated()).items()
+        }
+
 
 def load_splits(experiment: Experiment) -> Splits:
     """Load and check the images of an experiment.
@@ -47,8 +75,8 @@ def load_splits(experiment: Experiment) -> Splits:
     options = experiment.data_options()
     directory = experiment.data_dir or None
     train, test = (data.load(experiment.dataset, directory, split, **options) for split in ("train", "test"))
-    find = preparing.find_faults if experiment.check_images == "decode" else inspection.inspect
-    train, test = (inspection.check(split, experiment.bad_images, find) for split in (train, test))
+    find = find_faults if experiment.check_images == "decode" else inspect
+    train, test = (check(split, experiment.bad_images, find) for split in (train, test))
     train, validation = split_training_classes(experiment, train)
     return Splits(train.contiguous(), validation, test)
 
@@ -109,6 +137,7 @@ def make_transforms(experiment: Experiment) -> tuple[TrainTransform, EvaluationT
         UserError: The policy is not one that can be had.
     """
     resize = max(experiment.resize, experiment.image_size)
+    color = as_color(experiment.pad_color, "--pad_color")
     steps = tuple(Step(call.name, call.arguments, share) for share, call in experiment.policy_steps())
     train = TrainTransform(
         kind=experiment.augmentation,
@@ -119,30 +148,65 @@ def make_transforms(experiment: Experiment) -> tuple[TrainTransform, EvaluationT
         flip=experiment.flip,
         resolutions=(experiment.min_resolution, experiment.max_resolution),
         policy=Policy(steps) if steps else None,
+        pad_color=color,
     )
-    return train, EvaluationTransform(resize=resize, crop=experiment.image_size, mode=experiment.resize_mode)
+    return train, EvaluationTransform(resize, experiment.image_size, experiment.resize_mode, color)
+
+
+def make_embedder(experiment: Experiment) -> Embedder:
+    """The embedder of an experiment, its backbone with its weights.
+
+    Raises:
+        UserError: The backbone cannot be built, or not be made an ensemble of.
+    """
+    options: dict[str, Any] = {
+        "embedding_dim": experiment.embedding_dim,
+        "image_size": experiment.image_size,
+        "resize": max(experiment.resize, experiment.image_size),
+        "resize_mode": experiment.resize_mode,
+        "pad_color": as_color(experiment.pad_color),
+        "dropout": experiment.dropout,
+        "pooling": experiment.pooling,
+        "batch_norm": experiment.batch_norm,
+        "projection_bias": experiment.projection_bias,
+    }
+    call = parse_call(experiment.backbone, "--backbone")
+    backbone = backbones.resolve(call.name, experiment.image_size, experiment.weights, **call.arguments)
+    if not experiment.ensemble_heads:
+        return Embedder(backbone, **options)
+    cut = [name.strip() for name in experiment.ensemble_cut.split(",") if name.strip()]
+    try:
+        return AttentionEnsemble(backbone, cut=cut or None, heads=experiment.ensemble_heads, **options)
+    except ValueError as error:
+        raise UserError(f"--ensemble_cut={experiment.ensemble_cut}: {error}") from error
 
 
 def make_learner(experiment: Experiment, num_classes: int, steps_per_epoch: int) -> MetricLearner:
-    """The compiled learner of an experiment; call it in the strategy's scope."""
+    """The compiled learner of an experiment; call it in the strategy's scope.
+
+    Raises:
+        UserError: It cannot be built, would find nothing to learn from in a batch, or takes more memory than is free.
+    """
     keras.utils.set_random_seed(experiment.seed)
     keras.config.set_dtype_policy(experiment.mixed_precision)
     try:
-        embedder = experiment.make_embedder()
-        if experiment.backbone_rate == 0:
-            embedder.freeze_backbone()
-        learner = _with_objectives(experiment, embedder, num_classes)
+        with limits.weights_within_memory(experiment):
+            embedder = make_embedder(experiment)
+            if experiment.backbone_rate == 0:
+                embedder.freeze_backbone()
+            learner = _with_objectives(experiment, embedder, num_classes)
     finally:
         keras.config.set_dtype_policy("float32")
     optimizer = build_optimizer(
         experiment.optimizer,
         learner,
         step_schedule(experiment.learning_rate, experiment.drop_steps(steps_per_epoch), experiment.drop_factor),
-        experiment.rate_factors(),
+        experiment.learning_rates(),
         weight_decay=experiment.weight_decay,
         epsilon=experiment.epsilon,
         momentum=experiment.momentum,
         clip_norm=experiment.clip_norm,
+        form=experiment.optimizer_form,
     )
     # XLA across replicas fails to place the variables; one device decides for itself.
     mirrored = tf.distribute.get_strategy().num_replicas_in_sync > 1
@@ -152,11 +216,37 @@ def make_learner(experiment: Experiment, num_classes: int, steps_per_epoch: int)
 
 def _with_objectives(experiment: Experiment, embedder: Embedder, num_classes: int) -> MetricLearner:
     terms = build_objectives(experiment.objectives, num_classes)
-    if experiment.moment_embedder and sum(isinstance(term, HighOrderMomentLoss) for term in terms) != 1:
-        raise UserError("--moment_embedder needs one horde(...) in --objectives")
+    limits.check_pairs(experiment, terms)
+    if sum(isinstance(term, HighOrderMomentLoss) for term in terms) != 1:
+        for flag, given in (
+            ("moment_embedder", experiment.moment_embedder),
+            ("evaluate_orders=epochs", experiment.evaluate_orders == "epochs"),
+        ):
+            if given:
+                raise UserError(f"--{flag} needs one horde(...) in --objectives")
     try:
         learner = MetricLearner(embedder, terms)
         learner.build((None, experiment.image_size, experiment.image_size, 3))
-    except ValueError as error:
-        raise UserError(f"--objectives={experiment.objectives!r}: {error}") from error
+        _try_objectives(learner, num_classes)
+    except UserError:
+        raise
+    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+        message = " ".join(str(error).split())
+        raise UserError(f"--objectives={shortened(experiment.objectives)!r}: {message}") from error
     return learner
+
+
+def _try_objectives(learner: MetricLearner, num_classes: int) -> None:
+    """Compute every objective once, of random representations: what does not fit is found before a run begins."""
+    labels = np.array([0, 0, 1, 1]) % num_classes
+    size = learner.embedder.image_size
+    shapes = learner.embedder.representation_shapes((len(labels), size, size, 3))
+    generator = np.random.default_rng(0)
+    representations = {
+        name: keras.ops.convert_to_tensor(generator.random(shape, "float32")) for name, shape in shapes.items()
+    }
+    # The scope keeps what an objective would remember of it, such as a metric, out of the run.
+    with keras.StatelessScope():
+        for objective in learner.objectives:
+            representations.update(objective.represent(representations, training=True))
+            objective.compute(objective.select(representations), pairwise.as_labels(labels))

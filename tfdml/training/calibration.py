@@ -5,16 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import tensorflow as tf
 from absl import logging
 
+from tfdml.data.augmentation.evaluation import EvaluationTransform
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches
-from tfdml.data.transforms import EvaluationTransform
-from tfdml.evaluation import embed
-from tfdml.files import atomic_path
 from tfdml.models import MetricLearner
 from tfdml.objectives import Objective
+from tfdml.storage import atomic_write
 
 
 def calibrate(
@@ -37,16 +35,11 @@ def calibrate(
     names = sorted({str(objective.calibrates_on) for objective in pending})
     logging.info("measuring %s of %d training images for %s", ", ".join(names), len(train), _named(pending))
     batches = evaluation_batches(train, transform, batch_size)
-    features = {name: embed(_representation(learner, name), batches) for name in names}
+    learner.calibrate(batches, pending)
     folder.mkdir(parents=True, exist_ok=True)
     for objective in pending:
-        objective.calibrate(features[str(objective.calibrates_on)], train.labels)
-        with atomic_path(folder / f"{objective.name}.npz") as temporary, open(temporary, "wb") as file:
+        with atomic_write(folder / f"{objective.name}.npz") as temporary, open(temporary, "wb") as file:
             np.savez(file, *(np.asarray(variable) for variable in objective.non_trainable_variables))
-
-
-def _representation(learner: MetricLearner, name: str):
-    return tf.function(lambda images: tf.cast(learner.embedder.represent(images, training=False)[name], tf.float32))
 
 
 def _restore(objective: Objective, path: Path) -> bool:

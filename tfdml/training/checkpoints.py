@@ -2,48 +2,111 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
-import zipfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from absl import logging
 from keras import ops
 
 from tfdml.errors import UserError
-from tfdml.files import atomic_path
+from tfdml.models import Embedder, MetricLearner
+from tfdml.storage import atomic_write
 
 _NAME = re.compile(r"step-(\d+)\.npz")
+_STATE = "state"
+# Groups of arrays that are no part's weights.
+_METRICS, _OPTIMIZER, _OTHERS = NOT_WEIGHTS = ("metrics", "optimizer", "others")
+# Before the names of files that cannot be used and are in the way.
+_DAMAGED = "damaged-"
 
 
-def _variables(learner) -> dict[str, object]:
+@dataclasses.dataclass(frozen=True)
+class TrainingState:
+    """What a resumed run needs besides the arrays.
+
+    Args:
+        step: How many steps have been trained.
+        records: One mapping per epoch that has been closed, that before training included.
+        train_seconds: How long the steps of those epochs took.
+
+    Raises:
+        ValueError: A value is not of its type.
+    """
+
+    step: int
+    records: list[dict[str, Any]]
+    train_seconds: float = 0.0
+
+    def __post_init__(self):
+        if type(self.step) is not int or self.step < 0:
+            raise ValueError(f"step is {self.step!r}")
+        if not isinstance(self.records, list) or not all(_is_record(record) for record in self.records):
+            raise ValueError("records are no list of epochs")
+        if not isinstance(self.train_seconds, (int, float)):
+            raise ValueError(f"train_seconds is {self.train_seconds!r}")
+
+
+def _is_record(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("epoch"), int)
+
+
+def parts(learner: MetricLearner) -> dict[str, list]:
+    """The weights of a learner by the part they belong to: `backbone`, `projection`, and each objective by its name.
+
+    Within a part, weights are in the order in which they were made, which the part's settings alone decide.
+    """
+    objectives = {f"objective {objective.name}": list(objective.weights) for objective in learner.objectives}
+    return embedder_parts(learner.embedder) | objectives
+
+
+def embedder_parts(embedder: Embedder) -> dict[str, list]:
+    """The weights of the `backbone`, and as `projection` all others of the embedder."""
+    backbone = list(embedder.backbone.weights)
+    own = {id(weight) for weight in backbone}
+    return {"backbone": backbone, "projection": [weight for weight in embedder.weights if id(weight) not in own]}
+
+
+def first_not_finite(learner: MetricLearner) -> str | None:
+    """The part of a learner whose weights have become NaN or infinite; None if all are finite."""
+    for part, weights in parts(learner).items():
+        if not all(np.isfinite(ops.convert_to_numpy(weight)).all() for weight in weights):
+            return part
+    return None
+
+
+def _variables(learner: MetricLearner) -> dict[str, Any]:
     """What a step changes: weights, BatchNorm statistics, random states, metrics and the optimiser's slots."""
-    groups = {
-        "model": learner.variables,
-        "metrics": learner.metrics_variables,
-        "optimizer": learner.optimizer.variables,
-    }
+    groups = parts(learner) | {_METRICS: learner.metrics_variables, _OPTIMIZER: learner.optimizer.variables}
+    grouped = {id(variable) for members in groups.values() for variable in members}
+    groups[_OTHERS] = [variable for variable in learner.variables if id(variable) not in grouped]
     # By position: paths hold counters that depend on what the process built before.
-    named = {f"{group}/{i:05d}": variable for group, members in groups.items() for i, variable in enumerate(members)}
-    return named
+    return {f"{group}/{i:05d}": variable for group, members in groups.items() for i, variable in enumerate(members)}
 
 
-def save(folder: Path, learner, step: int, state: dict, keep: int = 2) -> Path:
+def save(folder: Path, learner: MetricLearner, state: TrainingState, keep: int = 2) -> Path:
     """Write `folder/step-<step>.npz` and remove all but the newest `keep`.
 
     Args:
         folder: The checkpoint folder; made when missing.
-        learner: A compiled `MetricLearner`.
-        step: How many steps it has been trained.
-        state: What else a resumed run needs; must be JSON.
+        learner: A compiled learner.
+        state: How far it has been trained.
         keep: How many checkpoints stay.
+
+    Raises:
+        UserError: The file cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"step-{step:08d}.npz"
+    path = folder / f"step-{state.step:08d}.npz"
     arrays = {name: np.asarray(ops.convert_to_numpy(variable)) for name, variable in _variables(learner).items()}
-    arrays["state"] = np.frombuffer(json.dumps({**state, "step": step}).encode(), np.uint8)
-    with atomic_path(path) as temporary, open(temporary, "wb") as file:
+    arrays[_STATE] = np.frombuffer(json.dumps(dataclasses.asdict(state)).encode(), np.uint8)
+    folder.mkdir(parents=True, exist_ok=True)
+    _set_aside([path] if path.is_dir() else [])
+    size = sum(array.nbytes for array in arrays.values())
+    with atomic_write(path, size) as temporary, open(temporary, "wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
     for old in list_checkpoints(folder)[:-keep]:
         old.unlink(missing_ok=True)
@@ -53,39 +116,93 @@ def save(folder: Path, learner, step: int, state: dict, keep: int = 2) -> Path:
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a folder, oldest first."""
     found = [path for path in folder.glob("step-*.npz") if _NAME.fullmatch(path.name)] if folder.is_dir() else []
-    return sorted(found, key=lambda path: int(_NAME.fullmatch(path.name).group(1)))  # type: ignore[union-attr]
+    return sorted(found, key=step_of)
 
 
-def restore_latest(folder: Path, learner) -> dict | None:
-    """Load the newest readable checkpoint into the learner and its optimiser; None if there is none.
+def step_of(path: Path) -> int:
+    """The step of a checkpoint, by its name."""
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[1])
 
-    Returns:
-        The `state` that was saved, with `step`.
+
+def read(path: Path) -> tuple[dict[str, np.ndarray], TrainingState]:
+    """The arrays and the state of a checkpoint.
 
     Raises:
-        UserError: The checkpoint belongs to another model.
+        ValueError: It is damaged; the message says how.
     """
+    try:
+        with np.load(path) as file:
+            arrays = {name: file[name] for name in file.files}
+        state = TrainingState(**json.loads(arrays.pop(_STATE).tobytes()))
+    except Exception as error:  # damaged bytes raise a dozen types
+        raise ValueError(f"{path.name} is damaged ({_in_short(error)})") from error
+    return arrays, state
+
+
+def restore_latest(folder: Path, learner: MetricLearner, restart: bool = False) -> TrainingState | None:
+    """Load the newest checkpoint that can be used into the learner and its optimiser; None if there is none.
+
+    Newer ones, which cannot, are renamed, so that they are not taken for the newest when the run goes on.
+
+    Args:
+        folder: The checkpoint folder.
+        learner: A compiled learner.
+        restart: Whether to begin anew where there are checkpoints, but none can be used.
+
+    Raises:
+        UserError: There are checkpoints, but none can be used, and `restart` is not set.
+    """
+    unusable, reasons = [], []
     for path in reversed(list_checkpoints(folder)):
         try:
-            with np.load(path) as file:
-                arrays = {name: file[name] for name in file.files}
-        except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
-            logging.warning("%s cannot be read (%s); trying the one before", path, error)
+            arrays, state = read(path)
+            if state.step != step_of(path):
+                raise ValueError(f"{path.name} is of step {state.step}")
+            _assign(path, arrays, learner)
+        except ValueError as error:
+            logging.warning("%s; trying the one before", error)
+            unusable.append(path)
+            reasons.append(str(error))
             continue
-        state = json.loads(arrays.pop("state").tobytes().decode())
-        _assign(path, arrays, learner)
+        _set_aside(unusable)
         return state
+    if unusable and not restart:
+        raise UserError(
+            f"no checkpoint in {folder} can be used: {'; '.join(reasons)}; add --restart to --resume to train this run "
+            "again from its first step"
+        )
+    _set_aside(unusable)
     return None
 
 
-def _assign(path: Path, arrays: dict[str, np.ndarray], learner) -> None:
+def _assign(path: Path, arrays: dict[str, np.ndarray], learner: MetricLearner) -> None:
     variables = _variables(learner)
     for name in sorted(set(variables) ^ set(arrays)):
         where = "missing from" if name in variables else "only in"
-        raise UserError(f"{path} belongs to another model: {name} is {where} the checkpoint")
+        raise ValueError(f"{path.name} belongs to another model: {name} is {where} the checkpoint")
     for name, variable in variables.items():
-        if tuple(variable.shape) != arrays[name].shape:  # type: ignore[attr-defined]
-            shape = tuple(variable.shape)  # type: ignore[attr-defined]
-            raise UserError(f"{path} belongs to another model: {name} has shape {arrays[name].shape}, not {shape}")
+        shape = tuple(variable.shape)
+        if shape != arrays[name].shape:
+            raise ValueError(
+                f"{path.name} belongs to another model: {name} has shape {arrays[name].shape}, not {shape}"
+            )
     for name, variable in variables.items():
-        variable.assign(arrays[name])  # type: ignore[attr-defined]
+        variable.assign(arrays[name])
+
+
+def _set_aside(paths: Sequence[Path]) -> None:
+    for path in paths:
+        free = path.with_name(_DAMAGED + path.name)
+        number = 1
+        while free.exists():
+            number += 1
+            free = path.with_name(f"{_DAMAGED}{number}-{path.name}")
+        path.rename(free)
+        logging.warning("%s cannot be used and is now called %s", path, free.name)
+
+
+def _in_short(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0][:120]}" if lines else type(error).__name__

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Callable
 from typing import Any
 
-from tfdml import backbones
-from tfdml.data.transforms import KINDS
+from tfdml import arguments
+from tfdml.data.augmentation.evaluation import as_color
+from tfdml.data.augmentation.train import KINDS
 from tfdml.errors import UserError
-from tfdml.models import AttentionEnsemble, Embedder
 from tfdml.models.embedder import BATCH_NORM_MODES
-from tfdml.training.optimizers import OPTIMIZERS
-from tfdml.training.spec import Call, parse_arguments, parse_call, parse_sum
+from tfdml.training.expressions import Call, parse_arguments, parse_call, parse_sum
+from tfdml.training.optimizers import FORMS, OPTIMIZERS
 
+# Counts and seeds beyond this do not fit the 32-bit integers of TensorFlow and Keras.
+_LARGEST_INTEGER = 2**31 - 1
+_BOOLEANS = {"true": True, "false": False}
 POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 
 
@@ -34,6 +38,10 @@ def _fraction(value) -> bool:
     return 0 <= value < 1
 
 
+def _rate(value) -> bool:
+    return value == -1 or value >= 0
+
+
 @dataclasses.dataclass(frozen=True)
 class Experiment:
     """The settings of a run; each field is also a flag of `bin/train` with the same name.
@@ -42,8 +50,10 @@ class Experiment:
         UserError: A value is out of range; the message names the flag.
 
     Example:
-        >>> experiment = Experiment(dataset="glyphs", run_dir="runs/first", image_size=56, resize=64, epochs=2)
-        >>> tfdml.training.train(experiment)["metrics"]["recall@1"]
+        >>> network = {"backbone": "conv4", "batch_norm": "train", "image_size": 28, "resize": 32, "embedding_dim": 64}
+        >>> experiment = Experiment(run_dir="runs/first", dataset="glyphs", flip=False, epochs=1, **network)
+        >>> tfdml.training.train(experiment)["selection"]  # and "metrics", "metrics_before", "intervals", ...
+        'the last epoch'
     """
 
     # Data
@@ -73,9 +83,12 @@ class Experiment:
     resize: int = _choice(256, "Pixels to which images are resized before the crop.", check=_positive)
     resize_mode: str = _choice(
         "shorter",
-        "Whether the shorter side becomes --resize; both sides do (squash); or the longer side does and black fills up "
-        "the square (pad).",
+        "Whether the shorter side becomes --resize; both sides do (squash); or the longer side does and --pad_color "
+        "fills up the square (pad).",
         choices=("shorter", "squash", "pad"),
+    )
+    pad_color: str = _choice(
+        "black", "Colour around images, for --resize_mode=pad and multi_resolution: black, white, or R,G,B of 0 to 255."
     )
     augmentation: str = _choice("random_crop", "How training crops are taken.", choices=KINDS)
     min_scale: float = _choice(
@@ -97,7 +110,11 @@ class Experiment:
     backbone: str = _choice("mobilenetv2", "Backbone, with its options: e.g. 'mobilenetv2(alpha=0.35)'.")
     weights: str = _choice("none", "Backbone weights: none, imagenet, or the path of a .weights.h5 file.")
     embedding_dim: int = _choice(128, "Size of the embedding.", check=_positive)
+    projection_bias: bool = _choice(True, "Give the projection to the embedding a bias.")
     pooling: str = _choice("avg", "Pooling over the positions of the feature map.", choices=("avg", "max"))
+    dropout: float = _choice(
+        0.0, "Share of the pooled features that is left out before the projection, in training.", check=_fraction
+    )
     batch_norm: str = _choice(
         "frozen",
         "BatchNorm of the backbone: frozen; statistics (frozen statistics, trained gamma and beta); train.",
@@ -108,6 +125,11 @@ class Experiment:
     )
     ensemble_cut: str = _choice(
         "", "Layers of the backbone that begin and end the attention network, as 'a,b'; empty: the backbone's usual."
+    )
+    start_from: str = _choice(
+        "",
+        "Start from the weights of an old run, matched by part: a run folder (its newest checkpoint), a checkpoint, or "
+        "a .keras file.",
     )
     # Objectives
     objectives: str = _choice("am_softmax", "Terms of the loss: e.g. 'am_softmax(margin=0.05) + 0.4 * jrs'.")
@@ -143,16 +165,28 @@ class Experiment:
     epochs: int = _choice(12, "Number of epochs.", check=_not_negative)
     steps_per_epoch: int = _choice(0, "Steps per epoch; 0 for one pass over the training images.", check=_not_negative)
     optimizer: str = _choice("adam", "Optimiser.", choices=OPTIMIZERS)
+    optimizer_form: str = _choice(
+        "keras",
+        "Whose formulas the optimiser follows: those of Keras, TensorFlow and Caffe, or PyTorch's. They differ in "
+        "where epsilon is added (adam, adamw, rmsprop) and, when the rate drops, in momentum (sgd).",
+        choices=FORMS,
+    )
     learning_rate: float = _choice(1e-4, "Base learning rate.", check=_positive)
-    backbone_rate: float = _choice(-1.0, "Learning rate of the backbone; -1: the base rate, 0: it does not train.")
-    projection_rate: float = _choice(-1.0, "Learning rate of the projection; -1: the base rate.")
-    objective_rate: float = _choice(-1.0, "Learning rate of the objectives' own weights; -1: the base rate.")
+    backbone_rate: float = _choice(
+        -1.0, "Learning rate of the backbone; -1: the base rate, 0: it does not train.", check=_rate
+    )
+    projection_rate: float = _choice(-1.0, "Learning rate of the projection; -1: the base rate.", check=_rate)
+    objective_rate: float = _choice(
+        -1.0, "Learning rate of the objectives' own weights; -1: the base rate.", check=_rate
+    )
     drop_epochs: str = _choice("", "Epochs after which every rate drops, e.g. '8' or '20,40'.")
     drop_factor: float = _choice(0.1, "What each drop multiplies the rates by.", check=_positive)
     weight_decay: float = _choice(
         0.0, "Weight decay: coupled (added to the gradient), decoupled for adamw.", check=_not_negative
     )
-    epsilon: float = _choice(1e-7, "Adam's and RMSprop's epsilon.", check=_positive)
+    epsilon: float = _choice(
+        1e-7, "Adam's and RMSprop's epsilon. PyTorch's and Caffe's own default is 1e-8.", check=_positive
+    )
     momentum: float = _choice(0.9, "SGD's momentum.", check=_fraction)
     clip_norm: float = _choice(0.0, "Largest norm of the whole gradient; 0: no clipping.", check=_not_negative)
     mixed_precision: str = _choice("float32", "Dtype policy of the network.", choices=POLICIES)
@@ -167,7 +201,9 @@ class Experiment:
     )
     # Evaluation and records
     ks: str = _choice("1,2,4,8", "The K of Recall@K.")
-    evaluate_every: int = _choice(1, "Evaluate the unseen classes every this many epochs; 0: at the end only.")
+    evaluate_every: int = _choice(
+        1, "Evaluate the unseen classes every this many epochs; 0: at the end only.", check=_not_negative
+    )
     evaluation_batch_size: int = _choice(100, "Images per batch in evaluation.", check=_positive)
     selection: str = _choice(
         "last",
@@ -180,13 +216,24 @@ class Experiment:
     moment_embedder: bool = _choice(
         False, "With horde: also write and measure moments.keras, which searches with all orders, reduced by a PCA."
     )
+    evaluate_orders: str = _choice(
+        "end",
+        "With one horde: measure the embedding of each order of moments by itself, and all side by side, on the unseen "
+        "classes: at the end; with every evaluation (epochs); or never.",
+        choices=("end", "epochs", "never"),
+    )
     report: bool = _choice(True, "Write report/index.html at the end.")
     run_dir: str = _choice("", "Folder of the run; must not exist yet, unless --resume.")
 
     def __post_init__(self):
         object.__setattr__(self, "cache", _text(self.cache))
+        types = typing.get_type_hints(type(self))
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+            try:
+                value = _CHECKS[types[field.name]](f"--{field.name}", getattr(self, field.name))
+            except ValueError as error:
+                raise UserError(str(error)) from error
+            object.__setattr__(self, field.name, value)
             choices = field.metadata.get("choices")
             if choices and value not in choices:
                 raise UserError(f"--{field.name}={value}: must be one of {', '.join(choices)}")
@@ -203,7 +250,14 @@ class Experiment:
             raise UserError("--moment_embedder needs the moments of the last epoch: use --selection=last")
         if self.selection == "validation" and not self.holdout_classes:
             raise UserError("--selection=validation needs held-out classes: add e.g. --holdout_classes=0.2")
-        self.recall_ks()
+        as_color(self.pad_color, "--pad_color")
+        if self.min_resolution > self.max_resolution:
+            raise UserError(
+                f"--min_resolution={self.min_resolution:g} is above --max_resolution={self.max_resolution:g}"
+            )
+        ks = self.recall_ks()
+        if self.selection != "last" and 1 not in ks:
+            raise UserError(f"--selection={self.selection} goes by recall@1: add 1 to --ks={self.ks}")
         self.drop_steps(1)
         if self.ensemble_heads and self.embedding_dim % self.ensemble_heads:
             raise UserError(
@@ -227,10 +281,10 @@ class Experiment:
             raise UserError(f"--drop_epochs={self.drop_epochs}: the epochs must ascend")
         return [epoch * steps_per_epoch for epoch in epochs]
 
-    def rate_factors(self) -> dict[str, float]:
-        """What the base rate is multiplied by for each part."""
+    def learning_rates(self) -> dict[str, float]:
+        """The rate of each part at the first step."""
         rates = {"backbone": self.backbone_rate, "projection": self.projection_rate, "objectives": self.objective_rate}
-        return {part: 1.0 if rate < 0 else rate / self.learning_rate for part, rate in rates.items()}
+        return {part: self.learning_rate if rate < 0 else rate for part, rate in rates.items()}
 
     def data_options(self) -> dict[str, Any]:
         """The options of the data set."""
@@ -239,34 +293,6 @@ class Experiment:
     def policy_steps(self) -> list[tuple[float, Call]]:
         """The steps of the augmentation policy: the share of the images, and what happens to them."""
         return parse_sum(self.policy, "--policy") if self.policy.strip() else []
-
-    def make_backbone(self) -> backbones.Backbone:
-        """The backbone with its weights."""
-        call = parse_call(self.backbone, "--backbone")
-        return backbones.resolve(call.name, self.image_size, self.weights, **call.arguments)
-
-    def make_embedder(self) -> Embedder:
-        """The embedder, its backbone with its weights.
-
-        Raises:
-            UserError: The backbone cannot be built, or not be made an ensemble of.
-        """
-        options: dict[str, Any] = {
-            "embedding_dim": self.embedding_dim,
-            "image_size": self.image_size,
-            "resize": max(self.resize, self.image_size),
-            "resize_mode": self.resize_mode,
-            "pooling": self.pooling,
-            "batch_norm": self.batch_norm,
-        }
-        backbone = self.make_backbone()
-        if not self.ensemble_heads:
-            return Embedder(backbone, **options)
-        cut = [name.strip() for name in self.ensemble_cut.split(",") if name.strip()]
-        try:
-            return AttentionEnsemble(backbone, cut=cut or None, heads=self.ensemble_heads, **options)
-        except ValueError as error:
-            raise UserError(f"--ensemble_cut={self.ensemble_cut}: {error}") from error
 
     def as_flags(self) -> str:
         """The settings as a flag file that makes the same run."""
@@ -289,19 +315,28 @@ class Experiment:
             if name not in kinds:
                 raise UserError(f"flag file: there is no setting --{name}")
             try:
-                values[name] = value == "true" if kinds[name] is bool else kinds[name](value)
-            except ValueError as error:
+                values[name] = _BOOLEANS[value] if kinds[name] is bool else kinds[name](value)
+            except (KeyError, ValueError) as error:
                 raise UserError(f"flag file: --{name}={value} is not of type {kinds[name].__name__}") from error
         return cls(**{**values, **changes})
 
 
+_CHECKS: dict[type, Callable[[str, Any], Any]] = {
+    bool: arguments.boolean,
+    float: arguments.number,
+    int: functools.partial(arguments.integer, at_most=_LARGEST_INTEGER),
+    str: arguments.text,
+}
+
+
 def _integers(text: str, flag: str, at_least: int, required: bool = False) -> tuple[int, ...]:
+    wanted = UserError(f"{flag}={text}: write integers of {at_least} to {_LARGEST_INTEGER:,} with commas, e.g. 1,2,4")
     try:
         values = tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError as error:
-        raise UserError(f"{flag}={text}: write integers with commas, e.g. 1,2,4") from error
-    if (required and not values) or any(value < at_least for value in values):
-        raise UserError(f"{flag}={text}: write integers of at least {at_least} with commas, e.g. 1,2,4")
+        raise wanted from error
+    if (required and not values) or any(not at_least <= value <= _LARGEST_INTEGER for value in values):
+        raise wanted
     return values
 
 

@@ -6,7 +6,8 @@ import keras
 from keras import ops
 
 from tfdml.errors import UserError
-from tfdml.models.alternation import AlternatingOptimizer
+from tfdml.models.alternating_optimizer import AlternatingOptimizer
+from tfdml.training.pytorch_optimizers import PyTorchAdam, PyTorchAdamW, PyTorchRMSprop, PyTorchSGD
 
 PARTS = ("backbone", "projection", "objectives")
 
@@ -57,7 +58,33 @@ class PartRMSprop(_PartRates, keras.optimizers.RMSprop):
     """RMSprop with a rate per part."""
 
 
-OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop")
+class PartPyTorchAdam(_PartRates, PyTorchAdam):
+    """PyTorch's Adam with a rate per part."""
+
+
+class PartPyTorchAdamW(_PartRates, PyTorchAdamW):
+    """PyTorch's AdamW with a rate per part; its decoupled decay uses the base rate."""
+
+
+class PartPyTorchSGD(_PartRates, PyTorchSGD):
+    """PyTorch's SGD with a rate per part."""
+
+
+class PartPyTorchRMSprop(_PartRates, PyTorchRMSprop):
+    """PyTorch's RMSprop with a rate per part."""
+
+
+_CLASSES: dict[str, dict[str, type]] = {
+    "keras": {"adam": PartAdam, "adamw": PartAdamW, "sgd": PartSGD, "rmsprop": PartRMSprop},
+    "pytorch": {
+        "adam": PartPyTorchAdam,
+        "adamw": PartPyTorchAdamW,
+        "sgd": PartPyTorchSGD,
+        "rmsprop": PartPyTorchRMSprop,
+    },
+}
+FORMS = tuple(_CLASSES)
+OPTIMIZERS = tuple(_CLASSES["keras"])
 
 
 def step_schedule(learning_rate: float, drop_steps: list[int], factor: float):
@@ -84,11 +111,12 @@ def build_optimizer(
     name: str,
     learner,
     learning_rate,
-    factors: dict[str, float],
+    learning_rates: dict[str, float] | None = None,
     weight_decay: float = 0.0,
     epsilon: float | None = None,
     momentum: float = 0.9,
     clip_norm: float = 0.0,
+    form: str = "keras",
 ):
     """An optimiser, built on the learner's variables, with a rate per part; one for each phase if there are two.
 
@@ -96,25 +124,33 @@ def build_optimizer(
         name: One of `OPTIMIZERS`.
         learner: A built `MetricLearner`.
         learning_rate: A number or schedule, the base rate.
-        factors: What each of `PARTS` multiplies the base rate by; 1 where it is not named.
+        learning_rates: The rates of `PARTS` that have one of their own, at the first step; where the base rate is a
+            schedule they follow it in proportion.
         weight_decay: Coupled (added to the gradient, as in PyTorch's Adam) for adam, sgd and rmsprop; decoupled for
             adamw.
         epsilon: Adam's and RMSprop's; None for Keras's default.
         momentum: SGD's.
         clip_norm: The largest norm of the whole gradient over all replicas; 0 for none.
+        form: `"keras"` or `"pytorch"`: whose convention epsilon and momentum follow; the formulas stand side by side in
+            `tfdml.training.pytorch_optimizers`.
 
     Raises:
-        UserError: The name is unknown.
+        UserError: The name, the form or a part is unknown, or the base rate is 0.
+
+    Example:
+        >>> rates = {"projection": 1e-2, "objectives": 1e-2}
+        >>> learner.compile(build_optimizer("adam", learner, 3e-4, rates))
     """
     if name not in OPTIMIZERS:
         raise UserError(f"--optimizer={name!r}: known are {', '.join(OPTIMIZERS)}")
+    if form not in FORMS:
+        raise UserError(f"--optimizer_form={form!r}: known are {', '.join(FORMS)}")
     own = {id(variable) for variable in learner.statistics_variables}
-    by_id = {
-        id(variable): float(factors.get(part, 1.0)) for part, members in learner.parts().items() for variable in members
-    }
+    factors = _factors(learning_rate, learning_rates or {})
+    by_id = {id(variable): factors[part] for part, members in learner.parts().items() for variable in members}
 
     def build(variables):
-        optimizer, coupled = _make(name, learning_rate, weight_decay, epsilon, momentum)
+        optimizer, coupled = _make(_CLASSES[form][name], learning_rate, weight_decay, epsilon, momentum)
         optimizer.build(variables)
         rates = {i: by_id[id(variable)] for i, variable in enumerate(variables) if id(variable) in by_id}
         optimizer.configure(rates, coupled, clip_norm or None)
@@ -129,13 +165,27 @@ def build_optimizer(
     return optimizer
 
 
-def _make(name: str, learning_rate, weight_decay: float, epsilon: float | None, momentum: float):
+def _factors(learning_rate, learning_rates: dict[str, float]) -> dict[str, float]:
+    """What each part's rate is of the base rate."""
+    unknown = sorted(set(learning_rates) - set(PARTS))
+    if unknown:
+        raise UserError(f"learning_rates: there is no part {unknown[0]!r}; the parts are {', '.join(PARTS)}")
+    if isinstance(learning_rate, keras.optimizers.schedules.PiecewiseConstantDecay):
+        base = learning_rate.values[0]
+    elif isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+        base = float(ops.convert_to_numpy(learning_rate(0)))
+    else:
+        base = float(learning_rate)
+    if learning_rates and base <= 0:
+        raise UserError(f"learning_rate must be positive where parts have rates of their own, not {base:g}")
+    return {part: learning_rates[part] / base if part in learning_rates else 1.0 for part in PARTS}
+
+
+def _make(cls: type, learning_rate, weight_decay: float, epsilon: float | None, momentum: float):
     """The optimiser, and the coupled weight decay that it leaves to its variables' steps."""
+    if issubclass(cls, keras.optimizers.SGD):
+        return cls(learning_rate, momentum=momentum), weight_decay
     extra = {} if epsilon is None else {"epsilon": epsilon}
-    if name == "adamw":
-        return PartAdamW(learning_rate, weight_decay=weight_decay, **extra), 0.0
-    if name == "adam":
-        return PartAdam(learning_rate, **extra), weight_decay
-    if name == "sgd":
-        return PartSGD(learning_rate, momentum=momentum), weight_decay
-    return PartRMSprop(learning_rate, **extra), weight_decay
+    if issubclass(cls, keras.optimizers.AdamW):
+        return cls(learning_rate, weight_decay=weight_decay, **extra), 0.0
+    return cls(learning_rate, **extra), weight_decay

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from tfdml.data.augmentation.preview import contact_sheet, whole_images
 from tfdml.data.pipeline import explain_failure, training_batches
-from tfdml.data.preview import contact_sheet, whole_images
 from tfdml.errors import UserError
-from tfdml.files import atomic_path
+from tfdml.storage import atomic_write
 from tfdml.training import building
 from tfdml.training.experiment import Experiment
 
@@ -45,8 +45,8 @@ def write_preview(experiment: Experiment, path: str) -> str:
     except tf.errors.OpError as error:
         raise (explain_failure(error, train) or error) from None
     try:
-        with atomic_path(file) as temporary:
+        with atomic_write(file) as temporary:
             sheet.save(temporary)
-    except OSError as error:
-        raise UserError(f"--preview={path} cannot be written: {error.strerror or error}") from error
+    except UserError as error:
+        raise UserError(f"--preview={error}") from error
     return f"{path}: {len(labels)} views of {images.shape[2]} x {images.shape[1]} px from {train.name}, {transform}"

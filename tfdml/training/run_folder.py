@@ -1,14 +1,23 @@
-"""The folder that a run leaves behind."""
+"""The folder that a run leaves behind: what lies where, and who may write there."""
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import os
 import platform
+import shutil
+import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from tfdml.errors import UserError
-from tfdml.files import atomic_path, write_json
+from tfdml.errors import UserError, differences
+from tfdml.manifests import read_json
+from tfdml.output_paths import require_local
+from tfdml.storage import PARTIAL_PREFIX, atomic_write, lock, write_json
+from tfdml.training.checkpoints import list_checkpoints, step_of
 from tfdml.training.experiment import Experiment
 from tfdml.version import __version__, installed
 
@@ -18,7 +27,7 @@ _PACKAGES = ("tensorflow", "keras", "numpy", "faiss-cpu", "scikit-learn", "pillo
 class RunFolder:
     """Paths of a run, and the rules of who may write there.
 
-        flags.txt  environment.json  metrics.jsonl  result.json  calibration/  checkpoints/  embedder.keras
+        flags.txt  data.json  environment.json  metrics.jsonl  result.json  calibration/  checkpoints/  embedder.keras
         tensorboard/  report/index.html
 
     Args:
@@ -26,8 +35,10 @@ class RunFolder:
     """
 
     def __init__(self, path: str | os.PathLike):
+        require_local(path, "--run_dir")
         self.path = Path(path)
         self.flags = self.path / "flags.txt"
+        self.data = self.path / "data.json"
         self.environment = self.path / "environment.json"
         self.metrics = self.path / "metrics.jsonl"
         self.result = self.path / "result.json"
@@ -37,38 +48,168 @@ class RunFolder:
         self.moments = self.path / "moments.keras"
         self.tensorboard = self.path / "tensorboard"
         self.report = self.path / "report" / "index.html"
+        self._owner = self.path / ".train.lock"
 
-    def check_new(self) -> None:
-        """Raise a `UserError` if a run could lose something by being written here."""
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise UserError(
-                f"--run_dir={self.path} exists already: continue that run with --resume, or name another folder"
-            )
+    def selected(self, epoch: int) -> Path:
+        """Where the embedder of an epoch is kept that was the best when the epoch ended."""
+        return self.checkpoints / f"selected-epoch-{epoch:04d}.keras"
 
-    def create(self, experiment: Experiment, devices: list[str]) -> None:
-        """Make the folder, with the flags and the environment of the run."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"--run_dir={self.path} cannot be made: {error.strerror}") from error
-        with atomic_path(self.flags) as temporary:
-            temporary.write_text(experiment.as_flags(), encoding="utf-8")
-        write_json(self.environment, environment(devices))
+    # What is there
+
+    def is_untouched(self) -> bool:
+        """Whether the folder is there and no run has begun in it, but for one that was killed before its first file."""
+        return self.path.is_dir() and not any(not self._is_debris(entry) for entry in self.path.iterdir())
+
+    def is_finished(self, experiment: Experiment) -> bool:
+        """Whether the run has nothing left to do."""
+        wanted = [self.embedder]
+        wanted += [self.moments] if experiment.moment_embedder else []
+        wanted += [self.report] if experiment.report else []
+        return self.read_result() is not None and all(path.is_file() for path in wanted)
+
+    def how_far(self) -> str:
+        """How far the run in this folder has come, and how it goes on, in words."""
+        if not self.flags.is_file():
+            return "nothing was written"
+        steps = [step_of(path) for path in list_checkpoints(self.checkpoints)]
+        saved = f"the checkpoint of step {steps[-1]} is saved" if steps else "no step was trained"
+        return f"{saved}; continue with --run_dir={self.path} --resume"
 
     def load_experiment(self) -> Experiment:
         """The experiment that a run was started with.
 
         Raises:
-            UserError: This is not the folder of a run.
+            UserError: This is not the folder of a run, or its flags are damaged.
         """
+        if self.is_untouched():
+            raise UserError(
+                f"--run_dir={self.path}: the run was stopped before its flags were written; start it again with them, "
+                "without --resume"
+            )
         try:
             text = self.flags.read_text(encoding="utf-8")
-        except OSError as error:
+        except (OSError, UnicodeDecodeError) as error:
+            if isinstance(error, UnicodeDecodeError):
+                raise UserError(f"{self.flags} is damaged: it is no text; start the run anew elsewhere") from error
             raise UserError(f"--run_dir={self.path} holds no run to resume: there is no {self.flags}") from error
-        return Experiment.from_flags(text, run_dir=str(self.path))
+        try:
+            return Experiment.from_flags(text, run_dir=str(self.path))
+        except UserError as error:
+            raise UserError(f"{self.flags}: {str(error).removeprefix('flag file: ')}") from error
+
+    def read_result(self) -> dict[str, Any] | None:
+        """What `result.json` holds; None if it is not there, or damaged."""
+        try:
+            return read_json(self.result, {"metrics": dict})
+        except UserError:
+            return None
+
+    # Who may write
+
+    def check_new(self) -> None:
+        """Raise a `UserError` if a run could lose something by being written here."""
+        try:
+            str(self.path).encode()
+            taken = self.path.exists() and not self.is_untouched()
+        except UnicodeEncodeError as error:
+            raise UserError(f"--run_dir={str(self.path)!r} is no UTF-8: name another folder") from error
+        except OSError as error:
+            raise UserError(f"--run_dir={str(self.path)[:100]} cannot be used: {error.strerror}") from error
+        if taken:
+            raise UserError(
+                f"--run_dir={self.path} exists already: continue that run with --resume, or name another folder"
+            )
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other runs out, and remove what a killed one left half-written.
+
+        Raises:
+            UserError: Another run is at work here.
+        """
+        descriptor = os.open(self.path, os.O_RDONLY)
+        with contextlib.ExitStack() as held:
+            held.callback(os.close, descriptor)
+            try:
+                lock(descriptor, wait=False)
+            except BlockingIOError as error:
+                raise UserError(
+                    f"--run_dir={self.path}: another bin/train is at work in it ({self._who()}); wait for it or stop it"
+                ) from error
+            for half_written in self.path.rglob(f"{PARTIAL_PREFIX}*"):
+                half_written.unlink(missing_ok=True)
+            since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            # Only for messages: what is finished may lie where nothing can be written.
+            with contextlib.suppress(OSError, UserError):
+                write_json(self._owner, {"pid": os.getpid(), "host": socket.gethostname(), "since": since})
+                held.callback(self._owner.unlink, missing_ok=True)
+            yield
+
+    @contextlib.contextmanager
+    def created(self, experiment: Experiment) -> Iterator[None]:
+        """Make the folder, with the flags of the run, and keep other runs out.
+
+        Raises:
+            UserError: It cannot be made, or has become that of another run.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--run_dir={self.path} cannot be made: {error.strerror}") from error
+        with self.locked():
+            self.check_new()
+            with atomic_write(self.flags) as temporary:
+                temporary.write_text(experiment.as_flags(), encoding="utf-8")
+            yield
+
+    def describe(self, data: dict[str, Any], devices: list[str]) -> None:
+        """Write what the run's data and environment are; for a run that is continued, see that the data is the same.
+
+        Args:
+            data: By split, what `building.describe_splits` tells.
+            devices: What the run trains on.
+
+        Raises:
+            UserError: The images have changed since the run was started.
+        """
+        if self.data.is_file():
+            self._compare(data)
+        else:
+            write_json(self.data, data)
+        if not self.environment.is_file():
+            write_json(self.environment, environment(devices))
+
+    def discard(self) -> None:
+        """Remove the folder of a run that has failed before its first step."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _compare(self, data: dict[str, Any]) -> None:
+        try:
+            before = read_json(self.data)
+            changed = [f"{split}: {differences(before.get(split, {}), now)}" for split, now in data.items()]
+        except (UserError, AttributeError, TypeError) as error:
+            raise UserError(
+                f"{self.data} is damaged; delete it, if you are sure that the images are the same"
+            ) from error
+        changed = [words for words in changed if not words.endswith(": ")]
+        if changed:
+            raise UserError(
+                f"--resume: the images are not those that the run was started with ({'; '.join(changed)}); bring them "
+                "back, or start a new run, from these weights with --start_from"
+            )
+
+    def _is_debris(self, path: Path) -> bool:
+        return path == self._owner or path.name.startswith(PARTIAL_PREFIX)
+
+    def _who(self) -> str:
+        try:
+            owner = read_json(self._owner, {"pid": int, "host": str, "since": str})
+            return f"process {owner['pid']} on {owner['host']} since {owner['since']}"
+        except UserError:
+            return "which has just begun"
 
 
-def environment(devices: list[str]) -> dict:
+def environment(devices: list[str]) -> dict[str, Any]:
     """What ran: versions, machine, devices."""
     return {
         "tfdml": __version__,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from tfdml.memory import free_memory
 from tfdml.training import building, distribution
+from tfdml.training.evaluating import check_measurable
 from tfdml.training.experiment import Experiment
+from tfdml.training.limits import step_memory
 from tfdml.training.run_folder import RunFolder
 
 
@@ -16,6 +19,7 @@ def describe(experiment: Experiment) -> str:
     RunFolder(experiment.run_dir).check_new()
     strategy = distribution.make_strategy(experiment.logical_devices)
     splits = building.load_splits(experiment)
+    check_measurable(splits, experiment.recall_ks())
     sampler = building.make_sampler(experiment, splits.train, distribution.num_replicas(strategy))
     steps = experiment.steps_per_epoch or sampler.steps_per_epoch
     train_transform, evaluation_transform = building.make_transforms(experiment)
@@ -35,13 +39,14 @@ def describe(experiment: Experiment) -> str:
         "objectives",
     ]
     lines += [f"  {term.weight:g} * {term.name}  {_settings(term)}" for term in learner.objectives]
-    factors = experiment.rate_factors()
-    rates = ", ".join(f"{part} {experiment.learning_rate * factor:g}" for part, factor in factors.items())
+    rates = ", ".join(f"{part} {rate:g}" for part, rate in experiment.learning_rates().items())
     drops = f", times {experiment.drop_factor:g} after epoch {experiment.drop_epochs}" if experiment.drop_epochs else ""
     lines += [
         f"batches      {sampler.batch_size} images ({_batch(experiment)}), {steps} steps an epoch, "
         f"{experiment.epochs} epochs = {steps * experiment.epochs * sampler.batch_size:,} images",
         f"optimiser    {experiment.optimizer}, rates: {rates}{drops}",
+        f"memory       at least {step_memory(experiment, learner.embedder) / 2**30:,.2f} GB for a step; "
+        f"{free_memory() / 2**30:,.1f} GB are free here",
         f"devices      {', '.join(distribution.describe(strategy))}",
         f"selection    {experiment.selection}",
         "",

@@ -12,7 +12,7 @@ from tfdml.errors import UserError
 from tfdml.kernels import Kernel
 from tfdml.losses.classification import ClassSimilarityLoss
 from tfdml.objectives import MetricLoss, Objective, ProxyLoss
-from tfdml.training.spec import Call, parse_sum
+from tfdml.training.expressions import Call, parse_sum, shortened
 
 _ALIASES = {
     "jrs": "joint_representation_similarity",
@@ -24,6 +24,8 @@ _ALIASES = {
     "gor": "global_orthogonal",
     "entropy": "entropy_spread",
 }
+# Each makes the graph of a training step larger; nobody has weighed so many against each other.
+_MOST_TERMS = 20
 _WRAPPERS = (Objective, MetricLoss, ProxyLoss)
 
 
@@ -57,9 +59,15 @@ def build_objectives(text: str, num_classes: int) -> list[Objective]:
     provide representations come first, whatever the order written.
 
     Raises:
-        UserError: An unknown name or argument, or a value that does not fit.
+        UserError: An unknown name or argument, a value that does not fit, too many terms, or none that counts.
     """
-    built = [_build(call, weight, num_classes, text) for weight, call in parse_sum(text, "--objectives")]
+    terms = parse_sum(text, "--objectives")
+    said = shortened(text)
+    if len(terms) > _MOST_TERMS:
+        raise UserError(f"--objectives={said!r}: {len(terms)} terms; {_MOST_TERMS} is the most that one loss may have")
+    if not any(weight for weight, _ in terms):
+        raise UserError(f"--objectives={said!r}: every term has the factor 0, so that there is nothing to learn")
+    built = [_build(call, weight, num_classes, said) for weight, call in terms]
     return sorted(built, key=lambda objective: not objective.provides)
 
 
@@ -69,9 +77,12 @@ def _build(call: Call, weight: float, num_classes: int, text: str) -> Objective:
     if name not in classes:
         raise UserError(f"--objectives={text!r}: there is no {call.name!r}; known: {', '.join(sorted(classes))}")
     cls = classes[name]
-    arguments = {key: _resolve(value, text) for key, value in call.arguments.items()}
-    if isinstance(arguments.get("loss"), str):
-        arguments["loss"] = _resolve(Call(arguments["loss"], {}), text)
+    arguments = {
+        key: _resolve(_as_calls(value) if key in ("loss", "kernels") else value, text)
+        for key, value in call.arguments.items()
+    }
+    if "num_classes" in arguments:
+        raise UserError(f"--objectives={text!r}: {call.name}: leave num_classes out, the data says it")
     arguments.setdefault("name", call.name)
     try:
         if issubclass(cls, keras.losses.Loss):
@@ -81,7 +92,9 @@ def _build(call: Call, weight: float, num_classes: int, text: str) -> Objective:
         _check_arguments(cls, arguments)
         return cls(weight=weight, **arguments)
     except (TypeError, ValueError) as error:
-        raise UserError(f"--objectives={text!r}: {call.name}: {' '.join(str(error).split())}") from error
+        # Objectives begin their messages with their name.
+        message = " ".join(str(error).split()).removeprefix(f"{arguments['name']}: ")
+        raise UserError(f"--objectives={text!r}: {call.name}: {message}") from error
 
 
 def _wrap(cls: type, arguments: dict, weight: float, num_classes: int) -> Objective:
@@ -106,6 +119,13 @@ def _check_arguments(cls: type, arguments: dict, *others: type) -> None:
 
 def _known_losses() -> dict[str, type]:
     return {name: cls for name, cls in known().items() if issubclass(cls, keras.losses.Loss)}
+
+
+def _as_calls(value):
+    """The bare name of a loss or a kernel, or a list of them, such as `kernels=[laplace, exponential]`, as calls."""
+    if isinstance(value, list):
+        return [_as_calls(item) for item in value]
+    return Call(value, {}) if isinstance(value, str) else value
 
 
 def _resolve(value, text: str):

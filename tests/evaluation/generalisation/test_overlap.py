@@ -111,6 +111,14 @@ def test_bins_follow_the_number_of_the_rarer_pairs(pairs, bins):
     assert default_bins(histogram) == bins
 
 
+@pytest.mark.parametrize(("labels", "bins"), [([0, 0, *range(1, 20)], 2), ([0] * 20 + [1], 6)])
+def test_few_pairs_of_either_kind_ask_for_wide_bins(labels, bins):
+    """One positive pair of 210; 20 negative ones."""
+    figures = evaluate_overlap(np.random.default_rng(0).normal(size=(21, 3)), labels)
+    assert min(figures["num_positive_pairs"], figures["num_negative_pairs"]) in (1, 20)
+    assert figures["bins"] == bins
+
+
 def test_collapsed_embeddings_overlap_wholly():
     figures = evaluate_overlap(np.ones((6, 3)), [0, 0, 1, 1, 2, 2])
     assert (figures["overlap"], figures["jsd_bits"], figures["auc"], figures["bins"]) == (1, 0, 0.5, 1)

@@ -77,13 +77,14 @@ def convert(
         UserError: The file cannot be read, or its arrays are not those of the architecture; they are named.
 
     Example:
-        >>> convert("bn_inception-52deb4733.pth", "bn_inception").model.save_weights("bn_inception.weights.h5")
+        >>> converted = convert("bn_inception-52deb4733.pth", "bn_inception")  # doctest: +SKIP
+        >>> converted.model.save_weights("bn_inception.weights.h5")  # doctest: +SKIP
     """
     if architecture not in _ARCHITECTURES:
         raise UserError(f"--architecture={architecture}: must be one of {', '.join(ARCHITECTURES)}")
     entry = _ARCHITECTURES[architecture]
     arrays = {_tidy(name): array for name, array in read_checkpoint(path).items()}
-    caffe = not any(name.endswith(".weight") for name in arrays)
+    caffe = _is_caffe(path, arrays)
     rename = entry.caffe if caffe else entry.torch
     if rename is None:
         other = {"googlenet_bn": "googlenet", "resnet50_v1_5": "resnet50"}[architecture]
@@ -102,6 +103,19 @@ def convert(
     for layer, weights in values:
         layer.set_weights(weights)
     return Conversion(model, source.left_out())
+
+
+def _is_caffe(path: str | os.PathLike, arrays: dict[str, np.ndarray]) -> bool:
+    """Whether arrays are called as Caffe's layers (`conv1.0`), not as PyTorch's (`conv1.weight`)."""
+    if any(name.endswith(".weight") for name in arrays):
+        return False
+    if any(re.search(r"\.\d+$", name) for name in arrays):
+        return True
+    named = ", ".join(sorted(arrays)[:3]) + (" ..." if len(arrays) > 3 else "")
+    raise UserError(
+        f"--from={path} is no checkpoint of a network: its arrays ({named}) are not called as PyTorch or Caffe call "
+        "the weights of layers (conv1.weight, conv1.0)"
+    )
 
 
 def _tidy(name: str) -> str:

@@ -12,9 +12,10 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from tfdml import storage
 from tfdml.backbones.conversion.caffemodel import read_caffemodel
 from tfdml.backbones.conversion.torch_file import from_bfloat16, is_legacy, read_torch
-from tfdml.errors import UserError
+from tfdml.errors import UserError, short_message
 
 _SAFETENSORS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1"}
 _SAFETENSORS |= {"U8": "u1", "BOOL": "?", "BF16": "<u2"}
@@ -34,12 +35,12 @@ def read_checkpoint(path: str | os.PathLike) -> dict[str, np.ndarray]:
         UserError: The file is missing, damaged, or of another kind.
 
     Example:
-        >>> sorted(read_checkpoint("bn_inception-52deb4733.pth"))[:2]
+        >>> sorted(read_checkpoint("bn_inception-52deb4733.pth"))[:2]  # doctest: +SKIP
         ['conv1_7x7_s2.bias', 'conv1_7x7_s2.weight']
     """
     path = Path(path)
     try:
-        with open(path, "rb") as file:
+        with storage.open_file(path) as file:
             head = file.read(16)
     except OSError as error:
         raise UserError(f"--from={path} cannot be read: {error.strerror}") from error
@@ -65,7 +66,7 @@ def read_checkpoint(path: str | os.PathLike) -> dict[str, np.ndarray]:
         raise
     except Exception as error:
         # Whatever a damaged file makes the readers stumble over.
-        raise UserError(f"--from={path} is damaged or no checkpoint ({_one_line(error)})") from error
+        raise UserError(f"--from={path} is damaged or no checkpoint ({short_message(error)})") from error
     if not arrays:
         raise UserError(f"--from={path} holds no arrays")
     return {name: _widen(array) for name, array in arrays.items()}
@@ -85,6 +86,8 @@ def _read_hdf5(path: Path) -> dict[str, np.ndarray]:
 
     def take(name, item):
         if isinstance(item, h5py.Dataset):
+            if item.external or item.is_virtual:
+                raise UserError(f"--from={path}: the numbers of {name} lie in other files, which are not opened")
             # Caffe: data/<layer, which may hold slashes>/<index>.
             layer = re.sub(r"/(\d+)$", r".\1", name)
             arrays[layer.removeprefix("data/") if layer != name else name] = item[()]
@@ -111,7 +114,3 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
         array = np.frombuffer(body[first:last], _SAFETENSORS[entry["dtype"]]).reshape(entry["shape"])
         arrays[name] = from_bfloat16(array) if entry["dtype"] == "BF16" else array
     return arrays
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import math
 import pickle
+import pickletools
 import struct
 import zipfile
 from collections import OrderedDict
@@ -32,6 +33,8 @@ _STORAGES = {
     "ByteStorage": "u1",
     "BoolStorage": "?",
 }
+# Tensors may share a storage, as tied weights do, and 16 bits become 32: more than this is no network's.
+_MOST_SHARING = 16
 # Where training scripts put the state dict among other things.
 _NESTED = ("state_dict", "model_state_dict", "model", "net", "network", "ema")
 
@@ -57,6 +60,9 @@ class _Tensor:
             return np.zeros(self.shape, storage.dtype)
         if self.offset < 0 or min(self.strides, default=0) < 0 or reach >= len(storage):
             raise ValueError(f"a tensor of shape {self.shape} reaches beyond its storage")
+        # A stride of 0 repeats numbers: a file of a kilobyte could ask for all the memory there is.
+        if math.prod(self.shape) > len(storage):
+            raise ValueError(f"a tensor of shape {self.shape} is larger than its storage of {len(storage)} numbers")
         strides = [stride * storage.itemsize for stride in self.strides]
         return np.lib.stride_tricks.as_strided(storage[self.offset :], self.shape, strides).copy()
 
@@ -114,6 +120,17 @@ class _Unpickler(pickle.Unpickler):
         return _Storage(str(key), dtype, int(size))
 
 
+def _unpickled(path: Path, file: BinaryIO) -> Any:
+    """The next pickle of a file."""
+    start = file.tell()
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
+        # Objects are remembered under numbers that count up from 0; Python makes room for as many as the largest says.
+        if "PUT" in opcode.name and argument is not None and argument > count:
+            raise ValueError(f"a pickle with a memo of {argument:,} objects")
+    file.seek(start)
+    return _Unpickler(path, file).load()
+
+
 def _rebuild(storage, offset, shape, strides, *rest) -> _Tensor:
     del rest
     return _Tensor(storage, int(offset), tuple(shape), tuple(strides))
@@ -123,23 +140,26 @@ def _open_zip(path: Path, archive: zipfile.ZipFile):
     names = [name for name in archive.namelist() if name.endswith("/data.pkl") or name == "data.pkl"]
     if len(names) != 1:
         raise UserError(f"--from={path} is a zip file, but no PyTorch checkpoint")
+    length = path.stat().st_size
+    inflated = next((part for part in archive.infolist() if part.file_size > length), None)
+    if inflated:  # PyTorch stores its parts as they are
+        raise ValueError(f"{inflated.filename} would take {inflated.file_size:,} bytes, more than the file has")
     folder = names[0].removesuffix("data.pkl")
     if f"{folder}constants.pkl" in archive.namelist():
         raise UserError(f"--from={path} is a TorchScript program: write torch.save(model.state_dict(), 'file.pth')")
     if f"{folder}byteorder" in archive.namelist() and archive.read(f"{folder}byteorder") != b"little":
         raise UserError(f"--from={path} was written on a big-endian machine: load and save it on another")
-    content = _Unpickler(path, io.BytesIO(archive.read(names[0]))).load()
+    content = _unpickled(path, io.BytesIO(archive.read(names[0])))
     return content, lambda storage: archive.read(f"{folder}data/{storage.key}")
 
 
 def _open_legacy(path: Path, file: BinaryIO):
-    if _Unpickler(path, file).load() != _MAGIC:
+    if _unpickled(path, file) != _MAGIC:
         raise UserError(f"--from={path} is no PyTorch checkpoint")
-    _protocol, system = _Unpickler(path, file).load(), _Unpickler(path, file).load()
+    _protocol, system = _unpickled(path, file), _unpickled(path, file)
     if not system.get("little_endian", True):
         raise UserError(f"--from={path} was written on a big-endian machine: load and save it on another")
-    content = _Unpickler(path, file).load()
-    keys = _Unpickler(path, file).load()
+    content, keys = _unpickled(path, file), _unpickled(path, file)
     sizes = {tensor.storage.key: _bytes_of(tensor.storage) for _, tensor in _tensors(content)}
     # The storages follow in the order of the keys: how many numbers, and the numbers.
     data = {}
@@ -177,12 +197,16 @@ def _arrays(path: Path, content, load: Callable[[_Storage], bytes]) -> dict[str,
     if not isinstance(state, dict) or not any(isinstance(item, _Tensor) for item in state.values()):
         raise UserError(f"--from={path} holds no state dict, that is, no dictionary from names to tensors")
     storages: dict[str, np.ndarray] = {}
-    arrays = {}
+    arrays: dict[str, np.ndarray] = {}
+    left = _MOST_SHARING * path.stat().st_size
     for name, tensor in state.items():
         if isinstance(tensor, _Tensor):
             if tensor.storage.key not in storages:
                 storages[tensor.storage.key] = _numbers(tensor.storage, load(tensor.storage))
             arrays[str(name)] = tensor.array(storages[tensor.storage.key])
+            left -= arrays[str(name)].nbytes
+            if left < 0:
+                raise ValueError(f"its tensors take more than {_MOST_SHARING} times the bytes of the file")
     return arrays
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from tfdml.errors import UserError
-from tfdml.evaluation.neighbours import check_embeddings, nearest_neighbours
 from tfdml.evaluation.retrieval import check_labels
+from tfdml.evaluation.search.exact import check_embeddings, nearest_neighbours
 
 # Rows whose differences from their class's mean are held in float64 at once.
 _ROWS = 8192

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from tfdml.errors import UserError
-from tfdml.evaluation.neighbours import check_embeddings, nearest_neighbours
 from tfdml.evaluation.retrieval import check_labels
+from tfdml.evaluation.search.exact import check_embeddings, nearest_neighbours
 
 # An image whose `depth` nearest images are all held out has its labelled neighbour searched by itself: rarely needed.
 _RARE = 1e-4

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from tfdml.errors import UserError
-from tfdml.evaluation.neighbours import check_embeddings, unit_rows
 from tfdml.evaluation.pair_distances import sample_pair_distances
 from tfdml.evaluation.retrieval import check_labels
+from tfdml.evaluation.search.exact import check_embeddings, unit_rows
 from tfdml.pairwise import DISTANCES
 
 # Rows and columns of the distance matrix that are counted at once: 16 MB with the bins.

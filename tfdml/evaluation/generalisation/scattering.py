@@ -10,8 +10,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from tfdml.embeddings.compute import embed
 from tfdml.errors import UserError
-from tfdml.evaluation.embedding import embed
 from tfdml.evaluation.retrieval import check_labels, evaluate_retrieval
 
 # Of the positions of the feature map, as in the figure.

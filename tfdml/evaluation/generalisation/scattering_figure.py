@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 from tfdml.errors import UserError
-from tfdml.files import atomic_path
+from tfdml.storage import atomic_write
 
 _FORMATS = (".png", ".svg", ".pdf")
 # Told apart by marker and line too, and by readers who do not see all colours.
@@ -55,5 +55,5 @@ def draw_scattering(path: str | os.PathLike, curves: Mapping[str, Sequence[Mappi
     recall.set_ylim(bottom=0)
     if len(curves) > 1:
         recall.legend(frameon=False, loc="lower right")
-    with atomic_path(path) as temporary:
+    with atomic_write(path) as temporary:
         figure.savefig(temporary)

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from tfdml.errors import UserError
+from tfdml.evaluation.disjoint_parts import part_protocol
 from tfdml.evaluation.generalisation.density import class_density
 from tfdml.evaluation.generalisation.divergence import evaluate_divergence
 from tfdml.evaluation.generalisation.overlap import evaluate_overlap
 from tfdml.evaluation.generalisation.scattering import evaluate_scattering
-from tfdml.evaluation.neighbours import check_embeddings
-from tfdml.evaluation.parts import part_protocol
 from tfdml.evaluation.retrieval import check_labels, evaluate_retrieval
+from tfdml.evaluation.search.exact import check_embeddings
 
 GENERALISATION_MEASURES = ("recall", "overlap", "density", "divergence", "scattering")
 # Of which each needs two images of every class.

@@ -6,7 +6,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfdml.export.refusal import refuse
+from tfdml.export.request import refuse
 from tfdml.export.retriever.exact import nearest
 
 # Neighbours of one query, and of all queries of a request: what an answer may take.
@@ -98,17 +98,16 @@ def k_of_each(k: tf.Tensor, batch: tf.Tensor) -> tuple[tf.Tensor, tf.Operation]:
         return tf.broadcast_to(tf.reshape(k, (-1,)), (batch,)), check
 
 
-def k_fault(k: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """What is wrong with each k, (B,) strings, empty for nothing; more than the gallery holds is not wrong.
+def k_fault(k: tf.Tensor) -> tf.Tensor:
+    """What is wrong with each k, (B,) int32, as (B,) strings, empty for nothing.
 
-    Args:
-        k: (B,) int32.
-        count: Scalar int32, the size of the gallery.
+    More than the gallery holds is not wrong; more than the limit is, so that a request does not begin to fail when the
+    gallery grows.
     """
     text = tf.strings.as_string(k)
     fault = tf.where(k < 1, tf.strings.join(["k is ", text, ", less than 1"]), "")
     most = f", more than the limit of {MAX_NEIGHBOURS}"
-    return tf.where(tf.minimum(k, count) > MAX_NEIGHBOURS, tf.strings.join(["k is ", text, most]), fault)
+    return tf.where(k > MAX_NEIGHBOURS, tf.strings.join(["k is ", text, most]), fault)
 
 
 def embedding_fault(embedding: tf.Tensor) -> tf.Tensor:
@@ -125,7 +124,7 @@ def search_embedding(table: Table, embedding: tf.Tensor, k: tf.Tensor) -> Answer
     count, batch = tf.shape(table.ids)[0], tf.shape(embedding)[0]
     each, check = k_of_each(k, batch)
     results = tf.cast(tf.reduce_max(tf.concat([tf.minimum(each, count), [0]], 0)), tf.int64) * tf.cast(batch, tf.int64)
-    checks = [check, refuse(embedding_fault(embedding), "embedding"), refuse(k_fault(each, count), "k")]
+    checks = [check, refuse(embedding_fault(embedding), "embedding"), refuse(k_fault(each), "k")]
     with tf.control_dependencies([*checks, *table.check(results)]):
         return table.search(tf.identity(embedding), tf.identity(each))
 
@@ -141,7 +140,7 @@ def search_each(table: Table, embedding: tf.Tensor, error: tf.Tensor, k: tf.Tens
     """The signature `search_each`, from what `embed_each` gives: what is wrong with a query fails no other."""
     count, batch = tf.shape(table.ids)[0], tf.shape(embedding)[0]
     each, check = k_of_each(k, batch)
-    error = tf.where(error == "", k_fault(each, count), error)
+    error = tf.where(error == "", k_fault(each), error)
     good = error == ""
     asked = tf.where(good, each, 0)
     results = tf.cast(tf.reduce_max(tf.concat([tf.minimum(asked, count), [0]], 0)), tf.int64) * tf.cast(batch, tf.int64)

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from tfdml.errors import UserError
-from tfdml.evaluation.neighbours import check_embeddings, unit_rows
+from tfdml.evaluation.search.exact import check_embeddings, unit_rows
 
 NO_LABEL = -1
+_LABELS = np.iinfo(np.int64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +29,8 @@ class GalleryItem:
         metadata: What a search shall tell of it, such as class name and path: anything that JSON can hold.
 
     Raises:
-        UserError: The id is empty or no text; there is neither image nor embedding, or both; JSON cannot hold the
-            metadata.
+        UserError: The id is empty or no text; the label is no integer of 64 bits; there is neither image nor
+            embedding, or both; JSON cannot hold the metadata.
 
     Example:
         >>> GalleryItem("car-17", image=jpeg, label=3, metadata={"class": "coupe"})  # doctest: +SKIP
@@ -43,6 +44,8 @@ class GalleryItem:
 
     def __post_init__(self):
         check_id(self.id)
+        if not isinstance(self.label, (int, np.integer)) or not _LABELS.min <= self.label <= _LABELS.max:
+            raise UserError(f"gallery item {self.id}: its label must be an integer of 64 bits; got {self.label!r:.60}")
         if (self.image is None) == (self.embedding is None):
             raise UserError(f"gallery item {self.id}: give its image or its embedding, one of the two")
         self.metadata_text()
@@ -52,9 +55,22 @@ class GalleryItem:
         try:
             text = json.dumps(dict(self.metadata), ensure_ascii=False, sort_keys=True, allow_nan=False)
             text.encode()
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise UserError(f"gallery item {self.id}: its metadata cannot be written as JSON: {error}") from error
         return text
+
+
+@dataclasses.dataclass(frozen=True)
+class UnreadableItem:
+    """What would be an item if its image could be read.
+
+    Args:
+        id: As `GalleryItem`.
+        reason: Why it cannot, in words.
+    """
+
+    id: str
+    reason: str
 
 
 def check_id(name: Any) -> None:

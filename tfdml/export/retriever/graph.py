@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdml.embeddings.backends.base import gist
+from tfdml.embeddings.backends.model_card import compare_with_card
 from tfdml.errors import UserError
-from tfdml.export.quiet import quiet
+from tfdml.export.network import quiet
 from tfdml.export.retriever.endpoints import Table, search_each, search_embedding
 from tfdml.export.retriever.gallery import Gallery
 from tfdml.export.saved_model import SIGNATURES
-from tfdml.export.sources.base import gist
 
 SEARCHES = ("search_bytes", "search_embedding", "search_each")
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
@@ -45,9 +46,10 @@ def write_graph(embedder: str | os.PathLike, folder: str | os.PathLike) -> Any:
     Raises:
         UserError: The embedder cannot be loaded or has other signatures.
     """
+    compare_with_card(Path(embedder))
     try:
         loaded = tf.saved_model.load(str(embedder))
-    except (OSError, ValueError, tf.errors.OpError) as error:
+    except Exception as error:  # whatever a damaged graph makes TensorFlow stumble over
         raise UserError(f"{embedder} cannot be loaded as a SavedModel: {gist(error)}") from error
     missing = [name for name in SIGNATURES if name not in loaded.signatures]
     if missing:

@@ -110,9 +110,12 @@ class GalleryIndex:
         import faiss
 
         try:
-            return cls(faiss.read_index(os.fspath(folder / FILE)), card)
+            index = faiss.read_index(os.fspath(folder / FILE))
         except RuntimeError as error:
             raise UserError(f"{folder / FILE} cannot be read: {str(error).splitlines()[0][:300]}") from error
+        if not isinstance(index, faiss.IndexIVFFlat):
+            raise UserError(f"{folder / FILE} is an index of another kind, {type(index).__name__}; build it again")
+        return cls(index, card)
 
 
 def _search(index: Any, queries: np.ndarray, k: int, cells: int) -> tuple[np.ndarray, np.ndarray]:

@@ -5,21 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import tensorflow as tf
 
+from tfdml import storage
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.encoded import encoded_image
-from tfdml.data.folder import EXTENSIONS
+from tfdml.data.images.faults import access_fault
+from tfdml.data.readers.folder import EXTENSIONS
 from tfdml.errors import UserError
-from tfdml.export.retriever.gallery import NO_LABEL, Gallery, GalleryItem
+from tfdml.export.retriever.gallery import NO_LABEL, Gallery, GalleryItem, UnreadableItem
 
 _BATCH_SIZE = 32
 
+_Item = TypeVar("_Item")
 
-def items_of_folder(folder: str | os.PathLike) -> Iterator[GalleryItem]:
-    """Every image below a folder, read when its turn comes.
+
+def items_of_folder(folder: str | os.PathLike) -> Iterator[GalleryItem | UnreadableItem]:
+    """Every image below a folder, read when its turn comes; in place of one that cannot be read, why.
 
     An item's id is its path below the folder, its class the first folder on that path, its label the place of the class
     among the sorted ones; images right in the folder have no class. Hidden files and folders are left out,
@@ -29,7 +33,7 @@ def items_of_folder(folder: str | os.PathLike) -> Iterator[GalleryItem]:
         folder: A folder of class folders, or of images.
 
     Raises:
-        UserError: There is no such folder, it holds no image, or one cannot be read.
+        UserError: There is no such folder, it or one below it may not be read, or it holds no image.
 
     Example:
         >>> [item.id for item in items_of_folder("photos")]  # doctest: +SKIP
@@ -52,12 +56,12 @@ def items_of_folder(folder: str | os.PathLike) -> Iterator[GalleryItem]:
     return (_item(root, path, label_of) for path in paths)
 
 
-def _item(root: Path, path: Path, label_of: dict[str, int]) -> GalleryItem:
+def _item(root: Path, path: Path, label_of: dict[str, int]) -> GalleryItem | UnreadableItem:
     name, label = path.as_posix(), label_of[path.parts[0]] if len(path.parts) > 1 else NO_LABEL
     try:
-        image = (root / path).read_bytes()
+        image = storage.read_bytes(root / path)
     except OSError as error:
-        raise UserError(f"{root / path} cannot be read: {error.strerror}") from error
+        return UnreadableItem(name, access_fault(error))
     about = {"path": name, **({"class": path.parts[0]} if label != NO_LABEL else {})}
     return GalleryItem(name, image, label=label, metadata=about)
 
@@ -66,29 +70,29 @@ def _unreadable(error: OSError) -> None:
     raise UserError(f"{error.filename} cannot be read: {error.strerror}") from error
 
 
-def items_of_dataset(dataset: ImageDataset, directory: str | os.PathLike = "") -> Iterator[GalleryItem]:
-    """The images of a data set with their labels and class names, read when their turn comes.
+def items_of_dataset(
+    dataset: ImageDataset, directory: str | os.PathLike = ""
+) -> Iterator[GalleryItem | UnreadableItem]:
+    """The images of a data set with their labels and class names; see `items_of_folder`.
 
     Args:
         dataset: The images.
         directory: Where the data set lies: ids of files below it are relative to it.
-
-    Raises:
-        UserError: An image cannot be read.
     """
     prefix = os.path.join(os.fspath(directory), "") if directory else ""
     for row in range(len(dataset)):
         name, label = dataset.images.name(row).removeprefix(prefix), int(dataset.labels[row])
         about = {"path": name, "class": dataset.class_names.get(label, str(label))}
         try:
-            image = encoded_image(dataset.images, row)
-        except (OSError, tf.errors.OpError) as error:
-            raise UserError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-        yield GalleryItem(name, image, label=label, metadata=about)
+            image = dataset.images.encoded(row)
+        except (OSError, UserError, tf.errors.OpError) as error:
+            yield UnreadableItem(name, access_fault(error))
+        else:
+            yield GalleryItem(name, image, label=label, metadata=about)
 
 
 def embedded(
-    items: Iterable[GalleryItem],
+    items: Iterable[GalleryItem | UnreadableItem],
     embed_each: Callable[..., dict[str, tf.Tensor]],
     skip_bad: bool = False,
     report: Callable[[str], None] = lambda line: None,
@@ -98,20 +102,23 @@ def embedded(
     Args:
         items: The items.
         embed_each: The embedder's signature `embed_each`.
-        skip_bad: Leave out images that cannot be decoded, and report each.
+        skip_bad: Leave out images that cannot be read or decoded, and report each.
         report: Called with a line on every bad image, up to ten.
 
     Raises:
-        UserError: An image cannot be decoded, and is not to be skipped; or no item is left.
+        UserError: An image cannot be read or decoded, and is not to be skipped; or no item is left.
     """
     vectors: list[np.ndarray] = []
     kept: list[tuple[str, int, str]] = []
     bad: list[str] = []
     for batch in _batches(items):
-        images = [item.image for item in batch if item.image is not None]
+        images = [item.image for item in batch if isinstance(item, GalleryItem) and item.image is not None]
         answer = embed_each(image_bytes=tf.constant(images, tf.string))
         answers = zip(answer["embedding"].numpy(), answer["error"].numpy(), strict=True)
         for item in batch:
+            if isinstance(item, UnreadableItem):
+                bad.append(f"{item.id}: {item.reason}")
+                continue
             vector, error = (np.asarray(item.embedding), b"") if item.image is None else next(answers)
             if error:
                 bad.append(f"{item.id}: {error.decode()}")
@@ -133,8 +140,8 @@ def embedded(
     return Gallery(np.stack(vectors), ids, np.array(labels, np.int64), metadata)
 
 
-def _batches(items: Iterable[GalleryItem]) -> Iterator[list[GalleryItem]]:
-    batch: list[GalleryItem] = []
+def _batches(items: Iterable[_Item]) -> Iterator[list[_Item]]:
+    batch: list[_Item] = []
     for item in items:
         batch.append(item)
         if len(batch) == _BATCH_SIZE:

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdml import storage
+from tfdml.embeddings.backends.base import gist
 from tfdml.errors import UserError
-from tfdml.evaluation.neighbours import unit_rows
+from tfdml.evaluation.search.exact import unit_rows
 from tfdml.export.retriever.endpoints import MAX_NEIGHBOURS
 from tfdml.export.retriever.gallery import Gallery
 from tfdml.export.retriever.indexed import GalleryIndex
-from tfdml.export.retriever.version import read_card
-from tfdml.export.sources.base import gist
+from tfdml.export.retriever.version import RETRIEVER_CARD, compare_with_checksums, read_card
 from tfdml.export.versions import version_numbers
 
 Queries = np.ndarray | bytes | str | os.PathLike | Sequence[bytes | str | os.PathLike]
@@ -71,14 +72,17 @@ class LoadedVersion:
             UserError: It cannot be read.
         """
         card = read_card(path)
+        compare_with_checksums(path, card)
         try:
             loaded = tf.saved_model.load(str(path))
-        except (OSError, ValueError, tf.errors.OpError) as error:
-            raise UserError(f"{path} cannot be loaded as a SavedModel: {gist(error)}") from error
-        if card["kind"] == "exact":
-            return cls(path, card, loaded, {}, None)
-        columns = {name: loaded.table[name].numpy() for name in ("ids", "labels", "metadata")}
-        return cls(path, card, loaded, columns, GalleryIndex.read(path, card["index"]))
+            columns = {name: loaded.table[name].numpy() for name in ("ids", "labels", "metadata")}
+        except Exception as error:  # whatever a damaged graph makes TensorFlow stumble over
+            raise UserError(f"{path} cannot be loaded as a retriever's SavedModel: {gist(error)}") from error
+        index = GalleryIndex.read(path, card["index"]) if card["kind"] == "indexed" else None
+        held = {len(column) for column in columns.values()} | ({len(index)} if index else set())
+        if held != {card["items"]} or (index and index.index.d != card["embedding_dim"]):
+            raise UserError(f"{path} is damaged: {RETRIEVER_CARD} tells of {card['items']} items; build it again")
+        return cls(path, card, loaded, columns if index else {}, index)
 
     @classmethod
     def newest(cls, path: Path) -> LoadedVersion:
@@ -126,7 +130,7 @@ class LoadedVersion:
 
     def search(self, queries: Queries, k: int) -> Neighbours:
         """See `Retriever.search`."""
-        if not isinstance(k, (int, np.integer)) or k < 1 or min(k, self.card["items"]) > MAX_NEIGHBOURS:
+        if not isinstance(k, (int, np.integer)) or not 1 <= k <= MAX_NEIGHBOURS:
             raise UserError(f"k={k}: must be a number from 1 to {MAX_NEIGHBOURS}")
         if isinstance(queries, np.ndarray) and queries.dtype != np.uint8:
             vectors = _checked(queries, self.card["embedding_dim"])
@@ -139,7 +143,7 @@ class LoadedVersion:
         search = self.loaded.signatures["search_embedding"]
         try:
             found = search(embedding=tf.constant(vectors), k=tf.constant(k, tf.int32))
-        except tf.errors.InvalidArgumentError as error:
+        except (tf.errors.InvalidArgumentError, TypeError, ValueError) as error:
             raise UserError(gist(error)) from error
         answer = {name: value.numpy() for name, value in found.items()}
         return Neighbours(**{**answer, **{name: _decoded(answer[name]) for name in ("ids", "metadata")}})
@@ -188,7 +192,7 @@ def _bytes(image: bytes | str | os.PathLike) -> bytes:
     if isinstance(image, bytes):
         return image
     try:
-        return Path(image).read_bytes()
+        return storage.read_bytes(Path(image))
     except (OSError, TypeError) as error:
         raise UserError(f"{image} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 

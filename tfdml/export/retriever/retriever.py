@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ from absl import logging
 
 from tfdml.data.dataset import ImageDataset
 from tfdml.errors import UserError
-from tfdml.export.precision import in_float32
-from tfdml.export.retriever.gallery import Gallery, GalleryItem
+from tfdml.export.network import in_float32
+from tfdml.export.retriever.gallery import Gallery, GalleryItem, UnreadableItem
 from tfdml.export.retriever.graph import write_graph
 from tfdml.export.retriever.items import embedded, items_of_dataset
 from tfdml.export.retriever.loaded import LoadedVersion, Neighbours, Queries, newest_version
@@ -22,6 +21,7 @@ from tfdml.export.retriever.version import EXACT_LIMIT, Settings, one_writer, wr
 from tfdml.export.saved_model import write_saved_model
 from tfdml.export.versions import version_numbers
 from tfdml.models import Embedder, MomentEmbedder
+from tfdml.storage import scratch_folder
 
 
 class Retriever:
@@ -47,7 +47,7 @@ class Retriever:
     def build(
         cls,
         embedder: Embedder | MomentEmbedder | str | os.PathLike,
-        items: Iterable[GalleryItem] | ImageDataset,
+        items: Iterable[GalleryItem | UnreadableItem] | ImageDataset,
         folder: str | os.PathLike,
         *,
         exact_limit: int = EXACT_LIMIT,
@@ -63,7 +63,7 @@ class Retriever:
             folder: Where versions lie; earlier versions stay.
             exact_limit: Galleries of more items are searched by a faiss index beside the SavedModel.
             recall: Recall@10 that such an index is to reach on the gallery's own items, as a fraction.
-            skip_bad: Leave out images that cannot be decoded, instead of refusing the gallery.
+            skip_bad: Leave out images that cannot be read or decoded, instead of refusing the gallery.
             report: Called with a line on every bad image, up to ten.
 
         Raises:
@@ -72,7 +72,7 @@ class Retriever:
         settings = Settings(exact_limit, recall)
         if isinstance(items, ImageDataset):
             items = items_of_dataset(items)
-        with tempfile.TemporaryDirectory(prefix="tfdml-retriever-") as name:
+        with scratch_folder() as name:
             exported, around = Path(name) / "embedder", Path(name) / "retriever"
             if isinstance(embedder, (Embedder, MomentEmbedder)):
                 write_saved_model(in_float32(embedder), exported)
@@ -142,7 +142,7 @@ class Retriever:
         """
         return self._version.search(queries, k)
 
-    def add(self, items: Iterable[GalleryItem] | ImageDataset, *, replace: bool = False) -> Path:
+    def add(self, items: Iterable[GalleryItem | UnreadableItem] | ImageDataset, *, replace: bool = False) -> Path:
         """Write a version with more items, and go on with it.
 
         It is added to the newest version there is, whoever wrote it. Two that add at once wait for one another.

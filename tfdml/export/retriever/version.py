@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,20 +14,29 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.errors import UserError
-from tfdml.export.model_card import CARD
+from tfdml.export.model_card import CARD, describe_files
 from tfdml.export.retriever.endpoints import MAX_NEIGHBOURS, MAX_RESULTS
 from tfdml.export.retriever.gallery import NO_LABEL, Gallery
 from tfdml.export.retriever.graph import SEARCHES, copy_with_gallery
-from tfdml.export.retriever.indexed import GalleryIndex
+from tfdml.export.retriever.indexed import FILE, GalleryIndex
 from tfdml.export.saved_model import SIGNATURES
 from tfdml.export.versions import new_version, version_numbers
 from tfdml.export.warm_up import FILE as WARM_UP
 from tfdml.export.warm_up import prediction_log, write_warm_up
-from tfdml.files import hold, write_json
+from tfdml.manifests import Kinds, compare_files, fields, read_json
+from tfdml.storage import lock, partial_folder, write_json
 
 RETRIEVER_CARD = "retriever.json"
 # Above it a search through all of it would take tens of milliseconds for each query.
 EXACT_LIMIT = 200_000
+_CARD: Kinds = {
+    "items": int,
+    "classes": int,
+    "embedding_dim": int,
+    "exact_limit": int,
+    "recall_wanted": float,
+    "index": (dict, type(None)),
+}
 _WARM_UP_SIDE = 256
 _WARM_UP_SIZES = (1, 8)
 
@@ -69,11 +76,27 @@ def write_version(
         if index is not None:
             index.write(version.folder)
         _write_warm_up(version.folder, gallery, exact)
-        write_json(version.folder / RETRIEVER_CARD, _card(gallery, settings, index))
+        files = describe_files(version.folder, _model_files(version.folder))["files"]
+        write_json(version.folder / RETRIEVER_CARD, {**_card(gallery, settings, index), "files": files})
         if (source / CARD).is_file():
             shutil.copyfile(source / CARD, version.folder / CARD)
     assert version.path is not None
     return version.path
+
+
+def _model_files(folder: Path) -> list[Path]:
+    """What answers come from, by which a damaged version is known."""
+    index = [folder / FILE] if (folder / FILE).is_file() else []
+    return [folder / "saved_model.pb", *sorted((folder / "variables").iterdir()), *index]
+
+
+def compare_with_checksums(path: Path, card: dict[str, Any]) -> None:
+    """Compare a version's files with the checksums in its card; those of earlier releases have none.
+
+    Raises:
+        UserError: A file is missing or damaged.
+    """
+    compare_files(path, card.get("files", {}), str(path / RETRIEVER_CARD), "copy the version again, or build it again")
 
 
 def read_card(path: Path) -> dict[str, Any]:
@@ -82,21 +105,24 @@ def read_card(path: Path) -> dict[str, Any]:
     Raises:
         UserError: It has none, or not one of ours.
     """
-    try:
-        card = json.loads((path / RETRIEVER_CARD).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UserError(f"there is no retriever at {path}: it has no {RETRIEVER_CARD}") from error
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path / RETRIEVER_CARD} cannot be read: {error}") from error
-    if not isinstance(card, dict) or card.get("kind") not in ("exact", "indexed"):
-        raise UserError(f"{path / RETRIEVER_CARD} is not of a retriever")
+    file = path / RETRIEVER_CARD
+    if not file.exists():
+        raise UserError(f"there is no retriever at {path}: it has no {RETRIEVER_CARD}")
+    card = read_json(file)
+    if card.get("kind") not in ("exact", "indexed"):
+        raise UserError(f"{file} is not of a retriever")
+    fields(card, _CARD, str(file))
+    if card["kind"] == "indexed":
+        cells = fields(card["index"], {"cells_searched": int}, f"{file}: index")["cells_searched"]
+        if cells < 1:
+            raise UserError(f"{file} is damaged: its index searches {cells} cells")
     return card
 
 
 def write_embedder_card(embedder: Path, folder: Path) -> None:
     """The model card of the embedder inside, for those who use a retriever as an embedder."""
     if (embedder / CARD).is_file():
-        card = json.loads((embedder / CARD).read_text(encoding="utf-8"))
+        card = read_json(embedder / CARD)
         # The files that it lists are not here.
         write_json(folder / CARD, {**card, "artefacts": {}, "signatures": [*SIGNATURES, *SEARCHES]})
 
@@ -148,7 +174,7 @@ def one_writer(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"{folder} cannot be opened: {error.strerror}") from error
     try:
-        hold(descriptor)
+        lock(descriptor)
         yield
     finally:
         os.close(descriptor)
@@ -178,7 +204,7 @@ def prune(folder: str | os.PathLike, keep: int = 2) -> list[int]:
         gone = version_numbers(folder)[:-keep]
         for number in gone:
             # Away from its number in one step: nobody shall meet half a version.
-            hidden = tempfile.mkdtemp(prefix=".pruned-", dir=folder)
+            hidden = partial_folder(folder)
             os.rename(folder / str(number), Path(hidden) / str(number))
             shutil.rmtree(hidden, ignore_errors=True)
     return gone

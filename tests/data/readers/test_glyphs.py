@@ -1,0 +1,160 @@
+import unicodedata
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageFilter
+
+from tfdml.data.readers import glyphs
+from tfdml.errors import UserError
+
+LOOK_ALIKE = 0.9
+SIDE = 24
+
+
+@pytest.fixture(scope="module")
+def test_split():
+    return glyphs.read(split="test")
+
+
+def _normalised(glyph: Image.Image, turn: float) -> np.ndarray:
+    """A glyph in a standard box, blurred, of zero mean and unit length: products are correlations."""
+    glyph = glyph.rotate(turn, Image.Resampling.BICUBIC, expand=True)
+    glyph = glyph.crop(glyph.point(lambda level: 255 * (level > 100)).getbbox())
+    scale = (SIDE - 4) / max(glyph.size)
+    glyph = glyph.resize([max(1, round(side * scale)) for side in glyph.size], Image.Resampling.BOX)
+    box = Image.new("L", (SIDE, SIDE))
+    box.paste(glyph, ((SIDE - glyph.size[0]) // 2, (SIDE - glyph.size[1]) // 2))
+    vector = np.asarray(box.filter(ImageFilter.GaussianBlur(1.0)), np.float32).ravel()
+    vector -= vector.mean()
+    return vector / np.linalg.norm(vector)
+
+
+def _likeness(characters: str) -> np.ndarray:
+    """The largest correlation of any two characters over faces and turns: (N, N)."""
+    upright, turned, owner = [], [], []
+    for index, character in enumerate(characters):
+        for face in glyphs.faces_of(character):
+            if face in glyphs._COMPUTER_MODERN:
+                continue
+            glyph = glyphs._render(character, face, 64, 0)
+            upright.append(_normalised(glyph, 0))
+            turned.append([_normalised(glyph, turn) for turn in (-20, -10, 10, 20)])
+            owner.append(index)
+    upright, turned, owner = np.stack(upright), np.stack(turned), np.array(owner)
+    starts = np.flatnonzero(np.diff(owner, prepend=-1))
+    best = upright @ upright.T
+    for turn in range(turned.shape[1]):
+        np.maximum(best, upright @ turned[:, turn].T, out=best)
+    best = np.maximum.reduceat(np.maximum.reduceat(best, starts, 0), starts, 1)
+    return np.maximum(best, best.T)
+
+
+def test_no_two_characters_look_alike():
+    likeness = _likeness(glyphs.CHARACTERS)
+    np.fill_diagonal(likeness, 0)
+    worst = np.unravel_index(likeness.argmax(), likeness.shape)
+    # Another version of FreeType may draw a little differently.
+    assert likeness.max() < LOOK_ALIKE + 0.005, [glyphs.CHARACTERS[i] for i in worst]
+
+
+@pytest.mark.parametrize("pair", ["cC", "oO", "O0", "AΑ", "AА", "sS", "lI", "pр"])
+def test_the_rule_finds_known_look_alikes(pair):
+    assert _likeness(pair)[0, 1] >= LOOK_ALIKE
+    assert not set(pair) <= set(glyphs.CHARACTERS)
+
+
+def test_characters_meet_the_rules_of_choice():
+    characters = glyphs.CHARACTERS
+    assert len(set(characters)) == len(characters) == 320
+    assert list(characters) == sorted(characters)
+    for character in characters:
+        faces = [face for face in glyphs.faces_of(character) if face not in glyphs._COMPUTER_MODERN]
+        assert len(faces) >= 6, character
+        families = {face.split("-")[0].replace("STIXGeneral", "STIX")[:10] for face in faces}
+        assert len(families) >= 2, character
+        assert not unicodedata.decomposition(character), character
+        width, height = glyphs._render(character, faces[0], 64, 0).size
+        assert max(width, height) <= 3 * min(width, height), character
+
+
+def test_splits_partition_the_classes_and_mix_the_scripts():
+    train, test = glyphs.split_characters().values()
+    assert sorted(train + test) == list(glyphs.CHARACTERS)
+    assert (len(train), len(test)) == (213, 107)
+    for part in (train, test):
+        scripts = {unicodedata.name(character).split()[0] for character in part}
+        assert {"LATIN", "GREEK", "CYRILLIC", "ARMENIAN", "GEORGIAN", "DIGIT"} <= scripts
+
+
+def test_the_split_read(test_split):
+    _, characters = glyphs.split_characters().values()
+    assert test_split.images.data.shape == (107 * 20, 64, 64, 3)
+    assert test_split.images.data.dtype == np.uint8
+    np.testing.assert_array_equal(test_split.classes, np.arange(213, 320))
+    assert np.bincount(test_split.labels)[213:].tolist() == [20] * 107
+    assert "".join(test_split.class_names.values()) == characters
+    assert test_split.images.name(21) == f"U+{ord(characters[1]):04X}/1"
+    train = glyphs.read(images_per_class=1, size=16)
+    np.testing.assert_array_equal(train.classes, np.arange(213))
+
+
+def test_an_image_depends_on_seed_character_and_instance_alone(test_split):
+    character = test_split.class_names[220]
+    row = (220 - 213) * 20 + 13
+    drawn = glyphs.draw(character, 13)
+    np.testing.assert_array_equal(drawn, test_split.images.data[row])
+    fewer = glyphs.read(split="test", images_per_class=3)
+    np.testing.assert_array_equal(fewer.images.data[:3], test_split.images.data[:3])
+    np.testing.assert_array_equal(fewer.images.data[3:6], test_split.images.data[20:23])
+    assert (glyphs.draw(character, 13, seed=1) != drawn).any()
+    assert (glyphs.draw(character, 12) != drawn).any()
+
+
+def test_images_of_a_class_all_differ(test_split):
+    for label in (213, 250, 319):
+        images = test_split.select_classes([label]).images.data
+        assert len({image.tobytes() for image in images}) == 20
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    character=st.sampled_from(glyphs.CHARACTERS),
+    instance=st.integers(0, 10**6),
+    size=st.integers(16, 130),
+    seed=st.integers(0, 2**64),
+)
+def test_any_size_and_seed_can_be_drawn(character, instance, size, seed):
+    image = glyphs.draw(character, instance, size=size, seed=seed)
+    assert image.shape == (size, size, 3)
+    assert image.dtype == np.uint8
+    assert image.std() > 5
+
+
+def test_raw_pixels_are_a_poor_embedding_but_better_than_chance(test_split):
+    grey = test_split.images.data.astype(np.float32).mean(-1)
+    pixels = grey.reshape(-1, 16, 4, 16, 4).mean((2, 4)).reshape(len(grey), -1)
+    squares = (pixels**2).sum(1)
+    distances = squares[:, None] - 2 * pixels @ pixels.T + squares
+    np.fill_diagonal(distances, np.inf)
+    labels = test_split.labels
+    recall = (labels[distances.argmin(1)] == labels).mean()
+    assert 0.05 < recall < 0.25
+
+
+@pytest.mark.parametrize("option", [{"images_per_class": 0}, {"size": 15}, {"seed": -1}])
+def test_options_out_of_range_are_named(option):
+    with pytest.raises(UserError, match=next(iter(option))):
+        glyphs.read(**option)
+
+
+def test_a_character_that_no_face_has():
+    with pytest.raises(UserError, match="no face has the character"):
+        glyphs.draw("漢", 0)
+
+
+def test_missing_fonts_say_where_they_should_be(tmp_path, monkeypatch):
+    monkeypatch.setattr("matplotlib.get_data_path", lambda: str(tmp_path))
+    with pytest.raises(UserError, match=r"DejaVuSans\.ttf is missing; install matplotlib from PyPI"):
+        glyphs.font_path("DejaVuSans")

@@ -1,0 +1,110 @@
+"""The examples of docstrings and of Markdown pages, found and run."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import pathlib
+import re
+from typing import Any, NamedTuple
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "export/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for path in (ROOT / "tfdml").rglob("*.py")
+)
+_NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?(?![\w])")
+_FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^(?P=indent)```", re.DOTALL | re.MULTILINE
+)
+_SKIPPED = re.compile(r"<!-- skip: (?P<reason>[^>]+?) -->\s*\Z")
+
+
+class NumberChecker(doctest.OutputChecker):
+    """Numbers agree to the digits that the example prints; all other text, but for white space, exactly."""
+
+    def check_output(self, want: str, got: str, optionflags: int) -> bool:
+        """Whether `got` is what the example says."""
+        if super().check_output(want, got, optionflags | doctest.NORMALIZE_WHITESPACE):
+            return True
+        wanted, gotten = _NUMBER.findall(want), _NUMBER.findall(got)
+        words = [_words(text) for text in (want, got)]
+        return (
+            words[0] == words[1]
+            and len(wanted) == len(gotten)
+            and all(_agree(*pair) for pair in zip(wanted, gotten, strict=True))
+        )
+
+
+def _words(text: str) -> str:
+    return "".join(_NUMBER.sub("#", text).split())
+
+
+def _agree(want: str, got: str) -> bool:
+    if "." not in want and "e" not in want:
+        return float(want) == float(got)
+    mantissa, _, exponent = want.partition("e")
+    digits = len(mantissa.partition(".")[2]) - int(exponent or 0)
+    # One unit of the last printed digit: another processor may round the other way.
+    return abs(float(want) - float(got)) <= 1.01 * 10.0**-digits
+
+
+def has_examples(module: str) -> bool:
+    """Whether a docstring of the module has an example, told without importing it."""
+    path = ROOT / f"{module.replace('.', '/')}.py"
+    return path.is_file() and ">>>" in path.read_text()
+
+
+def run_docstrings(module: str, names: dict[str, Any]) -> str:
+    """What the examples of a module's docstrings report of failures; empty where all is well.
+
+    Args:
+        module: Its dotted name.
+        names: What the examples may use besides the module's own names.
+    """
+    imported = importlib.import_module(module)
+    source = pathlib.Path(imported.__file__ or "").read_text()
+    parser, report = doctest.DocTestParser(), list[str]()
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            continue
+        text = ast.get_docstring(node) or ""
+        if ">>>" not in text:
+            continue
+        name = f"{module}.{getattr(node, 'name', '')}"
+        example = parser.get_doctest(text, {**names, **vars(imported)}, name, imported.__file__, _line_of(node))
+        runner = doctest.DocTestRunner(checker=NumberChecker(), verbose=False, optionflags=doctest.ELLIPSIS)
+        runner.run(example, out=report.append, clear_globs=False)
+    return "".join(report)
+
+
+def _line_of(node: ast.AST) -> int:
+    return node.body[0].lineno - 1  # type: ignore[attr-defined]
+
+
+class Block(NamedTuple):
+    """A fenced block of a Markdown page."""
+
+    page: pathlib.Path
+    line: int
+    language: str
+    code: str
+    skip: str
+
+
+def blocks(page: pathlib.Path) -> list[Block]:
+    """The fenced blocks of a page; one is skipped by a comment above it, `<!-- skip: the reason -->`."""
+    text = page.read_text()
+    found = []
+    for match in _FENCE.finditer(text):
+        skipped = _SKIPPED.search(text[: match.start()])
+        indent = len(match["indent"])
+        code = "\n".join(line[indent:] for line in match["body"].split("\n"))
+        line = text.count("\n", 0, match.start()) + 2
+        found.append(Block(page, line, match["language"], code, skipped["reason"] if skipped else ""))
+    return found

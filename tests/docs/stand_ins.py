@@ -1,0 +1,90 @@
+"""What examples may use without making it: `dataset`, `embedder`, `batches` ..., each as small as it may be.
+
+docs/api/index.md names them, so that a reader of the pages knows what they stand for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import os
+import pathlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdml
+
+PACKAGES = ("backbones", "data", "embeddings", "evaluation", "export", "layers", "losses", "mining", "models")
+SIDE = 28
+
+
+def names() -> dict:
+    """The stand-ins by name, and the public names of tfdml's packages."""
+    found = {"keras": keras, "np": np, "os": os, "pathlib": pathlib, "tf": tf, "tfdml": tfdml}
+    for package in (*PACKAGES, "objectives", "report", "training"):
+        module = importlib.import_module(f"tfdml.{package}")
+        found.update({name: getattr(module, name) for name in module.__all__})
+    train, test = (_glyphs(split) for split in ("train", "test"))
+    view = tfdml.data.TrainTransform("random_crop", resize=32, crop=SIDE)
+    embedder = _embedder()
+    learner = tfdml.models.MetricLearner(embedder, tfdml.losses.ContrastiveLoss())
+    learner.build((None, SIDE, SIDE, 3))
+    jpeg = tf.io.encode_jpeg(np.full((32, 40, 3), 128, np.uint8)).numpy()
+    rng = np.random.default_rng(0)
+    return found | {
+        "dataset": train,
+        "train": train,
+        "test": test,
+        "labels": test.labels,
+        "embeddings": _unit(rng.normal(size=(len(test), 8))),
+        "batches": tfdml.data.class_balanced(train, classes_per_batch=4, images_per_class=2, transform=view),
+        "embedder": embedder,
+        "learner": learner,
+        "model": _model(),
+        "views": tf.zeros((2, SIDE, SIDE, 3), tf.uint8),
+        "jpeg": jpeg,
+    }
+
+
+@contextlib.contextmanager
+def short_training():
+    """Within it `fit` takes one step, whatever number of steps and epochs an example asks for."""
+    fit = keras.Model.fit
+
+    def one_step(self, *args, **kwargs):
+        kwargs.update(epochs=1, steps_per_epoch=1, verbose=0)
+        return fit(self, *args, **kwargs)
+
+    keras.Model.fit = one_step
+    try:
+        yield
+    finally:
+        keras.Model.fit = fit
+
+
+def _glyphs(split, num_classes=64):
+    glyphs = tfdml.data.load("glyphs", split=split, images_per_class=4, size=32).contiguous()
+    some = glyphs.select_classes(range(num_classes))
+    return dataclasses.replace(some, super_labels=some.labels // 20)
+
+
+def _embedder():
+    backbone = tfdml.backbones.resolve("conv4", image_size=SIDE, width=4)
+    embedder = tfdml.models.Embedder(backbone, embedding_dim=16, image_size=SIDE, resize=32)
+    embedder.build((None, SIDE, SIDE, 3))
+    return embedder
+
+
+def _model():
+    """Any Keras model of embeddings, with a plain loss."""
+    layers = [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(8), keras.layers.UnitNormalization()]
+    model = keras.Sequential([keras.Input((None, None, 3)), *layers])
+    model.compile("adam", loss=tfdml.losses.ContrastiveLoss())
+    return model
+
+
+def _unit(vectors):
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)

@@ -1,0 +1,118 @@
+"""Every command line of README, docs and the commands' own help has flags that exist, with values that they take."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from tests.docs.examples import PAGES, ROOT, blocks
+
+OF_ALL = {"flagfile", "help"}
+# Flags of TF Serving, which the page on serving names.
+OF_SERVERS = {"enable_batching"}
+_COMMAND = re.compile(
+    r"^\s*(?:bin/(?P<command>\w+)|python -m benchmarks\.(?P<benchmark>\w+)|make (?P<target>[\w-]+))\b"
+)
+_FLAG_IN_TEXT = re.compile(r"`--(?:no)?([a-z]\w*)")
+_OBJECTIVES = re.compile(r"--objectives=(?P<quote>['\"])(?P<text>.+?)(?P=quote)")
+
+
+def _lines(text):
+    """The lines of a block, those that end with a backslash joined with the next."""
+    return re.sub(r"\s*\\\n\s*", " ", text).splitlines()
+
+
+def _arguments(line):
+    """The words of a command line, without what is said of it after three spaces or `#`."""
+    words = shlex.split(re.split(r"\s{3,}|\s#\s", line.strip())[0])
+    return [word for word in words[1:] if not re.fullmatch(r"(--\w+=)?\.\.\.", word)]
+
+
+def _texts():
+    """(where, text) of everything that holds command lines."""
+    for page in PAGES:
+        yield from ((f"{page.relative_to(ROOT)}:{block.line}", block.code) for block in blocks(page))
+    for path in sorted((ROOT / "tfdml" / "cli").glob("*.py")):
+        usage = re.search(r'USAGE = f?"""(.*?)"""', path.read_text(), re.DOTALL)
+        if usage:
+            yield str(path.relative_to(ROOT)), usage[1].replace("\\\\\n", "\\\n")
+
+
+def _command_lines():
+    return [
+        (where, line, match) for where, text in _texts() for line in _lines(text) if (match := _COMMAND.match(line))
+    ]
+
+
+@pytest.fixture(scope="module")
+def answer():
+    """What tests.docs.commands says of the command lines, and of every `--objectives` beside them."""
+    lines = [
+        [match["command"], _arguments(line)]
+        for _, line, match in _command_lines()
+        if match["command"] and match["command"] != "quickstart"
+    ]
+    for page in PAGES:
+        lines += [["train", [f"--objectives={found['text']}"]] for found in _OBJECTIVES.finditer(page.read_text())]
+    assert len(lines) > 60
+    lines.append(["embed", ["--modle=runs/cars"]])
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.docs.commands"],
+        input=json.dumps(lines),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert "ANSWER" in done.stdout, done.stderr[-3000:]
+    told = json.loads(done.stdout.partition("ANSWER")[2])
+    told["wrong"] = [fault for row, fault in told["faults"] if row == len(lines) - 1]
+    told["faults"] = [f"{lines[row]}: {fault}" for row, fault in told["faults"] if row < len(lines) - 1]
+    return told
+
+
+def test_command_lines_parse(answer):
+    assert not answer["faults"], "\n".join(answer["faults"])
+
+
+def test_flags_named_in_the_text_exist(answer):
+    sources = [ROOT / "export" / "client.py", *(ROOT / "benchmarks").glob("*.py")]
+    others = set(re.findall(r'"--(\w+)"', "".join(path.read_text() for path in sources)))
+    known = {*answer["flags"], *others, *OF_ALL, *OF_SERVERS}
+    missing = [
+        f"{page.name}: --{flag}"
+        for page in PAGES
+        for flag in _FLAG_IN_TEXT.findall(page.read_text())
+        if flag not in known
+    ]
+    assert not missing
+
+
+def test_flags_of_the_benchmarks_exist():
+    for where, line, match in _command_lines():
+        if match["benchmark"]:
+            source = (ROOT / "benchmarks" / f"{match['benchmark']}.py").read_text()
+            for flag in re.findall(r"\s--(\w+)", line):
+                assert f'"--{flag}"' in source, f"{where}: {line}"
+
+
+def test_targets_of_make_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for where, line, match in _command_lines():
+        if match["target"]:
+            assert re.search(rf"^{match['target']}:", makefile, re.MULTILINE), f"{where}: {line}"
+
+
+def test_extras_that_are_named_exist():
+    setup = (ROOT / "setup.cfg").read_text()
+    for page in PAGES:
+        for extra in re.findall(r"tfdml\[(\w+)\]", page.read_text()):
+            assert re.search(rf"^{extra} =$", setup, re.MULTILINE), f"{page.name}: {extra}"
+
+
+def test_a_wrong_flag_is_told(answer):
+    assert "modle" in answer["wrong"][0]

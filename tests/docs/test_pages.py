@@ -1,0 +1,97 @@
+"""The Python of README and of every page runs, block after block, on small stand-ins for what it names."""
+
+import importlib
+import re
+
+import pytest
+
+import tfdml
+from tests.docs import page_stand_ins, stand_ins
+from tests.docs.examples import PAGES, ROOT, blocks
+
+PYTHON = {
+    page.relative_to(ROOT).as_posix(): [block for block in blocks(page) if block.language == "python"] for page in PAGES
+}
+WITH_PYTHON = [name for name, found in PYTHON.items() if found]
+# The others build large networks, train, or export.
+QUICK = ["docs/index.md", "docs/generalisation.md"]
+
+
+@pytest.fixture(scope="module")
+def names():
+    own = stand_ins.names()
+    return own | page_stand_ins.names_of_pages(own)
+
+
+@pytest.fixture(scope="module")
+def files(names, tmp_path_factory):
+    """A folder with the files that the pages name."""
+    folder = tmp_path_factory.mktemp("pages")
+    page_stand_ins.write_photos(folder)
+    page_stand_ins.write_weights(folder)
+    page_stand_ins.write_runs(folder)
+    page_stand_ins.write_embeddings(folder, names["test"])
+    page_stand_ins.write_retriever(folder, names["embedder"])
+    return folder
+
+
+def _run(page, names, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    shared = dict(names)
+    with stand_ins.short_training(), page_stand_ins.data_sets(names["train"], names["test"]):
+        for block in PYTHON[page]:
+            if not block.skip:
+                # Blank lines before it, so that a traceback has the line of the page.
+                code = compile("\n" * (block.line - 1) + block.code, str(block.page), "exec")
+                exec(code, shared)  # the pages are ours
+
+
+@pytest.mark.parametrize("page", QUICK)
+def test_python_of_pages_without_files(page, names, tmp_path, monkeypatch):
+    _run(page, names, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in WITH_PYTHON if page not in QUICK])
+def test_python_of_pages(page, names, files, monkeypatch):
+    _run(page, names, files, monkeypatch)
+
+
+def test_readme_opens_with_what_runs_without_files():
+    readme, home = (next(iter(PYTHON[page])) for page in ("README.md", "docs/index.md"))
+    assert readme.code == home.code
+    statements = compile(readme.code, "README.md", "exec")
+    assert "data_dir" not in statements.co_names
+
+
+def test_python_of_pages_compiles():
+    for found in PYTHON.values():
+        for block in found:
+            compile("\n" * (block.line - 1) + block.code, str(block.page), "exec")
+
+
+def test_every_block_has_a_language_that_is_checked():
+    known = {"", "bash", "python", "text", "json"}
+    assert {block.language for page in PAGES for block in blocks(page)} <= known
+
+
+def test_names_of_tfdml_in_the_text_exist():
+    for page in PAGES:
+        for name in sorted(set(re.findall(r"\btfdml(?:\.[A-Za-z_]\w*)+", page.read_text()))):
+            assert _exists(name), f"{page.name}: {name}"
+
+
+def _exists(name):
+    found, path = tfdml, "tfdml"
+    for part in name.split(".")[1:]:
+        path = f"{path}.{part}"
+        try:
+            found = getattr(found, part, None) or importlib.import_module(path)
+        except ImportError:
+            return False
+    return True
+
+
+def test_public_packages_are_there_after_one_import():
+    for name in tfdml.__all__:
+        assert getattr(tfdml, name) is not None

@@ -1,0 +1,105 @@
+"""The site: pages, links, the picture of the code map, and the notebook."""
+
+import importlib.util
+import json
+import re
+
+import pytest
+from keras.losses import Loss
+
+from tests.docs.examples import PAGES, ROOT
+
+_LINK = re.compile(r"\]\((?!https?:|mailto:|data:)([^)#\s]*)(#[^)\s]+)?\)")
+_HEADING = re.compile(r"^#+ (.+?)\s*$", re.MULTILINE)
+DOCS = ROOT / "docs"
+
+
+def _tool(name):
+    spec = importlib.util.spec_from_file_location(name, DOCS / "tools" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _anchors(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    return {
+        re.sub(r"[\s]+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip()) for heading in _HEADING.findall(text)
+    }
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_links_lead_to_files_and_headings(page):
+    for path, anchor in _LINK.findall(re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)):
+        target = (page.parent / path).resolve() if path else page
+        # A page of the site that is made of a notebook.
+        exists = target.exists() or target.with_suffix(".ipynb").exists()
+        assert exists, f"{page.name}: {path}"
+        if anchor and target.suffix == ".md" and target.exists():
+            assert anchor[1:] in _anchors(target), f"{page.name}: {path}{anchor}"
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    for page in DOCS.rglob("*.md"):
+        assert page.relative_to(DOCS).as_posix() in navigation
+
+
+def test_every_public_package_has_a_page_of_its_reference():
+    import tfdml
+
+    packages = {name for name in tfdml.__all__ if name.islower() and not name.startswith("_")}
+    assert packages == {page.stem for page in (DOCS / "api").glob("*.md")} - {"index"}
+
+
+def test_every_loss_and_objective_has_a_row_in_the_table_of_choices():
+    from tfdml.training.terms import _ALIASES, known
+
+    text = (DOCS / "choosing.md").read_text()
+    short = {full: alias for alias, full in _ALIASES.items()}
+    missing = [name for name in known() if f"`{name}`" not in text and f"`{short.get(name)}`" not in text]
+    assert not missing, missing
+    assert not [cls.__name__ for name, cls in known().items() if issubclass(cls, Loss) and cls.__name__ not in text]
+
+
+def test_the_picture_of_the_code_map_shows_the_imports_of_today():
+    code_map = _tool("code_map")
+    drawn = set(re.findall(r'data-imports="(\w+) (\w+)"', code_map.PICTURE.read_text()))
+    assert drawn == code_map.reduced(code_map.imports()), "draw it anew: make code-map"
+    assert {name for row in code_map.layers() for name in row} >= {name for edge in drawn for name in edge}
+
+
+def test_an_arrow_that_follows_from_others_is_left_out():
+    reduced = _tool("code_map").reduced
+    assert reduced({("a", "b"), ("b", "c"), ("a", "c"), ("a", "d")}) == {("a", "b"), ("b", "c"), ("a", "d")}
+
+
+def _cells(path):
+    return json.loads(path.read_text())["cells"]
+
+
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_whole(path):
+    code = [cell for cell in _cells(path) if cell["cell_type"] == "code"]
+    assert code
+    assert all(cell["outputs"] for cell in code[1:]), "run it whole, and save it with what it shows"
+    for cell in code:
+        compile("".join(cell["source"]), str(path), "exec")
+        assert all(output["output_type"] != "error" for output in cell["outputs"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path, tmp_path, monkeypatch):
+    import matplotlib
+
+    matplotlib.use("agg")
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for number, cell in enumerate(_cells(path)):
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), f"{path.name}, cell {number}", "exec"), names)
+    assert names["recall"] > names["recall_before"] + 0.1

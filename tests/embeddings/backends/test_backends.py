@@ -1,0 +1,174 @@
+"""The same embedder from a .keras file, a SavedModel and a .tflite file embeds the same."""
+
+import json
+import shutil
+import sys
+
+import numpy as np
+import pytest
+
+from tests.export import models_on_disk
+from tfdml.embeddings.backends import load_backend
+from tfdml.embeddings.backends.litert import LiteRTEmbedder
+from tfdml.errors import UserError
+
+FORMS = ("keras", "saved_model", "litert")
+# Vectors of length 1 in float32: decoding whole images or parts of them is the same bit by bit, arithmetic is not.
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return models_on_disk.make(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    return models_on_disk.make(tmp_path_factory.mktemp("other"), seed=1)
+
+
+@pytest.fixture(scope="module")
+def sources(models):
+    return {form: load_backend(getattr(models, form)) for form in FORMS}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_embedders_own_vectors(form, sources, models):
+    from tfdml.data import EvaluationTransform, evaluation_batches
+    from tfdml.evaluation import embed
+
+    dataset = models_on_disk.pictures()
+    view = EvaluationTransform(**models_on_disk.VIEW)
+    expected = embed(lambda images: models.embedder(images, training=False), evaluation_batches(dataset, view, 11))
+    found = sources[form].embed(dataset, batch_size=4)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+    assert sources[form].kind == form
+    assert sources[form].view == models_on_disk.VIEW
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_pass_from_the_middle_continues_bit_by_bit(form, sources):
+    dataset = models_on_disk.pictures()
+    whole = list(sources[form].stream(dataset, 4))
+    assert [len(batch) for batch in whole] == [4, 4, 3]
+    for first in (4, 8):
+        rest = list(sources[form].stream(dataset, 4, first))
+        np.testing.assert_array_equal(np.concatenate(rest), np.concatenate(whole[first // 4 :]))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_image_that_cannot_be_decoded_is_named(form, sources):
+    dataset = models_on_disk.pictures(broken=[6])
+    with pytest.raises(UserError, match=r"image6\.jpg") as refused:
+        sources[form].embed(dataset, 4)
+    assert "image5" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_checksum_goes_with_the_content_not_the_place(form, models, sources, other, tmp_path):
+    path = getattr(models, form)
+    copy = tmp_path / "moved" / "litert" / path.name
+    (shutil.copytree if path.is_dir() else shutil.copyfile)(path, _made(copy))
+    shutil.copyfile(models.saved_model / "model_card.json", tmp_path / "moved" / "model_card.json")
+    assert load_backend(copy).checksum() == sources[form].checksum()
+    assert sources[form].checksum().startswith("sha256:")
+    assert load_backend(getattr(other, form)).checksum() != sources[form].checksum()
+
+
+def _made(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def test_a_tflite_file_without_a_card_is_told_its_view(models, sources, tmp_path):
+    lone = tmp_path / "a" / "b" / "model.tflite"
+    shutil.copyfile(models.litert, _made(lone))
+    with pytest.raises(UserError, match="pass --resize"):
+        load_backend(lone)
+    dataset = models_on_disk.pictures()
+    found = load_backend(lone, resize=40).embed(dataset, 4)
+    np.testing.assert_array_equal(found, sources["litert"].embed(dataset, 4))
+    squashed = load_backend(lone, resize=36, resize_mode="squash")
+    assert squashed.view == {"resize": 36, "crop": 32, "mode": "squash"}
+    assert not np.allclose(squashed.embed(dataset, 4), found, atol=1e-3)
+    padded = [load_backend(lone, resize=36, resize_mode="pad", pad_color=color) for color in ("", "black", "white")]
+    assert [backend.view.get("pad_color") for backend in padded] == [None, None, [255, 255, 255]]
+    black, white = (backend.embed(dataset, 4) for backend in padded[1:])
+    assert not np.allclose(black, white, atol=1e-3)
+    # A view in the flags goes before the card's.
+    assert load_backend(models.litert, resize=48).view == {"resize": 48, "crop": 32, "mode": "shorter"}
+
+
+def test_a_card_of_another_model_is_refused(models, tmp_path):
+    lone = tmp_path / "litert" / "model.tflite"
+    shutil.copyfile(models.litert, _made(lone))
+    for card, says in (
+        ({"view": {**models_on_disk.VIEW, "crop": 36}}, "tells of 36 px"),
+        ({"view": {**models_on_disk.VIEW, "resize": 20}}, "a view that cannot be"),
+        ({"view": {"resize": 40}}, "does not tell the view"),
+        ({"view": {"size": 40}}, "does not tell the view"),
+        ({}, "does not tell the view"),
+        ([], "an object is expected, not a list"),
+    ):
+        (tmp_path / "model_card.json").write_text(json.dumps(card))
+        with pytest.raises(UserError, match=says):
+            load_backend(lone)
+
+
+def test_a_tflite_file_of_one_image_at_a_time(models, sources, tmp_path):
+    path = tmp_path / "one.tflite"
+    path.write_bytes(models_on_disk.tflite(models.embedder, batch=1))
+    dataset = models_on_disk.pictures()
+    found = LiteRTEmbedder(path, resize=40).embed(dataset, 4)
+    np.testing.assert_allclose(found, sources["litert"].embed(dataset, 4), atol=TOLERANCE)
+
+
+def test_tensorflows_own_interpreter_is_the_second_choice(models, sources, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ai_edge_litert.interpreter", None)
+    dataset = models_on_disk.pictures()
+    found = load_backend(models.litert).embed(dataset, 4)
+    np.testing.assert_allclose(found, sources["litert"].embed(dataset, 4), atol=TOLERANCE)
+
+
+def test_the_newest_version_below_a_folder(models, tmp_path):
+    for number in (2, 10):
+        shutil.copytree(models.saved_model, tmp_path / str(number))
+    assert load_backend(tmp_path).path == tmp_path / "10"
+    # A later version of other formats alone is passed over; where there is nothing else, its files are named.
+    for folder in (tmp_path / "11", tmp_path / "lite" / "1"):
+        shutil.copytree(models.litert.parent, folder / "litert")
+    assert load_backend(tmp_path).path == tmp_path / "10"
+    with pytest.raises(UserError, match=r"holds no SavedModel: name one of 1/litert/float32\.tflite"):
+        load_backend(tmp_path / "lite")
+
+
+def test_what_is_no_model_is_told_in_one_line(models, tmp_path):
+    import tensorflow as tf
+
+    (tmp_path / "text.tflite").write_text("not a model")
+    (tmp_path / "text.keras").write_text("not a model")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "saved_model.pb").write_text("not a model")
+    module = tf.Module()
+    module.double = tf.function(lambda x: {"y": 2 * x}, input_signature=[tf.TensorSpec((None,), name="x")])
+    tf.saved_model.save(module, str(tmp_path / "other"), signatures={"serving_default": module.double})
+    floats = tf.function(lambda x: tf.reduce_mean(x, [1, 2]), input_signature=[tf.TensorSpec((1, 8, 8, 3))])
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([floats.get_concrete_function()], module)
+    (tmp_path / "floats.tflite").write_bytes(converter.convert())
+    for path, says in (
+        (tmp_path / "text.tflite", "cannot be loaded as a .tflite"),
+        (tmp_path / "nowhere.tflite", "there is no file"),
+        (tmp_path / "text.keras", "cannot be loaded"),
+        (tmp_path / "nowhere", "there is no embedder"),
+        (tmp_path / "broken", "cannot be loaded as a SavedModel"),
+        (tmp_path / "other", "it takes x and gives y"),
+        (tmp_path / "floats.tflite", "must take uint8 images"),
+        (models.litert.parent, "name one of float32.tflite"),
+    ):
+        with pytest.raises(UserError, match=says) as refused:
+            load_backend(path)
+        assert "\n" not in str(refused.value)
+    with pytest.raises(UserError, match="has its view inside"):
+        load_backend(models.keras, resize=40)

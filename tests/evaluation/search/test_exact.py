@@ -1,0 +1,204 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from tfdml.errors import UserError
+from tfdml.evaluation import nearest_neighbours, neighbour_blocks
+from tfdml.evaluation.search.exact import DISTANCES, check_embeddings
+
+
+def reference(queries, gallery, k, distance, own_rows=None):
+    """Every distance in float64, by loops; the full row sorted by (distance, row)."""
+    queries, gallery = np.asarray(queries, np.float64), np.asarray(gallery, np.float64)
+    indices, distances = [], []
+    for i, q in enumerate(queries):
+        row = []
+        for j, g in enumerate(gallery):
+            if own_rows is not None and own_rows[i] == j:
+                continue
+            if distance == "dot":
+                value = -float(q @ g)
+            elif distance == "cosine":
+                lengths = np.linalg.norm(q) * np.linalg.norm(g)
+                value = 1 - (float(q @ g) / lengths if lengths else 0.0)
+            else:
+                value = float(((q - g) ** 2).sum())
+                value = np.sqrt(value) if distance == "euclidean" else value
+            row.append((value, j))
+        row.sort()
+        indices.append([j for _, j in row[:k]])
+        distances.append([value for value, _ in row[:k]])
+    return np.array(indices), np.array(distances)
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("with_gallery", [False, True])
+def test_matches_a_slow_reference(distance, with_gallery):
+    rng = np.random.default_rng(0)
+    queries = rng.normal(size=(70, 12)).astype(np.float32) + 3
+    gallery = rng.normal(size=(90, 12)).astype(np.float32) + 3 if with_gallery else None
+    indices, distances = nearest_neighbours(queries, gallery, k=7, distance=distance)
+    own = None if with_gallery else np.arange(70)
+    expected = reference(queries, queries if gallery is None else gallery, 7, distance, own)
+    assert indices.dtype == np.int64
+    assert distances.dtype == np.float32
+    np.testing.assert_array_equal(indices, expected[0])
+    np.testing.assert_allclose(distances, expected[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_large_gallery_takes_the_grouped_path(distance):
+    """Groups of columns are searched by their maxima only where the gallery is much larger than k."""
+    rng = np.random.default_rng(1)
+    gallery = rng.normal(size=(3001, 8)).astype(np.float32)
+    indices, distances = nearest_neighbours(gallery[:5], gallery, k=6, distance=distance, own_rows=np.arange(5))
+    expected = reference(gallery[:5], gallery, 6, distance, np.arange(5))
+    np.testing.assert_array_equal(indices, expected[0])
+    np.testing.assert_allclose(distances, expected[1], rtol=1e-5, atol=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    points=hnp.arrays(np.float32, st.tuples(st.integers(2, 30), st.integers(1, 3)), elements=st.integers(-3, 3)),
+    k=st.integers(1, 29),
+    budget=st.sampled_from([1, 2000, 2**20]),
+)
+def test_ties_and_duplicates_follow_gallery_order(points, k, budget):
+    """Integer embeddings are full of exact ties: the lower row comes first, whatever the block."""
+    k = min(k, len(points) - 1)
+    indices, distances = nearest_neighbours(points, k=k, distance="sqeuclidean", memory_budget=budget)
+    expected = reference(points, points, k, "sqeuclidean", np.arange(len(points)))
+    np.testing.assert_array_equal(indices, expected[0])
+    np.testing.assert_array_equal(distances, expected[1])
+
+
+def test_many_equal_rows_in_the_grouped_path_follow_gallery_order():
+    rng = np.random.default_rng(2)
+    points = rng.integers(0, 3, size=(2500, 3)).astype(np.float32)
+    indices, distances = nearest_neighbours(points[:20], points, k=9, own_rows=np.arange(20))
+    np.testing.assert_array_equal(indices, reference(points[:20], points, 9, "euclidean", np.arange(20))[0])
+    assert (distances == 0).all()
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_equally_near_rows_of_unequal_scores_follow_gallery_order(mapped, tmp_path):
+    """Differences of 1/256 are exact, so that all are equally far; the products that rank them first are rounded."""
+    rng = np.random.default_rng(6)
+    query = rng.integers(-100, 100, size=(1, 16))
+    near = query + rng.choice([-1, 1], size=(40, 16)) / 256
+    gallery = np.concatenate([near, -query + rng.integers(-9, 9, size=(60, 16))]).astype(np.float32)
+    if mapped:
+        np.save(tmp_path / "gallery.npy", gallery)
+        gallery = np.load(tmp_path / "gallery.npy", mmap_mode="r")
+    indices, distances = nearest_neighbours(query, gallery, k=36, distance="sqeuclidean", memory_budget=2000)
+    assert distances.tolist() == [[16 / 256**2] * 36]
+    assert indices.tolist() == [list(range(36))]
+
+
+def test_collapsed_embeddings_give_the_first_rows():
+    points = np.full((2000, 16), 0.1234567, np.float32)
+    indices, distances = nearest_neighbours(points, k=3)
+    assert indices[0].tolist() == [1, 2, 3]
+    assert indices[2].tolist() == [0, 1, 3]
+    assert indices[-1].tolist() == [0, 1, 2]
+    assert (distances == 0).all()
+
+
+def test_a_copy_of_the_query_stays_and_the_query_goes():
+    """The query is left out by identity: dropping the first result would drop its copy in its stead."""
+    points = np.array([[0.3, 0.7], [0.3, 0.7], [9.0, 9.0], [9.0, 8.0]], np.float32)
+    indices, distances = nearest_neighbours(points, k=2)
+    assert indices[:2, 0].tolist() == [1, 0]
+    assert distances[:2, 0].tolist() == [0.0, 0.0]
+    assert all(i not in row for i, row in enumerate(indices))
+
+
+def test_query_is_left_out_even_where_others_score_better():
+    """By inner product, a query is not always its own best match."""
+    points = np.array([[1.0, 0.0], [5.0, 0.0], [9.0, 0.0]], np.float32)
+    indices, distances = nearest_neighbours(points, k=2, distance="dot")
+    assert indices.tolist() == [[2, 1], [2, 0], [1, 0]]
+    assert distances[0].tolist() == [-9.0, -5.0]
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("budget", [1, 50_000])
+def test_blocks_do_not_change_the_result(distance, budget):
+    points = np.random.default_rng(3).normal(size=(200, 5)).astype(np.float32)
+    whole = nearest_neighbours(points, k=5, distance=distance)
+    blocked = nearest_neighbours(points, k=5, distance=distance, memory_budget=budget)
+    np.testing.assert_array_equal(whole[0], blocked[0])
+    np.testing.assert_allclose(whole[1], blocked[1], rtol=1e-6)
+    sizes = [b.stop - b.start for b, _, _ in neighbour_blocks(points, k=5, memory_budget=budget)]
+    assert sum(sizes) == 200
+    assert len(sizes) > 1
+    assert (max(sizes) == 1) == (budget == 1)
+
+
+@pytest.mark.parametrize("offset", [1e3, -1e4])
+def test_a_common_offset_does_not_hide_small_distances(offset):
+    """The expansion |q|^2 - 2qg + |g|^2 in float32 would lose distances of 0.01 beside norms of 1e4."""
+    steps = np.arange(40) * 2.0**-6
+    points = np.stack([np.full(40, offset), offset + steps], axis=1).astype(np.float32)
+    indices, distances = nearest_neighbours(points[:1], points, k=39, own_rows=[0])
+    assert indices[0].tolist() == list(range(1, 40))
+    np.testing.assert_allclose(distances[0], steps[1:], rtol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e18, 1e30])
+@pytest.mark.parametrize("distance", ["euclidean", "cosine"])
+def test_tiny_and_huge_embeddings(scale, distance):
+    points = np.random.default_rng(4).normal(size=(50, 4))
+    indices, distances = nearest_neighbours((points * scale).astype(np.float32), k=4, distance=distance)
+    expected = reference(points, points, 4, distance, np.arange(50))
+    np.testing.assert_array_equal(indices, expected[0])
+    unit = scale if distance == "euclidean" else 1.0
+    np.testing.assert_allclose(distances / unit, expected[1], rtol=1e-4, atol=1e-6)
+
+
+def test_zero_vectors_are_at_cosine_distance_one():
+    points = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0], [-1.0, 0.0]], np.float32)
+    indices, distances = nearest_neighbours(points, k=3, distance="cosine")
+    assert indices[0].tolist() == [1, 2, 3]
+    assert distances[0].tolist() == [1.0, 1.0, 1.0]
+    assert indices[1].tolist() == [0, 2, 3]
+    assert distances[1].tolist() == [1.0, 1.0, 2.0]
+
+
+def test_every_neighbour_can_be_asked_for():
+    points = np.random.default_rng(5).normal(size=(9, 2))
+    assert np.sort(nearest_neighbours(points, k=8)[0][0]).tolist() == list(range(1, 9))
+    assert np.sort(nearest_neighbours(points[:2], points, k=9)[0][0]).tolist() == list(range(9))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"queries": np.zeros((0, 4)), "k": 1}, "neither of them 0"),
+        ({"queries": np.zeros(4), "k": 1}, "shape \\(4,\\)"),
+        ({"queries": np.zeros((3, 4)), "k": 3}, "k must be in 1 .. 2"),
+        ({"queries": np.zeros((3, 4)), "k": 0}, "got 0"),
+        ({"queries": np.zeros((1, 4)), "k": 1}, "1 .. 0"),
+        ({"queries": np.zeros((3, 4)), "gallery": np.zeros((5, 3)), "k": 1}, "4 dimensions, the gallery 3"),
+        ({"queries": np.zeros((3, 4)), "gallery": np.zeros((5, 4)), "k": 6}, "1 .. 5"),
+        ({"queries": np.zeros((3, 4)), "k": 1, "distance": "manhattan"}, "unknown distance 'manhattan'"),
+        ({"queries": np.array([["a"]]), "k": 1}, "real numbers"),
+        ({"queries": np.zeros((3, 4)), "k": 1, "own_rows": [0, 1, 2]}, "goes with a gallery"),
+        ({"queries": np.zeros((3, 4)), "gallery": np.zeros((5, 4)), "k": 1, "own_rows": [0, 1, 5]}, "0 .. 4"),
+        ({"queries": np.zeros((3, 4)), "gallery": np.zeros((5, 4)), "k": 1, "own_rows": [0]}, "one integer per query"),
+    ],
+)
+def test_bad_arguments_say_what_is_wrong(arguments, message):
+    with pytest.raises(UserError, match=message):
+        nearest_neighbours(**arguments)
+
+
+def test_not_finite_rows_are_counted_and_named():
+    points = np.zeros((10, 3))
+    points[4, 1], points[7, 0], points[9, 2] = np.nan, np.inf, 1e300
+    with pytest.raises(UserError, match=r"3 of 10 rows .* first is row 4"):
+        check_embeddings(points)
+    huge = np.full((2, 3), 3e38, np.float32)  # finite, though their sum is not
+    np.testing.assert_array_equal(check_embeddings(huge), huge)

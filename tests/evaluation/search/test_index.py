@@ -1,0 +1,298 @@
+"""The approximate search: exact where all is searched, honest about what it misses, and safe on disk."""
+
+import faiss
+import numpy as np
+import pytest
+
+from tfdml.errors import UserError
+from tfdml.evaluation import build_index, index_recall, load_index, nearest_neighbours
+from tfdml.evaluation.search import index as index_module
+from tfdml.evaluation.search.index import KINDS, STORAGES, GalleryIndex
+from tfdml.pairwise import DISTANCES
+
+# Enough to search every list, or keep every image of the small galleries here.
+EVERYTHING = 10_000
+
+
+@pytest.fixture(scope="module")
+def gallery():
+    """Sixty classes of ten images, of unequal length."""
+    rng = np.random.default_rng(0)
+    points = np.repeat(rng.normal(size=(60, 12)), 10, axis=0) + 0.4 * rng.normal(size=(600, 12))
+    return (points * rng.uniform(0.5, 2, size=(600, 1))).astype(np.float32)
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("own", [False, True])
+def test_all_lists_give_the_exact_neighbours(gallery, distance, own):
+    own_rows = np.arange(100, 140) if own else None
+    queries = gallery[100:140]
+    index = build_index(gallery, distance=distance, lists=12)
+    rows, distances = index.search(queries, k=7, effort=EVERYTHING, own_rows=own_rows)
+    expected = nearest_neighbours(queries, gallery, k=7, distance=distance, own_rows=own_rows)
+    assert rows.dtype == np.int64
+    assert distances.dtype == np.float32
+    np.testing.assert_array_equal(rows, expected[0])
+    # A distance to itself of 0 is the root of a difference of float32 squares, or 1 less a float32 product.
+    np.testing.assert_allclose(distances, expected[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_recall_of_a_thorough_search_is_nearly_one(gallery, kind, distance):
+    """A graph of inner products finds a little less: the longest images are everybody's neighbours."""
+    index = build_index(gallery, kind=kind, distance=distance)
+    (result,) = index_recall(index, gallery, k=5, efforts=[EVERYTHING], sample=150)
+    assert result.recall >= (1.0 if kind == "ivf" else 0.95)
+    assert (result.queries, result.k, result.effort) == (150, 5, EVERYTHING)
+
+
+def test_recall_by_a_slow_reference(gallery):
+    """Counted query by query in float64, the query itself left out; more effort never finds less of a list."""
+    index = build_index(gallery, lists=30)
+    results = index_recall(index, gallery, k=4, efforts=[1, 3, 30], sample=EVERYTHING)
+    for result in results:
+        found, _ = index.search(gallery, k=4, effort=result.effort, own_rows=np.arange(600))
+        shares = []
+        for query in range(600):
+            far = ((gallery.astype(np.float64) - gallery[query]) ** 2).sum(axis=1)
+            far[query] = np.inf
+            truth = set(np.argsort(far)[:4].tolist())
+            shares.append(len(truth & set(found[query].tolist())) / 4)
+        assert result.recall == pytest.approx(np.mean(shares), abs=1e-12)
+        assert result.standard_error == pytest.approx(np.std(shares, ddof=1) / np.sqrt(600), abs=1e-12)
+        assert result.queries == 600
+    assert results[0].recall < results[1].recall < results[2].recall == 1.0
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_equally_near_images_count_as_found(distance):
+    """Fifty copies are the neighbours of each other, in any choice of them."""
+    rng = np.random.default_rng(1)
+    points = np.concatenate([np.tile(rng.normal(size=(1, 9)), (50, 1)), rng.normal(size=(80, 9)) - 1])
+    points = points.astype(np.float32)
+    index = build_index(points, kind="hnsw", distance=distance)
+    (result,) = index_recall(index, points, points[:20], k=3, efforts=[EVERYTHING], sample=20)
+    assert result.recall == 1.0
+
+
+def test_queries_beside_the_gallery(gallery):
+    queries = gallery[:50] + np.float32(0.01)
+    index = build_index(gallery, lists=12)
+    (result,) = index_recall(index, gallery, queries, k=1, sample=20, efforts=[12])
+    assert (result.recall, result.queries) == (1.0, 20)
+
+
+def test_standard_error_of_one_query_is_unknown(gallery):
+    (result,) = index_recall(build_index(gallery, lists=5), gallery, k=1, sample=1)
+    assert np.isnan(result.standard_error)
+    assert result.effort == 1
+
+
+@pytest.mark.parametrize("distance", ["euclidean", "cosine"])
+def test_lists_that_hold_too_few_say_so(gallery, distance):
+    index = build_index(gallery, lists=200, distance=distance)
+    rows, distances = index.search(gallery[:5], k=100, effort=1)
+    missing = rows == -1
+    assert missing.any()
+    assert np.isinf(distances[missing]).all()
+    assert np.isfinite(distances[~missing]).all()
+    assert not (missing[:, :-1] & ~missing[:, 1:]).any()  # all at the end of their row
+    (result,) = index_recall(index, gallery, k=100, efforts=[1], sample=20)
+    assert 0 < result.recall < 1
+
+
+def test_equal_distances_are_ordered_by_row():
+    points = np.zeros((40, 3), np.float32)
+    points[20:] = 1
+    rows, distances = build_index(points, lists=1).search(points[25:26], k=30)
+    assert rows[0].tolist() == [*range(20, 40), *range(10)]
+    assert (distances[0, :20] == 0).all()
+
+
+def test_zero_vectors_are_at_cosine_distance_one():
+    points = np.array([[0.0, 0.0], [1.0, 0.0], [-1.0, 0.0]])
+    rows, distances = build_index(points, distance="cosine", lists=1).search([[2.0, 0.0]], k=3)
+    assert rows[0].tolist() == [1, 0, 2]
+    assert distances[0].tolist() == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("storage", ["float16", "int8"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rounded_vectors_give_near_distances(gallery, kind, storage):
+    """A distance moves by no more than the rounding moves a vector: half a unit of the last place, or half a step.
+
+    What `ivf` rounds is the difference from a centre, whose length and range are at most twice the gallery's.
+    """
+    index = build_index(gallery, kind=kind, storage=storage, lists=8)
+    rows, distances = index.search(gallery[:30], k=3, effort=EVERYTHING)
+    true = np.linalg.norm(gallery[:30, None].astype(np.float64) - gallery[rows], axis=2)
+    longest = np.linalg.norm(gallery, axis=1).max()
+    bound = 2 * (2**-11 * longest if storage == "float16" else 0.5 * np.linalg.norm(np.ptp(gallery, axis=0) / 255))
+    assert np.abs(distances - true).max() <= bound + 1e-6
+    assert len(faiss.serialize_index(index.index)) < len(faiss.serialize_index(build_index(gallery, kind=kind).index))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_saved_index_searches_as_before(gallery, kind, mapped, tmp_path):
+    index = build_index(gallery, kind=kind, distance="cosine")
+    index.save(tmp_path / "cars.index")
+    loaded = load_index(tmp_path / "cars.index", mapped=mapped)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["cars.index"]
+    assert (loaded.distance, loaded.kind, len(loaded), loaded.dimension) == ("cosine", kind, 600, 12)
+    for expected, found in zip(index.search(gallery, k=5), loaded.search(gallery, k=5), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert faiss.read_index(str(tmp_path / "cars.index")).ntotal == 600
+
+
+def test_a_mapped_index_refuses_to_grow(gallery, tmp_path):
+    """Faiss would end the process."""
+    build_index(gallery, lists=4).save(tmp_path / "x")
+    with pytest.raises(UserError, match="mapped=False"):
+        load_index(tmp_path / "x", mapped=True).add(gallery)
+    grown = load_index(tmp_path / "x")
+    grown.add(gallery[:7])
+    assert len(grown) == 607
+    assert set(grown.search(gallery[:1], k=2)[0][0].tolist()) == {0, 600}
+
+
+def test_damaged_files_are_refused(gallery, tmp_path):
+    path = tmp_path / "x.index"
+    with pytest.raises(UserError, match="No such file"):
+        load_index(path)
+    build_index(gallery, lists=4).save(path)
+    whole = path.read_bytes()
+    for damaged, message in [
+        (b"", "not an index"),
+        (b"hello", "not an index"),
+        (whole[:-10], "cannot be read"),
+        (whole[: len(whole) // 2], "not an index"),
+        (whole[len(whole) // 2 :], "cannot be read"),
+        (whole.replace(b'"count": 600', b'"count": 599'), "600 images of 599"),
+    ]:
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=message) as error:
+            load_index(path)
+        assert "\n" not in str(error.value)
+    faiss.write_index(faiss.IndexFlatL2(3), str(path))
+    with pytest.raises(UserError, match="not an index that was saved here"):
+        load_index(path)
+
+
+def test_a_failed_save_leaves_the_old_file(gallery, tmp_path, monkeypatch):
+    path = tmp_path / "x.index"
+    index = build_index(gallery, lists=4)
+    index.save(path)
+    before = path.read_bytes()
+
+    def full_disk(*_):
+        raise RuntimeError("Error in somewhere: 'fwrite' failed: No space left on device")
+
+    monkeypatch.setattr(faiss, "write_index", full_disk)
+    with pytest.raises(UserError, match="cannot be written: the disk is full"):
+        index.save(path)
+    assert path.read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 1
+    with pytest.raises(UserError, match="cannot be written"):
+        index.save(tmp_path / "no folder" / "x.index")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gallery_on_disk_is_added_block_by_block(gallery, kind, tmp_path, monkeypatch):
+    """The index is that of the array in memory, and no more than a block of the file is read at once."""
+    np.save(tmp_path / "g.npy", gallery)
+    disk = np.load(tmp_path / "g.npy", mmap_mode="r")
+    threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)  # the order in which a graph grows is then the same
+    try:
+        monkeypatch.setattr(index_module, "_BLOCK_BYTES", 4 * 12 * 250)
+        steps, sizes = [], []
+        plain = index_module.check_embeddings
+        monkeypatch.setattr(
+            index_module, "check_embeddings", lambda rows, what: sizes.append(len(rows)) or plain(rows, what)
+        )
+        built = build_index(disk, kind=kind, lists=3, progress=lambda *step: steps.append(step))
+        assert [step for step in steps if step[0] == "adding"] == [("adding", n, 600) for n in (250, 500, 600)]
+        assert sizes[-3:] == [250, 250, 100]
+        whole = build_index(gallery, kind=kind, lists=3)
+    finally:
+        faiss.omp_set_num_threads(threads)
+    np.testing.assert_array_equal(built.search(gallery, k=4)[0], whole.search(gallery, k=4)[0])
+    assert index_recall(built, disk, k=4, sample=50) == index_recall(whole, gallery, k=4, sample=50)
+
+
+def test_the_seed_decides_the_lists(gallery):
+    def lists(seed):
+        return faiss.serialize_index(build_index(gallery, lists=20, seed=seed).index).tobytes()
+
+    assert lists(0) == lists(0)
+    assert lists(0) != lists(1)
+
+
+def test_one_image():
+    index = build_index(np.ones((1, 4)))
+    assert index.search(np.zeros((2, 4)), k=1)[0].tolist() == [[0], [0]]
+    assert len(index) == index.lists == 1
+
+
+@pytest.mark.parametrize(
+    ("gallery", "arguments", "message"),
+    [
+        (np.zeros((0, 4)), {}, "neither of them 0"),
+        (np.zeros(4), {}, r"shape \(4,\)"),
+        (np.array([["a"]]), {}, "real numbers"),
+        (np.ones((9, 4)), {"kind": "tree"}, "unknown kind 'tree'; one of ivf, hnsw"),
+        (np.ones((9, 4)), {"distance": "manhattan"}, "unknown distance 'manhattan'"),
+        (np.ones((9, 4)), {"storage": "bits"}, "unknown storage 'bits'; one of float32"),
+        (np.ones((9, 4)), {"lists": 10}, "lists must be in 1 .. 9"),
+        (np.ones((9, 4)), {"lists": 0}, "got 0"),
+        (np.ones((9, 4)), {"kind": "hnsw", "links": 1}, "links must be in 2 .. 256"),
+    ],
+)
+def test_bad_galleries_and_arguments_say_what_is_wrong(gallery, arguments, message):
+    with pytest.raises(UserError, match=message):
+        build_index(gallery, **arguments)
+
+
+def test_bad_rows_are_named_with_their_block(gallery, monkeypatch):
+    bad = gallery.copy()
+    bad[530, 2] = np.nan
+    monkeypatch.setattr(index_module, "_BLOCK_BYTES", 4 * 12 * 250)
+    with pytest.raises(UserError, match=r"gallery rows 500 .. 599, .* 1 of 100 rows .* is row 30"):
+        build_index(bad, kind="hnsw")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"queries": np.zeros((3, 5)), "k": 1}, "5 dimensions, the index 12"),
+        ({"queries": np.full((3, 12), np.inf), "k": 1}, "3 of 3 rows"),
+        ({"queries": np.zeros((3, 12)), "k": 0}, "k must be in 1 .. 600"),
+        ({"queries": np.zeros((3, 12)), "k": 601}, "got 601"),
+        ({"queries": np.zeros((3, 12)), "k": 600, "own_rows": [0, 1, 2]}, "1 .. 599"),
+        ({"queries": np.zeros((3, 12)), "k": 1, "own_rows": [0, 1, 600]}, "0 .. 599"),
+        ({"queries": np.zeros((3, 12)), "k": 1, "effort": 0}, "effort must be at least 1"),
+    ],
+)
+def test_bad_searches_say_what_is_wrong(gallery, arguments, message):
+    with pytest.raises(UserError, match=message):
+        build_index(gallery, lists=4).search(**arguments)
+
+
+def test_recall_needs_the_gallery_of_the_index(gallery):
+    index = build_index(gallery, lists=4)
+    assert isinstance(index, GalleryIndex)
+    with pytest.raises(UserError, match="the index holds 600 images, the gallery 599"):
+        index_recall(index, gallery[1:])
+    with pytest.raises(UserError, match="sample must be at least 1"):
+        index_recall(index, gallery, sample=0)
+    with pytest.raises(UserError, match="dimensions"):
+        index_recall(index, gallery, np.zeros((3, 4)))
+    with pytest.raises(UserError, match="dimensions"):
+        index.add(np.zeros((3, 4)))
+
+
+def test_every_storage_has_a_name_that_faiss_knows():
+    for name in STORAGES.values():
+        assert faiss.index_factory(8, f"IVF4,{name}").d == 8

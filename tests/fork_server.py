@@ -1,0 +1,100 @@
+"""Runs commands and scripts, each in a process of its own as a user does, without importing TensorFlow for each.
+
+    python -m tests.fork_server
+
+imports once what every command imports, forks for each request (a line of JSON on its standard input), and answers with
+a line that holds the exit status. What a fork must not inherit, TensorFlow's threads and devices, nobody has started.
+"""
+
+import atexit
+import functools
+import importlib
+import json
+import os
+import pathlib
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+# None of tfdml.cli: a command's flags are defined where it is imported.
+_IMPORTED = ("tensorflow", "keras", "faiss", "PIL.Image", "sklearn.metrics", "scipy.stats")
+_IMPORTED += tuple(f"tfdml.{part}" for part in ("data", "evaluation", "export", "report", "training"))
+
+
+class ForkServer:
+    """A process that holds what the commands import."""
+
+    def __init__(self):
+        command = [sys.executable, "-m", "tests.fork_server"]
+        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, text=True)
+
+    def close(self):
+        """End the process."""
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+    def run(self, name, *flags, cwd=ROOT, timeout=300):
+        """Run `bin/<name>` with flags; returns the finished process, killed by SIGALRM where it took too long."""
+        command = [str(ROOT / "bin" / name), *(str(flag) for flag in flags)]
+        with tempfile.TemporaryDirectory() as folder:
+            paths = [f"{folder}/out", f"{folder}/err"]
+            request = {"command": command, "cwd": str(cwd), "timeout": timeout, "paths": paths}
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            status = json.loads(self._process.stdout.readline())
+            out, err = (pathlib.Path(path).read_text() for path in paths)
+        return subprocess.CompletedProcess(command, status, out, err)
+
+    def run_script(self, text, timeout=300):
+        """Run the text of a Python program; returns the finished process."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "script.py"
+            path.write_text(textwrap.dedent(text))
+            return self.run(path, timeout=timeout)
+
+
+@functools.cache
+def fork_server():
+    """The one server of this process, started where it is first asked for."""
+    server = ForkServer()
+    atexit.register(server.close)
+    return server
+
+
+def _become(request):
+    """Turn this fork into the command; does not return."""
+    os.chdir(request["cwd"])
+    for descriptor, path in zip((1, 2), request["paths"], strict=True):
+        os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY), descriptor)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(os.dup(n), "r" if n == 0 else "w") for n in range(3))
+    signal.alarm(request["timeout"])
+    program, *_ = sys.argv = request["command"]
+    sys.path.insert(0, os.path.dirname(program))
+    runpy.run_path(program, run_name="__main__")
+    sys.exit(0)
+
+
+def main():
+    """Serve until the standard input ends."""
+    for module in _IMPORTED:
+        importlib.import_module(module)
+    answers = os.fdopen(os.dup(1), "w")
+    for line in sys.stdin:
+        pid = os.fork()
+        if not pid:
+            answers.close()
+            _become(json.loads(line))
+        answers.write(f"{os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""The gradient of a learner on several replicas is that of one device on the whole batch."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.mathematics import assert_close
+from tests.models.networks import SIZE, coloured_batch, jrd, tiny_embedder
+from tests.played_replicas import play
+from tfdml import losses, objectives
+from tfdml.models import MetricLearner
+
+TERMS = {
+    "pairs": lambda: losses.ContrastiveLoss(1.3, "euclidean"),
+    "pairs sum": lambda: losses.BinomialDevianceLoss(reduction="sum"),
+    "joint": jrd,
+    "proxy anchor": lambda: objectives.ProxyLoss(losses.ProxyAnchorLoss(4.0), 3),
+    "proxies sum": lambda: objectives.ProxyLoss(losses.AMSoftmaxLoss(reduction="sum"), 3, weight=0.1),
+    "moments": lambda: objectives.HighOrderMomentLoss(losses.ContrastiveLoss(1.3, "euclidean"), 3, 8),
+    "moments of classes": lambda: objectives.HighOrderMomentLoss(
+        losses.AMSoftmaxLoss(), 3, 8, num_classes=3, weight=0.1
+    ),
+    "energy": lambda: objectives.EnergyConfusion(),
+    "density": lambda: objectives.DensityAdaptivity(3, reference_density=[1.0, 2.0, 0.5]),
+    "spread": lambda: [objectives.EntropySpread(), objectives.GlobalOrthogonal()],
+    "joint norms": lambda: objectives.JointMMD(("pooled", "embedding")),
+    "learned margin": lambda: objectives.LearnedMargin(3, beta=0.6, nu=0.1),
+}
+
+
+def learner(terms):
+    keras.utils.set_random_seed(3)
+    model = MetricLearner(tiny_embedder(batch_norm="statistics"), terms)
+    # As the layers of a user may be: it counts once, however many replicas there are.
+    model.embedder.dense.kernel_regularizer = keras.regularizers.L2(0.1)
+    model.build((None, SIZE, SIZE, 3))
+    return model
+
+
+def step(model, sizes):
+    """The loss, summed over replicas as Keras does, its gradients, and the value of each term over the images."""
+    labels, x = coloured_batch()
+    reported = []
+
+    def loss(y, images):
+        model.reset_metrics()
+        value = model.compute_loss(images, y, model(images, training=True), training=True)
+        reported.append([float(tracker.result()) for tracker in model.term_trackers])
+        return value
+
+    with tf.GradientTape() as tape:
+        if len(sizes) == 1:
+            total = loss(tf.constant(labels), tf.constant(x))
+        else:
+            parts = zip(tf.split(tf.constant(labels), sizes), tf.split(tf.constant(x), sizes), strict=True)
+            total = tf.add_n(play(loss, *parts))
+    gradients = tape.gradient(total, [variable.value for variable in model.trainable_variables])
+    return total.numpy(), gradients, np.average(reported[-len(sizes) :], axis=0, weights=sizes)
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_the_gradient_is_that_of_one_device(name):
+    model = learner(TERMS[name]())
+    value, expected, terms = step(model, [12])
+    largest = max(np.abs(gradient).max() for gradient in expected if gradient is not None)
+    assert largest > 1e-3
+    _, gradients, _ = step(model, [7, 5])
+    for actual, wanted in zip(gradients, expected, strict=True):
+        assert (actual is None) == (wanted is None)
+        if wanted is not None:
+            assert_close(actual, wanted, 1e-5, floor=1e-6 * largest)
+    total, _, reported = step(model, [6, 6])
+    assert_close(total, value)
+    assert_close(reported, terms)
+
+
+def test_the_statistics_see_the_pairs_of_all_replicas():
+    model = learner([objectives.RankMI(1.5, hidden=8, depth=1), losses.ContrastiveLoss()])
+    model.compile(keras.optimizers.SGD(0.1))
+    model._set_phase("statistics")
+    value, expected, _ = step(model, [12])
+    total, gradients, _ = step(model, [7, 5])
+    assert_close(total, value)
+    some = False
+    for actual, wanted in zip(gradients, expected, strict=True):
+        if wanted is not None:
+            some = some or np.any(wanted)
+            assert_close(actual, wanted, 1e-5, floor=1e-7)
+    assert some

@@ -1,0 +1,197 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import references
+from tests.mathematics import (
+    DEGENERATE,
+    assert_close,
+    degenerate_batches,
+    finite_differences,
+    random_batch,
+    value_and_gradients,
+)
+from tfdml import losses
+from tfdml.losses.base import EmbeddingLoss
+from tfdml.objectives import MetricLoss, Objective, ProxyLoss
+
+PAIR_LOSSES = {
+    "contrastive": (
+        losses.ContrastiveLoss(1.3, "euclidean"),
+        lambda y, x: references.contrastive(y, x, 1.3, "euclidean"),
+    ),
+    "contrastive sum": (
+        losses.ContrastiveLoss(reduction="sum"),
+        lambda y, x: references.contrastive(y, x, reduction="sum"),
+    ),
+    "binomial": (losses.BinomialDevianceLoss(), references.binomial),
+}
+every_pair_loss = pytest.mark.parametrize(("loss", "reference"), PAIR_LOSSES.values(), ids=PAIR_LOSSES)
+
+
+def proxy_loss(**options):
+    objective = ProxyLoss(losses.AMSoftmaxLoss(), num_classes=3, **options)
+    objective.build_from({"embedding": (None, 4)})
+    return objective
+
+
+def proxies_of(objective):
+    return keras.ops.convert_to_numpy(objective.class_proxies.proxies)
+
+
+@every_pair_loss
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+def test_metric_loss_is_the_loss_on_its_representation(loss, reference, mode):
+    labels, x = random_batch(2, 8, 3, 5)
+    other = random_batch(3, 8, 3, 6)[1]
+    objective = MetricLoss(loss, representation="pooled")
+    value, gradients = value_and_gradients(
+        lambda pooled, embedding: objective({"pooled": pooled, "embedding": embedding}, labels), x, other, mode=mode
+    )
+    assert_close(value, reference(labels, x))
+    assert_close(gradients[0], finite_differences(lambda e: reference(labels, e), x)[0])
+    np.testing.assert_array_equal(gradients[1], 0)
+
+
+@every_pair_loss
+@pytest.mark.parametrize("batch", DEGENERATE)
+def test_metric_loss_of_a_degenerate_batch_is_finite(loss, reference, batch):
+    labels, x = degenerate_batches()[batch]
+    value, (gradient,) = value_and_gradients(lambda e: MetricLoss(loss)({"embedding": e}, labels), x)
+    assert_close(value, reference(labels, x), floor=1e-6)
+    assert np.all(np.isfinite(gradient))
+
+
+def test_weight_is_the_learner_s_business():
+    labels, x = random_batch(2, 8, 3, 5)
+    values = [float(MetricLoss(losses.ContrastiveLoss(), weight=w)({"embedding": x}, labels)) for w in (1.0, 7.0)]
+    assert values[0] == values[1]
+
+
+def test_any_keras_loss_works_image_by_image():
+    x = random_batch(2, 8, 3, 3)[1]
+    objective = MetricLoss(keras.losses.SparseCategoricalCrossentropy(from_logits=True), representation="class")
+    assert objective.per_image
+    assert not MetricLoss(losses.ContrastiveLoss()).per_image
+    labels = np.arange(8) % 3
+    expected = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, x)
+    assert_close(objective({"class": x}, labels), expected)
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_proxy_loss_equals_the_paper(mode, reduction):
+    labels, x = random_batch(5, 7, 3, 4, unit=False)
+    loss = losses.AMSoftmaxLoss(reduction="sum" if reduction == "sum" else "sum_over_batch_size")
+    objective = ProxyLoss(loss, num_classes=3)
+    objective.build_from({"embedding": (None, 4)})
+
+    def reference(embeddings, proxies):
+        return references.am_softmax(labels, references.class_similarities(embeddings, proxies), reduction=reduction)
+
+    @tf.function(jit_compile=mode == "xla")
+    def run(embeddings):
+        with tf.GradientTape() as tape:
+            tape.watch(embeddings)
+            value = objective({"embedding": embeddings}, labels)
+        return value, tape.gradient(value, [embeddings, objective.class_proxies.proxies.value])
+
+    tf.config.run_functions_eagerly(mode == "eager")
+    try:
+        value, gradients = run(tf.constant(x))
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert_close(value, reference(x, proxies_of(objective)))
+    for actual, expected in zip(gradients, finite_differences(reference, x, proxies_of(objective)), strict=True):
+        assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("batch", DEGENERATE)
+def test_proxy_loss_of_a_degenerate_batch_is_finite(batch):
+    labels, x = degenerate_batches()[batch]
+    labels = labels % 3
+    objective = proxy_loss()
+    value, (gradient,) = value_and_gradients(lambda e: objective({"embedding": e}, labels), x)
+    assert_close(value, references.am_softmax(labels, references.class_similarities(x, proxies_of(objective))))
+    assert np.all(np.isfinite(gradient))
+    np.testing.assert_array_equal(gradient[np.all(x == 0, axis=1)], 0)
+
+
+def test_proxies_are_the_weights_of_the_objective():
+    objective = proxy_loss()
+    assert [weight.path.split("/")[-1] for weight in objective.trainable_variables] == ["proxies"]
+
+
+def test_proxies_are_created_on_first_use():
+    labels, x = random_batch(5, 7, 3, 4)
+    objective = ProxyLoss(losses.NormSoftmaxLoss(), num_classes=3)
+    assert np.isfinite(objective({"embedding": x}, labels))
+    assert proxies_of(objective).shape == (3, 4)
+
+
+def test_several_proxies_per_class_reach_the_loss_as_they_are():
+    labels, x = random_batch(5, 7, 3, 4)
+
+    @keras.saving.register_keras_serializable("tests")
+    class Nearest(keras.losses.Loss):
+        def call(self, y_true, y_pred):
+            assert y_pred.shape[1:] == (3, 2)
+            return 1.0 - keras.ops.max(y_pred, axis=(1, 2))
+
+    value = ProxyLoss(Nearest(), num_classes=3, proxies_per_class=2)({"embedding": x}, labels)
+    assert 0.0 <= value <= 2.0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MetricLoss("contrastive"), "expected a keras.losses.Loss"),
+        (lambda: MetricLoss(losses.ContrastiveLoss(reduction="none")), "needs a loss with a reduction"),
+        (lambda: ProxyLoss(losses.AMSoftmaxLoss(reduction="none"), 3), "needs a loss with a reduction"),
+        (lambda: ProxyLoss(losses.ContrastiveLoss(), 3), "use MetricLoss, not ProxyLoss"),
+        (lambda: ProxyLoss(losses.AMSoftmaxLoss(), 0), "num_classes must be a positive integer"),
+        (lambda: MetricLoss(losses.ContrastiveLoss(), weight=float("nan")), "weight must be a finite number"),
+        (lambda: MetricLoss(losses.ContrastiveLoss(), weight=float("inf")), "weight must be a finite number"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_missing_representation_is_named_with_those_there_are():
+    objective = MetricLoss(losses.ContrastiveLoss(), representation="pooled")
+    with pytest.raises(ValueError, match="needs the representation 'pooled', but there are only embedding, projection"):
+        objective({"embedding": np.eye(2, dtype="float32"), "projection": np.eye(2, dtype="float32")}, [0, 1])
+
+
+def test_missing_class_similarities_point_to_the_proxies():
+    objective = MetricLoss(losses.AMSoftmaxLoss(), representation="class")
+    with pytest.raises(ValueError, match="comes from a ProxyLoss"):
+        objective({"embedding": np.eye(2, dtype="float32")}, [0, 1])
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        MetricLoss(losses.BinomialDevianceLoss(alpha=3.0), "pooled", weight=0.3, name="pull"),
+        MetricLoss(losses.ContrastiveLoss(reduction="sum")),
+        ProxyLoss(losses.AMSoftmaxLoss(10.0, 0.2), 7, 2, "pooled", weight=2.0),
+    ],
+    ids=lambda objective: objective.name,
+)
+def test_serialisation_restores_the_objective(objective):
+    for again in (
+        type(objective).from_config(objective.get_config()),
+        keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(objective)),
+    ):
+        assert isinstance(again, Objective)
+        assert again.get_config() == objective.get_config()
+        assert (again.name, again.weight, again.per_image) == (objective.name, objective.weight, objective.per_image)
+        assert again.loss.get_config() == objective.loss.get_config()
+
+
+def test_pair_losses_are_told_from_per_image_losses():
+    assert isinstance(losses.BinomialDevianceLoss(), EmbeddingLoss)
+    assert not isinstance(losses.AMSoftmaxLoss(), EmbeddingLoss)

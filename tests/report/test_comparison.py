@@ -1,0 +1,217 @@
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.report.pages import EVIL, check_page, embedded, made, rows_of
+from tfdml.errors import UserError
+from tfdml.evaluation import evaluate_retrieval
+from tfdml.report import write_comparison
+from tfdml.report.runs import read_run
+
+PROTOCOL = "zero-shot: trained on 98 classes, evaluated all-to-all on 98 classes never seen in training"
+
+
+def run_folder(path, recalls=(0.25, 0.5), flags=None, **result):
+    """A run whose Recall@1 per epoch is `recalls`."""
+    path.mkdir(parents=True)
+    flags = {"run_dir": path, "dataset": "cars196", "objectives": "am_softmax + jrs", "seed": 0, **(flags or {})}
+    (path / "flags.txt").write_text("".join(f"--{name}={value}\n" for name, value in flags.items()))
+    (path / "environment.json").write_text(json.dumps({"tfdml": "0.1", "packages": {"keras": "3.15"}}))
+    lines = [
+        {"epoch": e, "test": {"recall@1": r}, "train": {"d_pos": 0.5 + e, "d_neg": 1.25}} for e, r in enumerate(recalls)
+    ]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    metrics = {"recall@1": recalls[-1], "recall@2": 0.6, "nmi": 0.3, "num_queries": 100, "num_gallery": 99}
+    stored = {"dataset": "cars196", "metrics": metrics, "protocol": PROTOCOL, "selection": "the last epoch", "epoch": 1}
+    (path / "result.json").write_text(json.dumps({**stored, "train_seconds": 59.6, **result}))
+    return path
+
+
+def compared(tmp_path, *runs, **options):
+    write_comparison(tmp_path / "out" / "c.html", runs, **options)
+    text = (tmp_path / "out" / "c.html").read_text("utf-8")
+    return text, check_page(text)
+
+
+def test_metrics_differences_intervals_and_the_best(tmp_path):
+    first = run_folder(tmp_path / "jrd")
+    metrics = {"recall@1": 0.6, "recall@2": 0.6, "map@r": 0.1, "num_queries": 100, "num_gallery": 99}
+    metrics["intervals"] = {"recall@1": [0.6, 0.55, 0.65, 0.02]}
+    second = run_folder(tmp_path / "am", (0.2, 0.3, 0.6), {"objectives": "am_softmax", "margin": 2}, metrics=metrics)
+    text, page = compared(tmp_path, first, second)
+    assert page.all("h1")[0]["text"] == "jrd and am"
+    assert rows_of(text, "Metrics of the runs") == [
+        ["Recall@1", "50.0", "best 60.0+10.055.0 – 65.0"],
+        ["Recall@2", "60.0", "60.0+0.0"],
+        ["MAP@R", "–", "10.0–"],
+        ["NMI", "30.0", "–"],
+    ]
+    curves = rows_of(text, "Recall@1 per epoch, in percent")
+    assert curves == [["0", "25.0", "20.0"], ["1", "50.0", "30.0"], ["2", "–", "60.0"]]
+    assert rows_of(text, "Mean distances of pairs in training") == [["jrd", "1.500", "1.250"], ["am", "2.500", "1.250"]]
+    assert rows_of(text, "Flags that differ") == [
+        ["objectives", "am_softmax + jrs", "am_softmax"],
+        ["margin", "–", "2"],
+    ]
+    assert rows_of(text, "Flags that are the same") == [["dataset", "cars196"], ["seed", "0"]]
+    assert "The same versions, machine and devices" in page.section("environment")
+    assert rows_of(text, "The runs")[0] == [
+        "jrd",
+        "cars196",
+        "am_softmax + jrs",
+        "the last epoch",
+        "1",
+        "–",
+        "60 s",
+        "–",
+    ]
+    assert "do not compare" not in text
+
+
+def test_runs_that_do_not_compare_are_shown_with_a_warning(tmp_path):
+    runs = [
+        run_folder(tmp_path / "a"),
+        run_folder(
+            tmp_path / "b", dataset="cub200", protocol="closed set", selection="the best epoch on the test classes"
+        ),
+        run_folder(tmp_path / "c", metrics={"recall@1": 0.5, "num_queries": 7, "num_gallery": 6}),
+    ]
+    text, page = compared(tmp_path, *runs)
+    assert rows_of(text, "Metrics of the runs")[0] == ["Recall@1", "50.0", "50.0", "50.0"]
+    assert "no run is called the best" in page.section("results")
+    warning = page.all("div", class_="warning")[0]["text"]
+    assert "do not compare" in warning
+    assert "Different data sets. a: cars196; b: cub200; c: cars196." in warning
+    assert "Different protocols." in warning
+    assert "Different numbers of images. a: 100 queries, each compared with 99; b: 100" in warning
+    assert "Different ways to select the embedder." in warning
+    assert "options of the data set" not in warning
+    assert not compared(tmp_path, runs[0], run_folder(tmp_path / "d"))[1].all("div", class_="warning")
+
+
+def test_names_from_outside_are_text(tmp_path):
+    bad = {"note": EVIL.replace("\n", " ")}
+    runs = [run_folder(tmp_path / name, flags=bad, protocol=EVIL + name, dataset=EVIL) for name in ("a", "b")]
+    text, page = compared(tmp_path, *runs, names=[EVIL, "b"], title=EVIL)
+    assert page.all("h1")[0]["text"] == EVIL
+    assert EVIL in [e["text"] for e in page.all("th", scope="col")]
+    assert "<script>alert" not in text
+
+
+def test_embeddings_add_curves_histograms_and_queries(tmp_path):
+    embeddings, labels = embedded(3, classes=20, per_class=5)
+    worse = np.pad(embeddings + np.random.default_rng(1).normal(size=embeddings.shape), ((0, 0), (0, 3)))
+    runs = [run_folder(tmp_path / name) for name in ("a", "b")]
+    text, page = compared(tmp_path, *runs, dataset=made(labels), embeddings=[embeddings, worse], num_queries=6)
+    rows = {row[0]: row[1:] for row in rows_of(text, "Recall@K, in percent")}
+    for column, x in enumerate((embeddings, worse)):
+        measured = evaluate_retrieval(x, labels, ks=(1, 8), metrics=["recall"])
+        assert rows["1"][column] == f"{100 * measured['recall@1']:.1f}"
+        assert rows["8"][column] == f"{100 * measured['recall@8']:.1f}"
+    assert len([e for e in page.all("svg") if "Histogram" in e.get("aria-label", "")]) == 2
+    lists = [e["aria-label"] for e in page.all("ol")]
+    assert len(lists) == 2 * 6
+    assert [label.split(":")[0] for label in lists] == ["a", "b"] * 6
+    assert [e["text"].split("  ")[0].split(" ")[0] for e in page.all("h3")][-3:] == ["Typical", "Better", "Worse"]
+    assert len(page.all("img")) == 6 * (1 + 2 * 8)
+    assert "Mean distances of pairs in training" not in text
+
+
+def test_embeddings_of_queries_and_gallery(tmp_path):
+    embeddings, labels = embedded(3, classes=10, per_class=6)
+    asked = np.arange(60) % 3 == 0
+    seen = set()
+
+    def read(index):
+        seen.add(index)
+        return np.full((8, 8, 3), index, np.uint8)
+
+    runs = [run_folder(tmp_path / name) for name in ("a", "b")]
+    dataset = made(labels, is_query=asked)
+    text, page = compared(tmp_path, *runs, dataset=dataset, embeddings=[embeddings, -embeddings], read_image=read)
+    measured = evaluate_retrieval(
+        embeddings[asked], labels[asked], embeddings[~asked], labels[~asked], ks=[4], metrics=["recall"]
+    )
+    rows = {row[0]: row[1:] for row in rows_of(text, "Recall@K, in percent")}
+    assert rows["4"] == [f"{100 * measured['recall@4']:.1f}"] * 2
+    queries = [e["title"] for e in page.all("img") if e["alt"].startswith("Query")]
+    found = [e["title"] for e in page.all("img") if e["alt"].startswith("Neighbour")]
+    # Names within the halves tell nothing, the rows that were read do.
+    assert all(asked[int(name.split(".")[0])] for name in queries)
+    assert not any(asked[int(name.split(".")[0])] for name in found)
+    assert {int(name.split(".")[0]) for name in queries + found} == seen
+
+
+def test_folders_that_are_no_finished_runs(tmp_path):
+    good = run_folder(tmp_path / "good")
+    cases = {"missing": "is no folder", "empty": "is not the folder of a run", "open": "has not ended.*--resume"}
+    (tmp_path / "empty").mkdir()
+    run_folder(tmp_path / "open")
+    (tmp_path / "open" / "result.json").unlink()
+    for name, file, content, message in (
+        ("torn", "result.json", '{"metrics": {"recall', "result.json is damaged"),
+        ("list", "result.json", "[]", "an object is expected, not a list"),
+        ("other", "result.json", "{}", "it has no key metrics"),
+        ("line", "metrics.jsonl", '{"epoch": 0}\n{"epo', "metrics.jsonl, line 2, is damaged"),
+        ("bytes", "flags.txt", b"\xff\xfe", "flags.txt cannot be read"),
+    ):
+        run_folder(tmp_path / name)
+        (tmp_path / name / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+        cases[name] = message
+    for name, message in cases.items():
+        with pytest.raises(UserError, match=message):
+            write_comparison(tmp_path / "c.html", [good, tmp_path / name])
+    assert not (tmp_path / "c.html").exists()
+
+
+def test_a_result_alone_is_a_run(tmp_path):
+    for name in ("a", "b"):
+        run_folder(tmp_path / name)
+        for file in ("flags.txt", "environment.json", "metrics.jsonl"):
+            (tmp_path / name / file).unlink()
+    page = compared(tmp_path, tmp_path / "a", tmp_path / "b")[1]
+    assert "No flags are stored" in page.section("flags")
+    assert "No environment is stored" in page.section("environment")
+    assert "Nothing was measured during training" in page.section("training")
+    assert read_run(tmp_path / "a").history == []
+
+
+def test_bad_arguments(tmp_path):
+    runs = [run_folder(tmp_path / str(i)) for i in range(9)]
+    embeddings, labels = embedded()
+    for arguments, options, message in (
+        (runs[:1], {}, "2 to 8 runs; got 1"),
+        (runs, {}, "2 to 8 runs; got 9"),
+        ([runs[0], tmp_path / "." / "0"], {}, "named twice"),
+        (runs[:2], {"names": ["a"]}, "1 names for 2 runs"),
+        (runs[:2], {"names": ["a", "a"]}, "different names"),
+        (runs[:2], {"dataset": made(labels)}, "go together"),
+        (runs[:2], {"dataset": made(labels), "embeddings": [embeddings]}, "embeddings of 1 runs for 2"),
+        (runs[:2], {"dataset": made(labels), "embeddings": [embeddings, embeddings[1:]]}, "run 2: 41 rows for the 42"),
+    ):
+        with pytest.raises(UserError, match=message):
+            write_comparison(tmp_path / "c.html", arguments, **options)
+    assert not (tmp_path / "c.html").exists()
+
+
+def test_folders_of_one_name_are_told_apart(tmp_path):
+    page = compared(tmp_path, run_folder(tmp_path / "x" / "run"), run_folder(tmp_path / "y" / "run"))[1]
+    assert page.all("h1")[0]["text"] == "x/run and y/run"
+
+
+def test_importing_and_comparing_folders_stays_light(tmp_path):
+    """Beyond what Keras itself imports, neither clustering nor pictures are needed, nor, on JAX, TensorFlow."""
+    runs = [str(run_folder(tmp_path / name)) for name in ("a", "b")]
+    code = (
+        "import sys, keras; before = set(sys.modules); from tfdml.report import write_comparison; "
+        f"write_comparison({str(tmp_path / 'c.html')!r}, {runs!r}); "
+        "print({'faiss', 'sklearn', 'matplotlib', 'tensorflow', 'PIL'} & (set(sys.modules) - before))"
+    )
+    env = {**os.environ, "KERAS_BACKEND": "jax"}
+    result = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert result.stdout.strip().splitlines()[-1] == "set()"
+    assert (tmp_path / "c.html").is_file()

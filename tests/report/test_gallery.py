@@ -1,0 +1,93 @@
+import base64
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.report.pages import embedded
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.images import EncodedImages, FileImages
+from tfdml.errors import UserError
+from tfdml.report import dataset_reader
+from tfdml.report.gallery import choose_examples, rank_queries, spread_over_classes
+from tfdml.report.side_by_side import choose_queries
+from tfdml.report.thumbnails import sprite_sheet
+
+
+def test_worst_and_best_are_what_they_say():
+    embeddings, labels = embedded(3, classes=20)
+    examples = choose_examples(embeddings, labels, num_queries=10, neighbours=6)
+    right = {kind: [e.hits.sum() for e in examples if e.kind == kind] for kind in ("worst", "best")}
+    assert max(right["worst"]) < min(right["best"])
+    assert len({e.query for e in examples}) == 10
+    for kind in ("worst", "best"):
+        assert len({labels[e.query] for e in examples if e.kind == kind}) == 3
+    for example in examples:
+        assert example.query not in example.neighbours
+        np.testing.assert_array_equal(example.hits, labels[example.neighbours] == labels[example.query])
+
+
+def test_each_class_comes_once_before_any_comes_twice():
+    labels = np.array([1, 1, 2, 3, 3, 3])
+    assert spread_over_classes([5, 4, 0, 1, 2], labels) == [5, 0, 2, 4, 1]
+
+
+def test_queries_of_a_comparison_gain_and_lose():
+    embeddings, labels = embedded(3, classes=20)
+    other = embeddings + np.random.default_rng(1).normal(size=embeddings.shape)
+    ranked = [rank_queries(x, labels, neighbours=6, distance="euclidean", seed=0) for x in (embeddings, other)]
+    np.testing.assert_array_equal(ranked[0].queries, ranked[1].queries)
+    chosen = choose_queries(ranked, labels, 7)
+    assert {kind: len(places) for kind, places in chosen.items()} == {"random": 3, "better": 2, "worse": 2}
+    gain = ranked[1].score - ranked[0].score
+    assert gain[chosen["better"]].min() > 0
+    assert gain[chosen["better"][0]] == gain.max()
+    assert gain[chosen["worse"]].max() < 0
+    assert gain[chosen["worse"][0]] == gain.min()
+    everything = [place for places in chosen.values() for place in places]
+    assert len(set(everything)) == len(everything)
+    same = choose_queries([ranked[0], ranked[0]], labels, 7)
+    assert (same["better"], same["worse"]) == ([], [])
+
+
+def encoded(image, kind, **options):
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def test_images_are_read_upright_opaque_and_rgb(tmp_path):
+    half = Image.new("RGBA", (4, 2), (255, 0, 0, 0))
+    half.putpixel((0, 0), (0, 0, 255, 255))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn a quarter clockwise
+    wide = Image.fromarray(np.concatenate([np.zeros((16, 16)), np.full((16, 16), 255)], 1).astype(np.uint8))
+    files = (encoded(half, "PNG"), encoded(wide, "JPEG", exif=exif), b"not an image")
+    paths = [tmp_path / name for name in ("a.png", "b.jpg", "c.jpg")]
+    for path, data in zip(paths, files, strict=True):
+        path.write_bytes(data)
+    names = {0: "x"}
+    for images in (FileImages(tuple(map(str, paths))), EncodedImages(files, ("a.png", "b.jpg", "c.jpg"))):
+        read = dataset_reader(ImageDataset("demo", "test", images, np.zeros(3, int), names))
+        assert read(0)[0].tolist() == [[0, 0, 255], *[[255, 255, 255]] * 3]
+        assert read(1).shape == (32, 16, 3)
+        assert read(1)[0, 0].max() < 10
+        assert read(1)[-1, 0].min() > 245
+        with pytest.raises(UserError, match=r"c\.jpg cannot be read as an image"):
+            read(2)
+
+
+def test_sheet_holds_every_picture_in_its_cell():
+    images = [np.full((20, 40, 3), 20 * i, np.uint8) for i in range(7)]
+    uri = sprite_sheet(iter(images), 7, size=16, columns=3, quality=95)
+    with Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1]))) as sheet:
+        assert sheet.size == (48, 48)
+        pixels = np.asarray(sheet.convert("RGBA")).astype(int)
+    for i in range(7):
+        row, column = divmod(i, 3)
+        cell = pixels[16 * row : 16 * row + 16, 16 * column : 16 * column + 16]
+        assert abs(cell[8, 8, :3] - 20 * i).max() <= 6
+        assert cell[8, 8, 3] == 255
+        assert cell[1, 8, 3] == 0  # twice as wide as high: nothing above it
+    assert pixels[40, 40, 3] == 0

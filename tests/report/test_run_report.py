@@ -1,0 +1,292 @@
+import base64
+import hashlib
+import io
+import os
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.report.pages import EVIL, check_page, embedded, made, rows_of
+from tfdml.errors import UserError
+from tfdml.evaluation import evaluate_retrieval
+from tfdml.report import write_report
+from tfdml.report.confusions import confusions
+from tfdml.report.gallery import choose_examples
+from tfdml.report.retrieved import retrieve
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    embeddings, labels = embedded()
+    dataset = made(labels, names={int(c): f"{c} {EVIL}" for c in np.unique(labels)})
+    after = evaluate_retrieval(embeddings, labels)
+    before = {**after, "recall@1": 0.1234}
+    history = [{"epoch": e, "recall@1": v} for e, v in enumerate((0.31, 0.475, 0.42))] + [{"epoch": 3, "loss": 1.0}]
+    path = tmp_path_factory.mktemp("run") / "report" / "index.html"
+    write_report(
+        path,
+        f"Toys {EVIL}",
+        before,
+        after,
+        history,
+        dataset,
+        embeddings,
+        summary="Selected on held-out classes " + EVIL,
+        flags={"note": EVIL, "rates": {"backbone": 1e-4}, EVIL: 1},
+        environment={"tensorflow": "2.21.0"},
+        intervals={"recall@1": (0.25, 0.5)},
+        interval_name="90% " + EVIL,
+    )
+    text = path.read_text("utf-8")
+    return {"path": path, "text": text, "page": check_page(text), "after": after, "data": (embeddings, labels)}
+
+
+def part(report, name):
+    """The elements of one section."""
+    elements = report["page"].elements
+    starts = [i for i, e in enumerate(elements) if e["tag"] == "section" and "id" in e] + [len(elements)]
+    (found,) = [i for i, start in enumerate(starts[:-1]) if elements[start]["id"] == name]
+    return elements[starts[found] : starts[found + 1]]
+
+
+def test_nothing_is_loaded_and_only_its_own_script_may_run(report):
+    text = report["text"]
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|@import|url\((?!#hatch)", text)
+    script = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    assert len(script) == 1
+    digest = base64.b64encode(hashlib.sha256(script[0].encode()).digest()).decode()
+    (policy,) = [e["content"] for e in report["page"].all("meta") if "content" in e and "default-src" in e["content"]]
+    assert policy.startswith("default-src 'none';")
+    assert policy.endswith(f"script-src 'sha256-{digest}'")
+    assert len(text) < 3 * 2**20
+
+
+def test_names_from_outside_are_text(report):
+    """A class name, a title or a flag with markup in it is shown, not obeyed."""
+    page = report["page"]
+    assert page.all("h1")[0]["text"] == f"Toys {EVIL}"
+    assert any(EVIL in e["text"] for e in page.all("span", class_="name"))
+    assert any(EVIL in e.get("alt", "") for e in page.all("img"))
+    assert {EVIL, "note"} <= {e["text"] for e in page.all("th")}
+    assert EVIL in {e["text"] for e in page.all("td")}
+    assert '{"backbone": 0.0001}' in {e["text"] for e in page.all("td")}
+    assert "alert" not in "".join(e["text"] for e in page.all("script") if "type" not in e)
+
+
+def test_table_holds_the_metrics_in_percent(report):
+    rows = {row[0]: row[1:] for row in rows_of(report["text"], "Metrics of the embeddings")}
+    recall = f"{100 * report['after']['recall@1']:.1f}"
+    assert rows["Recall@1"] == ["12.3", recall, "25.0 – 50.0", f"{float(recall) - 12.3:+.1f}"]
+    for key, name in (("map@r", "MAP@R"), ("nmi", "NMI"), ("recall@8", "Recall@8")):
+        value = f"{100 * report['after'][key]:.1f}"
+        assert rows[name] == [value, value, "–", "+0.0"]
+    assert f"{len(report['data'][1])} queries, each compared with 41 images." in report["page"].section("results")
+    assert "90% " + EVIL in report["page"].section("results")
+    (tiles,) = report["page"].all("dl", class_="tiles")
+    assert f"{recall}%" in tiles["text"]
+    assert "25.0 – 50.0" in tiles["text"]
+
+
+def test_recall_is_drawn_for_every_k(report):
+    embeddings, labels = report["data"]
+    ks = (1, 2, 4, 8, 10, 16, 20, 32)
+    measured = evaluate_retrieval(embeddings, labels, ks=ks, metrics=["recall"])
+    rows = {row[0]: row[1:] for row in rows_of(report["text"], "Recall@K, in percent")}
+    for k in ks:
+        assert rows[str(k)][0] == f"{100 * measured[f'recall@{k}']:.1f}"
+    assert rows["41"] == ["100.0", "–"]
+    assert rows["1"][1] == "12.3"  # before training, only what was measured
+
+
+def test_training_is_a_figure_and_a_table(report):
+    labels = {e.get("aria-label", "") for e in report["page"].all("svg", role="img")}
+    assert any("31.0 at epoch 0, best 47.5 at 1, last 42.0" in label for label in labels)
+    assert rows_of(report["text"], "Recall@1 per epoch, in percent") == [["0", "31.0"], ["1", "47.5"], ["2", "42.0"]]
+
+
+def test_hits_and_misses_are_marked_as_they_are(report):
+    embeddings, labels = report["data"]
+    examples = choose_examples(embeddings, labels)
+    assert len(examples) == 10
+    assert [e.kind for e in examples] == ["random"] * 4 + ["worst"] * 3 + ["best"] * 3
+    elements = part(report, "retrieval")
+    items = [e for e in elements if e["tag"] == "li" and e.get("class") in ("hit", "miss")]
+    shown = items[2:]  # the first two are the key
+    hits = np.concatenate([e.hits for e in examples])
+    assert [e["class"] == "hit" for e in shown] == hits.tolist()
+    assert ["✓" in e["text"] for e in shown] == hits.tolist()
+    assert ["✗" in e["text"] for e in shown] == (~hits).tolist()
+    assert 0 < hits.sum() < len(hits)
+    distances = np.concatenate([e.distances for e in examples])
+    assert all(f"{d:.3f}" in e["text"] for d, e in zip(distances, shown, strict=True))
+    verdicts = [e["alt"].split(", ")[1].split(":")[0] for e in elements if "Neighbour" in e.get("alt", "")]
+    assert verdicts == np.where(hits, "hit", "miss").tolist()
+
+
+def test_pictures_are_those_of_the_neighbours(report):
+    """Grey value 5 i tells which image a thumbnail was made of."""
+    embeddings, labels = report["data"]
+    expected = []
+    for example in choose_examples(embeddings, labels):
+        expected += [example.query, *example.neighbours]
+    pictured = set()
+    for pair in confusions(retrieve(embeddings, labels), labels, labels):
+        # A pair of classes is pictured one way round, the more frequent one.
+        if len(pictured) < 12 and (pair.taken_for, pair.label) not in pictured:
+            pictured.add((pair.label, pair.taken_for))
+            expected += [pair.query, pair.neighbour]
+    values = []
+    for name in ("retrieval", "confusions"):
+        for image in (e for e in part(report, name) if e["tag"] == "img"):
+            with Image.open(io.BytesIO(base64.b64decode(image["src"].split(",")[1]))) as picture:
+                assert picture.size == (30, 20)
+                values.append(np.asarray(picture).mean() / 5)
+    np.testing.assert_allclose(values, expected, atol=0.3)
+
+
+def test_every_section_can_be_reached(report):
+    page = report["page"]
+    listed = [e["href"][1:] for e in page.all("a")]
+    assert listed[0] == "results"  # the link that skips to the results
+    assert {"results", "recall", "retrieval", "map-of-images", "distances", "classes", "confusions", "settings"} == set(
+        listed
+    )
+    assert all(e.get("aria-label") and e["tabindex"] == "0" for e in page.all("div", role="region"))
+
+
+def test_query_gallery_without_before_or_history(tmp_path):
+    queries, labels = embedded(1)
+    gallery, gallery_labels = embedded(2)
+    dataset, searched = made(labels, "shop"), made(gallery_labels, "shop-gallery")
+    after = evaluate_retrieval(
+        queries, labels, gallery, gallery_labels, metrics=["recall", "map@r"], intervals="queries"
+    )
+    after["parts"] = {"recall@1": [0.25, 0.125, 0.375, 0.05]}
+    after["generalisation"] = {"density": 1.5, "note": "text"}
+    seen = set()
+
+    def read(index):
+        seen.add(index)
+        return np.zeros((8, 8, 3), np.uint8)
+
+    write_report(
+        tmp_path / "r.html",
+        "Shop",
+        None,
+        after,
+        [],
+        dataset,
+        queries,
+        gallery=searched,
+        gallery_embeddings=gallery,
+        num_queries=4,
+        neighbours=3,
+        read_image=read,
+        distance="cosine",
+    )
+    text = (tmp_path / "r.html").read_text("utf-8")
+    page = check_page(text)
+    assert seen == set(range(len(labels)))  # all are on the map
+    assert len([e for e in page.all("img") if "Neighbour" in e["alt"]]) == 4 * 3
+    assert "During training" not in text  # there was none
+    assert "Before" not in page.section("results")
+    assert "before training" not in page.section("recall")
+    assert "queries against a gallery of 42, by cosine distance" in page.all("header")[0]["text"]
+    assert "84 images of 6 classes" in page.section("map-of-images")
+    assert rows_of(text, "Means over disjoint parts of the images, in percent") == [["Recall@1", "25.0", "12.5 – 37.5"]]
+    assert rows_of(text, "Generalisation to the unseen classes") == [["density", "1.5"]]
+    # The intervals come with the metrics.
+    low, high = after["intervals"]["map@r"].low, after["intervals"]["map@r"].high
+    rows = {row[0]: row[1:] for row in rows_of(text, "Metrics of the embeddings")}
+    assert rows["MAP@R"][1] == f"{100 * low:.1f} – {100 * high:.1f}"
+
+
+def test_a_page_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
+    embeddings, labels = embedded()
+    path = tmp_path / "index.html"
+    path.write_text("old")
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        write_report(path, "t", None, {"recall@1": 0.5}, [], made(labels), embeddings)
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["index.html"]
+
+
+def test_the_same_arguments_give_the_same_page(tmp_path):
+    embeddings, labels = embedded(classes=20)
+    pages = []
+    for name in ("a.html", "b.html"):
+        write_report(tmp_path / name, "t", None, {"recall@1": 0.5}, [], made(labels), embeddings)
+        pages.append((tmp_path / name).read_bytes())
+    assert pages[0] == pages[1]
+
+
+def test_classes_of_one_image_give_a_page_that_says_so(tmp_path):
+    labels = np.arange(5)
+    write_report(tmp_path / "r.html", "t", None, {"nmi": 1.0}, [], made(labels), np.eye(5))
+    page = check_page((tmp_path / "r.html").read_text("utf-8"))
+    assert "No query has another image of its class" in page.section("retrieval")
+    assert "No query has an image of its class" in page.section("recall")
+    assert "There are not both pairs" in page.section("distances")
+    assert "class 0" in page.section("classes")
+
+
+def test_one_image_one_class_and_equal_images_give_pages(tmp_path):
+    for embeddings, labels in (
+        (np.ones((1, 3)), np.zeros(1, int)),
+        (np.ones((9, 3)), np.arange(9) // 3),
+        (np.random.default_rng(0).normal(size=(12, 1)), np.zeros(12, int)),
+        (np.zeros((8, 2)), np.arange(8) // 2),
+    ):
+        write_report(tmp_path / "r.html", "t", None, {}, [], made(labels), embeddings, distance="cosine")
+        page = check_page((tmp_path / "r.html").read_text("utf-8"))
+        assert "nan" not in page.all("main")[0]["text"].lower()
+        assert "Nothing was measured" in page.section("results")
+
+
+def test_parts_that_grow_with_the_data_are_bounded(tmp_path, monkeypatch):
+    """11,316 classes make no longer tables than 1,200 do."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(3600) // 3
+    embeddings = rng.normal(size=(1200, 8))[labels] + 0.8 * rng.normal(size=(3600, 8))
+    names = {c: f"class {c} " + "x" * 60 for c in range(1200)}
+    dataset = made(labels, names=names)
+    # Where the points lie does not change the size.
+    monkeypatch.setattr("tfdml.report.map_html.lay_out", lambda x, **_: rng.random((len(x), 2)))
+    noise = rng.integers(0, 256, size=(50, 80, 80, 3), dtype=np.uint8)
+    path = tmp_path / "r.html"
+    write_report(path, "t", None, {}, [], dataset, embeddings, read_image=lambda i: noise[i % 50])
+    text = path.read_text("utf-8")
+    page = check_page(text)
+    assert len(rows_of(text, "Classes, those found worst first")) == 100
+    assert "Of 1,200 classes, the 50 found worst and the 50 found best" in page.section("classes")
+    assert len(rows_of(text, "Confusions, the most frequent first")) == 50
+    assert len(rows_of(text, "Classes on the map, the most mixed first")) == 40
+    # Noise is what compresses worst.
+    assert path.stat().st_size < 10e6
+    assert "1,998 images of 666 classes" in page.section("map-of-images")
+
+
+def test_bad_arguments(tmp_path):
+    embeddings, labels = embedded()
+    with pytest.raises(UserError, match="41 rows for the 42 images of toys"):
+        write_report(tmp_path / "r.html", "t", None, {}, [], made(labels), embeddings[:41])
+    with pytest.raises(UserError, match="go together"):
+        write_report(tmp_path / "r.html", "t", None, {}, [], made(labels), embeddings, gallery=made(labels))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs the browser chromium")
+def test_script_runs_in_a_browser(report, tmp_path):
+    """The page's policy lets its own script run: heads become buttons, the map gets its controls."""
+    command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
+    command += ["--virtual-time-budget=2000", "--dump-dom", report["path"].as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    assert dom.count("<button>") == 6 + 4  # the columns of the classes and of the map's table
+    assert 'role="application"' in dom
+    assert dom.count("<option") == 1 + 6
+    assert '<p class="soft" role="status">Point at the map' in dom

@@ -1,0 +1,91 @@
+"""The source archive and the wheel: built, complete, and installed into an empty environment."""
+
+import configparser
+import pathlib
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
+
+
+def _run(*command, cwd, **options):
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False, **options)
+    assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-1000:]
+    return done.stdout
+
+
+def test_every_package_of_the_tree_has_an_init():
+    # `packages = find:` leaves out a folder without one, and a checkout would not notice.
+    folders = {path.parent for path in (ROOT / "tfdml").rglob("*.py")}
+    assert not [folder for folder in folders if not (folder / "__init__.py").is_file()]
+
+
+def test_every_command_is_installed_under_its_name():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    points = dict(line.split(" = ") for line in setup["options.entry_points"]["console_scripts"].strip().splitlines())
+    commands = {path.name for path in (ROOT / "bin").iterdir() if not path.name.startswith(("_", "quickstart"))}
+    assert set(points) == {f"tfdml-{name.replace('_', '-')}" for name in commands}
+
+
+def test_constraints_name_every_tool_that_lint_and_docs_run():
+    pinned = {line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().split()}
+    assert {"ruff", "mypy", "import-linter", "build", "mkdocs-material", "mkdocstrings", "pytest"} <= pinned
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory):
+    """(source archive, wheel made of it), from the files of the tree."""
+    pytest.importorskip("build", reason="pip install 'tfdml[dev]'")
+    if not TRACKED:
+        pytest.skip("not a checkout")
+    out = tmp_path_factory.mktemp("dist")
+    tree = tmp_path_factory.mktemp("tree")
+    for name in TRACKED:
+        if name.startswith("tfdml/") or "/" not in name:
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            (tree / name).write_bytes((ROOT / name).read_bytes())
+    _run(sys.executable, "-m", "build", "--outdir", str(out), cwd=tree)
+    return next(out.glob("*.tar.gz")), next(out.glob("*.whl"))
+
+
+@pytest.mark.slow
+def test_the_archives_hold_the_whole_package(archives):
+    source, wheel = archives
+    needed = {name for name in TRACKED if name.startswith("tfdml/")}
+    with zipfile.ZipFile(wheel) as opened:
+        assert needed <= set(opened.namelist())
+        metadata = opened.read(next(name for name in opened.namelist() if name.endswith("METADATA"))).decode()
+    with tarfile.open(source) as opened:
+        assert needed <= {name.partition("/")[2] for name in opened.getnames()}
+    assert "Requires-Python: <3.14,>=3.11" in metadata
+    assert "License-Expression: Apache-2.0" in metadata or "License: Apache-2.0" in metadata
+
+
+@pytest.mark.slow
+def test_the_wheel_works_in_an_empty_environment(archives, tmp_path):
+    # What it depends on is taken from the environment of the tests, behind the new one's own packages.
+    environment = tmp_path / "environment"
+    _run(sys.executable, "-m", "venv", str(environment), cwd=tmp_path)
+    python = environment / "bin" / "python"
+    _run(str(python), "-m", "pip", "install", "--no-deps", "--no-index", str(archives[1]), cwd=tmp_path)
+    site = next((environment / "lib").glob("python*/site-packages"))
+    (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    program = (
+        "import tfdml, tfdml.report, tfdml.training\n"
+        "from importlib import resources\n"
+        "assert resources.files('tfdml').joinpath('py.typed').is_file()\n"
+        "assert any(resources.files('tfdml.report').joinpath('templates').iterdir())\n"
+        "glyphs = tfdml.data.load('glyphs', split='test', images_per_class=2)\n"
+        "print(tfdml.__file__, tfdml.__version__, len(glyphs))\n"
+    )
+    told = _run(str(python), "-I", "-c", program, cwd=tmp_path).split()
+    assert pathlib.Path(told[0]).is_relative_to(environment)
+    assert told[2] == "214"
+    assert "--run_dir" in _run(str(environment / "bin" / "tfdml-train"), "--help", cwd=tmp_path)

@@ -1,0 +1,155 @@
+"""Files that are there whole or not at all, wherever their path leads; full disks; what killed processes leave."""
+
+import errno
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import threading
+
+import pytest
+
+from tfdml import storage
+from tfdml.disk_space import require_space
+from tfdml.errors import UserError
+from tfdml.output_paths import require_local, require_writable
+
+
+def ended_process():
+    """The number of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_a_link_is_followed_and_stays(tmp_path):
+    (tmp_path / "there").mkdir()
+    for name in ("old.json", "new.json"):
+        (tmp_path / name).symlink_to(tmp_path / "there" / name)
+    (tmp_path / "there" / "old.json").write_text("before")
+    for name in ("old.json", "new.json"):
+        storage.write_whole(tmp_path / name, b"after")
+        assert (tmp_path / name).is_symlink()
+        assert (tmp_path / "there" / name).read_bytes() == b"after"
+    assert sorted(os.listdir(tmp_path / "there")) == ["new.json", "old.json"]
+
+
+def test_a_pipe_gets_the_bytes_and_stays_a_pipe(tmp_path):
+    pipe, got = tmp_path / "pipe.json", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
+    reader.start()
+    storage.write_whole(pipe, b"{}\n")
+    reader.join(timeout=10)
+    assert got == [b"{}\n"]
+    assert pipe.is_fifo()
+    assert os.listdir(tmp_path) == ["pipe.json"]
+
+
+def test_a_device_stays_a_device():
+    storage.write_whole("/dev/null", b"gone")
+    assert pathlib.Path("/dev/null").is_char_device()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "file"])
+def test_the_output_of_the_process_is_written_behind_what_was_printed(kind, tmp_path):
+    read, write = os.pipe() if kind == "pipe" else (None, os.open(tmp_path / "out.txt", os.O_CREAT | os.O_WRONLY))
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(write, 1)
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+        print("before")
+        storage.write_whole("/dev/stdout", b"bytes\n")
+        print("after", flush=True)
+        os._exit(0)
+    os.close(write)
+    assert os.waitpid(pid, 0)[1] == 0
+    told = (tmp_path / "out.txt").read_bytes() if read is None else os.read(read, 1000)
+    assert told == b"before\nbytes\nafter\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
+def test_a_full_device_is_told_in_one_line():
+    with pytest.raises(UserError, match=r"^/dev/full cannot be written: the disk is full; .* again$"):
+        storage.write_whole("/dev/full", b"{}")
+
+
+def test_a_full_disk_is_told_with_what_is_needed_and_free_and_keeps_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.json"
+    path.write_bytes(b"old")
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 700}))
+    with pytest.raises(UserError, match=r"needs about 3\.0 MB \(700 bytes are free\)"):
+        storage.write_whole(path, bytes(3 * 2**20))
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["metrics.json"]
+
+
+def test_a_folder_in_the_place_of_a_file_is_told_in_one_line(tmp_path):
+    (tmp_path / "metrics.json").mkdir()
+    with pytest.raises(UserError, match=r"metrics\.json cannot be written \(Is a directory\)"):
+        storage.write_whole(tmp_path / "metrics.json", b"{}")
+    assert os.listdir(tmp_path) == ["metrics.json"]
+
+
+def test_too_little_space_is_told_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 2**20}))
+    require_space(tmp_path / "not" / "yet", 2**20, "--out", "the records")
+    with pytest.raises(UserError, match=r"--out=.*yet: the records need about 2\.0 MB, and 1\.0 MB are free; free"):
+        require_space(tmp_path / "not" / "yet", 2**21, "--out", "the records")
+
+
+@pytest.mark.parametrize("path", ["gs://bucket/run", "s3://bucket/run", pathlib.Path("gs://bucket/run")])
+def test_a_remote_path_is_refused_where_only_local_ones_are_written(path):
+    with pytest.raises(UserError, match=r"^--run_dir=(gs|s3):"):
+        require_local(path, "--run_dir")
+
+
+def test_what_ended_processes_left_is_swept_and_nothing_else(tmp_path):
+    dead = ended_process()
+    (tmp_path / f".partial-{dead}-folder" / "below").mkdir(parents=True)
+    (tmp_path / f".partial-{dead}-file").touch()
+    (tmp_path / f".partial-{dead}-link").symlink_to(tmp_path / "kept")
+    kept = {"kept", ".partial-x", f".partial-{os.getpid()}-file", f"partial-{dead}-file"}
+    for name in kept:
+        (tmp_path / name).touch()
+    storage.sweep(tmp_path)
+    assert set(os.listdir(tmp_path)) == kept
+    storage.sweep(tmp_path / "nowhere")
+
+
+def test_a_scratch_folder_ends_with_its_block_and_those_of_ended_processes_go(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / f"tfdml-{ended_process()}-x" / "below").mkdir(parents=True)
+    with storage.scratch_folder() as folder:
+        pathlib.Path(folder, "file").touch()
+        assert os.listdir(tmp_path) == [os.path.basename(folder)]
+    assert not os.listdir(tmp_path)
+
+
+def test_a_place_that_no_file_can_be_written_to_is_refused_before_the_work(tmp_path, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    for path, says in (
+        ("folder", "folder is a folder: name a file to write"),
+        ("no/such/file", "its folder does not exist"),
+        ("gs://bucket/file", "only local folders"),
+    ):
+        with pytest.raises(UserError, match=f"^--json=.*{says}"):
+            require_writable(path if "://" in path else tmp_path / path, "--json")
+    (tmp_path / "link").symlink_to(tmp_path / "folder" / "new")
+    for path in (tmp_path / "new", tmp_path / "link", "/dev/null", "/dev/stdout"):
+        require_writable(path, "--json")
+    assert sorted(os.listdir(tmp_path)) == ["folder", "link"]
+    assert not os.listdir(tmp_path / "folder")
+
+    def refused(**_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refused)
+    with pytest.raises(UserError, match=r"new cannot be written \(Permission denied\)"):
+        require_writable(tmp_path / "new", "--json")

@@ -1,0 +1,71 @@
+"""Tiny runs within the test process, on images of noise."""
+
+import json
+
+import keras
+import numpy as np
+
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.images.containers import ArrayImages
+from tfdml.training import Experiment, trainer
+from tfdml.training.building import Splits
+
+SIZE = 16
+EPOCHS, STEPS = 2, 3
+
+
+def noise(split, classes, seed, images_per_class=4):
+    """A split of grey noise around a level for each class."""
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(classes), images_per_class)
+    levels = rng.integers(40, 200, (classes, 1, 1, 3))[labels]
+    images = np.clip(levels + rng.normal(0, 30, (len(labels), SIZE, SIZE, 3)), 0, 255).astype(np.uint8)
+    names = tuple(f"{split}/{i}" for i in range(len(labels)))
+    return ImageDataset("noise", split, ArrayImages(images, names), labels, {c: str(c) for c in range(classes)})
+
+
+SPLITS = Splits(noise("train", 8, 0), noise("train", 5, 1), noise("test", 6, 2))
+
+
+def experiment(run_dir, **changes):
+    """The settings of a tiny run."""
+    settings = {
+        "image_size": SIZE,
+        "resize": SIZE,
+        "flip": False,
+        "backbone": "conv4(width=4)",
+        "batch_norm": "train",
+        "embedding_dim": 8,
+        "objectives": "contrastive",
+        "classes_per_batch": 4,
+        "images_per_class": 2,
+        "epochs": EPOCHS,
+        "steps_per_epoch": STEPS,
+        "learning_rate": 0.01,
+        "report": False,
+        "cache": "false",
+    }
+    return Experiment(run_dir=str(run_dir), **{**settings, **changes})
+
+
+def train(run_dir, resume=False, restart=False, **changes):
+    """Train a tiny run, as `tfdml.training.train` does."""
+    return trainer.train(experiment(run_dir, **changes), resume, restart)
+
+
+def records(folder):
+    """metrics.jsonl without what depends on the clock."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: line.get(key) for key in ("epoch", "step", "train", "test", "validation")} for line in lines]
+
+
+def embedder(folder):
+    """The weights of a run's embedder."""
+    loaded = keras.saving.load_model(folder / "embedder.keras", compile=False)
+    return [keras.ops.convert_to_numpy(weight) for weight in loaded.weights]
+
+
+def arrays(checkpoint):
+    """What a checkpoint holds, without its state."""
+    with np.load(checkpoint) as file:
+        return {name: file[name] for name in file.files if name != "state"}

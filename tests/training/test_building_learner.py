@@ -1,0 +1,122 @@
+"""The learner, the images and their checks are what the flags of a run say."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.models.networks import values
+from tfdml.errors import UserError
+from tfdml.training import Experiment
+from tfdml.training.building import load_splits, make_learner
+
+TINY = Experiment(
+    run_dir="runs/any",
+    backbone="conv4(width=2)",
+    batch_norm="train",
+    embedding_dim=3,
+    image_size=16,
+    resize=16,
+    optimizer="sgd",
+    momentum=0.0,
+    learning_rate=0.5,
+)
+
+
+def made(**changes):
+    return make_learner(dataclasses.replace(TINY, **changes), num_classes=4, steps_per_epoch=5)
+
+
+def moved(learner, steps=1, scale=1.0):
+    """How far each part's first variable moves by gradients of `scale` everywhere."""
+    before = {part: values(variables[:1]) for part, variables in learner.parts().items()}
+    for _ in range(steps):
+        learner.optimizer.apply([scale * keras.ops.ones(v.shape) for v in learner.trainable_variables])
+    after = {part: values(variables[:1]) for part, variables in learner.parts().items()}
+    return {part: after[part][0] - old[0] for part, old in before.items() if old}
+
+
+def test_each_part_has_the_rate_of_its_flag():
+    steps = moved(made(backbone_rate=0.1, projection_rate=0.2, objective_rate=0.3))
+    for part, rate in (("backbone", 0.1), ("projection", 0.2), ("objectives", 0.3)):
+        np.testing.assert_allclose(steps[part], -rate, rtol=1e-5)
+
+
+def test_a_backbone_rate_of_zero_takes_the_backbone_out_of_training():
+    learner = made(backbone_rate=0.0)
+    assert learner.parts()["backbone"] == []
+    assert learner.embedder.backbone.trainable is False
+    assert len(learner.parts()["projection"]) == 2
+
+
+def test_the_rates_drop_after_the_epochs_of_the_flag():
+    learner = made(drop_epochs="1,2", drop_factor=0.1)
+    for rate in (0.5, 0.05, 0.005):
+        np.testing.assert_allclose(moved(learner, 5)["projection"], -5 * rate, rtol=1e-4)
+
+
+def test_decay_and_clipping_are_those_of_the_flags():
+    learner = made(weight_decay=0.25)
+    weight = values(learner.parts()["projection"][:1])[0]
+    np.testing.assert_allclose(moved(learner)["projection"], -0.5 * (1 + 0.25 * weight), rtol=1e-4, atol=1e-6)
+    learner = made(clip_norm=0.5)
+    size = sum(int(np.prod(variable.shape)) for variable in learner.trainable_variables)
+    np.testing.assert_allclose(moved(learner, scale=100.0)["projection"], -0.25 / np.sqrt(size), rtol=1e-3)
+
+
+def test_momentum_and_epsilon_are_those_of_the_flags():
+    np.testing.assert_allclose(moved(made(momentum=0.5), 2)["projection"], -0.5 * 2.5, rtol=1e-5)
+    # Adam's first step is the rate, unless epsilon is as large as the gradient.
+    np.testing.assert_allclose(moved(made(optimizer="adam"))["projection"], -0.5, rtol=1e-3)
+    assert np.all(np.abs(moved(made(optimizer="adam", epsilon=3.0))["projection"]) < 0.15)
+
+
+def test_the_seed_decides_the_weights():
+    one, again, other = (values(made(seed=seed).trainable_variables) for seed in (3, 3, 4))
+    for first, second in zip(one, again, strict=True):
+        np.testing.assert_array_equal(first, second)
+    assert any(not np.array_equal(first, second) for first, second in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_the_network_has_the_precision_of_the_flag_and_nothing_after_it(policy):
+    learner = made(mixed_precision=policy)
+    assert learner.embedder.dense.compute_dtype == policy.removeprefix("mixed_")
+    assert {variable.dtype for variable in learner.trainable_variables} == {"float32"}
+    assert keras.config.dtype_policy().name == "float32"
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Two training and two test classes of two photos each; one test image is damaged between header and end."""
+    for number in range(8):
+        path = tmp_path / ("train", "test")[number // 4] / f"class {number // 2}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.random.default_rng(number).integers(0, 256, (20, 20, 3), np.uint8)).save(path)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 100] = bytes(100)
+    path.write_bytes(data)
+    return tmp_path
+
+
+def of_folder(folder, **changes):
+    return dataclasses.replace(TINY, dataset="folder", data_dir=str(folder), **changes)
+
+
+def test_images_of_both_splits_are_checked_as_the_flags_say(photos):
+    splits = load_splits(of_folder(photos, check_images="headers"))
+    assert (len(splits.train), len(splits.test)) == (4, 4)
+    with pytest.raises(UserError, match=r"7\.png"):
+        load_splits(of_folder(photos, check_images="decode"))
+    splits = load_splits(of_folder(photos, check_images="decode", bad_images="skip"))
+    assert (len(splits.train), len(splits.test)) == (4, 3)
+
+
+def test_training_classes_are_numbered_from_zero():
+    glyphs = dataclasses.replace(TINY, dataset="glyphs", dataset_options="images_per_class=1, size=16")
+    splits = load_splits(dataclasses.replace(glyphs, holdout_classes=0.3))
+    assert splits.train.classes.tolist() == list(range(splits.train.num_classes))
+    assert splits.validation is not None
+    assert not set(splits.train.class_names.values()) & set(splits.validation.class_names.values())

@@ -1,0 +1,58 @@
+"""The syntax of --objectives and --backbone."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfdml.errors import UserError
+from tfdml.training.expressions import Call, parse_call, parse_sum
+
+
+def test_a_sum_keeps_order_weights_and_arguments():
+    terms = parse_sum(
+        "am_softmax(scale=20, margin=0.1) + 0.4 * jrs(levels=[pooled, embedding]) - other*2", "--objectives"
+    )
+    assert terms == [
+        (1.0, Call("am_softmax", {"scale": 20, "margin": 0.1})),
+        (0.4, Call("jrs", {"levels": ["pooled", "embedding"]})),
+        (-2.0, Call("other", {})),
+    ]
+
+
+def test_values_are_numbers_words_lists_and_calls():
+    call = parse_call("x(a=-1.5, b=true, c=none, d='two words', e=word, f=[1, [2]], g=k(m=[0.5]))", "--backbone")
+    assert call.arguments == {
+        "a": -1.5,
+        "b": True,
+        "c": None,
+        "d": "two words",
+        "e": "word",
+        "f": [1, [2]],
+        "g": Call("k", {"m": [0.5]}),
+    }
+
+
+def test_a_word_that_python_keeps_for_itself_is_a_word_here():
+    call = parse_call("jrs(levels=[embedding, class], kernels=in, text='class of', none=None)", "--objectives")
+    assert call.arguments == {"levels": ["embedding", "class"], "kernels": "in", "text": "class of", "none": None}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a +", "a(1)", "a(**b)", "a.b", "1 + 2", "a * b", "true * a", "a(b=c+d)", "a[0]", "lambda: 0", "(", "a; b"],
+)
+def test_what_cannot_be_read_is_one_line_that_names_the_flag(text):
+    with pytest.raises(UserError) as caught:
+        parse_sum(text, "--objectives")
+    assert "--objectives" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.text(max_size=40))
+def test_any_text_either_parses_or_is_a_user_error(text):
+    try:
+        terms, message = parse_sum(text, "--objectives"), ""
+    except UserError as error:
+        terms, message = None, str(error)
+    assert terms or message
+    assert "\n" not in message

@@ -1,0 +1,151 @@
+"""A run killed at any moment, named by what is on disk then, ends as one that never was."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import pytest
+
+import tfdml  # noqa: F401  (registers the classes that a saved embedder names)
+from tests.cli.conftest import ROOT, TINY
+from tfdml.training import checkpoints
+
+# The last epoch counts; with everything that a run can write.
+LAST = [
+    *TINY,
+    "--objectives=contrastive + 10 * density + horde(loss=contrastive, orders=2, dim=8)",
+    "--moment_embedder",
+    "--steps_per_epoch=4",
+    "--checkpoint_steps=2",
+]
+# The best epoch counts.
+BEST = [
+    *TINY,
+    "--holdout_classes=0.2",
+    "--selection=validation",
+    "--steps_per_epoch=4",
+    "--checkpoint_steps=2",
+    "--noreport",
+]
+UNBROKEN = {"last": LAST, "best": BEST}
+MOMENTS = {
+    "no flags yet": (LAST, "before", "flags.txt", 1),
+    "flags half written": (LAST, "half of", "flags.txt", 1),
+    "flags alone": (LAST, "after", "flags.txt", 1),
+    "flags and data": (LAST, "after", "data.json", 1),
+    "flags, data and environment": (LAST, "after", "environment.json", 1),
+    "calibration half written": (LAST, "half of", "density*.npz", 1),
+    "calibration": (LAST, "after", "density*.npz", 1),
+    "metrics before training": (LAST, "after", "metrics.jsonl", 1),
+    "first checkpoint half written": (LAST, "half of", "step-00000000.npz", 1),
+    "first checkpoint": (LAST, "after", "step-00000000.npz", 1),
+    "checkpoint within an epoch half written": (LAST, "half of", "step-00000002.npz", 1),
+    "checkpoint within an epoch": (LAST, "after", "step-00000006.npz", 1),
+    "metrics of an epoch, without its checkpoint": (LAST, "after", "metrics.jsonl", 2),
+    "checkpoint of an epoch": (LAST, "after", "step-00000004.npz", 1),
+    "last checkpoint half written": (LAST, "half of", "step-00000008.npz", 1),
+    "last checkpoint": (LAST, "after", "step-00000008.npz", 1),
+    "embedder half written": (LAST, "half of", "embedder.keras", 1),
+    "embedder": (LAST, "after", "embedder.keras", 1),
+    "moments": (LAST, "after", "moments.keras", 1),
+    "result half written": (LAST, "half of", "result.json", 1),
+    "result": (LAST, "after", "result.json", 1),
+    "report half written": (LAST, "half of", "index.html", 1),
+    "report": (LAST, "after", "index.html", 1),
+    "selected embedder, without its checkpoint": (BEST, "after", "selected-epoch-*.keras", 1),
+    "selected embedder and its checkpoint": (BEST, "after", "step-00000004.npz", 1),
+    "selected embedder, last checkpoint": (BEST, "after", "step-00000008.npz", 1),
+}
+
+
+def drive(runs):
+    """What became of runs; see `kill_driver`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.training.kill_driver", json.dumps(runs)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=3600,
+        check=False,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    assert "ENDED" in done.stdout, done.stderr[-3000:]
+    return json.loads(done.stdout.partition("ENDED")[2]), done.stderr
+
+
+def folder_of(place, moment):
+    return place / moment.replace(" ", "_").replace(",", "")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The folder of runs: two unbroken, and for each moment one that was killed and continued."""
+    place = tmp_path_factory.mktemp("kills")
+    unbroken = [{"flags": [*flags, f"--run_dir={place / name}"], "moment": None} for name, flags in UNBROKEN.items()]
+    killed, resumed = [], []
+    for name, (flags, *moment) in MOMENTS.items():
+        folder = f"--run_dir={folder_of(place, name)}"
+        killed.append({"flags": [*flags, folder], "moment": moment})
+        # Without flags on disk, they are needed once more.
+        again = flags if moment[1] == "flags.txt" and moment[0] != "after" else []
+        resumed.append({"flags": [*again, folder, "--resume"], "moment": None})
+    status, errors = drive(unbroken + killed)
+    assert status == [0] * len(unbroken) + [-9] * len(killed), errors[-3000:]
+    status, errors = drive(resumed)
+    assert status == [0] * len(resumed), errors[-3000:]
+    return place
+
+
+def weights(path):
+    return [keras.ops.convert_to_numpy(v) for v in keras.saving.load_model(path, compile=False).weights]
+
+
+def figures(folder):
+    """What a run measured, without what depends on the clock."""
+    result = json.loads((folder / "result.json").read_text())
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    clock = ("seconds", "train_seconds", "images_per_second")
+    return [{key: value for key, value in figures.items() if key not in clock} for figures in (result, *records)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_killed_run_ends_as_the_unbroken_one(moment, runs):
+    flags = MOMENTS[moment][0]
+    unbroken, continued = runs / ("last" if flags is LAST else "best"), folder_of(runs, moment)
+    assert figures(continued) == figures(unbroken)
+    for old, new in zip(weights(unbroken / "embedder.keras"), weights(continued / "embedder.keras"), strict=True):
+        np.testing.assert_array_equal(old, new)
+    names = [sorted(path.relative_to(run).as_posix() for path in run.rglob("*")) for run in (unbroken, continued)]
+    for name in names[0]:
+        assert name in names[1] or name.startswith("tensorboard/")
+    assert not list(continued.rglob(".*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+def test_a_signal_is_answered_in_one_line(number, status, tmp_path):
+    folder = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "bin" / "train"), *TINY, "--epochs=1000", f"--run_dir={folder}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 300
+    while not (folder / "checkpoints" / "step-00000006.npz").is_file() and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(number)
+    last = process.communicate(timeout=120)[1].splitlines()[-1]
+    assert process.returncode == status, last
+    step = checkpoints.step_of(checkpoints.list_checkpoints(folder / "checkpoints")[-1])
+    assert last == (
+        f"train: stopped by {number.name}: the checkpoint of step {step} is saved; continue with "
+        f"--run_dir={folder} --resume"
+    )

@@ -1,0 +1,51 @@
+"""The first of the best epochs counts, and is there whichever checkpoint a run goes on from."""
+
+import numpy as np
+
+from tfdml.models import Embedder
+from tfdml.training import RunFolder
+from tfdml.training.selection import keep_if_selected, publish_selected, selected_epoch
+
+
+def history(*recalls):
+    return [{"epoch": i, "validation": {} if r is None else {"recall@1": r}} for i, r in enumerate(recalls)]
+
+
+def test_the_first_of_the_best_wins_and_no_training_does_not():
+    assert selected_epoch(history(0.9, 0.2, 0.5, 0.5, 0.4), "validation") == 2
+    assert selected_epoch(history(0.9, 0.2, 0.5, 0.5, 0.4), "last") == 4
+    assert selected_epoch(history(0.9), "validation") == 0
+
+
+def test_epochs_that_were_not_measured_do_not_win():
+    assert selected_epoch(history(0.1, None, 0.3, None), "validation") == 2
+    # Until one is, the newest counts.
+    assert selected_epoch(history(0.1, None, None), "validation") == 2
+
+
+def test_embedders_stay_as_long_as_a_checkpoint_may_need_them(tmp_path):
+    folder, embedder = RunFolder(tmp_path), Embedder("conv4", embedding_dim=2, image_size=16)
+    embedder.build((None, 16, 16, 3))
+    embedder.built = True
+    recalls, steps = [0.1, 0.5, 0.4, 0.6, 0.3], 10
+    kept = []
+    for epoch in range(1, 5):
+        records = history(*recalls[: epoch + 1])
+        keep_if_selected(folder, records, "validation", embedder)
+        for old in folder.checkpoints.glob("*.npz"):
+            if int(old.stem.removeprefix("step-")) < (epoch - 1) * steps:
+                old.unlink()
+        (folder.checkpoints / f"step-{epoch * steps:08d}.npz").touch()
+        publish_selected(folder, records, "validation", steps)
+        kept.append(sorted(int(path.stem[-4:]) for path in folder.checkpoints.glob("selected-*.keras")))
+    # Checkpoints of epochs 1; 1 and 2; 2 and 3; 3 and 4.
+    assert kept == [[1], [1], [1, 3], [3]]
+    assert folder.embedder.read_bytes() == folder.selected(3).read_bytes()
+
+
+def test_the_last_needs_no_file(tmp_path):
+    folder = RunFolder(tmp_path)
+    keep_if_selected(folder, history(0.1, 0.5), "last", None)
+    publish_selected(folder, history(0.1, 0.5), "last", 10)
+    assert not list(tmp_path.iterdir())
+    assert np.isfinite(selected_epoch(history(0.1), "last"))

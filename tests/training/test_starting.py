@@ -1,0 +1,119 @@
+"""A new run takes over the parts of an old one that are alike."""
+
+import keras
+import numpy as np
+import pytest
+
+from tfdml.backbones import resolve
+from tfdml.errors import UserError
+from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
+from tfdml.models import Embedder, MetricLearner
+from tfdml.objectives import ProxyLoss
+from tfdml.training import RunFolder, build_optimizer, checkpoints
+from tfdml.training.checkpoints import TrainingState
+from tfdml.training.starting import start_from
+
+
+def learner(embedding_dim=4, classes=3, objective=None, backbone="conv4"):
+    objectives = [objective or ProxyLoss(AMSoftmaxLoss(), classes, name="am_softmax")]
+    made = MetricLearner(Embedder(backbone, embedding_dim=embedding_dim, image_size=16), objectives)
+    made.build((None, 16, 16, 3))
+    made.compile(optimizer=build_optimizer("adam", made, 1e-3, {}))
+    return made
+
+
+def same_parts(one, other):
+    """The parts whose weights are equal in both."""
+    others = checkpoints.parts(other)
+    return {
+        part
+        for part, weights in checkpoints.parts(one).items()
+        if weights and all(_equal(a, b) for a, b in zip(weights, others.get(part, []), strict=False)) and part in others
+    }
+
+
+def _equal(a, b):
+    a, b = (keras.ops.convert_to_numpy(variable) for variable in (a, b))
+    return a.shape == b.shape and bool((a == b).all())
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory):
+    """A learner, and the folder of its run."""
+    made, run = learner(), RunFolder(tmp_path_factory.mktemp("run"))
+    for weight in made.weights:
+        if "seed" not in weight.path:
+            weight.assign(keras.ops.full(weight.shape, 0.5, weight.dtype))
+    checkpoints.save(run.checkpoints, made, TrainingState(3, []))
+    made.embedder.save(run.embedder)
+    return made, run
+
+
+ALL = {"backbone", "projection", "objective am_softmax"}
+
+
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [("", ALL), ("checkpoints/step-00000003.npz", ALL), ("embedder.keras", ALL - {"objective am_softmax"})],
+)
+def test_a_run_a_checkpoint_or_an_embedder_may_be_named(name, taken, old):
+    new = learner()
+    assert same_parts(old[0], new) == set()
+    start_from(str(old[1].path / name), new)
+    assert same_parts(old[0], new) == taken
+    assert int(new.optimizer.iterations) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "taken"),
+    [
+        ({"embedding_dim": 5}, {"backbone"}),
+        ({"classes": 4}, {"backbone", "projection"}),
+        ({"objective": ContrastiveLoss()}, {"backbone", "projection"}),
+    ],
+)
+def test_parts_that_differ_stay_new(changes, taken, old):
+    new = learner(**changes)
+    start_from(str(old[1].path), new)
+    assert same_parts(old[0], new) == taken
+
+
+def test_another_backbone_is_refused_and_nothing_changes(old):
+    new = learner(backbone=resolve("conv4", 16, width=8))
+    before = [keras.ops.convert_to_numpy(weight) for weight in new.weights]
+    with pytest.raises(UserError, match="has another backbone than this run"):
+        start_from(str(old[1].path), new)
+    for a, b in zip(before, new.weights, strict=True):
+        np.testing.assert_array_equal(a, keras.ops.convert_to_numpy(b))
+
+
+def test_a_damaged_checkpoint_of_a_run_falls_back(old, tmp_path):
+    run = RunFolder(tmp_path)
+    run.checkpoints.mkdir()
+    content = (old[1].checkpoints / "step-00000003.npz").read_bytes()
+    (run.checkpoints / "step-00000003.npz").write_bytes(content)
+    (run.checkpoints / "step-00000004.npz").write_bytes(content[:1000])
+    new = learner()
+    start_from(str(tmp_path), new)
+    assert same_parts(old[0], new) == ALL
+    with pytest.raises(UserError, match=r"--start_from=.*step-00000004.npz is damaged"):
+        start_from(str(run.checkpoints / "step-00000004.npz"), new)
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path):
+    bad = learner()
+    bad.embedder.dense.kernel.assign(keras.ops.full(bad.embedder.dense.kernel.shape, np.nan))
+    bad.embedder.save(tmp_path / "bad.keras")
+    with pytest.raises(UserError, match=r"bad.keras holds weights that are not finite"):
+        start_from(str(tmp_path / "bad.keras"), learner())
+
+
+def test_what_is_none_of_those_is_refused(tmp_path):
+    (tmp_path / "note.txt").write_text("mine")
+    for name, says in (
+        ("", "holds neither a checkpoint"),
+        ("note.txt", "cannot be loaded"),
+        ("nowhere.npz", "damaged"),
+    ):
+        with pytest.raises(UserError, match=says):
+            start_from(str(tmp_path / name), learner())

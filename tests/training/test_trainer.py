@@ -1,0 +1,297 @@
+"""A run that was killed, stopped or damaged, phase by phase, against one that was not."""
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.training import runs
+from tests.training.runs import EPOCHS, STEPS, train
+from tfdml.errors import UserError
+from tfdml.training import checkpoints, trainer
+from tfdml.training.evaluating import Evaluator
+from tfdml.training.interruption import Interrupted
+from tfdml.training.monitor import TrainingMonitor
+
+
+class Killed(BaseException):
+    """In place of SIGKILL."""
+
+
+def make_quick(patch):
+    """Train on noise, and without compiling, which takes longer than the few steps of these runs."""
+    make_learner = trainer.make_learner
+
+    def eager(*arguments):
+        learner = make_learner(*arguments)
+        learner.run_eagerly = True
+        return learner
+
+    patch.setattr(trainer, "make_learner", eager)
+    patch.setattr(trainer, "load_splits", lambda experiment: runs.SPLITS)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    make_quick(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """The folder of a run that was never stopped."""
+    folder = tmp_path_factory.mktemp("runs") / "unbroken"
+    with pytest.MonkeyPatch.context() as patch:
+        make_quick(patch)
+        train(folder, report=True, checkpoint_steps=1)
+    return folder
+
+
+def kill_after(monkeypatch, name):
+    """End the run once a file of this name is there."""
+    replace = os.replace
+
+    def replace_and_die(source, target):
+        replace(source, target)
+        if os.path.basename(target) == name:
+            monkeypatch.setattr(os, "replace", replace)
+            raise Killed
+
+    monkeypatch.setattr(os, "replace", replace_and_die)
+
+
+def signal_at(monkeypatch, step, number=signal.SIGTERM):
+    """Send this process a signal in the midst of a step."""
+    ended = TrainingMonitor.on_train_batch_end
+
+    def hook(self, batch, logs=None):
+        if self.step + 1 == step:
+            os.kill(os.getpid(), number)
+        ended(self, batch, logs)
+
+    monkeypatch.setattr(TrainingMonitor, "on_train_batch_end", hook)
+
+
+def assert_alike(folder, unbroken):
+    """Both ended with the same checkpoint, history, embedder and metrics."""
+    last = f"checkpoints/step-{EPOCHS * STEPS:08d}.npz"
+    one, other = runs.arrays(unbroken / last), runs.arrays(folder / last)
+    assert sorted(one) == sorted(other)
+    for name, array in one.items():
+        np.testing.assert_array_equal(array, other[name], err_msg=name)
+    assert runs.records(folder) == runs.records(unbroken)
+    for one, other in zip(runs.embedder(unbroken), runs.embedder(folder), strict=True):
+        np.testing.assert_array_equal(one, other)
+    one, other = (json.loads((run / "result.json").read_text()) for run in (unbroken, folder))
+    for name in ("metrics", "metrics_before", "epoch", "steps", "protocol"):
+        assert one[name] == other[name]
+
+
+def test_a_run_killed_in_every_phase_ends_as_one_that_was_not(unbroken, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    settings = {"report": True, "checkpoint_steps": 1}
+    killed_at = (
+        "data.json",
+        "metrics.jsonl",
+        "step-00000000.npz",
+        f"step-{STEPS + 2:08d}.npz",  # within the second epoch
+        f"step-{EPOCHS * STEPS:08d}.npz",
+        "embedder.keras",
+        "result.json",
+    )
+    for phase, name in enumerate(killed_at):
+        kill_after(monkeypatch, name)
+        with pytest.raises(Killed):
+            train(folder, resume=phase > 0, **settings)
+    result = (folder / "result.json").read_bytes()
+    train(folder, resume=True, **settings)
+    assert_alike(folder, unbroken)
+    assert (folder / "report" / "index.html").is_file()
+    # What was there already is not made again, and a finished run is left as it is.
+    assert (folder / "result.json").read_bytes() == result
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    assert train(folder, resume=True, **settings)["metrics"] == json.loads(result)["metrics"]
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
+    assert not list(folder.rglob(".*"))
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+def test_a_signal_saves_a_checkpoint_at_the_end_of_the_step(number, status, unbroken, tmp_path, monkeypatch):
+    # The last step of an epoch, a step within one, and the last step of all.
+    step = {signal.SIGTERM: STEPS, signal.SIGHUP: STEPS + 1, signal.SIGINT: EPOCHS * STEPS}[number]
+    folder = tmp_path / "run"
+    handlers = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)]
+    with monkeypatch.context() as patch:
+        signal_at(patch, step, number)
+        with pytest.raises(Interrupted) as stop:
+            train(folder)
+    assert stop.value.status == status
+    assert f"the checkpoint of step {step} is saved; continue with --run_dir={folder} --resume" in str(stop.value)
+    assert checkpoints.list_checkpoints(folder / "checkpoints")[-1].name == f"step-{step:08d}.npz"
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)] == handlers
+    train(folder, resume=True)
+    assert_alike(folder, unbroken)
+
+
+def test_a_signal_in_an_epochs_evaluation_loses_nothing(unbroken, tmp_path, monkeypatch):
+    folder, each_epoch = tmp_path / "run", Evaluator.each_epoch
+
+    def interrupted(self, learner, epoch):
+        if epoch == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return each_epoch(self, learner, epoch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "each_epoch", interrupted)
+        with pytest.raises(Interrupted, match=f"the checkpoint of step {STEPS} is saved"):
+            train(folder)
+    assert [record["epoch"] for record in runs.records(folder)] == [0]
+    train(folder, resume=True)
+    assert_alike(folder, unbroken)
+
+
+def test_the_selected_embedder_is_measured_and_the_earlier_of_equals_wins(tmp_path, monkeypatch):
+    folder, measure, seen = tmp_path / "run", Evaluator.measure, []
+
+    def measured(self, embeddings, name, *options, **more):
+        found = measure(self, embeddings, name, *options, **more)
+        if name == "validation":
+            seen.append(name)
+            found["recall@1"] = (0.9, 0.5, 0.5, 0.3)[len(seen) - 1]  # before training, and of three epochs
+        return found
+
+    monkeypatch.setattr(Evaluator, "measure", measured)
+    settings = {"selection": "validation", "holdout_classes": 0.2, "epochs": 3}
+    # Killed with the first epoch's embedder, but not its checkpoint: that epoch counts anew.
+    kill_after(monkeypatch, "selected-epoch-0001.keras")
+    with pytest.raises(Killed):
+        train(folder, **settings)
+    seen.pop()
+    result = train(folder, resume=True, **settings)
+    assert result["epoch"] == 1
+    assert [path.name for path in (folder / "checkpoints").glob("*.keras")] == ["selected-epoch-0001.keras"]
+    assert (folder / "checkpoints" / "selected-epoch-0001.keras").read_bytes() == (
+        folder / "embedder.keras"
+    ).read_bytes()
+    history = [record["test"] for record in runs.records(folder)]
+    for name, value in history[1].items():
+        assert result["metrics"][name] == pytest.approx(value)
+    assert history[1]["map@r"] != history[3]["map@r"]
+
+
+def test_calibration_sees_the_training_images(tmp_path, monkeypatch):
+    seen = []
+
+    def calibrate(learner, images, *rest):
+        seen.append(images)
+        raise Killed
+
+    monkeypatch.setattr(trainer, "calibrate", calibrate)
+    with pytest.raises(Killed):
+        train(tmp_path / "run")
+    assert seen == [runs.SPLITS.train]
+
+
+def test_two_runs_do_not_share_a_folder(unbroken, tmp_path):
+    from tfdml.training import RunFolder
+
+    with RunFolder(unbroken).locked(), pytest.raises(UserError, match=f"process {os.getpid()} on .*; wait for it"):
+        train(unbroken, resume=True, report=True, checkpoint_steps=1)
+    with RunFolder(unbroken).locked():
+        pass
+
+
+def test_images_that_have_changed_are_refused(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    kill_after(monkeypatch, "metrics.jsonl")
+    with pytest.raises(Killed):
+        train(folder)
+    test = runs.noise("test", 6, 3)
+    changed = runs.Splits(runs.SPLITS.train, runs.SPLITS.validation, test)
+    monkeypatch.setattr(trainer, "load_splits", lambda experiment: changed)
+    with pytest.raises(UserError, match=r"test: content was .* and is now"):
+        train(folder, resume=True)
+    fewer = runs.Splits(runs.SPLITS.train.take(range(31)), runs.SPLITS.validation, runs.SPLITS.test)
+    monkeypatch.setattr(trainer, "load_splits", lambda experiment: fewer)
+    with pytest.raises(UserError, match=r"train: .*images was 32 and is now 31"):
+        train(folder, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"ks": "1,24"}, "--ks=1,24: recall@24 of the validation images of noise needs 24 gallery images"),
+        ({"objectives": "contrastive(levels=2)"}, "contrastive"),
+        ({"objectives": "horde(loss=contrastive, representation=pooled)"}, "--objectives="),
+        ({"classes_per_batch": 9}, "classes_per_batch"),
+    ],
+)
+def test_a_run_that_fails_its_first_checks_leaves_no_folder(changes, says, tmp_path):
+    with pytest.raises(UserError, match=says.replace("(", r"\(")):
+        train(tmp_path / "run", **changes)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_killed_before_its_flags_is_as_good_as_new(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / ".partial-999999-flags.txt").write_text("--dataset=gl")
+    (folder / ".train.lock").write_text("{}")
+    kill_after(monkeypatch, "data.json")
+    with pytest.raises(Killed):
+        train(folder, resume=True)
+    assert sorted(path.name for path in folder.iterdir()) == ["data.json", "flags.txt"]
+
+
+def test_damaged_checkpoints_are_told_and_need_a_flag(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    kill_after(monkeypatch, "step-00000002.npz")
+    with pytest.raises(Killed):
+        train(folder, checkpoint_steps=1)
+    for path in checkpoints.list_checkpoints(folder / "checkpoints"):
+        path.write_bytes(b"PK")
+    with pytest.raises(UserError, match=r"step-00000002.npz is damaged.*step-00000001.npz is damaged.*--restart"):
+        train(folder, resume=True, checkpoint_steps=1)
+    kill_after(monkeypatch, "step-00000001.npz")
+    with pytest.raises(Killed):
+        train(folder, resume=True, restart=True, checkpoint_steps=1)
+    left = [path.name for path in checkpoints.list_checkpoints(folder / "checkpoints")]
+    assert left == ["step-00000000.npz", "step-00000001.npz"]
+    assert (folder / "checkpoints" / "damaged-step-00000002.npz").read_bytes() == b"PK"
+
+
+def test_a_full_disk_is_told_and_the_run_goes_on(unbroken, tmp_path, monkeypatch):
+    folder, record = tmp_path / "run", TrainingMonitor._record
+
+    def no_space(*_):
+        raise tf.errors.ResourceExhaustedError(None, None, "events.out; No space left on device")
+
+    with monkeypatch.context() as patch:
+
+        def full(self, values):
+            if values["epoch"] == 2:
+                patch.setattr(tf.summary, "scalar", no_space)
+            record(self, values)
+
+        patch.setattr(TrainingMonitor, "_record", full)
+        with pytest.raises(UserError, match=r"tensorboard cannot be written: the disk is full .*again, with --resume$"):
+            train(folder)
+    train(folder, resume=True)
+    assert_alike(folder, unbroken)
+
+
+def test_a_diverged_run_tells_how_to_start_again_and_that_works(unbroken, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    with pytest.raises(UserError, match="the run diverged at step") as diverged:
+        train(folder, learning_rate=1e30, optimizer="sgd")
+    (advised,) = [word for word in str(diverged.value).split() if word.startswith("--start_from=")]
+    kill_after(monkeypatch, "step-00000000.npz")
+    with pytest.raises(Killed):
+        train(tmp_path / "next", start_from=advised.removeprefix("--start_from="))
+    old, new = (runs.arrays(run / "checkpoints" / "step-00000000.npz") for run in (folder, tmp_path / "next"))
+    taken = [name for name in old if name.startswith(("backbone", "projection"))]
+    assert taken
+    for name in taken:
+        np.testing.assert_array_equal(old[name], new[name])

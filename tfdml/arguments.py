@@ -1,0 +1,132 @@
+"""What a numeric argument may be: each check returns the value as Python's own type, or says in one line what is wrong.
+
+`True`, `"1"` and NaN are numbers to Python or to `float`, but nobody means them: they are refused, not converted.
+"""
+
+from __future__ import annotations
+
+import numbers
+import reprlib
+from typing import Any
+
+import numpy as np
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def number(
+    what: str,
+    value: Any,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
+) -> float:
+    """A finite number within bounds.
+
+    Args:
+        what: The argument's name, for the message.
+        value: What was given.
+        above: It must be larger than this.
+        at_least: It must not be smaller than this.
+        at_most: It must not be larger than this.
+
+    Raises:
+        ValueError: It is no number, a boolean, not finite (in float32, in which losses are computed), or out of
+            bounds.
+
+    Example:
+        >>> number("margin", 1, at_least=0)
+        1.0
+        >>> number("scale", -2.0, above=0)
+        Traceback (most recent call last):
+        ValueError: scale must be positive, not -2
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ValueError(f"{what} must be a number, not {reprlib.repr(value)}")
+    real: Any = value  # mypy does not compare numbers.Real
+    if not abs(real) <= _LARGEST:
+        raise ValueError(f"{what} must be a finite number, not {reprlib.repr(value)}")
+    result = float(value)
+    # What float32 rounds to 0 is not positive.
+    low = float(np.float32(result)) if above == 0 else result
+    within = (above is None or low > above) and (at_least is None or result >= at_least)
+    if not within or (at_most is not None and result > at_most):
+        raise ValueError(f"{what} must {_bounds(above, at_least, at_most)}, not {result:g}")
+    return result
+
+
+def integer(what: str, value: Any, *, at_least: int | None = None, at_most: int | None = None) -> int:
+    """An integer within bounds; 2.0 counts as one, `True` does not.
+
+    Args:
+        what: The argument's name, for the message.
+        value: What was given.
+        at_least: It must not be smaller than this.
+        at_most: It must not be larger than this.
+
+    Raises:
+        ValueError: It is no integer, a boolean, or out of bounds.
+
+    Example:
+        >>> integer("heads", 8, at_least=1)
+        8
+    """
+    whole = isinstance(value, numbers.Integral) or (isinstance(value, float) and value.is_integer())
+    if isinstance(value, bool) or not whole or (at_least is not None and value < at_least):
+        kind = {None: "an integer", 1: "a positive integer"}.get(at_least, f"an integer of at least {at_least}")
+        raise ValueError(f"{what} must be {kind}, not {reprlib.repr(value)}")
+    if at_most is not None and value > at_most:
+        raise ValueError(f"{what} must be at most {at_most:,}, not {reprlib.repr(int(value))}")
+    return int(value)
+
+
+def boolean(what: str, value: Any) -> bool:
+    """True or False, and nothing that Python merely takes for one of them.
+
+    Args:
+        what: The argument's name, for the message.
+        value: What was given.
+
+    Raises:
+        ValueError: It is neither.
+
+    Example:
+        >>> boolean("scaled", True)
+        True
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"{what} must be true or false, not {reprlib.repr(value)}")
+    return bool(value)
+
+
+def text(what: str, value: Any) -> str:
+    """A text that can be written to a file.
+
+    Args:
+        what: The argument's name, for the message.
+        value: What was given.
+
+    Raises:
+        ValueError: It is no text, or holds bytes that are not UTF-8.
+
+    Example:
+        >>> text("dataset", "cars196")
+        'cars196'
+    """
+    if not isinstance(value, str):
+        raise ValueError(f"{what} must be a text, not {reprlib.repr(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what} must be UTF-8 text, not {reprlib.repr(value)}") from error
+    return value
+
+
+def _bounds(above: float | None, at_least: float | None, at_most: float | None) -> str:
+    if at_most is None and above == 0:
+        return "be positive"
+    if at_most is None and at_least == 0:
+        return "not be negative"
+    bounds = (("above", above), ("at least", at_least), ("at most", at_most))
+    return "be " + " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)

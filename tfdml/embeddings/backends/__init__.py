@@ -1,0 +1,26 @@
+"""Models that embed data sets, wherever they lie: Keras files, SavedModels, LiteRT files, serving endpoints."""
+
+from tfdml.embeddings.backends.base import (
+    EmbeddingBackend,
+    EncodedImagesBackend,
+    ImageRefused,
+    encoded_batches,
+    encoded_image,
+)
+from tfdml.embeddings.backends.keras_file import KerasEmbedder, load_embedder
+from tfdml.embeddings.backends.litert import LiteRTEmbedder
+from tfdml.embeddings.backends.load import load_backend
+from tfdml.embeddings.backends.saved_model import SavedModelEmbedder
+
+__all__ = [
+    "EmbeddingBackend",
+    "EncodedImagesBackend",
+    "ImageRefused",
+    "KerasEmbedder",
+    "LiteRTEmbedder",
+    "SavedModelEmbedder",
+    "encoded_batches",
+    "encoded_image",
+    "load_backend",
+    "load_embedder",
+]

@@ -1,0 +1,93 @@
+"""From what `--model` says to the source of embeddings that it means."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tfdml.embeddings.backends.base import EmbeddingBackend
+from tfdml.embeddings.backends.endpoint import Address, Endpoint
+from tfdml.embeddings.backends.keras_file import KerasEmbedder
+from tfdml.embeddings.backends.litert import LiteRTEmbedder
+from tfdml.embeddings.backends.saved_model import SavedModelEmbedder
+from tfdml.errors import UserError
+
+
+def load_backend(
+    model: str | os.PathLike,
+    *,
+    resize: int = 0,
+    resize_mode: str = "",
+    image_size: int = 0,
+    pad_color: str = "",
+    timeout: float = 60.0,
+) -> EmbeddingBackend:
+    """The model at a path or address.
+
+    Args:
+        model: A run folder, a .keras file, a SavedModel, a folder of versions (the newest that holds a SavedModel is
+            taken), a .tflite file, `grpc://host:port/name`, `rest://host:port/name` or
+            `http://host:port/v1/models/name`.
+        resize: For a .tflite file, see `LiteRTEmbedder`.
+        resize_mode: Likewise.
+        image_size: Likewise.
+        pad_color: Likewise.
+        timeout: Seconds that a request to an endpoint may take.
+
+    Returns:
+        The source, loaded or reached.
+
+    Raises:
+        UserError: There is none of these, it cannot be loaded or reached, or a view is given to a model that has its
+            own.
+
+    Example:
+        >>> embeddings = load_backend("runs/cars").embed(dataset, batch_size=100)  # doctest: +SKIP
+    """
+    path = Path(model)
+    if path.suffix == ".tflite":
+        return LiteRTEmbedder(path, resize, resize_mode, image_size, pad_color)
+    if resize or resize_mode or image_size or pad_color:
+        raise UserError(
+            f"--model={model} has its view inside: --resize, --resize_mode, --image_size and --pad_color go with a "
+            ".tflite file"
+        )
+    if "://" in str(model):
+        return open_endpoint(str(model), timeout)
+    if (path / "saved_model.pb").is_file():
+        return SavedModelEmbedder(path)
+    versions = [entry for entry in path.iterdir() if entry.name.isdigit()] if path.is_dir() else []
+    served = [entry for entry in versions if (entry / "saved_model.pb").is_file()]
+    if served:
+        return SavedModelEmbedder(max(served, key=lambda entry: int(entry.name)))
+    lite = sorted(str(file.relative_to(path)) for file in path.rglob("*.tflite"))
+    if lite:
+        raise UserError(f"--model={model} holds no SavedModel: name one of {', '.join(lite)}")
+    return KerasEmbedder(path)
+
+
+def open_endpoint(address: str, timeout: float = 60.0) -> Endpoint:
+    """The endpoint at an address, reached.
+
+    Args:
+        address: `grpc://host:port/name`, `rest://host:port/name` or `http(s)://host:port/v1/models/name`; a version
+            may follow: `/3`.
+        timeout: Seconds that a request may take.
+
+    Raises:
+        UserError: The address is of no form known here; tensorflow-serving-api is missing; or as `Endpoint`.
+
+    Example:
+        >>> open_endpoint("grpc://localhost:8500/cars").checksum()  # doctest: +SKIP
+        'cars version 1 at localhost:8500'
+    """
+    where = Address.parse(address)
+    if where.scheme == "grpc":
+        try:
+            from tfdml.embeddings.backends.grpc_endpoint import GrpcEndpoint
+        except ImportError as error:
+            raise UserError(f"--model={address} needs gRPC stubs: pip install 'tfdml[serving]' ({error})") from error
+        return GrpcEndpoint(where, timeout)
+    from tfdml.embeddings.backends.rest_endpoint import RestEndpoint
+
+    return RestEndpoint(where, timeout)

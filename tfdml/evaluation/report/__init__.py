@@ -1,7 +1,0 @@
-"""Pages that a person looks at: what one run achieved, and several runs side by side."""
-
-from tfdml.evaluation.report.comparison import write_comparison
-from tfdml.evaluation.report.run_report import write_report
-from tfdml.evaluation.report.thumbnails import dataset_reader
-
-__all__ = ["dataset_reader", "write_comparison", "write_report"]

@@ -1,0 +1,303 @@
+"""Approximate nearest neighbours: a faiss index of a gallery too large to compare every query with all of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfdml.errors import UserError
+from tfdml.evaluation.search.exact import check_embeddings, check_own_rows
+from tfdml.evaluation.search.scoring import unit_rows
+from tfdml.manifests import fields, parse_json
+from tfdml.pairwise import DISTANCES
+
+KINDS = ("ivf", "hnsw")
+# How the index keeps a vector, by the name that faiss's factory has for it.
+STORAGES = {"float32": "Flat", "float16": "SQfp16", "int8": "SQ8"}
+# Rows that are read, checked and handed to faiss at once.
+_BLOCK_BYTES = 2**26
+# Rows that the centres of a list are found from.
+_TRAINING_ROWS_PER_LIST = 64
+# An index file is one of faiss with these lines behind it, which faiss does not read.
+_TRAILER = b"\ntfdml-index "
+_LONGEST_TRAILER = 4096
+
+Progress = Callable[[str, int, int], None]
+
+
+class GalleryIndex:
+    """A gallery that is searched approximately; made by `build_index` or `load_index`.
+
+    Args:
+        index: The faiss index.
+        distance: As `build_index`.
+        kind: `"ivf"` or `"hnsw"`.
+        read_only: Whether its vectors stay in the file that it was read from.
+
+    Attributes:
+        dimension: d.
+
+    `len(index)` is the number of gallery images.
+    """
+
+    def __init__(self, index: Any, distance: str, kind: str, read_only: bool = False):
+        self.index = index
+        self.read_only = read_only
+        self.distance = distance
+        self.kind = kind
+        self.dimension = int(index.d)
+
+    def __len__(self) -> int:
+        return int(self.index.ntotal)
+
+    @property
+    def lists(self) -> int:
+        """The lists that the gallery is divided into; 0 for a graph."""
+        return int(self.index.nlist) if self.kind == "ivf" else 0
+
+    @property
+    def default_effort(self) -> int:
+        """A sixteenth of the lists; for a graph, 128 images."""
+        return max(1, self.lists // 16) if self.kind == "ivf" else 128
+
+    def add(self, gallery: Any, progress: Progress | None = None) -> None:
+        """Append gallery images, whose rows go on from those that are there.
+
+        Args:
+            gallery: (N, d) embeddings; of a memory-mapped array one block is read after another.
+            progress: Called after every block with ("adding", rows done, rows).
+
+        Raises:
+            UserError: They are not (N, d) or not finite; the blocks before the one that is not are then in the index.
+                Or the index is memory-mapped.
+        """
+        if self.read_only:  # faiss would end the process
+            raise UserError("an index that is mapped from its file cannot grow: load it with mapped=False")
+        shape = _shape_of(gallery)
+        if shape[1] != self.dimension:
+            raise UserError(f"gallery embeddings have {shape[1]} dimensions, the index {self.dimension}")
+        for block in _blocks(shape):
+            what = f"gallery rows {block.start} .. {block.stop - 1}, counted from 0"
+            self.index.add(_placed(gallery[block], self.distance, what))
+            if progress is not None:
+                progress("adding", block.stop, shape[0])
+
+    def search(
+        self, queries: Any, *, k: int, effort: int | None = None, own_rows: Any = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The k nearest gallery images that the index finds for every query, nearest first.
+
+        What `nearest_neighbours` returns, save that images may be missed: how many, `index_recall` measures. Equal
+        distances that are found are ordered by gallery row.
+
+        Args:
+            queries: (N, d) embeddings.
+            k: How many neighbours, at most the gallery (less one with `own_rows`).
+            effort: What is searched for each query: this many lists (`ivf`), or this many images kept on the way
+                through the graph (`hnsw`, at least k). More finds more and takes longer; all lists are exact. None:
+                `default_effort`.
+            own_rows: (N,) the gallery row that holds each query itself, left out of its neighbours.
+
+        Returns:
+            (N, k) int64 gallery rows and (N, k) float32 distances; row -1 at distance infinity where the lists
+            searched hold fewer than k images.
+
+        Raises:
+            UserError: Queries that are empty, not finite or of another dimension; k or effort out of range.
+        """
+        queries = check_embeddings(queries, "query embeddings")
+        if queries.shape[1] != self.dimension:
+            raise UserError(f"queries have {queries.shape[1]} dimensions, the index {self.dimension}")
+        if own_rows is not None:
+            own_rows = check_own_rows(own_rows, len(queries), len(self))
+        available = len(self) - (own_rows is not None)
+        if not 1 <= k <= available:
+            raise UserError(f"k must be in 1 .. {available}, the gallery images there are; got {k}")
+        wanted = k + (own_rows is not None)
+        parameters = self._parameters(self.default_effort if effort is None else effort, wanted)
+        rows, distances = np.empty((len(queries), k), np.int64), np.empty((len(queries), k), np.float32)
+        for block in _blocks((len(queries), max(self.dimension, 4 * wanted))):
+            placed = _placed(queries[block], self.distance, "query embeddings")
+            scores, found = self.index.search(placed, wanted, params=parameters)
+            far = np.where(found < 0, np.float32(np.inf), self._distances(scores))
+            own = np.zeros(found.shape, bool) if own_rows is None else found == own_rows[block, None]
+            order = np.lexsort((found, far, own), axis=-1)[:, :k]
+            rows[block], distances[block] = np.take_along_axis(found, order, 1), np.take_along_axis(far, order, 1)
+        return rows, distances
+
+    def _parameters(self, effort: int, wanted: int) -> Any:
+        if effort < 1:
+            raise UserError(f"effort must be at least 1; got {effort}")
+        if self.kind == "ivf":
+            return _faiss().SearchParametersIVF(nprobe=min(effort, self.lists))
+        return _faiss().SearchParametersHNSW(efSearch=min(max(effort, wanted), len(self)))
+
+    def _distances(self, scores: np.ndarray) -> np.ndarray:
+        """What `nearest_neighbours` calls the distance, from faiss's inner products or squared distances."""
+        if self.distance == "dot":
+            return -scores
+        if self.distance == "cosine":
+            return np.maximum(1 - scores, 0)
+        return np.sqrt(np.maximum(scores, 0)) if self.distance == "euclidean" else np.maximum(scores, 0)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the index into a file, whole or not at all; `faiss.read_index` reads it, too.
+
+        Raises:
+            UserError: The file cannot be written.
+        """
+        from tfdml.storage import atomic_write
+
+        about = json.dumps({"distance": self.distance, "kind": self.kind, "count": len(self)})
+        try:
+            with atomic_write(Path(path)) as temporary:
+                _faiss().write_index(self.index, str(temporary))
+                with open(temporary, "ab") as file:
+                    file.write(_TRAILER + about.encode())
+        except (OSError, RuntimeError) as error:
+            raise UserError(f"{path} cannot be written: {_gist(error)}") from error
+
+
+def build_index(
+    gallery: Any,
+    *,
+    kind: str = "ivf",
+    distance: str = "euclidean",
+    lists: int | None = None,
+    links: int = 32,
+    storage: str = "float32",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> GalleryIndex:
+    """An index of a gallery, for approximate search.
+
+    `ivf`: k-means divides the gallery into lists; a query is compared with the images of the few lists whose centres
+    are nearest (Jegou et al., 2011, "Product quantization for nearest neighbor search", without the quantization).
+    `hnsw`: every image is linked to near ones, and a query walks that graph (Malkov and Yashunin, 2018); it takes
+    longer to build and more memory, and answers sooner. Its order of adding images depends on threads, so that two
+    builds may differ in what they miss; `ivf` is the same every time on the same machine.
+
+    Args:
+        gallery: (N, d) embeddings. Of a memory-mapped array, a sample to find the centres and one block after another
+            are read.
+        kind: `"ivf"` or `"hnsw"`.
+        distance: `"euclidean"`, `"sqeuclidean"`, `"cosine"` or `"dot"`, as `nearest_neighbours`.
+        lists: How many lists `ivf` has; None: about 2 sqrt(N).
+        links: How many links an image of `hnsw` has, 2 .. 256.
+        storage: How the index keeps vectors: `"float32"`, as they are; `"float16"` or `"int8"`, rounded, in a half or
+            a quarter of the memory. Distances are those of the rounded vectors.
+        seed: Of the sample and of k-means.
+        progress: Called with ("training", 0 or 1, 1), and after every block with ("adding", rows done, N).
+
+    Returns:
+        The index. In memory, 4 N d bytes for `float32`; `hnsw` besides about 8 N `links`.
+
+    Raises:
+        UserError: Embeddings that are empty or not finite (rows named), or an argument is none of the above.
+
+    Example:
+        >>> gallery = np.random.default_rng(0).normal(size=(1000, 8)).astype(np.float32)
+        >>> index = build_index(gallery, lists=20)
+        >>> index.search(gallery[:2], k=1)[0].ravel().tolist()
+        [0, 1]
+    """
+    for what, value, known in (
+        ("kind", kind, KINDS),
+        ("distance", distance, DISTANCES),
+        ("storage", storage, STORAGES),
+    ):
+        if value not in known:
+            raise UserError(f"unknown {what} {value!r}; one of {', '.join(known)}")
+    size, dim = _shape_of(gallery)
+    if lists is None:
+        lists = min(max(1, round(2 * math.sqrt(size))), size)
+    if not 1 <= lists <= size:
+        raise UserError(f"lists must be in 1 .. {size}, the number of gallery images; got {lists}")
+    if not 2 <= links <= 256:
+        raise UserError(f"links must be in 2 .. 256; got {links}")
+    faiss = _faiss()
+    structure = f"IVF{lists}" if kind == "ivf" else f"HNSW{links}"
+    product = distance in ("cosine", "dot")
+    metric = faiss.METRIC_INNER_PRODUCT if product else faiss.METRIC_L2
+    index = faiss.index_factory(dim, f"{structure},{STORAGES[storage]}", metric)
+    if not index.is_trained:
+        if progress is not None:
+            progress("training", 0, 1)
+        count = min(size, max(_TRAINING_ROWS_PER_LIST * lists if kind == "ivf" else 0, 2**14))
+        chosen = np.sort(np.random.default_rng(seed).choice(size, count, replace=False))
+        if kind == "ivf":
+            # No warning of few images per list, and no sampling of the sample.
+            index.cp.seed, index.cp.min_points_per_centroid, index.cp.max_points_per_centroid = seed, 1, count
+        index.train(_placed(gallery[chosen], distance, "a sample of the gallery"))
+        if progress is not None:
+            progress("training", 1, 1)
+    made = GalleryIndex(index, distance, kind)
+    made.add(gallery, progress)
+    return made
+
+
+def load_index(path: str | os.PathLike, *, mapped: bool = False) -> GalleryIndex:
+    """The index of a file that `GalleryIndex.save` wrote.
+
+    Args:
+        path: The file.
+        mapped: Whether to leave the vectors of an `ivf` index on disk, mapped into memory: for galleries beyond it.
+
+    Raises:
+        UserError: There is no such file, or it is damaged or something else.
+    """
+    faiss = _faiss()
+    path = Path(path)
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST_TRAILER))
+            trailer = file.read().rpartition(_TRAILER)
+        if not trailer[1]:
+            raise UserError(f"{path} is not an index that was saved here, or not whole; build it again")
+        about = fields(parse_json(trailer[2], str(path)), {"kind": str, "distance": str, "count": int}, str(path))
+        if about["kind"] not in KINDS or about["distance"] not in DISTANCES:
+            raise UserError(f"{path} is an index of a kind not known here; build it again")
+        mapped = mapped and about["kind"] == "ivf"
+        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP if mapped else 0)
+        if index.ntotal != about["count"]:
+            raise UserError(f"{path} is damaged: it holds {index.ntotal} images of {about['count']}; build it again")
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"{path} cannot be read: {_gist(error)}") from error
+    return GalleryIndex(index, about["distance"], about["kind"], read_only=mapped)
+
+
+def _faiss() -> Any:
+    """The module, of which its type hints know only a part."""
+    import faiss
+
+    return faiss
+
+
+def _shape_of(gallery: Any) -> tuple[int, int]:
+    shape = np.shape(gallery)
+    if len(shape) != 2 or 0 in shape:
+        raise UserError(f"gallery embeddings must be (images, dimensions), neither of them 0; got shape {shape}")
+    return shape
+
+
+def _blocks(shape: tuple[int, int]) -> list[slice]:
+    rows = max(1, _BLOCK_BYTES // (4 * shape[1]))
+    return [slice(start, min(start + rows, shape[0])) for start in range(0, shape[0], rows)]
+
+
+def _placed(rows: Any, distance: str, what: str) -> np.ndarray:
+    """Rows as the index compares them: checked, and of length 1 for cosine."""
+    rows = check_embeddings(rows, what)
+    return unit_rows(rows) if distance == "cosine" else rows
+
+
+def _gist(error: Exception) -> str:
+    """What an error says, on one line; of faiss's, without the C++ names."""
+    text = getattr(error, "strerror", None) or str(error)
+    return " ".join(text.rpartition("failed: ")[2].split())[:200]

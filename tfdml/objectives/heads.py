@@ -1,0 +1,144 @@
+"""What an ensemble is trained on: a loss for each head, and a term that drives the heads apart."""
+
+from __future__ import annotations
+
+import itertools
+
+import keras
+from keras import ops
+
+from tfdml import pairwise
+from tfdml.arguments import number
+from tfdml.losses.base import EmbeddingLoss
+from tfdml.objectives.base import Objective
+from tfdml.saving import restore
+
+
+class HeadsObjective(Objective):
+    """Base of the objectives on the heads of an ensemble, `representations["heads"]` (B, M, d/M).
+
+    Raises:
+        ValueError: The embedder has no heads.
+    """
+
+    @property
+    def reads(self):
+        """The heads."""
+        return ("heads",)
+
+    def build_from(self, shapes):
+        """Note how many heads there are."""
+        self.heads_shape = tuple(self.select(shapes)["heads"][1:])
+
+    def heads(self, representations) -> list:
+        """The vectors of each head, M times (N, d/M)."""
+        # Gathering the heads of all replicas loses the static shape.
+        heads = ops.reshape(representations["heads"], (-1, *self.heads_shape))
+        return [heads[:, m] for m in range(self.heads_shape[0])]
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class HeadwiseLoss(HeadsObjective):
+    """A metric loss on each head of an ensemble: (1/M) sum_m loss(labels, head m).
+
+    Each head is to be good by itself, as in the paper; a loss on the whole embedding (`MetricLoss`) asks the heads to
+    be good together. The paper's sum is M times this mean.
+
+    Args:
+        loss: A loss of tfdml over pairs, such as `tfdml.losses.ContrastiveLoss()`.
+        weight: The factor of this term.
+        name: The term's name in logs; by default `headwise_` and the loss's.
+
+    Raises:
+        ValueError: `loss` is no loss over pairs, or the embedder has no heads.
+
+    Example:
+        >>> objective = HeadwiseLoss(tfdml.losses.ContrastiveLoss(margin=0.5, distance="cosine"))
+        >>> representations = {"heads": tfdml.pairwise.l2_normalize(keras.random.normal((6, 4, 8)))}
+        >>> tuple(objective(representations, keras.ops.array([0, 0, 1, 1, 2, 2])).shape)
+        ()
+
+    Source: Kim et al., "Attention-based Ensemble for Deep Metric Learning", ECCV 2018, sec. 3.3.
+    """
+
+    learns_from = ("positive", "negative")
+
+    def __init__(self, loss, weight=1.0, name=None, **kwargs):
+        loss = restore(loss)
+        if not isinstance(loss, EmbeddingLoss):
+            raise ValueError(f"HeadwiseLoss takes a loss of tfdml over pairs, not {loss!r}")
+        super().__init__(weight=weight, name=name or f"headwise_{loss.name}", **kwargs)
+        self.loss = loss
+
+    def compute(self, representations, labels):
+        """The mean of the heads' losses."""
+        heads = self.heads(representations)
+        return sum(self.loss.reduce(self.loss.anchor_losses(labels, head)) for head in heads) / len(heads)
+
+    def get_config(self):
+        """The arguments that make this objective anew."""
+        return {**super().get_config(), "loss": keras.saving.serialize_keras_object(self.loss)}
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class HeadDivergence(HeadsObjective):
+    """The divergence loss: heads must not give the same vector.
+
+    mean of [cos(h_p(x_i), h_q(x_j)) - margin]_+ over heads p != q and image pairs (i, j)
+
+    With `pairs="all"`, i and j are any two images of the batch, the same one or not, as in the code of HORDE's authors;
+    with `"image"`, i = j: an image's own heads. On unit vectors |h - h'|^2 = 2 - 2 cos, so this is half the hinge on
+    squared distances [2 (1 - margin) - |h_p - h_q|^2]_+, whose margin is 1 by default.
+
+    O(N^2 M^2 / 2) time and memory for N images with `"all"`, O(N M^2) with `"image"`. One head gives 0.
+
+    Args:
+        margin: The cosine up to which nothing is asked, in [-1, 1].
+        pairs: `"all"` or `"image"`.
+        average: `"active"`: the mean over the pairs above the margin; `"all"`: over every pair.
+        weight: The factor of this term.
+        name: The term's name in logs.
+
+    Raises:
+        ValueError: An argument is none of these, or the embedder has no heads.
+
+    Example:
+        >>> float(HeadDivergence(margin=0.5)({"heads": keras.ops.ones((2, 4, 8))}, keras.ops.array([0, 1])))
+        0.50000
+
+    Source: Kim et al., "Attention-based Ensemble for Deep Metric Learning", ECCV 2018, sec. 3.3; the default margin,
+    pairs, average and weight are those of HORDE's public code (Jacob et al., ICCV 2019).
+    """
+
+    def __init__(self, margin=0.5, pairs="all", average="active", weight=0.5, name="head_divergence", **kwargs):
+        super().__init__(weight=weight, name=name, **kwargs)
+        if pairs not in ("all", "image"):
+            raise ValueError(f"{self.name}: pairs must be 'all' or 'image', not {pairs!r}")
+        if average not in ("active", "all"):
+            raise ValueError(f"{self.name}: average must be 'active' or 'all', not {average!r}")
+        self.margin = number("margin", margin, at_least=-1, at_most=1)
+        self.pairs = pairs
+        self.average = average
+
+    def compute(self, representations, labels):
+        """The mean hinge over pairs of heads."""
+        del labels
+        heads = [pairwise.l2_normalize(head) for head in self.heads(representations)]
+        # (p, q) and (q, p) have the same pairs.
+        couples = list(itertools.combinations(heads, 2))
+        if not couples:
+            return ops.zeros((), "float32")
+        if self.pairs == "all":
+            cosines = [pairwise.dot_products(a, b) for a, b in couples]
+        else:
+            cosines = [ops.sum(a * b, axis=-1) for a, b in couples]
+        hinges = [ops.relu(cosine - self.margin) for cosine in cosines]
+        if self.average == "all":
+            return sum(ops.mean(hinge) for hinge in hinges) / len(hinges)
+        active = sum(pairwise.masked_count(hinge > 0) for hinge in hinges)
+        return sum(ops.sum(hinge) for hinge in hinges) / ops.maximum(ops.stop_gradient(active), 1.0)
+
+    def get_config(self):
+        """The arguments that make this objective anew."""
+        own = {"margin": self.margin, "pairs": self.pairs, "average": self.average}
+        return {**super().get_config(), **own}

@@ -1,0 +1,160 @@
+"""Plain losses as objectives: on any representation, or on the similarities to class proxies."""
+
+from __future__ import annotations
+
+import keras
+
+from tfdml.layers import CosineProxies
+from tfdml.losses.base import EmbeddingLoss, check_rank
+from tfdml.losses.classification import ClassSimilarityLoss
+from tfdml.objectives.base import Objective
+from tfdml.saving import restore
+
+
+def _loss_from(loss):
+    loss = restore(loss)
+    if not isinstance(loss, keras.losses.Loss):
+        raise ValueError(f"expected a keras.losses.Loss, got {loss!r}")
+    if loss.reduction in ("none", None):
+        raise ValueError(f"{loss.name}: an objective needs a loss with a reduction, not {loss.reduction!r}")
+    return loss
+
+
+def _reduction(loss) -> str:
+    return "sum" if loss.reduction == "sum" else "mean"
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class MetricLoss(Objective):
+    """Any loss on any representation: loss(labels, representations[representation]).
+
+    A loss of tfdml over pairs sees the global batch. Any other Keras loss is taken to work image by image.
+
+    Args:
+        loss: A `keras.losses.Loss` such as `tfdml.losses.ContrastiveLoss()`.
+        representation: The name of the representation that it reads.
+        weight: The factor of this term.
+        name: The term's name in logs; by default the loss's.
+
+    Raises:
+        ValueError: `loss` is not a loss, or has no reduction.
+
+    Example:
+        >>> objective = MetricLoss(tfdml.losses.ContrastiveLoss())
+        >>> float(objective({"embedding": keras.ops.eye(3)}, keras.ops.array([0, 0, 1])))
+        2.00000
+    """
+
+    def __init__(self, loss, representation="embedding", weight=1.0, name=None, **kwargs):
+        loss = _loss_from(loss)
+        super().__init__(weight=weight, name=name or loss.name, **kwargs)
+        self.loss = loss
+        self.representation = representation
+        self.per_image = not isinstance(loss, EmbeddingLoss)
+        self.learns_from = () if self.per_image else ("positive", "negative")
+        self.reduction = _reduction(loss)
+
+    @property
+    def reads(self):
+        """The one representation."""
+        return (self.representation,)
+
+    def compute(self, representations, labels):
+        """The loss of the global batch, or (B,) values of a loss that works image by image."""
+        predictions = representations[self.representation]
+        if self.per_image:
+            return self.loss.call(labels, predictions)
+        check_rank(self.name, predictions, 2, f"{self.representation!r} to be vectors (B, d)")
+        return self.loss.reduce(self.loss.anchor_losses(labels, predictions))
+
+    def get_config(self):
+        """The arguments that make this objective anew."""
+        loss = keras.saving.serialize_keras_object(self.loss)
+        return {**super().get_config(), "loss": loss, "representation": self.representation}
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class ProxyLoss(Objective):
+    """A loss on the cosines to learned class proxies, which it owns.
+
+    Adds the representation `"class"`, the class similarities (B, C), for objectives that come after it to read, such as
+    `JointRepresentationSimilarity`. With several proxies per class they are the loss's own, such as SoftTriple's
+    relaxed ones; a Keras loss that has none of its own gets the cosines (B, C, K) as they are.
+
+    Works image by image: nothing is gathered across replicas, save by `ProxyAnchorLoss`, whose terms run over the
+    batch.
+
+    Args:
+        loss: A loss on class similarities, such as `tfdml.losses.AMSoftmaxLoss()`.
+        num_classes: C; labels must lie in 0 .. C - 1.
+        proxies_per_class: K.
+        representation: What the proxies are compared with.
+        weight: The factor of this term.
+        name: The term's name in logs; by default the loss's.
+
+    Raises:
+        ValueError: `loss` is not a loss on class similarities, or a count is not positive.
+
+    Example:
+        >>> objective = ProxyLoss(tfdml.losses.AMSoftmaxLoss(), num_classes=98)
+        >>> tuple(objective({"embedding": keras.random.normal((4, 128))}, keras.ops.arange(4)).shape)
+        ()
+    """
+
+    per_image = True
+
+    def __init__(
+        self,
+        loss,
+        num_classes,
+        proxies_per_class=1,
+        representation="embedding",
+        weight=1.0,
+        name=None,
+        **kwargs,
+    ):
+        loss = _loss_from(loss)
+        if isinstance(loss, EmbeddingLoss):
+            raise ValueError(f"{loss.name} works on pairs of embeddings: use MetricLoss, not ProxyLoss")
+        super().__init__(weight=weight, name=name or loss.name, **kwargs)
+        self.loss = loss
+        self.representation = representation
+        self.reduction = _reduction(loss)
+        self.class_proxies = CosineProxies(num_classes, proxies_per_class, name="class_proxies")
+
+    @property
+    def reads(self):
+        """The class similarities."""
+        return ("class",)
+
+    @property
+    def provides(self):
+        """The class similarities."""
+        return ("class",)
+
+    def build_from(self, shapes):
+        """Create the proxies."""
+        if not self.class_proxies.built:
+            self.class_proxies.build(shapes[self.representation])
+            self.class_proxies.built = True
+
+    def represent(self, representations, training=None):
+        """The class similarities of each image."""
+        similarities = self.class_proxies(representations[self.representation])
+        if isinstance(self.loss, ClassSimilarityLoss):
+            similarities = self.loss.class_similarities(similarities)
+        return {"class": similarities}
+
+    def compute(self, representations, labels):
+        """One value per image."""
+        return self.loss.call(labels, representations["class"])
+
+    def get_config(self):
+        """The arguments that make this objective anew."""
+        return {
+            **super().get_config(),
+            "loss": keras.saving.serialize_keras_object(self.loss),
+            "num_classes": self.class_proxies.num_classes,
+            "proxies_per_class": self.class_proxies.proxies_per_class,
+            "representation": self.representation,
+        }

@@ -1,0 +1,7 @@
+"""Pages that a person looks at: what one run achieved, and several runs side by side."""
+
+from tfdml.report.comparison import write_comparison
+from tfdml.report.run_report import write_report
+from tfdml.report.thumbnails import dataset_reader
+
+__all__ = ["dataset_reader", "write_comparison", "write_report"]

@@ -1,0 +1,100 @@
+"""Curves of a page, each with its values as a table: Recall@K against K, and a metric along the training."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdml.report.elements import Column, details, escape, scrolling, table
+from tfdml.report.figures import Series, legend, line_chart
+from tfdml.report.metric_text import metric_name
+
+# The K that carry a mark and stand in the table.
+_KS = (1, 2, 4, 8, 10, 16, 20, 32, 50, 100, 200, 500, 1000)
+_CURVE_POINTS = 80
+
+
+def recall_curves(recalls: Mapping[str, np.ndarray], measured: Mapping[str, Mapping[str, float]] | None = None) -> str:
+    """Recall@K against K, K along a logarithmic axis.
+
+    Args:
+        recalls: What each curve is called, and its Recall@K for K = 1, 2, ... as fractions.
+        measured: Metrics of which only some Recall@K are known, drawn as single points.
+    """
+    curves = [
+        Series(name, _thinned(values), style, marks=frozenset(float(k) for k in _KS))
+        for style, (name, values) in enumerate(recalls.items())
+        if len(values)
+    ]
+    if not curves:
+        return "<p>No query has an image of its class to find.</p>"
+    deepest = max(len(values) for values in recalls.values())
+    for name, metrics in (measured or {}).items():
+        points = sorted((float(k[7:]), 100 * value) for k, value in metrics.items() if re.fullmatch(r"recall@\d+", k))
+        points = [(k, y) for k, y in points if k <= deepest]
+        if points:
+            curves.append(Series(name, points, len(curves), line=False))
+    ks = sorted({k for k in (*_KS, deepest) if k <= deepest})
+    heads = [Column("K"), *(Column(escape(curve.name)) for curve in curves)]
+    known = [dict(curve.points) if not curve.line else None for curve in curves]
+    rows = []
+    for k in ks:
+        cells = [str(k)]
+        for curve, points_of in zip(curves, known, strict=True):
+            if points_of is None:
+                values = recalls[curve.name]
+                cells.append(f"{100 * values[k - 1]:.1f}" if k <= len(values) else "–")
+            else:
+                cells.append(f"{points_of[float(k)]:.1f}" if float(k) in points_of else "–")
+        rows.append(cells)
+    figure = line_chart(curves, name="Recall@K against K", x_label="K", y_label="Recall@K, %", log_x=True)
+    values_table = scrolling(table(heads, rows, caption="Recall@K, in percent"), "Recall@K")
+    return figure + (legend(curves) if len(curves) > 1 else "") + details("The values as a table", values_table)
+
+
+def _thinned(values: np.ndarray) -> list[tuple[float, float]]:
+    """Points of a curve, about equally far apart on a logarithmic axis, those with a mark among them."""
+    spread = np.unique(np.round(np.geomspace(1, len(values), _CURVE_POINTS)).astype(int))
+    ks = sorted({*spread.tolist(), *(k for k in _KS if k <= len(values))})
+    return [(float(k), 100 * float(values[k - 1])) for k in ks]
+
+
+def training_curves(histories: Mapping[str, Sequence[Mapping[str, Any]]], metric: str) -> str:
+    """A metric after each epoch.
+
+    Args:
+        histories: What each curve is called, and one mapping per epoch with `epoch` and `metric`, a fraction; others
+            are skipped.
+        metric: What is drawn.
+    """
+    curves = []
+    for style, (name, history) in enumerate(histories.items()):
+        points = _points(history, metric)
+        if points:
+            curves.append(Series(name, points, style))
+    if not curves:
+        return "<p>Nothing was measured during training.</p>"
+    shown = metric_name(metric)
+    notes = []
+    if len(histories) == 1:
+        x, y = max(curves[0].points, key=lambda point: point[1])
+        notes = [(x, y, f"best {y:.1f}")]
+    figure = line_chart(curves, name=f"{shown} per epoch", x_label="epoch", y_label=f"{shown}, %", notes=notes)
+    epochs = sorted({x for curve in curves for x, _ in curve.points})
+    values = [dict(curve.points) for curve in curves]
+    rows = [[f"{x:g}", *(f"{value[x]:.1f}" if x in value else "–" for value in values)] for x in epochs]
+    heads = [Column("Epoch"), *(Column(escape(curve.name)) for curve in curves)]
+    values_table = scrolling(table(heads, rows, caption=f"{shown} per epoch, in percent"), f"{shown} per epoch")
+    return figure + (legend(curves) if len(curves) > 1 else "") + details("The values as a table", values_table)
+
+
+def _points(history: Sequence[Mapping[str, Any]], metric: str) -> list[tuple[float, float]]:
+    points = [
+        (float(entry["epoch"]), 100 * float(entry[metric]))
+        for entry in history
+        if entry.get("epoch") is not None and entry.get(metric) is not None
+    ]
+    return sorted((x, y) for x, y in points if np.isfinite(x) and np.isfinite(y))

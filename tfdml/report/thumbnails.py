@@ -1,0 +1,121 @@
+"""Pictures inside a page: reading an image as a person sees it, small copies of it, and sheets of many."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import io
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tfdml.errors import UserError
+
+if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which measuring does not
+    from tfdml.data.dataset import ImageDataset
+
+# Reads image `index` as (H, W, 3) uint8.
+ReadImage = Callable[[int], np.ndarray]
+
+
+def dataset_reader(dataset: ImageDataset) -> ReadImage:
+    """A function that reads one image of `dataset` as a person sees it.
+
+    Args:
+        dataset: Files, encoded bytes or arrays. Transparency is laid over white and the EXIF orientation is applied.
+
+    Returns:
+        A function from an index to (H, W, 3) uint8. It raises `UserError` with the image's name where an image
+        cannot be read.
+
+    Example:
+        >>> from tfdml.data import ArrayImages, ImageDataset
+        >>> images = ArrayImages(np.zeros((1, 4, 6, 3), np.uint8), ("black",))
+        >>> dataset_reader(ImageDataset("demo", "test", images, np.array([0]), {0: "night"}))(0).shape
+        (4, 6, 3)
+    """
+    images = dataset.images
+
+    def read(index: int) -> np.ndarray:
+        try:
+            return _decode(images.encoded(index))
+        except (OSError, ValueError, SyntaxError) as error:  # what Pillow raises for damaged files
+            raise UserError(f"{images.name(index)} cannot be read as an image: {error}") from error
+
+    return read
+
+
+def _decode(data: bytes) -> np.ndarray:
+    from PIL import Image, ImageOps
+
+    with Image.open(io.BytesIO(data)) as file:
+        image = ImageOps.exif_transpose(file)
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return np.asarray(image.convert("RGB"))
+
+
+def thumbnail(image: np.ndarray, size: int, quality: int = 80) -> str:
+    """`image` (H, W, 3) uint8 as a JPEG data URI whose longer side is at most `size`."""
+    from PIL import Image
+
+    picture = Image.fromarray(np.ascontiguousarray(image, np.uint8))
+    picture.thumbnail((size, size), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=quality, optimize=True)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def sprite_sheet(images: Iterable[np.ndarray], count: int, size: int, columns: int, quality: int = 60) -> str:
+    """Many small pictures in one: a WebP data URI, `columns` cells a row, each `size` pixels square.
+
+    Args:
+        images: (H, W, 3) uint8, taken one at a time; each is scaled to fit its cell, transparent around it.
+        count: How many there are.
+        size: Side of a cell in pixels.
+        columns: Cells per row.
+        quality: Of the WebP.
+
+    Returns:
+        The data URI; picture i is in row i // columns, column i % columns.
+    """
+    from PIL import Image
+
+    rows = -(-count // columns)
+    sheet = Image.new("RGBA", (min(count, columns) * size, rows * size), (0, 0, 0, 0))
+    for place, image in enumerate(images):
+        picture = Image.fromarray(np.ascontiguousarray(image, np.uint8))
+        picture.thumbnail((size, size), Image.Resampling.LANCZOS, reducing_gap=2.0)
+        row, column = divmod(place, columns)
+        left, top = (size - picture.width) // 2, (size - picture.height) // 2
+        sheet.paste(picture, (column * size + left, row * size + top))
+    buffer = io.BytesIO()
+    sheet.save(buffer, "WEBP", quality=quality, method=4)
+    return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+@dataclasses.dataclass(frozen=True)
+class Pictures:
+    """The images of one data set that a page may show.
+
+    Args:
+        dataset: Their labels and names.
+        read: Reads one of them.
+    """
+
+    dataset: ImageDataset
+    read: ReadImage
+
+    def class_of(self, index: int) -> str:
+        """The name of the class of one image."""
+        return self.class_name(int(self.dataset.labels[index]))
+
+    def class_name(self, label: int) -> str:
+        """The name of a class, or its id where it has none."""
+        return str(self.dataset.class_names.get(int(label), label))
+
+    def thumbnail(self, index: int, size: int) -> str:
+        """One image as a data URI."""
+        return thumbnail(self.read(index), size)

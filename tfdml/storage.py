@@ -1,0 +1,344 @@
+"""Files that are there whole or not at all, locks and checksums, on local disks and where `tf.io.gfile` reaches."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from tfdml.disk_space import is_disk_full, unwritable
+from tfdml.errors import UserError
+from tfdml.output_paths import copy_into_stream, is_stream
+from tfdml.special_files import require_regular
+
+# Of the temporary names, which go on with the writing process's number: see `sweep`.
+PARTIAL_PREFIX = ".partial-"
+_SCRATCH_PREFIX = "tfdml-"
+# What file systems say that have no locks, such as some network disks.
+_NO_LOCKS = (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS)
+_BLOCK = 2**22
+
+_Path = TypeVar("_Path", str, Path)
+
+
+def is_remote(path: str | os.PathLike) -> bool:
+    """Whether a path names a file system of its own, such as `gs://`.
+
+    Example:
+        >>> is_remote("gs://bucket/file")
+        True
+    """
+    return "://" in os.fspath(path)
+
+
+def _gfile():
+    import tensorflow as tf  # slow to import, and only needed for remote file systems
+
+    return tf.io.gfile
+
+
+def _remote_error() -> type[Exception]:
+    import tensorflow as tf
+
+    return tf.errors.OpError
+
+
+def read_bytes(path: str | os.PathLike) -> bytes:
+    """The content of a file.
+
+    Raises:
+        OSError: A local file cannot be read.
+        tf.errors.OpError: A remote file cannot be read.
+
+    Example:
+        >>> read_bytes("records/manifest.json")[:1]  # doctest: +SKIP
+        b'{'
+    """
+    with open_file(path) as file:
+        return file.read()
+
+
+def open_file(path: str | os.PathLike, buffering: int = -1) -> BinaryIO:
+    r"""Open a file for reading, if it is a regular one; see `special_files.require_regular`.
+
+    Args:
+        path: The file.
+        buffering: As `open`, for a local file.
+
+    Raises:
+        OSError: A local file cannot be read, or is no regular one.
+        tf.errors.OpError: A remote file cannot be read; some file systems only say so when it is read from.
+
+    Example:
+        >>> with open_file("photos/car.jpg") as file:  # doctest: +SKIP
+        ...     file.read(3)
+        b'\xff\xd8\xff'
+    """
+    if is_remote(path):
+        return _gfile().GFile(os.fspath(path), "rb")
+    require_regular(path)
+    return open(path, "rb", buffering=buffering)
+
+
+def size_of(path: str | os.PathLike) -> int | None:
+    """The length of a file in bytes; None if there is no such file.
+
+    Example:
+        >>> size_of("no/such/file") is None
+        True
+    """
+    if is_remote(path):
+        try:
+            found = _gfile().stat(path)
+            return None if found.is_directory else found.length
+        except _remote_error():
+            return None
+    try:
+        return os.stat(path).st_size if os.path.isfile(path) else None
+    except OSError:
+        return None
+
+
+def stamp_of(path: str | os.PathLike) -> tuple[int, int]:
+    """Size in bytes and time of the last change in nanoseconds; (0, 0) if the file cannot be looked at.
+
+    Example:
+        >>> stamp_of("no/such/file")
+        (0, 0)
+    """
+    if is_remote(path):
+        try:
+            found = _gfile().stat(path)
+            return found.length, found.mtime_nsec
+        except _remote_error():
+            return 0, 0
+    try:
+        status = os.stat(path)
+        return status.st_size, status.st_mtime_ns
+    except OSError:
+        return 0, 0
+
+
+def listing(folder: str | os.PathLike) -> list[str]:
+    """The names in a folder, sorted; none if there is no such folder.
+
+    Example:
+        >>> listing("no/such/folder")
+        []
+    """
+    if is_remote(folder):
+        try:
+            return sorted(name.rstrip("/") for name in _gfile().listdir(folder))
+        except _remote_error():
+            return []
+    try:
+        return sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+
+
+def remove(path: str | os.PathLike) -> None:
+    """Removes a file if it is there.
+
+    Example:
+        >>> remove("no/such/file")
+    """
+    if is_remote(path):
+        with contextlib.suppress(_remote_error()):
+            _gfile().remove(path)
+    else:
+        Path(path).unlink(missing_ok=True)
+
+
+def sha256_of(path: str | os.PathLike) -> str:
+    """The SHA-256 of a file, in hexadecimal digits.
+
+    Raises:
+        OSError: A local file cannot be read.
+        tf.errors.OpError: A remote file cannot be read.
+    """
+    if is_remote(path):
+        digest = hashlib.sha256()
+        with _gfile().GFile(path, "rb") as file:
+            while block := file.read(_BLOCK):
+                digest.update(block)
+        return digest.hexdigest()
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def atomic_write(path: _Path, size: int = 0) -> Iterator[_Path]:
+    """A temporary path beside `path`: renamed onto it when the block ends well, removed when it does not.
+
+    The temporary name keeps the suffix, which some writers go by. A link is followed. A device, a pipe, or what this
+    process prints to is not replaced: it gets the bytes when the block ends well.
+
+    Args:
+        path: The file to be written.
+        size: About how many bytes it will have, where that is known, for the message when the disk is full.
+
+    Raises:
+        UserError: The disk is full, or the file system refuses.
+
+    Example:
+        >>> with atomic_write(Path("records/train.npz")) as temporary:  # doctest: +SKIP
+        ...     np.savez(temporary, labels=labels)
+    """
+    stream = is_stream(path)
+    target = os.fspath(path) if stream or is_remote(path) else os.path.realpath(path)
+    folder = tempfile.gettempdir() if stream else os.path.dirname(target)
+    temporary = type(path)(os.path.join(folder, f"{PARTIAL_PREFIX}{os.getpid()}-{os.path.basename(target)}"))
+    try:
+        yield temporary
+        if stream:
+            copy_into_stream(temporary, path)
+        elif is_remote(path):
+            _gfile().rename(temporary, path, overwrite=True)
+        else:
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+    except Exception as error:
+        if not _is_refusal(error, target, temporary):
+            raise
+        raise unwritable(path, error, size) from error
+    finally:
+        with contextlib.suppress(OSError):
+            remove(temporary)
+
+
+def write_whole(path: str | Path, data: bytes) -> None:
+    """Writes a file that is there whole or not at all.
+
+    Args:
+        path: The file.
+        data: Its content.
+
+    Raises:
+        UserError: The disk is full, or the file system refuses.
+
+    Example:
+        >>> write_whole("records/manifest.json", b"{}")  # doctest: +SKIP
+    """
+    with atomic_write(os.fspath(path), len(data)) as temporary:
+        if is_remote(path):
+            with _gfile().GFile(temporary, "wb") as file:
+                file.write(data)
+        else:
+            with open(temporary, "wb") as file:
+                file.write(data)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file, whole or not at all; numbers that are not finite become null."""
+    write_whole(path, (json.dumps(finite(value), indent=2, sort_keys=True) + "\n").encode())
+
+
+def write_lines(path: Path, values: list[dict]) -> None:
+    """Write a JSON-lines file, whole or not at all."""
+    write_whole(path, "".join(json.dumps(finite(value)) + "\n" for value in values).encode())
+
+
+def finite(value: Any) -> Any:
+    """The same structure with None for floats that JSON cannot hold."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    if isinstance(value, float) and (value != value or abs(value) == float("inf")):
+        return None
+    return value
+
+
+def sweep(folder: str | os.PathLike, prefix: str = PARTIAL_PREFIX) -> None:
+    """Remove what processes left in a local folder that were killed in the middle of writing a file.
+
+    Temporary files and folders of processes that still run stay.
+
+    Args:
+        folder: The folder; it need not exist.
+        prefix: What their names begin with, before the number of the process.
+    """
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for entry in list(os.scandir(os.fspath(folder))):
+            number = entry.name.removeprefix(prefix).partition("-")[0]
+            if not entry.name.startswith(prefix) or not number.isdigit() or _is_running(int(number)):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                with contextlib.suppress(OSError):  # in a folder of everybody's, such as /tmp, it is another's
+                    remove(entry.path)
+
+
+def partial_folder(parent: str | os.PathLike) -> str:
+    """Makes a hidden folder in a local one, which `sweep` removes once this process has ended.
+
+    Example:
+        >>> partial_folder("models/cars")  # doctest: +SKIP
+        'models/cars/.partial-4711-x0f3a_1z'
+    """
+    return tempfile.mkdtemp(prefix=f"{PARTIAL_PREFIX}{os.getpid()}-", dir=parent)
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[str]:
+    """A folder for files that nobody needs after the block; those that killed processes left are removed, too.
+
+    Example:
+        >>> with scratch_folder() as folder:
+        ...     write_whole(os.path.join(folder, "views.bin"), b"views")
+    """
+    sweep(tempfile.gettempdir(), _SCRATCH_PREFIX)
+    with tempfile.TemporaryDirectory(prefix=f"{_SCRATCH_PREFIX}{os.getpid()}-") as folder:
+        yield folder
+
+
+def lock(descriptor: int, wait: bool = True) -> None:
+    """Keep an open file or folder from others who ask for it, until it is closed, at the latest by the process's end.
+
+    Where the file system has no locks, nothing is locked.
+
+    Args:
+        descriptor: Of the file or folder.
+        wait: Wait for whoever has it.
+
+    Raises:
+        BlockingIOError: Another has it, and it is not to be waited for.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+
+
+def _is_refusal(error: Exception, path: str | Path, temporary: str | Path) -> bool:
+    """Whether an error in the midst of writing is the file system's about this file, not the writer's own."""
+    if isinstance(error, UserError):
+        return False
+    if is_disk_full(error):
+        return True
+    if is_remote(path):
+        return isinstance(error, _remote_error())
+    named = {os.fspath(name) for name in (getattr(error, "filename", None), getattr(error, "filename2", None)) if name}
+    return isinstance(error, OSError) and bool(named & {os.fspath(path), os.fspath(temporary)})
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,0 +1,102 @@
+"""How a run measures its embedder: the splits, the metrics, and what they need, checked before training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tfdml.data.augmentation.evaluation import EvaluationTransform
+from tfdml.data.pipeline import evaluation_batches
+from tfdml.errors import UserError
+from tfdml.evaluation import dataset_protocol, embed, evaluate_dataset
+from tfdml.evaluation.per_query import retrieval_task
+from tfdml.models import Embedder, MetricLearner
+from tfdml.objectives import HighOrderMomentLoss
+from tfdml.training import distribution
+from tfdml.training.building import Splits
+from tfdml.training.experiment import Experiment
+from tfdml.training.moments import measure_orders
+
+RETRIEVAL = ("recall", "map@r", "r_precision")
+CLUSTERING = ("nmi", "ami", "f1")
+
+
+class Evaluator:
+    """Embeds splits and measures them.
+
+    Args:
+        experiment: The experiment.
+        splits: Its images.
+        transform: The view of evaluation.
+        cache: Whether to keep the views in memory.
+    """
+
+    def __init__(self, experiment: Experiment, splits: Splits, transform: EvaluationTransform, cache: bool = False):
+        self.experiment = experiment
+        self.splits = splits
+        self.transform = transform
+        self.batches: dict[str, tf.data.Dataset] = {}
+        for name, split in splits.evaluated().items():
+            batches = evaluation_batches(split, transform, experiment.evaluation_batch_size)
+            self.batches[name] = distribution.own_threads(batches.cache() if cache else batches)
+
+    def embed(self, embedder: Embedder, name: str) -> np.ndarray:
+        """The embeddings of a split, (N, d) float32."""
+        return embed(embedder, self.batches[name])
+
+    def measure(self, embeddings: np.ndarray, name: str, metrics=RETRIEVAL, intervals=None) -> dict[str, Any]:
+        """The metrics of a split's embeddings; see `evaluate_retrieval` for `intervals`."""
+        ks, images = self.experiment.recall_ks(), getattr(self.splits, name)
+        return evaluate_dataset(embeddings, images, ks=ks, metrics=metrics, intervals=intervals)
+
+    def each_epoch(self, learner: MetricLearner, epoch: int) -> dict[str, dict]:
+        """The metrics of every split, and of HORDE's orders, in the epochs that the experiment evaluates."""
+        every, last = self.experiment.evaluate_every, self.experiment.epochs
+        if epoch not in (0, last) and (every == 0 or epoch % every):
+            return {}
+        measured = {name: self.measure(self.embed(learner.embedder, name), name) for name in self.batches}
+        for name, metrics in measured.items():
+            logging.info("epoch %d, %s: %s", epoch, name, format_metrics(metrics))
+        if self.experiment.evaluate_orders == "epochs" or (self.experiment.evaluate_orders == "end" and epoch == last):
+            measured.update(self.orders(learner))
+        return measured
+
+    def orders(self, learner: MetricLearner) -> dict[str, dict]:
+        """The Recall@K of each order of HORDE's moments on the unseen classes, as `orders`; empty without one horde."""
+        if sum(isinstance(objective, HighOrderMomentLoss) for objective in learner.objectives) != 1:
+            return {}
+        batches = self.batches["test"]
+        return {"orders": measure_orders(learner, batches, lambda part: self.measure(part, "test", ("recall",)))}
+
+
+def format_metrics(metrics: dict[str, float]) -> str:
+    """Metrics for people: percent, one decimal."""
+    shown = [(name, value) for name, value in metrics.items() if isinstance(value, float)]
+    return "  ".join(f"{name} {100 * value:.1f}" for name, value in shown)
+
+
+def check_measurable(splits: Splits, ks: tuple[int, ...]) -> None:
+    """Refuse splits on which Recall@K cannot be measured for each of `ks`.
+
+    Args:
+        splits: The images of a run.
+        ks: The K.
+
+    Raises:
+        UserError: No image has another of its class to find, or there are fewer than K images to look in.
+    """
+    for name, split in splits.evaluated().items():
+        task = retrieval_task(**dataset_protocol(np.zeros((len(split), 1), np.float32), split))
+        try:
+            task.require_answerable()
+        except UserError as error:
+            raise UserError(f"the {name} images of {split.name} cannot be measured: {error}") from error
+        if max(ks) > task.available:
+            fitting = ",".join(str(k) for k in ks if k <= task.available) or 1
+            raise UserError(
+                f"--ks={','.join(map(str, ks))}: recall@{max(ks)} of the {name} images of {split.name} needs {max(ks)} "
+                f"gallery images, and there are {task.available}; choose smaller ones, e.g. --ks={fitting}"
+            )

@@ -1,0 +1,155 @@
+"""What a run does after its last step: the embedder, its figures, and the report."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from typing import Any
+
+import keras
+import numpy as np
+from absl import logging
+
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.pipeline import evaluation_batches
+from tfdml.manifests import read_json
+from tfdml.models import Embedder, MetricLearner
+from tfdml.report import write_report
+from tfdml.storage import atomic_write, write_json
+from tfdml.training.building import Splits
+from tfdml.training.evaluating import CLUSTERING, RETRIEVAL, Evaluator
+from tfdml.training.experiment import Experiment
+from tfdml.training.moments import moment_embedder
+from tfdml.training.monitor import TrainingMonitor
+from tfdml.training.run_folder import RunFolder
+from tfdml.training.selection import selected_epoch
+
+_PROTOCOL = "zero-shot: trained on {train} classes, evaluated {how} on {test} classes never seen in training"
+_SELECTION = {
+    "last": "the last epoch",
+    "validation": "the best epoch on held-out training classes",
+    "test": "the best epoch on the test classes themselves: the figure is flattered by that choice",
+}
+
+
+def finish(
+    experiment: Experiment,
+    learner: MetricLearner,
+    evaluator: Evaluator,
+    monitor: TrainingMonitor,
+    folder: RunFolder,
+    seconds: float,
+) -> dict[str, Any]:
+    """Write what of `embedder.keras`, `moments.keras`, `result.json` and the report is not there yet.
+
+    Args:
+        experiment: The settings.
+        learner: As it is after the last step.
+        evaluator: Measures the embedder.
+        monitor: Holds the records of the epochs.
+        folder: The run's folder.
+        seconds: How long the run has taken in this process.
+
+    Returns:
+        What `result.json` holds.
+
+    Raises:
+        UserError: A file cannot be written.
+    """
+    embedder = _write_embedder(experiment, learner, monitor, folder)
+    embeddings = evaluator.embed(embedder, "test")
+    result = folder.read_result()
+    if result is None or (experiment.moment_embedder and not folder.moments.is_file()):
+        result = _result(experiment, evaluator, embeddings, monitor)
+        result["seconds"] = seconds
+        if experiment.moment_embedder:
+            result["metrics_moments"] = _write_moments(experiment, learner, evaluator, folder)
+        write_json(folder.result, result)
+    if experiment.report and not folder.report.is_file():
+        _write_report(experiment, evaluator.splits.test, embeddings, result, monitor.records, folder)
+    return result
+
+
+def _write_embedder(
+    experiment: Experiment, learner: MetricLearner, monitor: TrainingMonitor, folder: RunFolder
+) -> Embedder:
+    epoch = selected_epoch(monitor.records, experiment.selection)
+    if epoch == monitor.records[-1]["epoch"]:
+        with atomic_write(folder.embedder) as temporary:
+            learner.embedder.save(temporary)
+        return learner.embedder
+    logging.info("the embedder is that of epoch %d", epoch)
+    with atomic_write(folder.embedder) as temporary:
+        shutil.copyfile(folder.selected(epoch), temporary)
+    return keras.saving.load_model(folder.embedder)
+
+
+def _result(
+    experiment: Experiment, evaluator: Evaluator, embeddings: np.ndarray, monitor: TrainingMonitor
+) -> dict[str, Any]:
+    metrics = evaluator.measure(embeddings, "test", RETRIEVAL + CLUSTERING, intervals="classes")
+    intervals = metrics.pop("intervals")
+    epoch = selected_epoch(monitor.records, experiment.selection)
+    # Moments are not saved with the embedder: those of the epoch that was chosen were measured then, or not at all.
+    orders = next(record.get("orders") for record in monitor.records if record["epoch"] == epoch)
+    return {
+        "dataset": experiment.dataset,
+        "metrics": metrics,
+        "intervals": intervals,
+        "metrics_before": monitor.records[0].get("test", {}),
+        "protocol": _protocol(evaluator.splits),
+        "selection": _SELECTION[experiment.selection],
+        "epoch": epoch,
+        "steps": monitor.step,
+        "train_seconds": monitor.train_seconds,
+        "images_per_second": monitor.images_per_second(),
+        **({"metrics_orders": orders} if orders else {}),
+    }
+
+
+def _protocol(splits: Splits) -> str:
+    how = "all-to-all" if splits.test.is_query is None else "queries against gallery"
+    return _PROTOCOL.format(train=splits.train.num_classes, test=splits.test.num_classes, how=how)
+
+
+def _write_moments(
+    experiment: Experiment, learner: MetricLearner, evaluator: Evaluator, folder: RunFolder
+) -> dict[str, Any]:
+    train = evaluation_batches(evaluator.splits.train, evaluator.transform, experiment.evaluation_batch_size)
+    model = moment_embedder(learner, train)
+    with atomic_write(folder.moments) as temporary:
+        model.save(temporary)
+    return evaluator.measure(evaluator.embed(model, "test"), "test", RETRIEVAL + CLUSTERING)
+
+
+def _write_report(
+    experiment: Experiment,
+    test: ImageDataset,
+    embeddings: np.ndarray,
+    result: dict[str, Any],
+    records: list[dict[str, Any]],
+    folder: RunFolder,
+) -> None:
+    gallery: dict[str, Any] = {}
+    if test.is_query is not None:
+        gallery = {"gallery": test.gallery, "gallery_embeddings": embeddings[~test.is_query]}
+        test, embeddings = test.queries, embeddings[test.is_query]
+    moments = {"moments": result["metrics_moments"]} if "metrics_moments" in result else {}
+    write_report(
+        folder.report,
+        f"{folder.path.name}: {experiment.dataset}",
+        result["metrics_before"],
+        {**result["metrics"], **moments, "orders": result.get("metrics_orders", {})},
+        [
+            {"epoch": record["epoch"], **record.get("test", {}), "orders": record.get("orders", {})}
+            for record in records
+        ],
+        test,
+        embeddings,
+        summary=f"{result['protocol'].capitalize()}. The embedder is that of {result['selection']}.",
+        flags=dataclasses.asdict(experiment),
+        environment=read_json(folder.environment),
+        intervals=result["intervals"],
+        interval_name="95% interval over classes",
+        **gallery,
+    )

@@ -1,0 +1,56 @@
+"""Which epoch's embedder counts, and where it is kept until the run ends."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+from tfdml.models import Embedder
+from tfdml.storage import atomic_write
+from tfdml.training import checkpoints
+from tfdml.training.run_folder import RunFolder
+
+
+def selected_epoch(records: list[dict[str, Any]], selection: str) -> int:
+    """The epoch whose embedder counts: the last, or the first of those with the best Recall@1 on the selection's split.
+
+    Args:
+        records: One mapping per epoch, the first that before training, which is chosen only if there is no other.
+        selection: `"last"`, `"validation"` or `"test"`.
+
+    Example:
+        >>> selected_epoch([{"epoch": i, "test": {"recall@1": r}} for i, r in enumerate([0.1, 0.4, 0.4])], "test")
+        1
+    """
+    best, chosen = -1.0, records[-1]["epoch"]
+    if selection == "last":
+        return chosen
+    for record in records[1:]:
+        recall = record.get(selection, {}).get("recall@1", -1.0)
+        if recall > best:
+            best, chosen = recall, record["epoch"]
+    return chosen
+
+
+def keep_if_selected(folder: RunFolder, records: list[dict[str, Any]], selection: str, embedder: Embedder) -> None:
+    """Keep the embedder of the newest epoch if it is the best; to be called before that epoch's checkpoint."""
+    epoch = records[-1]["epoch"]
+    if selection != "last" and selected_epoch(records, selection) == epoch:
+        folder.checkpoints.mkdir(exist_ok=True)
+        with atomic_write(folder.selected(epoch)) as temporary:
+            embedder.save(temporary)
+
+
+def publish_selected(folder: RunFolder, records: list[dict[str, Any]], selection: str, steps_per_epoch: int) -> None:
+    """Make the best embedder the run's, and drop those that no checkpoint needs; to be called after the checkpoint."""
+    if selection == "last":
+        return
+    with atomic_write(folder.embedder) as temporary:
+        shutil.copyfile(folder.selected(selected_epoch(records, selection)), temporary)
+    # Whichever checkpoint the run is resumed from, the embedder that was selected by then has to be there.
+    steps = map(checkpoints.step_of, checkpoints.list_checkpoints(folder.checkpoints))
+    closed = {step // steps_per_epoch for step in steps} - {0}
+    needed = {folder.selected(selected_epoch(records[: epoch + 1], selection)) for epoch in closed}
+    for path in folder.checkpoints.glob("selected-epoch-*.keras"):
+        if path not in needed:
+            path.unlink()

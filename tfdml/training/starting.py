@@ -1,0 +1,91 @@
+"""A new run from the weights of an old one, taken over part by part where the parts are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import logging
+from keras import ops
+
+from tfdml.embeddings.backends import load_embedder
+from tfdml.errors import UserError
+from tfdml.models import Embedder, MetricLearner
+from tfdml.training import checkpoints
+from tfdml.training.run_folder import RunFolder
+
+
+def start_from(path: str, learner: MetricLearner) -> None:
+    """Take over weights: the backbone's, and those of the projection and of each objective that are alike.
+
+    A part is taken over if it has as many weights of the same shapes; an objective, if it has the same name, too. What
+    an optimiser has gathered is left behind.
+
+    Args:
+        path: A run folder, whose newest checkpoint is taken, else its embedder; a checkpoint; or a .keras file.
+        learner: A built learner.
+
+    Raises:
+        UserError: The file is none of those, holds weights that are not finite, or has another backbone.
+
+    Example:
+        >>> start_from("runs/cars", learner)  # doctest: +SKIP
+    """
+    source, found = _read(Path(path).expanduser())
+    if not all(np.isfinite(array).all() for arrays in found.values() for array in arrays):
+        raise UserError(f"--start_from={source} holds weights that are not finite: its run had diverged")
+    parts = checkpoints.parts(learner)
+    alike = [part for part, weights in parts.items() if _shapes(weights) == _shapes(found.get(part, []))]
+    if "backbone" not in alike:
+        raise UserError(f"--start_from={source} has another backbone than this run: use the same --backbone")
+    for part in alike:
+        for weight, array in zip(parts[part], found.get(part, []), strict=True):
+            weight.assign(array)
+    taken = [part for part in alike if parts[part]]
+    fresh = "".join(f", {part} as new" for part in parts if part not in alike)
+    logging.info("starting from %s: %s taken over%s", source, ", ".join(taken), fresh)
+
+
+def _shapes(arrays: Sequence[Any]) -> list[tuple[int, ...]]:
+    return [tuple(array.shape) for array in arrays]
+
+
+def _read(path: Path) -> tuple[Path, dict[str, Sequence[np.ndarray]]]:
+    """Where weights were found, and the arrays of each part."""
+    if path.is_dir():
+        return _of_run(RunFolder(path))
+    if path.suffix == ".npz":
+        try:
+            return path, _of_checkpoint(path)
+        except ValueError as error:
+            raise UserError(f"--start_from={path}: {error}") from error
+    return path, _of_embedder(path)
+
+
+def _of_run(run: RunFolder) -> tuple[Path, dict[str, Sequence[np.ndarray]]]:
+    for path in reversed(checkpoints.list_checkpoints(run.checkpoints)):
+        try:
+            return path, _of_checkpoint(path)
+        except ValueError as error:
+            logging.warning("%s; trying the one before", error)
+    if run.embedder.is_file():
+        return run.embedder, _of_embedder(run.embedder)
+    raise UserError(f"--start_from={run.path} holds neither a checkpoint nor an embedder")
+
+
+def _of_checkpoint(path: Path) -> dict[str, Sequence[np.ndarray]]:
+    arrays, _ = checkpoints.read(path)
+    found: dict[str, list[np.ndarray]] = {}
+    for name in sorted(arrays):
+        found.setdefault(name.rpartition("/")[0], []).append(arrays[name])
+    return {part: members for part, members in found.items() if part not in checkpoints.NOT_WEIGHTS}
+
+
+def _of_embedder(path: Path) -> dict[str, Sequence[np.ndarray]]:
+    embedder = load_embedder(path)
+    if not isinstance(embedder, Embedder):
+        raise UserError(f"--start_from={path} holds a {type(embedder).__name__}: name the run's embedder.keras")
+    parts = checkpoints.embedder_parts(embedder)
+    return {part: [ops.convert_to_numpy(weight) for weight in weights] for part, weights in parts.items()}
