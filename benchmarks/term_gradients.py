@@ -32,7 +32,7 @@ def gradients(learner, images, labels):
     """The value and the gradients by part, flat, of each weighted term on one batch."""
     variables = {name: [v for v in learner.parts()[name] if v.trainable] for name in PARTS}
     with tf.GradientTape(persistent=True) as tape:
-        representations = learner.embedder.represent(images, training=False)
+        representations = learner(images, training=False)
         values = []
         for objective in learner.objectives:
             representations.update(objective.represent(representations, training=True))

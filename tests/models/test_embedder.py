@@ -27,7 +27,7 @@ def batch_norm_of(embedder):
 
 def test_representations_have_their_documented_names_and_shapes():
     embedder = tiny_embedder()
-    representations = embedder.represent(images(size=4))
+    representations = embedder.represent(images(size=4), detached=True)
     shapes = {name: tuple(value.shape) for name, value in representations.items()}
     assert shapes == {
         "feature_map": (4, 6, 6, 6),
@@ -38,6 +38,10 @@ def test_representations_have_their_documented_names_and_shapes():
         "detached_embedding": (4, 5),
     }
     assert embedder.representation_shapes((4, SIZE, SIZE, 3)) == shapes
+    assert list(embedder.represent(images(size=4))) == ["feature_map", "pooled", "projection", "embedding"]
+    projected = embedder.project(representations["pooled"])
+    assert list(projected) == ["projection", "embedding"]
+    np.testing.assert_array_equal(projected["embedding"], representations["embedding"])
     np.testing.assert_array_equal(embedder(images(size=4)), representations["embedding"])
 
 
@@ -57,7 +61,7 @@ def test_dropout_leaves_out_pooled_features_before_the_projection_in_training_on
     plain = {name: np.asarray(value) for name, value in embedder.represent(x).items()}
     kernel, bias = values(embedder.dense.weights)
     assert_close(plain["projection"], plain["pooled"] @ kernel + bias)
-    runs = [embedder.represent(x, training=True) for _ in range(2)]
+    runs = [embedder.represent(x, training=True, detached=True) for _ in range(2)]
     for r in runs:
         np.testing.assert_array_equal(r["pooled"], plain["pooled"])
         # One mask for both.
@@ -74,7 +78,7 @@ def test_an_embedder_without_dropout_has_no_random_state():
 
 
 def test_detached_representations_have_the_same_values():
-    r = tiny_embedder().represent(images(size=3))
+    r = tiny_embedder().represent(images(size=3), detached=True)
     np.testing.assert_array_equal(r["detached_projection"], r["projection"])
     np.testing.assert_array_equal(r["detached_embedding"], r["embedding"])
 
@@ -84,7 +88,7 @@ def test_the_gradient_of_detached_representations_ends_at_the_dense_layer(name):
     embedder = tiny_embedder(batch_norm="statistics")
     embedder.build((None, SIZE, SIZE, 3))
     with tf.GradientTape() as tape:
-        value = tf.reduce_sum(embedder.represent(images(size=3))[name] ** 3)
+        value = tf.reduce_sum(embedder.represent(images(size=3), detached=True)[name] ** 3)
     gradients = tape.gradient(value, [variable.value for variable in embedder.trainable_variables])
     reached = {id(v) for v, g in zip(embedder.trainable_variables, gradients, strict=True) if g is not None}
     assert reached == {id(variable) for variable in embedder.dense.trainable_variables}

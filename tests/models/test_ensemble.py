@@ -40,7 +40,7 @@ def unit(x):
 def test_each_head_is_the_rest_of_the_backbone_on_its_masked_map(cut):
     ensemble = tiny_ensemble(cut=cut, scaling="unit")
     x = images(size=3)
-    r = {name: numpy(value) for name, value in ensemble.represent(x).items()}
+    r = {name: numpy(value) for name, value in ensemble.represent(x, detached=True).items()}
     at = cut if isinstance(cut, str) else cut[0]
     trunk, rest = backbones.cut(cuttable_backbone(), at)
     features = numpy(trunk(x / 255.0))
@@ -69,7 +69,7 @@ def test_each_head_is_the_rest_of_the_backbone_on_its_masked_map(cut):
 def test_the_gradient_of_detached_representations_ends_at_the_dense_layer(name):
     ensemble = tiny_ensemble(batch_norm="statistics")
     with tf.GradientTape() as tape:
-        value = tf.reduce_sum(ensemble.represent(images(size=3))[name] ** 3)
+        value = tf.reduce_sum(ensemble.represent(images(size=3), detached=True)[name] ** 3)
     gradients = tape.gradient(value, [variable.value for variable in ensemble.trainable_variables])
     reached = {id(v) for v, g in zip(ensemble.trainable_variables, gradients, strict=True) if g is not None}
     assert reached == {id(variable) for variable in ensemble.dense.trainable_variables}
@@ -77,7 +77,7 @@ def test_the_gradient_of_detached_representations_ends_at_the_dense_layer(name):
 
 def test_representations_have_their_documented_names_and_shapes():
     ensemble = tiny_ensemble()
-    representations = ensemble.represent(images(size=4))
+    representations = ensemble.represent(images(size=4), detached=True)
     shapes = {name: tuple(value.shape) for name, value in representations.items()}
     assert shapes["feature_map"] == (4, 3, 3, 18)
     assert shapes["pooled"] == (4, 18)

@@ -270,3 +270,10 @@ def test_embedder_alone_and_learner_make_the_same_update():
     learner.fit(x, labels, batch_size=len(x), epochs=2, verbose=0)
     for alone, learnt in zip(values(embedder.variables), values(learner.embedder.variables), strict=True):
         assert_close(learnt, alone, 1e-6, floor=1e-12)
+
+
+def test_detached_representations_are_made_only_for_objectives_that_read_them():
+    plain = MetricLearner(tiny_embedder(), [losses.ContrastiveLoss()])
+    assert list(plain(images())) == ["feature_map", "pooled", "projection", "embedding"]
+    read = MetricLearner(tiny_embedder(), [MetricLoss(losses.ContrastiveLoss(), "detached_projection")])(images())
+    np.testing.assert_array_equal(read["detached_projection"], read["projection"])

@@ -87,7 +87,7 @@ class AlternatingLearner(MetricLearner):
         present = [(variable, variable.value) for variable in self.embedder.variables]
         # What the scope would change, such as BatchNorm's moving statistics, is dropped.
         with keras.StatelessScope(present, initialize_variables=False):
-            representations = self.embedder.represent(images, training=True)
+            representations = self.embedder.represent(images, training=True, detached=self._reads_detached)
         return {name: ops.stop_gradient(value) for name, value in representations.items()}
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):

@@ -27,8 +27,8 @@ class Embedder(keras.Model):
       -> dense -> projection (B, d) -> L2 -> embedding (B, d) float32
 
     `embedder(images)` returns embeddings; `embedder.represent(images)` the dict of `feature_map`, `pooled`,
-    `projection` and `embedding`, and of `detached_projection` and `detached_embedding`: the same values, whose gradient
-    reaches the projection layer only.
+    `projection` and `embedding`; with `detached=True` of `detached_projection` and `detached_embedding` too: the same
+    values, whose gradient reaches the projection layer only.
 
     Args:
         backbone: A name that `tfdml.backbones.resolve` knows (random weights), a `tfdml.backbones.Backbone`, or any
@@ -121,37 +121,39 @@ class Embedder(keras.Model):
         if not self.dense.built:
             self.dense.build(self.representation_shapes(input_shape)["pooled"])
 
-    def represent(self, images, training=None) -> dict:
+    def represent(self, images, training=None, detached=False) -> dict:
         """Every representation of the images, by name.
 
         Args:
             images: (B, H, W, 3) pixels 0-255, of any dtype.
             training: As in Keras.
+            detached: Whether to add those whose gradient ends at the projection layer.
 
         Returns:
             `feature_map` (B, h, w, c), `pooled` (B, D), `projection` (B, d), before normalisation, and `embedding`
-            (B, d) float32 of length 1; `detached_projection` and `detached_embedding`, the same from pooled features
-            whose gradient is stopped.
+            (B, d) float32 of length 1; if wanted, `detached_projection` and `detached_embedding`, the same from pooled
+            features whose gradient is stopped.
         """
         # BatchNorm layers that keep their statistics run as in inference, whatever trains around them.
         backbone_training = training if self.batch_norm == "train" else False
         feature_map = self.backbone(self.input_scaling(images), training=backbone_training)
         pooled = self.pool(feature_map)
-        projection, detached = self.project(pooled, training)
-        return {
-            "feature_map": feature_map,
-            "pooled": pooled,
-            "projection": projection,
-            "embedding": self.normalize(projection),
-            "detached_projection": detached,
-            "detached_embedding": self.normalize(detached),
-        }
+        return {"feature_map": feature_map, "pooled": pooled, **self._projected(pooled, training, detached)}
 
-    def project(self, pooled, training=None):
-        """The projection of pooled features, after dropout if there is any; and the same, their gradient stopped."""
+    def project(self, pooled) -> dict:
+        """`projection` and `embedding` of pooled features (B, D), as `represent` names them."""
+        projection = self.dense(pooled)
+        return {"projection": projection, "embedding": self.normalize(projection)}
+
+    def _projected(self, pooled, training, detached) -> dict:
         if self.drop is not None:
+            # Once, so that the detached forms have the same values.
             pooled = self.drop(pooled, training=bool(training))
-        return self.dense(pooled), self.dense(ops.stop_gradient(pooled))
+        vectors = self.project(pooled)
+        if detached:
+            again = self.project(ops.stop_gradient(pooled))
+            vectors.update({f"detached_{name}": again[name] for name in ("projection", "embedding")})
+        return vectors
 
     def call(self, images, training=None):
         """(B, H, W, 3) -> (B, d), unit vectors."""
@@ -159,7 +161,7 @@ class Embedder(keras.Model):
 
     @property
     def representations(self) -> tuple[str, ...]:
-        """The names that `represent` gives."""
+        """The names that `represent` gives, the detached ones among them."""
         return tuple(self.representation_shapes((None, self.image_size, self.image_size, 3)))
 
     def compute_output_shape(self, input_shape):
@@ -199,8 +201,3 @@ class Embedder(keras.Model):
             "pad_color": self.pad_color,
             "projection_bias": self.dense.use_bias,
         }
-
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        """The embedder that `get_config` describes."""
-        return cls(**config)

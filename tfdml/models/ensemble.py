@@ -109,40 +109,37 @@ class AttentionEnsemble(Embedder):
         if not self.dense.built:
             self.dense.build((None, self.rest.compute_output_shape(features)[-1]))
 
-    def represent(self, images, training=None) -> dict:
+    def represent(self, images, training=None, detached=False) -> dict:
         """Every representation of the images, by name.
 
         Args:
             images: (B, H, W, 3) pixels 0-255, of any dtype.
             training: As in Keras.
+            detached: As in `Embedder`.
 
         Returns:
             `feature_map` (B, h, w, M c), the heads' maps side by side; `pooled` (B, M c) and `projection` (B, d), the
             heads' vectors one after another; `heads` (B, M, d/M) float32 of length 1 each; `embedding` (B, d) float32
-            of length 1; `detached_projection` and `detached_embedding`, as in `Embedder`.
+            of length 1; if wanted, `detached_projection` and `detached_embedding`, as in `Embedder`.
         """
         inner = training if self.batch_norm == "train" else False
         features, context = self._features_and_context(images, inner)
         views = self.attention_heads([features, context])
         # The heads of an image lie one after another in a batch of M B maps.
         maps = self.rest(ops.reshape(views, (-1, *ops.shape(views)[2:])), training=inner)
-        pooled = self.pool(maps)
-        projection, detached = self.project(pooled, training)
-        vectors = {
-            "projection": projection,
-            "heads": self.normalize(projection),
-            # Divided by sqrt(M), for length 1.
-            "embedding": self.normalize(projection) / math.sqrt(self.heads),
-            "detached_projection": detached,
-            "detached_embedding": self.normalize(detached) / math.sqrt(self.heads),
-        }
-        size = self.embedding_dim // self.heads
-        by_image = {name: ops.reshape(vector, (-1, self.embedding_dim)) for name, vector in vectors.items()}
+        pooled = ops.reshape(self.pool(maps), (-1, self.heads * maps.shape[-1]))
+        projected = self._projected(pooled, training, detached)
+        return {"feature_map": self._side_by_side(maps), "pooled": pooled, **projected}
+
+    def project(self, pooled) -> dict:
+        """`projection`, `heads` and `embedding` of pooled features (B, M c), as `represent` names them."""
+        by_head = self.dense(ops.reshape(pooled, (-1, pooled.shape[-1] // self.heads)))
+        heads = self.normalize(by_head)
         return {
-            "feature_map": self._side_by_side(maps),
-            "pooled": ops.reshape(pooled, (-1, self.heads * pooled.shape[-1])),
-            **by_image,
-            "heads": ops.reshape(by_image["heads"], (-1, self.heads, size)),
+            "projection": ops.reshape(by_head, (-1, self.embedding_dim)),
+            "heads": ops.reshape(heads, (-1, self.heads, self.embedding_dim // self.heads)),
+            # Divided by sqrt(M), for length 1.
+            "embedding": ops.reshape(heads, (-1, self.embedding_dim)) / math.sqrt(self.heads),
         }
 
     def _features_and_context(self, images, training):

@@ -81,7 +81,12 @@ class MetricLearner(keras.Model):
 
     def call(self, images, training=None):
         """The representations of the images: see `Embedder.represent`."""
-        return self.embedder.represent(images, training=training)
+        return self.embedder.represent(images, training=training, detached=self._reads_detached)
+
+    @property
+    def _reads_detached(self) -> bool:
+        """Whether an objective reads what only the projection layer learns from."""
+        return any(name.startswith("detached_") for objective in self.objectives for name in objective.reads)
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         """The weighted sum of the objectives, scaled so that Keras's sum over replicas is its global value."""

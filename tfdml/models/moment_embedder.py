@@ -176,8 +176,3 @@ class MomentEmbedder(keras.Model):
             "embedding_dim": self.embedding_dim,
             "whiten": self.reduction.whiten,
         }
-
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        """The model that `get_config` describes."""
-        return cls(**config)
