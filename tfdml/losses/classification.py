@@ -13,7 +13,7 @@ from tfdml.losses.base import LabelledLoss, check_rank
 from tfdml.losses.masked import masked_logsumexp
 
 
-def own_class(labels, num_classes):
+def target_mask(labels, num_classes):
     """(B, C) boolean, true at each image's own class."""
     return labels[:, None] == ops.cast(ops.arange(num_classes), labels.dtype)[None, :]
 
@@ -42,19 +42,19 @@ class ClassSimilarityLoss(LabelledLoss):
         """One value per image: (B,), (B, C) -> (B,)."""
         labels = pairwise.as_labels(labels)
         similarities = self.class_similarities(similarities)
-        own = own_class(labels, similarities.shape[1])
-        values = self.class_losses(ops.cast(similarities, "float32"), own)
-        return ops.where(ops.any(own, axis=1), values, float("nan"))
+        mask = target_mask(labels, similarities.shape[1])
+        values = self.class_losses(ops.cast(similarities, "float32"), mask)
+        return ops.where(ops.any(mask, axis=1), values, float("nan"))
 
-    def class_losses(self, similarities, own):
-        """One value per image: (B, C), (B, C) -> (B,); `own` is true at each image's own class."""
-        logits = self.logits(similarities, own)
+    def class_losses(self, similarities, target_mask):
+        """One value per image: (B, C), (B, C) -> (B,); `target_mask` is true at each image's own class."""
+        logits = self.logits(similarities, target_mask)
         # softplus(log sum of the others - own) keeps its digits where the softmax is all but sure.
-        others = masked_logsumexp(logits, ops.logical_not(own), axis=1)
-        return ops.softplus(others - pairwise.masked_sum(logits, own, axis=1))
+        others = masked_logsumexp(logits, ops.logical_not(target_mask), axis=1)
+        return ops.softplus(others - pairwise.masked_sum(logits, target_mask, axis=1))
 
-    def logits(self, similarities, own):
-        """The logits (B, C); `own` is true at each image's own class."""
+    def logits(self, similarities, target_mask):
+        """The logits (B, C); `target_mask` is true at each image's own class."""
         raise TypeError(f"{type(self).__name__} must define logits()")
 
 
@@ -86,9 +86,9 @@ class AMSoftmaxLoss(ClassSimilarityLoss):
         self.scale = number("scale", scale, above=0)
         self.margin = number("margin", margin, at_least=0, at_most=2)
 
-    def logits(self, similarities, own):
+    def logits(self, similarities, target_mask):
         """The logits (B, C): the margin is taken from the own class before scaling."""
-        return self.scale * (similarities - self.margin * ops.cast(own, "float32"))
+        return self.scale * (similarities - self.margin * ops.cast(target_mask, "float32"))
 
     def get_config(self):
         """The arguments that make this loss anew."""
@@ -120,9 +120,9 @@ class NormSoftmaxLoss(ClassSimilarityLoss):
         super().__init__(reduction=reduction, name=name)
         self.scale = number("scale", scale, above=0)
 
-    def logits(self, similarities, own):
+    def logits(self, similarities, target_mask):
         """The logits (B, C)."""
-        del own
+        del target_mask
         return self.scale * similarities
 
     def get_config(self):
@@ -160,7 +160,7 @@ class ArcFaceLoss(ClassSimilarityLoss):
         self.scale = number("scale", scale, above=0)
         self.margin = number("margin", margin, at_least=0, at_most=math.pi / 2)
 
-    def logits(self, similarities, own):
+    def logits(self, similarities, target_mask):
         """The logits (B, C): the margin is added to the angle of the own class."""
         cosines = ops.clip(similarities, -1.0, 1.0)
         # The sine has no finite slope at an angle of 0 or pi: there, nothing is learnt through it.
@@ -168,7 +168,7 @@ class ArcFaceLoss(ClassSimilarityLoss):
         shifted = cosines * math.cos(self.margin) - sines * math.sin(self.margin)
         beyond = cosines - self.margin * math.sin(self.margin)
         with_margin = ops.where(cosines > -math.cos(self.margin), shifted, beyond)
-        return self.scale * ops.where(own, with_margin, similarities)
+        return self.scale * ops.where(target_mask, with_margin, similarities)
 
     def get_config(self):
         """The arguments that make this loss anew."""

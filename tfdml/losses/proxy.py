@@ -8,7 +8,7 @@ from keras import ops
 from tfdml import pairwise, replicas
 from tfdml.arguments import number
 from tfdml.losses.base import check_rank
-from tfdml.losses.classification import ClassSimilarityLoss, own_class
+from tfdml.losses.classification import ClassSimilarityLoss, target_mask
 from tfdml.losses.masked import masked_logsumexp
 
 
@@ -41,11 +41,11 @@ class ProxyNCALoss(ClassSimilarityLoss):
         super().__init__(reduction=reduction, name=name)
         self.scale = number("scale", scale, above=0)
 
-    def class_losses(self, similarities, own):
+    def class_losses(self, similarities, target_mask):
         """One value per image; 0 where there is no other class."""
         logits = self.scale * similarities
-        others = ops.logical_not(own)
-        values = masked_logsumexp(logits, others, axis=1) - pairwise.masked_sum(logits, own, axis=1)
+        others = ops.logical_not(target_mask)
+        values = masked_logsumexp(logits, others, axis=1) - pairwise.masked_sum(logits, target_mask, axis=1)
         return ops.where(ops.any(others, axis=1), values, 0.0)
 
     def get_config(self):
@@ -90,15 +90,15 @@ class ProxyAnchorLoss(ClassSimilarityLoss):
         check_rank(self.name, similarities, 2, "class similarities (B, C)")
         num_local, num_classes = ops.shape(labels)[0], similarities.shape[1]
         labels, similarities = replicas.gather(labels), replicas.gather(ops.cast(similarities, "float32"))
-        own = own_class(labels, num_classes)
-        pull = ops.softplus(masked_logsumexp(-self.alpha * (similarities - self.margin), own, axis=0))
-        push = ops.softplus(masked_logsumexp(self.alpha * (similarities + self.margin), ops.logical_not(own), axis=0))
-        present = pairwise.masked_count(ops.any(own, axis=0))
+        mask = target_mask(labels, num_classes)
+        pull = ops.softplus(masked_logsumexp(-self.alpha * (similarities - self.margin), mask, axis=0))
+        push = ops.softplus(masked_logsumexp(self.alpha * (similarities + self.margin), ops.logical_not(mask), axis=0))
+        present = pairwise.masked_count(ops.any(mask, axis=0))
         if self.reduction == "sum":
             value = (ops.sum(pull) + ops.sum(push)) / ops.cast(ops.shape(labels)[0], "float32")
         else:
             value = ops.sum(pull) / ops.maximum(present, 1.0) + ops.mean(push)
-        return replicas.local_rows(ops.where(ops.any(own, axis=1), value, float("nan")), num_local)
+        return replicas.local_rows(ops.where(ops.any(mask, axis=1), value, float("nan")), num_local)
 
     def get_config(self):
         """The arguments that make this loss anew."""
@@ -155,9 +155,9 @@ class SoftTripleLoss(ClassSimilarityLoss):
         nearness = ops.softmax(similarities / self.gamma, axis=2)
         return ops.sum(nearness * similarities, axis=2)
 
-    def logits(self, similarities, own):
+    def logits(self, similarities, target_mask):
         """The logits (B, C) from the relaxed similarity to each class."""
-        return self.scale * (similarities - self.margin * ops.cast(own, "float32"))
+        return self.scale * (similarities - self.margin * ops.cast(target_mask, "float32"))
 
     def get_config(self):
         """The arguments that make this loss anew."""

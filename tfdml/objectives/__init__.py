@@ -9,6 +9,7 @@ from tfdml.objectives.kernel_embedding import JointIntra, JointMMD, JointReprese
 from tfdml.objectives.learned_margin import LearnedMargin, RegularizedSoftTriple
 from tfdml.objectives.moments import HighOrderMomentLoss
 from tfdml.objectives.mutual_information import RankMI
+from tfdml.objectives.mutual_information import divergence_loss as divergence_loss
 from tfdml.objectives.regularizers import EntropySpread, GlobalOrthogonal
 from tfdml.objectives.wrappers import MetricLoss, ProxyLoss
 
