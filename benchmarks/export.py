@@ -55,7 +55,7 @@ def keras_from_bytes(embedder):
     from tfdml.data.augmentation.evaluation import EvaluationTransform
 
     transform = EvaluationTransform.of(embedder)
-    spec = tf.TensorSpec((transform.crop, transform.crop, 3), tf.uint8)
+    spec = tf.TensorSpec((transform.image_size, transform.image_size, 3), tf.uint8)
 
     @tf.function(input_signature=[tf.TensorSpec((None,), tf.string)])
     def views(image_bytes):

@@ -24,7 +24,7 @@ from tfdml.data.images import ArrayImages
 from tfdml.data.sampling import ClassBalancedSampler, HierarchicalSampler, ShuffleSampler, WholeClassSampler
 
 FIRST_STEP, STEPS, BATCH = 3, 4, 8
-TRANSFORMS = [TrainTransform(kind, resize=12, crop=10) for kind in ("random_crop", "random_resized_crop") * 2]
+TRANSFORMS = [TrainTransform(kind, resize=12, image_size=10) for kind in ("random_crop", "random_resized_crop") * 2]
 
 
 def made():

@@ -6,7 +6,17 @@ import os
 import pytest
 
 from tfdml.errors import UserError
-from tfdml.manifests import MAX_BYTES, MAX_DEPTH, compare_files, confined, fields, objects, parse_json, read_json
+from tfdml.manifests import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    compare_files,
+    confined,
+    fields,
+    objects,
+    parse_flags,
+    parse_json,
+    read_json,
+)
 from tfdml.storage import open_file, sha256_of
 
 MALFORMED = {
@@ -123,3 +133,9 @@ def test_only_regular_files_are_opened(tmp_path):
             open_file(path)
     with pytest.raises(IsADirectoryError):
         open_file(tmp_path)
+
+
+def test_flags_are_read_as_they_are_written():
+    text = "# a comment\n\n--seed=3\r\n  --objectives=a(b=1) + c  \n--weights=\n--report\nresize=40\n--seed=4\n"
+    flags = {"seed": "4", "objectives": "a(b=1) + c", "weights": "", "report": "", "resize": "40"}
+    assert parse_flags(text) == flags

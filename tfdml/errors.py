@@ -1,8 +1,9 @@
 """The error that the command line shows as one line, and words for it."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 _LONGEST = 60
 
@@ -36,11 +37,37 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], write: Callab
     return "; ".join(f"{name} was {short(before.get(name))} and is now {short(now.get(name))}" for name in names)
 
 
-def short_message(error: BaseException, longest: int = 200) -> str:
-    """An exception on one line: its type and the beginning of what it says.
+def short_message(
+    error: BaseException | str, keep: Literal["all", "first", "last"] = "all", named: bool = False, longest: int = 300
+) -> str:
+    r"""One line of what an exception says, over however many.
+
+    Args:
+        error: The exception, or what it says.
+        keep: Which of its lines: all, joined; the first; or, for exceptions of TensorFlow, what an assertion says or
+            else the last line before it tells of its graph.
+        named: Whether the exception's type comes first.
+        longest: Characters of the line that are kept.
+
+    Returns:
+        The line; the exception's type where it says nothing.
 
     Example:
-        >>> short_message(KeyError("labels"))
+        >>> short_message(KeyError("labels"), named=True)
         "KeyError: 'labels'"
+        >>> short_message("Graph execution error:\n\nInvalid PNG data\n\t [[{{node a}}]]", "last")
+        'Invalid PNG data'
+        >>> short_message("assertion failed: [image_bytes[0] of 1: no bytes]\n\t [[{{node b}}]]", "last")
+        'image_bytes[0] of 1: no bytes'
     """
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:longest]}".removesuffix(": ")
+    text = str(error)
+    if keep == "last":
+        whole = text = str(getattr(error, "message", None) or error)
+        text = text.partition("[[{{node")[0]
+        asserted = re.search(r"assertion failed: \[(.+)\]", text)
+        text = asserted[1] if asserted else text if text.strip() else whole
+    lines = [line for line in text.splitlines() if line.strip()]
+    kept = {"all": lines, "first": lines[:1], "last": lines[-1:]}[keep]
+    message = " ".join(" ".join(kept).split())[:longest]
+    kind = "" if isinstance(error, str) else type(error).__name__
+    return f"{kind}: {message}".removesuffix(": ") if named else message or kind

@@ -1,4 +1,4 @@
-"""What a file that may come from anyone is allowed to say: JSON of bounded size and depth, and names in their folder.
+"""What a file that may come from anyone may say: JSON of bounded size and depth, flags, and names in their folder.
 
 Manifests, model cards, results and answers of servers are read through here: whatever is in them, the worst that comes
 of it is a `UserError` that says what is wrong where.
@@ -71,6 +71,21 @@ def parse_json(data: bytes | str, where: str, remedy: str = "") -> Any:
     if _is_deep(value):
         raise _unreadable(where, _TOO_DEEP, remedy)
     return value
+
+
+def parse_flags(text: str) -> dict[str, str]:
+    """The flags of a flag file by name, as text, the last of each; empty lines and comments (#) are left out.
+
+    Args:
+        text: One flag a line, `--name=value`.
+
+    Example:
+        >>> parse_flags("# a run" + chr(10) + "--seed=3" + chr(10) + "--weights=")
+        {'seed': '3', 'weights': ''}
+    """
+    lines = (line.strip() for line in text.splitlines())
+    named = (line.removeprefix("--").partition("=") for line in lines if line and not line.startswith("#"))
+    return {name: value for name, _, value in named}
 
 
 def fields(value: Any, required: Kinds, where: str, remedy: str = "") -> dict[str, Any]:

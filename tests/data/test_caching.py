@@ -31,7 +31,7 @@ MIXED = EncodedImages(tuple(encoded((40 + i % 3, 60)) for i in range(9)), ("",) 
 @pytest.mark.parametrize("kind", ["random_crop", "random_resized_crop", "multi_resolution"])
 @pytest.mark.parametrize("mode", ["shorter", "squash", "pad"])
 def test_the_estimate_is_what_the_cache_takes(kind, mode, monkeypatch):
-    data, transform = dataset(MIXED), TrainTransform(kind, resize=24, crop=20, mode=mode)
+    data, transform = dataset(MIXED), TrainTransform(kind, resize=24, image_size=20, resize_mode=mode)
     said = []
     monkeypatch.setattr(caching.logging, "info", lambda message, *values: said.append(message % values))
     source = decoded_source(data, transform, limit_mb=10)
@@ -46,7 +46,7 @@ def test_the_estimate_is_what_the_cache_takes(kind, mode, monkeypatch):
 
 
 def test_no_more_is_kept_than_the_limit():
-    transform = TrainTransform("random_resized_crop", crop=20)
+    transform = TrainTransform("random_resized_crop", image_size=20)
     taken = decoded_bytes(dataset(MIXED), transform) / caching.MEGABYTE
     assert decoded_source(dataset(MIXED), transform, limit_mb=1.01 * taken) is not None
     with pytest.raises(UserError, match="more than the limit of 0 MB: train without"):
@@ -57,7 +57,7 @@ def test_estimates_of_many_images_read_a_few_headers(monkeypatch):
     asked = []
     monkeypatch.setattr(EncodedImages, "size", lambda images, index: asked.append(index) or (10, 20))
     images = EncodedImages((b"",) * 5000, ("",) * 5000)
-    assert decoded_bytes(dataset(images), TrainTransform("random_resized_crop", crop=8)) == 5000 * 600
+    assert decoded_bytes(dataset(images), TrainTransform("random_resized_crop", image_size=8)) == 5000 * 600
     assert len(set(asked)) == 64
     assert {0, 4999} <= set(asked)
 
@@ -65,7 +65,7 @@ def test_estimates_of_many_images_read_a_few_headers(monkeypatch):
 def test_boxes_and_arrays_count_and_unreadable_files_do_not(tmp_path):
     path = tmp_path / "a.jpg"
     path.write_bytes(encoded((100, 80)))
-    transform = TrainTransform("random_resized_crop", crop=8)
+    transform = TrainTransform("random_resized_crop", image_size=8)
     files = FileImages((str(path), str(tmp_path / "missing.jpg")), np.array([[10, 20, 500, 50], [0, 0, 9, 9]]))
     assert decoded_bytes(dataset(files), transform) == 2 * 3 * 70 * 30
     arrays = ArrayImages(np.zeros((4, 6, 7, 3), np.uint8), ("",) * 4)

@@ -78,7 +78,7 @@ def assert_same(batches, others):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_row_is_the_transform_of_the_image_drawn(mixed, kind):
     sampler = ClassBalancedSampler(mixed.labels, 3, 2, seed=4)
-    transform = TrainTransform(kind, resize=24, crop=20)
+    transform = TrainTransform(kind, resize=24, image_size=20)
     batches = training_batches(mixed, sampler, transform, seed=9, first_step=5, num_steps=2)
     assert batches.element_spec[0] == tf.TensorSpec((6, 20, 20, 3), tf.uint8)
     assert batches.element_spec[1] == tf.TensorSpec((6,), tf.int64)
@@ -93,7 +93,7 @@ def test_every_row_is_the_transform_of_the_image_drawn(mixed, kind):
 
 @pytest.mark.parametrize("kind", first_quick(["random_resized_crop", "random_crop"]))
 def test_a_resumed_run_gets_the_batches_of_an_unbroken_one(mixed, kind):
-    transform = TrainTransform(kind, resize=24, crop=20)
+    transform = TrainTransform(kind, resize=24, image_size=20)
     unbroken = class_balanced(mixed, 3, 2, transform, seed=1, num_steps=9)
     resumed = class_balanced(mixed, 3, 2, transform, seed=1, first_step=4, num_steps=5)
     assert_same(unbroken.skip(4), resumed)
@@ -104,7 +104,7 @@ def test_a_resumed_run_gets_the_batches_of_an_unbroken_one(mixed, kind):
 @pytest.mark.parametrize("which", ["mixed", "equal"])
 def test_the_cache_changes_no_bit(request, which, kind):
     data = request.getfixturevalue(which)
-    transform = TrainTransform(kind, resize=24, crop=20)
+    transform = TrainTransform(kind, resize=24, image_size=20)
     assert_same(shuffled(data, 6, transform, num_steps=7), shuffled(data, 6, transform, num_steps=7, cache=True))
 
 
@@ -112,7 +112,7 @@ def test_the_cache_changes_no_bit(request, which, kind):
     ("kind", "resize"), first_quick([("random_crop", 24), ("random_crop", 30), ("random_resized_crop", 24)])
 )
 def test_files_bytes_and_arrays_give_the_same_batches(equal, tmp_path, kind, resize):
-    transform = TrainTransform(kind, resize=resize, crop=20)
+    transform = TrainTransform(kind, resize=resize, image_size=20)
     expected = shuffled(equal, 6, transform, num_steps=4)
     files, arrays = as_files(equal, tmp_path), as_arrays(equal)
     assert_same(shuffled(files, 6, transform, num_steps=4), expected)
@@ -124,13 +124,13 @@ def test_files_bytes_and_arrays_give_the_same_batches(equal, tmp_path, kind, res
 
 
 def test_batches_without_end(equal):
-    batches = class_balanced(equal, 2, 2, TrainTransform(resize=24, crop=20))
+    batches = class_balanced(equal, 2, 2, TrainTransform(resize=24, image_size=20))
     assert batches.cardinality() == tf.data.INFINITE_CARDINALITY
     assert len(list(batches.take(40))) == 40
 
 
 def test_evaluation_keeps_order_and_the_last_images(mixed):
-    transform = EvaluationTransform(resize=24, crop=20)
+    transform = EvaluationTransform(resize=24, image_size=20)
     batches = evaluation_batches(mixed, transform, 8)
     assert batches.cardinality() == 3
     assert batches.element_spec[0].shape.as_list() == [None, 20, 20, 3]
@@ -143,7 +143,7 @@ def test_evaluation_keeps_order_and_the_last_images(mixed):
 
 def test_the_cache_decodes_every_image_once(equal, tmp_path):
     files = as_files(equal, tmp_path)
-    batches = shuffled(files, 4, TrainTransform(resize=24, crop=20), num_steps=50, cache=True)
+    batches = shuffled(files, 4, TrainTransform(resize=24, image_size=20), num_steps=50, cache=True)
     for path in files.images.paths:
         with open(path, "wb"):
             pass
@@ -152,8 +152,8 @@ def test_the_cache_decodes_every_image_once(equal, tmp_path):
 
 def test_a_cache_beyond_its_limit_says_how_much_it_needs(mixed):
     with pytest.raises(UserError, match=r"about 0 MB of memory, more than the limit of 0 MB: train without --cache"):
-        shuffled(mixed, 6, TrainTransform(resize=24, crop=20), cache=True, cache_limit_mb=0.01)
-    shuffled(mixed, 6, TrainTransform(resize=24, crop=20), cache=True, cache_limit_mb=0.1)
+        shuffled(mixed, 6, TrainTransform(resize=24, image_size=20), cache=True, cache_limit_mb=0.01)
+    shuffled(mixed, 6, TrainTransform(resize=24, image_size=20), cache=True, cache_limit_mb=0.1)
 
 
 def test_too_few_classes_or_images_and_negative_numbers(equal):
@@ -181,7 +181,7 @@ def test_images_that_cannot_be_decoded_are_named(equal, tmp_path):
     for path, content in ((damaged, data), (page, b"<!doctype html>")):
         with open(path, "wb") as file:
             file.write(content)
-    transform = TrainTransform(resize=24, crop=20)
+    transform = TrainTransform(resize=24, image_size=20)
     error = failure_of(lambda: list(shuffled(files, 20, transform, num_steps=1)))
     explained = explain_failure(error, files)
     assert isinstance(explained, UserError)
@@ -213,7 +213,7 @@ def test_a_failure_inside_fit_is_explained(mixed):
     broken = dataset(EncodedImages((b"text", *mixed.images.data[1:]), mixed.images.names))
     model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(1)])
     model.compile(loss="mse")
-    batches = shuffled(broken, 20, TrainTransform(resize=24, crop=20))
+    batches = shuffled(broken, 20, TrainTransform(resize=24, image_size=20))
     error = failure_of(lambda: model.fit(batches, steps_per_epoch=2, verbose=0))
     assert "1 of 20 images of made (train) cannot be decoded: 0.png: " in str(explain_failure(error, broken))
 
@@ -240,7 +240,7 @@ def test_two_replicas_get_the_rows_in_order_and_complete():
         labels, names = np.arange(24) // 4, {i: "" for i in range(6)}
         data = ImageDataset("made", "train", ArrayImages(images, ("",) * 24), labels, names)
         for kind, cache in (("random_crop", True), ("random_resized_crop", False)):
-            transform = TrainTransform(kind, resize=12, crop=10)
+            transform = TrainTransform(kind, resize=12, image_size=10)
             batches = class_balanced(data, 4, 2, transform, first_step=3, num_steps=5, cache=cache)
             expected = list(batches.as_numpy_iterator())
             strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -293,7 +293,7 @@ def test_the_process_ends_while_batches_are_still_being_made():
         kept = []
         for images in (EncodedImages((file.getvalue(),) * 100, names), ArrayImages(arrays, names)):
             data = ImageDataset("made", "train", images, np.arange(100), {i: "" for i in range(100)})
-            batches = shuffled(data, 64, TrainTransform(resize=112, crop=96))
+            batches = shuffled(data, 64, TrainTransform(resize=112, image_size=96))
             for _ in range(3):
                 next(iter(batches))
             kept.append(iter(batches))

@@ -28,7 +28,7 @@ def names() -> dict:
         module = importlib.import_module(f"tfdml.{package}")
         found.update({name: getattr(module, name) for name in module.__all__})
     train, test = (_glyphs(split) for split in ("train", "test"))
-    view = tfdml.data.TrainTransform("random_crop", resize=32, crop=SIDE)
+    view = tfdml.data.TrainTransform("random_crop", resize=32, image_size=SIDE)
     embedder = _embedder()
     learner = tfdml.models.MetricLearner(embedder, tfdml.losses.ContrastiveLoss())
     learner.build((None, SIDE, SIDE, 3))

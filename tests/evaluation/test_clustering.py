@@ -9,7 +9,7 @@ from sklearn import metrics as sk
 
 from tfdml.errors import UserError
 from tfdml.evaluation import clustering_agreement, evaluate_clustering, kmeans, pairwise_f1
-from tfdml.evaluation.chance import adjusted_mutual_information, expected_mutual_information
+from tfdml.evaluation.clustering import adjusted_mutual_information, expected_mutual_information
 
 ids = st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 4)), min_size=1, max_size=25)
 

@@ -16,7 +16,7 @@ from tfdml.data import EncodedImages, ImageDataset
 from tfdml.export import export_saved_model
 from tfdml.models import Embedder
 
-VIEW = {"resize": 40, "crop": 32, "mode": "shorter"}
+VIEW = {"resize": 40, "image_size": 32, "resize_mode": "shorter"}
 
 
 @dataclasses.dataclass(frozen=True)

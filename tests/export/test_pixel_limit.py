@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tfdml.data.images import headers
-from tfdml.export.pixel_limit import size_fault, stated_size
+from tfdml.export.pixel_limit import header_size, size_fault
 
 
 def picture(width, height, form, **options):
@@ -42,7 +42,7 @@ def png_promising(width, height):
 
 def in_python(data):
     """Height and width, as `tfdml.data.images.headers` has them."""
-    return headers.pixels(headers.Window(io.BytesIO(data), data, len(data)))[::-1]
+    return headers.header_size(headers.Window(io.BytesIO(data), data, len(data)))[::-1]
 
 
 ENCODED = {
@@ -62,12 +62,19 @@ ENCODED = {
 
 @pytest.mark.parametrize("name", ENCODED)
 def test_sizes_are_those_that_python_reads(name):
-    assert tuple(stated_size(tf.constant(ENCODED[name])).numpy()) == in_python(ENCODED[name])
+    assert tuple(header_size(tf.constant(ENCODED[name])).numpy()) == in_python(ENCODED[name])
 
 
 @pytest.mark.parametrize("data", [b"", b"B", b"hello, world", b"RIFF1234WAVEfmt ", b"\x89PNG\r\n\x1a\n", b"GIF89a"])
 def test_what_states_no_size_has_none(data):
-    np.testing.assert_array_equal(stated_size(tf.constant(data)), [0, 0])
+    np.testing.assert_array_equal(header_size(tf.constant(data)), [0, 0])
+
+
+def test_widths_of_frames_side_by_side_are_summed_in_64_bits():
+    """A few hundred kilobytes promise more pixels of width than 32 bits hold; every frame here is only a header."""
+    frame = struct.pack("<BHHHHBB", 0x2C, 0, 0, 65_535, 1, 0, 8) + b"\0"
+    data = b"GIF89a" + struct.pack("<HHBBB", 1, 1, 0, 0, 0) + 40_000 * frame + b";"
+    assert tuple(header_size(tf.constant(data)).numpy()) == in_python(data) == (1, 40_000 * 65_535)
 
 
 @settings(max_examples=40, deadline=None)
@@ -75,7 +82,7 @@ def test_what_states_no_size_has_none(data):
 def test_files_that_are_cut_off_never_fail(name, data):
     whole = ENCODED[name]
     part = whole[: data.draw(st.integers(0, len(whole)))]
-    size = stated_size(tf.constant(part)).numpy()
+    size = header_size(tf.constant(part)).numpy()
     assert (size >= 0).all()
 
 

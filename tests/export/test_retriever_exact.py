@@ -1,4 +1,4 @@
-"""The search in the graph and the index beside it, against a search by loops in float64."""
+"""The search in the graph, against a search by loops in float64."""
 
 import numpy as np
 import pytest
@@ -6,10 +6,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdml.errors import UserError
-from tfdml.export.retriever import exact, indexed
+from tfdml.export.retriever import exact
 from tfdml.export.retriever.exact import nearest
-from tfdml.export.retriever.indexed import GalleryIndex
 
 
 def by_loops(queries, gallery, k):
@@ -82,97 +80,3 @@ def test_distances_are_exact(k, monkeypatch):
     np.testing.assert_allclose(squares, expected_squares, rtol=2e-6, atol=1e-12)
     np.testing.assert_array_equal(rows, expected_rows)
     assert squares[2, 0] == 0
-
-
-def clustered(count, dimensions=8, classes=40, seed=0):
-    rng = np.random.default_rng(seed)
-    centres = units(rng, classes, dimensions)
-    vectors = centres[rng.integers(0, classes, count)] + 0.2 * rng.normal(size=(count, dimensions))
-    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
-
-
-@pytest.fixture(scope="module")
-def index():
-    return GalleryIndex.build(clustered(3000), recall=0.97)
-
-
-def test_the_index_reaches_the_recall_that_its_card_tells_of(index):
-    gallery = clustered(3000)
-    assert index.card["recall@10"] >= 0.97
-    assert 1 <= index.card["cells_searched"] < index.card["cells"]
-    rows = np.unique(np.linspace(0, 2999, 500).astype(int))
-    found, _ = index.search(gallery[rows], 11)
-    expected = tf.math.top_k(gallery[rows] @ gallery.T, 11)[1].numpy()
-    shares = [
-        len(set(near.tolist()) & set(real.tolist()) - {row}) / 10
-        for row, near, real in zip(rows, found, expected, strict=True)
-    ]
-    assert np.mean(shares) == pytest.approx(index.card["recall@10"], abs=0.002)
-
-
-def test_what_the_index_finds_it_measures_and_orders_exactly(index):
-    gallery, queries = clustered(3000), clustered(20, seed=1)
-    rows, squares = index.search(queries, 5)
-    for query, near, distances in zip(queries, rows, squares, strict=True):
-        real = ((gallery[near].astype(np.float64) - query) ** 2).sum(1)
-        np.testing.assert_allclose(distances, real, rtol=1e-5)
-        assert list(zip(distances, near, strict=True)) == sorted(zip(distances, near, strict=True))
-
-
-def test_more_neighbours_than_the_searched_cells_hold_is_all_of_the_gallery(index):
-    rows, squares = index.search(clustered(2, seed=2), 5000)
-    assert rows.shape == (2, 3000)
-    for near, distances in zip(rows, squares, strict=True):
-        assert sorted(near.tolist()) == list(range(3000))
-        assert (np.diff(distances) >= 0).all()
-
-
-def test_a_query_whose_cells_hold_fewer_is_searched_in_all_and_the_others_stay_as_they_are(index):
-    """Each query gets as many as it asks for; only some of them need more cells for it."""
-    gallery, queries = clustered(3000), clustered(40, seed=5)
-    k = 100
-    parameters = {"k": k, "cells": index.card["cells_searched"]}
-    found = indexed._search(index.index, queries, **parameters)[1]
-    short = (found < 0).any(axis=1)
-    assert 0 < short.sum() < len(queries), "choose another k"
-    rows, squares = index.search(queries, k)
-    assert rows.shape == squares.shape == (40, k)
-    assert (rows >= 0).all()
-    np.testing.assert_array_equal(rows[short], by_loops(queries[short], gallery, k)[0])
-    np.testing.assert_array_equal(np.sort(rows[~short], 1), np.sort(found[~short], 1))
-
-
-def test_equally_near_rows_of_the_index_are_in_order():
-    # Forty of each, as a sort of a few would keep them in their order by chance.
-    gallery = np.repeat(clustered(30), 40, axis=0)[np.random.default_rng(0).permutation(1200)]
-    rows, squares = GalleryIndex.build(gallery, recall=1.0).search(gallery[:20], 40)
-    for query, near in zip(gallery[:20], rows, strict=True):
-        assert near.tolist() == np.flatnonzero((gallery == query).all(axis=1)).tolist()
-    assert not squares.any()
-
-
-def test_an_index_keeps_its_embeddings_and_lends_its_cells(index, tmp_path):
-    gallery = clustered(3000)
-    np.testing.assert_array_equal(index.embeddings(), gallery)
-    grown = GalleryIndex.build(np.concatenate([gallery, clustered(100, seed=3)]), 0.97, like=index)
-    assert grown.card["cells"] == index.card["cells"]
-    assert len(grown) == 3100
-    grown.write(tmp_path)
-    read = GalleryIndex.read(tmp_path, grown.card)
-    queries = clustered(5, seed=4)
-    for found, expected in zip(read.search(queries, 3), grown.search(queries, 3), strict=True):
-        np.testing.assert_array_equal(found, expected)
-
-
-def test_a_damaged_index_and_a_recall_that_is_no_fraction(tmp_path):
-    (tmp_path / "gallery.faiss").write_bytes(b"no index")
-    with pytest.raises(UserError, match=r"gallery\.faiss cannot be read"):
-        GalleryIndex.read(tmp_path, {})
-    with pytest.raises(UserError, match=r"recall=1\.5"):
-        GalleryIndex.build(clustered(50), recall=1.5)
-
-
-def test_a_gallery_of_one_item_can_be_indexed():
-    index = GalleryIndex.build(clustered(1))
-    rows, squares = index.search(clustered(1), 3)
-    assert (rows.tolist(), squares.tolist()) == ([[0]], [[0.0]])

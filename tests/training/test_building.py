@@ -48,9 +48,10 @@ def test_the_views_are_those_of_the_flags():
         max_resolution=2.5,
     )
     train, evaluation = make_transforms(settings)
-    assert (train.kind, train.resize, train.crop, train.mode) == ("random_resized_crop", 48, 28, "pad")
+    assert (train.augmentation, train.resize_mode) == ("random_resized_crop", "pad")
+    assert (train.resize, train.image_size) == (48, 28)
     assert (train.scale, train.resolutions, train.flip, train.policy) == ((0.3, 1.0), (0.5, 2.5), False, None)
-    assert (evaluation.resize, evaluation.crop, evaluation.mode) == (48, 28, "pad")
+    assert (evaluation.resize, evaluation.image_size, evaluation.resize_mode) == (48, 28, "pad")
     # Nothing smaller than the crop can be cut.
     train, evaluation = make_transforms(dataclasses.replace(settings, resize=20))
     assert train.resize == evaluation.resize == 28

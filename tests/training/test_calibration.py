@@ -12,7 +12,7 @@ from tfdml.objectives import MetricLoss, Objective
 from tfdml.training.calibration import calibrate
 
 SIZE = 16
-TRANSFORM = EvaluationTransform(resize=SIZE, crop=SIZE)
+TRANSFORM = EvaluationTransform(resize=SIZE, image_size=SIZE)
 
 
 class ClassMeans(Objective):

@@ -14,7 +14,7 @@ from tfdml.backbones.bn_inception import bn_inception
 from tfdml.backbones.convnet import conv4
 from tfdml.backbones.googlenet import googlenet
 from tfdml.backbones.resnet import resnet50_v1_5
-from tfdml.errors import UserError
+from tfdml.errors import UserError, short_message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +134,7 @@ def resolve(name: str, image_size: int, weights: str | None = None, **options) -
         model = entry.make(shape, "imagenet" if weights == "imagenet" else None, **options)
     except Exception as error:
         hint = " (offline? pass the path of a weights file instead)" if weights == "imagenet" else ""
-        raise UserError(f"cannot build backbone {name!r} at {image_size} px: {_one_line(error)}{hint}") from error
+        raise UserError(f"cannot build backbone {name!r} at {image_size} px: {short_message(error)}{hint}") from error
     if weights not in (None, "imagenet"):
         load_weights(model, weights)
     return Backbone(model, entry.scaling, entry.ensemble_cut)
@@ -157,7 +157,7 @@ def load_weights(model: keras.Model, path: str) -> None:
             arrays: list[tuple] = []
             file.visititems(lambda key, item: arrays.append(item.shape) if _is_weight(key, item) else None)
     except Exception as error:  # h5py raises whatever the damaged place of a file brings about
-        raise UserError(f"--weights: {path} is not an HDF5 file of Keras weights ({_one_line(error)})") from error
+        raise UserError(f"--weights: {path} is not an HDF5 file of Keras weights ({short_message(error)})") from error
     wanted = [tuple(weight.shape) for weight in model.weights]
     # Normalization layers and the like keep nothing else in the file, so the multisets of shapes must agree.
     if sorted(arrays) != sorted(wanted):
@@ -169,7 +169,7 @@ def load_weights(model: keras.Model, path: str) -> None:
     try:
         model.load_weights(path)
     except Exception as error:
-        raise UserError(f"--weights: {path} does not fit {model.name}: {_one_line(error)}") from error
+        raise UserError(f"--weights: {path} does not fit {model.name}: {short_message(error)}") from error
 
 
 def _is_weight(key: str, item) -> bool:
@@ -185,7 +185,3 @@ def _count(shapes) -> int:
             size *= n
         total += size
     return total
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

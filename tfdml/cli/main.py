@@ -12,7 +12,7 @@ from absl import flags, logging
 
 from tfdml.cli import flag_files, signals
 from tfdml.disk_space import GO_ON, is_disk_full, unwritable
-from tfdml.errors import UserError
+from tfdml.errors import UserError, short_message
 
 
 def run(command: Callable[[], None], name: str, usage: str, argv: Sequence[str] | None = None) -> None:
@@ -78,7 +78,7 @@ def _full_disk(error: Exception) -> str:
     path = getattr(error, "filename", None)
     if isinstance(path, str):
         return str(unwritable(path, error))
-    return f"the disk is full ({' '.join(str(error).split())[:300]}); {GO_ON}"
+    return f"the disk is full ({short_message(error)}); {GO_ON}"
 
 
 def _drop_output() -> None:

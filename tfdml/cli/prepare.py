@@ -139,7 +139,7 @@ def _say_plan(planned: dict[str, tuple[int, int, int]], out: str) -> None:
 
 
 def _say_report(report, out: str, seconds: float, check_only: bool) -> None:
-    from tfdml.data.records.duplicates import describe_copies
+    from tfdml.data.records.duplicates import describe_duplicates
     from tfdml.data.records.report import bad_images_in_words, one_line
 
     if report.finished_before:
@@ -159,7 +159,7 @@ def _say_report(report, out: str, seconds: float, check_only: bool) -> None:
             for fault in found.faults:
                 print(f"  {one_line(str(fault))}")
     print(bad_images_in_words(report))
-    print("\n".join(describe_copies(report.copies)))
+    print("\n".join(describe_duplicates(report.duplicates)))
     if check_only:
         print(f"checked in {seconds:,.1f} s")
     else:

@@ -4,7 +4,7 @@ from tfdml.data.augmentation.evaluation import EvaluationTransform
 from tfdml.data.augmentation.policies import Policy, Step
 from tfdml.data.augmentation.preview import contact_sheet
 from tfdml.data.augmentation.train import TrainTransform
-from tfdml.data.batches import class_balanced, distributed, hierarchical, shuffled, whole_classes
+from tfdml.data.batches import class_balanced, distributed, hierarchical_sampler, shuffled
 from tfdml.data.catalogue import load, names
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.failures import explain_failure
@@ -42,10 +42,9 @@ __all__ = [
     "distributed",
     "evaluation_batches",
     "explain_failure",
-    "hierarchical",
+    "hierarchical_sampler",
     "load",
     "names",
     "shuffled",
     "training_batches",
-    "whole_classes",
 ]

@@ -15,7 +15,6 @@ from tfdml.data.sampling import (
     Sampler,
     Share,
     ShuffleSampler,
-    WholeClassSampler,
     check_divides,
 )
 from tfdml.errors import UserError
@@ -53,7 +52,7 @@ def class_balanced(
         **stream: `first_step`, `num_steps`, `cache`, `cache_limit_mb`: see `training_batches`.
 
     Returns:
-        A dataset of images (P * K, crop, crop, 3) uint8, grouped by class, and labels (P * K,) int64.
+        A dataset of images (P * K, S, S, 3) uint8, grouped by class, and labels (P * K,) int64.
 
     Raises:
         UserError: The data set has too few classes, or see `training_batches`.
@@ -83,7 +82,7 @@ def shuffled(
         **stream: `first_step`, `num_steps`, `cache`, `cache_limit_mb`: see `training_batches`.
 
     Returns:
-        A dataset of images (B, crop, crop, 3) uint8 and labels (B,) int64.
+        A dataset of images (B, S, S, 3) uint8 and labels (B,) int64.
 
     Raises:
         UserError: The data set has fewer than B images, or see `training_batches`.
@@ -92,83 +91,6 @@ def shuffled(
         >>> batches = shuffled(dataset, batch_size=128)
     """
     return training_batches(dataset, ShuffleSampler(len(dataset), batch_size, seed), transform, seed, **stream)
-
-
-def whole_classes(
-    dataset: ImageDataset,
-    batch_size: int,
-    transform: TrainTransform = _DEFAULT_TRANSFORM,
-    seed: int = 0,
-    **stream: Unpack[Stream],
-) -> tf.data.Dataset:
-    """Training batches of all images of random classes, up to B; see `WholeClassSampler`.
-
-    Args:
-        dataset: The training images.
-        batch_size: B.
-        transform: The augmentation.
-        seed: Decides which images are drawn and how they are augmented.
-        **stream: `first_step`, `num_steps`, `cache`, `cache_limit_mb`: see `training_batches`.
-
-    Returns:
-        A dataset of images (B, crop, crop, 3) uint8, grouped by class, and labels (B,) int64.
-
-    Raises:
-        UserError: The data set has fewer than B images, or see `training_batches`.
-
-    Example:
-        >>> batches = whole_classes(dataset, batch_size=100)
-    """
-    sampler = WholeClassSampler(dataset.labels, batch_size, seed)
-    return training_batches(dataset, sampler, transform, seed, **stream)
-
-
-def hierarchical(
-    dataset: ImageDataset,
-    classes_per_batch: int,
-    images_per_class: int,
-    super_classes_per_batch: int = 1,
-    transform: TrainTransform = _DEFAULT_TRANSFORM,
-    seed: int = 0,
-    weights: str = "proportional",
-    short_classes: str = "repeat",
-    short_super_classes: str = "merge",
-    **stream: Unpack[Stream],
-) -> tf.data.Dataset:
-    """Training batches of P classes with K images each, from S super-classes; see `HierarchicalSampler`.
-
-    Args:
-        dataset: The training images.
-        classes_per_batch: P.
-        images_per_class: K.
-        super_classes_per_batch: S.
-        transform: The augmentation.
-        seed: Decides which images are drawn and how they are augmented.
-        weights: `"proportional"` or `"uniform"`.
-        short_classes: `"repeat"` or `"drop"`.
-        short_super_classes: `"merge"` or `"drop"`.
-        **stream: `first_step`, `num_steps`, `cache`, `cache_limit_mb`: see `training_batches`.
-
-    Returns:
-        A dataset of images (P * K, crop, crop, 3) uint8, grouped by super-class and class, and labels (P * K,) int64.
-
-    Raises:
-        UserError: The data set has no super-classes or too few, or see `HierarchicalSampler`, `training_batches`.
-
-    Example:
-        >>> batches = hierarchical(dataset, classes_per_batch=40, images_per_class=2, super_classes_per_batch=2)
-    """
-    sampler = hierarchical_sampler(
-        dataset,
-        classes_per_batch,
-        images_per_class,
-        super_classes_per_batch,
-        seed,
-        weights,
-        short_classes,
-        short_super_classes,
-    )
-    return training_batches(dataset, sampler, transform, seed, **stream)
 
 
 def hierarchical_sampler(dataset: ImageDataset, *arguments: Any) -> HierarchicalSampler:
@@ -216,7 +138,7 @@ def distributed(
             keeps all cached images.
 
     Returns:
-        What every replica gets, step by step: images (B / R, crop, crop, 3) uint8 and labels (B / R,) int64.
+        What every replica gets, step by step: images (B / R, S, S, 3) uint8 and labels (B / R,) int64.
 
     Raises:
         UserError: The replicas do not divide the batch, or see `training_batches`.

@@ -9,7 +9,8 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml.data.dataset import ImageDataset
-from tfdml.errors import UserError
+from tfdml.data.images.formats import FOREIGN
+from tfdml.errors import UserError, short_message
 
 _NAMED_IN_MESSAGES = 5
 # A message of ours that came through TensorFlow, such as that of a damaged record file.
@@ -17,7 +18,7 @@ _USER_ERROR = re.compile(r"UserError: (.+)")
 # What TensorFlow's message holds when reading or decoding an image failed: the operation's name or our own words.
 _IMAGE_FAILURE = re.compile(
     r"ReadFile|Decode(AndCrop)?(Jpeg|Png|Image|Bmp|Gif|WebP)|ExtractJpegShape|Unknown image file format|"
-    r"not a JPEG, PNG, GIF|BMP of this kind|animated WebP|bounding box lies outside"
+    rf"{FOREIGN}|BMP of this kind|animated WebP|bounding box lies outside"
 )
 
 
@@ -64,7 +65,7 @@ def explain_failure(
 
     reasons = {fault.index: fault.reason for fault in diagnose(dataset.images, list(messages))}
     named = [
-        f"{dataset.images.place(index)}: {reasons.get(index) or _last_words(message)}"
+        f"{dataset.images.place(index)}: {reasons.get(index) or short_message(message, 'last') or 'cannot be decoded'}"
         for index, message in messages.items()
     ]
     rest = f"; and {len(named) - _NAMED_IN_MESSAGES} more" if len(named) > _NAMED_IN_MESSAGES else ""
@@ -73,9 +74,3 @@ def explain_failure(
         f"{'; '.join(named[:_NAMED_IN_MESSAGES])}{rest}; mend or remove them"
         + (f", or leave them out with {leave_out}" if leave_out else "")
     )
-
-
-def _last_words(message: str) -> str:
-    """What TensorFlow says about the failure itself, without the places in the graph."""
-    lines = [line.strip() for line in message.splitlines() if line.strip() and "{{node" not in line]
-    return lines[-1] if lines else "cannot be decoded"

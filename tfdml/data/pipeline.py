@@ -49,14 +49,14 @@ def training_batches(
         cache_limit_mb: Most memory that the cache may take, in MiB.
 
     Returns:
-        A dataset of images (B, crop, crop, 3) uint8 and labels (B,) int64.
+        A dataset of images (B, S, S, 3) uint8 and labels (B,) int64.
 
     Raises:
         UserError: A number is negative; the cache would exceed its limit, or meets an image that cannot be decoded.
 
     Example:
         >>> sampler = ClassBalancedSampler(dataset.labels, classes_per_batch=32, images_per_class=4, seed=0)
-        >>> transform = TrainTransform("random_crop", resize=256, crop=224)
+        >>> transform = TrainTransform("random_crop", resize=256, image_size=224)
         >>> batches = training_batches(dataset, sampler, transform, seed=0, first_step=1000)
     """
     for name, value in (("seed", seed), ("first_step", first_step), ("num_steps", num_steps or 0)):
@@ -97,13 +97,13 @@ def evaluation_batches(dataset: ImageDataset, transform: EvaluationTransform, ba
         batch_size: B.
 
     Returns:
-        A dataset of images (B, crop, crop, 3) uint8 and labels (B,) int64.
+        A dataset of images (B, S, S, 3) uint8 and labels (B,) int64.
 
     Raises:
         UserError: The batch size is less than 1.
 
     Example:
-        >>> batches = evaluation_batches(dataset, EvaluationTransform(resize=32, crop=28), batch_size=64)
+        >>> batches = evaluation_batches(dataset, EvaluationTransform(resize=32, image_size=28), batch_size=64)
         >>> embeddings = model.predict(batches.map(lambda images, labels: images), verbose=0)
     """
     if batch_size < 1:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdml.errors import UserError
+from tfdml.errors import UserError, short_message
 from tfdml.manifests import confined, fields, read_json
 from tfdml.special_files import require_regular
 
@@ -198,7 +198,7 @@ def _read_archive(path: Path) -> StoredEmbeddings:
     except FileNotFoundError as error:
         raise UserError(f"there is no file {path}") from error
     except Exception as error:  # whatever a damaged file makes NumPy stumble over
-        raise UserError(f"{path} cannot be read as .npz: {' '.join(str(error).split())[:200]}") from error
+        raise UserError(f"{path} cannot be read as .npz: {short_message(error)}") from error
     if "embeddings" not in arrays:
         held = f"it holds {', '.join(arrays)}" if arrays else "it is empty"
         raise UserError(f"{path} has no array embeddings; {held}")

@@ -2,7 +2,6 @@
 
 from tfdml.embeddings.compute import embed, embed_batches
 from tfdml.embeddings.reader import read_embeddings
-from tfdml.evaluation.by_dataset import dataset_protocol, evaluate_dataset
 from tfdml.evaluation.clustering import clustering_agreement, evaluate_clustering, kmeans, pairwise_f1
 from tfdml.evaluation.disjoint_parts import part_protocol, split_into_parts
 from tfdml.evaluation.generalisation import (
@@ -19,10 +18,10 @@ from tfdml.evaluation.generalisation import (
 from tfdml.evaluation.intervals import Interval, confidence_intervals
 from tfdml.evaluation.pair_distances import sample_pair_distances
 from tfdml.evaluation.per_query import retrieval_per_query
-from tfdml.evaluation.retrieval import DEFAULT_METRICS, METRICS, evaluate_retrieval
+from tfdml.evaluation.retrieval import DEFAULT_METRICS, METRICS, dataset_protocol, evaluate_dataset, evaluate_retrieval
 from tfdml.evaluation.search.exact import nearest_neighbours, neighbour_blocks
 from tfdml.evaluation.search.index import GalleryIndex, build_index, load_index
-from tfdml.evaluation.search.recall import IndexRecall, index_recall
+from tfdml.evaluation.search.recall import IndexRecall, index_recall, least_effort
 
 __all__ = [
     "DEFAULT_METRICS",
@@ -48,6 +47,7 @@ __all__ = [
     "evaluate_scattering",
     "index_recall",
     "kmeans",
+    "least_effort",
     "load_index",
     "nearest_neighbours",
     "neighbour_blocks",

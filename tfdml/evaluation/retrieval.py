@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,10 @@ from tfdml.evaluation.per_query import PER_QUERY_METRICS, Progress, requested, r
 from tfdml.evaluation.per_query import check_labels as check_labels
 from tfdml.evaluation.per_query import matches_in_gallery as matches_in_gallery
 from tfdml.evaluation.per_query import precision_sums as precision_sums
+from tfdml.evaluation.search.exact import check_embeddings
+
+if TYPE_CHECKING:
+    from tfdml.data.dataset import ImageDataset
 
 METRICS = (*PER_QUERY_METRICS, *CLUSTERING_METRICS)
 # Without the mean over whole rankings, which needs a search of its own.
@@ -114,3 +118,49 @@ def evaluate_retrieval(
     if intervals is not None:
         result["intervals"] = confidence_intervals(per_query, task.labels, over=intervals, seed=seed)
     return result
+
+
+def dataset_protocol(embeddings: Any, dataset: ImageDataset) -> dict[str, Any]:
+    """The arguments by which `evaluate_retrieval` and `retrieval_per_query` measure a data set.
+
+    Args:
+        embeddings: (N, d), one row per image of `dataset`, in its order.
+        dataset: With query and gallery roles (In-Shop) queries are searched in the gallery, else all in all.
+
+    Returns:
+        `embeddings` and `labels`, and with roles `gallery` and `gallery_labels`.
+
+    Raises:
+        UserError: Embeddings that are empty or not finite; not as many as images.
+
+    Example:
+        >>> retrieval_per_query(**dataset_protocol(embeddings, dataset), metrics=["map@r"])  # doctest: +SKIP
+    """
+    if dataset.is_query is None:
+        return {"embeddings": embeddings, "labels": dataset.labels}
+    embeddings, query = check_embeddings(embeddings), dataset.is_query
+    if len(embeddings) != len(query):
+        raise UserError(f"{len(embeddings)} embeddings for the {len(query)} images of {dataset.name}")
+    return {
+        "embeddings": embeddings[query],
+        "labels": dataset.labels[query],
+        "gallery": embeddings[~query],
+        "gallery_labels": dataset.labels[~query],
+    }
+
+
+def evaluate_dataset(embeddings: Any, dataset: ImageDataset, **options: Any) -> dict[str, Any]:
+    """Measure the embeddings of a data set by its own protocol.
+
+    Args:
+        embeddings: (N, d), one row per image of `dataset`, in its order.
+        dataset: With query and gallery roles (In-Shop) queries are searched in the gallery, else all in all.
+        **options: Further arguments of `evaluate_retrieval`.
+
+    Raises:
+        UserError: As `evaluate_retrieval`.
+
+    Example:
+        >>> evaluate_dataset(embeddings, dataset, ks=(1, 10))["recall@1"]  # doctest: +SKIP
+    """
+    return evaluate_retrieval(**dataset_protocol(embeddings, dataset), **options)

@@ -3,7 +3,7 @@
 from tfdml.export.exporter import FORMATS, ExportOptions, export_model
 from tfdml.export.litert import convert_litert
 from tfdml.export.onnx_format import convert_onnx
-from tfdml.export.retriever import GalleryItem, Retriever
+from tfdml.export.retriever import GalleryItem, Retriever, prune
 from tfdml.export.run_export import export_run
 from tfdml.export.saved_model import compare, export_saved_model, write_saved_model
 
@@ -18,5 +18,6 @@ __all__ = [
     "export_model",
     "export_run",
     "export_saved_model",
+    "prune",
     "write_saved_model",
 ]

@@ -14,17 +14,17 @@ from absl import logging
 
 from tfdml.data.augmentation.evaluation import EvaluationTransform
 from tfdml.data.dataset import ImageDataset
+from tfdml.data.images.formats import SERVING_LIMIT
 from tfdml.data.pipeline import evaluation_batches, explain_failure
 from tfdml.embeddings.backends import encoded_image
+from tfdml.embeddings.backends.model_card import CARD, describe_files, model_card
 from tfdml.errors import UserError
 from tfdml.export.acceptance import TOLERANCES, Comparison, ExportVerifier, Tolerance
 from tfdml.export.litert import PRECISIONS, convert_litert
-from tfdml.export.model_card import CARD, describe_files, model_card
 from tfdml.export.network import in_float32
 from tfdml.export.onnx_format import check_onnx, convert_onnx
-from tfdml.export.pixel_limit import MAX_PIXELS
 from tfdml.export.request import RequestPreprocessor
-from tfdml.export.saved_model import write_saved_model
+from tfdml.export.saved_model import SIGNATURES, write_saved_model
 from tfdml.export.versions import new_version
 from tfdml.export.warm_up import write_warm_up
 from tfdml.models import Embedder, MomentEmbedder
@@ -78,7 +78,7 @@ class ExportOptions:
     formats: Sequence[str] = ("saved_model",)
     images: int = 2000
     representative_images: int = 500
-    max_pixels: int = MAX_PIXELS
+    max_pixels: int = SERVING_LIMIT
     min_cosine: float | None = None
     max_recall_drop: float | None = None
 
@@ -173,7 +173,9 @@ def export_model(
         if "saved_model" in paths:
             write_warm_up(version.folder, EvaluationTransform.of(embedder).resize)
         artefacts = {name: _artefact(name, paths, version.folder, compared[name], options) for name in paths}
-        write_json(version.folder / CARD, model_card(embedder, artefacts, options.max_pixels, about or {}))
+        signatures = SIGNATURES if "saved_model" in artefacts else ()
+        card = model_card(embedder, artefacts, signatures, options.max_pixels, about or {})
+        write_json(version.folder / CARD, card)
     assert version.path is not None
     return version.path
 

@@ -5,7 +5,7 @@
     python -P fresh_process.py onnx FILE.onnx IN.npz OUT.npy
 
 `tfdml.export.acceptance` runs this file by its path; it must import nothing of tfdml. IN.npz holds `views`
-(N, crop, crop, 3) uint8, or the bytes of encoded images one after another in `encoded`, which end at `ends`. A number
+(N, S, S, 3) uint8, or the bytes of encoded images one after another in `encoded`, which end at `ends`. A number
 behind these is a descriptor, a pipe from the process that waits for the embeddings: closed, it ends this one.
 """
 

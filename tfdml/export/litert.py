@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdml.errors import UserError
+from tfdml.errors import UserError, short_message
 from tfdml.export.litert_tail import finish_int8, read_model
 from tfdml.export.network import Network, frozen_module, quiet
 from tfdml.layers.streaming import in_one_block
@@ -22,7 +22,7 @@ _BATCH_SIZE = 32
 def convert_litert(
     embedder: Embedder | MomentEmbedder, precision: str = "float32", representative: np.ndarray | None = None
 ) -> bytes:
-    """The bytes of a .tflite file from `images` (B, crop, crop, 3) uint8 to `embedding` (B, d) float32 of length 1.
+    """The bytes of a .tflite file from `images` (B, S, S, 3) uint8 to `embedding` (B, d) float32 of length 1.
 
     The images are views: after resizing and the crop, which the model card describes. B is free; the interpreter is
     resized to it. The signature is `serving_default`.
@@ -37,7 +37,7 @@ def convert_litert(
     Args:
         embedder: A built `Embedder`, `AttentionEnsemble` or `MomentEmbedder`.
         precision: One of `PRECISIONS`; a `MomentEmbedder` has no `"int8"`.
-        representative: (N, crop, crop, 3) uint8 views of training images, for `"int8"`; some hundreds are enough.
+        representative: (N, S, S, 3) uint8 views of training images, for `"int8"`; some hundreds are enough.
 
     Returns:
         The file.
@@ -98,7 +98,9 @@ def _converted(module: tf.Module, precision: str, representative: np.ndarray | N
         with quiet():
             file = bytes(converter.convert())
     except (RuntimeError, ValueError, tf.errors.OpError) as error:
-        raise UserError(f"LiteRT cannot convert this embedder to {precision}: {_gist(error)}") from error
+        raise UserError(
+            f"LiteRT cannot convert this embedder to {precision}: {short_message(error, 'first')}"
+        ) from error
     # A conversion that failed within can return an empty model.
     if not read_model(file).signatureDefs:
         raise UserError(f"LiteRT's converter made no model of this embedder for {precision}")
@@ -123,8 +125,3 @@ def _interpreter(file: bytes) -> Any:
         with quiet():
             return tf.lite.Interpreter(model_content=file)
     return Interpreter(model_content=file, num_threads=os.cpu_count())
-
-
-def _gist(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[0].split())[:300] if lines else type(error).__name__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfdml.errors import UserError
+from tfdml.errors import UserError, short_message
 from tfdml.export.network import quiet
 from tfdml.models import Embedder, MomentEmbedder
 
@@ -25,7 +25,7 @@ def check_onnx() -> None:
 
 
 def convert_onnx(embedder: Embedder | MomentEmbedder) -> bytes:
-    """The bytes of an ONNX file from `images` (B, crop, crop, 3) uint8 to `embedding` (B, d) float32 of length 1.
+    """The bytes of an ONNX file from `images` (B, S, S, 3) uint8 to `embedding` (B, d) float32 of length 1.
 
     The images are views: after resizing and the crop, which the model card describes. B is free.
 
@@ -55,5 +55,5 @@ def convert_onnx(embedder: Embedder | MomentEmbedder) -> bytes:
         with quiet():
             model, _ = tf2onnx.convert.from_function(embed, input_signature=[spec], opset=_OPSET)
     except (ValueError, RuntimeError, NotImplementedError) as error:
-        raise UserError(f"tf2onnx cannot convert this embedder: {' '.join(str(error).split())[:300]}") from error
+        raise UserError(f"tf2onnx cannot convert this embedder: {short_message(error)}") from error
     return model.SerializeToString()

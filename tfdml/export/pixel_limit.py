@@ -10,14 +10,16 @@ import functools
 
 import tensorflow as tf
 
-# What three bytes of a decoded pixel may take by default: 300 MB for the largest image.
-MAX_PIXELS = 100_000_000
+from tfdml.data.images import gif
+from tfdml.data.images.decoding import integers, is_format
+from tfdml.data.images.formats import BMP, GIF, JPEG, PNG, WEBP
+
 # Resizing holds four bytes where a decoded image has one.
 _RESIZED_SHARE = 4
 _HEADER = 32
 
 
-def stated_size(encoded: tf.Tensor) -> tf.Tensor:
+def header_size(encoded: tf.Tensor) -> tf.Tensor:
     """The height and width that an image's header states; nothing is decoded.
 
     Of an animated GIF it is the size of its frames side by side, because TensorFlow unpacks all to return the first.
@@ -32,12 +34,13 @@ def stated_size(encoded: tf.Tensor) -> tf.Tensor:
         tf.errors.InvalidArgumentError: The header of a JPEG is damaged.
 
     Example:
-        >>> stated_size(tf.io.encode_png(tf.zeros((4, 6, 3), tf.uint8))).numpy()
+        >>> header_size(tf.io.encode_png(tf.zeros((4, 6, 3), tf.uint8))).numpy()
         array([4, 6])
     """
-    jpeg = tf.strings.substr(encoded, 0, 3) == b"\xff\xd8\xff"
     size = tf.cond(
-        jpeg, lambda: tf.cast(tf.io.extract_jpeg_shape(encoded)[:2], tf.int64), lambda: _size_of_other(encoded)
+        is_format(encoded, JPEG),
+        lambda: tf.cast(tf.io.extract_jpeg_shape(encoded)[:2], tf.int64),
+        lambda: _size_of_other(encoded),
     )
     return tf.ensure_shape(size, (2,))
 
@@ -79,10 +82,10 @@ def size_fault(size: tf.Tensor, resize: int, mode: str, max_pixels: int) -> tf.T
 def _size_of_other(encoded: tf.Tensor) -> tf.Tensor:
     header = _bytes(tf.strings.substr(encoded, 0, _HEADER))[:_HEADER]
     kinds = [
-        (_is(header, 0, b"\x89PNG\r\n\x1a\n"), lambda: _png(header)),
-        (_is(header, 0, b"GIF8"), functools.partial(_gif, encoded)),
-        (_is(header, 0, b"BM"), lambda: _bmp(header)),
-        (_is(header, 0, b"RIFF") & _is(header, 8, b"WEBP"), lambda: _webp(header)),
+        (is_format(encoded, PNG), lambda: _png(header)),
+        (is_format(encoded, GIF), functools.partial(_gif, encoded)),
+        (is_format(encoded, BMP), lambda: _bmp(header)),
+        (is_format(encoded, WEBP), lambda: _webp(header)),
         (tf.constant(True), lambda: tf.zeros((2,), tf.int64)),
     ]
     kind = tf.argmax(tf.cast(tf.stack([matches for matches, _ in kinds]), tf.int32), output_type=tf.int32)
@@ -109,34 +112,21 @@ def _webp(header: tf.Tensor) -> tf.Tensor:
 
 
 def _gif(encoded: tf.Tensor) -> tf.Tensor:
-    # The padding makes every read of a cut-off file fall on zeros.
-    data = _bytes(encoded)
-    end = tf.strings.length(encoded)
+    data = tf.pad(integers(encoded), [[0, gif.PADDING]])
 
-    def palette(flags: tf.Tensor) -> tf.Tensor:
-        colours = tf.bitwise.left_shift(tf.constant(2, tf.int64), tf.bitwise.bitwise_and(flags, 7))
-        return tf.cast(tf.where(flags >= 128, 3 * colours, 0), tf.int32)
+    def at_block(at: tf.Tensor, is_frame: tf.Tensor, size: tf.Tensor) -> tuple[tf.Tensor]:
+        # In 64 bits, which the widths of many frames take.
+        width, height = (tf.cast(data[at + side] + 256 * data[at + side + 1], tf.int64) for side in (5, 7))
+        return (tf.where(is_frame, tf.stack([tf.maximum(size[0], height), size[1] + width]), size),)
 
-    def goes_on(at: tf.Tensor, in_block: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-        del size
-        return (at < end) & (in_block | (data[at] == 0x2C) | (data[at] == 0x21))
-
-    def advance(at: tf.Tensor, in_block: tf.Tensor, size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        frame = ~in_block & (data[at] == 0x2C)
-        height, width = _little(data, at + 7, 2), _little(data, at + 5, 2)
-        taken = tf.where(frame, tf.stack([tf.maximum(size[0], height), size[1] + width]), size)
-        head = tf.where(frame, 11 + palette(data[at + 9]), 2)
-        length = tf.where(in_block, tf.cast(data[at], tf.int32) + 1, head)
-        return tf.minimum(at + length, end), ~in_block | (data[at] != 0), taken
-
-    start = tf.minimum(13 + palette(data[10]), end)
-    state = (start, tf.constant(False), tf.zeros((2,), tf.int64))
-    return tf.while_loop(goes_on, advance, state)[2]
+    nothing = tf.zeros((2,), tf.int64)
+    known = [gif.FRAME, gif.EXTENSION]
+    return gif.walk_blocks(data, lambda at: tf.reduce_any(data[at] == known), (nothing,), at_block)[1][0]
 
 
 def _bytes(text: tf.Tensor) -> tf.Tensor:
     """The bytes of a string as int64, with zeros behind."""
-    return tf.pad(tf.cast(tf.io.decode_raw(text, tf.uint8), tf.int64), [[0, _HEADER]])
+    return tf.pad(tf.cast(integers(text), tf.int64), [[0, _HEADER]])
 
 
 def _is(header: tf.Tensor, at: int, expected: bytes) -> tf.Tensor:

@@ -9,15 +9,15 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfdml.data.augmentation.evaluation import EvaluationTransform
+from tfdml.data.images.decoding import starts_with
+from tfdml.data.images.formats import FOREIGN, FORMATS, SERVING_LIMIT
 from tfdml.data.images.partial_decoding import decode_part
-from tfdml.export.pixel_limit import MAX_PIXELS, size_fault, stated_size
+from tfdml.export.pixel_limit import header_size, size_fault
 
 # The feature of a tf.Example that holds an image's bytes.
 EXAMPLE_FEATURE = "image/encoded"
 _SIDE_BY_SIDE = 16
 _DAMAGED = "cannot be decoded: it is damaged, cut off, or of a kind that is not supported"
-_FOREIGN = "not a JPEG, PNG, GIF, BMP or WebP image"
-_STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"RIFF")
 
 Reader = Callable[[tf.Tensor], tf.Tensor]
 
@@ -38,12 +38,12 @@ class RequestPreprocessor:
     """
 
     transform: EvaluationTransform
-    max_pixels: int = MAX_PIXELS
+    max_pixels: int = SERVING_LIMIT
 
     @property
     def spec(self) -> tf.TensorSpec:
         """Of one view."""
-        return tf.TensorSpec((self.transform.crop, self.transform.crop, 3), tf.uint8)
+        return tf.TensorSpec((self.transform.image_size, self.transform.image_size, 3), tf.uint8)
 
     def all_or_error(self, texts: tf.Tensor, name: str, read: Reader | None = None) -> tf.Tensor:
         """The views of all images of a request, or an error that names the first that has none.
@@ -54,7 +54,7 @@ class RequestPreprocessor:
             read: From one string to the bytes of an image, where they are not that already.
 
         Returns:
-            (B, crop, crop, 3) uint8.
+            (B, S, S, 3) uint8.
 
         Raises:
             tf.errors.InvalidArgumentError: An image cannot be had, by its name: `image_bytes[3] of 32: ...`.
@@ -79,7 +79,7 @@ class RequestPreprocessor:
             read: Likewise.
 
         Returns:
-            (B, crop, crop, 3) uint8, black where there is no view, and (B,) strings, empty where there is one.
+            (B, S, S, 3) uint8, black where there is no view, and (B,) strings, empty where there is one.
         """
         views, faults, done = self._at_once(texts, read)
         return tf.cond(done, lambda: (views, faults), lambda: self._one_by_one(texts, read))
@@ -125,7 +125,7 @@ class RequestPreprocessor:
             name: What the request calls them.
 
         Returns:
-            (B, crop, crop, 3) uint8.
+            (B, S, S, 3) uint8.
 
         Raises:
             tf.errors.InvalidArgumentError: The images have no pixel, or too many.
@@ -139,16 +139,16 @@ class RequestPreprocessor:
     def fault(self, encoded: tf.Tensor) -> tf.Tensor:
         """What an image's header says against it, a scalar string; empty for nothing."""
         length = tf.strings.length(encoded)
-        foreign = tf.strings.format(_FOREIGN + " ({} bytes)", length)
-        known = tf.reduce_any([tf.strings.substr(encoded, 0, len(start)) == start for start in _STARTS])
+        foreign = tf.strings.format(FOREIGN + " ({} bytes)", length)
+        known = tf.reduce_any([starts_with(encoded, known.start) for known in FORMATS])
         return tf.cond(
             known,
-            lambda: self._size_fault(stated_size(encoded)),
+            lambda: self._size_fault(header_size(encoded)),
             lambda: tf.where(length == 0, "no bytes", foreign),
         )
 
     def view(self, encoded: tf.Tensor) -> tf.Tensor:
-        """The view of one image, (crop, crop, 3) uint8."""
+        """The view of one image, (S, S, 3) uint8."""
         return self.transform.finish(*decode_part(encoded, self.transform.window))
 
     @functools.cached_property
@@ -173,7 +173,7 @@ class RequestPreprocessor:
             return view[None]
 
     def _size_fault(self, size: tf.Tensor) -> tf.Tensor:
-        return size_fault(size, self.transform.resize, self.transform.mode, self.max_pixels)
+        return size_fault(size, self.transform.resize, self.transform.resize_mode, self.max_pixels)
 
 
 def refuse(faults: tf.Tensor, name: str) -> tf.Operation:

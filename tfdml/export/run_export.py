@@ -12,7 +12,7 @@ from absl import logging
 from tfdml.embeddings.backends import load_embedder
 from tfdml.errors import UserError
 from tfdml.export.exporter import ExportOptions, export_model
-from tfdml.manifests import read_json
+from tfdml.manifests import parse_flags, read_json
 from tfdml.models import Embedder, MomentEmbedder
 from tfdml.storage import is_remote
 from tfdml.training import RunFolder
@@ -80,7 +80,7 @@ def about_run(
     if not result:
         logging.warning("%s has no result.json: the model card is without metrics", run_dir)
     parts = {"train": splits.train, "test": splits.test}
-    flags = dict(line.removeprefix("--").split("=", 1) for line in experiment.as_flags().splitlines())
+    flags = parse_flags(experiment.as_flags())
     return {
         "data": {
             "dataset": experiment.dataset,

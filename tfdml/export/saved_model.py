@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tfdml.data.augmentation.evaluation import EvaluationTransform
 from tfdml.data.images.decoding import decode_image
+from tfdml.data.images.formats import SERVING_LIMIT
 from tfdml.export.network import frozen_module, quiet
-from tfdml.export.pixel_limit import MAX_PIXELS
 from tfdml.export.request import RequestPreprocessor, image_of_example
 from tfdml.export.versions import new_version
 from tfdml.models import Embedder, MomentEmbedder
@@ -25,7 +25,7 @@ def export_saved_model(
     embedder: Embedder | MomentEmbedder,
     folder: str | os.PathLike,
     accept: Callable[[Path], None] | None = None,
-    max_pixels: int = MAX_PIXELS,
+    max_pixels: int = SERVING_LIMIT,
 ) -> Path:
     """Write the next version of a servable SavedModel, whole or not at all, and nothing besides.
 
@@ -58,7 +58,7 @@ def export_saved_model(
 
 
 def write_saved_model(
-    embedder: Embedder | MomentEmbedder, folder: str | os.PathLike, max_pixels: int = MAX_PIXELS
+    embedder: Embedder | MomentEmbedder, folder: str | os.PathLike, max_pixels: int = SERVING_LIMIT
 ) -> None:
     """Write a SavedModel with these signatures; each takes a batch of any size, none included.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdml.errors import UserError
-from tfdml.manifests import parse_json, read_json
+from tfdml.manifests import parse_flags, parse_json, read_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,11 +120,4 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _flags(path: Path) -> dict[str, str]:
-    if not path.is_file():
-        return {}
-    flags = {}
-    for line in _text(path).splitlines():
-        if line.startswith("--"):
-            name, _, value = line[2:].partition("=")
-            flags[name] = value
-    return flags
+    return parse_flags(_text(path)) if path.is_file() else {}

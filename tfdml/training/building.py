@@ -140,10 +140,10 @@ def make_transforms(experiment: Experiment) -> tuple[TrainTransform, EvaluationT
     color = as_color(experiment.pad_color, "--pad_color")
     steps = tuple(Step(call.name, call.arguments, share) for share, call in experiment.policy_steps())
     train = TrainTransform(
-        kind=experiment.augmentation,
+        augmentation=experiment.augmentation,
         resize=resize,
-        crop=experiment.image_size,
-        mode=experiment.resize_mode,
+        image_size=experiment.image_size,
+        resize_mode=experiment.resize_mode,
         scale=(experiment.min_scale, 1.0),
         flip=experiment.flip,
         resolutions=(experiment.min_resolution, experiment.max_resolution),

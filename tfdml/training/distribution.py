@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from typing import Any
 
 import tensorflow as tf
 from absl import logging
@@ -46,8 +44,8 @@ def own_threads(batches: tf.data.Dataset) -> tf.data.Dataset:
     return batches.with_options(options)
 
 
-def make_strategy(logical_devices: int = 0) -> Any:
-    """The strategy for the devices there are; None on a single device.
+def make_strategy(logical_devices: int = 0) -> tf.distribute.Strategy:
+    """The strategy for the devices there are; TensorFlow's default one on a single device.
 
     Several GPUs, or `logical_devices` CPU devices if that is 2 or more, are mirrored.
     """
@@ -57,22 +55,12 @@ def make_strategy(logical_devices: int = 0) -> Any:
             [f"CPU:{i}" for i in range(logical_devices)], cross_device_ops=tf.distribute.ReductionToOneDevice()
         )
     gpus = tf.config.list_logical_devices("GPU")
-    return tf.distribute.MirroredStrategy() if len(gpus) > 1 else None
+    return tf.distribute.MirroredStrategy() if len(gpus) > 1 else tf.distribute.get_strategy()
 
 
-def scope(strategy: Any):
-    """The strategy's scope; one that does nothing for None."""
-    return contextlib.nullcontext() if strategy is None else strategy.scope()
-
-
-def num_replicas(strategy: Any) -> int:
-    """How many replicas share a batch; 1 for None."""
-    return 1 if strategy is None else strategy.num_replicas_in_sync
-
-
-def describe(strategy: Any) -> list[str]:
+def describe(strategy: tf.distribute.Strategy) -> list[str]:
     """The devices that train."""
-    if strategy is not None:
+    if strategy.num_replicas_in_sync > 1:
         return list(strategy.extended.worker_devices)
     gpus = tf.config.list_logical_devices("GPU")
     return [device.name for device in gpus or tf.config.list_logical_devices("CPU")]

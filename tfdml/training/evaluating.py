@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,11 @@ from tfdml.data.pipeline import evaluation_batches
 from tfdml.errors import UserError
 from tfdml.evaluation import dataset_protocol, embed, evaluate_dataset
 from tfdml.evaluation.per_query import retrieval_task
-from tfdml.models import Embedder, MetricLearner
+from tfdml.models import Embedder, MetricLearner, MomentEmbedder
 from tfdml.objectives import HighOrderMomentLoss
 from tfdml.training import distribution
 from tfdml.training.building import Splits
 from tfdml.training.experiment import Experiment
-from tfdml.training.moments import measure_orders
 
 RETRIEVAL = ("recall", "map@r", "r_precision")
 CLUSTERING = ("nmi", "ami", "f1")
@@ -100,3 +100,22 @@ def check_measurable(splits: Splits, ks: tuple[int, ...]) -> None:
                 f"--ks={','.join(map(str, ks))}: recall@{max(ks)} of the {name} images of {split.name} needs {max(ks)} "
                 f"gallery images, and there are {task.available}; choose smaller ones, e.g. --ks={fitting}"
             )
+
+
+def measure_orders(
+    learner: MetricLearner, batches: tf.data.Dataset, measure: Callable[[np.ndarray], dict]
+) -> dict[str, dict]:
+    """The metrics of each order's own embedding, and of all of them side by side.
+
+    Args:
+        learner: A learner with one `HighOrderMomentLoss`.
+        batches: Batches of the images to measure, in the view of evaluation.
+        measure: embeddings (N, d) -> metrics.
+
+    Returns:
+        Metrics by `"1"` (the embedding itself), `"2"` ... and `"all"`.
+    """
+    model = MomentEmbedder.from_learner(learner)
+    features = embed(tf.function(model.features, reduce_retracing=True), batches)
+    measured = {str(order): measure(part) for order, part in model.by_order(features).items()}
+    return {**measured, "all": measure(features)}

@@ -12,6 +12,7 @@ from tfdml import arguments
 from tfdml.data.augmentation.evaluation import as_color
 from tfdml.data.augmentation.train import KINDS
 from tfdml.errors import UserError
+from tfdml.manifests import parse_flags
 from tfdml.models.embedder import BATCH_NORM_MODES
 from tfdml.training.expressions import Call, parse_arguments, parse_call, parse_sum
 from tfdml.training.optimizers import FORMS, OPTIMIZERS
@@ -308,10 +309,7 @@ class Experiment:
         """
         kinds = typing.get_type_hints(cls)
         values: dict[str, Any] = {}
-        for line in text.splitlines():
-            if not line.strip() or line.lstrip().startswith("#"):
-                continue
-            name, _, value = line.strip().removeprefix("--").partition("=")
+        for name, value in parse_flags(text).items():
             if name not in kinds:
                 raise UserError(f"flag file: there is no setting --{name}")
             try:

@@ -8,18 +8,19 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 from absl import logging
 
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches
+from tfdml.evaluation import embed
 from tfdml.manifests import read_json
-from tfdml.models import Embedder, MetricLearner
+from tfdml.models import Embedder, MetricLearner, MomentEmbedder
 from tfdml.report import write_report
 from tfdml.storage import atomic_write, write_json
 from tfdml.training.building import Splits
 from tfdml.training.evaluating import CLUSTERING, RETRIEVAL, Evaluator
 from tfdml.training.experiment import Experiment
-from tfdml.training.moments import moment_embedder
 from tfdml.training.monitor import TrainingMonitor
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.selection import selected_epoch
@@ -153,3 +154,19 @@ def _write_report(
         interval_name="95% interval over classes",
         **gallery,
     )
+
+
+def moment_embedder(learner: MetricLearner, train: tf.data.Dataset) -> MomentEmbedder:
+    """The learner's `MomentEmbedder`, with the principal components of its training images.
+
+    Args:
+        learner: A trained learner with one `HighOrderMomentLoss`.
+        train: Batches of the training images in the view of evaluation.
+    """
+    model = MomentEmbedder.from_learner(learner)
+    features = embed(tf.function(model.features, reduce_retracing=True), train)
+    logging.info(
+        "principal components of %d moments: %d of %d dimensions", len(features), model.embedding_dim, features.shape[1]
+    )
+    model.adapt(features)
+    return model

@@ -20,10 +20,10 @@ def describe(experiment: Experiment) -> str:
     strategy = distribution.make_strategy(experiment.logical_devices)
     splits = building.load_splits(experiment)
     check_measurable(splits, experiment.recall_ks())
-    sampler = building.make_sampler(experiment, splits.train, distribution.num_replicas(strategy))
+    sampler = building.make_sampler(experiment, splits.train, strategy.num_replicas_in_sync)
     steps = experiment.steps_per_epoch or sampler.steps_per_epoch
     train_transform, evaluation_transform = building.make_transforms(experiment)
-    with distribution.scope(strategy):
+    with strategy.scope():
         learner = building.make_learner(experiment, splits.train.num_classes, steps)
     lines = [f"data         {experiment.dataset} from {experiment.data_dir or 'the library itself'}"]
     for name in ("train", "validation", "test"):

@@ -123,10 +123,10 @@ class _Run:
         self.strategy = distribution.make_strategy(experiment.logical_devices)
         self.splits = load_splits(experiment)
         check_measurable(self.splits, experiment.recall_ks())
-        self.sampler = make_sampler(experiment, self.splits.train, distribution.num_replicas(self.strategy))
+        self.sampler = make_sampler(experiment, self.splits.train, self.strategy.num_replicas_in_sync)
         steps_per_epoch = experiment.steps_per_epoch or self.sampler.steps_per_epoch
         self.train_transform, evaluation_transform = make_transforms(experiment)
-        with distribution.scope(self.strategy):
+        with self.strategy.scope():
             self.learner = make_learner(experiment, self.splits.train.num_classes, steps_per_epoch)
         check_memory(experiment, self.learner.embedder)
         drawn = experiment.epochs * steps_per_epoch * self.sampler.batch_size

@@ -71,7 +71,7 @@ def dataset():
 
 @pytest.mark.parametrize("kind", ["random_crop", "random_resized_crop"])
 def test_a_resumed_run_gets_the_bits_of_an_unbroken_one(kind):
-    transform = TrainTransform(kind, resize=24, crop=20, policy=QUICK)
+    transform = TrainTransform(kind, resize=24, image_size=20, policy=QUICK)
     data = dataset()
     unbroken = list(class_balanced(data, 3, 2, transform, seed=1, num_steps=6).as_numpy_iterator())
     again = list(class_balanced(data, 3, 2, transform, seed=1, num_steps=6).as_numpy_iterator())
@@ -89,7 +89,7 @@ def test_a_resumed_run_gets_the_bits_of_an_unbroken_one(kind):
 
 @pytest.mark.parametrize("kind", ["random_crop", "random_resized_crop", "multi_resolution"])
 def test_a_policy_leaves_the_crops_where_they_are_and_draws_by_itself(kind):
-    plain, varied = (TrainTransform(kind, resize=24, crop=20, policy=policy) for policy in (None, QUICK))
+    plain, varied = (TrainTransform(kind, resize=24, image_size=20, policy=policy) for policy in (None, QUICK))
     expected, draws = plain.draw(3, 7, 16).numpy(), varied.draw(3, 7, 16).numpy()
     width = expected.shape[1]
     np.testing.assert_array_equal(draws[:, :width], expected)

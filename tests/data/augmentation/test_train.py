@@ -37,7 +37,7 @@ def test_evaluation_is_pillows_bilinear_resize_and_a_central_crop(mode, height, 
     resized = np.asarray(Image.fromarray(image).resize(size[::-1], Image.BILINEAR)).astype(int)
     top, left = (size[0] - 56) // 2, (size[1] - 56) // 2
     expected = resized[top : top + 56, left : left + 56]
-    result = EvaluationTransform(resize=64, crop=56, mode=mode)(tf.constant(image)).numpy()
+    result = EvaluationTransform(resize=64, image_size=56, resize_mode=mode)(tf.constant(image)).numpy()
     assert result.dtype == np.uint8
     assert result.shape == (56, 56, 3)
     # Pillow rounds between its two passes as well.
@@ -49,7 +49,7 @@ def test_evaluation_is_pillows_bilinear_resize_and_a_central_crop(mode, height, 
 
 def test_evaluation_in_a_graph_of_unknown_sizes_and_over_batches():
     """The serving graph knows no sizes; it must give the pixels of the input pipeline."""
-    transform = EvaluationTransform(resize=48, crop=40)
+    transform = EvaluationTransform(resize=48, image_size=40)
     one = tf.function(transform, input_signature=[tf.TensorSpec((None, None, 3), tf.uint8)])
     many = tf.function(transform, input_signature=[tf.TensorSpec((None, None, None, 3), tf.uint8)])
     mapped = tf.function(lambda batch: tf.map_fn(transform, batch))
@@ -66,7 +66,7 @@ def test_evaluation_in_a_graph_of_unknown_sizes_and_over_batches():
 
 def test_images_of_the_right_size_are_left_alone():
     image = picture(64, 91)
-    result = EvaluationTransform(resize=64, crop=64)(tf.constant(image))
+    result = EvaluationTransform(resize=64, image_size=64)(tf.constant(image))
     np.testing.assert_array_equal(result, image[:, 13 : 13 + 64])
 
 
@@ -74,7 +74,7 @@ def test_images_of_the_right_size_are_left_alone():
 @settings(max_examples=60, deadline=None)
 def test_every_size_of_image_gives_the_crop(height, width, kind, mode):
     image = tf.constant(picture(height, width))
-    transform = TrainTransform(kind, resize=24, crop=20, mode=mode)
+    transform = TrainTransform(kind, resize=24, image_size=20, resize_mode=mode)
     result = transform(image, transform.draw(0, height * 100 + width, 1)[0])
     assert result.shape == (20, 20, 3)
     assert result.dtype == tf.uint8
@@ -103,7 +103,7 @@ def test_the_bits_of_a_seed_do_not_change():
 
 
 def test_random_crops_reach_every_place_evenly():
-    transform = TrainTransform("random_crop", resize=60, crop=57, flip=False)
+    transform = TrainTransform("random_crop", resize=60, image_size=57, flip=False)
     draws = transform.draw(0, 0, 2000)
     crops = transform.vary_batch(tf.repeat(places()[None], 2000, axis=0), draws)[:, 0, 0].numpy()
     rows = np.bincount(crops[:, 0], minlength=4)
@@ -117,7 +117,7 @@ def test_random_crops_reach_every_place_evenly():
 def test_the_last_draw_below_one_stays_inside():
     """In float32, 0.99999994 times the room plus one can round up to a place outside the image."""
     largest = np.nextafter(np.float32(1), np.float32(0))
-    transform = TrainTransform("random_crop", resize=60, crop=57)
+    transform = TrainTransform("random_crop", resize=60, image_size=57)
     crop = transform(tf.constant(places()), tf.fill((3,), largest))
     assert crop[0, 0].numpy().tolist() == [3, 23, 0]
     wide = tf.zeros((60, 4000, 3), tf.uint8)
@@ -127,8 +127,8 @@ def test_the_last_draw_below_one_stays_inside():
 @pytest.mark.parametrize("kind", KINDS)
 def test_half_of_the_images_are_mirrored_and_nothing_else_changes(kind):
     image = tf.constant(picture(60, 80))
-    flipping = TrainTransform(kind, resize=60, crop=50)
-    plain = TrainTransform(kind, resize=60, crop=50, flip=False)
+    flipping = TrainTransform(kind, resize=60, image_size=50)
+    plain = TrainTransform(kind, resize=60, image_size=50, flip=False)
     mirrored = []
     for draw in flipping.draw(1, 0, 60):
         expected = plain(image, draw).numpy()
@@ -140,13 +140,13 @@ def test_half_of_the_images_are_mirrored_and_nothing_else_changes(kind):
 
 def test_none_is_the_evaluation_view():
     image = tf.constant(picture(70, 110))
-    transform = TrainTransform("none", resize=60, crop=50, flip=False)
+    transform = TrainTransform("none", resize=60, image_size=50, flip=False)
     np.testing.assert_array_equal(transform(image, transform.draw(0, 0, 1)[0]), EvaluationTransform(60, 50)(image))
 
 
 def test_random_resized_crop_is_pillows_resize_of_a_part_within_bounds():
     image = places()
-    transform = TrainTransform("random_resized_crop", crop=30, flip=False, scale=(0.2, 0.5))
+    transform = TrainTransform("random_resized_crop", image_size=30, flip=False, scale=(0.2, 0.5))
     areas, ratios = [], []
     for draw in transform.draw(0, 0, 300):
         result = transform(tf.constant(image), draw).numpy().astype(int)
@@ -165,7 +165,7 @@ def test_random_resized_crop_is_pillows_resize_of_a_part_within_bounds():
 
 @pytest.mark.parametrize("ratio", [(1.5, 2.5), (0.4, 0.6)])
 def test_the_ratio_of_a_random_resized_crop_is_width_to_height(ratio):
-    transform = TrainTransform("random_resized_crop", crop=30, scale=(0.2, 0.4), ratio=ratio)
+    transform = TrainTransform("random_resized_crop", image_size=30, scale=(0.2, 0.4), ratio=ratio)
     windows = np.array([transform.window(tf.constant([400, 400]), draw) for draw in transform.draw(0, 0, 50)])
     ratios = windows[:, 3] / windows[:, 2]
     assert ratio[0] - 0.02 < ratios.min() < ratios.max() < ratio[1] + 0.02
@@ -174,7 +174,7 @@ def test_the_ratio_of_a_random_resized_crop_is_width_to_height(ratio):
 def test_random_resized_crop_of_an_image_that_no_try_fits_is_central():
     image = np.zeros((10, 200, 3), np.uint8)
     image[:, :, 0] = np.arange(200)
-    transform = TrainTransform("random_resized_crop", crop=16, flip=False, scale=(0.9, 1.0))
+    transform = TrainTransform("random_resized_crop", image_size=16, flip=False, scale=(0.9, 1.0))
     result = transform(tf.constant(image), transform.draw(0, 0, 1)[0]).numpy()[..., 0]
     assert result.mean() == pytest.approx(99.5, abs=1.0)
     assert result[0, -1] - result[0, 0] == pytest.approx(13, abs=1.5)
@@ -184,7 +184,7 @@ def test_random_resized_crop_of_an_image_that_no_try_fits_is_central():
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("shape", [(None, None, None, 3), (9, 60, 80, 3)])
 def test_a_batch_at_once_is_bit_equal_with_one_by_one(kind, flip, shape):
-    transform = TrainTransform(kind, resize=40, crop=31, flip=flip)
+    transform = TrainTransform(kind, resize=40, image_size=31, flip=flip)
     images = np.stack([picture(60, 80, seed) for seed in range(9)])
     draws = transform.draw(0, 5, 9)
     together = tf.function(
@@ -197,7 +197,7 @@ def test_a_batch_at_once_is_bit_equal_with_one_by_one(kind, flip, shape):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_prepared_is_prepared_once(kind):
-    transform = TrainTransform(kind, resize=40, crop=31)
+    transform = TrainTransform(kind, resize=40, image_size=31)
     prepared = transform.prepare(tf.constant(picture(60, 81)))
     np.testing.assert_array_equal(transform.prepare(prepared), prepared)
 
@@ -206,7 +206,7 @@ def test_what_is_prepared_is_prepared_once(kind):
     "transform",
     [
         EvaluationTransform(100, 90, "squash"),
-        TrainTransform("random_resized_crop", crop=90, scale=(0.2, 0.9), flip=False),
+        TrainTransform("random_resized_crop", image_size=90, scale=(0.2, 0.9), flip=False),
         TrainTransform("random_crop", 120, 100),
     ],
 )
@@ -218,9 +218,12 @@ def test_config_round_trip_through_json(transform):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: EvaluationTransform(resize=200, crop=224), "crop is 224 and resize is 200"),
-        (lambda: EvaluationTransform(crop=0), "crop is 0"),
-        (lambda: EvaluationTransform(mode="longer"), "shorter, squash, not 'longer'"),
+        (
+            lambda: EvaluationTransform(resize=200, image_size=224),
+            "but is 224, and resize is 200",
+        ),
+        (lambda: EvaluationTransform(image_size=0), "but is 0"),
+        (lambda: EvaluationTransform(resize_mode="longer"), "shorter, squash, not 'longer'"),
         (lambda: TrainTransform("colour"), "random_crop, random_resized_crop, none, not 'colour'"),
         (lambda: TrainTransform("random_resized_crop", scale=(0, 1)), "scale must be"),
         (lambda: TrainTransform("random_resized_crop", ratio=(2, 1)), "ratio must be"),
@@ -232,4 +235,4 @@ def test_wrong_values_are_named(make, message):
 
 
 def test_random_resized_crop_does_not_ask_for_a_matching_resize():
-    assert TrainTransform("random_resized_crop", resize=100, crop=224).crop == 224
+    assert TrainTransform("random_resized_crop", resize=100, image_size=224).image_size == 224

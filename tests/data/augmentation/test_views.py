@@ -98,16 +98,16 @@ def test_batches_of_images_are_resized_as_single_ones():
 
 
 TRANSFORMS = [
-    TrainTransform("random_crop", resize=24, crop=20),
-    TrainTransform("random_crop", resize=24, crop=20, mode="squash"),
-    TrainTransform("random_crop", resize=24, crop=20, mode="pad"),
-    TrainTransform("random_resized_crop", crop=20),
-    TrainTransform("multi_resolution", crop=20),
-    TrainTransform("multi_resolution", crop=20, resolutions=(0.1, 3)),
-    TrainTransform("random_crop", resize=24, crop=20, mode="pad", pad_color="white"),
-    TrainTransform("multi_resolution", crop=20, resolutions=(0.1, 3), pad_color=(10, 200, 30)),
-    TrainTransform("none", resize=24, crop=20),
-    TrainTransform("none", resize=20, crop=20, mode="pad", flip=False),
+    TrainTransform("random_crop", resize=24, image_size=20),
+    TrainTransform("random_crop", resize=24, image_size=20, resize_mode="squash"),
+    TrainTransform("random_crop", resize=24, image_size=20, resize_mode="pad"),
+    TrainTransform("random_resized_crop", image_size=20),
+    TrainTransform("multi_resolution", image_size=20),
+    TrainTransform("multi_resolution", image_size=20, resolutions=(0.1, 3)),
+    TrainTransform("random_crop", resize=24, image_size=20, resize_mode="pad", pad_color="white"),
+    TrainTransform("multi_resolution", image_size=20, resolutions=(0.1, 3), pad_color=(10, 200, 30)),
+    TrainTransform("none", resize=24, image_size=20),
+    TrainTransform("none", resize=20, image_size=20, resize_mode="pad", flip=False),
 ]
 VIEWS = [EvaluationTransform(24, 20, mode) for mode in ("shorter", "squash", "pad")]
 VIEWS.append(EvaluationTransform(24, 20, "pad", "white"))
@@ -157,7 +157,7 @@ def test_multi_resolution_is_resize_crop_and_centred_black(height, width, scale,
     down, across = (min(draw, float(np.nextafter(np.float32(1), np.float32(0)))) for draw in (down, across))
     image = picture(height, width)
     draws = tf.constant([0.9, down, across, scale], tf.float32)
-    found = TrainTransform("multi_resolution", crop=20)(tf.constant(image), draws).numpy()
+    found = TrainTransform("multi_resolution", image_size=20)(tf.constant(image), draws).numpy()
 
     longer = round(float(np.float32(20) * (np.float32(0.8) + np.float32(scale) * np.float32(1.8 - 0.8))))
     size = [max(1, int(edge * longer / max(height, width) + 0.5)) for edge in (height, width)]
@@ -173,7 +173,7 @@ def test_multi_resolution_is_resize_crop_and_centred_black(height, width, scale,
 
 
 def test_resolutions_are_spread_evenly_over_their_range():
-    transform = TrainTransform("multi_resolution", crop=50, flip=False)
+    transform = TrainTransform("multi_resolution", image_size=50, flip=False)
     image = tf.fill((40, 40, 3), tf.constant(255, tf.uint8))
     shown = [int(transform(image, draw).numpy()[25, :, 0].astype(bool).sum()) for draw in transform.draw(0, 0, 300)]
     assert min(shown) in (40, 41)
@@ -184,7 +184,7 @@ def test_resolutions_are_spread_evenly_over_their_range():
 @pytest.mark.parametrize("size", [(30, 60), (60, 30), (7, 200), (50, 50), (3, 2)])
 def test_pad_shows_the_whole_image_undistorted_on_black(size):
     image = np.full((*size, 3), 200, np.uint8)
-    view = EvaluationTransform(resize=40, crop=40, mode="pad")(tf.constant(image)).numpy()
+    view = EvaluationTransform(resize=40, image_size=40, resize_mode="pad")(tf.constant(image)).numpy()
     rows, columns = view.any((1, 2)).nonzero()[0], view.any((0, 2)).nonzero()[0]
     expected = [max(1, round(40 * edge / max(size))) for edge in size]
     assert [len(rows), len(columns)] == expected
@@ -211,16 +211,17 @@ def test_training_and_evaluation_pad_with_the_same_colour():
     view = EvaluationTransform(40, 40, "pad", "255,255,255")(image).numpy()
     np.testing.assert_array_equal(train(image, train.draw(0, 0, 1)[0]), view)
     np.testing.assert_array_equal(view[[0, -1]], 255)
-    small = TrainTransform("multi_resolution", crop=40, resolutions=(0.5, 0.5), pad_color="white")
+    small = TrainTransform("multi_resolution", image_size=40, resolutions=(0.5, 0.5), pad_color="white")
     np.testing.assert_array_equal(small(image, small.draw(0, 0, 1)[0]).numpy()[[0, -1]], 255)
 
 
 def test_black_needs_no_colour_in_a_configuration():
-    assert EvaluationTransform(40, 36, "pad", "black").get_config() == {"resize": 40, "crop": 36, "mode": "pad"}
+    black = {"resize": 40, "image_size": 36, "resize_mode": "pad"}
+    assert EvaluationTransform(40, 36, "pad", "black").get_config() == black
     white = EvaluationTransform(40, 36, "pad", "white")
     assert white.get_config()["pad_color"] == [255, 255, 255]
     assert EvaluationTransform.from_config(white.get_config()) == white
-    train = TrainTransform(mode="pad", pad_color="white")
+    train = TrainTransform(resize_mode="pad", pad_color="white")
     assert TrainTransform.from_config(train.get_config()) == train
     assert "pad_color=(255, 255, 255)" in str(train)
 
@@ -261,7 +262,7 @@ def test_a_policy_leaves_the_crops_where_they_are():
 
 def test_config_round_trip_with_a_policy_and_resolutions():
     steps = (Step("cutout", {"height_factor": [0.1, 0.2]}), Step("grayscale", rate=0.5))
-    transform = TrainTransform("multi_resolution", crop=20, resolutions=(0.5, 2), policy=Policy(steps))
+    transform = TrainTransform("multi_resolution", image_size=20, resolutions=(0.5, 2), policy=Policy(steps))
     again = TrainTransform.from_config(json.loads(json.dumps(transform.get_config())))
     assert again == transform
     draws = transform.draw(0, 0, 1)[0]
@@ -274,9 +275,14 @@ def test_configs_from_before_there_were_policies():
     assert TrainTransform.from_config(config) == TrainTransform()
 
 
+def test_configs_by_the_names_of_earlier_releases():
+    config = {"resize": 40, "crop": 36, "mode": "squash", "pad_color": [1, 2, 3]}
+    assert EvaluationTransform.from_config(config) == EvaluationTransform(40, 36, "squash", (1, 2, 3))
+
+
 def test_wrong_resolutions_are_named():
     with pytest.raises(UserError, match="resolutions must be"):
         TrainTransform("multi_resolution", resolutions=(1.8, 0.8))
-    assert TrainTransform("multi_resolution", resize=100, crop=224).crop == 224
+    assert TrainTransform("multi_resolution", resize=100, image_size=224).image_size == 224
     with pytest.raises(ValueError, match="one by one"):
         TrainTransform("multi_resolution").vary_batch(tf.zeros((1, 9, 9, 3), tf.uint8), tf.zeros((1, 4)))

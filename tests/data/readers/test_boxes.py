@@ -48,7 +48,7 @@ def dataset(images):
 
 def test_images_are_cut_to_their_boxes_before_anything_else(paths):
     data = dataset(FileImages(tuple(paths), BOXES))
-    transform, view = TrainTransform("random_resized_crop", crop=16), EvaluationTransform(20, 16)
+    transform, view = TrainTransform("random_resized_crop", image_size=16), EvaluationTransform(20, 16)
     images, labels = next(shuffled(data, 4, transform, seed=3).as_numpy_iterator())
     draws = transform.draw(3, 0, 4)
     for row, label in enumerate(labels):

@@ -4,7 +4,7 @@ import pytest
 
 from tests.data.preparations import made
 from tfdml.data import EncodedImages
-from tfdml.data.records.duplicates import describe_copies, find_copies
+from tfdml.data.records.duplicates import describe_duplicates, find_duplicates
 
 
 def images(split, *labels):
@@ -20,10 +20,10 @@ def test_every_image_of_a_group_counts(train, test, across, differ):
     """Where the first two of three copies lie together, the third may still lie across the split."""
     # The images of a split are of the classes 0, 0, 1; those of the test split of 5, 6.
     splits = {"train": (images("train", *[0, 0, 1][: len(train)]), train), "test": (images("test", 5, 6), test)}
-    (group,) = find_copies({name: (part.take(range(len(of))), of) for name, (part, of) in splits.items()})
+    (group,) = find_duplicates({name: (part.take(range(len(of))), of) for name, (part, of) in splits.items()})
     assert group["across_splits"] == across
     assert group["labels_differ"] == differ
-    described = "\n".join(describe_copies([group]))
+    described = "\n".join(describe_duplicates([group]))
     assert ("ACROSS THE TRAIN/TEST SPLIT" in described) == across
     assert ("none lies across" in described) == (not across)
     assert ("with different labels" in described) == differ

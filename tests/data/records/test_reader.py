@@ -82,7 +82,7 @@ def test_records_are_read_in_any_order(source, records):
 
 @pytest.mark.parametrize("kind", ["random_crop", "random_resized_crop"])
 def test_batches_are_equal_bit_by_bit(source, records, kind):
-    transform = TrainTransform(kind, resize=24, crop=20)
+    transform = TrainTransform(kind, resize=24, image_size=20)
     assert_same(
         class_balanced(source, 3, 2, transform, seed=5, num_steps=6),
         class_balanced(records, 3, 2, transform, seed=5, num_steps=6),
@@ -128,7 +128,7 @@ def test_images_held_in_memory(held, tmp_path):
     dataset = made(images, np.arange(8) // 2)
     prepare({"train": dataset}, tmp_path / "out")
     records = load("records", tmp_path / "out")
-    transform = TrainTransform("random_crop", resize=24, crop=20)
+    transform = TrainTransform("random_crop", resize=24, image_size=20)
     assert_same(shuffled(dataset, 4, transform, num_steps=3), shuffled(records, 4, transform, num_steps=3))
     assert [records.images.name(i) for i in range(8)] == list(names)
     with pytest.raises(UserError, match=r"no test split.*--splits=train"):
@@ -232,7 +232,7 @@ def test_training_on_a_shard_that_vanished_ends_with_one_line(copied):
     for path in copied.glob("*.tfrecord"):
         path.unlink()
     with pytest.raises(tf.errors.OpError) as caught:
-        next(iter(class_balanced(dataset, 2, 2, TrainTransform("random_crop", resize=28, crop=24))))
+        next(iter(class_balanced(dataset, 2, 2, TrainTransform("random_crop", resize=28, image_size=24))))
     explained = explain_failure(caught.value, dataset)
     assert re.fullmatch(r".*tfrecord cannot be read \(No such file[^\n]*", str(explained))
 
@@ -252,7 +252,7 @@ def test_omniglot_from_records_trains_as_from_its_archives(shared_data, tmp_path
     source = load("omniglot", shared_data / "data" / "omniglot", "test").select_classes(np.arange(964, 984))
     prepare({"test": source}, tmp_path / "out")
     records = load("records", tmp_path / "out", "test")
-    transform = TrainTransform("random_resized_crop", crop=28)
+    transform = TrainTransform("random_resized_crop", image_size=28)
     assert_same(
         class_balanced(source, 8, 4, transform, seed=1, num_steps=4),
         class_balanced(records, 8, 4, transform, seed=1, num_steps=4),

@@ -23,7 +23,7 @@ from tfdml.data.images import EncodedImages, FileImages
 from tfdml.data.images.decoding import decode_image
 from tfdml.data.records import Settings, check, plan, prepare
 from tfdml.data.records import output_folder as folders
-from tfdml.data.records.duplicates import describe_copies, find_copies
+from tfdml.data.records.duplicates import describe_duplicates, find_duplicates
 from tfdml.data.records.reader import verify
 from tfdml.data.records.report import bad_images_in_words
 from tfdml.data.records.shards import cut_into_shards
@@ -171,13 +171,13 @@ def test_copies_are_found_and_told(tmp_path):
     report = check({"train": train, "test": test})
     assert [
         ([(image["split"], image["name"]) for image in group["images"]], group["labels_differ"], group["across_splits"])
-        for group in report.copies
+        for group in report.duplicates
     ] == [
         ([("train", train.images.paths[0]), ("train", train.images.paths[4])], True, False),
         ([("train", train.images.paths[1]), ("train", train.images.paths[2])], True, False),
         ([("train", train.images.paths[5]), ("test", test.images.paths[0])], True, True),
     ]
-    text = "\n".join(describe_copies(report.copies))
+    text = "\n".join(describe_duplicates(report.duplicates))
     assert "3 images repeat another, in 3 groups" in text
     assert "1 groups ACROSS THE TRAIN/TEST SPLIT" in text
     assert f"{train.images.paths[5]} (train, class 2) = {test.images.paths[0]} (test, class 0)" in text
@@ -203,7 +203,7 @@ def test_copies_stay_unless_dropped(tmp_path):
 @given(st.lists(st.sampled_from(["", "a", "b", "c"]), min_size=1, max_size=12))
 def test_groups_are_exactly_the_equal_digests(digests):
     dataset = made(EncodedImages((b"",) * len(digests), tuple(map(str, range(len(digests))))), np.arange(len(digests)))
-    groups = find_copies({"train": (dataset, digests)})
+    groups = find_duplicates({"train": (dataset, digests)})
     found = sorted([image["name"] for image in group["images"]] for group in groups)
     names = {digest: [str(i) for i, other in enumerate(digests) if other == digest] for digest in "abc"}
     assert found == sorted(group for group in names.values() if len(group) > 1)
@@ -220,7 +220,7 @@ def test_shrinking(kind, tmp_path):
     first, second, *rest = records.images.read(np.arange(4))
     assert rest == small
     for data, original, size in ((first, upright, (32, 43)), (second, turned, (38, 32))):
-        expected = TrainTransform("random_crop", resize=32, crop=32).prepare(decode_image(original))
+        expected = TrainTransform("random_crop", resize=32, image_size=32).prepare(decode_image(original))
         assert data[:4] == (b"\x89PNG" if kind == "png" else b"\xff\xd8\xff\xe0")
         assert expected.shape[:2] == size
         found = decode_image(data)
@@ -233,7 +233,7 @@ def test_shrinking(kind, tmp_path):
 def test_training_at_the_shrunk_size_sees_the_same_pixels(tmp_path):
     dataset = encoded(*(picture(i, (60 + i, 45), kind) for i, kind in enumerate(("JPEG", "PNG", "WEBP", "BMP"))))
     prepare({"train": dataset}, tmp_path / "out", Settings(shrink=32, shrink_format="png"))
-    transform = TrainTransform("random_crop", resize=32, crop=28)
+    transform = TrainTransform("random_crop", resize=32, image_size=28)
     for batches in zip(
         shuffled(dataset, 4, transform, num_steps=3),
         shuffled(load("records", tmp_path / "out"), 4, transform, num_steps=3),

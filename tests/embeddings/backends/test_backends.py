@@ -98,14 +98,15 @@ def test_a_tflite_file_without_a_card_is_told_its_view(models, sources, tmp_path
     black, white = (backend.embed(dataset, 4) for backend in padded[1:])
     assert not np.allclose(black, white, atol=1e-3)
     # A view in the flags goes before the card's.
-    assert load_backend(models.litert, resize=48).view == {"resize": 48, "crop": 32, "mode": "shorter"}
+    assert load_backend(models.litert, resize=48).view == {"resize": 48, "image_size": 32, "resize_mode": "shorter"}
 
 
 def test_a_card_of_another_model_is_refused(models, tmp_path):
     lone = tmp_path / "litert" / "model.tflite"
     shutil.copyfile(models.litert, _made(lone))
     for card, says in (
-        ({"view": {**models_on_disk.VIEW, "crop": 36}}, "tells of 36 px"),
+        ({"view": {**models_on_disk.VIEW, "image_size": 36}}, "tells of 36 px"),
+        ({"view": {"resize": 40, "crop": 36, "mode": "shorter"}}, "tells of 36 px"),
         ({"view": {**models_on_disk.VIEW, "resize": 20}}, "a view that cannot be"),
         ({"view": {"resize": 40}}, "does not tell the view"),
         ({"view": {"size": 40}}, "does not tell the view"),

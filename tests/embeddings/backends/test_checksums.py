@@ -8,9 +8,8 @@ import pytest
 
 from tests.export import models_on_disk
 from tfdml.embeddings.backends import load_backend, load_embedder
-from tfdml.embeddings.backends.model_card import compare_with_card, view_of_card
+from tfdml.embeddings.backends.model_card import compare_with_card, describe_files, view_of_card
 from tfdml.errors import UserError
-from tfdml.export.model_card import describe_files
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +89,11 @@ def test_a_malformed_list_of_files_is_refused(artefacts, says, version):
 @pytest.mark.parametrize(
     "view",
     [
+        {"resize": 60_000, "image_size": 60_000, "resize_mode": "shorter"},
         {"resize": 60_000, "crop": 60_000, "mode": "shorter"},
+        {"resize": 40, "image_size": 32, "mode": "shorter"},
+        {"resize": 40, "crop": 32, "image_size": 32, "resize_mode": "shorter"},
+        {"resize": 40, "image_size": "32", "resize_mode": "shorter"},
         {"resize": 2**70, "crop": 32, "mode": "shorter"},
         {"resize": float("nan"), "crop": 32, "mode": "shorter"},
         {"resize": float("inf"), "crop": 32, "mode": "shorter"},

@@ -8,6 +8,7 @@ from tfdml.errors import UserError
 from tfdml.evaluation import build_index, index_recall, load_index, nearest_neighbours
 from tfdml.evaluation.search import index as index_module
 from tfdml.evaluation.search.index import KINDS, STORAGES, GalleryIndex
+from tfdml.evaluation.search.recall import least_effort
 from tfdml.pairwise import DISTANCES
 
 # Enough to search every list, or keep every image of the small galleries here.
@@ -296,3 +297,83 @@ def test_recall_needs_the_gallery_of_the_index(gallery):
 def test_every_storage_has_a_name_that_faiss_knows():
     for name in STORAGES.values():
         assert faiss.index_factory(8, f"IVF4,{name}").d == 8
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_query_whose_lists_hold_too_few_is_searched_in_all_and_the_others_stay_as_they_are(gallery, kind):
+    index = build_index(gallery, kind=kind, lists=40)
+    queries = gallery[:60]
+    found = index.search(queries, k=30, effort=3)[0]
+    short = (found < 0).any(axis=1)
+    assert (0 < short.sum() < 60) if kind == "ivf" else not short.any()
+    rows, distances = index.search(queries, k=30, effort=3, complete=True)
+    assert (rows >= 0).all()
+    np.testing.assert_array_equal(rows[~short], found[~short])
+    exact_rows, exact_distances = nearest_neighbours(queries, gallery, k=30)
+    np.testing.assert_array_equal(rows[short], exact_rows[short])
+    np.testing.assert_allclose(distances[short], exact_distances[short], rtol=1e-5, atol=1e-3)
+
+
+def test_all_of_the_gallery_is_found_without_the_query_itself(gallery):
+    index = build_index(gallery, lists=40)
+    rows, distances = index.search(gallery[:3], k=599, effort=1, own_rows=np.arange(3), complete=True)
+    for own, near in enumerate(rows):
+        assert sorted([own, *near]) == list(range(600))
+    assert (np.diff(distances) >= 0).all()
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_an_index_keeps_its_vectors_and_lends_its_centres(gallery, storage):
+    index = build_index(gallery, lists=20, storage=storage)
+    step = {"float32": 0, "float16": 2e-3, "int8": np.ptp(gallery) / 255}[storage]
+    assert np.abs(index.vectors() - gallery).max() <= 2 * step
+    larger = np.concatenate([gallery, gallery[:50] + 1])
+    grown = build_index(larger, storage=storage, centres=index.centres())
+    np.testing.assert_array_equal(grown.centres(), index.centres())
+    assert (grown.lists, len(grown)) == (20, 650)
+    # Every image lies in the list of the nearest of the lent centres: one list finds it.
+    assert (grown.search(larger, k=1, effort=1)[0] >= 0).all()
+    if storage == "float32":
+        assert grown.search(larger, k=1, effort=1)[0].ravel().tolist() == list(range(650))
+
+
+@pytest.mark.parametrize(("kind", "centres"), [("hnsw", np.zeros((3, 12))), ("ivf", np.zeros((3, 11))), ("ivf", [1.0])])
+def test_centres_that_do_not_fit_are_refused(gallery, kind, centres):
+    with pytest.raises(UserError, match=r"centres must be \(lists, 12\) of kind ivf"):
+        build_index(gallery, kind=kind, centres=centres)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_least_effort_reaches_the_recall_and_half_of_it_does_not(gallery, kind):
+    index = build_index(gallery, kind=kind, lists=40)
+    found = least_effort(index, gallery, 0.9, k=5, sample=200)
+    assert found.recall >= 0.9
+    assert found == index_recall(index, gallery, k=5, efforts=[found.effort], sample=200)[0]
+    if kind == "ivf":
+        (less,) = index_recall(index, gallery, k=5, efforts=[found.effort // 2], sample=200)
+        assert less.recall < 0.9
+
+
+def test_the_greatest_effort_is_exact_and_one_image_has_nothing_to_find(gallery):
+    index = build_index(gallery, lists=40)
+    found = least_effort(index, gallery, 1.0, k=5)
+    assert (found.recall, found.k) == (1.0, 5)
+    assert found.effort <= 40
+    alone = least_effort(build_index(gallery[:1]), gallery[:1], 1.0)
+    assert (alone.recall, alone.effort) == (1.0, 1)
+    for recall in (0.0, 1.5, float("nan")):
+        with pytest.raises(UserError, match="must be a fraction above 0"):
+            least_effort(index, gallery, recall)
+
+
+def test_a_file_of_faiss_alone_is_read_where_its_distance_is_told(gallery, tmp_path):
+    index = build_index(gallery, lists=40, distance="sqeuclidean")
+    faiss.write_index(index.index, str(tmp_path / "plain"))
+    with pytest.raises(UserError, match="not an index that was saved here"):
+        load_index(tmp_path / "plain")
+    plain = load_index(tmp_path / "plain", plain="sqeuclidean")
+    for found, expected in zip(plain.search(gallery[:9], k=4), index.search(gallery[:9], k=4), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    faiss.write_index(build_index(gallery, kind="hnsw").index, str(tmp_path / "graph"))
+    with pytest.raises(UserError, match="is an index of another kind, IndexHNSWFlat"):
+        load_index(tmp_path / "graph", plain="sqeuclidean")

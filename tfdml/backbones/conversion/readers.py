@@ -66,7 +66,7 @@ def read_checkpoint(path: str | os.PathLike) -> dict[str, np.ndarray]:
         raise
     except Exception as error:
         # Whatever a damaged file makes the readers stumble over.
-        raise UserError(f"--from={path} is damaged or no checkpoint ({short_message(error)})") from error
+        raise UserError(f"--from={path} is damaged or no checkpoint ({short_message(error, named=True)})") from error
     if not arrays:
         raise UserError(f"--from={path} holds no arrays")
     return {name: _widen(array) for name, array in arrays.items()}

@@ -37,7 +37,7 @@ def random_part(size: tf.Tensor, draws: tf.Tensor, scale: tuple[float, float], r
     part_width = tf.cast(tf.where(found, widths[first], fallback_width), tf.int32)
     part = tf.stack([part_height, part_width])
     room = size - part
-    return tf.concat([tf.where(found, place(draws[:2], room), room // 2), part], 0)
+    return tf.concat([tf.where(found, random_offset(draws[:2], room), room // 2), part], 0)
 
 
 def multi_resolution(
@@ -60,7 +60,7 @@ def multi_resolution(
     return height, width
 
 
-def place(draws: tf.Tensor, room: tf.Tensor) -> tf.Tensor:
+def random_offset(draws: tf.Tensor, room: tf.Tensor) -> tf.Tensor:
     """Whole numbers from 0 to `room`, evenly, from uniform draws."""
     # The product can round up to room + 1 itself.
     return tf.minimum(tf.cast(draws * tf.cast(room + 1, tf.float32), tf.int32), room)

@@ -19,6 +19,8 @@ from tfdml.data.augmentation.resizing import (
 from tfdml.data.images.partial_decoding import whole
 from tfdml.errors import UserError
 
+# Of the arguments in configs that releases up to 0.1 wrote.
+_EARLIER_NAMES = {"crop": "image_size", "mode": "resize_mode"}
 _COLORS = {"black": BLACK, "white": (255, 255, 255)}
 
 
@@ -27,11 +29,12 @@ class EvaluationTransform:
     """Resize, then the central crop: the same image gives the same pixels, in training, evaluation and serving.
 
     Args:
-        resize: Pixels of the shorter side (`mode="shorter"`, keeps proportions), of both (`mode="squash"`), or of the
-            longer side (`mode="pad"`, keeps proportions; the image then lies on the centre of a square).
+        resize: Pixels of the shorter side (`resize_mode="shorter"`, keeps proportions), of both
+            (`resize_mode="squash"`), or of the longer side (`resize_mode="pad"`, keeps proportions; the image then
+            lies on the centre of a square).
             Smaller images are enlarged.
-        crop: Pixels of the square cut from the centre, at most `resize`.
-        mode: `"shorter"`, `"squash"` or `"pad"`.
+        image_size: Pixels of the side S of the square cut from the centre, at most `resize`.
+        resize_mode: `"shorter"`, `"squash"` or `"pad"`.
         pad_color: Of that square: `"black"`, `"white"`, `"R,G,B"` or three whole numbers of 0 to 255.
 
     The test-time forms of the papers: `(256, 224)` (JRD), `(256, 256, "squash")` (HORDE), `(293, 256, "squash")` (its
@@ -42,18 +45,18 @@ class EvaluationTransform:
         UserError: A number is out of range, or the mode or colour is unknown.
 
     Example:
-        >>> transform = EvaluationTransform(resize=256, crop=224)
+        >>> transform = EvaluationTransform(resize=256, image_size=224)
         >>> transform(tf.zeros((480, 640, 3), tf.uint8)).shape
         TensorShape([224, 224, 3])
     """
 
     resize: int = 256
-    crop: int = 224
-    mode: str = "shorter"
+    image_size: int = 224
+    resize_mode: str = "shorter"
     pad_color: Color = BLACK
 
     def __post_init__(self):
-        check_sizes(self.resize, self.crop, self.mode)
+        check_sizes(self.resize, self.image_size, self.resize_mode)
         object.__setattr__(self, "pad_color", as_color(self.pad_color))
 
     @classmethod
@@ -74,10 +77,10 @@ class EvaluationTransform:
         Returns:
             (4,) int32: top, left, height and width.
         """
-        if self.mode == "pad":
+        if self.resize_mode == "pad":
             return whole(size)
         target, top_left = self._geometry(size)
-        return source_window(tf.unstack(size), target, (*top_left, self.crop, self.crop))
+        return source_window(tf.unstack(size), target, (*top_left, self.image_size, self.image_size))
 
     def finish(self, part: tf.Tensor, window: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
         """The view, from the part of an image that `window` named; bit by bit that of the whole image.
@@ -88,14 +91,14 @@ class EvaluationTransform:
             size: (2,) int32, height and width of the whole image.
 
         Returns:
-            (crop, crop, 3) uint8.
+            (S, S, 3) uint8.
         """
-        if self.mode == "pad":
+        if self.resize_mode == "pad":
             return self(part)
         target, top_left = self._geometry(size)
         origin, size = tf.unstack(window[:2]), tf.unstack(size)
-        view = resize_window(part, origin, size, target, (*top_left, self.crop, self.crop))
-        return tf.ensure_shape(view, (self.crop, self.crop, 3))
+        view = resize_window(part, origin, size, target, (*top_left, self.image_size, self.image_size))
+        return tf.ensure_shape(view, (self.image_size, self.image_size, 3))
 
     def __call__(self, images: tf.Tensor) -> tf.Tensor:
         """Transforms one image or a batch of equally sized ones.
@@ -104,9 +107,9 @@ class EvaluationTransform:
             images: (H, W, 3) or (B, H, W, 3) uint8; sizes may be unknown while a graph is traced.
 
         Returns:
-            (crop, crop, 3) or (B, crop, crop, 3) uint8.
+            (S, S, 3) or (B, S, S, 3) uint8.
         """
-        return _central_crop(resize_to_side(images, self.resize, self.mode, self.pad_color), self.crop)
+        return _central_crop(resize_to_side(images, self.resize, self.resize_mode, self.pad_color), self.image_size)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments, as plain values that JSON can hold; `pad_color` where it is not black."""
@@ -118,13 +121,13 @@ class EvaluationTransform:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> EvaluationTransform:
-        """The transform that `get_config` described."""
-        return cls(**config)
+        """The transform that `get_config` described, also in releases up to 0.1."""
+        return cls(**{_EARLIER_NAMES.get(name, name): value for name, value in config.items()})
 
     def _geometry(self, size: tf.Tensor) -> tuple[tuple, list]:
         """The size to which an image is resized, and the top and left edge of the crop."""
-        target = target_size(tf.unstack(size), self.resize, self.mode)
-        return target, [(edge - self.crop) // 2 for edge in target]
+        target = target_size(tf.unstack(size), self.resize, self.resize_mode)
+        return target, [(edge - self.image_size) // 2 for edge in target]
 
 
 def as_color(value: Any, what: str = "pad_color") -> Color:
@@ -151,12 +154,12 @@ def as_color(value: Any, what: str = "pad_color") -> Color:
     raise UserError(f"{what}={value!r}: write black, white, or red, green and blue of 0 to 255, e.g. 255,255,255")
 
 
-def check_sizes(resize: int, crop: int, mode: str) -> None:
+def check_sizes(resize: int, image_size: int, resize_mode: str) -> None:
     """Raises an error where no view could be taken."""
-    if mode not in MODES:
-        raise UserError(f"a transform's mode must be one of {', '.join(MODES)}, not {mode!r}")
-    if not 1 <= crop <= resize:
-        raise UserError(f"crop must be from 1 px to resize, but crop is {crop} and resize is {resize}")
+    if resize_mode not in MODES:
+        raise UserError(f"resize_mode must be one of {', '.join(MODES)}, not {resize_mode!r}")
+    if not 1 <= image_size <= resize:
+        raise UserError(f"image_size must be from 1 px to resize, but is {image_size}, and resize is {resize}")
 
 
 def _central_crop(images: tf.Tensor, crop: int) -> tf.Tensor:

@@ -11,6 +11,9 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfdml.data.images.formats import BMP, FOREIGN, GIF, JPEG, PNG, WEBP, Format
+from tfdml.data.images.gif import EXTENSION, FRAME, GRAPHIC_CONTROL, PADDING, walk_blocks
+
 _WHITE = 255
 # EXIF lies in front of the image data and one of its segments holds at most this many bytes.
 _HEAD_BYTES = 65536
@@ -51,24 +54,35 @@ def decode_image(encoded: tf.Tensor) -> tf.Tensor:
     Example:
         >>> image = decode_image(jpeg)  # the bytes of a file
     """
-    jpeg = _has(encoded, 0, b"\xff\xd8\xff")
+    jpeg = is_format(encoded, JPEG)
     image = tf.cond(jpeg, lambda: _decode_jpeg(encoded), lambda: _decode_other(encoded))
     return tf.ensure_shape(image, (None, None, 3))
 
 
+def starts_with(encoded: tf.Tensor, start: bytes) -> tf.Tensor:
+    """Whether these are the first bytes, a scalar bool."""
+    return _has(encoded, 0, start)
+
+
+def is_format(encoded: tf.Tensor, known: Format) -> tf.Tensor:
+    """`Format.matches` in the graph."""
+    start = starts_with(encoded, known.start)
+    return start & _has(encoded, 8, known.brand) if known.brand else start
+
+
 def is_plain_jpeg(encoded: tf.Tensor) -> tf.Tensor:
     """Whether this is a JPEG whose tables follow the JFIF header without any EXIF between, as in most data sets."""
-    return _has(encoded, 0, b"\xff\xd8\xff\xe0\x00\x10JFIF") & _has(encoded, 20, b"\xff\xdb")
+    return starts_with(encoded, JPEG.start + b"\xe0\x00\x10JFIF") & _has(encoded, 20, b"\xff\xdb")
 
 
 # Not inlined because even the operations of a branch not taken cost time, together half that of decoding a thumbnail.
 @tf.function(input_signature=[tf.TensorSpec((), tf.string)], experimental_attributes={"_noinline": True})
 def _decode_other(encoded: tf.Tensor) -> tf.Tensor:
     decoders: list[tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]] = [
-        (_has(encoded, 0, b"\x89PNG\r\n\x1a\n"), _decode_png),
-        (_has(encoded, 0, b"GIF8"), _decode_gif),
-        (_has(encoded, 0, b"BM"), _decode_bmp),
-        (_has(encoded, 0, b"RIFF") & _has(encoded, 8, b"WEBP"), _decode_webp),
+        (is_format(encoded, PNG), _decode_png),
+        (is_format(encoded, GIF), _decode_gif),
+        (is_format(encoded, BMP), _decode_bmp),
+        (is_format(encoded, WEBP), _decode_webp),
         (tf.constant(True), _refuse),
     ]
     kind = tf.argmax(tf.cast(tf.stack([matches for matches, _ in decoders]), tf.int32), output_type=tf.int32)
@@ -117,7 +131,7 @@ def _through_palette(image: tf.Tensor, encoded: tf.Tensor, header: tf.Tensor) ->
     """The colours of a palette BMP; TensorFlow's decoder gives the bare (H, W, 1) palette indices."""
     start = 14 + _number(header, 14, 4)
     size = tf.clip_by_value(_number(header, 10, 4) - start, 0, 1024)
-    palette = _integers(_cut(encoded, start, size))
+    palette = integers(_cut(encoded, start, size))
     palette = tf.reshape(tf.pad(palette, [[0, 1024 - tf.size(palette)]]), (256, 4))[:, 2::-1]
     return tf.gather(tf.cast(palette, tf.uint8), tf.cast(image[..., 0], tf.int32))
 
@@ -136,7 +150,7 @@ def _decode_webp(encoded: tf.Tensor) -> tf.Tensor:
 
 def _refuse(encoded: tf.Tensor) -> tf.Tensor:
     # The bytes themselves stay out of the message: Python fails on messages that are not UTF-8.
-    check = tf.debugging.Assert(False, ["not a JPEG, PNG, GIF, BMP or WebP image; bytes:", tf.strings.length(encoded)])
+    check = tf.debugging.Assert(False, [FOREIGN + "; bytes:", tf.strings.length(encoded)])
     with tf.control_dependencies([check]):
         return tf.zeros((0, 0, 3), tf.uint8)
 
@@ -164,7 +178,7 @@ def _upright(image: tf.Tensor, searched: tf.Tensor, pattern: str) -> tf.Tensor:
 def _orientation(tiff: tf.Tensor) -> tf.Tensor:
     """The orientation, 1 to 8, that a TIFF block's first directory states; 1 where it states none."""
     # The padding makes every read of a cut-off block fall on zeros.
-    data = tf.pad(_integers(tiff), [[0, 16]])
+    data = tf.pad(integers(tiff), [[0, 16]])
     end = tf.size(data) - 16
     little = data[0] == ord("I")
 
@@ -199,24 +213,13 @@ def _paint_gif_transparency(encoded: tf.Tensor) -> tf.Tensor:
 
     TensorFlow shows transparent pixels as black, which cannot be told from black ones afterwards.
     """
-    # The padding makes every read of a cut-off file fall on zeros.
-    data = tf.pad(_integers(_head(encoded)), [[0, 32]])
-    end = tf.size(data) - 32
-    global_palette = tf.where(data[10] >= 128, 3 * tf.bitwise.left_shift(2, data[10] & 7), 0)
-
-    def before_frame(at: tf.Tensor, in_block: tf.Tensor) -> tf.Tensor:
-        return (at < end) & (in_block | ((data[at] == 0x21) & (data[at + 1] != 0xF9)))
-
-    def advance(at: tf.Tensor, in_block: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        length = tf.where(in_block, data[at] + 1, 2)
-        return tf.minimum(at + length, end), ~in_block | (data[at] != 0)
-
-    # Walks over comments and the like, sub-block by sub-block, to the graphic control block or the frame itself.
-    start = tf.minimum(13 + global_palette, end)
-    at, _ = tf.while_loop(before_frame, advance, (start, tf.constant(False)))
-    local_palette = (data[at + 8] == 0x2C) & (data[at + 17] >= 128)
+    data = tf.pad(integers(_head(encoded)), [[0, PADDING]])
+    end = tf.size(data) - PADDING
+    # Over comments and the like to the graphic control block or the frame itself.
+    at, _ = walk_blocks(data, lambda at: (data[at] == EXTENSION) & (data[at + 1] != GRAPHIC_CONTROL))
+    local_palette = (data[at + 8] == FRAME) & (data[at + 17] >= 128)
     colour = tf.where(local_palette, at + 18, 13) + 3 * data[at + 6]
-    transparent = (data[at] == 0x21) & (data[at + 1] == 0xF9) & (data[at + 3] & 1 == 1)
+    transparent = (data[at] == EXTENSION) & (data[at + 1] == GRAPHIC_CONTROL) & (data[at + 3] & 1 == 1)
 
     def painted() -> tf.Tensor:
         return _replaced(_replaced(encoded, at + 3, b"\x00"), colour, b"\xff\xff\xff")
@@ -246,11 +249,11 @@ def _head(encoded: tf.Tensor) -> tf.Tensor:
 
 def _header(encoded: tf.Tensor, size: int) -> tf.Tensor:
     """The first `size` bytes as (size,) int32, zeros where the string ends before."""
-    data = _integers(tf.strings.substr(encoded, 0, size))
+    data = integers(tf.strings.substr(encoded, 0, size))
     return tf.pad(data, [[0, size - tf.size(data)]])
 
 
-def _integers(text: tf.Tensor) -> tf.Tensor:
+def integers(text: tf.Tensor) -> tf.Tensor:
     """The bytes of a string as (n,) int32."""
     return tf.cast(tf.io.decode_raw(text, tf.uint8), tf.int32)
 

@@ -14,7 +14,8 @@ import numpy as np
 from PIL import Image
 
 from tfdml.data.images.base import Images
-from tfdml.data.images.headers import MAX_PIXELS, HeaderFault, Window, pixels
+from tfdml.data.images.formats import DECODER_LIMIT, GIF, JPEG, PNG
+from tfdml.data.images.headers import HeaderFault, Window, header_size
 
 # Enough to tell text from other data; the headers themselves are shorter.
 _HEAD = 512
@@ -75,7 +76,7 @@ class ImageError:
         return f"{self.name}: {self.reason}"
 
 
-def inspect(images: Images, max_pixels: int = MAX_PIXELS) -> list[ImageError]:
+def inspect(images: Images, max_pixels: int = DECODER_LIMIT) -> list[ImageError]:
     """Checks the header and the end of every image, without decoding any.
 
     Supported are JPEG, PNG, GIF, BMP and WebP, told by content and not by name: what
@@ -123,13 +124,13 @@ def diagnose(images: Images, indices: Sequence[int] | np.ndarray | None = None) 
         return []
     faults = []
     for index in range(len(images)) if indices is None else map(int, indices):
-        reason = _fault(images, index, MAX_PIXELS) or _decoding_fault(images, index)
+        reason = _fault(images, index, DECODER_LIMIT) or _decoding_fault(images, index)
         if reason:
             faults.append(ImageError(index, images.place(index), reason))
     return faults
 
 
-def content_fault(data: bytes, max_pixels: int = MAX_PIXELS) -> str | None:
+def content_fault(data: bytes, max_pixels: int = DECODER_LIMIT) -> str | None:
     """What is wrong with the bytes of an image, judged as `inspect` does; None if nothing is.
 
     Example:
@@ -181,7 +182,7 @@ def _content_fault(file: BinaryIO, max_pixels: int) -> str | None:
     file.seek(0, os.SEEK_END)
     size = file.tell()
     try:
-        stated = pixels(Window(file, head, size))
+        stated = header_size(Window(file, head, size))
     except HeaderFault as fault:
         return str(fault)
     if stated is None:
@@ -194,11 +195,11 @@ def _content_fault(file: BinaryIO, max_pixels: int) -> str | None:
 
 def _end_fault(file: BinaryIO, head: bytes, size: int, tail: bytes) -> str | None:
     """Whether the image data ends as it should; the headers of BMP and WebP have told so already."""
-    if head.startswith(b"\xff\xd8"):
+    if JPEG.matches(head):
         return _jpeg_fault(file, size, tail)
-    if head.startswith(b"\x89PNG"):
+    if PNG.matches(head):
         return None if _PNG_END in tail or _PNG_END in _all(file) else "truncated PNG (no IEND chunk)"
-    if head.startswith(b"GIF8"):
+    if GIF.matches(head):
         return None if b"\0;" in tail[-_GIF_SLACK:] else "truncated GIF (no trailer)"
     return None
 

@@ -6,10 +6,11 @@ Nothing is decoded, so that a small file which promises a huge image is found be
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import BinaryIO
 
-# TensorFlow's decoders hold at most 2^29 values, that is so many pixels of three.
-MAX_PIXELS = 178_956_970
+from tfdml.data.images.formats import BMP, GIF, JPEG, PNG, WEBP, Format, format_of
+
 # What libjpeg and libpng take at most along one side.
 _JPEG_SIDE = 65_500
 _PNG_SIDE = 1_000_000
@@ -49,7 +50,7 @@ class Window:
         return self._held[offset - self._start :][:count]
 
 
-def pixels(window: Window) -> tuple[int, int] | None:
+def header_size(window: Window) -> tuple[int, int] | None:
     """Width and height that an image file's header states; of an animation, as if its frames lay side by side.
 
     Args:
@@ -64,21 +65,11 @@ def pixels(window: Window) -> tuple[int, int] | None:
     Example:
         >>> import io
         >>> data = b"BM" + bytes(8) + struct.pack("<IIiiHHI", 54, 40, 1, 1, 1, 24, 0) + bytes(24)
-        >>> pixels(Window(io.BytesIO(data), data, len(data)))
+        >>> header_size(Window(io.BytesIO(data), data, len(data)))
         (1, 1)
     """
-    head = window.at(0, 16)
-    if head.startswith(b"\xff\xd8\xff"):
-        return _jpeg(window)
-    if head.startswith(b"\x89PNG\r\n\x1a\n"):
-        return _png(window)
-    if head.startswith(b"GIF8"):
-        return _gif(window)
-    if head.startswith(b"BM"):
-        return _bmp(window)
-    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
-        return _webp(window)
-    return None
+    kind = format_of(window.at(0, 16))
+    return None if kind is None else _READERS[kind](window)
 
 
 def _jpeg(window: Window) -> tuple[int, int]:
@@ -196,3 +187,12 @@ def _webp(window: Window) -> tuple[int, int]:
         if width and height:
             return width, height
     raise HeaderFault("damaged WebP (no image behind its header)")
+
+
+_READERS: dict[Format, Callable[[Window], tuple[int, int]]] = {
+    JPEG: _jpeg,
+    PNG: _png,
+    GIF: _gif,
+    BMP: _bmp,
+    WEBP: _webp,
+}

@@ -10,11 +10,10 @@ from absl import logging
 
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import FileImages
+from tfdml.data.images.formats import EXTENSIONS
 from tfdml.data.readers.label_checks import warn_singleton_classes
 from tfdml.data.readers.label_files import CONTROL, held_out_classes, quoted
 from tfdml.errors import UserError
-
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
 
 
 def read(data_dir: str | os.PathLike, split: str = "train", *, test_fraction: float = 0.5) -> ImageDataset:

@@ -13,7 +13,7 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import EncodedImages
 from tfdml.data.readers import label_files as files
 from tfdml.data.readers.label_checks import warn_singleton_classes
-from tfdml.errors import UserError
+from tfdml.errors import UserError, short_message
 
 
 def read(
@@ -100,12 +100,14 @@ def _builder(name: str, data_dir: str | os.PathLike | None, download: bool) -> A
             f"tfds: TensorFlow Datasets knows no data set {name!r}; look it up with tfds.list_builders()"
         ) from error
     except Exception as error:  # a wrong configuration or version, or a requirement of the data set's own code
-        raise UserError(f"tfds: {name!r} cannot be opened: {_one_line(error)}") from error
+        raise UserError(f"tfds: {name!r} cannot be opened: {short_message(error, 'first')}") from error
     if download:
         try:
             builder.download_and_prepare()
         except Exception as error:  # anything between the network and the disk
-            raise UserError(f"tfds: {name} could not be downloaded and prepared: {_one_line(error)}") from error
+            raise UserError(
+                f"tfds: {name} could not be downloaded and prepared: {short_message(error, 'first')}"
+            ) from error
     if not builder.is_prepared():
         raise UserError(
             f"tfds: {name} is not prepared in {builder.data_dir}; run `tfds build {name}`, or pass download=True"
@@ -195,9 +197,3 @@ def _warn_of_shared_classes(name: str, train: np.ndarray, test: np.ndarray) -> N
             len(shared),
             name,
         )
-
-
-def _one_line(error: Exception) -> str:
-    """The first line that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

@@ -10,7 +10,7 @@ import numpy as np
 from tfdml.data.dataset import ImageDataset
 
 
-def find_copies(splits: Mapping[str, tuple[ImageDataset, Sequence[str]]]) -> list[dict[str, Any]]:
+def find_duplicates(splits: Mapping[str, tuple[ImageDataset, Sequence[str]]]) -> list[dict[str, Any]]:
     """Groups images whose bytes are the same.
 
     Args:
@@ -21,7 +21,7 @@ def find_copies(splits: Mapping[str, tuple[ImageDataset, Sequence[str]]]) -> lis
         `name`, `label` and `class`), `labels_differ` and `across_splits`.
 
     Example:
-        >>> find_copies({"train": (dataset, digests)})  # doctest: +SKIP
+        >>> find_duplicates({"train": (dataset, digests)})  # doctest: +SKIP
     """
     members: dict[str, list[tuple[str, int]]] = {}
     for split, (_, digests) in splits.items():
@@ -43,15 +43,15 @@ def find_copies(splits: Mapping[str, tuple[ImageDataset, Sequence[str]]]) -> lis
     return groups
 
 
-def describe_copies(groups: Sequence[Mapping[str, Any]], named: int = 3) -> list[str]:
+def describe_duplicates(groups: Sequence[Mapping[str, Any]], named: int = 3) -> list[str]:
     """The groups in a few lines for people.
 
     Args:
-        groups: What `find_copies` returned.
+        groups: What `find_duplicates` returned.
         named: How many groups of a kind to name.
 
     Example:
-        >>> describe_copies([])
+        >>> describe_duplicates([])
         ['byte-identical copies: none']
     """
     if not groups:

@@ -164,7 +164,7 @@ def _columns(folder: str, about: dict[str, Any]) -> dict[str, np.ndarray]:
             columns = dict(file)
         _check_columns(columns, about["class_names"])
     except Exception as error:  # whatever a table of others makes NumPy stumble over
-        raise UserError(f"{path} is damaged ({short_message(error)}); {REMEDY}") from error
+        raise UserError(f"{path} is damaged ({short_message(error, named=True)}); {REMEDY}") from error
     return columns
 
 

@@ -52,12 +52,12 @@ class Report:
 
     Args:
         splits: The findings by split.
-        copies: The groups of byte-identical images: see `find_copies`.
+        duplicates: The groups of byte-identical images: see `find_duplicates`.
         finished_before: Whether an earlier run had done it all.
     """
 
     splits: dict[str, SplitReport]
-    copies: list[dict[str, Any]]
+    duplicates: list[dict[str, Any]]
     finished_before: bool = False
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from tfdml.data.images.headers import MAX_PIXELS
+from tfdml.data.images.formats import DECODER_LIMIT
 from tfdml.errors import UserError
 
 SHRINK_FORMATS = ("jpeg", "png")
@@ -41,7 +41,7 @@ class Settings:
     shard_mb: float = 128.0
     bad_images: str = "error"
     drop_copies: str = "none"
-    max_pixels: int = MAX_PIXELS
+    max_pixels: int = DECODER_LIMIT
     workers: int = 2
 
     def __post_init__(self):

@@ -11,12 +11,12 @@ import tensorflow as tf
 
 from tfdml import storage
 from tfdml.data.dataset import ImageDataset
+from tfdml.data.images.formats import format_of
 from tfdml.data.images.record_images import ENCODED
 from tfdml.data.records.workers import Examined
 
 # A TFRecord's length and two checksums.
 _FRAME = 16
-_FORMATS = ((b"\xff\xd8", b"jpeg"), (b"\x89PNG", b"png"), (b"GIF8", b"gif"), (b"BM", b"bmp"), (b"RIFF", b"webp"))
 
 
 def cut_into_shards(sizes: Sequence[int], shard_bytes: float) -> list[int]:
@@ -83,10 +83,11 @@ def write_shard(folder: str, stem: str, dataset: ImageDataset, images: Iterable[
 
 
 def _example(dataset: ImageDataset, image: Examined) -> tf.train.Example:
+    kind = format_of(image.data[:16])
     label = int(dataset.labels[image.index])
     features = {
         ENCODED: _bytes(image.data),
-        "image/format": _bytes(next((name for magic, name in _FORMATS if image.data.startswith(magic)), b"")),
+        "image/format": _bytes(kind.name.encode() if kind else b""),
         "image/filename": _bytes(os.fsencode(dataset.images.name(image.index))),
         "image/class/label": _integer(label),
         "image/class/text": _bytes(os.fsencode(dataset.class_names[label])),

@@ -15,6 +15,7 @@ from tfdml.data.images import EncodedImages, Images
 from tfdml.data.images.decoding import decode_image
 from tfdml.data.images.faults import ImageError, access_fault, content_fault, diagnose
 from tfdml.data.records.settings import Settings
+from tfdml.errors import short_message
 
 _JPEG_QUALITY = 95
 
@@ -139,7 +140,7 @@ def _converter(side: int, kind: str) -> Callable[[tf.Tensor], tf.Tensor]:
 
     def encoded(image: tf.Tensor) -> tf.Tensor:
         # Resized as in training, so that training at this size does not resize again.
-        shrunk = TrainTransform("random_crop", resize=side, crop=side).prepare(image)
+        shrunk = TrainTransform("random_crop", resize=side, image_size=side).prepare(image)
         return tf.io.encode_png(shrunk) if kind == "png" else tf.io.encode_jpeg(shrunk, "rgb", quality=_JPEG_QUALITY)
 
     @tf.function(input_signature=[tf.TensorSpec((), tf.string)])
@@ -158,5 +159,4 @@ def _reason(data: bytes, error: Exception) -> str:
     faults = diagnose(EncodedImages((data,), ("",)))
     if faults:
         return faults[0].reason
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and "{{" not in line]
-    return f"damaged: {lines[-1] if lines else 'it cannot be decoded'}"
+    return f"damaged: {short_message(error, 'last')}"

@@ -20,7 +20,7 @@ from tfdml.data.images.faults import ImageError
 from tfdml.data.images.record_images import REMEDY
 from tfdml.data.records import output_folder as folders
 from tfdml.data.records import reader as records
-from tfdml.data.records.duplicates import find_copies
+from tfdml.data.records.duplicates import find_duplicates
 from tfdml.data.records.report import Report, SplitReport, bad_images_in_words, one_line
 from tfdml.data.records.settings import Settings
 from tfdml.data.records.shards import cut_into_shards, write_shard
@@ -63,7 +63,7 @@ def check(
                     findings[split].faults.append(
                         ImageError(image.index, dataset.images.place(image.index), image.fault)
                     )
-    return Report(findings, _copies(findings))
+    return Report(findings, _duplicates(findings))
 
 
 def plan(splits: Mapping[str, ImageDataset], settings: Settings) -> dict[str, tuple[int, int, int]]:
@@ -131,7 +131,7 @@ def prepare(
             _tidy(out)
             return Report({split: SplitReport(dataset) for split, dataset in splits.items()}, [], finished_before=True)
         report = _write(splits, out, settings, job, progress)
-        folders.write_json(os.path.join(out, COPIES), report.copies)
+        folders.write_json(os.path.join(out, COPIES), report.duplicates)
         _report_bad_images(report, out, settings)
         entries = {split: _finish(found, split, out) for split, found in report.splits.items()}
         manifest = {
@@ -176,7 +176,7 @@ def _write(
                 found.dropped += part["dropped"]
                 if part["shard"]:
                     found.shards.append(part["shard"])
-    return Report(findings, _copies(findings))
+    return Report(findings, _duplicates(findings))
 
 
 def _make_part(
@@ -316,8 +316,8 @@ def _report_bad_images(report: Report, out: str, settings: Settings) -> None:
         )
 
 
-def _copies(findings: Mapping[str, SplitReport]) -> list[dict[str, Any]]:
-    return find_copies({split: (found.dataset, found.digests) for split, found in findings.items()})
+def _duplicates(findings: Mapping[str, SplitReport]) -> list[dict[str, Any]]:
+    return find_duplicates({split: (found.dataset, found.digests) for split, found in findings.items()})
 
 
 def _digest(value: object) -> str:

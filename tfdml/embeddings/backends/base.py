@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import hashlib
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,24 +112,6 @@ def checked_vectors(vectors: np.ndarray, count: int, address: str) -> np.ndarray
             f"{vectors.shape}"
         )
     return vectors.astype(np.float32)
-
-
-def gist(error: BaseException | str) -> str:
-    r"""One line of what TensorFlow says over many: what an assertion says, or the last before it tells of its graph.
-
-    Example:
-        >>> gist("Graph execution error:\n\nDetected at node a\nInvalid PNG data\n\t [[{{node a}}]]")
-        'Invalid PNG data'
-        >>> gist("assertion failed: [image_bytes[0] of 1: no bytes]\n\t [[{{node b}}]]")
-        'image_bytes[0] of 1: no bytes'
-    """
-    text = str(getattr(error, "message", None) or error)
-    before = text.partition("[[{{node")[0]
-    asserted = re.search(r"assertion failed: \[(.+)\]", before)
-    if asserted:
-        return " ".join(asserted[1].split())[:300]
-    lines = [" ".join(line.split()) for line in before.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else " ".join(text.split())[:300] or type(error).__name__
 
 
 def encoded_batches(images: Images, batch_size: int) -> Iterator[list[bytes]]:

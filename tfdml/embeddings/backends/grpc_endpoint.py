@@ -12,7 +12,7 @@ from tensorflow_serving.apis import (
     prediction_service_pb2_grpc,
 )
 
-from tfdml.embeddings.backends.base import ImageRefused, gist
+from tfdml.embeddings.backends.base import ImageRefused
 from tfdml.embeddings.backends.endpoint import Address, Endpoint, Unavailable
 from tfdml.errors import UserError, short_message
 
@@ -75,10 +75,12 @@ class GrpcEndpoint(Endpoint):
         try:
             return tf.make_ndarray(answer.outputs["embedding"])
         except (TypeError, ValueError) as error:
-            raise UserError(f"{self.address} does not give one vector per image: {short_message(error)}") from error
+            raise UserError(
+                f"{self.address} does not give one vector per image: {short_message(error, named=True)}"
+            ) from error
 
     def _explained(self, error: grpc.RpcError, images: int) -> Exception:
-        code, details = error.code(), gist(error.details() or "no reason given")
+        code, details = error.code(), short_message(error.details() or "no reason given", "last")
         if code in _BUSY:
             return Unavailable(details)
         if code == grpc.StatusCode.INVALID_ARGUMENT and images:

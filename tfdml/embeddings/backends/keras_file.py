@@ -85,7 +85,7 @@ def load_embedder(path: str | os.PathLike) -> Embedder | MomentEmbedder:
         # Code in the file, such as that of a Lambda layer, is refused: `safe_mode` is Keras's default, said here aloud.
         embedder = keras.saving.load_model(path, compile=False, safe_mode=True)
     except Exception as error:  # layers of other packages, and whatever else a file of others makes Keras stumble over
-        raise UserError(f"{path} cannot be loaded: {short_message(error, 300)}") from error
+        raise UserError(f"{path} cannot be loaded: {short_message(error, named=True)}") from error
     if not isinstance(embedder, (Embedder, MomentEmbedder)):
         raise UserError(f"{path} holds a {type(embedder).__name__}, not an Embedder")
     return embedder

@@ -14,21 +14,21 @@ from tfdml.data.augmentation.evaluation import EvaluationTransform, as_color
 from tfdml.data.augmentation.resizing import BLACK
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches, explain_failure
-from tfdml.embeddings.backends.base import EmbeddingBackend, checked_vectors, checksum_of, gist
+from tfdml.embeddings.backends.base import EmbeddingBackend, checked_vectors, checksum_of
 from tfdml.embeddings.backends.model_card import CARD, compare_with_card, view_of_card
-from tfdml.errors import UserError
+from tfdml.errors import UserError, short_message
 
 
 class LiteRTEmbedder(EmbeddingBackend):
-    """A .tflite file from (1 or B, crop, crop, 3) uint8 images, after the evaluation view, to float embeddings.
+    """A .tflite file from (1 or B, S, S, 3) uint8 images, after the evaluation view, to float embeddings.
 
     Args:
         path: The file.
         resize: Pixels to which images are resized before the central crop; 0: as the export's model card says, which
             lies beside the file or in the folder above.
-        mode: How they are resized; empty: as the card says, else `"shorter"`.
+        resize_mode: How they are resized; empty: as the card says, else `"shorter"`.
         image_size: What the crop is held to be; 0: what the file's input says.
-        pad_color: What fills up the square of `mode="pad"`; empty: as the card says, else black.
+        pad_color: What fills up the square of `resize_mode="pad"`; empty: as the card says, else black.
 
     Raises:
         UserError: The file is no such model, or its view is not known.
@@ -37,7 +37,7 @@ class LiteRTEmbedder(EmbeddingBackend):
     kind = "litert"
 
     def __init__(
-        self, path: str | os.PathLike, resize: int = 0, mode: str = "", image_size: int = 0, pad_color: str = ""
+        self, path: str | os.PathLike, resize: int = 0, resize_mode: str = "", image_size: int = 0, pad_color: str = ""
     ):
         self.path = Path(path)
         self.address = str(path)
@@ -48,13 +48,13 @@ class LiteRTEmbedder(EmbeddingBackend):
         self._input, self._output = inputs[0], _embedding(outputs)
         shape = self._input["shape_signature"].tolist()
         if len(inputs) != 1 or len(shape) != 4 or shape[3] != 3 or shape[1] != shape[2] or shape[1] < 1:
-            raise UserError(f"--model={path}: its input must be square images (B, crop, crop, 3), not {shape}")
+            raise UserError(f"--model={path}: its input must be square images (B, S, S, 3), not {shape}")
         if self._input["dtype"] != np.uint8 or self._output is None or self._output["dtype"] != np.float32:
             raise UserError(f"--model={path}: it must take uint8 images and give one float32 output, the embedding")
         if image_size not in (0, shape[1]):
             raise UserError(f"--image_size={image_size}, but {path} takes images of {shape[1]} px")
         self._rows = 0 if shape[0] < 0 else shape[0]
-        self.transform = _view(self.path, shape[1], resize, mode, pad_color)
+        self.transform = _view(self.path, shape[1], resize, resize_mode, pad_color)
         self.view = self.transform.get_config()
 
     def checksum(self) -> str:
@@ -99,7 +99,7 @@ def _interpreter(path: Path) -> Any:
         interpreter = Interpreter(model_path=str(path), num_threads=os.cpu_count())
         interpreter.allocate_tensors()
     except (ValueError, RuntimeError) as error:
-        raise UserError(f"--model={path} cannot be loaded as a .tflite file: {gist(error)}") from error
+        raise UserError(f"--model={path} cannot be loaded as a .tflite file: {short_message(error, 'last')}") from error
     return interpreter
 
 
@@ -110,16 +110,17 @@ def _embedding(outputs: list[dict[str, Any]]) -> Any:
     return outputs[0] if len(outputs) == 1 else None
 
 
-def _view(path: Path, crop: int, resize: int, mode: str, pad_color: str) -> EvaluationTransform:
+def _view(path: Path, image_size: int, resize: int, resize_mode: str, pad_color: str) -> EvaluationTransform:
     stored = view_of_card(path.parent.parent / CARD) or view_of_card(path.parent / CARD)
     if stored is None and not resize:
         raise UserError(
             f"--model={path}: a .tflite file sees images after resizing and the crop, and there is no {CARD} that "
             "says how: pass --resize and, unless the shorter side is meant, --resize_mode"
         )
-    if stored is not None and stored["crop"] != crop:
-        raise UserError(f"--model={path} takes images of {crop} px, but its {CARD} tells of {stored['crop']} px")
-    known = {"mode": "shorter", "pad_color": BLACK, **(stored or {})}
-    return EvaluationTransform(
-        resize or known["resize"], crop, mode or known["mode"], as_color(pad_color or known["pad_color"], "--pad_color")
-    )
+    if stored is not None and stored["image_size"] != image_size:
+        raise UserError(
+            f"--model={path} takes images of {image_size} px, but its {CARD} tells of {stored['image_size']} px"
+        )
+    known = {"resize_mode": "shorter", "pad_color": BLACK, **(stored or {})}
+    color = as_color(pad_color or known["pad_color"], "--pad_color")
+    return EvaluationTransform(resize or known["resize"], image_size, resize_mode or known["resize_mode"], color)

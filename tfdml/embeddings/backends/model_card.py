@@ -1,19 +1,84 @@
-"""What a source needs from the card that an export carries."""
+"""`model_card.json`: what an exported version is, what it was made from, how it was measured; written and read."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tfdml.data.augmentation.evaluation import EvaluationTransform
 from tfdml.errors import UserError
 from tfdml.manifests import Kinds, compare_files, fields, objects, read_json
+from tfdml.models import Embedder, MomentEmbedder
+from tfdml.storage import sha256_of
+from tfdml.version import __version__, installed
 
 CARD = "model_card.json"
-_VIEW: Kinds = {"resize": int, "crop": int, "mode": str, "pad_color": (list, str)}
+# The second are the names of releases up to 0.1.
+_KEYS = ({"resize", "image_size", "resize_mode"}, {"resize", "crop", "mode"})
+_KINDS: Kinds = {
+    "resize": int,
+    "image_size": int,
+    "resize_mode": str,
+    "pad_color": (list, str),
+    "crop": int,
+    "mode": str,
+}
+LICENCE = (
+    "Not cleared by this export. The licences of the pretrained weights that training started from, and of the images "
+    "that it trained on, decide what the model may be used for: check both."
+)
+_PACKAGES = ("tensorflow", "keras", "numpy", "ai-edge-litert", "tf2onnx", "onnx", "onnxruntime")
 # One float32 view of this side takes 3 GB.
 _LARGEST_SIDE = 16_384
+
+
+def model_card(
+    embedder: Embedder | MomentEmbedder,
+    artefacts: dict[str, dict],
+    signatures: Sequence[str],
+    max_pixels: int,
+    about: dict[str, Any],
+) -> dict[str, Any]:
+    """The card of a version.
+
+    Args:
+        embedder: What was exported.
+        artefacts: By format: where it lies, its size and checksum, how it was accepted.
+        signatures: Those of its SavedModel.
+        max_pixels: The limit of the SavedModel's images.
+        about: What is known of the training: data, flags, metrics.
+
+    Returns:
+        A dict that JSON can hold. `view` is the configuration of the `EvaluationTransform` that a LiteRT or ONNX file
+        expects its images to have gone through.
+    """
+    return {
+        "model": {"class": type(embedder).__name__, "name": embedder.name, "parameters": embedder.count_params()},
+        "embedding_dim": embedder.embedding_dim,
+        "distance": "euclidean, of vectors of length 1: |f - g|^2 = 2 - 2 cosine",
+        "view": EvaluationTransform.of(embedder).get_config(),
+        "signatures": list(signatures),
+        "max_pixels": max_pixels,
+        "artefacts": artefacts,
+        **about,
+        "versions": {"tfdml": __version__, **installed(_PACKAGES)},
+        "licence": LICENCE,
+    }
+
+
+def describe_files(version: Path, paths: Iterable[Path]) -> dict[str, Any]:
+    """Size and SHA-256 of files below a version's folder.
+
+    Returns:
+        `bytes`, the sum; `files`, by path, the bytes and `sha256` of each.
+    """
+    files = {}
+    for path in sorted(paths):
+        name = path.relative_to(version).as_posix()
+        files[name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    return {"bytes": sum(entry["bytes"] for entry in files.values()), "files": files}
 
 
 def view_of_card(path: Path) -> dict[str, Any] | None:
@@ -30,15 +95,17 @@ def view_of_card(path: Path) -> dict[str, Any] | None:
 
     Example:
         >>> view_of_card(Path("models/cars/1/model_card.json"))  # doctest: +SKIP
-        {'resize': 112, 'crop': 96, 'mode': 'shorter'}
+        {'resize': 112, 'image_size': 96, 'resize_mode': 'shorter'}
     """
     if not path.exists():
         return None
     view = read_json(path).get("view")
     # Black padding is not named.
-    if not isinstance(view, dict) or set(view) - {"pad_color"} != {"resize", "crop", "mode"}:
-        raise UserError(f"{path} does not tell the view of the model: its key view must hold resize, crop and mode")
-    fields({"pad_color": "black", **view}, _VIEW, f"{path}: view")
+    if not isinstance(view, dict) or set(view) - {"pad_color"} not in _KEYS:
+        raise UserError(
+            f"{path} does not tell the view of the model: its key view must hold resize, image_size and resize_mode"
+        )
+    fields({"pad_color": "black", **view}, {name: _KINDS[name] for name in (*view, "pad_color")}, f"{path}: view")
     if view["resize"] > _LARGEST_SIDE:
         raise UserError(f"{path} tells of a view of {view['resize']:,} px, more than {_LARGEST_SIDE:,}")
     try:

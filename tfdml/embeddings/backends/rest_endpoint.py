@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdml.embeddings.backends.base import ImageRefused, gist
+from tfdml.embeddings.backends.base import ImageRefused
 from tfdml.embeddings.backends.endpoint import Address, Endpoint, Unavailable
 from tfdml.errors import UserError, short_message
 from tfdml.manifests import parse_json
@@ -46,7 +46,9 @@ class RestEndpoint(Endpoint):
             listed = answer.get("model_version_status", [])
             return [int(status["version"]) for status in listed if status.get("state") == "AVAILABLE"]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{self.address} does not answer as TF Serving does: {short_message(error)}") from error
+            raise UserError(
+                f"{self.address} does not answer as TF Serving does: {short_message(error, named=True)}"
+            ) from error
 
     def _predict(self, encoded_images: list[bytes]) -> np.ndarray:
         instances = [{"image_bytes": {"b64": base64.b64encode(image).decode("ascii")}} for image in encoded_images]
@@ -81,7 +83,7 @@ class RestEndpoint(Endpoint):
             answer = None
         if response.status != 200 or not isinstance(answer, dict):
             said = answer.get("error", text) if isinstance(answer, dict) else text
-            raise self._explained(response.status, gist(str(said)), images)
+            raise self._explained(response.status, short_message(str(said), "last"), images)
         return answer
 
     def _explained(self, status: int, reason: str, images: int) -> Exception:

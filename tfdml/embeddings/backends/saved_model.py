@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from tfdml.embeddings.backends.base import EncodedImagesBackend, ImageRefused, checksum_of, gist
+from tfdml.embeddings.backends.base import EncodedImagesBackend, ImageRefused, checksum_of
 from tfdml.embeddings.backends.model_card import CARD, compare_with_card, view_of_card
-from tfdml.errors import UserError
+from tfdml.errors import UserError, short_message
 
 
 class SavedModelEmbedder(EncodedImagesBackend):
@@ -34,7 +34,9 @@ class SavedModelEmbedder(EncodedImagesBackend):
             # Kept, because what the signature refers to lives only as long as this.
             self.loaded = tf.saved_model.load(str(path))
         except Exception as error:  # whatever a damaged graph makes TensorFlow stumble over
-            raise UserError(f"--model={path} cannot be loaded as a SavedModel: {gist(error)}") from error
+            raise UserError(
+                f"--model={path} cannot be loaded as a SavedModel: {short_message(error, 'last')}"
+            ) from error
         if "serving_default" not in self.loaded.signatures:
             raise UserError(f"--model={path}: the SavedModel has no signature serving_default")
         self.serve = self.loaded.signatures["serving_default"]
@@ -54,4 +56,4 @@ class SavedModelEmbedder(EncodedImagesBackend):
         try:
             return self.serve(image_bytes=tf.constant(encoded_images))["embedding"].numpy()
         except tf.errors.InvalidArgumentError as error:
-            raise ImageRefused(gist(error)) from error
+            raise ImageRefused(short_message(error, "last")) from error

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdml.errors import UserError
+from tfdml.errors import UserError, short_message
 from tfdml.evaluation.search.exact import check_embeddings, check_own_rows
 from tfdml.evaluation.search.scoring import unit_rows
 from tfdml.manifests import fields, parse_json
@@ -88,8 +88,16 @@ class GalleryIndex:
             if progress is not None:
                 progress("adding", block.stop, shape[0])
 
+    def centres(self) -> np.ndarray:
+        """(lists, d) float32, the centres of the lists of `ivf`."""
+        return self.index.quantizer.reconstruct_n(0, self.lists)
+
+    def vectors(self) -> np.ndarray:
+        """(N, d) float32, the gallery as the index keeps it: rounded as its storage says, of length 1 for cosine."""
+        return self.index.reconstruct_n(0, len(self))
+
     def search(
-        self, queries: Any, *, k: int, effort: int | None = None, own_rows: Any = None
+        self, queries: Any, *, k: int, effort: int | None = None, own_rows: Any = None, complete: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
         """The k nearest gallery images that the index finds for every query, nearest first.
 
@@ -103,6 +111,7 @@ class GalleryIndex:
                 through the graph (`hnsw`, at least k). More finds more and takes longer; all lists are exact. None:
                 `default_effort`.
             own_rows: (N,) the gallery row that holds each query itself, left out of its neighbours.
+            complete: Whether a query for which fewer than k images are found is searched in all of the gallery.
 
         Returns:
             (N, k) int64 gallery rows and (N, k) float32 distances; row -1 at distance infinity where the lists
@@ -129,6 +138,10 @@ class GalleryIndex:
             own = np.zeros(found.shape, bool) if own_rows is None else found == own_rows[block, None]
             order = np.lexsort((found, far, own), axis=-1)[:, :k]
             rows[block], distances[block] = np.take_along_axis(found, order, 1), np.take_along_axis(far, order, 1)
+        short = np.flatnonzero((rows < 0).any(axis=1) & complete)
+        if len(short):
+            own = None if own_rows is None else own_rows[short]
+            rows[short], distances[short] = self.search(queries[short], k=k, effort=len(self), own_rows=own)
         return rows, distances
 
     def _parameters(self, effort: int, wanted: int) -> Any:
@@ -161,7 +174,7 @@ class GalleryIndex:
                 with open(temporary, "ab") as file:
                     file.write(_TRAILER + about.encode())
         except (OSError, RuntimeError) as error:
-            raise UserError(f"{path} cannot be written: {_gist(error)}") from error
+            raise UserError(f"{path} cannot be written: {_said(error)}") from error
 
 
 def build_index(
@@ -173,6 +186,7 @@ def build_index(
     links: int = 32,
     storage: str = "float32",
     seed: int = 0,
+    centres: np.ndarray | None = None,
     progress: Progress | None = None,
 ) -> GalleryIndex:
     """An index of a gallery, for approximate search.
@@ -193,6 +207,8 @@ def build_index(
         storage: How the index keeps vectors: `"float32"`, as they are; `"float16"` or `"int8"`, rounded, in a half or
             a quarter of the memory. Distances are those of the rounded vectors.
         seed: Of the sample and of k-means.
+        centres: (lists, d), the centres of `ivf`'s lists, in place of k-means: those of an index of nearly the same
+            images, see `GalleryIndex.centres`.
         progress: Called with ("training", 0 or 1, 1), and after every block with ("adding", rows done, N).
 
     Returns:
@@ -215,6 +231,10 @@ def build_index(
         if value not in known:
             raise UserError(f"unknown {what} {value!r}; one of {', '.join(known)}")
     size, dim = _shape_of(gallery)
+    if centres is not None:
+        if kind != "ivf" or np.ndim(centres) != 2 or np.shape(centres)[1] != dim:
+            raise UserError(f"centres must be (lists, {dim}) of kind ivf; got shape {np.shape(centres)}, kind {kind}")
+        lists = len(centres)
     if lists is None:
         lists = min(max(1, round(2 * math.sqrt(size))), size)
     if not 1 <= lists <= size:
@@ -234,6 +254,8 @@ def build_index(
         if kind == "ivf":
             # No warning of few images per list, and no sampling of the sample.
             index.cp.seed, index.cp.min_points_per_centroid, index.cp.max_points_per_centroid = seed, 1, count
+        if centres is not None:
+            index.quantizer.add(np.ascontiguousarray(centres, np.float32))
         index.train(_placed(gallery[chosen], distance, "a sample of the gallery"))
         if progress is not None:
             progress("training", 1, 1)
@@ -242,12 +264,14 @@ def build_index(
     return made
 
 
-def load_index(path: str | os.PathLike, *, mapped: bool = False) -> GalleryIndex:
+def load_index(path: str | os.PathLike, *, mapped: bool = False, plain: str | None = None) -> GalleryIndex:
     """The index of a file that `GalleryIndex.save` wrote.
 
     Args:
         path: The file.
         mapped: Whether to leave the vectors of an `ivf` index on disk, mapped into memory: for galleries beyond it.
+        plain: The distance of an `ivf` index of which faiss alone wrote the file, which does not tell it; None: such a
+            file is refused.
 
     Raises:
         UserError: There is no such file, or it is damaged or something else.
@@ -258,17 +282,21 @@ def load_index(path: str | os.PathLike, *, mapped: bool = False) -> GalleryIndex
         with open(path, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST_TRAILER))
             trailer = file.read().rpartition(_TRAILER)
-        if not trailer[1]:
+        if not trailer[1] and plain is None:
             raise UserError(f"{path} is not an index that was saved here, or not whole; build it again")
-        about = fields(parse_json(trailer[2], str(path)), {"kind": str, "distance": str, "count": int}, str(path))
+        about = {"kind": "ivf", "distance": plain, "count": None}
+        if trailer[1]:
+            about = fields(parse_json(trailer[2], str(path)), {"kind": str, "distance": str, "count": int}, str(path))
         if about["kind"] not in KINDS or about["distance"] not in DISTANCES:
             raise UserError(f"{path} is an index of a kind not known here; build it again")
         mapped = mapped and about["kind"] == "ivf"
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP if mapped else 0)
-        if index.ntotal != about["count"]:
+        if about["kind"] == "ivf" and not hasattr(index, "nlist"):
+            raise UserError(f"{path} is an index of another kind, {type(index).__name__}; build it again")
+        if about["count"] not in (index.ntotal, None):
             raise UserError(f"{path} is damaged: it holds {index.ntotal} images of {about['count']}; build it again")
     except (OSError, RuntimeError) as error:
-        raise UserError(f"{path} cannot be read: {_gist(error)}") from error
+        raise UserError(f"{path} cannot be read: {_said(error)}") from error
     return GalleryIndex(index, about["distance"], about["kind"], read_only=mapped)
 
 
@@ -297,7 +325,6 @@ def _placed(rows: Any, distance: str, what: str) -> np.ndarray:
     return unit_rows(rows) if distance == "cosine" else rows
 
 
-def _gist(error: Exception) -> str:
-    """What an error says, on one line; of faiss's, without the C++ names."""
-    text = getattr(error, "strerror", None) or str(error)
-    return " ".join(text.rpartition("failed: ")[2].split())[:200]
+def _said(error: Exception) -> str:
+    """Of faiss's message, what is behind the C++ names."""
+    return short_message(getattr(error, "strerror", None) or str(error).rpartition("failed: ")[2])

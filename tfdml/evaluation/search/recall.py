@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,54 @@ def index_recall(
         >>> few.recall < all_lists.recall == 1.0
         True
     """
+    efforts = [index.default_effort] if efforts is None else efforts
+    return list(_recalls(index, gallery, queries, k, efforts, sample, seed, memory_budget))
+
+
+def least_effort(index: GalleryIndex, gallery: Any, recall: float, *, k: int = 10, sample: int = 500) -> IndexRecall:
+    """The least of the efforts 1, 2, 4, ... whose recall@k reaches what is wanted, see `index_recall`.
+
+    Args:
+        index: The index.
+        gallery: (G, d) the embeddings that it was built from; the queries are some of them.
+        recall: To be reached, a fraction.
+        k: How many neighbours; all, where there are fewer.
+        sample: How many queries.
+
+    Returns:
+        The effort with its recall; the greatest effort, where none reaches it.
+
+    Raises:
+        UserError: As `index_recall`, or the recall is not a fraction.
+
+    Example:
+        >>> from tfdml.evaluation.search.index import build_index
+        >>> gallery = np.random.default_rng(0).normal(size=(1000, 8)).astype(np.float32)
+        >>> found = least_effort(build_index(gallery, lists=20), gallery, 0.9)
+        >>> found.recall >= 0.9, found.effort
+        (True, 8)
+    """
+    if not 0 < recall <= 1:
+        raise UserError(f"recall={recall}: must be a fraction above 0")
+    k, most = min(k, len(index) - 1), index.lists or len(index)
+    if not k:  # alone in the gallery, with no neighbour to miss
+        return IndexRecall(1.0, math.nan, 0, 0, 1)
+    efforts = [*(2**power for power in range((most - 1).bit_length())), most]
+    measured = _recalls(index, gallery, None, k, efforts, sample)
+    return next(result for result in measured if result.recall >= recall or result.effort == most)
+
+
+def _recalls(
+    index: GalleryIndex,
+    gallery: Any,
+    queries: Any,
+    k: int,
+    efforts: Iterable[int],
+    sample: int,
+    seed: int = 0,
+    memory_budget: int = 256 * 2**20,
+) -> Iterator[IndexRecall]:
+    """See `index_recall`; one result after another, as they are asked for."""
     if len(gallery) != len(index):
         raise UserError(f"the index holds {len(index)} images, the gallery {len(gallery)}: it is of another one")
     if sample < 1:
@@ -87,14 +135,12 @@ def index_recall(
     exact, _ = nearest_neighbours(asked, gallery, k=k, **options)
     farthest = _measured(asked, gallery, exact, index.distance).max(axis=1, keepdims=True)
 
-    results = []
-    for effort in [index.default_effort] if efforts is None else efforts:
+    for effort in efforts:
         found, _ = index.search(asked, k=k, effort=effort, own_rows=own_rows)
         near = (found >= 0) & (_measured(asked, gallery, np.maximum(found, 0), index.distance) <= farthest)
         shares = near.mean(axis=1)
         error = float(shares.std(ddof=1)) / math.sqrt(len(shares)) if len(shares) > 1 else math.nan
-        results.append(IndexRecall(float(shares.mean()), error, len(shares), k, effort))
-    return results
+        yield IndexRecall(float(shares.mean()), error, len(shares), k, effort)
 
 
 def _measured(queries: np.ndarray, gallery: np.ndarray, rows: np.ndarray, distance: str) -> np.ndarray:

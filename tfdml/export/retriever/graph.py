@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdml.embeddings.backends.base import gist
 from tfdml.embeddings.backends.model_card import compare_with_card
-from tfdml.errors import UserError
+from tfdml.errors import UserError, short_message
 from tfdml.export.network import quiet
 from tfdml.export.retriever.endpoints import Table, search_each, search_embedding
 from tfdml.export.retriever.gallery import Gallery
@@ -50,7 +49,7 @@ def write_graph(embedder: str | os.PathLike, folder: str | os.PathLike) -> Any:
     try:
         loaded = tf.saved_model.load(str(embedder))
     except Exception as error:  # whatever a damaged graph makes TensorFlow stumble over
-        raise UserError(f"{embedder} cannot be loaded as a SavedModel: {gist(error)}") from error
+        raise UserError(f"{embedder} cannot be loaded as a SavedModel: {short_message(error, 'last')}") from error
     missing = [name for name in SIGNATURES if name not in loaded.signatures]
     if missing:
         raise UserError(f"{embedder} is not an export of bin/export: it has no signature {missing[0]}")

@@ -12,13 +12,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml import storage
-from tfdml.embeddings.backends.base import gist
-from tfdml.errors import UserError
-from tfdml.evaluation.search.exact import unit_rows
+from tfdml.errors import UserError, short_message
+from tfdml.evaluation.search.index import GalleryIndex
+from tfdml.evaluation.search.scoring import unit_rows
 from tfdml.export.retriever.endpoints import MAX_NEIGHBOURS
 from tfdml.export.retriever.gallery import Gallery
-from tfdml.export.retriever.indexed import GalleryIndex
-from tfdml.export.retriever.version import RETRIEVER_CARD, compare_with_checksums, read_card
+from tfdml.export.retriever.version import RETRIEVER_CARD, compare_with_checksums, read_card, read_index
 from tfdml.export.versions import version_numbers
 
 Queries = np.ndarray | bytes | str | os.PathLike | Sequence[bytes | str | os.PathLike]
@@ -77,10 +76,12 @@ class LoadedVersion:
             loaded = tf.saved_model.load(str(path))
             columns = {name: loaded.table[name].numpy() for name in ("ids", "labels", "metadata")}
         except Exception as error:  # whatever a damaged graph makes TensorFlow stumble over
-            raise UserError(f"{path} cannot be loaded as a retriever's SavedModel: {gist(error)}") from error
-        index = GalleryIndex.read(path, card["index"]) if card["kind"] == "indexed" else None
+            raise UserError(
+                f"{path} cannot be loaded as a retriever's SavedModel: {short_message(error, 'last')}"
+            ) from error
+        index = read_index(path) if card["kind"] == "indexed" else None
         held = {len(column) for column in columns.values()} | ({len(index)} if index else set())
-        if held != {card["items"]} or (index and index.index.d != card["embedding_dim"]):
+        if held != {card["items"]} or (index and index.dimension != card["embedding_dim"]):
             raise UserError(f"{path} is damaged: {RETRIEVER_CARD} tells of {card['items']} items; build it again")
         return cls(path, card, loaded, columns if index else {}, index)
 
@@ -109,7 +110,7 @@ class LoadedVersion:
     def gallery(self) -> Gallery:
         """Its items."""
         columns = {name: column.numpy() for name, column in self.loaded.table.items()}
-        vectors = columns["embeddings"] if self.index is None else self.index.embeddings()
+        vectors = columns["embeddings"] if self.index is None else self.index.vectors()
         ids, metadata = (tuple(text.decode() for text in columns[name]) for name in ("ids", "metadata"))
         return Gallery(vectors, ids, columns["labels"], metadata)
 
@@ -126,7 +127,7 @@ class LoadedVersion:
         try:
             return self.loaded.signatures[signature](**{name: value})["embedding"].numpy()
         except (tf.errors.InvalidArgumentError, TypeError, ValueError) as error:
-            raise UserError(gist(error)) from error
+            raise UserError(short_message(error, "last")) from error
 
     def search(self, queries: Queries, k: int) -> Neighbours:
         """See `Retriever.search`."""
@@ -144,12 +145,14 @@ class LoadedVersion:
         try:
             found = search(embedding=tf.constant(vectors), k=tf.constant(k, tf.int32))
         except (tf.errors.InvalidArgumentError, TypeError, ValueError) as error:
-            raise UserError(gist(error)) from error
+            raise UserError(short_message(error, "last")) from error
         answer = {name: value.numpy() for name, value in found.items()}
         return Neighbours(**{**answer, **{name: _decoded(answer[name]) for name in ("ids", "metadata")}})
 
     def _by_index(self, index: GalleryIndex, vectors: np.ndarray, k: int) -> Neighbours:
-        rows, squares = index.search(unit_rows(vectors), k)
+        rows, squares = index.search(
+            unit_rows(vectors), k=k, effort=self.card["index"]["cells_searched"], complete=True
+        )
         return Neighbours(
             indices=rows,
             ids=_decoded(self.columns["ids"][rows]),

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdml.embeddings.backends.model_card import CARD, describe_files
 from tfdml.errors import UserError
-from tfdml.export.model_card import CARD, describe_files
+from tfdml.evaluation.search.index import GalleryIndex, build_index, load_index
+from tfdml.evaluation.search.recall import least_effort
 from tfdml.export.retriever.endpoints import MAX_NEIGHBOURS, MAX_RESULTS
 from tfdml.export.retriever.gallery import NO_LABEL, Gallery
 from tfdml.export.retriever.graph import SEARCHES, copy_with_gallery
-from tfdml.export.retriever.indexed import FILE, GalleryIndex
 from tfdml.export.saved_model import SIGNATURES
 from tfdml.export.versions import new_version, version_numbers
 from tfdml.export.warm_up import FILE as WARM_UP
@@ -27,6 +28,7 @@ from tfdml.manifests import Kinds, compare_files, fields, read_json
 from tfdml.storage import lock, partial_folder, write_json
 
 RETRIEVER_CARD = "retriever.json"
+INDEX = "gallery.faiss"
 # Above it a search through all of it would take tens of milliseconds for each query.
 EXACT_LIMIT = 200_000
 _CARD: Kinds = {
@@ -37,6 +39,11 @@ _CARD: Kinds = {
     "recall_wanted": float,
     "index": (dict, type(None)),
 }
+# What recall is measured at, and on how many items.
+_NEIGHBOURS = 10
+_QUERIES = 500
+# k-means asks for 39 vectors a cell at least.
+_SMALLEST_CELL = 39
 _WARM_UP_SIDE = 256
 _WARM_UP_SIZES = (1, 8)
 
@@ -64,20 +71,21 @@ def write_version(
         folder: Where versions lie.
         gallery: The items.
         settings: How they are searched.
-        like: See `GalleryIndex.build`.
+        like: An index of nearly the same items, whose cells are taken over, which saves their search.
 
     Returns:
         The path of the version.
     """
     exact = len(gallery) <= settings.exact_limit
-    index = None if exact else GalleryIndex.build(gallery.embeddings, settings.recall, like)
+    index = None if exact else _index(gallery.embeddings, like)
+    measured = None if index is None else _index_card(index, gallery.embeddings, settings.recall)
     with new_version(folder) as version:
         copy_with_gallery(source, version.folder, gallery, in_graph=exact)
         if index is not None:
-            index.write(version.folder)
+            index.save(version.folder / INDEX)
         _write_warm_up(version.folder, gallery, exact)
         files = describe_files(version.folder, _model_files(version.folder))["files"]
-        write_json(version.folder / RETRIEVER_CARD, {**_card(gallery, settings, index), "files": files})
+        write_json(version.folder / RETRIEVER_CARD, {**_card(gallery, settings, measured), "files": files})
         if (source / CARD).is_file():
             shutil.copyfile(source / CARD, version.folder / CARD)
     assert version.path is not None
@@ -86,7 +94,7 @@ def write_version(
 
 def _model_files(folder: Path) -> list[Path]:
     """What answers come from, by which a damaged version is known."""
-    index = [folder / FILE] if (folder / FILE).is_file() else []
+    index = [folder / INDEX] if (folder / INDEX).is_file() else []
     return [folder / "saved_model.pb", *sorted((folder / "variables").iterdir()), *index]
 
 
@@ -127,7 +135,7 @@ def write_embedder_card(embedder: Path, folder: Path) -> None:
         write_json(folder / CARD, {**card, "artefacts": {}, "signatures": [*SIGNATURES, *SEARCHES]})
 
 
-def _card(gallery: Gallery, settings: Settings, index: GalleryIndex | None) -> dict[str, Any]:
+def _card(gallery: Gallery, settings: Settings, index: dict[str, Any] | None) -> dict[str, Any]:
     return {
         "kind": "exact" if index is None else "indexed",
         "items": len(gallery),
@@ -139,7 +147,36 @@ def _card(gallery: Gallery, settings: Settings, index: GalleryIndex | None) -> d
         "max_results": MAX_RESULTS,
         "exact_limit": settings.exact_limit,
         "recall_wanted": settings.recall,
-        "index": None if index is None else index.card,
+        "index": index,
+    }
+
+
+def read_index(folder: Path) -> GalleryIndex:
+    """A version's index, in memory; faiss alone wrote the file in releases up to 0.1.
+
+    Raises:
+        UserError: It cannot be read.
+    """
+    return load_index(folder / INDEX, plain="sqeuclidean")
+
+
+def _index(embeddings: np.ndarray, like: GalleryIndex | None) -> GalleryIndex:
+    count = len(embeddings)
+    if like is not None and count / 2 <= len(like) <= 2 * count:
+        return build_index(embeddings, distance="sqeuclidean", centres=like.centres())
+    cells = max(1, min(int(4 * count**0.5), count // _SMALLEST_CELL))
+    return build_index(embeddings, distance="sqeuclidean", lists=cells)
+
+
+def _index_card(index: GalleryIndex, embeddings: np.ndarray, recall: float) -> dict[str, Any]:
+    """How many cells are to be searched for the wanted recall, and what it is then."""
+    found = least_effort(index, embeddings, recall, k=_NEIGHBOURS, sample=_QUERIES)
+    return {
+        "type": "IVFFlat, L2",
+        "cells": index.lists,
+        "cells_searched": found.effort,
+        f"recall@{_NEIGHBOURS}": found.recall,
+        "measured_on": f"{found.queries} items of the gallery, each left out of its own neighbours",
     }
 
 

@@ -6,8 +6,7 @@ import pytest
 from tfdml.data import ArrayImages, ImageDataset
 from tfdml.errors import UserError
 from tfdml.evaluation import retrieval_per_query
-from tfdml.evaluation.by_dataset import dataset_protocol, evaluate_dataset
-from tfdml.evaluation.retrieval import evaluate_retrieval
+from tfdml.evaluation.retrieval import dataset_protocol, evaluate_dataset, evaluate_retrieval
 
 
 def make(is_query):
