@@ -80,8 +80,8 @@ def parse_flags(text: str) -> dict[str, str]:
         text: One flag a line, `--name=value`.
 
     Example:
-        >>> parse_flags("# a run" + chr(10) + "--seed=3" + chr(10) + "--weights=")
-        {'seed': '3', 'weights': ''}
+        >>> parse_flags("# a comment" + chr(10) + "--ink=3" + chr(10) + "--paper=")
+        {'ink': '3', 'paper': ''}
     """
     lines = (line.strip() for line in text.splitlines())
     named = (line.removeprefix("--").partition("=") for line in lines if line and not line.startswith("#"))
