@@ -29,8 +29,8 @@ class EnergyConfusion(Objective):
         objectives = [MetricLoss(BinomialDevianceLoss(reduction="sum")), EnergyConfusion(reduction="sum", weight=0.13)]
 
     Its gradient reaches the projection layer only (sec. 4.2): the objective reads `detached_embedding` or
-    `detached_projection`, which an `Embedder` provides beside the plain ones. Representations without a detached form
-    are used as they are, and then the gradient reaches all that made them.
+    `detached_projection`, which a `MetricLearner` asks its embedder for (`represent(images, detached=True)`).
+    Representations without a detached form are used as they are, and then the gradient reaches all that made them.
 
     The paper leaves open how many class pairs it draws and in which order it counts them; here they are all those of
     the batch, each twice. The authors' public code differs: it takes the logarithm of half the mean over pairs of
