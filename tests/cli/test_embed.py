@@ -41,7 +41,7 @@ def test_what_is_written(embedded, finished_run):
     # Classes of the two splits share no id, and each is in one piece of rows.
     assert not set(stored.split("train").labels) & set(stored.split("test").labels)
     assert len(set(read_names(embedded))) == 1280
-    assert stored.manifest["view"] == {"resize": 32, "crop": 28, "mode": "shorter"}
+    assert stored.manifest["view"] == {"resize": 32, "image_size": 28, "resize_mode": "shorter"}
     assert stored.manifest["model"]["source"] == str(finished_run)
     assert stored.manifest["dataset"] == {
         "name": "glyphs",

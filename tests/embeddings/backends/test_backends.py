@@ -91,7 +91,7 @@ def test_a_tflite_file_without_a_card_is_told_its_view(models, sources, tmp_path
     found = load_backend(lone, resize=40).embed(dataset, 4)
     np.testing.assert_array_equal(found, sources["litert"].embed(dataset, 4))
     squashed = load_backend(lone, resize=36, resize_mode="squash")
-    assert squashed.view == {"resize": 36, "crop": 32, "mode": "squash"}
+    assert squashed.view == {"resize": 36, "image_size": 32, "resize_mode": "squash"}
     assert not np.allclose(squashed.embed(dataset, 4), found, atol=1e-3)
     padded = [load_backend(lone, resize=36, resize_mode="pad", pad_color=color) for color in ("", "black", "white")]
     assert [backend.view.get("pad_color") for backend in padded] == [None, None, [255, 255, 255]]
