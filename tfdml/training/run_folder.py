@@ -46,6 +46,8 @@ class RunFolder:
         self.calibration = self.path / "calibration"
         self.embedder = self.path / "embedder.keras"
         self.moments = self.path / "moments.keras"
+        self.statistics_network = self.path / "statistics_network.keras"
+        self.statistics = self.path / "statistics.json"
         self.tensorboard = self.path / "tensorboard"
         self.report = self.path / "report" / "index.html"
         self._owner = self.path / ".train.lock"
