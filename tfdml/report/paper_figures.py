@@ -53,14 +53,17 @@ def _along_training(records: _Records) -> list[str]:
     for name in sorted(reported):
         if {f"{name}_d_avg", f"{name}_target"} <= reported:
             curves = {f"{name}_d_avg": "mean D of the classes", f"{name}_target": "mean target"}
-            figures.append(_curves("Density of the classes in training batches", "squared distance", train, curves))
+            title = "Density of the classes in training batches"
+            figures.append(_curves(title, "squared distance", train, curves, name))
         if f"{name}_energy" in reported:
             curves = {f"{name}_energy": "mean energy of two classes"}
-            figures.append(_curves("Energy between classes in training batches", "squared distance", train, curves))
+            title = "Energy between classes in training batches"
+            figures.append(_curves(title, "squared distance", train, curves, name))
         if {f"{name}_jsd", f"{name}_beta"} <= reported:
             curves = {f"{name}_jsd": "lower bound on the divergence"}
-            figures.append(_curves("Divergence of d⁺ and d⁻ in training batches", "nats, at most 0.693", train, curves))
-            figures.append(_curves("Where V is zero", "β, a distance", train, {f"{name}_beta": "β"}))
+            title = "Divergence of d⁺ and d⁻ in training batches"
+            figures.append(_curves(title, "nats, at most 0.693", train, curves, name))
+            figures.append(_curves("Where V is zero", "β, a distance", train, {f"{name}_beta": "β"}, name))
     bound = {"lambda": "λ", "h_divergence": "H-divergence"}
     figures.append(_curves("λ and the H-divergence", "error", generalisation, bound))
     spread = {"unseen_d_avg_mean": "unseen classes", "seen_d_avg_mean": "seen classes"}
@@ -68,7 +71,7 @@ def _along_training(records: _Records) -> list[str]:
     return [figure for figure in figures if figure]
 
 
-def _curves(title: str, y_label: str, records: _Records, names: Mapping[str, str]) -> str:
+def _curves(title: str, y_label: str, records: _Records, names: Mapping[str, str], objective: str = "") -> str:
     """Values after each epoch, drawn and as a table; empty where there are none.
 
     Args:
@@ -76,6 +79,7 @@ def _curves(title: str, y_label: str, records: _Records, names: Mapping[str, str
         y_label: In which unit.
         records: With `epoch`; those without a value are skipped.
         names: What to call the values, by their key.
+        objective: Whose values they are.
     """
     series = []
     for style, (key, name) in enumerate(names.items()):
@@ -98,9 +102,11 @@ def _curves(title: str, y_label: str, records: _Records, names: Mapping[str, str
     values = [dict(curve.points) for curve in series]
     rows = [[f"{x:g}", *(f"{of[x]:.4g}" if x in of else "–" for of in values)] for x in xs]
     heads = ["Epoch", *(escape(curve.name) for curve in series)]
-    held = details("The values as a table", scrolling(table(heads, rows, caption=f"{title} per epoch"), title))
+    label = f"{title}, {objective}, per epoch" if objective else f"{title} per epoch"
+    held = details("The values as a table", scrolling(table(heads, rows, caption=label), label))
     key = legend(series) if len(series) > 1 else ""
-    return f"<div><h3>{escape(title)}</h3>{svg(body, f'{title} per epoch. {said}')}{key}{held}</div>"
+    heading = f"{escape(title)} <span>{escape(objective)}</span>" if objective else escape(title)
+    return f"<div><h3>{heading}</h3>{svg(body, f'{label}. {said}')}{key}{held}</div>"
 
 
 def _statistics(statistics: Mapping[str, Any]) -> str:

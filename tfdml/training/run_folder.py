@@ -28,7 +28,7 @@ class RunFolder:
     """Paths of a run, and the rules of who may write there.
 
         flags.txt  data.json  environment.json  metrics.jsonl  result.json  calibration/  checkpoints/  embedder.keras
-        tensorboard/  report/index.html
+        tensorboard/  report/index.html  and, where they apply, moments.keras  statistics_network.keras  statistics.json
 
     Args:
         path: The folder.
