@@ -142,6 +142,8 @@ def write_report(
     if history:
         curves = training_curves({**_by_classes(history), **order_histories(history)}, curve_metric)
         said = "On the same images, after each epoch that was measured."
+        if len(_by_classes(history)) > 1:
+            said += " Seen classes: of the training images."
         training.append(Section("training", "During training", curves, said, half=True))
     sections = [
         Section(
