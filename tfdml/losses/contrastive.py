@@ -65,11 +65,6 @@ class ContrastiveLoss(EmbeddingLoss):
         counted = ops.logical_and(negatives, hinge > 0) if self.average == "active" else negatives
         return self.over_pairs(distances, positives) + self.over_pairs(hinge, counted)
 
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        config = {"margin": self.margin, "distance": self.distance, "average": self.average}
-        return {**super().get_config(), **config}
-
 
 @keras.saving.register_keras_serializable("tfdml")
 class CosineContrastiveLoss(EmbeddingLoss):
@@ -106,10 +101,6 @@ class CosineContrastiveLoss(EmbeddingLoss):
         active = ops.logical_and(pairwise.negative_mask(labels), hinge > 0)
         pull = self.over_pairs(ops.square(cosines - 1.0), pairwise.positive_mask(labels))
         return 0.5 * (pull + self.over_pairs(hinge, active))
-
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        return {**super().get_config(), "margin": self.margin}
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -160,8 +151,3 @@ class BinomialDevianceLoss(EmbeddingLoss):
         positive = self.over_pairs(ops.softplus(-logits), pairwise.positive_mask(labels))
         negative = self.over_pairs(ops.softplus(self.negative_cost * logits), pairwise.negative_mask(labels))
         return positive + negative
-
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        config = {"alpha": self.alpha, "beta": self.beta, "negative_cost": self.negative_cost}
-        return {**super().get_config(), **config}

@@ -85,16 +85,6 @@ class QuadrupletLoss(EmbeddingLoss):
             counted = pairwise.masked_count(positives, axis=1) * num_negatives
         return ops.sum(hinges, axis=1) / ops.where(counted > 0, counted, 1.0)
 
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        config = {
-            "margin": self.margin,
-            "pair_margin": self.pair_margin,
-            "distance": self.distance,
-            "average": self.average,
-        }
-        return {**super().get_config(), **config}
-
 
 def _below(distances, positives, negatives, margin, width=None):
     """For each positive, the sum of [d + margin - d_n]_+ over the negatives n of its row, and how many are above 0.

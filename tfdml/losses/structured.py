@@ -67,11 +67,6 @@ class MultiSimilarityLoss(EmbeddingLoss):
         push = ops.softplus(masked_logsumexp(self.beta * offsets, negatives, axis=1)) / self.beta
         return pull + push
 
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        config = {"alpha": self.alpha, "beta": self.beta, "base": self.base, "mining_epsilon": self.mining_epsilon}
-        return {**super().get_config(), **config}
-
 
 @keras.saving.register_keras_serializable("tfdml")
 class LiftedStructureLoss(EmbeddingLoss):
@@ -108,10 +103,6 @@ class LiftedStructureLoss(EmbeddingLoss):
         push = masked_logsumexp(self.margin - distances, pairwise.negative_mask(labels), axis=1)
         violation = ops.relu(distances + ops.logaddexp(push[:, None], push[None, :]))
         return self.over_pairs(0.5 * ops.square(violation), pairwise.positive_mask(labels))
-
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        return {**super().get_config(), "margin": self.margin}
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -158,10 +149,6 @@ class CircleLoss(EmbeddingLoss):
         counted = ops.logical_and(ops.any(positives, axis=1), ops.any(negatives, axis=1))
         return self.over_pairs(values[:, None], counted[:, None])
 
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        return {**super().get_config(), "margin": self.margin, "gamma": self.gamma}
-
 
 @keras.saving.register_keras_serializable("tfdml")
 class SupConLoss(EmbeddingLoss):
@@ -201,7 +188,3 @@ class SupConLoss(EmbeddingLoss):
         # Relative to each positive, so that a sure anchor keeps its digits.
         values = pairwise.masked_mean(masked_logsumexp(logits, others, axis=1)[:, None] - logits, positives, axis=1)
         return self.over_pairs(values[:, None], has_positive[:, None])
-
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        return {**super().get_config(), "temperature": self.temperature}

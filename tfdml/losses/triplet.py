@@ -92,11 +92,6 @@ class TripletLoss(EmbeddingLoss):
             return rows
         return scale_to_mean(rows, ops.sum(active if self.average == "active" else mined))
 
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        config = {"margin": self.margin, "mining": self.mining, "distance": self.distance, "average": self.average}
-        return {**super().get_config(), **config}
-
 
 # Each returns, per anchor: the sum of the hinges of its triplets, how many are active, and how many there are.
 

@@ -237,19 +237,3 @@ class DensityAdaptivity(Objective):
         values = {"d_avg": densities, "target": of_own_class(self.targets(), labels)}
         count = pairwise.masked_count(first)
         return {key: (pairwise.masked_mean(value, first), count) for key, value in values.items()}
-
-    def get_config(self):
-        """The arguments that make this objective anew; what `calibrate` measured is among the weights."""
-        reference = self.reference_density
-        return {
-            **super().get_config(),
-            "num_classes": self.num_classes,
-            "eta": self.eta,
-            "initial_target": self.initial_target,
-            "reference_density": None if reference is None else reference.tolist(),
-            "constraint": self.constraint,
-            "learn_targets": self.learn_targets,
-            "normalize_reference": self.normalize_reference,
-            "representation": self.representation,
-            "reduction": self.reduction,
-        }

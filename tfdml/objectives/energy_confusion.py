@@ -128,8 +128,3 @@ class EnergyConfusion(Objective):
         """(B, B), E_IJ of the classes of each two images."""
         means, spreads = means_and_spreads(representations[self.reads[0]], labels)
         return pairwise.squared_distances(means) + spreads[:, None] + spreads[None, :]
-
-    def get_config(self):
-        """The arguments that make this objective anew."""
-        config = {"form": self.form, "representation": self.representation, "reduction": self.reduction}
-        return {**super().get_config(), **config}

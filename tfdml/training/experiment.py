@@ -267,7 +267,7 @@ class Experiment:
                 "--generalisation_every compares seen with unseen classes: say how many images of training classes are "
                 "measured, e.g. --evaluate_train=1 for all"
             )
-        as_color(self.pad_color, "--pad_color")
+        as_color(self.pad_color)
         if self.min_resolution > self.max_resolution:
             raise UserError(
                 f"--min_resolution={self.min_resolution:g} is above --max_resolution={self.max_resolution:g}"
