@@ -44,7 +44,7 @@ def find_copies(splits: Mapping[str, tuple[ImageDataset, Sequence[str]]]) -> lis
 
 
 def describe_copies(groups: Sequence[Mapping[str, Any]], named: int = 3) -> list[str]:
-    """The groups in a few lines for people.
+    """The groups in a few lines of text.
 
     Args:
         groups: What `find_copies` returned.

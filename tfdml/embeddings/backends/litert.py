@@ -14,7 +14,7 @@ from tfdml.data.augmentation.evaluation import EvaluationTransform, as_color
 from tfdml.data.augmentation.resizing import BLACK
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches, explain_failure
-from tfdml.embeddings.backends.base import EmbeddingBackend, checked_vectors, checksum_of, gist
+from tfdml.embeddings.backends.base import EmbeddingBackend, checked_vectors, checksum_of, short_reason
 from tfdml.embeddings.backends.model_card import CARD, compare_with_card, view_of_card
 from tfdml.errors import UserError
 
@@ -27,8 +27,8 @@ class LiteRTEmbedder(EmbeddingBackend):
         resize: Pixels to which images are resized before the central crop; 0: as the export's model card says, which
             lies beside the file or in the folder above.
         mode: How they are resized; empty: as the card says, else `"shorter"`.
-        image_size: What the crop is held to be; 0: what the file's input says.
-        pad_color: What fills up the square of `mode="pad"`; empty: as the card says, else black.
+        image_size: The size of the crop, checked against the file's input; 0: not checked.
+        pad_color: The colour around the image in the square of `mode="pad"`; empty: as the card says, else black.
 
     Raises:
         UserError: The file is no such model, or its view is not known.
@@ -99,7 +99,7 @@ def _interpreter(path: Path) -> Any:
         interpreter = Interpreter(model_path=str(path), num_threads=os.cpu_count())
         interpreter.allocate_tensors()
     except (ValueError, RuntimeError) as error:
-        raise UserError(f"`model={path}` cannot be loaded as a .tflite file: {gist(error)}") from error
+        raise UserError(f"`model={path}` cannot be loaded as a .tflite file: {short_reason(error)}") from error
     return interpreter
 
 
@@ -118,7 +118,7 @@ def _view(path: Path, crop: int, resize: int, mode: str, pad_color: str) -> Eval
             "says how: pass `resize` and, unless the shorter side is meant, `resize_mode`"
         )
     if stored is not None and stored["crop"] != crop:
-        raise UserError(f"`model={path}` takes images of {crop} px, but its {CARD} tells of {stored['crop']} px")
+        raise UserError(f"`model={path}` takes images of {crop} px, but its {CARD} states {stored['crop']} px")
     known = {"mode": "shorter", "pad_color": BLACK, **(stored or {})}
     return EvaluationTransform(
         resize or known["resize"], crop, mode or known["mode"], as_color(pad_color or known["pad_color"])
