@@ -17,6 +17,16 @@ def restore(value):
     return value
 
 
+def plain(value):
+    """A value as it stands in a configuration: an object or function serialised, anything else as it is.
+
+    Example:
+        >>> plain("cosine"), plain(tfdml.kernels.Polynomial(degree=2))["config"]
+        ('cosine', {'degree': 2})
+    """
+    return keras.saving.serialize_keras_object(value) if callable(value) else value
+
+
 def in_words(owner: Any) -> str:
     """An object by its class and arguments, for `__repr__`: `TripletLoss(margin=0.2, mining='all', ...)`.
 
@@ -30,6 +40,8 @@ def in_words(owner: Any) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, dict) and "class_name" in value and "config" in value:
         inner = value["config"]
+        if isinstance(inner, str):
+            return inner  # a function, by its name
         shown = inner.items() if isinstance(inner, dict) else ()
         return f"{value['class_name']}({', '.join(f'{k}={_value(v)}' for k, v in shown if k not in _KERAS_OWN)})"
     if isinstance(value, dict):
