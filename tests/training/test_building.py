@@ -142,7 +142,7 @@ def test_the_colour_of_the_padding_and_dropout_reach_every_view_and_the_embedder
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"pad_color": "grey"}, "--pad_color='grey': write black, white"),
+        ({"pad_color": "grey"}, "`pad_color='grey'`: write black, white"),
         ({"dropout": 1.0}, "--dropout=1.0: out of range"),
         ({"optimizer_form": "caffe"}, "--optimizer_form=caffe: must be one of keras, pytorch"),
     ],

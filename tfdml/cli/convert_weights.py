@@ -77,7 +77,7 @@ def convert_weights() -> None:
 
 def main() -> None:
     """Entry point."""
-    command_line.run(convert_weights, "convert_weights", USAGE)
+    command_line.run(convert_weights, "convert_weights", USAGE, flag_of={"path": "from"})
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def export() -> None:
     for name in ("out",) if values.gallery else ("run_dir", "out"):
         if not values[name].value:
             raise UserError(f"--{name} is missing")
-    require_local(values.out, "--out")
+    require_local(values.out, "out")
     from tfdml.export.exporter import ExportOptions
     from tfdml.export.run_export import export_run, load_run
 
@@ -101,7 +101,7 @@ def export() -> None:
 
 def main() -> None:
     """Entry point."""
-    command_line.run(export, "export", USAGE)
+    command_line.run(export, "export", USAGE, flag_of={"folder": "out", "options": "gallery_dataset_options"})
 
 
 if __name__ == "__main__":

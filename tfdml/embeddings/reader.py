@@ -77,7 +77,7 @@ class StoredEmbeddings:
         rows = np.flatnonzero((self.roles == "train") == (name == "train"))
         if not len(rows):
             held = ", ".join(sorted(set(self.roles.tolist())))
-            raise UserError(f"{self.source} holds no {name} images, only {held}; name another with --split")
+            raise UserError(f"{self.source} holds no {name} images, only {held}; name another `split`")
         if len(rows) == len(self):
             return self
         chosen: Any = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else rows

@@ -189,7 +189,7 @@ class EmbeddingWriter:
         self.rows = rows
 
     def _begin(self, dimension: int) -> None:
-        require_space(self.folder, 4 * self.count * dimension, "--out", "the embeddings")
+        require_space(self.folder, 4 * self.count * dimension, "folder", "the embeddings")
         self._dimension = dimension
         self._digest = hashlib.sha256(self._header())
         self._file = self._held.enter_context(open(self.folder / PARTIAL, "wb"))  # noqa: SIM115
@@ -248,8 +248,9 @@ class EmbeddingWriter:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 needed = 4 * (self.count - self.rows) * max(self._dimension, 1)
                 raise UserError(
-                    f"--out={self.folder}: the disk is full ({error.strerror}) after {self.rows:,} of {self.count:,} "
-                    f"embeddings; the rest needs about {as_size(needed)}, and {as_size(free_space(self.folder) or 0)} "
-                    "are free; free some space and run the same command again: it goes on from there"
+                    f"`folder={self.folder}`: the disk is full ({error.strerror}) after {self.rows:,} of "
+                    f"{self.count:,} embeddings; the rest needs about {as_size(needed)}, and "
+                    f"{as_size(free_space(self.folder) or 0)} are free; free some "
+                    "space and run the same command again: it goes on from there"
                 ) from error
-            raise UserError(f"--out={self.folder} cannot be written: {error.strerror or error}") from error
+            raise UserError(f"`folder={self.folder}` cannot be written: {error.strerror or error}") from error

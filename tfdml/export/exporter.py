@@ -52,10 +52,10 @@ def chosen_formats(names: Sequence[str]) -> tuple[str, ...]:
     chosen: set[str] = set()
     for name in names:
         if name not in FORMATS and name not in _GROUPS:
-            raise UserError(f"--formats={name}: must be of {', '.join((*FORMATS, *_GROUPS))}")
+            raise UserError(f"`formats={name}`: must be of {', '.join((*FORMATS, *_GROUPS))}")
         chosen.update(_GROUPS.get(name, (name,)))
     if not chosen:
-        raise UserError(f"--formats is empty: name some of {', '.join((*FORMATS, *_GROUPS))}")
+        raise UserError(f"`formats` is empty: name some of {', '.join((*FORMATS, *_GROUPS))}")
     return tuple(name for name in FORMATS if name in chosen)
 
 
@@ -94,7 +94,7 @@ class ExportOptions:
             value = getattr(self, name)
             if value is not None and not (low <= value and (high is None or value <= high)):
                 raise UserError(
-                    f"--{name}={value}: must be at least {low}" + ("" if high is None else f", at most {high}")
+                    f"`{name}={value}`: must be at least {low}" + ("" if high is None else f", at most {high}")
                 )
 
     def tolerance(self, name: str) -> Tolerance:
@@ -168,7 +168,7 @@ def export_model(
         if refused:
             raise UserError(
                 f"no version is written: {'. '.join(refused)}. Leave the format out, or accept more knowingly with "
-                "--min_cosine or --max_recall_drop"
+                "`min_cosine` or `max_recall_drop`"
             )
         if "saved_model" in paths:
             write_warm_up(version.folder, EvaluationTransform.of(embedder).resize)
@@ -203,7 +203,7 @@ def _check_pixel_limit(transform: EvaluationTransform, dataset: ImageDataset, ma
     """Refuse a limit that the images of the comparison, or of the warm-up, exceed."""
     if max_pixels < transform.resize**2:
         raise UserError(
-            f"--max_pixels={max_pixels}: images are resized to {transform.resize} x {transform.resize} pixels: allow "
+            f"`max_pixels={max_pixels}`: images are resized to {transform.resize} x {transform.resize} pixels: allow "
             f"{transform.resize**2:,} at least"
         )
     text = tf.TensorSpec((), tf.string)
@@ -216,7 +216,7 @@ def _check_pixel_limit(transform: EvaluationTransform, dataset: ImageDataset, ma
             continue  # a damaged header, of which decoding will tell
         if fault:
             raise UserError(
-                f"--max_pixels={max_pixels}: the SavedModel would refuse {dataset.images.name(index)}, on which it is "
+                f"`max_pixels={max_pixels}`: the SavedModel would refuse {dataset.images.name(index)}, on which it is "
                 f"to be compared: {fault}; raise the limit or leave the image out"
             )
 

@@ -63,7 +63,7 @@ def load_run(
         UserError: There are none.
     """
     if data_dir and not is_remote(data_dir) and not os.path.exists(os.path.expanduser(data_dir)):
-        raise UserError(f"--data_dir={data_dir}: there is no such folder")
+        raise UserError(f"`data_dir={data_dir}`: there is no such folder")
     run = RunFolder(run_dir)
     embedder = load_embedder(run.moments if moments else run.embedder)
     text = run.load_experiment().as_flags()

@@ -8,8 +8,7 @@ from keras import ops
 from tfdml import pairwise
 from tfdml.arguments import number
 from tfdml.losses.base import EmbeddingLoss
-from tfdml.mining.composing import as_distance, as_miner, keep_pairs, matrix_of, mining_config
-from tfdml.saving import plain
+from tfdml.mining.composing import as_distance, as_miner, keep_pairs, matrix_of
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -71,11 +70,6 @@ class ContrastiveLoss(EmbeddingLoss):
         counted = ops.logical_and(negatives, hinge > 0) if self.average == "active" else negatives
         return self.over_pairs(distances, positives) + self.over_pairs(hinge, counted)
 
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        config = {"margin": self.margin, "distance": plain(self.distance), "average": self.average}
-        return {**super().get_config(), **config, **mining_config(self.mining)}
-
 
 @keras.saving.register_keras_serializable("tfdml")
 class CosineContrastiveLoss(EmbeddingLoss):
@@ -115,10 +109,6 @@ class CosineContrastiveLoss(EmbeddingLoss):
         active = ops.logical_and(negatives, hinge > 0)
         pull = self.over_pairs(ops.square(cosines - 1.0), positives)
         return 0.5 * (pull + self.over_pairs(hinge, active))
-
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        return {**super().get_config(), "margin": self.margin, **mining_config(self.mining)}
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -173,8 +163,3 @@ class BinomialDevianceLoss(EmbeddingLoss):
         logits = self.alpha * (cosines - self.beta)
         pull = self.over_pairs(ops.softplus(-logits), positives)
         return pull + self.over_pairs(ops.softplus(self.negative_cost * logits), negatives)
-
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        config = {"alpha": self.alpha, "beta": self.beta, "negative_cost": self.negative_cost}
-        return {**super().get_config(), **config, **mining_config(self.mining)}

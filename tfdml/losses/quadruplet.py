@@ -8,8 +8,7 @@ from keras import ops
 from tfdml import pairwise
 from tfdml.arguments import number
 from tfdml.losses.base import EmbeddingLoss
-from tfdml.mining.composing import as_distance, as_miner, keep_pairs, matrix_of, mining_config
-from tfdml.saving import plain
+from tfdml.mining.composing import as_distance, as_miner, keep_pairs, matrix_of
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -90,16 +89,6 @@ class QuadrupletLoss(EmbeddingLoss):
         if self.average == "all":
             counted = pairwise.masked_count(positives, axis=1) * num_negatives
         return ops.sum(hinges, axis=1) / ops.where(counted > 0, counted, 1.0)
-
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        config = {
-            "margin": self.margin,
-            "pair_margin": self.pair_margin,
-            "distance": plain(self.distance),
-            "average": self.average,
-        }
-        return {**super().get_config(), **config, **mining_config(self.mining)}
 
 
 def _below(distances, positives, negatives, margin, width=None):

@@ -10,7 +10,7 @@ from tfdml.arguments import number
 from tfdml.losses.base import EmbeddingLoss
 from tfdml.losses.masked import masked_logsumexp
 from tfdml.mining import multi_similarity_pairs
-from tfdml.mining.composing import as_miner, keep_pairs, mining_config
+from tfdml.mining.composing import as_miner, keep_pairs
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -71,11 +71,6 @@ class MultiSimilarityLoss(EmbeddingLoss):
         push = ops.softplus(masked_logsumexp(self.beta * offsets, negatives, axis=1)) / self.beta
         return pull + push
 
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        config = {"alpha": self.alpha, "beta": self.beta, "base": self.base, "mining_epsilon": self.mining_epsilon}
-        return {**super().get_config(), **config, **mining_config(self.mining)}
-
 
 @keras.saving.register_keras_serializable("tfdml")
 class LiftedStructureLoss(EmbeddingLoss):
@@ -115,10 +110,6 @@ class LiftedStructureLoss(EmbeddingLoss):
         push = masked_logsumexp(self.margin - distances, negatives, axis=1)
         violation = ops.relu(distances + ops.logaddexp(push[:, None], push[None, :]))
         return self.over_pairs(0.5 * ops.square(violation), positives)
-
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        return {**super().get_config(), "margin": self.margin, **mining_config(self.mining)}
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -167,10 +158,6 @@ class CircleLoss(EmbeddingLoss):
         counted = ops.logical_and(ops.any(positives, axis=1), ops.any(negatives, axis=1))
         return self.over_pairs(values[:, None], counted[:, None])
 
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        return {**super().get_config(), "margin": self.margin, "gamma": self.gamma, **mining_config(self.mining)}
-
 
 @keras.saving.register_keras_serializable("tfdml")
 class SupConLoss(EmbeddingLoss):
@@ -210,7 +197,3 @@ class SupConLoss(EmbeddingLoss):
         # Relative to each positive, so that a sure anchor keeps its digits.
         values = pairwise.masked_mean(masked_logsumexp(logits, others, axis=1)[:, None] - logits, positives, axis=1)
         return self.over_pairs(values[:, None], has_positive[:, None])
-
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        return {**super().get_config(), "temperature": self.temperature}

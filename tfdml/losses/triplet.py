@@ -11,7 +11,6 @@ from tfdml.losses.base import EmbeddingLoss
 from tfdml.losses.masked import scale_to_mean
 from tfdml.mining import negative_probabilities, semi_hard_negatives
 from tfdml.mining.composing import as_distance, as_miner, keep_pairs, matrix_of
-from tfdml.saving import plain
 
 MINING = ("all", "hard", "semi_hard", "distance_weighted")
 
@@ -92,12 +91,6 @@ class TripletLoss(EmbeddingLoss):
         if not self.averages_pairs:
             return rows
         return scale_to_mean(rows, ops.sum(active if self.average == "active" else mined))
-
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        config = {"margin": self.margin, "mining": plain(self.mining), "distance": plain(self.distance)}
-        config["average"] = self.average
-        return {**super().get_config(), **config}
 
 
 # Each returns, per anchor: the sum of the hinges of its triplets, how many are active, and how many there are.

@@ -7,15 +7,11 @@ import inspect
 from keras import ops
 
 from tfdml import pairwise
-from tfdml.saving import in_words, plain, restore
+from tfdml.saving import SavedByArguments, in_words, restore
 
 
-class _Composed:
-    """What both have: a configuration, by which a loss that holds one is saved."""
-
-    def get_config(self) -> dict:
-        """The arguments that make this object anew."""
-        return {}
+class _Composed(SavedByArguments):
+    """What both have: they are saved with a loss, by the arguments that they keep under their names."""
 
     @classmethod
     def from_config(cls, config):
@@ -27,10 +23,11 @@ class _Composed:
 
 
 class Distance(_Composed):
-    """How far apart embeddings are, for the `distance` of a loss; a subclass gives `__call__`, and `get_config`.
+    """How far apart embeddings are, for the `distance` of a loss; a subclass gives `__call__`.
 
-    A function of the same arguments does as well. Register it with `keras.saving.register_keras_serializable`, so
-    that what holds it can be loaded. A loss compares each vector with itself too, whose value it does not use: the
+    It keeps its arguments in the attributes of their names, by which it is saved. Register it with
+    `keras.saving.register_keras_serializable`, so that what holds it can be loaded. A function that is called in the
+    same way does as well. A loss compares each vector with itself too, whose value it does not use: the
     gradient has to be finite there (`tfdml.pairwise.safe_sqrt`).
 
     Attributes:
@@ -41,7 +38,8 @@ class Distance(_Composed):
         ... class Manhattan(tfdml.mining.Distance):
         ...     def __call__(self, a, b):
         ...         return tfdml.pairwise.absolute_distances(a, b)
-        >>> float(ContrastiveLoss(margin=3.0, distance=Manhattan())([0, 0, 1], [[0.0, 1.0], [0.0, 2.0], [2.0, 1.0]]))
+        >>> loss = tfdml.losses.ContrastiveLoss(margin=3.0, distance=Manhattan())
+        >>> float(loss([0, 0, 1], [[0.0, 1.0], [0.0, 2.0], [2.0, 1.0]]))  # 1 + (3 - 2)
         2.0
     """
 
@@ -55,8 +53,9 @@ class Distance(_Composed):
 class Miner(_Composed):
     """Chooses the pairs of a batch that a loss learns from, for its `mining`; a subclass gives `__call__`.
 
-    A function of the same arguments does as well. Register it with `keras.saving.register_keras_serializable`, so
-    that what holds it can be loaded. It has to be a function of its arguments alone: every replica asks it anew.
+    It keeps its arguments in the attributes of their names, by which it is saved. Register it with
+    `keras.saving.register_keras_serializable`, so that what holds it can be loaded. A function that is called in the
+    same way does as well. It has to be a function of its arguments alone: every replica asks it anew.
 
     Example:
         >>> @keras.saving.register_keras_serializable("mine")
@@ -64,7 +63,8 @@ class Miner(_Composed):
         ...     def __call__(self, distances, positives, negatives):
         ...         return positives, keras.ops.logical_and(negatives, distances < 0.5)
         >>> embeddings = [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]
-        >>> float(ContrastiveLoss(margin=1.0, mining=Near())([0, 0, 1], embeddings))  # 0.8 + (1 - 0.4)
+        >>> loss = tfdml.losses.ContrastiveLoss(margin=1.0, mining=Near())
+        >>> float(loss([0, 0, 1], embeddings))  # 0.8 + (1 - 0.4)
         1.4
     """
 
@@ -100,11 +100,6 @@ def as_miner(mining, names=("all",)):
         ValueError: It is none of these.
     """
     return _checked("mining", restore(mining), names, "(distances, positives, negatives)", Miner)
-
-
-def mining_config(mining) -> dict:
-    """What the configuration of a loss says of `mining`: nothing where it takes all pairs."""
-    return {} if mining in (None, "all") else {"mining": plain(mining)}
 
 
 def matrix_of(distance, embeddings):

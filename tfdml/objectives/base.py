@@ -7,10 +7,10 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.arguments import number
-from tfdml.saving import in_words
+from tfdml.saving import SavedByArguments, in_words
 
 
-class Objective(keras.layers.Layer):
+class Objective(SavedByArguments, keras.layers.Layer):
     """One weighted term of a `MetricLearner`'s loss.
 
     Called as `objective(representations, labels)` with the dict that `Embedder.represent` returns; the result is
@@ -140,10 +140,6 @@ class Objective(keras.layers.Layer):
     def compute_output_spec(self, representations, labels, training=None):
         """A float32 scalar."""
         return keras.KerasTensor((), dtype="float32")
-
-    def get_config(self):
-        """The arguments that make this objective anew."""
-        return {**super().get_config(), "weight": self.weight}
 
     def __repr__(self):
         return in_words(self)

@@ -225,19 +225,3 @@ class DensityAdaptivity(Objective):
         crossed = ratios[None, :] * targets[:, None]
         pairs = ops.logical_and(counted[:, None], counted[None, :])
         return value + pairwise.masked_sum(ops.square(crossed - ops.transpose(crossed)), pairs) / (count * count)
-
-    def get_config(self):
-        """The arguments that make this objective anew; what `calibrate` measured is among the weights."""
-        reference = self.reference_density
-        return {
-            **super().get_config(),
-            "num_classes": self.num_classes,
-            "eta": self.eta,
-            "initial_target": self.initial_target,
-            "reference_density": None if reference is None else reference.tolist(),
-            "constraint": self.constraint,
-            "learn_targets": self.learn_targets,
-            "normalize_reference": self.normalize_reference,
-            "representation": self.representation,
-            "reduction": self.reduction,
-        }

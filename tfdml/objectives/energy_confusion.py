@@ -114,8 +114,3 @@ class EnergyConfusion(Objective):
         values = ops.log1p(energies) if self.form == "log" else energies
         reduce = pairwise.masked_sum if self.reduction == "sum" else pairwise.masked_mean
         return reduce(values, class_pairs(labels))
-
-    def get_config(self):
-        """The arguments that make this objective anew."""
-        config = {"form": self.form, "representation": self.representation, "reduction": self.reduction}
-        return {**super().get_config(), **config}

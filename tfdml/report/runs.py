@@ -78,12 +78,11 @@ def read_run(path: str | os.PathLike, name: str = "") -> Run:
     """
     path = Path(path)
     if not path.is_dir():
-        raise UserError(f"{path} is no folder; name the folder of a finished run (its --run_dir)")
+        raise UserError(f"{path} is no folder; name the folder of a finished run")
     if not (path / "result.json").is_file():
         started = (path / "flags.txt").is_file()
         raise UserError(
-            f"{path} holds a run that has not ended: there is no result.json; finish it with "
-            f"bin/train --run_dir={path} --resume"
+            f"{path} holds a run that has not ended: there is no result.json; resume it and let it finish"
             if started
             else f"{path} is not the folder of a run: there is no result.json in it"
         )

@@ -17,8 +17,6 @@ from tfdml.data.batches import hierarchical_sampler
 from tfdml.data.checking import check
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images.checksum import images_checksum
-from tfdml.data.images.faults import inspect
-from tfdml.data.records import find_faults
 from tfdml.data.sampling import ClassBalancedSampler, Sampler, ShuffleSampler, WholeClassSampler, check_divides
 from tfdml.embeddings.image_table import ImageTable
 from tfdml.errors import UserError
@@ -75,8 +73,7 @@ def load_splits(experiment: Experiment) -> Splits:
     options = experiment.data_options()
     directory = experiment.data_dir or None
     train, test = (data.load(experiment.dataset, directory, split, **options) for split in ("train", "test"))
-    find = find_faults if experiment.check_images == "decode" else inspect
-    train, test = (check(split, experiment.bad_images, find) for split in (train, test))
+    train, test = (check(split, experiment.bad_images, experiment.check_images) for split in (train, test))
     train, validation = split_training_classes(experiment, train)
     return Splits(train.contiguous(), validation, test)
 
@@ -137,7 +134,7 @@ def make_transforms(experiment: Experiment) -> tuple[TrainTransform, EvaluationT
         UserError: The policy is not one that can be had.
     """
     resize = max(experiment.resize, experiment.image_size)
-    color = as_color(experiment.pad_color, "--pad_color")
+    color = as_color(experiment.pad_color)
     steps = tuple(Step(call.name, call.arguments, share) for share, call in experiment.policy_steps())
     train = TrainTransform(
         kind=experiment.augmentation,

@@ -250,7 +250,7 @@ class Experiment:
             raise UserError("--moment_embedder needs the moments of the last epoch: use --selection=last")
         if self.selection == "validation" and not self.holdout_classes:
             raise UserError("--selection=validation needs held-out classes: add e.g. --holdout_classes=0.2")
-        as_color(self.pad_color, "--pad_color")
+        as_color(self.pad_color)
         if self.min_resolution > self.max_resolution:
             raise UserError(
                 f"--min_resolution={self.min_resolution:g} is above --max_resolution={self.max_resolution:g}"

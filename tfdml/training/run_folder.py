@@ -35,7 +35,7 @@ class RunFolder:
     """
 
     def __init__(self, path: str | os.PathLike):
-        require_local(path, "--run_dir")
+        require_local(path, "run_dir")
         self.path = Path(path)
         self.flags = self.path / "flags.txt"
         self.data = self.path / "data.json"

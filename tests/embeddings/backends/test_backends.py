@@ -85,7 +85,7 @@ def _made(path):
 def test_a_tflite_file_without_a_card_is_told_its_view(models, sources, tmp_path):
     lone = tmp_path / "a" / "b" / "model.tflite"
     shutil.copyfile(models.litert, _made(lone))
-    with pytest.raises(UserError, match="pass --resize"):
+    with pytest.raises(UserError, match="pass `resize`"):
         load_backend(lone)
     dataset = models_on_disk.pictures()
     found = load_backend(lone, resize=40).embed(dataset, 4)

@@ -38,13 +38,13 @@ def claim(out: str) -> None:
         >>> claim("no/such/folder")
     """
     if tf.io.gfile.exists(out) and not tf.io.gfile.isdir(out):
-        raise UserError(f"--out={out} is a file; name a folder")
+        raise UserError(f"`out={out}` is a file; name a folder")
     found = [name for name in storage.listing(out) if name != LOCK and not name.startswith(storage.PARTIAL_PREFIX)]
     if found and not {MANIFEST, JOB} & set(found):
-        raise UserError(f"--out={out} holds other files ({found[0]} ...); name a new or an empty folder")
+        raise UserError(f"`out={out}` holds other files ({found[0]} ...); name a new or an empty folder")
     for name in (MANIFEST, JOB):
         if name in found and read_json(os.path.join(out, name)).get("format") != FORMAT:
-            raise UserError(f"--out={out} holds a {name} of something else; name a new or an empty folder")
+            raise UserError(f"`out={out}` holds a {name} of something else; name a new or an empty folder")
 
 
 def read_json(path: str) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def require_same_job(out: str, stored: dict[str, Any], job: dict[str, Any]) -> N
     different = differences(stored, job)
     if different:
         raise UserError(
-            f"--out={out} holds records prepared in another way: {different}; name another folder, or "
+            f"`out={out}` holds records prepared in another way: {different}; name another folder, or "
             "delete this one to prepare it anew"
         )
 
@@ -126,7 +126,7 @@ def locked(out: str) -> Iterator[None]:
         if is_disk_full(error):
             raise unwritable(out, error) from error
         reason = getattr(error, "strerror", None) or getattr(error, "message", None) or type(error).__name__
-        raise UserError(f"--out={out} cannot be written ({reason})") from error
+        raise UserError(f"`out={out}` cannot be written ({reason})") from error
     try:
         # Of processes that were killed: while the lock is held, nobody writes.
         for name in storage.listing(out):

@@ -46,15 +46,15 @@ class Settings:
 
     def __post_init__(self):
         if self.shrink < 0:
-            raise UserError(f"--shrink={self.shrink}: give the pixels of the shorter side, or 0 for no change")
+            raise UserError(f"`shrink={self.shrink}`: give the pixels of the shorter side, or 0 for no change")
         for name, low in (("shard_mb", 0), ("max_pixels", 0), ("workers", 0)):
             if not low < getattr(self, name) < float("inf"):
-                raise UserError(f"--{name}={getattr(self, name)} must be more than {low}, and finite")
+                raise UserError(f"`{name}={getattr(self, name)}` must be more than {low}, and finite")
         for name, values in (
             ("shrink_format", SHRINK_FORMATS), ("bad_images", BAD_IMAGES), ("drop_copies", DROP_COPIES),
         ):  # fmt: skip
             if getattr(self, name) not in values:
-                raise UserError(f"--{name}={getattr(self, name)} must be one of {', '.join(values)}")
+                raise UserError(f"`{name}={getattr(self, name)}` must be one of {', '.join(values)}")
 
     def job(self) -> dict[str, Any]:
         """The settings that decide what the records hold; a job goes on only with the same ones."""

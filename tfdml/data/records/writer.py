@@ -242,7 +242,7 @@ def _starts(
     sizes = {split: [size for size, _ in found] for split, found in stamps.items()}
     if not settings.shrink and not storage.is_remote(out):
         needed = sum(map(sum, sizes.values()))
-        require_space(out, needed, "--out", "the records", "shrink the images with --shrink")
+        require_space(out, needed, "out", "the records", "shrink the images with `shrink`")
     starts = {split: cut_into_shards(found, settings.shard_mb * _MEGABYTE) for split, found in sizes.items()}
     folders.write_json(path, {**folders.header(), "job": job, "starts": starts})
     return starts
@@ -312,7 +312,7 @@ def _report_bad_images(report: Report, out: str, settings: Settings) -> None:
     if settings.bad_images == "error":
         raise UserError(
             f"{bad_images_in_words(report)}; all of them are in {path}: mend or remove them and run the same command "
-            "again, which keeps the shards that are finished, or leave them out with --bad_images=skip"
+            "again, which keeps the shards that are finished, or leave them out with `bad_images='skip'`"
         )
 
 

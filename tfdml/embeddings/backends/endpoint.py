@@ -57,7 +57,7 @@ class Address:
         """
         match = _ADDRESS.fullmatch(text)
         if not match:
-            raise UserError(f"--model={text}: write {_FORMS}")
+            raise UserError(f"`model={text}`: write {_FORMS}")
         scheme = {"grpc": "grpc", "rest": "http"}.get(match["kind"] or "", match["http"])
         version = int(match["version"]) if match["version"] else None
         return cls(scheme, match["server"] or match["http_server"], match["model"], version)
@@ -88,7 +88,7 @@ class Endpoint(EncodedImagesBackend):
 
     def __init__(self, address: Address, timeout: float = 60.0, pause: float = _FIRST_PAUSE):
         if timeout <= 0:
-            raise UserError(f"--timeout={timeout}: must be more than 0 seconds")
+            raise UserError(f"`timeout={timeout}`: must be more than 0 seconds")
         self.timeout = timeout
         self._pause = pause
         self.at = address
@@ -135,13 +135,13 @@ class Endpoint(EncodedImagesBackend):
 
     def _too_slow(self, images: int) -> UserError:
         return UserError(
-            f"{self.address} gave no answer within {self.timeout:g} s to a request of {images} images; raise --timeout "
-            "or lower --batch_size"
+            f"{self.address} gave no answer within {self.timeout:g} s to a request of {images} images; raise `timeout` "
+            "or lower `batch_size`"
         )
 
     def _too_large(self, images: int, reason: str) -> UserError:
         return UserError(
-            f"{self.address} has no room for a request of {images} images ({reason}); lower --batch_size or raise the "
+            f"{self.address} has no room for a request of {images} images ({reason}); lower `batch_size` or raise the "
             "server's limit"
         )
 

@@ -54,7 +54,7 @@ class KerasEmbedder(EmbeddingBackend):
         try:
             yield from embed_batches(self.embedder, batches, batch_size=min(batch_size, len(dataset)))
         except tf.errors.OpError as error:
-            raise (explain_failure(error, rest, leave_out="--bad_images=skip") or error) from None
+            raise (explain_failure(error, rest, leave_out="`bad_images='skip'`") or error) from None
 
 
 def _file(path: str | os.PathLike) -> Path:

@@ -34,14 +34,14 @@ class SavedModelEmbedder(EncodedImagesBackend):
             # Kept, because what the signature refers to lives only as long as this.
             self.loaded = tf.saved_model.load(str(path))
         except Exception as error:  # whatever a damaged graph makes TensorFlow stumble over
-            raise UserError(f"--model={path} cannot be loaded as a SavedModel: {gist(error)}") from error
+            raise UserError(f"`model={path}` cannot be loaded as a SavedModel: {gist(error)}") from error
         if "serving_default" not in self.loaded.signatures:
-            raise UserError(f"--model={path}: the SavedModel has no signature serving_default")
+            raise UserError(f"`model={path}`: the SavedModel has no signature serving_default")
         self.serve = self.loaded.signatures["serving_default"]
         inputs, outputs = self.serve.structured_input_signature[1], self.serve.structured_outputs
         if list(inputs) != ["image_bytes"] or "embedding" not in outputs:
             raise UserError(
-                f"--model={path}: serving_default must take image_bytes and give embedding; it takes "
+                f"`model={path}`: serving_default must take image_bytes and give embedding; it takes "
                 f"{', '.join(inputs)} and gives {', '.join(outputs)}"
             )
 
