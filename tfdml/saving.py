@@ -45,7 +45,8 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, np.ndarray):
         return value.tolist()
-    return keras.saving.serialize_keras_object(value) if hasattr(value, "get_config") else value
+    saved = hasattr(value, "get_config") or inspect.isfunction(value)
+    return keras.saving.serialize_keras_object(value) if saved else value
 
 
 def restore(value):
@@ -68,6 +69,8 @@ def in_words(owner: Any) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, dict) and "class_name" in value and "config" in value:
         inner = value["config"]
+        if isinstance(inner, str):
+            return inner  # a function, by its name
         shown = inner.items() if isinstance(inner, dict) else ()
         return f"{value['class_name']}({', '.join(f'{k}={_value(v)}' for k, v in shown if k not in _KERAS_OWN)})"
     if isinstance(value, dict):

@@ -59,6 +59,9 @@ flags.DEFINE_float(
 )
 flags.DEFINE_bool("dry_run", False, "Check the flags and the run, write nothing.", module_name=__name__)
 
+# The flags whose names are not those of the arguments that they set.
+FLAG_OF = {"folder": "out", "options": "gallery_dataset_options"}
+
 
 def export() -> None:
     """Export as the flags say."""
@@ -101,7 +104,7 @@ def export() -> None:
 
 def main() -> None:
     """Entry point."""
-    command_line.run(export, "export", USAGE, flag_of={"folder": "out", "options": "gallery_dataset_options"})
+    command_line.run(export, "export", USAGE, flag_of=FLAG_OF)
 
 
 if __name__ == "__main__":

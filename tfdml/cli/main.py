@@ -68,8 +68,7 @@ def _run(command: Callable[[], None], usage: str, argv: list[str]) -> None:
     if any(argument in ("--help", "-h", "-help") for argument in argv[1:]):
         print(usage.strip() + "\n\nFlags:\n" + _flags_help())
         return
-    flag_files.check(argv[1:])
-    rest = flags.FLAGS(argv)
+    rest = flags.FLAGS([*argv[:1], *flag_files.read(argv[1:])])
     if len(rest) > 1:
         raise UserError(f"unexpected argument {rest[1]!r}: flags are written --name=value (see --help)")
     command()
@@ -100,7 +99,8 @@ def _fail(name: str, message: str) -> None:
 
 
 def _flags_help() -> str:
-    lines = ["  --flagfile=PATH\n      Read flags from a file, one a line; flags after it override it."]
+    text = "Read flags from a file, one a line; flags after it override it. It may name others, relative to itself."
+    lines = [f"  --flagfile=PATH\n      {text}"]
     for flag in own_flags().values():
         prefix = "--[no]" if flag.boolean else "--"
         default = "" if flag.default in (None, "") else f" Default: {flag.default_as_str}."

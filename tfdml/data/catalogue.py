@@ -58,8 +58,7 @@ def load(name: str, /, data_dir: str | os.PathLike | None = None, split: str = "
 
     Args:
         name: One of `names()`; by position only, because `"tfds"` has an option `name`.
-        data_dir: The folder that holds the data set as unpacked; for `"list"` the file. A data set that is drawn
-            ignores it.
+        data_dir: The folder that holds the data set as unpacked; for `"list"` the file. `"glyphs"` ignores it.
         split: `"train"` or `"test"`: their classes are disjoint. Where the test split has roles, as that of
             `"inshop"`, also `"query"` or `"gallery"` for that part of it.
         **options: What the data set's reader takes, e.g. `images_per_class` of `"glyphs"`.

@@ -1,4 +1,4 @@
-"""What becomes of a data set some of whose images are faulty."""
+"""Checks a data set for bad images, which are an error or are left out."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def check(dataset: ImageDataset, bad_images: str = "error", check_images: str = 
     where = f"{len(faults)} of {len(dataset)} images of {dataset.name} ({dataset.split})"
     if bad_images == "error":
         raise UserError(
-            f"{where} cannot be used: {_first(faults)}; mend or remove them, or leave them out with `bad_images='skip'`"
+            f"{where} cannot be used: {_first(faults)}; fix or remove them, or leave them out with `bad_images='skip'`"
         )
     if len(faults) == len(dataset):
         raise UserError(f"none of the {where} can be used: {_first(faults)}")

@@ -1,4 +1,4 @@
-"""Names the images behind a failure in the midst of a training or an evaluation."""
+"""Finds the images that made training or evaluation fail."""
 
 from __future__ import annotations
 
@@ -72,6 +72,6 @@ def explain_failure(
     rest = f"; and {len(named) - _NAMED_IN_MESSAGES} more" if len(named) > _NAMED_IN_MESSAGES else ""
     return UserError(
         f"{len(named)} of {len(dataset)} images of {dataset.name} ({dataset.split}) cannot be decoded: "
-        f"{'; '.join(named[:_NAMED_IN_MESSAGES])}{rest}; mend or remove them"
+        f"{'; '.join(named[:_NAMED_IN_MESSAGES])}{rest}; fix or remove them"
         + (f", or leave them out with {leave_out}" if leave_out else "")
     )

@@ -1,4 +1,4 @@
-"""The folder that embeddings are written into: whose it is, how far it has come, and files that are there whole."""
+"""The folder that embeddings are written into: its owner, its progress, and files written whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An embedder exported in the formats asked for: written, run in fresh processes, compared, and only then shipped."""
+"""Exports an embedder: written in each format, run in fresh processes, compared, and only then published."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ExportOptions:
         formats: See `chosen_formats`.
         images: On how many images the exports are compared with the embedder; 0: on all.
         representative_images: On how many training images the ranges of `litert_int8` are measured.
-        max_pixels: Images that promise more pixels are refused by the SavedModel before they are decoded.
+        max_pixels: Images that state more pixels in their header are refused by the SavedModel before they are decoded.
         min_cosine: In place of each format's own; see `tfdml.export.acceptance.Tolerance`.
         max_recall_drop: Likewise.
 
@@ -117,7 +117,7 @@ def export_model(
     about: dict[str, Any] | None = None,
     report: Callable[[str], None] = logging.info,
 ) -> Path:
-    """Export an embedder as the next version, in every format asked for or not at all.
+    """Export an embedder as the next version, in every requested format or not at all.
 
         folder/<n>/   saved_model.pb, assets.extra/tf_serving_warmup_requests
                       litert/{float32,float16,dynamic_range,int8}.tflite   onnx/model.onnx   model_card.json
@@ -132,7 +132,7 @@ def export_model(
         test: Images that it was not trained on.
         train: Its training images, for `litert_int8`.
         options: The formats and tolerances; by default a SavedModel.
-        about: What the model card shall say of data, flags and metrics.
+        about: What the model card states of data, flags and metrics.
         report: Called with a line on each format.
 
     Returns:
@@ -215,7 +215,7 @@ def _check_pixel_limit(transform: EvaluationTransform, dataset: ImageDataset, ma
         try:
             fault = says(encoded).numpy().decode()
         except tf.errors.InvalidArgumentError:
-            continue  # a damaged header, of which decoding will tell
+            continue  # a damaged header, which decoding reports
         if fault:
             raise UserError(
                 f"`max_pixels={max_pixels}`: the SavedModel would refuse {dataset.images.name(index)}, on which it is "

@@ -43,6 +43,8 @@ class Objective(SavedByArguments, keras.layers.Layer):
     #: The pairs of images that it learns from, of one class ("positive") or of two ("negative"); a batch without any
     #: would teach it nothing.
     learns_from: tuple[str, ...] = ()
+    #: What `observe` tells, by name.
+    observes: tuple[str, ...] = ()
 
     def __init__(self, weight=1.0, name=None, **kwargs):
         # Losses are float32 under every dtype policy.
@@ -103,6 +105,19 @@ class Objective(SavedByArguments, keras.layers.Layer):
     def compute(self, representations, labels):
         """The unweighted value: a scalar, or (B,) when `per_image`."""
         raise TypeError(f"{type(self).__name__} must define compute()")
+
+    def observe(self, representations, labels) -> dict:
+        """What is worth logging beside the value, which the learner reports as `<name>_<key>`; by default nothing.
+
+        Args:
+            representations: As of `compute`, of the global batch.
+            labels: (B,) integers.
+
+        Returns:
+            For each of `observes` a mean over the batch, a scalar, and how many values it is the mean of.
+        """
+        del representations, labels
+        return {}
 
     def __call__(self, representations, labels, **kwargs):
         """The unweighted value, a scalar, of labels in any form that `tfdml.pairwise.as_labels` takes."""

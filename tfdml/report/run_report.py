@@ -22,6 +22,7 @@ from tfdml.report.map_html import map_html
 from tfdml.report.metric_text import Intervals, numbers, plain_intervals
 from tfdml.report.orders import order_histories
 from tfdml.report.page import write_page
+from tfdml.report.paper_figures import paper_sections
 from tfdml.report.retrieved import retrieve
 from tfdml.report.settings import settings_html
 from tfdml.report.summary import counts, further_tables, metrics_table, terms, tiles
@@ -54,6 +55,8 @@ def write_report(
     seed: int = 0,
     intervals: Intervals | None = None,
     interval_name: str = "95% interval",
+    records: Sequence[Mapping[str, Any]] = (),
+    statistics: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the report: metrics, curves, retrieval examples, the map, pair distances, classes, confusions, settings.
 
@@ -70,7 +73,8 @@ def write_report(
             metrics of a `MomentEmbedder`, `orders`, metrics by order of HORDE's moments, and `generalisation` as
             `evaluate_generalisation` does.
         history: One mapping per epoch with `epoch` and `curve_metric`, a fraction, and perhaps `orders`, the same by
-            order; others are skipped. Empty: the page has no curve of the training.
+            order, and `seen`, the same of seen classes; others are skipped. Empty: the page has no curve of the
+            training.
         dataset: The queries.
         embeddings: (N, d) those of `dataset`, after training.
         gallery: What is searched; None: all-to-all.
@@ -88,6 +92,8 @@ def write_report(
         intervals: (low, high) of metrics of `metrics_after`, as fractions, by the same names, or what
             `confidence_intervals` gives; None: those in `metrics_after`, where `evaluate_retrieval` was asked for them.
         interval_name: What the intervals are called.
+        records: One mapping per epoch, as `metrics.jsonl` of a run holds them, for the figures of its objectives.
+        statistics: What `statistics.json` of a run with RankMI holds.
 
     Raises:
         UserError: Embeddings that do not go with their data set, or an image that cannot be read.
@@ -134,8 +140,10 @@ def write_report(
     positive, negative = sample_pair_distances(points, labels, distance=distance, seed=seed)
     training = []
     if history:
-        curves = training_curves({"this run": history, **order_histories(history)}, curve_metric)
+        curves = training_curves({**_by_classes(history), **order_histories(history)}, curve_metric)
         said = "On the same images, after each epoch that was measured."
+        if len(_by_classes(history)) > 1:
+            said += " Seen classes: of the training images."
         training.append(Section("training", "During training", curves, said, half=True))
     sections = [
         Section(
@@ -156,6 +164,7 @@ def write_report(
             half=bool(history),
         ),
         *training,
+        *paper_sections(records, statistics),
         Section(
             "retrieval",
             "What is found",
@@ -194,6 +203,12 @@ def write_report(
     ]
     header = paragraph("summary", summary) + f"<p>{_described(dataset, gallery, name)}</p>" + tiles(before, after, ends)
     write_page(path, title, header, sections)
+
+
+def _by_classes(history: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[Mapping[str, Any]]]:
+    """The history of the classes of the page, and of seen classes where they were measured too."""
+    seen = [{"epoch": entry.get("epoch"), **entry["seen"]} for entry in history if entry.get("seen")]
+    return {"unseen classes": history, "seen classes": seen} if seen else {"this run": history}
 
 
 _NOTHING_TO_FIND = "<p>No query has another image of its class to find.</p>"

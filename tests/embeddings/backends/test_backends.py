@@ -105,12 +105,12 @@ def test_a_card_of_another_model_is_refused(models, tmp_path):
     lone = tmp_path / "litert" / "model.tflite"
     shutil.copyfile(models.litert, _made(lone))
     for card, says in (
-        ({"view": {**models_on_disk.VIEW, "image_size": 36}}, "tells of 36 px"),
-        ({"view": {"resize": 40, "crop": 36, "mode": "shorter"}}, "tells of 36 px"),
-        ({"view": {**models_on_disk.VIEW, "resize": 20}}, "a view that cannot be"),
-        ({"view": {"resize": 40}}, "does not tell the view"),
-        ({"view": {"size": 40}}, "does not tell the view"),
-        ({}, "does not tell the view"),
+        ({"view": {**models_on_disk.VIEW, "image_size": 36}}, "states 36 px"),
+        ({"view": {"resize": 40, "crop": 36, "mode": "shorter"}}, "states 36 px"),
+        ({"view": {**models_on_disk.VIEW, "resize": 20}}, "an impossible view"),
+        ({"view": {"resize": 40}}, "does not state the view"),
+        ({"view": {"size": 40}}, "does not state the view"),
+        ({}, "does not state the view"),
         ([], "an object is expected, not a list"),
     ):
         (tmp_path / "model_card.json").write_text(json.dumps(card))

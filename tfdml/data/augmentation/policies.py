@@ -1,8 +1,8 @@
 """Augmentation policies by name: what happens to the finished crops, through keras-cv's layers.
 
-keras-cv draws from generators that keep a state, so that what an image gets would depend on which thread came first.
-Here every draw of a layer is replaced by a stateless one, keyed by the image's own draws and numbered in the order in
-which the graph is built: the same key gives the same bits, whatever ran before.
+keras-cv draws from generators that keep a state, so that an image's augmentation would depend on the order of the
+threads. Here every draw of a layer is replaced by a stateless one, keyed by the image's own draws and numbered in the
+order in which the graph is built: the same key gives the same bits, whatever ran before.
 
 Left out are the layers for which this cannot be done or that make no sense here: MixUp, CutMix, FourierMix and Mosaic
 blend images of different classes and their one-hot labels, but metric learning compares integer labels; AugMix draws
@@ -119,7 +119,7 @@ class Policy:
 
         Args:
             image: (H, W, 3) uint8.
-            key: (2,) int64: decides everything that chance decides.
+            key: (2,) int64: determines every random choice.
 
         Returns:
             (H, W, 3) uint8.
@@ -145,7 +145,7 @@ class Policy:
             chance = _Chance()
             layers = [_repeatable(_layer(step), chance) for step in self.steps]
 
-            # One graph for every caller: drawn numbers are told apart by the order in which it is built.
+            # One graph for every caller: draws are numbered in the order in which it is built.
             @tf.function(input_signature=[tf.TensorSpec((None, None, 3), tf.uint8), tf.TensorSpec((2,), tf.int64)])
             def apply(image: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
                 chance.begin(key)
@@ -227,7 +227,7 @@ def _check_arguments(step: Step, known: list[str]) -> None:
 
 
 def _repeatable(layer: keras.layers.Layer, chance: _Chance) -> keras.layers.Layer:
-    """The layer, and those within it, with every source of chance replaced."""
+    """The layer, and those within it, with every source of randomness replaced."""
     from keras_cv import core
 
     for part in layer._flatten_layers():

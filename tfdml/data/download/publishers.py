@@ -77,7 +77,7 @@ OFFERS: dict[str, tuple[Offer, ...]] = {
 BY_HAND = {
     "cars196": (
         "its publisher has taken the files down (they were at ai.stanford.edu/~jkrause/cars); copies of the images are "
-        "on Kaggle (jessicali9530/stanford-cars-dataset), and https://github.com/pytorch/vision/issues/7545 tells "
+        "on Kaggle (jessicali9530/stanford-cars-dataset), and https://github.com/pytorch/vision/issues/7545 says "
         "where to find the devkit with the labels of the test images; data_dir must hold cars_train/, cars_test/, "
         "devkit/cars_train_annos.mat and devkit/cars_test_annos_withlabels.mat, or car_ims/ and cars_annos.mat"
     ),

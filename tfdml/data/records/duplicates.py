@@ -44,7 +44,7 @@ def find_duplicates(splits: Mapping[str, tuple[ImageDataset, Sequence[str]]]) ->
 
 
 def describe_duplicates(groups: Sequence[Mapping[str, Any]], named: int = 3) -> list[str]:
-    """The groups in a few lines for people.
+    """The groups in a few lines of text.
 
     Args:
         groups: What `find_duplicates` returned.

@@ -1,4 +1,4 @@
-"""The folder that a preparation writes: its own or refused, and one preparation at a time."""
+"""The output folder of a preparation: checked, and locked against other preparations."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def require_same_job(out: str, stored: dict[str, Any], job: dict[str, Any]) -> N
     if different:
         raise UserError(
             f"`out={out}` holds records prepared in another way: {different}; name another folder, or "
-            "delete this one to prepare it anew"
+            "delete this one to prepare it again"
         )
 
 
@@ -196,7 +196,7 @@ def _busy(path: str, holder: dict[str, Any]) -> UserError:
 
 
 def header() -> dict[str, Any]:
-    """What every file of ours says of its format.
+    """The header of every JSON file of a preparation: its format and version.
 
     Example:
         >>> header()["format"]

@@ -161,7 +161,7 @@ def _columns(folder: str, about: dict[str, Any]) -> dict[str, np.ndarray]:
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
             columns = dict(file)
         _check_columns(columns, about["class_names"])
-    except Exception as error:  # whatever a table of others makes NumPy stumble over
+    except Exception as error:  # whatever NumPy raises on a damaged table
         raise UserError(f"{path} is damaged ({short_message(error, named=True)}); {REMEDY}") from error
     return columns
 

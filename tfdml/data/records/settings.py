@@ -1,4 +1,4 @@
-"""What can be chosen about a preparation."""
+"""The settings of a preparation."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Settings:
     """How images are checked and stored.
 
     Args:
-        shrink: Images whose shorter side is longer than this many pixels are resized to it and encoded anew; 0 keeps
+        shrink: Images whose shorter side is longer than this many pixels are resized to it and encoded again; 0 keeps
             every byte. Smaller images are never enlarged or touched.
         shrink_format: `"jpeg"` (quality 95) or `"png"` (lossless) for the images that are resized.
         shard_mb: MiB of source images in a shard.
         bad_images: `"error"` to end without records if an image is bad, `"skip"` to leave the bad ones out.
         drop_copies: `"across"` to leave out test images that are byte-identical to a training image, `"none"` to keep
             all.
-        max_pixels: An image whose header promises more is bad, and is not decoded.
+        max_pixels: An image whose header states more is bad, and is not decoded.
         workers: Images read and decoded at once.
 
     Raises:

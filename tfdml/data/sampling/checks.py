@@ -1,4 +1,4 @@
-"""What the samplers ask of their arguments."""
+"""Checks of the samplers' arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""P classes x K images from a few super-classes, so that the negatives of a batch are alike."""
+"""P classes x K images from a few super-classes, so that the negatives of a batch are hard."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class HierarchicalSampler:
     The classes of a super-class are cut, in an order that is new every time, into groups of Q = P / S. A pass gives
     each super-class as many turns as it has groups (`"proportional"`: all classes are drawn equally often) or one
     (`"uniform"`: all super-classes are drawn equally often, the classes of small ones more often), but to no
-    super-class more turns than the pass has batches. Turns are dealt out by McNaughton's wrap-around rule: the
+    super-class more turns than the pass has batches. Turns are assigned by McNaughton's wrap-around rule: the
     super-classes, in an order and from a place that are new every pass, are laid end to end and cut into S rows of
     equal length; a batch is a column. The turns left over, and those that a dominant super-class has too many, are
     left out of the pass. In the next, a super-class goes on with its groups where its turns ended.
@@ -160,7 +160,7 @@ def _kind_of_classes(classes: ClassIndex, labels: np.ndarray, super_labels: np.n
         label = np.asarray(labels)[classes.order[classes.starts[split[0]]]]
         raise UserError(
             f"{len(split)} classes lie in more than one super-class: class {label} in {lowest[split[0]]} and "
-            f"{highest[split[0]]}; mend the super-classes, or use class_balanced sampling"
+            f"{highest[split[0]]}; correct the super-classes, or use class_balanced sampling"
         )
     return lowest
 
@@ -184,7 +184,7 @@ def _members(kinds: np.ndarray, at_least: int, merge: bool) -> tuple[np.ndarray,
             len(kinds),
             at_least,
         )
-    # Grouped anew without those that are never sampled.
+    # Grouped again without those that are never sampled.
     order = order[np.repeat(keep, counts)]
     counts = counts[keep]
     return order, np.cumsum(counts) - counts, counts

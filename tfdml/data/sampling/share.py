@@ -57,7 +57,7 @@ class Share:
 
 
 def check_divides(batch_size: int, count: int, what: str) -> None:
-    """Refuses a batch of which not everyone gets as many images.
+    """Refuses a batch that cannot be divided evenly.
 
     Args:
         batch_size: B.

@@ -27,8 +27,9 @@ class LiteRTEmbedder(EmbeddingBackend):
         resize: Pixels to which images are resized before the central crop; 0: as the export's model card says, which
             lies beside the file or in the folder above.
         resize_mode: How they are resized; empty: as the card says, else `"shorter"`.
-        image_size: What the crop is held to be; 0: what the file's input says.
-        pad_color: What fills up the square of `resize_mode="pad"`; empty: as the card says, else black.
+        image_size: The size of the crop, checked against the file's input; 0: not checked.
+        pad_color: The colour around the image in the square of `resize_mode="pad"`; empty: as the card says, else
+            black.
 
     Raises:
         UserError: The file is no such model, or its view is not known.
@@ -119,7 +120,7 @@ def _view(path: Path, image_size: int, resize: int, resize_mode: str, pad_color:
         )
     if stored is not None and stored["image_size"] != image_size:
         raise UserError(
-            f"`model={path}` takes images of {image_size} px, but its {CARD} tells of {stored['image_size']} px"
+            f"`model={path}` takes images of {image_size} px, but its {CARD} states {stored['image_size']} px"
         )
     known = {"resize_mode": "shorter", "pad_color": BLACK, **(stored or {})}
     color = as_color(pad_color or known["pad_color"])

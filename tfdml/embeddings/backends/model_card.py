@@ -48,7 +48,7 @@ def model_card(
         artefacts: By format: where it lies, its size and checksum, how it was accepted.
         signatures: Those of its SavedModel.
         max_pixels: The limit of the SavedModel's images.
-        about: What is known of the training: data, flags, metrics.
+        about: The training: data, flags, metrics.
 
     Returns:
         A dict that JSON can hold. `view` is the configuration of the `EvaluationTransform` that a LiteRT or ONNX file
@@ -103,15 +103,15 @@ def view_of_card(path: Path) -> dict[str, Any] | None:
     # Black padding is not named.
     if not isinstance(view, dict) or set(view) - {"pad_color"} not in _KEYS:
         raise UserError(
-            f"{path} does not tell the view of the model: its key view must hold resize, image_size and resize_mode"
+            f"{path} does not state the view of the model: its key view must hold resize, image_size and resize_mode"
         )
     fields({"pad_color": "black", **view}, {name: _KINDS[name] for name in (*view, "pad_color")}, f"{path}: view")
     if view["resize"] > _LARGEST_SIDE:
-        raise UserError(f"{path} tells of a view of {view['resize']:,} px, more than {_LARGEST_SIDE:,}")
+        raise UserError(f"{path} states a view of {view['resize']:,} px, more than {_LARGEST_SIDE:,}")
     try:
         return EvaluationTransform.from_config(view).get_config()
     except UserError as error:
-        raise UserError(f"{path} tells of a view that cannot be: {error}") from error
+        raise UserError(f"{path} states an impossible view: {error}") from error
 
 
 def compare_with_card(model: Path) -> None:

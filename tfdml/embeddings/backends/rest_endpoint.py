@@ -16,7 +16,7 @@ from tfdml.errors import UserError, short_message
 from tfdml.manifests import parse_json
 
 _BUSY = (429, 502, 503)
-# Far more than the embeddings of any batch; a server that never ends its answer must not fill the memory.
+# More than the embeddings of any batch; a server that never ends its answer must not exhaust the memory.
 _LONGEST_ANSWER = 2**30
 
 

@@ -33,7 +33,7 @@ class SavedModelEmbedder(EncodedImagesBackend):
         try:
             # Kept, because what the signature refers to lives only as long as this.
             self.loaded = tf.saved_model.load(str(path))
-        except Exception as error:  # whatever a damaged graph makes TensorFlow stumble over
+        except Exception as error:  # whatever TensorFlow raises on a damaged graph
             raise UserError(
                 f"`model={path}` cannot be loaded as a SavedModel: {short_message(error, 'last')}"
             ) from error

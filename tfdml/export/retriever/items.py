@@ -97,7 +97,7 @@ def embedded(
     skip_bad: bool = False,
     report: Callable[[str], None] = lambda line: None,
 ) -> Gallery:
-    """The items as a gallery, embedded batch by batch; images are let go of at once.
+    """The items as a gallery, embedded batch by batch; images are released at once.
 
     Args:
         items: The items.

@@ -75,14 +75,14 @@ class LoadedVersion:
         try:
             loaded = tf.saved_model.load(str(path))
             columns = {name: loaded.table[name].numpy() for name in ("ids", "labels", "metadata")}
-        except Exception as error:  # whatever a damaged graph makes TensorFlow stumble over
+        except Exception as error:  # whatever TensorFlow raises on a damaged graph
             raise UserError(
                 f"{path} cannot be loaded as a retriever's SavedModel: {short_message(error, 'last')}"
             ) from error
         index = read_index(path) if card["kind"] == "indexed" else None
         held = {len(column) for column in columns.values()} | ({len(index)} if index else set())
         if held != {card["items"]} or (index and index.dimension != card["embedding_dim"]):
-            raise UserError(f"{path} is damaged: {RETRIEVER_CARD} tells of {card['items']} items; build it again")
+            raise UserError(f"{path} is damaged: {RETRIEVER_CARD} states {card['items']} items; build it again")
         return cls(path, card, loaded, columns if index else {}, index)
 
     @classmethod
