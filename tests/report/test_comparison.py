@@ -148,7 +148,7 @@ def test_embeddings_of_queries_and_gallery(tmp_path):
 
 def test_folders_that_are_no_finished_runs(tmp_path):
     good = run_folder(tmp_path / "good")
-    cases = {"missing": "is no folder", "empty": "is not the folder of a run", "open": "has not ended.*--resume"}
+    cases = {"missing": "is no folder", "empty": "is not the folder of a run", "open": "has not ended.*resume it"}
     (tmp_path / "empty").mkdir()
     run_folder(tmp_path / "open")
     (tmp_path / "open" / "result.json").unlink()

@@ -29,7 +29,8 @@ def hostile_run(name, **changes):
         "metrics_orders": {f"order {EVIL}": {"recall@1": 0.5}},
         **{key: f"{key} {name} {EVIL}" for key in ("dataset", "protocol", "selection")},
     }
-    history = [{"epoch": e, "test": {"recall@1": 0.5}, "orders": {EVIL: {"recall@1": 0.25}}} for e in range(2)]
+    record = {"test": {"recall@1": 0.5}, "train": {f"{EVIL}_energy": 1.0}, "orders": {EVIL: {"recall@1": 0.25}}}
+    history = [{"epoch": epoch, **record} for epoch in range(2)]
     flags = {"objectives": EVIL, f"flag {EVIL}": f"value {name} {EVIL}"}
     return Run(f"{name} {EVIL}", result, history, flags, {f"package {EVIL}": f"version {name} {EVIL}"})
 

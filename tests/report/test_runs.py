@@ -36,11 +36,28 @@ def test_histories_are_those_of_the_orders_beyond_the_embedding():
         {"epoch": 1},
         {"epoch": 2, "test": {"recall@1": 0.5}, "orders": {**ORDERS, "2": {"recall@1": 0.6}}},
     ]
-    found = Run("r", {"metrics": {}}, history).order_histories
-    assert list(found) == ["order 2", "all, side by side"]
+    found = Run("r", {"metrics": {}}, history).histories
+    assert list(found) == ["this run", "order 2", "all, side by side"]
+    assert found["this run"] == [{"epoch": 0, "recall@1": 0.4}, {"epoch": 1}, {"epoch": 2, "recall@1": 0.5}]
     assert [(entry["epoch"], entry["recall@1"]) for entry in found["order 2"]] == [(0, 0.559), (2, 0.6)]
 
 
 @pytest.mark.parametrize("history", [[], [{"epoch": 3, "orders": ORDERS}], [{"epoch": 1, "orders": {}}] * 2])
 def test_one_measurement_is_no_curve(history):
-    assert Run("r", {"metrics": {}}, history).order_histories == {}
+    assert list(Run("r", {"metrics": {}}, history).histories) == ["this run"]
+
+
+def test_seen_classes_are_a_history_of_their_own():
+    history = [{"epoch": 0, "test": {"recall@1": 0.4}, "seen": {"recall@1": 0.5}}, {"epoch": 1}]
+    found = Run("r", {"metrics": {}}, history).histories
+    assert found == {
+        "unseen classes": [{"epoch": 0, "recall@1": 0.4}, {"epoch": 1}],
+        "seen classes": [{"epoch": 0, "recall@1": 0.5}],
+    }
+
+
+@pytest.mark.parametrize(
+    "result", [{"metrics": {"generalisation": {"a": 1, "b": "x"}}}, {"metrics": {}, "generalisation": {"a": 1}}]
+)
+def test_measures_of_generalisation_are_among_the_metrics_or_beside_them(result):
+    assert Run("r", result).generalisation == {"a": 1}

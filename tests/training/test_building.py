@@ -38,6 +38,35 @@ def test_without_a_share_every_class_is_seen_and_with_all_of_it_none():
         split_training_classes(experiment(holdout_classes=0.999), train)
 
 
+@pytest.mark.parametrize("wanted", [0.25, 9.0, 10.0, 1.0, 500.0])
+def test_seen_classes_are_whole_and_just_as_many_as_are_wanted(wanted):
+    labels = np.repeat(np.arange(6), [3, 6, 3, 6, 6, 6])
+    train = dataclasses.replace(noise("train", 6, 0, 5), labels=labels)
+    seen = building.sample_seen_classes(experiment(evaluate_train=wanted, seed=5), train)
+    for c in seen.classes:
+        assert np.sum(seen.labels == c) == np.sum(labels == c)
+    order = np.random.default_rng(5).permutation(6)
+    assert sorted(order[: seen.num_classes]) == list(seen.classes)
+    # Without the class drawn last there would be too few.
+    wanted = min(wanted * 30 if wanted <= 1 else wanted, 30)
+    assert len(seen) - np.sum(labels == order[seen.num_classes - 1]) < wanted <= len(seen)
+
+
+def test_seen_classes_are_measured_where_asked_for_and_are_no_data_of_their_own():
+    options = {"dataset_options": "images_per_class=2, size=16", "holdout_classes": 0.2}
+    assert load_splits(experiment(**options)).seen is None
+    splits = load_splits(experiment(evaluate_train=20, **options))
+    assert list(splits.evaluated()) == ["validation", "test", "seen"]
+    assert len(splits.seen) == 20
+    assert set(splits.seen.images.names) <= set(splits.train.images.names)
+    assert set(splits.describe()) == {"train", "validation", "test"}
+
+
+def test_generalisation_needs_seen_classes():
+    with pytest.raises(UserError, match=r"--generalisation_every .* e.g. --evaluate_train=1 for all"):
+        experiment(generalisation_every=2)
+
+
 def test_the_views_are_those_of_the_flags():
     settings = experiment(
         resize=48,
@@ -142,7 +171,7 @@ def test_the_colour_of_the_padding_and_dropout_reach_every_view_and_the_embedder
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"pad_color": "grey"}, "--pad_color='grey': write black, white"),
+        ({"pad_color": "grey"}, "`pad_color='grey'`: write black, white"),
         ({"dropout": 1.0}, "--dropout=1.0: out of range"),
         ({"optimizer_form": "caffe"}, "--optimizer_form=caffe: must be one of keras, pytorch"),
     ],

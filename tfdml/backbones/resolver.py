@@ -126,9 +126,9 @@ def resolve(name: str, image_size: int, weights: str | None = None, **options) -
             raise UserError(f"cannot build backbone {name!r}: {error}") from error
     weights = None if weights in (None, "", "none") else weights
     if weights == "imagenet" and not entry.has_imagenet:
-        raise UserError(f"there are no ImageNet weights for {name!r}; use --weights=none or a file")
+        raise UserError(f"there are no ImageNet weights for {name!r}; use `weights='none'` or a file")
     if weights not in (None, "imagenet") and not os.path.isfile(weights):
-        raise UserError(f"--weights: there is no file {weights}")
+        raise UserError(f"`weights`: there is no file {weights}")
     try:
         shape = (image_size, image_size, 3)
         model = entry.make(shape, "imagenet" if weights == "imagenet" else None, **options)
@@ -157,19 +157,19 @@ def load_weights(model: keras.Model, path: str) -> None:
             arrays: list[tuple] = []
             file.visititems(lambda key, item: arrays.append(item.shape) if _is_weight(key, item) else None)
     except Exception as error:  # h5py raises whatever the damaged place of a file brings about
-        raise UserError(f"--weights: {path} is not an HDF5 file of Keras weights ({_one_line(error)})") from error
+        raise UserError(f"`weights`: {path} is not an HDF5 file of Keras weights ({_one_line(error)})") from error
     wanted = [tuple(weight.shape) for weight in model.weights]
     # Normalization layers and the like keep nothing else in the file, so the multisets of shapes must agree.
     if sorted(arrays) != sorted(wanted):
         raise UserError(
-            f"--weights: {path} does not fit {model.name}: the file has {len(arrays)} arrays with "
+            f"`weights`: {path} does not fit {model.name}: the file has {len(arrays)} arrays with "
             f"{_count(arrays):,} numbers, the network {len(wanted)} with {_count(wanted):,}; is it of another "
             "architecture, width or with its classification top?"
         )
     try:
         model.load_weights(path)
     except Exception as error:
-        raise UserError(f"--weights: {path} does not fit {model.name}: {_one_line(error)}") from error
+        raise UserError(f"`weights`: {path} does not fit {model.name}: {_one_line(error)}") from error
 
 
 def _is_weight(key: str, item) -> bool:

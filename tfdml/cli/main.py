@@ -6,16 +6,23 @@ import logging as python_logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from absl import flags, logging
 
 from tfdml.cli import flag_files, signals
+from tfdml.cli.flag_names import Formatter, as_flags, own_flags
 from tfdml.disk_space import GO_ON, is_disk_full, unwritable
 from tfdml.errors import UserError
 
 
-def run(command: Callable[[], None], name: str, usage: str, argv: Sequence[str] | None = None) -> None:
+def run(
+    command: Callable[[], None],
+    name: str,
+    usage: str,
+    argv: Sequence[str] | None = None,
+    flag_of: Mapping[str, str] | None = None,
+) -> None:
     """Parse the flags, call `command`, and exit.
 
     The status is 0; 2 for what the user can mend; 128 and the signal's number where the process was told to end (130,
@@ -26,11 +33,12 @@ def run(command: Callable[[], None], name: str, usage: str, argv: Sequence[str] 
         name: The command's name, put before errors.
         usage: What `--help` prints before the flags.
         argv: The command line; by default the process's own.
+        flag_of: The flags whose names are not those of the arguments that they set, by argument: see `as_flags`.
     """
     argv = list(sys.argv if argv is None else argv)
     logging.use_absl_handler()
     logging.set_verbosity(logging.INFO)
-    logging.get_absl_handler().setFormatter(None)
+    logging.get_absl_handler().setFormatter(Formatter(flag_of))
     for library in ("tensorflow", "faiss", "faiss.loader", "jax"):
         python_logging.getLogger(library).setLevel(python_logging.ERROR)
     try:
@@ -39,7 +47,7 @@ def run(command: Callable[[], None], name: str, usage: str, argv: Sequence[str] 
     except flags.Error as error:
         _fail(name, f"{' '.join(str(error).split())} (see --help)")
     except UserError as error:
-        _fail(name, str(error))
+        _fail(name, as_flags(str(error), flag_of))
     except BrokenPipeError:
         _drop_output()  # its reader (`| head`) has had enough
     except KeyboardInterrupt as error:
@@ -60,8 +68,7 @@ def _run(command: Callable[[], None], usage: str, argv: list[str]) -> None:
     if any(argument in ("--help", "-h", "-help") for argument in argv[1:]):
         print(usage.strip() + "\n\nFlags:\n" + _flags_help())
         return
-    flag_files.check(argv[1:])
-    rest = flags.FLAGS(argv)
+    rest = flags.FLAGS([*argv[:1], *flag_files.read(argv[1:])])
     if len(rest) > 1:
         raise UserError(f"unexpected argument {rest[1]!r}: flags are written --name=value (see --help)")
     command()
@@ -92,12 +99,10 @@ def _fail(name: str, message: str) -> None:
 
 
 def _flags_help() -> str:
-    lines = ["  --flagfile=PATH\n      Read flags from a file, one a line; flags after it override it."]
-    for module, members in flags.FLAGS.flags_by_module_dict().items():
-        if not module.startswith("tfdml"):
-            continue
-        for flag in members:
-            prefix = "--[no]" if flag.boolean else "--"
-            default = "" if flag.default in (None, "") else f" Default: {flag.default_as_str}."
-            lines.append(f"  {prefix}{flag.name}\n      {flag.help.strip()}{default}")
+    text = "Read flags from a file, one a line; flags after it override it. It may name others, relative to itself."
+    lines = [f"  --flagfile=PATH\n      {text}"]
+    for flag in own_flags().values():
+        prefix = "--[no]" if flag.boolean else "--"
+        default = "" if flag.default in (None, "") else f" Default: {flag.default_as_str}."
+        lines.append(f"  {prefix}{flag.name}\n      {flag.help.strip()}{default}")
     return "\n".join(lines)

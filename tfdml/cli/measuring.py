@@ -10,6 +10,7 @@ import numpy as np
 from absl import flags, logging
 
 from tfdml.cli import model_flags
+from tfdml.cli.flag_names import own_flags
 from tfdml.errors import UserError
 from tfdml.memory import require_memory
 
@@ -206,19 +207,9 @@ def write_page(subject: Subject, result: dict[str, Any], path: str, distance: st
     from tfdml.report import Run, write_report
 
     assert subject.dataset is not None
-    run = Run(flags.FLAGS.model, {"metrics": result}, flags={flag.name: flag.value for flag in _set_flags()})
+    settings = {flag.name: flag.value for flag in own_flags().values() if flag.present}
+    run = Run(flags.FLAGS.model, {"metrics": result}, flags=settings)
     try:
         write_report(path, run, subject.dataset, subject.embeddings, distance=distance)
     except OSError as error:
         raise UserError(f"--report={path} cannot be written: {error.strerror or error}") from error
-
-
-def _set_flags() -> list[Any]:
-    """The flags of ours that the command line sets."""
-    return [
-        flag
-        for module, members in flags.FLAGS.flags_by_module_dict().items()
-        if module.startswith("tfdml")
-        for flag in members
-        if flag.present
-    ]

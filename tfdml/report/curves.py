@@ -45,7 +45,7 @@ def recall_curves(
             known.append(dict(points))
     ks = sorted({k for k in (*_KS, deepest) if k <= deepest})
     figure = line_chart(curves, name="Recall@K against K", x_label="K", y_label="Recall@K, %", log_x=True)
-    return _with_table(figure, curves, "Recall@K", "Recall@K, in percent", "K", ks, known)
+    return with_table(figure, curves, "Recall@K", "Recall@K, in percent", "K", ks, known)
 
 
 def _thinned(values: np.ndarray) -> list[tuple[float, float]]:
@@ -76,10 +76,10 @@ def training_curves(histories: Mapping[str, Sequence[Mapping[str, Any]]], metric
     epochs = sorted({x for curve in curves for x, _ in curve.points})
     values = [dict(curve.points) for curve in curves]
     label = f"{shown} per epoch"
-    return _with_table(figure, curves, label, f"{label}, in percent", "Epoch", epochs, values)
+    return with_table(figure, curves, label, f"{label}, in percent", "Epoch", epochs, values)
 
 
-def _with_table(
+def with_table(
     figure: Markup,
     curves: Sequence[Series],
     label: str,
@@ -87,8 +87,21 @@ def _with_table(
     x_name: str,
     xs: Sequence[float],
     values: Sequence[Mapping[Any, float]],
+    digits: str = ".1f",
 ) -> Markup:
-    rows = [[f"{x:g}", *(f"{of[x]:.1f}" if x in of else "–" for of in values)] for x in xs]
+    """A figure with a legend if it has several curves, and their values as a table.
+
+    Args:
+        figure: The figure.
+        curves: What is drawn.
+        label: What to call the table.
+        caption: What it holds.
+        x_name: The head of its first column.
+        xs: The rows.
+        values: Of each curve, by x; where there is none, a dash.
+        digits: How they are written.
+    """
+    rows = [[f"{x:g}", *(format(of[x], digits) if x in of else "–" for of in values)] for x in xs]
     heads = [x_name, *(curve.name for curve in curves)]
     key = legend(curves) if len(curves) > 1 else Markup()
     return render("curve.html", figure=figure + key, label=label, caption=caption, heads=heads, rows=rows)

@@ -110,7 +110,7 @@ def line_chart(
     x_ticks = [t for t in x_ticks if t == round(t)] or [xs[0]]
     body = axes.frame(x_ticks, ticks(*axes.y_range), x_label, y_label)
     for curve in series:
-        body += _curve(curve, axes)
+        body += draw_curve(curve, axes)
     for x, y, text in notes:
         at_x, at_y = axes.x(x), axes.y(y)
         # Inwards, clear of the numbers on the axis; below a point at the upper edge, above it elsewhere.
@@ -122,7 +122,8 @@ def line_chart(
     return svg(body, f"{name}. {described}")
 
 
-def _curve(curve: Series, axes: Axes) -> Markup:
+def draw_curve(curve: Series, axes: Axes) -> Markup:
+    """The line and the marks of a curve."""
     places = [(axes.x(x), axes.y(y)) for x, y in curve.points]
     body = Markup()
     if curve.line and len(places) > 1:
@@ -175,6 +176,12 @@ def pair_counts(positive: np.ndarray, negative: np.ndarray, bins: int = _BINS) -
     return edges, [np.histogram(distances, edges)[0] for distances in (positive, negative)]
 
 
+def outline(css: str, edges: np.ndarray, heights: np.ndarray, axes: Axes) -> Markup:
+    """The shape of a histogram: along the top of every bar, from the axis and back to it."""
+    corners = zip(np.repeat(edges, 2), np.concatenate([[0.0], np.repeat(heights, 2), [0.0]]), strict=True)
+    return element("polygon", css=css, points=" ".join(f"{axes.x(x)},{axes.y(y)}" for x, y in corners))
+
+
 def distance_histogram(positive: np.ndarray, negative: np.ndarray, *, name: str, x_label: str) -> Markup:
     """Two histograms over one axis, each as the percentage of its own pairs, with their means.
 
@@ -192,10 +199,7 @@ def distance_histogram(positive: np.ndarray, negative: np.ndarray, *, name: str,
     axes = Axes((edges[0], edges[-1]), (0.0, 1.12 * max(float(share.max()) for share in shares)))
     body = axes.frame(ticks(edges[0], edges[-1], 6), ticks(*axes.y_range), x_label, "% of pairs")
     for kind, share in zip(("negative", "positive"), shares[::-1], strict=True):
-        # Along the top of every bar, from the axis and back to it.
-        heights = np.concatenate([[0.0], np.repeat(share, 2), [0.0]])
-        corners = zip(np.repeat(edges, 2), heights, strict=True)
-        body += element("polygon", css=kind, points=" ".join(f"{axes.x(x)},{axes.y(y)}" for x, y in corners))
+        body += outline(kind, edges, share, axes)
     means = (float(np.mean(positive)), float(np.mean(negative)))
     # The label of the smaller mean goes to the left of its line, so that close means do not overprint.
     for kind, sign, mean, left in (

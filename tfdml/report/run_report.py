@@ -15,6 +15,7 @@ from tfdml.report.curves import recall_curves, training_curves
 from tfdml.report.figures import DISTANCE_NAMES, STYLES, histogram_html
 from tfdml.report.gallery import choose_examples, gallery_html
 from tfdml.report.map_html import map_html
+from tfdml.report.paper_figures import objectives_html, statistics_html
 from tfdml.report.rendering import render, write_page
 from tfdml.report.retrieved import retrieve
 from tfdml.report.runs import Run
@@ -95,7 +96,9 @@ def write_report(
         gallery=gallery,
         distance=DISTANCE_NAMES[distance],
         recall=recall_curves({"after training": recall}, {"before training": run.before or {}}),
-        training=training_curves({"this run": run.measured, **run.order_histories}, curve_metric),
+        training=training_curves(run.histories, curve_metric),
+        objectives=objectives_html(run.history),
+        statistics=statistics_html(run.statistics),
         examples=gallery_html(examples, queries, gallery),
         map=map_html(embeddings, subject.pictures, most_confused(confused, STYLES), distance=distance, seed=seed),
         histogram=histogram_html(*pairs, distance),

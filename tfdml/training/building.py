@@ -17,8 +17,6 @@ from tfdml.data.batches import hierarchical_sampler
 from tfdml.data.checking import check
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images.checksum import images_checksum
-from tfdml.data.images.faults import inspect
-from tfdml.data.records import find_faults
 from tfdml.data.sampling import ClassBalancedSampler, Sampler, ShuffleSampler, WholeClassSampler, check_divides
 from tfdml.embeddings.image_table import ImageTable
 from tfdml.errors import UserError
@@ -39,15 +37,18 @@ class Splits:
         train: With class ids 0 .. C - 1.
         validation: Held-out training classes, or None.
         test: The unseen classes.
+        seen: A sample of `train` that the embedder is measured on, or None.
     """
 
     train: ImageDataset
     validation: ImageDataset | None
     test: ImageDataset
+    seen: ImageDataset | None = None
 
     def evaluated(self) -> dict[str, ImageDataset]:
         """The splits that the embedder is measured on, by name."""
-        return {"validation": self.validation, "test": self.test} if self.validation else {"test": self.test}
+        splits = {"validation": self.validation, "test": self.test, "seen": self.seen}
+        return {name: split for name, split in splits.items() if split is not None}
 
     def describe(self, directory: str = "") -> dict[str, dict[str, Any]]:
         """What tells the images of a run from others: how many there are, their names and labels, and their content.
@@ -63,6 +64,7 @@ class Splits:
                 "content": images_checksum(split.images),
             }
             for name, split in ({"train": self.train} | self.evaluated()).items()
+            if split is not self.seen  # a part of `train`
         }
 
 
@@ -75,10 +77,10 @@ def load_splits(experiment: Experiment) -> Splits:
     options = experiment.data_options()
     directory = experiment.data_dir or None
     train, test = (data.load(experiment.dataset, directory, split, **options) for split in ("train", "test"))
-    find = find_faults if experiment.check_images == "decode" else inspect
-    train, test = (check(split, experiment.bad_images, find) for split in (train, test))
+    train, test = (check(split, experiment.bad_images, experiment.check_images) for split in (train, test))
     train, validation = split_training_classes(experiment, train)
-    return Splits(train.contiguous(), validation, test)
+    train = train.contiguous()
+    return Splits(train, validation, test, sample_seen_classes(experiment, train))
 
 
 def split_training_classes(experiment: Experiment, train: ImageDataset) -> tuple[ImageDataset, ImageDataset | None]:
@@ -94,6 +96,17 @@ def split_training_classes(experiment: Experiment, train: ImageDataset) -> tuple
     if held_out >= len(classes):
         raise UserError(f"--holdout_classes={experiment.holdout_classes} leaves no class to train on")
     return train.select_classes(classes[held_out:]), train.select_classes(classes[:held_out])
+
+
+def sample_seen_classes(experiment: Experiment, train: ImageDataset) -> ImageDataset | None:
+    """The training classes that the embedder is measured on: whole ones, drawn by the seed until they are enough."""
+    wanted = experiment.evaluate_train
+    if not wanted:
+        return None
+    wanted = wanted * len(train) if wanted <= 1 else wanted
+    classes = np.random.default_rng(experiment.seed).permutation(train.num_classes)
+    images = np.cumsum(np.bincount(train.labels)[classes])
+    return train.select_classes(classes[: np.searchsorted(images, wanted) + 1])
 
 
 def make_sampler(experiment: Experiment, train: ImageDataset, replicas: int = 1) -> Sampler:
@@ -137,7 +150,7 @@ def make_transforms(experiment: Experiment) -> tuple[TrainTransform, EvaluationT
         UserError: The policy is not one that can be had.
     """
     resize = max(experiment.resize, experiment.image_size)
-    color = as_color(experiment.pad_color, "--pad_color")
+    color = as_color(experiment.pad_color)
     steps = tuple(Step(call.name, call.arguments, share) for share, call in experiment.policy_steps())
     train = TrainTransform(
         kind=experiment.augmentation,

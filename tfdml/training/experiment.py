@@ -204,6 +204,18 @@ class Experiment:
     evaluate_every: int = _choice(
         1, "Evaluate the unseen classes every this many epochs; 0: at the end only.", check=_not_negative
     )
+    evaluate_train: float = _choice(
+        0.0,
+        "Measure training classes too, with every evaluation: whole classes, drawn by the seed until they have this "
+        "many images or, at most 1, this share of the training images; 0: none.",
+        check=_not_negative,
+    )
+    generalisation_every: int = _choice(
+        0,
+        "Measure lambda, the H-divergence and the density of classes, between the images of --evaluate_train and the "
+        "test images, before training, every this many epochs and at the end; 0: not.",
+        check=_not_negative,
+    )
     evaluation_batch_size: int = _choice(100, "Images per batch in evaluation.", check=_positive)
     selection: str = _choice(
         "last",
@@ -250,7 +262,12 @@ class Experiment:
             raise UserError("--moment_embedder needs the moments of the last epoch: use --selection=last")
         if self.selection == "validation" and not self.holdout_classes:
             raise UserError("--selection=validation needs held-out classes: add e.g. --holdout_classes=0.2")
-        as_color(self.pad_color, "--pad_color")
+        if self.generalisation_every and not self.evaluate_train:
+            raise UserError(
+                "--generalisation_every compares seen with unseen classes: say how many images of training classes are "
+                "measured, e.g. --evaluate_train=1 for all"
+            )
+        as_color(self.pad_color)
         if self.min_resolution > self.max_resolution:
             raise UserError(
                 f"--min_resolution={self.min_resolution:g} is above --max_resolution={self.max_resolution:g}"

@@ -20,6 +20,7 @@ from tfdml.training.moments import moment_embedder
 from tfdml.training.monitor import TrainingMonitor
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.selection import selected_epoch
+from tfdml.training.statistics import describe_statistics, rank_mi_of, statistics_model
 
 _PROTOCOL = "zero-shot: trained on {train} classes, evaluated {how} on {test} classes never seen in training"
 _SELECTION = {
@@ -37,7 +38,8 @@ def finish(
     folder: RunFolder,
     seconds: float,
 ) -> dict[str, Any]:
-    """Write what of `embedder.keras`, `moments.keras`, `result.json` and the report is not there yet.
+    """Write what of `embedder.keras`, `moments.keras`, `statistics_network.keras` with `statistics.json`, `result.json`
+    and the report is not there yet.
 
     Args:
         experiment: The settings.
@@ -59,6 +61,7 @@ def finish(
     if result is None or (experiment.moment_embedder and not folder.moments.is_file()):
         result = _result(experiment, evaluator, embeddings, monitor)
         result["seconds"] = seconds
+        _write_statistics(learner, evaluator, monitor, folder, embeddings if embedder is learner.embedder else None)
         if experiment.moment_embedder:
             result["metrics_moments"] = _write_moments(experiment, learner, evaluator, folder)
         write_json(folder.result, result)
@@ -91,7 +94,8 @@ def _result(
     intervals = metrics.pop("intervals")
     epoch = selected_epoch(monitor.records, experiment.selection)
     # Moments are not saved with the embedder: those of the epoch that was chosen were measured then, or not at all.
-    orders = next(record.get("orders") for record in monitor.records if record["epoch"] == epoch)
+    chosen = next(record for record in monitor.records if record["epoch"] == epoch)
+    measured = {"metrics_orders": "orders", "metrics_seen": "seen", "generalisation": "generalisation"}
     return {
         "dataset": experiment.dataset,
         "metrics": metrics,
@@ -103,13 +107,33 @@ def _result(
         "steps": monitor.step,
         "train_seconds": monitor.train_seconds,
         "images_per_second": monitor.images_per_second(),
-        **({"metrics_orders": orders} if orders else {}),
+        **{name: chosen[part] for name, part in measured.items() if part in chosen},
     }
 
 
 def _protocol(splits: Splits) -> str:
     how = "all-to-all" if splits.test.is_query is None else "queries against gallery"
     return _PROTOCOL.format(train=splits.train.num_classes, test=splits.test.num_classes, how=how)
+
+
+def _write_statistics(
+    learner: MetricLearner,
+    evaluator: Evaluator,
+    monitor: TrainingMonitor,
+    folder: RunFolder,
+    test_embeddings: np.ndarray | None,
+) -> None:
+    """Write RankMI's network and figure, of the last epoch: before the result, so that a finished run has them."""
+    objective = rank_mi_of(learner)
+    if objective is None:
+        return
+    with atomic_write(folder.statistics_network) as temporary:
+        statistics_model(objective).save(temporary)
+    splits = {}
+    for name, split in evaluator.splits.evaluated().items():
+        known = test_embeddings if name == "test" else None
+        splits[name] = (evaluator.embed(learner.embedder, name) if known is None else known, split.labels)
+    write_json(folder.statistics, describe_statistics(objective, splits, monitor.records[-1]["epoch"]))
 
 
 def _write_moments(

@@ -26,7 +26,7 @@ def describe(experiment: Experiment) -> str:
     with distribution.scope(strategy):
         learner = building.make_learner(experiment, splits.train.num_classes, steps)
     lines = [f"data         {experiment.dataset} from {experiment.data_dir or 'the library itself'}"]
-    for name in ("train", "validation", "test"):
+    for name in ("train", "validation", "test", "seen"):
         split = getattr(splits, name)
         if split is not None:
             lines.append(f"  {name:<11}{len(split):,} images of {split.num_classes:,} classes")

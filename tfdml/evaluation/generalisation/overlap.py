@@ -31,8 +31,8 @@ def jensen_shannon_bits(positive: Any, negative: Any) -> float:
     """The Jensen-Shannon divergence in bits, of histograms over the same bins.
 
     JSD = KL(p | m) / 2 + KL(q | m) / 2 with m = (p + q) / 2 and logarithms of base 2: 0 where the distributions are the
-    same, 1 where they share no bin. It is what a pair's distance tells about whether its images are of one class, when
-    half of the pairs are. In nats it is ln 2 times as much.
+    same, 1 where they share no bin. It measures what a pair's distance says about whether its images are of one class,
+    when half of the pairs are. In nats it is ln 2 times as much.
 
     Args:
         positive: (K,) counts or probabilities; scaled to the sum 1.
