@@ -177,7 +177,7 @@ def test_a_result_alone_is_a_run(tmp_path):
     assert "No flags are stored" in page.section("flags")
     assert "No environment is stored" in page.section("environment")
     assert "Nothing was measured during training" in page.section("training")
-    assert read_run(tmp_path / "a").history == []
+    assert list(read_run(tmp_path / "a").history) == []
 
 
 def test_bad_arguments(tmp_path):

@@ -7,9 +7,9 @@ import pytest
 
 from tests.report.pages import EVIL, Page, check_page, embedded, made, rows_of
 from tfdml.evaluation import evaluate_retrieval
-from tfdml.report import write_report
+from tfdml.report import Run, write_report
 from tfdml.report.axes import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
-from tfdml.report.paper_figures import paper_sections
+from tfdml.report.paper_figures import objectives_html, statistics_html
 
 RECORDS = [
     {"epoch": 0, "generalisation": {"lambda": 1.7, "h_divergence": 0.6, "seen_d_avg_mean": 0.4}},
@@ -67,8 +67,8 @@ STATISTICS = {
 
 
 def test_every_figure_has_its_numbers_as_a_table():
-    (section,) = paper_sections(RECORDS)
-    page = Page(str(section.body))
+    body = str(objectives_html(RECORDS))
+    page = Page(body)
     assert [e["text"] for e in page.all("h3")] == [
         "Density of the classes in training batches density",
         "Energy between classes in training batches ecaml",
@@ -78,7 +78,6 @@ def test_every_figure_has_its_numbers_as_a_table():
         "Density of the classes, all images",
     ]
     assert len(page.all("svg", role="img")) == 6
-    body = str(section.body)
     assert rows_of(body, "Density of the classes in training batches, density, per epoch") == [
         ["1", "0.42", "0.5"],
         ["2", "0.36", "0.52"],
@@ -95,25 +94,23 @@ def test_every_figure_has_its_numbers_as_a_table():
 
 
 def test_what_a_run_has_not_is_not_drawn():
-    assert paper_sections([]) == []
+    assert objectives_html([]) == statistics_html({}) == ""
     plain = [{"epoch": 0}, {"epoch": 1, "train": {"loss": 1.0, "my_energy_d_avg": 2.0, "d_pos": 0.1}}]
-    assert paper_sections(plain) == []
-    (section,) = paper_sections([{"epoch": 0, "generalisation": {"unseen_d_avg_mean": 0.5}}])
-    assert [e["text"] for e in Page(str(section.body)).all("h3")] == ["Density of the classes, all images"]
+    assert objectives_html(plain) == ""
+    text = objectives_html([{"epoch": 0, "generalisation": {"unseen_d_avg_mean": 0.5}}])
+    assert [e["text"] for e in Page(text).all("h3")] == ["Density of the classes, all images"]
 
 
 def test_a_name_of_an_objective_is_no_markup():
     records = [{"epoch": 1, "train": {EVIL: 0.5, f"{EVIL}_energy": 1.0}}]
-    (section,) = paper_sections(records)
-    page = Page(str(section.body))
+    page = Page(objectives_html(records))
     assert page.all("h3")[0]["text"] == f"Energy between classes in training batches {EVIL}"
     assert f"training batches, {EVIL}, per epoch" in page.all("svg", role="img")[0]["aria-label"]
     assert not page.all("script")
 
 
 def test_losses_cross_and_histograms_stand_over_the_same_distances():
-    (section,) = paper_sections([], STATISTICS)
-    page = Page(str(section.body))
+    page = Page(statistics_html(STATISTICS))
     losses, histogram = page.all("svg", role="img")
     assert "cost the same at 0.8" in losses["aria-label"]
     assert "mean d⁺ 0.41, mean d⁻ 1.3, β 0.8" in histogram["aria-label"]
@@ -144,17 +141,20 @@ def test_losses_cross_and_histograms_stand_over_the_same_distances():
     assert "0.250 nats" in text
     assert "within the margins: 0.125" in text
     assert "no root" not in text
-    (rootless,) = paper_sections([], {**STATISTICS, "has_root": False})
-    assert "V had no root in the end" in str(rootless.body)
+    assert "V had no root in the end" in statistics_html({**STATISTICS, "has_root": False})
 
 
 def test_they_are_on_the_page_of_a_run(tmp_path):
     embeddings, labels = embedded()
     after = evaluate_retrieval(embeddings, labels)
-    history = [{"epoch": 0, "recall@1": 0.2, "seen": {"recall@1": 0.25}}, {"epoch": 1, "recall@1": 0.3}]
-    history.append({"epoch": 2, "recall@1": 0.4, "seen": {"recall@1": 0.75}})
+    metrics = [
+        {"test": {"recall@1": 0.2}, "seen": {"recall@1": 0.25}},
+        {"test": {"recall@1": 0.3}},
+        {"test": {"recall@1": 0.4}, "seen": {"recall@1": 0.75}},
+    ]
+    history = [{**record, **measured} for record, measured in zip(RECORDS, metrics, strict=True)]
     path = tmp_path / "index.html"
-    write_report(path, "t", None, after, history, made(labels), embeddings, records=RECORDS, statistics=STATISTICS)
+    write_report(path, Run("t", {"metrics": after}, history, statistics=STATISTICS), made(labels), embeddings)
     text = path.read_text("utf-8")
     page = check_page(text)
     assert rows_of(text, "Recall@1 per epoch, in percent") == [

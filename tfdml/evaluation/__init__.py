@@ -18,7 +18,14 @@ from tfdml.evaluation.generalisation import (
 from tfdml.evaluation.intervals import Interval, confidence_intervals
 from tfdml.evaluation.pair_distances import sample_pair_distances
 from tfdml.evaluation.per_query import retrieval_per_query
-from tfdml.evaluation.retrieval import DEFAULT_METRICS, METRICS, dataset_protocol, evaluate_dataset, evaluate_retrieval
+from tfdml.evaluation.retrieval import (
+    DEFAULT_METRICS,
+    METRICS,
+    dataset_protocol,
+    dataset_roles,
+    evaluate_dataset,
+    evaluate_retrieval,
+)
 from tfdml.evaluation.search.exact import nearest_neighbours, neighbour_blocks
 from tfdml.evaluation.search.index import GalleryIndex, build_index, load_index
 from tfdml.evaluation.search.recall import IndexRecall, index_recall, least_effort
@@ -35,6 +42,7 @@ __all__ = [
     "clustering_agreement",
     "confidence_intervals",
     "dataset_protocol",
+    "dataset_roles",
     "draw_scattering",
     "embed",
     "embed_batches",

@@ -6,45 +6,30 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from tfdml.report.axes import BOTTOM, HEIGHT, TOP, WIDTH, Axes, svg, ticks
-from tfdml.report.distances import LEGEND
-from tfdml.report.elements import Section, details, escape, scrolling, table
-from tfdml.report.figures import Series, _curve, legend
+from tfdml.report.curves import with_table
+from tfdml.report.figures import Series, draw_curve, legend, outline
+from tfdml.report.rendering import element, render
 
 _Records = Sequence[Mapping[str, Any]]
 _PAIR_LOSSES = (("positive_loss", "a pair of one class"), ("negative_loss", "a pair of different classes"))
 _SPLITS = {"test": "Unseen classes", "validation": "Held-out training classes", "seen": "Seen classes"}
 
 
-def paper_sections(records: _Records, statistics: Mapping[str, Any] | None = None) -> list[Section]:
-    """The sections of a page that a run's objectives and settings call for; none of a run without such numbers.
+def objectives_html(records: _Records) -> Markup:
+    """What the objectives report along the training, and generalisation; empty where there are no numbers.
 
     Args:
         records: One mapping per epoch, as `metrics.jsonl` holds them: `epoch`, under `train` what `fit` reports, and
             perhaps `generalisation`, what `evaluate_generalisation` gives.
-        statistics: What `statistics.json` of a run with RankMI holds.
     """
-    sections = []
-    if drawn := _along_training(records):
-        intro = "What the objectives measure in the batches of each epoch, and how seen and unseen classes compare."
-        body = f'<div class="several">{"".join(drawn)}</div>'
-        sections.append(Section("objectives", "What the objectives did", body, intro, nav="Objectives"))
-    if statistics:
-        sections.append(
-            Section(
-                "statistics",
-                "What a distance costs",
-                _statistics(statistics),
-                "RankMI's figure 3: the loss of a pair by its distance, as the statistics network has learned it, over "
-                f"the distances of pairs; after epoch {int(statistics['epoch'])}.",
-                nav="RankMI",
-            )
-        )
-    return sections
+    figures = _along_training(records)
+    return Markup('<div class="several">{}</div>').format(Markup().join(figures)) if figures else Markup()
 
 
-def _along_training(records: _Records) -> list[str]:
+def _along_training(records: _Records) -> list[Markup]:
     """Each figure along the epochs for which there are numbers."""
     train = [{"epoch": record["epoch"], **record.get("train", {})} for record in records]
     generalisation = [{"epoch": record["epoch"], **record.get("generalisation", {})} for record in records]
@@ -71,7 +56,7 @@ def _along_training(records: _Records) -> list[str]:
     return [figure for figure in figures if figure]
 
 
-def _curves(title: str, y_label: str, records: _Records, names: Mapping[str, str], objective: str = "") -> str:
+def _curves(title: str, y_label: str, records: _Records, names: Mapping[str, str], objective: str = "") -> Markup:
     """Values after each epoch, drawn and as a table; empty where there are none.
 
     Args:
@@ -88,7 +73,7 @@ def _curves(title: str, y_label: str, records: _Records, names: Mapping[str, str
         if points:
             series.append(Series(name, points, style))
     if not series:
-        return ""
+        return Markup()
     xs = sorted({x for curve in series for x, _ in curve.points})
     ys = [y for curve in series for _, y in curve.points]
     margin = 0.1 * (max(ys) - min(ys)) or 0.1 * abs(ys[0]) or 0.1
@@ -97,40 +82,37 @@ def _curves(title: str, y_label: str, records: _Records, names: Mapping[str, str
     axes = Axes((xs[0], xs[-1]), (low, max(ys) + margin))
     whole = [x for x in ticks(xs[0], xs[-1], 8) if x == round(x)] or [xs[0]]
     body = axes.frame(whole, ticks(*axes.y_range), "epoch", y_label)
-    body += "".join(_curve(curve, axes) for curve in series)
+    body += Markup().join(draw_curve(curve, axes) for curve in series)
     said = "; ".join(f"{c.name}: {c.points[0][1]:.3g} at first, {c.points[-1][1]:.3g} at last" for c in series)
-    values = [dict(curve.points) for curve in series]
-    rows = [[f"{x:g}", *(f"{of[x]:.4g}" if x in of else "–" for of in values)] for x in xs]
-    heads = ["Epoch", *(escape(curve.name) for curve in series)]
     label = f"{title}, {objective}, per epoch" if objective else f"{title} per epoch"
-    held = details("The values as a table", scrolling(table(heads, rows, caption=label), label))
-    key = legend(series) if len(series) > 1 else ""
-    heading = f"{escape(title)} <span>{escape(objective)}</span>" if objective else escape(title)
-    return f"<div><h3>{heading}</h3>{svg(body, f'{label}. {said}')}{key}{held}</div>"
+    values = [dict(curve.points) for curve in series]
+    drawn = with_table(svg(body, f"{label}. {said}"), series, label, label, "Epoch", xs, values, ".4g")
+    of = element("span", objective) if objective else ""
+    return element("div", element("h3", title, " " if objective else "", of), drawn)
 
 
-def _statistics(statistics: Mapping[str, Any]) -> str:
-    """The losses over the histograms, one below the other along the same axis of distances."""
+def statistics_html(statistics: Mapping[str, Any]) -> Markup:
+    """The losses over the histograms, one below the other along the same axis of distances; empty without them.
+
+    Args:
+        statistics: What `statistics.json` of a run with RankMI holds.
+    """
+    if not statistics:
+        return Markup()
     beta, margin = float(statistics["beta"]), float(statistics["margin"])
     drawn = {_SPLITS[name]: pairs for name, pairs in statistics["pairs"].items() if name in _SPLITS}
     last = max([float(pairs["edges"][-1]) for pairs in drawn.values()] + [min(beta + 2 * margin, 2.0)])
-    figures = [f"<div><h3>Loss by distance</h3>{_losses(statistics, last)}</div>"]
-    for name, pairs in drawn.items():
-        said = (
-            f"<p>Lower bound on the Jensen–Shannon divergence: <b>{float(pairs['jsd']):.3f}</b> nats; "
-            f"loss of the embedder within the margins: <b>{float(pairs['embedder_loss']):.3f}</b>.</p>"
-        )
-        figures.append(f"<div><h3>{escape(name)}</h3>{_histogram(pairs, beta, last)}{LEGEND}{said}</div>")
-    root = "" if statistics["has_root"] else " V had no root in the end: β is that of an earlier step."
-    text = (
-        f'<p class="aside">Where β lies, {beta:.3f}, a pair costs the same whether it is of one class or of two; the '
-        f"embedder learns from positives beyond β − {margin:g} and negatives within β + {margin:g}, between the thin "
-        f"lines.{root}</p>"
+    return render(
+        "statistics.html",
+        beta=beta,
+        margin=margin,
+        has_root=statistics["has_root"],
+        losses=_losses(statistics, last),
+        histograms=[(name, _histogram(pairs, beta, last), pairs) for name, pairs in drawn.items()],
     )
-    return f'{text}<div class="several">{"".join(figures)}</div>'
 
 
-def _losses(statistics: Mapping[str, Any], last: float) -> str:
+def _losses(statistics: Mapping[str, Any], last: float) -> Markup:
     distances = np.asarray(statistics["distances"], float)
     shown = distances <= last
     series = [
@@ -140,15 +122,15 @@ def _losses(statistics: Mapping[str, Any], last: float) -> str:
     ys = [y for curve in series for _, y in curve.points]
     axes = Axes((0.0, last), (min(ys), max(max(ys), min(ys) + 0.1)))
     body = axes.frame(ticks(0.0, last, 6), ticks(*axes.y_range), "Euclidean distance", "loss of a pair")
-    body += "".join(_curve(curve, axes) for curve in series)
+    body += Markup().join(draw_curve(curve, axes) for curve in series)
     beta, margin = float(statistics["beta"]), float(statistics["margin"])
-    body += "".join(_upright(axes, x) for x in (beta - margin, beta + margin) if 0 < x < last)
+    body += Markup().join(_upright(axes, x) for x in (beta - margin, beta + margin) if 0 < x < last)
     body += _upright(axes, beta, "β")
     label = f"Loss of a pair by its distance. Both kinds cost the same at {beta:.3g}"
     return svg(body, label) + legend(series)
 
 
-def _histogram(pairs: Mapping[str, Any], beta: float, last: float) -> str:
+def _histogram(pairs: Mapping[str, Any], beta: float, last: float) -> Markup:
     edges = np.asarray(pairs["edges"], float)
     shares = {kind: np.asarray(pairs[kind], float) / max(np.sum(pairs[kind]), 1) for kind in ("negative", "positive")}
     # Per unit of distance, as bins need not be equally wide.
@@ -156,20 +138,17 @@ def _histogram(pairs: Mapping[str, Any], beta: float, last: float) -> str:
     axes = Axes((0.0, last), (0.0, 1.12 * max(float(density.max()) for density in densities.values())))
     body = axes.frame(ticks(0.0, last, 6), ticks(*axes.y_range), "Euclidean distance", "density of pairs")
     for kind, density in densities.items():
-        corners = zip(np.repeat(edges, 2), np.concatenate([[0.0], np.repeat(density, 2), [0.0]]), strict=True)
-        body += f'<polygon class="{kind}" points="{" ".join(f"{axes.x(x)},{axes.y(y)}" for x, y in corners)}"/>'
+        body += outline(kind, edges, density, axes)
     body += _upright(axes, beta, "β")
     means = f"mean d⁺ {float(pairs['mean_positive']):.3g}, mean d⁻ {float(pairs['mean_negative']):.3g}"
     return svg(body, f"Densities of the distances of pairs, {means}, β {beta:.3g}")
 
 
-def _upright(axes: Axes, x: float, name: str = "") -> str:
+def _upright(axes: Axes, x: float, name: str = "") -> Markup:
     """A line at x from the axis to the top; dashed, with its value beside it, where it has a name."""
     at = axes.x(x)
     if not name:
-        return f'<line class="axis" x1="{at}" y1="{TOP}" x2="{at}" y2="{HEIGHT - BOTTOM}"/>'
+        return element("line", css="axis", x1=at, y1=TOP, x2=at, y2=HEIGHT - BOTTOM)
     side, place = ("end", at - 5) if at > WIDTH - 100 else ("start", at + 5)
-    return (
-        f'<line class="axis mean" x1="{at}" y1="{TOP - 8}" x2="{at}" y2="{HEIGHT - BOTTOM}"/>'
-        f'<text class="mark {side}" x="{place}" y="{TOP}">{escape(name)} {x:.3g}</text>'
-    )
+    line = element("line", css="axis mean", x1=at, y1=TOP - 8, x2=at, y2=HEIGHT - BOTTOM)
+    return line + element("text", f"{name} {x:.3g}", css=f"mark {side}", x=place, y=TOP)

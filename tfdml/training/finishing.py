@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from typing import Any
 
@@ -11,12 +10,10 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.evaluation import embed
-from tfdml.manifests import read_json
 from tfdml.models import Embedder, MetricLearner, MomentEmbedder
-from tfdml.report import write_report
+from tfdml.report import read_run, write_report
 from tfdml.storage import atomic_write, write_json
 from tfdml.training.building import Splits
 from tfdml.training.evaluating import CLUSTERING, RETRIEVAL, Evaluator
@@ -70,7 +67,10 @@ def finish(
             result["metrics_moments"] = _write_moments(experiment, learner, evaluator, folder)
         write_json(folder.result, result)
     if experiment.report and not folder.report.is_file():
-        _write_report(experiment, evaluator.splits.test, embeddings, result, monitor.records, folder)
+        interval_name = "95% interval over classes"
+        write_report(
+            folder.report, read_run(folder.path), evaluator.splits.test, embeddings, interval_name=interval_name
+        )
     return result
 
 
@@ -145,46 +145,6 @@ def _write_moments(
     with atomic_write(folder.moments) as temporary:
         model.save(temporary)
     return evaluator.measure(evaluator.embed(model, "test"), "test", RETRIEVAL + CLUSTERING)
-
-
-def _write_report(
-    experiment: Experiment,
-    test: ImageDataset,
-    embeddings: np.ndarray,
-    result: dict[str, Any],
-    records: list[dict[str, Any]],
-    folder: RunFolder,
-) -> None:
-    gallery: dict[str, Any] = {}
-    if test.is_query is not None:
-        gallery = {"gallery": test.gallery, "gallery_embeddings": embeddings[~test.is_query]}
-        test, embeddings = test.queries, embeddings[test.is_query]
-    moments = {"moments": result["metrics_moments"]} if "metrics_moments" in result else {}
-    write_report(
-        folder.report,
-        f"{folder.path.name}: {experiment.dataset}",
-        result["metrics_before"],
-        {
-            **result["metrics"],
-            **moments,
-            "orders": result.get("metrics_orders", {}),
-            "generalisation": result.get("generalisation", {}),
-        },
-        [
-            {"epoch": record["epoch"], **record.get("test", {}), **{k: record.get(k, {}) for k in ("orders", "seen")}}
-            for record in records
-        ],
-        test,
-        embeddings,
-        summary=f"{result['protocol'].capitalize()}. The embedder is that of {result['selection']}.",
-        flags=dataclasses.asdict(experiment),
-        environment=read_json(folder.environment),
-        intervals=result["intervals"],
-        interval_name="95% interval over classes",
-        records=records,
-        statistics=read_json(folder.statistics) if folder.statistics.is_file() else None,
-        **gallery,
-    )
 
 
 def moment_embedder(learner: MetricLearner, train: tf.data.Dataset) -> MomentEmbedder:

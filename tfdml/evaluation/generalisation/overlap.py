@@ -70,6 +70,22 @@ def probability_nearer(positive: Any, negative: Any) -> float:
     return float((p * (further + q / 2)).sum())
 
 
+def share_ordered(positive: Any, negative: Any) -> float:
+    """The same of the distances themselves: only equal distances are ties, a bin for each that occurs.
+
+    Args:
+        positive: (P,) d+.
+        negative: (Q,) d-.
+
+    Example:
+        >>> share_ordered([1.0, 2.0], [2.0, 3.0])
+        0.875
+    """
+    distances, place = np.unique(np.concatenate([positive, negative]), return_inverse=True)
+    counts = [np.bincount(part, minlength=len(distances)) for part in np.split(place, [len(positive)])]
+    return probability_nearer(*counts)
+
+
 def default_bins(histogram: PairHistogram) -> int:
     """Rice's rule for the rarer kind of n pairs, ceil(2 n^(1/3)), and at most 100 bins.
 
