@@ -31,7 +31,7 @@ def walk_blocks(
     Example:
         >>> head, comment = [*b"GIF89a", 1, 0, 1, 0, 0, 0, 0], [EXTENSION, 0xFE, 1, 7, 0]
         >>> data = tf.constant([*head, *comment, FRAME, *PADDING * [0]])
-        >>> walk_blocks(data, lambda at: data[at] == EXTENSION)[0].numpy()
+        >>> int(walk_blocks(data, lambda at: data[at] == EXTENSION)[0])
         18
     """
     end = tf.size(data) - PADDING
