@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests.training.runs import learner as learner_of
 from tfdml import data
 from tfdml.data.pipeline import training_batches
 from tfdml.training import Experiment, building
@@ -80,12 +81,12 @@ def test_an_experiment_builds_and_takes_a_step(path, characters, tmp_path):
     # A random network with frozen BatchNorm would answer every image with nearly zero.
     tiny = {"dataset": "glyphs", "weights": "none", "image_size": SIZE, "resize": resize, "batch_norm": "train"}
     experiment = dataclasses.replace(written, **tiny)
-    sampler = building.make_sampler(experiment, characters)
-    transform, _ = building.make_transforms(experiment)
+    sampler = building.make_sampler(experiment.data, characters, experiment.seed)
+    transform, _ = building.make_transforms(experiment.data)
     # The networks of the experiments before, hundreds of megabytes each, hang in cycles of references.
     keras.backend.clear_session()
     gc.collect()
-    learner = building.make_learner(experiment, characters.num_classes, steps_per_epoch=10)
+    learner = learner_of(experiment, characters.num_classes, steps_per_epoch=10)
     learner.run_eagerly = True  # quicker than tracing these networks for two steps
     before = [np.asarray(variable) for variable in learner.embedder.parts()["projection"]]
     # Two steps, so that alternating updates have their turn.

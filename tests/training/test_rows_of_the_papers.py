@@ -7,7 +7,8 @@ import shlex
 
 import pytest
 
-from tfdml.training import Experiment, building
+from tests.training.runs import learner
+from tfdml.training import Experiment
 from tfdml.training.terms import build_objectives
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -38,4 +39,4 @@ def test_a_row_builds(command, tmp_path):
         return
     tiny = {"backbone": "conv4(width=4)", "weights": "none", "image_size": 32, "resize": 32, "embedding_dim": 8}
     tiny["objectives"] = experiment.objectives.replace("dim=8192", "dim=64")
-    assert building.make_learner(dataclasses.replace(experiment, **tiny), 5, steps_per_epoch=2).objectives
+    assert learner(dataclasses.replace(experiment, **tiny), 5).objectives

@@ -11,10 +11,11 @@ import tensorflow as tf
 from tests.training import runs
 from tests.training.runs import EPOCHS, STEPS, train
 from tfdml.errors import UserError
-from tfdml.training import checkpoints, trainer
+from tfdml.training import assembly, checkpoints, trainer
 from tfdml.training.evaluating import Evaluator
-from tfdml.training.interruption import Interrupted
+from tfdml.training.interruption import Interrupted, Interruption
 from tfdml.training.monitor import TrainingMonitor
+from tfdml.training.run_folder import RunFolder
 
 
 class Killed(BaseException):
@@ -23,15 +24,15 @@ class Killed(BaseException):
 
 def make_quick(patch):
     """Train on noise, and without compiling, which takes longer than the few steps of these runs."""
-    make_learner = trainer.make_learner
+    make_learner = assembly.make_learner
 
     def eager(*arguments):
         learner = make_learner(*arguments)
         learner.run_eagerly = True
         return learner
 
-    patch.setattr(trainer, "make_learner", eager)
-    patch.setattr(trainer, "load_splits", lambda experiment: runs.SPLITS)
+    patch.setattr(assembly, "make_learner", eager)
+    patch.setattr(assembly, "load_splits", lambda settings, seed: runs.SPLITS)
 
 
 @pytest.fixture(autouse=True)
@@ -210,11 +211,11 @@ def test_images_that_have_changed_are_refused(tmp_path, monkeypatch):
         train(folder)
     test = runs.noise("test", 6, 3)
     changed = runs.Splits(runs.SPLITS.train, runs.SPLITS.validation, test)
-    monkeypatch.setattr(trainer, "load_splits", lambda experiment: changed)
+    monkeypatch.setattr(assembly, "load_splits", lambda settings, seed: changed)
     with pytest.raises(UserError, match=r"test: content was .* and is now"):
         train(folder, resume=True)
     fewer = runs.Splits(runs.SPLITS.train.take(range(31)), runs.SPLITS.validation, runs.SPLITS.test)
-    monkeypatch.setattr(trainer, "load_splits", lambda experiment: fewer)
+    monkeypatch.setattr(assembly, "load_splits", lambda settings, seed: fewer)
     with pytest.raises(UserError, match=r"train: .*images was 32 and is now 31"):
         train(folder, resume=True)
 
@@ -295,3 +296,12 @@ def test_a_diverged_run_tells_how_to_start_again_and_that_works(unbroken, tmp_pa
     assert taken
     for name in taken:
         np.testing.assert_array_equal(old[name], new[name])
+
+
+def test_what_is_hardly_meant_is_told_before_training(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(trainer.logging, "warning", lambda text, *values: said.append(text % values))
+    monkeypatch.setattr(trainer, "doubts", lambda settings, embedder: [f"WARNING: {settings.backbone}"])
+    trainer._Run(runs.experiment(tmp_path / "run"), RunFolder(tmp_path / "run"), Interruption())
+    assert "WARNING: conv4(width=4)" in said
+    assert not (tmp_path / "run").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from typing import Any
 
@@ -18,7 +17,6 @@ from tfdml.report import write_report
 from tfdml.storage import atomic_write, write_json
 from tfdml.training.building import Splits
 from tfdml.training.evaluating import CLUSTERING, RETRIEVAL, Evaluator
-from tfdml.training.experiment import Experiment
 from tfdml.training.moments import moment_embedder
 from tfdml.training.monitor import TrainingMonitor
 from tfdml.training.run_folder import RunFolder
@@ -33,7 +31,7 @@ _SELECTION = {
 
 
 def finish(
-    experiment: Experiment,
+    flags: dict[str, Any],
     learner: MetricLearner,
     evaluator: Evaluator,
     monitor: TrainingMonitor,
@@ -43,9 +41,9 @@ def finish(
     """Write what of `embedder.keras`, `moments.keras`, `result.json` and the report is not there yet.
 
     Args:
-        experiment: The settings.
+        flags: Every setting of the run by name, for the report.
         learner: As it is after the last step.
-        evaluator: Measures the embedder.
+        evaluator: Measures the embedder; its settings say what is written.
         monitor: Holds the records of the epochs.
         folder: The run's folder.
         seconds: How long the run has taken in this process.
@@ -56,24 +54,22 @@ def finish(
     Raises:
         UserError: A file cannot be written.
     """
-    embedder = _write_embedder(experiment, learner, monitor, folder)
+    settings = evaluator.settings
+    embedder = _write_embedder(settings.selection, learner, monitor, folder)
     embeddings = evaluator.embed(embedder, "test")
     result = folder.read_result()
-    if result is None or (experiment.moment_embedder and not folder.moments.is_file()):
-        result = _result(experiment, evaluator, embeddings, monitor)
-        result["seconds"] = seconds
-        if experiment.moment_embedder:
-            result["metrics_moments"] = _write_moments(experiment, learner, evaluator, folder)
+    if result is None or (settings.moment_embedder and not folder.moments.is_file()):
+        result = {"dataset": flags["dataset"], **_result(evaluator, embeddings, monitor), "seconds": seconds}
+        if settings.moment_embedder:
+            result["metrics_moments"] = _write_moments(learner, evaluator, folder)
         write_json(folder.result, result)
-    if experiment.report and not folder.report.is_file():
-        _write_report(experiment, evaluator.splits.test, embeddings, result, monitor.records, folder)
+    if settings.report and not folder.report.is_file():
+        _write_report(flags, evaluator.splits.test, embeddings, result, monitor.records, folder)
     return result
 
 
-def _write_embedder(
-    experiment: Experiment, learner: MetricLearner, monitor: TrainingMonitor, folder: RunFolder
-) -> Embedder:
-    epoch = selected_epoch(monitor.records, experiment.selection)
+def _write_embedder(selection: str, learner: MetricLearner, monitor: TrainingMonitor, folder: RunFolder) -> Embedder:
+    epoch = selected_epoch(monitor.records, selection)
     if epoch == monitor.records[-1]["epoch"]:
         with atomic_write(folder.embedder) as temporary:
             learner.embedder.save(temporary)
@@ -84,21 +80,19 @@ def _write_embedder(
     return keras.saving.load_model(folder.embedder)
 
 
-def _result(
-    experiment: Experiment, evaluator: Evaluator, embeddings: np.ndarray, monitor: TrainingMonitor
-) -> dict[str, Any]:
+def _result(evaluator: Evaluator, embeddings: np.ndarray, monitor: TrainingMonitor) -> dict[str, Any]:
+    selection = evaluator.settings.selection
     metrics = evaluator.measure(embeddings, "test", RETRIEVAL + CLUSTERING, intervals="classes")
     intervals = metrics.pop("intervals")
-    epoch = selected_epoch(monitor.records, experiment.selection)
+    epoch = selected_epoch(monitor.records, selection)
     # Moments are not saved with the embedder: those of the epoch that was chosen were measured then, or not at all.
     orders = next(record.get("orders") for record in monitor.records if record["epoch"] == epoch)
     return {
-        "dataset": experiment.dataset,
         "metrics": metrics,
         "intervals": intervals,
         "metrics_before": monitor.records[0].get("test", {}),
         "protocol": _protocol(evaluator.splits),
-        "selection": _SELECTION[experiment.selection],
+        "selection": _SELECTION[selection],
         "epoch": epoch,
         "steps": monitor.step,
         "train_seconds": monitor.train_seconds,
@@ -112,10 +106,9 @@ def _protocol(splits: Splits) -> str:
     return _PROTOCOL.format(train=splits.train.num_classes, test=splits.test.num_classes, how=how)
 
 
-def _write_moments(
-    experiment: Experiment, learner: MetricLearner, evaluator: Evaluator, folder: RunFolder
-) -> dict[str, Any]:
-    train = evaluation_batches(evaluator.splits.train, evaluator.transform, experiment.evaluation_batch_size)
+def _write_moments(learner: MetricLearner, evaluator: Evaluator, folder: RunFolder) -> dict[str, Any]:
+    batch_size = evaluator.settings.evaluation_batch_size
+    train = evaluation_batches(evaluator.splits.train, evaluator.transform, batch_size)
     model = moment_embedder(learner, train)
     with atomic_write(folder.moments) as temporary:
         model.save(temporary)
@@ -123,7 +116,7 @@ def _write_moments(
 
 
 def _write_report(
-    experiment: Experiment,
+    flags: dict[str, Any],
     test: ImageDataset,
     embeddings: np.ndarray,
     result: dict[str, Any],
@@ -137,7 +130,7 @@ def _write_report(
     moments = {"moments": result["metrics_moments"]} if "metrics_moments" in result else {}
     write_report(
         folder.report,
-        f"{folder.path.name}: {experiment.dataset}",
+        f"{folder.path.name}: {flags['dataset']}",
         result["metrics_before"],
         {**result["metrics"], **moments, "orders": result.get("metrics_orders", {})},
         [
@@ -147,7 +140,7 @@ def _write_report(
         test,
         embeddings,
         summary=f"{result['protocol'].capitalize()}. The embedder is that of {result['selection']}.",
-        flags=dataclasses.asdict(experiment),
+        flags=flags,
         environment=read_json(folder.environment),
         intervals=result["intervals"],
         interval_name="95% interval over classes",
