@@ -6,7 +6,7 @@ import logging as python_logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from absl import flags, logging
 
@@ -15,7 +15,13 @@ from tfdml.disk_space import GO_ON, is_disk_full, unwritable
 from tfdml.errors import UserError
 
 
-def run(command: Callable[[], None], name: str, usage: str, argv: Sequence[str] | None = None) -> None:
+def run(
+    command: Callable[[], None],
+    name: str,
+    usage: str,
+    argv: Sequence[str] | None = None,
+    sections: Mapping[str, Sequence[str]] | None = None,
+) -> None:
     """Parse the flags, call `command`, and exit.
 
     The status is 0; 2 for what the user can mend; 128 and the signal's number where the process was told to end (130,
@@ -26,6 +32,7 @@ def run(command: Callable[[], None], name: str, usage: str, argv: Sequence[str] 
         name: The command's name, put before errors.
         usage: What `--help` prints before the flags.
         argv: The command line; by default the process's own.
+        sections: Flags that `--help` lists together, by the heading; the others follow.
     """
     argv = list(sys.argv if argv is None else argv)
     logging.use_absl_handler()
@@ -35,7 +42,7 @@ def run(command: Callable[[], None], name: str, usage: str, argv: Sequence[str] 
         python_logging.getLogger(library).setLevel(python_logging.ERROR)
     try:
         with signals.raised_as_exceptions(name):
-            _run(command, usage, argv)
+            _run(command, usage, argv, sections or {})
     except flags.Error as error:
         _fail(name, f"{' '.join(str(error).split())} (see --help)")
     except UserError as error:
@@ -56,9 +63,9 @@ def run(command: Callable[[], None], name: str, usage: str, argv: Sequence[str] 
     sys.exit(0)
 
 
-def _run(command: Callable[[], None], usage: str, argv: list[str]) -> None:
+def _run(command: Callable[[], None], usage: str, argv: list[str], sections: Mapping[str, Sequence[str]]) -> None:
     if any(argument in ("--help", "-h", "-help") for argument in argv[1:]):
-        print(usage.strip() + "\n\nFlags:\n" + _flags_help())
+        print(usage.strip() + "\n\n" + _flags_help(sections))
         return
     flag_files.check(argv[1:])
     rest = flags.FLAGS(argv)
@@ -91,13 +98,20 @@ def _fail(name: str, message: str) -> None:
     sys.exit(2)
 
 
-def _flags_help() -> str:
-    lines = ["  --flagfile=PATH\n      Read flags from a file, one a line; flags after it override it."]
-    for module, members in flags.FLAGS.flags_by_module_dict().items():
-        if not module.startswith("tfdml"):
-            continue
-        for flag in members:
-            prefix = "--[no]" if flag.boolean else "--"
-            default = "" if flag.default in (None, "") else f" Default: {flag.default_as_str}."
-            lines.append(f"  {prefix}{flag.name}\n      {flag.help.strip()}{default}")
+def _flags_help(sections: Mapping[str, Sequence[str]]) -> str:
+    modules = flags.FLAGS.flags_by_module_dict().items()
+    ours = {flag.name: flag for module, members in modules if module.startswith("tfdml") for flag in members}
+    listed = {name for names in sections.values() for name in names}
+    lines = []
+    for title, names in sections.items():
+        lines += [f"{title}:", *(_flag_help(ours[name]) for name in names), ""]
+    lines += ["Other flags:" if sections else "Flags:"]
+    lines += ["  --flagfile=PATH\n      Read flags from a file, one a line; flags after it override it."]
+    lines += [_flag_help(flag) for name, flag in ours.items() if name not in listed]
     return "\n".join(lines)
+
+
+def _flag_help(flag: flags.Flag) -> str:
+    prefix = "--[no]" if flag.boolean else "--"
+    default = "" if flag.default in (None, "") else f" Default: {flag.default_as_str}."
+    return f"  {prefix}{flag.name}\n      {flag.help.strip()}{default}"

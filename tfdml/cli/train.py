@@ -101,7 +101,7 @@ def _interval(ends) -> str:
 
 def main() -> None:
     """Entry point."""
-    command_line.run(train, "train", USAGE)
+    command_line.run(train, "train", USAGE, sections=experiment_flags.sections())
 
 
 if __name__ == "__main__":
