@@ -33,6 +33,7 @@ def test_a_dry_run_prints_the_resolved_experiment(command, tmp_path):
         f"--data_dir={products}",
         "--dataset_options=check_counts=false",
         "--weights=none",
+        "--ks=1,10,100",
         f"--run_dir={tmp_path / 'run'}",
         "--dry_run",
     )

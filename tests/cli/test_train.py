@@ -110,6 +110,7 @@ def wrong(case, tmp_path):
     flags = {
         "dataset": "folder", "data_dir": tree, "run_dir": tmp_path / "run", "image_size": 32, "resize": 32,
         "backbone": "conv4(width=8)", "classes_per_batch": 2, "images_per_class": 2, "epochs": 1, "embedding_dim": 8,
+        "ks": 1,
     }  # fmt: skip
     if case == "missing data directory":
         flags["data_dir"] = tmp_path / "nowhere"
