@@ -3,7 +3,8 @@
     python -m tests.distribution_steps FILE.npz CASE ...
 
 A case is "what/rows", e.g. "jrd/10" or "contrastive sum/9". For each the file holds its updates under
-"case|devices|index", and the loss that `evaluate` reports under "case|devices|loss".
+"case|devices|index", the loss that `evaluate` reports under "case|devices|loss", and what objectives observed under
+"case|devices|observed name".
 """
 
 import sys
@@ -123,7 +124,7 @@ def make(what):
 
 
 def step(what, rows, strategy):
-    """The updates of one epoch, and the loss before it."""
+    """The updates of one epoch, the loss before it, and what the objectives observed in it."""
     labels, x = random_batch(1, rows, 3 if rows > 1 else 1, 8, unit=False)
     if what in LEARNERS:
         x = images(1, rows, "uint8")
@@ -131,8 +132,9 @@ def step(what, rows, strategy):
         model = make(what)
     before = values(model.trainable_variables)
     loss = model.evaluate(x, labels, batch_size=BATCH, verbose=0, return_dict=True)["loss"]
-    model.fit(x, labels, batch_size=BATCH, shuffle=False, verbose=0)
-    return [new - old for new, old in zip(values(model.trainable_variables), before, strict=True)], loss
+    reported = model.fit(x, labels, batch_size=BATCH, shuffle=False, verbose=0).history
+    observed = {name: reported[name][-1] for name in getattr(model, "observation_trackers", ())}
+    return [new - old for new, old in zip(values(model.trainable_variables), before, strict=True)], loss, observed
 
 
 def main(path, *cases):
@@ -144,9 +146,10 @@ def main(path, *cases):
     for case in cases:
         what, rows = case.split("/")
         for devices, strategy in ((1, tf.distribute.get_strategy()), (2, two)):
-            updates, loss = step(what, int(rows), strategy)
+            updates, loss, observed = step(what, int(rows), strategy)
             arrays.update({f"{case}|{devices}|{i}": update for i, update in enumerate(updates)})
             arrays[f"{case}|{devices}|loss"] = np.array(loss)
+            arrays.update({f"{case}|{devices}|observed {name}": np.array(observed[name]) for name in observed})
     np.savez(path, **arrays)
 
 

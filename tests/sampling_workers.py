@@ -108,7 +108,9 @@ def main(path):
     ArrayImages.lookup = counting_reads(ArrayImages.lookup, reads)
     for (name, sampler), transform in zip(samplers(data).items(), TRANSFORMS, strict=True):
         if several:
-            given = list(batches.distributed(strategy, data, sampler, transform, 3, FIRST_STEP, STEPS))
+            given = list(
+                batches.distributed(strategy, data, sampler, transform, 3, first_step=FIRST_STEP, num_steps=STEPS)
+            )
             total = total_by_steps(strategy, given)
         else:
             whole = pipeline.training_batches(data, sampler, transform, 3, FIRST_STEP, STEPS)

@@ -1,28 +1,48 @@
-"""Every flag file of `configs` is an experiment that builds and takes a step."""
+"""Every flag file of `configs` is an experiment that builds, has its paper's K, and takes a step."""
 
 import dataclasses
+import functools
 import gc
-import pathlib
 
 import keras
 import numpy as np
 import pytest
 
+from tests.data.trees import write_tree
+from tests.experiments import ROOT, experiment_of, terms_of
 from tests.training.runs import learner as learner_of
-from tfdml import data
+from tfdml import backbones, data
 from tfdml.data.pipeline import training_batches
 from tfdml.training import Experiment, building
+from tfdml.training.evaluating import check_measurable
+from tfdml.training.expressions import parse_call
+from tfdml.training.settings import DataSettings
 
-ROOT = pathlib.Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").rglob("*.flags"))
 IDEAS = ("jrd", "horde", "ecaml", "rankmi", "dmlda")
 PAPERS = [f"{name}_{idea}" for name in ("cub", "cars", "sop", "inshop") for idea in IDEAS]
+BASELINES = ["contrastive", "triplet", "npair", "binomial", "margin", "am_softmax", "proxy_anchor", "multi_similarity"]
+# The K of the tables; DML-DA's, JRD's and Proxy-Anchor's differ from the others'.
+BIRDS_AND_CARS = {"dmlda": "1,2,4,8,16,32,64,128", "contrastive": "1,2,4,8,16,32,64,128"}
+BIRDS_AND_CARS |= dict.fromkeys(["horde", "abe_horde", "horde_bn_inception", "multi_similarity"], "1,2,4,8,16,32")
+KS = {
+    "cub": BIRDS_AND_CARS,
+    "cars": BIRDS_AND_CARS,
+    "sop": {"jrd": "1,10,100", "am_softmax": "1,10,100"},
+    "inshop": {"proxy_anchor": "1,10,20,30,40"},
+}
+USUAL_KS = {"cub": "1,2,4,8", "cars": "1,2,4,8", "sop": "1,10,100,1000", "inshop": "1,10,20,30,40,50"}
 SIZE = 64
 
 
 def config_name(path):
     """`small/cars_jrd` for configs/small/cars_jrd.flags."""
     return path.relative_to(ROOT / "configs").with_suffix("").as_posix()
+
+
+def written_in(path, **changes):
+    """The experiment of a flag file."""
+    return experiment_of(f"--flagfile={path.relative_to(ROOT)}", **changes)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +60,7 @@ def test_every_paper_has_its_experiment_on_every_data_set():
 )
 def test_energy_confusion_comes_to_the_letter_and_as_its_authors_ran_it(name):
     literal = (ROOT / "configs" / f"{name}.flags").read_text()
-    authors = Experiment.from_flags((ROOT / "configs" / f"{name}_authors.flags").read_text(), run_dir="unused")
+    authors = experiment_of(f"--flagfile=configs/{name}_authors.flags", run_dir="unused")
     assert f"What the authors ran is {name}_authors.flags" in " ".join(literal.replace("#", "").split())
     assert "reduction=sum" in literal
     assert "sum" not in authors.objectives
@@ -53,7 +73,7 @@ def test_the_optimisers_form_is_that_of_the_papers_own_code():
         words = path.stem.split("_")
         (idea,) = [idea for idea in forms if idea in words] or [None]
         if path.parent.name == "configs" and idea and "small" not in words:
-            written = Experiment.from_flags(path.read_text(), run_dir="unused")
+            written = written_in(path, run_dir="unused")
             assert written.optimizer_form == forms[idea], path
 
 
@@ -67,16 +87,90 @@ def test_every_idea_and_its_base_loss_can_be_tried_at_a_small_scale():
     assert small <= {config_name(path) for path in CONFIGS}
 
 
+def test_every_baseline_is_there_for_every_data_set():
+    baselines = {f"baselines/{name}_{loss}" for name in ("cub", "cars", "sop", "inshop") for loss in BASELINES}
+    assert baselines == {config_name(path) for path in CONFIGS if path.parent.name == "baselines"}
+
+
+@pytest.mark.parametrize("path", [path for path in CONFIGS if path.parent.name == "baselines"], ids=config_name)
+def test_a_baseline_is_a_loss_alone_with_its_figure_or_the_reason_why_there_is_none(path):
+    text = " ".join(path.read_text().replace("#", "").split())
+    assert ("Recall@1 " in text and "the figure is the paper's" in text) != ("No figure in a paper" in text)
+    experiment = written_in(path, run_dir="unused")
+    assert "+" not in experiment.objectives
+    name = "npair" if "npair" in path.stem else path.stem.partition("_")[2]
+    assert name in experiment.objectives
+
+
+@pytest.mark.parametrize("path", [path for path in CONFIGS if path.stem.partition("_")[0] in KS], ids=config_name)
+def test_recall_is_measured_at_the_k_of_the_papers_table(path):
+    name, _, what = path.stem.partition("_")
+    if path.parent.name != "small" and "small" not in what:
+        assert written_in(path, run_dir="unused").ks == KS[name].get(what, USUAL_KS[name])
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=config_name)
 def test_the_header_says_how_to_run_it(path):
     header = [line for line in path.read_text().splitlines() if line.startswith("#")]
     assert any(f"bin/train --flagfile={path.relative_to(ROOT)} " in line for line in header)
 
 
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory):
+    """Each data set of the papers in its official layout, loaded as a run does: enough classes and K, tiny images."""
+    folder = tmp_path_factory.mktemp("trees")
+    sizes = {"cub200": (95, 70), "cars196": (95, 70), "sop": (95, 510), "inshop": (95, 55)}
+
+    @functools.cache
+    def load(name, holdout_classes):
+        if not (folder / name).exists():
+            write_tree(name, folder / name, *sizes[name])
+        options = {"data_dir": str(folder / name), "dataset_options": "check_counts=false"}
+        return building.load_splits(DataSettings(dataset=name, holdout_classes=holdout_classes, **options), seed=0)
+
+    return load
+
+
+# What decides which images are in a batch, and how they look.
+OF_BATCHES = ("dataset", "holdout_classes", "seed", "sampling", "classes_per_batch", "images_per_class", "batch_size")
+OF_BATCHES += ("short_classes", "resize_mode", "pad_color", "augmentation", "min_scale", "flip")
+
+
+@pytest.fixture(scope="module")
+def batch_shapes(trees, characters):
+    """The shapes of an experiment's first batch, of its images and its labels; many experiments share their batches."""
+
+    @functools.cache
+    def read(*values):
+        experiment = Experiment(
+            **dict(zip(OF_BATCHES, values, strict=True)), image_size=24, resize=32, run_dir="unused"
+        )
+        name, share = experiment.dataset, experiment.holdout_classes
+        train = characters if name == "glyphs" else trees(name, share).train
+        sampler = building.make_sampler(experiment.data, train, experiment.seed)
+        transform, _ = building.make_transforms(experiment.data)
+        ((images, labels),) = training_batches(train, sampler, transform, num_steps=1)
+        return tuple(images.shape), tuple(labels.shape)
+
+    return lambda experiment: read(*(getattr(experiment, name) for name in OF_BATCHES))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=config_name)
+def test_an_experiment_is_resolved_on_files_in_the_data_sets_layout(path, trees, batch_shapes):
+    written = written_in(path, run_dir="unused")
+    assert parse_call(written.backbone, "--backbone").name in backbones.names()
+    if written.dataset != "glyphs":
+        check_measurable(trees(written.dataset, written.holdout_classes), written.recall_ks())
+    assert len(terms_of(written)) == written.objectives.count(" + ") + 1
+    size = written.classes_per_batch * written.images_per_class
+    expected = written.batch_size if written.sampling in ("shuffle", "whole_classes") else size
+    assert batch_shapes(written) == ((expected, 24, 24, 3), (expected,))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", CONFIGS, ids=config_name)
 def test_an_experiment_builds_and_takes_a_step(path, characters, tmp_path):
-    written = Experiment.from_flags(path.read_text(), run_dir=str(tmp_path))
+    written = written_in(path, run_dir=str(tmp_path))
     resize = max(SIZE, SIZE * written.resize // written.image_size)
     # A random network with frozen BatchNorm would answer every image with nearly zero.
     tiny = {"dataset": "glyphs", "weights": "none", "image_size": SIZE, "resize": resize, "batch_norm": "train"}

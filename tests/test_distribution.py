@@ -67,7 +67,7 @@ def learners(tmp_path_factory):
 def check(arrays, case):
     one = {key: value for key, value in arrays.items() if key.startswith(f"{case}|1|")}
     assert len(one) > 3
-    largest = max(np.abs(value).max() for key, value in one.items() if not key.endswith("loss"))
+    largest = max(np.abs(value).max() for key, value in one.items() if "loss" not in key and "observed" not in key)
     assert largest > 1e-3
     for key, expected in one.items():
         what, _, rows = case.partition("/")
@@ -87,3 +87,5 @@ def test_two_devices_update_a_plain_model_as_one_does(plain, case):
 @pytest.mark.parametrize("case", LEARNERS)
 def test_two_devices_update_a_learner_as_one_does(learners, case):
     check(learners, case)
+    observed = sum("observed" in key for key in learners if key.startswith(f"{case}|1|"))
+    assert observed == {"energy": 2, "energy sum": 1, "density": 2, "density hard": 2}.get(case.split("/")[0], 0)

@@ -1,23 +1,27 @@
-"""Losses, objectives and kernels show their arguments."""
+"""Losses, objectives, layers and kernels are shown and saved by their arguments."""
+
+import inspect
+import json
 
 import keras
+import numpy as np
 import pytest
 
-from tfdml import kernels, losses, objectives
-from tfdml.saving import in_words, restore
+from tfdml import kernels, layers, losses, objectives
+from tfdml.saving import SavedByArguments, in_words, restore
 
 SHOWN = [
     (kernels.Polynomial(degree=3), "Polynomial(degree=3)"),
     (losses.NPairLoss(l2=0.5), "NPairLoss(name='n_pair_loss', reduction='sum_over_batch_size', l2=0.5, scale=None)"),
     (
         objectives.MetricLoss(losses.NPairLoss(reduction="sum"), weight=2, name="term"),
-        "MetricLoss(name='term', weight=2.0, loss=NPairLoss(name='n_pair_loss', reduction='sum', l2=0.0, scale=None), "
-        "representation='embedding')",
+        "MetricLoss(name='term', loss=NPairLoss(name='n_pair_loss', reduction='sum', l2=0.0, scale=None), "
+        "representation='embedding', weight=2.0)",
     ),
     (
         objectives.JointRepresentationSimilarity("embedding", kernels.Polynomial(degree=3), name="jrs"),
-        "JointRepresentationSimilarity(name='jrs', weight=1.0, levels=['embedding'], "
-        "kernels={'embedding': Polynomial(degree=3)}, unit_length=[], reduction='mean')",
+        "JointRepresentationSimilarity(name='jrs', levels=['embedding'], "
+        "kernels={'embedding': Polynomial(degree=3)}, reduction='mean', weight=1.0, unit_length=[])",
     ),
 ]
 
@@ -47,3 +51,42 @@ def test_nested_containers():
             return {"parts": [{"a": (1, "b")}], "dtype": "float32"}
 
     assert in_words(Nested()) == "Nested(parts=[{'a': (1, 'b')}])"
+
+
+# What a class cannot be made without.
+REQUIRED = {"num_classes": 3, "loss": losses.ContrastiveLoss(), "dim": 2}
+
+
+def _saved_classes():
+    """Every public class that Keras saves by the arguments of its constructor."""
+    modules = (kernels, layers, losses, objectives)
+    classes = {cls for module in modules for _, cls in inspect.getmembers(module, inspect.isclass)}
+    saved = [cls for cls in classes if issubclass(cls, SavedByArguments) and cls.__init__ is not object.__init__]
+    return sorted(saved, key=lambda cls: cls.__name__)
+
+
+@pytest.mark.parametrize("cls", _saved_classes())
+def test_every_argument_is_in_the_config_under_its_name(cls):
+    """Also in classes that are added later: an argument that is kept under another name would not be saved."""
+    parameters = inspect.signature(cls.__init__).parameters
+    named = {name: value.default for name, value in parameters.items() if name not in ("self", "kwargs")}
+    required = {name: REQUIRED[name] for name in named if name in REQUIRED}
+    if cls is objectives.ProxyLoss:
+        required["loss"] = losses.AMSoftmaxLoss()
+    config = cls(**required).get_config()
+    assert set(named) <= set(config)
+    for name, default in named.items():
+        if name not in required and isinstance(default, (bool, float, str)):
+            assert config[name] == default, name
+    json.dumps(keras.saving.serialize_keras_object(cls(**required)))
+    assert cls.from_config(config).get_config() == config
+
+
+def test_arrays_and_mappings_are_saved_as_plain_values():
+    class Kept(SavedByArguments):
+        def __init__(self, array, mapping, *rest, pair, lost=None, **options):
+            self.array, self.mapping, self.pair, self.rest, self.options = array, mapping, pair, rest, options
+
+    kept = Kept(np.array([[1.0, 2.0]]), {"kernel": kernels.Polynomial(3)}, 4, pair=(1, (2, 3)), more=5)
+    polynomial = keras.saving.serialize_keras_object(kernels.Polynomial(3))
+    assert kept.get_config() == {"array": [[1.0, 2.0]], "mapping": {"kernel": polynomial}, "pair": [1, [2, 3]]}

@@ -99,15 +99,15 @@ def test_a_folder_in_the_place_of_a_file_is_told_in_one_line(tmp_path):
 
 def test_too_little_space_is_told_before_the_work(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 2**20}))
-    require_space(tmp_path / "not" / "yet", 2**20, "--out", "the records")
-    with pytest.raises(UserError, match=r"--out=.*yet: the records need about 2\.0 MB, and 1\.0 MB are free; free"):
-        require_space(tmp_path / "not" / "yet", 2**21, "--out", "the records")
+    require_space(tmp_path / "not" / "yet", 2**20, "out", "the records")
+    with pytest.raises(UserError, match=r"`out=.*yet`: the records need about 2\.0 MB, and 1\.0 MB are free; free"):
+        require_space(tmp_path / "not" / "yet", 2**21, "out", "the records")
 
 
 @pytest.mark.parametrize("path", ["gs://bucket/run", "s3://bucket/run", pathlib.Path("gs://bucket/run")])
 def test_a_remote_path_is_refused_where_only_local_ones_are_written(path):
-    with pytest.raises(UserError, match=r"^--run_dir=(gs|s3):"):
-        require_local(path, "--run_dir")
+    with pytest.raises(UserError, match=r"^`run_dir=(gs|s3):"):
+        require_local(path, "run_dir")
 
 
 def test_what_ended_processes_left_is_swept_and_nothing_else(tmp_path):
@@ -135,15 +135,15 @@ def test_a_scratch_folder_ends_with_its_block_and_those_of_ended_processes_go(tm
 def test_a_place_that_no_file_can_be_written_to_is_refused_before_the_work(tmp_path, monkeypatch):
     (tmp_path / "folder").mkdir()
     for path, says in (
-        ("folder", "folder is a folder: name a file to write"),
+        ("folder", "folder` is a folder: name a file to write"),
         ("no/such/file", "its folder does not exist"),
         ("gs://bucket/file", "only local folders"),
     ):
-        with pytest.raises(UserError, match=f"^--json=.*{says}"):
-            require_writable(path if "://" in path else tmp_path / path, "--json")
+        with pytest.raises(UserError, match=f"^`json=.*{says}"):
+            require_writable(path if "://" in path else tmp_path / path, "json")
     (tmp_path / "link").symlink_to(tmp_path / "folder" / "new")
     for path in (tmp_path / "new", tmp_path / "link", "/dev/null", "/dev/stdout"):
-        require_writable(path, "--json")
+        require_writable(path, "json")
     assert sorted(os.listdir(tmp_path)) == ["folder", "link"]
     assert not os.listdir(tmp_path / "folder")
 
@@ -152,4 +152,4 @@ def test_a_place_that_no_file_can_be_written_to_is_refused_before_the_work(tmp_p
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refused)
     with pytest.raises(UserError, match=r"new cannot be written \(Permission denied\)"):
-        require_writable(tmp_path / "new", "--json")
+        require_writable(tmp_path / "new", "json")

@@ -41,13 +41,13 @@ def unwritable(path: str | os.PathLike, error: BaseException, size: int = 0) -> 
     return UserError(f"{path} cannot be written ({reason})")
 
 
-def require_space(folder: str | os.PathLike, needed: int, flag: str, what: str, advice: str = "") -> None:
+def require_space(folder: str | os.PathLike, needed: int, argument: str, what: str, advice: str = "") -> None:
     """Refuse work whose result the disk cannot hold.
 
     Args:
         folder: Where it goes; it need not exist yet.
         needed: About how many bytes.
-        flag: The flag or argument that named the folder.
+        argument: The argument that names the folder.
         what: What needs them, in the plural.
         advice: What else could be done besides freeing space or naming another disk.
 
@@ -55,12 +55,12 @@ def require_space(folder: str | os.PathLike, needed: int, flag: str, what: str, 
         UserError: Fewer bytes are free.
 
     Example:
-        >>> require_space("records", 10, "--out", "the records")
+        >>> require_space("records", 10, "out", "the records")
     """
     free = free_space(folder)
     if free is not None and needed > free:
         raise UserError(
-            f"{flag}={folder}: {what} need about {as_size(needed)}, and {as_size(free)} are free; free some space"
+            f"`{argument}={folder}`: {what} need about {as_size(needed)}, and {as_size(free)} are free; free some space"
             f"{',' if advice else ' or'} name another disk{f', or {advice}' if advice else ''}"
         )
 

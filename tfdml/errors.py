@@ -10,8 +10,9 @@ _LONGEST = 60
 class UserError(ValueError):
     """Something that the user can mend: a path, a file, a flag, a value.
 
-    The message says what was wrong, where, and what to do about it. The commands in `bin/` print it as one
-    line without a traceback and exit with a status that is not 0; from Python it is a plain `ValueError`.
+    The message says what was wrong, where, and what to do about it. Arguments are named in backticks, as Python has
+    them (`` `batch_size=0` must be positive ``); the commands in `bin/` print the message as one line without a
+    traceback, with flags in their place (`--batch_size=0`), and exit with status 2.
     """
 
 

@@ -14,11 +14,11 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.arguments import integer, number
-from tfdml.saving import in_words
+from tfdml.saving import SavedByArguments, in_words
 
 
-class Kernel:
-    """A reproducing kernel on vectors; subclasses give `matrix` and `get_config`.
+class Kernel(SavedByArguments):
+    """A reproducing kernel on vectors; subclasses give `matrix`, and keep their arguments under their names.
 
     A subclass whose values may be too large for float32 also gives `scaled_matrix`.
     """
@@ -44,10 +44,6 @@ class Kernel:
     def matrix(self, x, y):
         """The Gram matrix of validated inputs."""
         raise TypeError(f"{type(self).__name__} must define matrix()")
-
-    def get_config(self) -> dict:
-        """The arguments that make this kernel anew."""
-        return {}
 
     @classmethod
     def from_config(cls, config):
@@ -107,10 +103,6 @@ class GaussianMixture(Kernel):
         total = sum(ops.exp(-squared / (m * tau)) for m in self.multipliers)
         return total / len(self.multipliers)
 
-    def get_config(self):
-        """The arguments that make this kernel anew."""
-        return {"multipliers": list(self.multipliers), "bandwidth": self.bandwidth}
-
 
 @keras.saving.register_keras_serializable("tfdml")
 class Laplace(Kernel):
@@ -142,10 +134,6 @@ class Laplace(Kernel):
         absolute = pairwise.absolute_distances(x, y)
         sigma = _mean_distance(absolute, y is not None) if self.bandwidth is None else self.bandwidth
         return ops.exp(-absolute / (self.multiplier * sigma))
-
-    def get_config(self):
-        """The arguments that make this kernel anew."""
-        return {"multiplier": self.multiplier, "bandwidth": self.bandwidth}
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -185,10 +173,6 @@ class Polynomial(Kernel):
             result = result * base
         return result
 
-    def get_config(self):
-        """The arguments that make this kernel anew."""
-        return {"degree": self.degree}
-
 
 @keras.saving.register_keras_serializable("tfdml")
 class Exponential(Kernel):
@@ -220,10 +204,6 @@ class Exponential(Kernel):
         """1 and x . x'."""
         exponent = pairwise.dot_products(x, y)
         return ops.ones_like(exponent), exponent
-
-    def get_config(self):
-        """The arguments that make this kernel anew."""
-        return {"max_exponent": self.max_exponent}
 
 
 def _check_vectors(x, y):

@@ -43,9 +43,9 @@ def require_memory(size: float, what: str, advice: str) -> None:
         UserError: It does not fit.
 
     Example:
-        >>> require_memory(2**60, "a batch", "lower --image_size")
+        >>> require_memory(2**60, "a batch", "use smaller images")
         Traceback (most recent call last):
-        tfdml.errors.UserError: a batch would take 1,073,741,824.0 GB of memory, and ... are free: lower --image_size
+        tfdml.errors.UserError: a batch would take 1,073,741,824.0 GB of memory, and ... are free: use smaller images
     """
     free = free_memory()
     if size > free:

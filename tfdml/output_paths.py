@@ -14,48 +14,48 @@ from tfdml.disk_space import unwritable
 from tfdml.errors import UserError
 
 
-def require_local(path: str | os.PathLike, flag: str) -> None:
+def require_local(path: str | os.PathLike, argument: str) -> None:
     """Refuse a path of a file system of its own, which as a local one would be a folder called `gs:`.
 
     Args:
         path: The path.
-        flag: The flag or argument that named it.
+        argument: The argument that names it.
 
     Raises:
         UserError: It is not local.
 
     Example:
-        >>> require_local("runs/cars", "--run_dir")
+        >>> require_local("runs/cars", "run_dir")
     """
     # A `Path` has made one slash of two.
     if re.match(r"\w+:/", os.fspath(path)):
         raise UserError(
-            f"{flag}={path}: only local folders can be used here; name one, and copy it there and back with the tools "
-            "of that file system"
+            f"`{argument}={path}`: only local folders can be used here; name one, and copy it there and back with the "
+            "tools of that file system"
         )
 
 
-def require_writable(path: str | os.PathLike, flag: str) -> None:
+def require_writable(path: str | os.PathLike, argument: str) -> None:
     """Refuse, before any work, what is no place for a file; the trial leaves nothing.
 
     Args:
         path: Where a file is to be written.
-        flag: The flag or argument that named it.
+        argument: The argument that names it.
 
     Raises:
         UserError: It is a folder or not local, its folder does not exist, or nothing can be written there.
 
     Example:
-        >>> require_writable("metrics.json", "--json")
+        >>> require_writable("metrics.json", "json")
     """
-    require_local(path, flag)
+    require_local(path, argument)
     if os.path.isdir(path):
-        raise UserError(f"{flag}={path} is a folder: name a file to write")
+        raise UserError(f"`{argument}={path}` is a folder: name a file to write")
     if is_stream(path):
         return
     folder = os.path.dirname(os.path.realpath(path))
     if not os.path.isdir(folder):
-        raise UserError(f"{flag}={path}: its folder does not exist")
+        raise UserError(f"`{argument}={path}`: its folder does not exist")
     try:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:

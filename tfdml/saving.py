@@ -2,12 +2,51 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import keras
+import numpy as np
 
 # In every configuration of Keras's; a reader of a message looks for the rest.
 _KERAS_OWN = {"dtype", "trainable", "autocast"}
+
+
+_REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class SavedByArguments:
+    """Gives a Keras object `get_config`: the arguments of its constructor, each kept in the attribute of its name.
+
+    A class that keeps an argument otherwise adds it in a `get_config` of its own.
+
+    Example:
+        >>> @keras.saving.register_keras_serializable("shop")
+        ... class Scale(tfdml.saving.SavedByArguments, keras.layers.Layer):
+        ...     def __init__(self, factor=2.0, **kwargs):
+        ...         super().__init__(**kwargs)
+        ...         self.factor = factor
+        >>> Scale(3.0).get_config()["factor"]
+        3.0
+    """
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, as values that JSON can hold."""
+        kept: dict[str, Any] = getattr(super(), "get_config", dict)()
+        parameters = inspect.signature(type(self).__init__).parameters.values()
+        named = [parameter.name for parameter in parameters if parameter.kind not in _REST]
+        return {**kept, **{name: _plain(getattr(self, name)) for name in named[1:] if hasattr(self, name)}}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    saved = hasattr(value, "get_config") or inspect.isfunction(value)
+    return keras.saving.serialize_keras_object(value) if saved else value
 
 
 def restore(value):
@@ -30,6 +69,8 @@ def in_words(owner: Any) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, dict) and "class_name" in value and "config" in value:
         inner = value["config"]
+        if isinstance(inner, str):
+            return inner  # a function, by its name
         shown = inner.items() if isinstance(inner, dict) else ()
         return f"{value['class_name']}({', '.join(f'{k}={_value(v)}' for k, v in shown if k not in _KERAS_OWN)})"
     if isinstance(value, dict):

@@ -212,7 +212,7 @@ def without(state, *names):
             lambda s: {**s, "conv2_3x3_bn.bias": np.full(192, np.nan, "f")},
             "conv2_3x3_bn.bias holds numbers that are not",
         ),
-        (lambda s: {**s, "head.weight": np.zeros(3, "f")}, "head.weight is not part of it; --allow_extra"),
+        (lambda s: {**s, "head.weight": np.zeros(3, "f")}, "head.weight is not part of it; `allow_extra=True`"),
         (lambda s: {"head.weight": np.zeros(3, "f")}, "and 340 more; it has head.weight"),
     ],
     ids=["first missing", "missing", "shape", "nan", "extra", "another network"],
@@ -246,7 +246,7 @@ def test_statistics_over_no_batch_are_zero(tmp_path):
 
 def test_pytorchs_resnet_is_not_poured_into_kerass(tmp_path):
     np.savez(tmp_path / "x.npz", **{"conv1.weight": np.zeros((64, 3, 7, 7), "f")})
-    with pytest.raises(UserError, match="--architecture=resnet50_v1_5; or --stride_in_1x1"):
+    with pytest.raises(UserError, match="`architecture='resnet50_v1_5'`; or `stride_in_1x1=True`"):
         convert(tmp_path / "x.npz", "resnet50")
 
 

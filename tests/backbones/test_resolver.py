@@ -222,7 +222,7 @@ def test_file_of_a_compiled_model_fits(tmp_path):
         ({"name": "resnet50", "alpha": 0.5}, "backbone 'resnet50' has no option 'alpha' (it has none)"),
         ({"name": "mobilenetv2", "alpha": -1}, "alpha must be positive"),
         ({"name": "conv4", "weights": "imagenet"}, "there are no ImageNet weights for 'conv4'"),
-        ({"name": "resnet50", "weights": "no/such.weights.h5"}, "--weights: there is no file no/such.weights.h5"),
+        ({"name": "resnet50", "weights": "no/such.weights.h5"}, "`weights`: there is no file no/such.weights.h5"),
     ],
 )
 def test_names_are_checked_without_building_as_they_are_with_it(arguments, says, monkeypatch):

@@ -60,7 +60,13 @@ class Commands:
             status = 0
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
                 try:
-                    main.run(getattr(entry, command), command, entry.USAGE, [command, *arguments])
+                    main.run(
+                        getattr(entry, command),
+                        command,
+                        entry.USAGE,
+                        [command, *arguments],
+                        getattr(entry, "FLAG_OF", None),
+                    )
                 except SystemExit as end:
                     status = end.code
             return status, out.getvalue(), err.getvalue()

@@ -1,32 +1,13 @@
 """The flag files of the papers, on a small tree in the official layout."""
 
-import numpy as np
 import pytest
-from PIL import Image
 
-NUM_CLASSES = 60
-
-
-def _products(root):
-    rng = np.random.default_rng(0)
-    root.mkdir()
-    image_id = 0
-    for split, first in (("train", 1), ("test", 1 + NUM_CLASSES)):
-        rows = ["image_id class_id super_class_id path"]
-        for class_id in range(first, first + NUM_CLASSES):
-            for view in range(2):
-                image_id += 1
-                path = f"chair_final/{class_id}_{view}.JPG"
-                (root / "chair_final").mkdir(exist_ok=True)
-                Image.fromarray(rng.integers(0, 256, (32, 40, 3), dtype=np.uint8)).save(root / path)
-                rows.append(f"{image_id} {class_id} 3 {path}")
-        (root / f"Ebay_{split}.txt").write_text("\n".join(rows) + "\n")
-    return root
+from tests.data.trees import write_tree
 
 
 @pytest.mark.slow
 def test_a_dry_run_prints_the_resolved_experiment(command, tmp_path):
-    products = _products(tmp_path / "Stanford_Online_Products")
+    products = write_tree("sop", tmp_path / "Stanford_Online_Products", 60, 60)
     done = command(
         "train",
         "--flagfile=configs/sop_rankmi.flags",

@@ -8,18 +8,32 @@ from tfdml.cli import flag_files
 from tfdml.errors import UserError
 
 
-def test_flag_files_in_flag_files_are_read(tmp_path):
+def test_flags_of_files_stand_in_their_place(tmp_path):
     (tmp_path / "inner.flags").write_text("--epochs=1\n")
     inner = f"--flagfile={tmp_path}/inner.flags"
-    (tmp_path / "outer.flags").write_text(f"# --flagfile=none\n// --flagfile=none\n\n{inner}\n  {inner}\n")
-    flag_files.check([f"--flagfile={tmp_path}/outer.flags", "--flagfile", f"{tmp_path}/inner.flags", "--seed=1"])
+    (tmp_path / "outer.flags").write_text(f"# --flagfile=none\n// --flagfile=none\n\n --seed=3 \n{inner}\n  {inner}\n")
+    given = ["--report", f"--flagfile={tmp_path}/outer.flags", "--flagfile", f"{tmp_path}/inner.flags", "--seed=1"]
+    wanted = ["--report", "--seed=3", "--epochs=1", "--epochs=1", "--epochs=1", "--seed=1"]
+    assert flag_files.read(given) == wanted
+
+
+def test_a_file_is_looked_for_beside_the_one_that_names_it(tmp_path, monkeypatch):
+    (tmp_path / "more").mkdir()
+    (tmp_path / "a.flags").write_text("--seed=1\n")
+    (tmp_path / "more" / "b.flags").write_text("--flagfile=../a.flags\n--flagfile=a.flags\n")
+    with pytest.raises(UserError, match=r"--flagfile=a.flags cannot be read: No such file"):
+        flag_files.read([f"--flagfile={tmp_path}/more/b.flags"])
+    monkeypatch.chdir(tmp_path)
+    assert flag_files.read(["--flagfile=more/b.flags"]) == ["--seed=1", "--seed=1"]
+    (tmp_path / "more" / "a.flags").write_text("--seed=2\n")
+    assert flag_files.read(["--flagfile=more/b.flags"]) == ["--seed=1", "--seed=2"]
 
 
 def test_a_circle_of_two_is_refused(tmp_path):
     (tmp_path / "a.flags").write_text(f"--flagfile={tmp_path}/b.flags\n")
     (tmp_path / "b.flags").write_text(f"--flagfile={tmp_path}/a.flags\n")
     with pytest.raises(UserError, match="the file includes itself"):
-        flag_files.check([f"--flagfile={tmp_path}/a.flags"])
+        flag_files.read([f"--flagfile={tmp_path}/a.flags"])
 
 
 @pytest.mark.parametrize(
@@ -29,14 +43,17 @@ def test_what_is_no_text_is_refused(tmp_path, content, says):
     if content is not None:
         (tmp_path / "x.flags").write_bytes(content)
     with pytest.raises(UserError, match=says):
-        flag_files.check([f"--flagfile={tmp_path}/x.flags"])
+        flag_files.read([f"--flagfile={tmp_path}/x.flags"])
 
 
-def test_a_pipe_is_left_to_be_read_once(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    flag_files.check([f"--flagfile={tmp_path}/pipe"])
+def test_a_pipe_is_read_once():
+    reading, writing = os.pipe()
+    os.write(writing, b"--epochs=1\n")
+    os.close(writing)
+    assert flag_files.read([f"--flagfile=/dev/fd/{reading}"]) == ["--epochs=1"]
+    os.close(reading)
 
 
 def test_bytes_that_are_no_text_are_refused():
     with pytest.raises(UserError, match=r"'--run_dir=a\\udcff' is not UTF-8 text"):
-        flag_files.check(["--run_dir=a\udcff"])
+        flag_files.read(["--run_dir=a\udcff"])

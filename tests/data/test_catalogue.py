@@ -38,7 +38,7 @@ def test_data_dir_and_split_are_no_options():
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_reader_of_files_asks_for_its_folder(name):
-    with pytest.raises(UserError, match=f"{name} is read from a folder.*--data_dir=DIR"):
+    with pytest.raises(UserError, match=f"{name} is read from a folder.*`data_dir=DIR`"):
         catalogue.load(name)
 
 
@@ -50,7 +50,7 @@ def test_a_folder_that_is_not_there_is_named(name, tmp_path):
 
 
 def test_a_list_is_a_file():
-    with pytest.raises(UserError, match=r"list is read from a file; name it .*--data_dir=FILE"):
+    with pytest.raises(UserError, match=r"list is read from a file; name it, `data_dir=FILE`"):
         catalogue.load("list")
 
 

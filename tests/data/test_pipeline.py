@@ -151,19 +151,19 @@ def test_the_cache_decodes_every_image_once(equal, tmp_path):
 
 
 def test_a_cache_beyond_its_limit_says_how_much_it_needs(mixed):
-    with pytest.raises(UserError, match=r"about 0 MB of memory, more than the limit of 0 MB: train without --cache"):
+    with pytest.raises(UserError, match=r"about 0 MB of memory, more than the limit of 0 MB: train without `cache`"):
         shuffled(mixed, 6, TrainTransform(resize=24, crop=20), cache=True, cache_limit_mb=0.01)
     shuffled(mixed, 6, TrainTransform(resize=24, crop=20), cache=True, cache_limit_mb=0.1)
 
 
 def test_too_few_classes_or_images_and_negative_numbers(equal):
-    with pytest.raises(UserError, match="--classes_per_batch=6, but the data has 5 classes"):
+    with pytest.raises(UserError, match="`classes_per_batch=6`, but the data has 5 classes"):
         class_balanced(equal, 6, 2)
-    with pytest.raises(UserError, match="--batch_size=21, but the data has 20 images"):
+    with pytest.raises(UserError, match="`batch_size=21`, but the data has 20 images"):
         shuffled(equal, 21)
-    with pytest.raises(UserError, match="--batch_size must be at least 1"):
+    with pytest.raises(UserError, match="`batch_size` must be at least 1"):
         evaluation_batches(equal, EvaluationTransform(), 0)
-    with pytest.raises(UserError, match="first_step must not be negative"):
+    with pytest.raises(UserError, match="`first_step` must not be negative"):
         training_batches(equal, ShuffleSampler(20, 2), TrainTransform(), first_step=-1)
 
 

@@ -110,8 +110,6 @@ def names_of_pages(names: dict) -> dict:
     return {
         "before": metrics,
         "after": metrics,
-        "history": [{"epoch": 0, "recall@1": 0.5}, {"epoch": 1, "recall@1": 0.6}],
-        "intervals": None,
         "dataset": test,
         "runs": ["runs/cars_jrd", "runs/cars_am"],
         "embeddings": vectors["test"],

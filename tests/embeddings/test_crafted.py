@@ -42,7 +42,7 @@ def refused(look, says):
     [
         *(({key: "gone"}, f"has no key {key}") for key in ("count", "dimension", "identity", "files")),
         ({"identity": []}, "its key identity must be an object, not a list"),
-        ({"count": 2**70}, "manifest.json tells of"),
+        ({"count": 2**70}, "manifest.json states"),
         ({"files": {"../../etc/passwd": {}}}, "names a file outside its folder"),
         ({"files": {"/etc/passwd": {}}}, "names a file outside its folder"),
         ({"dataset": 3}, "dataset and model must be objects"),

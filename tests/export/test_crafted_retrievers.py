@@ -36,7 +36,7 @@ def change(path, **values):
     [
         *(({key: "gone"}, f"has no key {key}") for key in ("items", "embedding_dim", "exact_limit", "recall_wanted")),
         ({"items": "12"}, "must be an integer"),
-        ({"items": 13, "files": {}}, "tells of 13 items"),
+        ({"items": 13, "files": {}}, "states 13 items"),
         ({"kind": ["exact"]}, "is not of a retriever"),
         ({"kind": "indexed"}, "an object is expected, not null"),
         ({"kind": "indexed", "index": {"cells_searched": 0}}, "searches 0 cells"),

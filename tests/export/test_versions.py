@@ -80,7 +80,7 @@ def test_what_a_killed_export_left_is_removed_by_the_next(tmp_path):
 
 def test_a_remote_folder_is_refused_and_none_is_made_in_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="--out=gs://bucket/cars: only local"), new_version("gs://bucket/cars"):
+    with pytest.raises(UserError, match="`folder=gs://bucket/cars`: only local"), new_version("gs://bucket/cars"):
         pytest.fail("there is no such place")
     assert not list(tmp_path.iterdir())
 

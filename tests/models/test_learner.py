@@ -7,9 +7,16 @@ from tests import references
 from tests.marks import first_quick
 from tests.mathematics import assert_close
 from tests.models.networks import SIZE, coloured_batch, config_of, images, jrd, tiny_embedder, values
+from tests.objectives import references_classes
 from tfdml import losses
 from tfdml.models import MetricLearner
-from tfdml.objectives import JointRepresentationSimilarity, MetricLoss, ProxyLoss
+from tfdml.objectives import (
+    DensityAdaptivity,
+    EnergyConfusion,
+    JointRepresentationSimilarity,
+    MetricLoss,
+    ProxyLoss,
+)
 
 MULTIPLIERS = {"pooled": (0.5, 1.0, 2.0), "embedding": (0.5, 1.0, 2.0), "class": (1.0,)}
 
@@ -47,6 +54,29 @@ def test_reports_each_term_unweighted_and_their_weighted_sum(weight):
     for name, value in terms.items():
         assert_close(logs[name], value)
     assert_close(logs["loss"], terms["am_softmax_loss"] + weight * terms["joint_representation_similarity"])
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_reports_what_objectives_observe_as_means_over_classes_and_pairs_of_the_batches(jit_compile):
+    labels, x = coloured_batch()
+    order = np.random.default_rng(0).permutation(len(x))
+    labels, x = labels[order], x[order]
+    terms = [DensityAdaptivity(3, constraint=None), EnergyConfusion(name="confusion")]
+    learner = compiled(terms, jit_compile=jit_compile)
+    learner.objectives[0].target_density.assign([0.2, 0.5, 0.9])
+    logs = learner.evaluate(x, labels, batch_size=5, verbose=0, return_dict=True)
+    embeddings = np.asarray(learner(x)["embedding"], "float64")
+    densities, targets, energies = [], [], []
+    for start in range(0, len(x), 5):
+        y, e = labels[start : start + 5], embeddings[start : start + 5]
+        classes = references_classes.classes_of(y)
+        densities += [references_classes.density(y, e, c) for c in classes]
+        targets += [[0.2, 0.5, 0.9][c] for c in classes]
+        count = len(references_classes.class_pairs(y))
+        energies += [references_classes.energy_confusion(y, e, "plain")] * count
+    assert_close(logs["density_adaptivity_d_avg"], np.mean(densities))
+    assert_close(logs["density_adaptivity_target"], np.mean(targets))
+    assert_close(logs["confusion_energy"], np.mean(energies))
 
 
 def test_reports_the_mean_distances_of_positives_and_negatives():
@@ -226,6 +256,10 @@ def test_plain_loss_is_wrapped():
         (
             lambda: [losses.ContrastiveLoss(), losses.ContrastiveLoss(2.0)],
             "two objectives are called 'contrastive_loss'",
+        ),
+        (
+            lambda: [EnergyConfusion(name="a"), MetricLoss(losses.ContrastiveLoss(), name="a_energy")],
+            "two objectives are called 'a_energy'",
         ),
         (lambda: [MetricLoss(losses.ContrastiveLoss(), "pool")], "needs the representation 'pool'"),
         (lambda: [JointRepresentationSimilarity()], "'class' comes from a ProxyLoss"),

@@ -75,6 +75,18 @@ def test_the_gradient_is_that_of_one_device(name):
     assert_close(reported, terms)
 
 
+def test_what_objectives_observe_is_that_of_the_global_batch():
+    terms = [objectives.DensityAdaptivity(3, constraint=None), objectives.EnergyConfusion()]
+    model = learner(terms)
+    step(model, [12])
+    expected = {name: float(tracker.result()) for name, tracker in model.observation_trackers.items()}
+    assert set(expected) == {"density_adaptivity_d_avg", "density_adaptivity_target", "energy_confusion_energy"}
+    step(model, [7, 5])
+    for name, tracker in model.observation_trackers.items():
+        assert_close(tracker.result(), expected[name])
+        assert expected[name] > 0.01
+
+
 def test_the_statistics_see_the_pairs_of_all_replicas():
     model = learner([objectives.RankMI(1.5, hidden=8, depth=1), losses.ContrastiveLoss()])
     model.compile(keras.optimizers.SGD(0.1))

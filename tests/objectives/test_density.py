@@ -292,6 +292,22 @@ def test_configuration(arguments):
     check_config(DensityAdaptivity(7, 0.3, 0.4, None, weight=10.0, name="da", learn_targets=False))
 
 
+@pytest.mark.parametrize("constraint", ["soft", "hard", None])
+def test_observes_the_mean_density_and_target_of_the_classes_of_a_batch(constraint):
+    objective = make(constraint=constraint)
+    labels, x = random_batch(4, 13, 4, 5)
+    observed = objective.observe({"embedding": x}, tf.constant(labels))
+    present = references.classes_of(labels)
+    assert set(observed) == set(objective.observes)
+    expected = {
+        "d_avg": np.mean([references.density(labels, x, c) for c in present]),
+        "target": np.mean([float(objective.targets()[c]) for c in present]),
+    }
+    for key, (value, count) in observed.items():
+        assert_close(value, expected[key])
+        assert count == len(present)
+
+
 def test_command_line_names_it_and_gives_it_the_classes():
     (term,) = build_objectives("10 * density(eta=0.3, constraint=none)", 98)
     assert isinstance(term, DensityAdaptivity)

@@ -184,6 +184,16 @@ def test_configuration():
     check_config(EnergyConfusion("plain", "projection", "sum", weight=0.3, name="ec"))
 
 
+@pytest.mark.parametrize("form", ["log", "plain", "log_of_mean"])
+def test_observes_the_mean_energy_of_pairs_of_classes(form):
+    for size, classes in ((13, 4), (5, 1)):
+        labels, x = random_batch(4, size, classes, 5)
+        objective = EnergyConfusion(form)
+        ((value, count),) = objective.observe({"detached_embedding": x}, tf.constant(labels)).values()
+        assert_close(value, references.energy_confusion(labels, x, "plain"))
+        assert count == len(references.class_pairs(labels))
+
+
 def test_command_line_names_it():
     (term,) = build_objectives("0.13 * ecaml(form=plain, reduction=sum)", 3)
     assert isinstance(term, EnergyConfusion)

@@ -9,7 +9,7 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import ArrayImages
 
 VOID = {"meta", "link", "img", "br", "hr", "input", "line", "circle", "polygon", "polyline", "path"}
-EVIL = "<script>alert(\"1\")</script> & 'co' <!-- ${title}"
+EVIL = "<script>alert(\"1\")</script> & 'co' <!-- ${title} {{ title }}"
 
 
 class Page(html.parser.HTMLParser):
@@ -18,7 +18,7 @@ class Page(html.parser.HTMLParser):
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
         self.open, self.elements = [], []
-        self.feed(text)
+        self.feed(str(text))
         self.close()
         assert self.open == []
 

@@ -148,7 +148,7 @@ def test_embeddings_of_queries_and_gallery(tmp_path):
 
 def test_folders_that_are_no_finished_runs(tmp_path):
     good = run_folder(tmp_path / "good")
-    cases = {"missing": "is no folder", "empty": "is not the folder of a run", "open": "has not ended.*--resume"}
+    cases = {"missing": "is no folder", "empty": "is not the folder of a run", "open": "has not ended.*resume it"}
     (tmp_path / "empty").mkdir()
     run_folder(tmp_path / "open")
     (tmp_path / "open" / "result.json").unlink()
@@ -177,7 +177,7 @@ def test_a_result_alone_is_a_run(tmp_path):
     assert "No flags are stored" in page.section("flags")
     assert "No environment is stored" in page.section("environment")
     assert "Nothing was measured during training" in page.section("training")
-    assert read_run(tmp_path / "a").history == []
+    assert list(read_run(tmp_path / "a").history) == []
 
 
 def test_bad_arguments(tmp_path):

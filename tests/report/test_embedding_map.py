@@ -83,18 +83,16 @@ def test_mixing_against_a_count_point_by_point():
 
 def test_map_holds_every_point_its_class_and_its_picture():
     embeddings, labels = embedded(2, classes=12, per_class=5)
-    pictures = Pictures(made(labels, names={int(c): f"{c} {EVIL}" for c in np.unique(labels)}), None)
-    other = Pictures(made(labels[:5], "other"), None)
-    pictures = Pictures(pictures.dataset, lambda i: np.full((8, 8, 3), 4 * i, np.uint8))
-    other = Pictures(other.dataset, lambda i: np.full((8, 8, 3), 250, np.uint8))
     points, all_labels = np.concatenate([embeddings, embeddings[:5] + 0.01]), np.concatenate([labels, labels[:5]])
-    text = map_html(points, all_labels, lambda row: (pictures, row) if row < 60 else (other, row - 60), [33, 5, 0])
+    dataset = made(all_labels, names={int(c): f"{c} {EVIL}" for c in np.unique(labels)})
+    pictures = Pictures(dataset, lambda i: np.full((8, 8, 3), 4 * i if i < 60 else 250, np.uint8))
+    text = map_html(points, pictures, [33, 5, 0])
     page = Page(text)
     data = json.loads(page.all("script")[0]["text"])
     assert "<" not in re.search(r'id="map-data">(.*?)</script>', text)[1]
     assert len(data["x"]) == len(data["y"]) == len(data["names"]) == 65
     assert [data["classes"][c] for c in data["class"]] == [pictures.class_name(c) for c in all_labels]
-    assert data["names"][-5:] == [f"{i}.png" for i in range(5)]
+    assert data["names"] == [f"{i}.png" for i in range(65)]
     # Two of the classes asked for are on the map: marked in the picture and in the legend.
     key = [e["text"] for e in page.all("ul", class_="map-key")]
     assert key == [f"133 {EVIL} 520 {EVIL} 10"]

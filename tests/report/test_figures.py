@@ -4,20 +4,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import roc_auc_score
 
 from tests.report.pages import Page
+from tfdml.evaluation.generalisation import overlap_coefficient
 from tfdml.report.axes import WIDTH, Axes, log_ticks, ticks
 from tfdml.report.curves import recall_curves, training_curves
 from tfdml.report.figures import (
     STYLES,
     Series,
     distance_histogram,
-    histogram_overlap,
+    histogram_html,
     legend,
     line_chart,
     marker,
-    share_ordered,
+    pair_counts,
 )
 from tfdml.report.metric_text import (
     metric_change,
@@ -100,20 +100,23 @@ def test_recall_curves_of_different_depths():
     st.lists(st.integers(0, 6), min_size=1, max_size=30),
     st.lists(st.integers(0, 6), min_size=1, max_size=30),
 )
-def test_order_and_overlap_of_distances(positive, negative):
+def test_every_pair_is_in_the_bin_of_its_distance(positive, negative):
     positive, negative = np.array(positive, np.float32), np.array(negative, np.float32)
-    truth = np.r_[np.zeros(len(positive)), np.ones(len(negative))]
-    expected = roc_auc_score(truth, np.r_[positive, negative])
-    assert share_ordered(positive, negative) == pytest.approx(expected, abs=1e-9)
+    edges, counts = pair_counts(positive, negative, bins=60)
+    assert edges[0] == 0  # however far the nearest pair is
     overlap = sum(min((positive == v).mean(), (negative == v).mean()) for v in range(7))
-    assert histogram_overlap(positive, negative, bins=60) == pytest.approx(overlap, abs=1e-9)
+    assert overlap_coefficient(*counts) == pytest.approx(overlap, abs=1e-9)
+    for distances, count in zip((positive, negative), counts, strict=True):
+        for low, high, n in zip(edges[:-1], edges[1:], count, strict=True):
+            inside = (distances >= low) & ((distances < high) | (high == edges[-1]))
+            assert n == inside.sum()
 
 
-def test_overlap_of_equal_and_of_separate_distances():
+def test_figures_of_equal_and_of_separate_distances():
     x = np.random.default_rng(0).random(1000)
-    assert histogram_overlap(x, x) == pytest.approx(1.0)
-    assert histogram_overlap(x, x + 2) == 0.0
-    assert share_ordered(x, x + 2) == 1.0
+    said = [[b["text"] for b in Page(histogram_html(x, y, "cosine")).all("b")] for y in (x, x + 2)]
+    assert said == [["100.0%", "50.0%"], ["0.0%", "100.0%"]]
+    assert "not both pairs" in histogram_html(x, x[:0], "cosine")
 
 
 def test_metrics_in_print():
@@ -124,6 +127,8 @@ def test_metrics_in_print():
         *("recall@8", "recall@10", "map@r", "f1", "x")
     ]
     assert metric_value("recall@1", None) == "–"
+    assert [metric_value("ami", value) for value in (-0.0003, -0.012, 0.0)] == ["0.0", "−1.2", "0.0"]
+    assert metric_value("lambda", -2.5) == "−2.5"
     # As the printed values differ: 57.4 and 57.5, though the difference is 0.02.
     assert metric_change("recall@1", 0.57449, 0.57451) == "+0.1"
     assert metric_change("recall@1", 0.57451, 0.57449) == "−0.1"

@@ -10,8 +10,7 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import EncodedImages, FileImages
 from tfdml.errors import UserError
 from tfdml.report import dataset_reader
-from tfdml.report.gallery import choose_examples, rank_queries, spread_over_classes
-from tfdml.report.side_by_side import choose_queries
+from tfdml.report.gallery import choose_examples, choose_queries, rank_queries, spread_over_classes
 from tfdml.report.thumbnails import sprite_sheet
 
 

@@ -159,7 +159,7 @@ def test_matrix_of_confusions_adds_up():
     found = retrieve(embeddings, labels)
     pairs = confusions(found, labels, labels)
     pictures = Pictures(made(labels), lambda i: np.zeros((4, 4, 3), np.uint8))
-    text = confusions_html(pairs, found, labels, pictures, pictures)
+    text = str(confusions_html(pairs, found, labels, pictures, pictures))
     matrix = text.split('<table class="matrix">')[1].split("</table>")[0]
     for row in matrix.split("<tbody>")[1].split("<tr>")[1:]:
         cells = [e["text"] for e in Page("<tr>" + row.replace("</tbody>", "")).all("td")]

@@ -13,7 +13,7 @@ from PIL import Image
 from tests.report.pages import EVIL, check_page, embedded, made, rows_of
 from tfdml.errors import UserError
 from tfdml.evaluation import evaluate_retrieval
-from tfdml.report import write_report
+from tfdml.report import Run, write_report
 from tfdml.report.confusions import confusions
 from tfdml.report.gallery import choose_examples
 from tfdml.report.retrieved import retrieve
@@ -25,22 +25,21 @@ def report(tmp_path_factory):
     dataset = made(labels, names={int(c): f"{c} {EVIL}" for c in np.unique(labels)})
     after = evaluate_retrieval(embeddings, labels)
     before = {**after, "recall@1": 0.1234}
-    history = [{"epoch": e, "recall@1": v} for e, v in enumerate((0.31, 0.475, 0.42))] + [{"epoch": 3, "loss": 1.0}]
-    path = tmp_path_factory.mktemp("run") / "report" / "index.html"
-    write_report(
-        path,
+    history = [{"epoch": e, "test": {"recall@1": v}} for e, v in enumerate((0.31, 0.475, 0.42))]
+    run = Run(
         f"Toys {EVIL}",
-        before,
-        after,
-        history,
-        dataset,
-        embeddings,
-        summary="Selected on held-out classes " + EVIL,
+        {
+            "metrics": after,
+            "metrics_before": before,
+            "intervals": {"recall@1": (0.25, 0.5)},
+            "selection": "the best epoch on held-out classes " + EVIL,
+        },
+        [*history, {"epoch": 3, "test": {"loss": 1.0}}, {"epoch": 4}],
         flags={"note": EVIL, "rates": {"backbone": 1e-4}, EVIL: 1},
         environment={"tensorflow": "2.21.0"},
-        intervals={"recall@1": (0.25, 0.5)},
-        interval_name="90% " + EVIL,
     )
+    path = tmp_path_factory.mktemp("run") / "report" / "index.html"
+    write_report(path, run, dataset, embeddings, interval_name="90% " + EVIL)
     text = path.read_text("utf-8")
     return {"path": path, "text": text, "page": check_page(text), "after": after, "data": (embeddings, labels)}
 
@@ -68,6 +67,7 @@ def test_nothing_is_loaded_and_only_its_own_script_may_run(report):
 def test_names_from_outside_are_text(report):
     """A class name, a title or a flag with markup in it is shown, not obeyed."""
     page = report["page"]
+    assert page.all("p", class_="summary")[0]["text"].endswith(f"of the best epoch on held-out classes {EVIL}.")
     assert page.all("h1")[0]["text"] == f"Toys {EVIL}"
     assert any(EVIL in e["text"] for e in page.all("span", class_="name"))
     assert any(EVIL in e.get("alt", "") for e in page.all("img"))
@@ -159,11 +159,15 @@ def test_every_section_can_be_reached(report):
 
 
 def test_query_gallery_without_before_or_history(tmp_path):
-    queries, labels = embedded(1)
-    gallery, gallery_labels = embedded(2)
-    dataset, searched = made(labels, "shop"), made(gallery_labels, "shop-gallery")
+    embeddings, labels = (np.concatenate(pair) for pair in zip(embedded(1), embedded(2), strict=True))
+    asked = np.random.default_rng(0).permutation(84) < 42
     after = evaluate_retrieval(
-        queries, labels, gallery, gallery_labels, metrics=["recall", "map@r"], intervals="queries"
+        embeddings[asked],
+        labels[asked],
+        embeddings[~asked],
+        labels[~asked],
+        metrics=["recall", "map@r"],
+        intervals="queries",
     )
     after["parts"] = {"recall@1": [0.25, 0.125, 0.375, 0.05]}
     after["generalisation"] = {"density": 1.5, "note": "text"}
@@ -175,14 +179,9 @@ def test_query_gallery_without_before_or_history(tmp_path):
 
     write_report(
         tmp_path / "r.html",
-        "Shop",
-        None,
-        after,
-        [],
-        dataset,
-        queries,
-        gallery=searched,
-        gallery_embeddings=gallery,
+        Run("Shop", {"metrics": after}),
+        made(labels, "shop", is_query=asked),
+        embeddings,
         num_queries=4,
         neighbours=3,
         read_image=read,
@@ -190,12 +189,16 @@ def test_query_gallery_without_before_or_history(tmp_path):
     )
     text = (tmp_path / "r.html").read_text("utf-8")
     page = check_page(text)
-    assert seen == set(range(len(labels)))  # all are on the map
+    assert seen == set(range(84))  # all are on the map
     assert len([e for e in page.all("img") if "Neighbour" in e["alt"]]) == 4 * 3
+    # A name tells which image it is, of both roles.
+    roles = {(e["alt"].split()[0], bool(asked[int(e["title"].split(".")[0])])) for e in page.all("img") if e["alt"]}
+    assert roles == {("Query", True), ("Neighbour", False), ("Its", False)}
     assert "During training" not in text  # there was none
     assert "Before" not in page.section("results")
     assert "before training" not in page.section("recall")
-    assert "queries against a gallery of 42, by cosine distance" in page.all("header")[0]["text"]
+    described = "shop, test split: 42 images of 6 classes as queries against a gallery of 42, by cosine distance"
+    assert described in page.all("header")[0]["text"]
     assert "84 images of 6 classes" in page.section("map-of-images")
     assert rows_of(text, "Means over disjoint parts of the images, in percent") == [["Recall@1", "25.0", "12.5 – 37.5"]]
     assert rows_of(text, "Generalisation to the unseen classes") == [["density", "1.5"]]
@@ -211,7 +214,7 @@ def test_a_page_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
     path.write_text("old")
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        write_report(path, "t", None, {"recall@1": 0.5}, [], made(labels), embeddings)
+        write_report(path, Run("t", {"metrics": {"recall@1": 0.5}}), made(labels), embeddings)
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["index.html"]
 
@@ -220,14 +223,14 @@ def test_the_same_arguments_give_the_same_page(tmp_path):
     embeddings, labels = embedded(classes=20)
     pages = []
     for name in ("a.html", "b.html"):
-        write_report(tmp_path / name, "t", None, {"recall@1": 0.5}, [], made(labels), embeddings)
+        write_report(tmp_path / name, Run("t", {"metrics": {"recall@1": 0.5}}), made(labels), embeddings)
         pages.append((tmp_path / name).read_bytes())
     assert pages[0] == pages[1]
 
 
 def test_classes_of_one_image_give_a_page_that_says_so(tmp_path):
     labels = np.arange(5)
-    write_report(tmp_path / "r.html", "t", None, {"nmi": 1.0}, [], made(labels), np.eye(5))
+    write_report(tmp_path / "r.html", Run("t", {"metrics": {"nmi": 1.0}}), made(labels), np.eye(5))
     page = check_page((tmp_path / "r.html").read_text("utf-8"))
     assert "No query has another image of its class" in page.section("retrieval")
     assert "No query has an image of its class" in page.section("recall")
@@ -242,7 +245,7 @@ def test_one_image_one_class_and_equal_images_give_pages(tmp_path):
         (np.random.default_rng(0).normal(size=(12, 1)), np.zeros(12, int)),
         (np.zeros((8, 2)), np.arange(8) // 2),
     ):
-        write_report(tmp_path / "r.html", "t", None, {}, [], made(labels), embeddings, distance="cosine")
+        write_report(tmp_path / "r.html", Run("t", {"metrics": {}}), made(labels), embeddings, distance="cosine")
         page = check_page((tmp_path / "r.html").read_text("utf-8"))
         assert "nan" not in page.all("main")[0]["text"].lower()
         assert "Nothing was measured" in page.section("results")
@@ -259,7 +262,7 @@ def test_parts_that_grow_with_the_data_are_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr("tfdml.report.map_html.lay_out", lambda x, **_: rng.random((len(x), 2)))
     noise = rng.integers(0, 256, size=(50, 80, 80, 3), dtype=np.uint8)
     path = tmp_path / "r.html"
-    write_report(path, "t", None, {}, [], dataset, embeddings, read_image=lambda i: noise[i % 50])
+    write_report(path, Run("t", {"metrics": {}}), dataset, embeddings, read_image=lambda i: noise[i % 50])
     text = path.read_text("utf-8")
     page = check_page(text)
     assert len(rows_of(text, "Classes, those found worst first")) == 100
@@ -274,9 +277,7 @@ def test_parts_that_grow_with_the_data_are_bounded(tmp_path, monkeypatch):
 def test_bad_arguments(tmp_path):
     embeddings, labels = embedded()
     with pytest.raises(UserError, match="41 rows for the 42 images of toys"):
-        write_report(tmp_path / "r.html", "t", None, {}, [], made(labels), embeddings[:41])
-    with pytest.raises(UserError, match="go together"):
-        write_report(tmp_path / "r.html", "t", None, {}, [], made(labels), embeddings, gallery=made(labels))
+        write_report(tmp_path / "r.html", Run("t", {"metrics": {}}), made(labels), embeddings[:41])
     assert not list(tmp_path.iterdir())
 
 

@@ -62,7 +62,8 @@ def train(run_dir, resume=False, restart=False, **changes):
 def records(folder):
     """metrics.jsonl without what depends on the clock."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: line.get(key) for key in ("epoch", "step", "train", "test", "validation")} for line in lines]
+    measured = ("epoch", "step", "train", "test", "validation", "seen", "generalisation")
+    return [{key: line.get(key) for key in measured} for line in lines]
 
 
 def embedder(folder):

@@ -13,17 +13,17 @@ from tfdml.training.assembly import assemble
     [
         ("backbone", "resnet5", "unknown backbone 'resnet5'; known: bn_inception, conv4"),
         ("backbone", "conv4(hight=3)", "backbone 'conv4' has no option 'hight'"),
-        ("weights", "/no/such.weights.h5", "--weights: there is no file /no/such.weights.h5"),
+        ("weights", "/no/such.weights.h5", "`weights`: there is no file /no/such.weights.h5"),
         ("weights", "imagenet", "there are no ImageNet weights for 'conv4'"),
         ("objectives", "am_softmaxx + jrs", "there is no 'am_softmaxx'; known: am_softmax"),
         ("objectives", "am_softmax(margn=0.1)", "am_softmax: no argument 'margn'; it has"),
         ("objectives", "am_softmax + jrs(kernels=laplacian)", "there is no kernel or loss 'laplacian'"),
-        ("policy", "0.5 * blurr", "--policy: there is no policy 'blurr'"),
+        ("policy", "0.5 * blurr", "`policy`: there is no policy 'blurr'"),
         ("optimizer", "adamm", "--optimizer=adamm: must be one of adam"),
     ],
 )
 def test_what_does_not_exist_is_found_before_the_images_are_read(flag, value, says, tmp_path, monkeypatch):
-    def read(settings, seed):
+    def read(*arguments):
         raise AssertionError("the images were read")
 
     monkeypatch.setattr(assembly, "load_splits", read)
@@ -36,7 +36,7 @@ def test_what_does_not_exist_is_found_before_the_images_are_read(flag, value, sa
 
 @pytest.fixture
 def _noise(monkeypatch):
-    monkeypatch.setattr(assembly, "load_splits", lambda settings, seed: runs.SPLITS)
+    monkeypatch.setattr(assembly, "load_splits", lambda *arguments: runs.SPLITS)
 
 
 @pytest.mark.usefixtures("_noise")

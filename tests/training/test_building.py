@@ -12,7 +12,14 @@ from tfdml.data.augmentation.policies import Policy, Step
 from tfdml.data.augmentation.train import TrainTransform
 from tfdml.errors import UserError
 from tfdml.training import Experiment, RunFolder, trainer
-from tfdml.training.building import Splits, load_splits, make_embedder, make_transforms, split_training_classes
+from tfdml.training.building import (
+    Splits,
+    load_splits,
+    make_embedder,
+    make_transforms,
+    sample_seen_classes,
+    split_training_classes,
+)
 
 
 def experiment(**changes):
@@ -36,6 +43,35 @@ def test_without_a_share_every_class_is_seen_and_with_all_of_it_none():
     assert split_training_classes(train, 0.0, seed=0) == (train, None)
     with pytest.raises(UserError, match=r"--holdout_classes=0\.999 leaves no class"):
         split_training_classes(train, 0.999, seed=0)
+
+
+@pytest.mark.parametrize("wanted", [0.25, 9.0, 10.0, 1.0, 500.0])
+def test_seen_classes_are_whole_and_just_as_many_as_are_wanted(wanted):
+    labels = np.repeat(np.arange(6), [3, 6, 3, 6, 6, 6])
+    train = dataclasses.replace(noise("train", 6, 0, 5), labels=labels)
+    seen = sample_seen_classes(train, wanted, seed=5)
+    for c in seen.classes:
+        assert np.sum(seen.labels == c) == np.sum(labels == c)
+    order = np.random.default_rng(5).permutation(6)
+    assert sorted(order[: seen.num_classes]) == list(seen.classes)
+    # Without the class drawn last there would be too few.
+    wanted = min(wanted * 30 if wanted <= 1 else wanted, 30)
+    assert len(seen) - np.sum(labels == order[seen.num_classes - 1]) < wanted <= len(seen)
+
+
+def test_seen_classes_are_measured_where_asked_for_and_are_no_data_of_their_own():
+    options = {"dataset_options": "images_per_class=2, size=16", "holdout_classes": 0.2}
+    assert load_splits(experiment(**options).data, seed=0).seen is None
+    splits = load_splits(experiment(**options).data, seed=0, evaluate_train=20)
+    assert list(splits.evaluated()) == ["validation", "test", "seen"]
+    assert len(splits.seen) == 20
+    assert set(splits.seen.images.names) <= set(splits.train.images.names)
+    assert set(splits.describe()) == {"train", "validation", "test"}
+
+
+def test_generalisation_needs_seen_classes():
+    with pytest.raises(UserError, match=r"--generalisation_every .* e.g. --evaluate_train=1 for all"):
+        experiment(generalisation_every=2)
 
 
 def test_the_views_are_those_of_the_flags():
@@ -142,7 +178,7 @@ def test_the_colour_of_the_padding_and_dropout_reach_every_view_and_the_embedder
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"pad_color": "grey"}, "--pad_color='grey': write black, white"),
+        ({"pad_color": "grey"}, "`pad_color='grey'`: write black, white"),
         ({"dropout": 1.0}, "--dropout=1.0: out of range"),
         ({"optimizer_form": "caffe"}, "--optimizer_form=caffe: must be one of keras, pytorch"),
     ],

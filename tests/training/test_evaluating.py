@@ -1,14 +1,19 @@
-"""What cannot be measured is refused before training."""
+"""What is measured in which epoch, and what cannot be measured is refused before training."""
 
 import dataclasses
+import types
 
 import numpy as np
 import pytest
 
+from tests import references
+from tests.objectives import references_classes
+from tests.training import runs
 from tests.training.runs import noise
+from tfdml.data.augmentation.evaluation import EvaluationTransform
 from tfdml.errors import UserError
 from tfdml.training.building import Splits
-from tfdml.training.evaluating import check_measurable
+from tfdml.training.evaluating import Evaluator, check_measurable
 
 
 def check(split, ks, name="test"):
@@ -34,3 +39,58 @@ def test_queries_are_counted_against_their_gallery():
 def test_someone_must_have_a_match():
     with pytest.raises(UserError, match="the validation images of noise cannot be measured: no query shares"):
         check(noise("train", 5, 0, images_per_class=1), (1,), "validation")
+
+
+def recall_at_1(labels, x):
+    """The share of images whose nearest other image is of their class."""
+    hits = []
+    for i in range(len(x)):
+        others = [j for j in range(len(x)) if j != i]
+        nearest = min(others, key=lambda j: references.squared_distance(x[i], x[j]))
+        hits.append(labels[i] == labels[nearest])
+    return np.mean(hits)
+
+
+@pytest.mark.parametrize(
+    ("settings", "evaluated", "compared"),
+    [
+        ({"evaluate_every": 2}, [0, 2, 4, 5], []),
+        ({"evaluate_every": 0, "generalisation_every": 3}, [0, 5], [0, 3, 5]),
+        ({"evaluate_every": 2, "generalisation_every": 2}, [0, 2, 4, 5], [0, 2, 4, 5]),
+    ],
+)
+def test_seen_classes_are_measured_beside_the_unseen_in_the_epochs_that_are_due(
+    settings, evaluated, compared, monkeypatch
+):
+    train = noise("train", 4, 0)
+    splits = Splits(train, None, noise("test", 3, 1), train.select_classes([0, 3]))
+    experiment = runs.experiment("runs/any", epochs=5, evaluate_train=0.5, ks="1", **settings)
+    evaluator = Evaluator(experiment.evaluation, experiment.epochs, splits, EvaluationTransform(runs.SIZE, runs.SIZE))
+    generator = np.random.default_rng(0)
+    embeddings = {name: generator.normal(size=(len(split), 2)) for name, split in splits.evaluated().items()}
+    asked = []
+    monkeypatch.setattr(evaluator, "embed", lambda embedder, name: asked.append(name) or embeddings[name])
+    learner = types.SimpleNamespace(embedder=None, objectives=[])
+    records = {epoch: evaluator.each_epoch(learner, epoch) for epoch in range(6)}
+    assert [epoch for epoch, record in records.items() if "seen" in record] == evaluated
+    assert [epoch for epoch, record in records.items() if "generalisation" in record] == compared
+    # Once each, whatever needs them.
+    assert len(asked) == 2 * len({*evaluated, *compared})
+    for name, x in embeddings.items():
+        labels = getattr(splits, name).labels
+        for epoch in evaluated:
+            assert records[epoch][name]["recall@1"] == pytest.approx(recall_at_1(labels, x))
+        densities = [references_classes.density(labels, x, c) for c in references_classes.classes_of(labels)]
+        for epoch in compared:
+            side = {"test": "unseen", "seen": "seen"}[name]
+            assert records[epoch]["generalisation"][f"{side}_d_avg_mean"] == pytest.approx(np.mean(densities))
+            assert 0 <= records[epoch]["generalisation"]["lambda"] <= 2
+            assert 0 <= records[epoch]["generalisation"]["h_divergence"] <= 1
+
+
+def test_seen_classes_that_cannot_be_measured_are_refused():
+    train = noise("train", 3, 0)
+    splits = Splits(train, None, noise("test", 6, 1), train.select_classes([1]))
+    check_measurable(splits, (1, 3))
+    with pytest.raises(UserError, match=r"recall@4 of the seen images of noise needs 4 gallery images"):
+        check_measurable(splits, (1, 4))

@@ -32,7 +32,16 @@ BEST = [
     "--checkpoint_steps=2",
     "--noreport",
 ]
-UNBROKEN = {"last": LAST, "best": BEST}
+# With a statistics network, and what figures of papers show.
+SHOWN = [
+    *TINY,
+    "--objectives=rank_mi + 10 * density + 0.1 * ecaml",
+    "--evaluate_train=0.5",
+    "--generalisation_every=1",
+    "--steps_per_epoch=4",
+    "--checkpoint_steps=2",
+]
+UNBROKEN = {"last": LAST, "best": BEST, "shown": SHOWN}
 MOMENTS = {
     "no flags yet": (LAST, "before", "flags.txt", 1),
     "flags half written": (LAST, "half of", "flags.txt", 1),
@@ -60,6 +69,10 @@ MOMENTS = {
     "selected embedder, without its checkpoint": (BEST, "after", "selected-epoch-*.keras", 1),
     "selected embedder and its checkpoint": (BEST, "after", "step-00000004.npz", 1),
     "selected embedder, last checkpoint": (BEST, "after", "step-00000008.npz", 1),
+    "metrics of an epoch with seen classes": (SHOWN, "after", "metrics.jsonl", 2),
+    "checkpoint within an epoch of the statistics": (SHOWN, "after", "step-00000006.npz", 1),
+    "statistics network half written": (SHOWN, "half of", "statistics_network.keras", 1),
+    "statistics": (SHOWN, "after", "statistics.json", 1),
 }
 
 
@@ -117,7 +130,8 @@ def figures(folder):
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_killed_run_ends_as_the_unbroken_one(moment, runs):
     flags = MOMENTS[moment][0]
-    unbroken, continued = runs / ("last" if flags is LAST else "best"), folder_of(runs, moment)
+    (unbroken,) = (runs / name for name, theirs in UNBROKEN.items() if theirs is flags)
+    continued = folder_of(runs, moment)
     assert figures(continued) == figures(unbroken)
     for old, new in zip(weights(unbroken / "embedder.keras"), weights(continued / "embedder.keras"), strict=True):
         np.testing.assert_array_equal(old, new)

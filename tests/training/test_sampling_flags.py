@@ -56,16 +56,16 @@ def test_the_sampler_of_the_flags(settings, expected):
         ({"short_super_classes": "keep"}, "--short_super_classes=keep: must be one of merge, drop"),
         (
             {"sampling": "hierarchical", "super_classes_per_batch": 3},
-            "=4 is no multiple of --super_classes_per_batch=3",
+            "=4` is no multiple of `super_classes_per_batch=3`",
         ),
         (
             {"sampling": "hierarchical", "super_classes_per_batch": 4},
-            "--super_classes_per_batch=4, but the data has 3 su",
+            "`super_classes_per_batch=4`, but the data has 3 su",
         ),
-        ({"sampling": "whole_classes", "batch_size": 37}, "--batch_size=37, but the data has 36 images"),
+        ({"sampling": "whole_classes", "batch_size": 37}, "`batch_size=37`, but the data has 36 images"),
         (
             {"sampling": "whole_classes", "batch_size": 9},
-            "9 images cannot be shared out evenly over 2 replicas: make --b",
+            "9 images cannot be shared out evenly over 2 replicas: make `b",
         ),
         ({"classes_per_batch": 3, "images_per_class": 3}, "9 images cannot be shared out evenly over 2 replicas: make"),
     ],
@@ -77,5 +77,5 @@ def test_flags_say_what_is_wrong(settings, message):
 
 def test_hierarchical_batches_need_super_classes():
     data = dataclasses.replace(made(), super_labels=None)
-    with pytest.raises(UserError, match="--sampling=hierarchical needs super-classes, and made has none"):
+    with pytest.raises(UserError, match="hierarchical sampling needs super-classes, and made has none"):
         make_sampler(experiment(sampling="hierarchical").data, data, seed=0)

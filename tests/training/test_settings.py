@@ -65,6 +65,7 @@ def test_the_flag_file_makes_the_same_experiment():
         (EvaluationSettings, {"ks": "0"}, "--ks=0: write integers of 1"),
         (EvaluationSettings, {"ks": "2", "selection": "test"}, "add 1 to --ks=2"),
         (EvaluationSettings, {"moment_embedder": True, "selection": "test"}, "use --selection=last"),
+        (EvaluationSettings, {"generalisation_every": 2}, "e.g. --evaluate_train=1 for all"),
         (RunSettings, {}, "--run_dir is missing"),
         (RunSettings, {"run_dir": "a", "seed": -1}, "--seed=-1: out of range"),
     ],

@@ -12,7 +12,7 @@ from tfdml.training.summary import describe
 @pytest.fixture
 def said(tmp_path, monkeypatch):
     """The lines on a tiny experiment on noise, their blanks as one."""
-    monkeypatch.setattr(assembly, "load_splits", lambda settings, seed: runs.SPLITS)
+    monkeypatch.setattr(assembly, "load_splits", lambda *arguments: runs.SPLITS)
 
     def lines(**changes):
         text = describe(runs.experiment(tmp_path / "run", **changes))

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -32,7 +33,7 @@ def make_quick(patch):
         return learner
 
     patch.setattr(assembly, "make_learner", eager)
-    patch.setattr(assembly, "load_splits", lambda settings, seed: runs.SPLITS)
+    patch.setattr(assembly, "load_splits", lambda *arguments: runs.SPLITS)
 
 
 @pytest.fixture(autouse=True)
@@ -182,6 +183,42 @@ def test_the_selected_embedder_is_measured_and_the_earlier_of_equals_wins(tmp_pa
     assert history[1]["map@r"] != history[3]["map@r"]
 
 
+def test_the_numbers_of_the_papers_figures_survive_kills(tmp_path, monkeypatch):
+    splits = runs.Splits(runs.SPLITS.train, None, runs.SPLITS.test, runs.SPLITS.train.select_classes([1, 4, 6]))
+    monkeypatch.setattr(assembly, "load_splits", lambda *arguments: splits)
+    settings = {
+        "objectives": "rank_mi + 10 * density + 0.1 * ecaml",
+        "evaluate_train": 0.4,
+        "evaluate_every": 0,
+        "generalisation_every": 1,
+        "checkpoint_steps": 1,
+        "report": True,
+    }
+    unbroken, folder = tmp_path / "unbroken", tmp_path / "run"
+    train(unbroken, **settings)
+    first, second = f"step-{STEPS - 1:08d}.npz", f"step-{STEPS + 2:08d}.npz"
+    for phase, name in enumerate((first, second, "statistics_network.keras", "statistics.json", "result.json")):
+        kill_after(monkeypatch, name)
+        with pytest.raises(Killed):
+            train(folder, resume=phase > 0, **settings)
+    result = train(folder, resume=True, **settings)
+    assert_alike(folder, unbroken)
+    assert (folder / "statistics.json").read_bytes() == (unbroken / "statistics.json").read_bytes()
+    networks = [keras.saving.load_model(run / "statistics_network.keras").get_weights() for run in (unbroken, folder)]
+    for one, other in zip(*networks, strict=True):
+        np.testing.assert_array_equal(one, other)
+    # The first epoch compares seen and unseen classes, and evaluates nothing else.
+    history = runs.records(folder)
+    assert [record["seen"] is None for record in history] == [False, True, False]
+    assert [record["generalisation"] is None for record in history] == [False] * 3
+    assert {"density_d_avg", "density_target", "ecaml_energy", "rank_mi_beta"} <= set(history[1]["train"])
+    assert result["metrics_seen"] == history[-1]["seen"]
+    assert result["generalisation"] == history[-1]["generalisation"]
+    page = (folder / "report" / "index.html").read_text("utf-8")
+    for title in ("seen classes", "What the objectives did", "What a distance costs"):
+        assert title in page
+
+
 def test_calibration_sees_the_training_images(tmp_path, monkeypatch):
     seen = []
 
@@ -211,11 +248,11 @@ def test_images_that_have_changed_are_refused(tmp_path, monkeypatch):
         train(folder)
     test = runs.noise("test", 6, 3)
     changed = runs.Splits(runs.SPLITS.train, runs.SPLITS.validation, test)
-    monkeypatch.setattr(assembly, "load_splits", lambda settings, seed: changed)
+    monkeypatch.setattr(assembly, "load_splits", lambda *arguments: changed)
     with pytest.raises(UserError, match=r"test: content was .* and is now"):
         train(folder, resume=True)
     fewer = runs.Splits(runs.SPLITS.train.take(range(31)), runs.SPLITS.validation, runs.SPLITS.test)
-    monkeypatch.setattr(assembly, "load_splits", lambda settings, seed: fewer)
+    monkeypatch.setattr(assembly, "load_splits", lambda *arguments: fewer)
     with pytest.raises(UserError, match=r"train: .*images was 32 and is now 31"):
         train(folder, resume=True)
 

@@ -178,9 +178,9 @@ def _find(name: str, weights: str | None, options: dict[str, Any]) -> _Entry:
     if weights in _NO_WEIGHTS:
         return entry
     if weights == "imagenet" and not entry.has_imagenet:
-        raise UserError(f"there are no ImageNet weights for {name!r}; use --weights=none or a file")
+        raise UserError(f"there are no ImageNet weights for {name!r}; use `weights='none'` or a file")
     if weights != "imagenet" and not os.path.isfile(weights):
-        raise UserError(f"--weights: there is no file {weights}")
+        raise UserError(f"`weights`: there is no file {weights}")
     return entry
 
 
@@ -201,19 +201,19 @@ def load_weights(model: keras.Model, path: str) -> None:
             arrays: list[tuple] = []
             file.visititems(lambda key, item: arrays.append(item.shape) if _is_weight(key, item) else None)
     except Exception as error:  # h5py raises whatever the damaged place of a file brings about
-        raise UserError(f"--weights: {path} is not an HDF5 file of Keras weights ({_one_line(error)})") from error
+        raise UserError(f"`weights`: {path} is not an HDF5 file of Keras weights ({_one_line(error)})") from error
     wanted = [tuple(weight.shape) for weight in model.weights]
     # Normalization layers and the like keep nothing else in the file, so the multisets of shapes must agree.
     if sorted(arrays) != sorted(wanted):
         raise UserError(
-            f"--weights: {path} does not fit {model.name}: the file has {len(arrays)} arrays with "
+            f"`weights`: {path} does not fit {model.name}: the file has {len(arrays)} arrays with "
             f"{_count(arrays):,} numbers, the network {len(wanted)} with {_count(wanted):,}; is it of another "
             "architecture, width or with its classification top?"
         )
     try:
         model.load_weights(path)
     except Exception as error:
-        raise UserError(f"--weights: {path} does not fit {model.name}: {_one_line(error)}") from error
+        raise UserError(f"`weights`: {path} does not fit {model.name}: {_one_line(error)}") from error
 
 
 def _is_weight(key: str, item) -> bool:

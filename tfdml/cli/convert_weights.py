@@ -38,6 +38,9 @@ flags.DEFINE_bool(
 )
 flags.DEFINE_bool("dry_run", False, "Read and check the checkpoint, write nothing.", module_name=__name__)
 
+# The flags whose names are not those of the arguments that they set.
+FLAG_OF = {"path": "from"}
+
 
 def convert_weights() -> None:
     """Convert as the flags say."""
@@ -77,7 +80,7 @@ def convert_weights() -> None:
 
 def main() -> None:
     """Entry point."""
-    command_line.run(convert_weights, "convert_weights", USAGE)
+    command_line.run(convert_weights, "convert_weights", USAGE, flag_of=FLAG_OF)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,9 @@ flags.DEFINE_enum(
 )
 flags.DEFINE_bool("dry_run", False, "Say what would be done, write nothing.", module_name=__name__)
 
+# The flags whose names are not those of the arguments that they set.
+FLAG_OF = {"folder": "out"}
+
 
 def embed() -> None:
     """Embed as the flags say."""
@@ -53,7 +56,7 @@ def embed() -> None:
     for name in ("model", "out"):
         if not values[name].value:
             raise UserError(f"--{name} is missing")
-    require_local(values.out, "--out")
+    require_local(values.out, "out")
     from tfdml.embeddings.image_table import ImageTable
     from tfdml.embeddings.output_folder import read_state
     from tfdml.embeddings.writer import EmbeddingWriter
@@ -123,7 +126,7 @@ def _stream(source: EmbeddingBackend, splits: list[ImageDataset], batch_size: in
 
 def main() -> None:
     """Entry point."""
-    command_line.run(embed, "embed", USAGE)
+    command_line.run(embed, "embed", USAGE, flag_of=FLAG_OF)
 
 
 if __name__ == "__main__":

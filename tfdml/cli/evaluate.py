@@ -137,7 +137,7 @@ def _checked_flags() -> tuple[int, ...]:
     for name in ("json", "report"):
         path = values[name].value
         if path:
-            require_writable(path, f"--{name}")
+            require_writable(path, name)
             sweep(os.path.dirname(os.path.realpath(path)))
     if values.metrics:
         from tfdml.evaluation import METRICS

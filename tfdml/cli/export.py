@@ -59,6 +59,9 @@ flags.DEFINE_float(
 )
 flags.DEFINE_bool("dry_run", False, "Check the flags and the run, write nothing.", module_name=__name__)
 
+# The flags whose names are not those of the arguments that they set.
+FLAG_OF = {"folder": "out", "options": "gallery_dataset_options"}
+
 
 def export() -> None:
     """Export as the flags say."""
@@ -66,7 +69,7 @@ def export() -> None:
     for name in ("out",) if values.gallery else ("run_dir", "out"):
         if not values[name].value:
             raise UserError(f"--{name} is missing")
-    require_local(values.out, "--out")
+    require_local(values.out, "out")
     from tfdml.export.exporter import ExportOptions
     from tfdml.export.run_export import export_run, load_run
 
@@ -101,7 +104,7 @@ def export() -> None:
 
 def main() -> None:
     """Entry point."""
-    command_line.run(export, "export", USAGE)
+    command_line.run(export, "export", USAGE, flag_of=FLAG_OF)
 
 
 if __name__ == "__main__":

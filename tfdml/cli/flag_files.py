@@ -1,4 +1,4 @@
-"""What can be wrong with a command line before its flags are parsed: text that is no text, and flag files."""
+"""A command line before its flags are parsed: arguments that are no text, and the flags of the files that it names."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from tfdml.errors import UserError
 
 
-def check(arguments: Sequence[str], including: tuple[str, ...] = ()) -> None:
-    """Check arguments, and the flag files that they name, and those that these name.
+def read(arguments: Sequence[str], including: tuple[str, ...] = ()) -> list[str]:
+    """Arguments in which the flags of a flag file stand in the place of its name.
+
+    A file that a flag file names is looked for beside it, and then from the working folder.
 
     Args:
         arguments: A command line without the command, or the lines of a flag file.
@@ -18,6 +20,7 @@ def check(arguments: Sequence[str], including: tuple[str, ...] = ()) -> None:
     Raises:
         UserError: An argument is not UTF-8; or a flag file cannot be read, is no text, or includes itself.
     """
+    found: list[str] = []
     words = iter(arguments)
     for word in words:
         try:
@@ -26,15 +29,19 @@ def check(arguments: Sequence[str], including: tuple[str, ...] = ()) -> None:
             raise UserError(f"{word!r} is not UTF-8 text; rename what it names") from error
         name, equals, path = word.strip().partition("=")
         if name in ("--flagfile", "-flagfile"):
-            _check_file(path if equals else next(words, ""), including)
+            found += _read_file((path if equals else next(words, "")).strip(), including)
+        else:
+            found.append(word)
+    return found
 
 
-def _check_file(path: str, including: tuple[str, ...]) -> None:
-    file = os.path.realpath(os.path.expanduser(path.strip()))
-    if file in including:
+def _read_file(path: str, including: tuple[str, ...]) -> list[str]:
+    file = os.path.expanduser(path)
+    if including and os.path.isfile(beside := os.path.join(os.path.dirname(including[-1]), file)):
+        file = beside
+    true = os.path.realpath(file)
+    if true in including:
         raise UserError(f"--flagfile={path}: the file includes itself; take that line out")
-    if os.path.exists(file) and not os.path.isfile(file) and not os.path.isdir(file):
-        return  # a pipe can be read but once
     try:
         with open(file, encoding="utf-8") as opened:
             lines = opened.read().splitlines()
@@ -44,4 +51,5 @@ def _check_file(path: str, including: tuple[str, ...]) -> None:
         raise UserError(f"--flagfile={path} is no UTF-8 text; write one flag a line, --name=value") from error
     if any("\0" in line for line in lines):
         raise UserError(f"--flagfile={path} is no text; write one flag a line, --name=value")
-    check([line for line in lines if not line.lstrip().startswith(("#", "//"))], (*including, file))
+    flags = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith(("#", "//"))]
+    return read(flags, (*including, true))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from absl import flags, logging
 
 from tfdml.cli import flag_files, signals
+from tfdml.cli.flag_names import Formatter, as_flags, own_flags
 from tfdml.disk_space import GO_ON, is_disk_full, unwritable
 from tfdml.errors import UserError
 
@@ -20,6 +21,7 @@ def run(
     name: str,
     usage: str,
     argv: Sequence[str] | None = None,
+    flag_of: Mapping[str, str] | None = None,
     sections: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
     """Parse the flags, call `command`, and exit.
@@ -32,12 +34,13 @@ def run(
         name: The command's name, put before errors.
         usage: What `--help` prints before the flags.
         argv: The command line; by default the process's own.
+        flag_of: The flags whose names are not those of the arguments that they set, by argument: see `as_flags`.
         sections: Flags that `--help` lists together, by the heading; the others follow.
     """
     argv = list(sys.argv if argv is None else argv)
     logging.use_absl_handler()
     logging.set_verbosity(logging.INFO)
-    logging.get_absl_handler().setFormatter(None)
+    logging.get_absl_handler().setFormatter(Formatter(flag_of))
     for library in ("tensorflow", "faiss", "faiss.loader", "jax"):
         python_logging.getLogger(library).setLevel(python_logging.ERROR)
     try:
@@ -46,7 +49,7 @@ def run(
     except flags.Error as error:
         _fail(name, f"{' '.join(str(error).split())} (see --help)")
     except UserError as error:
-        _fail(name, str(error))
+        _fail(name, as_flags(str(error), flag_of))
     except BrokenPipeError:
         _drop_output()  # its reader (`| head`) has had enough
     except KeyboardInterrupt as error:
@@ -67,8 +70,7 @@ def _run(command: Callable[[], None], usage: str, argv: list[str], sections: Map
     if any(argument in ("--help", "-h", "-help") for argument in argv[1:]):
         print(usage.strip() + "\n\n" + _flags_help(sections))
         return
-    flag_files.check(argv[1:])
-    rest = flags.FLAGS(argv)
+    rest = flags.FLAGS([*argv[:1], *flag_files.read(argv[1:])])
     if len(rest) > 1:
         raise UserError(f"unexpected argument {rest[1]!r}: flags are written --name=value (see --help)")
     command()
@@ -99,14 +101,13 @@ def _fail(name: str, message: str) -> None:
 
 
 def _flags_help(sections: Mapping[str, Sequence[str]]) -> str:
-    modules = flags.FLAGS.flags_by_module_dict().items()
-    ours = {flag.name: flag for module, members in modules if module.startswith("tfdml") for flag in members}
+    ours = own_flags()
     listed = {name for names in sections.values() for name in names}
     lines = []
     for title, names in sections.items():
         lines += [f"{title}:", *(_flag_help(ours[name]) for name in names), ""]
-    lines += ["Other flags:" if sections else "Flags:"]
-    lines += ["  --flagfile=PATH\n      Read flags from a file, one a line; flags after it override it."]
+    text = "Read flags from a file, one a line; flags after it override it. It may name others, relative to itself."
+    lines += ["Other flags:" if sections else "Flags:", f"  --flagfile=PATH\n      {text}"]
     lines += [_flag_help(flag) for name, flag in ours.items() if name not in listed]
     return "\n".join(lines)
 

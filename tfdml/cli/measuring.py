@@ -10,6 +10,7 @@ import numpy as np
 from absl import flags, logging
 
 from tfdml.cli import model_flags
+from tfdml.cli.flag_names import own_flags
 from tfdml.errors import UserError
 from tfdml.memory import require_memory
 
@@ -96,8 +97,11 @@ def fitting_ks(images: Any) -> tuple[int, ...]:
     Raises:
         UserError: A query is compared with fewer than K images, for a K that was asked for.
     """
+    from tfdml.evaluation import dataset_roles
+
     ks = tuple(int(k) for k in flags.FLAGS.ks)
-    available = len(images.labels) - 1 if images.is_query is None else int(np.count_nonzero(~images.is_query))
+    queries, gallery = dataset_roles(images)
+    available = len(queries) - 1 if gallery is None else len(gallery)
     fitting = tuple(k for k in ks if k <= available) or (1,)
     if max(ks) > available and flags.FLAGS["ks"].present:
         raise UserError(
@@ -202,29 +206,12 @@ def write_page(subject: Subject, result: dict[str, Any], path: str, distance: st
     Raises:
         UserError: The page cannot be written.
     """
-    from tfdml.report import write_report
+    from tfdml.report import Run, write_report
 
-    dataset, embeddings = subject.dataset, subject.embeddings
-    assert dataset is not None
-    gallery: dict[str, Any] = {}
-    if dataset.is_query is not None:
-        query = dataset.is_query
-        gallery = {"gallery": dataset.gallery, "gallery_embeddings": embeddings[~query]}
-        dataset, embeddings = dataset.queries, embeddings[query]
-    settings = {flag.name: flag.value for flag in _set_flags()}
-    title = flags.FLAGS.model
+    assert subject.dataset is not None
+    settings = {flag.name: flag.value for flag in own_flags().values() if flag.present}
+    run = Run(flags.FLAGS.model, {"metrics": result}, flags=settings)
     try:
-        write_report(path, title, None, result, [], dataset, embeddings, distance=distance, flags=settings, **gallery)
+        write_report(path, run, subject.dataset, subject.embeddings, distance=distance)
     except OSError as error:
         raise UserError(f"--report={path} cannot be written: {error.strerror or error}") from error
-
-
-def _set_flags() -> list[Any]:
-    """The flags of ours that the command line sets."""
-    return [
-        flag
-        for module, members in flags.FLAGS.flags_by_module_dict().items()
-        if module.startswith("tfdml")
-        for flag in members
-        if flag.present
-    ]

@@ -59,14 +59,12 @@ class DataChoice:
         """One split; with `--bad_images=skip` without the images that cannot be decoded, of which each is tried."""
         from tfdml import data
         from tfdml.data.checking import check
-        from tfdml.data.images.faults import inspect
-        from tfdml.data.records import find_faults
         from tfdml.training.expressions import parse_arguments
 
         arguments = parse_arguments(self.options, "--dataset_options")
         dataset = data.load(self.name, self.directory or None, split, **arguments)
         policy = flags.FLAGS.bad_images
-        return check(dataset, policy, find_faults if policy == "skip" else inspect)
+        return check(dataset, policy, "decode" if policy == "skip" else "headers")
 
 
 def chosen_data(model: str) -> DataChoice:

@@ -10,6 +10,7 @@ from typing import Any
 from absl import flags
 
 from tfdml.cli import main as command_line
+from tfdml.cli.flag_names import as_flags
 from tfdml.cli.progress import StatusLine
 from tfdml.errors import UserError
 
@@ -159,7 +160,7 @@ def _say_report(report, out: str, seconds: float, check_only: bool) -> None:
             for fault in found.faults:
                 print(f"  {one_line(str(fault))}")
     print(bad_images_in_words(report))
-    print("\n".join(describe_copies(report.copies)))
+    print(as_flags("\n".join(describe_copies(report.copies))))
     if check_only:
         print(f"checked in {seconds:,.1f} s")
     else:

@@ -24,7 +24,7 @@ Train an image embedder and measure it on classes never seen in training.
   bin/train --flagfile=... --preview=batch.png        picture the first batch as the network will see it, train nothing
 
 The run folder holds flags.txt, data.json, environment.json, metrics.jsonl, result.json, checkpoints/, embedder.keras,
-tensorboard/ and report/index.html.
+tensorboard/ and report/index.html; with rank_mi statistics_network.keras and statistics.json too.
 """
 
 experiment_flags.define()
@@ -84,6 +84,8 @@ def train() -> None:
     for name, value in result.get("metrics_moments", {}).items():
         if isinstance(value, float):
             print(f"  {name:<12} {100 * value:14.1f} % with all moments")
+    if "recall@1" in result.get("metrics_seen", {}):
+        print(f"  {'recall@1':<12} {100 * result['metrics_seen']['recall@1']:14.1f} % on seen classes")
     for order, metrics in result.get("metrics_orders", {}).items():
         print(f"  {'recall@1':<12} {100 * metrics['recall@1']:14.1f} % {_order(order)}")
     for name, path in trainer.run_paths(experiment.run_dir).items():

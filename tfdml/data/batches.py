@@ -186,8 +186,8 @@ def hierarchical_sampler(dataset: ImageDataset, *arguments: Any) -> Hierarchical
     """
     if dataset.super_labels is None:
         raise UserError(
-            f"--sampling=hierarchical needs super-classes, and {dataset.name} has none: sop has them, and a list "
-            "(--dataset=list) with a column super_label; or use --sampling=class_balanced"
+            f"hierarchical sampling needs super-classes, and {dataset.name} has none: sop has them, and a list with a "
+            "column super_label; or use class_balanced sampling"
         )
     return HierarchicalSampler(dataset.labels, dataset.super_labels, *arguments)
 

@@ -86,7 +86,7 @@ def decoded_source(dataset: ImageDataset, transform: TrainTransform, limit_mb: f
             raise UserError(
                 f"the decoded images of {dataset.name} would take about "
                 f"{total / len(kept) * len(dataset) / MEGABYTE:,.0f} MB of memory, more than the limit of "
-                f"{limit_mb:,.0f} MB: train without --cache, or raise --cache_limit_mb"
+                f"{limit_mb:,.0f} MB: train without `cache`, or raise `cache_limit_mb`"
             )
     logging.info(
         "cached %d decoded images of %s: %.0f MB, %.1f s",

@@ -58,8 +58,7 @@ def load(name: str, /, data_dir: str | os.PathLike | None = None, split: str = "
 
     Args:
         name: One of `names()`; by position only, because `"tfds"` has an option `name`.
-        data_dir: The folder that holds the data set as unpacked; for `"list"` the file. A data set that is drawn
-            ignores it.
+        data_dir: The folder that holds the data set as unpacked; for `"list"` the file. `"glyphs"` ignores it.
         split: `"train"` or `"test"`: their classes are disjoint. Where the test split has roles, as that of
             `"inshop"`, also `"query"` or `"gallery"` for that part of it.
         **options: What the data set's reader takes, e.g. `images_per_class` of `"glyphs"`.
@@ -92,16 +91,16 @@ def load(name: str, /, data_dir: str | os.PathLike | None = None, split: str = "
         try:
             options[option] = check(option, value) if check else value
         except ValueError as error:
-            raise UserError(f"data set {name}: {error} (--dataset_options)") from error
+            raise UserError(f"data set {name}: {error} (one of its `options`)") from error
     for option, parameter in parameters.items():
         if option in known and option not in options and parameter.default is inspect.Parameter.empty:
-            raise UserError(f'data set {name} needs its option {option}: {option}="..." (--dataset_options)')
+            raise UserError(f'data set {name} needs its option {option}: {option}="..." (one of its `options`)')
     if data_dir:
-        # A shell leaves the tilde of --data_dir=~/data as it is.
+        # A shell expands no tilde behind an equals sign.
         options["data_dir"] = os.path.expanduser(data_dir)
     elif parameters["data_dir"].default is inspect.Parameter.empty:
         kind, value = ("file", "FILE") if name == "list" else ("folder", "DIR")
-        raise UserError(f"data set {name} is read from a {kind}; name it with data_dir (--data_dir={value})")
+        raise UserError(f"data set {name} is read from a {kind}; name it, `data_dir={value}`")
     dataset = reader(split=split if split in SPLITS else "test", **options)
     if split in ROLES:
         return dataset.queries if split == "query" else dataset.gallery

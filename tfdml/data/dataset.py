@@ -71,7 +71,7 @@ class ImageDataset:
         """The queries alone, as a data set of split `"query"`.
 
         Raises:
-            UserError: The data set does not tell queries from a gallery, or has no query left.
+            UserError: The data set does not distinguish queries from a gallery, or has no query left.
         """
         return self._role("query", True)
 
@@ -80,7 +80,7 @@ class ImageDataset:
         """The gallery alone, as a data set of split `"gallery"`.
 
         Raises:
-            UserError: The data set does not tell queries from a gallery, or has no gallery left.
+            UserError: The data set does not distinguish queries from a gallery, or has no gallery left.
         """
         return self._role("gallery", False)
 

@@ -1,4 +1,4 @@
-"""Names the images behind a failure in the midst of a training or an evaluation."""
+"""Finds the images that made training or evaluation fail."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _IMAGE_FAILURE = re.compile(
 
 
 def explain_failure(
-    error: BaseException, dataset: ImageDataset, leave_out: str = "--check_images=decode --bad_images=skip"
+    error: BaseException, dataset: ImageDataset, leave_out: str = "`check_images='decode'` and `bad_images='skip'`"
 ) -> UserError | None:
     """Finds the images behind an exception that iteration over batches, or `fit`, raised.
 
@@ -31,7 +31,8 @@ def explain_failure(
     Args:
         error: The exception.
         dataset: The data set that the batches came from.
-        leave_out: The flags by which the command in question leaves such images out; empty where it has none.
+        leave_out: By which arguments such images are left out (the default's are those of `tfdml.data.checking.check`);
+            empty where they cannot be.
 
     Returns:
         An error that names the images and what is wrong with them; None if the exception has another cause.
@@ -70,7 +71,7 @@ def explain_failure(
     rest = f"; and {len(named) - _NAMED_IN_MESSAGES} more" if len(named) > _NAMED_IN_MESSAGES else ""
     return UserError(
         f"{len(named)} of {len(dataset)} images of {dataset.name} ({dataset.split}) cannot be decoded: "
-        f"{'; '.join(named[:_NAMED_IN_MESSAGES])}{rest}; mend or remove them"
+        f"{'; '.join(named[:_NAMED_IN_MESSAGES])}{rest}; fix or remove them"
         + (f", or leave them out with {leave_out}" if leave_out else "")
     )
 

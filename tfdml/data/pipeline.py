@@ -61,7 +61,7 @@ def training_batches(
     """
     for name, value in (("seed", seed), ("first_step", first_step), ("num_steps", num_steps or 0)):
         if value < 0:
-            raise UserError(f"{name} must not be negative, but is {value}")
+            raise UserError(f"`{name}` must not be negative, but is {value}")
     source = _cached(dataset, transform, cache_limit_mb) if cache else dataset.images.lookup()
     batch_size = sampler.batch_size
     part = sampler if isinstance(sampler, Share) else Share(sampler, 0, 1)
@@ -107,7 +107,7 @@ def evaluation_batches(dataset: ImageDataset, transform: EvaluationTransform, ba
         >>> embeddings = model.predict(batches.map(lambda images, labels: images), verbose=0)
     """
     if batch_size < 1:
-        raise UserError(f"--batch_size must be at least 1, not {batch_size}")
+        raise UserError(f"`batch_size` must be at least 1, not {batch_size}")
     batch_size = min(batch_size, max(len(dataset), 1))  # TensorFlow makes room for a whole batch beforehand
     source = dataset.images.lookup()
     num_batches = -(-len(dataset) // batch_size)

@@ -20,7 +20,7 @@ def embed(
     """The embeddings of all images, in the order in which they come.
 
     A batch smaller than the largest so far is filled up with copies of its last image, whose embeddings are dropped,
-    so that a compiled model meets one shape and is not traced again for the last batch.
+    so that a compiled model sees one shape and is not traced again for the last batch.
 
     Args:
         embedder: A Keras model, run in inference mode, or any callable; from (B, H, W, 3) images to (B, d)
@@ -94,7 +94,7 @@ def embed_batches(
 
 
 def _runner(embedder: Any) -> Callable[[Any], Any]:
-    """How to call the embedder on one batch after another without tracing it anew for each."""
+    """How to call the embedder on one batch after another without tracing it for each."""
     if not isinstance(embedder, keras.Model):
         return embedder
     strategy = getattr(embedder, "distribute_strategy", None)

@@ -1,4 +1,4 @@
-"""The folder that embeddings are written into: whose it is, how far it has come, and files that are there whole."""
+"""The folder that embeddings are written into: its owner, its progress, and files written whole or not at all."""
 
 from __future__ import annotations
 
@@ -34,20 +34,22 @@ def read_state(folder: str | os.PathLike, identity: Mapping[str, Any]) -> tuple[
         >>> read_state("no/such/folder", {})
         ({}, {})
     """
-    require_local(folder, "--out")
+    require_local(folder, "folder")
     folder = Path(folder)
     if not folder.exists():
         return {}, {}
     if not folder.is_dir():
-        raise UserError(f"--out={folder} is a file; name a folder")
+        raise UserError(f"`folder={folder}` is a file; name a folder")
     manifest, progress = read_manifest(folder), _read_progress(folder)
     others = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith(PARTIAL_PREFIX))
     if not manifest and not progress and others not in ([], [PARTIAL]):
-        raise UserError(f"--out={folder} holds other files ({others[0]} ...); name a new or an empty folder")
+        raise UserError(f"`folder={folder}` holds other files ({others[0]} ...); name a new or an empty folder")
     begun = (manifest or progress).get("identity", identity)
     different = differences(begun, identity, _text)
     if different:
-        raise UserError(f"--out={folder} was begun with something else: {different}; name another folder, or delete it")
+        raise UserError(
+            f"`folder={folder}` was begun with something else: {different}; name another folder, or delete it"
+        )
     return manifest, progress
 
 
@@ -77,7 +79,7 @@ def lock_folder(folder: Path) -> int:
     except OSError as error:
         os.close(descriptor)
         if isinstance(error, BlockingIOError):
-            raise UserError(f"--out={folder}: another process is writing into it; wait for it or stop it") from error
+            raise UserError(f"`folder={folder}`: another process is writing into it; wait for it or stop it") from error
         raise
     return descriptor
 

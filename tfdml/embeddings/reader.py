@@ -23,7 +23,7 @@ ARCHIVE = "embeddings.npz"
 PROGRESS = "progress.json"
 FORMAT = "tfdml-embeddings"
 VERSION = 1
-# What an image is there for: `train`; `test` where a set is searched all in all; or one side of a test split.
+# The role of an image: `train`; `test` where a set is searched all in all; or one side of a test split.
 ROLE_NAMES = ("train", "test", "query", "gallery")
 
 
@@ -37,7 +37,7 @@ class StoredEmbeddings:
         labels: (N,) int64 class ids, or None where the file holds none.
         roles: (N,) of `ROLE_NAMES`, or None where the file does not say.
         names: What each image is called, or None.
-        manifest: What the folder says of itself; empty for a file from elsewhere.
+        manifest: The folder's manifest; empty for a file from elsewhere.
     """
 
     source: str
@@ -52,7 +52,7 @@ class StoredEmbeddings:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return self.source
 
     @property
@@ -77,7 +77,7 @@ class StoredEmbeddings:
         rows = np.flatnonzero((self.roles == "train") == (name == "train"))
         if not len(rows):
             held = ", ".join(sorted(set(self.roles.tolist())))
-            raise UserError(f"{self.source} holds no {name} images, only {held}; name another with --split")
+            raise UserError(f"{self.source} holds no {name} images, only {held}; name another `split`")
         if len(rows) == len(self):
             return self
         chosen: Any = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else rows
@@ -156,7 +156,7 @@ def _read_folder(folder: Path) -> StoredEmbeddings:
     arrays = {name: _open_array(folder / name, mapped=name == EMBEDDINGS) for name in (EMBEDDINGS, LABELS, ROLES)}
     stored = _checked(str(folder), arrays[EMBEDDINGS], arrays[LABELS], arrays[ROLES], None)
     if len(stored) != manifest.get("count"):
-        raise UserError(f"{folder}: {MANIFEST} tells of {manifest.get('count')} images, the arrays of {len(stored)}")
+        raise UserError(f"{folder}: {MANIFEST} states {manifest.get('count')} images, the arrays of {len(stored)}")
     return dataclasses.replace(stored, manifest=manifest)
 
 
@@ -186,7 +186,7 @@ def _open_array(path: Path, mapped: bool = False) -> np.ndarray:
     try:
         require_regular(path)
         return np.load(path, mmap_mode="r" if mapped else None)
-    except Exception as error:  # whatever a damaged file makes NumPy stumble over
+    except Exception as error:  # whatever NumPy raises on a damaged file
         raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
@@ -197,7 +197,7 @@ def _read_archive(path: Path) -> StoredEmbeddings:
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError as error:
         raise UserError(f"there is no file {path}") from error
-    except Exception as error:  # whatever a damaged file makes NumPy stumble over
+    except Exception as error:  # whatever NumPy raises on a damaged file
         raise UserError(f"{path} cannot be read as .npz: {' '.join(str(error).split())[:200]}") from error
     if "embeddings" not in arrays:
         held = f"it holds {', '.join(arrays)}" if arrays else "it is empty"

@@ -34,7 +34,7 @@ _MEGABYTE = 2**20
 class EmbeddingWriter:
     """Writes embeddings into a folder of its own; a context manager.
 
-    Every batch is on the disk before the progress file tells of it, and the progress file is replaced whole. The
+    Every batch is on the disk before the progress file records it, and the progress file is replaced whole. The
     manifest comes last: a folder without it is unfinished. While open, the folder is locked against other writers.
 
     Args:
@@ -89,7 +89,7 @@ class EmbeddingWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):  # a full disk has been told of
+        with contextlib.suppress(OSError):  # a full disk has been reported
             self._held.close()
         self._file = None
 
@@ -128,7 +128,7 @@ class EmbeddingWriter:
         """Write what goes with the embeddings and, last of all, the manifest.
 
         Args:
-            about: More for the manifest.
+            about: Further entries of the manifest.
             form: `"npy"`: each array in a file of its own, which can be memory-mapped; `"npz"`: all in one file.
 
         Returns:
@@ -168,28 +168,28 @@ class EmbeddingWriter:
             (self.folder / leftover).unlink(missing_ok=True)
 
     def _resume(self, progress: Mapping[str, Any]) -> None:
-        """Open what an earlier process wrote, less what it had not yet noted."""
+        """Open what an earlier process wrote, up to its last recorded batch."""
         path = self._data()
         rows, self._dimension = progress["rows"], progress["dimension"]
         if not (0 <= rows <= self.count and self._dimension > 0):
-            raise UserError(f"{self.folder / disk.PROGRESS} is damaged; delete {self.folder} to begin anew")
+            raise UserError(f"{self.folder / disk.PROGRESS} is damaged; delete {self.folder} to start again")
         noted = len(self._header()) + 4 * rows * self._dimension
         try:
             self._file = self._held.enter_context(open(path, "r+b"))  # noqa: SIM115
         except FileNotFoundError as error:
-            raise UserError(f"{path} is missing; delete {self.folder} to begin anew") from error
+            raise UserError(f"{path} is missing; delete {self.folder} to start again") from error
         left = noted
         while left and (piece := self._file.read(min(left, _MEGABYTE))):
             self._digest.update(piece)
             left -= len(piece)
         if self._digest.hexdigest() != progress["sha256"]:
-            raise UserError(f"{path} is not as {disk.PROGRESS} says: damaged; delete {self.folder} to begin anew")
+            raise UserError(f"{path} is not as {disk.PROGRESS} says: damaged; delete {self.folder} to start again")
         self._file.truncate(noted)
         self._file.seek(noted)
         self.rows = rows
 
     def _begin(self, dimension: int) -> None:
-        require_space(self.folder, 4 * self.count * dimension, "--out", "the embeddings")
+        require_space(self.folder, 4 * self.count * dimension, "folder", "the embeddings")
         self._dimension = dimension
         self._digest = hashlib.sha256(self._header())
         self._file = self._held.enter_context(open(self.folder / PARTIAL, "wb"))  # noqa: SIM115
@@ -241,15 +241,16 @@ class EmbeddingWriter:
 
     @contextlib.contextmanager
     def _as_user_error(self) -> Iterator[None]:
-        """What the system refuses, in one line that says how to go on."""
+        """Errors of the operating system as one line that says how to go on."""
         try:
             yield
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 needed = 4 * (self.count - self.rows) * max(self._dimension, 1)
                 raise UserError(
-                    f"--out={self.folder}: the disk is full ({error.strerror}) after {self.rows:,} of {self.count:,} "
-                    f"embeddings; the rest needs about {as_size(needed)}, and {as_size(free_space(self.folder) or 0)} "
-                    "are free; free some space and run the same command again: it goes on from there"
+                    f"`folder={self.folder}`: the disk is full ({error.strerror}) after {self.rows:,} of "
+                    f"{self.count:,} embeddings; the rest needs about {as_size(needed)}, and "
+                    f"{as_size(free_space(self.folder) or 0)} are free; free some "
+                    "space and run the same command again: it goes on from there"
                 ) from error
-            raise UserError(f"--out={self.folder} cannot be written: {error.strerror or error}") from error
+            raise UserError(f"`folder={self.folder}` cannot be written: {error.strerror or error}") from error

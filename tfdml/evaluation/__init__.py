@@ -2,7 +2,7 @@
 
 from tfdml.embeddings.compute import embed, embed_batches
 from tfdml.embeddings.reader import read_embeddings
-from tfdml.evaluation.by_dataset import dataset_protocol, evaluate_dataset
+from tfdml.evaluation.by_dataset import dataset_protocol, dataset_roles, evaluate_dataset
 from tfdml.evaluation.clustering import clustering_agreement, evaluate_clustering, kmeans, pairwise_f1
 from tfdml.evaluation.disjoint_parts import part_protocol, split_into_parts
 from tfdml.evaluation.generalisation import (
@@ -36,6 +36,7 @@ __all__ = [
     "clustering_agreement",
     "confidence_intervals",
     "dataset_protocol",
+    "dataset_roles",
     "draw_scattering",
     "embed",
     "embed_batches",

@@ -4,12 +4,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tfdml.errors import UserError
 from tfdml.evaluation.retrieval import evaluate_retrieval
 from tfdml.evaluation.search.exact import check_embeddings
 
 if TYPE_CHECKING:
     from tfdml.data.dataset import ImageDataset
+
+
+def dataset_roles(dataset: Any) -> tuple[np.ndarray, np.ndarray | None]:
+    """Which images are queries, and which are searched.
+
+    Args:
+        dataset: What has `labels` (N,), and `is_query` (N,) bool or None.
+
+    Returns:
+        The rows of the queries and those of the gallery; without roles all rows, and None: each against all others.
+
+    Example:
+        >>> dataset_roles(dataset)[1] is None
+        True
+    """
+    if dataset.is_query is None:
+        return np.arange(len(dataset.labels)), None
+    return np.flatnonzero(dataset.is_query), np.flatnonzero(~dataset.is_query)
 
 
 def dataset_protocol(embeddings: Any, dataset: ImageDataset) -> dict[str, Any]:
@@ -28,16 +48,17 @@ def dataset_protocol(embeddings: Any, dataset: ImageDataset) -> dict[str, Any]:
     Example:
         >>> retrieval_per_query(**dataset_protocol(embeddings, dataset), metrics=["map@r"])  # doctest: +SKIP
     """
-    if dataset.is_query is None:
+    queries, gallery = dataset_roles(dataset)
+    if gallery is None:
         return {"embeddings": embeddings, "labels": dataset.labels}
-    embeddings, query = check_embeddings(embeddings), dataset.is_query
-    if len(embeddings) != len(query):
-        raise UserError(f"{len(embeddings)} embeddings for the {len(query)} images of {dataset.name}")
+    embeddings = check_embeddings(embeddings)
+    if len(embeddings) != len(dataset.labels):
+        raise UserError(f"{len(embeddings)} embeddings for the {len(dataset.labels)} images of {dataset.name}")
     return {
-        "embeddings": embeddings[query],
-        "labels": dataset.labels[query],
-        "gallery": embeddings[~query],
-        "gallery_labels": dataset.labels[~query],
+        "embeddings": embeddings[queries],
+        "labels": dataset.labels[queries],
+        "gallery": embeddings[gallery],
+        "gallery_labels": dataset.labels[gallery],
     }
 
 

@@ -15,12 +15,12 @@ from tfdml.evaluation.search.exact import check_embeddings
 
 
 def split_into_parts(labels: Any, parts: int = 10, seed: int = 0) -> np.ndarray:
-    """Deal the images of every class to disjoint parts of nearly equal size, so that each part holds every class.
+    """Assign the images of every class to disjoint parts of nearly equal size, so that each part holds every class.
 
     Args:
         labels: (N,) integer class ids.
         parts: How many parts, at least 2.
-        seed: Of the order in which a class's images are dealt.
+        seed: Of the order in which a class's images are assigned.
 
     Returns:
         (N,) int64, the part of each image, 0 .. parts - 1. The parts' shares of a class differ by at most one image.
@@ -44,7 +44,7 @@ def split_into_parts(labels: Any, parts: int = 10, seed: int = 0) -> np.ndarray:
         )
     shuffled = np.random.default_rng(seed).permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    # Dealt on from class to class without starting over, which keeps the parts equally large.
+    # Assigned on from class to class without starting over, which keeps the parts equally large.
     result = np.empty(len(labels), np.int64)
     result[by_class] = np.arange(len(labels)) % parts
     return result
@@ -67,7 +67,7 @@ def part_protocol(
     part, where its class has a tenth of its images: the values are far below those on the whole set, and compare only
     with others of this protocol. The interval is mean +- t s / sqrt(parts), with s the standard deviation of the parts'
     values (divisor parts - 1) and t the quantile of Student's distribution with parts - 1 degrees of freedom. The
-    paper states neither how images are dealt nor the formula of its intervals: here they are dealt at random.
+    paper states neither how images are assigned nor the formula of its intervals: here they are assigned at random.
 
     It answers how the metric varies with the images drawn from these classes, not with other classes.
 

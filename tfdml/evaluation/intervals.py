@@ -1,4 +1,4 @@
-"""How sure a retrieval metric is: bootstrap intervals over queries or over classes."""
+"""The uncertainty of retrieval metrics: bootstrap intervals over queries or over classes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def confidence_intervals(
       share what makes it easy or hard, so this is the interval for the zero-shot protocol.
     - `over="queries"`: how it would vary with other images of these same classes as queries; narrower.
 
-    To compare two models on the same queries, pass the differences of their values: an interval without 0 tells
+    To compare two models on the same queries, pass the differences of their values: an interval without 0 shows
     them apart.
 
     Args:

@@ -236,7 +236,7 @@ def _fill_from_neighbours(
     memory_budget: int,
     progress: Progress | None,
 ) -> None:
-    """Fill `values` of every metric that the nearest neighbours tell, from one search."""
+    """Fill `values` of every metric that needs the nearest neighbours alone, from one search."""
     depth = max(at_k.values(), default=1)
     if {"map@r", "r_precision"} & set(names):
         depth = max(depth, int(task.matches.max()))

@@ -48,7 +48,7 @@ def evaluate_retrieval(
     - `r_precision`: the mean over queries of P(R).
     - `map@r`: the mean over queries of 1/R sum_{i=1..R} P(i) rel(i) (Musgrave et al., 2020, "A Metric Learning
       Reality Check").
-    - `map`: the mean over queries of 1/R sum_i P(i) rel(i) over the whole gallery. It searches anew, and is the one
+    - `map`: the mean over queries of 1/R sum_i P(i) rel(i) over the whole gallery. It searches again, and is the one
       metric that is not among the defaults.
     - `map@K`: the mean over queries of 1/min(K, R) sum_{i=1..K} P(i) rel(i).
     - `nmi`, `ami`, `f1`: agreement of the classes with k-means clusters of the query embeddings, as many as there

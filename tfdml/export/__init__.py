@@ -1,4 +1,4 @@
-"""Embedders that leave training: SavedModel, LiteRT, ONNX and retrievers, each compared with the embedder first."""
+"""Exported embedders: SavedModel, LiteRT, ONNX and retrievers, each compared with the embedder first."""
 
 from tfdml.export.exporter import FORMATS, ExportOptions, export_model
 from tfdml.export.litert import convert_litert

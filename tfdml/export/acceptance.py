@@ -28,12 +28,12 @@ _UNIT = 1e-3
 
 @dataclasses.dataclass(frozen=True)
 class Tolerance:
-    """What an exported file may differ from the embedder by.
+    """By how much an exported file may differ from the embedder.
 
     Args:
         min_cosine: Smallest cosine between an image's two vectors.
-        max_recall_drop: Largest loss of Recall@1, as a fraction. One query more is always forgiven, which is all that a
-            small set can measure.
+        max_recall_drop: Largest loss of Recall@1, as a fraction. The loss of a single query is always
+            accepted.
         max_difference: Largest absolute difference of a component; None where cosines say enough.
     """
 
@@ -59,7 +59,7 @@ TOLERANCES = {
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """How near an exported file comes to the embedder.
+    """How close an exported file is to the embedder.
 
     Args:
         images: On how many images.

@@ -1,4 +1,4 @@
-"""An embedder exported in the formats asked for: written, run in fresh processes, compared, and only then shipped."""
+"""Exports an embedder: written in each format, run in fresh processes, compared, and only then published."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def chosen_formats(names: Sequence[str]) -> tuple[str, ...]:
     chosen: set[str] = set()
     for name in names:
         if name not in FORMATS and name not in _GROUPS:
-            raise UserError(f"--formats={name}: must be of {', '.join((*FORMATS, *_GROUPS))}")
+            raise UserError(f"`formats={name}`: must be of {', '.join((*FORMATS, *_GROUPS))}")
         chosen.update(_GROUPS.get(name, (name,)))
     if not chosen:
-        raise UserError(f"--formats is empty: name some of {', '.join((*FORMATS, *_GROUPS))}")
+        raise UserError(f"`formats` is empty: name some of {', '.join((*FORMATS, *_GROUPS))}")
     return tuple(name for name in FORMATS if name in chosen)
 
 
@@ -67,7 +67,7 @@ class ExportOptions:
         formats: See `chosen_formats`.
         images: On how many images the exports are compared with the embedder; 0: on all.
         representative_images: On how many training images the ranges of `litert_int8` are measured.
-        max_pixels: Images that promise more pixels are refused by the SavedModel before they are decoded.
+        max_pixels: Images that state more pixels in their header are refused by the SavedModel before they are decoded.
         min_cosine: In place of each format's own; see `tfdml.export.acceptance.Tolerance`.
         max_recall_drop: Likewise.
 
@@ -94,7 +94,7 @@ class ExportOptions:
             value = getattr(self, name)
             if value is not None and not (low <= value and (high is None or value <= high)):
                 raise UserError(
-                    f"--{name}={value}: must be at least {low}" + ("" if high is None else f", at most {high}")
+                    f"`{name}={value}`: must be at least {low}" + ("" if high is None else f", at most {high}")
                 )
 
     def tolerance(self, name: str) -> Tolerance:
@@ -117,7 +117,7 @@ def export_model(
     about: dict[str, Any] | None = None,
     report: Callable[[str], None] = logging.info,
 ) -> Path:
-    """Export an embedder as the next version, in every format asked for or not at all.
+    """Export an embedder as the next version, in every requested format or not at all.
 
         folder/<n>/   saved_model.pb, assets.extra/tf_serving_warmup_requests
                       litert/{float32,float16,dynamic_range,int8}.tflite   onnx/model.onnx   model_card.json
@@ -132,7 +132,7 @@ def export_model(
         test: Images that it was not trained on.
         train: Its training images, for `litert_int8`.
         options: The formats and tolerances; by default a SavedModel.
-        about: What the model card shall say of data, flags and metrics.
+        about: What the model card states of data, flags and metrics.
         report: Called with a line on each format.
 
     Returns:
@@ -168,7 +168,7 @@ def export_model(
         if refused:
             raise UserError(
                 f"no version is written: {'. '.join(refused)}. Leave the format out, or accept more knowingly with "
-                "--min_cosine or --max_recall_drop"
+                "`min_cosine` or `max_recall_drop`"
             )
         if "saved_model" in paths:
             write_warm_up(version.folder, EvaluationTransform.of(embedder).resize)
@@ -203,7 +203,7 @@ def _check_pixel_limit(transform: EvaluationTransform, dataset: ImageDataset, ma
     """Refuse a limit that the images of the comparison, or of the warm-up, exceed."""
     if max_pixels < transform.resize**2:
         raise UserError(
-            f"--max_pixels={max_pixels}: images are resized to {transform.resize} x {transform.resize} pixels: allow "
+            f"`max_pixels={max_pixels}`: images are resized to {transform.resize} x {transform.resize} pixels: allow "
             f"{transform.resize**2:,} at least"
         )
     text = tf.TensorSpec((), tf.string)
@@ -213,10 +213,10 @@ def _check_pixel_limit(transform: EvaluationTransform, dataset: ImageDataset, ma
         try:
             fault = says(encoded).numpy().decode()
         except tf.errors.InvalidArgumentError:
-            continue  # a damaged header, of which decoding will tell
+            continue  # a damaged header, which decoding reports
         if fault:
             raise UserError(
-                f"--max_pixels={max_pixels}: the SavedModel would refuse {dataset.images.name(index)}, on which it is "
+                f"`max_pixels={max_pixels}`: the SavedModel would refuse {dataset.images.name(index)}, on which it is "
                 f"to be compared: {fault}; raise the limit or leave the image out"
             )
 

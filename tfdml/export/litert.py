@@ -98,7 +98,7 @@ def _converted(module: tf.Module, precision: str, representative: np.ndarray | N
         with quiet():
             file = bytes(converter.convert())
     except (RuntimeError, ValueError, tf.errors.OpError) as error:
-        raise UserError(f"LiteRT cannot convert this embedder to {precision}: {_gist(error)}") from error
+        raise UserError(f"LiteRT cannot convert this embedder to {precision}: {_one_line(error)}") from error
     # A conversion that failed within can return an empty model.
     if not read_model(file).signatureDefs:
         raise UserError(f"LiteRT's converter made no model of this embedder for {precision}")
@@ -125,6 +125,6 @@ def _interpreter(file: bytes) -> Any:
     return Interpreter(model_content=file, num_threads=os.cpu_count())
 
 
-def _gist(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[0].split())[:300] if lines else type(error).__name__

@@ -29,7 +29,7 @@ def model_card(
         embedder: What was exported.
         artefacts: By format: where it lies, its size and checksum, how it was accepted.
         max_pixels: The limit of the SavedModel's images.
-        about: What is known of the training: data, flags, metrics.
+        about: The training: data, flags, metrics.
 
     Returns:
         A dict that JSON can hold. `view` is the configuration of the `EvaluationTransform` that a LiteRT or ONNX file

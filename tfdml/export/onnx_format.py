@@ -21,7 +21,7 @@ def check_onnx() -> None:
         except ImportError:
             missing.append(name)
     if missing:
-        raise UserError(f"--formats=onnx needs {', '.join(missing)}: pip install 'tfdml[onnx]'")
+        raise UserError(f"`formats='onnx'` needs {', '.join(missing)}: pip install 'tfdml[onnx]'")
 
 
 def convert_onnx(embedder: Embedder | MomentEmbedder) -> bytes:

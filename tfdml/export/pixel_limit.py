@@ -1,7 +1,7 @@
-"""How large an encoded image says it is, told in the graph from its header alone.
+"""The size that an encoded image states in its header, read in the graph.
 
-A few hundred bytes can promise gigabytes of pixels. A server that reads the promise first refuses such an image for the
-price of its header. `tfdml.data.images.headers` tells the same of files in Python.
+A few hundred bytes can state gigabytes of pixels. A server that reads the header first refuses such an image without
+decoding it. `tfdml.data.images.headers` does the same for files in Python.
 """
 
 from __future__ import annotations

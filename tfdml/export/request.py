@@ -1,4 +1,4 @@
-"""What a request brings, made into the views that the embedder sees; an image that cannot be is named."""
+"""From the encoded images of a request to views for the embedder; a bad image is named."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Reader = Callable[[tf.Tensor], tf.Tensor]
 class RequestPreprocessor:
     """Views of the images of a request, by the functions that evaluation uses.
 
-    An image is refused on the strength of its header when it is empty, of no known format, or larger than the limit;
-    decoding finds the rest. Whatever is wrong with one image, the others are known by name.
+    An image is refused by its header when it is empty, of no known format, or larger than the limit;
+    decoding finds the rest. A bad image is named by its place in the request.
 
     Args:
         transform: The view.
@@ -57,7 +57,7 @@ class RequestPreprocessor:
             (B, crop, crop, 3) uint8.
 
         Raises:
-            tf.errors.InvalidArgumentError: An image cannot be had, by its name: `image_bytes[3] of 32: ...`.
+            tf.errors.InvalidArgumentError: An image cannot be decoded; it is named: `image_bytes[3] of 32: ...`.
         """
 
         def together() -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""The export of a finished run: its embedder, its data, and what its folder says for the model card."""
+"""The export of a finished run: its embedder, its data, and what the model card states of it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def load_run(
         UserError: There are none.
     """
     if data_dir and not is_remote(data_dir) and not os.path.exists(os.path.expanduser(data_dir)):
-        raise UserError(f"--data_dir={data_dir}: there is no such folder")
+        raise UserError(f"`data_dir={data_dir}`: there is no such folder")
     run = RunFolder(run_dir)
     embedder = load_embedder(run.moments if moments else run.embedder)
     text = run.load_experiment().as_flags()
@@ -74,7 +74,7 @@ def load_run(
 def about_run(
     run_dir: str | os.PathLike, experiment: Experiment, splits: Splits, moments: bool = False
 ) -> dict[str, Any]:
-    """What a run says of itself for the model card: data, flags, metrics."""
+    """What the model card states of a run: data, flags, metrics."""
     stored = RunFolder(run_dir).result
     result = read_json(stored) if stored.exists() else {}
     if not result:
@@ -87,7 +87,7 @@ def about_run(
             "options": experiment.dataset_options,
             **{name: {"images": len(part), "classes": part.num_classes} for name, part in parts.items()},
         },
-        # Where the data and the run lay on one machine is nobody's business.
+        # Paths of the machine that trained stay private.
         "flags": {name: value for name, value in flags.items() if name not in ("data_dir", "run_dir", "start_from")},
         "metrics": result.get("metrics_moments" if moments else "metrics"),
         "protocol": result.get("protocol"),

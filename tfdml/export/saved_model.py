@@ -75,7 +75,7 @@ def write_saved_model(
     Args:
         embedder: A built `Embedder` or `MomentEmbedder`.
         folder: Where to write; an empty folder or none.
-        max_pixels: Images whose header promises more pixels are refused before they are decoded.
+        max_pixels: Images whose header states more pixels are refused before they are decoded.
     """
     size = embedder.image_size
     views = RequestPreprocessor(EvaluationTransform.of(embedder), max_pixels)

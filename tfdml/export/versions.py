@@ -54,16 +54,16 @@ def new_version(versions: str | os.PathLike, size: int = 0) -> Iterator[NewVersi
         >>> version.path
         PosixPath('models/cars/1')
     """
-    require_local(versions, "--out")
+    require_local(versions, "folder")
     versions = Path(versions)
-    require_space(versions, size, "--out", "this version's files")
+    require_space(versions, size, "folder", "this version's files")
     made = _missing_parents(versions)
     try:
         versions.mkdir(parents=True, exist_ok=True)
         sweep(versions)
         hidden = Path(partial_folder(versions))
     except OSError as error:
-        raise UserError(f"--out={versions} cannot be written: {error.strerror}") from error
+        raise UserError(f"`folder={versions}` cannot be written: {error.strerror}") from error
     try:
         # mkdtemp makes it for its owner alone; servers run as somebody else.
         os.chmod(hidden, 0o777 & ~_umask())
@@ -75,7 +75,7 @@ def new_version(versions: str | os.PathLike, size: int = 0) -> Iterator[NewVersi
         if is_disk_full(error):
             raise _full(versions, hidden, size) from error
         if isinstance(error, OSError):
-            raise UserError(f"--out={versions} cannot be written: {error}") from error
+            raise UserError(f"`folder={versions}` cannot be written: {error}") from error
         raise
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
@@ -108,7 +108,7 @@ def _full(versions: Path, hidden: Path, size: int) -> UserError:
     written = sum(file.stat().st_size for file in hidden.rglob("*") if file.is_file())
     needed = f"about {as_size(size)}" if size > written else f"more than {as_size(written)}"
     return UserError(
-        f"--out={versions}: the disk is full: this version's files need {needed}, and "
+        f"`folder={versions}`: the disk is full: this version's files need {needed}, and "
         f"{as_size(written + (free_space(versions) or 0))} were free; no version is written: free some space or name "
         "another disk, and run the same command again"
     )

@@ -17,12 +17,12 @@ BATCH_SIZES = (1, 8, 32)
 def write_warm_up(folder: Path, side: int, batch_sizes: Sequence[int] = BATCH_SIZES) -> Path:
     """Write warm-up requests of every signature into a SavedModel's folder.
 
-    The requests hold a made picture, none of the data set's: a model must not carry somebody's photograph.
+    The requests hold a synthetic image, not one of the data set: a model must not contain somebody's photograph.
 
     Args:
         folder: The SavedModel's.
         side: Height and width of the picture, in pixels.
-        batch_sizes: The numbers of images in the requests; a server is quick for the shapes that it has met.
+        batch_sizes: The numbers of images in the requests; a server is quick for the shapes that it has seen.
 
     Returns:
         The path of the file, a TFRecord of `tensorflow.serving.PredictionLog`.

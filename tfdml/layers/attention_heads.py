@@ -8,10 +8,11 @@ import keras
 from keras import ops
 
 from tfdml.arguments import integer
+from tfdml.saving import SavedByArguments
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class AttentionHeads(keras.layers.Layer):
+class AttentionHeads(SavedByArguments, keras.layers.Layer):
     """The feature map as each of M heads sees it.
 
     z_m = x * sigmoid(V_m u + b_m), m = 1 .. M, at every position
@@ -70,7 +71,3 @@ class AttentionHeads(keras.layers.Layer):
         if tuple(features[1:3]) != tuple(context[1:3]):
             raise ValueError(f"{self.name}: the masks are {context[1:3]}, the features {features[1:3]} in size")
         return (features[0], self.heads, *features[1:])
-
-    def get_config(self):
-        """The arguments that make this layer anew."""
-        return {**super().get_config(), "heads": self.heads}

@@ -6,10 +6,11 @@ import keras
 from keras import ops
 
 from tfdml.arguments import boolean, integer, number
+from tfdml.saving import SavedByArguments
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class CeilMaxPooling2D(keras.layers.Layer):
+class CeilMaxPooling2D(SavedByArguments, keras.layers.Layer):
     """Max pooling whose windows start at the first row and column, and whose last ones may hang over the edge.
 
     For n rows, windows of k rows and a stride of s, there are ceil((n - k) / s) + 1 rows of windows (never fewer than
@@ -62,14 +63,9 @@ class CeilMaxPooling2D(keras.layers.Layer):
         sides = [None if rows is None else self._windows(rows) for rows in input_shape[1:3]]
         return (input_shape[0], *sides, input_shape[3])
 
-    def get_config(self):
-        """The arguments that make this layer anew."""
-        own = {"pool_size": self.pool_size, "strides": self.strides, "cover": self.cover}
-        return {**super().get_config(), **own}
-
 
 @keras.saving.register_keras_serializable("tfdml")
-class LocalResponseNormalization(keras.layers.Layer):
+class LocalResponseNormalization(SavedByArguments, keras.layers.Layer):
     """Divides each activation by those of neighbouring channels at its position, in float32.
 
     y_c = x_c / (k + alpha / n * sum of x_j^2 over |j - c| <= n // 2)^beta
@@ -114,8 +110,3 @@ class LocalResponseNormalization(keras.layers.Layer):
     def compute_output_shape(self, input_shape):
         """The input's."""
         return input_shape
-
-    def get_config(self):
-        """The arguments that make this layer anew."""
-        own = {"size": self.size, "alpha": self.alpha, "beta": self.beta, "k": self.k}
-        return {**super().get_config(), **own}

@@ -12,13 +12,14 @@ from keras import ops
 from tfdml import pairwise
 from tfdml.arguments import boolean, integer
 from tfdml.layers import streaming
+from tfdml.saving import SavedByArguments
 
 MODES = ("cascaded", "independent", "random")
 _HIGHEST_ORDER = 100
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class HighOrderMoments(keras.layers.Layer):
+class HighOrderMoments(SavedByArguments, keras.layers.Layer):
     """Approximate moments of order 2 to K of the features x at the positions of a map, averaged over positions.
 
     phi_2(x) = d^(-1/2) (W_1' x) * (W_2' x),    phi_k(x) = phi_{k-1}(x) * (W_k' x),    m_k = mean over x of phi_k(x)
@@ -107,11 +108,6 @@ class HighOrderMoments(keras.layers.Layer):
     def compute_output_spec(self, features):
         """(B, d) float32 by order."""
         return {order: keras.KerasTensor((features.shape[0], self.dim), dtype="float32") for order in self.orders}
-
-    def get_config(self):
-        """The arguments that make this layer anew."""
-        config = {"orders": list(self.orders), "dim": self.dim, "mode": self.mode, "scaled": self.scaled}
-        return {**super().get_config(), **config, "seed": self.seed}
 
 
 @keras.saving.register_keras_serializable("tfdml")

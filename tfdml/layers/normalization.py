@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
+from tfdml.saving import SavedByArguments
 
 _IMAGENET_MEAN = (123.675, 116.28, 103.53)
 _IMAGENET_STD = (58.395, 57.12, 57.375)
@@ -39,7 +40,7 @@ class L2Normalize(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class InputScaling(keras.layers.Layer):
+class InputScaling(SavedByArguments, keras.layers.Layer):
     """Pixels 0-255 in RGB order to what a backbone was trained on.
 
     Args:
@@ -81,7 +82,3 @@ class InputScaling(keras.layers.Layer):
     def compute_output_spec(self, images):
         """Same shape, compute dtype."""
         return keras.KerasTensor(images.shape, dtype=self.compute_dtype)
-
-    def get_config(self):
-        """The arguments that make this layer anew."""
-        return {**super().get_config(), "mode": self.mode}

@@ -7,6 +7,7 @@ import numpy as np
 from keras import ops
 
 from tfdml.arguments import boolean, integer
+from tfdml.saving import SavedByArguments
 
 _ROWS = 4096
 # Up to this many vectors or dimensions, whichever are fewer, the exact decomposition takes seconds.
@@ -14,7 +15,7 @@ _EXACT = 4096
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class PrincipalComponents(keras.layers.Layer):
+class PrincipalComponents(SavedByArguments, keras.layers.Layer):
     """The first principal components of vectors: z = (x - mean) C.
 
     `adapt(vectors)` fits the mean and the components, as `keras.layers.Normalization` is adapted; they are weights that
@@ -99,10 +100,6 @@ class PrincipalComponents(keras.layers.Layer):
     def compute_output_spec(self, x):
         """(B, d) float32."""
         return keras.KerasTensor((x.shape[0], self.dim), dtype="float32")
-
-    def get_config(self):
-        """The arguments that make this layer anew."""
-        return {**super().get_config(), "dim": self.dim, "whiten": self.whiten}
 
 
 def _principal(vectors, mean, dim):

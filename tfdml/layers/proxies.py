@@ -9,10 +9,11 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.arguments import integer
+from tfdml.saving import SavedByArguments
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class CosineProxies(keras.layers.Layer):
+class CosineProxies(SavedByArguments, keras.layers.Layer):
     """Cosines between embeddings and one or more learned proxies per class.
 
     s_ic = w_c . x_i / (|w_c| |x_i|), or s_ick for K proxies per class. Weights and arithmetic are float32 under every
@@ -62,8 +63,3 @@ class CosineProxies(keras.layers.Layer):
         """(B, C) or (B, C, K)."""
         per_class = () if self.proxies_per_class == 1 else (self.proxies_per_class,)
         return (input_shape[0], self.num_classes, *per_class)
-
-    def get_config(self):
-        """The arguments that make this layer anew."""
-        config = {"num_classes": self.num_classes, "proxies_per_class": self.proxies_per_class}
-        return {**super().get_config(), **config}

@@ -8,6 +8,7 @@ import keras
 from keras import ops
 
 from tfdml.arguments import integer, number
+from tfdml.saving import SavedByArguments
 
 # Pairs whose activations are alive at a time, so that memory does not grow as B^2 x hidden.
 _CHUNK = 2**17
@@ -20,7 +21,7 @@ _NEAREST = 1e-6
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class StatisticsNetwork(keras.layers.Layer):
+class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
     """V(d) = MLP(d) - d, a learned scalar function of a distance.
 
     d -> Dense(H) -> LeakyReLU(0.1) -> (Dense(H) -> LeakyReLU(0.1)) x L -> Dense(1), minus d itself. Kernels start
@@ -171,11 +172,6 @@ class StatisticsNetwork(keras.layers.Layer):
     def compute_output_shape(self, input_shape):
         """That of the distances."""
         return input_shape
-
-    def get_config(self):
-        """The arguments that make this layer anew."""
-        config = {"hidden": self.hidden, "depth": self.depth, "negative_slope": self.negative_slope}
-        return {**super().get_config(), **config}
 
 
 @keras.saving.register_keras_serializable("tfdml")

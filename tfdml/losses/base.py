@@ -7,16 +7,17 @@ from keras import ops
 
 from tfdml import pairwise, replicas
 from tfdml.losses.masked import scale_to_mean
-from tfdml.saving import in_words
+from tfdml.saving import SavedByArguments, in_words
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
-class LabelledLoss(keras.losses.Loss):
+class LabelledLoss(SavedByArguments, keras.losses.Loss):
     """A Keras loss whose `y_true` are integer class labels (B,).
 
     `keras.losses.Loss` casts labels to the loss's dtype, in which ids above 2^24 collide; this class keeps them
-    integers. Subclasses define `call(labels, y_pred)`, one value per image.
+    integers. Subclasses define `call(labels, y_pred)`, one value per image, and keep each argument in the attribute of
+    its name, by which they are saved.
 
     Args:
         reduction: As in Keras: `"sum_over_batch_size"` (the mean, default), `"sum"`, `"mean_with_sample_weight"` or

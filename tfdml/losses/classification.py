@@ -90,10 +90,6 @@ class AMSoftmaxLoss(ClassSimilarityLoss):
         """The logits (B, C): the margin is taken from the own class before scaling."""
         return self.scale * (similarities - self.margin * ops.cast(own, "float32"))
 
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        return {**super().get_config(), "scale": self.scale, "margin": self.margin}
-
 
 @keras.saving.register_keras_serializable("tfdml")
 class NormSoftmaxLoss(ClassSimilarityLoss):
@@ -124,10 +120,6 @@ class NormSoftmaxLoss(ClassSimilarityLoss):
         """The logits (B, C)."""
         del own
         return self.scale * similarities
-
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        return {**super().get_config(), "scale": self.scale}
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -169,7 +161,3 @@ class ArcFaceLoss(ClassSimilarityLoss):
         beyond = cosines - self.margin * math.sin(self.margin)
         with_margin = ops.where(cosines > -math.cos(self.margin), shifted, beyond)
         return self.scale * ops.where(own, with_margin, similarities)
-
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        return {**super().get_config(), "scale": self.scale, "margin": self.margin}

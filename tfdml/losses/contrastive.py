@@ -8,6 +8,7 @@ from keras import ops
 from tfdml import pairwise
 from tfdml.arguments import number
 from tfdml.losses.base import EmbeddingLoss
+from tfdml.mining.composing import as_distance, as_miner, keep_pairs, matrix_of
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -22,13 +23,14 @@ class ContrastiveLoss(EmbeddingLoss):
 
     Args:
         margin: Negatives further apart than this are left alone; in units of `distance`, and not negative save for
-            `"dot"`.
+            `"dot"` and for an object.
         distance: `"euclidean"`, `"sqeuclidean"`, `"cosine"` (1 - cos) or `"dot"` (-x.y, for which the positive term
-            has no lower bound unless the embeddings are normalised).
+            has no lower bound unless the embeddings are normalised); or an object, a `tfdml.mining.Distance`.
         average: |N| counts the `"active"` negatives only (those inside the margin, as HORDE does; the push keeps its
             strength when few are left) or `"all"` of them.
         reduction: `"sum"` gives the plain sums over ordered pairs.
         name: The loss's name in logs.
+        mining: `"all"`, or an object that chooses the pairs: a `tfdml.mining.Miner`.
 
     Raises:
         ValueError: An argument is none of the values above.
@@ -48,27 +50,25 @@ class ContrastiveLoss(EmbeddingLoss):
         average="active",
         reduction="sum_over_batch_size",
         name="contrastive_loss",
+        mining="all",
     ):
         super().__init__(reduction=reduction, name=name)
-        self.distance = pairwise.check_distance(distance)
-        # -x.y is negative where vectors are alike; no other distance is below 0.
-        self.margin = number("margin", margin, at_least=None if distance == "dot" else 0)
+        self.distance = as_distance(distance)
+        self.mining = as_miner(mining)
+        # -x.y is negative where vectors are alike, as may be what an object gives; no other distance is below 0.
+        may_be_negative = self.distance == "dot" or not isinstance(self.distance, str)
+        self.margin = number("margin", margin, at_least=None if may_be_negative else 0)
         if average not in ("active", "all"):
             raise ValueError(f"average must be 'active' or 'all', not {average!r}")
         self.average = average
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
-        distances = pairwise.distances(embeddings, distance=self.distance)
-        positives, negatives = pairwise.positive_mask(labels), pairwise.negative_mask(labels)
+        distances = matrix_of(self.distance, embeddings)
+        positives, negatives = keep_pairs(self.mining, distances, labels)
         hinge = ops.relu(self.margin - distances)
         counted = ops.logical_and(negatives, hinge > 0) if self.average == "active" else negatives
         return self.over_pairs(distances, positives) + self.over_pairs(hinge, counted)
-
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        config = {"margin": self.margin, "distance": self.distance, "average": self.average}
-        return {**super().get_config(), **config}
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -83,6 +83,7 @@ class CosineContrastiveLoss(EmbeddingLoss):
         margin: The cosine up to which negatives are left alone.
         reduction: `"sum"` gives the plain sums over ordered pairs.
         name: The loss's name in logs.
+        mining: `"all"`, or an object that chooses the pairs: a `tfdml.mining.Miner`.
 
     Raises:
         ValueError: `margin` is not a cosine.
@@ -95,21 +96,19 @@ class CosineContrastiveLoss(EmbeddingLoss):
     Source: the contrastive loss of the public code of Jacob et al., "Metric Learning With HORDE", ICCV 2019.
     """
 
-    def __init__(self, margin=0.5, reduction="sum_over_batch_size", name="cosine_contrastive_loss"):
+    def __init__(self, margin=0.5, reduction="sum_over_batch_size", name="cosine_contrastive_loss", mining="all"):
         super().__init__(reduction=reduction, name=name)
         self.margin = number("margin", margin, at_least=-1, at_most=1)
+        self.mining = as_miner(mining)
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         cosines = pairwise.cosine_similarities(embeddings)
+        positives, negatives = keep_pairs(self.mining, 1.0 - cosines, labels)
         hinge = ops.relu(cosines - self.margin)
-        active = ops.logical_and(pairwise.negative_mask(labels), hinge > 0)
-        pull = self.over_pairs(ops.square(cosines - 1.0), pairwise.positive_mask(labels))
+        active = ops.logical_and(negatives, hinge > 0)
+        pull = self.over_pairs(ops.square(cosines - 1.0), positives)
         return 0.5 * (pull + self.over_pairs(hinge, active))
-
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        return {**super().get_config(), "margin": self.margin}
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -128,6 +127,7 @@ class BinomialDevianceLoss(EmbeddingLoss):
         negative_cost: C, how much steeper negatives are than positives.
         reduction: `"sum"` gives the plain sums over ordered pairs.
         name: The loss's name in logs.
+        mining: `"all"`, or an object that chooses the pairs: a `tfdml.mining.Miner`.
 
     Raises:
         ValueError: `alpha` or `negative_cost` is not positive.
@@ -148,20 +148,18 @@ class BinomialDevianceLoss(EmbeddingLoss):
         negative_cost=25.0,
         reduction="sum_over_batch_size",
         name="binomial_deviance_loss",
+        mining="all",
     ):
         super().__init__(reduction=reduction, name=name)
         self.alpha = number("alpha", alpha, above=0)
         self.beta = number("beta", beta)
         self.negative_cost = number("negative_cost", negative_cost, above=0)
+        self.mining = as_miner(mining)
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
-        logits = self.alpha * (pairwise.cosine_similarities(embeddings) - self.beta)
-        positive = self.over_pairs(ops.softplus(-logits), pairwise.positive_mask(labels))
-        negative = self.over_pairs(ops.softplus(self.negative_cost * logits), pairwise.negative_mask(labels))
-        return positive + negative
-
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        config = {"alpha": self.alpha, "beta": self.beta, "negative_cost": self.negative_cost}
-        return {**super().get_config(), **config}
+        cosines = pairwise.cosine_similarities(embeddings)
+        positives, negatives = keep_pairs(self.mining, 1.0 - cosines, labels)
+        logits = self.alpha * (cosines - self.beta)
+        pull = self.over_pairs(ops.softplus(-logits), positives)
+        return pull + self.over_pairs(ops.softplus(self.negative_cost * logits), negatives)

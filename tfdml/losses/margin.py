@@ -53,10 +53,6 @@ class MarginLoss(EmbeddingLoss):
         rows, active = margin_hinges(labels, embeddings, self.alpha, self.beta)
         return scale_to_mean(rows, active) if self.averages_pairs else rows
 
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        return {**super().get_config(), "alpha": self.alpha, "beta": self.beta}
-
 
 def margin_hinges(labels, embeddings, alpha, beta):
     """The hinges around the boundary beta, in expectation over distance-weighted negatives.

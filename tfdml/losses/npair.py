@@ -65,10 +65,6 @@ class NPairLoss(EmbeddingLoss):
         rows = self.over_pairs(ops.softplus(negatives[:, None] - products), pairwise.positive_mask(labels))
         return rows + self.l2 * ops.sum(ops.square(embeddings), axis=1) if self.l2 else rows
 
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        return {**super().get_config(), "l2": self.l2, "scale": self.scale}
-
 
 @keras.saving.register_keras_serializable("tfdml")
 class AngularLoss(EmbeddingLoss):
@@ -119,7 +115,3 @@ class AngularLoss(EmbeddingLoss):
         over_negatives = ops.log(summed) + largest + ops.transpose(largest)
         exponents = over_negatives - 2.0 * (1.0 + squared_tangent) * cosines
         return self.over_pairs(ops.softplus(ops.where(positives, exponents, 0.0)), positives)
-
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        return {**super().get_config(), "alpha_degrees": self.alpha_degrees}

@@ -48,10 +48,6 @@ class ProxyNCALoss(ClassSimilarityLoss):
         values = masked_logsumexp(logits, others, axis=1) - pairwise.masked_sum(logits, own, axis=1)
         return ops.where(ops.any(others, axis=1), values, 0.0)
 
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        return {**super().get_config(), "scale": self.scale}
-
 
 @keras.saving.register_keras_serializable("tfdml")
 class ProxyAnchorLoss(ClassSimilarityLoss):
@@ -99,10 +95,6 @@ class ProxyAnchorLoss(ClassSimilarityLoss):
         else:
             value = ops.sum(pull) / ops.maximum(present, 1.0) + ops.mean(push)
         return replicas.local_rows(ops.where(ops.any(own, axis=1), value, float("nan")), num_local)
-
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        return {**super().get_config(), "alpha": self.alpha, "margin": self.margin}
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -158,7 +150,3 @@ class SoftTripleLoss(ClassSimilarityLoss):
     def logits(self, similarities, own):
         """The logits (B, C) from the relaxed similarity to each class."""
         return self.scale * (similarities - self.margin * ops.cast(own, "float32"))
-
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        return {**super().get_config(), "scale": self.scale, "gamma": self.gamma, "margin": self.margin}

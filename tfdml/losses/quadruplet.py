@@ -8,6 +8,7 @@ from keras import ops
 from tfdml import pairwise
 from tfdml.arguments import number
 from tfdml.losses.base import EmbeddingLoss
+from tfdml.mining.composing import as_distance, as_miner, keep_pairs, matrix_of
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -27,11 +28,13 @@ class QuadrupletLoss(EmbeddingLoss):
     Args:
         margin: Of the triplets, in units of `distance`.
         pair_margin: Of the quadruplets: eq. 12's gamma.
-        distance: `"euclidean"` (the paper's), `"sqeuclidean"`, `"cosine"` or `"dot"`.
+        distance: `"euclidean"` (the paper's), `"sqeuclidean"`, `"cosine"` or `"dot"`; or an object, a
+            `tfdml.mining.Distance`.
         average: `"all"`: the means above; `"active"`: each over those with a positive term alone, so that the few that
             are left late in training keep their strength.
         reduction: `"sum"` leaves 1/N out: eq. 12.
         name: The loss's name in logs.
+        mining: `"all"`, or an object that chooses the pairs: a `tfdml.mining.Miner`.
 
     Raises:
         ValueError: An argument is none of the values above.
@@ -54,19 +57,21 @@ class QuadrupletLoss(EmbeddingLoss):
         average="all",
         reduction="sum_over_batch_size",
         name="quadruplet_loss",
+        mining="all",
     ):
         super().__init__(reduction=reduction, name=name)
         if average not in ("active", "all"):
             raise ValueError(f"average must be 'active' or 'all', not {average!r}")
         self.margin = number("margin", margin)
         self.pair_margin = number("pair_margin", pair_margin)
-        self.distance = pairwise.check_distance(distance)
+        self.distance = as_distance(distance)
+        self.mining = as_miner(mining)
         self.average = average
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
-        distances = pairwise.distances(embeddings, distance=self.distance)
-        positives, negatives = pairwise.positive_mask(labels), pairwise.negative_mask(labels)
+        distances = matrix_of(self.distance, embeddings)
+        positives, negatives = keep_pairs(self.mining, distances, labels)
         hinges, active = _below(distances, positives, negatives, self.margin)
         triplets = self._mean(hinges, active, positives, pairwise.masked_count(negatives, axis=1))
         size = ops.shape(distances)[0]
@@ -84,16 +89,6 @@ class QuadrupletLoss(EmbeddingLoss):
         if self.average == "all":
             counted = pairwise.masked_count(positives, axis=1) * num_negatives
         return ops.sum(hinges, axis=1) / ops.where(counted > 0, counted, 1.0)
-
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        config = {
-            "margin": self.margin,
-            "pair_margin": self.pair_margin,
-            "distance": self.distance,
-            "average": self.average,
-        }
-        return {**super().get_config(), **config}
 
 
 def _below(distances, positives, negatives, margin, width=None):

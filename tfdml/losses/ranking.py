@@ -77,10 +77,6 @@ class HistogramLoss(EmbeddingLoss):
             return rows
         return scale_to_mean(rows, pairwise.masked_count(negatives))
 
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        return {**super().get_config(), "bins": self.bins}
-
 
 @keras.saving.register_keras_serializable("tfdml")
 class FastAPLoss(EmbeddingLoss):
@@ -125,7 +121,3 @@ class FastAPLoss(EmbeddingLoss):
         num_positives = pairwise.masked_count(positives, axis=1)
         values = 1.0 - ops.sum(relevant * precision, axis=1) / ops.maximum(num_positives, 1.0)
         return self.over_pairs(values[:, None], num_positives[:, None] > 0)
-
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        return {**super().get_config(), "bins": self.bins}

@@ -10,6 +10,7 @@ from tfdml.arguments import number
 from tfdml.losses.base import EmbeddingLoss
 from tfdml.losses.masked import masked_logsumexp
 from tfdml.mining import multi_similarity_pairs
+from tfdml.mining.composing import as_miner, keep_pairs
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -29,6 +30,7 @@ class MultiSimilarityLoss(EmbeddingLoss):
         mining_epsilon: The miner's slack; None takes all pairs.
         reduction: `"sum"` gives the sum over anchors.
         name: The loss's name in logs.
+        mining: An object that chooses the pairs in the place of the paper's mining: a `tfdml.mining.Miner`.
 
     Raises:
         ValueError: `alpha` or `beta` is not positive.
@@ -49,28 +51,25 @@ class MultiSimilarityLoss(EmbeddingLoss):
         mining_epsilon=0.1,
         reduction="sum_over_batch_size",
         name="multi_similarity_loss",
+        mining=None,
     ):
         super().__init__(reduction=reduction, name=name)
         self.alpha = number("alpha", alpha, above=0)
         self.beta = number("beta", beta, above=0)
         self.base = number("base", base)
         self.mining_epsilon = None if mining_epsilon is None else number("mining_epsilon", mining_epsilon, at_least=0)
+        self.mining = None if mining is None else as_miner(mining, ())
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         similarities = pairwise.cosine_similarities(embeddings)
-        positives, negatives = pairwise.positive_mask(labels), pairwise.negative_mask(labels)
-        if self.mining_epsilon is not None:
+        positives, negatives = keep_pairs(self.mining, 1.0 - similarities, labels)
+        if self.mining is None and self.mining_epsilon is not None:
             positives, negatives = multi_similarity_pairs(similarities, labels, self.mining_epsilon)
         offsets = similarities - self.base
         pull = ops.softplus(masked_logsumexp(-self.alpha * offsets, positives, axis=1)) / self.alpha
         push = ops.softplus(masked_logsumexp(self.beta * offsets, negatives, axis=1)) / self.beta
         return pull + push
-
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        config = {"alpha": self.alpha, "beta": self.beta, "base": self.base, "mining_epsilon": self.mining_epsilon}
-        return {**super().get_config(), **config}
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -86,6 +85,7 @@ class LiftedStructureLoss(EmbeddingLoss):
         margin: Negatives count from about this distance on.
         reduction: `"sum"` gives half the sum over ordered pairs, that is the sum over unordered ones.
         name: The loss's name in logs.
+        mining: `"all"`, or an object that chooses the pairs: a `tfdml.mining.Miner`.
 
     Raises:
         ValueError: `margin` is negative.
@@ -98,20 +98,18 @@ class LiftedStructureLoss(EmbeddingLoss):
     Source: Oh Song et al., "Deep Metric Learning via Lifted Structured Feature Embedding", CVPR 2016, eq. 4.
     """
 
-    def __init__(self, margin=1.0, reduction="sum_over_batch_size", name="lifted_structure_loss"):
+    def __init__(self, margin=1.0, reduction="sum_over_batch_size", name="lifted_structure_loss", mining="all"):
         super().__init__(reduction=reduction, name=name)
         self.margin = number("margin", margin, at_least=0)
+        self.mining = as_miner(mining)
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         distances = pairwise.distances(embeddings)
-        push = masked_logsumexp(self.margin - distances, pairwise.negative_mask(labels), axis=1)
+        positives, negatives = keep_pairs(self.mining, distances, labels)
+        push = masked_logsumexp(self.margin - distances, negatives, axis=1)
         violation = ops.relu(distances + ops.logaddexp(push[:, None], push[None, :]))
-        return self.over_pairs(0.5 * ops.square(violation), pairwise.positive_mask(labels))
-
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        return {**super().get_config(), "margin": self.margin}
+        return self.over_pairs(0.5 * ops.square(violation), positives)
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -129,6 +127,7 @@ class CircleLoss(EmbeddingLoss):
         gamma: The scale: 80 and 256.
         reduction: `"sum"` gives the sum over anchors.
         name: The loss's name in logs.
+        mining: `"all"`, or an object that chooses the pairs: a `tfdml.mining.Miner`.
 
     Raises:
         ValueError: `gamma` is not positive or `margin` is out of range.
@@ -141,15 +140,16 @@ class CircleLoss(EmbeddingLoss):
     Source: Sun et al., "Circle Loss", CVPR 2020, sec. 3.
     """
 
-    def __init__(self, margin=0.4, gamma=80.0, reduction="sum_over_batch_size", name="circle_loss"):
+    def __init__(self, margin=0.4, gamma=80.0, reduction="sum_over_batch_size", name="circle_loss", mining="all"):
         super().__init__(reduction=reduction, name=name)
         self.margin = number("margin", margin, at_least=-1, at_most=1)
         self.gamma = number("gamma", gamma, above=0)
+        self.mining = as_miner(mining)
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         similarities = pairwise.cosine_similarities(embeddings)
-        positives, negatives = pairwise.positive_mask(labels), pairwise.negative_mask(labels)
+        positives, negatives = keep_pairs(self.mining, 1.0 - similarities, labels)
         positive_weight = ops.stop_gradient(ops.relu(1.0 + self.margin - similarities))
         negative_weight = ops.stop_gradient(ops.relu(similarities + self.margin))
         pull = -self.gamma * positive_weight * (similarities - 1.0 + self.margin)
@@ -157,10 +157,6 @@ class CircleLoss(EmbeddingLoss):
         values = ops.softplus(masked_logsumexp(pull, positives, axis=1) + masked_logsumexp(push, negatives, axis=1))
         counted = ops.logical_and(ops.any(positives, axis=1), ops.any(negatives, axis=1))
         return self.over_pairs(values[:, None], counted[:, None])
-
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        return {**super().get_config(), "margin": self.margin, "gamma": self.gamma}
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -201,7 +197,3 @@ class SupConLoss(EmbeddingLoss):
         # Relative to each positive, so that a sure anchor keeps its digits.
         values = pairwise.masked_mean(masked_logsumexp(logits, others, axis=1)[:, None] - logits, positives, axis=1)
         return self.over_pairs(values[:, None], has_positive[:, None])
-
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        return {**super().get_config(), "temperature": self.temperature}

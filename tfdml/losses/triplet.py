@@ -10,6 +10,7 @@ from tfdml.arguments import number
 from tfdml.losses.base import EmbeddingLoss
 from tfdml.losses.masked import scale_to_mean
 from tfdml.mining import negative_probabilities, semi_hard_negatives
+from tfdml.mining.composing import as_distance, as_miner, keep_pairs, matrix_of
 
 MINING = ("all", "hard", "semi_hard", "distance_weighted")
 
@@ -37,9 +38,10 @@ class TripletLoss(EmbeddingLoss):
 
     Args:
         margin: In units of `distance`, not negative.
-        mining: One of the above.
+        mining: One of the above; or an object that chooses pairs, a `tfdml.mining.Miner`: each positive that it keeps
+            makes a triplet with each negative that it keeps of the same anchor.
         distance: `"euclidean"`, `"sqeuclidean"` (default, as FaceNet and the ECAML paper on unit vectors), `"cosine"`
-            or `"dot"`.
+            or `"dot"`; or an object, a `tfdml.mining.Distance`.
         average: `"active"` or `"all"`.
         reduction: `"sum"` gives the plain sum over triplets, eq. 3 of the DML-DA paper.
         name: The loss's name in logs.
@@ -66,19 +68,17 @@ class TripletLoss(EmbeddingLoss):
         name="triplet_loss",
     ):
         super().__init__(reduction=reduction, name=name)
-        if mining not in MINING:
-            raise ValueError(f"mining must be one of {', '.join(MINING)}, not {mining!r}")
         if average not in ("active", "all"):
             raise ValueError(f"average must be 'active' or 'all', not {average!r}")
         self.margin = number("margin", margin, at_least=0)
-        self.mining = mining
-        self.distance = pairwise.check_distance(distance)
+        self.mining = as_miner(mining, MINING)
+        self.distance = as_distance(distance)
         self.average = average
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
-        distances = pairwise.distances(embeddings, distance=self.distance)
-        positives, negatives = pairwise.positive_mask(labels), pairwise.negative_mask(labels)
+        distances = matrix_of(self.distance, embeddings)
+        positives, negatives = keep_pairs(self.mining, distances, labels)
         if self.mining == "hard":
             rows, active, mined = _hardest(distances, positives, negatives, self.margin)
         elif self.mining == "semi_hard":
@@ -91,11 +91,6 @@ class TripletLoss(EmbeddingLoss):
         if not self.averages_pairs:
             return rows
         return scale_to_mean(rows, ops.sum(active if self.average == "active" else mined))
-
-    def get_config(self):
-        """The arguments that make this loss anew."""
-        config = {"margin": self.margin, "mining": self.mining, "distance": self.distance, "average": self.average}
-        return {**super().get_config(), **config}
 
 
 # Each returns, per anchor: the sum of the hinges of its triplets, how many are active, and how many there are.

@@ -65,6 +65,11 @@ class MetricLearner(keras.Model):
         self.objectives = [_as_objective(restore(objective)) for objective in _listed(objectives)]
         _check_objectives(self.objectives, self.embedder.representations)
         self.term_trackers = [keras.metrics.Mean(name=objective.name) for objective in self.objectives]
+        self.observation_trackers = {
+            f"{objective.name}_{key}": keras.metrics.Mean(name=f"{objective.name}_{key}")
+            for objective in self.objectives
+            for key in objective.observes
+        }
         self.distance_trackers = [keras.metrics.Mean(name="d_pos"), keras.metrics.Mean(name="d_neg")]
 
     def build(self, input_shape):
@@ -108,8 +113,10 @@ class MetricLearner(keras.Model):
                 share = ops.sum(objective.compute(objective.select(representations), labels))
                 value = share * num_replicas
             else:
-                value = objective.reduce(objective.compute(objective.select(gathered), all_labels))
+                selected = objective.select(gathered)
+                value = objective.reduce(objective.compute(selected, all_labels))
                 share = value / num_replicas
+                self._track_observations(objective, selected, all_labels)
             # Weighted as Keras weighs the loss in its logs: by the images of this replica.
             tracker.update_state(value, num_local)
             total = total + objective.weight * share
@@ -132,6 +139,12 @@ class MetricLearner(keras.Model):
         for tracker, mask in zip(self.distance_trackers, masks, strict=True):
             # Weighted by the number of pairs, so that a batch without any does not count.
             tracker.update_state(pairwise.masked_mean(distances, mask), pairwise.masked_count(mask))
+
+    def _track_observations(self, objective, representations, labels):
+        for key, (mean, count) in objective.observe(representations, labels).items():
+            # On every replica the same, of the global batch.
+            tracker = self.observation_trackers[f"{objective.name}_{key}"]
+            tracker.update_state(ops.stop_gradient(mean), ops.cast(count, "float32"))
 
     def calibrate(self, batches, objectives=None):
         """Let objectives measure the training set, by one pass over it; to be called before the first step of `fit`.
@@ -212,6 +225,7 @@ def _check_objectives(objectives: list[Objective], representations: tuple[str, .
     if not objectives:
         raise ValueError("a MetricLearner needs at least one objective")
     names = [objective.name for objective in objectives]
+    names += [f"{objective.name}_{key}" for objective in objectives for key in objective.observes]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"two objectives are called {name!r}: give one another name=")

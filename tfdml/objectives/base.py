@@ -7,10 +7,10 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.arguments import number
-from tfdml.saving import in_words
+from tfdml.saving import SavedByArguments, in_words
 
 
-class Objective(keras.layers.Layer):
+class Objective(SavedByArguments, keras.layers.Layer):
     """One weighted term of a `MetricLearner`'s loss.
 
     Called as `objective(representations, labels)` with the dict that `Embedder.represent` returns; the result is
@@ -43,6 +43,8 @@ class Objective(keras.layers.Layer):
     #: The pairs of images that it learns from, of one class ("positive") or of two ("negative"); a batch without any
     #: would teach it nothing.
     learns_from: tuple[str, ...] = ()
+    #: What `observe` tells, by name.
+    observes: tuple[str, ...] = ()
 
     def __init__(self, weight=1.0, name=None, **kwargs):
         # Losses are float32 under every dtype policy.
@@ -104,6 +106,19 @@ class Objective(keras.layers.Layer):
         """The unweighted value: a scalar, or (B,) when `per_image`."""
         raise TypeError(f"{type(self).__name__} must define compute()")
 
+    def observe(self, representations, labels) -> dict:
+        """What is worth logging beside the value, which the learner reports as `<name>_<key>`; by default nothing.
+
+        Args:
+            representations: As of `compute`, of the global batch.
+            labels: (B,) integers.
+
+        Returns:
+            For each of `observes` a mean over the batch, a scalar, and how many values it is the mean of.
+        """
+        del representations, labels
+        return {}
+
     def __call__(self, representations, labels, **kwargs):
         """The unweighted value, a scalar, of labels in any form that `tfdml.pairwise.as_labels` takes."""
         # Made integers before Keras converts them: it would cast float ids to float32, and on JAX cut off 64-bit ones.
@@ -140,10 +155,6 @@ class Objective(keras.layers.Layer):
     def compute_output_spec(self, representations, labels, training=None):
         """A float32 scalar."""
         return keras.KerasTensor((), dtype="float32")
-
-    def get_config(self):
-        """The arguments that make this objective anew."""
-        return {**super().get_config(), "weight": self.weight}
 
     def __repr__(self):
         return in_words(self)

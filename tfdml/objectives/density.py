@@ -71,6 +71,9 @@ class DensityAdaptivity(Objective):
     R is in squared units of the features, so that the weight of the constraint depends on the backbone:
     `normalize_reference` divides R by its mean.
 
+    Logged by the learner beside the value itself, as means over the classes of the batches: `<name>_d_avg`, D_c, and
+    `<name>_target`, a_c.
+
     A class with one image in the batch has D_c = 0, as in the formula: sample several images of each class. A label
     outside 0 .. num_classes - 1 makes the value NaN, so that the mistake cannot pass unseen.
 
@@ -101,6 +104,7 @@ class DensityAdaptivity(Objective):
     """
 
     learns_from = ("positive",)
+    observes = ("d_avg", "target")
 
     def __init__(
         self,
@@ -226,18 +230,10 @@ class DensityAdaptivity(Objective):
         pairs = ops.logical_and(counted[:, None], counted[None, :])
         return value + pairwise.masked_sum(ops.square(crossed - ops.transpose(crossed)), pairs) / (count * count)
 
-    def get_config(self):
-        """The arguments that make this objective anew; what `calibrate` measured is among the weights."""
-        reference = self.reference_density
-        return {
-            **super().get_config(),
-            "num_classes": self.num_classes,
-            "eta": self.eta,
-            "initial_target": self.initial_target,
-            "reference_density": None if reference is None else reference.tolist(),
-            "constraint": self.constraint,
-            "learn_targets": self.learn_targets,
-            "normalize_reference": self.normalize_reference,
-            "representation": self.representation,
-            "reduction": self.reduction,
-        }
+    def observe(self, representations, labels):
+        """The mean D_c and the mean target of the classes of the batch."""
+        _, densities = means_and_spreads(representations[self.representation], labels)
+        first = one_per_class(labels)
+        values = {"d_avg": densities, "target": of_own_class(self.targets(), labels)}
+        count = pairwise.masked_count(first)
+        return {key: (pairwise.masked_mean(value, first), count) for key, value in values.items()}

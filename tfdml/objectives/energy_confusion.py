@@ -37,6 +37,9 @@ class EnergyConfusion(Objective):
     images (`form="log_of_mean"`) of the embedding before normalisation (`representation="projection"`), estimated from
     10 random partners of each image, where this objective takes the expectation over the draw and no draw.
 
+    Logged by the learner beside the value itself: `<name>_energy`, the mean of E_IJ over the pairs of classes of the
+    batches, whatever the form.
+
     Args:
         form: `"log"`: ln(1 + E_IJ) (eq. 11); `"plain"`: E_IJ (eq. 7); `"log_of_mean"`: ln of half the mean of
             |x_i - x_j|^2 over all pairs of images of different classes, one value for the batch.
@@ -59,6 +62,7 @@ class EnergyConfusion(Objective):
     """
 
     learns_from = ("negative",)
+    observes = ("energy",)
 
     def __init__(
         self,
@@ -104,8 +108,7 @@ class EnergyConfusion(Objective):
 
     def compute(self, representations, labels):
         """The mean (or sum) over ordered pairs of different classes."""
-        means, spreads = means_and_spreads(representations[self.reads[0]], labels)
-        energies = pairwise.squared_distances(means) + spreads[:, None] + spreads[None, :]
+        energies = self._energies(representations, labels)
         if self.form == "log_of_mean":
             negatives = pairwise.negative_mask(labels)
             # Entries belong to classes: over all pairs of images they weigh as much as the pairs themselves.
@@ -115,7 +118,13 @@ class EnergyConfusion(Objective):
         reduce = pairwise.masked_sum if self.reduction == "sum" else pairwise.masked_mean
         return reduce(values, class_pairs(labels))
 
-    def get_config(self):
-        """The arguments that make this objective anew."""
-        config = {"form": self.form, "representation": self.representation, "reduction": self.reduction}
-        return {**super().get_config(), **config}
+    def observe(self, representations, labels):
+        """The mean energy of the pairs of classes of the batch."""
+        pairs = class_pairs(labels)
+        energies = self._energies(representations, labels)
+        return {"energy": (pairwise.masked_mean(energies, pairs), pairwise.masked_count(pairs))}
+
+    def _energies(self, representations, labels):
+        """(B, B), E_IJ of the classes of each two images."""
+        means, spreads = means_and_spreads(representations[self.reads[0]], labels)
+        return pairwise.squared_distances(means) + spreads[:, None] + spreads[None, :]

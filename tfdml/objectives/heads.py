@@ -75,10 +75,6 @@ class HeadwiseLoss(HeadsObjective):
         heads = self.heads(representations)
         return sum(self.loss.reduce(self.loss.anchor_losses(labels, head)) for head in heads) / len(heads)
 
-    def get_config(self):
-        """The arguments that make this objective anew."""
-        return {**super().get_config(), "loss": keras.saving.serialize_keras_object(self.loss)}
-
 
 @keras.saving.register_keras_serializable("tfdml")
 class HeadDivergence(HeadsObjective):
@@ -137,8 +133,3 @@ class HeadDivergence(HeadsObjective):
             return sum(ops.mean(hinge) for hinge in hinges) / len(hinges)
         active = sum(pairwise.masked_count(hinge > 0) for hinge in hinges)
         return sum(ops.sum(hinge) for hinge in hinges) / ops.maximum(ops.stop_gradient(active), 1.0)
-
-    def get_config(self):
-        """The arguments that make this objective anew."""
-        own = {"margin": self.margin, "pairs": self.pairs, "average": self.average}
-        return {**super().get_config(), **own}

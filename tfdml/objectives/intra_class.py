@@ -64,7 +64,3 @@ class IntraClassPenalty(Objective):
             return -total
         classes = pairwise.masked_count(ops.logical_and(one_per_class(labels), partners > 0))
         return -total / ops.maximum(classes, 1.0)
-
-    def get_config(self):
-        """The arguments that make this objective anew."""
-        return {**super().get_config(), "representation": self.representation, "reduction": self.reduction}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import keras
 from keras import ops
 
 from tfdml import pairwise
@@ -134,9 +133,3 @@ class JointKernelObjective(Objective):
     def counted(self, negatives):
         """The pairs whose joint kernel `between` reads, (N, N) boolean; None for all."""
         del negatives
-
-    def get_config(self):
-        """The arguments that make this objective anew."""
-        kernels = {level: keras.saving.serialize_keras_object(kernel) for level, kernel in self.kernels.items()}
-        config = {"levels": list(self.levels), "kernels": kernels, "unit_length": list(self.unit_length)}
-        return {**super().get_config(), **config, "reduction": self.reduction}

@@ -93,10 +93,6 @@ class _NormObjective(JointKernelObjective):
         """The value from the inner products <C_I, C_J> (N, N) and |C_I|^2 (N,), at each image of the classes."""
         raise TypeError(f"{type(self).__name__} must define of_classes()")
 
-    def get_config(self):
-        """The arguments that make this objective anew."""
-        return {**super().get_config(), "squared": self.squared}
-
 
 @keras.saving.register_keras_serializable("tfdml")
 class JointMMD(_NormObjective):

@@ -96,15 +96,7 @@ class LearnedMargin(Objective):
 
     def get_config(self):
         """The arguments that make this objective anew."""
-        return {
-            **super().get_config(),
-            "num_classes": self.num_classes,
-            "alpha": self.alpha,
-            "beta": self.initial_beta,
-            "nu": self.nu,
-            "representation": self.representation,
-            "reduction": self.reduction,
-        }
+        return {**super().get_config(), "beta": self.initial_beta}
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -159,7 +151,7 @@ class RegularizedSoftTriple(ProxyLoss):
 
     def regularizer(self):
         """The mean over classes of the distances between their centres, without tau."""
-        classes, centres = self.class_proxies.num_classes, self.class_proxies.proxies_per_class
+        classes, centres = self.num_classes, self.proxies_per_class
         if centres == 1:
             return ops.zeros((), "float32")
         unit = pairwise.l2_normalize(self.class_proxies.proxies)
@@ -176,8 +168,5 @@ class RegularizedSoftTriple(ProxyLoss):
 
     def get_config(self):
         """The arguments that make this objective anew."""
-        config = super().get_config()
-        del config["loss"]
         loss = self.loss.get_config()
-        arguments = {key: loss[key] for key in ("scale", "gamma", "margin", "reduction")}
-        return {**config, **arguments, "tau": self.tau}
+        return {**super().get_config(), **{key: loss[key] for key in ("scale", "gamma", "margin", "reduction")}}

@@ -173,14 +173,4 @@ class HighOrderMomentLoss(Objective):
 
     def get_config(self):
         """The arguments that make this objective anew."""
-        return {
-            **super().get_config(),
-            **self.options,
-            "loss": keras.saving.serialize_keras_object(self.loss),
-            "orders": list(self.orders),
-            "embedding_dim": self.embedding_dim,
-            "representation": self.representation,
-            "order_weights": list(self.order_weights),
-            "num_classes": self.num_classes,
-            "proxies_per_class": self.proxies_per_class,
-        }
+        return {**super().get_config(), **self.options}

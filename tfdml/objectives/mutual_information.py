@@ -129,6 +129,7 @@ class RankMI(Objective):
                 f"{nonzero_loss_cutoff}"
             )
         self.network = StatisticsNetwork(hidden, depth, name="statistics_network")
+        self.hidden, self.depth = self.network.hidden, self.network.depth
         self.seed_generator = keras.random.SeedGenerator(seed)
         self.trackers = {key: keras.metrics.Mean(name=f"{self.name}_{key}") for key in ("jsd", "beta", "no_root")}
 
@@ -212,22 +213,6 @@ class RankMI(Objective):
         low = ops.minimum(ops.min(ops.where(others, distances, 2.0)), ops.max(distances))
         points = low + (ops.max(distances) - low) * ops.linspace(0.0, 1.0, _SLOPES, dtype="float32")
         return self.monotonicity * ops.mean(ops.relu(self.network.value_and_slope(points)[1]))
-
-    def get_config(self):
-        """The arguments that make this objective anew."""
-        return {
-            **super().get_config(),
-            "margin": self.margin,
-            "initial_beta": self.initial_beta,
-            "statistics_steps": self.statistics_steps,
-            "hidden": self.network.hidden,
-            "depth": self.network.depth,
-            "negatives": self.negatives,
-            "cutoff": self.cutoff,
-            "nonzero_loss_cutoff": self.nonzero_loss_cutoff,
-            "monotonicity": self.monotonicity,
-            "seed": self.seed,
-        }
 
 
 def _draw(probabilities, counts, seed):

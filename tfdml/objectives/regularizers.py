@@ -94,16 +94,6 @@ class EntropySpread(Objective):
         gaps = ops.sum(ops.square(x - ops.take(x, nearest, axis=0)), axis=1)
         return reduce(-0.5 * ops.log(ops.maximum(gaps, _SMALLEST)), ops.any(others, axis=1))
 
-    def get_config(self):
-        """The arguments that make this objective anew."""
-        return {
-            **super().get_config(),
-            "form": self.form,
-            "threshold": self.threshold,
-            "representation": self.representation,
-            "reduction": self.reduction,
-        }
-
 
 @keras.saving.register_keras_serializable("tfdml")
 class GlobalOrthogonal(Objective):
@@ -146,7 +136,3 @@ class GlobalOrthogonal(Objective):
         # Not the static shape, which is unknown after a gather from replicas of unequal size.
         dim = ops.cast(ops.shape(x)[-1], "float32")
         return ops.square(first) + ops.relu(second - 1.0 / dim)
-
-    def get_config(self):
-        """The arguments that make this objective anew."""
-        return {**super().get_config(), "representation": self.representation}

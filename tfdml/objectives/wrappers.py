@@ -67,11 +67,6 @@ class MetricLoss(Objective):
         check_rank(self.name, predictions, 2, f"{self.representation!r} to be vectors (B, d)")
         return self.loss.reduce(self.loss.anchor_losses(labels, predictions))
 
-    def get_config(self):
-        """The arguments that make this objective anew."""
-        loss = keras.saving.serialize_keras_object(self.loss)
-        return {**super().get_config(), "loss": loss, "representation": self.representation}
-
 
 @keras.saving.register_keras_serializable("tfdml")
 class ProxyLoss(Objective):
@@ -121,6 +116,8 @@ class ProxyLoss(Objective):
         self.representation = representation
         self.reduction = _reduction(loss)
         self.class_proxies = CosineProxies(num_classes, proxies_per_class, name="class_proxies")
+        self.num_classes = self.class_proxies.num_classes
+        self.proxies_per_class = self.class_proxies.proxies_per_class
 
     @property
     def reads(self):
@@ -148,13 +145,3 @@ class ProxyLoss(Objective):
     def compute(self, representations, labels):
         """One value per image."""
         return self.loss.call(labels, representations["class"])
-
-    def get_config(self):
-        """The arguments that make this objective anew."""
-        return {
-            **super().get_config(),
-            "loss": keras.saving.serialize_keras_object(self.loss),
-            "num_classes": self.class_proxies.num_classes,
-            "proxies_per_class": self.class_proxies.proxies_per_class,
-            "representation": self.representation,
-        }

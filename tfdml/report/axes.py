@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tfdml.report.elements import escape
+from markupsafe import Markup
+
+from tfdml.report.rendering import element
 
 # In user units; the page scales a figure to its column.
 WIDTH, HEIGHT = 520, 300
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 36, 48
+_HALF_DIGIT = 5.5  # of the larger type on a narrow screen
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
@@ -64,28 +67,25 @@ class Axes:
         low, high = self.y_range
         return round(HEIGHT - BOTTOM - (value - low) / ((high - low) or 1) * (HEIGHT - TOP - BOTTOM), 1)
 
-    def frame(self, x_ticks: Sequence[float], y_ticks: Sequence[float], x_label: str, y_label: str) -> str:
+    def frame(self, x_ticks: Sequence[float], y_ticks: Sequence[float], x_label: str, y_label: str) -> Markup:
         """The grid, the axis, the numbers and the labels, as SVG."""
-        parts = []
+        right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+        body = Markup()
         for value in y_ticks:
             y = self.y(value)
-            parts.append(f'<line class="grid" x1="{LEFT}" y1="{y}" x2="{WIDTH - RIGHT}" y2="{y}"/>')
-            parts.append(f'<text class="tick end" x="{LEFT - 8}" y="{y + 4.5}">{value:g}</text>')
-        bottom = HEIGHT - BOTTOM
-        parts.append(f'<line class="axis" x1="{LEFT}" y1="{bottom}" x2="{WIDTH - RIGHT}" y2="{bottom}"/>')
+            body += element("line", css="grid", x1=LEFT, y1=y, x2=right, y2=y)
+            body += element("text", f"{value:g}", css="tick end", x=LEFT - 8, y=y + 4.5)
+        body += element("line", css="axis", x1=LEFT, y1=bottom, x2=right, y2=bottom)
         for value in x_ticks:
-            x = self.x(value)
-            parts.append(f'<line class="axis" x1="{x}" y1="{bottom}" x2="{x}" y2="{bottom + 4}"/>')
-            # The last number would stick out to the right if it were centred.
-            side = "end" if x > WIDTH - RIGHT - 12 else "middle"
-            at = min(x + 12, WIDTH) if side == "end" else x
-            parts.append(f'<text class="tick {side}" x="{at}" y="{bottom + 20}">{value:g}</text>')
-        middle = (LEFT + WIDTH - RIGHT) / 2
-        parts.append(f'<text class="label middle" x="{middle}" y="{HEIGHT - 4}">{escape(x_label)}</text>')
-        parts.append(f'<text class="label" x="0" y="16">{escape(y_label)}</text>')
-        return "".join(parts)
+            x, number = self.x(value), f"{value:g}"
+            body += element("line", css="axis", x1=x, y1=bottom, x2=x, y2=bottom + 4)
+            # The last number would stick out to the right if it were long and centred.
+            side, at = ("end", WIDTH) if x + _HALF_DIGIT * len(number) > WIDTH else ("middle", x)
+            body += element("text", number, css=f"tick {side}", x=at, y=bottom + 20)
+        body += element("text", x_label, css="label middle", x=(LEFT + right) / 2, y=HEIGHT - 4)
+        return body + element("text", y_label, css="label", x=0, y=16)
 
 
-def svg(body: str, label: str, width: float = WIDTH, height: float = HEIGHT) -> str:
+def svg(body: Markup, label: str, width: float = WIDTH, height: float = HEIGHT) -> Markup:
     """The image with what a screen reader says in its place."""
-    return f'<svg class="figure" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">{body}</svg>'
+    return element("svg", body, css="figure", viewBox=f"0 0 {width} {height}", role="img", aria_label=label)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+from markupsafe import Markup
 
 from tfdml.evaluation.search.exact import unit_rows
-from tfdml.report.elements import Column, escape, scrolling, table
+from tfdml.report.rendering import render
 from tfdml.report.retrieved import Retrieved
 from tfdml.report.thumbnails import Pictures
 
@@ -127,42 +128,7 @@ def _mean_distance(x: np.ndarray, distance: str) -> float:
     return float((np.sqrt(squared) if distance == "euclidean" else squared).mean())
 
 
-def classes_html(rows: list[ClassRow], pictures: Pictures, gallery: Pictures) -> str:
+def classes_html(rows: list[ClassRow], pictures: Pictures) -> Markup:
     """The classes as a table that a script lets the reader sort."""
-    if not rows:
-        return ""
-    shown = rows
-    note = f"All {len(rows):,} classes."
-    if len(rows) > LISTED:
-        shown = rows[:_EXTREMES] + rows[-_EXTREMES:]
-        note = f"Of {len(rows):,} classes, the {_EXTREMES} found worst and the {_EXTREMES} found best."
-    cells = []
-    for row in shown:
-        other = "–"
-        if row.nearest is not None:
-            share = f'<span class="soft">{100 * row.nearest_share:.0f}%</span>'
-            other = f"{escape(gallery.class_name(row.nearest))} {share}"
-        cells.append(
-            [
-                escape(pictures.class_name(row.label)),
-                f"{row.images:,}",
-                _percent(row.recall),
-                _percent(row.map_at_r),
-                "–" if np.isnan(row.spread) else f"{row.spread:.3f}",
-                other,
-            ]
-        )
-    heads = [
-        Column("Class"),
-        Column("Images"),
-        Column("Recall@1, %", sort="ascending"),
-        Column("MAP@R, %"),
-        Column("Mean distance in class"),
-        Column("Nearest other class", css="left"),
-    ]
-    listed = table(heads, cells, caption="Classes, those found worst first", css="sortable classes")
-    return f'<p class="intro">{note}</p>{scrolling(listed, "Classes", "tall")}'
-
-
-def _percent(value: float) -> str:
-    return "–" if np.isnan(value) else f"{100 * value:.1f}"
+    shown = rows if len(rows) <= LISTED else rows[:_EXTREMES] + rows[-_EXTREMES:]
+    return render("classes.html", rows=shown, total=len(rows), extremes=_EXTREMES, class_name=pictures.class_name)

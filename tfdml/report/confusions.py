@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
+from markupsafe import Markup
 
-from tfdml.report.elements import Column, details, escape, scrolling, table
+from tfdml.report.rendering import render
 from tfdml.report.retrieved import Retrieved
 from tfdml.report.thumbnails import Pictures
 
@@ -80,44 +81,20 @@ def most_confused(pairs: Sequence[Confusion], count: int) -> list[int]:
 
 def confusions_html(
     pairs: Sequence[Confusion], found: Retrieved, labels: np.ndarray, pictures: Pictures, gallery: Pictures
-) -> str:
+) -> Markup:
     """The most frequent confusions with an example each, more of them as a table, and the matrix of a few classes."""
-    if not pairs:
-        return "<p>The nearest image of every query is of its own class.</p>"
-    errors = sum(pair.count for pair in pairs)
-    total = int(found.answerable.sum())
-    intro = (
-        f"Of {total:,} queries, {errors:,} have a nearest image of another class: {len(pairs):,} different "
-        f"pairs of classes."
+    return render(
+        "confusions.html",
+        pairs=pairs,
+        examples=_one_way(pairs)[:_PICTURED],
+        listed=pairs[:_LISTED] if len(pairs) > _PICTURED else [],
+        errors=sum(pair.count for pair in pairs),
+        total=int(found.answerable.sum()),
+        matrix=_matrix(pairs, found, labels),
+        pictures=pictures,
+        gallery=gallery,
+        size=_THUMBNAIL,
     )
-    items = "".join(_example(pair, pictures, gallery) for pair in _one_way(pairs)[:_PICTURED])
-    body = f'<p class="intro">{intro}</p><ol class="confusions">{items}</ol>'
-    if len(pairs) > _PICTURED:
-        listed = pairs[:_LISTED]
-        more = table(
-            [
-                Column("Query’s class"),
-                Column("Nearest image’s class", css="left"),
-                Column("Queries"),
-                Column("Of the class, %"),
-                Column("The other way"),
-            ],
-            [
-                [
-                    escape(pictures.class_name(p.label)),
-                    escape(gallery.class_name(p.taken_for)),
-                    f"{p.count:,}",
-                    f"{100 * p.count / p.queries:.0f}",
-                    f"{p.reverse:,}",
-                ]
-                for p in listed
-            ],
-            caption="Confusions, the most frequent first",
-            css="sortable",
-        )
-        title = f"The {len(listed)} most frequent of {len(pairs):,} as a table"
-        body += details(title, scrolling(more, "Confusions", "tall"))
-    return body + _matrix(pairs, found, labels, pictures)
 
 
 def _one_way(pairs: Sequence[Confusion]) -> list[Confusion]:
@@ -131,65 +108,29 @@ def _one_way(pairs: Sequence[Confusion]) -> list[Confusion]:
     return kept
 
 
-def _example(pair: Confusion, pictures: Pictures, gallery: Pictures) -> str:
-    asked, got = pictures.class_name(pair.label), gallery.class_name(pair.taken_for)
-    other_way = f", {pair.reverse:,} the other way" if pair.reverse else ""
-    share = f"{100 * pair.count / pair.queries:.0f}% of the class{other_way}"
-    first = _picture(pictures, pair.query, f"Query of class {asked}")
-    second = _picture(gallery, pair.neighbour, f"Its nearest image, of class {got}")
-    return (
-        f'<li><div class="two">{first}{second}</div><p><span class="name">{escape(asked)}</span> '
-        f'<span class="soft">taken for</span> <span class="name">{escape(got)}</span></p>'
-        f'<p class="note"><b>{pair.count:,}</b> of {pair.queries:,} queries, {share}; '
-        f"these two are {pair.distance:.3f} apart</p></li>"
-    )
+def _matrix(pairs: Sequence[Confusion], found: Retrieved, labels: np.ndarray) -> dict[int, list[tuple[int, str]]]:
+    """A row per class of those confused most: how many nearest images are of each of them, and of all others.
 
-
-def _picture(pictures: Pictures, index: int, alt: str) -> str:
-    source = pictures.thumbnail(index, _THUMBNAIL)
-    title = escape(pictures.dataset.images.name(index))
-    return f'<div class="frame"><img src="{source}" alt="{escape(alt)}" title="{title}"></div>'
-
-
-def _matrix(pairs: Sequence[Confusion], found: Retrieved, labels: np.ndarray, pictures: Pictures) -> str:
-    """Shares of the nearest images' classes, for the classes confused most; empty for fewer than three."""
+    With each number its shade, a class of the style sheet. Empty for fewer than three classes.
+    """
     classes = most_confused(pairs, _MATRIX)
     if len(classes) < 3:
-        return ""
+        return {}
     times = {(pair.label, pair.taken_for): pair.count for pair in pairs}
-    right = dict.fromkeys(classes, 0)
-    asked = dict.fromkeys(classes, 0)
+    rows = {}
     for label in classes:
         of_class = found.answerable & (labels == label)
-        asked[label] = int(of_class.sum())
-        right[label] = int((of_class & (found.first_hit == 1)).sum())
-    heads = [Column("Query’s class")]
-    heads += [
-        Column(f'<abbr title="{escape(pictures.class_name(label))}">{place}</abbr>')
-        for place, label in enumerate(classes, 1)
-    ]
-    heads.append(Column("other"))
-    rows = []
-    for place, label in enumerate(classes, 1):
-        cells = [f'<span class="place">{place}</span> {escape(pictures.class_name(label))}']
-        shown = 0
-        for other in classes:
-            count = right[label] if other == label else times.get((label, other), 0)
-            shown += count
-            cells.append(_shaded(count, asked[label], "right" if other == label else "wrong"))
-        cells.append(_shaded(asked[label] - shown, asked[label], "wrong"))
-        rows.append(cells)
-    text = "Rows: the query’s class. Columns: the class of its nearest image, by number. Cells: queries."
-    matrix = table(heads, rows, caption=f"Nearest images of the {len(classes)} classes confused most", css="matrix")
-    return details(
-        f"The {len(classes)} classes confused most, as a matrix",
-        f'<p class="intro">{text}</p>{scrolling(matrix, "Matrix of confusions")}',
-    )
+        asked = int(of_class.sum())
+        times[label, label] = int((of_class & (found.first_hit == 1)).sum())
+        counts = [times.get((label, other), 0) for other in classes]
+        cells = [(n, _shade(n, asked, other == label)) for n, other in zip(counts, classes, strict=True)]
+        others = asked - sum(counts)
+        rows[label] = [*cells, (others, _shade(others, asked, False))]
+    return rows
 
 
-def _shaded(count: int, total: int, kind: str) -> str:
+def _shade(count: int, total: int, right: bool) -> str:
     if not count:
-        return "<td></td>"
+        return ""
     # Steps rather than a scale: each step keeps its text readable on it, in light and in dark.
-    step = min(5, 1 + int(5 * count / total))
-    return f'<td class="{kind}{step}">{count:,}</td>'
+    return f"{'right' if right else 'wrong'}{min(5, 1 + int(5 * count / total))}"

@@ -7,17 +7,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
-from tfdml.report.elements import Column, details, escape, scrolling, table
 from tfdml.report.figures import Series, legend, line_chart
 from tfdml.report.metric_text import metric_name
+from tfdml.report.rendering import render
 
 # The K that carry a mark and stand in the table.
 _KS = (1, 2, 4, 8, 10, 16, 20, 32, 50, 100, 200, 500, 1000)
 _CURVE_POINTS = 80
 
 
-def recall_curves(recalls: Mapping[str, np.ndarray], measured: Mapping[str, Mapping[str, float]] | None = None) -> str:
+def recall_curves(
+    recalls: Mapping[str, np.ndarray], measured: Mapping[str, Mapping[str, float]] | None = None
+) -> Markup:
     """Recall@K against K, K along a logarithmic axis.
 
     Args:
@@ -30,29 +33,19 @@ def recall_curves(recalls: Mapping[str, np.ndarray], measured: Mapping[str, Mapp
         if len(values)
     ]
     if not curves:
-        return "<p>No query has an image of its class to find.</p>"
-    deepest = max(len(values) for values in recalls.values())
+        return Markup("<p>No query has an image of its class to find.</p>")
+    # What the table says of each curve.
+    known = [{k: 100 * value for k, value in enumerate(recalls[curve.name].tolist(), 1)} for curve in curves]
+    deepest = max(len(values) for values in known)
     for name, metrics in (measured or {}).items():
-        points = sorted((float(k[7:]), 100 * value) for k, value in metrics.items() if re.fullmatch(r"recall@\d+", k))
+        points = sorted((int(k[7:]), 100 * value) for k, value in metrics.items() if re.fullmatch(r"recall@\d+", k))
         points = [(k, y) for k, y in points if k <= deepest]
         if points:
             curves.append(Series(name, points, len(curves), line=False))
+            known.append(dict(points))
     ks = sorted({k for k in (*_KS, deepest) if k <= deepest})
-    heads = [Column("K"), *(Column(escape(curve.name)) for curve in curves)]
-    known = [dict(curve.points) if not curve.line else None for curve in curves]
-    rows = []
-    for k in ks:
-        cells = [str(k)]
-        for curve, points_of in zip(curves, known, strict=True):
-            if points_of is None:
-                values = recalls[curve.name]
-                cells.append(f"{100 * values[k - 1]:.1f}" if k <= len(values) else "–")
-            else:
-                cells.append(f"{points_of[float(k)]:.1f}" if float(k) in points_of else "–")
-        rows.append(cells)
     figure = line_chart(curves, name="Recall@K against K", x_label="K", y_label="Recall@K, %", log_x=True)
-    values_table = scrolling(table(heads, rows, caption="Recall@K, in percent"), "Recall@K")
-    return figure + (legend(curves) if len(curves) > 1 else "") + details("The values as a table", values_table)
+    return with_table(figure, curves, "Recall@K", "Recall@K, in percent", "K", ks, known)
 
 
 def _thinned(values: np.ndarray) -> list[tuple[float, float]]:
@@ -62,7 +55,7 @@ def _thinned(values: np.ndarray) -> list[tuple[float, float]]:
     return [(float(k), 100 * float(values[k - 1])) for k in ks]
 
 
-def training_curves(histories: Mapping[str, Sequence[Mapping[str, Any]]], metric: str) -> str:
+def training_curves(histories: Mapping[str, Sequence[Mapping[str, Any]]], metric: str) -> Markup:
     """A metric after each epoch.
 
     Args:
@@ -70,13 +63,10 @@ def training_curves(histories: Mapping[str, Sequence[Mapping[str, Any]]], metric
             are skipped.
         metric: What is drawn.
     """
-    curves = []
-    for style, (name, history) in enumerate(histories.items()):
-        points = _points(history, metric)
-        if points:
-            curves.append(Series(name, points, style))
+    drawn = {name: (style, _points(history, metric)) for style, (name, history) in enumerate(histories.items())}
+    curves = [Series(name, points, style) for name, (style, points) in drawn.items() if points]
     if not curves:
-        return "<p>Nothing was measured during training.</p>"
+        return Markup("<p>Nothing was measured during training.</p>")
     shown = metric_name(metric)
     notes = []
     if len(histories) == 1:
@@ -85,10 +75,36 @@ def training_curves(histories: Mapping[str, Sequence[Mapping[str, Any]]], metric
     figure = line_chart(curves, name=f"{shown} per epoch", x_label="epoch", y_label=f"{shown}, %", notes=notes)
     epochs = sorted({x for curve in curves for x, _ in curve.points})
     values = [dict(curve.points) for curve in curves]
-    rows = [[f"{x:g}", *(f"{value[x]:.1f}" if x in value else "–" for value in values)] for x in epochs]
-    heads = [Column("Epoch"), *(Column(escape(curve.name)) for curve in curves)]
-    values_table = scrolling(table(heads, rows, caption=f"{shown} per epoch, in percent"), f"{shown} per epoch")
-    return figure + (legend(curves) if len(curves) > 1 else "") + details("The values as a table", values_table)
+    label = f"{shown} per epoch"
+    return with_table(figure, curves, label, f"{label}, in percent", "Epoch", epochs, values)
+
+
+def with_table(
+    figure: Markup,
+    curves: Sequence[Series],
+    label: str,
+    caption: str,
+    x_name: str,
+    xs: Sequence[float],
+    values: Sequence[Mapping[Any, float]],
+    digits: str = ".1f",
+) -> Markup:
+    """A figure with a legend if it has several curves, and their values as a table.
+
+    Args:
+        figure: The figure.
+        curves: What is drawn.
+        label: What to call the table.
+        caption: What it holds.
+        x_name: The head of its first column.
+        xs: The rows.
+        values: Of each curve, by x; where there is none, a dash.
+        digits: How they are written.
+    """
+    rows = [[f"{x:g}", *(format(of[x], digits) if x in of else "–" for of in values)] for x in xs]
+    heads = [x_name, *(curve.name for curve in curves)]
+    key = legend(curves) if len(curves) > 1 else Markup()
+    return render("curve.html", figure=figure + key, label=label, caption=caption, heads=heads, rows=rows)
 
 
 def _points(history: Sequence[Mapping[str, Any]], metric: str) -> list[tuple[float, float]]:

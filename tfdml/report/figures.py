@@ -6,14 +6,25 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
+from markupsafe import Markup
 
+from tfdml.evaluation.generalisation.overlap import overlap_coefficient, share_ordered
 from tfdml.report.axes import BOTTOM, HEIGHT, TOP, WIDTH, Axes, log_ticks, svg, ticks
-from tfdml.report.elements import escape
+from tfdml.report.rendering import element, render
 
 # Kinds of points and lines that the style sheet knows, as colour, shape and dashes.
 STYLES = 8
+_BINS = 48
 # Beyond this many points on a curve, marks on each would run into one another.
 _MARKED_POINTS = 60
+
+
+DISTANCE_NAMES = {
+    "euclidean": "Euclidean distance",
+    "sqeuclidean": "squared Euclidean distance",
+    "cosine": "cosine distance",
+    "dot": "negative inner product",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +44,11 @@ class Series:
     style: int = 0
     line: bool = True
     marks: frozenset[float] | None = None
+
+    @property
+    def css(self) -> str:
+        """The style's class."""
+        return f"s{self.style % STYLES}"
 
 
 def marker(style: int, x: float, y: float, r: float = 4.0) -> str:
@@ -69,7 +85,7 @@ def line_chart(
     log_x: bool = False,
     limits: tuple[float, float] = (0.0, 100.0),
     notes: Sequence[tuple[float, float, str]] = (),
-) -> str:
+) -> Markup:
     """Curves over one pair of axes.
 
     Args:
@@ -94,34 +110,36 @@ def line_chart(
     x_ticks = [t for t in x_ticks if t == round(t)] or [xs[0]]
     body = axes.frame(x_ticks, ticks(*axes.y_range), x_label, y_label)
     for curve in series:
-        body += _curve(curve, axes)
+        body += draw_curve(curve, axes)
     for x, y, text in notes:
         at_x, at_y = axes.x(x), axes.y(y)
-        side = "end" if at_x > WIDTH / 2 else "start"
-        # Beside a point at the upper edge, above it elsewhere.
-        beside = at_y < TOP + 14
-        label_y = at_y + 20 if beside else at_y - 11
-        body += f'<circle class="best" cx="{at_x}" cy="{at_y}" r="5"/>'
-        body += f'<text class="mark {side}" x="{at_x}" y="{label_y:.1f}">{escape(text)}</text>'
+        # Inwards, clear of the numbers on the axis; below a point at the upper edge, above it elsewhere.
+        side, inwards = ("end", -7) if at_x > WIDTH / 2 else ("start", 7)
+        label_y = at_y + 20 if at_y < TOP + 14 else at_y - 11
+        body += element("circle", css="best", cx=at_x, cy=at_y, r=5)
+        body += element("text", text, css=f"mark {side}", x=at_x + inwards, y=f"{label_y:.1f}")
     described = "; ".join(_described(curve, x_label) for curve in series)
     return svg(body, f"{name}. {described}")
 
 
-def _curve(curve: Series, axes: Axes) -> str:
-    css = f"s{curve.style % STYLES}"
+def draw_curve(curve: Series, axes: Axes) -> Markup:
+    """The line and the marks of a curve."""
     places = [(axes.x(x), axes.y(y)) for x, y in curve.points]
-    body = ""
+    body = Markup()
     if curve.line and len(places) > 1:
-        path = " ".join(f"{x},{y}" for x, y in places)
-        body = f'<polyline class="curve {css}" points="{path}"/>'
+        body = element("polyline", css=f"curve {curve.css}", points=" ".join(f"{x},{y}" for x, y in places))
     if curve.marks is not None:
         places = [place for place, (x, _) in zip(places, curve.points, strict=True) if x in curve.marks]
     elif len(places) > _MARKED_POINTS:
         places = []
     if places:
-        shapes = "".join(marker(curve.style, x, y, 3.6) for x, y in places)
-        body += f'<path class="point {css}{"" if curve.line else " hollow"}" d="{shapes}"/>'
+        body += _marks(curve, places)
     return body
+
+
+def _marks(curve: Series, places: Sequence[tuple[float, float]]) -> Markup:
+    shapes = "".join(marker(curve.style, x, y, 3.6) for x, y in places)
+    return element("path", css=f"point {curve.css}{'' if curve.line else ' hollow'}", d=shapes)
 
 
 def _described(curve: Series, x_label: str) -> str:
@@ -133,22 +151,38 @@ def _described(curve: Series, x_label: str) -> str:
     )
 
 
-def legend(series: Sequence[Series]) -> str:
+def legend(series: Sequence[Series]) -> Markup:
     """What each curve is, as a list: its line and mark, and its name."""
-    items = []
+    items = Markup()
     for curve in series:
-        css = f"s{curve.style % STYLES}"
-        line = f'<line class="curve {css}" x1="1" y1="8" x2="33" y2="8"/>' if curve.line else ""
-        hollow = "" if curve.line else " hollow"
-        shape = f'<path class="point {css}{hollow}" d="{marker(curve.style, 17, 8, 3.6)}"/>'
-        items.append(
-            f'<li><svg class="key-line" viewBox="0 0 34 16" aria-hidden="true">{line}{shape}</svg>'
-            f"{escape(curve.name)}</li>"
-        )
-    return f'<ul class="legend">{"".join(items)}</ul>'
+        key = element("line", css=f"curve {curve.css}", x1=1, y1=8, x2=33, y2=8) if curve.line else Markup()
+        key += _marks(curve, [(17, 8)])
+        key = element("svg", key, css="key-line", viewBox="0 0 34 16", aria_hidden="true")
+        items += element("li", key, curve.name)
+    return element("ul", items, css="legend")
 
 
-def distance_histogram(positive: np.ndarray, negative: np.ndarray, *, name: str, x_label: str, bins: int = 48) -> str:
+def pair_counts(positive: np.ndarray, negative: np.ndarray, bins: int = _BINS) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The edges of equal bins from 0, or the least distance if it is less, to the largest, and the pairs in each.
+
+    Args:
+        positive: (P,) d+.
+        negative: (Q,) d-. Neither may be empty.
+        bins: How many.
+    """
+    both = np.concatenate([positive, negative]).astype(np.float64)
+    low, high = min(0.0, float(both.min())), float(both.max())
+    edges = np.linspace(low, high if high > low else low + 1.0, bins + 1)
+    return edges, [np.histogram(distances, edges)[0] for distances in (positive, negative)]
+
+
+def outline(css: str, edges: np.ndarray, heights: np.ndarray, axes: Axes) -> Markup:
+    """The shape of a histogram: along the top of every bar, from the axis and back to it."""
+    corners = zip(np.repeat(edges, 2), np.concatenate([[0.0], np.repeat(heights, 2), [0.0]]), strict=True)
+    return element("polygon", css=css, points=" ".join(f"{axes.x(x)},{axes.y(y)}" for x, y in corners))
+
+
+def distance_histogram(positive: np.ndarray, negative: np.ndarray, *, name: str, x_label: str) -> Markup:
     """Two histograms over one axis, each as the percentage of its own pairs, with their means.
 
     Args:
@@ -156,21 +190,16 @@ def distance_histogram(positive: np.ndarray, negative: np.ndarray, *, name: str,
         negative: (Q,) d-; drawn hatched. Neither may be empty.
         name: What a screen reader calls the figure.
         x_label: Under the axis.
-        bins: How many bars.
 
     Returns:
         An `<svg>` element.
     """
-    edges, shares = _shares(positive, negative, bins)
-    axes = Axes((edges[0], edges[-1]), (0.0, 112 * max(float(s.max()) for s in shares)))
+    edges, counts = pair_counts(positive, negative)
+    shares = [100 * count / count.sum() for count in counts]
+    axes = Axes((edges[0], edges[-1]), (0.0, 1.12 * max(float(share.max()) for share in shares)))
     body = axes.frame(ticks(edges[0], edges[-1], 6), ticks(*axes.y_range), x_label, "% of pairs")
     for kind, share in zip(("negative", "positive"), shares[::-1], strict=True):
-        corners = [(edges[0], 0.0)]
-        for left, right, value in zip(edges[:-1], edges[1:], 100 * share, strict=True):
-            corners += [(left, value), (right, value)]
-        corners.append((edges[-1], 0.0))
-        outline = " ".join(f"{axes.x(x)},{axes.y(y)}" for x, y in corners)
-        body += f'<polygon class="{kind}" points="{outline}"/>'
+        body += outline(kind, edges, share, axes)
     means = (float(np.mean(positive)), float(np.mean(negative)))
     # The label of the smaller mean goes to the left of its line, so that close means do not overprint.
     for kind, sign, mean, left in (
@@ -179,40 +208,29 @@ def distance_histogram(positive: np.ndarray, negative: np.ndarray, *, name: str,
     ):
         x = axes.x(mean)
         # Unless there is no room between it and the edge.
-        left = (left and x > 130) or x > WIDTH - 100
-        body += f'<line class="mean {kind}-mean" x1="{x}" y1="{TOP - 8}" x2="{x}" y2="{HEIGHT - BOTTOM}"/>'
-        body += (
-            f'<text class="mark {"end" if left else "start"}" x="{x - 5 if left else x + 5}" y="{TOP}">'
-            f"{sign} {mean:.3g}</text>"
-        )
+        side, at = ("end", x - 5) if (left and x > 130) or x > WIDTH - 100 else ("start", x + 5)
+        body += element("line", css=f"mean {kind}-mean", x1=x, y1=TOP - 8, x2=x, y2=HEIGHT - BOTTOM)
+        body += element("text", f"{sign} {mean:.3g}", css=f"mark {side}", x=at, y=TOP)
     return svg(body, f"{name}. Mean of d+ {means[0]:.3g}, mean of d- {means[1]:.3g}")
 
 
-def histogram_overlap(positive: np.ndarray, negative: np.ndarray, bins: int = 48) -> float:
-    """The area that the two histograms share, of each one's area: sum over bins of min(share of d+, share of d-).
+def histogram_html(positive: np.ndarray, negative: np.ndarray, distance: str, *, key: bool = True) -> Markup:
+    """The two histograms, and in figures how much they overlap.
 
-    Example:
-        >>> histogram_overlap(np.array([0.0, 1.0]), np.array([1.0, 2.0]), bins=4)
-        0.5
+    Args:
+        positive: (P,) d+.
+        negative: (Q,) d-.
+        distance: As `nearest_neighbours`.
+        key: Whether to say which shape is which, and to put the text beside the figure.
     """
-    _, (of_positive, of_negative) = _shares(positive, negative, bins)
-    return float(np.minimum(of_positive, of_negative).sum())
-
-
-def share_ordered(positive: np.ndarray, negative: np.ndarray) -> float:
-    """The share of (d+, d-) with d+ < d-, ties counted half: the area under the ROC curve.
-
-    Example:
-        >>> share_ordered(np.array([1.0, 2.0]), np.array([2.0, 3.0]))
-        0.875
-    """
-    ranked = np.sort(negative)
-    nearer = np.searchsorted(ranked, positive, side="left") + np.searchsorted(ranked, positive, side="right")
-    return float(1 - nearer.mean() / (2 * len(ranked)))
-
-
-def _shares(positive: np.ndarray, negative: np.ndarray, bins: int) -> tuple[np.ndarray, list[np.ndarray]]:
-    both = np.concatenate([positive, negative]).astype(np.float64)
-    low, high = min(0.0, float(both.min())), float(both.max())
-    edges = np.linspace(low, high if high > low else low + 1.0, bins + 1)
-    return edges, [np.histogram(d, edges)[0] / len(d) for d in (positive, negative)]
+    if not (len(positive) and len(negative)):
+        return render("histogram.html", figure=None)
+    x_label = DISTANCE_NAMES[distance]
+    return render(
+        "histogram.html",
+        figure=distance_histogram(positive, negative, name="Histogram of pair distances", x_label=x_label),
+        overlap=overlap_coefficient(*pair_counts(positive, negative)[1]),
+        ordered=share_ordered(positive, negative),
+        pairs=len(positive),
+        key=key,
+    )

@@ -1,15 +1,17 @@
-"""Retrieval examples: which queries to show, with their neighbours."""
+"""Retrieval examples: which queries to show, with their neighbours under one embedding or several."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from tfdml.evaluation.retrieval import matches_in_gallery, precision_sums
 from tfdml.evaluation.search.exact import nearest_neighbours
-from tfdml.report.elements import escape
+from tfdml.report.rendering import render
 from tfdml.report.thumbnails import Pictures
 
 # The page needs only a few queries; ranking this many finds good and bad ones without another pass over everything.
@@ -18,12 +20,9 @@ _GROUPS = {
     "random": ("Typical", "drawn at random"),
     "worst": ("Hardest", "fewest neighbours of the query’s own class"),
     "best": ("Best", "most neighbours of the query’s own class"),
+    "better": ("Better", "another run finds more than {first}"),
+    "worse": ("Worse", "another run finds less than {first}"),
 }
-
-KEY = (
-    '<ul class="key"><li class="hit"><span class="badge" aria-hidden="true">✓</span>same class as the query</li>'
-    '<li class="miss"><span class="badge" aria-hidden="true">✗</span>another class</li></ul>'
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +34,15 @@ class Example:
     neighbours: np.ndarray  # (k,) gallery rows
     distances: np.ndarray  # (k,)
     hits: np.ndarray  # (k,) bool
+
+    def found(self) -> Iterator[tuple[int, float, bool]]:
+        """Row, distance, and whether it is of the query's class, of each neighbour."""
+        return zip(self.neighbours.tolist(), self.distances.tolist(), self.hits.tolist(), strict=True)
+
+    @property
+    def right(self) -> str:
+        """How many of the neighbours shown are right, in words."""
+        return f"{int(self.hits.sum())} of {len(self.hits)} right"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,65 +162,81 @@ def spread_over_classes(places: Sequence[int], labels: np.ndarray) -> list[int]:
     return first + others
 
 
-def gallery_html(examples: Sequence[Example], pictures: Pictures, gallery: Pictures, thumbnail_size: int = 144) -> str:
-    """The examples as HTML: groups of rows, each a query and an ordered list of its neighbours.
+def choose_queries(ranked: Sequence[Ranked], labels: np.ndarray, count: int) -> dict[str, list[int]]:
+    """Which queries to show: drawn at random, better than under the first, and worse than under it.
 
-    A neighbour of the query's class is framed green and marked with a tick, another red with a cross, and the words
-    are there for whoever sees neither.
+    Better and worse by the average precision among the neighbours shown, of the run that differs most.
+
+    Args:
+        ranked: What each finds for the same queries.
+        labels: Class ids of all queries.
+        count: How many to choose.
+
+    Returns:
+        Places in `ranked` by kind: `random`, `better`, `worse`.
     """
-    parts = []
-    for kind, (title, subtitle) in _GROUPS.items():
-        group = [example for example in examples if example.kind == kind]
-        if group:
-            heading = f"<h3>{title} <span>{subtitle}</span></h3>"
-            rows = [_row(example, pictures, gallery, thumbnail_size) for example in group]
-            parts.append(f'<section class="group">{heading}{"".join(rows)}</section>')
-    return "".join(parts)
+    first = ranked[0].score
+    others = np.stack([run.score for run in ranked[1:]]) - first
+    labels = labels[ranked[0].queries]
+    each = count // 3
+    taken: set[int] = set()
+    chosen: dict[str, list[int]] = {}
+    for kind, gain in (("better", others.max(axis=0)), ("worse", -others.min(axis=0))):
+        order = [
+            int(place) for place in np.argsort(-gain, kind="stable") if gain[place] > 0 and int(place) not in taken
+        ]
+        chosen[kind] = spread_over_classes(order, labels)[:each]
+        taken.update(chosen[kind])
+    fresh = [place for place in range(len(labels)) if place not in taken]
+    rest = count - len(taken) if count < 3 else count - 2 * each
+    return {"random": spread_over_classes(fresh, labels)[:rest], **chosen}
 
 
-def _row(example: Example, pictures: Pictures, gallery: Pictures, size: int) -> str:
-    figure = query_html(example.query, pictures, size, count_right(example))
-    label = f"Nearest to the query {pictures.class_of(example.query)}, {count_right(example)}"
-    return (
-        f'<div class="example"><div class="query">{figure}</div>{neighbours_html(example, gallery, size, label)}</div>'
-    )
+def gallery_html(examples: Sequence[Example], pictures: Pictures, gallery: Pictures) -> Markup:
+    """The examples in groups: each a query and its neighbours."""
+    groups = {kind: [{"": example} for example in examples if example.kind == kind] for kind in _GROUPS}
+    return _gallery(groups, pictures, gallery, 144)
 
 
-def count_right(example: Example) -> str:
-    """How many of the neighbours shown are right, in words."""
-    return f"{int(example.hits.sum())} of {len(example.hits)} right"
+def side_by_side_html(
+    runs: Mapping[str, Mapping[str, Any]],
+    pictures: Pictures,
+    gallery: Pictures,
+    *,
+    num_queries: int,
+    neighbours: int,
+    distance: str,
+    seed: int,
+) -> Markup:
+    """Some queries, each with its neighbours under every run.
+
+    Args:
+        runs: By the run's name the embeddings and labels that `rank_queries` takes; all of the same images.
+        pictures: The queries.
+        gallery: What is searched.
+        num_queries: How many queries.
+        neighbours: How many neighbours of each.
+        distance: As `nearest_neighbours`.
+        seed: Of the draw.
+    """
+    options: dict[str, Any] = {"neighbours": neighbours, "distance": distance, "seed": seed}
+    found = {name: rank_queries(**protocol, **options) for name, protocol in runs.items()}
+    ranked = {name: run for name, run in found.items() if run is not None}
+    chosen = choose_queries(list(ranked.values()), pictures.labels, num_queries) if ranked else {}
+    groups = {
+        kind: [{name: run.example(kind, place) for name, run in ranked.items()} for place in places]
+        for kind, places in chosen.items()
+    }
+    return _gallery(groups, pictures, gallery, 112)
 
 
-def query_html(query: int, pictures: Pictures, size: int, note: str) -> str:
-    """A query with its class."""
-    name = pictures.class_of(query)
-    return _figure(pictures, query, size, alt=f"Query of class {name}", badge="", name=name, note=note)
-
-
-def neighbours_html(example: Example, gallery: Pictures, size: int, label: str) -> str:
-    """The neighbours as an ordered list called `label`."""
-    items = []
-    neighbours = zip(example.neighbours, example.distances, example.hits, strict=True)
-    for rank, (row, distance, hit) in enumerate(neighbours, 1):
-        name = gallery.class_of(int(row))
-        verdict, mark = ("hit", "✓") if hit else ("miss", "✗")
-        picture = _figure(
-            gallery,
-            int(row),
-            size,
-            alt=f"Neighbour {rank}, {verdict}: {name}",
-            badge=f'<span class="badge" aria-hidden="true">{mark}</span>',
-            name=name,
-            note=f"{distance:.3f}",
-        )
-        items.append(f'<li class="{verdict}">{picture}</li>')
-    return f'<ol class="neighbours" aria-label="{escape(label)}">{"".join(items)}</ol>'
-
-
-def _figure(pictures: Pictures, index: int, size: int, *, alt: str, badge: str, name: str, note: str) -> str:
-    title, name = escape(pictures.dataset.images.name(index)), escape(name)
-    return (
-        f'<figure><div class="frame"><img src="{pictures.thumbnail(index, size)}" alt="{escape(alt)}" title="{title}">'
-        f'{badge}</div><figcaption><span class="name" title="{name}">{name}</span><span class="note">{note}</span>'
-        "</figcaption></figure>"
-    )
+def _gallery(
+    groups: Mapping[str, Sequence[Mapping[str, Example]]], pictures: Pictures, gallery: Pictures, size: int
+) -> Markup:
+    """Groups of queries by kind, each query with what every run finds, by the run's name."""
+    shown = []
+    for kind, queries in groups.items():
+        if queries:
+            title, subtitle = _GROUPS[kind]
+            shown.append((title, subtitle.replace("{first}", next(iter(queries[0]))), queries))
+    return render("gallery.html", groups=shown, pictures=pictures, gallery=gallery, size=size)

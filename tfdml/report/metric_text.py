@@ -6,6 +6,18 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+__all__ = [
+    "is_fraction",
+    "metric_change",
+    "metric_interval",
+    "metric_name",
+    "metric_order",
+    "metric_value",
+    "numbers",
+    "order_name",
+    "plain_intervals",
+]
+
 # Keys of `evaluate_retrieval` that count images and measure nothing.
 COUNTS = ("num_queries", "num_gallery", "queries_without_match")
 # (low, high) or what `tfdml.evaluation.confidence_intervals` gives, by metric.
@@ -88,7 +100,9 @@ def metric_value(key: str, value: Any) -> str:
     """
     if value is None:
         return "–"
-    return f"{100 * value:.1f}" if is_fraction(key) else f"{value:,.4g}"
+    # The sum takes the sign from a zero that rounding left negative.
+    text = f"{round(100 * value, 1) + 0.0:.1f}" if is_fraction(key) else f"{value:,.4g}"
+    return text.replace("-", "−")
 
 
 def metric_change(key: str, before: float | None, after: float | None) -> str:
@@ -101,7 +115,6 @@ def metric_change(key: str, before: float | None, after: float | None) -> str:
     if before is None or after is None:
         return "–"
     if is_fraction(key):
-        # The sum takes the sign from a zero that rounding left negative.
         text = f"{round(100 * after, 1) - round(100 * before, 1) + 0.0:+.1f}"
         return text.replace("-0.0", "+0.0").replace("-", "−")
     return f"{after - before:+.4g}".replace("-", "−")
@@ -118,3 +131,13 @@ def metric_interval(key: str, interval: tuple[float, float] | None) -> str:
         return ""
     low, high = interval
     return f"{metric_value(key, low)} – {metric_value(key, high)}"
+
+
+def order_name(order: str) -> str:
+    """What to call one of HORDE's orders of moments in print.
+
+    Example:
+        >>> order_name("1"), order_name("3"), order_name("all")
+        ('1, the embedding', 'order 3', 'all, side by side')
+    """
+    return {"1": "1, the embedding", "all": "all, side by side"}.get(order, f"order {order}")

@@ -1,41 +1,89 @@
-"""Reading the folders of finished runs, without TensorFlow: flags, environment, history, result."""
+"""What a page says of a run: its result, history, flags and environment; read from its folder without TensorFlow."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tfdml.errors import UserError
 from tfdml.manifests import parse_json, read_json
+from tfdml.report.metric_text import numbers, order_name, plain_intervals
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A finished run.
+    """A finished run, or whatever else was measured: only `name` and the metrics of `result` need to be known.
 
     Args:
         name: What a page calls it.
-        path: Its folder.
-        result: What `result.json` holds.
-        history: One mapping per epoch, what `metrics.jsonl` holds; empty where there is no such file.
-        flags: Its flags by name, as text; empty where there is no `flags.txt`.
+        result: What `result.json` holds: `metrics` as `evaluate_retrieval` gives them, fractions, with `intervals` of
+            `confidence_intervals` among them or beside them; if measured, `metrics_before` the training,
+            `metrics_moments` of a `MomentEmbedder`, `metrics_orders` by order of HORDE's moments; among the metrics
+            `parts` as `part_protocol` gives them; among or beside them `generalisation` as `evaluate_generalisation`
+            does; `dataset`, `protocol` and `selection` in words.
+        history: One mapping per epoch, what `metrics.jsonl` holds: `epoch`, metrics of unseen classes as `test`, and
+            perhaps of `seen` classes, `orders`, `generalisation`, and what `fit` reports as `train`; empty where there
+            is no such file.
+        flags: Its flags by name; empty where there is no `flags.txt`.
         environment: What `environment.json` holds; empty where there is no such file.
+        statistics: What `statistics.json` of a run with RankMI holds; empty where there is no such file.
+        path: Its folder; None: it has none.
+
+    Example:
+        >>> run = Run("cars", {"metrics": {"recall@1": 0.5}, "metrics_before": {"recall@1": 0.25}})
+        >>> run.metrics, run.intervals
+        ({'recall@1': 0.5}, {})
     """
 
     name: str
-    path: Path
-    result: dict[str, Any]
-    history: list[dict[str, Any]]
-    flags: dict[str, str]
-    environment: dict[str, Any]
+    result: Mapping[str, Any]
+    history: Sequence[Mapping[str, Any]] = ()
+    flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    statistics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    path: Path | None = None
 
     @property
-    def metrics(self) -> dict[str, Any]:
-        """The metrics of the result."""
-        return self.result["metrics"]
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the result that are numbers."""
+        return numbers(self.result["metrics"])
+
+    @property
+    def before(self) -> dict[str, float] | None:
+        """The metrics before training; None: they were not measured."""
+        measured = self.result.get("metrics_before")
+        return None if measured is None else numbers(measured)
+
+    @property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """The ends of the intervals that are known, by metric."""
+        return plain_intervals(self.result.get("intervals"), self.result["metrics"])
+
+    @property
+    def generalisation(self) -> dict[str, float]:
+        """The measures of generalisation."""
+        return numbers(self.result.get("generalisation") or self.result["metrics"].get("generalisation") or {})
+
+    @property
+    def measured(self) -> list[dict[str, Any]]:
+        """The metrics on the unseen classes after each epoch, with `epoch`."""
+        return [{"epoch": record.get("epoch"), **record.get("test", {})} for record in self.history]
+
+    @property
+    def histories(self) -> dict[str, list[dict[str, Any]]]:
+        """As `measured`, by name: this run, seen classes if measured, and HORDE's other orders if more than once."""
+        seen = [{"epoch": record.get("epoch"), **record["seen"]} for record in self.history if record.get("seen")]
+        found = {"unseen classes": self.measured, "seen classes": seen} if seen else {"this run": self.measured}
+        records = [record for record in self.history if record.get("orders")]
+        for order in records[-1]["orders"] if len(records) > 1 else ():
+            if order != "1":  # the run itself
+                found[order_name(order)] = [
+                    {"epoch": record["epoch"], **record["orders"].get(order, {})} for record in records
+                ]
+        return found
 
 
 def read_runs(folders: Sequence[str | os.PathLike], names: Sequence[str] | None = None) -> list[Run]:
@@ -78,24 +126,26 @@ def read_run(path: str | os.PathLike, name: str = "") -> Run:
     """
     path = Path(path)
     if not path.is_dir():
-        raise UserError(f"{path} is no folder; name the folder of a finished run (its --run_dir)")
+        raise UserError(f"{path} is no folder; name the folder of a finished run")
     if not (path / "result.json").is_file():
         started = (path / "flags.txt").is_file()
         raise UserError(
-            f"{path} holds a run that has not ended: there is no result.json; finish it with "
-            f"bin/train --run_dir={path} --resume"
+            f"{path} holds a run that has not ended: there is no result.json; resume it and let it finish"
             if started
             else f"{path} is not the folder of a run: there is no result.json in it"
         )
     result = read_json(path / "result.json", {"metrics": dict}, "was it written by another program?")
-    environment = read_json(path / "environment.json") if (path / "environment.json").is_file() else {}
+    environment, statistics = (
+        read_json(file) if (file := path / name).is_file() else {} for name in ("environment.json", "statistics.json")
+    )
     return Run(
         name=name or Path(os.path.abspath(path)).name,
-        path=path,
         result=result,
         history=_lines(path / "metrics.jsonl"),
         flags=_flags(path / "flags.txt"),
         environment=environment,
+        statistics=statistics,
+        path=path,
     )
 
 

@@ -98,24 +98,45 @@ def sprite_sheet(images: Iterable[np.ndarray], count: int, size: int, columns: i
 
 @dataclasses.dataclass(frozen=True)
 class Pictures:
-    """The images of one data set that a page may show.
+    """The images of a data set, or some of them, that a page may show.
 
     Args:
         dataset: Their labels and names.
-        read: Reads one of them.
+        reader: Reads image `index` of `dataset`.
+        rows: (n,) which images of `dataset`; None: all.
     """
 
     dataset: ImageDataset
-    read: ReadImage
+    reader: ReadImage
+    rows: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.dataset) if self.rows is None else len(self.rows)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """(n,) class ids."""
+        return self.dataset.labels if self.rows is None else self.dataset.labels[self.rows]
+
+    def name(self, index: int) -> str:
+        """The name of one image."""
+        return self.dataset.images.name(self._row(index))
 
     def class_of(self, index: int) -> str:
         """The name of the class of one image."""
-        return self.class_name(int(self.dataset.labels[index]))
+        return self.class_name(self.dataset.labels[self._row(index)])
 
     def class_name(self, label: int) -> str:
         """The name of a class, or its id where it has none."""
         return str(self.dataset.class_names.get(int(label), label))
 
+    def read(self, index: int) -> np.ndarray:
+        """One image, (H, W, 3) uint8."""
+        return self.reader(self._row(index))
+
     def thumbnail(self, index: int, size: int) -> str:
         """One image as a data URI."""
         return thumbnail(self.read(index), size)
+
+    def _row(self, index: int) -> int:
+        return int(index if self.rows is None else self.rows[index])

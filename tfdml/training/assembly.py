@@ -70,7 +70,7 @@ def assemble(experiment: Experiment) -> Assembly:
     train_view, evaluation_view = make_transforms(data)
     strategy = distribution.make_strategy(run.logical_devices)
 
-    splits = load_splits(data, run.seed)
+    splits = load_splits(data, run.seed, evaluation.evaluate_train)
     check_measurable(splits, evaluation.recall_ks())
     sampler = make_sampler(data, splits.train, run.seed, distribution.num_replicas(strategy))
     steps_per_epoch = optimization.steps_per_epoch or sampler.steps_per_epoch

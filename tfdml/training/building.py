@@ -17,8 +17,6 @@ from tfdml.data.batches import hierarchical_sampler
 from tfdml.data.checking import check
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images.checksum import images_checksum
-from tfdml.data.images.faults import inspect
-from tfdml.data.records import find_faults
 from tfdml.data.sampling import ClassBalancedSampler, Sampler, ShuffleSampler, WholeClassSampler, check_divides
 from tfdml.embeddings.image_table import ImageTable
 from tfdml.errors import UserError
@@ -38,15 +36,18 @@ class Splits:
         train: With class ids 0 .. C - 1.
         validation: Held-out training classes, or None.
         test: The unseen classes.
+        seen: A sample of `train` that the embedder is measured on, or None.
     """
 
     train: ImageDataset
     validation: ImageDataset | None
     test: ImageDataset
+    seen: ImageDataset | None = None
 
     def evaluated(self) -> dict[str, ImageDataset]:
         """The splits that the embedder is measured on, by name."""
-        return {"validation": self.validation, "test": self.test} if self.validation else {"test": self.test}
+        splits = {"validation": self.validation, "test": self.test, "seen": self.seen}
+        return {name: split for name, split in splits.items() if split is not None}
 
     def describe(self, directory: str = "") -> dict[str, dict[str, Any]]:
         """What tells the images of a run from others: how many there are, their names and labels, and their content.
@@ -62,15 +63,17 @@ class Splits:
                 "content": images_checksum(split.images),
             }
             for name, split in ({"train": self.train} | self.evaluated()).items()
+            if split is not self.seen  # a part of `train`
         }
 
 
-def load_splits(settings: DataSettings, seed: int) -> Splits:
+def load_splits(settings: DataSettings, seed: int, evaluate_train: float = 0.0) -> Splits:
     """Load and check the images of a run.
 
     Args:
         settings: Which images.
-        seed: Of the choice of the classes that are held out.
+        seed: Of the choice of the classes that are held out, or measured though they are trained on.
+        evaluate_train: How many of the training images are measured; see `sample_seen_classes`.
 
     Raises:
         UserError: Something about the data is wrong; the message says what and where.
@@ -78,10 +81,10 @@ def load_splits(settings: DataSettings, seed: int) -> Splits:
     options = settings.data_options()
     directory = settings.data_dir or None
     train, test = (data.load(settings.dataset, directory, split, **options) for split in ("train", "test"))
-    find = find_faults if settings.check_images == "decode" else inspect
-    train, test = (check(split, settings.bad_images, find) for split in (train, test))
+    train, test = (check(split, settings.bad_images, settings.check_images) for split in (train, test))
     train, validation = split_training_classes(train, settings.holdout_classes, seed)
-    return Splits(train.contiguous(), validation, test)
+    train = train.contiguous()
+    return Splits(train, validation, test, sample_seen_classes(train, evaluate_train, seed))
 
 
 def split_training_classes(train: ImageDataset, share: float, seed: int) -> tuple[ImageDataset, ImageDataset | None]:
@@ -102,6 +105,22 @@ def split_training_classes(train: ImageDataset, share: float, seed: int) -> tupl
     if held_out >= len(classes):
         raise UserError(f"--holdout_classes={share} leaves no class to train on")
     return train.select_classes(classes[held_out:]), train.select_classes(classes[:held_out])
+
+
+def sample_seen_classes(train: ImageDataset, wanted: float, seed: int) -> ImageDataset | None:
+    """The training classes that the embedder is measured on: whole ones, drawn by the seed until they are enough.
+
+    Args:
+        train: The training images, with class ids 0 .. C - 1.
+        wanted: How many images or, at most 1, which share of them; 0 for none.
+        seed: Of the choice.
+    """
+    if not wanted:
+        return None
+    wanted = wanted * len(train) if wanted <= 1 else wanted
+    classes = np.random.default_rng(seed).permutation(train.num_classes)
+    images = np.cumsum(np.bincount(train.labels)[classes])
+    return train.select_classes(classes[: np.searchsorted(images, wanted) + 1])
 
 
 def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replicas: int = 1) -> Sampler:
@@ -147,7 +166,7 @@ def make_transforms(settings: DataSettings) -> tuple[TrainTransform, EvaluationT
         UserError: The policy is not one that can be had.
     """
     resize = max(settings.resize, settings.image_size)
-    color = as_color(settings.pad_color, "--pad_color")
+    color = as_color(settings.pad_color)
     steps = tuple(Step(call.name, call.arguments, share) for share, call in settings.policy_steps())
     train = TrainTransform(
         kind=settings.augmentation,

@@ -11,7 +11,7 @@ from absl import logging
 from tfdml.data.augmentation.evaluation import EvaluationTransform
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.errors import UserError
-from tfdml.evaluation import dataset_protocol, embed, evaluate_dataset
+from tfdml.evaluation import dataset_protocol, embed, evaluate_dataset, evaluate_generalisation
 from tfdml.evaluation.per_query import retrieval_task
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import HighOrderMomentLoss
@@ -62,16 +62,35 @@ class Evaluator:
         return evaluate_dataset(embeddings, images, ks=ks, metrics=metrics, intervals=intervals)
 
     def each_epoch(self, learner: MetricLearner, epoch: int) -> dict[str, dict]:
-        """The metrics of every split, and of HORDE's orders, in the epochs that are evaluated."""
-        every, last = self.settings.evaluate_every, self.epochs
-        if epoch not in (0, last) and (every == 0 or epoch % every):
-            return {}
-        measured = {name: self.measure(self.embed(learner.embedder, name), name) for name in self.batches}
-        for name, metrics in measured.items():
-            logging.info("epoch %d, %s: %s", epoch, name, format_metrics(metrics))
-        if self.settings.evaluate_orders == "epochs" or (self.settings.evaluate_orders == "end" and epoch == last):
-            measured.update(self.orders(learner))
+        """The metrics of every split, of HORDE's orders, and of generalisation, in the epochs that measure them."""
+        settings, measured = self.settings, {}
+        compared = settings.generalisation_every > 0 and self._is_due(epoch, settings.generalisation_every)
+        evaluated = self._is_due(epoch, settings.evaluate_every)
+        names = self.batches if evaluated else ("test", "seen") if compared else ()
+        embeddings = {name: self.embed(learner.embedder, name) for name in names}
+        if evaluated:
+            measured = {name: self.measure(embeddings[name], name) for name in embeddings}
+            for name, metrics in measured.items():
+                logging.info("epoch %d, %s: %s", epoch, name, format_metrics(metrics))
+            if settings.evaluate_orders == "epochs" or (settings.evaluate_orders == "end" and epoch == self.epochs):
+                measured.update(self.orders(learner))
+        if compared:
+            measured["generalisation"] = self._generalisation(embeddings)
         return measured
+
+    def _is_due(self, epoch: int, every: int) -> bool:
+        return epoch in (0, self.epochs) or (every > 0 and epoch % every == 0)
+
+    def _generalisation(self, embeddings: dict[str, np.ndarray]) -> dict[str, float | int | bool]:
+        """How the unseen classes lie beside the seen ones; see `evaluate_generalisation`."""
+        assert self.splits.seen is not None
+        return evaluate_generalisation(
+            embeddings["test"],
+            self.splits.test.labels,
+            embeddings["seen"],
+            self.splits.seen.labels,
+            measures=("density", "divergence"),
+        )
 
     def orders(self, learner: MetricLearner) -> dict[str, dict]:
         """The Recall@K of each order of HORDE's moments on the unseen classes, as `orders`; empty without one horde."""

@@ -9,11 +9,9 @@ import keras
 import numpy as np
 from absl import logging
 
-from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches
-from tfdml.manifests import read_json
 from tfdml.models import Embedder, MetricLearner
-from tfdml.report import write_report
+from tfdml.report import read_run, write_report
 from tfdml.storage import atomic_write, write_json
 from tfdml.training.building import Splits
 from tfdml.training.evaluating import CLUSTERING, RETRIEVAL, Evaluator
@@ -21,6 +19,7 @@ from tfdml.training.moments import moment_embedder
 from tfdml.training.monitor import TrainingMonitor
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.selection import selected_epoch
+from tfdml.training.statistics import describe_statistics, rank_mi_of, statistics_model
 
 _PROTOCOL = "zero-shot: trained on {train} classes, evaluated {how} on {test} classes never seen in training"
 _SELECTION = {
@@ -31,17 +30,18 @@ _SELECTION = {
 
 
 def finish(
-    flags: dict[str, Any],
+    dataset: str,
     learner: MetricLearner,
     evaluator: Evaluator,
     monitor: TrainingMonitor,
     folder: RunFolder,
     seconds: float,
 ) -> dict[str, Any]:
-    """Write what of `embedder.keras`, `moments.keras`, `result.json` and the report is not there yet.
+    """Write what of `embedder.keras`, `moments.keras`, `statistics_network.keras` with `statistics.json`, `result.json`
+    and the report is not there yet.
 
     Args:
-        flags: Every setting of the run by name, for the report.
+        dataset: The name of the data set.
         learner: As it is after the last step.
         evaluator: Measures the embedder; its settings say what is written.
         monitor: Holds the records of the epochs.
@@ -59,12 +59,16 @@ def finish(
     embeddings = evaluator.embed(embedder, "test")
     result = folder.read_result()
     if result is None or (settings.moment_embedder and not folder.moments.is_file()):
-        result = {"dataset": flags["dataset"], **_result(evaluator, embeddings, monitor), "seconds": seconds}
+        result = {"dataset": dataset, **_result(evaluator, embeddings, monitor), "seconds": seconds}
+        _write_statistics(learner, evaluator, monitor, folder, embeddings if embedder is learner.embedder else None)
         if settings.moment_embedder:
             result["metrics_moments"] = _write_moments(learner, evaluator, folder)
         write_json(folder.result, result)
     if settings.report and not folder.report.is_file():
-        _write_report(flags, evaluator.splits.test, embeddings, result, monitor.records, folder)
+        interval_name = "95% interval over classes"
+        write_report(
+            folder.report, read_run(folder.path), evaluator.splits.test, embeddings, interval_name=interval_name
+        )
     return result
 
 
@@ -86,7 +90,8 @@ def _result(evaluator: Evaluator, embeddings: np.ndarray, monitor: TrainingMonit
     intervals = metrics.pop("intervals")
     epoch = selected_epoch(monitor.records, selection)
     # Moments are not saved with the embedder: those of the epoch that was chosen were measured then, or not at all.
-    orders = next(record.get("orders") for record in monitor.records if record["epoch"] == epoch)
+    chosen = next(record for record in monitor.records if record["epoch"] == epoch)
+    measured = {"metrics_orders": "orders", "metrics_seen": "seen", "generalisation": "generalisation"}
     return {
         "metrics": metrics,
         "intervals": intervals,
@@ -97,13 +102,33 @@ def _result(evaluator: Evaluator, embeddings: np.ndarray, monitor: TrainingMonit
         "steps": monitor.step,
         "train_seconds": monitor.train_seconds,
         "images_per_second": monitor.images_per_second(),
-        **({"metrics_orders": orders} if orders else {}),
+        **{name: chosen[part] for name, part in measured.items() if part in chosen},
     }
 
 
 def _protocol(splits: Splits) -> str:
     how = "all-to-all" if splits.test.is_query is None else "queries against gallery"
     return _PROTOCOL.format(train=splits.train.num_classes, test=splits.test.num_classes, how=how)
+
+
+def _write_statistics(
+    learner: MetricLearner,
+    evaluator: Evaluator,
+    monitor: TrainingMonitor,
+    folder: RunFolder,
+    test_embeddings: np.ndarray | None,
+) -> None:
+    """Write RankMI's network and figure, of the last epoch: before the result, so that a finished run has them."""
+    objective = rank_mi_of(learner)
+    if objective is None:
+        return
+    with atomic_write(folder.statistics_network) as temporary:
+        statistics_model(objective).save(temporary)
+    splits = {}
+    for name, split in evaluator.splits.evaluated().items():
+        known = test_embeddings if name == "test" else None
+        splits[name] = (evaluator.embed(learner.embedder, name) if known is None else known, split.labels)
+    write_json(folder.statistics, describe_statistics(objective, splits, monitor.records[-1]["epoch"]))
 
 
 def _write_moments(learner: MetricLearner, evaluator: Evaluator, folder: RunFolder) -> dict[str, Any]:
@@ -113,36 +138,3 @@ def _write_moments(learner: MetricLearner, evaluator: Evaluator, folder: RunFold
     with atomic_write(folder.moments) as temporary:
         model.save(temporary)
     return evaluator.measure(evaluator.embed(model, "test"), "test", RETRIEVAL + CLUSTERING)
-
-
-def _write_report(
-    flags: dict[str, Any],
-    test: ImageDataset,
-    embeddings: np.ndarray,
-    result: dict[str, Any],
-    records: list[dict[str, Any]],
-    folder: RunFolder,
-) -> None:
-    gallery: dict[str, Any] = {}
-    if test.is_query is not None:
-        gallery = {"gallery": test.gallery, "gallery_embeddings": embeddings[~test.is_query]}
-        test, embeddings = test.queries, embeddings[test.is_query]
-    moments = {"moments": result["metrics_moments"]} if "metrics_moments" in result else {}
-    write_report(
-        folder.report,
-        f"{folder.path.name}: {flags['dataset']}",
-        result["metrics_before"],
-        {**result["metrics"], **moments, "orders": result.get("metrics_orders", {})},
-        [
-            {"epoch": record["epoch"], **record.get("test", {}), "orders": record.get("orders", {})}
-            for record in records
-        ],
-        test,
-        embeddings,
-        summary=f"{result['protocol'].capitalize()}. The embedder is that of {result['selection']}.",
-        flags=flags,
-        environment=read_json(folder.environment),
-        intervals=result["intervals"],
-        interval_name="95% interval over classes",
-        **gallery,
-    )

@@ -189,7 +189,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         self.records.append(record)
         write_lines(self.folder.metrics, self.records)
         with self._disk_for_summaries(), self._writer.as_default(step=record["epoch"]):
-            for part in ("train", "validation", "test"):
+            for part in ("train", "validation", "test", "seen", "generalisation"):
                 for name, value in record.get(part, {}).items():
                     tf.summary.scalar(f"{part}/{name}", value)
             for order, metrics in record.get("orders", {}).items():

@@ -29,14 +29,14 @@ class RunFolder:
     """Paths of a run, and the rules of who may write there.
 
         flags.txt  data.json  environment.json  metrics.jsonl  result.json  calibration/  checkpoints/  embedder.keras
-        tensorboard/  report/index.html
+        tensorboard/  report/index.html  and, where they apply, moments.keras  statistics_network.keras  statistics.json
 
     Args:
         path: The folder.
     """
 
     def __init__(self, path: str | os.PathLike):
-        require_local(path, "--run_dir")
+        require_local(path, "run_dir")
         self.path = Path(path)
         self.flags = self.path / "flags.txt"
         self.data = self.path / "data.json"
@@ -47,6 +47,8 @@ class RunFolder:
         self.calibration = self.path / "calibration"
         self.embedder = self.path / "embedder.keras"
         self.moments = self.path / "moments.keras"
+        self.statistics_network = self.path / "statistics_network.keras"
+        self.statistics = self.path / "statistics.json"
         self.tensorboard = self.path / "tensorboard"
         self.report = self.path / "report" / "index.html"
         self._owner = self.path / ".train.lock"

@@ -178,8 +178,8 @@ class _Run:
             with self.interruption.deferred():
                 self._fit()
             seconds = time.perf_counter() - self.started
-            flags = dataclasses.asdict(self.experiment)
-            return finish(flags, self.learner, self.evaluator, self.monitor, self.folder, seconds)
+            dataset = self.experiment.dataset
+            return finish(dataset, self.learner, self.evaluator, self.monitor, self.folder, seconds)
 
     def _fit(self) -> None:
         monitor, steps, epochs = self.monitor, self.monitor.steps_per_epoch, self.experiment.epochs

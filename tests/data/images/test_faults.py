@@ -363,13 +363,13 @@ def test_check_names_the_first_paths_the_count_and_the_flag(tmp_path):
     assert f"{images.paths[1]}: not an image: it looks like text" in message
     assert images.paths[3] in message
     assert images.paths[4] not in message
-    assert "--bad_images=skip" in message
+    assert "`bad_images='skip'`" in message
 
 
 def test_check_can_skip_with_one_warning(tmp_path, caplog):
     images = _files(tmp_path, {"a": GOOD["png"], "b": b"", "c": b"text", "d": b"", "e": GOOD["gif"]})
     with caplog.at_level("WARNING", logger="absl"):
-        kept = check(_dataset(images), on_bad="skip")
+        kept = check(_dataset(images), bad_images="skip")
     assert kept.images.paths == (images.paths[0], images.paths[4])
     assert kept.labels.tolist() == [0, 2]
     assert kept.class_names == {0: "c0", 2: "c2"}
@@ -385,12 +385,12 @@ def test_check_returns_a_sound_data_set_as_it_is():
 
 def test_check_refuses_to_skip_everything():
     with pytest.raises(UserError, match=r"none of the 2 .* can be used: image0: empty file"):
-        check(_dataset(_encoded(b"", b"")), on_bad="skip")
+        check(_dataset(_encoded(b"", b"")), bad_images="skip")
 
 
 def test_check_refuses_another_policy():
-    with pytest.raises(UserError, match="unknown policy 'ignore'"):
-        check(_dataset(_encoded(GOOD["png"])), on_bad="ignore")
+    with pytest.raises(UserError, match="`bad_images=ignore`: must be one of error, skip"):
+        check(_dataset(_encoded(GOOD["png"])), bad_images="ignore")
 
 
 def test_diagnose_finds_damage_in_the_middle():
@@ -435,6 +435,6 @@ def test_decoding_finds_damage_that_headers_do_not_show():
     dataset = ImageDataset("toy", "train", images, np.array([0, 0, 1]), {0: "x", 1: "y"})
     assert len(check(dataset)) == 3
     assert [fault.name for fault in find_faults(images)] == ["b"]
-    assert check(dataset, "skip", find_faults).images.names == ("a", "c")
+    assert check(dataset, "skip", "decode").images.names == ("a", "c")
     with pytest.raises(UserError, match="1 of 3 images of toy"):
-        check(dataset, "error", find_faults)
+        check(dataset, "error", "decode")

@@ -194,9 +194,9 @@ def test_a_damaged_record_is_named_by_its_shard(folder):
     assert fault.index == 2
     assert fault.name == place
     assert diagnose(dataset.images)[0].name == place
-    assert len(check(dataset, "skip", find_faults)) == 5
-    with pytest.raises(UserError, match="--bad_images=skip") as error:
-        check(dataset, "error", find_faults)
+    assert len(check(dataset, "skip", "decode")) == 5
+    with pytest.raises(UserError, match="`bad_images='skip'`") as error:
+        check(dataset, "error", "decode")
     assert place in str(error.value)
 
 
@@ -208,6 +208,6 @@ def test_a_damaged_record_that_stops_a_pass_is_named_by_its_shard(folder):
     dataset, place = damaged(folder)
     with pytest.raises(tf.errors.OpError) as caught:
         list(evaluation_batches(dataset, EvaluationTransform(28, 24), 6))
-    explained = str(explain_failure(caught.value, dataset, "--its_own_flag"))
+    explained = str(explain_failure(caught.value, dataset, "`its_own_argument`"))
     assert place in explained
-    assert explained.endswith("leave them out with --its_own_flag")
+    assert explained.endswith("leave them out with `its_own_argument`")

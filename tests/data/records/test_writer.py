@@ -108,7 +108,7 @@ def test_bad_images_end_it_or_are_left_out(tmp_path):
     good, bad = broken(12)
     dataset = files(tmp_path / "images", [*good[:5], *bad, *good[5:]])
     out = tmp_path / "out"
-    with pytest.raises(UserError, match=r"12 of 24 images are bad .*bad_images.txt.*--bad_images=skip"):
+    with pytest.raises(UserError, match=r"12 of 24 images are bad .*bad_images.txt.*`bad_images='skip'`"):
         prepare({"train": dataset}, out, SMALL)
     assert not (out / "manifest.json").exists()
     lines = (out / "bad_images.txt").read_text(encoding="utf-8").splitlines()
@@ -480,5 +480,5 @@ def test_shards_are_cut_where_they_are_full(sizes, limit):
 )  # fmt: skip
 def test_wrong_settings_are_named(wrong):
     (name,) = wrong
-    with pytest.raises(UserError, match=f"--{name}="):
+    with pytest.raises(UserError, match=f"`{name}="):
         Settings(**wrong)

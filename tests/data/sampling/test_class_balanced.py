@@ -118,7 +118,7 @@ def test_short_classes_are_dropped_on_request():
     assert seen == {3, 23, 43}
     assert sampler.steps_per_epoch == 12 // 9
     with pytest.raises(
-        UserError, match=r"--classes_per_batch=4.*3 classes with at least --images_per_class=3.*\(of 5\)"
+        UserError, match=r"`classes_per_batch=4`.*3 classes with at least `images_per_class=3`.*\(of 5\)"
     ):
         ClassBalancedSampler(labels, 4, 3, short_classes="drop")
 
@@ -131,10 +131,10 @@ def test_an_epoch_is_as_many_batches_as_hold_the_images():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"classes_per_batch": 6}, "--classes_per_batch=6, but the data has 5 classes"),
-        ({"classes_per_batch": 0}, "--classes_per_batch must be at least 1, not 0"),
-        ({"images_per_class": 0}, "--images_per_class must be at least 1, not 0"),
-        ({"seed": -1}, "--seed must not be negative"),
+        ({"classes_per_batch": 6}, "`classes_per_batch=6`, but the data has 5 classes"),
+        ({"classes_per_batch": 0}, "`classes_per_batch` must be at least 1, not 0"),
+        ({"images_per_class": 0}, "`images_per_class` must be at least 1, not 0"),
+        ({"seed": -1}, "`seed` must not be negative"),
         ({"short_classes": "pad"}, "repeat or drop, not 'pad'"),
         ({"labels": np.array([0.5])}, "float64"),
         ({"labels": np.zeros(0, np.int64)}, r"\(0,\)"),
@@ -168,9 +168,9 @@ def test_shuffle_differs_between_epochs_and_seeds():
 
 
 def test_shuffle_refuses_batches_larger_than_the_data():
-    with pytest.raises(UserError, match="--batch_size=11, but the data has 10 images"):
+    with pytest.raises(UserError, match="`batch_size=11`, but the data has 10 images"):
         ShuffleSampler(10, 11)
-    with pytest.raises(UserError, match="--batch_size must be at least 1"):
+    with pytest.raises(UserError, match="`batch_size` must be at least 1"):
         ShuffleSampler(10, 0)
 
 

@@ -38,7 +38,7 @@ def test_batches(classes_per_kind, group, rows, images_per_class, weights, short
     enough = sum(count >= group for count in classes_per_kind) + (short == "merge" and pool >= group)
     arguments = (labels, kinds, group * rows, images_per_class, rows)
     if enough < rows:
-        with pytest.raises(UserError, match=f"--super_classes_per_batch={rows}, but the data has {enough} super-cl"):
+        with pytest.raises(UserError, match=f"`super_classes_per_batch={rows}`, but the data has {enough} super-cl"):
             HierarchicalSampler(*arguments, weights=weights, short_super_classes=short)
         return
     sampler = HierarchicalSampler(*arguments, seed=5, weights=weights, short_super_classes=short)
@@ -143,14 +143,14 @@ def test_extreme_ids_stay_apart():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"super_classes_per_batch": 3}, "--classes_per_batch=4 is no multiple of --super_classes_per_batch=3"),
-        ({"super_classes_per_batch": 4}, "=4, but the data has 3 super-classes with at least 1 classes"),
-        ({"classes_per_batch": 12}, "--super_classes_per_batch=2, but the data has 1 super-classes with at least 6"),
-        ({"super_classes_per_batch": 0}, "--super_classes_per_batch must be at least 1"),
-        ({"images_per_class": 0}, "--images_per_class must be at least 1"),
-        ({"weights": "sqrt"}, "--super_class_weights must be proportional or uniform, not 'sqrt'"),
-        ({"short_super_classes": "repeat"}, "--short_super_classes must be merge or drop, not 'repeat'"),
-        ({"short_classes": "pad"}, "--short_classes must be repeat or drop, not 'pad'"),
+        ({"super_classes_per_batch": 3}, "`classes_per_batch=4` is no multiple of `super_classes_per_batch=3`"),
+        ({"super_classes_per_batch": 4}, "=4`, but the data has 3 super-classes with at least 1 classes"),
+        ({"classes_per_batch": 12}, "`super_classes_per_batch=2`, but the data has 1 super-classes with at least 6"),
+        ({"super_classes_per_batch": 0}, "`super_classes_per_batch` must be at least 1"),
+        ({"images_per_class": 0}, "`images_per_class` must be at least 1"),
+        ({"weights": "sqrt"}, "`weights` must be proportional or uniform, not 'sqrt'"),
+        ({"short_super_classes": "repeat"}, "`short_super_classes` must be merge or drop, not 'repeat'"),
+        ({"short_classes": "pad"}, "`short_classes` must be repeat or drop, not 'pad'"),
         ({"super_labels": np.zeros(3, int)}, r"super_labels must be \(45,\) integers"),
         ({"super_labels": np.zeros(45)}, "not float64"),
         ({"super_labels": np.arange(45)}, r"15 classes lie in more than one super-class: class 1 in \d+ and \d+"),

@@ -35,7 +35,7 @@ def test_shares_put_together_are_the_batch(count, each, step):
 def test_a_batch_that_does_not_divide_is_refused():
     with pytest.raises(UserError, match="a batch of 10 images cannot be shared out evenly over 3 workers"):
         Share(ShuffleSampler(100, 10), 0, 3)
-    with pytest.raises(UserError, match=r"4 replicas: make --batch_size \(or --classes_per_batch times --im"):
+    with pytest.raises(UserError, match=r"4 replicas: make `batch_size` \(or `classes_per_batch` times `im"):
         check_divides(10, 4, "replicas")
     with pytest.raises(UserError, match="worker 2 of 2: workers are numbered from 0 to 1"):
         Share(ShuffleSampler(100, 10), 2, 2)
@@ -80,7 +80,7 @@ def test_super_classes_stay_with_their_images():
 
 def test_data_without_super_classes_are_refused():
     data = dataclasses.replace(made(), super_labels=None)
-    with pytest.raises(UserError, match="--sampling=hierarchical needs super-classes, and made has none: sop has them"):
+    with pytest.raises(UserError, match="hierarchical sampling needs super-classes, and made has none: sop has them"):
         hierarchical(data, 4, 2)
 
 

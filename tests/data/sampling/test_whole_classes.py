@@ -95,7 +95,7 @@ def test_a_class_beyond_the_batch_gives_no_more_than_a_batch(caplog):
     labels = np.repeat([1, 2, 3], [50, 3, 3])
     with caplog.at_level("WARNING", logger="absl"):
         sampler = WholeClassSampler(labels, 10)
-    assert "1 of 3 classes have --batch_size=10 images or more" in caplog.text
+    assert "1 of 3 classes have `batch_size=10` images or more" in caplog.text
     assert sampler.steps_per_epoch == 1
     seen = {int(i) for step in range(300) for i in sampler.batch(step)}
     assert seen == set(range(56))
@@ -104,9 +104,9 @@ def test_a_class_beyond_the_batch_gives_no_more_than_a_batch(caplog):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batch_size": 7}, "--batch_size=7, but the data has 6 images; lower --batch_size"),
-        ({"batch_size": 0}, "--batch_size must be at least 1, not 0"),
-        ({"seed": -1}, "--seed must not be negative"),
+        ({"batch_size": 7}, "`batch_size=7`, but the data has 6 images; lower `batch_size`"),
+        ({"batch_size": 0}, "`batch_size` must be at least 1, not 0"),
+        ({"seed": -1}, "`seed` must not be negative"),
         ({"labels": np.array([0.5])}, "float64"),
     ],
 )

@@ -85,7 +85,7 @@ def _made(path):
 def test_a_tflite_file_without_a_card_is_told_its_view(models, sources, tmp_path):
     lone = tmp_path / "a" / "b" / "model.tflite"
     shutil.copyfile(models.litert, _made(lone))
-    with pytest.raises(UserError, match="pass --resize"):
+    with pytest.raises(UserError, match="pass `resize`"):
         load_backend(lone)
     dataset = models_on_disk.pictures()
     found = load_backend(lone, resize=40).embed(dataset, 4)
@@ -105,11 +105,11 @@ def test_a_card_of_another_model_is_refused(models, tmp_path):
     lone = tmp_path / "litert" / "model.tflite"
     shutil.copyfile(models.litert, _made(lone))
     for card, says in (
-        ({"view": {**models_on_disk.VIEW, "crop": 36}}, "tells of 36 px"),
-        ({"view": {**models_on_disk.VIEW, "resize": 20}}, "a view that cannot be"),
-        ({"view": {"resize": 40}}, "does not tell the view"),
-        ({"view": {"size": 40}}, "does not tell the view"),
-        ({}, "does not tell the view"),
+        ({"view": {**models_on_disk.VIEW, "crop": 36}}, "states 36 px"),
+        ({"view": {**models_on_disk.VIEW, "resize": 20}}, "an impossible view"),
+        ({"view": {"resize": 40}}, "does not state the view"),
+        ({"view": {"size": 40}}, "does not state the view"),
+        ({}, "does not state the view"),
         ([], "an object is expected, not a list"),
     ):
         (tmp_path / "model_card.json").write_text(json.dumps(card))

@@ -119,7 +119,7 @@ def test_no_answer_in_time(protocol, server):
     server.failures.append(lambda: time.sleep(0.8))
     with pytest.raises(UserError, match=r"no answer within 0\.2 s to a request of 3 images"):
         endpoint.embed(models_on_disk.pictures(3), 4)
-    with pytest.raises(UserError, match="--timeout"):
+    with pytest.raises(UserError, match="`timeout`"):
         connect(address(server, protocol), timeout=0.0)
 
 
@@ -150,7 +150,7 @@ def test_requests_beyond_grpcs_default_of_4_mb(protocol, server):
 def test_a_request_beyond_the_servers_limit(server):
     endpoint = connect(address(server, "grpc"))
     server.failures.append(Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "Received message larger than max"))
-    with pytest.raises(UserError, match="lower --batch_size"):
+    with pytest.raises(UserError, match="lower `batch_size`"):
         endpoint.embed(models_on_disk.pictures(3), 4)
 
 

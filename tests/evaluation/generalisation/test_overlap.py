@@ -15,6 +15,7 @@ from tfdml.evaluation.generalisation import (
     overlap_coefficient,
     probability_nearer,
     sample_pair_histogram,
+    share_ordered,
 )
 
 COUNTS = st.lists(st.integers(0, 50), min_size=1, max_size=12)
@@ -52,6 +53,23 @@ def test_histograms_that_do_not_fit_are_refused(measure):
         measure([1, 2], [1, 2, 3])
     with pytest.raises(UserError, match="hold a pair"):
         measure([0, 0], [1, 2])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=30), st.lists(st.integers(0, 6), min_size=1, max_size=30))
+def test_order_of_distances_counts_ties_half(positive, negative):
+    positive, negative = np.array(positive, np.float32) / 3, np.array(negative, np.float32) / 3
+    pairs = [(a < b) + (a == b) / 2 for a in positive for b in negative]
+    assert share_ordered(positive, negative) == pytest.approx(np.mean(pairs), abs=1e-12)
+    truth = np.r_[np.zeros(len(positive)), np.ones(len(negative))]
+    assert share_ordered(positive, negative) == pytest.approx(roc_auc_score(truth, np.r_[positive, negative]), abs=1e-9)
+
+
+def test_distances_however_close_are_no_ties():
+    assert share_ordered([1.0], [1.0 + 1e-15]) == 1
+    assert share_ordered([1.0 + 1e-15], [1.0]) == 0
+    with pytest.raises(UserError, match="hold a pair"):
+        share_ordered([], [1.0])
 
 
 def test_figures_match_those_of_all_pairs():

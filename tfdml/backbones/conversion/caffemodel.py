@@ -38,7 +38,7 @@ def read_caffemodel(path: Path) -> dict[str, np.ndarray]:
                 blobs.append(_blob(value))
         for index, blob in enumerate(blobs):
             if f"{name}.{index}" in arrays:
-                raise UserError(f"--from={path}: two layers are called {name!r}")
+                raise UserError(f"`path={path}`: two layers are called {name!r}")
             arrays[f"{name}.{index}"] = blob
     return arrays
 

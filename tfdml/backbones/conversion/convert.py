@@ -81,19 +81,20 @@ def convert(
         >>> converted.model.save_weights("bn_inception.weights.h5")  # doctest: +SKIP
     """
     if architecture not in _ARCHITECTURES:
-        raise UserError(f"--architecture={architecture}: must be one of {', '.join(ARCHITECTURES)}")
+        raise UserError(f"`architecture={architecture}`: must be one of {', '.join(ARCHITECTURES)}")
     entry = _ARCHITECTURES[architecture]
     arrays = {_tidy(name): array for name, array in read_checkpoint(path).items()}
     caffe = _is_caffe(path, arrays)
     rename = entry.caffe if caffe else entry.torch
     if rename is None:
         other = {"googlenet_bn": "googlenet", "resnet50_v1_5": "resnet50"}[architecture]
-        raise UserError(f"--from={path} is a Caffe checkpoint; there are none of {architecture}, but of {other}")
+        raise UserError(f"`path={path}` is a Caffe checkpoint; there are none of {architecture}, but of {other}")
     if architecture == "resnet50" and not caffe and not stride_in_1x1:
         raise UserError(
-            f"--from={path}: PyTorch's ResNet-50 (torchvision) has the stride of a block in its 3x3 convolution, "
+            f"`path={path}`: PyTorch's ResNet-50 (torchvision) has the stride of a block in its 3x3 convolution, "
             "keras.applications.ResNet50 in the 1x1 before it, so the weights would fit and the features be wrong. Use "
-            "--architecture=resnet50_v1_5; or --stride_in_1x1 if the checkpoint is of a network ported from Caffe"
+            "`architecture='resnet50_v1_5'`; or `stride_in_1x1=True` if the checkpoint is of a network ported from "
+            "Caffe"
         )
     model = entry.make()
     source = _Source(path, arrays, caffe, rename, entry.epsilon)
@@ -113,7 +114,7 @@ def _is_caffe(path: str | os.PathLike, arrays: dict[str, np.ndarray]) -> bool:
         return True
     named = ", ".join(sorted(arrays)[:3]) + (" ..." if len(arrays) > 3 else "")
     raise UserError(
-        f"--from={path} is no checkpoint of a network: its arrays ({named}) are not called as PyTorch or Caffe call "
+        f"`path={path}` is no checkpoint of a network: its arrays ({named}) are not called as PyTorch or Caffe call "
         "the weights of layers (conv1.weight, conv1.0)"
     )
 
@@ -215,13 +216,13 @@ class _Source:
         extra = [name for name in self.arrays if name not in self.used and not _TOP.fullmatch(name)]
         if not allow_extra and not self.problems:
             self.problems += [f"{name} is not part of it" for name in extra]
-            hint = "; --allow_extra leaves such arrays out" if extra else ""
+            hint = "; `allow_extra=True` leaves such arrays out" if extra else ""
         else:
             hint = f"; it has {', '.join(extra[:3])} ..." if extra else ""
         if self.problems:
             more = f" and {len(self.problems) - 5} more" if len(self.problems) > 5 else ""
             named = "; ".join(self.problems[:5])
-            raise UserError(f"--from={self.path} does not fit {architecture}: {named}{more}{hint}")
+            raise UserError(f"`path={self.path}` does not fit {architecture}: {named}{more}{hint}")
 
     def left_out(self) -> tuple[str, ...]:
         """The arrays that were not used."""

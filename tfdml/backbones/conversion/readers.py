@@ -43,7 +43,7 @@ def read_checkpoint(path: str | os.PathLike) -> dict[str, np.ndarray]:
         with storage.open_file(path) as file:
             head = file.read(16)
     except OSError as error:
-        raise UserError(f"--from={path} cannot be read: {error.strerror}") from error
+        raise UserError(f"`path={path}` cannot be read: {error.strerror}") from error
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
@@ -59,16 +59,16 @@ def read_checkpoint(path: str | os.PathLike) -> dict[str, np.ndarray]:
             arrays = read_caffemodel(path)
         else:
             raise UserError(
-                f"--from={path} is of no known kind: PyTorch (.pth of a state dict), .safetensors, .caffemodel, .h5, "
+                f"`path={path}` is of no known kind: PyTorch (.pth of a state dict), .safetensors, .caffemodel, .h5, "
                 ".npz"
             )
     except UserError:
         raise
     except Exception as error:
         # Whatever a damaged file makes the readers stumble over.
-        raise UserError(f"--from={path} is damaged or no checkpoint ({short_message(error)})") from error
+        raise UserError(f"`path={path}` is damaged or no checkpoint ({short_message(error)})") from error
     if not arrays:
-        raise UserError(f"--from={path} holds no arrays")
+        raise UserError(f"`path={path}` holds no arrays")
     return {name: _widen(array) for name, array in arrays.items()}
 
 
@@ -87,7 +87,7 @@ def _read_hdf5(path: Path) -> dict[str, np.ndarray]:
     def take(name, item):
         if isinstance(item, h5py.Dataset):
             if item.external or item.is_virtual:
-                raise UserError(f"--from={path}: the numbers of {name} lie in other files, which are not opened")
+                raise UserError(f"`path={path}`: the numbers of {name} lie in other files, which are not opened")
             # Caffe: data/<layer, which may hold slashes>/<index>.
             layer = re.sub(r"/(\d+)$", r".\1", name)
             arrays[layer.removeprefix("data/") if layer != name else name] = item[()]
@@ -109,7 +109,7 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
         if name == "__metadata__":
             continue
         if entry["dtype"] not in _SAFETENSORS:
-            raise UserError(f"--from={path}: {name} is of type {entry['dtype']}, which is not read")
+            raise UserError(f"`path={path}`: {name} is of type {entry['dtype']}, which is not read")
         first, last = entry["data_offsets"]
         array = np.frombuffer(body[first:last], _SAFETENSORS[entry["dtype"]]).reshape(entry["shape"])
         arrays[name] = from_bfloat16(array) if entry["dtype"] == "BF16" else array

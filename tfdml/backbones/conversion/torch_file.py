@@ -109,7 +109,7 @@ class _Unpickler(pickle.Unpickler):
             if name in known:
                 return known[name]
         raise UserError(
-            f"--from={self.path} holds more than tensors: {module}.{name}, which is not loaded, since a pickle can run "
+            f"`path={self.path}` holds more than tensors: {module}.{name}, which is not loaded, since a pickle can run "
             "any code. Where PyTorch and the model's code are at hand, write torch.save(model.state_dict(), 'file.pth')"
         )
 
@@ -139,26 +139,26 @@ def _rebuild(storage, offset, shape, strides, *rest) -> _Tensor:
 def _open_zip(path: Path, archive: zipfile.ZipFile):
     names = [name for name in archive.namelist() if name.endswith("/data.pkl") or name == "data.pkl"]
     if len(names) != 1:
-        raise UserError(f"--from={path} is a zip file, but no PyTorch checkpoint")
+        raise UserError(f"`path={path}` is a zip file, but no PyTorch checkpoint")
     length = path.stat().st_size
     inflated = next((part for part in archive.infolist() if part.file_size > length), None)
     if inflated:  # PyTorch stores its parts as they are
         raise ValueError(f"{inflated.filename} would take {inflated.file_size:,} bytes, more than the file has")
     folder = names[0].removesuffix("data.pkl")
     if f"{folder}constants.pkl" in archive.namelist():
-        raise UserError(f"--from={path} is a TorchScript program: write torch.save(model.state_dict(), 'file.pth')")
+        raise UserError(f"`path={path}` is a TorchScript program: write torch.save(model.state_dict(), 'file.pth')")
     if f"{folder}byteorder" in archive.namelist() and archive.read(f"{folder}byteorder") != b"little":
-        raise UserError(f"--from={path} was written on a big-endian machine: load and save it on another")
+        raise UserError(f"`path={path}` was written on a big-endian machine: load and save it on another")
     content = _unpickled(path, io.BytesIO(archive.read(names[0])))
     return content, lambda storage: archive.read(f"{folder}data/{storage.key}")
 
 
 def _open_legacy(path: Path, file: BinaryIO):
     if _unpickled(path, file) != _MAGIC:
-        raise UserError(f"--from={path} is no PyTorch checkpoint")
+        raise UserError(f"`path={path}` is no PyTorch checkpoint")
     _protocol, system = _unpickled(path, file), _unpickled(path, file)
     if not system.get("little_endian", True):
-        raise UserError(f"--from={path} was written on a big-endian machine: load and save it on another")
+        raise UserError(f"`path={path}` was written on a big-endian machine: load and save it on another")
     content, keys = _unpickled(path, file), _unpickled(path, file)
     sizes = {tensor.storage.key: _bytes_of(tensor.storage) for _, tensor in _tensors(content)}
     # The storages follow in the order of the keys: how many numbers, and the numbers.
@@ -195,7 +195,7 @@ def _arrays(path: Path, content, load: Callable[[_Storage], bytes]) -> dict[str,
     if isinstance(content, dict) and not any(isinstance(item, _Tensor) for item in content.values()):
         state = next((content[key] for key in _NESTED if isinstance(content.get(key), dict)), {})
     if not isinstance(state, dict) or not any(isinstance(item, _Tensor) for item in state.values()):
-        raise UserError(f"--from={path} holds no state dict, that is, no dictionary from names to tensors")
+        raise UserError(f"`path={path}` holds no state dict, that is, no dictionary from names to tensors")
     storages: dict[str, np.ndarray] = {}
     arrays: dict[str, np.ndarray] = {}
     left = _MOST_SHARING * path.stat().st_size

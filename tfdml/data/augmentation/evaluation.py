@@ -127,12 +127,11 @@ class EvaluationTransform:
         return target, [(edge - self.crop) // 2 for edge in target]
 
 
-def as_color(value: Any, what: str = "pad_color") -> Color:
+def as_color(value: Any) -> Color:
     """Red, green and blue of a colour.
 
     Args:
         value: `"black"`, `"white"`, `"R,G,B"`, or three whole numbers of 0 to 255.
-        what: What the error calls it.
 
     Raises:
         UserError: It is none of these.
@@ -148,7 +147,7 @@ def as_color(value: Any, what: str = "pad_color") -> Color:
             return red, green, blue
     except (OverflowError, TypeError, ValueError):
         pass
-    raise UserError(f"{what}={value!r}: write black, white, or red, green and blue of 0 to 255, e.g. 255,255,255")
+    raise UserError(f"`pad_color={value!r}`: write black, white, or red, green and blue of 0 to 255, e.g. 255,255,255")
 
 
 def check_sizes(resize: int, crop: int, mode: str) -> None:

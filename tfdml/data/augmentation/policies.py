@@ -1,8 +1,8 @@
 """Augmentation policies by name: what happens to the finished crops, through keras-cv's layers.
 
-keras-cv draws from generators that keep a state, so that what an image gets would depend on which thread came first.
-Here every draw of a layer is replaced by a stateless one, keyed by the image's own draws and numbered in the order in
-which the graph is built: the same key gives the same bits, whatever ran before.
+keras-cv draws from generators that keep a state, so that an image's augmentation would depend on the order of the
+threads. Here every draw of a layer is replaced by a stateless one, keyed by the image's own draws and numbered in the
+order in which the graph is built: the same key gives the same bits, whatever ran before.
 
 Left out are the layers for which this cannot be done or that make no sense here: MixUp, CutMix, FourierMix and Mosaic
 blend images of different classes and their one-hot labels, but metric learning compares integer labels; AugMix draws
@@ -79,9 +79,9 @@ class Step:
     def __post_init__(self):
         object.__setattr__(self, "name", _ALIASES.get(self.name, self.name))
         if self.name not in names():
-            raise UserError(f"--policy: there is no policy {self.name!r}; choose from: {', '.join(names())}")
+            raise UserError(f"`policy`: there is no policy {self.name!r}; choose from: {', '.join(names())}")
         if not 0 <= self.rate <= 1:
-            raise UserError(f"--policy: the factor of {self.name} is its share of the images, 0 to 1, not {self.rate}")
+            raise UserError(f"`policy`: the factor of {self.name} is its share of the images, 0 to 1, not {self.rate}")
 
     def __str__(self) -> str:
         arguments = ", ".join(f"{name}={value}" for name, value in self.arguments.items())
@@ -110,7 +110,7 @@ class Policy:
     def __post_init__(self):
         object.__setattr__(self, "steps", tuple(self.steps))
         if not self.steps:
-            raise UserError("--policy: name at least one policy")
+            raise UserError("`policy`: name at least one policy")
         # Here and not when the first batch is made, so that a wrong argument shows before anything is written.
         self._function  # noqa: B018
 
@@ -119,7 +119,7 @@ class Policy:
 
         Args:
             image: (H, W, 3) uint8.
-            key: (2,) int64: decides everything that chance decides.
+            key: (2,) int64: determines every random choice.
 
         Returns:
             (H, W, 3) uint8.
@@ -145,7 +145,7 @@ class Policy:
             chance = _Chance()
             layers = [_repeatable(_layer(step), chance) for step in self.steps]
 
-            # One graph for every caller: drawn numbers are told apart by the order in which it is built.
+            # One graph for every caller: draws are numbered in the order in which it is built.
             @tf.function(input_signature=[tf.TensorSpec((None, None, 3), tf.uint8), tf.TensorSpec((2,), tf.int64)])
             def apply(image: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
                 chance.begin(key)
@@ -184,7 +184,7 @@ def _layer(step: Step) -> keras.layers.Layer:
     try:
         import keras_cv  # heavy, and only needed here
     except ImportError as error:
-        raise UserError("--policy needs keras-cv: pip install keras-cv==0.9.0") from error
+        raise UserError("`policy` needs keras-cv: pip install keras-cv==0.9.0") from error
     if step.name == "color_jitter":
         name, given = "RandomColorJitter", _color_jitter(step)
     else:
@@ -198,7 +198,7 @@ def _layer(step: Step) -> keras.layers.Layer:
     try:
         return getattr(keras_cv.layers, name)(**given)
     except (TypeError, ValueError) as error:
-        raise UserError(f"--policy: {step.name} does not take {step.arguments}: {error}") from error
+        raise UserError(f"`policy`: {step.name} does not take {step.arguments}: {error}") from error
     finally:
         keras.config.set_dtype_policy(policy)
 
@@ -208,7 +208,7 @@ def _color_jitter(step: Step) -> dict[str, Any]:
     values = {**_COLOR_JITTER, **step.arguments}
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-            raise UserError(f"--policy: {name} of color_jitter must be a number from 0 to 1, not {value!r}")
+            raise UserError(f"`policy`: {name} of color_jitter must be a number from 0 to 1, not {value!r}")
     # keras-cv's saturation s multiplies by s / (1 - s), and half its hue is a share of the circle.
     saturation = tuple(factor / (1 + factor) for factor in (1 - values["saturation"], 1 + values["saturation"]))
     return {
@@ -223,11 +223,11 @@ def _color_jitter(step: Step) -> dict[str, Any]:
 def _check_arguments(step: Step, known: list[str]) -> None:
     for argument in step.arguments:
         if argument not in known:
-            raise UserError(f"--policy: {step.name} has no argument {argument!r}; it takes: {', '.join(known)}")
+            raise UserError(f"`policy`: {step.name} has no argument {argument!r}; it takes: {', '.join(known)}")
 
 
 def _repeatable(layer: keras.layers.Layer, chance: _Chance) -> keras.layers.Layer:
-    """The layer, and those within it, with every source of chance replaced."""
+    """The layer, and those within it, with every source of randomness replaced."""
     from keras_cv import core
 
     for part in layer._flatten_layers():
@@ -267,6 +267,6 @@ def _refuse_state(function: Any, steps: tuple[Step, ...]) -> None:
     left |= {node.op for node in nodes if node.op.startswith("Stateful") and "Call" not in node.op}
     if left:
         raise UserError(
-            f"--policy: {', '.join(step.name for step in steps)} with these arguments draws numbers that a resumed run "
+            f"`policy`: {', '.join(step.name for step in steps)} with these arguments draws numbers that a resumed run "
             f"could not repeat ({', '.join(sorted(left))}); leave out options such as fill_mode=gaussian_noise"
         )

@@ -26,7 +26,7 @@ from tfdml.errors import UserError
 __all__ = ["KINDS", "EvaluationTransform", "TrainTransform"]
 
 KINDS = ("multi_resolution", "random_crop", "random_resized_crop", "none")
-# Bits of chance in a float32 draw, and how many draws make the key of a policy.
+# Random bits in a float32 draw, and how many draws make the key of a policy.
 _DRAW_BITS, _KEY_DRAWS = 23, 4
 
 
@@ -34,7 +34,7 @@ _DRAW_BITS, _KEY_DRAWS = 23, 4
 class TrainTransform:
     """Augmentation by crop, mirror image and, if asked for, a policy.
 
-    All chance comes in from outside, as `draws`: a transform called twice with the same draws gives the same bits.
+    All randomness comes from outside, as `draws`: a transform called twice with the same draws gives the same bits.
     There are two ways through. `prepare` is the same for every epoch, so that its result can be kept in memory, and
     `vary` uses the draws. `window` says which part of an image the view needs, so that only that part is decoded, and
     `finish` makes the view from it. Both ways lead to the same bits.
@@ -126,7 +126,7 @@ class TrainTransform:
         return tf.concat([draws, tf.random.stateless_uniform((batch_size, _KEY_DRAWS), key, alg="philox")], 1)
 
     def prepare(self, images: tf.Tensor) -> tf.Tensor:
-        """The part without chance; it leaves its own result as it is.
+        """The deterministic part; it is idempotent.
 
         Args:
             images: (H, W, 3) or (B, H, W, 3) uint8.

@@ -75,7 +75,7 @@ def unpack(
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise UserError(f"{folder}: the disk is full while unpacking {archive}; free some space") from error
-        # gzip tells of damage by an OSError without a number.
+        # gzip reports damage by an OSError without a number.
         what = error.strerror or f"{error}; if it is damaged, delete it and download it again"
         raise UserError(f"{archive} cannot be unpacked into {folder} ({what})") from error
     finally:

@@ -77,7 +77,7 @@ def fetch(
         remote: The file.
         path: Where to put it, on a local disk.
         timeout: Seconds without a byte after which a connection counts as broken.
-        attempts: How often in a row to try in vain; what arrives in between starts the count anew.
+        attempts: How often in a row to try in vain; what arrives in between restarts the count.
         backoff: Seconds to wait after the first failure; doubled after each further one.
         progress: Called now and then.
 
@@ -167,7 +167,7 @@ class _Transfer:
                     f"{self._remote.url} sent a file that {fault}; it was not kept: try again later, or fetch "
                     f"{os.path.basename(self._path)} in another way and put it at {self._path}"
                 )
-            logging.warning("%s: what was put together %s; fetching it anew", self._remote.url, fault)
+            logging.warning("%s: the assembled file %s; fetching it again", self._remote.url, fault)
             self._resumed = False
 
     @property
@@ -195,7 +195,7 @@ class _Transfer:
     def _resume_headers(self) -> dict[str, str]:
         validator = self._validator()
         if self._have and not validator and not self._remote.sha256:
-            self._part.truncate(0)  # nothing would tell whether the two pieces belong together
+            self._part.truncate(0)  # nothing says whether the two pieces belong together
         if not self._have:
             return {}
         condition = {"If-Range": validator} if validator else {}
@@ -245,7 +245,7 @@ class _Transfer:
 
     def _remember(self, headers: email.message.Message) -> None:
         tag = headers.get("ETag")
-        # A weak tag does not promise that the bytes are the same.
+        # A weak tag does not guarantee that the bytes are the same.
         validator = tag if tag and not tag.startswith("W/") else headers.get("Last-Modified")
         with open(f"{self._path}.part.json", "w", encoding="utf-8") as file:
             json.dump({"url": self._remote.url, "validator": validator}, file)

@@ -77,7 +77,7 @@ OFFERS: dict[str, tuple[Offer, ...]] = {
 BY_HAND = {
     "cars196": (
         "its publisher has taken the files down (they were at ai.stanford.edu/~jkrause/cars); copies of the images are "
-        "on Kaggle (jessicali9530/stanford-cars-dataset), and https://github.com/pytorch/vision/issues/7545 tells "
+        "on Kaggle (jessicali9530/stanford-cars-dataset), and https://github.com/pytorch/vision/issues/7545 says "
         "where to find the devkit with the labels of the test images; data_dir must hold cars_train/, cars_test/, "
         "devkit/cars_train_annos.mat and devkit/cars_test_annos_withlabels.mat, or car_ims/ and cars_annos.mat"
     ),
@@ -86,7 +86,7 @@ BY_HAND = {
         "https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html, then put Eval/list_eval_partition.txt "
         "and the unpacked img/ into data_dir"
     ),
-    "tfds": "TFDS fetches its data sets itself: pass --dataset_options='name=..., download=true'",
+    "tfds": "TFDS fetches its data sets itself: pass its `options` name=... and download=true",
 }
 
 
@@ -114,9 +114,9 @@ def obtain(name: str, data_dir: str | os.PathLike, progress: Progress = lambda *
     if name in BY_HAND:
         raise UserError(f"{name} cannot be downloaded: {BY_HAND[name]}")
     if name not in OFFERS:
-        raise UserError(f"{name} is nothing that could be downloaded; --download knows {', '.join(sorted(OFFERS))}")
+        raise UserError(f"{name} cannot be downloaded, only {', '.join(sorted(OFFERS))}")
     if "://" in folder or not folder:
-        raise UserError(f"--download needs a --data_dir on a local disk, not {folder!r}")
+        raise UserError(f"`data_dir` must be a folder on a local disk to download to, not {folder!r}")
     made = []
     # The readers take the unpacked folder itself as data_dir as well.
     if os.path.basename(os.path.abspath(folder)) in [offer.makes for offer in OFFERS[name]]:

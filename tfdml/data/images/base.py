@@ -31,7 +31,7 @@ class Images(abc.ABC):
 
     @abc.abstractmethod
     def name(self, index: int) -> str:
-        """What to call one image in messages and reports."""
+        """The name of one image in messages and reports."""
 
     def place(self, index: int) -> str:
         """Where one image lies, for messages on what is wrong with it."""

@@ -1,4 +1,4 @@
-"""Whether images are those of before, without reading them all."""
+"""A checksum by which changed images are noticed, without reading all bytes."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class EncodedImages(Images):
 
     Args:
         data: The bytes of each image.
-        names: What to call each image in messages and reports.
+        names: The name of each image in messages and reports.
     """
 
     data: tuple[bytes, ...]
@@ -157,7 +157,7 @@ class ArrayImages(Images):
 
     Args:
         data: (N, H, W, 3) uint8.
-        names: What to call each image in messages and reports.
+        names: The name of each image in messages and reports.
     """
 
     decoded: ClassVar[bool] = True

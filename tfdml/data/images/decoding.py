@@ -25,7 +25,7 @@ _ORIENTATION_TAG = 0x0112
 def decode_image(encoded: tf.Tensor) -> tf.Tensor:
     """Decodes one image to upright, opaque RGB.
 
-    The format is told from the bytes, never from a file name.
+    The format is recognised from the bytes, never from the file name.
 
     - JPEG: grey, RGB, CMYK and YCCK (Adobe's inverted ones too), baseline and progressive; bit-equal with libjpeg's
       accurate integer transform, which Pillow uses.
@@ -197,7 +197,7 @@ def _oriented(image: tf.Tensor, tiff: tf.Tensor) -> tf.Tensor:
 def _paint_gif_transparency(encoded: tf.Tensor) -> tf.Tensor:
     """The GIF with its first frame's transparent palette entry made opaque white.
 
-    TensorFlow shows transparent pixels as black, which cannot be told from black ones afterwards.
+    TensorFlow shows transparent pixels as black, which cannot be distinguished from black ones afterwards.
     """
     # The padding makes every read of a cut-off file fall on zeros.
     data = tf.pad(_integers(_head(encoded)), [[0, 32]])

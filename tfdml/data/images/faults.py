@@ -1,4 +1,4 @@
-"""Finds missing, damaged and foreign image files before they stop a training, by their first and last bytes."""
+"""Finds missing, damaged and unsupported image files before training, by their first and last bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from PIL import Image
 from tfdml.data.images.base import Images
 from tfdml.data.images.headers import MAX_PIXELS, HeaderFault, Window, pixels
 
-# Enough to tell text from other data; the headers themselves are shorter.
+# Enough to distinguish text from other data; the headers themselves are shorter.
 _HEAD = 512
 _TAIL = 256
 # A GIF's end is two bytes, which longer stretches of image data hold by chance.
@@ -78,17 +78,17 @@ class ImageError:
 def inspect(images: Images, max_pixels: int = MAX_PIXELS) -> list[ImageError]:
     """Checks the header and the end of every image, without decoding any.
 
-    Supported are JPEG, PNG, GIF, BMP and WebP, told by content and not by name: what
+    Supported are JPEG, PNG, GIF, BMP and WebP, recognised by content and not by name: what
     `tfdml.data.decode_image` decodes. Damage
     in the middle of a file goes unnoticed here: see `diagnose`.
 
     Args:
         images: Files or encoded images; arrays have nothing to check, and record files were checked when they were
             made.
-        max_pixels: An image whose header promises more pixels is faulty: a small file can fill the memory.
+        max_pixels: An image whose header states more pixels is bad: a small file can exhaust the memory.
 
     Returns:
-        The faulty images, ascending by index.
+        The bad images, ascending by index.
 
     Example:
         >>> inspect(EncodedImages((b"<html>",), ("a.jpg",)))[0].reason
@@ -113,7 +113,7 @@ def diagnose(images: Images, indices: Sequence[int] | np.ndarray | None = None) 
         indices: Which of them to decode; all by default, at milliseconds each.
 
     Returns:
-        The faulty images, in the order of `indices`.
+        The bad images, in the order of `indices`.
 
     Example:
         >>> diagnose(EncodedImages((b"",), ("a.jpg",)))[0].reason
@@ -193,7 +193,7 @@ def _content_fault(file: BinaryIO, max_pixels: int) -> str | None:
 
 
 def _end_fault(file: BinaryIO, head: bytes, size: int, tail: bytes) -> str | None:
-    """Whether the image data ends as it should; the headers of BMP and WebP have told so already."""
+    """Whether the image data ends as it should; the headers of BMP and WebP have been checked for it already."""
     if head.startswith(b"\xff\xd8"):
         return _jpeg_fault(file, size, tail)
     if head.startswith(b"\x89PNG"):

@@ -1,6 +1,6 @@
-"""The headers of JPEG, PNG, GIF, BMP and WebP files: how many pixels they promise, and whether our decoder takes them.
+"""The headers of JPEG, PNG, GIF, BMP and WebP files: how many pixels they state, and whether our decoder takes them.
 
-Nothing is decoded, so that a small file which promises a huge image is found before it fills the memory.
+Nothing is decoded, so that a small file which states a huge image is found before it exhausts the memory.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _jpeg(window: Window) -> tuple[int, int]:
     while at + 4 <= window.size:
         mark, marker, length = struct.unpack(">BBH", window.at(at, 4))
         if mark != 0xFF:
-            at += 1  # decoders pass over stray bytes between segments
+            at += 1  # decoders skip extra bytes between segments
         elif marker == 0xFF or marker in _JPEG_ALONE:
             at += 1 if marker == 0xFF else 2
         elif marker == _JPEG_SCAN:

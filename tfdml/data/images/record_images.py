@@ -63,7 +63,7 @@ class Shards:
 
 
 class _Open:
-    """An open file, closed when the last thread that reads from it lets go of it."""
+    """An open file, closed when the last thread that reads from it releases it."""
 
     def __init__(self, path: str):
         self.descriptor = -1

@@ -81,7 +81,7 @@ def read(data_dir: str | os.PathLike, split: str = "train", *, test_fraction: fl
     files.require_files(
         "list",
         paths,
-        f"mend the list or add the images; a relative path starts from {os.path.dirname(file) or '.'}",
+        f"correct the list or add the images; a relative path starts from {os.path.dirname(file) or '.'}",
         [f"line {table.lines[row]}" for row in rows],
     )
     if split == "train" or is_query is None:

@@ -134,7 +134,9 @@ def _class_folders(folder: str, folders: list[str] | None = None, files: list[st
 def _images_below(folder: str) -> list[str]:
     def refuse(error: Exception) -> None:
         # Without this a folder that may not be read would pass for an empty one.
-        raise UserError(f"folder: a folder below {folder} cannot be read ({error}); mend its permissions or remove it")
+        raise UserError(
+            f"folder: a folder below {folder} cannot be read ({error}); change its permissions or remove it"
+        )
 
     paths = []
     for parent, folders, files in _walk(folder, refuse):

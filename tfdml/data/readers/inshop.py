@@ -27,8 +27,8 @@ _ITEM = re.compile(r"id_[0-9]{1,18}")
 def read(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
     """Reads the official split, whose items are disjoint; the test split is queries and gallery in one.
 
-    A label is the number of the item: 2 for `id_00000002`. In the test split, `is_query` tells the queries from the
-    gallery; `load("inshop", data_dir, "query")` and `"gallery"` give either alone.
+    A label is the number of the item: 2 for `id_00000002`. In the test split, `is_query` distinguishes the queries from
+    the gallery; `load("inshop", data_dir, "query")` and `"gallery"` give either alone.
 
     Args:
         data_dir: The folder with `list_eval_partition.txt`, in `Eval/`, in `Anno/` or right inside, and with the

@@ -1,4 +1,4 @@
-"""What a data set's labels promise of training and of retrieval, checked before either."""
+"""Checks of labels before training and retrieval: classes without a pair, queries without an answer."""
 
 from __future__ import annotations
 

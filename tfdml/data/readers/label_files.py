@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from tfdml.errors import UserError
 
-# Characters that no sane path has, and that a file system, a log or a report would choke on; the last are what Python
+# Characters that no valid path has, and that break a file system, a log or a report; the last are what Python
 # makes of a name that is no UTF-8.
 CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 

@@ -51,7 +51,7 @@ def read_table(
                 f"{name}: {path}, line {line}: expected {len(columns)} columns ({' '.join(columns)}), found "
                 f"{len(row)}: {quoted(' '.join(row))}"
             )
-    # Split anew as a whole: 100,000 small lists kept would cost more, in garbage collection.
+    # Split again as a whole: 100,000 small lists kept would cost more, in garbage collection.
     cells = "\n".join(lines).split()
     if not cells:
         raise UserError(f"{name}: {path} has no row; download it again")

@@ -44,7 +44,7 @@ def find_copies(splits: Mapping[str, tuple[ImageDataset, Sequence[str]]]) -> lis
 
 
 def describe_copies(groups: Sequence[Mapping[str, Any]], named: int = 3) -> list[str]:
-    """The groups in a few lines for people.
+    """The groups in a few lines of text.
 
     Args:
         groups: What `find_copies` returned.
@@ -61,7 +61,7 @@ def describe_copies(groups: Sequence[Mapping[str, Any]], named: int = 3) -> list
     if not any(group["across_splits"] for group in groups):
         lines.append("  none lies across the train/test split")
     for key, what in (
-        ("across_splits", "ACROSS THE TRAIN/TEST SPLIT: what is trained on is tested on (see --drop_copies=across)"),
+        ("across_splits", "ACROSS THE TRAIN/TEST SPLIT: what is trained on is tested on (see `drop_copies='across'`)"),
         ("labels_differ", "with different labels: at least one of them must be wrong"),
     ):
         chosen = [group for group in groups if group[key]]

@@ -1,4 +1,4 @@
-"""The folder that a preparation writes: its own or refused, and one preparation at a time."""
+"""The output folder of a preparation: checked, and locked against other preparations."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def claim(out: str) -> None:
         >>> claim("no/such/folder")
     """
     if tf.io.gfile.exists(out) and not tf.io.gfile.isdir(out):
-        raise UserError(f"--out={out} is a file; name a folder")
+        raise UserError(f"`out={out}` is a file; name a folder")
     found = [name for name in storage.listing(out) if name != LOCK and not name.startswith(storage.PARTIAL_PREFIX)]
     if found and not {MANIFEST, JOB} & set(found):
-        raise UserError(f"--out={out} holds other files ({found[0]} ...); name a new or an empty folder")
+        raise UserError(f"`out={out}` holds other files ({found[0]} ...); name a new or an empty folder")
     for name in (MANIFEST, JOB):
         if name in found and read_json(os.path.join(out, name)).get("format") != FORMAT:
-            raise UserError(f"--out={out} holds a {name} of something else; name a new or an empty folder")
+            raise UserError(f"`out={out}` holds a {name} of something else; name a new or an empty folder")
 
 
 def read_json(path: str) -> dict[str, Any]:
@@ -90,8 +90,8 @@ def require_same_job(out: str, stored: dict[str, Any], job: dict[str, Any]) -> N
     different = differences(stored, job)
     if different:
         raise UserError(
-            f"--out={out} holds records prepared in another way: {different}; name another folder, or "
-            "delete this one to prepare it anew"
+            f"`out={out}` holds records prepared in another way: {different}; name another folder, or "
+            "delete this one to prepare it again"
         )
 
 
@@ -126,7 +126,7 @@ def locked(out: str) -> Iterator[None]:
         if is_disk_full(error):
             raise unwritable(out, error) from error
         reason = getattr(error, "strerror", None) or getattr(error, "message", None) or type(error).__name__
-        raise UserError(f"--out={out} cannot be written ({reason})") from error
+        raise UserError(f"`out={out}` cannot be written ({reason})") from error
     try:
         # Of processes that were killed: while the lock is held, nobody writes.
         for name in storage.listing(out):
@@ -196,7 +196,7 @@ def _busy(path: str, holder: dict[str, Any]) -> UserError:
 
 
 def header() -> dict[str, Any]:
-    """What every file of ours says of its format.
+    """The header of every JSON file of a preparation: its format and version.
 
     Example:
         >>> header()["format"]

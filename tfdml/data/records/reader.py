@@ -59,7 +59,7 @@ def read(data_dir: str | os.PathLike, split: str = "train") -> ImageDataset:
     folder = os.fspath(data_dir)
     manifest = read_manifest(folder)
     if split not in manifest["splits"]:
-        raise UserError(f"{folder} has no {split} split; it was prepared with --splits={','.join(manifest['splits'])}")
+        raise UserError(f"{folder} has no {split} split; it holds {', '.join(manifest['splits'])}")
     about = manifest["splits"][split]
     columns = _columns(folder, about)
     images = _images(folder, about["shards"], columns)
@@ -91,9 +91,7 @@ def read_manifest(folder: str) -> dict[str, Any]:
     """
     path = os.path.join(folder, MANIFEST)
     if storage.size_of(path) is None:
-        raise UserError(
-            f"{folder} holds no finished record files: it has no {MANIFEST}; run bin/prepare --out={folder} to its end"
-        )
+        raise UserError(f"{folder} holds no finished record files: it has no {MANIFEST}; run bin/prepare to its end")
     manifest = read_json(path, remedy=REMEDY)
     if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
         raise UserError(f"{path} is not of {FORMAT}, version {VERSION}; prepare the folder again with bin/prepare")
@@ -163,7 +161,7 @@ def _columns(folder: str, about: dict[str, Any]) -> dict[str, np.ndarray]:
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
             columns = dict(file)
         _check_columns(columns, about["class_names"])
-    except Exception as error:  # whatever a table of others makes NumPy stumble over
+    except Exception as error:  # whatever NumPy raises on a damaged table
         raise UserError(f"{path} is damaged ({short_message(error)}); {REMEDY}") from error
     return columns
 

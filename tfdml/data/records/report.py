@@ -1,4 +1,4 @@
-"""What a preparation finds out about a data set, and how that is said to people."""
+"""The findings of a preparation, and their text."""
 
 from __future__ import annotations
 

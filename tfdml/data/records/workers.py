@@ -1,4 +1,4 @@
-"""Reads one image, decodes it in full, and makes it what its record will hold."""
+"""Reads and decodes images in threads, and encodes what their records hold."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Progress = Callable[[int, int, int], None]  # images done, of how many, bad ones
 
 @dataclasses.dataclass(frozen=True)
 class Examined:
-    """What was found out about one image.
+    """The result of examining one image.
 
     Args:
         index: Its place in the data set.
@@ -78,8 +78,8 @@ class WorkerPool:
         progress: Called with the images done, `total`, and the bad ones among those done.
 
     Example:
-        >>> with WorkerPool(len(dataset), Settings(), print) as crew:  # doctest: +SKIP
-        ...     images = list(crew.examine(dataset.images, 0, len(dataset)))
+        >>> with WorkerPool(len(dataset), Settings(), print) as pool:  # doctest: +SKIP
+        ...     images = list(pool.examine(dataset.images, 0, len(dataset)))
     """
 
     # Bounds what lies in memory.
@@ -120,7 +120,7 @@ def find_faults(images: Images) -> list[ImageError]:
         images: The images; arrays have nothing to check.
 
     Returns:
-        The faulty images, ascending by index.
+        The bad images, ascending by index.
 
     Example:
         >>> find_faults(EncodedImages((b"",), ("a.jpg",)))[0].reason
@@ -128,8 +128,8 @@ def find_faults(images: Images) -> list[ImageError]:
     """
     if images.decoded:
         return []
-    with WorkerPool(len(images), Settings(), lambda *_: None) as crew:
-        examined = crew.examine(images, 0, len(images))
+    with WorkerPool(len(images), Settings(), lambda *_: None) as pool:
+        examined = pool.examine(images, 0, len(images))
         return [ImageError(image.index, images.place(image.index), image.fault) for image in examined if image.fault]
 
 

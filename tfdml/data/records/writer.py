@@ -1,4 +1,4 @@
-"""The whole of a preparation: examine every image, write the shards, and last of all the manifest."""
+"""A preparation: examine every image, write the shards, and the manifest last."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COPIES = "copies.json"
 BAD_IMAGES = "bad_images.txt"
 _MEGABYTE = 2**20
 _PART: Kinds = {"key": str, "digests": list, "faults": dict, "dropped": list, "shard": (dict, type(None))}
-_BEGIN_ANEW = "delete the folder to prepare it anew"
+_BEGIN_ANEW = "delete the folder to prepare it again"
 
 
 def check(
@@ -55,9 +55,9 @@ def check(
     """
     settings = dataclasses.replace(settings or Settings(), shrink=0)
     findings = {split: SplitReport(dataset) for split, dataset in splits.items()}
-    with WorkerPool(sum(map(len, splits.values())), settings, progress) as crew:
+    with WorkerPool(sum(map(len, splits.values())), settings, progress) as pool:
         for split, dataset in splits.items():
-            for image in crew.examine(dataset.images, 0, len(dataset)):
+            for image in pool.examine(dataset.images, 0, len(dataset)):
                 findings[split].digests.append("" if image.fault else image.digest)
                 if image.fault:
                     findings[split].faults.append(
@@ -154,7 +154,7 @@ def _write(
     stamps = {split: dataset.images.stamps() for split, dataset in splits.items()}
     starts = _starts(out, job, stamps, settings)
     findings = {split: SplitReport(dataset) for split, dataset in splits.items()}
-    with WorkerPool(sum(map(len, splits.values())), settings, progress) as crew:
+    with WorkerPool(sum(map(len, splits.values())), settings, progress) as pool:
         for split, dataset in splits.items():
             excluded = set()
             if settings.drop_copies == "across" and split != "train" and "train" in findings:
@@ -164,10 +164,10 @@ def _write(
                 key = _digest([stamps[split][start:stop], sorted(excluded)])
                 part = _part(out, stem, key, settings)
                 if part is None:
-                    part = _make_part(crew, dataset, (start, stop), excluded, out, stem, key, settings)
+                    part = _make_part(pool, dataset, (start, stop), excluded, out, stem, key, settings)
                 else:
                     findings[split].resumed += 1
-                    crew.skip(stop - start)
+                    pool.skip(stop - start)
                 found = findings[split]
                 found.digests += part["digests"]
                 found.faults += [
@@ -180,7 +180,7 @@ def _write(
 
 
 def _make_part(
-    crew: WorkerPool,
+    pool: WorkerPool,
     dataset: ImageDataset,
     extent: tuple[int, int],
     excluded: set[str],
@@ -189,8 +189,8 @@ def _make_part(
     key: str,
     settings: Settings,
 ) -> dict[str, Any]:
-    """Examines the images of a shard and writes it, unless bad ones among them forbid that."""
-    images = list(crew.examine(dataset.images, *extent))
+    """Examines the images of a shard and writes it, unless bad images are an error."""
+    images = list(pool.examine(dataset.images, *extent))
     dropped = [image.index for image in images if not image.fault and image.digest in excluded]
     faults = {str(image.index): image.fault for image in images if image.fault}
     kept = [image for image in images if not image.fault and image.digest not in excluded]
@@ -210,7 +210,7 @@ def _make_part(
 
 
 def _part(out: str, stem: str, key: str, settings: Settings) -> dict[str, Any] | None:
-    """What an earlier run noted of a shard, if it still holds."""
+    """What an earlier run recorded of a shard, if it is still valid."""
     path = os.path.join(out, f"{folders.PROGRESS}-{stem}.json")
     part = folders.read_json(path)
     if not part:
@@ -229,7 +229,7 @@ def _part(out: str, stem: str, key: str, settings: Settings) -> dict[str, Any] |
 def _starts(
     out: str, job: dict[str, Any], stamps: Mapping[str, list[tuple[int, int]]], settings: Settings
 ) -> dict[str, list[int]]:
-    """Where the shards begin: as an earlier run has noted, or cut anew and noted."""
+    """Where the shards begin: as recorded by an earlier run, or divided now and recorded."""
     path = os.path.join(out, folders.JOB)
     stored = folders.read_json(path)
     if stored:
@@ -237,12 +237,12 @@ def _starts(
         folders.require_same_job(out, stored["job"], job)
         fields(stored["starts"], dict.fromkeys(stamps, list), path, _BEGIN_ANEW)
         if any(type(start) is not int for starts in stored["starts"].values() for start in starts):
-            raise UserError(f"{path} does not tell where the shards begin; {_BEGIN_ANEW}")
+            raise UserError(f"{path} does not say where the shards begin; {_BEGIN_ANEW}")
         return stored["starts"]
     sizes = {split: [size for size, _ in found] for split, found in stamps.items()}
     if not settings.shrink and not storage.is_remote(out):
         needed = sum(map(sum, sizes.values()))
-        require_space(out, needed, "--out", "the records", "shrink the images with --shrink")
+        require_space(out, needed, "out", "the records", "shrink the images with `shrink`")
     starts = {split: cut_into_shards(found, settings.shard_mb * _MEGABYTE) for split, found in sizes.items()}
     folders.write_json(path, {**folders.header(), "job": job, "starts": starts})
     return starts
@@ -311,8 +311,8 @@ def _report_bad_images(report: Report, out: str, settings: Settings) -> None:
     storage.write_whole(path, text.encode("utf-8", "surrogateescape"))
     if settings.bad_images == "error":
         raise UserError(
-            f"{bad_images_in_words(report)}; all of them are in {path}: mend or remove them and run the same command "
-            "again, which keeps the shards that are finished, or leave them out with --bad_images=skip"
+            f"{bad_images_in_words(report)}; all of them are in {path}: fix or remove them and run the same command "
+            "again, which keeps the shards that are finished, or leave them out with `bad_images='skip'`"
         )
 
 

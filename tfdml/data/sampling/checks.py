@@ -1,23 +1,23 @@
-"""What the samplers ask of their arguments."""
+"""Checks of the samplers' arguments."""
 
 from __future__ import annotations
 
 from tfdml.errors import UserError
 
 
-def check_positive(flag: str, value: int) -> None:
+def check_positive(argument: str, value: int) -> None:
     """Refuses a number below 1."""
     if value < 1:
-        raise UserError(f"{flag} must be at least 1, not {value}")
+        raise UserError(f"`{argument}` must be at least 1, not {value}")
 
 
 def check_seed(seed: int) -> None:
     """Refuses a negative seed."""
     if seed < 0:
-        raise UserError(f"--seed must not be negative, but is {seed}")
+        raise UserError(f"`seed` must not be negative, but is {seed}")
 
 
-def check_choice(flag: str, value: str, choices: tuple[str, ...]) -> None:
+def check_choice(argument: str, value: str, choices: tuple[str, ...]) -> None:
     """Refuses a word that is none of the choices."""
     if value not in choices:
-        raise UserError(f"{flag} must be {' or '.join(choices)}, not {value!r}")
+        raise UserError(f"`{argument}` must be {' or '.join(choices)}, not {value!r}")

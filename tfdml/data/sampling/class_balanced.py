@@ -48,21 +48,21 @@ class ClassBalancedSampler:
         seed: int = 0,
         short_classes: str = "repeat",
     ):
-        check_positive("--classes_per_batch", classes_per_batch)
-        check_positive("--images_per_class", images_per_class)
+        check_positive("classes_per_batch", classes_per_batch)
+        check_positive("images_per_class", images_per_class)
         check_seed(seed)
-        check_choice("--short_classes", short_classes, SHORT_CLASSES)
+        check_choice("short_classes", short_classes, SHORT_CLASSES)
         self._classes = ClassIndex.of(labels)
         available = len(self._classes)
         if short_classes == "drop":
             self._classes = self._classes.select(self._classes.counts >= images_per_class)
         if classes_per_batch > len(self._classes):
-            short = f" with at least --images_per_class={images_per_class} images" if short_classes == "drop" else ""
+            short = f" with at least `images_per_class={images_per_class}` images" if short_classes == "drop" else ""
             dropped = len(self._classes) < available
             raise UserError(
-                f"--classes_per_batch={classes_per_batch}, but the data has {len(self._classes)} classes{short}"
-                f"{f' (of {available})' if dropped else ''}; lower --classes_per_batch"
-                + (", lower --images_per_class or use --short_classes=repeat" if dropped else "")
+                f"`classes_per_batch={classes_per_batch}`, but the data has {len(self._classes)} classes{short}"
+                f"{f' (of {available})' if dropped else ''}; lower `classes_per_batch`"
+                + (", lower `images_per_class` or use `short_classes='repeat'`" if dropped else "")
             )
         self._classes_per_batch, self._images_per_class, self._seed = classes_per_batch, images_per_class, seed
         self.batch_size = classes_per_batch * images_per_class

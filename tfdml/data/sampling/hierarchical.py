@@ -1,4 +1,4 @@
-"""P classes x K images from a few super-classes, so that the negatives of a batch are alike."""
+"""P classes x K images from a few super-classes, so that the negatives of a batch are hard."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class HierarchicalSampler:
     The classes of a super-class are cut, in an order that is new every time, into groups of Q = P / S. A pass gives
     each super-class as many turns as it has groups (`"proportional"`: all classes are drawn equally often) or one
     (`"uniform"`: all super-classes are drawn equally often, the classes of small ones more often), but to no
-    super-class more turns than the pass has batches. Turns are dealt out by McNaughton's wrap-around rule: the
+    super-class more turns than the pass has batches. Turns are assigned by McNaughton's wrap-around rule: the
     super-classes, in an order and from a place that are new every pass, are laid end to end and cut into S rows of
     equal length; a batch is a column. The turns left over, and those that a dominant super-class has too many, are
     left out of the pass. In the next, a super-class goes on with its groups where its turns ended.
@@ -73,18 +73,18 @@ class HierarchicalSampler:
         short_classes: str = "repeat",
         short_super_classes: str = "merge",
     ):
-        check_positive("--classes_per_batch", classes_per_batch)
-        check_positive("--images_per_class", images_per_class)
-        check_positive("--super_classes_per_batch", super_classes_per_batch)
+        check_positive("classes_per_batch", classes_per_batch)
+        check_positive("images_per_class", images_per_class)
+        check_positive("super_classes_per_batch", super_classes_per_batch)
         check_seed(seed)
-        check_choice("--super_class_weights", weights, WEIGHTS)
-        check_choice("--short_classes", short_classes, SHORT_CLASSES)
-        check_choice("--short_super_classes", short_super_classes, SHORT_SUPER_CLASSES)
+        check_choice("weights", weights, WEIGHTS)
+        check_choice("short_classes", short_classes, SHORT_CLASSES)
+        check_choice("short_super_classes", short_super_classes, SHORT_SUPER_CLASSES)
         self._group, remainder = divmod(classes_per_batch, super_classes_per_batch)
         if remainder:
             raise UserError(
-                f"--classes_per_batch={classes_per_batch} is no multiple of "
-                f"--super_classes_per_batch={super_classes_per_batch}: each super-class gives as many classes"
+                f"`classes_per_batch={classes_per_batch}` is no multiple of "
+                f"`super_classes_per_batch={super_classes_per_batch}`: each super-class gives as many classes"
             )
         self._classes = ClassIndex.of(labels)
         kinds = _kind_of_classes(self._classes, labels, super_labels)
@@ -94,9 +94,9 @@ class HierarchicalSampler:
         self._by_kind, self._starts, self._counts = _members(kinds, self._group, short_super_classes == "merge")
         if len(self._counts) < super_classes_per_batch:
             raise UserError(
-                f"--super_classes_per_batch={super_classes_per_batch}, but the data has {len(self._counts)} "
+                f"`super_classes_per_batch={super_classes_per_batch}`, but the data has {len(self._counts)} "
                 f"super-classes with at least {self._group} classes (of {len(np.unique(kinds))}); lower "
-                "--super_classes_per_batch or --classes_per_batch"
+                "`super_classes_per_batch` or `classes_per_batch`"
             )
         self._images_per_class, self._seed, self._rows = images_per_class, seed, super_classes_per_batch
         turns = self._counts // self._group if weights == "proportional" else np.ones_like(self._counts)
@@ -160,7 +160,7 @@ def _kind_of_classes(classes: ClassIndex, labels: np.ndarray, super_labels: np.n
         label = np.asarray(labels)[classes.order[classes.starts[split[0]]]]
         raise UserError(
             f"{len(split)} classes lie in more than one super-class: class {label} in {lowest[split[0]]} and "
-            f"{highest[split[0]]}; mend the super-classes, or use --sampling=class_balanced"
+            f"{highest[split[0]]}; correct the super-classes, or use class_balanced sampling"
         )
     return lowest
 
@@ -179,12 +179,12 @@ def _members(kinds: np.ndarray, at_least: int, merge: bool) -> tuple[np.ndarray,
     if never:
         logging.warning(
             "%d of %d classes are never sampled: their super-classes have fewer than the %d classes that "
-            "--classes_per_batch and --super_classes_per_batch ask of each",
+            "`classes_per_batch` and `super_classes_per_batch` ask of each",
             never,
             len(kinds),
             at_least,
         )
-    # Grouped anew without those that are never sampled.
+    # Grouped again without those that are never sampled.
     order = order[np.repeat(keep, counts)]
     counts = counts[keep]
     return order, np.cumsum(counts) - counts, counts

@@ -57,7 +57,7 @@ class Share:
 
 
 def check_divides(batch_size: int, count: int, what: str) -> None:
-    """Refuses a batch of which not everyone gets as many images.
+    """Refuses a batch that cannot be divided evenly.
 
     Args:
         batch_size: B.
@@ -69,6 +69,6 @@ def check_divides(batch_size: int, count: int, what: str) -> None:
     """
     if batch_size % count:
         raise UserError(
-            f"a batch of {batch_size} images cannot be shared out evenly over {count} {what}: make --batch_size (or "
-            f"--classes_per_batch times --images_per_class) a multiple of {count}"
+            f"a batch of {batch_size} images cannot be shared out evenly over {count} {what}: make `batch_size` (or "
+            f"`classes_per_batch` times `images_per_class`) a multiple of {count}"
         )

@@ -33,10 +33,10 @@ class ShuffleSampler:
     """
 
     def __init__(self, num_images: int, batch_size: int, seed: int = 0):
-        check_positive("--batch_size", batch_size)
+        check_positive("batch_size", batch_size)
         check_seed(seed)
         if batch_size > num_images:
-            raise UserError(f"--batch_size={batch_size}, but the data has {num_images} images; lower --batch_size")
+            raise UserError(f"`batch_size={batch_size}`, but the data has {num_images} images; lower `batch_size`")
         self._num_images, self._seed = num_images, seed
         self.batch_size = batch_size
         self.steps_per_epoch = num_images // batch_size

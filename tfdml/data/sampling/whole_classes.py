@@ -52,17 +52,17 @@ class WholeClassSampler:
     """
 
     def __init__(self, labels: np.ndarray, batch_size: int, seed: int = 0):
-        check_positive("--batch_size", batch_size)
+        check_positive("batch_size", batch_size)
         check_seed(seed)
         self._classes = ClassIndex.of(labels)
         num_images = self._classes.num_images
         if batch_size > num_images:
-            raise UserError(f"--batch_size={batch_size}, but the data has {num_images} images; lower --batch_size")
+            raise UserError(f"`batch_size={batch_size}`, but the data has {num_images} images; lower `batch_size`")
         large = int((self._classes.counts >= batch_size).sum())
         if large:
             logging.warning(
-                "%d of %d classes have --batch_size=%d images or more: a batch that begins with one has no other class "
-                "and no negative pair; raise --batch_size, or use --sampling=class_balanced",
+                "%d of %d classes have `batch_size=%d` images or more: a batch that begins with one has no other class "
+                "and no negative pair; raise `batch_size`, or use class_balanced sampling",
                 large,
                 len(self._classes),
                 batch_size,

@@ -1,4 +1,4 @@
-"""Models that embed data sets, wherever they lie: Keras files, SavedModels, LiteRT files, serving endpoints."""
+"""Models that embed data sets, wherever they are: Keras files, SavedModels, LiteRT files, serving endpoints."""
 
 from tfdml.embeddings.backends.base import (
     EmbeddingBackend,

@@ -1,4 +1,4 @@
-"""What every source of embeddings has in common."""
+"""The interface of everything that embeds images."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tfdml.errors import UserError
 
 
 class EmbeddingBackend(abc.ABC):
-    """A model, wherever it lies, that embeds a data set batch by batch.
+    """A model, wherever it is, that embeds a data set batch by batch.
 
     Attributes:
         kind: What it is: `"keras"`, `"saved_model"`, `"litert"`, `"grpc"` or `"rest"`.
-        address: Where it lies.
+        address: Its path or URL.
         view: The configuration of the `EvaluationTransform` in which it sees images; None where only the model knows.
     """
 
@@ -33,7 +33,7 @@ class EmbeddingBackend(abc.ABC):
 
     @abc.abstractmethod
     def checksum(self) -> str:
-        """What tells this model from any other: `"sha256:..."` of its files, or the version that an endpoint serves."""
+        """What identifies this model: `"sha256:..."` of its files, or the version that an endpoint serves."""
 
     @abc.abstractmethod
     def stream(self, dataset: ImageDataset, batch_size: int, first: int = 0) -> Iterator[np.ndarray]:
@@ -67,7 +67,7 @@ class ImageRefused(Exception):
 
 
 class EncodedImagesBackend(EmbeddingBackend):
-    """A source that is sent encoded images, as a client would send them."""
+    """A backend that takes encoded images, as a client would send them."""
 
     @abc.abstractmethod
     def request(self, encoded_images: list[bytes]) -> np.ndarray:
@@ -75,7 +75,7 @@ class EncodedImagesBackend(EmbeddingBackend):
 
         Raises:
             ImageRefused: One of the images cannot be decoded.
-            UserError: The model cannot be had.
+            UserError: The model is not available.
         """
 
     def stream(self, dataset: ImageDataset, batch_size: int, first: int = 0) -> Iterator[np.ndarray]:
@@ -115,13 +115,13 @@ def checked_vectors(vectors: np.ndarray, count: int, address: str) -> np.ndarray
     return vectors.astype(np.float32)
 
 
-def gist(error: BaseException | str) -> str:
-    r"""One line of what TensorFlow says over many: what an assertion says, or the last before it tells of its graph.
+def short_reason(error: BaseException | str) -> str:
+    r"""One line of what TensorFlow says over many: what an assertion says, or the last line before it names its graph.
 
     Example:
-        >>> gist("Graph execution error:\n\nDetected at node a\nInvalid PNG data\n\t [[{{node a}}]]")
+        >>> short_reason("Graph execution error:\n\nDetected at node a\nInvalid PNG data\n\t [[{{node a}}]]")
         'Invalid PNG data'
-        >>> gist("assertion failed: [image_bytes[0] of 1: no bytes]\n\t [[{{node b}}]]")
+        >>> short_reason("assertion failed: [image_bytes[0] of 1: no bytes]\n\t [[{{node b}}]]")
         'image_bytes[0] of 1: no bytes'
     """
     text = str(getattr(error, "message", None) or error)

@@ -16,7 +16,9 @@ from tfdml.embeddings.backends.base import EncodedImagesBackend
 from tfdml.errors import UserError
 
 _Answer = TypeVar("_Answer")
-_FORMS = "grpc://host:port/name, rest://host:port/name or http://host:port/v1/models/name, each with /VERSION at will"
+_FORMS = (
+    "grpc://host:port/name, rest://host:port/name or http://host:port/v1/models/name, each optionally with /VERSION"
+)
 _SERVER = r"(?:\[[^\]/]+\]|[^:\[\]/]+):\d+"
 _ADDRESS = re.compile(
     rf"(?:(?P<kind>grpc|rest)://(?P<server>{_SERVER})/|(?P<http>https?)://(?P<http_server>{_SERVER})/v1/models/)"
@@ -57,7 +59,7 @@ class Address:
         """
         match = _ADDRESS.fullmatch(text)
         if not match:
-            raise UserError(f"--model={text}: write {_FORMS}")
+            raise UserError(f"`model={text}`: write {_FORMS}")
         scheme = {"grpc": "grpc", "rest": "http"}.get(match["kind"] or "", match["http"])
         version = int(match["version"]) if match["version"] else None
         return cls(scheme, match["server"] or match["http_server"], match["model"], version)
@@ -70,7 +72,7 @@ class Address:
 
 
 class Unavailable(Exception):
-    """The server did not answer, or is too busy to: worth another attempt."""
+    """The server did not answer, or is too busy to: a retry may help."""
 
 
 class Endpoint(EncodedImagesBackend):
@@ -88,12 +90,12 @@ class Endpoint(EncodedImagesBackend):
 
     def __init__(self, address: Address, timeout: float = 60.0, pause: float = _FIRST_PAUSE):
         if timeout <= 0:
-            raise UserError(f"--timeout={timeout}: must be more than 0 seconds")
+            raise UserError(f"`timeout={timeout}`: must be more than 0 seconds")
         self.timeout = timeout
         self._pause = pause
         self.at = address
         self.address = str(address)
-        versions = self._with_patience(self._versions)
+        versions = self._with_retries(self._versions)
         if address.version is None:
             if not versions:
                 raise UserError(f"{self.address}: no version of the model is ready to serve")
@@ -111,14 +113,14 @@ class Endpoint(EncodedImagesBackend):
         """One request; raises `Unavailable`, `ImageRefused` or a `UserError`."""
 
     def checksum(self) -> str:
-        """Name and version: what a server tells of a model."""
+        """Name and version, all that a server states of a model."""
         return f"{self.at.model} version {self.at.version} at {self.at.server}"
 
     def request(self, encoded_images: list[bytes]) -> np.ndarray:
         """See `EncodedImagesBackend.request`."""
-        return self._with_patience(lambda: self._predict(encoded_images))
+        return self._with_retries(lambda: self._predict(encoded_images))
 
-    def _with_patience(self, call: Callable[[], _Answer]) -> _Answer:
+    def _with_retries(self, call: Callable[[], _Answer]) -> _Answer:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return call()
@@ -135,13 +137,13 @@ class Endpoint(EncodedImagesBackend):
 
     def _too_slow(self, images: int) -> UserError:
         return UserError(
-            f"{self.address} gave no answer within {self.timeout:g} s to a request of {images} images; raise --timeout "
-            "or lower --batch_size"
+            f"{self.address} gave no answer within {self.timeout:g} s to a request of {images} images; raise `timeout` "
+            "or lower `batch_size`"
         )
 
     def _too_large(self, images: int, reason: str) -> UserError:
         return UserError(
-            f"{self.address} has no room for a request of {images} images ({reason}); lower --batch_size or raise the "
+            f"{self.address} refuses a request of {images} images ({reason}); lower `batch_size` or raise the "
             "server's limit"
         )
 

@@ -12,7 +12,7 @@ from tensorflow_serving.apis import (
     prediction_service_pb2_grpc,
 )
 
-from tfdml.embeddings.backends.base import ImageRefused, gist
+from tfdml.embeddings.backends.base import ImageRefused, short_reason
 from tfdml.embeddings.backends.endpoint import Address, Endpoint, Unavailable
 from tfdml.errors import UserError, short_message
 
@@ -78,7 +78,7 @@ class GrpcEndpoint(Endpoint):
             raise UserError(f"{self.address} does not give one vector per image: {short_message(error)}") from error
 
     def _explained(self, error: grpc.RpcError, images: int) -> Exception:
-        code, details = error.code(), gist(error.details() or "no reason given")
+        code, details = error.code(), short_reason(error.details() or "no reason given")
         if code in _BUSY:
             return Unavailable(details)
         if code == grpc.StatusCode.INVALID_ARGUMENT and images:

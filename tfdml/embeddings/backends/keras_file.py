@@ -54,7 +54,7 @@ class KerasEmbedder(EmbeddingBackend):
         try:
             yield from embed_batches(self.embedder, batches, batch_size=min(batch_size, len(dataset)))
         except tf.errors.OpError as error:
-            raise (explain_failure(error, rest, leave_out="--bad_images=skip") or error) from None
+            raise (explain_failure(error, rest, leave_out="`bad_images='skip'`") or error) from None
 
 
 def _file(path: str | os.PathLike) -> Path:
@@ -82,9 +82,9 @@ def load_embedder(path: str | os.PathLike) -> Embedder | MomentEmbedder:
     compare_with_card(path)
     try:
         _check_archive(path)
-        # Code in the file, such as that of a Lambda layer, is refused: `safe_mode` is Keras's default, said here aloud.
+        # Code in the file, such as that of a Lambda layer, is refused; `safe_mode` is Keras's default.
         embedder = keras.saving.load_model(path, compile=False, safe_mode=True)
-    except Exception as error:  # layers of other packages, and whatever else a file of others makes Keras stumble over
+    except Exception as error:  # unknown layers, and whatever else Keras raises on a foreign file
         raise UserError(f"{path} cannot be loaded: {short_message(error, 300)}") from error
     if not isinstance(embedder, (Embedder, MomentEmbedder)):
         raise UserError(f"{path} holds a {type(embedder).__name__}, not an Embedder")

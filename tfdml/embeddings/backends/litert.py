@@ -14,7 +14,7 @@ from tfdml.data.augmentation.evaluation import EvaluationTransform, as_color
 from tfdml.data.augmentation.resizing import BLACK
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches, explain_failure
-from tfdml.embeddings.backends.base import EmbeddingBackend, checked_vectors, checksum_of, gist
+from tfdml.embeddings.backends.base import EmbeddingBackend, checked_vectors, checksum_of, short_reason
 from tfdml.embeddings.backends.model_card import CARD, compare_with_card, view_of_card
 from tfdml.errors import UserError
 
@@ -27,8 +27,8 @@ class LiteRTEmbedder(EmbeddingBackend):
         resize: Pixels to which images are resized before the central crop; 0: as the export's model card says, which
             lies beside the file or in the folder above.
         mode: How they are resized; empty: as the card says, else `"shorter"`.
-        image_size: What the crop is held to be; 0: what the file's input says.
-        pad_color: What fills up the square of `mode="pad"`; empty: as the card says, else black.
+        image_size: The size of the crop, checked against the file's input; 0: not checked.
+        pad_color: The colour around the image in the square of `mode="pad"`; empty: as the card says, else black.
 
     Raises:
         UserError: The file is no such model, or its view is not known.
@@ -48,11 +48,11 @@ class LiteRTEmbedder(EmbeddingBackend):
         self._input, self._output = inputs[0], _embedding(outputs)
         shape = self._input["shape_signature"].tolist()
         if len(inputs) != 1 or len(shape) != 4 or shape[3] != 3 or shape[1] != shape[2] or shape[1] < 1:
-            raise UserError(f"--model={path}: its input must be square images (B, crop, crop, 3), not {shape}")
+            raise UserError(f"`model={path}`: its input must be square images (B, crop, crop, 3), not {shape}")
         if self._input["dtype"] != np.uint8 or self._output is None or self._output["dtype"] != np.float32:
-            raise UserError(f"--model={path}: it must take uint8 images and give one float32 output, the embedding")
+            raise UserError(f"`model={path}`: it must take uint8 images and give one float32 output, the embedding")
         if image_size not in (0, shape[1]):
-            raise UserError(f"--image_size={image_size}, but {path} takes images of {shape[1]} px")
+            raise UserError(f"`image_size={image_size}`, but {path} takes images of {shape[1]} px")
         self._rows = 0 if shape[0] < 0 else shape[0]
         self.transform = _view(self.path, shape[1], resize, mode, pad_color)
         self.view = self.transform.get_config()
@@ -68,7 +68,7 @@ class LiteRTEmbedder(EmbeddingBackend):
             for images, _ in evaluation_batches(rest, self.transform, batch_size):
                 yield checked_vectors(self._embed(images.numpy()), len(images), self.address)
         except tf.errors.OpError as error:
-            raise (explain_failure(error, rest, leave_out="--bad_images=skip") or error) from None
+            raise (explain_failure(error, rest, leave_out="`bad_images='skip'`") or error) from None
 
     def _embed(self, images: np.ndarray) -> np.ndarray:
         rows = self._rows or len(images)
@@ -99,7 +99,7 @@ def _interpreter(path: Path) -> Any:
         interpreter = Interpreter(model_path=str(path), num_threads=os.cpu_count())
         interpreter.allocate_tensors()
     except (ValueError, RuntimeError) as error:
-        raise UserError(f"--model={path} cannot be loaded as a .tflite file: {gist(error)}") from error
+        raise UserError(f"`model={path}` cannot be loaded as a .tflite file: {short_reason(error)}") from error
     return interpreter
 
 
@@ -114,12 +114,12 @@ def _view(path: Path, crop: int, resize: int, mode: str, pad_color: str) -> Eval
     stored = view_of_card(path.parent.parent / CARD) or view_of_card(path.parent / CARD)
     if stored is None and not resize:
         raise UserError(
-            f"--model={path}: a .tflite file sees images after resizing and the crop, and there is no {CARD} that "
-            "says how: pass --resize and, unless the shorter side is meant, --resize_mode"
+            f"`model={path}`: a .tflite file sees images after resizing and the crop, and there is no {CARD} that "
+            "says how: pass `resize` and, unless the shorter side is meant, `resize_mode`"
         )
     if stored is not None and stored["crop"] != crop:
-        raise UserError(f"--model={path} takes images of {crop} px, but its {CARD} tells of {stored['crop']} px")
+        raise UserError(f"`model={path}` takes images of {crop} px, but its {CARD} states {stored['crop']} px")
     known = {"mode": "shorter", "pad_color": BLACK, **(stored or {})}
     return EvaluationTransform(
-        resize or known["resize"], crop, mode or known["mode"], as_color(pad_color or known["pad_color"], "--pad_color")
+        resize or known["resize"], crop, mode or known["mode"], as_color(pad_color or known["pad_color"])
     )

@@ -1,4 +1,4 @@
-"""From what `--model` says to the source of embeddings that it means."""
+"""From a path or address to the model that embeds."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def load_backend(
         return LiteRTEmbedder(path, resize, resize_mode, image_size, pad_color)
     if resize or resize_mode or image_size or pad_color:
         raise UserError(
-            f"--model={model} has its view inside: --resize, --resize_mode, --image_size and --pad_color go with a "
+            f"`model={model}` has its view inside: `resize`, `resize_mode`, `image_size` and `pad_color` go with a "
             ".tflite file"
         )
     if "://" in str(model):
@@ -62,7 +62,7 @@ def load_backend(
         return SavedModelEmbedder(max(served, key=lambda entry: int(entry.name)))
     lite = sorted(str(file.relative_to(path)) for file in path.rglob("*.tflite"))
     if lite:
-        raise UserError(f"--model={model} holds no SavedModel: name one of {', '.join(lite)}")
+        raise UserError(f"`model={model}` holds no SavedModel: name one of {', '.join(lite)}")
     return KerasEmbedder(path)
 
 
@@ -86,7 +86,7 @@ def open_endpoint(address: str, timeout: float = 60.0) -> Endpoint:
         try:
             from tfdml.embeddings.backends.grpc_endpoint import GrpcEndpoint
         except ImportError as error:
-            raise UserError(f"--model={address} needs gRPC stubs: pip install 'tfdml[serving]' ({error})") from error
+            raise UserError(f"`model={address}` needs gRPC stubs: pip install 'tfdml[serving]' ({error})") from error
         return GrpcEndpoint(where, timeout)
     from tfdml.embeddings.backends.rest_endpoint import RestEndpoint
 

@@ -37,14 +37,14 @@ def view_of_card(path: Path) -> dict[str, Any] | None:
     view = read_json(path).get("view")
     # Black padding is not named.
     if not isinstance(view, dict) or set(view) - {"pad_color"} != {"resize", "crop", "mode"}:
-        raise UserError(f"{path} does not tell the view of the model: its key view must hold resize, crop and mode")
+        raise UserError(f"{path} does not state the view of the model: its key view must hold resize, crop and mode")
     fields({"pad_color": "black", **view}, _VIEW, f"{path}: view")
     if view["resize"] > _LARGEST_SIDE:
-        raise UserError(f"{path} tells of a view of {view['resize']:,} px, more than {_LARGEST_SIDE:,}")
+        raise UserError(f"{path} states a view of {view['resize']:,} px, more than {_LARGEST_SIDE:,}")
     try:
         return EvaluationTransform.from_config(view).get_config()
     except UserError as error:
-        raise UserError(f"{path} tells of a view that cannot be: {error}") from error
+        raise UserError(f"{path} states an impossible view: {error}") from error
 
 
 def compare_with_card(model: Path) -> None:

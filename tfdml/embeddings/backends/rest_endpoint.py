@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from tfdml.embeddings.backends.base import ImageRefused, gist
+from tfdml.embeddings.backends.base import ImageRefused, short_reason
 from tfdml.embeddings.backends.endpoint import Address, Endpoint, Unavailable
 from tfdml.errors import UserError, short_message
 from tfdml.manifests import parse_json
 
 _BUSY = (429, 502, 503)
-# Far more than the embeddings of any batch; a server that never ends its answer must not fill the memory.
+# More than the embeddings of any batch; a server that never ends its answer must not exhaust the memory.
 _LONGEST_ANSWER = 2**30
 
 
@@ -81,7 +81,7 @@ class RestEndpoint(Endpoint):
             answer = None
         if response.status != 200 or not isinstance(answer, dict):
             said = answer.get("error", text) if isinstance(answer, dict) else text
-            raise self._explained(response.status, gist(str(said)), images)
+            raise self._explained(response.status, short_reason(str(said)), images)
         return answer
 
     def _explained(self, status: int, reason: str, images: int) -> Exception:

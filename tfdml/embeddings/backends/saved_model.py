@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from tfdml.embeddings.backends.base import EncodedImagesBackend, ImageRefused, checksum_of, gist
+from tfdml.embeddings.backends.base import EncodedImagesBackend, ImageRefused, checksum_of, short_reason
 from tfdml.embeddings.backends.model_card import CARD, compare_with_card, view_of_card
 from tfdml.errors import UserError
 
@@ -33,15 +33,15 @@ class SavedModelEmbedder(EncodedImagesBackend):
         try:
             # Kept, because what the signature refers to lives only as long as this.
             self.loaded = tf.saved_model.load(str(path))
-        except Exception as error:  # whatever a damaged graph makes TensorFlow stumble over
-            raise UserError(f"--model={path} cannot be loaded as a SavedModel: {gist(error)}") from error
+        except Exception as error:  # whatever TensorFlow raises on a damaged graph
+            raise UserError(f"`model={path}` cannot be loaded as a SavedModel: {short_reason(error)}") from error
         if "serving_default" not in self.loaded.signatures:
-            raise UserError(f"--model={path}: the SavedModel has no signature serving_default")
+            raise UserError(f"`model={path}`: the SavedModel has no signature serving_default")
         self.serve = self.loaded.signatures["serving_default"]
         inputs, outputs = self.serve.structured_input_signature[1], self.serve.structured_outputs
         if list(inputs) != ["image_bytes"] or "embedding" not in outputs:
             raise UserError(
-                f"--model={path}: serving_default must take image_bytes and give embedding; it takes "
+                f"`model={path}`: serving_default must take image_bytes and give embedding; it takes "
                 f"{', '.join(inputs)} and gives {', '.join(outputs)}"
             )
 
@@ -54,4 +54,4 @@ class SavedModelEmbedder(EncodedImagesBackend):
         try:
             return self.serve(image_bytes=tf.constant(encoded_images))["embedding"].numpy()
         except tf.errors.InvalidArgumentError as error:
-            raise ImageRefused(gist(error)) from error
+            raise ImageRefused(short_reason(error)) from error

@@ -8,6 +8,7 @@ from tfdml.evaluation.generalisation.overlap import (
     jensen_shannon_bits,
     overlap_coefficient,
     probability_nearer,
+    share_ordered,
 )
 from tfdml.evaluation.generalisation.pair_histogram import PairHistogram, count_pair_distances, sample_pair_histogram
 from tfdml.evaluation.generalisation.scattering import (
@@ -38,4 +39,5 @@ __all__ = [
     "probability_nearer",
     "sample_pair_histogram",
     "scattering_curve",
+    "share_ordered",
 ]

@@ -37,7 +37,7 @@ def evaluate_divergence(
     (eq. 2), and lambda = e_seen(h*) + e_unseen(h*), where h* is the best classifier of all classes of both together
     (eq. 3). H are nearest neighbour classifiers. As in the paper (sec. 2), a part of the images of both sides is
     labelled and is what the classifiers are fitted to; the errors are those on the rest, which is held out. One
-    neighbour tells both: h* gives an image the class of its nearest labelled image of either side, and the other
+    neighbour decides both: h* gives an image the class of its nearest labelled image of either side, and the other
     classifier the side of that image. Exact: of all labelled images, equal distances decided by the lower row, seen
     classes before unseen.
 

@@ -31,8 +31,8 @@ def jensen_shannon_bits(positive: Any, negative: Any) -> float:
     """The Jensen-Shannon divergence in bits, of histograms over the same bins.
 
     JSD = KL(p | m) / 2 + KL(q | m) / 2 with m = (p + q) / 2 and logarithms of base 2: 0 where the distributions are the
-    same, 1 where they share no bin. It is what a pair's distance tells about whether its images are of one class, when
-    half of the pairs are. In nats it is ln 2 times as much.
+    same, 1 where they share no bin. It measures what a pair's distance says about whether its images are of one class,
+    when half of the pairs are. In nats it is ln 2 times as much.
 
     Args:
         positive: (K,) counts or probabilities; scaled to the sum 1.
@@ -68,6 +68,22 @@ def probability_nearer(positive: Any, negative: Any) -> float:
     p, q = _shares(positive, negative)
     further = 1 - np.cumsum(q)
     return float((p * (further + q / 2)).sum())
+
+
+def share_ordered(positive: Any, negative: Any) -> float:
+    """The same of the distances themselves: only equal distances are ties, a bin for each that occurs.
+
+    Args:
+        positive: (P,) d+.
+        negative: (Q,) d-.
+
+    Example:
+        >>> share_ordered([1.0, 2.0], [2.0, 3.0])
+        0.875
+    """
+    distances, place = np.unique(np.concatenate([positive, negative]), return_inverse=True)
+    counts = [np.bincount(part, minlength=len(distances)) for part in np.split(place, [len(positive)])]
+    return probability_nearer(*counts)
 
 
 def default_bins(histogram: PairHistogram) -> int:

@@ -59,7 +59,7 @@ def partial_embeddings(
         positions S drawn from the map -> pooling over S -> dense -> L2
 
     as the embedder does from all of them. The paper takes a sixth of the deep features; it does not say whether the
-    same positions of every image. Here they are drawn anew for each image, without replacement, by the seed and the
+    same positions of every image. Here they are drawn for each image, without replacement, by the seed and the
     image's place in the order, whatever the batches: as queries and as gallery images alike. Larger shares contain
     smaller ones.
 

@@ -18,7 +18,7 @@ def draw_scattering(path: str | os.PathLike, curves: Mapping[str, Sequence[Mappi
     """Draw Recall@1, and the cosine with the whole image's embedding, by the share of positions of the feature map.
 
     A model whose deep features are well gathered keeps its Recall@1 to the left, where one whose features scatter
-    falls off: the figure tells by how much HORDE, or any other training, gathers them.
+    falls off: the figure shows by how much HORDE, or any other training, gathers them.
 
     Args:
         path: A .png, .svg or .pdf file, written whole or not at all.

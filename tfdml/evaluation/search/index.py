@@ -161,7 +161,7 @@ class GalleryIndex:
                 with open(temporary, "ab") as file:
                     file.write(_TRAILER + about.encode())
         except (OSError, RuntimeError) as error:
-            raise UserError(f"{path} cannot be written: {_gist(error)}") from error
+            raise UserError(f"{path} cannot be written: {_one_line(error)}") from error
 
 
 def build_index(
@@ -268,7 +268,7 @@ def load_index(path: str | os.PathLike, *, mapped: bool = False) -> GalleryIndex
         if index.ntotal != about["count"]:
             raise UserError(f"{path} is damaged: it holds {index.ntotal} images of {about['count']}; build it again")
     except (OSError, RuntimeError) as error:
-        raise UserError(f"{path} cannot be read: {_gist(error)}") from error
+        raise UserError(f"{path} cannot be read: {_one_line(error)}") from error
     return GalleryIndex(index, about["distance"], about["kind"], read_only=mapped)
 
 
@@ -297,7 +297,7 @@ def _placed(rows: Any, distance: str, what: str) -> np.ndarray:
     return unit_rows(rows) if distance == "cosine" else rows
 
 
-def _gist(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     """What an error says, on one line; of faiss's, without the C++ names."""
     text = getattr(error, "strerror", None) or str(error)
     return " ".join(text.rpartition("failed: ")[2].split())[:200]

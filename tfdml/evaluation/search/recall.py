@@ -47,7 +47,7 @@ def index_recall(
 ) -> list[IndexRecall]:
     """Recall@k of an index against exact search, on a sample of queries.
 
-    For one query, the share of the index's k images whose distance, computed anew in float64, is at most that of the
+    For one query, the share of the index's k images whose distance, recomputed in float64, is at most that of the
     k-th nearest of the exact search: so of equally near images any will do. The same queries serve all efforts.
 
     Args:

@@ -1,4 +1,4 @@
-"""What a retriever searches: embeddings of length 1, ids, labels and metadata, row by row."""
+"""A retriever's gallery: embeddings of length 1, ids, labels and metadata, row by row."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class GalleryItem:
         image: The bytes of a JPEG, PNG, GIF, BMP or WebP file.
         embedding: (d,), by the retriever's own embedder; in place of `image`.
         label: Its class id; -1 for none.
-        metadata: What a search shall tell of it, such as class name and path: anything that JSON can hold.
+        metadata: What a search returns with it, such as class name and path: anything that JSON can hold.
 
     Raises:
         UserError: The id is empty or no text; the label is no integer of 64 bits; there is neither image nor
@@ -62,7 +62,7 @@ class GalleryItem:
 
 @dataclasses.dataclass(frozen=True)
 class UnreadableItem:
-    """What would be an item if its image could be read.
+    """An item whose image cannot be read.
 
     Args:
         id: As `GalleryItem`.
@@ -74,7 +74,7 @@ class UnreadableItem:
 
 
 def check_id(name: Any) -> None:
-    """Refuse what cannot be an id: every server and every JSON must be able to say it.
+    """Refuse what cannot be an id: it must be valid in JSON and in every protocol.
 
     Raises:
         UserError: It is no text, is empty, or is not UTF-8.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdml.embeddings.backends.base import gist
+from tfdml.embeddings.backends.base import short_reason
 from tfdml.embeddings.backends.model_card import compare_with_card
 from tfdml.errors import UserError
 from tfdml.export.network import quiet
@@ -49,8 +49,8 @@ def write_graph(embedder: str | os.PathLike, folder: str | os.PathLike) -> Any:
     compare_with_card(Path(embedder))
     try:
         loaded = tf.saved_model.load(str(embedder))
-    except Exception as error:  # whatever a damaged graph makes TensorFlow stumble over
-        raise UserError(f"{embedder} cannot be loaded as a SavedModel: {gist(error)}") from error
+    except Exception as error:  # whatever TensorFlow raises on a damaged graph
+        raise UserError(f"{embedder} cannot be loaded as a SavedModel: {short_reason(error)}") from error
     missing = [name for name in SIGNATURES if name not in loaded.signatures]
     if missing:
         raise UserError(f"{embedder} is not an export of bin/export: it has no signature {missing[0]}")
@@ -108,13 +108,13 @@ def _table(dimensions: int) -> dict[str, tf.Variable]:
 
 
 def copy_with_gallery(source: Path, folder: Path, gallery: Gallery, in_graph: bool) -> None:
-    """Write a retriever's SavedModel anew with another gallery: the same graph, another checkpoint.
+    """Write a retriever's SavedModel again with another gallery: the same graph, another checkpoint.
 
     Args:
         source: The SavedModel of a retriever.
         folder: Where to write: an empty folder.
         gallery: Its items.
-        in_graph: Whether the graph shall hold their embeddings.
+        in_graph: Whether the graph holds their embeddings.
     """
     from tensorflow.python.saved_model import fingerprinting_utils
 
@@ -141,7 +141,7 @@ def copy_with_gallery(source: Path, folder: Path, gallery: Gallery, in_graph: bo
         shape_and_slices=[""] * len(names),
         tensors=values,
     )
-    # It tells of the checkpoint too, so that the old one will not do.
+    # It refers to the checkpoint too, so the old one cannot be used.
     fingerprinting_utils.write_fingerprint(str(folder))
 
 

@@ -41,14 +41,14 @@ def items_of_folder(folder: str | os.PathLike) -> Iterator[GalleryItem | Unreada
     """
     root = Path(folder)
     if not root.is_dir():
-        raise UserError(f"--gallery={folder}: there is no such folder")
+        raise UserError(f"{folder}: there is no such folder")
     paths = []
     for parent, folders, files in os.walk(root, onerror=_unreadable):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found = (name for name in files if name.lower().endswith(EXTENSIONS) and not name.startswith("."))
         paths += [Path(parent, name).relative_to(root) for name in found]
     if not paths:
-        raise UserError(f"--gallery={folder} holds no image ({', '.join(EXTENSIONS)})")
+        raise UserError(f"{folder} holds no image ({', '.join(EXTENSIONS)})")
     paths.sort()
     label_of = {
         name: label for label, name in enumerate(sorted({path.parts[0] for path in paths if len(path.parts) > 1}))
@@ -97,7 +97,7 @@ def embedded(
     skip_bad: bool = False,
     report: Callable[[str], None] = lambda line: None,
 ) -> Gallery:
-    """The items as a gallery, embedded batch by batch; images are let go of at once.
+    """The items as a gallery, embedded batch by batch; images are released at once.
 
     Args:
         items: The items.

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml import storage
-from tfdml.embeddings.backends.base import gist
+from tfdml.embeddings.backends.base import short_reason
 from tfdml.errors import UserError
 from tfdml.evaluation.search.exact import unit_rows
 from tfdml.export.retriever.endpoints import MAX_NEIGHBOURS
@@ -76,12 +76,12 @@ class LoadedVersion:
         try:
             loaded = tf.saved_model.load(str(path))
             columns = {name: loaded.table[name].numpy() for name in ("ids", "labels", "metadata")}
-        except Exception as error:  # whatever a damaged graph makes TensorFlow stumble over
-            raise UserError(f"{path} cannot be loaded as a retriever's SavedModel: {gist(error)}") from error
+        except Exception as error:  # whatever TensorFlow raises on a damaged graph
+            raise UserError(f"{path} cannot be loaded as a retriever's SavedModel: {short_reason(error)}") from error
         index = GalleryIndex.read(path, card["index"]) if card["kind"] == "indexed" else None
         held = {len(column) for column in columns.values()} | ({len(index)} if index else set())
         if held != {card["items"]} or (index and index.index.d != card["embedding_dim"]):
-            raise UserError(f"{path} is damaged: {RETRIEVER_CARD} tells of {card['items']} items; build it again")
+            raise UserError(f"{path} is damaged: {RETRIEVER_CARD} states {card['items']} items; build it again")
         return cls(path, card, loaded, columns if index else {}, index)
 
     @classmethod
@@ -126,7 +126,7 @@ class LoadedVersion:
         try:
             return self.loaded.signatures[signature](**{name: value})["embedding"].numpy()
         except (tf.errors.InvalidArgumentError, TypeError, ValueError) as error:
-            raise UserError(gist(error)) from error
+            raise UserError(short_reason(error)) from error
 
     def search(self, queries: Queries, k: int) -> Neighbours:
         """See `Retriever.search`."""
@@ -144,7 +144,7 @@ class LoadedVersion:
         try:
             found = search(embedding=tf.constant(vectors), k=tf.constant(k, tf.int32))
         except (tf.errors.InvalidArgumentError, TypeError, ValueError) as error:
-            raise UserError(gist(error)) from error
+            raise UserError(short_reason(error)) from error
         answer = {name: value.numpy() for name, value in found.items()}
         return Neighbours(**{**answer, **{name: _decoded(answer[name]) for name in ("ids", "metadata")}})
 

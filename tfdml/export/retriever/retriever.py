@@ -1,4 +1,4 @@
-"""The Python face of a retriever: build, load, search, change."""
+"""A retriever in Python: build, load, search, change."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Retriever:
 
     @property
     def card(self) -> dict[str, Any]:
-        """What the version says of itself: kind, items, index and its measured recall."""
+        """The version's card: kind, items, index and its measured recall."""
         return dict(self._version.card)
 
     def __len__(self) -> int:

@@ -85,7 +85,7 @@ def write_version(
 
 
 def _model_files(folder: Path) -> list[Path]:
-    """What answers come from, by which a damaged version is known."""
+    """The files that answers come from, to find a damaged version."""
     index = [folder / FILE] if (folder / FILE).is_file() else []
     return [folder / "saved_model.pb", *sorted((folder / "variables").iterdir()), *index]
 
@@ -181,7 +181,7 @@ def one_writer(folder: Path) -> Iterator[None]:
 
 
 def prune(folder: str | os.PathLike, keep: int = 2) -> list[int]:
-    """Delete all but the newest versions; whoever has loaded one goes on with it.
+    """Delete all but the newest versions; a process that has loaded one keeps it.
 
     Args:
         folder: Where versions lie.
@@ -203,7 +203,7 @@ def prune(folder: str | os.PathLike, keep: int = 2) -> list[int]:
     with one_writer(folder):
         gone = version_numbers(folder)[:-keep]
         for number in gone:
-            # Away from its number in one step: nobody shall meet half a version.
+            # Away from its number in one step: nobody may read half a version.
             hidden = partial_folder(folder)
             os.rename(folder / str(number), Path(hidden) / str(number))
             shutil.rmtree(hidden, ignore_errors=True)

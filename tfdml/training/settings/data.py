@@ -108,7 +108,7 @@ class DataSettings(Settings):
             raise UserError(
                 f"--resize={self.resize} is smaller than --image_size={self.image_size}: no such crop can be cut"
             )
-        as_color(self.pad_color, "--pad_color")
+        as_color(self.pad_color)
         if self.min_resolution > self.max_resolution:
             raise UserError(
                 f"--min_resolution={self.min_resolution:g} is above --max_resolution={self.max_resolution:g}"

@@ -24,6 +24,18 @@ class EvaluationSettings(Settings):
     evaluate_every: int = choice(
         1, "Evaluate the unseen classes every this many epochs; 0: at the end only.", check=not_negative
     )
+    evaluate_train: float = choice(
+        0.0,
+        "Measure training classes too, with every evaluation: whole classes, drawn by the seed until they have this "
+        "many images or, at most 1, this share of the training images; 0: none.",
+        check=not_negative,
+    )
+    generalisation_every: int = choice(
+        0,
+        "Measure lambda, the H-divergence and the density of classes, between the images of --evaluate_train and the "
+        "test images, before training, every this many epochs and at the end; 0: not.",
+        check=not_negative,
+    )
     evaluation_batch_size: int = choice(100, "Images per batch in evaluation.", check=positive)
     selection: str = choice(
         "last",
@@ -46,6 +58,11 @@ class EvaluationSettings(Settings):
         super().__post_init__()
         if self.moment_embedder and self.selection != "last":
             raise UserError("--moment_embedder needs the moments of the last epoch: use --selection=last")
+        if self.generalisation_every and not self.evaluate_train:
+            raise UserError(
+                "--generalisation_every compares seen with unseen classes: say how many images of training classes are "
+                "measured, e.g. --evaluate_train=1 for all"
+            )
         if 1 not in self.recall_ks() and self.selection != "last":
             raise UserError(f"--selection={self.selection} goes by recall@1: add 1 to --ks={self.ks}")
 

@@ -1,0 +1,89 @@
+"""Small trees of real pictures in the official layouts of CUB-200-2011, Cars-196, SOP and In-Shop."""
+
+import io
+
+import numpy as np
+import scipy.io
+from PIL import Image
+
+SIZE = (40, 32)
+
+
+def write_tree(name, root, train_classes, test_classes=3, images_per_class=2):
+    """Write a data set of the catalogue, with so many images of each class.
+
+    Args:
+        name: `cub200`, `cars196`, `sop` or `inshop`.
+        root: The folder to create.
+        train_classes: How many; at most 100 for `cub200`, 98 for `cars196`.
+        test_classes: How many.
+        images_per_class: At least 2 for `inshop`: the first of a test class is its query.
+    """
+    root.mkdir()
+    first_unseen = {"cub200": 101, "cars196": 99}.get(name, 1 + train_classes)
+    classes = [*range(1, 1 + train_classes), *range(first_unseen, first_unseen + test_classes)]
+    numbers = [number for number in classes for _ in range(images_per_class)]
+    _WRITERS[name](root, numbers, train_classes * images_per_class, images_per_class)
+    return root
+
+
+def _pictures(root, names):
+    """A few different pictures, under many names."""
+    rng = np.random.default_rng(0)
+    contents = []
+    for _ in range(7):
+        file = io.BytesIO()
+        Image.fromarray(rng.integers(0, 256, (*SIZE[::-1], 3), np.uint8)).save(file, "JPEG")
+        contents.append(file.getvalue())
+    for i, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(contents[i % len(contents)])
+
+
+def _table(path, rows):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(f"{row}\n" for row in rows))
+
+
+def _cub(root, numbers, num_train, per_class):
+    names = [f"{number:03d}.Bird_{number}/{i}.jpg" for i, number in enumerate(numbers)]
+    _pictures(root / "images", names)
+    _table(root / "images.txt", (f"{i + 1} {name}" for i, name in enumerate(names)))
+    _table(root / "image_class_labels.txt", (f"{i + 1} {number}" for i, number in enumerate(numbers)))
+    _table(root / "classes.txt", (f"{number} {number:03d}.Bird_{number}" for number in sorted(set(numbers))))
+
+
+def _cars(root, numbers, num_train, per_class):
+    half = len(numbers) // 2  # the official parts do not part the classes
+    tables = {"cars_train": ("cars_train_annos.mat", numbers[:half])}
+    tables["cars_test"] = ("cars_test_annos_withlabels.mat", numbers[half:])
+    for folder, (table, classes) in tables.items():
+        names = [f"{i + 1:05d}.jpg" for i in range(len(classes))]
+        _pictures(root / folder, names)
+        boxes = ["bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2"]
+        rows = np.ones((1, len(names)), dtype=[(field, object) for field in [*boxes, "class", "fname"]])
+        for i, (name, number) in enumerate(zip(names, classes, strict=True)):
+            rows["class"][0, i], rows["fname"][0, i] = np.uint8(number), name
+        (root / "devkit").mkdir(exist_ok=True)
+        scipy.io.savemat(root / "devkit" / table, {"annotations": rows})
+
+
+def _sop(root, numbers, num_train, per_class):
+    names = [f"chair_final/{number}_{i}.JPG" for i, number in enumerate(numbers)]
+    _pictures(root, names)
+    rows = [f"{i + 1} {number} 3 {name}" for i, (number, name) in enumerate(zip(numbers, names, strict=True))]
+    for split, part in (("train", rows[:num_train]), ("test", rows[num_train:])):
+        _table(root / f"Ebay_{split}.txt", ["image_id class_id super_class_id path", *part])
+
+
+def _inshop(root, numbers, num_train, per_class):
+    names = [f"img/MEN/Denim/id_{number:08d}/{i:02d}_1_front.jpg" for i, number in enumerate(numbers)]
+    _pictures(root, names)
+    status = ["train"] * num_train
+    status += ["gallery" if i % per_class else "query" for i in range(len(numbers) - num_train)]
+    rows = zip(names, numbers, status, strict=True)
+    lines = [f"{name} id_{number:08d} {part}" for name, number, part in rows]
+    _table(root / "Eval" / "list_eval_partition.txt", [len(names), "image_name item_id evaluation_status", *lines])
+
+
+_WRITERS = {"cub200": _cub, "cars196": _cars, "sop": _sop, "inshop": _inshop}

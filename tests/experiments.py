@@ -1,0 +1,38 @@
+"""Experiments of command lines and flag files."""
+
+import functools
+import pathlib
+import shlex
+
+from tests.training.runs import learner
+from tfdml.cli import flag_files
+from tfdml.training import Experiment
+from tfdml.training.evaluating import check_orders
+from tfdml.training.limits import check_pairs
+from tfdml.training.terms import build_objectives
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def experiment_of(command, **changes):
+    """The experiment of `bin/train`'s flags, as one would write them in a shell in the repository's root."""
+    words = [word.replace("--flagfile=", f"--flagfile={ROOT}/") for word in shlex.split(str(command))]
+    return Experiment.from_flags("\n".join(flag_files.read(words)), **changes)
+
+
+def terms_of(experiment):
+    """The terms of an experiment's loss, built and tried with a tiny network in the place of its own."""
+    objectives = experiment.objectives.replace("dim=8192", "dim=64").replace("dim=512", "dim=64")
+    return _build(objectives, experiment.ensemble_heads > 0, experiment.moment_embedder)
+
+
+@functools.cache
+def _build(objectives, ensemble, moment_embedder):
+    if ensemble:
+        return build_objectives(objectives, 5)
+    network = {"backbone": "conv4(width=4)", "image_size": 32, "resize": 32, "embedding_dim": 8, "classes_per_batch": 5}
+    experiment = Experiment(run_dir="unused", objectives=objectives, moment_embedder=moment_embedder, **network)
+    made = learner(experiment, 5)
+    check_pairs(experiment.data, made.objectives)
+    check_orders(experiment.evaluation, made)
+    return made.objectives

@@ -1,0 +1,277 @@
+"""Losses with miners and distances of one's own, against loops over what these say."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from tests.mathematics import assert_close, degenerate_batches, finite_differences, random_batch, value_and_gradients
+from tfdml import losses, mining, objectives
+
+
+@keras.saving.register_keras_serializable("tests.composing")
+class Stretched(mining.Distance):
+    """Squared distances with a weight for each coordinate."""
+
+    def __init__(self, slope=0.1):
+        self.slope = slope
+
+    def __call__(self, a, b):
+        weights = 1.0 + self.slope * ops.arange(a.shape[1], dtype="float32")
+        return ops.sum(weights * ops.square(a[:, None] - b[None]), axis=2)
+
+
+@keras.saving.register_keras_serializable("tests.composing")
+class HalfDot(mining.Distance):
+    """A similarity."""
+
+    larger_is_closer = True
+
+    def __call__(self, a, b):
+        return 0.5 * ops.matmul(a, ops.transpose(b))
+
+
+@keras.saving.register_keras_serializable("tests.composing")
+def taxicab(a, b):
+    """A function in the place of an object."""
+    return ops.sum(ops.abs(a[:, None] - b[None]), axis=2)
+
+
+@keras.saving.register_keras_serializable("tests.composing")
+class Between(mining.Miner):
+    """Positives that are apart, and negatives that are near."""
+
+    def __init__(self, least=0.3, most=1.1):
+        self.least, self.most = least, most
+
+    def __call__(self, distances, positives, negatives):
+        return ops.logical_and(positives, distances > self.least), distances < self.most
+
+
+DISTANCES = {
+    "stretched": (Stretched(0.2), lambda a, b: float(np.sum((1 + 0.2 * np.arange(len(a))) * (a - b) ** 2))),
+    "half dot": (HalfDot(), lambda a, b: -0.5 * float(a @ b)),
+    "taxicab": (taxicab, lambda a, b: float(np.abs(a - b).sum())),
+    "sqeuclidean": ("sqeuclidean", lambda a, b: float(np.sum((a - b) ** 2))),
+}
+RANGE = {"stretched": (0.8, 3.1), "half dot": (-0.3, 0.11), "taxicab": (1.0, 3.0), "sqeuclidean": (0.8, 2.4)}
+
+
+def cosine(a, b):
+    return float(a @ b) / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-30)
+
+
+def euclidean(a, b):
+    return float(np.linalg.norm(a - b))
+
+
+def pairs_of(y, d, least, most):
+    """The distance of each pair that the miner keeps, by its two images."""
+    pairs = [(i, j) for i in range(len(y)) for j in range(len(y)) if i != j]
+    kept_positives = {(i, j) for i, j in pairs if y[i] == y[j] and d[i][j] > least}
+    return kept_positives, {(i, j) for i, j in pairs if y[i] != y[j] and d[i][j] < most}
+
+
+def mean(values):
+    return float(np.mean(values)) if len(values) else 0.0
+
+
+def contrastive(y, d, pos, neg):
+    pushes = [2.0 - d[i][j] for i, j in neg if d[i][j] < 2.0]
+    return mean([d[i][j] for i, j in pos]) + mean(pushes)
+
+
+def triplet(y, d, pos, neg):
+    hinges = [d[a][p] - d[a][n] + 0.4 for a, p in pos for b, n in neg if a == b]
+    return mean([hinge for hinge in hinges if hinge > 0])
+
+
+def quadruplet(y, d, pos, neg):
+    total = 0.0
+    for i in range(len(y)):
+        own = [d[i][j] for a, j in pos if a == i]
+        near = [d[i][k] for a, k in neg if a == i]
+        total += mean([max(p - n + 0.4, 0) for p in own for n in near])
+        total += mean([max(p - d[k][m] + 0.2, 0) for p in own for k, m in neg])
+    return total / len(y)
+
+
+def cosine_contrastive(y, d, pos, neg):
+    pushes = [(1 - d[i][j]) - 0.2 for i, j in neg if 1 - d[i][j] > 0.2]
+    return (mean([d[i][j] ** 2 for i, j in pos]) + mean(pushes)) / 2
+
+
+def binomial(y, d, pos, neg):
+    pull = mean([np.log1p(np.exp(-2 * (1 - d[i][j] - 0.5))) for i, j in pos])
+    return pull + mean([np.log1p(np.exp(2 * 5 * (1 - d[i][j] - 0.5))) for i, j in neg])
+
+
+def multi_similarity(y, d, pos, neg):
+    total = 0.0
+    for a in range(len(y)):
+        total += np.log1p(sum(np.exp(-2 * (1 - d[i][j] - 0.5)) for i, j in pos if i == a)) / 2
+        total += np.log1p(sum(np.exp(10 * (1 - d[i][j] - 0.5)) for i, j in neg if i == a)) / 10
+    return total / len(y)
+
+
+def lifted(y, d, pos, neg):
+    values = []
+    for i, j in pos:
+        push = sum(np.exp(1 - d[a][n]) for a, n in neg if a == i) + sum(np.exp(1 - d[a][n]) for a, n in neg if a == j)
+        values.append(max(d[i][j] + np.log(push), 0) ** 2 / 2 if push else 0.0)
+    return mean(values)
+
+
+def circle(y, d, pos, neg, frozen=None):
+    fixed = d if frozen is None else frozen  # the weights carry no gradient
+    values = []
+    for a in range(len(y)):
+        own, others = [j for i, j in pos if i == a], [j for i, j in neg if i == a]
+        if own and others:
+            pull = sum(np.exp(-3 * max(1.4 - (1 - fixed[a][j]), 0) * (1 - d[a][j] - 0.6)) for j in own)
+            push = sum(np.exp(3 * max(1 - fixed[a][j] + 0.4, 0) * (1 - d[a][j] - 0.4)) for j in others)
+            values.append(np.log1p(pull * push))
+    return mean(values)
+
+
+def composed():
+    """Each loss with a miner, and a distance where it has one: (loss, its formula, distance, range of the miner)."""
+    for name, (distance, measure) in DISTANCES.items():
+        both = {"distance": distance, "mining": Between(*RANGE[name])}
+        yield f"contrastive {name}", losses.ContrastiveLoss(2.0, **both), contrastive, measure, RANGE[name]
+        yield f"triplet {name}", losses.TripletLoss(0.4, **both), triplet, measure, RANGE[name]
+        yield f"quadruplet {name}", losses.QuadrupletLoss(0.4, 0.2, **both), quadruplet, measure, RANGE[name]
+    on_cosines = (lambda a, b: 1 - cosine(a, b)), (0.3, 1.1)
+    miner = Between()
+    yield "cosine_contrastive", losses.CosineContrastiveLoss(0.2, mining=miner), cosine_contrastive, *on_cosines
+    yield "binomial", losses.BinomialDevianceLoss(2.0, 0.5, 5.0, mining=miner), binomial, *on_cosines
+    yield "multi_similarity", losses.MultiSimilarityLoss(beta=10.0, mining=miner), multi_similarity, *on_cosines
+    yield "circle", losses.CircleLoss(0.4, 3.0, mining=miner), circle, *on_cosines
+    yield "lifted", losses.LiftedStructureLoss(mining=miner), lifted, euclidean, (0.3, 1.1)
+
+
+COMPOSED = {name: case for name, *case in composed()}
+every_loss = pytest.mark.parametrize(("loss", "formula", "measure", "limits"), COMPOSED.values(), ids=COMPOSED)
+
+
+def reference(formula, measure, limits, y, x, at=None):
+    """The formula's value on x, with the pairs, and what else is frozen, as they are at `at`."""
+    x = np.asarray(x, np.float64)
+    at = x if at is None else np.asarray(at, np.float64)
+    d, fixed = ([[measure(a, b) for b in points] for a in points] for points in (x, at))
+    more = {"frozen": fixed} if formula is circle else {}
+    return formula(y, d, *pairs_of(y, fixed, *limits), **more)
+
+
+@every_loss
+@pytest.mark.parametrize("mode", ["eager", "xla"])
+def test_value_and_gradient_are_those_of_the_kept_pairs(loss, formula, measure, limits, mode):
+    y, x = random_batch(3, 9, 3, 4)
+    positives, negatives = pairs_of(y, [[measure(a, b) for b in x] for a in x], *limits)
+    chances = [(i, j) for i in range(9) for j in range(9) if i != j]
+    assert 0 < len(positives) < sum(y[i] == y[j] for i, j in chances)
+    assert 0 < len(negatives) < sum(y[i] != y[j] for i, j in chances)
+    value, (gradient,) = value_and_gradients(lambda e: loss(y, e), x, mode=mode)
+    assert_close(value, reference(formula, measure, limits, y, x), floor=1e-6)
+    (expected,) = finite_differences(lambda e: reference(formula, measure, limits, y, e, at=x), x)
+    assert np.any(expected)
+    assert_close(gradient, expected, 2e-5)
+
+
+@every_loss
+def test_degenerate_batches_are_finite(loss, formula, measure, limits):
+    for name, (y, x) in degenerate_batches().items():
+        value, (gradient,) = value_and_gradients(lambda e, y=y: loss(y, e), x)
+        assert np.isfinite(value), name
+        assert np.isfinite(gradient).all(), name
+
+
+@every_loss
+def test_a_composed_loss_is_saved_and_loaded(loss, formula, measure, limits):
+    term = objectives.MetricLoss(loss, weight=0.5, name="mine")
+    stored = json.loads(json.dumps(keras.saving.serialize_keras_object(term)))
+    again = keras.saving.deserialize_keras_object(stored)
+    y, x = random_batch(4, 8, 3, 4)
+    assert again.loss.get_config() == loss.get_config()
+    assert repr(again.loss) == repr(loss)
+    np.testing.assert_array_equal(again.loss(y, x), loss(y, x))
+
+
+def test_a_composed_loss_is_shown_with_its_objects():
+    shown = repr(losses.ContrastiveLoss(distance=taxicab, mining=Between(0.1)))
+    assert "distance=taxicab" in shown
+    assert "mining=Between(least=0.1, most=1.1)" in shown
+    assert repr(Between(0.1)) == "Between(least=0.1, most=1.1)"
+
+
+def test_a_name_is_stored_as_it_is_and_what_was_saved_without_a_miner_is_loaded():
+    config = losses.ContrastiveLoss(distance="dot").get_config()
+    assert (config["distance"], config.pop("mining")) == ("dot", "all")
+    assert losses.ContrastiveLoss.from_config(config).mining == "all"
+    config = losses.TripletLoss(mining="hard").get_config()
+    assert (config["distance"], config["mining"]) == ("sqeuclidean", "hard")
+
+
+def test_a_miner_cannot_make_pairs_and_gets_no_gradient():
+    seen = []
+
+    def everything(distances, positives, negatives):
+        seen.append((distances.shape, positives.dtype, negatives.dtype))
+        return ops.ones_like(positives), ops.ones_like(distances)
+
+    y, x = random_batch(1, 7, 3, 4)
+    plain, mined = losses.ContrastiveLoss(), losses.ContrastiveLoss(mining=everything)
+    np.testing.assert_array_equal(mined(y, x), plain(y, x))
+    assert seen == [((7, 7), "bool", "bool")]
+
+
+class _NoConfig:
+    def __call__(self, a, b):
+        return a
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"distance": "l2"}, "distance must be one of euclidean, sqeuclidean, cosine, dot, or an object called with"),
+        ({"distance": 3}, "distance must be one of .* not 3"),
+        ({"distance": Stretched}, r"distance must be an object and not the class Stretched: write Stretched\(\)"),
+        ({"distance": _NoConfig()}, "distance: a _NoConfig has no get_config.* subclass of tfdml.mining.Distance"),
+        (
+            {"mining": "hard"},
+            r"mining must be one of all, or an object called with \(distances, positives, negatives\)",
+        ),
+        ({"mining": Between}, r"mining must be an object and not the class Between: write Between\(\)"),
+        ({"mining": _NoConfig()}, "mining: a _NoConfig has no get_config.* subclass of tfdml.mining.Miner"),
+    ],
+)
+def test_what_cannot_be_composed_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        losses.ContrastiveLoss(**arguments)
+
+
+def test_multi_similarity_names_no_miner():
+    with pytest.raises(ValueError, match=r"mining must be an object called with \(distances, positives, negatives\)"):
+        losses.MultiSimilarityLoss(mining="all")
+
+
+def first_row(a, b):
+    return taxicab(a, b)[:1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"distance": first_row}, r"distance first_row must give a matrix \(6, 6\) for 6 embeddings, not \(1, 6\)"),
+        ({"distance": mining.Distance()}, r"Distance must define __call__\(a, b\)"),
+        ({"mining": lambda d, p, n: n}, "mining <lambda> must give two masks, of positives and of negatives"),
+        ({"mining": lambda d, p, n: (p, n[0])}, r"mining <lambda> must give a matrix \(6, 6\) .* not \(6,\)"),
+        ({"mining": mining.Miner()}, r"Miner must define __call__\(distances, positives, negatives\)"),
+    ],
+)
+def test_what_an_object_gives_is_checked(arguments, message):
+    y, x = random_batch(1, 6, 3, 4)
+    with pytest.raises((ValueError, TypeError), match=message):
+        losses.ContrastiveLoss(**arguments)(y, x)
