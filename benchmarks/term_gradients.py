@@ -69,9 +69,12 @@ def main():
     run = RunFolder(arguments.run_dir)
     changes = {name: getattr(arguments, name) for name in ("objectives", "data_dir") if getattr(arguments, name)}
     experiment = Experiment.from_flags(run.load_experiment().as_flags(), run_dir=arguments.run_dir, **changes)
-    train = building.load_splits(experiment).train
-    learner = building.make_learner(experiment, train.num_classes, experiment.steps_per_epoch or 1)
-    sampler, (transform, view) = building.make_sampler(experiment, train), building.make_transforms(experiment)
+    data, seed = experiment.data, experiment.seed
+    transform, view = building.make_transforms(data)
+    train = building.load_splits(data, seed).train
+    sampler = building.make_sampler(data, train, seed)
+    steps = experiment.steps_per_epoch or 1
+    learner = building.make_learner(experiment.model, experiment.optimization, view, train.num_classes, steps, seed)
     if arguments.objectives:
         # What a term measures before training, it measures before the trained weights come.
         with tempfile.TemporaryDirectory() as folder:
@@ -79,7 +82,7 @@ def main():
         learner.embedder.set_weights(load_embedder(run.embedder).get_weights())
     elif checkpoints.restore_latest(run.checkpoints, learner) is None:
         parser.error(f"there is no checkpoint in {run.checkpoints}")
-    batches = training_batches(train, sampler, transform, experiment.seed, num_steps=arguments.batches)
+    batches = training_batches(train, sampler, transform, seed, num_steps=arguments.batches)
     measured = [gradients(learner, images, labels) for images, labels in batches]
 
     names = [objective.name for objective in learner.objectives]

@@ -4,8 +4,11 @@ import functools
 import pathlib
 import shlex
 
+from tests.training.runs import learner
 from tfdml.cli import flag_files
-from tfdml.training import Experiment, building
+from tfdml.training import Experiment
+from tfdml.training.evaluating import check_orders
+from tfdml.training.limits import check_pairs
 from tfdml.training.terms import build_objectives
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -29,4 +32,7 @@ def _build(objectives, ensemble, moment_embedder):
         return build_objectives(objectives, 5)
     network = {"backbone": "conv4(width=4)", "image_size": 32, "resize": 32, "embedding_dim": 8, "classes_per_batch": 5}
     experiment = Experiment(run_dir="unused", objectives=objectives, moment_embedder=moment_embedder, **network)
-    return building.make_learner(experiment, 5, steps_per_epoch=2).objectives
+    made = learner(experiment, 5)
+    check_pairs(experiment.data, made.objectives)
+    check_orders(experiment.evaluation, made)
+    return made.objectives

@@ -10,11 +10,13 @@ import pytest
 
 from tests.data.trees import write_tree
 from tests.experiments import ROOT, experiment_of, terms_of
+from tests.training.runs import learner as learner_of
 from tfdml import backbones, data
 from tfdml.data.pipeline import training_batches
 from tfdml.training import Experiment, building
 from tfdml.training.evaluating import check_measurable
 from tfdml.training.expressions import parse_call
+from tfdml.training.settings import DataSettings
 
 CONFIGS = sorted((ROOT / "configs").rglob("*.flags"))
 IDEAS = ("jrd", "horde", "ecaml", "rankmi", "dmlda")
@@ -124,9 +126,7 @@ def trees(tmp_path_factory):
         if not (folder / name).exists():
             write_tree(name, folder / name, *sizes[name])
         options = {"data_dir": str(folder / name), "dataset_options": "check_counts=false"}
-        return building.load_splits(
-            Experiment(dataset=name, holdout_classes=holdout_classes, run_dir="unused", **options)
-        )
+        return building.load_splits(DataSettings(dataset=name, holdout_classes=holdout_classes, **options), seed=0)
 
     return load
 
@@ -147,7 +147,8 @@ def batch_shapes(trees, characters):
         )
         name, share = experiment.dataset, experiment.holdout_classes
         train = characters if name == "glyphs" else trees(name, share).train
-        sampler, (transform, _) = building.make_sampler(experiment, train), building.make_transforms(experiment)
+        sampler = building.make_sampler(experiment.data, train, experiment.seed)
+        transform, _ = building.make_transforms(experiment.data)
         ((images, labels),) = training_batches(train, sampler, transform, num_steps=1)
         return tuple(images.shape), tuple(labels.shape)
 
@@ -174,12 +175,12 @@ def test_an_experiment_builds_and_takes_a_step(path, characters, tmp_path):
     # A random network with frozen BatchNorm would answer every image with nearly zero.
     tiny = {"dataset": "glyphs", "weights": "none", "image_size": SIZE, "resize": resize, "batch_norm": "train"}
     experiment = dataclasses.replace(written, **tiny)
-    sampler = building.make_sampler(experiment, characters)
-    transform, _ = building.make_transforms(experiment)
+    sampler = building.make_sampler(experiment.data, characters, experiment.seed)
+    transform, _ = building.make_transforms(experiment.data)
     # The networks of the experiments before, hundreds of megabytes each, hang in cycles of references.
     keras.backend.clear_session()
     gc.collect()
-    learner = building.make_learner(experiment, characters.num_classes, steps_per_epoch=10)
+    learner = learner_of(experiment, characters.num_classes, steps_per_epoch=10)
     learner.run_eagerly = True  # quicker than tracing these networks for two steps
     before = [np.asarray(variable) for variable in learner.embedder.parts()["projection"]]
     # Two steps, so that alternating updates have their turn.

@@ -70,7 +70,7 @@ def _value(value: Any) -> str:
     if isinstance(value, dict) and "class_name" in value and "config" in value:
         inner = value["config"]
         if isinstance(inner, str):
-            return inner  # a function, by its name
+            return inner.rpartition(">")[2]  # a function, by its name
         shown = inner.items() if isinstance(inner, dict) else ()
         return f"{value['class_name']}({', '.join(f'{k}={_value(v)}' for k, v in shown if k not in _KERAS_OWN)})"
     if isinstance(value, dict):

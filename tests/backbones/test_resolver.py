@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tfdml import UserError, backbones
+from tfdml.backbones.conversion import ARCHITECTURES
 
 # Small enough to be quick; every network takes images of this size.
 SIZE = 75
@@ -212,3 +213,33 @@ def test_file_of_a_compiled_model_fits(tmp_path):
     loaded = backbones.resolve("conv4", 32, weights=path, width=4).model
     for actual, expected in zip(weights_of(loaded), weights_of(model), strict=True):
         np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"name": "resnet5"}, "unknown backbone 'resnet5'; known: bn_inception"),
+        ({"name": "resnet50", "alpha": 0.5}, "backbone 'resnet50' has no option 'alpha' (it has none)"),
+        ({"name": "mobilenetv2", "alpha": -1}, "alpha must be positive"),
+        ({"name": "conv4", "weights": "imagenet"}, "there are no ImageNet weights for 'conv4'"),
+        ({"name": "resnet50", "weights": "no/such.weights.h5"}, "`weights`: there is no file no/such.weights.h5"),
+    ],
+)
+def test_names_are_checked_without_building_as_they_are_with_it(arguments, says, monkeypatch):
+    monkeypatch.setattr(keras.applications, "ResNet50", None)
+    for call in (backbones.check, lambda name, **options: backbones.resolve(name, 32, **options)):
+        with pytest.raises(UserError) as error:
+            call(**arguments)
+        assert_one_line(error, says)
+
+
+def test_good_names_pass_and_say_where_their_weights_are(tmp_path):
+    (tmp_path / "x.weights.h5").touch()
+    for name in backbones.names():
+        for weights in (None, "none", "", str(tmp_path / "x.weights.h5")):
+            backbones.check(name, weights)
+    published = {name: backbones.published_weights(name) for name in backbones.names()}
+    assert {name for name, weights in published.items() if not weights} == {"conv4"}
+    assert {name for name, weights in published.items() if weights == "FILE"} == set(ARCHITECTURES) - {"resnet50"}
+    for name in {name for name, weights in published.items() if weights == "imagenet"}:
+        backbones.check(name, "imagenet")

@@ -14,6 +14,7 @@ def test_a_dry_run_prints_the_resolved_experiment(command, tmp_path):
         f"--data_dir={products}",
         "--dataset_options=check_counts=false",
         "--weights=none",
+        "--ks=1,10,100",
         f"--run_dir={tmp_path / 'run'}",
         "--dry_run",
     )
@@ -25,7 +26,9 @@ def test_a_dry_run_prints_the_resolved_experiment(command, tmp_path):
         "1 * rank_mi",
         "resnet50, weights none",
         "120 images (60 classes x 2)",
-        "rates: backbone 1e-05, projection 0.001, objectives 0.001",
+        "projection 262,272 0.001",
+        "1 steps an epoch, 100 epochs: 100 steps, 12,000 images, 100.0 times the training images",
+        "WARNING: --weights=none with --batch_norm=frozen: resnet50 begins with random weights",
         "--objectives=rank_mi(margin=0.2, statistics_steps=1)",
     ):
         assert said in words

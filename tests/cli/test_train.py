@@ -1,5 +1,6 @@
 """bin/train: the run folder, resuming after a kill, and what it says of wrong input."""
 
+import dataclasses
 import json
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from PIL import Image
 
 import tfdml  # noqa: F401  (registers the classes that a saved embedder names)
 from tests.cli.conftest import ROOT
+from tfdml.training import Experiment
 
 
 def test_the_run_folder_holds_what_it_promises(finished_run):
@@ -82,7 +84,15 @@ def test_help_shows_examples_and_flags(command):
     done = command("train", "--help")
     assert done.returncode == 0
     assert "--flagfile=configs/quickstart.flags" in done.stdout
-    assert "--embedding_dim" in done.stdout
+    # By stage, in the order in which one thinks of them; each flag once.
+    shown = [
+        "Data: images", "--dataset\n", "--image_size\n", "Model:", "--backbone\n", "Objectives and", "--objectives\n",
+        "--learning_rate\n", "Evaluation:", "--ks\n", "Run:", "--run_dir\n", "Other flags:", "--[no]resume\n",
+    ]  # fmt: skip
+    places = [done.stdout.index(words) for words in shown]
+    assert places == sorted(places)
+    for field in dataclasses.fields(Experiment):
+        assert sum(line in (f"  --{field.name}", f"  --[no]{field.name}") for line in done.stdout.splitlines()) == 1
 
 
 def image_tree(folder, classes=4, images=3):
@@ -100,6 +110,7 @@ def wrong(case, tmp_path):
     flags = {
         "dataset": "folder", "data_dir": tree, "run_dir": tmp_path / "run", "image_size": 32, "resize": 32,
         "backbone": "conv4(width=8)", "classes_per_batch": 2, "images_per_class": 2, "epochs": 1, "embedding_dim": 8,
+        "ks": 1,
     }  # fmt: skip
     if case == "missing data directory":
         flags["data_dir"] = tmp_path / "nowhere"

@@ -149,7 +149,7 @@ def composed():
     yield "binomial", losses.BinomialDevianceLoss(2.0, 0.5, 5.0, mining=miner), binomial, *on_cosines
     yield "multi_similarity", losses.MultiSimilarityLoss(beta=10.0, mining=miner), multi_similarity, *on_cosines
     yield "circle", losses.CircleLoss(0.4, 3.0, mining=miner), circle, *on_cosines
-    yield "lifted", losses.LiftedStructureLoss(mining=miner), lifted, euclidean, (0.3, 1.1)
+    yield "lifted", losses.LiftedStructureLoss(mining=Between(0.6, 1.4)), lifted, euclidean, (0.6, 1.4)
 
 
 COMPOSED = {name: case for name, *case in composed()}

@@ -15,7 +15,7 @@ from tests.models.networks import SIZE, coloured_batch, config_of, images, value
 from tfdml import UserError, backbones, losses, objectives
 from tfdml.models import AttentionEnsemble, Embedder, MetricLearner
 from tfdml.training import Experiment
-from tfdml.training.building import make_embedder
+from tfdml.training.building import make_embedder, make_transforms
 
 POLICIES = ["float32", "mixed_bfloat16", "mixed_float16"]
 
@@ -309,11 +309,17 @@ def test_an_ensemble_trains_on_jax(tmp_path):
 FLAGS = {"run_dir": "run", "backbone": "conv4(width=8)", "embedding_dim": 16, "image_size": 32, "resize": 32}
 
 
+def made(**flags):
+    """The embedder of an experiment."""
+    experiment = Experiment(**{**FLAGS, **flags})
+    return make_embedder(experiment.model, make_transforms(experiment.data)[1])
+
+
 def test_an_experiment_makes_an_ensemble():
-    ensemble = make_embedder(Experiment(**FLAGS, ensemble_heads=4, ensemble_cut="pool1, relu2"))
+    ensemble = made(ensemble_heads=4, ensemble_cut="pool1, relu2")
     assert isinstance(ensemble, AttentionEnsemble)
     assert (ensemble.heads, ensemble.cut, ensemble.embedding_dim) == (4, ("pool1", "relu2"), 16)
-    assert type(make_embedder(Experiment(**FLAGS))) is Embedder
+    assert type(made()) is Embedder
 
 
 def test_the_terms_of_an_ensemble_by_flags():
@@ -338,7 +344,7 @@ def test_the_terms_of_an_ensemble_by_flags():
 )
 def test_flags_that_make_no_sense_are_refused(flags, message):
     with pytest.raises(UserError, match=message):
-        make_embedder(Experiment(**{**FLAGS, **flags}))
+        made(**flags)
 
 
 def test_a_loss_on_the_whole_embedding_is_fine_too():

@@ -8,7 +8,7 @@ import numpy as np
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images.containers import ArrayImages
 from tfdml.training import Experiment, trainer
-from tfdml.training.building import Splits
+from tfdml.training.building import Splits, make_learner, make_transforms
 
 SIZE = 16
 EPOCHS, STEPS = 2, 3
@@ -46,6 +46,12 @@ def experiment(run_dir, **changes):
         "cache": "false",
     }
     return Experiment(run_dir=str(run_dir), **{**settings, **changes})
+
+
+def learner(settings, num_classes, steps_per_epoch=2):
+    """The learner of an experiment."""
+    _, view = make_transforms(settings.data)
+    return make_learner(settings.model, settings.optimization, view, num_classes, steps_per_epoch, settings.seed)
 
 
 def train(run_dir, resume=False, restart=False, **changes):

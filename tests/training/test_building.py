@@ -5,14 +5,21 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tests.training.runs import noise
+from tests.training.runs import learner, noise
 from tfdml import data
 from tfdml.data.augmentation.evaluation import EvaluationTransform
 from tfdml.data.augmentation.policies import Policy, Step
 from tfdml.data.augmentation.train import TrainTransform
 from tfdml.errors import UserError
-from tfdml.training import Experiment, RunFolder, building, trainer
-from tfdml.training.building import Splits, load_splits, make_embedder, make_transforms, split_training_classes
+from tfdml.training import Experiment, RunFolder, trainer
+from tfdml.training.building import (
+    Splits,
+    load_splits,
+    make_embedder,
+    make_transforms,
+    sample_seen_classes,
+    split_training_classes,
+)
 
 
 def experiment(**changes):
@@ -22,27 +29,27 @@ def experiment(**changes):
 
 def test_held_out_and_seen_classes_make_up_the_training_classes():
     train = data.load("glyphs", split="train", images_per_class=2, size=16)
-    seen, held_out = split_training_classes(experiment(holdout_classes=0.2, seed=3), train)
+    seen, held_out = split_training_classes(train, 0.2, seed=3)
     assert len(held_out.classes) == round(0.2 * len(train.classes))
     assert sorted([*seen.classes, *held_out.classes]) == sorted(train.classes)
-    again, _ = split_training_classes(experiment(holdout_classes=0.2, seed=3), train)
-    other, _ = split_training_classes(experiment(holdout_classes=0.2, seed=4), train)
+    again, _ = split_training_classes(train, 0.2, seed=3)
+    other, _ = split_training_classes(train, 0.2, seed=4)
     np.testing.assert_array_equal(again.classes, seen.classes)
     assert set(other.classes) != set(seen.classes)
 
 
 def test_without_a_share_every_class_is_seen_and_with_all_of_it_none():
     train = data.load("glyphs", split="train", images_per_class=2, size=16)
-    assert split_training_classes(experiment(), train) == (train, None)
+    assert split_training_classes(train, 0.0, seed=0) == (train, None)
     with pytest.raises(UserError, match=r"--holdout_classes=0\.999 leaves no class"):
-        split_training_classes(experiment(holdout_classes=0.999), train)
+        split_training_classes(train, 0.999, seed=0)
 
 
 @pytest.mark.parametrize("wanted", [0.25, 9.0, 10.0, 1.0, 500.0])
 def test_seen_classes_are_whole_and_just_as_many_as_are_wanted(wanted):
     labels = np.repeat(np.arange(6), [3, 6, 3, 6, 6, 6])
     train = dataclasses.replace(noise("train", 6, 0, 5), labels=labels)
-    seen = building.sample_seen_classes(experiment(evaluate_train=wanted, seed=5), train)
+    seen = sample_seen_classes(train, wanted, seed=5)
     for c in seen.classes:
         assert np.sum(seen.labels == c) == np.sum(labels == c)
     order = np.random.default_rng(5).permutation(6)
@@ -54,8 +61,8 @@ def test_seen_classes_are_whole_and_just_as_many_as_are_wanted(wanted):
 
 def test_seen_classes_are_measured_where_asked_for_and_are_no_data_of_their_own():
     options = {"dataset_options": "images_per_class=2, size=16", "holdout_classes": 0.2}
-    assert load_splits(experiment(**options)).seen is None
-    splits = load_splits(experiment(evaluate_train=20, **options))
+    assert load_splits(experiment(**options).data, seed=0).seen is None
+    splits = load_splits(experiment(**options).data, seed=0, evaluate_train=20)
     assert list(splits.evaluated()) == ["validation", "test", "seen"]
     assert len(splits.seen) == 20
     assert set(splits.seen.images.names) <= set(splits.train.images.names)
@@ -76,13 +83,13 @@ def test_the_views_are_those_of_the_flags():
         min_resolution=0.5,
         max_resolution=2.5,
     )
-    train, evaluation = make_transforms(settings)
+    train, evaluation = make_transforms(settings.data)
     assert (train.augmentation, train.resize_mode) == ("random_resized_crop", "pad")
     assert (train.resize, train.image_size) == (48, 28)
     assert (train.scale, train.resolutions, train.flip, train.policy) == ((0.3, 1.0), (0.5, 2.5), False, None)
     assert (evaluation.resize, evaluation.image_size, evaluation.resize_mode) == (48, 28, "pad")
     # Nothing smaller than the crop can be cut.
-    train, evaluation = make_transforms(dataclasses.replace(settings, resize=20))
+    train, evaluation = make_transforms(dataclasses.replace(settings, resize=20).data)
     assert train.resize == evaluation.resize == 28
 
 
@@ -115,7 +122,7 @@ def test_images_of_a_run_are_told_from_others():
 )
 def test_objectives_are_tried_without_a_trace(objectives):
     settings = experiment(objectives=objectives)
-    first, second = (building.make_learner(settings, 5, steps_per_epoch=2) for _ in range(2))
+    first, second = (learner(settings, 5) for _ in range(2))
     assert len(first.variables) == len(second.variables)
     for metric in first.metrics:
         assert metric.name == "loss" or not np.any([np.asarray(variable) for variable in metric.variables])
@@ -157,13 +164,13 @@ def test_generalisation_counts_no_held_out_class_as_seen(tmp_path):
         seen = measuring._trained_on(train, "glyphs")
         assert measuring._trained_on(train, "folder") is train
     assert set(seen.classes) < set(train.classes)
-    assert len(seen) == len(load_splits(settings).train)
+    assert len(seen) == len(load_splits(settings.data, settings.seed).train)
 
 
 def test_the_colour_of_the_padding_and_dropout_reach_every_view_and_the_embedder():
     chosen = experiment(backbone="conv4", resize_mode="pad", pad_color="white", dropout=0.25)
-    train, evaluation = make_transforms(chosen)
-    embedder = make_embedder(chosen)
+    train, evaluation = make_transforms(chosen.data)
+    embedder = make_embedder(chosen.model, evaluation)
     assert train.pad_color == evaluation.pad_color == (255, 255, 255)
     assert EvaluationTransform.of(embedder) == evaluation
     assert embedder.drop.rate == 0.25
@@ -218,4 +225,4 @@ def test_what_cannot_be_is_refused_by_the_name_of_its_flag(changes, says):
     ],
 )
 def test_the_views_of_the_flags(flags, train, evaluation):
-    assert make_transforms(experiment(**{"min_scale": 0.08, **flags})) == (train, evaluation)
+    assert make_transforms(experiment(**{"min_scale": 0.08, **flags}).data) == (train, evaluation)

@@ -8,9 +8,10 @@ import pytest
 from PIL import Image
 
 from tests.models.networks import values
+from tests.training.runs import learner
 from tfdml.errors import UserError
 from tfdml.training import Experiment
-from tfdml.training.building import load_splits, make_learner
+from tfdml.training.building import load_splits
 
 TINY = Experiment(
     run_dir="runs/any",
@@ -26,7 +27,7 @@ TINY = Experiment(
 
 
 def made(**changes):
-    return make_learner(dataclasses.replace(TINY, **changes), num_classes=4, steps_per_epoch=5)
+    return learner(dataclasses.replace(TINY, **changes), num_classes=4, steps_per_epoch=5)
 
 
 def moved(learner, steps=1, scale=1.0):
@@ -45,25 +46,25 @@ def test_each_part_has_the_rate_of_its_flag():
 
 
 def test_a_backbone_rate_of_zero_takes_the_backbone_out_of_training():
-    learner = made(backbone_rate=0.0)
-    assert learner.parts()["backbone"] == []
-    assert learner.embedder.backbone.trainable is False
-    assert len(learner.parts()["projection"]) == 2
+    tiny = made(backbone_rate=0.0)
+    assert tiny.parts()["backbone"] == []
+    assert tiny.embedder.backbone.trainable is False
+    assert len(tiny.parts()["projection"]) == 2
 
 
 def test_the_rates_drop_after_the_epochs_of_the_flag():
-    learner = made(drop_epochs="1,2", drop_factor=0.1)
+    tiny = made(drop_epochs="1,2", drop_factor=0.1)
     for rate in (0.5, 0.05, 0.005):
-        np.testing.assert_allclose(moved(learner, 5)["projection"], -5 * rate, rtol=1e-4)
+        np.testing.assert_allclose(moved(tiny, 5)["projection"], -5 * rate, rtol=1e-4)
 
 
 def test_decay_and_clipping_are_those_of_the_flags():
-    learner = made(weight_decay=0.25)
-    weight = values(learner.parts()["projection"][:1])[0]
-    np.testing.assert_allclose(moved(learner)["projection"], -0.5 * (1 + 0.25 * weight), rtol=1e-4, atol=1e-6)
-    learner = made(clip_norm=0.5)
-    size = sum(int(np.prod(variable.shape)) for variable in learner.trainable_variables)
-    np.testing.assert_allclose(moved(learner, scale=100.0)["projection"], -0.25 / np.sqrt(size), rtol=1e-3)
+    tiny = made(weight_decay=0.25)
+    weight = values(tiny.parts()["projection"][:1])[0]
+    np.testing.assert_allclose(moved(tiny)["projection"], -0.5 * (1 + 0.25 * weight), rtol=1e-4, atol=1e-6)
+    tiny = made(clip_norm=0.5)
+    size = sum(int(np.prod(variable.shape)) for variable in tiny.trainable_variables)
+    np.testing.assert_allclose(moved(tiny, scale=100.0)["projection"], -0.25 / np.sqrt(size), rtol=1e-3)
 
 
 def test_momentum_and_epsilon_are_those_of_the_flags():
@@ -82,9 +83,9 @@ def test_the_seed_decides_the_weights():
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_the_network_has_the_precision_of_the_flag_and_nothing_after_it(policy):
-    learner = made(mixed_precision=policy)
-    assert learner.embedder.dense.compute_dtype == policy.removeprefix("mixed_")
-    assert {variable.dtype for variable in learner.trainable_variables} == {"float32"}
+    tiny = made(mixed_precision=policy)
+    assert tiny.embedder.dense.compute_dtype == policy.removeprefix("mixed_")
+    assert {variable.dtype for variable in tiny.trainable_variables} == {"float32"}
     assert keras.config.dtype_policy().name == "float32"
 
 
@@ -102,21 +103,21 @@ def photos(tmp_path):
 
 
 def of_folder(folder, **changes):
-    return dataclasses.replace(TINY, dataset="folder", data_dir=str(folder), **changes)
+    return dataclasses.replace(TINY, dataset="folder", data_dir=str(folder), **changes).data
 
 
 def test_images_of_both_splits_are_checked_as_the_flags_say(photos):
-    splits = load_splits(of_folder(photos, check_images="headers"))
+    splits = load_splits(of_folder(photos, check_images="headers"), seed=0)
     assert (len(splits.train), len(splits.test)) == (4, 4)
     with pytest.raises(UserError, match=r"7\.png"):
-        load_splits(of_folder(photos, check_images="decode"))
-    splits = load_splits(of_folder(photos, check_images="decode", bad_images="skip"))
+        load_splits(of_folder(photos, check_images="decode"), seed=0)
+    splits = load_splits(of_folder(photos, check_images="decode", bad_images="skip"), seed=0)
     assert (len(splits.train), len(splits.test)) == (4, 3)
 
 
 def test_training_classes_are_numbered_from_zero():
     glyphs = dataclasses.replace(TINY, dataset="glyphs", dataset_options="images_per_class=1, size=16")
-    splits = load_splits(dataclasses.replace(glyphs, holdout_classes=0.3))
+    splits = load_splits(dataclasses.replace(glyphs, holdout_classes=0.3).data, seed=0)
     assert splits.train.classes.tolist() == list(range(splits.train.num_classes))
     assert splits.validation is not None
     assert not set(splits.train.class_names.values()) & set(splits.validation.class_names.values())

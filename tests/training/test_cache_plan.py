@@ -10,6 +10,7 @@ from tfdml.errors import UserError
 from tfdml.training import cache_plan as memory
 from tfdml.training.cache_plan import CachePlan, plan_cache
 from tfdml.training.experiment import Experiment
+from tfdml.training.settings import DataSettings
 
 NEVER, ALWAYS = CachePlan(False, False), CachePlan(True, True)
 
@@ -21,9 +22,9 @@ def dataset(count, side):
 
 def plan(spare, monkeypatch, drawn=1000, **settings):
     monkeypatch.setattr(memory, "memory_to_spare", lambda limit: spare)
-    experiment = Experiment(run_dir="unused", image_size=16, resize=20, **settings)
+    chosen = DataSettings(image_size=16, resize=20, **settings)
     transform = TrainTransform("random_crop", 20, 16)
-    return plan_cache(experiment, dataset(100, 40), [dataset(30, 40)], transform, drawn)
+    return plan_cache(chosen, dataset(100, 40), [dataset(30, 40)], transform, drawn)
 
 
 def test_auto_keeps_what_fits(monkeypatch):
@@ -56,5 +57,4 @@ def test_flag_files_from_when_it_was_a_switch():
 def test_images_that_cannot_be_read_take_no_memory(monkeypatch):
     monkeypatch.setattr(memory, "memory_to_spare", lambda limit: 1e9)
     data = ImageDataset("made", "train", EncodedImages((b"?",), ("a",)), np.zeros(1), {0: ""})
-    experiment = Experiment(run_dir="unused")
-    assert plan_cache(experiment, data, [], TrainTransform(), 100) == ALWAYS
+    assert plan_cache(DataSettings(), data, [], TrainTransform(), 100) == ALWAYS

@@ -65,7 +65,7 @@ def test_seen_classes_are_measured_beside_the_unseen_in_the_epochs_that_are_due(
     train = noise("train", 4, 0)
     splits = Splits(train, None, noise("test", 3, 1), train.select_classes([0, 3]))
     experiment = runs.experiment("runs/any", epochs=5, evaluate_train=0.5, ks="1", **settings)
-    evaluator = Evaluator(experiment, splits, EvaluationTransform(runs.SIZE, runs.SIZE))
+    evaluator = Evaluator(experiment.evaluation, experiment.epochs, splits, EvaluationTransform(runs.SIZE, runs.SIZE))
     generator = np.random.default_rng(0)
     embeddings = {name: generator.normal(size=(len(split), 2)) for name, split in splits.evaluated().items()}
     asked = []

@@ -4,19 +4,11 @@ import keras
 import pytest
 
 from tfdml import losses, objectives
+from tfdml.data.augmentation.train import TrainTransform
 from tfdml.errors import UserError
 from tfdml.models import Embedder
-from tfdml.training import Experiment, limits
-
-
-def experiment(**changes):
-    return Experiment(run_dir="unused", **{"image_size": 32, "resize": 32, "backbone": "conv4(width=8)", **changes})
-
-
-def test_the_size_of_a_batch():
-    assert limits.batch_size(experiment(classes_per_batch=3, images_per_class=4)) == 12
-    assert limits.batch_size(experiment(sampling="whole_classes", batch_size=7)) == 7
-
+from tfdml.training import limits
+from tfdml.training.settings import DataSettings
 
 PAIRS = objectives.MetricLoss(losses.ContrastiveLoss(), name="contrastive")
 PROXIES = objectives.ProxyLoss(losses.AMSoftmaxLoss(), 3)
@@ -39,7 +31,7 @@ HORDE_OF_PROXIES = objectives.HighOrderMomentLoss(losses.AMSoftmaxLoss(), orders
 )
 def test_batches_without_the_pairs_that_a_term_learns_from_are_refused(term, flags, says):
     with pytest.raises(UserError, match=says):
-        limits.check_pairs(experiment(**flags), [PROXIES, term])
+        limits.check_pairs(DataSettings(**flags), [PROXIES, term])
 
 
 @pytest.mark.parametrize(
@@ -54,34 +46,36 @@ def test_batches_without_the_pairs_that_a_term_learns_from_are_refused(term, fla
     ],
 )
 def test_batches_that_hold_them_are_not(term, flags):
-    limits.check_pairs(experiment(**flags), [term])
+    limits.check_pairs(DataSettings(**flags), [term])
 
 
 def test_the_memory_of_a_step_by_hand():
     embedder = Embedder("conv4", embedding_dim=4, image_size=32)
-    settings = experiment(classes_per_batch=3, images_per_class=2, batch_norm="train")
+    view = TrainTransform(resize=32, image_size=32)
     # Each block's convolution and batch norm, of 64 channels, at 32, 16, 8 and 4 px a side.
     activations = 2 * 64 * (32**2 + 16**2 + 8**2 + 4**2)
     images = 3 * 32**2
     resized = 4 * 3 * 32**2
-    assert limits.step_memory(settings, embedder) == resized + 6 * (images * 5 + activations * 4)
-    frozen = experiment(classes_per_batch=3, images_per_class=2, backbone_rate=0.0)
-    assert limits.step_memory(frozen, embedder) == resized + 6 * (images * 5 + 2 * 64 * 32**2 * 4)
-    large = experiment(classes_per_batch=3, images_per_class=2, augmentation="multi_resolution", max_resolution=100.0)
-    assert limits.step_memory(large, embedder) > 4 * 3 * 3200**2
+    assert limits.step_memory(embedder, view, 6) == resized + 6 * (images * 5 + activations * 4)
+    large = TrainTransform("multi_resolution", image_size=32, resolutions=(0.8, 100.0))
+    assert limits.step_memory(embedder, large, 6) > 4 * 3 * 3200**2
+    half = Embedder("conv4", embedding_dim=4, image_size=32, dtype="mixed_bfloat16")
+    assert limits.step_memory(half, view, 6) == resized + 6 * (images * 5 + activations * 2)
+    embedder.freeze_backbone()
+    assert limits.step_memory(embedder, view, 6) == resized + 6 * (images * 5 + 2 * 64 * 32**2 * 4)
 
 
-def build(settings, units, inputs, times=1):
-    with limits.weights_within_memory(settings):
+def build(optimizer, units, inputs, times=1):
+    with limits.weights_within_memory(optimizer):
         for _ in range(times):
             keras.layers.Dense(units).build((None, inputs))
 
 
 def test_weights_are_refused_before_they_are_made(monkeypatch):
     monkeypatch.setattr(limits, "free_memory", lambda: 1e6)
-    build(experiment(), 100, 600)  # 240 kB, and as much for the gradient and each of two moments
+    build("adam", 100, 600)  # 240 kB, and as much for the gradient and each of two moments
     with pytest.raises(UserError, match=r"a weight \(kernel\) has the shape \(1000, 10000000000\); lower --embedding"):
-        build(experiment(), 10**10, 1000)
+        build("adam", 10**10, 1000)
     with pytest.raises(UserError, match=r"and 0\.0 GB are free"):
-        build(experiment(), 100, 600, times=2)
-    build(experiment(optimizer="sgd"), 100, 800)
+        build("adam", 100, 600, times=2)
+    build("sgd", 100, 800)

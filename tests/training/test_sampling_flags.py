@@ -44,7 +44,7 @@ def test_the_sampler_of_the_flags(settings, expected):
     run = experiment(seed=7, **settings)
     assert Experiment.from_flags(run.as_flags()) == run
     for step in range(20):
-        assert make_sampler(run, data).batch(step).tolist() == expected(data).batch(step).tolist()
+        assert make_sampler(run.data, data, run.seed).batch(step).tolist() == expected(data).batch(step).tolist()
 
 
 @pytest.mark.parametrize(
@@ -72,10 +72,10 @@ def test_the_sampler_of_the_flags(settings, expected):
 )
 def test_flags_say_what_is_wrong(settings, message):
     with pytest.raises(UserError, match=message):
-        make_sampler(experiment(**settings), made(), replicas=2)
+        make_sampler(experiment(**settings).data, made(), seed=0, replicas=2)
 
 
 def test_hierarchical_batches_need_super_classes():
     data = dataclasses.replace(made(), super_labels=None)
     with pytest.raises(UserError, match="hierarchical sampling needs super-classes, and made has none"):
-        make_sampler(experiment(sampling="hierarchical"), data)
+        make_sampler(experiment(sampling="hierarchical").data, data, seed=0)

@@ -11,7 +11,7 @@ from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import ProxyLoss
 from tfdml.training import RunFolder, build_optimizer, checkpoints
 from tfdml.training.checkpoints import TrainingState
-from tfdml.training.starting import start_from
+from tfdml.training.starting import check_start, start_from
 
 
 def learner(embedding_dim=4, classes=3, objective=None, backbone="conv4"):
@@ -117,3 +117,10 @@ def test_what_is_none_of_those_is_refused(tmp_path):
     ):
         with pytest.raises(UserError, match=says):
             start_from(str(tmp_path / name), learner())
+
+
+def test_a_start_that_is_not_there_is_told_beforehand(tmp_path):
+    check_start("")
+    check_start(str(tmp_path))
+    with pytest.raises(UserError, match="--start_from=no/run: there is no such file or folder"):
+        check_start("no/run")

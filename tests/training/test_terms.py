@@ -6,7 +6,7 @@ from tfdml.errors import UserError
 from tfdml.kernels import Exponential, GaussianMixture, Laplace, Polynomial
 from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
 from tfdml.objectives import JointRepresentationSimilarity, MetricLoss, ProxyLoss
-from tfdml.training.terms import build_objectives, known, snake_case
+from tfdml.training.terms import build_objectives, check_objectives, known, snake_case
 
 
 @pytest.mark.parametrize(
@@ -88,3 +88,29 @@ def test_a_wrong_term_is_one_line(text, says):
         build_objectives(text, 3)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nonsense",
+        "am_softmax(marginn=1)",
+        "am_softmax(num_classes=3)",
+        "jrs(kernels=sinc())",
+        "jrs(kernels=laplace(multiplier=-1))",
+        "horde(loss=contrastiv)",
+        "contrastive(weight=2)",
+        "0 * am_softmax",
+    ],
+)
+def test_a_wrong_name_is_found_before_the_classes_are_known_by_the_same_line(text):
+    with pytest.raises(UserError) as early:
+        check_objectives(text)
+    with pytest.raises(UserError) as late:
+        build_objectives(text, 3)
+    assert str(early.value) == str(late.value)
+
+
+def test_what_depends_on_the_classes_is_left_to_them():
+    check_objectives("am_softmax(scale=20, name=a) + density(reference_density=[0.5, 0.5, 0.5]) + 0.1 * rank_mi")
+    check_objectives("horde(loss=am_softmax, orders=3) + contrastive(reduction=sum, representation=projection)")

@@ -12,10 +12,11 @@ import tensorflow as tf
 from tests.training import runs
 from tests.training.runs import EPOCHS, STEPS, train
 from tfdml.errors import UserError
-from tfdml.training import checkpoints, trainer
+from tfdml.training import assembly, checkpoints, trainer
 from tfdml.training.evaluating import Evaluator
-from tfdml.training.interruption import Interrupted
+from tfdml.training.interruption import Interrupted, Interruption
 from tfdml.training.monitor import TrainingMonitor
+from tfdml.training.run_folder import RunFolder
 
 
 class Killed(BaseException):
@@ -24,15 +25,15 @@ class Killed(BaseException):
 
 def make_quick(patch):
     """Train on noise, and without compiling, which takes longer than the few steps of these runs."""
-    make_learner = trainer.make_learner
+    make_learner = assembly.make_learner
 
     def eager(*arguments):
         learner = make_learner(*arguments)
         learner.run_eagerly = True
         return learner
 
-    patch.setattr(trainer, "make_learner", eager)
-    patch.setattr(trainer, "load_splits", lambda experiment: runs.SPLITS)
+    patch.setattr(assembly, "make_learner", eager)
+    patch.setattr(assembly, "load_splits", lambda *arguments: runs.SPLITS)
 
 
 @pytest.fixture(autouse=True)
@@ -184,7 +185,7 @@ def test_the_selected_embedder_is_measured_and_the_earlier_of_equals_wins(tmp_pa
 
 def test_the_numbers_of_the_papers_figures_survive_kills(tmp_path, monkeypatch):
     splits = runs.Splits(runs.SPLITS.train, None, runs.SPLITS.test, runs.SPLITS.train.select_classes([1, 4, 6]))
-    monkeypatch.setattr(trainer, "load_splits", lambda experiment: splits)
+    monkeypatch.setattr(assembly, "load_splits", lambda *arguments: splits)
     settings = {
         "objectives": "rank_mi + 10 * density + 0.1 * ecaml",
         "evaluate_train": 0.4,
@@ -247,11 +248,11 @@ def test_images_that_have_changed_are_refused(tmp_path, monkeypatch):
         train(folder)
     test = runs.noise("test", 6, 3)
     changed = runs.Splits(runs.SPLITS.train, runs.SPLITS.validation, test)
-    monkeypatch.setattr(trainer, "load_splits", lambda experiment: changed)
+    monkeypatch.setattr(assembly, "load_splits", lambda *arguments: changed)
     with pytest.raises(UserError, match=r"test: content was .* and is now"):
         train(folder, resume=True)
     fewer = runs.Splits(runs.SPLITS.train.take(range(31)), runs.SPLITS.validation, runs.SPLITS.test)
-    monkeypatch.setattr(trainer, "load_splits", lambda experiment: fewer)
+    monkeypatch.setattr(assembly, "load_splits", lambda *arguments: fewer)
     with pytest.raises(UserError, match=r"train: .*images was 32 and is now 31"):
         train(folder, resume=True)
 
@@ -332,3 +333,12 @@ def test_a_diverged_run_tells_how_to_start_again_and_that_works(unbroken, tmp_pa
     assert taken
     for name in taken:
         np.testing.assert_array_equal(old[name], new[name])
+
+
+def test_what_is_hardly_meant_is_told_before_training(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(trainer.logging, "warning", lambda text, *values: said.append(text % values))
+    monkeypatch.setattr(trainer, "doubts", lambda settings, embedder: [f"WARNING: {settings.backbone}"])
+    trainer._Run(runs.experiment(tmp_path / "run"), RunFolder(tmp_path / "run"), Interruption())
+    assert "WARNING: conv4(width=4)" in said
+    assert not (tmp_path / "run").exists()

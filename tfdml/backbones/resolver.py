@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable
+from typing import Any
 
 import h5py
 import keras
@@ -37,6 +38,7 @@ class _Entry:
     make: Callable[..., keras.Model]
     scaling: str
     has_imagenet: bool = True
+    converted: bool = True
     options: tuple[str, ...] = ()
     ensemble_cut: tuple[str, str] | None = None
 
@@ -57,10 +59,11 @@ def _own(build: Callable[..., keras.Model], **fixed) -> Callable[..., keras.Mode
     return make
 
 
+_NO_WEIGHTS = (None, "", "none")
 _RESNET_CUT = ("conv4_block1_out", "conv4_block6_out")
 
 _BACKBONES = {
-    "conv4": _Entry(_own(conv4), "tf", has_imagenet=False, options=("width",)),
+    "conv4": _Entry(_own(conv4), "tf", has_imagenet=False, converted=False, options=("width",)),
     "googlenet": _Entry(
         _own(googlenet), "googlenet", has_imagenet=False, ensemble_cut=("pool3_3x3_s2", "inception_4e")
     ),
@@ -92,6 +95,40 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(_BACKBONES))
 
 
+def check(name: str, weights: str | None = None, **options) -> None:
+    """Refuse what `resolve` would refuse by the names alone: nothing is built, and no weights are read.
+
+    Args:
+        name: As in `resolve`.
+        weights: As in `resolve`.
+        **options: As in `resolve`.
+
+    Raises:
+        UserError: Unknown name or option, or weights that do not exist.
+
+    Example:
+        >>> check("mobilenetv2", alpha=0.35)
+        >>> check("mobilenetv4")
+        Traceback (most recent call last):
+        tfdml.errors.UserError: unknown backbone 'mobilenetv4'; known: bn_inception, conv4, ...
+    """
+    _find(name, weights, options)
+
+
+def published_weights(name: str) -> str:
+    """The `weights` by which a backbone starts from ImageNet: `"imagenet"`, `"FILE"`, or `""` where none are published.
+
+    Args:
+        name: One of `names()`. Files are made by `bin/convert_weights`.
+
+    Example:
+        >>> published_weights("mobilenetv2"), published_weights("bn_inception"), published_weights("conv4")
+        ('imagenet', 'FILE', '')
+    """
+    entry = _find(name, None, {})
+    return "imagenet" if entry.has_imagenet else "FILE" if entry.converted else ""
+
+
 def resolve(name: str, image_size: int, weights: str | None = None, **options) -> Backbone:
     """Build a backbone by name, with its weights.
 
@@ -111,6 +148,20 @@ def resolve(name: str, image_size: int, weights: str | None = None, **options) -
         >>> backbone.model.output_shape, backbone.scaling
         ((None, 3, 3, 1280), 'tf')
     """
+    entry = _find(name, weights, options)
+    weights = None if weights in _NO_WEIGHTS else weights
+    try:
+        shape = (image_size, image_size, 3)
+        model = entry.make(shape, "imagenet" if weights == "imagenet" else None, **options)
+    except Exception as error:
+        hint = " (offline? pass the path of a weights file instead)" if weights == "imagenet" else ""
+        raise UserError(f"cannot build backbone {name!r} at {image_size} px: {short_message(error)}{hint}") from error
+    if weights not in (None, "imagenet"):
+        load_weights(model, weights)
+    return Backbone(model, entry.scaling, entry.ensemble_cut)
+
+
+def _find(name: str, weights: str | None, options: dict[str, Any]) -> _Entry:
     spelled = {_plain(known): known for known in _BACKBONES}
     if _plain(name) not in spelled:
         raise UserError(f"unknown backbone {name!r}; known: {', '.join(names())}")
@@ -124,20 +175,13 @@ def resolve(name: str, image_size: int, weights: str | None = None, **options) -
             integer(option, value, at_least=1) if option == "width" else number(option, value, above=0)
         except ValueError as error:
             raise UserError(f"cannot build backbone {name!r}: {error}") from error
-    weights = None if weights in (None, "", "none") else weights
+    if weights in _NO_WEIGHTS:
+        return entry
     if weights == "imagenet" and not entry.has_imagenet:
         raise UserError(f"there are no ImageNet weights for {name!r}; use `weights='none'` or a file")
-    if weights not in (None, "imagenet") and not os.path.isfile(weights):
+    if weights != "imagenet" and not os.path.isfile(weights):
         raise UserError(f"`weights`: there is no file {weights}")
-    try:
-        shape = (image_size, image_size, 3)
-        model = entry.make(shape, "imagenet" if weights == "imagenet" else None, **options)
-    except Exception as error:
-        hint = " (offline? pass the path of a weights file instead)" if weights == "imagenet" else ""
-        raise UserError(f"cannot build backbone {name!r} at {image_size} px: {short_message(error)}{hint}") from error
-    if weights not in (None, "imagenet"):
-        load_weights(model, weights)
-    return Backbone(model, entry.scaling, entry.ensemble_cut)
+    return entry
 
 
 def _plain(name: str) -> str:

@@ -9,7 +9,21 @@ from collections.abc import Callable
 from absl import flags
 
 from tfdml.training.experiment import Experiment
+from tfdml.training.settings import (
+    DataSettings,
+    EvaluationSettings,
+    ModelSettings,
+    OptimizationSettings,
+    RunSettings,
+)
 
+_STAGES = {
+    "Data: images, views and batches": DataSettings,
+    "Model": ModelSettings,
+    "Objectives and optimisation": OptimizationSettings,
+    "Evaluation": EvaluationSettings,
+    "Run": RunSettings,
+}
 _DEFINE: dict[type, Callable] = {
     bool: flags.DEFINE_bool,
     int: flags.DEFINE_integer,
@@ -31,6 +45,11 @@ def define() -> None:
             flags.DEFINE_flag(flag, module_name=__name__)
         else:
             _DEFINE[kinds[field.name]](field.name, field.default, text, module_name=__name__)
+
+
+def sections() -> dict[str, list[str]]:
+    """The flags of each stage, for `--help`."""
+    return {title: [field.name for field in dataclasses.fields(stage)] for title, stage in _STAGES.items()}
 
 
 def given() -> dict[str, typing.Any]:

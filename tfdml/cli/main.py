@@ -22,6 +22,7 @@ def run(
     usage: str,
     argv: Sequence[str] | None = None,
     flag_of: Mapping[str, str] | None = None,
+    sections: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
     """Parse the flags, call `command`, and exit.
 
@@ -34,6 +35,7 @@ def run(
         usage: What `--help` prints before the flags.
         argv: The command line; by default the process's own.
         flag_of: The flags whose names are not those of the arguments that they set, by argument: see `as_flags`.
+        sections: Flags that `--help` lists together, by the heading; the others follow.
     """
     argv = list(sys.argv if argv is None else argv)
     logging.use_absl_handler()
@@ -43,7 +45,7 @@ def run(
         python_logging.getLogger(library).setLevel(python_logging.ERROR)
     try:
         with signals.raised_as_exceptions(name):
-            _run(command, usage, argv)
+            _run(command, usage, argv, sections or {})
     except flags.Error as error:
         _fail(name, f"{' '.join(str(error).split())} (see --help)")
     except UserError as error:
@@ -64,9 +66,9 @@ def run(
     sys.exit(0)
 
 
-def _run(command: Callable[[], None], usage: str, argv: list[str]) -> None:
+def _run(command: Callable[[], None], usage: str, argv: list[str], sections: Mapping[str, Sequence[str]]) -> None:
     if any(argument in ("--help", "-h", "-help") for argument in argv[1:]):
-        print(usage.strip() + "\n\nFlags:\n" + _flags_help())
+        print(usage.strip() + "\n\n" + _flags_help(sections))
         return
     rest = flags.FLAGS([*argv[:1], *flag_files.read(argv[1:])])
     if len(rest) > 1:
@@ -98,11 +100,19 @@ def _fail(name: str, message: str) -> None:
     sys.exit(2)
 
 
-def _flags_help() -> str:
+def _flags_help(sections: Mapping[str, Sequence[str]]) -> str:
+    ours = own_flags()
+    listed = {name for names in sections.values() for name in names}
+    lines = []
+    for title, names in sections.items():
+        lines += [f"{title}:", *(_flag_help(ours[name]) for name in names), ""]
     text = "Read flags from a file, one a line; flags after it override it. It may name others, relative to itself."
-    lines = [f"  --flagfile=PATH\n      {text}"]
-    for flag in own_flags().values():
-        prefix = "--[no]" if flag.boolean else "--"
-        default = "" if flag.default in (None, "") else f" Default: {flag.default_as_str}."
-        lines.append(f"  {prefix}{flag.name}\n      {flag.help.strip()}{default}")
+    lines += ["Other flags:" if sections else "Flags:", f"  --flagfile=PATH\n      {text}"]
+    lines += [_flag_help(flag) for name, flag in ours.items() if name not in listed]
     return "\n".join(lines)
+
+
+def _flag_help(flag: flags.Flag) -> str:
+    prefix = "--[no]" if flag.boolean else "--"
+    default = "" if flag.default in (None, "") else f" Default: {flag.default_as_str}."
+    return f"  {prefix}{flag.name}\n      {flag.help.strip()}{default}"

@@ -173,7 +173,9 @@ def _trained_on(train: ImageDataset, name: str) -> ImageDataset:
     if not (Path(flags.FLAGS.model) / "flags.txt").is_file():
         return train
     experiment = RunFolder(flags.FLAGS.model).load_experiment()
-    return split_training_classes(experiment, train)[0] if experiment.dataset == name else train
+    if experiment.dataset != name:
+        return train
+    return split_training_classes(train, experiment.holdout_classes, experiment.seed)[0]
 
 
 def print_metrics(result: dict[str, Any]) -> None:

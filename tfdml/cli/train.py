@@ -35,8 +35,12 @@ flags.DEFINE_bool(
     "With --resume: where no checkpoint can be used, train the run again from its first step.",
     module_name=__name__,
 )
-flags.DEFINE_bool("dry_run", False, "Print the resolved experiment and write nothing.", module_name=__name__)
-
+flags.DEFINE_bool(
+    "dry_run",
+    False,
+    "Print what would run and write nothing: images and classes, trained parameters and rates, steps, memory, flags.",
+    module_name=__name__,
+)
 flags.DEFINE_string(
     "preview", "", "Write a contact sheet of the first batch to this PNG file and train nothing.", module_name=__name__
 )
@@ -61,7 +65,7 @@ def train() -> None:
     else:
         experiment = Experiment(**given)
     if flags.FLAGS.preview:
-        print(write_preview(experiment, flags.FLAGS.preview))
+        print(write_preview(experiment.data, experiment.seed, flags.FLAGS.preview))
         return
     if flags.FLAGS.dry_run:
         print(describe(experiment))
@@ -99,7 +103,7 @@ def _interval(ends) -> str:
 
 def main() -> None:
     """Entry point."""
-    command_line.run(train, "train", USAGE)
+    command_line.run(train, "train", USAGE, sections=experiment_flags.sections())
 
 
 if __name__ == "__main__":

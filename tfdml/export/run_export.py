@@ -49,7 +49,7 @@ def export_run(
         PosixPath('models/cars/1')
     """
     embedder, experiment = load_run(run_dir, moments, data_dir)
-    splits = load_splits(experiment)
+    splits = load_splits(experiment.data, experiment.seed)
     about = about_run(run_dir, experiment, splits, moments)
     return export_model(embedder, folder, splits.test, splits.train, options, about, report)
 

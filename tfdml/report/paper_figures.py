@@ -25,7 +25,7 @@ def objectives_html(records: _Records) -> Markup:
         records: One mapping per epoch, as `metrics.jsonl` holds them: `epoch`, under `train` what `fit` reports, and
             perhaps `generalisation`, what `evaluate_generalisation` gives.
     """
-    figures = _along_training(records)
+    figures = _along_training([record for record in records if record.get("epoch") is not None])
     return Markup('<div class="several">{}</div>').format(Markup().join(figures)) if figures else Markup()
 
 

@@ -1,4 +1,4 @@
-"""What an experiment is made of: its images, sampler, views and compiled learner."""
+"""From settings to what a run is made of: its images, sampler, views and compiled learner."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ from tfdml.data.sampling import ClassBalancedSampler, Sampler, ShuffleSampler, W
 from tfdml.embeddings.image_table import ImageTable
 from tfdml.errors import UserError
 from tfdml.models import AttentionEnsemble, Embedder, MetricLearner
-from tfdml.objectives import HighOrderMomentLoss
 from tfdml.training import limits
-from tfdml.training.experiment import Experiment
-from tfdml.training.expressions import parse_call, shortened
+from tfdml.training.expressions import shortened
 from tfdml.training.optimizers import build_optimizer, step_schedule
+from tfdml.training.settings import DataSettings, ModelSettings, OptimizationSettings
 from tfdml.training.terms import build_objectives
 
 
@@ -68,158 +67,194 @@ class Splits:
         }
 
 
-def load_splits(experiment: Experiment) -> Splits:
-    """Load and check the images of an experiment.
+def load_splits(settings: DataSettings, seed: int, evaluate_train: float = 0.0) -> Splits:
+    """Load and check the images of a run.
+
+    Args:
+        settings: Which images.
+        seed: Of the choice of the classes that are held out, or measured though they are trained on.
+        evaluate_train: How many of the training images are measured; see `sample_seen_classes`.
 
     Raises:
         UserError: Something about the data is wrong; the message says what and where.
     """
-    options = experiment.data_options()
-    directory = experiment.data_dir or None
-    train, test = (data.load(experiment.dataset, directory, split, **options) for split in ("train", "test"))
-    train, test = (check(split, experiment.bad_images, experiment.check_images) for split in (train, test))
-    train, validation = split_training_classes(experiment, train)
+    options = settings.data_options()
+    directory = settings.data_dir or None
+    train, test = (data.load(settings.dataset, directory, split, **options) for split in ("train", "test"))
+    train, test = (check(split, settings.bad_images, settings.check_images) for split in (train, test))
+    train, validation = split_training_classes(train, settings.holdout_classes, seed)
     train = train.contiguous()
-    return Splits(train, validation, test, sample_seen_classes(experiment, train))
+    return Splits(train, validation, test, sample_seen_classes(train, evaluate_train, seed))
 
 
-def split_training_classes(experiment: Experiment, train: ImageDataset) -> tuple[ImageDataset, ImageDataset | None]:
-    """The training classes that an experiment trains on, and those that it holds out, if any.
+def split_training_classes(train: ImageDataset, share: float, seed: int) -> tuple[ImageDataset, ImageDataset | None]:
+    """The training classes that a run trains on, and those that it holds out, if any.
+
+    Args:
+        train: The training images.
+        share: The share of the classes that is held out.
+        seed: Of their choice.
 
     Raises:
         UserError: No class would be left.
     """
-    if not experiment.holdout_classes:
+    if not share:
         return train, None
-    classes = np.random.default_rng(experiment.seed).permutation(train.classes)
-    held_out = max(1, round(experiment.holdout_classes * len(classes)))
+    classes = np.random.default_rng(seed).permutation(train.classes)
+    held_out = max(1, round(share * len(classes)))
     if held_out >= len(classes):
-        raise UserError(f"--holdout_classes={experiment.holdout_classes} leaves no class to train on")
+        raise UserError(f"--holdout_classes={share} leaves no class to train on")
     return train.select_classes(classes[held_out:]), train.select_classes(classes[:held_out])
 
 
-def sample_seen_classes(experiment: Experiment, train: ImageDataset) -> ImageDataset | None:
-    """The training classes that the embedder is measured on: whole ones, drawn by the seed until they are enough."""
-    wanted = experiment.evaluate_train
+def sample_seen_classes(train: ImageDataset, wanted: float, seed: int) -> ImageDataset | None:
+    """The training classes that the embedder is measured on: whole ones, drawn by the seed until they are enough.
+
+    Args:
+        train: The training images, with class ids 0 .. C - 1.
+        wanted: How many images or, at most 1, which share of them; 0 for none.
+        seed: Of the choice.
+    """
     if not wanted:
         return None
     wanted = wanted * len(train) if wanted <= 1 else wanted
-    classes = np.random.default_rng(experiment.seed).permutation(train.num_classes)
+    classes = np.random.default_rng(seed).permutation(train.num_classes)
     images = np.cumsum(np.bincount(train.labels)[classes])
     return train.select_classes(classes[: np.searchsorted(images, wanted) + 1])
 
 
-def make_sampler(experiment: Experiment, train: ImageDataset, replicas: int = 1) -> Sampler:
-    """The sampler of an experiment.
+def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replicas: int = 1) -> Sampler:
+    """What chooses the images of each batch.
+
+    Args:
+        settings: How batches are composed.
+        train: The training images.
+        seed: Of the choice.
+        replicas: Among how many devices a batch is shared out.
 
     Raises:
         UserError: The data has too few images, classes or super-classes for it, or the replicas do not divide a batch.
     """
     sampler: Sampler
-    if experiment.sampling == "shuffle":
-        sampler = ShuffleSampler(len(train), experiment.batch_size, experiment.seed)
-    elif experiment.sampling == "whole_classes":
-        sampler = WholeClassSampler(train.labels, experiment.batch_size, experiment.seed)
-    elif experiment.sampling == "hierarchical":
+    if settings.sampling == "shuffle":
+        sampler = ShuffleSampler(len(train), settings.batch_size, seed)
+    elif settings.sampling == "whole_classes":
+        sampler = WholeClassSampler(train.labels, settings.batch_size, seed)
+    elif settings.sampling == "hierarchical":
         sampler = hierarchical_sampler(
             train,
-            experiment.classes_per_batch,
-            experiment.images_per_class,
-            experiment.super_classes_per_batch,
-            experiment.seed,
-            experiment.super_class_weights,
-            experiment.short_classes,
-            experiment.short_super_classes,
+            settings.classes_per_batch,
+            settings.images_per_class,
+            settings.super_classes_per_batch,
+            seed,
+            settings.super_class_weights,
+            settings.short_classes,
+            settings.short_super_classes,
         )
     else:
         sampler = ClassBalancedSampler(
-            train.labels,
-            experiment.classes_per_batch,
-            experiment.images_per_class,
-            experiment.seed,
-            experiment.short_classes,
+            train.labels, settings.classes_per_batch, settings.images_per_class, seed, settings.short_classes
         )
     check_divides(sampler.batch_size, replicas, "replicas")
     return sampler
 
 
-def make_transforms(experiment: Experiment) -> tuple[TrainTransform, EvaluationTransform]:
-    """The views of an experiment, in training and in evaluation.
+def make_transforms(settings: DataSettings) -> tuple[TrainTransform, EvaluationTransform]:
+    """The views of the images, in training and in evaluation.
 
     Raises:
         UserError: The policy is not one that can be had.
     """
-    resize = max(experiment.resize, experiment.image_size)
-    color = as_color(experiment.pad_color)
-    steps = tuple(Step(call.name, call.arguments, share) for share, call in experiment.policy_steps())
+    resize = max(settings.resize, settings.image_size)
+    color = as_color(settings.pad_color)
+    steps = tuple(Step(call.name, call.arguments, share) for share, call in settings.policy_steps())
     train = TrainTransform(
-        augmentation=experiment.augmentation,
+        augmentation=settings.augmentation,
         resize=resize,
-        image_size=experiment.image_size,
-        resize_mode=experiment.resize_mode,
-        scale=(experiment.min_scale, 1.0),
-        flip=experiment.flip,
-        resolutions=(experiment.min_resolution, experiment.max_resolution),
+        image_size=settings.image_size,
+        resize_mode=settings.resize_mode,
+        scale=(settings.min_scale, 1.0),
+        flip=settings.flip,
+        resolutions=(settings.min_resolution, settings.max_resolution),
         policy=Policy(steps) if steps else None,
         pad_color=color,
     )
-    return train, EvaluationTransform(resize, experiment.image_size, experiment.resize_mode, color)
+    return train, EvaluationTransform(resize, settings.image_size, settings.resize_mode, color)
 
 
-def make_embedder(experiment: Experiment) -> Embedder:
-    """The embedder of an experiment, its backbone with its weights.
+def make_embedder(settings: ModelSettings, view: EvaluationTransform) -> Embedder:
+    """The embedder, its backbone with its weights.
+
+    Args:
+        settings: The network.
+        view: How it sees images in evaluation and serving.
 
     Raises:
         UserError: The backbone cannot be built, or not be made an ensemble of.
     """
     options: dict[str, Any] = {
-        "embedding_dim": experiment.embedding_dim,
-        "image_size": experiment.image_size,
-        "resize": max(experiment.resize, experiment.image_size),
-        "resize_mode": experiment.resize_mode,
-        "pad_color": as_color(experiment.pad_color),
-        "dropout": experiment.dropout,
-        "pooling": experiment.pooling,
-        "batch_norm": experiment.batch_norm,
-        "projection_bias": experiment.projection_bias,
+        "embedding_dim": settings.embedding_dim,
+        "image_size": view.image_size,
+        "resize": view.resize,
+        "resize_mode": view.resize_mode,
+        "pad_color": view.pad_color,
+        "dropout": settings.dropout,
+        "pooling": settings.pooling,
+        "batch_norm": settings.batch_norm,
+        "projection_bias": settings.projection_bias,
     }
-    call = parse_call(experiment.backbone, "--backbone")
-    backbone = backbones.resolve(call.name, experiment.image_size, experiment.weights, **call.arguments)
-    if not experiment.ensemble_heads:
+    call = settings.backbone_call()
+    backbone = backbones.resolve(call.name, view.image_size, settings.weights, **call.arguments)
+    if not settings.ensemble_heads:
         return Embedder(backbone, **options)
-    cut = [name.strip() for name in experiment.ensemble_cut.split(",") if name.strip()]
+    cut = [name.strip() for name in settings.ensemble_cut.split(",") if name.strip()]
     try:
-        return AttentionEnsemble(backbone, cut=cut or None, heads=experiment.ensemble_heads, **options)
+        return AttentionEnsemble(backbone, cut=cut or None, heads=settings.ensemble_heads, **options)
     except ValueError as error:
-        raise UserError(f"--ensemble_cut={experiment.ensemble_cut}: {error}") from error
+        raise UserError(f"--ensemble_cut={settings.ensemble_cut}: {error}") from error
 
 
-def make_learner(experiment: Experiment, num_classes: int, steps_per_epoch: int) -> MetricLearner:
-    """The compiled learner of an experiment; call it in the strategy's scope.
+def make_learner(
+    model: ModelSettings,
+    optimization: OptimizationSettings,
+    view: EvaluationTransform,
+    num_classes: int,
+    steps_per_epoch: int,
+    seed: int,
+) -> MetricLearner:
+    """The compiled learner of a run; call it in the strategy's scope.
+
+    Args:
+        model: The network.
+        optimization: The objectives, the optimiser and the rates.
+        view: How the embedder sees images in evaluation and serving.
+        num_classes: How many training classes there are.
+        steps_per_epoch: After how many steps an epoch ends, for the drops of the rates.
+        seed: Of the weights.
 
     Raises:
-        UserError: It cannot be built, would find nothing to learn from in a batch, or takes more memory than is free.
+        UserError: It cannot be built, or takes more memory than is free.
     """
-    keras.utils.set_random_seed(experiment.seed)
-    keras.config.set_dtype_policy(experiment.mixed_precision)
+    keras.utils.set_random_seed(seed)
+    keras.config.set_dtype_policy(model.mixed_precision)
     try:
-        with limits.weights_within_memory(experiment):
-            embedder = make_embedder(experiment)
-            if experiment.backbone_rate == 0:
+        with limits.weights_within_memory(optimization.optimizer):
+            embedder = make_embedder(model, view)
+            if optimization.backbone_rate == 0:
                 embedder.freeze_backbone()
-            learner = _with_objectives(experiment, embedder, num_classes)
+            learner = _with_objectives(embedder, optimization.objectives, num_classes)
     finally:
         keras.config.set_dtype_policy("float32")
     optimizer = build_optimizer(
-        experiment.optimizer,
+        optimization.optimizer,
         learner,
-        step_schedule(experiment.learning_rate, experiment.drop_steps(steps_per_epoch), experiment.drop_factor),
-        experiment.learning_rates(),
-        weight_decay=experiment.weight_decay,
-        epsilon=experiment.epsilon,
-        momentum=experiment.momentum,
-        clip_norm=experiment.clip_norm,
-        form=experiment.optimizer_form,
+        step_schedule(optimization.learning_rate, optimization.drop_steps(steps_per_epoch), optimization.drop_factor),
+        optimization.learning_rates(),
+        weight_decay=optimization.weight_decay,
+        epsilon=optimization.epsilon,
+        momentum=optimization.momentum,
+        clip_norm=optimization.clip_norm,
+        form=optimization.optimizer_form,
     )
     # XLA across replicas fails to place the variables; one device decides for itself.
     mirrored = tf.distribute.get_strategy().num_replicas_in_sync > 1
@@ -227,25 +262,18 @@ def make_learner(experiment: Experiment, num_classes: int, steps_per_epoch: int)
     return learner
 
 
-def _with_objectives(experiment: Experiment, embedder: Embedder, num_classes: int) -> MetricLearner:
-    terms = build_objectives(experiment.objectives, num_classes)
-    limits.check_pairs(experiment, terms)
-    if sum(isinstance(term, HighOrderMomentLoss) for term in terms) != 1:
-        for flag, given in (
-            ("moment_embedder", experiment.moment_embedder),
-            ("evaluate_orders=epochs", experiment.evaluate_orders == "epochs"),
-        ):
-            if given:
-                raise UserError(f"--{flag} needs one horde(...) in --objectives")
+def _with_objectives(embedder: Embedder, objectives: str, num_classes: int) -> MetricLearner:
+    terms = build_objectives(objectives, num_classes)
+    size = embedder.image_size
     try:
         learner = MetricLearner(embedder, terms)
-        learner.build((None, experiment.image_size, experiment.image_size, 3))
+        learner.build((None, size, size, 3))
         _try_objectives(learner, num_classes)
     except UserError:
         raise
     except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
         message = " ".join(str(error).split())
-        raise UserError(f"--objectives={shortened(experiment.objectives)!r}: {message}") from error
+        raise UserError(f"--objectives={shortened(objectives)!r}: {message}") from error
     return learner
 
 

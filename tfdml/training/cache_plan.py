@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from absl import logging
-
 from tfdml.data.augmentation.train import TrainTransform
 from tfdml.data.caching import MEGABYTE, decoded_bytes, memory_to_spare
 from tfdml.data.dataset import ImageDataset
-from tfdml.training.experiment import Experiment
+from tfdml.training.settings import DataSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,14 +17,16 @@ class CachePlan:
     Args:
         training: The decoded training images.
         evaluation: The evaluation views.
+        reason: Why, in words, with the memory that they take.
     """
 
     training: bool
     evaluation: bool
+    reason: str = dataclasses.field(default="", compare=False)
 
 
 def plan_cache(
-    experiment: Experiment,
+    settings: DataSettings,
     train: ImageDataset,
     evaluated: list[ImageDataset],
     transform: TrainTransform,
@@ -35,7 +35,7 @@ def plan_cache(
     """Decide what `--cache` means for a run.
 
     Args:
-        experiment: The settings.
+        settings: What is asked for.
         train: The training images.
         evaluated: The splits that are evaluated.
         transform: The augmentation.
@@ -45,19 +45,18 @@ def plan_cache(
         With `--cache=auto`: both where they fit together, else the training images where they fit alone. A run that
         sees its images hardly once gains nothing, and keeps none.
     """
-    if experiment.cache != "auto":
-        return CachePlan(experiment.cache == "true", experiment.cache == "true")
-    if images_drawn < 2 * len(train):
-        return CachePlan(False, False)
     images = decoded_bytes(train, transform)
-    views = sum(len(split) for split in evaluated) * 3 * experiment.image_size**2
-    spare = memory_to_spare(experiment.cache_limit_mb)
-    plan = CachePlan(images <= spare, images + views <= spare)
-    logging.info(
-        "--cache=auto: training images take about %.0f MB decoded, evaluation views %.0f MB; %.0f MB may be used: %s",
-        images / MEGABYTE,
-        views / MEGABYTE,
-        spare / MEGABYTE,
-        "keeping both" if plan.evaluation else "keeping the training images" if plan.training else "keeping none",
+    views = sum(len(split) for split in evaluated) * 3 * transform.image_size**2
+    spare = memory_to_spare(settings.cache_limit_mb)
+    used_again = images_drawn >= 2 * len(train)
+    if settings.cache == "auto":
+        keep = used_again and images <= spare, used_again and images + views <= spare
+    else:
+        keep = settings.cache == "true", settings.cache == "true"
+    kept = "both are kept" if keep[1] else "the training images are kept" if keep[0] else "neither is kept"
+    once = ", as the run sees its images hardly more than once" if settings.cache == "auto" and not used_again else ""
+    reason = (
+        f"--cache={settings.cache}: training images take about {images / MEGABYTE:,.1f} MB decoded, evaluation views "
+        f"{views / MEGABYTE:,.1f} MB; {spare / MEGABYTE:,.0f} MB may be used: {kept}{once}"
     )
-    return plan
+    return CachePlan(*keep, reason)

@@ -18,7 +18,7 @@ from tfdml.models import Embedder, MetricLearner, MomentEmbedder
 from tfdml.objectives import HighOrderMomentLoss
 from tfdml.training import distribution
 from tfdml.training.building import Splits
-from tfdml.training.experiment import Experiment
+from tfdml.training.settings import EvaluationSettings
 
 RETRIEVAL = ("recall", "map@r", "r_precision")
 CLUSTERING = ("nmi", "ami", "f1")
@@ -28,19 +28,28 @@ class Evaluator:
     """Embeds splits and measures them.
 
     Args:
-        experiment: The experiment.
-        splits: Its images.
+        settings: What is measured, and when.
+        epochs: The number of epochs; what is measured at the end is measured in the last.
+        splits: The images.
         transform: The view of evaluation.
         cache: Whether to keep the views in memory.
     """
 
-    def __init__(self, experiment: Experiment, splits: Splits, transform: EvaluationTransform, cache: bool = False):
-        self.experiment = experiment
+    def __init__(
+        self,
+        settings: EvaluationSettings,
+        epochs: int,
+        splits: Splits,
+        transform: EvaluationTransform,
+        cache: bool = False,
+    ):
+        self.settings = settings
+        self.epochs = epochs
         self.splits = splits
         self.transform = transform
         self.batches: dict[str, tf.data.Dataset] = {}
         for name, split in splits.evaluated().items():
-            batches = evaluation_batches(split, transform, experiment.evaluation_batch_size)
+            batches = evaluation_batches(split, transform, settings.evaluation_batch_size)
             self.batches[name] = distribution.own_threads(batches.cache() if cache else batches)
 
     def embed(self, embedder: Embedder, name: str) -> np.ndarray:
@@ -49,30 +58,28 @@ class Evaluator:
 
     def measure(self, embeddings: np.ndarray, name: str, metrics=RETRIEVAL, intervals=None) -> dict[str, Any]:
         """The metrics of a split's embeddings; see `evaluate_retrieval` for `intervals`."""
-        ks, images = self.experiment.recall_ks(), getattr(self.splits, name)
+        ks, images = self.settings.recall_ks(), getattr(self.splits, name)
         return evaluate_dataset(embeddings, images, ks=ks, metrics=metrics, intervals=intervals)
 
     def each_epoch(self, learner: MetricLearner, epoch: int) -> dict[str, dict]:
         """The metrics of every split, of HORDE's orders, and of generalisation, in the epochs that measure them."""
-        experiment, measured = self.experiment, {}
-        compared = experiment.generalisation_every > 0 and self._is_due(epoch, experiment.generalisation_every)
-        evaluated = self._is_due(epoch, experiment.evaluate_every)
+        settings, measured = self.settings, {}
+        compared = settings.generalisation_every > 0 and self._is_due(epoch, settings.generalisation_every)
+        evaluated = self._is_due(epoch, settings.evaluate_every)
         names = self.batches if evaluated else ("test", "seen") if compared else ()
         embeddings = {name: self.embed(learner.embedder, name) for name in names}
         if evaluated:
             measured = {name: self.measure(embeddings[name], name) for name in embeddings}
             for name, metrics in measured.items():
                 logging.info("epoch %d, %s: %s", epoch, name, format_metrics(metrics))
-            if experiment.evaluate_orders == "epochs" or (
-                experiment.evaluate_orders == "end" and epoch == experiment.epochs
-            ):
+            if settings.evaluate_orders == "epochs" or (settings.evaluate_orders == "end" and epoch == self.epochs):
                 measured.update(self.orders(learner))
         if compared:
             measured["generalisation"] = self._generalisation(embeddings)
         return measured
 
     def _is_due(self, epoch: int, every: int) -> bool:
-        return epoch in (0, self.experiment.epochs) or (every > 0 and epoch % every == 0)
+        return epoch in (0, self.epochs) or (every > 0 and epoch % every == 0)
 
     def _generalisation(self, embeddings: dict[str, np.ndarray]) -> dict[str, float | int | bool]:
         """How the unseen classes lie beside the seen ones; see `evaluate_generalisation`."""
@@ -87,7 +94,7 @@ class Evaluator:
 
     def orders(self, learner: MetricLearner) -> dict[str, dict]:
         """The Recall@K of each order of HORDE's moments on the unseen classes, as `orders`; empty without one horde."""
-        if sum(isinstance(objective, HighOrderMomentLoss) for objective in learner.objectives) != 1:
+        if not has_orders(learner):
             return {}
         batches = self.batches["test"]
         return {"orders": measure_orders(learner, batches, lambda part: self.measure(part, "test", ("recall",)))}
@@ -140,3 +147,26 @@ def measure_orders(
     features = embed(tf.function(model.features, reduce_retracing=True), batches)
     measured = {str(order): measure(part) for order, part in model.by_order(features).items()}
     return {**measured, "all": measure(features)}
+
+
+def has_orders(learner: MetricLearner) -> bool:
+    """Whether there is one HORDE, so that it is plain which orders of moments are meant."""
+    return sum(isinstance(objective, HighOrderMomentLoss) for objective in learner.objectives) == 1
+
+
+def check_orders(settings: EvaluationSettings, learner: MetricLearner) -> None:
+    """Refuse settings that ask for orders of moments where there are none.
+
+    Args:
+        settings: What is to be measured and written.
+        learner: The learner.
+
+    Raises:
+        UserError: There is not one HORDE among its objectives.
+    """
+    for flag, given in (
+        ("moment_embedder", settings.moment_embedder),
+        ("evaluate_orders=epochs", settings.evaluate_orders == "epochs"),
+    ):
+        if given and not has_orders(learner):
+            raise UserError(f"--{flag} needs one horde(...) in --objectives")

@@ -17,7 +17,6 @@ from tfdml.report import read_run, write_report
 from tfdml.storage import atomic_write, write_json
 from tfdml.training.building import Splits
 from tfdml.training.evaluating import CLUSTERING, RETRIEVAL, Evaluator
-from tfdml.training.experiment import Experiment
 from tfdml.training.monitor import TrainingMonitor
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.selection import selected_epoch
@@ -32,7 +31,7 @@ _SELECTION = {
 
 
 def finish(
-    experiment: Experiment,
+    dataset: str,
     learner: MetricLearner,
     evaluator: Evaluator,
     monitor: TrainingMonitor,
@@ -43,9 +42,9 @@ def finish(
     and the report is not there yet.
 
     Args:
-        experiment: The settings.
+        dataset: The name of the data set.
         learner: As it is after the last step.
-        evaluator: Measures the embedder.
+        evaluator: Measures the embedder; its settings say what is written.
         monitor: Holds the records of the epochs.
         folder: The run's folder.
         seconds: How long the run has taken in this process.
@@ -56,17 +55,17 @@ def finish(
     Raises:
         UserError: A file cannot be written.
     """
-    embedder = _write_embedder(experiment, learner, monitor, folder)
+    settings = evaluator.settings
+    embedder = _write_embedder(settings.selection, learner, monitor, folder)
     embeddings = evaluator.embed(embedder, "test")
     result = folder.read_result()
-    if result is None or (experiment.moment_embedder and not folder.moments.is_file()):
-        result = _result(experiment, evaluator, embeddings, monitor)
-        result["seconds"] = seconds
+    if result is None or (settings.moment_embedder and not folder.moments.is_file()):
+        result = {"dataset": dataset, **_result(evaluator, embeddings, monitor), "seconds": seconds}
         _write_statistics(learner, evaluator, monitor, folder, embeddings if embedder is learner.embedder else None)
-        if experiment.moment_embedder:
-            result["metrics_moments"] = _write_moments(experiment, learner, evaluator, folder)
+        if settings.moment_embedder:
+            result["metrics_moments"] = _write_moments(learner, evaluator, folder)
         write_json(folder.result, result)
-    if experiment.report and not folder.report.is_file():
+    if settings.report and not folder.report.is_file():
         interval_name = "95% interval over classes"
         write_report(
             folder.report, read_run(folder.path), evaluator.splits.test, embeddings, interval_name=interval_name
@@ -74,10 +73,8 @@ def finish(
     return result
 
 
-def _write_embedder(
-    experiment: Experiment, learner: MetricLearner, monitor: TrainingMonitor, folder: RunFolder
-) -> Embedder:
-    epoch = selected_epoch(monitor.records, experiment.selection)
+def _write_embedder(selection: str, learner: MetricLearner, monitor: TrainingMonitor, folder: RunFolder) -> Embedder:
+    epoch = selected_epoch(monitor.records, selection)
     if epoch == monitor.records[-1]["epoch"]:
         with atomic_write(folder.embedder) as temporary:
             learner.embedder.save(temporary)
@@ -88,22 +85,20 @@ def _write_embedder(
     return keras.saving.load_model(folder.embedder)
 
 
-def _result(
-    experiment: Experiment, evaluator: Evaluator, embeddings: np.ndarray, monitor: TrainingMonitor
-) -> dict[str, Any]:
+def _result(evaluator: Evaluator, embeddings: np.ndarray, monitor: TrainingMonitor) -> dict[str, Any]:
+    selection = evaluator.settings.selection
     metrics = evaluator.measure(embeddings, "test", RETRIEVAL + CLUSTERING, intervals="classes")
     intervals = metrics.pop("intervals")
-    epoch = selected_epoch(monitor.records, experiment.selection)
+    epoch = selected_epoch(monitor.records, selection)
     # Moments are not saved with the embedder: those of the epoch that was chosen were measured then, or not at all.
     chosen = next(record for record in monitor.records if record["epoch"] == epoch)
     measured = {"metrics_orders": "orders", "metrics_seen": "seen", "generalisation": "generalisation"}
     return {
-        "dataset": experiment.dataset,
         "metrics": metrics,
         "intervals": intervals,
         "metrics_before": monitor.records[0].get("test", {}),
         "protocol": _protocol(evaluator.splits),
-        "selection": _SELECTION[experiment.selection],
+        "selection": _SELECTION[selection],
         "epoch": epoch,
         "steps": monitor.step,
         "train_seconds": monitor.train_seconds,
@@ -137,10 +132,9 @@ def _write_statistics(
     write_json(folder.statistics, describe_statistics(objective, splits, monitor.records[-1]["epoch"]))
 
 
-def _write_moments(
-    experiment: Experiment, learner: MetricLearner, evaluator: Evaluator, folder: RunFolder
-) -> dict[str, Any]:
-    train = evaluation_batches(evaluator.splits.train, evaluator.transform, experiment.evaluation_batch_size)
+def _write_moments(learner: MetricLearner, evaluator: Evaluator, folder: RunFolder) -> dict[str, Any]:
+    batch_size = evaluator.settings.evaluation_batch_size
+    train = evaluation_batches(evaluator.splits.train, evaluator.transform, batch_size)
     model = moment_embedder(learner, train)
     with atomic_write(folder.moments) as temporary:
         model.save(temporary)

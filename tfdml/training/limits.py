@@ -10,97 +10,100 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdml.data.augmentation.train import TrainTransform
 from tfdml.errors import UserError
 from tfdml.memory import free_memory, require_memory
 from tfdml.models import Embedder
 from tfdml.objectives import Objective
-from tfdml.training.experiment import Experiment
+from tfdml.training.settings import DataSettings
 
 _FLOAT32 = 4
 # What an optimiser keeps beside each weight, in numbers.
 _OPTIMIZER_STATE = {"adam": 2, "adamw": 2, "rmsprop": 1, "sgd": 1}
 
 
-def batch_size(experiment: Experiment) -> int:
-    """How many images a batch has.
-
-    Example:
-        >>> batch_size(Experiment(run_dir="unused", classes_per_batch=20, images_per_class=5))
-        100
-    """
-    if experiment.sampling in ("class_balanced", "hierarchical"):
-        return experiment.classes_per_batch * experiment.images_per_class
-    return experiment.batch_size
-
-
-def check_pairs(experiment: Experiment, objectives: Sequence[Objective]) -> None:
+def check_pairs(settings: DataSettings, objectives: Sequence[Objective]) -> None:
     """Refuse batches in which a term would never find what it learns from.
+
+    Args:
+        settings: How batches are composed.
+        objectives: The terms.
 
     Raises:
         UserError: A term needs pairs of images of one class, or of two, and no batch would hold one.
     """
     needed = {pair: term.name for term in objectives for pair in term.learns_from}
-    by_class = experiment.sampling in ("class_balanced", "hierarchical")
-    if needed and batch_size(experiment) == 1:
+    by_class = settings.sampling in ("class_balanced", "hierarchical")
+    batch_size = settings.classes_per_batch * settings.images_per_class if by_class else settings.batch_size
+    if needed and batch_size == 1:
         flag = "--classes_per_batch=1 --images_per_class=1" if by_class else "--batch_size=1"
         raise UserError(
             f"{flag}: {next(iter(needed.values()))} learns from pairs of images, and no batch would hold one"
         )
-    if by_class and "positive" in needed and experiment.images_per_class == 1:
+    if by_class and "positive" in needed and settings.images_per_class == 1:
         raise UserError(
             f"--images_per_class=1: {needed['positive']} learns from pairs of images of one class, and no batch would "
             "hold one; use 2 or more"
         )
-    if by_class and "negative" in needed and experiment.classes_per_batch == 1:
+    if by_class and "negative" in needed and settings.classes_per_batch == 1:
         raise UserError(
             f"--classes_per_batch=1: {needed['negative']} learns from pairs of images of different classes, and no "
             "batch would hold one; use 2 or more"
         )
 
 
-def step_memory(experiment: Experiment, embedder: Embedder) -> float:
+def step_memory(embedder: Embedder, view: TrainTransform, batch_size: int) -> float:
     """Bytes that a training step takes at least, besides the weights: the images, and what the backbone keeps.
 
     Counted are the outputs of the layers with weights, which their neighbours' gradients need; of a backbone that does
     not train, the largest output and its input.
 
     Args:
-        experiment: The settings.
         embedder: The built embedder.
+        view: The view of training.
+        batch_size: Images per step.
     """
     outputs = [_size(layer) for layer in embedder.backbone.layers if layer.weights]
-    kept = sum(outputs) if experiment.backbone_rate else 2 * max(outputs, default=0)
-    width = _FLOAT32 if experiment.mixed_precision == "float32" else 2
-    crop = 3 * experiment.image_size**2
-    side: float = max(experiment.resize, experiment.image_size)
-    if experiment.augmentation == "multi_resolution":
-        side = max(side, experiment.max_resolution * experiment.image_size)
+    kept = sum(outputs) if embedder.backbone.trainable else 2 * max(outputs, default=0)
+    width = _FLOAT32 if embedder.compute_dtype == "float32" else 2
+    crop = 3 * view.image_size**2
+    side: float = view.resize
+    if view.augmentation == "multi_resolution":
+        side = max(side, view.resolutions[1] * view.image_size)
     resized = _FLOAT32 * 3 * side**2
-    return resized + batch_size(experiment) * (crop * (1 + _FLOAT32) + kept * width)
+    return resized + batch_size * (crop * (1 + _FLOAT32) + kept * width)
 
 
-def check_memory(experiment: Experiment, embedder: Embedder) -> None:
+def check_memory(embedder: Embedder, view: TrainTransform, batch_size: int) -> None:
     """Refuse a run whose steps need more memory than is free; a GPU tells so itself.
+
+    Args:
+        embedder: The built embedder.
+        view: The view of training.
+        batch_size: Images per step.
 
     Raises:
         UserError: It does not fit.
     """
     if not tf.config.list_physical_devices("GPU"):
-        what = f"a step on {batch_size(experiment):,} images of --image_size={experiment.image_size}"
+        what = f"a step on {batch_size:,} images of --image_size={view.image_size}"
         advice = "lower --image_size, --resize or the batch, or choose a smaller --backbone"
-        require_memory(step_memory(experiment, embedder), what, advice)
+        require_memory(step_memory(embedder, view, batch_size), what, advice)
 
 
 @contextlib.contextmanager
-def weights_within_memory(experiment: Experiment) -> Iterator[None]:
+def weights_within_memory(optimizer: str) -> Iterator[None]:
     """Refuse a weight, before it is made, with which training would take more memory than was free at the start.
+
+    Args:
+        optimizer: Its name, which says how much it keeps of each weight.
 
     Raises:
         UserError: The weights made in the scope, their gradients and the optimiser's state for them do not fit.
     """
     free, total = free_memory(), 0.0
     # A random initial value takes three times its size while it is drawn.
-    copies = max(3, 2 + _OPTIMIZER_STATE[experiment.optimizer])
+    copies = max(3, 2 + _OPTIMIZER_STATE[optimizer])
 
     def create(next_creator, **arguments):
         nonlocal total

@@ -1,4 +1,4 @@
-"""The first batch of an experiment as a picture, before anything is trained."""
+"""The first batch of a run as a picture, before anything is trained."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from tfdml.data.pipeline import explain_failure, training_batches
 from tfdml.errors import UserError
 from tfdml.storage import atomic_write
 from tfdml.training import building
-from tfdml.training.experiment import Experiment
+from tfdml.training.settings import DataSettings
 
 
-def write_preview(experiment: Experiment, path: str) -> str:
+def write_preview(settings: DataSettings, seed: int, path: str) -> str:
     """Write a contact sheet of the first batch as the network will see it, each view under its whole image.
 
     Args:
-        experiment: The settings; its run folder is not touched.
+        settings: The images, their views and batches.
+        seed: Of what is drawn.
         path: A PNG file to write.
 
     Returns:
@@ -28,17 +29,17 @@ def write_preview(experiment: Experiment, path: str) -> str:
         UserError: The data cannot be loaded, or the file cannot be written.
 
     Example:
-        >>> write_preview(Experiment(run_dir="unused", image_size=56, resize=64), "batch.png")  # doctest: +SKIP
+        >>> write_preview(DataSettings(image_size=56, resize=64), 0, "batch.png")  # doctest: +SKIP
     """
     file = Path(path)
     if file.suffix.lower() != ".png":
         raise UserError(f"--preview={path}: name a PNG file, e.g. --preview=batch.png")
     if not file.parent.is_dir():
         raise UserError(f"--preview={path}: there is no folder {file.parent}")
-    train = building.load_splits(experiment).train
-    sampler = building.make_sampler(experiment, train)
-    transform, _ = building.make_transforms(experiment)
-    batches = training_batches(train, sampler, transform, seed=experiment.seed, num_steps=1)
+    transform, _ = building.make_transforms(settings)
+    train = building.load_splits(settings, seed).train
+    sampler = building.make_sampler(settings, train, seed)
+    batches = training_batches(train, sampler, transform, seed=seed, num_steps=1)
     try:
         images, labels = next(batches.as_numpy_iterator())
         sheet = contact_sheet(images, labels, train.class_names, whole_images(train, sampler.batch(0)))

@@ -19,6 +19,7 @@ from tfdml.output_paths import require_local
 from tfdml.storage import PARTIAL_PREFIX, atomic_write, lock, write_json
 from tfdml.training.checkpoints import list_checkpoints, step_of
 from tfdml.training.experiment import Experiment
+from tfdml.training.settings import EvaluationSettings
 from tfdml.version import __version__, installed
 
 _PACKAGES = ("tensorflow", "keras", "numpy", "faiss-cpu", "scikit-learn", "pillow", "matplotlib")
@@ -62,11 +63,11 @@ class RunFolder:
         """Whether the folder is there and no run has begun in it, but for one that was killed before its first file."""
         return self.path.is_dir() and not any(not self._is_debris(entry) for entry in self.path.iterdir())
 
-    def is_finished(self, experiment: Experiment) -> bool:
+    def is_finished(self, settings: EvaluationSettings) -> bool:
         """Whether the run has nothing left to do."""
         wanted = [self.embedder]
-        wanted += [self.moments] if experiment.moment_embedder else []
-        wanted += [self.report] if experiment.report else []
+        wanted += [self.moments] if settings.moment_embedder else []
+        wanted += [self.report] if settings.report else []
         return self.read_result() is not None and all(path.is_file() for path in wanted)
 
     def how_far(self) -> str:
@@ -168,7 +169,7 @@ class RunFolder:
         """Write what the run's data and environment are; for a run that is continued, see that the data is the same.
 
         Args:
-            data: By split, what `building.describe_splits` tells.
+            data: By split, what `building.Splits.describe` tells.
             devices: What the run trains on.
 
         Raises:

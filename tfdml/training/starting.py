@@ -48,6 +48,16 @@ def start_from(path: str, learner: MetricLearner) -> None:
     logging.info("starting from %s: %s taken over%s", source, ", ".join(taken), fresh)
 
 
+def check_start(path: str) -> None:
+    """Refuse a `--start_from` that is not there, before the images are read.
+
+    Raises:
+        UserError: There is no such file or folder.
+    """
+    if path and not Path(path).expanduser().exists():
+        raise UserError(f"--start_from={path}: there is no such file or folder")
+
+
 def _shapes(arrays: Sequence[Any]) -> list[tuple[int, ...]]:
     return [tuple(array.shape) for array in arrays]
 

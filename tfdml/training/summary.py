@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 from tfdml.memory import free_memory
-from tfdml.training import building, distribution
-from tfdml.training.evaluating import check_measurable
+from tfdml.models import MetricLearner
+from tfdml.training import distribution
+from tfdml.training.advice import doubts
+from tfdml.training.assembly import Assembly, assemble
 from tfdml.training.experiment import Experiment
 from tfdml.training.limits import step_memory
 from tfdml.training.run_folder import RunFolder
+from tfdml.training.settings import DataSettings, EvaluationSettings, ModelSettings, OptimizationSettings
+from tfdml.training.starting import check_start
 
 
 def describe(experiment: Experiment) -> str:
@@ -17,38 +24,15 @@ def describe(experiment: Experiment) -> str:
         UserError: The run could not start.
     """
     RunFolder(experiment.run_dir).check_new()
-    strategy = distribution.make_strategy(experiment.logical_devices)
-    splits = building.load_splits(experiment)
-    check_measurable(splits, experiment.recall_ks())
-    sampler = building.make_sampler(experiment, splits.train, strategy.num_replicas_in_sync)
-    steps = experiment.steps_per_epoch or sampler.steps_per_epoch
-    train_transform, evaluation_transform = building.make_transforms(experiment)
-    with strategy.scope():
-        learner = building.make_learner(experiment, splits.train.num_classes, steps)
-    lines = [f"data         {experiment.dataset} from {experiment.data_dir or 'the library itself'}"]
-    for name in ("train", "validation", "test", "seen"):
-        split = getattr(splits, name)
-        if split is not None:
-            lines.append(f"  {name:<11}{len(split):,} images of {split.num_classes:,} classes")
-    lines += [
-        f"training     {train_transform}",
-        f"evaluation   {evaluation_transform}",
-        f"embedder     {experiment.backbone}, weights {experiment.weights}: "
-        f"{learner.embedder.count_params():,} parameters, {experiment.embedding_dim}-d, "
-        f"batch norm {experiment.batch_norm}, {experiment.mixed_precision}",
-        "objectives",
-    ]
-    lines += [f"  {term.weight:g} * {term.name}  {_settings(term)}" for term in learner.objectives]
-    rates = ", ".join(f"{part} {rate:g}" for part, rate in experiment.learning_rates().items())
-    drops = f", times {experiment.drop_factor:g} after epoch {experiment.drop_epochs}" if experiment.drop_epochs else ""
-    lines += [
-        f"batches      {sampler.batch_size} images ({_batch(experiment)}), {steps} steps an epoch, "
-        f"{experiment.epochs} epochs = {steps * experiment.epochs * sampler.batch_size:,} images",
-        f"optimiser    {experiment.optimizer}, rates: {rates}{drops}",
-        f"memory       at least {step_memory(experiment, learner.embedder) / 2**30:,.2f} GB for a step; "
-        f"{free_memory() / 2**30:,.1f} GB are free here",
-        f"devices      {', '.join(distribution.describe(strategy))}",
-        f"selection    {experiment.selection}",
+    check_start(experiment.start_from)
+    parts = assemble(experiment)
+    lines = [
+        *doubts(experiment.model, parts.learner.embedder),
+        *_data(experiment.data, parts),
+        *_model(experiment.model, parts.learner),
+        *_optimization(experiment.optimization, experiment.data, parts),
+        *_evaluation(experiment.evaluation),
+        *_machine(parts),
         "",
         "as a flag file:",
         experiment.as_flags(),
@@ -56,14 +40,68 @@ def describe(experiment: Experiment) -> str:
     return "\n".join(lines)
 
 
-def _batch(experiment: Experiment) -> str:
-    if experiment.sampling == "shuffle":
+def _data(settings: DataSettings, parts: Assembly) -> Iterator[str]:
+    yield f"data         {settings.dataset} from {settings.data_dir or 'the library itself'}"
+    for name, split in ({"train": parts.splits.train} | parts.splits.evaluated()).items():
+        yield f"  {name:<18}{len(split):>9,} images of {split.num_classes:,} classes"
+    yield "views"
+    yield f"  training   {parts.train_view}"
+    yield f"  evaluation {parts.evaluation_view}"
+    yield f"cache        {parts.cache.reason}"
+
+
+def _model(settings: ModelSettings, learner: MetricLearner) -> Iterator[str]:
+    weights = f"weights {settings.weights}" + (f", then {settings.start_from}" if settings.start_from else "")
+    yield (
+        f"embedder     {settings.backbone}, {weights}: {learner.embedder.count_params():,} parameters, "
+        f"{settings.embedding_dim}-d, batch norm {settings.batch_norm}, {settings.mixed_precision}"
+    )
+
+
+def _optimization(settings: OptimizationSettings, data: DataSettings, parts: Assembly) -> Iterator[str]:
+    learner, batch_size = parts.learner, parts.sampler.batch_size
+    yield "objectives"
+    for term in learner.objectives:
+        yield f"  {term.weight:g} * {term.name}  {_settings(term)}"
+    rates = settings.learning_rates()
+    yield "trained             parameters   learning rate"
+    groups = [(part, part, variables) for part, variables in learner.embedder.parts().items()]
+    groups += [("objectives", term.name, term.trainable_variables) for term in learner.objectives]
+    for part, name, variables in groups:
+        count = sum(math.prod(variable.shape) for variable in variables)
+        yield f"  {name:<18}{count:>9,}   {f'{rates[part]:g}' if count else '-'}"
+    drops = f", times {settings.drop_factor:g} after epoch {settings.drop_epochs}" if settings.drop_epochs else ""
+    yield f"optimiser    {settings.optimizer} in {settings.optimizer_form} form{drops}"
+    yield f"batches      {batch_size} images ({_batch(data)})"
+    steps = parts.steps_per_epoch * settings.epochs
+    passes = steps * batch_size / len(parts.splits.train)
+    yield (
+        f"schedule     {parts.steps_per_epoch:,} steps an epoch, {settings.epochs} epochs: {steps:,} steps, "
+        f"{steps * batch_size:,} images, {passes:.1f} times the training images"
+    )
+
+
+def _evaluation(settings: EvaluationSettings) -> Iterator[str]:
+    every = f"every {settings.evaluate_every} epochs" if settings.evaluate_every > 1 else "after each epoch"
+    when = f"before training and {every if settings.evaluate_every else 'at the end'}"
+    yield f"evaluation   K = {settings.ks}, {when}; the embedder kept is that of --selection={settings.selection}"
+
+
+def _machine(parts: Assembly) -> Iterator[str]:
+    needed = step_memory(parts.learner.embedder, parts.train_view, parts.sampler.batch_size)
+    free = free_memory()
+    yield f"memory       at least {needed / 2**30:,.2f} GB for a step; {free / 2**30:,.1f} GB are free here"
+    yield f"devices      {', '.join(distribution.describe(parts.strategy))}"
+
+
+def _batch(settings: DataSettings) -> str:
+    if settings.sampling == "shuffle":
         return "plain shuffle"
-    if experiment.sampling == "whole_classes":
+    if settings.sampling == "whole_classes":
         return "all images of random classes"
-    batch = f"{experiment.classes_per_batch} classes x {experiment.images_per_class}"
-    if experiment.sampling == "hierarchical":
-        batch += f", of super-classes: {experiment.super_classes_per_batch}"
+    batch = f"{settings.classes_per_batch} classes x {settings.images_per_class}"
+    if settings.sampling == "hierarchical":
+        batch += f", of super-classes: {settings.super_classes_per_batch}"
     return batch
 
 

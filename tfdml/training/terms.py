@@ -52,6 +52,23 @@ def _known_kernels() -> dict[str, type]:
     return {snake_case(name): cls for name, cls in found.items() if issubclass(cls, Kernel) and cls is not Kernel}
 
 
+def check_objectives(text: str) -> None:
+    """Refuse what `build_objectives` would refuse of the names and of the arguments' names, before the data is known.
+
+    Raises:
+        UserError: An unknown name or argument, a kernel or an inner loss that cannot be made, too many terms, or none
+            that counts.
+
+    Example:
+        >>> check_objectives("am_softmax + 0.4 * jrs")
+        >>> check_objectives("jrs(level=pooled)")
+        Traceback (most recent call last):
+        tfdml.errors.UserError: --objectives='jrs(level=pooled)': jrs: no argument 'level'; it has kernels, levels, ...
+    """
+    for _, call in _terms(text):
+        _read(call, shortened(text))
+
+
 def build_objectives(text: str, num_classes: int) -> list[Objective]:
     """The objectives that a sum such as `am_softmax(margin=0.05) + 0.4 * jrs` describes.
 
@@ -61,17 +78,22 @@ def build_objectives(text: str, num_classes: int) -> list[Objective]:
     Raises:
         UserError: An unknown name or argument, a value that does not fit, too many terms, or none that counts.
     """
+    built = [_build(call, weight, num_classes, shortened(text)) for weight, call in _terms(text)]
+    return sorted(built, key=lambda objective: not objective.provides)
+
+
+def _terms(text: str) -> list[tuple[float, Call]]:
     terms = parse_sum(text, "--objectives")
     said = shortened(text)
     if len(terms) > _MOST_TERMS:
         raise UserError(f"--objectives={said!r}: {len(terms)} terms; {_MOST_TERMS} is the most that one loss may have")
     if not any(weight for weight, _ in terms):
         raise UserError(f"--objectives={said!r}: every term has the factor 0, so that there is nothing to learn")
-    built = [_build(call, weight, num_classes, said) for weight, call in terms]
-    return sorted(built, key=lambda objective: not objective.provides)
+    return terms
 
 
-def _build(call: Call, weight: float, num_classes: int, text: str) -> Objective:
+def _read(call: Call, text: str) -> tuple[type, dict]:
+    """The class that a term names, and its arguments, whose names are those of the class."""
     classes = known()
     name = _ALIASES.get(call.name, call.name)
     if name not in classes:
@@ -83,13 +105,22 @@ def _build(call: Call, weight: float, num_classes: int, text: str) -> Objective:
     }
     if "num_classes" in arguments:
         raise UserError(f"--objectives={text!r}: {call.name}: leave num_classes out, the data says it")
-    arguments.setdefault("name", call.name)
+    wrapper = _wrapper(cls)
     try:
-        if issubclass(cls, keras.losses.Loss):
+        _check_arguments(wrapper or cls, arguments, *((cls,) if wrapper else ()))
+    except ValueError as error:
+        raise UserError(f"--objectives={text!r}: {call.name}: {error}") from error
+    arguments.setdefault("name", call.name)
+    return cls, arguments
+
+
+def _build(call: Call, weight: float, num_classes: int, text: str) -> Objective:
+    cls, arguments = _read(call, text)
+    try:
+        if _wrapper(cls):
             return _wrap(cls, arguments, weight, num_classes)
         if "num_classes" in inspect.signature(cls).parameters:
-            arguments.setdefault("num_classes", num_classes)
-        _check_arguments(cls, arguments)
+            arguments["num_classes"] = num_classes
         return cls(weight=weight, **arguments)
     except (TypeError, ValueError) as error:
         # Objectives begin their messages with their name.
@@ -97,16 +128,22 @@ def _build(call: Call, weight: float, num_classes: int, text: str) -> Objective:
         raise UserError(f"--objectives={text!r}: {call.name}: {message}") from error
 
 
+def _wrapper(cls: type) -> type | None:
+    """What makes an objective of a loss; None for an objective."""
+    if not issubclass(cls, keras.losses.Loss):
+        return None
+    return ProxyLoss if issubclass(cls, ClassSimilarityLoss) else MetricLoss
+
+
 def _wrap(cls: type, arguments: dict, weight: float, num_classes: int) -> Objective:
-    wrapper = ProxyLoss if issubclass(cls, ClassSimilarityLoss) else MetricLoss
     own = set(inspect.signature(cls).parameters)
-    extra = {key: arguments[key] for key in arguments if key not in own}
-    loss_arguments = {key: arguments[key] for key in arguments if key in own}
-    _check_arguments(wrapper, extra, cls)
-    if issubclass(cls, ClassSimilarityLoss):
-        extra["num_classes"] = num_classes
-        extra.setdefault("proxies_per_class", cls.proxies_per_class)
-    return wrapper(cls(**loss_arguments), weight=weight, name=arguments["name"], **extra)
+    loss = cls(**{key: value for key, value in arguments.items() if key in own})
+    extra = {key: value for key, value in arguments.items() if key not in own}
+    extra.update(weight=weight, name=arguments["name"])
+    if not issubclass(cls, ClassSimilarityLoss):
+        return MetricLoss(loss, **extra)
+    extra.setdefault("proxies_per_class", cls.proxies_per_class)
+    return ProxyLoss(loss, num_classes, **extra)
 
 
 def _check_arguments(cls: type, arguments: dict, *others: type) -> None:

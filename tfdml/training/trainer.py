@@ -17,17 +17,17 @@ from tfdml.data.pipeline import explain_failure, training_batches
 from tfdml.disk_space import is_disk_full
 from tfdml.errors import UserError
 from tfdml.training import checkpoints, distribution
-from tfdml.training.building import load_splits, make_learner, make_sampler, make_transforms
-from tfdml.training.cache_plan import plan_cache
+from tfdml.training.advice import doubts
+from tfdml.training.assembly import assemble
 from tfdml.training.calibration import calibrate
-from tfdml.training.evaluating import Evaluator, check_measurable
+from tfdml.training.evaluating import Evaluator
 from tfdml.training.experiment import Experiment
 from tfdml.training.finishing import finish
 from tfdml.training.interruption import Interrupted, Interruption
 from tfdml.training.limits import check_memory
 from tfdml.training.monitor import TrainingMonitor
 from tfdml.training.run_folder import RunFolder
-from tfdml.training.starting import start_from
+from tfdml.training.starting import check_start, start_from
 
 # Of a resumed run: where the folder lies, and where the images, which are compared by their checksums.
 _MAY_DIFFER = ("run_dir", "data_dir")
@@ -63,6 +63,7 @@ def train(experiment: Experiment, resume: bool = False, restart: bool = False) -
 
 def _begin(experiment: Experiment, folder: RunFolder, interruption: Interruption) -> dict[str, Any]:
     folder.check_new()
+    check_start(experiment.start_from)
     run = _Run(experiment, folder, interruption)
     run.take_up_weights()
     with folder.created(experiment):
@@ -81,7 +82,7 @@ def _begin(experiment: Experiment, folder: RunFolder, interruption: Interruption
 def _resume(experiment: Experiment, folder: RunFolder, interruption: Interruption, restart: bool) -> dict[str, Any]:
     _check_same(experiment, folder.load_experiment())
     with folder.locked():
-        finished = folder.read_result() if folder.is_finished(experiment) else None
+        finished = folder.read_result() if folder.is_finished(experiment.evaluation) else None
         if finished is not None:
             logging.info("%s is finished already: there is nothing left to do", folder.path)
             return finished
@@ -118,29 +119,26 @@ class _Run:
     def __init__(self, experiment: Experiment, folder: RunFolder, interruption: Interruption):
         self.started = time.perf_counter()
         self.experiment, self.folder, self.interruption = experiment, folder, interruption
-        if experiment.deterministic and experiment.logical_devices < 2:
+        run, evaluation = experiment.run, experiment.evaluation
+        if run.deterministic and run.logical_devices < 2:
             distribution.one_operation_at_a_time()
-        self.strategy = distribution.make_strategy(experiment.logical_devices)
-        self.splits = load_splits(experiment)
-        check_measurable(self.splits, experiment.recall_ks())
-        self.sampler = make_sampler(experiment, self.splits.train, self.strategy.num_replicas_in_sync)
-        steps_per_epoch = experiment.steps_per_epoch or self.sampler.steps_per_epoch
-        self.train_transform, evaluation_transform = make_transforms(experiment)
-        with self.strategy.scope():
-            self.learner = make_learner(experiment, self.splits.train.num_classes, steps_per_epoch)
-        check_memory(experiment, self.learner.embedder)
-        drawn = experiment.epochs * steps_per_epoch * self.sampler.batch_size
-        evaluated = list(self.splits.evaluated().values())
-        self.kept = plan_cache(experiment, self.splits.train, evaluated, self.train_transform, drawn)
-        self.evaluator = Evaluator(experiment, self.splits, evaluation_transform, self.kept.evaluation)
+        self.parts = assemble(experiment)
+        self.learner, self.splits = self.parts.learner, self.parts.splits
+        check_memory(self.learner.embedder, self.parts.train_view, self.parts.sampler.batch_size)
+        for doubt in doubts(experiment.model, self.learner.embedder):
+            logging.warning("%s", doubt)
+        logging.info("%s", self.parts.cache.reason)
+        self.evaluator = Evaluator(
+            evaluation, experiment.epochs, self.splits, self.parts.evaluation_view, self.parts.cache.evaluation
+        )
         self.monitor = TrainingMonitor(
             folder,
-            self.sampler.batch_size,
-            steps_per_epoch,
+            self.parts.sampler.batch_size,
+            self.parts.steps_per_epoch,
             lambda epoch: self.evaluator.each_epoch(self.learner, epoch),
-            experiment.selection,
-            experiment.checkpoint_steps,
-            experiment.keep_checkpoints,
+            evaluation.selection,
+            run.checkpoint_steps,
+            run.keep_checkpoints,
             interruption,
         )
         self.monitor.set_model(self.learner)
@@ -152,7 +150,8 @@ class _Run:
 
     def describe(self) -> None:
         """Write down the data and the environment, or see that the data is that of the folder."""
-        self.folder.describe(self.splits.describe(self.experiment.data_dir), distribution.describe(self.strategy))
+        devices = distribution.describe(self.parts.strategy)
+        self.folder.describe(self.splits.describe(self.experiment.data_dir), devices)
 
     def restore(self, restart: bool) -> bool:
         """Continue from the newest checkpoint; whether there is one."""
@@ -179,7 +178,8 @@ class _Run:
             with self.interruption.deferred():
                 self._fit()
             seconds = time.perf_counter() - self.started
-            return finish(self.experiment, self.learner, self.evaluator, self.monitor, self.folder, seconds)
+            dataset = self.experiment.dataset
+            return finish(dataset, self.learner, self.evaluator, self.monitor, self.folder, seconds)
 
     def _fit(self) -> None:
         monitor, steps, epochs = self.monitor, self.monitor.steps_per_epoch, self.experiment.epochs
@@ -190,11 +190,11 @@ class _Run:
             return
         batches = training_batches(
             self.splits.train,
-            self.sampler,
-            self.train_transform,
+            self.parts.sampler,
+            self.parts.train_view,
             seed=self.experiment.seed,
             first_step=monitor.step,
-            cache=self.kept.training,
+            cache=self.parts.cache.training,
             cache_limit_mb=self.experiment.cache_limit_mb,
         )
         batches = distribution.own_threads(batches)
