@@ -44,7 +44,12 @@ def test_the_parts_are_those_of_the_settings(tmp_path):
     parts = assemble(runs.experiment(tmp_path / "run", steps_per_epoch=0, cache="true", objectives="am_softmax"))
     assert parts.splits is runs.SPLITS
     assert (parts.sampler.batch_size, parts.steps_per_epoch) == (8, 4)
-    assert parts.train_view.crop == parts.evaluation_view.crop == parts.learner.embedder.image_size == runs.SIZE
+    assert (
+        parts.train_view.image_size
+        == parts.evaluation_view.image_size
+        == parts.learner.embedder.image_size
+        == runs.SIZE
+    )
     assert [term.name for term in parts.learner.objectives] == ["am_softmax"]
     assert parts.learner.objectives[0].class_proxies.num_classes == 8
     assert (parts.cache.training, parts.cache.evaluation) == (True, True)
