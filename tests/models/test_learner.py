@@ -63,6 +63,7 @@ def test_reports_what_objectives_observe_as_means_over_classes_and_pairs_of_the_
     labels, x = labels[order], x[order]
     terms = [DensityAdaptivity(3, constraint=None), EnergyConfusion(name="confusion")]
     learner = compiled(terms, jit_compile=jit_compile)
+    learner.build(x.shape)
     learner.objectives[0].target_density.assign([0.2, 0.5, 0.9])
     logs = learner.evaluate(x, labels, batch_size=5, verbose=0, return_dict=True)
     embeddings = np.asarray(learner(x)["embedding"], "float64")
