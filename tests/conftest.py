@@ -4,6 +4,7 @@ import gc
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -59,6 +60,19 @@ def pytest_collection_finish():
     """What is imported by now stays: the collector need not go through it after every file."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hear_signals():
+    """Tests send signals, and their children inherit what is ignored: by `nohup` SIGHUP, behind a shell's `&` SIGINT."""
+    handlers = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(scope="module", autouse=True)
