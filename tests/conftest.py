@@ -64,7 +64,7 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session", autouse=True)
 def _hear_signals():
-    """Tests send signals, and their children inherit what is ignored: by `nohup` SIGHUP, behind a shell's `&` SIGINT."""
+    """Tests send signals to themselves and to children: `nohup` ignores SIGHUP for all of them, a shell's `&` SIGINT."""
     handlers = {
         signal.SIGINT: signal.default_int_handler,
         signal.SIGTERM: signal.SIG_DFL,

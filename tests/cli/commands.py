@@ -93,7 +93,7 @@ def _own_flags_put_aside() -> Iterator[None]:
 
 def _defined() -> dict[str, list[flags.Flag]]:
     modules = flags.FLAGS.flags_by_module_dict().items()
-    return {module: list(members) for module, members in modules if module.startswith("tfdml.")}
+    return {module: list(members) for module, members in modules if module.startswith("tfdml.") and members}
 
 
 def _remove() -> None:

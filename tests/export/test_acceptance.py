@@ -99,17 +99,17 @@ def test_a_format_that_differs_stops_the_whole_export(tmp_path, monkeypatch):
 
 
 def test_options_out_of_range_are_named():
-    for changes, flag in (
+    for changes, says in (
         ({"formats": ["onnxx"]}, "`formats=onnxx`"),
         ({"formats": []}, "`formats`"),
-        ({"images": -1}, "`images`"),
-        ({"min_cosine": 1.5}, "`min_cosine`"),
-        ({"min_cosine": float("nan")}, "`min_cosine`"),
-        ({"max_recall_drop": -0.1}, "`max_recall_drop`"),
-        ({"max_pixels": 0}, "`max_pixels`"),
-        ({"representative_images": 0}, "`representative_images`"),
+        ({"images": -1}, "`images=-1`"),
+        ({"min_cosine": 1.5}, "`min_cosine=1.5`"),
+        ({"min_cosine": float("nan")}, "`min_cosine=nan`"),
+        ({"max_recall_drop": -0.1}, "`max_recall_drop=-0.1`"),
+        ({"max_pixels": 0}, "`max_pixels=0`"),
+        ({"representative_images": 0}, "`representative_images=0`"),
     ):
-        with pytest.raises(UserError, match=flag):
+        with pytest.raises(UserError, match=says):
             ExportOptions(**changes)
 
 

@@ -97,7 +97,7 @@ def test_a_prediction_log_has_the_bytes_that_protocol_buffers_give_it():
 
 @pytest.mark.parametrize(("limit", "says"), [(1, "allow 1,600 at least"), (1700, "refuse 100_0.jpg.* 60 x 40 pixels")])
 def test_a_pixel_limit_that_the_images_exceed_is_refused_before_anything_is_written(embedder, limit, says, tmp_path):
-    with pytest.raises(UserError, match=f"^--max_pixels={limit}: .*{says}"):
+    with pytest.raises(UserError, match=f"^`max_pixels={limit}`: .*{says}"):
         export_model(embedder, tmp_path / "out", small_dataset("test"), options=ExportOptions(max_pixels=limit))
     assert not list(tmp_path.iterdir())
 

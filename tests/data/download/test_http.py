@@ -356,7 +356,7 @@ def test_where_to_get_what_cannot_be_downloaded(tmp_path):
         ("cars196", "devkit"),
         ("inshop", "agreement"),
         ("tfds", "download=true"),
-        ("folder", "nothing"),
+        ("folder", "only cub200, omniglot, sop"),
     ):
         with pytest.raises(UserError, match=says):
             publishers.obtain(name, tmp_path)

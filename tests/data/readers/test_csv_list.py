@@ -212,7 +212,7 @@ ROLES = "path,label,split,role\nf.jpg,9,train,\n"
         ("path,label,split\na.jpg,1,test\nb.jpg,2,test\n", r"list\.csv has no row whose split is train"),
         (
             "path,label\na.jpg,1\nno.jpg,1\nnone.jpg,1\nb.jpg,2\n",
-            r"2 of 3 images are missing, .*/no\.jpg \(line 3\); m",
+            r"2 of 3 images are missing, .*/no\.jpg \(line 3\); correct the list or add the images",
         ),
         ("path,label\nno/a.jpg,1\nb.jpg,2\n", r"1 of 1 images are missing, the first is \S*no/a\.jpg \(line 2\)"),
         (ROLES + "a.jpg,1,test,probe\n", r"line 3: role must be query or gallery, it is 'probe'"),

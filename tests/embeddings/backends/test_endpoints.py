@@ -119,7 +119,7 @@ def test_no_answer_in_time(protocol, server):
     server.failures.append(lambda: time.sleep(0.8))
     with pytest.raises(UserError, match=r"no answer within 0\.2 s to a request of 3 images"):
         endpoint.embed(models_on_disk.pictures(3), 4)
-    with pytest.raises(UserError, match="`timeout`"):
+    with pytest.raises(UserError, match=r"`timeout=0\.0`: must be more than 0"):
         connect(address(server, protocol), timeout=0.0)
 
 
