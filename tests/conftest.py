@@ -64,7 +64,7 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session", autouse=True)
 def _hear_signals():
-    """Tests send signals to themselves and to children: `nohup` ignores SIGHUP for all of them, a shell's `&` SIGINT."""
+    """Tests send signals to themselves and to children: `nohup` has them ignore SIGHUP, a `&` of a shell SIGINT."""
     handlers = {
         signal.SIGINT: signal.default_int_handler,
         signal.SIGTERM: signal.SIG_DFL,

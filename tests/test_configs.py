@@ -115,6 +115,11 @@ def test_the_header_says_how_to_run_it(path):
     assert any(f"bin/train --flagfile={path.relative_to(ROOT)} " in line for line in header)
 
 
+def some_slow(path):
+    """The baselines' protocols are those of the papers' files."""
+    return pytest.param(path, marks=pytest.mark.slow) if path.parent.name == "baselines" else path
+
+
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory):
     """Each data set of the papers in its official layout, loaded as a run does: enough classes and K, tiny images."""
@@ -155,7 +160,7 @@ def batch_shapes(trees, characters):
     return lambda experiment: read(*(getattr(experiment, name) for name in OF_BATCHES))
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=config_name)
+@pytest.mark.parametrize("path", [some_slow(path) for path in CONFIGS], ids=config_name)
 def test_an_experiment_is_resolved_on_files_in_the_data_sets_layout(path, trees, batch_shapes):
     written = written_in(path, run_dir="unused")
     assert parse_call(written.backbone, "--backbone").name in backbones.names()

@@ -29,6 +29,7 @@ def test_the_file_fits_the_backbone(checkpoint, command, tmp_path):
     assert_converted(backbones.resolve("googlenet", 64, weights=str(out)).model, random_model("googlenet"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "says"),
     [

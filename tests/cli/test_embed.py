@@ -132,6 +132,7 @@ def test_what_is_embedded_measures_as_the_model_does(embedded, finished_run, tmp
     assert numbers["run"] == numbers["folder"]
 
 
+@pytest.mark.slow
 def test_wrong_input_is_one_clear_line(tmp_path):
     cases = [
         (["--out=x"], "--model is missing"),

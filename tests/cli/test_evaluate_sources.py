@@ -113,6 +113,7 @@ def test_an_archive_is_measured_as_its_arrays_are(vectors):
     assert found["generalisation"]["unseen_recall@1"] == found["recall@1"]
 
 
+@pytest.mark.slow
 def test_wrong_input_is_one_clear_line(vectors):
     cases = [
         (["--model=nowhere.npz"], "there is no file nowhere.npz"),

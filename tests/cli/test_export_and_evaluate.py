@@ -31,6 +31,7 @@ def test_run_folder_and_saved_model_measure_the_same(finished_run, exported, com
         assert results["exported"][metric] == pytest.approx(trained[metric], abs=5e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "flags", "says"),
     [

@@ -46,6 +46,7 @@ def check_orders(result, run, printed):
     assert f"{100 * orders['3']['recall@1']:.1f} % by order 3 alone" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "says"),
     [

@@ -34,6 +34,7 @@ def error_of(done):
     return line
 
 
+@pytest.mark.slow
 def test_a_folder_of_photos_becomes_records(command, photos, tmp_path):
     flags = ["--dataset=folder", f"--data_dir={photos}", f"--out={tmp_path / 'out'}", "--shard_mb=0.01"]
     planned = command("prepare", *flags, "--dry_run")
@@ -66,6 +67,7 @@ def test_a_folder_of_photos_becomes_records(command, photos, tmp_path):
     assert "was 0 and is now 20" in error_of(command("prepare", *flags, "--shrink=20"))
 
 
+@pytest.mark.slow
 def test_bad_images_are_listed(command, photos, tmp_path):
     (photos / "class 0 é" / "00.jpg").write_bytes(b"")
     (photos / "class 3 é" / "20.jpg").write_bytes(picture(0)[:-30])
@@ -84,6 +86,7 @@ def test_bad_images_are_listed(command, photos, tmp_path):
     assert len(load("records", tmp_path / "out")) + len(load("records", tmp_path / "out", "test")) == 22
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "says"),
     [

@@ -276,6 +276,7 @@ def test_two_replicas_get_the_rows_in_order_and_complete():
     assert done.stdout.endswith("complete\n"), done.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_the_process_ends_while_batches_are_still_being_made():
     """An iterator alive at exit waited for ever for a thread that Python had ended."""
     script = """

@@ -209,6 +209,7 @@ def test_a_wrong_type_or_rank_is_an_error(signature, wrong, served):
         served.signatures[signature](**{name: tf.constant(wrong[name])})
 
 
+@pytest.mark.slow
 def test_the_graph_runs_in_a_session_too_as_servers_run_it(served, version):
     """TF Serving loads a version into a session, where functions are found by other means than in Python."""
     images = [picture(seed) for seed in range(4)]

@@ -26,6 +26,7 @@ def test_items_of_a_folder_are_in_order_with_their_classes(photos):
     assert items[0].image == (photos / "coupe" / "a.jpg").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_command(photos, shop, tmp_path):
     (photos / "van" / "broken.jpg").write_bytes(picture(1)[:100])
     (tmp_path / "empty").mkdir()

@@ -18,6 +18,7 @@ def load(shop):
     return Load(client_module(), images, offline_embeddings(shop.embedder, images), (shop.embeddings, list(shop.ids)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("each", [True, False])
 @pytest.mark.parametrize("protocol", ["grpc", "rest"])
 def test_no_answer_is_wrong(protocol, each, load, shop):
@@ -30,6 +31,7 @@ def test_no_answer_is_wrong(protocol, each, load, shop):
     assert min(tally.good, tally.bad, tally.refused) > 3
 
 
+@pytest.mark.slow
 def test_a_wrong_answer_is_counted(load, shop):
     """The load test would notice: expectations that are off by more than its tolerance are all counted as wrong."""
     off = Load(load.client, load.images, load.embeddings + np.float32(2e-5), load.gallery)
@@ -39,6 +41,7 @@ def test_a_wrong_answer_is_counted(load, shop):
     assert tally.wrong > 0
 
 
+@pytest.mark.slow
 def test_no_search_fails_while_the_served_version_is_replaced(shop, tmp_path, load):
     shutil.copytree(shop.retriever, tmp_path / "versions")
     own = Retriever.load(tmp_path / "versions")

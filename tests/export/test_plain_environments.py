@@ -111,6 +111,7 @@ def test_litert_files_in_an_environment_with_ai_edge_litert_alone(embedder, tmp_
         assert cosines.min() >= (0.99 if precision == "int8" else 0.995)
 
 
+@pytest.mark.slow
 def test_savedmodel_and_retriever_in_an_environment_with_tensorflow_alone(embedder, tmp_path):
     photos = tmp_path / "photos"
     for seed in range(4):

@@ -201,6 +201,7 @@ def test_an_answer_of_too_many_results_is_refused(shop, tmp_path, monkeypatch):
         search(loaded.signatures, "search_embedding", 12, embedding=queries[:1])
 
 
+@pytest.mark.slow
 def test_a_process_with_tensorflow_alone_searches(shop, tmp_path):
     queries = [picture(seed) for seed in (60, 61)]
     np.savez(tmp_path / "in.npz", images=np.array(queries, object))
@@ -212,6 +213,7 @@ def test_a_process_with_tensorflow_alone_searches(shop, tmp_path):
     np.testing.assert_allclose(found["distances"], distances, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_graph_runs_in_a_session_as_servers_run_it(shop, retriever):
     """TF Serving loads a version into a session, where variables are restored by other means than in Python."""
     expected = retriever.search(list(shop.images[:2]), 3)
@@ -236,6 +238,7 @@ def test_the_warm_up_requests_are_ones_that_the_signatures_answer(shop, signatur
     assert asked == set(signatures)
 
 
+@pytest.mark.slow
 def test_saved_model_cli_shows_and_runs_it(shop, tmp_path):
     import os
 
@@ -296,6 +299,7 @@ def test_a_change_that_is_refused_writes_nothing(own):
     assert len(own) == 12
 
 
+@pytest.mark.slow
 def test_two_that_add_at_once_lose_nothing(own):
     others = [own, Retriever.load(own.path)]
     vectors = np.random.default_rng(0).normal(size=(2, 8))
@@ -312,6 +316,7 @@ def test_two_that_add_at_once_lose_nothing(own):
     assert set(newest.gallery().ids) >= {"new 0", "new 1"}
 
 
+@pytest.mark.slow
 def test_searching_never_fails_while_versions_are_replaced_and_pruned(own, shop):
     folder = own.path.parent
     readers = [Retriever.load(folder) for _ in range(2)]
@@ -359,6 +364,7 @@ def test_pruning_keeps_the_newest(tmp_path):
         prune(tmp_path / "nowhere")
 
 
+@pytest.mark.slow
 def test_a_gallery_above_the_limit_is_searched_by_an_index_with_the_same_face(own, shop, tmp_path):
     vectors = [GalleryItem(name, embedding=vector) for name, vector in zip(shop.ids, shop.embeddings, strict=True)]
     indexed = Retriever.build(shop.embedder, vectors, tmp_path / "indexed", exact_limit=11)

@@ -65,6 +65,7 @@ def version(embedder, tmp_path_factory):
     return export_saved_model(embedder, tmp_path_factory.mktemp("models") / "model")
 
 
+@pytest.mark.slow
 def test_a_process_with_tensorflow_only_gets_the_embedders_vectors(embedder, version, tmp_path):
     encoded = pictures()
     np.savez(tmp_path / "in.npz", encoded=np.array(encoded, object))

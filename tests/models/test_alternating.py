@@ -313,6 +313,7 @@ def test_data_that_end_before_their_time_do_not_shift_the_phases():
     assert phases.changed == [{"embedder"}, {"statistics"}] * 3
 
 
+@pytest.mark.slow
 def test_rank_mi_separates_coloured_images():
     labels, x = coloured_batch(per_class=6)
     learner = make([rank_mi()])

@@ -153,6 +153,7 @@ def test_batch_norm_mode_holds_for_the_attention_network_too(batch_norm, trainin
         assert np.array_equal(now[3], variance) != moving
 
 
+@pytest.mark.slow
 def test_an_ensemble_learns():
     learner = ensemble_learner(batch_norm="train")
     learner.compile(optimizer=keras.optimizers.Adam(0.01))
@@ -162,6 +163,7 @@ def test_an_ensemble_learns():
     assert {"headwise_contrastive_loss", "head_divergence", "high_order_moment"} <= set(history)
 
 
+@pytest.mark.slow
 def test_heads_diverge():
     learner = MetricLearner(tiny_ensemble(dim=12), [objectives.HeadDivergence(margin=0.0, pairs="image")])
     learner.compile(optimizer=keras.optimizers.Adam(0.03))

@@ -148,6 +148,7 @@ def test_what_cannot_be_computed_leaves_no_run_folder(objectives, says, tmp_path
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_generalisation_counts_no_held_out_class_as_seen(tmp_path):
     from absl import flags
     from absl.testing import flagsaver

@@ -183,6 +183,7 @@ def test_the_selected_embedder_is_measured_and_the_earlier_of_equals_wins(tmp_pa
     assert history[1]["map@r"] != history[3]["map@r"]
 
 
+@pytest.mark.slow
 def test_the_numbers_of_the_papers_figures_survive_kills(tmp_path, monkeypatch):
     splits = runs.Splits(runs.SPLITS.train, None, runs.SPLITS.test, runs.SPLITS.train.select_classes([1, 4, 6]))
     monkeypatch.setattr(assembly, "load_splits", lambda *arguments: splits)

@@ -126,6 +126,7 @@ def test_names_by_which_others_know_them():
     assert Step("greyscale").name == "grayscale"
 
 
+@pytest.mark.slow
 def test_keras_cv_is_imported_only_when_asked_for_and_its_lack_is_explained():
     script = """
         import sys

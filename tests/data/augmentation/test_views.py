@@ -60,6 +60,7 @@ def test_resizing_has_the_bits_of_tensorflows_and_a_window_those_of_the_whole(he
     np.testing.assert_array_equal(window, expected[top : top + down, left : left + across])
 
 
+@pytest.mark.slow
 @given(EDGES, EDGES, st.integers(1, 90))
 @settings(max_examples=100, deadline=None)
 def test_a_crop_is_resized_to_the_nearest_of_256_values(height, width, side):

@@ -51,6 +51,7 @@ def _likeness(characters: str) -> np.ndarray:
     return np.maximum(best, best.T)
 
 
+@pytest.mark.slow
 def test_no_two_characters_look_alike():
     likeness = _likeness(glyphs.CHARACTERS)
     np.fill_diagonal(likeness, 0)

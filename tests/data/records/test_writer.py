@@ -272,6 +272,7 @@ def test_an_interruption_costs_only_the_shard_under_way(after, tmp_path):
     assert leftovers(out) == []
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_taken_over_from(tmp_path):
     dataset = files(tmp_path / "images", images_of_kinds(24))
     out = tmp_path / "out"

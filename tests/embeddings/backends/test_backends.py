@@ -145,6 +145,7 @@ def test_the_newest_version_below_a_folder(models, tmp_path):
         load_backend(tmp_path / "lite")
 
 
+@pytest.mark.slow
 def test_what_is_no_model_is_told_in_one_line(models, tmp_path):
     import tensorflow as tf
 
