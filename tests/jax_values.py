@@ -128,6 +128,7 @@ def fit_in_phases():
 @functools.cache
 def horde(mode):
     """HORDE on two positions of two channels, in blocks of 150 moments."""
+    keras.utils.set_random_seed(1)  # the dense layers too are the same in every run
     objective = objectives.HighOrderMomentLoss(losses.BinomialDevianceLoss(), 4, 300, 3, mode, seed=1)
     objective.build({"feature_map": (None, 2, 2)})
     return objective
