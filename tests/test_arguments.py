@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfdml import kernels, layers, losses, objectives
-from tfdml.arguments import boolean, integer, number
+from tfdml.arguments import boolean, integer, number, one_of
 
 NO_NUMBERS = [float("nan"), float("inf"), -float("inf"), True, "1", None, [1.0], 1e39, 10**400, 1j]
 
@@ -89,3 +89,11 @@ def test_every_numeric_argument_is_checked(cls, required, parameter):
             cls(**{**required, parameter.name: value})
     made = cls(**{**required, parameter.name: parameter.default})
     assert isinstance(made, (keras.layers.Layer, keras.losses.Loss, kernels.Kernel))
+
+
+def test_words_are_of_those_that_there_are():
+    choices = ("shorter", "squash", "pad")
+    assert [one_of("mode", word, choices) for word in choices] == list(choices)
+    for wrong in ("Pad", "", None, 1):
+        with pytest.raises(ValueError, match=f"mode must be 'shorter', 'squash' or 'pad', not {wrong!r}"):
+            one_of("mode", wrong, choices)

@@ -1,4 +1,4 @@
-"""What a numeric argument may be: each check returns the value as Python's own type, or says in one line what is wrong.
+"""What a plain argument may be: each check returns the value as Python's own type, or says in one line what is wrong.
 
 `True`, `"1"` and NaN are numbers to Python or to `float`, but nobody means them: they are refused, not converted.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numbers
 import reprlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,30 @@ def text(what: str, value: Any) -> str:
         value.encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"{what} must be UTF-8 text, not {reprlib.repr(value)}") from error
+    return value
+
+
+def one_of(what: str, value: Any, choices: Sequence[str]) -> str:
+    """One of a few words.
+
+    Args:
+        what: The argument's name, for the message.
+        value: What was given.
+        choices: Two words or more.
+
+    Raises:
+        ValueError: It is none of them.
+
+    Example:
+        >>> one_of("reduction", "mean", ("mean", "sum"))
+        'mean'
+        >>> one_of("reduction", "none", ("mean", "sum"))
+        Traceback (most recent call last):
+        ValueError: reduction must be 'mean' or 'sum', not 'none'
+    """
+    if value not in choices:
+        *others, last = map(repr, choices)
+        raise ValueError(f"{what} must be {', '.join(others)} or {last}, not {value!r}")
     return value
 
 

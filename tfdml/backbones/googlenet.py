@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keras
 
+from tfdml.arguments import one_of
 from tfdml.backbones.inception import Blocks
 from tfdml.layers.caffe import CeilMaxPooling2D, LocalResponseNormalization
 
@@ -45,8 +46,7 @@ def googlenet(input_shape=(None, None, 3), variant: str = "caffe", name: str | N
 
     Source: Szegedy et al., "Going Deeper with Convolutions", CVPR 2015, table 1.
     """
-    if variant not in ("caffe", "batch_norm"):
-        raise ValueError(f"variant must be 'caffe' or 'batch_norm', not {variant!r}")
+    one_of("variant", variant, ("caffe", "batch_norm"))
     caffe = variant == "caffe"
     blocks = Blocks() if caffe else Blocks(epsilon=1e-3, use_bias=False)
     wide = 5 if caffe else 3

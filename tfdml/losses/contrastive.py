@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
-from tfdml.arguments import number
+from tfdml.arguments import number, one_of
 from tfdml.losses.base import EmbeddingLoss
 from tfdml.mining.composing import as_distance, as_miner, keep_pairs, matrix_of
 
@@ -58,8 +58,7 @@ class ContrastiveLoss(EmbeddingLoss):
         # -x.y is negative where vectors are alike, as may be what an object gives; no other distance is below 0.
         may_be_negative = self.distance == "dot" or not isinstance(self.distance, str)
         self.margin = number("margin", margin, at_least=None if may_be_negative else 0)
-        if average not in ("active", "all"):
-            raise ValueError(f"average must be 'active' or 'all', not {average!r}")
+        one_of("average", average, ("active", "all"))
         self.average = average
 
     def anchor_losses(self, labels, embeddings):

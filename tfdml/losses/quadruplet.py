@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
-from tfdml.arguments import number
+from tfdml.arguments import number, one_of
 from tfdml.losses.base import EmbeddingLoss
 from tfdml.mining.composing import as_distance, as_miner, keep_pairs, matrix_of
 
@@ -60,8 +60,7 @@ class QuadrupletLoss(EmbeddingLoss):
         mining="all",
     ):
         super().__init__(reduction=reduction, name=name)
-        if average not in ("active", "all"):
-            raise ValueError(f"average must be 'active' or 'all', not {average!r}")
+        one_of("average", average, ("active", "all"))
         self.margin = number("margin", margin)
         self.pair_margin = number("pair_margin", pair_margin)
         self.distance = as_distance(distance)

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
-from tfdml.arguments import number
+from tfdml.arguments import number, one_of
 from tfdml.losses.base import EmbeddingLoss
 from tfdml.losses.masked import scale_to_mean
 from tfdml.mining import negative_probabilities, semi_hard_negatives
@@ -68,8 +68,7 @@ class TripletLoss(EmbeddingLoss):
         name="triplet_loss",
     ):
         super().__init__(reduction=reduction, name=name)
-        if average not in ("active", "all"):
-            raise ValueError(f"average must be 'active' or 'all', not {average!r}")
+        one_of("average", average, ("active", "all"))
         self.margin = number("margin", margin, at_least=0)
         self.mining = as_miner(mining, MINING)
         self.distance = as_distance(distance)

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from tfdml import backbones
-from tfdml.arguments import integer
+from tfdml.arguments import integer, one_of
 from tfdml.layers import InputScaling, L2Normalize
 
 BATCH_NORM_MODES = ("frozen", "statistics", "train")
@@ -86,12 +86,10 @@ class Embedder(keras.Model):
         if not isinstance(backbone, keras.Model):
             raise ValueError(f"backbone must be a name, a Backbone or a keras.Model, not {backbone!r}")
         integer("embedding_dim", embedding_dim, at_least=1)
-        if pooling not in ("avg", "max"):
-            raise ValueError(f"pooling must be 'avg' or 'max', not {pooling!r}")
+        one_of("pooling", pooling, ("avg", "max"))
         if batch_norm not in BATCH_NORM_MODES:
             raise ValueError(f"batch_norm must be one of {', '.join(BATCH_NORM_MODES)}, not {batch_norm!r}")
-        if resize_mode not in ("shorter", "squash", "pad"):
-            raise ValueError(f"resize_mode must be 'shorter', 'squash' or 'pad', not {resize_mode!r}")
+        one_of("resize_mode", resize_mode, ("shorter", "squash", "pad"))
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, not {dropout}")
         if len(pad_color) != 3 or any(int(part) != part or not 0 <= part <= 255 for part in pad_color):

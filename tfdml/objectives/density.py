@@ -7,7 +7,7 @@ import numpy as np
 from keras import ops
 
 from tfdml import pairwise
-from tfdml.arguments import boolean, integer, number
+from tfdml.arguments import boolean, integer, number, one_of
 from tfdml.objectives.base import Objective
 from tfdml.objectives.class_statistics import means_and_spreads, of_own_class, one_per_class
 
@@ -124,8 +124,7 @@ class DensityAdaptivity(Objective):
         super().__init__(weight=weight, name=name, **kwargs)
         if constraint not in CONSTRAINTS:
             raise ValueError(f"{self.name}: constraint must be 'soft', 'hard' or None, not {constraint!r}")
-        if reduction not in ("mean", "sum"):
-            raise ValueError(f"{self.name}: reduction must be 'mean' or 'sum', not {reduction!r}")
+        one_of(f"{self.name}: reduction", reduction, ("mean", "sum"))
         self.num_classes = integer("num_classes", num_classes, at_least=1)
         self.eta = number("eta", eta, at_least=0)
         self.initial_target = number("initial_target", initial_target, above=0)

@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
+from tfdml.arguments import one_of
 from tfdml.objectives.base import Objective
 from tfdml.objectives.class_statistics import class_pairs, means_and_spreads
 
@@ -79,8 +80,7 @@ class EnergyConfusion(Objective):
         if representation not in REPRESENTATIONS:
             known = " or ".join(map(repr, REPRESENTATIONS))
             raise ValueError(f"{self.name}: representation must be {known}, not {representation!r}")
-        if reduction not in ("mean", "sum"):
-            raise ValueError(f"{self.name}: reduction must be 'mean' or 'sum', not {reduction!r}")
+        one_of(f"{self.name}: reduction", reduction, ("mean", "sum"))
         self.form = form
         self.representation = representation
         self.reduction = reduction

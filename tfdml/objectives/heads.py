@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
-from tfdml.arguments import number
+from tfdml.arguments import number, one_of
 from tfdml.losses.base import EmbeddingLoss
 from tfdml.objectives.base import Objective
 from tfdml.saving import restore
@@ -108,10 +108,8 @@ class HeadDivergence(HeadsObjective):
 
     def __init__(self, margin=0.5, pairs="all", average="active", weight=0.5, name="head_divergence", **kwargs):
         super().__init__(weight=weight, name=name, **kwargs)
-        if pairs not in ("all", "image"):
-            raise ValueError(f"{self.name}: pairs must be 'all' or 'image', not {pairs!r}")
-        if average not in ("active", "all"):
-            raise ValueError(f"{self.name}: average must be 'active' or 'all', not {average!r}")
+        one_of(f"{self.name}: pairs", pairs, ("all", "image"))
+        one_of(f"{self.name}: average", average, ("active", "all"))
         self.margin = number("margin", margin, at_least=-1, at_most=1)
         self.pairs = pairs
         self.average = average

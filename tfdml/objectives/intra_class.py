@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
+from tfdml.arguments import one_of
 from tfdml.objectives.base import Objective
 from tfdml.objectives.class_statistics import one_per_class
 
@@ -42,8 +43,7 @@ class IntraClassPenalty(Objective):
 
     def __init__(self, representation="embedding", reduction="mean", weight=1.0, name="intra_class_penalty", **kwargs):
         super().__init__(weight=weight, name=name, **kwargs)
-        if reduction not in ("mean", "sum"):
-            raise ValueError(f"{self.name}: reduction must be 'mean' or 'sum', not {reduction!r}")
+        one_of(f"{self.name}: reduction", reduction, ("mean", "sum"))
         self.representation = representation
         self.reduction = reduction
 

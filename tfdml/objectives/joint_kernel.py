@@ -5,6 +5,7 @@ from __future__ import annotations
 from keras import ops
 
 from tfdml import pairwise
+from tfdml.arguments import one_of
 from tfdml.kernels import GaussianMixture, Kernel
 from tfdml.objectives.base import Objective
 from tfdml.saving import restore
@@ -44,8 +45,7 @@ class JointKernelObjective(Objective):
 
     def __init__(self, levels=LEVELS, kernels=None, reduction="mean", weight=1.0, name=None, unit_length=(), **kwargs):
         super().__init__(weight=weight, name=name, **kwargs)
-        if reduction not in ("mean", "sum"):
-            raise ValueError(f"{self.name}: reduction must be 'mean' or 'sum', not {reduction!r}")
+        one_of(f"{self.name}: reduction", reduction, ("mean", "sum"))
         self.reduction = reduction
         self.levels = (levels,) if isinstance(levels, str) else tuple(levels)
         if not self.levels or len(set(self.levels)) != len(self.levels):

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
-from tfdml.arguments import integer, number
+from tfdml.arguments import integer, number, one_of
 from tfdml.losses import SoftTripleLoss
 from tfdml.losses.margin import margin_hinges
 from tfdml.objectives.base import Objective
@@ -64,8 +64,7 @@ class LearnedMargin(Objective):
         **kwargs,
     ):
         super().__init__(weight=weight, name=name, **kwargs)
-        if reduction not in ("mean", "sum"):
-            raise ValueError(f"{self.name}: reduction must be 'mean' or 'sum', not {reduction!r}")
+        one_of(f"{self.name}: reduction", reduction, ("mean", "sum"))
         self.num_classes = integer("num_classes", num_classes, at_least=1)
         self.alpha = number("alpha", alpha, at_least=0)
         self.initial_beta = number("beta", beta, at_least=0, at_most=2)

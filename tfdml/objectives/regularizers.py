@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
-from tfdml.arguments import number
+from tfdml.arguments import number, one_of
 from tfdml.objectives.base import Objective
 
 FORMS = ("pairs", "nearest")
@@ -67,8 +67,7 @@ class EntropySpread(Objective):
         super().__init__(weight=weight, name=name, **kwargs)
         if form not in FORMS:
             raise ValueError(f"{self.name}: form must be one of {', '.join(FORMS)}, not {form!r}")
-        if reduction not in ("mean", "sum"):
-            raise ValueError(f"{self.name}: reduction must be 'mean' or 'sum', not {reduction!r}")
+        one_of(f"{self.name}: reduction", reduction, ("mean", "sum"))
         self.form = form
         self.threshold = number("threshold", threshold, at_least=0)
         self.representation = representation

@@ -25,7 +25,7 @@ class Assembly:
     """What a run is made of.
 
     Args:
-        strategy: The strategy over devices; None for a single one.
+        strategy: The strategy over devices; TensorFlow's default one on a single device.
         splits: The images.
         sampler: What chooses the images of each batch.
         steps_per_epoch: Batches of an epoch.
