@@ -57,12 +57,12 @@ def _on_local_devices(model: keras.Model, function: Callable[[Any], Any]) -> Cal
     return call
 
 
-def _jitted(model: Any, function: Callable[[Any], Any], variables: list) -> Callable[..., Any]:
+def _jitted(model: Any, function: Any, variables: list) -> Callable[..., Any]:
     import jax
 
     def stateless(weights, images):
         with keras.StatelessScope(list(zip(variables, weights, strict=True))):
-            return model(images, training=False) if function is model else function(images)
+            return function(images, training=False) if function is model else function(images)
 
     if function is not model:
         return jax.jit(stateless)
