@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import numpy as np
 
@@ -34,22 +35,16 @@ NETWORKS = {
 FLOPS, MEMORY = 0.5 * 67e12, 0.5 * 3.35e12
 
 
-def terms(dim):
-    """Losses and objectives by name: functions of (embeddings, labels)."""
-    import keras
-
+def terms():
+    """Losses and objectives by name: functions of (embeddings, labels). XLA counts no loops, as RankMI has them."""
     from tfdml import losses, objectives
 
-    rank_mi = objectives.RankMI(0.2, negatives="all")
-    rank_mi.build_from({"embedding": (None, dim)})
-    rank_mi.built = True
     return {
         "contrastive": lambda x, y: losses.ContrastiveLoss().of_batch(y, x),
         "triplet": lambda x, y: losses.TripletLoss().of_batch(y, x),
         "multi_similarity": lambda x, y: losses.MultiSimilarityLoss().of_batch(y, x),
         "jrs": lambda x, y: objectives.JointRepresentationSimilarity("embedding").compute({"embedding": x}, y),
         "ecaml": lambda x, y: objectives.EnergyConfusion().compute({"detached_embedding": x}, y),
-        "rank_mi": lambda x, y: rank_mi.compute({"embedding": x}, keras.ops.cast(y, "int32")),
     }
 
 
@@ -64,7 +59,7 @@ def seconds(run, rounds):
     started = time.perf_counter()
     run()
     found = [time.perf_counter() - started]
-    if found[0] > LONG:
+    if found[0] > LONG or not rounds:
         return found[0]
     found.clear()
     for _ in range(rounds):
@@ -77,7 +72,9 @@ def seconds(run, rounds):
 def work(arguments):
     """One replica's share, for 1 replica and more: operations, bytes moved and held, seconds."""
     import jax
+    import keras
 
+    import tfdml.replicas
     from tfdml import pairwise
 
     size, dim = arguments.batch, arguments.dim
@@ -85,12 +82,14 @@ def work(arguments):
     print(f"\none replica's share of B = {size}, d = {dim}: value and gradient")
     print(f"{'':<18}{'replicas':>9}{'GFLOP':>10}{'GB moved':>10}{'MB held':>10}{'ms':>9}")
     counts = {}
-    for name, term in terms(dim).items():
+    for name, term in terms().items():
         for replicas in (1, 2, 4, 8):
             rows = pairwise.Rows(0, size // replicas, size)
 
-            def share(x, y, rows=rows, term=term):
-                with pairwise.only_rows(rows):
+            def share(x, y, rows=rows, term=term, replicas=replicas):
+                # The other replicas are stood in for by this one.
+                others = mock.patch.object(tfdml.replicas, "gather", lambda a: keras.ops.concatenate([a] * replicas))
+                with others, pairwise.only_rows(rows):
                     return term(x, y)
 
             function = jax.value_and_grad(term if replicas == 1 else share)
