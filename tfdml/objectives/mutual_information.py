@@ -147,11 +147,6 @@ class RankMI(Objective):
         )
 
     @property
-    def divides(self):
-        """Without the soft constraint, whose points lie between the extremes of the whole batch."""
-        return not self.monotonicity
-
-    @property
     def statistics_variables(self):
         """The weights of V."""
         return self.network.trainable_variables
