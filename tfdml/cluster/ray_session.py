@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,20 +70,52 @@ def ray_session(address: str = LOCAL, *, cpus: int | None = None, object_store_b
         options["address"] = address
     # Ray's own handler would end the process before it has tidied up.
     on_sigterm = signal.getsignal(signal.SIGTERM)
+    native = contextlib.ExitStack()
+    native.enter_context(_native_messages_dropped())
     try:
         with _importable():
             ray.init(**options)
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        native.close()
         where = "Ray cannot be started here" if address == LOCAL else f"`cluster={address}` cannot be joined"
         raise UserError(f"{where}: {short_message(error, 'first')}") from error
     with contextlib.suppress(ValueError):  # outside the main thread there is none to set
         signal.signal(signal.SIGTERM, on_sigterm)
     for name in ("ray", "ray.data"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
+    with native:
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+@contextlib.contextmanager
+def _native_messages_dropped() -> Iterator[None]:
+    """Drop what Ray's C++ code writes to the error stream; Python's own messages go where they went."""
+    from absl import logging as absl_logging
+
+    before, kept = sys.stderr, os.dup(2)
+    handler = absl_logging.get_absl_handler().python_handler
+    streams = [(handler, handler.stream)] if handler.stream is before else []
+    with open(os.devnull, "w") as nowhere, open(kept, "w", buffering=1, closefd=False) as ours:
+        try:
+            before.flush()
+            if before.fileno() == 2:
+                sys.stderr = ours
+        except (OSError, ValueError):  # it is no file
+            streams = []
+        for each, _ in streams:
+            each.stream = sys.stderr
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            sys.stderr = before
+            for each, stream in streams:
+                each.stream = stream
 
 
 @contextlib.contextmanager
