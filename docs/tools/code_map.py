@@ -30,7 +30,7 @@ BOXES = {
     "mining": (375, "choosing pairs and triplets"),
     "layers": (640, "layers with weights"),
     "kernels": (520, "reproducing kernels"),
-    "replicas": (105, "what other replicas hold"),
+    "replicas": (105, "what others hold; shared work"),
     "pairwise": (375, "distances, masks, reductions"),
     "memory": (845, "what is free, and refusals"),
     "manifests": (1125, "what a file of others may say"),

@@ -75,6 +75,9 @@ def train() -> None:
     except Interrupted as stop:
         print(f"train: {stop}", file=sys.stderr)
         sys.exit(stop.status)
+    if not result:
+        print("\nThis process has done its part; the first one of them writes the run.")
+        return
     before, after = result["metrics_before"], result["metrics"]
     print(f"\nUnseen classes of {experiment.dataset} ({result['protocol']}); embedder of {result['selection']}:")
     for name, value in after.items():

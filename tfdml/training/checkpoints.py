@@ -16,6 +16,7 @@ from keras import ops
 from tfdml.errors import UserError
 from tfdml.models import Embedder, MetricLearner
 from tfdml.storage import atomic_write
+from tfdml.training.jax_devices import assign_here
 
 _NAME = re.compile(r"step-(\d+)\.npz")
 _STATE = "state"
@@ -86,6 +87,11 @@ def _variables(learner: MetricLearner) -> dict[str, Any]:
     groups[_OTHERS] = [variable for variable in learner.variables if id(variable) not in grouped]
     # By position: paths hold counters that depend on what the process built before.
     return {f"{group}/{i:05d}": variable for group, members in groups.items() for i, variable in enumerate(members)}
+
+
+def variables(learner: MetricLearner) -> list:
+    """All that a step changes."""
+    return list(_variables(learner).values())
 
 
 def save(folder: Path, learner: MetricLearner, state: TrainingState, keep: int = 2) -> Path:
@@ -189,7 +195,7 @@ def _assign(path: Path, arrays: dict[str, np.ndarray], learner: MetricLearner) -
                 f"{path.name} belongs to another model: {name} has shape {arrays[name].shape}, not {shape}"
             )
     for name, variable in variables.items():
-        variable.assign(arrays[name])
+        assign_here(variable, arrays[name])
 
 
 def _set_aside(paths: Sequence[Path]) -> None:

@@ -15,6 +15,7 @@ from tfdml.errors import UserError
 from tfdml.evaluation import dataset_protocol, embed, evaluate_dataset, evaluate_generalisation
 from tfdml.evaluation.per_query import retrieval_task
 from tfdml.models import Embedder, MetricLearner, MomentEmbedder
+from tfdml.models.inference import compiled
 from tfdml.objectives import HighOrderMomentLoss
 from tfdml.training import distribution
 from tfdml.training.building import Splits
@@ -144,7 +145,7 @@ def measure_orders(
         Metrics by `"1"` (the embedding itself), `"2"` ... and `"all"`.
     """
     model = MomentEmbedder.from_learner(learner)
-    features = embed(tf.function(model.features, reduce_retracing=True, autograph=False), batches)
+    features = embed(compiled(model, model.features), batches)
     measured = {str(order): measure(part) for order, part in model.by_order(features).items()}
     return {**measured, "all": measure(features)}
 

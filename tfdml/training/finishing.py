@@ -13,6 +13,7 @@ from absl import logging
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.evaluation import embed
 from tfdml.models import Embedder, MetricLearner, MomentEmbedder
+from tfdml.models.inference import compiled
 from tfdml.report import read_run, write_report
 from tfdml.storage import atomic_write, write_json
 from tfdml.training.building import Splits
@@ -149,7 +150,7 @@ def moment_embedder(learner: MetricLearner, train: tf.data.Dataset) -> MomentEmb
         train: Batches of the training images in the view of evaluation.
     """
     model = MomentEmbedder.from_learner(learner)
-    features = embed(tf.function(model.features, reduce_retracing=True, autograph=False), train)
+    features = embed(compiled(model, model.features), train)
     logging.info(
         "principal components of %d moments: %d of %d dimensions", len(features), model.embedding_dim, features.shape[1]
     )

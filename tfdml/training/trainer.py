@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,16 +15,20 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml.data.pipeline import explain_failure, training_batches
+from tfdml.data.sampling import Share
 from tfdml.disk_space import is_disk_full
 from tfdml.errors import UserError
-from tfdml.training import checkpoints, distribution
+from tfdml.training import checkpoints, distribution, jax_devices
 from tfdml.training.advice import doubts
 from tfdml.training.assembly import assemble
+from tfdml.training.backends import check_backend
 from tfdml.training.calibration import calibrate
+from tfdml.training.checkpoints import TrainingState
 from tfdml.training.evaluating import Evaluator
 from tfdml.training.experiment import Experiment
 from tfdml.training.finishing import finish
 from tfdml.training.interruption import Interrupted, Interruption
+from tfdml.training.jax_devices import processes
 from tfdml.training.limits import check_memory
 from tfdml.training.monitor import TrainingMonitor
 from tfdml.training.run_folder import RunFolder
@@ -45,15 +50,21 @@ def train(experiment: Experiment, resume: bool = False, restart: bool = False) -
             make what is missing of its results.
         restart: With `resume`: where there are checkpoints, but none can be used, train again from the first step.
 
+    Returns:
+        What `result.json` holds; empty in all but the first of several processes.
+
     Raises:
         UserError: Something that the user can mend, before training where it can be known then.
         Interrupted: A signal asked for it.
     """
+    check_backend(experiment.run)
     folder = RunFolder(experiment.run_dir)
     with Interruption() as interruption:
+        if processes().index:
+            return _follow(experiment, interruption, resume)
         try:
             # A run that was killed before its flags were written is as good as none.
-            if resume and not folder.is_untouched():
+            if resume and (processes().count > 1 or not folder.is_untouched()):
                 return _resume(experiment, folder, interruption, restart)
             return _begin(experiment, folder, interruption)
         except Interrupted as stop:
@@ -83,12 +94,22 @@ def _resume(experiment: Experiment, folder: RunFolder, interruption: Interruptio
     _check_same(experiment, folder.load_experiment())
     with folder.locked():
         finished = folder.read_result() if folder.is_finished(experiment.evaluation) else None
-        if finished is not None:
+        if finished is not None and processes().count == 1:
             logging.info("%s is finished already: there is nothing left to do", folder.path)
             return finished
         run = _Run(experiment, folder, interruption)
         run.describe()
         if not run.restore(restart):
+            run.take_up_weights()
+            run.calibrate()
+        return run.complete()
+
+
+def _follow(experiment: Experiment, interruption: Interruption, resume: bool) -> dict[str, Any]:
+    """The steps of the first process in another one, whose own folder is read by nobody."""
+    with tempfile.TemporaryDirectory() as scratch:
+        run = _Run(experiment, RunFolder(scratch), interruption)
+        if not (resume and run.restore()):
             run.take_up_weights()
             run.calibrate()
         return run.complete()
@@ -153,9 +174,13 @@ class _Run:
         devices = distribution.describe(self.parts.strategy)
         self.folder.describe(self.splits.describe(self.experiment.data_dir), devices)
 
-    def restore(self, restart: bool) -> bool:
-        """Continue from the newest checkpoint; whether there is one."""
+    def restore(self, restart: bool = False) -> bool:
+        """Continue from the newest checkpoint, of the first process; whether there is one."""
         state = checkpoints.restore_latest(self.folder.checkpoints, self.learner, restart)
+        if processes().count > 1:
+            known = None if state is None else dataclasses.asdict(state)
+            found = jax_devices.from_first(checkpoints.variables(self.learner), known)
+            state = TrainingState(**found) if found else None
         if state is not None:
             self.monitor.resume(state)
             logging.info("resuming %s at step %d", self.folder.path, state.step)
@@ -177,6 +202,10 @@ class _Run:
         with self._naming_bad_images():
             with self.interruption.deferred():
                 self._fit()
+            if processes().count > 1:
+                jax_devices.part(checkpoints.variables(self.learner))
+            if processes().index:
+                return {}
             seconds = time.perf_counter() - self.started
             dataset = self.experiment.dataset
             return finish(dataset, self.learner, self.evaluator, self.monitor, self.folder, seconds)
@@ -190,7 +219,7 @@ class _Run:
             return
         batches = training_batches(
             self.splits.train,
-            self.parts.sampler,
+            Share(self.parts.sampler, processes().index, processes().count),
             self.parts.train_view,
             seed=self.experiment.seed,
             first_step=monitor.step,
