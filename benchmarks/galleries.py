@@ -8,8 +8,9 @@ The gallery is made: classes of ten embeddings of length 1, which like those of 
 directions (--rank) and by a hundredth of that in all others; it lies memory-mapped on disk. The queries are some of its
 rows, which are left out of their own answers. Recall@10 is the share of the exact search's ten nearest that is found.
 Each database fills a table, is asked exactly, builds each of its approximate indexes and is asked again, in a process
-of its own. It does so with a hundredth and a tenth of the rows first, and goes on to more where that promises to
-end within --limit seconds. PostgreSQL is started for it, in a folder that is removed.
+of its own. It does so with a hundredth and a tenth of the rows first, and goes on to more where that promises to end
+in time; after --limit seconds it is ended, and what it did with the most rows is printed. PostgreSQL is started for it,
+in a folder that is removed.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import contextlib
 import importlib.util
 import json
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,7 +34,7 @@ ASKED = 20
 # What each database is asked with, beside the exact search; and what it needs.
 INDEXES = {
     "faiss": ("ivf&effort=32", "hnsw&effort=128"),
-    "lancedb": ("ivf_pq&effort=32&refine=10", "ivf&effort=32"),
+    "lancedb": ("ivf&effort=32", "ivf_pq&effort=32&refine=10", "hnsw&effort=128"),
     "pgvector": ("ivf&effort=32", "hnsw&effort=128"),
     "milvus": ("ivf&effort=16", "hnsw&effort=128"),
     "qdrant": (),
@@ -81,83 +83,79 @@ def of_database(gallery):
 
 
 def one(arguments):
-    """Fill a table, and ask it exactly and by each index; a line of JSON after each."""
+    """Fill tables of more and more rows while that promises to end in time; a line of JSON after each search."""
+    began, sizes = time.perf_counter(), (arguments.rows // 100, arguments.rows // 10, arguments.rows)
+    if arguments.one == "exact search":
+        sizes = sizes[-1:]
+    for rows in sizes:
+        filling = asked_of(arguments.one, max(rows, 1000), arguments)
+        if 10 * filling > arguments.limit - (time.perf_counter() - began):
+            return
+
+
+def asked_of(database, rows, arguments):
+    """Ask one table exactly and by each index; the seconds that it took to write, and to build what is no graph."""
     from tfdml.evaluation import nearest_neighbours
     from tfdml.retrieval import connect
 
-    vectors = np.load(f"{arguments.folder}/gallery.npy", mmap_mode="r")[: arguments.rows]
-    count = min(arguments.queries, len(vectors))
-    queries = np.sort(np.random.default_rng(0).choice(len(vectors), count, replace=False))
-    np.random.default_rng(1).shuffle(queries)
+    vectors = np.load(f"{arguments.folder}/gallery.npy", mmap_mode="r")[:rows]
+    queries = np.random.default_rng(0).choice(rows, min(arguments.queries, rows), replace=False)
     farthest = answers(arguments.folder, vectors, queries)
+    filling = 0.0
 
-    def tell(index, search, **times):
+    def tell(index, search, what="", began=0.0):
+        nonlocal filling
+        times = {what: time.perf_counter() - began} if what else {}
+        filling += 0 if index.startswith("hnsw") else sum(times.values())
         recall, rate = asked(search, vectors, queries, farthest, arguments.seconds)
-        told = {"index": index, "rows": len(vectors), "recall": recall, "rate": rate, **times}
-        print("TOLD" + json.dumps(told), flush=True)
+        print("TOLD" + json.dumps({"index": index, "rows": rows, "recall": recall, "rate": rate, **times}), flush=True)
 
-    if arguments.one == "exact search":
+    if database == "exact search":
         held = np.array(vectors)
         tell("exact", lambda asked, rows: nearest_neighbours(asked, held, k=NEAREST, own_rows=rows)[1])
-        return
+        return filling
+    uri = arguments.uri.replace("ROWS", str(rows))
     began = time.perf_counter()
-    with connect(arguments.uri) as gallery:
-        for start in range(0, len(vectors), gallery.batch_rows):
-            rows = range(start, min(start + gallery.batch_rows, len(vectors)))
-            gallery.upsert(list(map(str, rows)), vectors[start : rows.stop], {"label": [row // 10 for row in rows]})
+    with connect(uri) as gallery:
+        for start in range(0, rows, gallery.batch_rows):
+            part = range(start, min(start + gallery.batch_rows, rows))
+            gallery.upsert(list(map(str, part)), vectors[start : part.stop], {"label": [row // 10 for row in part]})
         gallery.optimize()
-        tell("exact", of_database(gallery), written=time.perf_counter() - began)
-    for index in INDEXES[arguments.one]:
+        tell("exact", of_database(gallery), "written", began)
+    for index in INDEXES[database]:
         began = time.perf_counter()
-        with connect(arguments.uri + ("&" if "?" in arguments.uri else "?") + f"index={index}") as gallery:
+        with connect(uri + ("&" if "?" in uri else "?") + f"index={index}") as gallery:
             gallery.optimize()
-            built = time.perf_counter() - began
-            tell(index.replace("&", ", "), of_database(gallery), built=built)
+            tell(index.replace("&", ", "), of_database(gallery), "built", began)
+    return filling
 
 
-def told_by(database, uri, rows, arguments, folder):
-    """What the process of one database told until its end or its limit, and the seconds that it took."""
-    command = [sys.executable, "-m", "benchmarks.galleries", f"--one={database}", f"--uri={uri}", f"--rows={rows}"]
-    command += [f"--folder={folder}", f"--queries={arguments.queries}", f"--seconds={arguments.seconds}"]
-    began = time.perf_counter()
+def measured(database, uri, arguments, folder):
+    """By index, what the process of a database told, until its end or its limit, of the most rows."""
+    command = [sys.executable, "-m", "benchmarks.galleries", f"--one={database}", f"--uri={uri}", f"--folder={folder}"]
+    command += [f"--{name}={getattr(arguments, name)}" for name in ("rows", "queries", "seconds", "limit")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     clock = threading.Timer(arguments.limit, process.kill)
     clock.start()
     out, err = process.communicate()
     clock.cancel()
-    if process.returncode not in (0, -9):
-        print(f"{database}, {rows:,} rows: {(err.strip() or 'failed').splitlines()[-1][:200]}", flush=True)
+    if process.returncode not in (0, -signal.SIGKILL):
+        print(f"{database}: {(err.strip() or 'failed').splitlines()[-1][:200]}", flush=True)
     lines = [json.loads(line[4:]) for line in out.splitlines() if line.startswith("TOLD")]
-    return lines, time.perf_counter() - began, process.returncode == 0
-
-
-def measured(database, uris, arguments, folder):
-    """By index, what was told at the most rows that ended within the limit."""
-    found = {}
-    for rows in sorted({max(arguments.rows // 100, 1000), max(arguments.rows // 10, 1000), arguments.rows}):
-        lines, seconds, ended = told_by(database, next(uris), rows, arguments, folder)
-        found.update({line["index"]: line for line in lines})
-        if not ended:
-            break
-        # Filling grows with the rows; starting and asking do not.
-        filling = sum(line.get("written", 0) + line.get("built", 0) for line in lines)
-        if rows < arguments.rows and 10 * filling + (seconds - filling) > arguments.limit:
-            break
-    return found
+    return {line["index"]: line for line in lines}
 
 
 @contextlib.contextmanager
-def addresses(database, folder):
-    """Addresses of tables that are new."""
-    numbers = iter(range(1000))
+def address(database, folder):
+    """The address of tables that are new, in which ROWS tells them apart."""
     if database != "pgvector":
-        yield (f"{database}://{folder}/{database}{number}" for number in numbers)
+        yield f"{database}://{folder}/{database}ROWS"
         return
     import pgserver
 
     server = pgserver.get_server(f"{folder}/pg", cleanup_mode="stop")
     try:
-        yield (f"pgvector://postgres@/postgres?socket={folder}/pg&table=t{number}" for number in numbers)
+        yield f"pgvector://postgres@/postgres?socket={folder}/pg&table=tROWS"
     finally:
         server.cleanup()
 
@@ -165,12 +163,12 @@ def addresses(database, folder):
 def main():
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rows", type=int, default=1_000_000, help="at least 1,000")
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--rank", type=int, default=16, help="directions in which the embeddings vary")
     parser.add_argument("--queries", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=10, help="to ask for, at most about, for each line")
-    parser.add_argument("--limit", type=float, default=300, help="seconds for each database at each size")
+    parser.add_argument("--limit", type=float, default=300, help="seconds for each database")
     parser.add_argument("--databases", default=",".join(INDEXES))
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     parser.add_argument("--uri", default="", help=argparse.SUPPRESS)
@@ -189,8 +187,8 @@ def main():
             if missing:
                 print(f"{database}: {', '.join(missing)} is not installed", flush=True)
                 continue
-            with addresses(database, folder) as uris:
-                found = measured(database, uris, arguments, folder)
+            with address(database, folder) as uri:
+                found = measured(database, uri, arguments, folder)
             for line in found.values():
                 cells = [database, line["index"], f"{line['rows']:,}", f"{line['recall']:.4f}", f"{line['rate']:,.0f}"]
                 cells += [f"{line[name]:,.0f}" if name in line else "" for name in ("written", "built")]

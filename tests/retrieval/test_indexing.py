@@ -2,17 +2,19 @@
 
 import csv
 import json
+import textwrap
 
 import numpy as np
 import pytest
 
 from tests.cli.commands import Commands
+from tests.fork_server import fork_server
 from tests.retrieval.databases import KINDS
 from tfdml.embeddings.image_table import ImageTable
 from tfdml.embeddings.writer import EmbeddingWriter
 from tfdml.errors import UserError
 from tfdml.evaluation import evaluate_retrieval
-from tfdml.retrieval import connect, evaluate_gallery, index_embeddings
+from tfdml.retrieval import connect, evaluate_gallery, evaluating, index_embeddings
 from tfdml.retrieval.indexing import EmbeddingsToIndex
 
 PASSWORD = "s3cret"
@@ -82,6 +84,46 @@ def test_what_was_killed_goes_on(kind, folders, databases, monkeypatch):
         assert (len(gallery), embeddings.written_in(gallery)) == (80, 0)
 
 
+_KILLED = """
+    import json, os, signal
+
+    for uri in json.loads(URIS):
+        child = os.fork()
+        if not child:
+            from tfdml.retrieval import connect, index_embeddings
+            from tfdml.retrieval.indexing import EmbeddingsToIndex
+
+            gallery = connect(uri)
+            type(gallery).batch_rows = 11
+            write = type(gallery)._upsert
+
+            def killed(self, rows, calls=[]):
+                calls.append(rows)
+                write(self, rows)
+                if len(calls) == 3:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            type(gallery)._upsert = killed
+            index_embeddings(gallery, EmbeddingsToIndex.read(FOLDER))
+        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+"""
+
+
+@pytest.mark.slow
+def test_what_a_process_has_written_outlives_its_kill(folders, databases, monkeypatch):
+    uris = {kind: databases.address(kind) for kind in KINDS if kind != "faiss"}
+    told = f"URIS = {json.dumps(list(uris.values()))!r}\nFOLDER = {str(folders['cars'])!r}\n"
+    done = fork_server().run_script(told + textwrap.dedent(_KILLED))
+    assert done.returncode == 0, done.stderr[-3000:]
+    embeddings = EmbeddingsToIndex.read(folders["cars"])
+    for kind, uri in uris.items():
+        with connect(uri) as gallery:
+            monkeypatch.setattr(type(gallery), "batch_rows", 11)
+            assert embeddings.written_in(gallery) == 33, kind
+            assert index_embeddings(gallery, embeddings) == 47
+            assert sorted(name for part in gallery.rows() for name in part.ids) == sorted(embeddings.ids)
+
+
 def test_what_cannot_be_indexed_is_told_before_anything_is_written(folders, databases, tmp_path):
     with databases.gallery("lancedb") as gallery:
         index_embeddings(gallery, EmbeddingsToIndex.read(folders["wide"], "wide/"))
@@ -136,6 +178,23 @@ def test_what_a_database_misses_is_no_hit(folders, databases, monkeypatch):
     # Of the two that are found, one is the query itself.
     assert measured.found["recall@1"] == measured.found["recall@4"] == measured.exact["recall@1"]
     assert measured.found["r_precision"] < measured.exact["r_precision"]
+
+
+def test_what_cannot_be_measured_is_left_out_or_refused(databases, monkeypatch):
+    labels, roles = np.arange(12) // 4, np.array(["test"] * 8 + ["gallery"] * 3 + ["train"])
+    with databases.gallery("faiss") as gallery:
+        gallery.upsert(list(map(str, range(12))), np.random.default_rng(0).normal(size=(12, 3)), {"label": labels})
+        monkeypatch.setattr(evaluating, "MOST", 3)
+        measured = evaluate_gallery(gallery, ks=(1,))
+        assert measured.left_out == ("map@r", "r_precision")
+        assert set(measured.found) == {"recall@1", "num_queries", "num_gallery", "queries_without_match"}
+    with databases.gallery("faiss") as gallery:
+        gallery.upsert(list(map(str, range(12))), np.eye(12), {"label": labels, "role": roles})
+        with pytest.raises(UserError, match="the roles gallery and test would be searched together"):
+            evaluate_gallery(gallery, ks=(1,))
+        gallery.delete(list(map(str, range(12))))
+        with pytest.raises(UserError, match="holds no rows"):
+            evaluate_gallery(gallery)
 
 
 def test_the_commands(folders, databases, tmp_path):

@@ -32,7 +32,7 @@ the same command goes on after the last whole batch.
   lists, links, bytes, effort, refine    its parameters, see docs/galleries.md
 A password may also come from the environment (PGPASSWORD) and is never printed.
 
-bin/evaluate --model=URI measures what a search of the gallery finds.
+What a search of the gallery finds is measured by bin/evaluate --model=URI.
 """
 
 flags.DEFINE_string("embeddings", "", "A folder that bin/embed wrote, or an .npz file.", module_name=__name__)
