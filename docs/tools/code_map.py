@@ -18,6 +18,7 @@ WIDTH, BOX_WIDTH, BOX_HEIGHT, ROW = 1230, 190, 46, 88
 BOXES = {
     "cli": (740, "the commands of bin/"),
     "export": (740, "SavedModel, LiteRT, ONNX, retriever"),
+    "retrieval": (490, "galleries in databases"),
     "training": (740, "from settings to a run folder"),
     "report": (740, "HTML pages of runs"),
     "evaluation": (740, "metrics, search, generalisation"),

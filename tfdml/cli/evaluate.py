@@ -26,12 +26,14 @@ Measure an embedder: Recall@K, precision, MAP@R, R-precision, mAP, NMI, AMI, pai
   bin/evaluate --model=grpc://localhost:8500/cars --dataset=folder --data_dir=photos --intervals=classes
   bin/evaluate --model=embeddings/cars --metrics=recall,map@r --ks=1,10
   bin/evaluate --model=vectors.npz --distance=cosine
+  bin/evaluate --model='lancedb:///data/galleries?table=cars&index=ivf_pq&effort=20' --ks=1,10
   bin/evaluate --compare runs/cars_jrd runs/cars_am --report=comparison.html
 
 {model_flags.SOURCES}
   a folder that bin/embed wrote
   an .npz file with the arrays embeddings (N, d) and labels (N,), and for queries that are searched in the rest
   is_query (N,) bool
+  the address of a gallery that bin/index wrote: what a search of the database finds, beside the exact search
 
 With --compare and --dataset, the page also shows what each run finds for the same queries.
 """
@@ -80,6 +82,9 @@ flags.DEFINE_list(
     module_name=__name__,
 )
 
+# The flags whose names are not those of the arguments that they set.
+FLAG_OF = {"uri": "model"}
+
 
 def evaluate() -> None:
     """Evaluate as the flags say."""
@@ -92,6 +97,13 @@ def evaluate() -> None:
         return
     from tfdml.cli import measuring
     from tfdml.embeddings.reader import holds_embeddings
+    from tfdml.retrieval import is_gallery
+
+    if is_gallery(values.model):
+        from tfdml.cli.measuring_gallery import measure_gallery
+
+        measure_gallery(values.model)
+        return
     from tfdml.evaluation import DEFAULT_METRICS, evaluate_dataset, part_protocol
 
     metrics = values.metrics or list(DEFAULT_METRICS)
@@ -168,7 +180,7 @@ def joined_runs(argv: Sequence[str]) -> list[str]:
 
 def main() -> None:
     """Entry point."""
-    command_line.run(evaluate, "evaluate", USAGE, joined_runs(sys.argv))
+    command_line.run(evaluate, "evaluate", USAGE, joined_runs(sys.argv), FLAG_OF)
 
 
 if __name__ == "__main__":

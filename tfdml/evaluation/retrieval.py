@@ -10,7 +10,14 @@ import numpy as np
 from tfdml.errors import UserError
 from tfdml.evaluation.clustering import CLUSTERING_METRICS, evaluate_clustering
 from tfdml.evaluation.intervals import RESAMPLED, confidence_intervals
-from tfdml.evaluation.per_query import PER_QUERY_METRICS, Progress, requested, retrieval_task, values_per_query
+from tfdml.evaluation.per_query import (
+    PER_QUERY_METRICS,
+    Neighbours,
+    Progress,
+    requested,
+    retrieval_task,
+    values_per_query,
+)
 from tfdml.evaluation.per_query import check_labels as check_labels
 from tfdml.evaluation.per_query import matches_in_gallery as matches_in_gallery
 from tfdml.evaluation.per_query import precision_sums as precision_sums
@@ -38,6 +45,7 @@ def evaluate_retrieval(
     seed: int = 0,
     memory_budget: int = 256 * 2**20,
     progress: Progress | None = None,
+    neighbours: Neighbours | None = None,
 ) -> dict[str, Any]:
     """Measure how well near embeddings share a class, all-to-all or queries against a gallery.
 
@@ -77,6 +85,8 @@ def evaluate_retrieval(
         memory_budget: Bytes that a block of the search may take.
         progress: Called with what is being done (`neighbours`, `full ranking` or `k-means`), how many queries or
             iterations of it are done, and of how many.
+        neighbours: Another search to measure in place of the exact one: called with k, it yields what
+            `neighbour_blocks` does, with row -1 for what it has not found.
 
     Returns:
         Fractions by metric name, e.g. `{"recall@1": 0.574, ..., "map@r": ..., "r_precision": ..., "nmi": ...,
@@ -104,7 +114,7 @@ def evaluate_retrieval(
 
     result: dict[str, Any] = {}
     if retrieval:
-        per_query = values_per_query(task, retrieval, distance, memory_budget, progress)
+        per_query = values_per_query(task, retrieval, distance, memory_budget, progress, neighbours)
         result |= {name: float(values[task.answerable].mean()) for name, values in per_query.items()}
     if clustering:
         result |= evaluate_clustering(
