@@ -223,14 +223,13 @@ class _Run:
 
     def calibrate(self) -> None:
         """Let the objectives measure the training images that ask for it."""
-        if not any(objective.calibrates_on for objective in self.learner.objectives):
-            return
         size, folder = self.experiment.evaluation_batch_size, self.folder.calibration
         with self._naming_bad_images():
             self.workers.of_chief(
                 lambda: calibrate(self.learner, self.splits.train, self.evaluator.transform, size, folder)
             )
-        checkpoints.share_weights(self.workers, self.learner)
+        if any(objective.calibrates_on for objective in self.learner.objectives):
+            checkpoints.share_weights(self.workers, self.learner)
 
     def complete(self) -> dict[str, Any]:
         """Train to the end, and write the results."""
