@@ -41,7 +41,7 @@ def gather(x):
     Replicas may hold different numbers of rows.
     """
     context = _context()
-    return x if context is None else context.all_gather(x, 0)
+    return x if context is None else _all_gather(context, x)
 
 
 def local_rows(x, num_local):
@@ -98,3 +98,10 @@ def _first_row(context, num_local):
     counts = gather(ops.reshape(ops.cast(num_local, "int32"), (1,)))
     index = ops.cast(context.replica_id_in_sync_group, "int32")
     return ops.sum(ops.where(ops.arange(context.num_replicas_in_sync) < index, counts, 0))
+
+
+def _all_gather(context, x):
+    import tensorflow as tf
+
+    # Several workers gather to the device of what they gather, and an argument of a traced function has none.
+    return context.all_gather(tf.identity(x), 0)

@@ -10,12 +10,13 @@ from keras import ops
 from tfdml import pairwise, replicas
 from tfdml.models.calibration import measure, warn_of_uncalibrated
 from tfdml.models.embedder import Embedder
+from tfdml.models.several_workers import SeveralWorkers
 from tfdml.objectives import MetricLoss, Objective
 from tfdml.saving import restore
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class MetricLearner(keras.Model):
+class MetricLearner(SeveralWorkers, keras.Model):
     """Trains an embedder on (images, integer labels) with a weighted sum of objectives.
 
         learner = MetricLearner(embedder, [ProxyLoss(AMSoftmaxLoss(), 98), JointRepresentationSimilarity()])

@@ -51,14 +51,20 @@ def finish(
         seconds: How long the run has taken in this process.
 
     Returns:
-        What `result.json` holds.
+        What `result.json` holds; on a worker that is not the chief, and writes nothing, an empty mapping.
 
     Raises:
         UserError: A file cannot be written.
     """
-    settings = evaluator.settings
-    embedder = _write_embedder(settings.selection, learner, monitor, folder)
-    embeddings = evaluator.embed(embedder, "test")
+    settings, workers = evaluator.settings, evaluator.workers
+    embedder = _write_embedder(settings.selection, learner, monitor, folder) if workers.is_chief else learner.embedder
+    # An embedder of an earlier epoch is on the chief alone.
+    together = workers.of_chief(lambda: embedder is learner.embedder)
+    embeddings = evaluator.embed_together(embedder, "test") if together else None
+    if not workers.is_chief:
+        return {}
+    if embeddings is None:
+        embeddings = evaluator.embed(embedder, "test")
     result = folder.read_result()
     if result is None or (settings.moment_embedder and not folder.moments.is_file()):
         result = {"dataset": dataset, **_result(evaluator, embeddings, monitor), "seconds": seconds}
