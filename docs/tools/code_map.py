@@ -17,6 +17,7 @@ WIDTH, BOX_WIDTH, BOX_HEIGHT, ROW = 1230, 190, 46, 88
 # The middle of each box, and what it says: the mathematics to the left, images and files to the right.
 BOXES = {
     "cli": (740, "the commands of bin/"),
+    "cluster": (740, "embedding, measuring over Ray"),
     "export": (740, "SavedModel, LiteRT, ONNX, retriever"),
     "training": (740, "from settings to a run folder"),
     "report": (740, "HTML pages of runs"),

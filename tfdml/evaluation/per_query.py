@@ -203,12 +203,34 @@ def values_per_query(
     progress: Progress | None = None,
 ) -> dict[str, np.ndarray]:
     """What `retrieval_per_query` returns, for a checked task and the names of `requested`."""
-    at_k = {name: int(name.split("@")[1]) for name in names if _AT_K.fullmatch(name)}
+    check_depth(task, names)
+    return values_of_task(task, names, distance, memory_budget, progress)
+
+
+def check_depth(task: RetrievalTask, names: Sequence[str]) -> None:
+    """Raise UserError where a metric needs more gallery images than there are, or no query can be answered."""
+    at_k = _depths(names)
     largest = max(at_k.values(), default=0)
     if largest > task.available:
         name = next(name for name, k in at_k.items() if k == largest)
         raise UserError(f"{name} needs {largest} gallery images per query; there are {task.available}")
     task.require_answerable()
+
+
+def _depths(names: Sequence[str]) -> dict[str, int]:
+    """The K of each metric that has one."""
+    return {name: int(name.split("@")[1]) for name in names if _AT_K.fullmatch(name)}
+
+
+def values_of_task(
+    task: RetrievalTask,
+    names: Sequence[str],
+    distance: str,
+    memory_budget: int,
+    progress: Progress | None = None,
+) -> dict[str, np.ndarray]:
+    """As `values_per_query`, also for a part of the queries, of which perhaps none can be answered."""
+    at_k = _depths(names)
     values = {name: np.full(len(task.labels), np.nan) for name in names}
     by_depth = [name for name in names if name != "map"]
     if by_depth:
