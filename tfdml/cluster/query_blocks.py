@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfdml.cluster.ray_session import as_user_error, ray_session
-from tfdml.evaluation.per_query import Progress, RetrievalTask, check_depth, values_of_task
+from tfdml.evaluation.per_query import Progress, RetrievalTask, check_depth, search_depth, values_of_task
 from tfdml.evaluation.search.exact import is_memory_mapped
 
 # A block costs a pass over the gallery to prepare it: of fewer queries it would mostly do that.
@@ -62,7 +62,8 @@ def values_over_ray(cluster: str = "local", workers: int = 0) -> ValuesPerQuery:
             shared = {name: _shared(ray, getattr(task, name)) for name in _SHARED}
             run = ray.remote(num_cpus=cpus // count)(_values_of_block)
             blocks = _blocks(len(task.labels), count)
-            waiting = {run.remote(shared, block, list(names), distance, memory_budget): block for block in blocks}
+            arguments = (list(names), distance, memory_budget, search_depth(task, names))
+            waiting = {run.remote(shared, block, *arguments): block for block in blocks}
             return _gathered(ray, waiting, task, names, progress)
 
     return values
@@ -115,14 +116,15 @@ def _shared(ray: Any, array: np.ndarray | None) -> Any:
 
 
 def _values_of_block(
-    shared: dict[str, Any], block: slice, names: list[str], distance: str, memory_budget: int
+    shared: dict[str, Any], block: slice, names: list[str], distance: str, memory_budget: int, depth: int
 ) -> dict[str, np.ndarray]:
     """What a worker computes: the values of a block of queries."""
     import ray
 
     held = {name: ray.get(reference) for name, reference in shared.items()}
     held = {name: array.open() if isinstance(array, _Mapped) else array for name, array in held.items()}
-    return values_of_task(part_of_task(RetrievalTask(**held), block), names, distance, memory_budget)
+    part = part_of_task(RetrievalTask(**held), block)
+    return values_of_task(part, names, distance, memory_budget, depth=depth)
 
 
 def part_of_task(task: RetrievalTask, block: slice) -> RetrievalTask:

@@ -217,6 +217,12 @@ def check_depth(task: RetrievalTask, names: Sequence[str]) -> None:
     task.require_answerable()
 
 
+def search_depth(task: RetrievalTask, names: Sequence[str]) -> int:
+    """How many neighbours of each query the metrics need."""
+    deepest = max(_depths(names).values(), default=1)
+    return max(deepest, int(task.matches.max())) if {"map@r", "r_precision"} & set(names) else deepest
+
+
 def _depths(names: Sequence[str]) -> dict[str, int]:
     """The K of each metric that has one."""
     return {name: int(name.split("@")[1]) for name in names if _AT_K.fullmatch(name)}
@@ -228,13 +234,18 @@ def values_of_task(
     distance: str,
     memory_budget: int,
     progress: Progress | None = None,
+    depth: int | None = None,
 ) -> dict[str, np.ndarray]:
-    """As `values_per_query`, also for a part of the queries, of which perhaps none can be answered."""
+    """As `values_per_query`, also for a part of the queries, of which perhaps none can be answered.
+
+    A part gives the bits of the whole where `depth` is the `search_depth` of the whole: sums are then as long.
+    """
     at_k = _depths(names)
+    depth = search_depth(task, names) if depth is None else depth
     values = {name: np.full(len(task.labels), np.nan) for name in names}
     by_depth = [name for name in names if name != "map"]
     if by_depth:
-        _fill_from_neighbours(task, values, at_k, by_depth, distance, memory_budget, progress)
+        _fill_from_neighbours(task, values, at_k, by_depth, distance, memory_budget, progress, depth)
     if "map" in values:
         values["map"] = full_average_precision(
             task.queries,
@@ -257,11 +268,9 @@ def _fill_from_neighbours(
     distance: str,
     memory_budget: int,
     progress: Progress | None,
+    depth: int,
 ) -> None:
     """Fill `values` of every metric that needs the nearest neighbours alone, from one search."""
-    depth = max(at_k.values(), default=1)
-    if {"map@r", "r_precision"} & set(names):
-        depth = max(depth, int(task.matches.max()))
     blocks = neighbour_blocks(
         task.queries, task.gallery, k=depth, distance=distance, own_rows=task.own_rows, memory_budget=memory_budget
     )

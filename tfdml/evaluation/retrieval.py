@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,6 +38,8 @@ def evaluate_retrieval(
     seed: int = 0,
     memory_budget: int = 256 * 2**20,
     progress: Progress | None = None,
+    per_query: Callable[..., dict[str, np.ndarray]] = values_per_query,
+    kmeans_sample: int = 0,
 ) -> dict[str, Any]:
     """Measure how well near embeddings share a class, all-to-all or queries against a gallery.
 
@@ -77,6 +79,9 @@ def evaluate_retrieval(
         memory_budget: Bytes that a block of the search may take.
         progress: Called with what is being done (`neighbours`, `full ranking` or `k-means`), how many queries or
             iterations of it are done, and of how many.
+        per_query: What computes the metrics of every query; for several processes,
+            `tfdml.cluster.query_blocks.values_over_ray`.
+        kmeans_sample: See `kmeans`.
 
     Returns:
         Fractions by metric name, e.g. `{"recall@1": 0.574, ..., "map@r": ..., "r_precision": ..., "nmi": ...,
@@ -104,11 +109,17 @@ def evaluate_retrieval(
 
     result: dict[str, Any] = {}
     if retrieval:
-        per_query = values_per_query(task, retrieval, distance, memory_budget, progress)
-        result |= {name: float(values[task.answerable].mean()) for name, values in per_query.items()}
+        values = per_query(task, retrieval, distance, memory_budget, progress)
+        result |= {name: float(found[task.answerable].mean()) for name, found in values.items()}
     if clustering:
         result |= evaluate_clustering(
-            task.queries, task.labels, metrics=clustering, distance=distance, seed=seed, progress=progress
+            task.queries,
+            task.labels,
+            metrics=clustering,
+            distance=distance,
+            seed=seed,
+            sample=kmeans_sample,
+            progress=progress,
         )
     result |= {
         "num_queries": len(task.labels),
@@ -116,7 +127,7 @@ def evaluate_retrieval(
         "queries_without_match": int(np.count_nonzero(~task.answerable)),
     }
     if intervals is not None:
-        result["intervals"] = confidence_intervals(per_query, task.labels, over=intervals, seed=seed)
+        result["intervals"] = confidence_intervals(values, task.labels, over=intervals, seed=seed)
     return result
 
 
