@@ -34,7 +34,7 @@ def names():
 
 def _run(module, names, folder, monkeypatch):
     monkeypatch.chdir(folder)
-    with stand_ins.short_training():
+    with stand_ins.short_training(), stand_ins.untrained_exports():
         report = examples.run_docstrings(module, names)
     assert not report, report
 

@@ -38,7 +38,8 @@ def files(names, tmp_path_factory):
 def _run(page, names, folder, monkeypatch):
     monkeypatch.chdir(folder)
     shared = dict(names)
-    with stand_ins.short_training(), page_stand_ins.data_sets(names["train"], names["test"]):
+    data_sets = page_stand_ins.data_sets(names["train"], names["test"])
+    with stand_ins.short_training(), stand_ins.untrained_exports(), data_sets:
         for block in PYTHON[page]:
             if not block.skip:
                 # Blank lines before it, so that a traceback has the line of the page.

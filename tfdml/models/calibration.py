@@ -62,7 +62,7 @@ def _compiled(embedder, names: list[str]):
         return lambda images: run(ops.convert_to_tensor(np.asarray(images)))
     import tensorflow as tf
 
-    return tf.function(run, reduce_retracing=True)
+    return tf.function(run, reduce_retracing=True, autograph=False)
 
 
 def _never_ends(batches: Any) -> bool:

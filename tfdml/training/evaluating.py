@@ -144,7 +144,7 @@ def measure_orders(
         Metrics by `"1"` (the embedding itself), `"2"` ... and `"all"`.
     """
     model = MomentEmbedder.from_learner(learner)
-    features = embed(tf.function(model.features, reduce_retracing=True), batches)
+    features = embed(tf.function(model.features, reduce_retracing=True, autograph=False), batches)
     measured = {str(order): measure(part) for order, part in model.by_order(features).items()}
     return {**measured, "all": measure(features)}
 

@@ -149,7 +149,7 @@ def moment_embedder(learner: MetricLearner, train: tf.data.Dataset) -> MomentEmb
         train: Batches of the training images in the view of evaluation.
     """
     model = MomentEmbedder.from_learner(learner)
-    features = embed(tf.function(model.features, reduce_retracing=True), train)
+    features = embed(tf.function(model.features, reduce_retracing=True, autograph=False), train)
     logging.info(
         "principal components of %d moments: %d of %d dimensions", len(features), model.embedding_dim, features.shape[1]
     )
