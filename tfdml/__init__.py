@@ -2,7 +2,7 @@
 
 The backend-free part (`losses`, `mining`, `kernels`, `layers`, `objectives`, `backbones`, `models`) is imported with
 the package; what needs TensorFlow itself or is heavy (`data`, `training`, `embeddings`, `evaluation`, `report`,
-`export`) on first use.
+`export`, `retrieval`) on first use.
 """
 
 import importlib
@@ -11,7 +11,7 @@ from tfdml import backbones, kernels, layers, losses, mining, models, objectives
 from tfdml.errors import UserError
 from tfdml.version import __version__
 
-_ON_FIRST_USE = ("data", "embeddings", "evaluation", "export", "report", "training")
+_ON_FIRST_USE = ("data", "embeddings", "evaluation", "export", "report", "retrieval", "training")
 
 __all__ = [
     "UserError",
@@ -29,6 +29,7 @@ __all__ = [
     "objectives",
     "pairwise",
     "report",
+    "retrieval",
     "training",
 ]
 

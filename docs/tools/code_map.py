@@ -19,6 +19,7 @@ BOXES = {
     "cli": (740, "the commands of bin/"),
     "cluster": (740, "work of many machines, by Ray"),
     "export": (740, "SavedModel, LiteRT, ONNX, retriever"),
+    "retrieval": (490, "galleries in databases"),
     "training": (740, "from settings to a run folder"),
     "report": (740, "HTML pages of runs"),
     "evaluation": (740, "metrics, search, generalisation"),

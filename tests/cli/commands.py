@@ -15,6 +15,7 @@ MODULES = {
     "prepare": ("prepare",),
     "embed": ("embed", "model_flags"),
     "evaluate": ("evaluate", "model_flags"),
+    "index": ("index",),
     "export": ("export", "export_gallery"),
     "convert_weights": ("convert_weights",),
 }

@@ -118,7 +118,8 @@ def test_a_sweep_goes_on_where_it_was_stopped(session, tmp_path):
     # As if the first run had ended before the sweep was stopped.
     (_, first), (_, second) = trials(experiment, parse_sweep(SWEEP), 1)
     begun = {"sweep": SWEEP, "samples": 1, "flags": experiment.as_flags()}
-    write_json(pathlib.Path(experiment.run_dir) / "settings.json", begun)
+    (tmp_path / "sweep").mkdir()
+    write_json(tmp_path / "sweep" / "settings.json", begun)
     trainer.train(first)
     before = pathlib.Path(first.run_dir, "result.json").read_bytes()
     rows = sweep(experiment, SWEEP, ClusterSettings(workers=2), samples=1, resume=True)

@@ -12,7 +12,7 @@ import sys
 
 from absl import flags
 
-COMMANDS = ("convert_weights", "embed", "evaluate", "export", "prepare", "train")
+COMMANDS = ("convert_weights", "embed", "evaluate", "export", "index", "prepare", "train")
 
 
 def _load(command):

@@ -5,7 +5,7 @@ import pytest
 from sklearn import metrics as sk
 
 from tfdml.errors import UserError
-from tfdml.evaluation import average_precision, evaluate_retrieval, retrieval_per_query
+from tfdml.evaluation import average_precision, evaluate_retrieval, neighbour_blocks, retrieval_per_query
 from tfdml.pairwise import DISTANCES
 
 ALL = ("recall", "precision@3", "map@5", "map@r", "r_precision", "map")
@@ -125,3 +125,28 @@ def test_clustering_has_no_value_per_query():
     points, labels = made()
     with pytest.raises(UserError, match="unknown metric 'nmi'; one of recall, precision@1, map@r"):
         retrieval_per_query(points, labels, metrics=["nmi"])
+
+
+def test_another_search_is_measured_by_what_it_finds():
+    points, labels = made()
+
+    def search(k):
+        """The exact search in two blocks, which loses every second neighbour."""
+        for block, rows, distances in neighbour_blocks(points, k=k):
+            for part in (slice(0, 10), slice(10, None)):
+                found = rows[part].copy()
+                found[:, 1::2] = -1
+                start = block.start + part.start
+                yield slice(start, start + len(found)), found, distances[part]
+
+    metrics = ["recall@1", "recall@2", "precision@4", "map@r", "r_precision"]
+    found = evaluate_retrieval(points, labels, metrics=metrics, neighbours=search)
+    hits = np.array([ranked_hits(points, labels, query) for query in range(len(labels))])
+    hits[:, 1::2] = False
+    assert found["recall@1"] == found["recall@2"] == hits[:, 0].mean()
+    assert found["precision@4"] == pytest.approx(hits[:, :4].mean())
+    assert found["r_precision"] == pytest.approx(hits[:, :8].mean())
+    precision = np.cumsum(hits[:, :8], axis=1) / np.arange(1, 9)
+    assert found["map@r"] == pytest.approx((precision * hits[:, :8]).sum(axis=1).mean() / 8)
+    with pytest.raises(UserError, match="map ranks the whole gallery"):
+        evaluate_retrieval(points, labels, metrics=["map"], neighbours=search)

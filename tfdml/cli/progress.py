@@ -60,6 +60,11 @@ class Progress(StatusLine):
         super().__init__(every=0.5)
         self._total, self._first = total, done
 
+    def images_of(self, done: int, total: int) -> None:
+        """So many images are done, of so many."""
+        self._total = total
+        self.images(done)
+
     def images(self, done: int) -> None:
         """So many images are done."""
         if self.due():

@@ -14,8 +14,10 @@ from typing import Any
 from tfdml.errors import UserError, short_message
 
 LOCAL = "local"
-# Before Ray is imported: it neither reports its use nor warns of what the next release will do.
-_QUIET = {
+# Before Ray is imported: it neither reports its use nor warns of what the next release will do, and its workers, which
+# do the command's work, are not put behind all other processes.
+_SETTINGS = {
+    "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
@@ -29,7 +31,7 @@ def import_ray() -> Any:
     Raises:
         UserError: It is not installed.
     """
-    for name, value in _QUIET.items():
+    for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     try:
         import ray

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging as python_logging
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,7 @@ def _train(left: list[tuple[int, Experiment]], folder: Path, settings: ClusterSe
         )
         with shown(ray, outbox):
             tuner.fit()
+        shutil.rmtree(folder / "ray", ignore_errors=True)
         ended = {i: ray.get(outbox.read.remote(str(i))) for i, _ in left}
     # A trial whose process was lost too often has told nothing.
     told = {i: "its process was lost" if error is None else error for i, error in ended.items()}

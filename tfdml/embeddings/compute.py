@@ -108,7 +108,7 @@ def _runner(embedder: Any) -> Callable[[Any], Any]:
     import tensorflow as tf
 
     # predict_on_batch would run the whole batch once on every replica, and return it as often.
-    return tf.function(lambda images: embedder(images, training=False), reduce_retracing=True)
+    return tf.function(lambda images: embedder(images, training=False), reduce_retracing=True, autograph=False)
 
 
 def _vectors(output: Any, count: int) -> np.ndarray:

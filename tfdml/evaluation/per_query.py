@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from tfdml.evaluation.search.exact import check_dimensions, check_embeddings, ch
 PER_QUERY_METRICS = ("recall", "precision@1", "map@r", "r_precision", "map")
 # Called with what is being done, how much of it is done and how much there is.
 Progress = Callable[[str, int, int], None]
+# Called with k: what `neighbour_blocks` yields, of another search; row -1 where it has found fewer than k.
+Neighbours = Callable[[int], Iterator[tuple[slice, np.ndarray, np.ndarray]]]
 
 _AT_K = re.compile(r"(recall|precision|map)@([1-9]\d*)")
 
@@ -201,18 +203,69 @@ def values_per_query(
     distance: str,
     memory_budget: int,
     progress: Progress | None = None,
+    neighbours: Neighbours | None = None,
 ) -> dict[str, np.ndarray]:
-    """What `retrieval_per_query` returns, for a checked task and the names of `requested`."""
-    at_k = {name: int(name.split("@")[1]) for name in names if _AT_K.fullmatch(name)}
+    """What `retrieval_per_query` returns, for a checked task and the names of `requested`.
+
+    With `neighbours`, that search is measured in place of the exact one; what it has not found is no hit.
+    """
+    check_depth(task, names)
+    return values_of_task(task, names, distance, memory_budget, progress, neighbours=neighbours)
+
+
+def check_depth(task: RetrievalTask, names: Sequence[str]) -> None:
+    """Raise UserError where a metric needs more gallery images than there are, or no query can be answered."""
+    at_k = _depths(names)
     largest = max(at_k.values(), default=0)
     if largest > task.available:
         name = next(name for name, k in at_k.items() if k == largest)
         raise UserError(f"{name} needs {largest} gallery images per query; there are {task.available}")
     task.require_answerable()
+
+
+def search_depth(task: RetrievalTask, names: Sequence[str]) -> int:
+    """How many neighbours of each query the metrics need."""
+    deepest = max(_depths(names).values(), default=1)
+    return max(deepest, int(task.matches.max())) if {"map@r", "r_precision"} & set(names) else deepest
+
+
+def _depths(names: Sequence[str]) -> dict[str, int]:
+    """The K of each metric that has one."""
+    return {name: int(name.split("@")[1]) for name in names if _AT_K.fullmatch(name)}
+
+
+def values_of_task(
+    task: RetrievalTask,
+    names: Sequence[str],
+    distance: str,
+    memory_budget: int,
+    progress: Progress | None = None,
+    depth: int | None = None,
+    neighbours: Neighbours | None = None,
+) -> dict[str, np.ndarray]:
+    """As `values_per_query`, also for a part of the queries, of which perhaps none can be answered.
+
+    A part gives the bits of the whole where `depth` is the `search_depth` of the whole: sums are then as long.
+    """
+    at_k = _depths(names)
+    depth = search_depth(task, names) if depth is None else depth
     values = {name: np.full(len(task.labels), np.nan) for name in names}
     by_depth = [name for name in names if name != "map"]
+    if neighbours is not None and "map" in values:
+        raise UserError("map ranks the whole gallery, which a search of neighbours does not: choose map@r or map@K")
     if by_depth:
-        _fill_from_neighbours(task, values, at_k, by_depth, distance, memory_budget, progress)
+        if neighbours is None:
+            blocks = neighbour_blocks(
+                task.queries,
+                task.gallery,
+                k=depth,
+                distance=distance,
+                own_rows=task.own_rows,
+                memory_budget=memory_budget,
+            )
+        else:
+            blocks = neighbours(depth)
+        _fill_from_neighbours(task, values, at_k, by_depth, blocks, progress)
     if "map" in values:
         values["map"] = full_average_precision(
             task.queries,
@@ -232,21 +285,15 @@ def _fill_from_neighbours(
     values: dict[str, np.ndarray],
     at_k: dict[str, int],
     names: Sequence[str],
-    distance: str,
-    memory_budget: int,
+    blocks: Iterator[tuple[slice, np.ndarray, np.ndarray]],
     progress: Progress | None,
 ) -> None:
     """Fill `values` of every metric that needs the nearest neighbours alone, from one search."""
-    depth = max(at_k.values(), default=1)
-    if {"map@r", "r_precision"} & set(names):
-        depth = max(depth, int(task.matches.max()))
-    blocks = neighbour_blocks(
-        task.queries, task.gallery, k=depth, distance=distance, own_rows=task.own_rows, memory_budget=memory_budget
-    )
     for block, indices, _ in blocks:
         keep = np.flatnonzero(task.answerable[block])
         queries = block.start + keep
-        hits = task.targets[indices[keep]] == task.labels[queries, None]
+        found = indices[keep]
+        hits = (found >= 0) & (task.targets[found] == task.labels[queries, None])
         matches = task.matches[queries]
         for name, k in at_k.items():
             near = hits[:, :k]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,14 @@ import numpy as np
 from tfdml.errors import UserError
 from tfdml.evaluation.clustering import CLUSTERING_METRICS, evaluate_clustering
 from tfdml.evaluation.intervals import RESAMPLED, confidence_intervals
-from tfdml.evaluation.per_query import PER_QUERY_METRICS, Progress, requested, retrieval_task, values_per_query
+from tfdml.evaluation.per_query import (
+    PER_QUERY_METRICS,
+    Neighbours,
+    Progress,
+    requested,
+    retrieval_task,
+    values_per_query,
+)
 from tfdml.evaluation.per_query import check_labels as check_labels
 from tfdml.evaluation.per_query import matches_in_gallery as matches_in_gallery
 from tfdml.evaluation.per_query import precision_sums as precision_sums
@@ -38,6 +46,9 @@ def evaluate_retrieval(
     seed: int = 0,
     memory_budget: int = 256 * 2**20,
     progress: Progress | None = None,
+    neighbours: Neighbours | None = None,
+    per_query: Callable[..., dict[str, np.ndarray]] = values_per_query,
+    kmeans_sample: int = 0,
 ) -> dict[str, Any]:
     """Measure how well near embeddings share a class, all-to-all or queries against a gallery.
 
@@ -77,6 +88,11 @@ def evaluate_retrieval(
         memory_budget: Bytes that a block of the search may take.
         progress: Called with what is being done (`neighbours`, `full ranking` or `k-means`), how many queries or
             iterations of it are done, and of how many.
+        neighbours: Another search to measure in place of the exact one: called with k, it yields what
+            `neighbour_blocks` does, with row -1 for what it has not found.
+        per_query: What computes the metrics of every query; for several processes,
+            `tfdml.cluster.query_blocks.values_over_ray`.
+        kmeans_sample: See `kmeans`.
 
     Returns:
         Fractions by metric name, e.g. `{"recall@1": 0.574, ..., "map@r": ..., "r_precision": ..., "nmi": ...,
@@ -104,11 +120,18 @@ def evaluate_retrieval(
 
     result: dict[str, Any] = {}
     if retrieval:
-        per_query = values_per_query(task, retrieval, distance, memory_budget, progress)
-        result |= {name: float(values[task.answerable].mean()) for name, values in per_query.items()}
+        compute = per_query if neighbours is None else functools.partial(values_per_query, neighbours=neighbours)
+        values = compute(task, retrieval, distance, memory_budget, progress)
+        result |= {name: float(found[task.answerable].mean()) for name, found in values.items()}
     if clustering:
         result |= evaluate_clustering(
-            task.queries, task.labels, metrics=clustering, distance=distance, seed=seed, progress=progress
+            task.queries,
+            task.labels,
+            metrics=clustering,
+            distance=distance,
+            seed=seed,
+            sample=kmeans_sample,
+            progress=progress,
         )
     result |= {
         "num_queries": len(task.labels),
@@ -116,7 +139,7 @@ def evaluate_retrieval(
         "queries_without_match": int(np.count_nonzero(~task.answerable)),
     }
     if intervals is not None:
-        result["intervals"] = confidence_intervals(per_query, task.labels, over=intervals, seed=seed)
+        result["intervals"] = confidence_intervals(values, task.labels, over=intervals, seed=seed)
     return result
 
 

@@ -28,7 +28,7 @@ def compiled(model: keras.Model, function: Callable[[Any], Any]) -> Callable[[An
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
-        return tf.function(function, reduce_retracing=True)
+        return tf.function(function, reduce_retracing=True, autograph=False)
     if keras.backend.backend() == "jax":
         return _on_local_devices(model, function)
     return lambda images: function(keras.ops.convert_to_tensor(np.asarray(images)))

@@ -155,7 +155,7 @@ def _resume(experiment: Experiment, here: _Here, restart: bool) -> dict[str, Any
 def _follow(experiment: Experiment, here: _Here, resume: bool) -> dict[str, Any]:
     """The steps of the first process in another one, whose own folder is read by nobody."""
     with tempfile.TemporaryDirectory() as scratch:
-        run = _Run(experiment, dataclasses.replace(here, folder=RunFolder(scratch), saved=None))
+        run = _Run(experiment, dataclasses.replace(here, folder=RunFolder(scratch)))
         if not (resume and run.restore()):
             run.take_up_weights()
             run.calibrate()
@@ -191,9 +191,8 @@ class _Run:
         run, evaluation = experiment.run, experiment.evaluation
         self.parts = assemble(experiment, self.workers)
         self.learner, self.splits = self.parts.learner, self.parts.splits
-        # Processes of JAX are no workers of TensorFlow.
-        own = processes() if self.workers.alone else self.workers
-        self.share = Share(self.parts.sampler, own.index, own.count)
+        among = processes() if self.workers.alone else self.workers
+        self.share = Share(self.parts.sampler, among.index, among.count)
         check_memory(self.learner.embedder, self.parts.train_view, self.share.batch_size)
         for doubt in doubts(experiment.model, self.learner.embedder):
             logging.warning("%s", doubt)
@@ -249,14 +248,13 @@ class _Run:
 
     def calibrate(self) -> None:
         """Let the objectives measure the training images that ask for it."""
-        if not any(objective.calibrates_on for objective in self.learner.objectives):
-            return
         size, folder = self.experiment.evaluation_batch_size, self.folder.calibration
         with self._naming_bad_images():
             self.workers.of_chief(
                 lambda: calibrate(self.learner, self.splits.train, self.evaluator.transform, size, folder)
             )
-        checkpoints.share_weights(self.workers, self.learner)
+        if any(objective.calibrates_on for objective in self.learner.objectives):
+            checkpoints.share_weights(self.workers, self.learner)
 
     def complete(self) -> dict[str, Any]:
         """Train to the end, and write the results."""

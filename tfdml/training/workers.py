@@ -21,8 +21,8 @@ from tensorflow.python.eager import context
 from tfdml.errors import UserError, short_message
 from tfdml.models.several_workers import multi_worker_strategy
 
-# How long the first of them waits for the last.
-_MEETING_SECONDS = 600
+# How long the first of them waits for the last, and without a sign of life of another before it counts as lost.
+_MEETING_SECONDS, _SILENCE_SECONDS = 600, 20
 # Bytes that are sent at once.
 _CHUNK = 2**26
 _JOBS = ("chief", "worker")
@@ -211,7 +211,7 @@ def _join(index: int, addresses: tuple[str, ...]) -> Workers:
     here = f"worker {index} of {len(addresses)} ({addresses[index]})"
     logging.info("%s: waiting for the others (%s)", here, ", ".join(addresses[:index] + addresses[index + 1 :]))
     try:
-        _wait_no_longer(_MEETING_SECONDS)
+        _bound_waiting()
         strategy = multi_worker_strategy()
     except RuntimeError as error:
         raise UserError(f"{here}: TensorFlow runs already; start a new process") from error
@@ -225,14 +225,15 @@ def _join(index: int, addresses: tuple[str, ...]) -> Workers:
     return Workers(index, addresses, strategy)
 
 
-def _wait_no_longer(seconds: float) -> None:
+def _bound_waiting() -> None:
     """Bound how long the strategy waits for the other workers, which is an hour otherwise."""
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     cluster = resolver.cluster_spec()
     context.context().configure_coordination_service(
         service_type="standalone",
         service_leader=multi_worker_util.coordination_leader(cluster),
-        cluster_register_timeout_in_ms=int(seconds * 1000),
+        cluster_register_timeout_in_ms=1000 * _MEETING_SECONDS,
+        heartbeat_timeout_in_ms=1000 * _SILENCE_SECONDS,
         coordinated_jobs=[
             coordination_config_pb2.CoordinatedJob(name=job, num_tasks=cluster.num_tasks(job))
             for job in _JOBS

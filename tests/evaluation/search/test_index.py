@@ -377,3 +377,19 @@ def test_a_file_of_faiss_alone_is_read_where_its_distance_is_told(gallery, tmp_p
     faiss.write_index(build_index(gallery, kind="hnsw").index, str(tmp_path / "graph"))
     with pytest.raises(UserError, match="is an index of another kind, IndexHNSWFlat"):
         load_index(tmp_path / "graph", plain="sqeuclidean")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_search_among_some_rows_finds_no_others(gallery, kind):
+    among = np.arange(600) % 3 == 1
+    index = build_index(gallery, kind=kind, lists=12)
+    rows, distances = index.search(gallery[:20], k=7, effort=EVERYTHING, among=among)
+    chosen = np.flatnonzero(among)
+    expected = nearest_neighbours(gallery[:20], gallery[chosen], k=7)
+    np.testing.assert_array_equal(rows, chosen[expected[0]])
+    np.testing.assert_allclose(distances, expected[1], rtol=1e-5, atol=1e-6)
+    whole, _ = index.search(gallery[:20], k=7, effort=1, among=among, complete=True)
+    assert np.all(among[whole])
+    for wrong, says in ((among[:5], "one bool per gallery image, 600"), (np.zeros(600, bool), "k must be in 1 .. 0")):
+        with pytest.raises(UserError, match=says):
+            index.search(gallery[:20], k=7, among=wrong)

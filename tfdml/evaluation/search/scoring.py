@@ -42,7 +42,7 @@ class Space:
         return np.logical_not(np.any(self.gallery, axis=1))
 
     def in_callers_scale(self, measured: np.ndarray) -> np.ndarray:
-        """The float32 distances that the caller asked for, from those of `_measure`."""
+        """The float32 distances that the caller asked for, from those of `measure`."""
         if self.distance == "cosine":
             return measured
         scaled = measured.astype(np.float64) * self.unit**2
@@ -143,7 +143,7 @@ def _top_columns(scores: Any, candidates: int, group: int) -> Any:
     return ops.take_along_axis(chosen, place // group, axis=1) * group + place % group
 
 
-def _measure(space: Space, block: slice, columns: np.ndarray) -> np.ndarray:
+def measure(space: Space, block: slice, columns: np.ndarray) -> np.ndarray:
     """(B, m) distances of a block of queries to the gallery rows `columns` (B, m), before `in_callers_scale`.
 
     From differences, so that exact copies are at exactly 0. In NumPy on every backend: m is small, and a few rows at
@@ -223,7 +223,7 @@ def ranked_blocks(
         return ops.convert_to_numpy(columns).astype(np.int64)
 
     for block, indices in one_ahead(columns_of, len(space.queries), rows):
-        distances = _measure(space, block, indices)
+        distances = measure(space, block, indices)
         if own_rows is not None:
             distances = np.where(indices == own_rows[block, None], np.float32(np.inf), distances)
         order = np.lexsort((indices, distances), axis=-1)[:, :k]

@@ -1,0 +1,63 @@
+"""The databases that the tests run for real, one of each kind a module."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import shutil
+import warnings
+from collections.abc import Iterator
+
+import psycopg
+
+from tfdml.retrieval import connect
+
+KINDS = ("faiss", "lancedb", "pgvector", "milvus", "qdrant")
+_numbers = itertools.count()
+
+
+@contextlib.contextmanager
+def postgres(folder) -> Iterator[dict[str, str]]:
+    """A PostgreSQL server in a folder; what `psycopg.connect` takes to reach it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import pgserver
+
+    server = pgserver.get_server(folder, cleanup_mode="stop")
+    try:
+        yield {"host": str(folder), "user": "postgres", "dbname": "postgres"}
+    finally:
+        server.cleanup()
+
+
+class Databases:
+    """Addresses of galleries that are new, of every kind.
+
+    Args:
+        folder: Where their files lie.
+        socket: The folder of the server's socket.
+    """
+
+    def __init__(self, folder, socket):
+        self.folder, self.socket = folder, socket
+
+    def address(self, kind: str, **options: object) -> str:
+        """An address that no other call has given."""
+        number = next(_numbers)
+        query = "&".join(f"{name}={value}" for name, value in options.items())
+        if kind == "pgvector":
+            query = f"socket={self.socket}&table=t{number}" + ("&" + query if query else "")
+            return f"pgvector://postgres@/postgres?{query}"
+        return f"{kind}://{self.folder}/{kind}{number}" + (f"?{query}" if query else "")
+
+    @contextlib.contextmanager
+    def gallery(self, kind: str, **options: object) -> Iterator:
+        """A gallery that is new, and gone afterwards."""
+        uri = self.address(kind, **options)
+        with connect(uri) as gallery:
+            yield gallery
+        if kind == "pgvector":
+            with psycopg.connect(host=self.socket, user="postgres", autocommit=True) as connection:
+                connection.execute(f"DROP TABLE IF EXISTS {gallery.address.table}")
+        else:
+            shutil.rmtree(gallery.address.path, ignore_errors=True)

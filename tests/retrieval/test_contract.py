@@ -1,0 +1,240 @@
+"""What every gallery does, whichever database it lives in."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from tests.retrieval.databases import KINDS
+from tfdml import kernels
+from tfdml.errors import UserError
+from tfdml.evaluation import nearest_neighbours
+from tfdml.pairwise import DISTANCES
+from tfdml.retrieval import connect
+
+# Signs that mean something in SQL, in expressions, in JSON, or to a terminal; and beyond ASCII.
+AWKWARD = [
+    "it's",
+    'a "b"',
+    "back\\slash",
+    "100%",
+    "a;--",
+    "{x}",
+    "ünï/çødé 🚗",
+    "`id`",
+    " ",
+    "tab\t",
+    "line\nbreak",
+    "$1",
+]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def gallery(kind, databases):
+    with databases.gallery(kind) as made:
+        yield made
+
+
+def exact(queries, ids, vectors, k, distance):
+    """(N, k) ids and distances of the exact search, ties by id."""
+    order = np.argsort(np.array(ids, object))
+    rows, distances = nearest_neighbours(queries, vectors[order], k=k, distance=distance)
+    return np.array(ids, object)[order][rows], distances
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_the_order_is_that_of_the_exact_search(kind, databases, distance):
+    rng = np.random.default_rng(3)
+    vectors = rng.normal(size=(150, 12)).astype(np.float32) * rng.uniform(0.5, 2, (150, 1)).astype(np.float32)
+    vectors[7] = 0
+    vectors[100:110] = vectors[20]
+    ids = [f"row-{row * 7 % 150}" for row in range(150)]
+    queries = np.concatenate([vectors[[20, 7, 50]], rng.normal(size=(9, 12)).astype(np.float32)])
+    with databases.gallery(kind, distance=distance) as gallery:
+        gallery.upsert(ids, vectors)
+        assert gallery.distance == distance
+        found = gallery.search(queries, k=15)
+        wanted, distances = exact(queries, ids, vectors, 15, distance)
+        np.testing.assert_allclose(found.distances, distances, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(found.ids, wanted)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "distance"),
+    [
+        (kernels.GaussianMixture(), "euclidean"),
+        (kernels.Exponential(), "dot"),
+        (kernels.Polynomial(3), "dot"),
+    ],
+)
+def test_kernels_rank_as_the_distance_that_stands_for_them(kind, databases, kernel, distance):
+    vectors = np.random.default_rng(5).normal(size=(80, 6)).astype(np.float32)
+    with databases.gallery(kind, distance=distance) as gallery:
+        gallery.upsert([f"{row}" for row in range(80)], vectors)
+        found = gallery.search(vectors[:9], k=80).ids.astype(int)
+    gram = np.asarray(kernel(vectors[:9], vectors), np.float64)
+    ranked = np.take_along_axis(gram, found, axis=1)
+    assert np.all(np.diff(ranked, axis=1) <= 1e-6 * np.abs(ranked).max())
+    assert np.all(ranked[:, 0] > ranked[:, -1])
+
+
+def small_galleries():
+    """Vectors on a coarse grid, full of copies and ties, and queries of the same kind."""
+    grid = hnp.arrays(np.float32, st.tuples(st.integers(1, 24), st.just(3)), elements=st.integers(-2, 2))
+    return st.tuples(grid, grid, st.integers(1, 12), st.sampled_from(["sqeuclidean", "dot"]))
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(drawn=small_galleries(), seed=st.integers(0, 10))
+def test_ties_are_ordered_by_id_as_the_exact_search_orders_them(kind, databases, drawn, seed):
+    vectors, queries, k, distance = drawn
+    ids = [f"{row:02d}" for row in np.random.default_rng(seed).permutation(len(vectors))]
+    labels = [row % 2 for row in range(len(vectors))]
+    with databases.gallery(kind, distance=distance) as gallery:
+        gallery.upsert(ids, vectors, {"label": labels})
+        for condition in (None, {"label": 1}):
+            chosen = [row for row in range(len(ids)) if condition is None or labels[row] == 1]
+            found = gallery.search(queries, k, condition)
+            held = min(k, len(chosen))
+            assert np.all(found.ids[:, held:] == None)  # noqa: E711  (element by element)
+            assert np.all(np.isinf(found.distances[:, held:]))
+            if held:
+                wanted = exact(queries, [ids[row] for row in chosen], vectors[chosen], held, distance)
+                np.testing.assert_array_equal(found.ids[:, :held], wanted[0])
+                np.testing.assert_array_equal(found.distances[:, :held], wanted[1])
+
+
+def test_more_copies_than_candidates_are_ordered_by_id(gallery):
+    vectors = np.ones((60, 4), np.float32)
+    vectors[:10] = 9
+    gallery.upsert([f"{row:03d}" for row in range(59, -1, -1)], vectors)
+    found = gallery.search(np.ones((1, 4)), k=5)
+    assert found.ids.tolist() == [["000", "001", "002", "003", "004"]]
+    assert found.distances.tolist() == [[0.0] * 5]
+
+
+def test_upsert_replaces_the_whole_row(gallery):
+    gallery.upsert(["a", "b"], np.eye(2), {"label": [1, 2], "role": ["query", "gallery"]})
+    gallery.upsert(["b", "c"], -np.eye(2), {"label": [5, 6], "role": ["train", "train"]})
+    assert len(gallery) == 3
+    found = gallery.search(np.array([[-1.0, 0.0]]), k=3)
+    assert found.ids.tolist() == [["b", "a", "c"]] or found.ids.tolist() == [["b", "c", "a"]]
+    assert found.distances[0, 0] == 0
+    assert found.attributes["label"][0, 0] == 5
+    assert found.attributes["role"][0, 0] == "train"
+    assert (gallery.count({"label": 2}), gallery.count({"role": "train"})) == (0, 2)
+
+
+def test_delete_passes_over_unknown_ids(gallery):
+    assert gallery.delete(["a"]) == 0
+    gallery.upsert(["a", "b", "c"], np.eye(3))
+    assert gallery.delete(["b", "zz"]) == 1
+    assert gallery.delete(["b"]) == 0
+    assert gallery.delete([]) == 0
+    assert len(gallery) == 2
+    assert sorted(gallery.search(np.eye(3)[1:2], k=3).ids[0, :2].tolist()) == ["a", "c"]
+    gallery.upsert(["b"], np.eye(3)[1:2])
+    assert gallery.search(np.eye(3)[1:2], k=1).ids.tolist() == [["b"]]
+
+
+def test_awkward_texts_are_ids_values_and_filters(gallery):
+    vectors = np.random.default_rng(0).normal(size=(len(AWKWARD), 5))
+    gallery.upsert(AWKWARD, vectors, {"path": AWKWARD, "label": [-(2**63), 2**63 - 1, *range(10)]})
+    for row, text in enumerate(AWKWARD):
+        found = gallery.search(vectors[:1], 2, {"path": text})
+        assert found.ids.tolist() == [[text, None]]
+        assert found.attributes["path"].tolist() == [[text, None]]
+        assert gallery.count({"path": text + "x"}) == 0
+        assert gallery.search(vectors[row : row + 1], 1).ids.tolist() == [[text]]
+    assert gallery.search(vectors, 1, {"label": 2**63 - 1, "path": AWKWARD[1]}).ids.tolist() == [[AWKWARD[1]]] * 12
+    assert gallery.search(vectors, 1, {"label": 3, "path": AWKWARD[0]}).ids.tolist() == [[None]] * 12
+    assert gallery.delete(AWKWARD[:6]) == 6
+    assert len(gallery) == 6
+
+
+def test_rows_give_back_what_was_written(gallery):
+    vectors = np.random.default_rng(1).normal(size=(30, 4)).astype(np.float32)
+    ids = [f"r{row}" for row in range(30)]
+    gallery.upsert(ids, vectors, {"label": np.arange(30), "role": np.array(["test"] * 30)})
+    parts = list(gallery.rows())
+    by_id = {name: row for part in parts for name, row in zip(part.ids, part.vectors, strict=True)}
+    assert sorted(by_id) == sorted(ids)
+    np.testing.assert_array_equal(np.stack([by_id[name] for name in ids]), vectors)
+    labels = {name: label for part in parts for name, label in zip(part.ids, part.attributes["label"], strict=True)}
+    assert [labels[name] for name in ids] == list(range(30))
+
+
+def test_what_is_written_is_there_when_opened_again(kind, databases):
+    uri = databases.address(kind, distance="cosine")
+    with connect(uri) as gallery:
+        assert (len(gallery), gallery.about) == (0, None)
+        gallery.upsert(["a", "b"], np.array([[3.0, 0.0], [0.0, 0.5]]), {"label": [1, 2]})
+    gallery.close()  # a second time
+    for call in (gallery.search, lambda eye: gallery.upsert(["a", "b"], eye), gallery.delete, gallery.count):
+        with pytest.raises(UserError, match="is closed: connect anew"):
+            call(np.eye(2))
+    plain = uri.replace("&distance=cosine", "").replace("?distance=cosine", "")
+    with connect(plain) as gallery:
+        assert (gallery.distance, len(gallery)) == ("cosine", 2)
+        found = gallery.search(np.array([[5.0, 5.0], [0.0, 0.0]]), k=2)
+        np.testing.assert_allclose(found.distances, [[1 - 2**-0.5] * 2, [1, 1]], atol=1e-6)
+        assert found.ids.tolist() == [["a", "b"]] * 2
+        gallery.upsert(["c"], np.ones((1, 2)), {"label": [3]})
+        assert gallery.search(np.ones((1, 2)), k=1).ids.tolist() == [["c"]]
+    with pytest.raises(UserError, match="made with distance=cosine, not dot"):
+        connect(uri.replace("cosine", "dot"))
+
+
+def test_what_is_wrong_is_told_before_anything_is_written(gallery):
+    queries = np.eye(3)
+    with pytest.raises(UserError, match="holds no table"):
+        gallery.search(queries)
+    for call in (gallery.optimize, lambda: next(gallery.rows())):
+        with pytest.raises(UserError, match="write it with bin/index"):
+            call()
+    gallery.upsert(["a", "b", "c"], np.eye(3), {"label": [1, 2, 3]})
+    same = {"label": [1]}
+    for arguments, says in [
+        ((["x"], np.ones((1, 4)), same), "4 dimensions, the gallery 3"),
+        ((["x"], np.ones((1, 3))), r"holds the attributes label \(integer\); these rows have none"),
+        ((["x"], np.ones((1, 3)), {"label": ["1"]}), r"these rows have label \(text\)"),
+        ((["x"], np.ones((1, 3)), {**same, "role": ["a"]}), "these rows have"),
+        ((["x", "y"], np.ones((1, 3)), {"label": [1, 2]}), "2 ids for 1 vectors"),
+        ((["x", "x"], np.ones((2, 3)), {"label": [1, 2]}), "occur more than once, the first is x"),
+        (([""], np.ones((1, 3)), same), "is empty"),
+        (("x", np.ones((1, 3)), same), "a list of texts"),
+        (([3], np.ones((1, 3)), same), "an id must be a text"),
+        ((["a\0b"], np.ones((1, 3)), same), "NUL"),
+        ((["x" * 1001], np.ones((1, 3)), same), "1,000 bytes"),
+        ((["\udcff"], np.ones((1, 3)), same), "UTF-8"),
+        ((["x"], np.full((1, 3), np.nan), same), "NaN"),
+        ((["x"], np.full((1, 3), 1e20), same), r"beyond 1e\+15"),
+        ((["x"], np.ones((1, 3)), {"label": [1, 2]}), "has 2 values for 1 rows"),
+        ((["x"], np.ones((1, 3)), {"label": [2**63]}), "64 bits"),
+        ((["x"], np.ones((1, 3)), {"label": [True]}), "must be a text"),
+        ((["x"], np.ones((1, 3)), {"Label": [1]}), "the attribute 'Label' must be of a .. z"),
+        ((["x"], np.ones((1, 3)), {"id": [1]}), "neither id nor vector"),
+        ((["x", "y"], np.ones((2, 3)), {"label": [1, "2"]}), "integers and texts"),
+    ]:
+        with pytest.raises(UserError, match=says):
+            gallery.upsert(*arguments)
+    for options, says in [
+        ({"vectors": np.eye(2)}, "2 dimensions, the gallery 3"),
+        ({"vectors": np.full((1, 3), np.inf)}, "NaN or infinite"),
+        ({"vectors": queries, "k": 0}, "`k` must be a positive integer"),
+        ({"vectors": queries, "k": 5000}, "`k` must be at most 4,096"),
+        ({"vectors": queries, "filter": {"role": "x"}}, "'role', which is no attribute of the gallery; it has label"),
+        ({"vectors": queries, "filter": {"label": "1"}}, "of type integer, which '1' is not"),
+    ]:
+        with pytest.raises(UserError, match=says):
+            gallery.search(**options)
+    with pytest.raises(UserError, match="no attribute"):
+        gallery.count({"role": "x"})
+    assert len(gallery) == 3
+    assert gallery.search(queries, k=1).ids.ravel().tolist() == ["a", "b", "c"]

@@ -1,0 +1,16 @@
+"""Galleries where they live: one face over LanceDB, PostgreSQL with pgvector, Qdrant, Milvus, and faiss in files."""
+
+from tfdml.retrieval.connecting import SCHEMES, connect, is_gallery
+from tfdml.retrieval.database import GalleryDatabase, Neighbours
+from tfdml.retrieval.evaluating import evaluate_gallery
+from tfdml.retrieval.indexing import index_embeddings
+
+__all__ = [
+    "SCHEMES",
+    "GalleryDatabase",
+    "Neighbours",
+    "connect",
+    "evaluate_gallery",
+    "index_embeddings",
+    "is_gallery",
+]

@@ -1,0 +1,144 @@
+"""From a folder of embeddings into a gallery, batch by batch; begun again, it goes on."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tfdml.embeddings.reader import StoredEmbeddings, read_embeddings, read_names
+from tfdml.errors import UserError
+from tfdml.retrieval.database import GalleryDatabase
+from tfdml.retrieval.rows import checked_ids
+from tfdml.storage import sha256_of
+
+# The attribute that tells of which embeddings a row is.
+SOURCE = "source"
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingsToIndex:
+    """Stored embeddings with what their rows are called in a gallery.
+
+    Args:
+        stored: The embeddings.
+        names: What the images are called.
+        ids: N ids, each once.
+        source: What tells these embeddings from others: of their checksums.
+    """
+
+    stored: StoredEmbeddings
+    names: list[str]
+    ids: list[str]
+    source: str
+
+    @classmethod
+    def read(cls, path: str | os.PathLike, prefix: str = "") -> EmbeddingsToIndex:
+        """The embeddings of a folder that `bin/embed` wrote, or of an .npz file.
+
+        Args:
+            path: The folder or file. Rows without a name are called by their number.
+            prefix: Put before every name, for an id.
+
+        Raises:
+            UserError: There are none, names occur twice, or one cannot be an id.
+
+        Example:
+            >>> EmbeddingsToIndex.read("embeddings/cars", "cars/").ids[0]  # doctest: +SKIP
+            'cars/080203.jpg'
+        """
+        stored = read_embeddings(path)
+        names = stored.names
+        if names is None:
+            in_folder = bool(stored.manifest)
+            names = read_names(stored.source) if in_folder else tuple(map(str, range(len(stored))))
+        if len(names) != len(stored):
+            raise UserError(f"{stored.source} names {len(names):,} images of {len(stored):,} embeddings")
+        twice = [name for name, times in collections.Counter(names).items() if times > 1]
+        if twice:
+            raise UserError(f"{stored.source}: {len(twice)} names occur more than once, the first is {twice[0]!r}")
+        ids = checked_ids(prefix + str(name) for name in names)
+        files = stored.manifest.get("files") or {"file": sha256_of(Path(stored.source))}
+        mark = hashlib.sha256(json.dumps([files, prefix], sort_keys=True).encode()).hexdigest()[:16]
+        return cls(stored, list(map(str, names)), ids, mark)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def attributes(self, rows: slice) -> dict[str, Any]:
+        """`path` and `source`, and `label` and `role` where they are known."""
+        found: dict[str, Any] = {"path": self.names[rows]}
+        if self.stored.labels is not None:
+            found["label"] = self.stored.labels[rows]
+        if self.stored.roles is not None:
+            found["role"] = self.stored.roles[rows].tolist()
+        return {**found, SOURCE: [self.source] * len(found["path"])}
+
+    def written_in(self, gallery: GalleryDatabase) -> int:
+        """How many rows a gallery has of these embeddings.
+
+        Raises:
+            UserError: It holds something else, or embeddings of another dimension.
+        """
+        if gallery.about is None:
+            return 0
+        dimension = self.stored.embeddings.shape[1]
+        if gallery.about.dimension != dimension:
+            raise UserError(
+                f"`uri={gallery.address}` is of dimension {gallery.about.dimension}, {self.stored.source} of "
+                f"{dimension}: name another table by ?table=..., or take the model that the gallery was made by"
+            )
+        if SOURCE not in gallery.about.attributes:
+            raise UserError(f"`uri={gallery.address}` was not written by bin/index; name another table by ?table=...")
+        return gallery.count({SOURCE: self.source})
+
+
+def index_embeddings(
+    gallery: GalleryDatabase,
+    embeddings: EmbeddingsToIndex,
+    progress: Callable[[int], None] = lambda rows: None,
+) -> int:
+    """Write embeddings into a gallery, and build the index that its address names.
+
+    Rows are written in their order, `gallery.batch_rows` at a time, with the attributes `path`, `label`, `role` and
+    `source`. So what an earlier call has left, killed at any moment, is told by how many rows of the source are there:
+    this call goes on at the last whole batch. Where rows were deleted since, all are written again.
+
+    Args:
+        gallery: Where to.
+        embeddings: What.
+        progress: Called with how many rows are done.
+
+    Returns:
+        How many rows were written; 0 where all were there.
+
+    Raises:
+        UserError: As `GalleryDatabase.upsert`; nothing is written where dimensions or attributes differ.
+
+    Example:
+        >>> with connect("lancedb:///data/galleries") as gallery:  # doctest: +SKIP
+        ...     index_embeddings(gallery, EmbeddingsToIndex.read("embeddings/cars"))
+    """
+    done = embeddings.written_in(gallery)
+    written = 0
+    if done < len(embeddings):
+        written = _write(gallery, embeddings, done - done % gallery.batch_rows, progress)
+        if embeddings.written_in(gallery) < len(embeddings):
+            written = _write(gallery, embeddings, 0, progress)
+    gallery.optimize()
+    return written
+
+
+def _write(gallery: GalleryDatabase, embeddings: EmbeddingsToIndex, first: int, progress: Callable[[int], None]) -> int:
+    size = gallery.batch_rows
+    for start in range(first, len(embeddings), size):
+        rows = slice(start, start + size)
+        # A memory-mapped file is read one batch after another.
+        gallery.upsert(embeddings.ids[rows], embeddings.stored.embeddings[rows], embeddings.attributes(rows))
+        progress(min(start + size, len(embeddings)))
+    return len(embeddings) - first

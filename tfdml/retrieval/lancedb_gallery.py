@@ -1,0 +1,132 @@
+"""LanceDB, embedded: a folder of Lance files, nothing to start."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+# What its library in Rust logs to the error stream, of a table that is new and of columns to come.
+os.environ.setdefault("LANCE_LOG", "error")
+
+import lancedb
+import pyarrow as pa
+from lancedb.index import HnswFlat, IvfFlat, IvfPq
+
+from tfdml.errors import UserError
+from tfdml.retrieval.database import About, GalleryDatabase
+from tfdml.retrieval.rows import Rows
+
+_KEY = b"tfdml"
+# Product quantization learns 256 codes.
+_CODES = 256
+_INDEXES = {"ivf": IvfFlat, "ivf_pq": IvfPq, "hnsw": HnswFlat}
+_CONFIGS = {"lists": "num_partitions", "bytes": "num_sub_vectors", "links": "m"}
+
+
+class LanceGallery(GalleryDatabase):
+    """A gallery in LanceDB.
+
+    Args:
+        address: `lancedb:///folder`.
+    """
+
+    _errors = (OSError, ValueError, RuntimeError)
+    batch_rows = 50_000
+    _database: Any = None
+    _table: Any = None
+
+    def _open(self) -> str | bytes | None:
+        if not os.path.isdir(self.address.path):
+            return None
+        self._database = lancedb.connect(self.address.path)
+        # LanceDB has no error of its own for a table that is not there.
+        if not os.path.isdir(os.path.join(self.address.path, f"{self.address.table}.lance")):
+            return None
+        self._table = self._database.open_table(self.address.table)
+        return (self._table.schema.metadata or {}).get(_KEY, b"")
+
+    def _create(self, about: About) -> None:
+        self._database = self._database or lancedb.connect(self.address.path)
+        kinds = {"integer": pa.int64(), "text": pa.string()}
+        columns = [pa.field(name, kinds[kind], False) for name, kind in about.attributes.items()]
+        vector = pa.field("vector", pa.list_(pa.float32(), about.dimension), False)
+        schema = pa.schema([pa.field("id", pa.string(), False), vector, *columns], {_KEY: about.text().encode()})
+        self._table = self._database.create_table(self.address.table, schema=schema)
+
+    def _upsert(self, rows: Rows) -> None:
+        vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.vectors.reshape(-1)), rows.vectors.shape[1])
+        schema = self._table.schema
+        table = pa.table({"id": rows.ids, "vector": vectors, **rows.attributes}).cast(schema)
+        if not self._table.count_rows():
+            self._table.add(table)
+        else:
+            self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(table)
+
+    def _delete(self, ids: list[str]) -> int:
+        return int(self._table.delete(f"id IN ({', '.join(map(_quoted, ids))})").num_deleted_rows)
+
+    def _nearest(self, vectors: np.ndarray, k: int, conditions: dict[str, Any]) -> list[Rows]:
+        assert self.about is not None
+        names = ["id", "vector", *self.about.attributes]
+        query = self._table.search(list(vectors), vector_column_name="vector").limit(k).select([*names, "_distance"])
+        query = query.distance_type("dot" if self._by_product else "l2")
+        query = self._tuned(query) if self.approximate else query.bypass_vector_index()
+        if conditions:
+            query = query.where(_where(conditions), prefilter=True)
+        found = query.to_arrow().combine_chunks()
+        of_query = found["query_index"].to_numpy() if "query_index" in found.column_names else np.zeros(len(found), int)
+        # One query's rows are in one piece.
+        order = np.argsort(of_query, kind="stable")
+        edges = np.searchsorted(of_query[order], np.arange(len(vectors) + 1))
+        whole = found.take(pa.array(order)) if np.any(np.diff(of_query) < 0) else found
+        return [self._read(whole.slice(a, b - a)) for a, b in itertools.pairwise(edges)]
+
+    def _tuned(self, query: Any) -> Any:
+        address = self.address
+        if "effort" in address.options and address.index == "hnsw":
+            query = query.ef(max(address.option("effort", 0), 1))
+        elif "effort" in address.options:
+            query = query.nprobes(address.option("effort", 0))
+        return query.refine_factor(address.option("refine", 10)) if address.index == "ivf_pq" else query
+
+    def _count(self, conditions: dict[str, Any]) -> int:
+        return int(self._table.count_rows(_where(conditions) if conditions else None))
+
+    def _rows(self) -> Iterator[Rows]:
+        for batch in self._table.search().to_batches(self.batch_rows):
+            if len(batch):
+                yield self._read(pa.Table.from_batches([batch]))
+
+    def _read(self, table: Any) -> Rows:
+        assert self.about is not None
+        vectors = table["vector"].combine_chunks()
+        numbers = vectors.flatten().to_numpy(zero_copy_only=False).reshape(-1, self.about.dimension)
+        attributes = {name: table[name].to_pylist() for name in self.about.attributes}
+        return Rows(table["id"].to_pylist(), numbers, attributes)
+
+    def _optimize(self) -> None:
+        self._table.optimize()
+        address = self.address
+        if not address.index:
+            return
+        count = self._table.count_rows()
+        if address.index == "ivf_pq" and count < _CODES:
+            raise UserError(f"`uri={address}`: ivf_pq needs {_CODES} rows at least, and there are {count}")
+        options: dict[str, Any] = {_CONFIGS[name]: value for name, value in address.options.items() if name in _CONFIGS}
+        config = _INDEXES[address.index](distance_type="dot" if self._by_product else "l2", **options)
+        self._table.create_index("vector", config=config)
+
+    def _close(self) -> None:
+        self._table = self._database = None
+
+
+def _quoted(value: Any) -> str:
+    return str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'"
+
+
+def _where(conditions: dict[str, Any]) -> str:
+    return " AND ".join(f"`{name}` = {_quoted(value)}" for name, value in conditions.items())
