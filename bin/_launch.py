@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import tempfile
+from importlib.util import find_spec
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -35,6 +36,9 @@ def launch(name):
     # Until the command itself listens, Ctrl-C just ends the process.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if os.environ.get("KERAS_BACKEND") == "jax" and not find_spec("jax"):
+        print(f"{name}: error: KERAS_BACKEND=jax needs JAX: pip install 'tfdml[jax]'", file=sys.stderr)
+        sys.exit(2)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.path.insert(0, ROOT)
     with _quiet_start():

@@ -56,7 +56,7 @@ def value_and_gradients(function, *arrays, mode="eager"):
         return value, gradients
 
     if mode != "eager":
-        run = tf.function(run, jit_compile=mode == "xla")
+        run = tf.function(run, jit_compile=mode == "xla", autograph=False)
     value, gradients = run(*(tf.constant(array, tf.float32) for array in arrays))
     return value.numpy(), [gradient.numpy() for gradient in gradients]
 

@@ -2,6 +2,7 @@
 
 from unittest import mock
 
+import numpy as np
 import tensorflow as tf
 
 from tfdml import replicas
@@ -13,38 +14,44 @@ class _Context:
     def __init__(self, count):
         self.num_replicas_in_sync = count
         self.replica_id_in_sync_group = 0
-        self.given = [[] for _ in range(count)]
-        self.answered = None
+        self.given, self.known = [[] for _ in range(count)], None
 
     def all_gather(self, x, axis):
-        """Every replica's tensor of this turn; while they are still being noted, its own in the place of the others."""
+        """What all gave at this turn of the round before; in the first round, its own in the place of the others."""
         assert axis == 0
-        if self.answered is None:
-            self.given[self.replica_id_in_sync_group].append(x)
+        given = self.given[self.replica_id_in_sync_group]
+        given.append(x)
+        if self.known is None:
             return tf.concat([x] * self.num_replicas_in_sync, 0)
-        self.answered += 1
-        return tf.concat([given[self.answered - 1] for given in self.given], 0)
+        return tf.concat([others[len(given) - 1] for others in self.known], 0)
+
+    def is_settled(self):
+        """Whether all gave in this round what they gave in the one before."""
+        if self.known is None:
+            return False
+        turns = [
+            turn for now, before in zip(self.given, self.known, strict=True) for turn in zip(now, before, strict=True)
+        ]
+        return all(a.shape == b.shape and np.array_equal(a, b) for a, b in turns)
 
 
 def play(function, *parts):
     """`[function(*part) for part in parts]`, each called as if on a replica of its own, all at once.
 
-    Every call runs twice: first to note what it gives to the others, then with what they gave. So what is gathered must
-    not depend on an earlier gathering. Under one gradient tape the gradient of the results' sum is what a distribution
-    strategy's optimiser gets.
+    In each round every call notes what it gives to the others, and takes what they gave in the round before, until that
+    changes no more: what is gathered may depend on what was gathered earlier. Under one gradient tape the gradient of
+    the results' sum is what a distribution strategy's optimiser gets.
     """
     context = _Context(len(parts))
-    results = []
     with mock.patch.object(replicas, "_context", return_value=context):
-        for replaying in (False, True):
+        while True:
+            results = []
             for number, part in enumerate(parts):
                 context.replica_id_in_sync_group = number
-                context.answered = 0 if replaying else None
-                result = function(*part)
-                if replaying:
-                    assert context.answered == len(context.given[number])
-                    results.append(result)
-    return results
+                results.append(function(*part))
+            if context.is_settled():
+                return results
+            context.given, context.known = [[] for _ in parts], context.given
 
 
 def sum_and_gradient(function, arrays, sizes):

@@ -71,7 +71,7 @@ def total_by_fit(strategy, given):
 def total_by_steps(strategy, given):
     """As `fit` cannot: Keras 3 does not support several workers."""
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(images, labels):
         mean = tf.reduce_mean(tf.cast(images, tf.float32), (1, 2, 3))
         return tf.reduce_sum(mean * tf.cast(labels, tf.float32))

@@ -172,24 +172,50 @@ def test_an_experiment_is_resolved_on_files_in_the_data_sets_layout(path, trees,
     assert batch_shapes(written) == ((expected, 24, 24, 3), (expected,))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", CONFIGS, ids=config_name)
-def test_an_experiment_builds_and_takes_a_step(path, characters, tmp_path):
-    written = written_in(path, run_dir=str(tmp_path))
-    resize = max(SIZE, SIZE * written.resize // written.image_size)
-    # A random network with frozen BatchNorm would answer every image with nearly zero.
-    tiny = {"dataset": "glyphs", "weights": "none", "image_size": SIZE, "resize": resize, "batch_norm": "train"}
-    experiment = dataclasses.replace(written, **tiny)
+def takes_a_step(experiment, characters):
+    """Trains an experiment for two steps, so that alternating updates have their turn, and looks at its projection."""
     sampler = building.make_sampler(experiment.data, characters, experiment.seed)
     transform, _ = building.make_transforms(experiment.data)
-    # The networks of the experiments before, hundreds of megabytes each, hang in cycles of references.
+    # The networks of the experiments before hang in cycles of references.
     keras.backend.clear_session()
     gc.collect()
     learner = learner_of(experiment, characters.num_classes, steps_per_epoch=10)
-    learner.run_eagerly = True  # quicker than tracing these networks for two steps
+    learner.run_eagerly = True  # quicker than tracing for two steps
     before = [np.asarray(variable) for variable in learner.embedder.parts()["projection"]]
-    # Two steps, so that alternating updates have their turn.
     logs = learner.fit(training_batches(characters, sampler, transform, num_steps=2), epochs=1, verbose=0).history
     assert all(np.isfinite(values).all() for values in logs.values()), logs
     after = [np.asarray(variable) for variable in learner.embedder.parts()["projection"]]
     assert any((old != new).any() for old, new in zip(before, after, strict=True))
+
+
+def of_characters(path, size, **changes):
+    """The experiment of a flag file, on characters of a smaller size and an untrained network."""
+    written = written_in(path, run_dir="unused")
+    resize = max(size, size * written.resize // written.image_size)
+    # A random network with frozen BatchNorm would answer every image with nearly zero.
+    tiny = {"dataset": "glyphs", "weights": "none", "image_size": size, "resize": resize, "batch_norm": "train"}
+    return dataclasses.replace(written, **tiny, **changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [path for path in CONFIGS if "abe" not in path.stem], ids=config_name)
+def test_an_experiment_takes_a_step_on_a_small_network(path, characters):
+    """All that it says but its network, each of which `test_a_network_of_the_experiments_takes_a_step` tries."""
+    experiment = of_characters(path, 32, backbone="conv4(width=16)")
+    objectives = experiment.objectives.replace("dim=8192", "dim=128")
+    takes_a_step(dataclasses.replace(experiment, objectives=objectives), characters)
+
+
+def first_of_each_network():
+    """A flag file for each network that the experiments name, as it is cut and pooled."""
+    found = {}
+    for path in CONFIGS:
+        written = written_in(path, run_dir="unused")
+        found.setdefault((written.backbone, written.ensemble_heads, written.ensemble_cut, written.pooling), path)
+    return list(found.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", first_of_each_network(), ids=config_name)
+def test_a_network_of_the_experiments_takes_a_step(path, characters):
+    takes_a_step(of_characters(path, SIZE), characters)

@@ -75,7 +75,9 @@ def test_absolute_distances_and_their_gradient(between_two, mode):
 @pytest.mark.parametrize(("size", "dim"), [(3, 1), (33, 127), (100, 64), (129, 300)])
 def test_duplicates_are_at_distance_exactly_zero(size, dim, jitted):
     x = random_batch(0, size, 1, dim, unit=False)[1]
-    squared = tf.function(pairwise.squared_distances, jit_compile=jitted)(tf.constant(np.concatenate([x, x])))
+    squared = tf.function(pairwise.squared_distances, jit_compile=jitted, autograph=False)(
+        tf.constant(np.concatenate([x, x]))
+    )
     assert np.all(np.diagonal(squared.numpy(), size) == 0)
     assert np.all(np.diagonal(squared.numpy()) == 0)
 
@@ -157,7 +159,7 @@ def test_labels_that_are_no_vector_are_refused(labels):
 
 
 def test_labels_whose_rank_the_graph_does_not_know_are_accepted():
-    @tf.function(input_signature=[tf.TensorSpec(None, tf.int64)])
+    @tf.function(input_signature=[tf.TensorSpec(None, tf.int64)], autograph=False)
     def convert(labels):
         return pairwise.as_labels(labels)
 

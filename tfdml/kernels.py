@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import keras
 from keras import ops
 
-from tfdml import pairwise
+from tfdml import pairwise, replicas
 from tfdml.arguments import integer, number
 from tfdml.saving import SavedByArguments, in_words
 
@@ -22,6 +22,9 @@ class Kernel(SavedByArguments):
 
     A subclass whose values may be too large for float32 also gives `scaled_matrix`.
     """
+
+    #: Whether `matrix` within `tfdml.pairwise.only_rows` gives these rows of what it gives outside.
+    divides = False
 
     def __call__(self, x, y=None):
         """The Gram matrix: (B, D) -> (B, B), or (B, D), (B', D) -> (B, B')."""
@@ -60,8 +63,8 @@ def _mean_distance(distances, between_two: bool):
         mean = ops.mean(distances)
     else:
         # The diagonal is 0, so the sum over all pairs is that over pairs of different images.
-        size = ops.cast(ops.shape(distances)[0], "float32")
-        mean = ops.sum(distances) / ops.maximum(size * (size - 1.0), 1.0)
+        size = ops.cast(ops.shape(distances)[1], "float32")
+        mean = replicas.summed(ops.sum(distances)) / ops.maximum(size * (size - 1.0), 1.0)
     mean = ops.stop_gradient(mean)
     return ops.where(mean > 0, mean, 1.0)
 
@@ -88,6 +91,8 @@ class GaussianMixture(Kernel):
 
     Source: Chu et al., ICML 2020, sec. 5.1, "Kernel design".
     """
+
+    divides = True
 
     def __init__(self, multipliers: Sequence[float] = (0.5, 1.0, 2.0), bandwidth: float | None = None):
         listed = tuple(multipliers) if isinstance(multipliers, Iterable) else ()
@@ -124,6 +129,8 @@ class Laplace(Kernel):
 
     Source: Chu et al., ICML 2020, table 4.
     """
+
+    divides = True
 
     def __init__(self, multiplier: float = 1.0, bandwidth: float | None = None):
         self.multiplier = number("multiplier", multiplier, above=0)

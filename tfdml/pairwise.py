@@ -6,11 +6,56 @@ values and gradients for duplicates, zero vectors and empty masks.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
 import keras
 import numpy as np
 from keras import ops
 
 DISTANCES = ("euclidean", "sqeuclidean", "cosine", "dot")
+
+
+class Rows(NamedTuple):
+    """The rows `first` to `first + count - 1` of `total`."""
+
+    first: Any
+    count: Any
+    total: Any
+
+
+_rows: contextvars.ContextVar[Rows | None] = contextvars.ContextVar("rows", default=None)
+
+
+@contextlib.contextmanager
+def only_rows(rows: Rows) -> Iterator[None]:
+    """A block in which what is (B, B) here has these rows alone, (b, B): distances, similarities, and masks.
+
+    So each of several replicas works on the pairs of its own images with all. Matrices of two arguments stay whole.
+
+    Example:
+        >>> with only_rows(Rows(1, 2, 3)):
+        ...     tuple(squared_distances(keras.ops.ones((3, 5))).shape)
+        (2, 3)
+    """
+    token = _rows.set(rows)
+    try:
+        yield
+    finally:
+        _rows.reset(token)
+
+
+def present_rows() -> Rows | None:
+    """The rows of the surrounding `only_rows`; None where matrices are whole."""
+    return _rows.get()
+
+
+def own(x):
+    """Of x (B, ...) what belongs to the rows of the surrounding `only_rows`; all of it outside."""
+    rows = _rows.get()
+    return x if rows is None else x[rows.first : rows.first + rows.count]
 
 
 def as_labels(labels):
@@ -61,7 +106,7 @@ def safe_sqrt(x):
 def dot_products(x, y=None):
     """The matrix of x_i . y_j: (B, D), (B', D) -> (B, B'); `y` defaults to `x`."""
     x = ops.cast(x, "float32")
-    y = x if y is None else ops.cast(y, "float32")
+    x, y = (own(x), x) if y is None else (x, ops.cast(y, "float32"))
     return ops.matmul(x, ops.transpose(y))
 
 
@@ -73,17 +118,18 @@ def cosine_similarities(x, y=None):
 def squared_distances(x, y=None):
     """The matrix of |x_i - y_j|^2, clamped at 0: (B, D), (B', D) -> (B, B'); `y` defaults to `x`.
 
-    Without `y` the diagonal is exactly 0. Both sides are first shifted by the mean of `x`, which changes no
-    distance and keeps the rounding error small for features that share a large offset.
+    Without `y` the diagonal is exactly 0, and so are duplicates (within `only_rows`, up to rounding). Both sides are
+    first shifted by the mean of `x`, which changes no distance and keeps the rounding error small for features that
+    share a large offset.
     """
     x = ops.cast(x, "float32")
     centre = ops.stop_gradient(ops.mean(x, axis=0, keepdims=True))
     x = x - centre
     if y is None:
-        products = ops.matmul(x, ops.transpose(x))
-        # Norms from the same product, so that duplicates come out at exactly 0.
-        norms = ops.diagonal(products)
-        squared = norms[:, None] + norms[None, :] - 2.0 * products
+        products = dot_products(x)
+        # Norms from the same product, so that duplicates come out at exactly 0; some rows hold only some of them.
+        norms = ops.diagonal(products) if present_rows() is None else ops.sum(ops.square(x), axis=1)
+        squared = own(norms)[:, None] + norms[None, :] - 2.0 * products
         squared = ops.where(identity_mask(ops.shape(x)[0]), 0.0, squared)
     else:
         y = ops.cast(y, "float32") - centre
@@ -130,7 +176,7 @@ def absolute_distances(x, y=None):
     Computed anchor by anchor in both directions, so that memory stays O(B^2 + B D) and not O(B^2 D).
     """
     x = ops.cast(x, "float32")
-    return _absolute_distances(x, x if y is None else ops.cast(y, "float32"))
+    return _absolute_distances(*((own(x), x) if y is None else (x, ops.cast(y, "float32"))))
 
 
 @ops.custom_gradient
@@ -152,18 +198,18 @@ def _absolute_distances(x, y):
 def identity_mask(size):
     """(B, B) boolean, true on the diagonal: an image paired with itself."""
     index = ops.arange(size)
-    return index[:, None] == index[None, :]
+    return own(index)[:, None] == index[None, :]
 
 
 def positive_mask(labels):
     """(B, B) boolean: pairs of different images of the same class."""
-    same = labels[:, None] == labels[None, :]
+    same = own(labels)[:, None] == labels[None, :]
     return ops.logical_and(same, ops.logical_not(identity_mask(ops.shape(labels)[0])))
 
 
 def negative_mask(labels):
     """(B, B) boolean: pairs of images of different classes."""
-    return labels[:, None] != labels[None, :]
+    return own(labels)[:, None] != labels[None, :]
 
 
 def masked_sum(values, mask, axis=None):

@@ -6,10 +6,13 @@ here is the identity of a single replica. TensorFlow is imported only when it is
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import keras
 from keras import ops
+
+from tfdml import pairwise
 
 
 def _context() -> Any:
@@ -38,7 +41,7 @@ def gather(x):
     Replicas may hold different numbers of rows.
     """
     context = _context()
-    return x if context is None else context.all_gather(x, 0)
+    return x if context is None else _all_gather(context, x)
 
 
 def local_rows(x, num_local):
@@ -46,7 +49,59 @@ def local_rows(x, num_local):
     context = _context()
     if context is None:
         return x
-    counts = context.all_gather(ops.reshape(ops.cast(num_local, "int32"), (1,)), 0)
-    index = ops.cast(context.replica_id_in_sync_group, "int32")
-    first = ops.sum(ops.where(ops.arange(context.num_replicas_in_sync) < index, counts, 0))
+    first = _first_row(context, num_local)
     return x[first : first + num_local]
+
+
+def own_rows(num_local, total):
+    """A block in which matrices over the pairs of the gathered batch have this replica's rows alone.
+
+    See `tfdml.pairwise.only_rows`. With a single replica matrices stay whole.
+
+    Args:
+        num_local: How many images this replica has.
+        total: How many all replicas have.
+    """
+    context = _context()
+    if context is None:
+        return contextlib.nullcontext()
+    return pairwise.only_rows(pairwise.Rows(_first_row(context, num_local), num_local, total))
+
+
+def summed(x):
+    """The sum over replicas of what each has of its own rows; x itself where matrices are whole. Differentiable."""
+    return x if pairwise.present_rows() is None else ops.sum(gather(ops.expand_dims(x, 0)), axis=0)
+
+
+def all_rows(x):
+    """The values (N, ...) of all images, of those that each replica has for its own rows. Differentiable."""
+    return x if pairwise.present_rows() is None else gather(x)
+
+
+def mean_of(values, mask):
+    """As `pairwise.masked_mean`, over the rows of all replicas: the same on each."""
+    return summed(pairwise.masked_sum(values, mask)) / ops.maximum(summed(pairwise.masked_count(mask)), 1.0)
+
+
+def part_of_mean(values, mask):
+    """As `pairwise.masked_mean`; within `own_rows` the part of it that these rows make up."""
+    return pairwise.masked_sum(values, mask) / ops.maximum(summed(pairwise.masked_count(mask)), 1.0)
+
+
+def share_of_rows():
+    """The share of the batch whose rows this replica works on, a number or scalar; 1 where matrices are whole."""
+    rows = pairwise.present_rows()
+    return 1.0 if rows is None else ops.cast(rows.count, "float32") / ops.cast(rows.total, "float32")
+
+
+def _first_row(context, num_local):
+    counts = gather(ops.reshape(ops.cast(num_local, "int32"), (1,)))
+    index = ops.cast(context.replica_id_in_sync_group, "int32")
+    return ops.sum(ops.where(ops.arange(context.num_replicas_in_sync) < index, counts, 0))
+
+
+def _all_gather(context, x):
+    import tensorflow as tf
+
+    # Several workers gather to the device of what they gather, and an argument of a traced function has none.
+    return context.all_gather(tf.identity(x), 0)

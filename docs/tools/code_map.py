@@ -17,6 +17,7 @@ WIDTH, BOX_WIDTH, BOX_HEIGHT, ROW = 1230, 190, 46, 88
 # The middle of each box, and what it says: the mathematics to the left, images and files to the right.
 BOXES = {
     "cli": (740, "the commands of bin/"),
+    "cluster": (740, "work of many machines, by Ray"),
     "export": (740, "SavedModel, LiteRT, ONNX, retriever"),
     "retrieval": (490, "galleries in databases"),
     "training": (740, "from settings to a run folder"),
@@ -31,7 +32,7 @@ BOXES = {
     "mining": (375, "choosing pairs and triplets"),
     "layers": (640, "layers with weights"),
     "kernels": (520, "reproducing kernels"),
-    "replicas": (105, "what other replicas hold"),
+    "replicas": (105, "what others hold; shared work"),
     "pairwise": (375, "distances, masks, reductions"),
     "memory": (845, "what is free, and refusals"),
     "manifests": (1125, "what a file of others may say"),

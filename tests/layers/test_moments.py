@@ -91,7 +91,7 @@ def test_gradient_reaches_the_features_and_every_projection(narrow_blocks, mode,
         return tape.gradient(value, [features, *trained])
 
     if compilation != "eager":
-        run = tf.function(run, jit_compile=compilation == "xla")
+        run = tf.function(run, jit_compile=compilation == "xla", autograph=False)
 
     def reference(features, *projections):
         found = slow.moments(features, projections or values(layer.projections), layer.orders, mode)
@@ -106,7 +106,7 @@ def test_gradient_reaches_the_features_and_every_projection(narrow_blocks, mode,
 def test_batch_and_positions_may_be_unknown_when_traced(narrow_blocks):
     layer = layer_for(maps(), 3, 7)
 
-    @tf.function(input_signature=[tf.TensorSpec((None, None, None, 4))])
+    @tf.function(input_signature=[tf.TensorSpec((None, None, None, 4))], autograph=False)
     def run(x):
         with tf.GradientTape() as tape:
             tape.watch(x)
@@ -197,7 +197,7 @@ def test_no_step_holds_a_map_of_products(mode):
     layer = layer_for(x, 5, dim, mode)
     trained = [variable.value for variable in layer.trainable_variables]
 
-    @tf.function
+    @tf.function(autograph=False)
     def step():
         with tf.GradientTape() as tape:
             tape.watch(x)

@@ -99,7 +99,7 @@ def test_gradient_reaches_distances_and_weights(mode, chunk, frozen, monkeypatch
             value = tf.reduce_sum(tf.constant(factors, tf.float32) * network(x, frozen=frozen))
         return value, tape.gradient(value, x), tape.gradient(value, [v.value for v in variables(network)])
 
-    run = run if mode == "eager" else tf.function(run, jit_compile=mode == "xla")
+    run = run if mode == "eager" else tf.function(run, jit_compile=mode == "xla", autograph=False)
 
     def slow(x, *weights):
         return sum(f * statistic(weights, float(a)) for f, a in zip(factors, x, strict=True))
@@ -120,7 +120,7 @@ def test_chunks_of_a_size_unknown_to_the_graph(size, monkeypatch):
     monkeypatch.setattr(statistics_network, "_CHUNK", 4)
     network = network_with(random_weights(5))
     d = np.linspace(0, 2, size).astype("float32")
-    run = tf.function(network, input_signature=[tf.TensorSpec([None], tf.float32)])
+    run = tf.function(network, input_signature=[tf.TensorSpec([None], tf.float32)], autograph=False)
     expected = np.array([statistic(random_weights(5), float(x)) for x in d])
     assert_close(run(d), expected, floor=1e-12)
 
@@ -173,7 +173,7 @@ def test_root_of_hand_made_functions(name, mode):
     points, initial, expected, has_root = HAND_MADE[name]
     weights = through(points)
     root = network_with(weights).find_root
-    run = root if mode == "eager" else tf.function(root, jit_compile=mode == "xla")
+    run = root if mode == "eager" else tf.function(root, jit_compile=mode == "xla", autograph=False)
     beta, found = run(tf.constant(initial, tf.float32))
     assert bool(found) == has_root
     if expected is None:

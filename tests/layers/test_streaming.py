@@ -21,7 +21,7 @@ def totals(x):
 @pytest.mark.parametrize("length", [1, 5])
 def test_carries_a_value_and_stacks_what_each_step_gives(mode, length):
     x = np.random.default_rng(0).normal(size=(length, 3)).astype("float32")
-    function = totals if mode == "eager" else tf.function(totals, jit_compile=mode == "xla")
+    function = totals if mode == "eager" else tf.function(totals, jit_compile=mode == "xla", autograph=False)
     carry, (sums, doubled) = function(tf.constant(x))
     np.testing.assert_allclose(carry, x.sum(0), rtol=1e-5)
     np.testing.assert_allclose(sums, np.cumsum(x, 0), rtol=1e-5, atol=1e-6)

@@ -107,7 +107,7 @@ def test_degenerate_batch_has_the_formula_s_value_and_a_finite_gradient(loss, re
 def test_degenerate_batches_are_the_same_when_compiled(name, mode):
     loss, _ = CASES[name]
 
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=True, autograph=False)
     def compiled(labels, x):
         with tf.GradientTape() as tape:
             tape.watch(x)

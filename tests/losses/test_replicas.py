@@ -109,7 +109,7 @@ CHILD = """
                 return value, tape.gradient(value, e)
 
             value, expected = gradient(labels, tf.constant(x))
-            values, parts = tf.function(strategy.run)(gradient, (part(labels), part(x)))
+            values, parts = tf.function(strategy.run, autograph=False)(gradient, (part(labels), part(x)))
             total = sum(v.numpy() for v in strategy.experimental_local_results(values))
             actual = np.concatenate([p.numpy() for p in strategy.experimental_local_results(parts)])
             if reduction == "sum":

@@ -76,7 +76,9 @@ def test_a_seed_repeats_and_a_generator_does_not():
 
 def test_works_under_jit():
     labels, x = random_batch(1, 6, 3, 4)
-    jit = tf.function(lambda e: sample_negatives(negative_probabilities(e, labels), 2, 5), jit_compile=True)
+    jit = tf.function(
+        lambda e: sample_negatives(negative_probabilities(e, labels), 2, 5), jit_compile=True, autograph=False
+    )
     indices, valid = jit(tf.constant(x))
     chosen = labels[np.asarray(indices)]
     assert np.all((chosen != labels[:, None]) | ~np.asarray(valid))

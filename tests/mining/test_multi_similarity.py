@@ -26,7 +26,9 @@ def expected_masks(similarities, labels, epsilon):
 def test_keeps_the_violating_pairs(epsilon, mode):
     labels, x = random_batch(3, 12, 4, 5)
     similarities = np.asarray(pairwise.cosine_similarities(x))
-    masks = tf.function(lambda s: multi_similarity_pairs(s, labels, epsilon), jit_compile=mode == "xla")(similarities)
+    masks = tf.function(
+        lambda s: multi_similarity_pairs(s, labels, epsilon), jit_compile=mode == "xla", autograph=False
+    )(similarities)
     expected = expected_masks(similarities, labels, np.float32(epsilon))
     assert expected.any()
     np.testing.assert_array_equal(masks[0], expected[0])

@@ -10,7 +10,7 @@ from tfdml.mining import semi_hard_negatives
 def run(distances, labels, mode):
     function = semi_hard_negatives
     if mode != "eager":
-        function = tf.function(semi_hard_negatives, jit_compile=mode == "xla")
+        function = tf.function(semi_hard_negatives, jit_compile=mode == "xla", autograph=False)
     return np.asarray(function(tf.constant(distances, tf.float32), tf.constant(labels)))
 
 

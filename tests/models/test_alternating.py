@@ -140,7 +140,11 @@ def operations(learner, phase):
     """How often each kind of operation stands in the graph of one phase's step."""
     labels, x = coloured_batch()
     with learner._in(phase):
-        graph = tf.function(learner.train_step).get_concrete_function((tf.constant(x), tf.constant(labels))).graph
+        graph = (
+            tf.function(learner.train_step, autograph=False)
+            .get_concrete_function((tf.constant(x), tf.constant(labels)))
+            .graph
+        )
     kinds = [operation.type for operation in graph.get_operations()]
     return {kind: kinds.count(kind) for kind in set(kinds)}
 

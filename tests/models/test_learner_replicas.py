@@ -8,8 +8,9 @@ import tensorflow as tf
 from tests.mathematics import assert_close
 from tests.models.networks import SIZE, coloured_batch, jrd, tiny_embedder
 from tests.played_replicas import play
-from tfdml import losses, objectives
+from tfdml import kernels, losses, objectives, pairwise
 from tfdml.models import MetricLearner
+from tfdml.objectives import class_statistics
 
 TERMS = {
     "pairs": lambda: losses.ContrastiveLoss(1.3, "euclidean"),
@@ -25,6 +26,16 @@ TERMS = {
     "density": lambda: objectives.DensityAdaptivity(3, reference_density=[1.0, 2.0, 0.5]),
     "spread": lambda: [objectives.EntropySpread(), objectives.GlobalOrthogonal()],
     "joint norms": lambda: objectives.JointMMD(("pooled", "embedding")),
+    "density hard sum": lambda: objectives.DensityAdaptivity(
+        3, reference_density=[1.0, 2.0, 0.5], constraint="hard", reduction="sum"
+    ),
+    "energy of mean": lambda: objectives.EnergyConfusion("log_of_mean"),
+    "nearest": lambda: objectives.EntropySpread("nearest"),
+    "intra class": lambda: objectives.IntraClassPenalty(),
+    "kernels of largest values": lambda: objectives.JointRepresentationSimilarity(
+        "embedding", kernels.Polynomial(2), weight=0.1
+    ),
+    "rank mi": lambda: objectives.RankMI(1.5, hidden=8, depth=1, negatives="all"),
     "learned margin": lambda: objectives.LearnedMargin(3, beta=0.6, nu=0.1),
 }
 
@@ -100,3 +111,28 @@ def test_the_statistics_see_the_pairs_of_all_replicas():
             some = some or np.any(wanted)
             assert_close(actual, wanted, 1e-5, floor=1e-7)
     assert some
+
+
+WHOLE = {"joint norms", "kernels of largest values", "proxy anchor", "moments of classes", "proxies sum"}
+
+
+@pytest.mark.parametrize("name", sorted(set(TERMS) - WHOLE))
+def test_a_replica_makes_no_more_than_its_own_rows(name, monkeypatch):
+    model = learner(TERMS[name]())
+    made = []
+
+    def watched(function):
+        def watching(*args, **kwargs):
+            result = function(*args, **kwargs)
+            made.append(tuple(result.shape))
+            return result
+
+        return watching
+
+    names = ("dot_products", "squared_distances", "absolute_distances", "positive_mask", "negative_mask")
+    for module, function in [*((pairwise, name) for name in names), (class_statistics, "averaging_matrix")]:
+        monkeypatch.setattr(module, function, watched(getattr(module, function)))
+    step(model, [7, 5])
+    # In the first round replicas take themselves for the others; distances within a replica are logged.
+    assert {(7, 12), (5, 12)} <= set(made)
+    assert (12, 12) not in made

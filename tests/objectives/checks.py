@@ -48,7 +48,7 @@ def check_degenerate(function, reference, mode, floor=2e-6):
             value = function(labels, tf.cast(x, dtype))
         return value, tape.gradient(value, x, unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
-    run = run if mode == "eager" else tf.function(run, jit_compile=mode == "xla")
+    run = run if mode == "eager" else tf.function(run, jit_compile=mode == "xla", autograph=False)
     for name, (labels, x) in degenerate_batches().items():
         labels = labels % 3
         value, gradient = run(tf.constant(labels, tf.int64), tf.constant(x))

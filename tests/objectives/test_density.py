@@ -74,7 +74,7 @@ def test_gradients_of_embeddings_and_targets_equal_finite_differences(arguments,
     labels, x = random_batch(11, 8, 4, 4)
     objective = make(**arguments)
 
-    @tf.function(jit_compile=mode == "xla")
+    @tf.function(jit_compile=mode == "xla", autograph=False)
     def run(x):
         with tf.GradientTape() as tape:
             tape.watch(x)

@@ -43,7 +43,7 @@ def on_embedding(objective):
 def gradients(objective, labels, x, weight, mode):
     """The value, and its gradients by the vectors and by the objective's weight."""
 
-    @tf.function(jit_compile=mode == "xla")
+    @tf.function(jit_compile=mode == "xla", autograph=False)
     def run(x):
         with tf.GradientTape() as tape:
             tape.watch(x)

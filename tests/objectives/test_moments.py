@@ -122,7 +122,7 @@ def test_gradient_reaches_the_map_and_every_weight(name, compilation):
         return value, tape.gradient(value, [features, *trained])
 
     if compilation != "eager":
-        run = tf.function(run, jit_compile=compilation == "xla")
+        run = tf.function(run, jit_compile=compilation == "xla", autograph=False)
 
     def of_arrays(features, *arrays):
         ends = np.cumsum([len(projections), len(dense), len(proxies)])

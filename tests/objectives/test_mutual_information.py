@@ -99,7 +99,7 @@ def test_gradient_of_the_statistics_step(mode, monotonicity):
         pairs = zip(network.kernels, network.biases, strict=True)
         return value, tape.gradient(value, x), tape.gradient(value, [w.value for pair in pairs for w in pair])
 
-    run = run if mode == "eager" else tf.function(run, jit_compile=mode == "xla")
+    run = run if mode == "eager" else tf.function(run, jit_compile=mode == "xla", autograph=False)
     value, by_embedding, by_weight = run(tf.constant(x))
 
     def expected(*weights):
@@ -308,7 +308,7 @@ def test_draws_follow_the_probabilities():
     probabilities = np.array([[0.0, 0.5, 0.3, 0.2], [1.0, 0.0, 0.0, 0.0], [0.0] * 4, [0.25, 0.25, 0.5, 0.0]], "float32")
     counts = np.array([[1], [3], [2], [0]])
     seed = keras.random.SeedGenerator(0)
-    draw = tf.function(lambda: _draw(probabilities, counts, seed))
+    draw = tf.function(lambda: _draw(probabilities, counts, seed), autograph=False)
     drawn = np.mean([np.asarray(draw()) for _ in range(2000)], axis=0)
     np.testing.assert_allclose(drawn, [[0, 0.5, 0.3, 0.2], [1, 0, 0, 0], [0] * 4, [0] * 4], atol=0.04)
 

@@ -90,7 +90,7 @@ def test_proxy_loss_equals_the_paper(mode, reduction):
     def reference(embeddings, proxies):
         return references.am_softmax(labels, references.class_similarities(embeddings, proxies), reduction=reduction)
 
-    @tf.function(jit_compile=mode == "xla")
+    @tf.function(jit_compile=mode == "xla", autograph=False)
     def run(embeddings):
         with tf.GradientTape() as tape:
             tape.watch(embeddings)

@@ -1,9 +1,12 @@
-"""Runs of `bin/train` that kill themselves at a moment named by what is on disk, each in a process of its own.
+"""Runs of `bin/train` that are killed at moments named by what is on disk, each in a process of its own.
 
-    python -m tests.training.kill_driver '[{"flags": [...], "moment": ["after", "flags.txt", 1]}, ...]'
+    python -m tests.training.kill_driver '[{"flags": [...], "kill": ["after", "flags.txt", 1]}, ...]'
 
 Each is forked from one process that has TensorFlow loaded, but not begun to use it. Prints what became of each: its
 exit status, or the number of the signal that ended it, negative.
+
+A kill leaves a folder as it is. So a run may also go on, and leave copies of its folder as kills at many moments would
+have: `"copies": [[["after", "flags.txt", 1], "copy"], ...]`.
 """
 
 from __future__ import annotations
@@ -11,38 +14,59 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
+import shutil
 import signal
 import sys
 
 from tfdml.cli import train
 
-_replace = os.replace
 
-
-def _kill_at(when: str, pattern: str, nth: int) -> None:
-    """Kill this process at the nth time that a file of this name is written."""
+def _at(when: str, pattern: str, nth: int, act) -> None:
+    """Call `act(truncated)` at the nth time that a file of this name is written; `truncated`: a path to cut in half."""
     seen = 0
+    inner = os.replace
 
     def replace(source, target):
         nonlocal seen
         here = fnmatch.fnmatch(os.path.basename(target), pattern)
         seen += here
-        if here and seen == nth and when != "after":
-            if when == "half of":
-                os.truncate(source, os.path.getsize(source) // 2)
-            os.kill(os.getpid(), signal.SIGKILL)
-        _replace(source, target)
-        if here and seen == nth:
-            os.kill(os.getpid(), signal.SIGKILL)
+        mine = here and seen == nth
+        if mine and when != "after":
+            act(source if when == "half of" else None)
+        inner(source, target)
+        if mine and when == "after":
+            act(None)
 
     os.replace = replace
 
 
-def _one(flags: list[str], moment: list | None) -> int:
+def _halve(path) -> None:
+    os.truncate(path, os.path.getsize(path) // 2)
+
+
+def _kill(truncated) -> None:
+    if truncated:
+        _halve(truncated)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _copy(run_dir: str, to: str):
+    def act(truncated):
+        if os.path.isdir(run_dir):
+            shutil.copytree(run_dir, to, symlinks=True)
+        if truncated:
+            _halve(os.path.join(to, os.path.relpath(truncated, run_dir)))
+
+    return act
+
+
+def _one(flags: list[str], kill: list | None = None, copies: list | None = None) -> int:
     child = os.fork()
     if child == 0:
-        if moment:
-            _kill_at(*moment)
+        if kill:
+            _at(*kill, _kill)
+        for moment, to in copies or []:
+            _at(*moment, _copy(_value_of("run_dir", flags), to))
         sys.argv = ["train", *flags]
         try:
             train.main()
@@ -52,6 +76,10 @@ def _one(flags: list[str], moment: list | None) -> int:
         finally:
             os._exit(70)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _value_of(name: str, flags: list[str]) -> str:
+    return next(flag.partition("=")[2] for flag in flags if flag.startswith(f"--{name}="))
 
 
 if __name__ == "__main__":

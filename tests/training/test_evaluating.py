@@ -3,6 +3,7 @@
 import dataclasses
 import types
 
+import keras
 import numpy as np
 import pytest
 
@@ -14,6 +15,7 @@ from tfdml.data.augmentation.evaluation import EvaluationTransform
 from tfdml.errors import UserError
 from tfdml.training.building import Splits
 from tfdml.training.evaluating import Evaluator, check_measurable
+from tfdml.training.workers import Workers
 
 
 def check(split, ks, name="test"):
@@ -94,3 +96,25 @@ def test_seen_classes_that_cannot_be_measured_are_refused():
     check_measurable(splits, (1, 3))
     with pytest.raises(UserError, match=r"recall@4 of the seen images of noise needs 4 gallery images"):
         check_measurable(splits, (1, 4))
+
+
+def test_workers_embed_their_parts_and_the_chief_measures(monkeypatch):
+    splits = Splits(noise("train", 2, 0), None, noise("test", 5, 1))
+    settings = runs.experiment("runs/any", ks="1").evaluation
+    view = EvaluationTransform(runs.SIZE, runs.SIZE)
+
+    def means(images):
+        return keras.ops.mean(keras.ops.cast(images, "float32"), axis=(1, 2))
+
+    expected = Evaluator(settings, 1, splits, view).embed(means, "test")
+    given = []
+    monkeypatch.setattr(Workers, "gather", lambda self, rows: given.append(rows) or rows)
+    workers = [Evaluator(settings, 1, splits, view, workers=Workers(i, ("host",) * 3)) for i in range(3)]
+    for evaluator in workers:
+        evaluator.embed_together(means, "test")
+    assert [len(rows) for rows in given] == [6, 7, 7]
+    np.testing.assert_array_equal(np.concatenate(given), expected)
+    learner = types.SimpleNamespace(embedder=means, objectives=())
+    monkeypatch.setattr(Workers, "gather", lambda self, rows: expected)
+    assert set(workers[0].each_epoch(learner, 0)) == {"test"}
+    assert workers[1].each_epoch(learner, 0) == {}

@@ -6,9 +6,11 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 
 from tfdml.training.interruption import SIGNALS, Interrupted, Interruption
+from tfdml.training.workers import Workers
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -69,6 +71,18 @@ def test_within_a_deferred_block_there_may_be_an_immediate_one():
 
     assert stopped(signal_within) == ["the evaluation"]
     assert stopped(signal_before) == []
+
+
+def test_a_signal_to_one_of_several_workers_is_one_to_all(monkeypatch):
+    received = [0, signal.SIGTERM, 0]
+    monkeypatch.setattr(Workers, "gather", lambda self, rows: np.array([*received[: self.index], *rows, 0]))
+    last = Interruption()
+    last.agree(Workers(2, ("host",) * 3))
+    assert last.received == signal.SIGTERM
+    nobody = Interruption()
+    nobody.agree(Workers(0, ("host",) * 3))
+    nobody.agree(Workers())
+    assert nobody.received is None
 
 
 def test_a_second_signal_ends_the_process_at_once():

@@ -95,20 +95,29 @@ def folder_of(place, moment):
     return place / moment.replace(" ", "_").replace(",", "")
 
 
+# These are killed; the others are copies of the folder, taken at the moment, of a run that goes on.
+KILLED = ("flags half written", "checkpoint within an epoch", "embedder half written", "statistics")
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The folder of runs: two unbroken, and for each moment one that was killed and continued."""
+    """The folder of runs: the unbroken ones, and for each moment one that ended there and was continued."""
     place = tmp_path_factory.mktemp("kills")
-    unbroken = [{"flags": [*flags, f"--run_dir={place / name}"], "moment": None} for name, flags in UNBROKEN.items()]
-    killed, resumed = [], []
+    unbroken, killed, resumed = [], [], []
+    for name, flags in UNBROKEN.items():
+        moments = {name: moment for name, (theirs, *moment) in MOMENTS.items() if theirs is flags}
+        copies = [[moment, str(folder_of(place, name))] for name, moment in moments.items() if name not in KILLED]
+        unbroken.append({"flags": [*flags, f"--run_dir={place / name}"], "copies": copies})
     for name, (flags, *moment) in MOMENTS.items():
         folder = f"--run_dir={folder_of(place, name)}"
-        killed.append({"flags": [*flags, folder], "moment": moment})
+        if name in KILLED:
+            killed.append({"flags": [*flags, folder], "kill": moment})
         # Without flags on disk, they are needed once more.
         again = flags if moment[1] == "flags.txt" and moment[0] != "after" else []
-        resumed.append({"flags": [*again, folder, "--resume"], "moment": None})
+        resumed.append({"flags": [*again, folder, "--resume"]})
     status, errors = drive(unbroken + killed)
     assert status == [0] * len(unbroken) + [-9] * len(killed), errors[-3000:]
+    assert all(folder_of(place, name).is_dir() for name in MOMENTS if name != "no flags yet")
     status, errors = drive(resumed)
     assert status == [0] * len(resumed), errors[-3000:]
     return place

@@ -17,6 +17,7 @@ from tfdml.training.evaluating import Evaluator
 from tfdml.training.interruption import Interrupted, Interruption
 from tfdml.training.monitor import TrainingMonitor
 from tfdml.training.run_folder import RunFolder
+from tfdml.training.workers import Workers
 
 
 class Killed(BaseException):
@@ -340,6 +341,7 @@ def test_what_is_hardly_meant_is_told_before_training(tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(trainer.logging, "warning", lambda text, *values: said.append(text % values))
     monkeypatch.setattr(trainer, "doubts", lambda settings, embedder: [f"WARNING: {settings.backbone}"])
-    trainer._Run(runs.experiment(tmp_path / "run"), RunFolder(tmp_path / "run"), Interruption())
+    here = trainer._Here(RunFolder(tmp_path / "run"), Interruption(), Workers(), saved=None)
+    trainer._Run(runs.experiment(tmp_path / "run"), here)
     assert "WARNING: conv4(width=4)" in said
     assert not (tmp_path / "run").exists()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
+from tfdml.cli import bulk, model_flags
 from tfdml.cli import main as command_line
-from tfdml.cli import model_flags
 from tfdml.cli.progress import Progress
 from tfdml.errors import UserError
 from tfdml.output_paths import require_local
@@ -25,12 +25,18 @@ Write the embeddings of a data set, with the names, labels and roles of its imag
   bin/embed --model=runs/cars_jrd --out=embeddings/cars
   bin/embed --model=models/cars --dataset=cars196 --data_dir=/data/cars196 --split=all --out=embeddings/cars
   bin/embed --model=grpc://localhost:8500/cars --dataset=folder --data_dir=photos --out=embeddings/photos --format=npz
+  bin/embed --model=runs/cars_jrd --out=embeddings/cars --format=parquet --dtype=int8
+  bin/embed --model=models/cars --cluster=local --input='/data/**/*.jpg' --out=embeddings/photos
+  bin/embed --model=models/cars --cluster=ray://head:10001 --input=list.parquet --out=/shared/embeddings/photos
 
 {model_flags.SOURCES}
 
 --out gets embeddings.npy (N, d) float32, labels.npy, roles.npy, images.csv and, last of all, manifest.json. Stopped at
 any moment, the same command goes on after the last whole batch and ends with the same bytes. bin/evaluate
 --model=OUT measures what is in the folder; embeddings.npy can be opened with numpy.load(..., mmap_mode="r").
+
+With --cluster the images of --input are embedded over many processes, of this machine or of a cluster of Ray, into
+part-*.parquet; images that cannot be read are left out and listed in bad_images.csv.
 """
 
 flags.DEFINE_string("out", "", "Folder to write: new, empty, or begun by the same command.", module_name=__name__)
@@ -42,12 +48,23 @@ flags.DEFINE_enum(
     module_name=__name__,
 )
 flags.DEFINE_enum(
-    "format", "npy", ["npy", "npz"], "Arrays in files of their own (npy), or all in one file.", module_name=__name__
+    "format",
+    "npy",
+    ["npy", "npz", "parquet"],
+    "Arrays in files of their own (npy), all in one file (npz), or a row per image in files of bounded size (parquet).",
+    module_name=__name__,
+)
+flags.DEFINE_enum(
+    "dtype",
+    "float32",
+    ["float32", "int8"],
+    "Of the vectors in Parquet: as they are, or 8 bits with a scale for each row, in a quarter of the space.",
+    module_name=__name__,
 )
 flags.DEFINE_bool("dry_run", False, "Say what would be done, write nothing.", module_name=__name__)
 
 # The flags whose names are not those of the arguments that they set.
-FLAG_OF = {"folder": "out"}
+FLAG_OF = {"folder": "out", "source": "input"}
 
 
 def embed() -> None:
@@ -57,6 +74,12 @@ def embed() -> None:
         if not values[name].value:
             raise UserError(f"--{name} is missing")
     require_local(values.out, "out")
+    if bulk.asked_for():
+        bulk.embed_in_bulk()
+        return
+    if values.dtype != "float32" and values.format != "parquet":
+        raise UserError(f"--dtype={values.dtype} goes with --format=parquet")
+    from tfdml.embeddings import parquet
     from tfdml.embeddings.image_table import ImageTable
     from tfdml.embeddings.output_folder import read_state
     from tfdml.embeddings.writer import EmbeddingWriter
@@ -66,6 +89,9 @@ def embed() -> None:
     source = model_flags.chosen_source(values.model)
     splits = [choice.load(split) for split in (("train", "test") if values.split == "all" else (values.split,))]
     table = ImageTable.of(splits, os.path.expanduser(choice.directory))
+    if values.format == "parquet":
+        parquet.arrow()
+        parquet.require_utf8(table.names)
     identity = _identity(source, choice.name, table)
     manifest, progress = read_state(out, identity)
     if values.dry_run:
@@ -89,7 +115,7 @@ def embed() -> None:
                 writer.append(vectors)
                 progress_line.images(writer.rows)
             seconds = progress_line.seconds
-        manifest = writer.finish(_about(source, choice, values.split), values.format)
+        manifest = writer.finish(_about(source, choice, values.split), values.format, values.dtype)
     rate = (len(table) - begun_with) / max(seconds, 1e-9)
     print(
         f"{manifest['count']:,} embeddings of {manifest['dimension']} dimensions in {out}, {rate:,.0f} images a second"
@@ -105,6 +131,7 @@ def _identity(source: EmbeddingBackend, dataset: str, table: ImageTable) -> dict
         "images": table.checksum(),
         "batch_size": flags.FLAGS.batch_size,
         "format": flags.FLAGS.format,
+        **({"dtype": flags.FLAGS.dtype} if flags.FLAGS.format == "parquet" else {}),
     }
 
 

@@ -27,10 +27,11 @@ Measure an embedder: Recall@K, precision, MAP@R, R-precision, mAP, NMI, AMI, pai
   bin/evaluate --model=embeddings/cars --metrics=recall,map@r --ks=1,10
   bin/evaluate --model=vectors.npz --distance=cosine
   bin/evaluate --model='lancedb:///data/galleries?table=cars&index=ivf_pq&effort=20' --ks=1,10
+  bin/evaluate --model=embeddings/photos --metrics=recall --cluster=local --quantised=int8,pq
   bin/evaluate --compare runs/cars_jrd runs/cars_am --report=comparison.html
 
 {model_flags.SOURCES}
-  a folder that bin/embed wrote
+  a folder that bin/embed wrote; a Parquet file or a folder of them, with the columns embedding and label
   an .npz file with the arrays embeddings (N, d) and labels (N,), and for queries that are searched in the rest
   is_query (N,) bool
   the address of a gallery that bin/index wrote: what a search of the database finds, beside the exact search
@@ -73,6 +74,26 @@ flags.DEFINE_bool(
     "Also measure how the embedding carries over from the training classes to these (which are embedded, too).",
     module_name=__name__,
 )
+flags.DEFINE_string(
+    "cluster",
+    "",
+    "Search over Ray, blocks of queries for each process: local (processes of this machine), ray://host:10001 or "
+    "host:6379. The numbers are the same.",
+    module_name=__name__,
+)
+flags.DEFINE_integer(
+    "workers",
+    0,
+    "With --cluster: how many processes; 0: one for each CPU.",
+    lower_bound=0,
+    module_name=__name__,
+)
+flags.DEFINE_list(
+    "quantised",
+    [],
+    "Also Recall@1 in galleries that are kept in fewer bytes, beside float32: int8, pq or pqM (M bytes a vector).",
+    module_name=__name__,
+)
 flags.DEFINE_string("json", "", "File to write the metrics to, as fractions.", module_name=__name__)
 flags.DEFINE_string("report", "", "File to write an HTML page to.", module_name=__name__)
 flags.DEFINE_list(
@@ -111,12 +132,19 @@ def evaluate() -> None:
     subject = measured(values.model, values.split, metrics)
     ks = measuring.fitting_ks(subject.images) if "recall" in metrics else ks
     options: dict[str, Any] = {"ks": ks, "metrics": metrics, "distance": values.distance}
+    sample = measuring.kmeans_sample(subject, metrics)
+    if values.cluster:
+        from tfdml.cluster.query_blocks import values_over_ray
+
+        options["per_query"] = values_over_ray(values.cluster, values.workers)
     resampled = values.intervals if values.intervals in ("classes", "queries") else None
-    result = evaluate_dataset(subject.embeddings, subject.images, intervals=resampled, **options)
+    result = evaluate_dataset(subject.embeddings, subject.images, intervals=resampled, kmeans_sample=sample, **options)
     if values.intervals == "parts":
         if subject.images.is_query is not None:
             raise UserError("--intervals=parts: the parts are searched all in all, and these images have roles")
         result["parts"] = part_protocol(subject.embeddings, subject.images.labels, **options)
+    if values.quantised:
+        result["quantised"] = measuring.quantised(subject, values.quantised, values.distance)
     if values.generalisation:
         result["generalisation"] = measuring.generalisation(subject, values.distance)
     print(f"{values.model} on {subject.name}: {len(subject.embeddings):,} images of {subject.num_classes:,} classes")
@@ -139,7 +167,7 @@ def _checked_flags() -> tuple[int, ...]:
         raise UserError("--report is missing: name the HTML file that compares the runs")
     if not values.compare and not values.model:
         raise UserError("--model is missing")
-    for name in ("metrics", "ks", "compare"):
+    for name in ("metrics", "ks", "compare", "quantised"):
         if values[name].present and not any(values[name].value or ()):
             raise UserError(f"--{name}= names nothing: leave the flag out, or name what it is to take")
     try:
@@ -151,6 +179,12 @@ def _checked_flags() -> tuple[int, ...]:
         if path:
             require_writable(path, name)
             sweep(os.path.dirname(os.path.realpath(path)))
+    if values["workers"].present and not values.cluster:
+        raise UserError("--workers goes with --cluster")
+    if values.quantised:
+        from tfdml.evaluation.quantised import check_kinds
+
+        check_kinds(values.quantised)
     if values.metrics:
         from tfdml.evaluation import METRICS
         from tfdml.evaluation.per_query import requested

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keras
 from absl import flags
 
 from tfdml.cli import export_gallery
@@ -66,6 +67,11 @@ FLAG_OF = {"folder": "out", "options": "gallery_dataset_options"}
 def export() -> None:
     """Export as the flags say."""
     values = flags.FLAGS
+    if keras.backend.backend() != "tensorflow":
+        raise UserError(
+            f"KERAS_BACKEND={keras.backend.backend()}: what is exported is TensorFlow's, whatever trained it; run "
+            "KERAS_BACKEND=tensorflow bin/export ..."
+        )
     for name in ("out",) if values.gallery else ("run_dir", "out"):
         if not values[name].value:
             raise UserError(f"--{name} is missing")

@@ -12,7 +12,7 @@ from absl import flags, logging
 from tfdml.cli import model_flags
 from tfdml.cli.flag_names import own_flags
 from tfdml.errors import UserError
-from tfdml.memory import require_memory
+from tfdml.memory import free_memory, require_memory
 
 if TYPE_CHECKING:
     from tfdml.data.dataset import ImageDataset
@@ -75,7 +75,6 @@ def stored(path: str, split: str, metrics: list[str]) -> Subject:
         raise UserError("--report shows images: name their --dataset and --data_dir beside the embeddings")
     everything = read_embeddings(path)
     part = everything.split(split)
-    _check_memory(part, metrics)
     dataset, choice = None, None
     if flags.FLAGS.dataset:
         choice = model_flags.chosen_data(path)
@@ -124,14 +123,32 @@ def _with_labels_of(part: StoredEmbeddings, dataset: ImageDataset, what: str) ->
     return part
 
 
-def _check_memory(part: StoredEmbeddings, metrics: list[str]) -> None:
-    """Clustering holds the embeddings in memory, three times over; the search need not."""
+def kmeans_sample(subject: Subject, metrics: list[str]) -> int:
+    """How many embeddings k-means is to be trained on where not all fit into memory; 0: all.
+
+    Raises:
+        UserError: Not even as many as there are classes fit.
+    """
     from tfdml.evaluation.search.exact import is_memory_mapped
 
     wanted = sorted(set(metrics) & set(_CLUSTERING))
-    if wanted and is_memory_mapped(part.embeddings):
-        what, advice = f"{', '.join(wanted)} of {part.source}", "leave them out: --metrics=recall,map@r,r_precision"
-        require_memory(3 * part.embeddings.nbytes, what, advice)
+    # Three times over: in memory k-means holds the embeddings, a copy that it moves, and faiss's own.
+    if not wanted or not is_memory_mapped(subject.embeddings) or 3 * subject.embeddings.nbytes <= free_memory():
+        return 0
+    row = subject.embeddings.nbytes // len(subject.embeddings)
+    fitting = int(free_memory() / 2) // (3 * row)
+    what, advice = f"{', '.join(wanted)} of {subject.name}", "leave them out: --metrics=recall,map@r,r_precision"
+    require_memory(6 * row * subject.num_classes, what, advice)
+    logging.warning("%s: k-means is trained on a sample of %s embeddings, which fit into memory", what, f"{fitting:,}")
+    return fitting
+
+
+def quantised(subject: Subject, kinds: list[str], distance: str) -> dict[str, Any]:
+    """Recall@1 in galleries of fewer bytes, see `quantised_recall`."""
+    from tfdml.evaluation.quantised import quantised_recall
+    from tfdml.evaluation.retrieval import dataset_protocol
+
+    return quantised_recall(**dataset_protocol(subject.embeddings, subject.images), kinds=kinds, distance=distance)
 
 
 def generalisation(subject: Subject, distance: str) -> dict[str, Any]:
@@ -190,6 +207,11 @@ def print_metrics(result: dict[str, Any]) -> None:
         print("  means over ten disjoint parts:")
         for key, interval in result["parts"].items():
             print(f"    {key:<22}{100 * interval.mean:6.2f} %{_interval(interval)}")
+    for kind, found in result.get("quantised", {}).items():
+        name, lost = f"recall@1, {kind}", 100 * found["lost"]
+        print(
+            f"  {name:<24}{100 * found['recall@1']:6.2f} %  {found['bytes']:,} bytes a vector, {lost:+.2f} points lost"
+        )
     if "generalisation" in result:
         print("  generalisation (no percentages):")
         for key, value in result["generalisation"].items():

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 from tfdml.cli import experiment_flags
 from tfdml.cli import main as command_line
 from tfdml.errors import UserError
+
+if TYPE_CHECKING:
+    from tfdml.cluster.training import ClusterSettings
+    from tfdml.training import Experiment
 
 USAGE = """
 Train an image embedder and measure it on classes never seen in training.
@@ -20,6 +25,8 @@ Train an image embedder and measure it on classes never seen in training.
   bin/train --dataset=folder --data_dir=photos --backbone=resnet50 --weights=imagenet --run_dir=runs/photos
   bin/train --run_dir=runs/cars_jrd --resume          continue a run that was stopped
   bin/train --flagfile=... --run_dir=... --start_from=runs/cars_jrd    a new run from old weights
+  bin/train --flagfile=... --run_dir=... --cluster=ray://head:10001 --workers=4 --gpus_per_worker=1
+  bin/train --flagfile=... --run_dir=... --workers=4 --sweep='objectives.weight=0.1,0.3,1; learning_rate=1e-4..1e-3'
   bin/train --flagfile=... --run_dir=... --dry_run    print the resolved experiment, write nothing
   bin/train --flagfile=... --preview=batch.png        picture the first batch as the network will see it, train nothing
 
@@ -44,6 +51,35 @@ flags.DEFINE_bool(
 flags.DEFINE_string(
     "preview", "", "Write a contact sheet of the first batch to this PNG file and train nothing.", module_name=__name__
 )
+flags.DEFINE_string(
+    "cluster",
+    "",
+    "Train on a Ray cluster: its address, such as ray://host:10001, or local for one of its own on this machine.",
+    module_name=__name__,
+)
+flags.DEFINE_integer("workers", 1, "With --cluster: how many processes train.", module_name=__name__)
+flags.DEFINE_integer(
+    "gpus_per_worker", 0, "With --cluster: GPUs of each worker; 0: they train on CPUs.", module_name=__name__
+)
+flags.DEFINE_integer(
+    "max_failures", 3, "With --cluster: how often lost workers are started anew.", module_name=__name__
+)
+flags.DEFINE_string(
+    "storage",
+    "",
+    "With --cluster: where the run is kept until it has ended, seen by every host: a folder, or such as "
+    "s3://bucket/runs. Empty: beside --run_dir.",
+    module_name=__name__,
+)
+flags.DEFINE_string(
+    "sweep",
+    "",
+    "Train a run for each choice of settings, compared on held-out classes (through Ray; --workers side by side), e.g. "
+    "'objectives.weight=0.1,0.3,1; learning_rate=1e-4..1e-3': objectives.weight is the factor of the last term, "
+    "objectives.NAME that of another; lists are combined, ranges drawn from --sweep_samples times.",
+    module_name=__name__,
+)
+flags.DEFINE_integer("sweep_samples", 8, "With --sweep: how often ranges are drawn from.", module_name=__name__)
 
 
 def train() -> None:
@@ -52,12 +88,16 @@ def train() -> None:
     from tfdml.training.interruption import Interrupted
     from tfdml.training.preview import write_preview
     from tfdml.training.summary import describe
+    from tfdml.training.workers import from_environment
 
     given = experiment_flags.given()
     if flags.FLAGS.restart and not flags.FLAGS.resume:
         raise UserError("--restart goes with --resume")
     folder = RunFolder(str(given.get("run_dir", "")))
-    if flags.FLAGS.resume and not (folder.is_untouched() and len(given) > 1):
+    # Of several hosts, those that do not write may not see the folder.
+    elsewhere = (from_environment()[0] > 0 or flags.FLAGS.cluster) and not folder.path.exists()
+    known = folder.is_untouched() or elsewhere or flags.FLAGS.sweep
+    if flags.FLAGS.resume and not (known and len(given) > 1):
         experiment = dataclasses.replace(folder.load_experiment(), **given)
     elif flags.FLAGS.preview:
         # Nothing is written there.
@@ -70,11 +110,20 @@ def train() -> None:
     if flags.FLAGS.dry_run:
         print(describe(experiment))
         return
+    if flags.FLAGS.sweep:
+        _sweep(experiment)
+        return
     try:
-        result = trainer.train(experiment, resume=flags.FLAGS.resume, restart=flags.FLAGS.restart)
+        if flags.FLAGS.cluster:
+            result = _on_cluster(experiment)
+        else:
+            result = trainer.train(experiment, resume=flags.FLAGS.resume, restart=flags.FLAGS.restart)
     except Interrupted as stop:
         print(f"train: {stop}", file=sys.stderr)
         sys.exit(stop.status)
+    if not result:
+        print("\nThis process has done its part; the first one of them writes the run.")
+        return
     before, after = result["metrics_before"], result["metrics"]
     print(f"\nUnseen classes of {experiment.dataset} ({result['protocol']}); embedder of {result['selection']}:")
     for name, value in after.items():
@@ -91,6 +140,30 @@ def train() -> None:
     for name, path in trainer.run_paths(experiment.run_dir).items():
         if path.exists():
             print(f"  {name:<12} {path}")
+
+
+def _on_cluster(experiment: Experiment) -> dict[str, Any]:
+    from tfdml.cluster.training import train_on_cluster
+
+    return train_on_cluster(experiment, _cluster_settings(), flags.FLAGS.resume)
+
+
+def _cluster_settings() -> ClusterSettings:
+    from tfdml.cluster.training import ClusterSettings
+
+    given = flags.FLAGS
+    address = given.cluster or "local"
+    return ClusterSettings(address, given.workers, given.gpus_per_worker, given.max_failures, given.storage)
+
+
+def _sweep(experiment: Experiment) -> None:
+    from tfdml.cluster.sweep import SCORE, sweep
+    from tfdml.report.sweep import sweep_table
+
+    given = flags.FLAGS
+    rows = sweep(experiment, given.sweep, _cluster_settings(), given.sweep_samples, given.resume)
+    print("\n".join(["", "Held-out classes:", *sweep_table(rows, SCORE)]))
+    print(f"  table        {experiment.run_dir}/sweep.csv\n  plot         {experiment.run_dir}/sweep.png")
 
 
 def _order(name: str) -> str:

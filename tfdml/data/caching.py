@@ -10,7 +10,7 @@ from absl import logging
 
 from tfdml.data.augmentation.train import TrainTransform
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.images.lookup import Source, look_up, source_of_decoded
+from tfdml.data.images.lookup import Source, as_written, look_up, source_of_decoded
 from tfdml.errors import UserError
 from tfdml.memory import free_memory
 
@@ -71,6 +71,7 @@ def decoded_source(dataset: ImageDataset, transform: TrainTransform, limit_mb: f
         decoded_bytes(dataset, transform) / MEGABYTE,
     )
 
+    @as_written
     def columns_of(start: tf.Tensor) -> tuple[tf.Tensor, ...]:
         def indices_of(first: int) -> np.ndarray:
             return np.arange(first, min(first + _PER_TASK, len(dataset)))
@@ -78,7 +79,8 @@ def decoded_source(dataset: ImageDataset, transform: TrainTransform, limit_mb: f
         return look_up(dataset.labels, source, indices_of, start, None)[1:]
 
     images = tf.data.Dataset.range(0, len(dataset), _PER_TASK).map(columns_of).unbatch()
-    images = images.map(lambda *row: transform.prepare(source.read(*row)), num_parallel_calls=tf.data.AUTOTUNE)
+    prepare = as_written(lambda *row: transform.prepare(source.read(*row)))
+    images = images.map(prepare, num_parallel_calls=tf.data.AUTOTUNE)
     for image in images.as_numpy_iterator():
         total += image.nbytes
         kept.append(image)

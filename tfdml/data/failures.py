@@ -53,7 +53,7 @@ def explain_failure(
         return None
     logging.warning("an image of %s cannot be read; looking for it among %d", dataset.name, len(dataset))
     source = dataset.images.lookup()
-    read = tf.function(source.read)
+    read = tf.function(source.read, autograph=False)
     messages = {}
     for index in range(len(dataset)):
         try:

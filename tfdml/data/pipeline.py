@@ -14,7 +14,7 @@ from tfdml.data.augmentation.train import TrainTransform
 from tfdml.data.caching import decoded_source
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.failures import explain_failure
-from tfdml.data.images.lookup import Source, look_up
+from tfdml.data.images.lookup import Source, as_written, look_up
 from tfdml.data.sampling import Sampler, Share
 from tfdml.errors import UserError
 
@@ -66,14 +66,17 @@ def training_batches(
     batch_size = sampler.batch_size
     part = sampler if isinstance(sampler, Share) else Share(sampler, 0, 1)
 
+    @as_written
     def batch_of(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
         labels, *columns = look_up(dataset.labels, source, sampler.batch, step, batch_size)
         return labels, transform.draw(seed, step, part.whole.batch_size)[part.rows], *columns
 
+    @as_written
     def whole_batch(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         labels, draws, images = batch_of(step)
         return transform.vary_batch(transform.prepare(images), draws), labels
 
+    @as_written
     def one_image(label: tf.Tensor, draws: tf.Tensor, *columns: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         part, window, size = source.read_part(lambda size: transform.window(size, draws), *columns)
         return transform.finish(part, window, size, draws), label
@@ -115,13 +118,16 @@ def evaluation_batches(dataset: ImageDataset, transform: EvaluationTransform, ba
     def indices_of(step: int) -> np.ndarray:
         return np.arange(step * batch_size, min((step + 1) * batch_size, len(dataset)))
 
+    @as_written
     def batch_of(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
         return look_up(dataset.labels, source, indices_of, step, None)
 
+    @as_written
     def whole_batch(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         labels, images = batch_of(step)
         return transform(images), labels
 
+    @as_written
     def one_image(label: tf.Tensor, *columns: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         part, window, size = source.read_part(transform.window, *columns)
         return transform.finish(part, window, size), label

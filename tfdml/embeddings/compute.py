@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from tfdml.errors import UserError
+from tfdml.models.inference import compiled
 
 
 def embed(
@@ -97,6 +98,8 @@ def _runner(embedder: Any) -> Callable[[Any], Any]:
     """How to call the embedder on one batch after another without tracing it for each."""
     if not isinstance(embedder, keras.Model):
         return embedder
+    if keras.distribution.distribution() is not None:
+        return compiled(embedder, embedder)  # predict_on_batch would want the parts of all processes
     strategy = getattr(embedder, "distribute_strategy", None)
     if strategy is None or strategy.num_replicas_in_sync == 1:
         if keras.backend.backend() == "tensorflow":
@@ -105,7 +108,7 @@ def _runner(embedder: Any) -> Callable[[Any], Any]:
     import tensorflow as tf
 
     # predict_on_batch would run the whole batch once on every replica, and return it as often.
-    return tf.function(lambda images: embedder(images, training=False), reduce_retracing=True)
+    return tf.function(lambda images: embedder(images, training=False), reduce_retracing=True, autograph=False)
 
 
 def _vectors(output: Any, count: int) -> np.ndarray:

@@ -77,6 +77,17 @@ class ImageTable:
         digest.update(self.labels.astype("<i8").tobytes() + self.roles.astype("<U7").tobytes())
         return f"sha256:{digest.hexdigest()}"
 
+    def columns(self, rows: slice) -> dict[str, list]:
+        """What `tfdml.embeddings.parquet.table_of` takes of some of the images."""
+        labels = self.labels[rows].tolist()
+        return {
+            "id": list(range(*rows.indices(len(self)))),
+            "path": list(self.names[rows]),
+            "label": labels,
+            "class": [str(self.class_names.get(label, label)) for label in labels],
+            "role": self.roles[rows].tolist(),
+        }
+
     def write(self, path: Path) -> None:
         """A CSV file with the columns id, label, class and role."""
         # Names of files that are no UTF-8 keep their bytes.

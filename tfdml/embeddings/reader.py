@@ -1,4 +1,4 @@
-"""Embeddings that lie on disk with their labels: a folder that is memory-mapped, or one .npz file."""
+"""Embeddings that lie on disk with their labels: a folder that is memory-mapped, Parquet files, or one .npz file."""
 
 from __future__ import annotations
 
@@ -91,25 +91,27 @@ class StoredEmbeddings:
 
 
 def holds_embeddings(path: str | os.PathLike) -> bool:
-    """Whether a path is a folder of `bin/embed`, finished or not, or an .npz or .npy file.
+    """Whether a path is a folder of `bin/embed`, finished or not, or Parquet files, or an .npz or .npy file.
 
     Example:
         >>> holds_embeddings("vectors.npz")
         True
     """
     path = Path(path)
-    return path.suffix in (".npz", ".npy") or any((path / name).is_file() for name in (MANIFEST, PROGRESS))
+    known = path.suffix in (".npz", ".npy", ".parquet")
+    return known or any((path / name).is_file() for name in (MANIFEST, PROGRESS)) or bool(_parquet_files(path))
 
 
 def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
-    """The embeddings of a folder that `bin/embed` wrote, or of an .npz file from anywhere.
+    """The embeddings of a folder that `bin/embed` wrote, or of Parquet or an .npz file from anywhere.
 
     An .npz holds `embeddings` (N, d) and `labels` (N,), integers or names of classes; optionally `is_query` (N,) bool,
     for queries that are searched in the rest, or `roles` (N,), and `names` (N,). It is read into memory; a folder's
-    embeddings are memory-mapped.
+    embeddings are memory-mapped. Parquet files have the column `embedding`, lists of d numbers, and optionally `label`,
+    `role`, `id` (numbers, by which the rows are ordered) and `scale` (each row is multiplied by its own).
 
     Args:
-        path: The folder, its manifest or its `embeddings.npy`; or the .npz file.
+        path: The folder, its manifest or its `embeddings.npy`; a Parquet file, or a folder of them; the .npz file.
 
     Raises:
         UserError: There is nothing, something else, something unfinished, or arrays that do not go together.
@@ -121,6 +123,8 @@ def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
     path = Path(path)
     if path.is_dir():
         return _read_folder(path)
+    if path.suffix == ".parquet":
+        return _read_parquet(path, [path])
     if path.name in (MANIFEST, EMBEDDINGS) and (path.parent / MANIFEST).is_file():
         return _read_folder(path.parent)
     if path.suffix == ".npz":
@@ -137,6 +141,13 @@ def read_names(path: str | os.PathLike) -> tuple[str, ...]:
         UserError: There is no table, or it is not one of ours.
     """
     table = Path(path) / IMAGES
+    if not table.exists() and (files := _parquet_files(Path(path))):
+        from tfdml.embeddings import parquet
+
+        names = parquet.read_paths(files)
+        if names is None:
+            raise UserError(f"{files[0]} has no column path")
+        return names
     try:
         with open(table, encoding="utf-8", errors="surrogateescape", newline="") as file:
             return tuple(row["id"] for row in csv.DictReader(file))
@@ -148,16 +159,39 @@ def read_names(path: str | os.PathLike) -> tuple[str, ...]:
 
 def _read_folder(folder: Path) -> StoredEmbeddings:
     manifest = read_manifest(folder)
+    if not manifest and not (folder / PROGRESS).is_file() and (files := _parquet_files(folder)):
+        return _read_parquet(folder, files)
     if not manifest:
         hint = "; it is unfinished: run the same bin/embed again" if (folder / PROGRESS).is_file() else ""
         raise UserError(f"{folder} holds no finished embeddings: there is no {MANIFEST}{hint}")
+    files = [folder / name for name in sorted(manifest["files"]) if name.endswith(".parquet")]
+    if files:
+        stored = dataclasses.replace(_read_parquet(folder, files), manifest=manifest)
+        return _as_many_as_stated(stored, folder)
     if (folder / ARCHIVE).is_file() and not (folder / EMBEDDINGS).is_file():
         return dataclasses.replace(_read_archive(folder / ARCHIVE), source=str(folder), manifest=manifest)
     arrays = {name: _open_array(folder / name, mapped=name == EMBEDDINGS) for name in (EMBEDDINGS, LABELS, ROLES)}
     stored = _checked(str(folder), arrays[EMBEDDINGS], arrays[LABELS], arrays[ROLES], None)
-    if len(stored) != manifest.get("count"):
-        raise UserError(f"{folder}: {MANIFEST} states {manifest.get('count')} images, the arrays of {len(stored)}")
-    return dataclasses.replace(stored, manifest=manifest)
+    return _as_many_as_stated(dataclasses.replace(stored, manifest=manifest), folder)
+
+
+def _as_many_as_stated(stored: StoredEmbeddings, folder: Path) -> StoredEmbeddings:
+    stated = stored.manifest.get("count")
+    if len(stored) != stated:
+        raise UserError(f"{folder}: {MANIFEST} states {stated} images, the arrays of {len(stored)}")
+    return stored
+
+
+def _parquet_files(folder: Path) -> list[Path]:
+    """The Parquet files of a folder by name; none where it is none."""
+    return sorted(path for path in folder.glob("*.parquet") if not path.name.startswith("."))
+
+
+def _read_parquet(source: Path, files: list[Path]) -> StoredEmbeddings:
+    from tfdml.embeddings import parquet
+
+    rows = parquet.read_files(files)
+    return _checked(str(source), rows.embeddings, rows.labels, rows.roles, None)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tfdml.disk_space import as_size, free_space, require_space
+from tfdml.embeddings import parquet
 from tfdml.embeddings import reader as disk
 from tfdml.embeddings.image_table import ImageTable
 from tfdml.embeddings.output_folder import (
@@ -27,7 +28,8 @@ from tfdml.errors import UserError
 from tfdml.storage import atomic_write, sha256_of, write_json
 from tfdml.version import __version__
 
-FORMATS = ("npy", "npz")
+FORMATS = ("npy", "npz", "parquet")
+FILE_BYTES = 2**28
 _MEGABYTE = 2**20
 
 
@@ -124,12 +126,21 @@ class EmbeddingWriter:
             self._note(self.rows + len(embeddings))
             self.rows += len(embeddings)
 
-    def finish(self, about: Mapping[str, Any] | None = None, form: str = "npy") -> dict[str, Any]:
+    def finish(
+        self,
+        about: Mapping[str, Any] | None = None,
+        form: str = "npy",
+        dtype: str = "float32",
+        file_bytes: int = FILE_BYTES,
+    ) -> dict[str, Any]:
         """Write what goes with the embeddings and, last of all, the manifest.
 
         Args:
             about: Further entries of the manifest.
-            form: `"npy"`: each array in a file of its own, which can be memory-mapped; `"npz"`: all in one file.
+            form: `"npy"`: each array in a file of its own, which can be memory-mapped; `"npz"`: all in one file;
+                `"parquet"`: one row per image in files of bounded size.
+            dtype: Of Parquet: `"float32"`, or `"int8"` with a scale for each row.
+            file_bytes: About the bytes of a Parquet file.
 
         Returns:
             The manifest.
@@ -139,13 +150,18 @@ class EmbeddingWriter:
         """
         if form not in FORMATS:
             raise UserError(f"unknown format {form!r}; one of {', '.join(FORMATS)}")
+        if dtype not in (parquet.DTYPES if form == "parquet" else parquet.DTYPES[:1]):
+            raise UserError(f"`dtype={dtype}`: float32, or int8 with the format parquet")
         if self.rows != self.count:
             raise UserError(f"there are {self.rows} embeddings of {self.count} images")
         with self._as_user_error():
-            with atomic_write(self.folder / disk.IMAGES) as path:
-                self.images.write(path)
-            files = self._pack() if form == "npz" else self._settle()
-            files[disk.IMAGES] = {"sha256": sha256_of(self.folder / disk.IMAGES)}
+            if form == "parquet":
+                files = self._pack_parquet(dtype, file_bytes)
+            else:
+                with atomic_write(self.folder / disk.IMAGES) as path:
+                    self.images.write(path)
+                files = self._pack() if form == "npz" else self._settle()
+                files[disk.IMAGES] = {"sha256": sha256_of(self.folder / disk.IMAGES)}
             self.manifest = {
                 "format": disk.FORMAT,
                 "version": disk.VERSION,
@@ -153,7 +169,7 @@ class EmbeddingWriter:
                 "complete": True,
                 "count": self.count,
                 "dimension": self._dimension,
-                "dtype": "float32",
+                "dtype": dtype,
                 "identity": self.identity,
                 **(about or {}),
                 "files": files,
@@ -238,6 +254,22 @@ class EmbeddingWriter:
         write_archive(self.folder / disk.ARCHIVE, arrays)
         path = self.folder / disk.ARCHIVE
         return {disk.ARCHIVE: {"sha256": sha256_of(path), "shape": [self.count, self._dimension]}}
+
+    def _pack_parquet(self, dtype: str, file_bytes: int) -> dict[str, Any]:
+        per_row = parquet.row_bytes(self._dimension, dtype)
+        require_space(self.folder, per_row * self.count, "folder", "the Parquet files, beside what they are made of,")
+        for left in self.folder.glob("part-*.parquet"):  # by a process that was killed while it finished
+            left.unlink()
+        embeddings, files = np.load(self._data(), mmap_mode="r"), {}
+        rows = max(1, file_bytes // per_row)
+        for number, first in enumerate(range(0, self.count, rows)):
+            part = slice(first, min(first + rows, self.count))
+            table = parquet.table_of(self.images.columns(part), embeddings[part], dtype)
+            path = self.folder / parquet.part_name(number)
+            with atomic_write(path) as temporary:
+                parquet.write_file(temporary, table)
+            files[path.name] = {"sha256": sha256_of(path), "rows": table.num_rows}
+        return files
 
     @contextlib.contextmanager
     def _as_user_error(self) -> Iterator[None]:

@@ -209,18 +209,51 @@ def values_per_query(
 
     With `neighbours`, that search is measured in place of the exact one; what it has not found is no hit.
     """
-    at_k = {name: int(name.split("@")[1]) for name in names if _AT_K.fullmatch(name)}
+    check_depth(task, names)
+    return values_of_task(task, names, distance, memory_budget, progress, neighbours=neighbours)
+
+
+def check_depth(task: RetrievalTask, names: Sequence[str]) -> None:
+    """Raise UserError where a metric needs more gallery images than there are, or no query can be answered."""
+    at_k = _depths(names)
     largest = max(at_k.values(), default=0)
     if largest > task.available:
         name = next(name for name, k in at_k.items() if k == largest)
         raise UserError(f"{name} needs {largest} gallery images per query; there are {task.available}")
     task.require_answerable()
+
+
+def search_depth(task: RetrievalTask, names: Sequence[str]) -> int:
+    """How many neighbours of each query the metrics need."""
+    deepest = max(_depths(names).values(), default=1)
+    return max(deepest, int(task.matches.max())) if {"map@r", "r_precision"} & set(names) else deepest
+
+
+def _depths(names: Sequence[str]) -> dict[str, int]:
+    """The K of each metric that has one."""
+    return {name: int(name.split("@")[1]) for name in names if _AT_K.fullmatch(name)}
+
+
+def values_of_task(
+    task: RetrievalTask,
+    names: Sequence[str],
+    distance: str,
+    memory_budget: int,
+    progress: Progress | None = None,
+    depth: int | None = None,
+    neighbours: Neighbours | None = None,
+) -> dict[str, np.ndarray]:
+    """As `values_per_query`, also for a part of the queries, of which perhaps none can be answered.
+
+    A part gives the bits of the whole where `depth` is the `search_depth` of the whole: sums are then as long.
+    """
+    at_k = _depths(names)
+    depth = search_depth(task, names) if depth is None else depth
     values = {name: np.full(len(task.labels), np.nan) for name in names}
     by_depth = [name for name in names if name != "map"]
     if neighbours is not None and "map" in values:
         raise UserError("map ranks the whole gallery, which a search of neighbours does not: choose map@r or map@K")
     if by_depth:
-        depth = depth_of(task, by_depth)
         if neighbours is None:
             blocks = neighbour_blocks(
                 task.queries,
@@ -245,12 +278,6 @@ def values_per_query(
             None if progress is None else lambda done: progress("full ranking", done, len(task.labels)),
         )
     return values
-
-
-def depth_of(task: RetrievalTask, names: Sequence[str]) -> int:
-    """How many neighbours of each query the metrics need: the largest K, or R where one goes by that."""
-    depth = max((int(name.split("@")[1]) for name in names if _AT_K.fullmatch(name)), default=1)
-    return max(depth, int(task.matches.max())) if {"map@r", "r_precision"} & set(names) else depth
 
 
 def _fill_from_neighbours(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +47,8 @@ def evaluate_retrieval(
     memory_budget: int = 256 * 2**20,
     progress: Progress | None = None,
     neighbours: Neighbours | None = None,
+    per_query: Callable[..., dict[str, np.ndarray]] = values_per_query,
+    kmeans_sample: int = 0,
 ) -> dict[str, Any]:
     """Measure how well near embeddings share a class, all-to-all or queries against a gallery.
 
@@ -87,6 +90,9 @@ def evaluate_retrieval(
             iterations of it are done, and of how many.
         neighbours: Another search to measure in place of the exact one: called with k, it yields what
             `neighbour_blocks` does, with row -1 for what it has not found.
+        per_query: What computes the metrics of every query; for several processes,
+            `tfdml.cluster.query_blocks.values_over_ray`.
+        kmeans_sample: See `kmeans`.
 
     Returns:
         Fractions by metric name, e.g. `{"recall@1": 0.574, ..., "map@r": ..., "r_precision": ..., "nmi": ...,
@@ -114,11 +120,18 @@ def evaluate_retrieval(
 
     result: dict[str, Any] = {}
     if retrieval:
-        per_query = values_per_query(task, retrieval, distance, memory_budget, progress, neighbours)
-        result |= {name: float(values[task.answerable].mean()) for name, values in per_query.items()}
+        compute = per_query if neighbours is None else functools.partial(values_per_query, neighbours=neighbours)
+        values = compute(task, retrieval, distance, memory_budget, progress)
+        result |= {name: float(found[task.answerable].mean()) for name, found in values.items()}
     if clustering:
         result |= evaluate_clustering(
-            task.queries, task.labels, metrics=clustering, distance=distance, seed=seed, progress=progress
+            task.queries,
+            task.labels,
+            metrics=clustering,
+            distance=distance,
+            seed=seed,
+            sample=kmeans_sample,
+            progress=progress,
         )
     result |= {
         "num_queries": len(task.labels),
@@ -126,7 +139,7 @@ def evaluate_retrieval(
         "queries_without_match": int(np.count_nonzero(~task.answerable)),
     }
     if intervals is not None:
-        result["intervals"] = confidence_intervals(per_query, task.labels, over=intervals, seed=seed)
+        result["intervals"] = confidence_intervals(values, task.labels, over=intervals, seed=seed)
     return result
 
 

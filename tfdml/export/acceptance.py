@@ -154,7 +154,9 @@ class ExportVerifier:
         except tf.errors.OpError as error:
             raise (explain_failure(error, dataset, leave_out="") or error) from None
         with tf.device("/CPU:0"):
-            self.vectors = embed(tf.function(lambda images: embedder(images, training=False)), self._parts())
+            self.vectors = embed(
+                tf.function(lambda images: embedder(images, training=False), autograph=False), self._parts()
+            )
         self._recall = self._recall_at_1(self.vectors)
 
     def compare(self, name: str, path: Path) -> Comparison:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdml.data.augmentation.evaluation import EvaluationTransform
 from tfdml.data.images.decoding import starts_with
 from tfdml.data.images.formats import FOREIGN, FORMATS, SERVING_LIMIT
+from tfdml.data.images.lookup import as_written
 from tfdml.data.images.partial_decoding import decode_part
 from tfdml.export.pixel_limit import header_size, size_fault
 
@@ -87,6 +88,7 @@ class RequestPreprocessor:
     def _at_once(self, texts: tf.Tensor, read: Reader | None) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """What `each` returns, and whether it is complete: not where decoding has failed."""
 
+        @as_written
         def everything(batch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             spec = (self.spec, tf.TensorSpec((), tf.string))
             views, faults = tf.map_fn(lambda text: self._from(text, read), batch, fn_output_signature=spec)
@@ -101,7 +103,8 @@ class RequestPreprocessor:
         """What `each` returns, at more cost; knows which images failed."""
         count = tf.size(texts, out_type=tf.int64)
         items = tf.data.Dataset.from_tensor_slices(texts).enumerate()
-        items = items.map(lambda index, text: (index, *self._from(text, read)), num_parallel_calls=_SIDE_BY_SIDE)
+        numbered = as_written(lambda index, text: (index, *self._from(text, read)))
+        items = items.map(numbered, num_parallel_calls=_SIDE_BY_SIDE)
         # There must be one element for a single one to be had.
         last = tf.data.Dataset.from_tensors((count, self._no_view(), tf.constant("")))
         found = _only(items.ignore_errors().concatenate(last).batch(count + 1))

@@ -74,7 +74,8 @@ class EmbeddingLoss(LabelledLoss):
 
     Subclasses define `anchor_losses(labels, embeddings)`. Under a distribution strategy the pairs are those of the
     global batch: each replica gathers the embeddings of all and keeps the values of its own anchors, so that the
-    update equals the one of a single device on the whole batch.
+    update equals the one of a single device on the whole batch. A loss that `divides` computes no more than those: its
+    matrices are (n, N) for n of N images.
     """
 
     def call(self, labels, embeddings):
@@ -82,8 +83,21 @@ class EmbeddingLoss(LabelledLoss):
         labels = pairwise.as_labels(labels)
         check_rank(self.name, embeddings, 2, "embeddings (B, d)")
         num_local = ops.shape(labels)[0]
-        values = self.anchor_losses(replicas.gather(labels), replicas.gather(ops.cast(embeddings, "float32")))
-        return replicas.local_rows(values, num_local)
+        labels, embeddings = replicas.gather(labels), replicas.gather(ops.cast(embeddings, "float32"))
+        if not self.divides:
+            return replicas.local_rows(self.anchor_losses(labels, embeddings), num_local)
+        with replicas.own_rows(num_local, ops.shape(labels)[0]):
+            return self.anchor_losses(labels, embeddings)
+
+    def of_batch(self, labels, embeddings):
+        """The reduced loss of the global batch; within `pairwise.only_rows` the part of it that its rows make up."""
+        value = self.reduce(self.anchor_losses(labels, embeddings))
+        return value if self.reduction == "sum" else value * replicas.share_of_rows()
+
+    @property
+    def divides(self) -> bool:
+        """Whether `anchor_losses` within `pairwise.only_rows` gives the values of these rows alone, at their cost."""
+        return False
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""

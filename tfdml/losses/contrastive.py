@@ -8,7 +8,7 @@ from keras import ops
 from tfdml import pairwise
 from tfdml.arguments import number, one_of
 from tfdml.losses.base import EmbeddingLoss
-from tfdml.mining.composing import as_distance, as_miner, keep_pairs, matrix_of
+from tfdml.mining.composing import as_distance, as_miner, is_named, keep_pairs, matrix_of
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -61,6 +61,11 @@ class ContrastiveLoss(EmbeddingLoss):
         one_of("average", average, ("active", "all"))
         self.average = average
 
+    @property
+    def divides(self):
+        """Yes, save with objects, which see square matrices."""
+        return is_named(self.distance, self.mining)
+
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         distances = matrix_of(self.distance, embeddings)
@@ -99,6 +104,11 @@ class CosineContrastiveLoss(EmbeddingLoss):
         super().__init__(reduction=reduction, name=name)
         self.margin = number("margin", margin, at_least=-1, at_most=1)
         self.mining = as_miner(mining)
+
+    @property
+    def divides(self):
+        """Yes, save with objects, which see square matrices."""
+        return is_named(self.mining)
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
@@ -154,6 +164,11 @@ class BinomialDevianceLoss(EmbeddingLoss):
         self.beta = number("beta", beta)
         self.negative_cost = number("negative_cost", negative_cost, above=0)
         self.mining = as_miner(mining)
+
+    @property
+    def divides(self):
+        """Yes, save with objects, which see square matrices."""
+        return is_named(self.mining)
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""

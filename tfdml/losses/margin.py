@@ -48,6 +48,11 @@ class MarginLoss(EmbeddingLoss):
         self.alpha = number("alpha", alpha, at_least=0)
         self.beta = number("beta", beta, at_least=0, at_most=2)
 
+    @property
+    def divides(self):
+        """Yes."""
+        return True
+
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         rows, active = margin_hinges(labels, embeddings, self.alpha, self.beta)

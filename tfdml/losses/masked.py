@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from keras import ops
 
+from tfdml import pairwise, replicas
+
 
 def masked_logsumexp(values, mask, axis):
     """Log of the sum of exp(values) where `mask` is true.
@@ -17,6 +19,10 @@ def masked_logsumexp(values, mask, axis):
 def scale_to_mean(rows, counted):
     """Scale the sums of N anchors so that their mean is their total over `counted`, a scalar; (N,), () -> (N,).
 
-    `counted` may be an expected number and lie below 1; where it is 0, so are the rows.
+    `counted` may be an expected number and lie below 1; where it is 0, so are the rows. Within `pairwise.only_rows` the
+    anchors and what is counted are those of all replicas.
     """
-    return rows * (ops.cast(ops.shape(rows)[0], "float32") / ops.where(counted > 0, counted, 1.0))
+    own = pairwise.present_rows()
+    anchors = ops.shape(rows)[0] if own is None else own.total
+    counted = replicas.summed(counted)
+    return rows * (ops.cast(anchors, "float32") / ops.where(counted > 0, counted, 1.0))

@@ -56,6 +56,11 @@ class NPairLoss(EmbeddingLoss):
         self.l2 = number("l2", l2, at_least=0)
         self.scale = None if scale is None else number("scale", scale, above=0)
 
+    @property
+    def divides(self):
+        """Yes."""
+        return True
+
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         if self.scale is not None:
@@ -63,7 +68,7 @@ class NPairLoss(EmbeddingLoss):
         products = pairwise.dot_products(embeddings)
         negatives = masked_logsumexp(products, pairwise.negative_mask(labels), axis=1)
         rows = self.over_pairs(ops.softplus(negatives[:, None] - products), pairwise.positive_mask(labels))
-        return rows + self.l2 * ops.sum(ops.square(embeddings), axis=1) if self.l2 else rows
+        return rows + self.l2 * ops.sum(ops.square(pairwise.own(embeddings)), axis=1) if self.l2 else rows
 
 
 @keras.saving.register_keras_serializable("tfdml")

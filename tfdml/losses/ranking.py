@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 from keras import ops
 
-from tfdml import pairwise
+from tfdml import pairwise, replicas
 from tfdml.arguments import integer
 from tfdml.losses.base import EmbeddingLoss
 from tfdml.losses.masked import scale_to_mean
@@ -66,12 +66,18 @@ class HistogramLoss(EmbeddingLoss):
         super().__init__(reduction=reduction, name=name)
         self.bins = integer("bins", bins, at_least=1)
 
+    @property
+    def divides(self):
+        """Yes."""
+        return True
+
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         positions = (pairwise.cosine_similarities(embeddings) + 1.0) * (0.5 * self.bins)
         positives, negatives = pairwise.positive_mask(labels), pairwise.negative_mask(labels)
-        positive_nodes = ops.sum(soft_histograms(positions, positives, self.bins), axis=0)
-        cumulative = ops.cumsum(positive_nodes) / ops.maximum(pairwise.masked_count(positives), 1.0)
+        positive_nodes = replicas.summed(ops.sum(soft_histograms(positions, positives, self.bins), axis=0))
+        num_positives = replicas.summed(pairwise.masked_count(positives))
+        cumulative = ops.cumsum(positive_nodes) / ops.maximum(num_positives, 1.0)
         rows = ops.matmul(soft_histograms(positions, negatives, self.bins), cumulative)
         if not self.averages_pairs:
             return rows
@@ -107,6 +113,11 @@ class FastAPLoss(EmbeddingLoss):
     def __init__(self, bins=10, reduction="sum_over_batch_size", name="fast_ap_loss"):
         super().__init__(reduction=reduction, name=name)
         self.bins = integer("bins", bins, at_least=1)
+
+    @property
+    def divides(self):
+        """Yes."""
+        return True
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import keras
 from keras import ops
 
-from tfdml import pairwise
+from tfdml import pairwise, replicas
 from tfdml.arguments import number
 from tfdml.losses.base import EmbeddingLoss
 from tfdml.losses.masked import masked_logsumexp
 from tfdml.mining import multi_similarity_pairs
-from tfdml.mining.composing import as_miner, keep_pairs
+from tfdml.mining.composing import as_miner, is_named, keep_pairs
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -60,6 +60,11 @@ class MultiSimilarityLoss(EmbeddingLoss):
         self.mining_epsilon = None if mining_epsilon is None else number("mining_epsilon", mining_epsilon, at_least=0)
         self.mining = None if mining is None else as_miner(mining, ())
 
+    @property
+    def divides(self):
+        """Yes, save with objects, which see square matrices."""
+        return is_named(self.mining)
+
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         similarities = pairwise.cosine_similarities(embeddings)
@@ -103,12 +108,17 @@ class LiftedStructureLoss(EmbeddingLoss):
         self.margin = number("margin", margin, at_least=0)
         self.mining = as_miner(mining)
 
+    @property
+    def divides(self):
+        """Yes, save with objects, which see square matrices."""
+        return is_named(self.mining)
+
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         distances = pairwise.distances(embeddings)
         positives, negatives = keep_pairs(self.mining, distances, labels)
         push = masked_logsumexp(self.margin - distances, negatives, axis=1)
-        violation = ops.relu(distances + ops.logaddexp(push[:, None], push[None, :]))
+        violation = ops.relu(distances + ops.logaddexp(push[:, None], replicas.all_rows(push)[None, :]))
         return self.over_pairs(0.5 * ops.square(violation), positives)
 
 
@@ -145,6 +155,11 @@ class CircleLoss(EmbeddingLoss):
         self.margin = number("margin", margin, at_least=-1, at_most=1)
         self.gamma = number("gamma", gamma, above=0)
         self.mining = as_miner(mining)
+
+    @property
+    def divides(self):
+        """Yes, save with objects, which see square matrices."""
+        return is_named(self.mining)
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
@@ -187,6 +202,11 @@ class SupConLoss(EmbeddingLoss):
     def __init__(self, temperature=0.1, reduction="sum_over_batch_size", name="sup_con_loss"):
         super().__init__(reduction=reduction, name=name)
         self.temperature = number("temperature", temperature, above=0)
+
+    @property
+    def divides(self):
+        """Yes."""
+        return True
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""

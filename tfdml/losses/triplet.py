@@ -10,7 +10,7 @@ from tfdml.arguments import number, one_of
 from tfdml.losses.base import EmbeddingLoss
 from tfdml.losses.masked import scale_to_mean
 from tfdml.mining import negative_probabilities, semi_hard_negatives
-from tfdml.mining.composing import as_distance, as_miner, keep_pairs, matrix_of
+from tfdml.mining.composing import as_distance, as_miner, is_named, keep_pairs, matrix_of
 
 MINING = ("all", "hard", "semi_hard", "distance_weighted")
 
@@ -73,6 +73,11 @@ class TripletLoss(EmbeddingLoss):
         self.mining = as_miner(mining, MINING)
         self.distance = as_distance(distance)
         self.average = average
+
+    @property
+    def divides(self):
+        """Yes, save with objects, which see square matrices."""
+        return is_named(self.distance, self.mining)
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""

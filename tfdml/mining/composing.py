@@ -146,6 +146,11 @@ def keep_pairs(mining, distances, labels):
     return tuple(ops.logical_and(pair, ops.cast(mask, "bool")) for pair, mask in zip(pairs, masks, strict=True))
 
 
+def is_named(*choices) -> bool:
+    """Whether all of a loss's choices are names (or None), and none an object, which wants square matrices."""
+    return all(choice is None or isinstance(choice, str) for choice in choices)
+
+
 def _checked(argument, value, names, called_with, base):
     if isinstance(value, str) and value in names:
         return value

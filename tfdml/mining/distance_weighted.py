@@ -75,7 +75,10 @@ def sample_negatives(probabilities, count=1, seed=None):
     """
     probabilities = ops.convert_to_tensor(probabilities)
     possible = probabilities > 0
-    uniform = keras.random.uniform(ops.shape(probabilities), minval=1e-20, maxval=1.0, seed=seed)
+    # Of some rows alone, those of what one device draws.
+    rows = ops.shape(probabilities)[0 if pairwise.present_rows() is None else 1]
+    shape = (rows, ops.shape(probabilities)[1])
+    uniform = pairwise.own(keras.random.uniform(shape, minval=1e-20, maxval=1.0, seed=seed))
     noisy = ops.log(ops.where(possible, probabilities, 1.0)) - ops.log(-ops.log(uniform))
     indices = ops.top_k(ops.where(possible, noisy, -1e30), count)[1]
     return indices, ops.take_along_axis(possible, indices, axis=1)

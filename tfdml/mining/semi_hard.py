@@ -30,7 +30,7 @@ def semi_hard_negatives(distances, labels):
     """
     distances = ops.stop_gradient(ops.convert_to_tensor(distances, "float32"))
     negatives = pairwise.negative_mask(pairwise.as_labels(labels))
-    size = distances.shape[0] or ops.shape(distances)[0]
+    size = distances.shape[1] or ops.shape(distances)[1]
     others_last = ops.where(negatives, distances, float("inf"))
     by_distance = ops.argsort(others_last, axis=1)
     # Negatives stand first: argsort is stable, so one at the positive's own distance is not taken to be further.

@@ -6,6 +6,7 @@ from tfdml.models.embedder import Embedder
 from tfdml.models.ensemble import AttentionEnsemble
 from tfdml.models.learner import MetricLearner
 from tfdml.models.moment_embedder import MomentEmbedder
+from tfdml.models.several_workers import multi_worker_strategy
 
 __all__ = [
     "AlternatingLearner",
@@ -14,4 +15,5 @@ __all__ = [
     "Embedder",
     "MetricLearner",
     "MomentEmbedder",
+    "multi_worker_strategy",
 ]

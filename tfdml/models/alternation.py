@@ -99,8 +99,15 @@ class AlternatingLearner(MetricLearner):
         members = [objective for objective in self.objectives if objective.statistics_steps]
         names = sorted({name for objective in members for name in objective.reads})
         gathered, labels = {name: replicas.gather(y_pred[name]) for name in names}, replicas.gather(labels)
-        losses = [objective.statistics_step(objective.select(gathered), labels) for objective in members]
-        return sum(losses) / replicas.count()
+        num_local = ops.shape(y_pred["embedding"])[0]
+        return sum(self._statistics_share(o, o.select(gathered), labels, num_local) for o in members)
+
+    @staticmethod
+    def _statistics_share(objective, representations, labels, num_local):
+        if not objective.divides:
+            return objective.statistics_step(representations, labels) / replicas.count()
+        with replicas.own_rows(num_local, ops.shape(labels)[0]):
+            return objective.statistics_step(representations, labels)
 
     def _alternating(self, optimizer, options: dict) -> AlternatingOptimizer:
         if not isinstance(optimizer, AlternatingOptimizer):

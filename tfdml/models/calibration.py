@@ -6,10 +6,10 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-import keras
 import numpy as np
 from keras import ops
 
+from tfdml.models.inference import compiled
 from tfdml.objectives import Objective
 
 
@@ -58,11 +58,7 @@ def _compiled(embedder, names: list[str]):
         representations = embedder.represent(images, training=False)
         return {name: ops.cast(representations[name], "float32") for name in names}
 
-    if keras.backend.backend() != "tensorflow":
-        return lambda images: run(ops.convert_to_tensor(np.asarray(images)))
-    import tensorflow as tf
-
-    return tf.function(run, reduce_retracing=True)
+    return compiled(embedder, run)
 
 
 def _never_ends(batches: Any) -> bool:

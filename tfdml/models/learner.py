@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import keras
 from keras import ops
 
 from tfdml import pairwise, replicas
 from tfdml.models.calibration import measure, warn_of_uncalibrated
 from tfdml.models.embedder import Embedder
+from tfdml.models.several_workers import SeveralWorkers
 from tfdml.objectives import MetricLoss, Objective
 from tfdml.saving import restore
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class MetricLearner(keras.Model):
+class MetricLearner(SeveralWorkers, keras.Model):
     """Trains an embedder on (images, integer labels) with a weighted sum of objectives.
 
         learner = MetricLearner(embedder, [ProxyLoss(AMSoftmaxLoss(), 98), JointRepresentationSimilarity()])
@@ -119,9 +122,10 @@ class MetricLearner(keras.Model):
                 value = share * num_replicas
             else:
                 selected = objective.select(gathered)
-                value = objective.reduce(objective.compute(selected, all_labels))
-                share = value / num_replicas
-                self._track_observations(objective, selected, all_labels)
+                with self._divided(objective, ops.shape(labels)[0], ops.shape(all_labels)[0]):
+                    share = objective.reduce(objective.compute(selected, all_labels))
+                    self._track_observations(objective, selected, all_labels)
+                share, value = self._share_and_value(objective, share, num_local, num_images)
             # Weighted as Keras weighs the loss in its logs: by the images of this replica.
             tracker.update_state(value, num_local)
             total = total + objective.weight * share
@@ -131,6 +135,19 @@ class MetricLearner(keras.Model):
             total, reported = total + penalty, reported + penalty
         # The shares have the right gradient; the value is what Keras's logs expect where replicas are of unequal size.
         return total if num_replicas == 1 else total + ops.stop_gradient(reported - total)
+
+    @staticmethod
+    def _divided(objective, num_local, num_images):
+        """A block in which an objective that can be divided works on this replica's rows alone."""
+        return replicas.own_rows(num_local, num_images) if objective.divides else contextlib.nullcontext()
+
+    @staticmethod
+    def _share_and_value(objective, computed, num_local, num_images):
+        """What this replica adds to the loss, and the term's value as it reports it."""
+        if not objective.divides or replicas.count() == 1:
+            return computed / replicas.count(), computed
+        # So that the mean over replicas, weighted by their images, is the sum of the shares.
+        return computed, computed * num_images / ops.maximum(num_local, 1.0)
 
     @staticmethod
     def _labels(y, sample_weight):

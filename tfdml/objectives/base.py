@@ -76,6 +76,14 @@ class Objective(SavedByArguments, keras.layers.Layer):
         return {}
 
     @property
+    def divides(self) -> bool:
+        """Whether `compute` within `pairwise.only_rows` gives the part of the value that these rows make up.
+
+        The parts of all replicas then add up to the value, and none computes more than its own.
+        """
+        return False
+
+    @property
     def calibrated(self) -> bool:
         """Whether all is known that `calibrate` measures; an objective that cannot tell says yes."""
         return True

@@ -1,5 +1,7 @@
 """Statistics of the classes of a batch, for objectives that compare distributions and not images.
 
+Within `pairwise.only_rows` each replica works out those of its own rows, and gathers the others'.
+
 Without a tensor whose size depends on how many classes the batch has: what belongs to a class stands at each of its
 images, so that shapes are static.
 """
@@ -8,17 +10,17 @@ from __future__ import annotations
 
 from keras import ops
 
-from tfdml import pairwise
+from tfdml import pairwise, replicas
 
 
 def averaging_matrix(labels):
-    """(B, B) float32: row i is 1/n at the n images of the class of i, and 0 elsewhere.
+    """(B, B) float32 (the present rows): row i is 1/n at the n images of the class of i, and 0 elsewhere.
 
     Example:
         >>> np.array(averaging_matrix(keras.ops.array([0, 0, 1]))).tolist()
         [[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]
     """
-    same = ops.cast(labels[:, None] == labels[None, :], "float32")
+    same = ops.cast(pairwise.own(labels)[:, None] == labels[None, :], "float32")
     return same / ops.sum(same, axis=1, keepdims=True)
 
 
@@ -30,14 +32,17 @@ def one_per_class(labels):
         [True, False, True]
     """
     index = ops.arange(ops.shape(labels)[0])
-    seen_before = ops.logical_and(labels[:, None] == labels[None, :], index[None, :] < index[:, None])
-    return ops.logical_not(ops.any(seen_before, axis=1))
+    same = pairwise.own(labels)[:, None] == labels[None, :]
+    seen_before = ops.logical_and(same, index[None, :] < pairwise.own(index)[:, None])
+    # Integers, as not everything gathers booleans.
+    return replicas.all_rows(ops.cast(ops.any(seen_before, axis=1), "int32")) == 0
 
 
 def class_pairs(labels):
-    """(B, B) boolean, true once for every ordered pair of different classes."""
+    """(B, B) boolean (the present rows), true once for every ordered pair of different classes."""
     first = one_per_class(labels)
-    return ops.logical_and(ops.logical_and(first[:, None], first[None, :]), pairwise.negative_mask(labels))
+    both = ops.logical_and(pairwise.own(first)[:, None], first[None, :])
+    return ops.logical_and(both, pairwise.negative_mask(labels))
 
 
 def means_and_spreads(x, labels):
@@ -59,9 +64,9 @@ def means_and_spreads(x, labels):
     # The shift changes no distance, and keeps the rounding small for features that share a large offset.
     x = x - ops.stop_gradient(ops.mean(x, axis=0, keepdims=True))
     averaging = averaging_matrix(labels)
-    means = ops.matmul(averaging, x)
+    means = replicas.all_rows(ops.matmul(averaging, x))
     squared = ops.sum(ops.square(x - means), axis=1, keepdims=True)
-    return means, ops.matmul(averaging, squared)[:, 0]
+    return means, replicas.all_rows(ops.matmul(averaging, squared)[:, 0])
 
 
 def of_own_class(values, labels):

@@ -214,20 +214,27 @@ class DensityAdaptivity(Objective):
         mean = pairwise.masked_mean(ratios, ratios > 0)
         return self.target_density * ops.where(ratios > 0, ratios / ops.where(mean > 0, mean, 1.0), 1.0)
 
+    @property
+    def divides(self):
+        """Yes."""
+        return True
+
     def compute(self, representations, labels):
         """The value for the classes of the batch."""
         _, densities = means_and_spreads(representations[self.representation], labels)
         targets = of_own_class(self.targets(), labels)
         first = one_per_class(labels)
         count = pairwise.masked_count(first) if self.reduction == "mean" else 1.0
-        value = pairwise.masked_sum(ops.square(densities - targets) - targets, first) / count
+        costs = ops.square(densities - targets) - targets
+        value = pairwise.masked_sum(pairwise.own(costs), pairwise.own(first)) / count
         if self.constraint != "soft":
             return value
         ratios = of_own_class(self.ratios(), labels)
         counted = ops.logical_and(first, ratios != 0)
-        crossed = ratios[None, :] * targets[:, None]
-        pairs = ops.logical_and(counted[:, None], counted[None, :])
-        return value + pairwise.masked_sum(ops.square(crossed - ops.transpose(crossed)), pairs) / (count * count)
+        own_ratios, own_targets, own_counted = (pairwise.own(x)[:, None] for x in (ratios, targets, counted))
+        gaps = ratios[None, :] * own_targets - own_ratios * targets[None, :]
+        pairs = ops.logical_and(own_counted, counted[None, :])
+        return value + pairwise.masked_sum(ops.square(gaps), pairs) / (count * count)
 
     def observe(self, representations, labels):
         """The mean D_c and the mean target of the classes of the batch."""

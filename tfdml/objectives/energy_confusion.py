@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 from keras import ops
 
-from tfdml import pairwise
+from tfdml import pairwise, replicas
 from tfdml.arguments import one_of
 from tfdml.objectives.base import Objective
 from tfdml.objectives.class_statistics import class_pairs, means_and_spreads
@@ -106,25 +106,31 @@ class EnergyConfusion(Objective):
         """
         return super().select({**representations, **self.represent(representations)})
 
+    @property
+    def divides(self):
+        """Yes."""
+        return True
+
     def compute(self, representations, labels):
         """The mean (or sum) over ordered pairs of different classes."""
         energies = self._energies(representations, labels)
         if self.form == "log_of_mean":
             negatives = pairwise.negative_mask(labels)
             # Entries belong to classes: over all pairs of images they weigh as much as the pairs themselves.
-            half = 0.5 * pairwise.masked_mean(energies, negatives)
-            return ops.where(ops.any(negatives), ops.log(ops.maximum(half, _SMALLEST)), 0.0)
+            half = 0.5 * replicas.mean_of(energies, negatives)
+            some = replicas.summed(pairwise.masked_count(negatives)) > 0
+            return replicas.share_of_rows() * ops.where(some, ops.log(ops.maximum(half, _SMALLEST)), 0.0)
         values = ops.log1p(energies) if self.form == "log" else energies
-        reduce = pairwise.masked_sum if self.reduction == "sum" else pairwise.masked_mean
+        reduce = pairwise.masked_sum if self.reduction == "sum" else replicas.part_of_mean
         return reduce(values, class_pairs(labels))
 
     def observe(self, representations, labels):
         """The mean energy of the pairs of classes of the batch."""
         pairs = class_pairs(labels)
         energies = self._energies(representations, labels)
-        return {"energy": (pairwise.masked_mean(energies, pairs), pairwise.masked_count(pairs))}
+        return {"energy": (replicas.mean_of(energies, pairs), replicas.summed(pairwise.masked_count(pairs)))}
 
     def _energies(self, representations, labels):
         """(B, B), E_IJ of the classes of each two images."""
         means, spreads = means_and_spreads(representations[self.reads[0]], labels)
-        return pairwise.squared_distances(means) + spreads[:, None] + spreads[None, :]
+        return pairwise.squared_distances(means) + pairwise.own(spreads)[:, None] + spreads[None, :]

@@ -7,7 +7,7 @@ import itertools
 import keras
 from keras import ops
 
-from tfdml import pairwise
+from tfdml import pairwise, replicas
 from tfdml.arguments import number, one_of
 from tfdml.losses.base import EmbeddingLoss
 from tfdml.objectives.base import Objective
@@ -70,10 +70,15 @@ class HeadwiseLoss(HeadsObjective):
         super().__init__(weight=weight, name=name or f"headwise_{loss.name}", **kwargs)
         self.loss = loss
 
+    @property
+    def divides(self):
+        """As the loss."""
+        return self.loss.divides
+
     def compute(self, representations, labels):
         """The mean of the heads' losses."""
         heads = self.heads(representations)
-        return sum(self.loss.reduce(self.loss.anchor_losses(labels, head)) for head in heads) / len(heads)
+        return sum(self.loss.of_batch(labels, head) for head in heads) / len(heads)
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -114,6 +119,11 @@ class HeadDivergence(HeadsObjective):
         self.pairs = pairs
         self.average = average
 
+    @property
+    def divides(self):
+        """Yes."""
+        return True
+
     def compute(self, representations, labels):
         """The mean hinge over pairs of heads."""
         del labels
@@ -123,11 +133,11 @@ class HeadDivergence(HeadsObjective):
         if not couples:
             return ops.zeros((), "float32")
         if self.pairs == "all":
-            cosines = [pairwise.dot_products(a, b) for a, b in couples]
+            cosines = [pairwise.dot_products(pairwise.own(a), b) for a, b in couples]
         else:
-            cosines = [ops.sum(a * b, axis=-1) for a, b in couples]
+            cosines = [pairwise.own(ops.sum(a * b, axis=-1)) for a, b in couples]
         hinges = [ops.relu(cosine - self.margin) for cosine in cosines]
         if self.average == "all":
-            return sum(ops.mean(hinge) for hinge in hinges) / len(hinges)
-        active = sum(pairwise.masked_count(hinge > 0) for hinge in hinges)
+            return replicas.share_of_rows() * sum(ops.mean(hinge) for hinge in hinges) / len(hinges)
+        active = replicas.summed(sum(pairwise.masked_count(hinge > 0) for hinge in hinges))
         return sum(ops.sum(hinge) for hinge in hinges) / ops.maximum(ops.stop_gradient(active), 1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 from keras import ops
 
-from tfdml import pairwise
+from tfdml import pairwise, replicas
 from tfdml.arguments import one_of
 from tfdml.objectives.base import Objective
 from tfdml.objectives.class_statistics import one_per_class
@@ -52,6 +52,11 @@ class IntraClassPenalty(Objective):
         """The one representation."""
         return (self.representation,)
 
+    @property
+    def divides(self):
+        """Yes."""
+        return True
+
     def compute(self, representations, labels):
         """The sum (or mean) over the classes with several images in the batch; 0 where there is none."""
         positives = pairwise.positive_mask(labels)
@@ -62,5 +67,5 @@ class IntraClassPenalty(Objective):
         total = ops.sum(rows / (partners + 1.0))
         if self.reduction == "sum":
             return -total
-        classes = pairwise.masked_count(ops.logical_and(one_per_class(labels), partners > 0))
-        return -total / ops.maximum(classes, 1.0)
+        classes = pairwise.masked_count(ops.logical_and(pairwise.own(one_per_class(labels)), partners > 0))
+        return -total / ops.maximum(replicas.summed(classes), 1.0)

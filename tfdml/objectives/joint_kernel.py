@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from keras import ops
 
-from tfdml import pairwise
+from tfdml import pairwise, replicas
 from tfdml.arguments import one_of
 from tfdml.kernels import GaussianMixture, Kernel
 from tfdml.objectives.base import Objective
@@ -127,8 +127,9 @@ class JointKernelObjective(Objective):
     def compute(self, representations, labels):
         """The mean (or sum) over ordered pairs of different class; 0 for a batch of one class."""
         negatives = ops.stop_gradient(pairwise.negative_mask(labels))
-        reduce = pairwise.masked_sum if self.reduction == "sum" else pairwise.masked_mean
-        return reduce(self.between(self.joint_kernel(representations, self.counted(negatives)), labels), negatives)
+        values = self.between(self.joint_kernel(representations, self.counted(negatives)), labels)
+        reduce = pairwise.masked_sum if self.reduction == "sum" else replicas.part_of_mean
+        return reduce(values, negatives)
 
     def counted(self, negatives):
         """The pairs whose joint kernel `between` reads, (N, N) boolean; None for all."""

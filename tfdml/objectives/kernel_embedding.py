@@ -66,6 +66,11 @@ class JointRepresentationSimilarity(JointKernelObjective):
     ):
         super().__init__(levels, kernels, reduction, weight, name, unit_length, **kwargs)
 
+    @property
+    def divides(self):
+        """With kernels whose scale no largest value of the batch decides."""
+        return all(kernel.divides for kernel in self.kernels.values())
+
     def counted(self, negatives):
         """The pairs of different class."""
         return negatives

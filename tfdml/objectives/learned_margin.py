@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 from keras import ops
 
-from tfdml import pairwise
+from tfdml import pairwise, replicas
 from tfdml.arguments import integer, number, one_of
 from tfdml.losses import SoftTripleLoss
 from tfdml.losses.margin import margin_hinges
@@ -83,14 +83,20 @@ class LearnedMargin(Objective):
         start = keras.initializers.Constant(self.initial_beta)
         self.beta = self.add_weight(name="beta", shape=(self.num_classes,), initializer=start)
 
+    @property
+    def divides(self):
+        """Yes."""
+        return True
+
     def compute(self, representations, labels):
         """The mean (or sum) over the expected hinges."""
-        beta = of_own_class(self.beta, labels)[:, None]
+        beta = pairwise.own(of_own_class(self.beta, labels))[:, None]
         rows, active = margin_hinges(labels, representations[self.representation], self.alpha, beta)
         num_positives = ops.sum(ops.cast(pairwise.positive_mask(labels), "float32"), axis=1, keepdims=True)
         total = ops.sum(rows) + self.nu * ops.sum(num_positives * beta)
         if self.reduction == "sum":
             return total
+        active = replicas.summed(active)
         return total / ops.where(active > 0, active, 1.0)
 
     def get_config(self):

@@ -163,6 +163,11 @@ class HighOrderMomentLoss(Objective):
         similarities = [term.represent(named)["class"] for term in self.terms]
         return {**named, **dict(zip(self.reads, similarities, strict=True))}
 
+    @property
+    def divides(self):
+        """As the loss."""
+        return all(term.divides for term in self.terms)
+
     def compute(self, representations, labels):
         """The weighted sum over orders: a scalar, or (B,) for a loss that works image by image."""
         total = 0.0

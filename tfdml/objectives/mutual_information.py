@@ -7,7 +7,7 @@ import math
 import keras
 from keras import ops
 
-from tfdml import pairwise
+from tfdml import pairwise, replicas
 from tfdml.arguments import integer, number
 from tfdml.layers import StatisticsNetwork
 from tfdml.mining import negative_probabilities, sample_negatives
@@ -42,7 +42,7 @@ def divergence_loss(values, positives, negatives):
 
 def _weighted_mean(values, weights):
     weights = ops.cast(weights, "float32")
-    return ops.sum(weights * values) / ops.maximum(ops.sum(weights), 1.0)
+    return ops.sum(weights * values) / ops.maximum(replicas.summed(ops.sum(weights)), 1.0)
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -147,6 +147,11 @@ class RankMI(Objective):
         )
 
     @property
+    def divides(self):
+        """Without the soft constraint, whose points lie between the extremes of the whole batch."""
+        return not self.monotonicity
+
+    @property
     def statistics_variables(self):
         """The weights of V."""
         return self.network.trainable_variables
@@ -170,8 +175,10 @@ class RankMI(Objective):
         distances = self._fixed_distances(representations)
         loss = self._statistics_loss(distances, labels)
         positives, negatives = pairwise.positive_mask(labels), pairwise.negative_mask(labels)
-        informative = ops.logical_and(ops.any(positives), ops.any(negatives))
-        self.trackers["jsd"].update_state(-0.5 * ops.stop_gradient(loss), ops.cast(informative, "float32"))
+        counts = [replicas.summed(pairwise.masked_count(mask)) for mask in (positives, negatives)]
+        informative = ops.logical_and(counts[0] > 0, counts[1] > 0)
+        bound = -0.5 * replicas.summed(ops.stop_gradient(loss))
+        self.trackers["jsd"].update_state(bound, ops.cast(informative, "float32"))
         self.trackers["beta"].update_state(beta)
         self.trackers["no_root"].update_state(1.0 - ops.cast(found, "float32"))
         return loss + self._penalty(distances)
@@ -202,8 +209,9 @@ class RankMI(Objective):
         return self._loss(distances, *(ops.cast(mask, "float32") for mask in masks))
 
     def _loss(self, distances, positives, negatives, frozen=False):
-        # V once for (i, j) and (j, i): half the work.
-        distances, positives, negatives = _unordered(distances, positives, negatives)
+        if pairwise.present_rows() is None:
+            # V once for (i, j) and (j, i): half the work. Of some rows alone, the other is elsewhere.
+            distances, positives, negatives = _unordered(distances, positives, negatives)
         return divergence_loss(self.network(distances, frozen=frozen), positives, negatives)
 
     def _penalty(self, distances):
@@ -217,7 +225,7 @@ class RankMI(Objective):
 
 def _draw(probabilities, counts, seed):
     """Booleans (B, B), true for `counts` (B, 1) different images of each row, or all that are possible."""
-    size = ops.shape(probabilities)[0]
+    size = ops.shape(probabilities)[1]
     order, possible = sample_negatives(probabilities, size, seed)
     drawn = ops.logical_and(possible, ops.arange(size)[None, :] < counts)
     return ops.take_along_axis(drawn, ops.argsort(order, axis=1), axis=1)

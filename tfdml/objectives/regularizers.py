@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 from keras import ops
 
-from tfdml import pairwise
+from tfdml import pairwise, replicas
 from tfdml.arguments import number, one_of
 from tfdml.objectives.base import Objective
 
@@ -78,19 +78,24 @@ class EntropySpread(Objective):
         """The one representation."""
         return (self.representation,)
 
+    @property
+    def divides(self):
+        """Yes."""
+        return True
+
     def compute(self, representations, labels):
         """The mean (or sum) over ordered pairs, or over images."""
         x = ops.cast(representations[self.representation], "float32")
         squared = pairwise.squared_distances(x)
         others = ops.logical_not(pairwise.identity_mask(ops.shape(labels)[0]))
-        reduce = pairwise.masked_sum if self.reduction == "sum" else pairwise.masked_mean
+        reduce = pairwise.masked_sum if self.reduction == "sum" else replicas.part_of_mean
         if self.form == "pairs":
             # H is even in the logit; of its absolute value nothing large is taken from anything large.
             logits = ops.abs(squared - self.threshold)
             return -reduce(ops.softplus(-logits) + logits * ops.sigmoid(-logits), others)
         nearest = ops.argmin(ops.where(others, ops.stop_gradient(squared), 1e30), axis=1)
         # The difference itself: the matrix has lost the digits of small distances.
-        gaps = ops.sum(ops.square(x - ops.take(x, nearest, axis=0)), axis=1)
+        gaps = ops.sum(ops.square(pairwise.own(x) - ops.take(x, nearest, axis=0)), axis=1)
         return reduce(-0.5 * ops.log(ops.maximum(gaps, _SMALLEST)), ops.any(others, axis=1))
 
 
@@ -126,12 +131,17 @@ class GlobalOrthogonal(Objective):
         """The one representation."""
         return (self.representation,)
 
+    @property
+    def divides(self):
+        """Yes."""
+        return True
+
     def compute(self, representations, labels):
         """The value for the batch."""
         x = representations[self.representation]
         cosines, negatives = pairwise.cosine_similarities(x), pairwise.negative_mask(labels)
-        first = pairwise.masked_mean(cosines, negatives)
-        second = pairwise.masked_mean(ops.square(cosines), negatives)
+        first = replicas.mean_of(cosines, negatives)
+        second = replicas.mean_of(ops.square(cosines), negatives)
         # Not the static shape, which is unknown after a gather from replicas of unequal size.
         dim = ops.cast(ops.shape(x)[-1], "float32")
-        return ops.square(first) + ops.relu(second - 1.0 / dim)
+        return replicas.share_of_rows() * (ops.square(first) + ops.relu(second - 1.0 / dim))

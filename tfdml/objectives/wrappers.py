@@ -59,13 +59,18 @@ class MetricLoss(Objective):
         """The one representation."""
         return (self.representation,)
 
+    @property
+    def divides(self):
+        """As the loss."""
+        return not self.per_image and self.loss.divides
+
     def compute(self, representations, labels):
         """The loss of the global batch, or (B,) values of a loss that works image by image."""
         predictions = representations[self.representation]
         if self.per_image:
             return self.loss.call(labels, predictions)
         check_rank(self.name, predictions, 2, f"{self.representation!r} to be vectors (B, d)")
-        return self.loss.reduce(self.loss.anchor_losses(labels, predictions))
+        return self.loss.of_batch(labels, predictions)
 
 
 @keras.saving.register_keras_serializable("tfdml")

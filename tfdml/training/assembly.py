@@ -18,6 +18,7 @@ from tfdml.training.experiment import Experiment
 from tfdml.training.limits import check_pairs
 from tfdml.training.settings import ModelSettings, OptimizationSettings
 from tfdml.training.terms import check_objectives
+from tfdml.training.workers import Workers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +46,12 @@ class Assembly:
     cache: CachePlan
 
 
-def assemble(experiment: Experiment) -> Assembly:
+def assemble(experiment: Experiment, workers: Workers | None = None) -> Assembly:
     """Put together what an experiment is made of; writes nothing.
 
     Args:
         experiment: The settings.
+        workers: Who trains; by default this process alone.
 
     Raises:
         UserError: The run could not be trained or measured.
@@ -68,7 +70,7 @@ def assemble(experiment: Experiment) -> Assembly:
     )
     check_names(experiment.model, optimization)
     train_view, evaluation_view = make_transforms(data)
-    strategy = distribution.make_strategy(run.logical_devices)
+    strategy = distribution.make_strategy(run.logical_devices, workers)
 
     splits = load_splits(data, run.seed, evaluation.evaluate_train)
     check_measurable(splits, evaluation.recall_ks())

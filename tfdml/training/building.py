@@ -245,6 +245,10 @@ def make_learner(
             learner = _with_objectives(embedder, optimization.objectives, num_classes)
     finally:
         keras.config.set_dtype_policy("float32")
+    if model.mixed_precision == "mixed_float16" and learner.statistics_variables and keras.backend.backend() == "jax":
+        raise UserError(
+            "--mixed_precision=mixed_float16 does not go with the two phases of rank_mi on JAX: use mixed_bfloat16"
+        )
     optimizer = build_optimizer(
         optimization.optimizer,
         learner,

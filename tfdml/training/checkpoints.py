@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import re
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from keras import ops
 from tfdml.errors import UserError
 from tfdml.models import Embedder, MetricLearner
 from tfdml.storage import atomic_write
+from tfdml.training.jax_devices import assign_here
+from tfdml.training.workers import Workers
 
 _NAME = re.compile(r"step-(\d+)\.npz")
 _STATE = "state"
@@ -88,20 +91,30 @@ def _variables(learner: MetricLearner) -> dict[str, Any]:
     return {f"{group}/{i:05d}": variable for group, members in groups.items() for i, variable in enumerate(members)}
 
 
-def save(folder: Path, learner: MetricLearner, state: TrainingState, keep: int = 2) -> Path:
+def variables(learner: MetricLearner) -> list:
+    """All that a step changes."""
+    return list(_variables(learner).values())
+
+
+def save(folder: Path, learner: MetricLearner, state: TrainingState, keep: int = 2, write: bool = True) -> Path:
     """Write `folder/step-<step>.npz` and remove all but the newest `keep`.
+
+    Several workers all have to call this, as metrics are added up over them where they are read.
 
     Args:
         folder: The checkpoint folder; made when missing.
         learner: A compiled learner.
         state: How far it has been trained.
         keep: How many checkpoints stay.
+        write: Whether this is the worker that writes.
 
     Raises:
         UserError: The file cannot be written.
     """
     path = folder / f"step-{state.step:08d}.npz"
     arrays = {name: np.asarray(ops.convert_to_numpy(variable)) for name, variable in _variables(learner).items()}
+    if not write:
+        return path
     arrays[_STATE] = np.frombuffer(json.dumps(dataclasses.asdict(state)).encode(), np.uint8)
     folder.mkdir(parents=True, exist_ok=True)
     _set_aside([path] if path.is_dir() else [])
@@ -126,14 +139,18 @@ def step_of(path: Path) -> int:
     return int(match[1])
 
 
-def read(path: Path) -> tuple[dict[str, np.ndarray], TrainingState]:
+def read(path: Path, data: bytes | None = None) -> tuple[dict[str, np.ndarray], TrainingState]:
     """The arrays and the state of a checkpoint.
+
+    Args:
+        path: Where it lies.
+        data: What it holds, where it lies on another host.
 
     Raises:
         ValueError: It is damaged; the message says how.
     """
     try:
-        with np.load(path) as file:
+        with np.load(path if data is None else io.BytesIO(data)) as file:
             arrays = {name: file[name] for name in file.files}
         state = TrainingState(**json.loads(arrays.pop(_STATE).tobytes()))
     except Exception as error:  # damaged bytes raise a dozen types
@@ -154,20 +171,31 @@ def restore_latest(folder: Path, learner: MetricLearner, restart: bool = False) 
     Raises:
         UserError: There are checkpoints, but none can be used, and `restart` is not set.
     """
+    found = _newest(folder, learner, restart)
+    if found is None:
+        return None
+    _assign(found[1], learner)
+    return found[2]
+
+
+def _newest(
+    folder: Path, learner: MetricLearner, restart: bool
+) -> tuple[Path, dict[str, np.ndarray], TrainingState] | None:
+    """The newest checkpoint that fits the learner, and what it holds."""
     unusable, reasons = [], []
     for path in reversed(list_checkpoints(folder)):
         try:
             arrays, state = read(path)
             if state.step != step_of(path):
                 raise ValueError(f"{path.name} is of step {state.step}")
-            _assign(path, arrays, learner)
+            _check_fits(path, arrays, learner)
         except ValueError as error:
             logging.warning("%s; trying the one before", error)
             unusable.append(path)
             reasons.append(str(error))
             continue
         _set_aside(unusable)
-        return state
+        return path, arrays, state
     if unusable and not restart:
         raise UserError(
             f"no checkpoint in {folder} can be used: {'; '.join(reasons)}; add --restart to --resume to train this run "
@@ -177,7 +205,59 @@ def restore_latest(folder: Path, learner: MetricLearner, restart: bool = False) 
     return None
 
 
-def _assign(path: Path, arrays: dict[str, np.ndarray], learner: MetricLearner) -> None:
+def restore_on_all(
+    workers: Workers, folder: Path, learner: MetricLearner, restart: bool = False
+) -> TrainingState | None:
+    """As `restore_latest`, on every worker, from the folder of the chief.
+
+    Args:
+        workers: Who trains.
+        folder: The checkpoint folder, which the others need not see.
+        learner: A compiled learner.
+        restart: See `restore_latest`.
+
+    Raises:
+        UserError: See `restore_latest`.
+    """
+    if workers.alone:
+        return restore_latest(folder, learner, restart)
+
+    def newest() -> str:
+        found = _newest(folder, learner, restart)
+        return "" if found is None else str(found[0])
+
+    path = Path(workers.of_chief(newest))
+    if not path.name:
+        return None
+    arrays, state = read(path, workers.bytes_of_chief(path.read_bytes))
+    # All together: what each replica has of a metric adds up to what was saved.
+    _assign(arrays, learner)
+    return state
+
+
+def share_weights(workers: Workers, learner: MetricLearner) -> None:
+    """Give every worker the weights that the chief has.
+
+    Args:
+        workers: Who trains.
+        learner: A built learner.
+    """
+    if workers.alone:
+        return
+
+    def pack() -> bytes:
+        packed = io.BytesIO()
+        arrays = {f"{i:05d}": np.asarray(ops.convert_to_numpy(weight)) for i, weight in enumerate(weights)}
+        np.savez(packed, **arrays)  # type: ignore[arg-type]
+        return packed.getvalue()
+
+    weights = [weight for members in parts(learner).values() for weight in members]
+    with np.load(io.BytesIO(workers.bytes_of_chief(pack))) as file:
+        for name, weight in zip(sorted(file.files), weights, strict=True):
+            weight.assign(file[name])
+
+
+def _check_fits(path: Path, arrays: dict[str, np.ndarray], learner: MetricLearner) -> None:
     variables = _variables(learner)
     for name in sorted(set(variables) ^ set(arrays)):
         where = "missing from" if name in variables else "only in"
@@ -188,8 +268,11 @@ def _assign(path: Path, arrays: dict[str, np.ndarray], learner: MetricLearner) -
             raise ValueError(
                 f"{path.name} belongs to another model: {name} has shape {arrays[name].shape}, not {shape}"
             )
-    for name, variable in variables.items():
-        variable.assign(arrays[name])
+
+
+def _assign(arrays: dict[str, np.ndarray], learner: MetricLearner) -> None:
+    for name, variable in _variables(learner).items():
+        assign_here(variable, arrays[name])
 
 
 def _set_aside(paths: Sequence[Path]) -> None:

@@ -1,13 +1,17 @@
-"""Where a run trains: one device, several GPUs, or logical CPU devices."""
+"""Where a run trains: one device, several GPUs, logical CPU devices, or several hosts."""
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
+import keras
 import tensorflow as tf
 from absl import logging
 
 from tfdml.errors import UserError
+from tfdml.training import jax_devices
+from tfdml.training.workers import Workers
 
 
 def split_cpu(count: int) -> None:
@@ -29,12 +33,17 @@ def one_operation_at_a_time() -> None:
     Operations that run side by side share threads, and some then sum in another order; one at a time, each still using
     every core, none does. To be called before TensorFlow does anything else; a GPU is not affected.
     """
-    if tf.config.list_physical_devices("GPU"):
+    if keras.backend.backend() != "tensorflow" or tf.config.list_physical_devices("GPU"):
         return
     try:
         tf.config.threading.set_inter_op_parallelism_threads(1)
     except RuntimeError:
         logging.warning("TensorFlow runs already: --deterministic has no effect in this process")
+
+
+def on_gpu() -> bool:
+    """Whether training is on a device with a memory of its own."""
+    return jax_devices.on_gpu() if keras.backend.backend() == "jax" else bool(tf.config.list_physical_devices("GPU"))
 
 
 def own_threads(batches: tf.data.Dataset) -> tf.data.Dataset:
@@ -44,11 +53,40 @@ def own_threads(batches: tf.data.Dataset) -> tf.data.Dataset:
     return batches.with_options(options)
 
 
-def make_strategy(logical_devices: int = 0) -> tf.distribute.Strategy:
+def share_of(batches: tf.data.Dataset, batch_size: int, workers: Workers) -> Any:
+    """A worker's part of the batches, as `fit` takes it.
+
+    Args:
+        batches: Of one process: the batches themselves; of several workers: this one's share of each.
+        batch_size: Images of a step over all workers.
+        workers: Who trains.
+    """
+    if workers.alone:
+        return batches
+    # One element for each replica of this worker, in turn.
+    per_replica = batches.rebatch(batch_size // workers.strategy.num_replicas_in_sync).prefetch(tf.data.AUTOTUNE)
+    return workers.strategy.distribute_datasets_from_function(lambda _: per_replica)
+
+
+def make_strategy(logical_devices: int = 0, workers: Workers | None = None) -> Any:
     """The strategy for the devices there are; TensorFlow's default one on a single device.
 
-    Several GPUs, or `logical_devices` CPU devices if that is 2 or more, are mirrored.
+    Several GPUs, or `logical_devices` CPU devices if that is 2 or more, are mirrored. On Keras's JAX backend a
+    `JaxDevices` stands in its place.
+
+    Args:
+        logical_devices: Into how many devices the CPU is split, where that is 2 or more.
+        workers: Who trains; by default this process alone.
+
+    Raises:
+        UserError: The CPU cannot be split.
     """
+    if keras.backend.backend() == "jax":
+        return jax_devices.make_devices(logical_devices)
+    if workers is not None and not workers.alone:
+        if logical_devices > 1:
+            raise UserError(f"--logical_devices={logical_devices} is of one process: leave it out under TF_CONFIG")
+        return workers.strategy
     if logical_devices > 1:
         split_cpu(logical_devices)
         return tf.distribute.MirroredStrategy(
@@ -58,9 +96,17 @@ def make_strategy(logical_devices: int = 0) -> tf.distribute.Strategy:
     return tf.distribute.MirroredStrategy() if len(gpus) > 1 else tf.distribute.get_strategy()
 
 
-def describe(strategy: tf.distribute.Strategy) -> list[str]:
+def describe(strategy: Any, workers: Workers | None = None) -> list[str]:
     """The devices that train."""
+    if isinstance(strategy, jax_devices.JaxDevices):
+        return strategy.names
+    if workers is not None and not workers.alone:
+        return [f"{device} of {host}" for host in workers.addresses for device in _local(strategy)]
     if strategy.num_replicas_in_sync > 1:
-        return list(strategy.extended.worker_devices)
+        return _local(strategy)
     gpus = tf.config.list_logical_devices("GPU")
     return [device.name for device in gpus or tf.config.list_logical_devices("CPU")]
+
+
+def _local(strategy: tf.distribute.Strategy) -> list[str]:
+    return list(strategy.extended.worker_devices)

@@ -10,15 +10,18 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml.data.augmentation.evaluation import EvaluationTransform
+from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.errors import UserError
 from tfdml.evaluation import dataset_protocol, embed, evaluate_dataset, evaluate_generalisation
 from tfdml.evaluation.per_query import retrieval_task
 from tfdml.models import Embedder, MetricLearner, MomentEmbedder
+from tfdml.models.inference import compiled
 from tfdml.objectives import HighOrderMomentLoss
 from tfdml.training import distribution
 from tfdml.training.building import Splits
 from tfdml.training.settings import EvaluationSettings
+from tfdml.training.workers import Workers
 
 RETRIEVAL = ("recall", "map@r", "r_precision")
 CLUSTERING = ("nmi", "ami", "f1")
@@ -33,6 +36,7 @@ class Evaluator:
         splits: The images.
         transform: The view of evaluation.
         cache: Whether to keep the views in memory.
+        workers: Who trains: each embeds its part of the images, and the chief measures.
     """
 
     def __init__(
@@ -42,19 +46,35 @@ class Evaluator:
         splits: Splits,
         transform: EvaluationTransform,
         cache: bool = False,
+        workers: Workers | None = None,
     ):
         self.settings = settings
         self.epochs = epochs
         self.splits = splits
         self.transform = transform
+        self.workers = workers or Workers()
         self.batches: dict[str, tf.data.Dataset] = {}
+        self._parts: dict[str, tf.data.Dataset] = {}
         for name, split in splits.evaluated().items():
-            batches = evaluation_batches(split, transform, settings.evaluation_batch_size)
-            self.batches[name] = distribution.own_threads(batches.cache() if cache else batches)
+            self.batches[name] = self._batches(split, cache)
+            if not self.workers.alone:
+                self._parts[name] = self._batches(
+                    split.take(np.arange(len(split))[self.workers.part(len(split))]), cache
+                )
+
+    def _batches(self, images: ImageDataset, cache: bool) -> tf.data.Dataset:
+        batches = evaluation_batches(images, self.transform, self.settings.evaluation_batch_size)
+        return distribution.own_threads(batches.cache() if cache else batches)
 
     def embed(self, embedder: Embedder, name: str) -> np.ndarray:
-        """The embeddings of a split, (N, d) float32."""
+        """The embeddings of a split, (N, d) float32, by this worker alone."""
         return embed(embedder, self.batches[name])
+
+    def embed_together(self, embedder: Embedder, name: str) -> np.ndarray:
+        """The same, by all workers, each of which has to call this; with the weights that they share."""
+        if len(getattr(self.splits, name)) < self.workers.count or self.workers.alone:
+            return self.embed(embedder, name)
+        return self.workers.gather(embed(embedder, self._parts[name]))
 
     def measure(self, embeddings: np.ndarray, name: str, metrics=RETRIEVAL, intervals=None) -> dict[str, Any]:
         """The metrics of a split's embeddings; see `evaluate_retrieval` for `intervals`."""
@@ -62,12 +82,17 @@ class Evaluator:
         return evaluate_dataset(embeddings, images, ks=ks, metrics=metrics, intervals=intervals)
 
     def each_epoch(self, learner: MetricLearner, epoch: int) -> dict[str, dict]:
-        """The metrics of every split, of HORDE's orders, and of generalisation, in the epochs that measure them."""
+        """The metrics of every split, of HORDE's orders, and of generalisation, in the epochs that measure them.
+
+        Of several workers all embed, and the chief measures; the others get no metrics.
+        """
         settings, measured = self.settings, {}
         compared = settings.generalisation_every > 0 and self._is_due(epoch, settings.generalisation_every)
         evaluated = self._is_due(epoch, settings.evaluate_every)
         names = self.batches if evaluated else ("test", "seen") if compared else ()
-        embeddings = {name: self.embed(learner.embedder, name) for name in names}
+        embeddings = {name: self.embed_together(learner.embedder, name) for name in names}
+        if not self.workers.is_chief:
+            return {}
         if evaluated:
             measured = {name: self.measure(embeddings[name], name) for name in embeddings}
             for name, metrics in measured.items():
@@ -144,7 +169,7 @@ def measure_orders(
         Metrics by `"1"` (the embedding itself), `"2"` ... and `"all"`.
     """
     model = MomentEmbedder.from_learner(learner)
-    features = embed(tf.function(model.features, reduce_retracing=True), batches)
+    features = embed(compiled(model, model.features), batches)
     measured = {str(order): measure(part) for order, part in model.by_order(features).items()}
     return {**measured, "all": measure(features)}
 

@@ -13,6 +13,7 @@ from absl import logging
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.evaluation import embed
 from tfdml.models import Embedder, MetricLearner, MomentEmbedder
+from tfdml.models.inference import compiled
 from tfdml.report import read_run, write_report
 from tfdml.storage import atomic_write, write_json
 from tfdml.training.building import Splits
@@ -50,14 +51,20 @@ def finish(
         seconds: How long the run has taken in this process.
 
     Returns:
-        What `result.json` holds.
+        What `result.json` holds; on a worker that is not the chief, and writes nothing, an empty mapping.
 
     Raises:
         UserError: A file cannot be written.
     """
-    settings = evaluator.settings
-    embedder = _write_embedder(settings.selection, learner, monitor, folder)
-    embeddings = evaluator.embed(embedder, "test")
+    settings, workers = evaluator.settings, evaluator.workers
+    embedder = _write_embedder(settings.selection, learner, monitor, folder) if workers.is_chief else learner.embedder
+    # An embedder of an earlier epoch is on the chief alone.
+    together = workers.of_chief(lambda: embedder is learner.embedder)
+    embeddings = evaluator.embed_together(embedder, "test") if together else None
+    if not workers.is_chief:
+        return {}
+    if embeddings is None:
+        embeddings = evaluator.embed(embedder, "test")
     result = folder.read_result()
     if result is None or (settings.moment_embedder and not folder.moments.is_file()):
         result = {"dataset": dataset, **_result(evaluator, embeddings, monitor), "seconds": seconds}
@@ -149,7 +156,7 @@ def moment_embedder(learner: MetricLearner, train: tf.data.Dataset) -> MomentEmb
         train: Batches of the training images in the view of evaluation.
     """
     model = MomentEmbedder.from_learner(learner)
-    features = embed(tf.function(model.features, reduce_retracing=True), train)
+    features = embed(compiled(model, model.features), train)
     logging.info(
         "principal components of %d moments: %d of %d dimensions", len(features), model.embedding_dim, features.shape[1]
     )

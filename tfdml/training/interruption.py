@@ -10,6 +10,10 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+import numpy as np
+
+from tfdml.training.workers import Workers
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -74,6 +78,15 @@ class Interruption:
         """Raise `Interrupted` if a signal has come."""
         if self.received is not None:
             raise Interrupted(self.received)
+
+    def agree(self, workers: Workers) -> None:
+        """Take a signal that any of the workers has received as received here; each has to call this.
+
+        Args:
+            workers: Who trains.
+        """
+        if not workers.alone:
+            self.received = int(workers.gather(np.array([self.received or 0], np.int64)).max()) or None
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:

@@ -15,6 +15,7 @@ from tfdml.errors import UserError
 from tfdml.memory import free_memory, require_memory
 from tfdml.models import Embedder
 from tfdml.objectives import Objective
+from tfdml.training import distribution
 from tfdml.training.settings import DataSettings
 
 _FLOAT32 = 4
@@ -85,7 +86,7 @@ def check_memory(embedder: Embedder, view: TrainTransform, batch_size: int) -> N
     Raises:
         UserError: It does not fit.
     """
-    if not tf.config.list_physical_devices("GPU"):
+    if not distribution.on_gpu():
         what = f"a step on {batch_size:,} images of --image_size={view.image_size}"
         advice = "lower --image_size, --resize or the batch, or choose a smaller --backbone"
         require_memory(step_memory(embedder, view, batch_size), what, advice)
@@ -118,7 +119,7 @@ def weights_within_memory(optimizer: str) -> Iterator[None]:
         return next_creator(**arguments)
 
     # A GPU has memory of its own, and tells when it is full.
-    guard = contextlib.nullcontext() if tf.config.list_physical_devices("GPU") else tf.variable_creator_scope(create)
+    guard = contextlib.nullcontext() if distribution.on_gpu() else tf.variable_creator_scope(create)
     try:
         with guard:
             yield

@@ -19,6 +19,7 @@ from tfdml.training.checkpoints import TrainingState
 from tfdml.training.interruption import Interrupted, Interruption
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.selection import keep_if_selected, publish_selected
+from tfdml.training.workers import Workers
 
 # Unit vectors whose negatives are this close, on average, have collapsed to a point.
 _COLLAPSED = 1e-3
@@ -39,6 +40,8 @@ class TrainingMonitor(keras.callbacks.Callback):
         checkpoint_steps: Checkpoint every this many steps besides each epoch; 0 for none.
         keep: How many checkpoints stay.
         interruption: Asked after each step whether the run is to stop; within `fit` it should be deferred.
+        workers: Who trains: the chief alone writes, and a signal to one of them is one to all.
+        saved: Called after every checkpoint, on each worker.
     """
 
     def __init__(
@@ -51,6 +54,8 @@ class TrainingMonitor(keras.callbacks.Callback):
         checkpoint_steps: int = 0,
         keep: int = 2,
         interruption: Interruption | None = None,
+        workers: Workers | None = None,
+        saved: Callable[[], None] | None = None,
     ):
         super().__init__()
         self.folder = folder
@@ -61,6 +66,8 @@ class TrainingMonitor(keras.callbacks.Callback):
         self.checkpoint_steps = checkpoint_steps
         self.keep = keep
         self.interruption = interruption or Interruption()
+        self.workers = workers or Workers()
+        self.saved = saved
         self.records: list[dict] = []
         self.step = 0
         self.train_seconds = 0.0
@@ -75,7 +82,8 @@ class TrainingMonitor(keras.callbacks.Callback):
     def resume(self, state: TrainingState) -> None:
         """Continue from a checkpoint's state; the model holds the checkpoint's arrays."""
         self.records, self.step, self.train_seconds = state.records, state.step, state.train_seconds
-        write_lines(self.folder.metrics, self.records)
+        if self.workers.is_chief:
+            write_lines(self.folder.metrics, self.records)
         if self.step % self.steps_per_epoch:
             # fit() resets metrics at the start of an epoch; in the middle of one they must go on.
             self._metric_state = [keras.ops.convert_to_numpy(v) for v in self.model.metrics_variables]
@@ -96,10 +104,11 @@ class TrainingMonitor(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         """Open TensorBoard's file; before the first step, measure and record the untrained embedder."""
         del logs
-        with self._disk_for_summaries():
-            self._writer = tf.summary.create_file_writer(str(self.folder.tensorboard))
+        if self.workers.is_chief:
+            with self._disk_for_summaries():
+                self._writer = tf.summary.create_file_writer(str(self.folder.tensorboard))
         if not self.records:
-            with self.interruption.immediate():
+            with self._measuring():
                 measured = self.evaluate(0)
             self._record({"epoch": 0, "step": 0, **measured})
             self.checkpoint()
@@ -124,6 +133,7 @@ class TrainingMonitor(keras.callbacks.Callback):
             self._first_step_ended = time.perf_counter()
         self._check_finite(logs or {})
         in_epoch = self.step % self.steps_per_epoch
+        self.interruption.agree(self.workers)
         due = self.checkpoint_steps and in_epoch and self.step % self.checkpoint_steps == 0
         if due or self.interruption.received is not None:
             self.checkpoint()
@@ -146,7 +156,7 @@ class TrainingMonitor(keras.callbacks.Callback):
             record["images_per_second"] = images / timed
         record["learning_rate"] = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
         try:
-            with self.interruption.immediate():
+            with self._measuring():
                 record.update(self.evaluate(epoch + 1))
         except Interrupted:
             # The resumed run closes this epoch before it goes on.
@@ -156,9 +166,12 @@ class TrainingMonitor(keras.callbacks.Callback):
         self.timed_images += images
         self.timed_seconds += timed
         self._record(record)
-        keep_if_selected(self.folder, self.records, self.selection, self.model.embedder)
+        if self.workers.is_chief:
+            keep_if_selected(self.folder, self.records, self.selection, self.model.embedder)
         self.checkpoint()
-        publish_selected(self.folder, self.records, self.selection, self.steps_per_epoch)
+        if self.workers.is_chief:
+            publish_selected(self.folder, self.records, self.selection, self.steps_per_epoch)
+        self.interruption.agree(self.workers)
         self.interruption.check()
 
     def on_train_end(self, logs=None):
@@ -179,7 +192,9 @@ class TrainingMonitor(keras.callbacks.Callback):
         if part:
             raise self._diverged(f"the {part}'s weights are not finite")
         state = TrainingState(self.step, self.records, self.train_seconds)
-        checkpoints.save(self.folder.checkpoints, self.model, state, self.keep)
+        checkpoints.save(self.folder.checkpoints, self.model, state, self.keep, self.workers.is_chief)
+        if self.saved is not None:
+            self.saved()
 
     def images_per_second(self) -> float | None:
         """Trained images per second in this process, without evaluation and without the first step of each epoch."""
@@ -187,6 +202,8 @@ class TrainingMonitor(keras.callbacks.Callback):
 
     def _record(self, record: dict) -> None:
         self.records.append(record)
+        if not self.workers.is_chief:
+            return
         write_lines(self.folder.metrics, self.records)
         with self._disk_for_summaries(), self._writer.as_default(step=record["epoch"]):
             for part in ("train", "validation", "test", "seen", "generalisation"):
@@ -215,6 +232,10 @@ class TrainingMonitor(keras.callbacks.Callback):
     def _how_to_start_again(self) -> str:
         last = checkpoints.list_checkpoints(self.folder.checkpoints)[-1:]
         return "".join(f", in a new run from its last weights: --start_from={path} --run_dir=NEW" for path in last)
+
+    def _measuring(self) -> contextlib.AbstractContextManager[None]:
+        # Workers measure together: there a signal waits for the end, as within a step.
+        return self.interruption.immediate() if self.workers.alone else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _summaries(self) -> Iterator[None]:

@@ -35,11 +35,19 @@ class _PartRates:
     def _all_reduce_sum_gradients(self, grads_and_vars):
         # Keras clips before it sums over replicas; the norm that counts is that of the sum.
         reduced = super()._all_reduce_sum_gradients(grads_and_vars)  # type: ignore[misc]
+        return list(zip(self._globally_clipped([g for g, _ in reduced]), [v for _, v in reduced], strict=True))
+
+    def _clip_gradients(self, grads):
+        # Elsewhere than on TensorFlow gradients are of the global batch already, and the hook above is not called.
+        grads = super()._clip_gradients(grads)  # type: ignore[misc]
+        return grads if keras.backend.backend() == "tensorflow" else self._globally_clipped(grads)
+
+    def _globally_clipped(self, grads: list) -> list:
         if self._tfdml_norm is None:
-            return reduced
-        total = sum(ops.sum(ops.square(ops.cast(g, "float32"))) for g, _ in reduced if g is not None)
+            return grads
+        total = sum(ops.sum(ops.square(ops.cast(g, "float32"))) for g in grads if g is not None)
         scale = self._tfdml_norm / ops.maximum(ops.sqrt(total), self._tfdml_norm)
-        return [(g if g is None else g * ops.cast(scale, g.dtype), v) for g, v in reduced]
+        return [g if g is None else g * ops.cast(scale, g.dtype) for g in grads]
 
 
 class PartAdam(_PartRates, keras.optimizers.Adam):

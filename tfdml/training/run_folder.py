@@ -13,10 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import keras
+
 from tfdml.errors import UserError, differences
 from tfdml.manifests import read_json
 from tfdml.output_paths import require_local
 from tfdml.storage import PARTIAL_PREFIX, atomic_write, lock, write_json
+from tfdml.training.backends import check_same_backend
 from tfdml.training.checkpoints import list_checkpoints, step_of
 from tfdml.training.experiment import Experiment
 from tfdml.training.settings import EvaluationSettings
@@ -179,7 +182,9 @@ class RunFolder:
             self._compare(data)
         else:
             write_json(self.data, data)
-        if not self.environment.is_file():
+        if self.environment.is_file():
+            check_same_backend(self._backend())
+        else:
             write_json(self.environment, environment(devices))
 
     def discard(self) -> None:
@@ -201,6 +206,12 @@ class RunFolder:
                 "back, or start a new run, from these weights with --start_from"
             )
 
+    def _backend(self) -> str | None:
+        try:
+            return read_json(self.environment, {"backend": str})["backend"]
+        except UserError:
+            return None  # written by an earlier version
+
     def _is_debris(self, path: Path) -> bool:
         return path == self._owner or path.name.startswith(PARTIAL_PREFIX)
 
@@ -214,11 +225,13 @@ class RunFolder:
 
 def environment(devices: list[str]) -> dict[str, Any]:
     """What ran: versions, machine, devices."""
+    backend = keras.backend.backend()
     return {
         "tfdml": __version__,
+        "backend": backend,
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "devices": devices,
-        "packages": installed(_PACKAGES),
+        "packages": installed(_PACKAGES + (("jax",) if backend == "jax" else ())),
     }

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +15,33 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml.data.pipeline import explain_failure, training_batches
+from tfdml.data.sampling import Share
 from tfdml.disk_space import is_disk_full
-from tfdml.errors import UserError
-from tfdml.training import checkpoints, distribution
+from tfdml.errors import UserError, differences
+from tfdml.training import checkpoints, distribution, jax_devices
 from tfdml.training.advice import doubts
 from tfdml.training.assembly import assemble
+from tfdml.training.backends import check_backend
 from tfdml.training.calibration import calibrate
+from tfdml.training.checkpoints import TrainingState
 from tfdml.training.evaluating import Evaluator
 from tfdml.training.experiment import Experiment
 from tfdml.training.finishing import finish
 from tfdml.training.interruption import Interrupted, Interruption
+from tfdml.training.jax_devices import processes
 from tfdml.training.limits import check_memory
 from tfdml.training.monitor import TrainingMonitor
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.starting import check_start, start_from
+from tfdml.training.workers import LOST, Workers, join
 
 # Of a resumed run: where the folder lies, and where the images, which are compared by their checksums.
 _MAY_DIFFER = ("run_dir", "data_dir")
 
 
-def train(experiment: Experiment, resume: bool = False, restart: bool = False) -> dict[str, Any]:
+def train(
+    experiment: Experiment, resume: bool = False, restart: bool = False, saved: Callable[[], None] | None = None
+) -> dict[str, Any]:
     """Run an experiment to its end and return what `result.json` holds.
 
     Stopped or killed at any moment, a run is continued by `resume` to the same end. On SIGINT, SIGTERM or SIGHUP it
@@ -45,50 +53,110 @@ def train(experiment: Experiment, resume: bool = False, restart: bool = False) -
             make what is missing of its results.
         restart: With `resume`: where there are checkpoints, but none can be used, train again from the first step.
 
+    Returns:
+        What `result.json` holds; empty in all but the first of several processes.
+
     Raises:
         UserError: Something that the user can mend, before training where it can be known then.
         Interrupted: A signal asked for it.
     """
+    check_backend(experiment.run)
     folder = RunFolder(experiment.run_dir)
-    with Interruption() as interruption:
+    if experiment.run.deterministic and experiment.run.logical_devices < 2:
+        distribution.one_operation_at_a_time()
+    workers = join()
+    with Interruption() as interruption, workers.ending_together():
+        here = _Here(folder, interruption, workers, saved)
+        if processes().index:
+            return _follow(experiment, here, resume)
         try:
+            _check_alike(experiment, workers)
             # A run that was killed before its flags were written is as good as none.
-            if resume and not folder.is_untouched():
-                return _resume(experiment, folder, interruption, restart)
-            return _begin(experiment, folder, interruption)
+            if workers.of_chief(lambda: resume and (processes().count > 1 or not folder.is_untouched())):
+                result = _resume(experiment, here, restart)
+            else:
+                result = _begin(experiment, here)
         except Interrupted as stop:
-            stop.left = folder.how_far()
+            stop.left = (
+                folder.how_far() if workers.is_chief else f"the run is that of worker 0 ({workers.addresses[0]})"
+            )
             raise
+        try:
+            return workers.of_chief(lambda: result)
+        except tf.errors.OpError:
+            if not workers.is_chief:
+                raise
+            return result  # all is written
 
 
-def _begin(experiment: Experiment, folder: RunFolder, interruption: Interruption) -> dict[str, Any]:
-    folder.check_new()
-    check_start(experiment.start_from)
-    run = _Run(experiment, folder, interruption)
+@dataclasses.dataclass(frozen=True)
+class _Here:
+    """Where a run is written, by whom, and what it listens to."""
+
+    folder: RunFolder
+    interruption: Interruption
+    workers: Workers
+    saved: Callable[[], None] | None
+
+
+def _check_alike(experiment: Experiment, workers: Workers) -> None:
+    """Refuse to train with workers that were started with other settings."""
+    if workers.alone:
+        return
+    chiefs = Experiment.from_flags(workers.of_chief(experiment.as_flags))
+    for field in dataclasses.fields(Experiment):
+        other, own = getattr(chiefs, field.name), getattr(experiment, field.name)
+        if other != own and field.name not in (*_MAY_DIFFER, "weights", "start_from"):
+            raise UserError(
+                f"--{field.name}={own} on worker {workers.index} and {other} on worker 0: start all with the same flags"
+            )
+
+
+def _begin(experiment: Experiment, here: _Here) -> dict[str, Any]:
+    folder, workers = here.folder, here.workers
+
+    def check() -> None:
+        folder.check_new()
+        check_start(experiment.start_from)
+
+    workers.of_chief(check)
+    run = _Run(experiment, here)
     run.take_up_weights()
-    with folder.created(experiment):
+    with folder.created(experiment) if workers.is_chief else contextlib.nullcontext():
         try:
             run.describe()
             run.calibrate()
             return run.complete()
         except Exception as error:
-            if run.monitor.step == 0:
+            lost = not workers.alone and isinstance(error, LOST)
+            if run.monitor.step == 0 and workers.is_chief and not lost:
                 folder.discard()
             elif _disk_was_full(error):
                 raise UserError(f"{error}, with --resume") from error
             raise
 
 
-def _resume(experiment: Experiment, folder: RunFolder, interruption: Interruption, restart: bool) -> dict[str, Any]:
-    _check_same(experiment, folder.load_experiment())
-    with folder.locked():
-        finished = folder.read_result() if folder.is_finished(experiment.evaluation) else None
-        if finished is not None:
+def _resume(experiment: Experiment, here: _Here, restart: bool) -> dict[str, Any]:
+    folder, workers = here.folder, here.workers
+    workers.of_chief(lambda: _check_same(experiment, folder.load_experiment()))
+    with folder.locked() if workers.is_chief else contextlib.nullcontext():
+        finished = workers.of_chief(lambda: folder.read_result() if folder.is_finished(experiment.evaluation) else None)
+        if finished is not None and processes().count == 1:
             logging.info("%s is finished already: there is nothing left to do", folder.path)
             return finished
-        run = _Run(experiment, folder, interruption)
+        run = _Run(experiment, here)
         run.describe()
         if not run.restore(restart):
+            run.take_up_weights()
+            run.calibrate()
+        return run.complete()
+
+
+def _follow(experiment: Experiment, here: _Here, resume: bool) -> dict[str, Any]:
+    """The steps of the first process in another one, whose own folder is read by nobody."""
+    with tempfile.TemporaryDirectory() as scratch:
+        run = _Run(experiment, dataclasses.replace(here, folder=RunFolder(scratch)))
+        if not (resume and run.restore()):
             run.take_up_weights()
             run.calibrate()
         return run.complete()
@@ -116,46 +184,63 @@ class _Run:
         UserError: The run could not be trained or measured.
     """
 
-    def __init__(self, experiment: Experiment, folder: RunFolder, interruption: Interruption):
+    def __init__(self, experiment: Experiment, here: _Here):
         self.started = time.perf_counter()
-        self.experiment, self.folder, self.interruption = experiment, folder, interruption
+        self.experiment = experiment
+        self.folder, self.interruption, self.workers = here.folder, here.interruption, here.workers
         run, evaluation = experiment.run, experiment.evaluation
-        if run.deterministic and run.logical_devices < 2:
-            distribution.one_operation_at_a_time()
-        self.parts = assemble(experiment)
+        self.parts = assemble(experiment, self.workers)
         self.learner, self.splits = self.parts.learner, self.parts.splits
-        check_memory(self.learner.embedder, self.parts.train_view, self.parts.sampler.batch_size)
+        among = processes() if self.workers.alone else self.workers
+        self.share = Share(self.parts.sampler, among.index, among.count)
+        check_memory(self.learner.embedder, self.parts.train_view, self.share.batch_size)
         for doubt in doubts(experiment.model, self.learner.embedder):
             logging.warning("%s", doubt)
         logging.info("%s", self.parts.cache.reason)
         self.evaluator = Evaluator(
-            evaluation, experiment.epochs, self.splits, self.parts.evaluation_view, self.parts.cache.evaluation
+            evaluation,
+            experiment.epochs,
+            self.splits,
+            self.parts.evaluation_view,
+            self.parts.cache.evaluation,
+            self.workers,
         )
         self.monitor = TrainingMonitor(
-            folder,
+            self.folder,
             self.parts.sampler.batch_size,
             self.parts.steps_per_epoch,
             lambda epoch: self.evaluator.each_epoch(self.learner, epoch),
             evaluation.selection,
             run.checkpoint_steps,
             run.keep_checkpoints,
-            interruption,
+            self.interruption,
+            self.workers,
+            here.saved,
         )
         self.monitor.set_model(self.learner)
 
     def take_up_weights(self) -> None:
         """Take over the weights that the experiment names."""
         if self.experiment.start_from:
-            start_from(self.experiment.start_from, self.learner)
+            self.workers.of_chief(lambda: start_from(self.experiment.start_from, self.learner))
+            checkpoints.share_weights(self.workers, self.learner)
 
     def describe(self) -> None:
         """Write down the data and the environment, or see that the data is that of the folder."""
-        devices = distribution.describe(self.parts.strategy)
-        self.folder.describe(self.splits.describe(self.experiment.data_dir), devices)
+        devices = distribution.describe(self.parts.strategy, self.workers)
+        data = self.splits.describe(self.experiment.data_dir)
+        changed = differences(self.workers.of_chief(lambda: data), data)
+        if changed:
+            raise UserError(f"the images of worker {self.workers.index} are not those of worker 0: {changed}")
+        self.workers.of_chief(lambda: self.folder.describe(data, devices))
 
-    def restore(self, restart: bool) -> bool:
-        """Continue from the newest checkpoint; whether there is one."""
-        state = checkpoints.restore_latest(self.folder.checkpoints, self.learner, restart)
+    def restore(self, restart: bool = False) -> bool:
+        """Continue from the newest checkpoint, of the first process; whether there is one."""
+        state = checkpoints.restore_on_all(self.workers, self.folder.checkpoints, self.learner, restart)
+        if processes().count > 1:
+            known = None if state is None else dataclasses.asdict(state)
+            found = jax_devices.from_first(checkpoints.variables(self.learner), known)
+            state = TrainingState(**found) if found else None
         if state is not None:
             self.monitor.resume(state)
             logging.info("resuming %s at step %d", self.folder.path, state.step)
@@ -163,20 +248,23 @@ class _Run:
 
     def calibrate(self) -> None:
         """Let the objectives measure the training images that ask for it."""
+        size, folder = self.experiment.evaluation_batch_size, self.folder.calibration
         with self._naming_bad_images():
-            calibrate(
-                self.learner,
-                self.splits.train,
-                self.evaluator.transform,
-                self.experiment.evaluation_batch_size,
-                self.folder.calibration,
+            self.workers.of_chief(
+                lambda: calibrate(self.learner, self.splits.train, self.evaluator.transform, size, folder)
             )
+        if any(objective.calibrates_on for objective in self.learner.objectives):
+            checkpoints.share_weights(self.workers, self.learner)
 
     def complete(self) -> dict[str, Any]:
         """Train to the end, and write the results."""
         with self._naming_bad_images():
             with self.interruption.deferred():
                 self._fit()
+            if processes().count > 1:
+                jax_devices.part(checkpoints.variables(self.learner))
+            if processes().index:
+                return {}
             seconds = time.perf_counter() - self.started
             dataset = self.experiment.dataset
             return finish(dataset, self.learner, self.evaluator, self.monitor, self.folder, seconds)
@@ -190,7 +278,7 @@ class _Run:
             return
         batches = training_batches(
             self.splits.train,
-            self.parts.sampler,
+            self.share,
             self.parts.train_view,
             seed=self.experiment.seed,
             first_step=monitor.step,
@@ -198,15 +286,25 @@ class _Run:
             cache_limit_mb=self.experiment.cache_limit_mb,
         )
         batches = distribution.own_threads(batches)
-        fit_arguments = {"callbacks": [monitor], "verbose": 1 if sys.stdout.isatty() else 2, "shuffle": False}
         if within:
             # The rest of the epoch in which the run was stopped; the same stream of batches then goes on.
             rest = steps - within
-            self.learner.fit(
-                batches.take(rest), initial_epoch=epoch, epochs=epoch + 1, steps_per_epoch=rest, **fit_arguments
-            )
+            self._train_on(batches.take(rest), rest, epoch, epoch + 1)
             batches, epoch = batches.skip(rest), epoch + 1
-        self.learner.fit(batches, initial_epoch=epoch, epochs=epochs, steps_per_epoch=steps, **fit_arguments)
+        self._train_on(batches, steps, epoch, epochs)
+
+    def _train_on(self, batches: tf.data.Dataset, steps: int, first_epoch: int, epochs: int) -> None:
+        given = distribution.share_of(batches, self.parts.sampler.batch_size, self.workers)
+        verbose = 0 if not self.workers.is_chief else 1 if sys.stdout.isatty() else 2
+        self.learner.fit(
+            given,
+            initial_epoch=first_epoch,
+            epochs=epochs,
+            steps_per_epoch=steps,
+            callbacks=[self.monitor],
+            verbose=verbose,
+            shuffle=False,
+        )
 
     @contextlib.contextmanager
     def _naming_bad_images(self) -> Iterator[None]:

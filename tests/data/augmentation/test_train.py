@@ -50,9 +50,9 @@ def test_evaluation_is_pillows_bilinear_resize_and_a_central_crop(mode, height, 
 def test_evaluation_in_a_graph_of_unknown_sizes_and_over_batches():
     """The serving graph knows no sizes; it must give the pixels of the input pipeline."""
     transform = EvaluationTransform(resize=48, image_size=40)
-    one = tf.function(transform, input_signature=[tf.TensorSpec((None, None, 3), tf.uint8)])
-    many = tf.function(transform, input_signature=[tf.TensorSpec((None, None, None, 3), tf.uint8)])
-    mapped = tf.function(lambda batch: tf.map_fn(transform, batch))
+    one = tf.function(transform, input_signature=[tf.TensorSpec((None, None, 3), tf.uint8)], autograph=False)
+    many = tf.function(transform, input_signature=[tf.TensorSpec((None, None, None, 3), tf.uint8)], autograph=False)
+    mapped = tf.function(lambda batch: tf.map_fn(transform, batch), autograph=False)
     assert one.get_concrete_function().output_shapes.as_list() == [40, 40, 3]
     assert many.get_concrete_function().output_shapes.as_list() == [None, 40, 40, 3]
     for size in ((70, 50), (48, 48), (48, 90)):
@@ -190,6 +190,7 @@ def test_a_batch_at_once_is_bit_equal_with_one_by_one(kind, flip, shape):
     together = tf.function(
         lambda batch, draws: transform.vary_batch(transform.prepare(batch), draws),
         input_signature=[tf.TensorSpec(shape, tf.uint8), tf.TensorSpec((shape[0], 3), tf.float32)],
+        autograph=False,
     )(images, draws)
     alone = [transform(tf.constant(image), draw) for image, draw in zip(images, draws, strict=True)]
     np.testing.assert_array_equal(together, alone)

@@ -34,12 +34,12 @@ def whole_resize(image, size):
     return tf.cast(tf.image.resize(image, size, method="bilinear", antialias=True) + 0.5, tf.uint8).numpy()
 
 
-@tf.function(input_signature=[IMAGE, tf.TensorSpec((2,), tf.int32)])
+@tf.function(input_signature=[IMAGE, tf.TensorSpec((2,), tf.int32)], autograph=False)
 def resized(image, size):
     return resize(image, tuple(tf.unstack(size)))
 
 
-@tf.function(input_signature=[IMAGE, tf.TensorSpec((2,), tf.int32), tf.TensorSpec((4,), tf.int32)])
+@tf.function(input_signature=[IMAGE, tf.TensorSpec((2,), tf.int32), tf.TensorSpec((4,), tf.int32)], autograph=False)
 def resized_window(image, target, wanted):
     size, target, wanted = tf.unstack(tf.shape(image)[:2]), tf.unstack(target), tf.unstack(wanted)
     top, left, height, width = tf.unstack(source_window(size, target, wanted))
@@ -118,13 +118,13 @@ def both_ways(transform):
     """One graph that decodes what the view needs, and one that decodes the image whole."""
     encoded, draws = tf.TensorSpec((), tf.string), tf.TensorSpec((None,), tf.float32)
 
-    @tf.function(input_signature=[encoded, draws])
+    @tf.function(input_signature=[encoded, draws], autograph=False)
     def in_part(data, draws):
         arguments = () if isinstance(transform, EvaluationTransform) else (draws,)
         part, window, size = decode_part(data, lambda size: transform.window(size, *arguments))
         return transform.finish(part, window, size, *arguments)
 
-    @tf.function(input_signature=[encoded, draws])
+    @tf.function(input_signature=[encoded, draws], autograph=False)
     def whole(data, draws):
         image = decode_image(data)
         return transform(image) if isinstance(transform, EvaluationTransform) else transform(image, draws)

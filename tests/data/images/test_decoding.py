@@ -21,7 +21,7 @@ COLOUR = Image.fromarray(np.stack([COLUMNS * 4, ROWS * 6, 255 - (ROWS + COLUMNS)
 ALPHA = Image.fromarray(np.minimum(COLUMNS * 8, 255).astype(np.uint8))
 SEE_THROUGH = Image.merge("RGBA", (*COLOUR.split(), ALPHA))
 
-decode = tf.function(decode_image, input_signature=[tf.TensorSpec((), tf.string)])
+decode = tf.function(decode_image, input_signature=[tf.TensorSpec((), tf.string)], autograph=False)
 
 
 def encoded(image, file_format, **options):
@@ -255,7 +255,7 @@ def test_decodes_inside_a_saved_model(tmp_path):
     """The serving graph maps it over a batch of strings."""
 
     class Decoder(tf.Module):
-        @tf.function(input_signature=[tf.TensorSpec((None,), tf.string)])
+        @tf.function(input_signature=[tf.TensorSpec((None,), tf.string)], autograph=False)
         def __call__(self, batch):
             means = tf.map_fn(
                 lambda data: tf.reduce_mean(tf.cast(decode_image(data), tf.float32), (0, 1)),
@@ -279,7 +279,9 @@ def test_decodes_inside_a_saved_model(tmp_path):
 
 
 def part_of(data, window, box=None):
-    decoded = tf.function(lambda data: decode_part(data, lambda size: tf.constant(window), box))(tf.constant(data))
+    decoded = tf.function(lambda data: decode_part(data, lambda size: tf.constant(window), box), autograph=False)(
+        tf.constant(data)
+    )
     return [tensor.numpy() for tensor in decoded]
 
 
@@ -293,7 +295,7 @@ def test_parts_of_jpegs_have_the_bits_of_the_whole(mode, progressive, subsamplin
     options = {} if mode == "L" else {"subsampling": subsampling}
     data = encoded(image, "JPEG", quality=85, progressive=progressive, **options)
     whole = decode(data).numpy()
-    part_in_graph = tf.function(lambda data, window: decode_part(data, lambda size: window))
+    part_in_graph = tf.function(lambda data, window: decode_part(data, lambda size: window), autograph=False)
     for _ in range(25):
         height, width = rng.integers(1, 71), rng.integers(1, 91)
         top, left = rng.integers(0, 71 - height), rng.integers(0, 91 - width)

@@ -76,7 +76,9 @@ def is_plain_jpeg(encoded: tf.Tensor) -> tf.Tensor:
 
 
 # Not inlined because even the operations of a branch not taken cost time, together half that of decoding a thumbnail.
-@tf.function(input_signature=[tf.TensorSpec((), tf.string)], experimental_attributes={"_noinline": True})
+@tf.function(
+    input_signature=[tf.TensorSpec((), tf.string)], autograph=False, experimental_attributes={"_noinline": True}
+)
 def _decode_other(encoded: tf.Tensor) -> tf.Tensor:
     decoders: list[tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]] = [
         (is_format(encoded, PNG), _decode_png),
@@ -197,6 +199,7 @@ def _orientation(tiff: tf.Tensor) -> tf.Tensor:
 
 @tf.function(
     input_signature=[tf.TensorSpec((None, None, 3), tf.uint8), tf.TensorSpec((), tf.string)],
+    autograph=False,
     experimental_attributes={"_noinline": True},
 )
 def _oriented(image: tf.Tensor, tiff: tf.Tensor) -> tf.Tensor:

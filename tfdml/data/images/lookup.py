@@ -20,6 +20,10 @@ import tensorflow as tf
 from tfdml.data.images.decoding import decode_image
 from tfdml.data.images.partial_decoding import decode_part
 
+# None of our graphs rests on Python's own `if` and loops over tensors: to translate them takes most of the time that
+# tracing does, seconds a start.
+as_written = tf.autograph.experimental.do_not_convert
+
 
 @dataclasses.dataclass(frozen=True)
 class Source:

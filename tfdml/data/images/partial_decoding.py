@@ -73,7 +73,9 @@ def decode_part(
 
 
 # Not inlined: see `tfdml.data.images.decoding`; of most images nothing in it is needed.
-@tf.function(input_signature=[tf.TensorSpec((), tf.string)], experimental_attributes={"_noinline": True})
+@tf.function(
+    input_signature=[tf.TensorSpec((), tf.string)], autograph=False, experimental_attributes={"_noinline": True}
+)
 def _decode_whole(encoded: tf.Tensor) -> tf.Tensor:
     return decode_image(encoded)
 

@@ -143,7 +143,7 @@ def _converter(side: int, kind: str) -> Callable[[tf.Tensor], tf.Tensor]:
         shrunk = TrainTransform("random_crop", resize=side, image_size=side).prepare(image)
         return tf.io.encode_png(shrunk) if kind == "png" else tf.io.encode_jpeg(shrunk, "rgb", quality=_JPEG_QUALITY)
 
-    @tf.function(input_signature=[tf.TensorSpec((), tf.string)])
+    @tf.function(input_signature=[tf.TensorSpec((), tf.string)], autograph=False)
     def convert(data: tf.Tensor) -> tf.Tensor:
         image = decode_image(data)
         size = tf.shape(image)

@@ -9,7 +9,7 @@ from tfdml.embeddings.backends.base import (
 )
 from tfdml.embeddings.backends.keras_file import KerasEmbedder, load_embedder
 from tfdml.embeddings.backends.litert import LiteRTEmbedder
-from tfdml.embeddings.backends.load import load_backend
+from tfdml.embeddings.backends.load import load_backend, quickest_on_cpu
 from tfdml.embeddings.backends.saved_model import SavedModelEmbedder
 
 __all__ = [
@@ -23,4 +23,5 @@ __all__ = [
     "encoded_image",
     "load_backend",
     "load_embedder",
+    "quickest_on_cpu",
 ]

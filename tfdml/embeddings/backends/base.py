@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdml import storage
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import Images
+from tfdml.data.readable_views import readable_batches
 from tfdml.errors import UserError
 
 
@@ -48,6 +49,18 @@ class EmbeddingBackend(abc.ABC):
 
         Raises:
             UserError: An image cannot be read or is refused; it is named.
+        """
+
+    @abc.abstractmethod
+    def stream_readable(self, dataset: ImageDataset, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """As `stream`, without the images that cannot be read or decoded.
+
+        Args:
+            dataset: The images.
+            batch_size: B.
+
+        Yields:
+            (B,) which rows of the data set, ascending, and their (B, d) float32 embeddings.
         """
 
     def embed(self, dataset: ImageDataset, batch_size: int) -> np.ndarray:
@@ -88,6 +101,29 @@ class EncodedImagesBackend(EmbeddingBackend):
             except ImageRefused as error:
                 raise self._blamed(error, images, rows, batch) from error
             yield checked_vectors(vectors, len(batch), self.address)
+
+    def stream_readable(self, dataset: ImageDataset, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """See `EmbeddingBackend.stream_readable`."""
+        for rows, batch in readable_batches(dataset.images, batch_size, list):
+            vectors, accepted = self.request_each(batch)
+            if accepted.any():
+                yield rows[accepted], checked_vectors(vectors[accepted], accepted.sum(), self.address)
+
+    def request_each(self, encoded_images: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        """(B, d) embeddings of B encoded images, anything where there is none, and (B,) bool whether there is one.
+
+        Raises:
+            UserError: The model is not available.
+        """
+        try:
+            return self.request(encoded_images), np.ones(len(encoded_images), bool)
+        except ImageRefused:
+            if len(encoded_images) == 1:
+                return np.zeros((1, 0), np.float32), np.zeros(1, bool)
+        each = [self.request_each([image]) for image in encoded_images]
+        dimension = max(vectors.shape[1] for vectors, _ in each)
+        rows = [vectors if vectors.size else np.zeros((1, dimension), np.float32) for vectors, _ in each]
+        return np.concatenate(rows), np.concatenate([accepted for _, accepted in each])
 
     def _blamed(self, error: ImageRefused, images: Images, rows: range, batch: list[bytes]) -> UserError:
         """Which image of a refused batch it was, by sending each alone."""

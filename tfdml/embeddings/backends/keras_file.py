@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdml.data.augmentation.evaluation import EvaluationTransform
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches, explain_failure
+from tfdml.data.readable_views import readable_views
 from tfdml.embeddings.backends.base import EmbeddingBackend, checksum_of
 from tfdml.embeddings.backends.model_card import compare_with_card
 from tfdml.embeddings.compute import embed_batches
@@ -55,6 +56,11 @@ class KerasEmbedder(EmbeddingBackend):
             yield from embed_batches(self.embedder, batches, batch_size=min(batch_size, len(dataset)))
         except tf.errors.OpError as error:
             raise (explain_failure(error, rest, leave_out="`bad_images='skip'`") or error) from None
+
+    def stream_readable(self, dataset: ImageDataset, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """See `EmbeddingBackend.stream_readable`."""
+        for images, rows in readable_views(dataset.images, self.transform, batch_size):
+            yield rows, next(embed_batches(self.embedder, [images], batch_size=min(batch_size, len(dataset))))
 
 
 def _file(path: str | os.PathLike) -> Path:

@@ -14,6 +14,7 @@ from tfdml.data.augmentation.evaluation import EvaluationTransform, as_color
 from tfdml.data.augmentation.resizing import BLACK
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches, explain_failure
+from tfdml.data.readable_views import readable_views
 from tfdml.embeddings.backends.base import EmbeddingBackend, checked_vectors, checksum_of
 from tfdml.embeddings.backends.model_card import CARD, compare_with_card, view_of_card
 from tfdml.errors import UserError, short_message
@@ -30,6 +31,7 @@ class LiteRTEmbedder(EmbeddingBackend):
         image_size: The size of the crop, checked against the file's input; 0: not checked.
         pad_color: The colour around the image in the square of `resize_mode="pad"`; empty: as the card says, else
             black.
+        threads: Of the interpreter; 0: as many as there are CPUs.
 
     Raises:
         UserError: The file is no such model, or its view is not known.
@@ -38,13 +40,19 @@ class LiteRTEmbedder(EmbeddingBackend):
     kind = "litert"
 
     def __init__(
-        self, path: str | os.PathLike, resize: int = 0, resize_mode: str = "", image_size: int = 0, pad_color: str = ""
+        self,
+        path: str | os.PathLike,
+        resize: int = 0,
+        resize_mode: str = "",
+        image_size: int = 0,
+        pad_color: str = "",
+        threads: int = 0,
     ):
         self.path = Path(path)
         self.address = str(path)
         if self.path.is_file():
             compare_with_card(self.path)
-        self._interpreter = _interpreter(self.path)
+        self._interpreter = _interpreter(self.path, threads)
         inputs, outputs = self._interpreter.get_input_details(), self._interpreter.get_output_details()
         self._input, self._output = inputs[0], _embedding(outputs)
         shape = self._input["shape_signature"].tolist()
@@ -71,6 +79,11 @@ class LiteRTEmbedder(EmbeddingBackend):
         except tf.errors.OpError as error:
             raise (explain_failure(error, rest, leave_out="`bad_images='skip'`") or error) from None
 
+    def stream_readable(self, dataset: ImageDataset, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """See `EmbeddingBackend.stream_readable`."""
+        for images, rows in readable_views(dataset.images, self.transform, batch_size):
+            yield rows, checked_vectors(self._embed(images), len(images), self.address)
+
     def _embed(self, images: np.ndarray) -> np.ndarray:
         rows = self._rows or len(images)
         if not self._rows and self._interpreter.get_input_details()[0]["shape"][0] != rows:
@@ -87,7 +100,7 @@ class LiteRTEmbedder(EmbeddingBackend):
         return np.concatenate(parts)
 
 
-def _interpreter(path: Path) -> Any:
+def _interpreter(path: Path, threads: int) -> Any:
     if not path.is_file():
         raise UserError(f"there is no file {path}")
     try:
@@ -97,7 +110,7 @@ def _interpreter(path: Path) -> Any:
             raise UserError("a .tflite file needs LiteRT: pip install 'tfdml[litert]'") from None
         Interpreter = tf.lite.Interpreter
     try:
-        interpreter = Interpreter(model_path=str(path), num_threads=os.cpu_count())
+        interpreter = Interpreter(model_path=str(path), num_threads=threads or os.cpu_count())
         interpreter.allocate_tensors()
     except (ValueError, RuntimeError) as error:
         raise UserError(f"`model={path}` cannot be loaded as a .tflite file: {short_message(error, 'last')}") from error

@@ -57,3 +57,10 @@ class SavedModelEmbedder(EncodedImagesBackend):
             return self.serve(image_bytes=tf.constant(encoded_images))["embedding"].numpy()
         except tf.errors.InvalidArgumentError as error:
             raise ImageRefused(short_message(error, "last")) from error
+
+    def request_each(self, encoded_images: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        """See `EncodedImagesBackend.request_each`; by the signature `embed_each`, where there is one."""
+        if "embed_each" not in self.loaded.signatures:
+            return super().request_each(encoded_images)
+        found = self.loaded.signatures["embed_each"](image_bytes=tf.constant(encoded_images))
+        return found["embedding"].numpy(), found["error"].numpy() == b""

@@ -1,0 +1,318 @@
+"""What pairs over all replicas cost: gathering the embeddings, and the B x B work, whole, divided, or around a ring.
+
+    KERAS_BACKEND=jax python -m benchmarks.scaling
+    KERAS_BACKEND=jax python -m benchmarks.scaling --parts=predict --local_batch=128 --dim=128
+
+Parts: `work` counts (XLA's own figures) and times one replica's share of losses and objectives; `gather` times the
+gathering and its gradient between devices of a process and between two processes, and fits latency + bytes /
+bandwidth; `ring` compares gathered columns with columns that go round; `predict` puts the counts together with
+published figures of networks and of a GPU.
+"""
+
+import argparse
+import functools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from unittest import mock
+
+import numpy as np
+
+# Of all that is measured: bytes of a float32.
+FLOAT = 4
+# Seconds beyond which one run is enough.
+LONG = 1.0
+# Bytes a second that one GPU receives, and seconds until the first. Sources: docs/scaling.md.
+NETWORKS = {
+    "NVLink 4, 450 GB/s": (450e9, 10e-6),
+    "InfiniBand NDR, 50 GB/s": (50e9, 30e-6),
+    "100 Gb/s Ethernet for 8 GPUs, 1.6 GB/s": (12.5e9 / 8, 60e-6),
+}
+# An H100 SXM: float32 operations and bytes of memory a second, of which half are counted on.
+FLOPS, MEMORY = 0.5 * 67e12, 0.5 * 3.35e12
+
+
+def terms():
+    """Losses and objectives by name: functions of (embeddings, labels). XLA counts no loops, as RankMI has them."""
+    from tfdml import losses, objectives
+
+    return {
+        "contrastive": lambda x, y: losses.ContrastiveLoss().of_batch(y, x),
+        "triplet": lambda x, y: losses.TripletLoss().of_batch(y, x),
+        "multi_similarity": lambda x, y: losses.MultiSimilarityLoss().of_batch(y, x),
+        "jrs": lambda x, y: objectives.JointRepresentationSimilarity("embedding").compute({"embedding": x}, y),
+        "ecaml": lambda x, y: objectives.EnergyConfusion().compute({"detached_embedding": x}, y),
+    }
+
+
+def batch(size, dim):
+    """Unit vectors of `size` images, four of each class."""
+    x = np.random.default_rng(0).normal(size=(size, dim)).astype("float32")
+    return x / np.linalg.norm(x, axis=1, keepdims=True), (np.arange(size) // 4).astype("int32")
+
+
+def seconds(run, rounds):
+    """The median of `rounds` runs after a first one; of a long one, that one."""
+    started = time.perf_counter()
+    run()
+    found = [time.perf_counter() - started]
+    if found[0] > LONG or not rounds:
+        return found[0]
+    found.clear()
+    for _ in range(rounds):
+        started = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - started)
+    return statistics.median(found)
+
+
+def work(arguments):
+    """One replica's share, for 1 replica and more: operations, bytes moved and held, seconds."""
+    import jax
+    import keras
+
+    import tfdml.replicas
+    from tfdml import pairwise
+
+    size, dim = arguments.batch, arguments.dim
+    x, y = batch(size, dim)
+    print(f"\none replica's share of B = {size}, d = {dim}: value and gradient")
+    print(f"{'':<18}{'replicas':>9}{'GFLOP':>10}{'GB moved':>10}{'MB held':>10}{'ms':>9}")
+    counts = {}
+    for name, term in terms().items():
+        for replicas in (1, 2, 4, 8):
+            rows = pairwise.Rows(0, size // replicas, size)
+
+            def share(x, y, rows=rows, term=term, replicas=replicas):
+                # The other replicas are stood in for by this one.
+                others = mock.patch.object(tfdml.replicas, "gather", lambda a: keras.ops.concatenate([a] * replicas))
+                with others, pairwise.only_rows(rows):
+                    return term(x, y)
+
+            function = jax.value_and_grad(term if replicas == 1 else share)
+            compiled = jax.jit(function).lower(x, y).compile()
+            cost, held = compiled.cost_analysis(), compiled.memory_analysis().temp_size_in_bytes
+            cost = cost[0] if isinstance(cost, list) else cost
+            took = seconds(functools.partial(_run, compiled, x, y), arguments.rounds)
+            figures = (cost["flops"], cost["bytes accessed"], held)
+            if replicas == 1:
+                # Of every pair of images: operations beside d, passes over a matrix, matrices alive.
+                counts[name] = [value / size**2 for value in figures]
+            print(
+                f"{name:<18}{replicas:>9}{figures[0] / 1e9:>10.2f}{figures[1] / 1e9:>10.3f}{held / 1e6:>10.1f}"
+                f"{1000 * took:>9.1f}",
+                flush=True,
+            )
+    return counts
+
+
+def _run(function, *arguments):
+    import jax
+
+    jax.block_until_ready(function(*arguments))
+
+
+def gather(arguments):
+    """Seconds to gather embeddings and to send their gradient back, against bytes; the fit."""
+    for title, processes in (("two devices of a process", 1), ("two processes on loopback", 2)):
+        found = _in_children(arguments, processes)
+        moved = np.array([size * dim * FLOAT for size, dim, _ in found])
+        took = np.array([value for *_, value in found])
+        # Weighted by 1 / seconds: a small batch counts as much as a large one.
+        columns = np.stack([np.ones_like(moved), moved], axis=1) / took[:, None]
+        latency, per_byte = np.linalg.lstsq(columns, np.ones_like(took), rcond=None)[0]
+        print(f"\ngather and its gradient, {title}: {1e3 * latency:.2f} ms + bytes / {1e-9 / per_byte:.2f} GB/s")
+        print(f"{'B':>8}{'d':>6}{'MB':>8}{'ms':>9}{'fit':>9}")
+        for (size, dim, value), size_in_bytes in zip(found, moved, strict=True):
+            fitted = latency + per_byte * size_in_bytes
+            print(f"{size:>8}{dim:>6}{size_in_bytes / 1e6:>8.2f}{1e3 * value:>9.2f}{1e3 * fitted:>9.2f}")
+
+
+def _in_children(arguments, processes):
+    flags = "--xla_force_host_platform_device_count=2" if processes == 1 else ""
+    environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    command = [sys.executable, "-m", "benchmarks.scaling", "--parts=child", f"--rounds={arguments.rounds}"]
+    address = f"localhost:{20000 + os.getpid() % 20000}"
+    started = [
+        subprocess.Popen(
+            [*command, f"--processes={processes}", f"--process={index}", f"--address={address}"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for index in range(processes)
+    ]
+    outputs = [process.communicate()[0] for process in started]
+    return json.loads(outputs[0].rpartition("FOUND")[2])
+
+
+def child(arguments):
+    """One of the processes that gather."""
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    if arguments.processes > 1:
+        jax.distributed.initialize(arguments.address, arguments.processes, arguments.process)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("batch",))
+    by_rows = PartitionSpec("batch")
+
+    def there_and_back(x):
+        columns = jax.lax.all_gather(x, "batch", tiled=True)
+        return jax.lax.psum_scatter(columns, "batch", tiled=True)
+
+    run = jax.jit(jax.shard_map(there_and_back, mesh=mesh, in_specs=by_rows, out_specs=by_rows))
+    found = []
+    for size in (256, 1024, 4096, 16384):
+        for dim in (64, 512):
+            part = np.ones((size // arguments.processes, dim), "float32")
+            x = jax.make_array_from_process_local_data(NamedSharding(mesh, by_rows), part)
+            found.append((size, dim, seconds(functools.partial(_run, run, x), arguments.rounds)))
+    print("FOUND" + json.dumps(found))
+
+
+def ring(arguments):
+    """The contrastive loss by gathered columns and by columns that go round, on two and four devices."""
+    flags = "--xla_force_host_platform_device_count=4"
+    environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    command = [sys.executable, "-m", "benchmarks.scaling", "--parts=ring_child", f"--rounds={arguments.rounds}"]
+    command += [f"--batch={arguments.batch}", f"--dim={arguments.dim}"]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    print("\n" + done.stdout.strip())
+
+
+def ring_child(arguments):
+    """The process with four devices."""
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    x, y = batch(arguments.batch, arguments.dim)
+    by_rows = PartitionSpec("batch")
+    print(f"contrastive loss and its gradient, B = {arguments.batch}, d = {arguments.dim}")
+    print(f"{'columns':<22}{'replicas':>9}{'MB held by each':>17}{'ms':>9}{'largest difference':>20}")
+    for replicas in (2, 4):
+        mesh = jax.sharding.Mesh(np.array(jax.devices()[:replicas]), ("batch",))
+        place = NamedSharding(mesh, by_rows)
+        rows, labels = jax.device_put(x, place), jax.device_put(y, place)
+        gradients = {}
+        for name, loss in (("gathered", _gathered), ("in a ring", _ring)):
+            local = functools.partial(loss, replicas=replicas)
+            whole = jax.shard_map(local, mesh=mesh, in_specs=(by_rows, by_rows), out_specs=PartitionSpec())
+            compiled = jax.jit(jax.grad(whole)).lower(rows, labels).compile()
+            held = compiled.memory_analysis().temp_size_in_bytes
+            took = seconds(functools.partial(_run, compiled, rows, labels), arguments.rounds)
+            gradients[name] = np.asarray(compiled(rows, labels))
+            gap = np.abs(gradients[name] - gradients["gathered"]).max() / np.abs(gradients["gathered"]).max()
+            print(f"{name:<22}{replicas:>9}{held / 1e6:>17.1f}{1e3 * took:>9.1f}{gap:>20.1e}", flush=True)
+    _divided_by_xla(arguments, x, y)
+
+
+def _divided_by_xla(arguments, x, y):
+    """The library's loss as it is, on a batch that lies on several devices."""
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from tfdml import losses
+
+    gradient = jax.jit(jax.grad(lambda x, y: losses.ContrastiveLoss().of_batch(y, x)))
+    whole = np.asarray(gradient(x, y))
+    for replicas in (1, 2, 4):
+        mesh = jax.sharding.Mesh(np.array(jax.devices()[:replicas]), ("batch",))
+        rows, labels = jax.device_put((x, y), NamedSharding(mesh, PartitionSpec("batch")))
+        compiled = gradient.lower(rows, labels).compile()
+        held = compiled.memory_analysis().temp_size_in_bytes
+        took = seconds(functools.partial(_run, compiled, rows, labels), arguments.rounds)
+        gap = np.abs(np.asarray(compiled(rows, labels)) - whole).max() / np.abs(whole).max()
+        name = "tfdml, shared by XLA"
+        print(f"{name:<22}{replicas:>9}{held / 1e6:>17.1f}{1e3 * took:>9.1f}{gap:>20.1e}", flush=True)
+
+
+def _block(rows, columns, labels, others):
+    """The sums over a block of pairs: of positives and of active hinges (images paired with themselves cost 0)."""
+    import jax.numpy as jnp
+
+    squared = jnp.sum(rows**2, 1)[:, None] + jnp.sum(columns**2, 1)[None, :] - 2 * rows @ columns.T
+    same = labels[:, None] == others[None, :]
+    return jnp.sum(jnp.where(same, squared, jnp.maximum(1.0 - squared, 0.0)))
+
+
+def _gathered(rows, labels, replicas):
+    import jax
+
+    del replicas
+    columns, others = (jax.lax.all_gather(a, "batch", tiled=True) for a in (rows, labels))
+    return jax.lax.psum(_block(rows, columns, labels, others), "batch")
+
+
+def _ring(rows, labels, replicas):
+    import jax
+
+    to_next = [(i, (i + 1) % replicas) for i in range(replicas)]
+    # Computed again in the backward pass, so that no block stays.
+    block = jax.checkpoint(_block)
+
+    def step(carry, _):
+        columns, others = carry
+        value = block(rows, columns, labels, others)
+        return tuple(jax.lax.ppermute(a, "batch", to_next) for a in (columns, others)), value
+
+    _, values = jax.lax.scan(step, (rows, labels), None, length=replicas)
+    return jax.lax.psum(values.sum(), "batch")
+
+
+def predict(arguments, counts):
+    """Milliseconds a step on 8, 64 and 512 GPUs."""
+    local, dim = arguments.local_batch, arguments.dim
+    print(f"\npredicted for {local} images a GPU, d = {dim}, float32: ms a step and MB held")
+    print(f"{'':<18}{'GPUs':>6}{'B':>8}{'whole ms':>10}{'MB':>10}{'divided ms':>12}{'MB':>9}{'ring MB':>9}")
+    for name, (operations, moved, held) in counts.items():
+        for gpus in (8, 64, 512):
+            size = gpus * local
+            whole = size**2 * (operations / FLOPS + moved / MEMORY)
+            print(
+                f"{name:<18}{gpus:>6}{size:>8}{1e3 * whole:>10.2f}{size**2 * held / 1e6:>10.1f}"
+                f"{1e3 * whole / gpus:>12.3f}{size**2 * held / gpus / 1e6:>9.1f}{local**2 * held / 1e6:>9.2f}"
+            )
+    print(f"\ngathering B x {dim} and sending the gradient back, ms (the ring: columns twice, their gradient once)")
+    print(f"{'':<42}{'GPUs':>6}{'MB':>8}{'gather':>9}{'ring':>9}")
+    for name, (bandwidth, latency) in NETWORKS.items():
+        for gpus in (8, 64, 512):
+            received = (gpus - 1) * local * dim * FLOAT
+            # NCCL's ring algorithm passes gpus - 1 times; within a tree the latency grows with the logarithm.
+            once = latency * np.log2(gpus) + received / bandwidth
+            around = 3 * ((gpus - 1) * latency + received / bandwidth)
+            print(f"{name:<42}{gpus:>6}{received / 1e6:>8.1f}{2e3 * once:>9.2f}{1e3 * around:>9.2f}")
+
+
+def main():
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default="work,gather,ring,predict", help="which, with commas")
+    parser.add_argument("--batch", type=int, default=2048, help="images of the global batch, for work and ring")
+    parser.add_argument("--dim", type=int, default=512, help="size of the embeddings")
+    parser.add_argument("--local_batch", type=int, default=64, help="images a GPU, for predict")
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each time")
+    parser.add_argument("--processes", type=int, default=1, help="of a child")
+    parser.add_argument("--process", type=int, default=0, help="of a child")
+    parser.add_argument("--address", default="", help="of a child")
+    arguments = parser.parse_args()
+    if os.environ.get("KERAS_BACKEND") != "jax":
+        parser.error("the counts are those of XLA on JAX: set KERAS_BACKEND=jax")
+    parts = arguments.parts.split(",")
+    for name in ("child", "ring_child"):
+        if name in parts:
+            globals()[name](arguments)
+            return
+    counts = work(arguments) if "work" in parts or "predict" in parts else {}
+    for name in ("gather", "ring"):
+        if name in parts:
+            globals()[name](arguments)
+    if "predict" in parts:
+        predict(arguments, counts)
+
+
+if __name__ == "__main__":
+    main()

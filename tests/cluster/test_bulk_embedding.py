@@ -1,0 +1,223 @@
+"""Embedding over Ray: every readable image once, whatever was killed meanwhile."""
+
+import contextlib
+import csv
+import functools
+import json
+import os
+import pathlib
+import re
+import signal
+
+import numpy as np
+import pytest
+
+from tests.cli.many import run_many
+from tests.export import models_on_disk
+from tfdml.cluster.bulk_embedding import BulkRequest, embed_in_bulk
+from tfdml.cluster.bulk_folder import BulkFolder
+from tfdml.cluster.part_embedder import PartEmbedder
+from tfdml.cluster.ray_session import as_user_error, ray_session
+from tfdml.embeddings import backends, read_embeddings, read_names
+from tfdml.errors import UserError
+
+pytest.importorskip("ray", reason="pip install 'tfdml[ray]'")
+COUNT, BROKEN, MISSING = 23, (4, 17), 9
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return models_on_disk.make(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """A list of images, of which two cannot be decoded and one is not there; and the vectors of the others."""
+    folder = tmp_path_factory.mktemp("photos")
+    images = models_on_disk.pictures().images
+    rows = [["path", "label", "role"]]
+    for number in range(COUNT):
+        path = folder / f"{number:02d}.jpg"
+        data = images.encoded(number % len(images))
+        if number != MISSING:
+            path.write_bytes(data[: len(data) // 2] if number in BROKEN else data)
+        rows.append([path.name, f"class {number % 5}", "test"])
+    with open(folder / "list.csv", "w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def session():
+    with ray_session("local", cpus=2, object_store_bytes=2**27) as ray:
+        yield ray
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _loaded_once():
+    """A model is loaded once for the tests, not for each of them."""
+    before = backends.load_backend
+    backends.load_backend = functools.cache(before)
+    yield
+    backends.load_backend = before
+
+
+def request(models, photos, out, **changes):
+    values = {"model": str(models.saved_model), "source": str(photos / "list.csv"), "folder": str(out)}
+    return BulkRequest(**{**values, "rows_per_file": 5, "batch_size": 4, "actors": 1, **changes})
+
+
+def in_this_process(asked, stop_after=None):
+    """What the actors do, without them; stopped after some parts as by a kill."""
+    folder, identity = BulkFolder(asked.folder), {"model": asked.model}
+    with folder.begun(asked.source, identity, asked.rows_per_file):
+        worker = PartEmbedder(asked.folder, asked.model, {}, asked.batch_size, asked.dtype)
+        for number, part in enumerate(folder.pending()):
+            if number == stop_after:
+                return None
+            worker({"part": np.array([part])})
+        return folder.finish({}, identity, asked.dtype)
+
+
+def good():
+    return [number for number in range(COUNT) if number not in (*BROKEN, MISSING)]
+
+
+@pytest.mark.parametrize("form", ["saved_model", "litert", "keras"])
+def test_each_readable_image_has_its_vector(form, models, photos, tmp_path):
+    asked = request(models, photos, tmp_path / "out", model=str(getattr(models, form)))
+    manifest = in_this_process(asked)
+    stored = read_embeddings(tmp_path / "out")
+    expected = backends.load_backend(asked.model, threads=0).embed(models_on_disk.pictures(), 4)
+    np.testing.assert_allclose(stored.embeddings, expected[[n % len(expected) for n in good()]], atol=1e-5)
+    assert stored.labels.tolist() == [number % 5 for number in good()]
+    assert set(stored.roles.tolist()) == {"test"}
+    assert read_names(tmp_path / "out") == tuple(f"{photos}/{number:02d}.jpg" for number in good())
+    assert (manifest["count"], manifest["bad_images"]) == (COUNT - 3, 3)
+    with open(tmp_path / "out" / "bad_images.csv", newline="") as file:
+        bad = list(csv.DictReader(file))
+    assert [int(row["id"]) for row in bad] == sorted([*BROKEN, MISSING])
+    assert bad[1]["reason"] == "missing"
+    assert all(row["reason"] for row in bad)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {*manifest["files"], "manifest.json"}
+
+
+def test_stopped_and_continued_does_nothing_twice(models, photos, tmp_path):
+    form = {"model": str(models.litert)}
+    whole = in_this_process(request(models, photos, tmp_path / "whole", **form))
+    asked = request(models, photos, tmp_path / "broken", **form)
+    in_this_process(asked, stop_after=3)
+    with pytest.raises(UserError, match="unfinished"):
+        read_embeddings(tmp_path / "broken")
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "broken").glob("part-*")}
+    assert len(before) == 3
+    # A part whose embeddings are there, but not yet that it is done, is embedded again.
+    (tmp_path / "broken" / "done" / "part-000001.json").unlink()
+    assert in_this_process(asked)["files"] == whole["files"]
+    after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "broken").glob("part-*")}
+    assert [name for name in sorted(before) if after[name] != before[name]] == ["part-000001.parquet"]
+    for name in whole["files"]:
+        assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_folders_of_something_else_are_refused(models, photos, tmp_path):
+    asked = request(models, photos, tmp_path / "out")
+    in_this_process(asked, stop_after=1)
+    with pytest.raises(UserError, match="was begun with something else: model was"):  # noqa: SIM117
+        with BulkFolder(asked.folder).begun(asked.source, {"model": "another"}, 5):
+            pass
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "thesis.tex").write_text("")
+    with pytest.raises(UserError, match=r"thesis\.tex"):
+        in_this_process(request(models, photos, tmp_path / "thesis"))
+    # What names no image leaves nothing behind.
+    with pytest.raises(UserError, match="names no image"):
+        in_this_process(request(models, photos, tmp_path / "empty", source=f"{photos}/*.gif"))
+    assert not list((tmp_path / "empty").iterdir())
+
+
+def test_a_set_of_bad_images_alone_is_an_error(models, tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"")
+    with pytest.raises(UserError, match=r"none of the 1 images can be read; the first: .*a\.jpg: empty file"):
+        in_this_process(request(models, tmp_path, tmp_path / "out", source=f"{tmp_path}/*.jpg"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"actors": -1}, "`actors=-1`"),
+        ({"batch_size": 0}, "`batch_size=0`"),
+        ({"rows_per_file": 0}, "`rows_per_file=0`"),
+        ({"dtype": "float16"}, "`dtype=float16`"),
+        ({"model": "grpc://localhost:1/x"}, "load the model themselves"),
+        ({"folder": "s3://bucket/out"}, "only local folders"),
+    ],
+)
+def test_requests_that_are_none(changes, says):
+    with pytest.raises(UserError, match=says):
+        BulkRequest(**{"model": "m", "source": "s", "folder": "f", **changes})
+
+
+def actors():
+    """The actors of Ray below this process."""
+    parents, titles = {}, {}
+    for entry in pathlib.Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit():
+                titles[int(entry.name)] = (entry / "cmdline").read_bytes()
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+
+    def ours(pid):
+        while pid in parents and pid != os.getpid():
+            pid = parents[pid]
+        return pid == os.getpid()
+
+    return [pid for pid, title in titles.items() if b"PartEmbedder" in title and ours(pid)]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("session")
+def test_over_ray_it_is_what_one_process_writes(models, photos, tmp_path):
+    """Two actors; begun by an earlier process; a part's actor is killed on the way; then finished already."""
+    whole = in_this_process(request(models, photos, tmp_path / "whole", dtype="int8"))
+    asked = request(models, photos, tmp_path / "out", dtype="int8", actors=2, quickest=False)
+    seen = []
+
+    def progress(done, bad, total):
+        seen.append((done, bad, total))
+        if len(seen) == 2:
+            os.kill(actors()[0], signal.SIGKILL)
+
+    manifest, worked = embed_in_bulk(asked, progress)
+    assert worked
+    assert manifest["files"] == whole["files"]
+    assert manifest["model"]["source"] == asked.model
+    assert seen[0] == (0, 0, COUNT)
+    assert seen[-1] == (COUNT, 3, COUNT)
+    assert embed_in_bulk(asked)[1] is False
+    with pytest.raises(UserError, match="actors=3"):
+        embed_in_bulk(request(models, photos, tmp_path / "many", actors=3, quickest=False))
+    assert as_user_error(KeyError("a")) is None
+
+
+@pytest.mark.slow
+def test_the_command_shows_our_lines_alone(models, photos, tmp_path):
+    flags = [f"--model={models.saved_model}", "--cluster=local", f"--input={photos}/list.csv", "--actors=1"]
+    wrong = [
+        (["--model=x", "--out=x", "--cluster=local"], "--input is missing"),
+        (["--model=x", "--out=x", "--input=*.jpg"], "--cluster is missing"),
+        ([*flags, "--out=x", "--dataset=glyphs"], "--dataset does not go with --cluster"),
+        (["--model=x", "--out=x", "--actors=2"], "--actors goes with --cluster"),
+    ]
+    answers = run_many("embed", tmp_path, [[*flags, "--out=out"], *(line for line, _ in wrong)])
+    status, output, error = answers[0]
+    assert status == 0, error
+    assert all(re.fullmatch(r"\d+ of 23 images, \d+ a second", line) for line in error.splitlines()), error
+    first, second = output.splitlines()
+    assert first.startswith(f"20 embeddings of {models.embedder.embedding_dim} dimensions in out, by ")
+    assert second == "3 images could not be read: out/bad_images.csv"
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["count"] == 20
+    for (status, _, error), (_, says) in zip(answers[1:], wrong, strict=True):
+        assert status == 2, error
+        assert "Traceback" not in error
+        assert says in error

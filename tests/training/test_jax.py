@@ -1,0 +1,170 @@
+"""Training on Keras's JAX backend: equal to TensorFlow, over devices and processes, and after a kill."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.fork_server import ROOT, fork_server
+from tests.training import ideas
+
+pytest.importorskip("jax")
+pytestmark = pytest.mark.slow
+
+# Quick to compile rather than quick to run.
+FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+JAX = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", "XLA_FLAGS": FLAGS}
+TWO_DEVICES = {**JAX, "XLA_FLAGS": f"{FLAGS} --xla_force_host_platform_device_count=2"}
+
+
+def finished(*processes):
+    for process in processes:
+        out = process.communicate(timeout=400)[0]
+        assert process.returncode == 0, out[-3000:]
+
+
+def start(*command, environment=JAX, **options):
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=environment,
+        stdout=pipe,
+        stderr=subprocess.STDOUT,
+        text=True,
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def first():
+    return ideas.first_weights()
+
+
+@pytest.fixture(scope="module")
+def on_jax(first, tmp_path_factory):
+    path = tmp_path_factory.mktemp("ideas") / "steps.npz"
+    np.savez(path, **first)
+    finished(start("-m", "tests.training.ideas", str(path), environment=TWO_DEVICES))
+    return dict(np.load(path))
+
+
+@pytest.mark.parametrize("name", ideas.LEARNERS)
+def test_ten_steps_are_those_of_tensorflow(first, on_jax, name):
+    expected = ideas.steps(name, first)
+    moved = 0.0
+    for key, value in expected.items():
+        np.testing.assert_allclose(on_jax[key], value, atol=1e-4, rtol=1e-4, err_msg=key)
+    for i, value in enumerate(ideas.trained_at_first(name, first)):
+        moved = max(moved, np.abs(expected[f"{name}|last|{i}"] - value).max())
+    assert moved > 5e-3
+
+
+def test_two_devices_give_every_term_the_gradient_of_one(on_jax):
+    one = {key: value for key, value in on_jax.items() if "|1|" in key}
+    names = {key.partition("|")[0] for key in one}
+    assert len(names) == 23
+    for name in names:
+        gradients = [value for key, value in one.items() if key.startswith(f"{name}|1|") and "value" not in key]
+        assert max(np.abs(gradient).max() for gradient in gradients) > 1e-4, name
+    for key, expected in one.items():
+        scale = max(np.abs(expected).max(), 1e-2)
+        np.testing.assert_allclose(on_jax[key.replace("|1|", "|2|")], expected, atol=1e-5 * scale, err_msg=key)
+
+
+# With draws (of dropout), a measurement before the first step, and a checkpoint within the epoch.
+RUN = [
+    "--dataset=glyphs",
+    "--dataset_options=images_per_class=4, size=32",
+    "--image_size=28",
+    "--resize=32",
+    "--flip=false",
+    "--backbone=conv4(width=4)",
+    "--batch_norm=train",
+    "--dropout=0.2",
+    "--embedding_dim=8",
+    "--objectives=contrastive + density",
+    "--classes_per_batch=4",
+    "--images_per_class=2",
+    "--epochs=1",
+    "--steps_per_epoch=5",
+    "--checkpoint_steps=3",
+    "--learning_rate=0.003",
+    "--evaluate_every=0",
+    "--noreport",
+]
+KILLED = """
+import os, signal, sys
+replace = os.replace
+def kill_after(source, target):
+    replace(source, target)
+    if str(target).endswith("step-00000003.npz"):
+        os.kill(os.getpid(), signal.SIGKILL)
+os.replace = kill_after
+sys.argv = ["train", *sys.argv[1:]]
+from tfdml.cli import train
+train.main()
+"""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Of an unbroken run; of one killed within its epoch and resumed; of two processes that resume it together."""
+    folder = tmp_path_factory.mktemp("runs")
+    environment = {**JAX, "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled")}
+    environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    train = ("-m", "tfdml.cli.train")
+    finished(start(*train, *RUN, f"--run_dir={folder / 'whole'}", environment=environment))
+    for name in ("resumed", "together"):
+        if name == "resumed":
+            killed = start("-c", KILLED, *RUN, f"--run_dir={folder / name}", environment=environment)
+            out = killed.communicate(timeout=400)[0]
+            assert killed.returncode == -signal.SIGKILL, out[-3000:]
+            subprocess.run(["cp", "-r", folder / "resumed", folder / "together"], check=True)
+            finished(start(*train, "--resume", f"--run_dir={folder / name}", environment=environment))
+            continue
+        port = 20000 + os.getpid() % 20000
+        cluster = {
+            "KERAS_DISTRIBUTION_JOB_ADDRESSES": f"localhost:{port}",
+            "KERAS_DISTRIBUTION_NUM_PROCESSES": "2",
+        }
+        resume = (*train, "--resume", f"--run_dir={folder / name}")
+        finished(
+            *[start(*resume, environment=JAX | cluster | {"KERAS_DISTRIBUTION_PROCESS_ID": str(i)}) for i in (0, 1)]
+        )
+    return folder
+
+
+def last(folder):
+    with np.load(folder / "checkpoints" / "step-00000005.npz") as file:
+        return {name: file[name] for name in file.files if name != "state"}
+
+
+def test_a_killed_run_ends_bit_for_bit_as_an_unbroken_one(folders):
+    expected, found = last(folders / "whole"), last(folders / "resumed")
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        assert np.array_equal(found[name], value), name
+
+
+def test_two_processes_resume_to_the_weights_of_one(folders):
+    expected, found = last(folders / "whole"), last(folders / "together")
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_what_jax_has_trained_is_exported_by_tensorflow(folders):
+    done = fork_server().run("export", f"--run_dir={folders / 'resumed'}", f"--out={folders / 'models'}", "--images=40")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (folders / "models" / "1" / "saved_model.pb").is_file()
+
+
+def test_a_run_goes_on_where_it_began(folders):
+    (folders / "resumed" / "result.json").unlink()
+    done = fork_server().run("train", "--resume", f"--run_dir={folders / 'resumed'}")
+    assert done.returncode == 2
+    assert "--resume: the run was started on jax and this is tensorflow" in done.stderr

@@ -1,0 +1,120 @@
+"""Makes SGD steps in one process and by several workers, and writes the weights' updates to files.
+
+    python -m tests.worker_steps FOLDER COUNTS CASE ...
+
+COUNTS are numbers of workers, such as "1,2,3"; a case is a learner of `tests.distribution_steps`, or "all" or
+"alternating": every objective at once. Worker i of N writes FOLDER/N-i.npz, with updates under "case|index", and what
+`fit` reports under "case|fit name".
+"""
+
+import pathlib
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.tensorflow import trainer
+
+from tests import distribution_steps, worker_processes
+from tests.mathematics import random_batch
+from tests.models.networks import images, values
+from tfdml import losses
+from tfdml.models.several_workers import multi_worker_strategy
+
+BATCH, STEPS = 12, 2
+
+
+def _all():
+    learners = distribution_steps.LEARNERS
+    names = [name for name in learners if "sum" not in name and "rank" not in name]
+    found = {}
+    for name in names:
+        for objective in learners[name]().objectives:
+            if not set(objective.reads) - {"pooled", "projection", "embedding", "map"}:
+                config = {**objective.get_config(), "name": f"o{len(found)}", "weight": 0.1 * objective.weight}
+                found[config["name"]] = type(objective).from_config(config)
+    return distribution_steps.learner([*found.values(), *distribution_steps.jrd()])
+
+
+def _alternating():
+    return distribution_steps.learner([distribution_steps.rank_mi(1), losses.ContrastiveLoss(1.3, "euclidean")])
+
+
+MORE = {"all": _all, "alternating": _alternating}
+
+
+def step(case, strategy, index, count):
+    keras.utils.set_random_seed(3)
+    labels, _ = random_batch(1, BATCH * STEPS, 3, 8, unit=False)
+    x = images(1, BATCH * STEPS, "uint8")
+    share = BATCH // count
+
+    def rows(_=None):
+        steps = tf.data.Dataset.from_tensor_slices((x, labels)).batch(BATCH)
+        return steps.map(lambda a, b: (a[index * share : (index + 1) * share], b[index * share : (index + 1) * share]))
+
+    given = rows() if count == 1 else strategy.distribute_datasets_from_function(rows)
+    with strategy.scope():
+        model = (MORE.get(case) or distribution_steps.LEARNERS[case])()
+    before = values(model.trainable_variables)
+    logs = model.fit(given, steps_per_epoch=STEPS, verbose=0).history
+    found = {f"{case}|fit {name}": np.array(value[-1]) for name, value in logs.items()}
+    changes = [new - old for new, old in zip(values(model.trainable_variables), before, strict=True)]
+    return found | {f"{case}|{i}": change for i, change in enumerate(changes)}
+
+
+def still_lacking(strategy):
+    """What Keras and TensorFlow cannot do yet, each as it would be without `tfdml.models.several_workers`."""
+
+    def fit():
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        rows = tf.data.Dataset.from_tensor_slices((np.ones((8, 3)), np.ones(8))).batch(4)
+        model.fit(strategy.distribute_datasets_from_function(lambda _: rows), verbose=0)
+
+    def average():
+        trainer.reduce_per_replica({"loss": tf.constant(1.0)}, strategy, "auto")
+
+    def gather():
+        replica = tf.function(lambda x: tf.distribute.get_replica_context().all_gather(x, 0))
+        tf.function(lambda x: strategy.run(replica, args=(x,)))(tf.ones(2))
+
+    def narrow():
+        mended = vars(strategy.extended).pop("_get_variable_creator_initial_value")
+        try:
+            with strategy.scope():
+                tf.Variable(tf.ones(2, tf.int8))
+        finally:
+            strategy.extended._get_variable_creator_initial_value = mended
+
+    found = []
+    for attempt in (fit, average, gather, narrow):
+        try:
+            attempt()
+        except (ValueError, TypeError, AttributeError, tf.errors.OpError):
+            found.append(attempt.__name__)
+    return found
+
+
+def work(folder, count, index, cases):
+    several = multi_worker_strategy() if count > 1 else tf.distribute.get_strategy()
+    found = {"lacking": np.array(still_lacking(several))} if count > 1 else {}
+    for case in cases:
+        found |= step(case, several, index, count)
+    np.savez(pathlib.Path(folder) / f"{count}-{index}.npz", **found)
+
+
+def main(folder, counts, *cases):
+    for count in map(int, counts.split(",")):
+        configs = worker_processes.tf_configs(count)
+        children = [
+            worker_processes.fork(work, folder, count, i, cases, config=config) for i, config in enumerate(configs)
+        ]
+        statuses = worker_processes.wait(children)
+        if any(statuses):
+            sys.exit(f"{count} workers ended with {statuses}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,1 @@
+"""Work over many processes and machines, through Ray; needs the extra `ray`."""

@@ -1,0 +1,154 @@
+"""A session of Ray: joined where a cluster runs, else started on this machine, and then ended with the work."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tfdml.errors import UserError, short_message
+
+LOCAL = "local"
+# Before Ray is imported: it neither reports its use nor warns of what the next release will do, and its workers, which
+# do the command's work, are not put behind all other processes.
+_SETTINGS = {
+    "RAY_worker_niceness": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
+
+
+def import_ray() -> Any:
+    """The module `ray`.
+
+    Raises:
+        UserError: It is not installed.
+    """
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError(f"`cluster` needs Ray: pip install 'tfdml[ray]' ({error})") from error
+    return ray
+
+
+@contextlib.contextmanager
+def ray_session(address: str = LOCAL, *, cpus: int | None = None, object_store_bytes: int | None = None) -> Iterator:
+    """Ray, ready for work, with nothing on the error stream that is not ours.
+
+    Args:
+        address: `"local"`: a Ray of its own on this machine, which ends with the block, and with this process however
+            it ends. `"ray://host:10001"` (Ray's client) or `"host:6379"`: a cluster that runs, and stays.
+        cpus: Of a local one: how many CPUs its workers may take; None: all.
+        object_store_bytes: Of a local one: the memory for what workers pass on; None: as Ray chooses.
+
+    Yields:
+        The module `ray`. Where this process has a session already, that one, which stays.
+
+    Raises:
+        UserError: Ray is not installed, or the cluster cannot be reached.
+
+    Example:
+        >>> with ray_session("local", cpus=2) as ray:  # doctest: +SKIP
+        ...     ray.get(ray.remote(len).remote("four"))
+        4
+    """
+    ray = import_ray()
+    if ray.is_initialized():
+        yield ray
+        return
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address == LOCAL:
+        options |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": object_store_bytes}
+    else:
+        options["address"] = address
+    # Ray's own handler would end the process before it has tidied up.
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    native = contextlib.ExitStack()
+    native.enter_context(_native_messages_dropped())
+    try:
+        with _importable():
+            ray.init(**options)
+    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        native.close()
+        where = "Ray cannot be started here" if address == LOCAL else f"`cluster={address}` cannot be joined"
+        raise UserError(f"{where}: {short_message(error, 'first')}") from error
+    with contextlib.suppress(ValueError):  # outside the main thread there is none to set
+        signal.signal(signal.SIGTERM, on_sigterm)
+    for name in ("ray", "ray.data"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with native:
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+@contextlib.contextmanager
+def _native_messages_dropped() -> Iterator[None]:
+    """Drop what Ray's C++ code writes to the error stream; Python's own messages go where they went."""
+    from absl import logging as absl_logging
+
+    before, kept = sys.stderr, os.dup(2)
+    handler = absl_logging.get_absl_handler().python_handler
+    streams = [(handler, handler.stream)] if handler.stream is before else []
+    with open(os.devnull, "w") as nowhere, open(kept, "w", buffering=1, closefd=False) as ours:
+        try:
+            before.flush()
+            if before.fileno() == 2:
+                sys.stderr = ours
+        except (OSError, ValueError):  # it is no file
+            streams = []
+        for each, _ in streams:
+            each.stream = sys.stderr
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            sys.stderr = before
+            for each, stream in streams:
+                each.stream = stream
+
+
+@contextlib.contextmanager
+def _importable() -> Iterator[None]:
+    """Has local workers import the tfdml that this process has, wherever it lies."""
+    before = os.environ.get("PYTHONPATH")
+    ours = str(Path(__file__).resolve().parents[2])
+    os.environ["PYTHONPATH"] = os.pathsep.join([ours, before] if before else [ours])
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def as_user_error(error: BaseException) -> UserError | None:
+    """The `UserError` that a worker raised, from what Ray made of it; None where it was something else.
+
+    Example:
+        >>> as_user_error(RuntimeError("lost")) is None
+        True
+    """
+    seen: list[BaseException] = []
+    found: BaseException | None = error
+    while found is not None and found not in seen:
+        if isinstance(found, UserError):
+            # Ray makes an exception of two classes, whose text is that of its traceback.
+            inner = getattr(found, "cause", None)
+            return UserError(str(inner if isinstance(inner, UserError) else found))
+        seen.append(found)
+        found = getattr(found, "cause", None) or found.__cause__
+    return None

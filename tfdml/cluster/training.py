@@ -1,0 +1,175 @@
+"""A run trained by the workers of Ray Train, which starts them anew where one is lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging as python_logging
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from absl import logging
+
+from tfdml.cluster.messages import Outbox, ToOutbox, shown
+from tfdml.cluster.ray_session import LOCAL, ray_session
+from tfdml.errors import UserError, short_message
+from tfdml.storage import PARTIAL_PREFIX
+from tfdml.training import Experiment, RunFolder, trainer
+from tfdml.training.workers import WorkerLost
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterSettings:
+    """Where a run is trained.
+
+    Args:
+        address: `"local"`, or that of a cluster; see `ray_session`.
+        workers: How many train.
+        gpus_per_worker: GPUs of each; 0: they train on CPUs.
+        max_failures: How often workers that are lost are started anew.
+        storage: Where the run is kept until it has ended: a folder that every host sees, or an address such as
+            `s3://bucket/runs`. By default a folder beside that of the run.
+
+    Raises:
+        UserError: A number is out of range.
+    """
+
+    address: str = LOCAL
+    workers: int = 1
+    gpus_per_worker: int = 0
+    max_failures: int = 3
+    storage: str = ""
+
+    def __post_init__(self):
+        for name, least in (("workers", 1), ("gpus_per_worker", 0), ("max_failures", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"`{name}={getattr(self, name)}` must be at least {least}")
+
+
+def train_on_cluster(experiment: Experiment, settings: ClusterSettings, resume: bool = False) -> dict[str, Any]:
+    """Run an experiment on a Ray cluster, and bring its folder here; returns what `result.json` holds.
+
+    Args:
+        experiment: The settings; `run_dir` is where the run's folder lies in the end.
+        settings: Where it is trained.
+        resume: Go on with a run that was stopped, from the last checkpoint in the storage.
+
+    Raises:
+        UserError: Something that the user can mend; or workers were lost more often than they may be.
+
+    Example:
+        >>> train_on_cluster(experiment, ClusterSettings(workers=2))  # doctest: +SKIP
+    """
+    folder = RunFolder(experiment.run_dir)
+    finished = folder.read_result() if resume else None
+    if finished is not None:
+        logging.info("%s is finished already: there is nothing left to do", folder.path)
+        return finished
+    folder.check_new()
+    beside = folder.path.absolute().with_name(folder.path.name + ".ray")
+    storage, name = settings.storage or str(beside), folder.path.name
+    os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
+    cpus = max(settings.workers, os.cpu_count() or 1)
+    with ray_session(settings.address, cpus=cpus) as ray:
+        if _is_there(f"{storage}/{name}") != resume:
+            raise UserError(
+                f"--resume: there is no run in {storage}/{name}"
+                if resume
+                else f"{storage}/{name} holds a run already: continue it with --resume, or name another --run_dir"
+            )
+        outbox = ray.remote(Outbox).options(num_cpus=0).remote()
+        with shown(ray, outbox):
+            checkpoint = _fit(experiment, settings, storage, name, outbox, ray)
+        result = ray.get(outbox.read.remote("result"))
+        _bring(checkpoint, folder.path)
+    if not settings.storage:
+        shutil.rmtree(beside, ignore_errors=True)
+    return result
+
+
+def _fit(experiment: Experiment, settings: ClusterSettings, storage: str, name: str, outbox: Any, ray: Any) -> Any:
+    from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+    from ray.train.tensorflow import TensorflowTrainer
+
+    python_logging.getLogger("ray.train").setLevel(python_logging.ERROR)
+    gpus = settings.gpus_per_worker
+    scaling = ScalingConfig(
+        num_workers=settings.workers,
+        use_gpu=gpus > 0,
+        resources_per_worker={"CPU": 1, "GPU": gpus} if gpus else {"CPU": 1},
+    )
+    run = RunConfig(
+        name=name,
+        storage_path=storage,
+        failure_config=FailureConfig(max_failures=settings.max_failures),
+        checkpoint_config=CheckpointConfig(num_to_keep=2),
+    )
+    work = {"flags": experiment.as_flags(), "name": name, "outbox": outbox}
+    ray_trainer = TensorflowTrainer(_work, train_loop_config=work, scaling_config=scaling, run_config=run)
+    try:
+        return ray_trainer.fit().checkpoint
+    except Exception as error:
+        told = ray.get(outbox.read.remote("error"))
+        if told is not None:
+            raise UserError(told) from error
+        raise UserError(
+            f"the run failed more than {settings.max_failures} times; what it has saved is in {storage}/{name}: "
+            f"continue it with --resume ({short_message(error, 'last')})"
+        ) from error
+
+
+def _work(config: dict[str, Any]) -> None:
+    """What every worker does."""
+    import ray
+    from ray import train as ray_train
+
+    os.environ.pop("TF_USE_LEGACY_KERAS", None)  # set by Ray, of no use to Keras 3
+    outbox, before = config["outbox"], ray_train.get_checkpoint()
+    error = ray.get(outbox.read.remote("error"))
+    if error is not None:
+        raise UserError(error)
+    is_chief = ray_train.get_context().get_world_rank() == 0
+    if is_chief:
+        ToOutbox.install(outbox)
+    with tempfile.TemporaryDirectory(prefix="tfdml-run-") as scratch:
+        path = Path(scratch) / config["name"]
+        if is_chief and before is not None:
+            before.to_directory(path)
+            logging.info("going on from the last checkpoint in the storage")
+
+        def saved() -> None:
+            ray_train.report({}, checkpoint=ray_train.Checkpoint.from_directory(path) if is_chief else None)
+
+        experiment = Experiment.from_flags(config["flags"], run_dir=str(path))
+        try:
+            result = trainer.train(experiment, resume=before is not None, saved=saved)
+        except WorkerLost as lost:
+            raise RuntimeError(str(lost)) from lost
+        except UserError as refused:
+            ray.get(outbox.tell.remote("error", str(refused)))
+            raise
+        if is_chief:
+            ray.get(outbox.tell.remote("result", result))
+        saved()
+
+
+def _is_there(path: str) -> bool:
+    """Whether a folder of the storage is there."""
+    import pyarrow.fs
+
+    if "://" not in path:
+        return Path(path).exists()
+    filesystem, inner = pyarrow.fs.FileSystem.from_uri(path)
+    return filesystem.get_file_info(inner).type != pyarrow.fs.FileType.NotFound
+
+
+def _bring(checkpoint: Any, path: Path) -> None:
+    """Put a run's folder, as a checkpoint holds it, to where it belongs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=PARTIAL_PREFIX, dir=path.parent) as scratch:
+        checkpoint.to_directory(f"{scratch}/run")
+        if path.is_dir():
+            path.rmdir()  # empty, as was checked
+        os.replace(f"{scratch}/run", path)

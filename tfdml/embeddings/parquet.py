@@ -1,0 +1,298 @@
+"""Embeddings as Parquet files of bounded size, which any Parquet tool reads: the columns, writing and reading them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfdml.errors import UserError, short_message
+from tfdml.memory import free_memory
+from tfdml.special_files import require_regular
+
+DTYPES = ("float32", "int8")
+# What a row may tell of its image, in this order; `embedding` alone must be there in files from elsewhere.
+COLUMNS = ("id", "path", "label", "class", "role", "embedding", "scale")
+# Rows of one group, which readers take at once.
+_GROUP_BYTES = 2**24
+_BATCH_ROWS = 8192
+# Of the free memory, what embeddings may take; beyond, they are put into a file that is mapped.
+_SHARE_OF_MEMORY = 0.25
+
+
+def arrow() -> tuple[Any, Any]:
+    """The modules `pyarrow` and `pyarrow.parquet`.
+
+    Raises:
+        UserError: They are not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UserError(f"Parquet files need pyarrow: pip install 'tfdml[parquet]' ({error})") from error
+    return pyarrow, pyarrow.parquet
+
+
+def quantised(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows in 8 bits with a scale each: v is about scale * q, to half a scale in each component.
+
+    Args:
+        vectors: (N, d) finite.
+
+    Returns:
+        q (N, d) int8 in -127 .. 127 and the scales (N,) float32, max |v| / 127; a zero row has scale 0.
+
+    Example:
+        >>> q, scale = quantised(np.array([[1.27, -0.5], [0.0, 0.0]]))
+        >>> q.tolist(), np.round(scale, 4).tolist()
+        ([[127, -50], [0, 0]], [0.01, 0.0])
+    """
+    scale = (np.abs(vectors).max(axis=1) / 127).astype(np.float32)
+    # A scale too small for float32 is that of a zero row.
+    divisor = np.where(scale > 0, scale, np.float32(1))[:, None]
+    return np.clip(np.rint(vectors / divisor), -127, 127).astype(np.int8) * (scale > 0)[:, None], scale
+
+
+def table_of(images: Mapping[str, Any], vectors: np.ndarray, dtype: str = "float32") -> Any:
+    """The Arrow table of images and their embeddings.
+
+    Args:
+        images: (N,) values of `id`, `path` and, where known, `label`, `class` and `role`; None where they are not.
+        vectors: (N, d) float32.
+        dtype: `"float32"`, or `"int8"` with a `scale` for each row, see `quantised`.
+
+    Returns:
+        A `pyarrow.Table` with `COLUMNS`; `embedding` is a fixed-size list.
+
+    Raises:
+        UserError: pyarrow is missing; a path is not UTF-8.
+
+    Example:
+        >>> table_of({"id": [0], "path": ["a.jpg"], "label": [3]}, np.ones((1, 2), np.float32)).column_names
+        ['id', 'path', 'label', 'class', 'role', 'embedding']
+    """
+    pa, _ = arrow()
+    require_utf8(images["path"])
+    values, scale = (vectors.astype(np.float32, copy=False), None) if dtype == "float32" else quantised(vectors)
+    text = pa.dictionary(pa.int32(), pa.string())
+    kinds = {"id": pa.int64(), "path": pa.string(), "label": pa.int64(), "class": text, "role": text}
+    empty = [None] * len(values)
+    columns = {name: pa.array(_or(images.get(name), empty), kind) for name, kind in kinds.items()}
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    columns["embedding"] = pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+    if scale is not None:
+        columns["scale"] = pa.array(scale)
+    return pa.table(columns)
+
+
+def _or(values: Any, otherwise: list) -> Any:
+    return otherwise if values is None else values
+
+
+def require_utf8(paths: Sequence[str]) -> None:
+    """Raise a `UserError` where a path has bytes that are no UTF-8, which Parquet's texts are."""
+    for path in paths:
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            shown = path.encode("utf-8", "backslashreplace").decode()
+            raise UserError(f"Parquet holds paths as UTF-8, and {shown} is not: rename the file") from None
+
+
+def row_bytes(dimension: int, dtype: str) -> int:
+    """About the bytes of a row, its path apart."""
+    return dimension * (4 if dtype == "float32" else 1) + 32
+
+
+def write_file(path: str | os.PathLike | Any, table: Any, filesystem: Any = None) -> None:
+    """Write a table of `table_of`; the same table gives the same bytes.
+
+    Args:
+        path: The file.
+        table: The table.
+        filesystem: A `pyarrow.fs.FileSystem` in which `path` is; None for local files.
+    """
+    _, parquet = arrow()
+    field = table.schema.field("embedding").type
+    width = field.value_type.bit_width // 8 * field.list_size
+    # Numbers that look random do not shrink; the rest does.
+    names = [name for name in table.column_names if name != "embedding"]
+    compression = {**dict.fromkeys(names, "zstd"), "embedding.list.element": "none"}
+    parquet.write_table(
+        table,
+        path,
+        row_group_size=max(1, _GROUP_BYTES // width),
+        use_dictionary=["class", "role"],
+        compression=compression,
+        write_statistics=["id", "label"],
+        filesystem=filesystem,
+    )
+
+
+def part_name(number: int) -> str:
+    """The name of one of the files of a folder.
+
+    Example:
+        >>> part_name(7)
+        'part-000007.parquet'
+    """
+    return f"part-{number:06d}.parquet"
+
+
+@dataclasses.dataclass(frozen=True)
+class ParquetRows:
+    """What Parquet files hold of images.
+
+    Args:
+        embeddings: (N, d) float32, in the order of `id` where ids are numbers; of many, in a file that is mapped.
+        labels: (N,) int64, or names of classes; None where there are none.
+        roles: (N,), or None.
+    """
+
+    embeddings: np.ndarray
+    labels: np.ndarray | None
+    roles: np.ndarray | None
+
+
+def read_files(files: Sequence[Path]) -> ParquetRows:
+    """The embeddings of Parquet files, one after another.
+
+    Args:
+        files: Their paths. `embedding` is a list of numbers, the same number in each row, fixed-size or not; with a
+            column `scale`, each row is multiplied by its own. `id`, `label` and `role` may be there.
+
+    Raises:
+        UserError: pyarrow is missing; a file cannot be read, or holds no such columns.
+
+    Example:
+        >>> read_files([Path("embeddings/photos/part-000000.parquet")]).embeddings.shape  # doctest: +SKIP
+        (4096, 512)
+    """
+    opened = [_open(path) for path in files]
+    count = sum(file.metadata.num_rows for file in opened)
+    if not count:
+        raise UserError(f"{files[0]} holds no row" if len(files) == 1 else f"{files[0].parent} holds no row")
+    place = _places(files, opened)
+    embeddings, done = None, 0
+    for path, batch in _batches(files, opened, ("embedding", "scale")):
+        vectors = _vectors(path, batch)
+        if embeddings is None:
+            embeddings = _room((count, vectors.shape[1]))
+        if vectors.shape[1] != embeddings.shape[1]:
+            raise UserError(f"{path}: embeddings of {vectors.shape[1]} dimensions after {embeddings.shape[1]}")
+        rows = slice(done, done + len(vectors)) if place is None else place[done : done + len(vectors)]
+        embeddings[rows] = vectors
+        done += len(vectors)
+    assert embeddings is not None
+    order = None if place is None else np.argsort(place)
+    labels, roles = (_column(files, opened, name, order) for name in ("label", "role"))
+    return ParquetRows(embeddings, labels, None if roles is None else roles.astype("<U7"))
+
+
+def read_paths(files: Sequence[Path]) -> tuple[str, ...] | None:
+    """The column `path` in the order of `read_files`; None where there is none."""
+    opened = [_open(path) for path in files]
+    place = _places(files, opened)
+    paths = _column(files, opened, "path", None if place is None else np.argsort(place))
+    return None if paths is None else tuple(paths.tolist())
+
+
+def _open(path: Path) -> Any:
+    pa, parquet = arrow()
+    try:
+        require_regular(path)
+        file = parquet.ParquetFile(path, memory_map=True)
+        names = file.schema_arrow.names
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{path} cannot be read as Parquet: {short_message(error, 'first')}") from error
+    if "embedding" not in names:
+        raise UserError(f"{path} has no column embedding; it has {', '.join(names)}")
+    return file
+
+
+def _batches(files: Sequence[Path], opened: Sequence[Any], names: Sequence[str]) -> Iterator[tuple[Path, Any]]:
+    pa, _ = arrow()
+    for path, file in zip(files, opened, strict=True):
+        wanted = [name for name in names if name in file.schema_arrow.names]
+        try:
+            for batch in file.iter_batches(_BATCH_ROWS, columns=wanted):
+                yield path, batch
+        except (OSError, pa.ArrowException) as error:
+            raise UserError(f"{path} is damaged: {short_message(error, 'first')}") from error
+
+
+def _vectors(path: Path, batch: Any) -> np.ndarray:
+    """(B, d) float32 of a batch."""
+    pa, _ = arrow()
+    column = batch.column("embedding")
+    column = getattr(column, "storage", column)  # of an extension type, such as another library's tensors
+    if not (pa.types.is_fixed_size_list(column.type) or pa.types.is_list(column.type)):
+        raise UserError(f"{path}: embedding must be a list of numbers, not {column.type}")
+    values = column.flatten()
+    if column.null_count or values.null_count or len(values) % max(len(column), 1):
+        raise UserError(f"{path}: every row needs an embedding of as many numbers, without null")
+    if not (pa.types.is_floating(values.type) or pa.types.is_integer(values.type)):
+        raise UserError(f"{path}: embedding must be a list of numbers, not {column.type}")
+    dimension = len(values) // len(column)
+    if pa.types.is_list(column.type) and (np.diff(column.offsets.to_numpy()) != dimension).any():
+        raise UserError(f"{path}: every row needs an embedding of as many numbers, without null")
+    if not dimension:
+        raise UserError(f"{path}: embeddings of no dimension")
+    vectors = values.to_numpy(zero_copy_only=False).astype(np.float32).reshape(-1, dimension)
+    if "scale" in batch.schema.names:
+        vectors *= batch.column("scale").to_numpy(zero_copy_only=False).astype(np.float32)[:, None]
+    return vectors
+
+
+def _places(files: Sequence[Path], opened: Sequence[Any]) -> np.ndarray | None:
+    """The row of each embedding by ascending `id`; None where that is the order of the files."""
+    if not all("id" in file.schema_arrow.names for file in opened):
+        return None
+    ids = _column(files, opened, "id", None)
+    if ids is None or ids.dtype.kind not in "iu" or (np.diff(ids) > 0).all():
+        return None
+    order = np.argsort(ids, kind="stable")
+    if (np.diff(ids[order]) == 0).any():
+        twice = ids[order][np.flatnonzero(np.diff(ids[order]) == 0)[0]]
+        raise UserError(f"{files[0].parent}: id {twice} occurs twice; are these files of two sets?")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return place
+
+
+def _column(files: Sequence[Path], opened: Sequence[Any], name: str, order: np.ndarray | None) -> np.ndarray | None:
+    """All of a column, (N,); None where no file has it, or no value."""
+    pa, _ = arrow()
+    parts, nulls = [], 0
+    if not all(name in file.schema_arrow.names for file in opened):
+        return None
+    for _, batch in _batches(files, opened, (name,)):
+        column = batch.column(name)
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        nulls += column.null_count
+        parts.append(column)
+    values = pa.chunked_array(parts)
+    if nulls == len(values):
+        return None
+    if nulls:
+        raise UserError(
+            f"{files[0].parent}: {nulls:,} of {len(values):,} rows have no {name}; all must have one, or none"
+        )
+    array = values.to_numpy()
+    array = array.astype(np.str_) if array.dtype == object else array
+    return array if order is None else array[order]
+
+
+def _room(shape: tuple[int, int]) -> np.ndarray:
+    """Space for embeddings: in memory, or in a nameless file that is mapped where they are many."""
+    if 4 * shape[0] * shape[1] <= _SHARE_OF_MEMORY * free_memory():
+        return np.empty(shape, np.float32)
+    with tempfile.NamedTemporaryFile(prefix="tfdml-embeddings-") as file:  # gone once nothing maps it
+        return np.memmap(file.name, np.float32, "w+", shape=shape)
