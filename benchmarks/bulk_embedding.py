@@ -7,9 +7,9 @@ Three parts, on the test images of Cars-196 by turns until there are enough of t
 
 - speed: seconds of the bare loop (the model called with one batch after another in one process, as `bin/embed` without
   `--cluster` does: read, decoded and embedded, nothing kept) and of `embed_in_bulk` with 1 and 2 actors, in turns for
-  some rounds. Its clock runs from the first finished part to the last, the start of Ray and of the actors apart, which
-  are a column of their own; the bare loop's from its second batch on. A ratio is the median over rounds. Seconds of the
-  processors, of all processes together, are the fairer measure where a machine is busy with other work.
+  some rounds. Its clock runs from when each actor has written a file to the last file, the start of Ray and of the
+  actors apart, which are a column of their own; the bare loop's from its second batch on. A ratio is the median over
+  rounds. Seconds of the processors, of all processes together, are the fairer measure on a machine with other work.
 - memory: the resident memory of this process, of Ray's own processes and of each actor, every half second while --long
   images are embedded, as the peak of each fifth of the pass.
 - round trip: Recall@1 of the embeddings of --long images, read back from Parquet, beside that of the vectors of the
@@ -65,6 +65,29 @@ def processor_seconds():
     return total / os.sysconf("SC_CLK_TCK")
 
 
+class Watch(threading.Thread):
+    """When each part of a bulk pass was written, and the seconds of the processors until then.
+
+    What Ray tells of finished parts comes late and in bursts; the files do not.
+    """
+
+    def __init__(self, out):
+        super().__init__(daemon=True)
+        self.out, self.marks, self._ended = pathlib.Path(out), [], threading.Event()
+
+    def run(self):
+        """Look at the folder, ten times a second."""
+        while not self._ended.wait(0.1):
+            parts = len(list(self.out.glob("part-*.parquet")))
+            if parts > (self.marks[-1][0] if self.marks else 0):
+                self.marks.append((parts, time.perf_counter(), processor_seconds()))
+
+    def stop(self):
+        """End."""
+        self._ended.set()
+        self.join()
+
+
 class Memory(threading.Thread):
     """Samples memory by kind of process until it is stopped."""
 
@@ -117,26 +140,31 @@ def bare_loop(model, paths, batch_size):
 
 
 def in_bulk(model, source, out, actors, args, memory=None):
-    """Images a second after the first part, images a second of a processor, and seconds until then."""
+    """Images a second once each actor has written a part, images a second of a processor, and seconds until then."""
     from tfdml.cluster.bulk_embedding import BulkRequest, embed_in_bulk
 
-    begun, marks = time.perf_counter(), []
-
     def progress(done, bad, total):
-        marks.append((time.perf_counter(), processor_seconds(), done))
         if memory is not None:
             memory.done = done
 
-    embed_in_bulk(
-        BulkRequest(
-            str(model), source, out, actors=actors, batch_size=args.batch_size, rows_per_file=args.rows_per_file,
-            quickest=False,
-        ),
-        progress,
-    )  # fmt: skip
-    first, last = marks[1], marks[-1]
-    count = last[2] - first[2]
-    return count / max(last[0] - first[0], 1e-9), count / max(last[1] - first[1], 1e-9), first[0] - begun
+    begun, watch = time.perf_counter(), Watch(out)
+    watch.start()
+    request = BulkRequest(
+        str(model),
+        source,
+        out,
+        actors=actors,
+        batch_size=args.batch_size,
+        rows_per_file=args.rows_per_file,
+        quickest=False,
+    )
+    embed_in_bulk(request, progress)
+    watch.stop()
+    first, last = next(mark for mark in watch.marks if mark[0] >= actors), watch.marks[-1]
+    count = (last[0] - first[0]) * args.rows_per_file  # to be a multiple of which the images are chosen
+    if not count:
+        raise SystemExit("too few images: each actor must write several files (--images, --rows_per_file)")
+    return count / (last[1] - first[1]), count / (last[2] - first[2]), first[1] - begun
 
 
 def speed(args, paths, labels, folder):
@@ -219,9 +247,12 @@ def main():
     parser.add_argument("--long", type=int, default=100_000, help="images of the long pass; 0: none")
     parser.add_argument("--actors", type=int, default=1, help="of the long pass")
     parser.add_argument("--batch_size", type=int, default=100)
-    parser.add_argument("--rows_per_file", type=int, default=2000)
+    parser.add_argument("--rows_per_file", type=int, default=1000)
     parser.add_argument("--folder", default="", help="where to work; by default a temporary folder")
     args = parser.parse_args()
+    for name in ("images", "long"):
+        if getattr(args, name) % args.rows_per_file:
+            parser.error(f"--{name} must be a multiple of --rows_per_file")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from tfdml import data
 

@@ -119,9 +119,9 @@ def _viewers(transform: EvaluationTransform) -> tuple[Any, Any]:
         return transform.finish(part, window, size)
 
     spec = tf.TensorSpec((transform.image_size, transform.image_size, 3), tf.uint8)
-    one = tf.function(view, input_signature=[tf.TensorSpec((), tf.string)])
+    one = tf.function(view, input_signature=[tf.TensorSpec((), tf.string)], autograph=False)
 
-    @tf.function(input_signature=[tf.TensorSpec((None,), tf.string)])
+    @tf.function(input_signature=[tf.TensorSpec((None,), tf.string)], autograph=False)
     def many(encoded: tf.Tensor) -> tf.Tensor:
         return tf.map_fn(view, encoded, fn_output_signature=spec, parallel_iterations=_SIDE_BY_SIDE)
 
