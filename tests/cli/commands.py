@@ -13,7 +13,7 @@ from absl import flags
 MODULES = {
     "train": ("train", "experiment_flags"),
     "prepare": ("prepare",),
-    "embed": ("embed", "model_flags"),
+    "embed": ("embed", "model_flags", "bulk"),
     "evaluate": ("evaluate", "model_flags"),
     "index": ("index",),
     "export": ("export", "export_gallery"),

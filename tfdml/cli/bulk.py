@@ -19,7 +19,7 @@ flags.DEFINE_string(
     "input",
     "",
     "With --cluster, which images: paths or URLs with * and **, a folder, or a list, *.parquet or *.csv, with the "
-    "column path and at will label and role.",
+    "column path and, where known, label and role.",
     module_name=__name__,
 )
 flags.DEFINE_integer(

@@ -24,8 +24,8 @@ def listed(source: str) -> Iterator[Columns]:
 
     Args:
         source: A pattern of paths or of URLs, see `tfdml.cluster.files.find`, of which there may be several with commas
-            between; or a list, `*.parquet` or `*.csv`, with the column `path` and at will `label` (integers or names of
-            classes) and `role`; a relative path is relative to the folder of the list.
+            between; or a list, `*.parquet` or `*.csv`, with the column `path` and, where known, `label` (integers or
+            names of classes) and `role`; a relative path is relative to the folder of the list.
 
     Yields:
         `path`, `label`, `class` and `role` of the images, as lists, with None where nothing is known.
