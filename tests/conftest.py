@@ -10,6 +10,9 @@ import sys
 
 import pytest
 
+# Two workers with as many threads each wait for one another in every loop of faiss.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture(scope="session")
 def shared_data() -> pathlib.Path:

@@ -20,7 +20,7 @@ SOURCES = """--model is one of
   a run folder, or a .keras file
   a SavedModel, or a folder of SavedModel versions, of which the newest is taken
   a .tflite file; how it sees images is read from its export's model_card.json, or given by --resize, --resize_mode
-  grpc://host:port/NAME, rest://host:port/NAME or http://host:port/v1/models/NAME: TF Serving, optionally with /VERSION"""
+  grpc://host:port/NAME, rest://host:port/NAME or http://host:port/v1/models/NAME: TF Serving, or with /VERSION"""
 
 flags.DEFINE_string("model", "", "What embeds: a path or an address, see above.", module_name=__name__)
 flags.DEFINE_string("dataset", "", "Data set, as in bin/train; for a run folder, its own.", module_name=__name__)
