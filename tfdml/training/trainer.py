@@ -52,6 +52,7 @@ def train(
         resume: Continue the run in `experiment.run_dir` from its newest checkpoint; of one that was trained to its end,
             make what is missing of its results.
         restart: With `resume`: where there are checkpoints, but none can be used, train again from the first step.
+        saved: Called after every checkpoint.
 
     Returns:
         What `result.json` holds; empty in all but the first of several processes.
