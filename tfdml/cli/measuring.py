@@ -133,10 +133,13 @@ def kmeans_sample(subject: Subject, metrics: list[str]) -> int:
 
     wanted = sorted(set(metrics) & set(_CLUSTERING))
     # Three times over: in memory k-means holds the embeddings, a copy that it moves, and faiss's own.
-    if not wanted or not is_memory_mapped(subject.embeddings) or 3 * subject.embeddings.nbytes <= free_memory():
+    if not wanted or not is_memory_mapped(subject.embeddings):
+        return 0
+    free = free_memory()
+    if 3 * subject.embeddings.nbytes <= free:
         return 0
     row = subject.embeddings.nbytes // len(subject.embeddings)
-    fitting = int(free_memory() / 2) // (3 * row)
+    fitting = int(free / 2) // (3 * row)
     what, advice = f"{', '.join(wanted)} of {subject.name}", "leave them out: --metrics=recall,map@r,r_precision"
     require_memory(6 * row * subject.num_classes, what, advice)
     logging.warning("%s: k-means is trained on a sample of %s embeddings, which fit into memory", what, f"{fitting:,}")

@@ -105,10 +105,8 @@ def _runner(embedder: Any) -> Callable[[Any], Any]:
         if keras.backend.backend() == "tensorflow":
             return embedder.predict_on_batch  # compiled once for the life of the model
         return lambda images: embedder.predict_on_batch(np.asarray(images))  # batches may be tf.data's tensors
-    import tensorflow as tf
-
     # predict_on_batch would run the whole batch once on every replica, and return it as often.
-    return tf.function(lambda images: embedder(images, training=False), reduce_retracing=True, autograph=False)
+    return compiled(embedder, lambda images: embedder(images, training=False))
 
 
 def _vectors(output: Any, count: int) -> np.ndarray:

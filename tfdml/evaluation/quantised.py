@@ -10,10 +10,10 @@ import numpy as np
 
 from tfdml.errors import UserError
 from tfdml.evaluation.per_query import retrieval_task, values_per_query
+from tfdml.evaluation.search.index import row_blocks
 from tfdml.evaluation.search.scoring import unit_rows
 
 _KIND = re.compile(r"int8|pq([1-9]\d*)?")
-_BLOCK_BYTES = 2**26
 # Rows of the gallery that the quantiser is fitted to.
 _TRAINING_ROWS = 2**16
 # Numbers of the embedding for each byte of pq, where none are named.
@@ -110,7 +110,7 @@ def _filled(structure: str, gallery: np.ndarray, distance: str, seed: int) -> An
         index.pq.cp.min_points_per_centroid = 1  # no warning of few images
         index.do_polysemous_training = False  # orders the codes for a search that is not made here, for seconds a byte
     index.train(_placed(gallery[chosen], distance))
-    for block in _blocks(gallery):
+    for block in row_blocks(gallery.shape):
         index.add(_placed(gallery[block], distance))
     return index
 
@@ -119,18 +119,13 @@ def _hits(index: Any, task: Any, distance: str) -> np.ndarray:
     """(N,) whether the nearest image, the query itself left out, shares the query's class."""
     own = np.arange(len(task.labels)) if task.gallery is None else task.own_rows
     hits = np.zeros(len(task.labels), bool)
-    for block in _blocks(task.queries):
+    for block in row_blocks(task.queries.shape):
         _, found = index.search(_placed(task.queries[block], distance), 1 if own is None else 2)
         nearest = found[:, 0]
         if own is not None:
             nearest = np.where(nearest == own[block], found[:, 1], nearest)
         hits[block] = task.targets[nearest] == task.labels[block]
     return hits
-
-
-def _blocks(rows: np.ndarray) -> list[slice]:
-    size = max(1, _BLOCK_BYTES // (4 * rows.shape[1]))
-    return [slice(start, min(start + size, len(rows))) for start in range(0, len(rows), size)]
 
 
 def _placed(rows: np.ndarray, distance: str) -> np.ndarray:

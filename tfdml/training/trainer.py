@@ -55,7 +55,7 @@ def train(
         saved: Called after every checkpoint.
 
     Returns:
-        What `result.json` holds; empty in all but the first of several processes.
+        What `result.json` holds; empty in all but the first of several processes of JAX.
 
     Raises:
         UserError: Something that the user can mend, before training where it can be known then.

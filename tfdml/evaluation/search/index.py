@@ -82,7 +82,7 @@ class GalleryIndex:
         shape = _shape_of(gallery)
         if shape[1] != self.dimension:
             raise UserError(f"gallery embeddings have {shape[1]} dimensions, the index {self.dimension}")
-        for block in _blocks(shape):
+        for block in row_blocks(shape):
             what = f"gallery rows {block.start} .. {block.stop - 1}, counted from 0"
             self.index.add(_placed(gallery[block], self.distance, what))
             if progress is not None:
@@ -141,7 +141,7 @@ class GalleryIndex:
         wanted = k + (own_rows is not None)
         parameters = self._parameters(self.default_effort if effort is None else effort, wanted, among)
         rows, distances = np.empty((len(queries), k), np.int64), np.empty((len(queries), k), np.float32)
-        for block in _blocks((len(queries), max(self.dimension, 4 * wanted))):
+        for block in row_blocks((len(queries), max(self.dimension, 4 * wanted))):
             placed = _placed(queries[block], self.distance, "query embeddings")
             scores, found = self.index.search(placed, wanted, params=parameters)
             far = np.where(found < 0, np.float32(np.inf), self._distances(scores))
@@ -329,7 +329,8 @@ def _shape_of(gallery: Any) -> tuple[int, int]:
     return shape
 
 
-def _blocks(shape: tuple[int, int]) -> list[slice]:
+def row_blocks(shape: tuple[int, int]) -> list[slice]:
+    """Slices of the rows of a float32 array of this shape, each of at most 64 MiB, or of one row."""
     rows = max(1, _BLOCK_BYTES // (4 * shape[1]))
     return [slice(start, min(start + rows, shape[0])) for start in range(0, shape[0], rows)]
 
