@@ -76,6 +76,7 @@ def test_clipping_bounds_the_norm_of_the_whole_gradient():
     assert all(np.isfinite(value).all() for value in small.values())
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "rmsprop"])
 def test_every_optimiser_trains(name):
     learner = make_learner()

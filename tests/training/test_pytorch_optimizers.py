@@ -155,6 +155,7 @@ def test_the_form_reaches_the_learners_optimiser(name, form):
     np.testing.assert_allclose(after - before, expected - before, rtol=1e-2, atol=1e-7)
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("name", PAIRS)
 def test_weights_of_which_a_batch_reads_some_rows_train_too(name):
     """Targets of the classes in the batch: their gradient may be sparse."""

@@ -92,6 +92,7 @@ def assert_alike(folder, unbroken):
         assert one[name] == other[name]
 
 
+@pytest.mark.slow
 def test_a_run_killed_in_every_phase_ends_as_one_that_was_not(unbroken, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     settings = {"report": True, "checkpoint_steps": 1}
@@ -120,6 +121,7 @@ def test_a_run_killed_in_every_phase_ends_as_one_that_was_not(unbroken, tmp_path
     assert not list(folder.rglob(".*"))
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 def test_a_signal_saves_a_checkpoint_at_the_end_of_the_step(number, status, unbroken, tmp_path, monkeypatch):
     # The last step of an epoch, a step within one, and the last step of all.
@@ -138,6 +140,7 @@ def test_a_signal_saves_a_checkpoint_at_the_end_of_the_step(number, status, unbr
     assert_alike(folder, unbroken)
 
 
+@pytest.mark.slow
 def test_a_signal_in_an_epochs_evaluation_loses_nothing(unbroken, tmp_path, monkeypatch):
     folder, each_epoch = tmp_path / "run", Evaluator.each_epoch
 
@@ -302,6 +305,7 @@ def test_damaged_checkpoints_are_told_and_need_a_flag(tmp_path, monkeypatch):
     assert (folder / "checkpoints" / "damaged-step-00000002.npz").read_bytes() == b"PK"
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_and_the_run_goes_on(unbroken, tmp_path, monkeypatch):
     folder, record = tmp_path / "run", TrainingMonitor._record
 

@@ -50,7 +50,7 @@ def _along_training(records: _Records) -> list[Markup]:
             figures.append(_curves(title, "nats, at most 0.693", train, curves, name))
             figures.append(_curves("Where V is zero", "β, a distance", train, {f"{name}_beta": "β"}, name))
     bound = {"lambda": "λ", "h_divergence": "H-divergence"}
-    figures.append(_curves("λ and the H-divergence", "fraction", generalisation, bound))
+    figures.append(_curves("λ and the H-divergence", "λ up to 2, divergence up to 1", generalisation, bound))
     spread = {"unseen_d_avg_mean": "unseen classes", "seen_d_avg_mean": "seen classes"}
     figures.append(_curves("Density of the classes, all images", "mean D", generalisation, spread))
     return [figure for figure in figures if figure]
