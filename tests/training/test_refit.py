@@ -13,7 +13,7 @@ from tfdml.errors import UserError
 from tfdml.training import Experiment, assembly
 from tfdml.training.evaluating import Evaluator
 from tfdml.training.interruption import Interrupted
-from tfdml.training.refit import WORDS, final_run, selection_run, trained_on
+from tfdml.training.refit import WORDS, epochs_to_train, final_run, selection_run, trained_on
 
 CHOSEN = {"selection": "validation", "holdout_classes": 0.3, "refit": True, "epochs": 3, "drop_epochs": "1,2"}
 ALL = runs.Splits(runs.noise("train", 12, 4), None, runs.SPLITS.test)
@@ -108,7 +108,7 @@ def test_what_makes_it_fail_leaves_no_folder(tmp_path):
         train(tmp_path / "refit", **CHOSEN, ks="1,99")
     assert not list(tmp_path.iterdir())
     with pytest.raises(UserError, match=r"selection/result\.json"):
-        final_run(experiment(tmp_path / "refit", **CHOSEN))
+        epochs_to_train(experiment(tmp_path / "refit", **CHOSEN))
 
 
 def test_the_two_trainings_differ_in_what_they_say():
@@ -122,5 +122,7 @@ def test_the_two_trainings_differ_in_what_they_say():
     )
     assert (first.selection, first.holdout_classes, first.epochs) == ("validation", 0.3, 3)
     assert final_run(first) is first
+    # The rates follow the same schedule, however early it ends.
+    assert final_run(asked).rate_schedule(10).get_config() == asked.rate_schedule(10).get_config()
     assert trained_on(asked).holdout_classes == 0.0
     assert trained_on(first).holdout_classes == 0.3

@@ -35,25 +35,36 @@ def selection_run(experiment: Experiment) -> Experiment:
 
 
 def final_run(experiment: Experiment) -> Experiment:
-    """What is trained in the run's own folder: with `refit`, all training classes, for the epochs that were found.
+    """What is trained in the run's own folder: with `refit`, all training classes.
 
-    Everything else is that of `experiment`: the start, the seed, the batches of an epoch, and after which epochs the
-    rates drop (drops after the last epoch fall away).
+    Everything else is that of `experiment`: the start, the seed, the batches of an epoch, and the rates, which follow
+    the schedule of `experiment.epochs` as far as `epochs_to_train`.
 
     Args:
         experiment: The settings.
 
-    Raises:
-        UserError: The number of epochs has not been found yet.
-
     Example:
-        >>> final_run(Experiment(run_dir="runs/a", epochs=7)).epochs
-        7
+        >>> final_run(Experiment(run_dir="runs/a", selection="validation", holdout_classes=0.1)).holdout_classes
+        0.1
     """
     if not experiment.refit:
         return experiment
-    found = read_json(RunFolder(selection_run(experiment).run_dir).result, {"epoch": int})["epoch"]
-    return dataclasses.replace(experiment, refit=False, selection="last", holdout_classes=0.0, epochs=found)
+    return dataclasses.replace(experiment, refit=False, selection="last", holdout_classes=0.0)
+
+
+def epochs_to_train(experiment: Experiment) -> int:
+    """For how many epochs a run is trained: with `refit` those that were found.
+
+    Raises:
+        UserError: They have not been found yet.
+
+    Example:
+        >>> epochs_to_train(Experiment(run_dir="runs/a", epochs=7))
+        7
+    """
+    if not experiment.refit:
+        return experiment.epochs
+    return read_json(RunFolder(selection_run(experiment).run_dir).result, {"epoch": int})["epoch"]
 
 
 def trained_on(experiment: Experiment) -> DataSettings:

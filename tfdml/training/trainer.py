@@ -22,6 +22,7 @@ from tfdml.errors import UserError, differences
 from tfdml.training import checkpoints, distribution, jax_devices
 from tfdml.training.advice import doubts
 from tfdml.training.assembly import assemble
+from tfdml.training.averaging import averaged
 from tfdml.training.backends import check_backend
 from tfdml.training.calibration import calibrate
 from tfdml.training.checkpoints import TrainingState
@@ -32,7 +33,7 @@ from tfdml.training.interruption import Interrupted, Interruption
 from tfdml.training.jax_devices import processes
 from tfdml.training.limits import check_memory
 from tfdml.training.monitor import TrainingMonitor
-from tfdml.training.refit import WORDS, final_run, select_epochs
+from tfdml.training.refit import WORDS, epochs_to_train, final_run, select_epochs
 from tfdml.training.run_folder import MAY_DIFFER, RunFolder
 from tfdml.training.seeds import train_seeds
 from tfdml.training.starting import check_start, start_from
@@ -186,6 +187,7 @@ class _Run:
         self.started = time.perf_counter()
         self.asked = asked
         self.experiment = experiment = final_run(asked)
+        self.epochs = epochs_to_train(asked)
         self.folder, self.interruption, self.workers = here.folder, here.interruption, here.workers
         run, evaluation = experiment.run, experiment.evaluation
         self.parts = assemble(experiment, self.workers)
@@ -198,7 +200,7 @@ class _Run:
         logging.info("%s", self.parts.cache.reason)
         self.evaluator = Evaluator(
             evaluation,
-            experiment.epochs,
+            self.epochs,
             self.splits,
             self.parts.evaluation_view,
             self.parts.cache.evaluation,
@@ -267,10 +269,11 @@ class _Run:
             seconds = time.perf_counter() - self.started
             about = {"selection": WORDS} if self.asked.refit else {}
             data = self.experiment.data
-            return finish(data, self.learner, self.evaluator, self.monitor, self.folder, seconds, about)
+            with averaged(self.learner):
+                return finish(data, self.learner, self.evaluator, self.monitor, self.folder, seconds, about)
 
     def _fit(self) -> None:
-        monitor, steps, epochs = self.monitor, self.monitor.steps_per_epoch, self.experiment.epochs
+        monitor, steps, epochs = self.monitor, self.monitor.steps_per_epoch, self.epochs
         if monitor.records and monitor.epoch_is_open:
             monitor.close_epoch()
         epoch, within = divmod(monitor.step, steps)
