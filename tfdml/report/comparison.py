@@ -51,7 +51,7 @@ def write_comparison(
 
     Args:
         path: Where to write; the folder is made if it is missing.
-        runs: Folders of 2 to 8 finished runs, or of what `bin/train --seeds` wrote.
+        runs: Folders of 2 to 8 finished runs, those of several seeds among them.
         names: What to call them; default: as their folders.
         title: The heading; default: the names.
         dataset: The images of the embeddings; with query and gallery roles queries are searched in the gallery.

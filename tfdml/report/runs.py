@@ -154,7 +154,7 @@ def read_run(path: str | os.PathLike, name: str = "") -> Run:
 
 
 def _seeds(path: Path, result: Mapping[str, Any]) -> list[Run]:
-    """The runs of a folder that `bin/train --seeds` wrote."""
+    """The runs of a folder of several seeds."""
     rows = result.get("seeds", [])
     if not isinstance(rows, list):
         raise UserError(f"{path / 'result.json'} is damaged: seeds must be a list")

@@ -18,7 +18,7 @@ def write_seeds_report(path: str | os.PathLike, run: Run, *, curve_metric: str =
 
     Args:
         path: Where to write; the folder is made if it is missing.
-        run: `read_run` of the folder that `bin/train --seeds` wrote.
+        run: `read_run` of a folder of several seeds.
         curve_metric: What the training curves show.
 
     Raises:
