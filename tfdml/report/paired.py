@@ -104,8 +104,8 @@ def _stored(run: Run) -> list[QueryValues] | str:
         path = None if one.path is None else one.path / FILE_NAME
         if path is None or not path.is_file():
             return (
-                f"{run.name} has no {FILE_NAME}, which runs of earlier versions did not write; with the data set named, "
-                "images are embedded anew"
+                f"{run.name} has no {FILE_NAME}, which runs of earlier versions did not write; with the data set "
+                "named, images are embedded anew"
             )
         values.append(QueryValues.read(path))
     return values
