@@ -31,6 +31,7 @@ Train an image embedder and measure it on classes never seen in training.
   bin/train --flagfile=... --run_dir=... --refit      then train anew on all classes, the held-out ones too
   bin/train --flagfile=... --run_dir=... --seeds=3    a run for each of three seeds, and their mean with intervals
   bin/train --flagfile=... --run_dir=... --dry_run    print the resolved experiment, write nothing
+  bin/train --flagfile=... --run_dir=... --dry_run --probe    the same after a few steps: hours, bottleneck, memory
   bin/train --flagfile=... --preview=batch.png        picture the first batch as the network will see it, train nothing
 
 The run folder holds flags.txt, data.json, environment.json, metrics.jsonl, result.json, checkpoints/, embedder.keras,
@@ -49,6 +50,13 @@ flags.DEFINE_bool(
     "dry_run",
     False,
     "Print what would run and write nothing: images and classes, trained parameters and rates, steps, memory, flags.",
+    module_name=__name__,
+)
+flags.DEFINE_bool(
+    "probe",
+    False,
+    "With --dry_run: run a few steps, and say how many images a second and hours the run will take, what holds it up, "
+    "and how much memory it needs.",
     module_name=__name__,
 )
 flags.DEFINE_string(
@@ -97,6 +105,8 @@ def train() -> None:
     given = experiment_flags.given()
     if flags.FLAGS.restart and not flags.FLAGS.resume:
         raise UserError("--restart goes with --resume")
+    if flags.FLAGS.probe and not flags.FLAGS.dry_run:
+        raise UserError("--probe goes with --dry_run")
     folder = RunFolder(str(given.get("run_dir", "")))
     # Of several hosts, those that do not write may not see the folder.
     elsewhere = (from_environment()[0] > 0 or flags.FLAGS.cluster) and not folder.path.exists()
@@ -112,7 +122,7 @@ def train() -> None:
         print(write_preview(experiment.data, experiment.seed, flags.FLAGS.preview))
         return
     if flags.FLAGS.dry_run:
-        print(describe(experiment))
+        print(describe(experiment, flags.FLAGS.probe))
         return
     if flags.FLAGS.sweep:
         _sweep(experiment)
