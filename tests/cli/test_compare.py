@@ -1,5 +1,6 @@
 """bin/evaluate --compare: finished runs side by side on one page."""
 
+import json
 import shutil
 
 import pytest
@@ -15,8 +16,13 @@ def test_two_runs_on_one_page(finished_run, command, tmp_path):
     for folder in (first, second):
         shutil.copytree(finished_run, folder)
     page = tmp_path / "comparison.html"
-    done = command("evaluate", "--compare", first, second, f"--report={page}", *DATA)
+    done = command("evaluate", "--compare", first, second, f"--report={page}", f"--json={tmp_path / 'c.json'}", *DATA)
     assert done.returncode == 0, done.stderr[-3000:]
+    same = "regularised and plain are not told apart by Recall@1: the difference is +0.0 points"
+    assert f"{same} (95 % interval over classes 0.0 to 0.0; one seed each)" in done.stdout.splitlines()
+    (difference,) = json.loads((tmp_path / "c.json").read_text())["differences"]
+    assert difference["run"] == "regularised"
+    assert difference["over_classes"]["recall@8"] == [0, 0, 0, 0]
     text = page.read_text(encoding="utf-8")
     assert all(name in text for name in ("plain", "regularised", "Recall@1"))
     assert not list(tmp_path.glob(".partial*"))

@@ -135,7 +135,7 @@ def test_wrong_input_is_one_clear_line(vectors):
         (["--model=http://127.0.0.1:1/v1/models/cars", *DATA], "cannot be reached, in 5 attempts"),
         (["--model=grpc://nowhere", *DATA], "write grpc://host:port/name"),
         (["--model=x.tflite", *DATA], "--model=x.tflite: there is no such file"),
-        (["--compare=a,b"], "--report is missing"),
+        (["--compare=a,b"], "a is no folder"),
         (["--compare=a,b", "--report=c.html"], "a is no folder"),
         (["--compare=a,b", "--model=c"], "--compare takes the place of --model"),
     ]

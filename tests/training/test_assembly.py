@@ -1,5 +1,7 @@
 """What a run is made of, and what is refused before the images are read."""
 
+import dataclasses
+
 import pytest
 
 from tests.training import runs
@@ -71,3 +73,12 @@ def test_parts_that_do_not_go_together_are_refused(changes, says, tmp_path):
     with pytest.raises(UserError) as caught:
         assemble(runs.experiment(tmp_path / "run", **changes))
     assert says in str(caught.value)
+
+
+def test_one_held_out_class_selects_nothing(tmp_path, monkeypatch):
+    one = dataclasses.replace(runs.SPLITS, validation=runs.noise("train", 1, 1, images_per_class=12))
+    monkeypatch.setattr(assembly, "load_splits", lambda *arguments: one)
+    with pytest.raises(
+        UserError, match=r"--holdout_classes=0\.1 holds out one class, in which every neighbour is a hit"
+    ):
+        assemble(runs.experiment(tmp_path / "run", selection="validation", holdout_classes=0.1))

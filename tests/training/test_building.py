@@ -38,6 +38,26 @@ def test_held_out_and_seen_classes_make_up_the_training_classes():
     assert set(other.classes) != set(seen.classes)
 
 
+def test_stratified_classes_are_one_of_each_size():
+    sizes = np.array([3, 50, 4, 52, 9, 10, 49, 3, 9, 51, 10, 4])
+    labels = np.repeat(7 * np.arange(12), sizes)
+    images = noise("train", 12, 0, 1).take(np.zeros(len(labels), int))
+    train = dataclasses.replace(images, labels=labels, class_names={int(c): str(c) for c in labels})
+    drawn = set()
+    for seed in range(20):
+        seen, held_out = split_training_classes(train, 0.25, seed, "stratified")
+        assert sorted([*seen.classes, *held_out.classes]) == sorted(train.classes)
+        found = sorted(sizes[held_out.classes // 7])
+        assert all(low <= size <= high for size, low, high in zip(found, (3, 9, 49), (4, 10, 52), strict=True))
+        again = split_training_classes(train, 0.25, seed, "stratified")[1]
+        np.testing.assert_array_equal(again.classes, held_out.classes)
+        drawn |= set(held_out.classes)
+    assert len(drawn) == 12
+    # What was drawn before there was a choice.
+    order = np.random.default_rng(5).permutation(train.classes)
+    assert set(split_training_classes(train, 0.25, 5)[1].classes) == set(order[:3])
+
+
 def test_without_a_share_every_class_is_seen_and_with_all_of_it_none():
     train = data.load("glyphs", split="train", images_per_class=2, size=16)
     assert split_training_classes(train, 0.0, seed=0) == (train, None)

@@ -4,7 +4,8 @@ import numpy as np
 
 from tfdml.models import Embedder
 from tfdml.training import RunFolder
-from tfdml.training.selection import keep_if_selected, publish_selected, selected_epoch
+from tfdml.training.selection import caution, keep_if_selected, publish_selected, selected_epoch
+from tfdml.training.settings import EvaluationSettings
 
 
 def history(*recalls):
@@ -21,6 +22,13 @@ def test_epochs_that_were_not_measured_do_not_win():
     assert selected_epoch(history(0.1, None, 0.3, None), "validation") == 2
     # Until one is, the newest counts.
     assert selected_epoch(history(0.1, None, None), "validation") == 2
+
+
+def test_what_is_said_of_an_epoch_that_nobody_chose():
+    assert "do not choose an epoch by eye" in caution(EvaluationSettings(), 12)
+    assert "chosen by nobody" in caution(EvaluationSettings(evaluate_every=4), 12)
+    for settings in ({"evaluate_every": 0}, {"evaluate_every": 12}, {"selection": "validation"}, {"selection": "test"}):
+        assert caution(EvaluationSettings(**settings), 12) == ""
 
 
 def test_embedders_stay_as_long_as_a_checkpoint_may_need_them(tmp_path):

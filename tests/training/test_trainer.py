@@ -12,6 +12,7 @@ import tensorflow as tf
 from tests.training import runs
 from tests.training.runs import EPOCHS, STEPS, train
 from tfdml.errors import UserError
+from tfdml.evaluation import QueryValues
 from tfdml.training import assembly, checkpoints, trainer
 from tfdml.training.evaluating import Evaluator
 from tfdml.training.interruption import Interrupted, Interruption
@@ -90,6 +91,11 @@ def assert_alike(folder, unbroken):
     one, other = (json.loads((run / "result.json").read_text()) for run in (unbroken, folder))
     for name in ("metrics", "metrics_before", "epoch", "steps", "protocol"):
         assert one[name] == other[name]
+    stored = [QueryValues.read(run / "queries.npz") for run in (unbroken, folder)]
+    assert stored[0].difference_to(stored[1]) == ""
+    for name, values in stored[0].values.items():
+        np.testing.assert_array_equal(values, stored[1].values[name])
+        assert np.nanmean(values) == pytest.approx(other["metrics"][name], abs=1e-7)
 
 
 @pytest.mark.slow
@@ -103,6 +109,7 @@ def test_a_run_killed_in_every_phase_ends_as_one_that_was_not(unbroken, tmp_path
         f"step-{STEPS + 2:08d}.npz",  # within the second epoch
         f"step-{EPOCHS * STEPS:08d}.npz",
         "embedder.keras",
+        "queries.npz",
         "result.json",
     )
     for phase, name in enumerate(killed_at):

@@ -28,7 +28,7 @@ Measure an embedder: Recall@K, precision, MAP@R, R-precision, mAP, NMI, AMI, pai
   bin/evaluate --model=vectors.npz --distance=cosine
   bin/evaluate --model='lancedb:///data/galleries?table=cars&index=ivf_pq&effort=20' --ks=1,10
   bin/evaluate --model=embeddings/photos --metrics=recall --cluster=local --quantised=int8,pq
-  bin/evaluate --compare runs/cars_jrd runs/cars_am --report=comparison.html
+  bin/evaluate --compare runs/cars_am runs/cars_jrd --report=comparison.html
 
 {model_flags.SOURCES}
   a folder that bin/embed wrote; a Parquet file or a folder of them, with the columns embedding and label
@@ -36,7 +36,8 @@ Measure an embedder: Recall@K, precision, MAP@R, R-precision, mAP, NMI, AMI, pai
   is_query (N,) bool
   the address of a gallery that bin/index wrote: what a search of the database finds, beside the exact search
 
-With --compare and --dataset, the page also shows what each run finds for the same queries.
+With --compare, the others are compared with the first run query by query, with 95 % intervals; --report and --json are
+optional. With --dataset too, the page also shows what each run finds for the same queries.
 """
 
 flags.DEFINE_enum("split", "test", ["test", "train"], "Which classes to measure on.", module_name=__name__)
@@ -99,7 +100,7 @@ flags.DEFINE_string("report", "", "File to write an HTML page to.", module_name=
 flags.DEFINE_list(
     "compare",
     [],
-    "In place of --model: folders of finished runs, for a page of them side by side.",
+    "In place of --model: folders of finished runs, compared with the first of them on the same queries.",
     module_name=__name__,
 )
 
@@ -114,7 +115,12 @@ def evaluate() -> None:
     if values.compare:
         from tfdml.cli.comparing import compare_runs
 
-        compare_runs(values.compare, values.report, values.split, values.distance)
+        compare_runs(values.compare, values.report, values.json, values.split, values.distance)
+        return
+    from tfdml.cli.measuring_seeds import holds_seeds, measure_seeds
+
+    if holds_seeds(values.model):
+        measure_seeds(values.model, evaluate)
         return
     from tfdml.cli import measuring
     from tfdml.embeddings.reader import holds_embeddings
@@ -163,8 +169,6 @@ def _checked_flags() -> tuple[int, ...]:
     values = flags.FLAGS
     if values.compare and values.model:
         raise UserError("--compare takes the place of --model: name one of them")
-    if values.compare and not values.report:
-        raise UserError("--report is missing: name the HTML file that compares the runs")
     if not values.compare and not values.model:
         raise UserError("--model is missing")
     for name in ("metrics", "ks", "compare", "quantised"):

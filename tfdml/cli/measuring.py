@@ -189,13 +189,15 @@ def _trained_on(train: ImageDataset, name: str) -> ImageDataset:
     """Without the classes that a run held out: it has not seen them."""
     from tfdml.training import RunFolder
     from tfdml.training.building import split_training_classes
+    from tfdml.training.refit import trained_on
 
     if not (Path(flags.FLAGS.model) / "flags.txt").is_file():
         return train
     experiment = RunFolder(flags.FLAGS.model).load_experiment()
     if experiment.dataset != name:
         return train
-    return split_training_classes(train, experiment.holdout_classes, experiment.seed)[0]
+    data = trained_on(experiment)
+    return split_training_classes(train, data.holdout_classes, experiment.seed, data.holdout_sampling)[0]
 
 
 def print_metrics(result: dict[str, Any]) -> None:

@@ -35,14 +35,17 @@ def main() -> None:
     print(f"""
 Done. On {result["protocol"].split("on ")[-1]}:
   Recall@1        {100 * before:.1f} % before training -> {100 * after:.1f} % after
+  embedder of     epoch {result["epoch"]}, {result["selection"]}
   report          {ROOT / run}/report/index.html   (open it in a browser)
   embedder        {ROOT / run}/embedder.keras      (keras.saving.load_model after import tfdml)
   SavedModel      {newest}   (image bytes -> embedding; needs TensorFlow only)
   metrics, log    {ROOT / run}/result.json, metrics.jsonl, tensorboard/
 
-Next, on your own images, one folder per class (half of the classes, by name, are kept unseen to measure on):
+Next, on your own images, one folder per class (half of the classes, by name, are kept unseen to measure on, and a tenth
+of the others is held out to choose the epoch on):
   bin/train --dataset=folder --data_dir=PATH/TO/PHOTOS --backbone=mobilenetv2 --weights=imagenet \\
-            --objectives='am_softmax + jrs' --run_dir=runs/photos
+            --objectives='am_softmax + jrs' --run_dir=runs/photos \\
+            --holdout_classes=0.1 --holdout_sampling=stratified --selection=validation
 """)
 
 

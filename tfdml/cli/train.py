@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -27,6 +28,8 @@ Train an image embedder and measure it on classes never seen in training.
   bin/train --flagfile=... --run_dir=... --start_from=runs/cars_jrd    a new run from old weights
   bin/train --flagfile=... --run_dir=... --cluster=ray://head:10001 --workers=4 --gpus_per_worker=1
   bin/train --flagfile=... --run_dir=... --workers=4 --sweep='objectives.weight=0.1,0.3,1; learning_rate=1e-4..1e-3'
+  bin/train --flagfile=... --run_dir=... --refit      then train anew on all classes, the held-out ones too
+  bin/train --flagfile=... --run_dir=... --seeds=3    a run for each of three seeds, and their mean with intervals
   bin/train --flagfile=... --run_dir=... --dry_run    print the resolved experiment, write nothing
   bin/train --flagfile=... --run_dir=... --dry_run --probe    the same after a few steps: hours, bottleneck, memory
   bin/train --flagfile=... --preview=batch.png        picture the first batch as the network will see it, train nothing
@@ -95,6 +98,7 @@ def train() -> None:
     from tfdml.training import Experiment, RunFolder, trainer
     from tfdml.training.interruption import Interrupted
     from tfdml.training.preview import write_preview
+    from tfdml.training.selection import caution
     from tfdml.training.summary import describe
     from tfdml.training.workers import from_environment
 
@@ -123,6 +127,9 @@ def train() -> None:
     if flags.FLAGS.sweep:
         _sweep(experiment)
         return
+    if flags.FLAGS.cluster and (experiment.seeds or experiment.refit):
+        flag = "seeds" if experiment.seeds else "refit"
+        raise UserError(f"--{flag} trains run after run in one process: leave out --cluster")
     try:
         if flags.FLAGS.cluster:
             result = _on_cluster(experiment)
@@ -140,6 +147,11 @@ def train() -> None:
         if isinstance(value, float):
             start = f"{100 * before[name]:5.1f} -> " if name in before else " " * 9
             print(f"  {name:<12} {start}{100 * value:5.1f} %{_interval(result['intervals'].get(name))}")
+            if name in result.get("intervals_seeds", {}):
+                _, low, high, _ = result["intervals_seeds"][name]
+                print(f"{'':31}(95 % interval over {len(result['seeds'])} seeds {100 * low:.1f} .. {100 * high:.1f})")
+    for row in result.get("seeds", []):
+        print(f"  {'recall@1':<12} {100 * row['metrics'].get('recall@1', nan):14.1f} % with seed {row['seed']}")
     for name, value in result.get("metrics_moments", {}).items():
         if isinstance(value, float):
             print(f"  {name:<12} {100 * value:14.1f} % with all moments")
@@ -147,6 +159,8 @@ def train() -> None:
         print(f"  {'recall@1':<12} {100 * result['metrics_seen']['recall@1']:14.1f} % on seen classes")
     for order, metrics in result.get("metrics_orders", {}).items():
         print(f"  {'recall@1':<12} {100 * metrics['recall@1']:14.1f} % {_order(order)}")
+    if said := caution(experiment.evaluation, experiment.epochs):
+        print(said)
     for name, path in trainer.run_paths(experiment.run_dir).items():
         if path.exists():
             print(f"  {name:<12} {path}")

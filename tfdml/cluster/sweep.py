@@ -48,7 +48,9 @@ def sweep(
     """
     chosen = trials(experiment, parse_sweep(text), samples)
     if not experiment.holdout_classes:
-        raise UserError("--sweep compares runs on held-out classes: add e.g. --holdout_classes=0.2")
+        raise UserError("--sweep compares runs on held-out classes: add e.g. --holdout_classes=0.1")
+    if experiment.seeds or experiment.refit:
+        raise UserError("--sweep goes without --seeds and --refit: train the best of its runs anew with them")
     folder = Path(experiment.run_dir).absolute()
     begun = {"sweep": text, "samples": samples, "flags": experiment.as_flags()}
     if resume:

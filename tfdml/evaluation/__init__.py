@@ -17,7 +17,9 @@ from tfdml.evaluation.generalisation import (
 )
 from tfdml.evaluation.intervals import Interval, confidence_intervals
 from tfdml.evaluation.pair_distances import sample_pair_distances
+from tfdml.evaluation.paired import paired_differences, seed_difference, student_interval
 from tfdml.evaluation.per_query import retrieval_per_query
+from tfdml.evaluation.query_values import QueryValues
 from tfdml.evaluation.retrieval import (
     DEFAULT_METRICS,
     METRICS,
@@ -37,6 +39,7 @@ __all__ = [
     "GalleryIndex",
     "IndexRecall",
     "Interval",
+    "QueryValues",
     "build_index",
     "class_density",
     "clustering_agreement",
@@ -59,6 +62,7 @@ __all__ = [
     "load_index",
     "nearest_neighbours",
     "neighbour_blocks",
+    "paired_differences",
     "pairwise_f1",
     "part_protocol",
     "partial_embeddings",
@@ -66,5 +70,7 @@ __all__ = [
     "retrieval_per_query",
     "sample_pair_distances",
     "scattering_curve",
+    "seed_difference",
     "split_into_parts",
+    "student_interval",
 ]

@@ -9,6 +9,7 @@ import numpy as np
 
 from tfdml.errors import UserError
 from tfdml.evaluation.intervals import Interval, check_level
+from tfdml.evaluation.paired import student_interval
 from tfdml.evaluation.per_query import check_labels
 from tfdml.evaluation.retrieval import evaluate_retrieval
 from tfdml.evaluation.search.exact import check_embeddings
@@ -101,12 +102,5 @@ def part_protocol(
         evaluate_retrieval(embeddings[part == i], labels[part == i], ks=ks, metrics=metrics, **options)
         for i in range(parts)
     ]
-    from scipy import stats
-
-    quantile = float(stats.t.ppf((1 + level) / 2, parts - 1))
-    result = {}
-    for name in [name for name, value in measured[0].items() if isinstance(value, float)]:
-        values = np.array([one[name] for one in measured])
-        mean, error = float(values.mean()), float(values.std(ddof=1) / np.sqrt(parts))
-        result[name] = Interval(mean, mean - quantile * error, mean + quantile * error, error)
-    return result
+    names = [name for name, value in measured[0].items() if isinstance(value, float)]
+    return {name: student_interval([one[name] for one in measured], level) for name in names}

@@ -213,6 +213,16 @@ def values_per_query(
     return values_of_task(task, names, distance, memory_budget, progress, neighbours=neighbours)
 
 
+def recording(found: dict[str, np.ndarray]) -> Callable[..., dict[str, np.ndarray]]:
+    """`values_per_query` that leaves its values in `found`, too: the means and the values of one search."""
+
+    def compute(*arguments: Any, **options: Any) -> dict[str, np.ndarray]:
+        found.update(values_per_query(*arguments, **options))
+        return dict(found)
+
+    return compute
+
+
 def check_depth(task: RetrievalTask, names: Sequence[str]) -> None:
     """Raise UserError where a metric needs more gallery images than there are, or no query can be answered."""
     at_k = _depths(names)

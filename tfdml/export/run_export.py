@@ -18,6 +18,7 @@ from tfdml.storage import is_remote
 from tfdml.training import RunFolder
 from tfdml.training.building import Splits, load_splits
 from tfdml.training.experiment import Experiment
+from tfdml.training.refit import trained_on
 
 
 def export_run(
@@ -49,7 +50,7 @@ def export_run(
         PosixPath('models/cars/1')
     """
     embedder, experiment = load_run(run_dir, moments, data_dir)
-    splits = load_splits(experiment.data, experiment.seed)
+    splits = load_splits(trained_on(experiment), experiment.seed)
     about = about_run(run_dir, experiment, splits, moments)
     return export_model(embedder, folder, splits.test, splits.train, options, about, report)
 

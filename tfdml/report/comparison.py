@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from tfdml.errors import UserError
 from tfdml.evaluation.pair_distances import sample_pair_distances
+from tfdml.evaluation.per_query import retrieval_per_query
+from tfdml.evaluation.query_values import QueryValues
+from tfdml.evaluation.retrieval import dataset_protocol
 from tfdml.report import differences
 from tfdml.report.curves import recall_curves, training_curves
 from tfdml.report.figures import STYLES, histogram_html
 from tfdml.report.gallery import side_by_side_html
+from tfdml.report.paired import Paired, paired_with_first
 from tfdml.report.rendering import write_page
 from tfdml.report.retrieved import retrieve
 from tfdml.report.runs import Run, read_runs
@@ -36,17 +40,18 @@ def write_comparison(
     neighbours: int = 8,
     read_image: ReadImage | None = None,
     seed: int = 0,
-) -> None:
+) -> list[Paired]:
     """Write a page that sets finished runs side by side: metrics, training curves, distances, flags that differ.
 
-    The first run is what the others are compared with. Only the folders are read (`flags.txt`, `environment.json`,
-    `metrics.jsonl`, `result.json`), unless embeddings of the same images under each run are given too: then there are
-    curves of Recall@K, histograms of d+ and d-, and the same queries with what each run finds. Runs whose figures do
-    not compare (other images, another protocol) are shown all the same, with a warning on top.
+    The first run is what the others are compared with, query by query where both answered the same ones. Only the
+    folders are read (`flags.txt`, `environment.json`, `metrics.jsonl`, `result.json`, `queries.npz`), unless embeddings
+    of the same images under each run are given too: then there are curves of Recall@K, histograms of d+ and d-, and the
+    same queries with what each run finds. Runs whose figures do not compare (other images, another protocol) are shown
+    all the same, with a warning on top.
 
     Args:
         path: Where to write; the folder is made if it is missing.
-        runs: Folders of 2 to 8 finished runs.
+        runs: Folders of 2 to 8 finished runs, those of several seeds among them.
         names: What to call them; default: as their folders.
         title: The heading; default: the names.
         dataset: The images of the embeddings; with query and gallery roles queries are searched in the gallery.
@@ -59,24 +64,29 @@ def write_comparison(
         read_image: Reads image `index` of `dataset` as (H, W, 3) uint8; default `dataset_reader(dataset)`.
         seed: Of the choice of queries and pairs.
 
+    Returns:
+        How each run but the first compares with the first, query by query.
+
     Raises:
         UserError: Fewer than 2 runs or more than 8, a folder that is not that of a finished run, embeddings that do
             not go with the runs or the data set, an image that cannot be read.
         OSError: The page cannot be written.
 
     Example:
-        >>> write_comparison("comparison.html", ["runs/cars_jrd", "runs/cars_am"])  # doctest: +SKIP
+        >>> pairs = write_comparison("comparison.html", ["runs/cars_am", "runs/cars_jrd"])  # doctest: +SKIP
+        >>> pairs[0].sentence("recall@1")  # doctest: +SKIP
     """
-    if not 2 <= len(runs) <= STYLES:
-        raise UserError(f"a comparison needs 2 to {STYLES} runs; got {len(runs)}")
+    check_number(runs)
     read = read_runs(runs, names)
     if (dataset is None) != (embeddings is None):
         raise UserError("dataset and embeddings go together: give both, or none to compare what the folders hold")
-    shown = {}
+    shown, measured = {}, None
     if dataset is not None and embeddings is not None:
         if len(embeddings) != len(read):
             raise UserError(f"embeddings of {len(embeddings)} runs for {len(read)} runs; give one array each")
         shown = _of_embeddings(read, Subject(dataset, read_image), embeddings, distance, num_queries, neighbours, seed)
+        measured = measured_queries(dataset, embeddings, distance)
+    pairs = paired_with_first(read, measured)
     differing, shared = differences.split_flags(read)
     write_page(
         path,
@@ -86,6 +96,7 @@ def write_comparison(
         reservations=differences.reservations(read),
         same_task=differences.same_task(read),
         metrics=differences.metric_rows(read),
+        paired=pairs,
         training=training_curves({run.name: run.measured for run in read}, curve_metric),
         training_distances=differences.training_distances(read),
         shown=shown,
@@ -93,6 +104,32 @@ def write_comparison(
         shared_flags=shared,
         differing_environment=differences.differing_environment(read),
     )
+    return pairs
+
+
+def check_number(runs: Sequence[Any]) -> None:
+    """Raise UserError where there are too few or too many runs to compare."""
+    if not 2 <= len(runs) <= STYLES:
+        raise UserError(f"a comparison needs 2 to {STYLES} runs; got {len(runs)}")
+
+
+def measured_queries(dataset: ImageDataset, embeddings: Sequence[Any], distance: str) -> list[QueryValues]:
+    """What each run finds for each query of a data set.
+
+    Args:
+        dataset: The images.
+        embeddings: (N, d) for each run.
+        distance: How the embeddings are compared.
+    """
+    return [
+        QueryValues.of(
+            dataset,
+            retrieval_per_query(
+                **dataset_protocol(x, dataset), metrics=("recall@1", "map@r", "r_precision"), distance=distance
+            ),
+        )
+        for x in embeddings
+    ]
 
 
 def _of_embeddings(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdml.errors import UserError
-from tfdml.manifests import parse_flags, parse_json, read_json
+from tfdml.manifests import fields, parse_flags, parse_json, read_json
 from tfdml.report.metric_text import numbers, order_name, plain_intervals
 
 
@@ -31,6 +31,7 @@ class Run:
         environment: What `environment.json` holds; empty where there is no such file.
         statistics: What `statistics.json` of a run with RankMI holds; empty where there is no such file.
         path: Its folder; None: it has none.
+        seeds: Of what was trained with several seeds, the run of each; its metrics are then their means.
 
     Example:
         >>> run = Run("cars", {"metrics": {"recall@1": 0.5}, "metrics_before": {"recall@1": 0.25}})
@@ -45,6 +46,7 @@ class Run:
     environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     statistics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     path: Path | None = None
+    seeds: Sequence[Run] = ()
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -138,15 +140,40 @@ def read_run(path: str | os.PathLike, name: str = "") -> Run:
     environment, statistics = (
         read_json(file) if (file := path / name).is_file() else {} for name in ("environment.json", "statistics.json")
     )
+    seeds = _seeds(path, result)
     return Run(
         name=name or Path(os.path.abspath(path)).name,
         result=result,
-        history=_lines(path / "metrics.jsonl"),
+        history=_mean_history(seeds) if seeds else _lines(path / "metrics.jsonl"),
         flags=_flags(path / "flags.txt"),
-        environment=environment,
+        environment=seeds[0].environment if seeds else environment,
         statistics=statistics,
         path=path,
+        seeds=seeds,
     )
+
+
+def _seeds(path: Path, result: Mapping[str, Any]) -> list[Run]:
+    """The runs of a folder of several seeds."""
+    rows = result.get("seeds", [])
+    if not isinstance(rows, list):
+        raise UserError(f"{path / 'result.json'} is damaged: seeds must be a list")
+    found = []
+    for row in rows:
+        seed = fields(row, {"seed": int}, f"{path / 'result.json'}: seeds")["seed"]
+        found.append(read_run(path / f"seed_{seed}", f"seed {seed}"))
+    return found
+
+
+def _mean_history(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """The mean of the metrics on the unseen classes after each epoch that all runs have measured."""
+    measured = [{record["epoch"]: numbers(record) for record in run.measured} for run in runs]
+    records = []
+    for epoch in sorted(set.intersection(*(set(of) for of in measured))):
+        names = [name for name in measured[0][epoch] if all(name in of[epoch] for of in measured)]
+        means = {name: sum(of[epoch][name] for of in measured) / len(measured) for name in names if name != "epoch"}
+        records.append({"epoch": epoch, "test": means})
+    return records
 
 
 def _text(path: Path) -> str:

@@ -9,6 +9,7 @@ from tfdml import backbones
 from tfdml.data.augmentation.evaluation import EvaluationTransform
 from tfdml.data.augmentation.train import TrainTransform
 from tfdml.data.sampling import Sampler
+from tfdml.errors import UserError
 from tfdml.models import MetricLearner
 from tfdml.training import distribution
 from tfdml.training.building import Splits, load_splits, make_learner, make_sampler, make_transforms
@@ -74,6 +75,11 @@ def assemble(experiment: Experiment, workers: Workers | None = None) -> Assembly
 
     splits = load_splits(data, run.seed, evaluation.evaluate_train)
     check_measurable(splits, evaluation.recall_ks())
+    if evaluation.selection == "validation" and splits.validation is not None and splits.validation.num_classes < 2:
+        raise UserError(
+            f"--selection=validation: --holdout_classes={data.holdout_classes} holds out one class, in which every "
+            "neighbour is a hit; hold out more classes"
+        )
     sampler = make_sampler(data, splits.train, run.seed, strategy.num_replicas_in_sync)
     steps_per_epoch = optimization.steps_per_epoch or sampler.steps_per_epoch
 

@@ -7,7 +7,9 @@ import os
 import keras
 
 from tfdml.errors import UserError
+from tfdml.training.jax_devices import processes
 from tfdml.training.settings import RunSettings
+from tfdml.training.workers import from_environment
 
 BACKENDS = ("tensorflow", "jax")
 
@@ -41,6 +43,22 @@ def check_backend(run: RunSettings) -> None:
         )
     if not run.deterministic:
         raise UserError("--nodeterministic is for TensorFlow; on JAX a step gives the same bits as it is: leave it out")
+
+
+def require_one_process(flag: str) -> None:
+    """Refuse what trains several runs one after another where several processes train together.
+
+    Args:
+        flag: What asks for it.
+
+    Raises:
+        UserError: This process is one of several.
+
+    Example:
+        >>> require_one_process("seeds")
+    """
+    if len(from_environment()[1]) > 1 or processes().count > 1:
+        raise UserError(f"--{flag} trains run after run in one process: leave it out where several train together")
 
 
 def check_same_backend(recorded: str | None) -> None:

@@ -82,28 +82,40 @@ def load_splits(settings: DataSettings, seed: int, evaluate_train: float = 0.0) 
     directory = settings.data_dir or None
     train, test = (data.load(settings.dataset, directory, split, **options) for split in ("train", "test"))
     train, test = (check(split, settings.bad_images, settings.check_images) for split in (train, test))
-    train, validation = split_training_classes(train, settings.holdout_classes, seed)
+    train, validation = split_training_classes(train, settings.holdout_classes, seed, settings.holdout_sampling)
     train = train.contiguous()
     return Splits(train, validation, test, sample_seen_classes(train, evaluate_train, seed))
 
 
-def split_training_classes(train: ImageDataset, share: float, seed: int) -> tuple[ImageDataset, ImageDataset | None]:
+def split_training_classes(
+    train: ImageDataset, share: float, seed: int, sampling: str = "random"
+) -> tuple[ImageDataset, ImageDataset | None]:
     """The training classes that a run trains on, and those that it holds out, if any.
+
+    `stratified` orders the classes by their number of images, those of as many images by chance, cuts that order into
+    as many groups as are held out, as equal as they can be, and draws one class of each.
 
     Args:
         train: The training images.
         share: The share of the classes that is held out.
         seed: Of their choice.
+        sampling: `"random"` or `"stratified"`.
 
     Raises:
         UserError: No class would be left.
     """
     if not share:
         return train, None
-    classes = np.random.default_rng(seed).permutation(train.classes)
+    rng = np.random.default_rng(seed)
+    classes = rng.permutation(train.classes)
     held_out = max(1, round(share * len(classes)))
     if held_out >= len(classes):
         raise UserError(f"--holdout_classes={share} leaves no class to train on")
+    if sampling == "stratified":
+        known, counts = np.unique(train.labels, return_counts=True)
+        by_size = classes[np.argsort(counts[np.searchsorted(known, classes)], kind="stable")]
+        drawn = [rng.choice(group) for group in np.array_split(by_size, held_out)]
+        classes = np.concatenate([drawn, np.setdiff1d(classes, drawn)])
     return train.select_classes(classes[held_out:]), train.select_classes(classes[:held_out])
 
 

@@ -76,10 +76,10 @@ class Evaluator:
             return self.embed(embedder, name)
         return self.workers.gather(embed(embedder, self._parts[name]))
 
-    def measure(self, embeddings: np.ndarray, name: str, metrics=RETRIEVAL, intervals=None) -> dict[str, Any]:
-        """The metrics of a split's embeddings; see `evaluate_retrieval` for `intervals`."""
+    def measure(self, embeddings: np.ndarray, name: str, metrics=RETRIEVAL, **options: Any) -> dict[str, Any]:
+        """The metrics of a split's embeddings; see `evaluate_retrieval` for the options."""
         ks, images = self.settings.recall_ks(), getattr(self.splits, name)
-        return evaluate_dataset(embeddings, images, ks=ks, metrics=metrics, intervals=intervals)
+        return evaluate_dataset(embeddings, images, ks=ks, metrics=metrics, **options)
 
     def each_epoch(self, learner: MetricLearner, epoch: int) -> dict[str, dict]:
         """The metrics of every split, of HORDE's orders, and of generalisation, in the epochs that measure them.

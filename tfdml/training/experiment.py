@@ -44,7 +44,7 @@ class Experiment(RunSettings, EvaluationSettings, OptimizationSettings, ModelSet
     def __post_init__(self):
         super().__post_init__()
         if self.selection == "validation" and not self.holdout_classes:
-            raise UserError("--selection=validation needs held-out classes: add e.g. --holdout_classes=0.2")
+            raise UserError("--selection=validation needs held-out classes: add e.g. --holdout_classes=0.1")
 
     @property
     def data(self) -> DataSettings:

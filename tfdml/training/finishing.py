@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -11,7 +12,8 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml.data.pipeline import evaluation_batches
-from tfdml.evaluation import embed
+from tfdml.evaluation import QueryValues, embed
+from tfdml.evaluation.per_query import recording
 from tfdml.models import Embedder, MetricLearner, MomentEmbedder
 from tfdml.models.inference import compiled
 from tfdml.report import read_run, write_report
@@ -21,6 +23,7 @@ from tfdml.training.evaluating import CLUSTERING, RETRIEVAL, Evaluator
 from tfdml.training.monitor import TrainingMonitor
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.selection import selected_epoch
+from tfdml.training.settings import DataSettings
 from tfdml.training.statistics import describe_statistics, rank_mi_of, statistics_model
 
 _PROTOCOL = "zero-shot: trained on {train} classes, evaluated {how} on {test} classes never seen in training"
@@ -32,23 +35,25 @@ _SELECTION = {
 
 
 def finish(
-    dataset: str,
+    data: DataSettings,
     learner: MetricLearner,
     evaluator: Evaluator,
     monitor: TrainingMonitor,
     folder: RunFolder,
     seconds: float,
+    about: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Write what of `embedder.keras`, `moments.keras`, `statistics_network.keras` with `statistics.json`, `result.json`
-    and the report is not there yet.
+    """Write what of `embedder.keras`, `moments.keras`, `statistics_network.keras` with `statistics.json`,
+    `queries.npz`, `result.json` and the report is not there yet.
 
     Args:
-        dataset: The name of the data set.
+        data: Which images they are.
         learner: As it is after the last step.
         evaluator: Measures the embedder; its settings say what is written.
         monitor: Holds the records of the epochs.
         folder: The run's folder.
         seconds: How long the run has taken in this process.
+        about: What the result says in place of what is said here.
 
     Returns:
         What `result.json` holds; on a worker that is not the chief, and writes nothing, an empty mapping.
@@ -67,7 +72,10 @@ def finish(
         embeddings = evaluator.embed(embedder, "test")
     result = folder.read_result()
     if result is None or (settings.moment_embedder and not folder.moments.is_file()):
-        result = {"dataset": dataset, **_result(evaluator, embeddings, monitor), "seconds": seconds}
+        values: dict[str, np.ndarray] = {}
+        measured = _result(evaluator, embeddings, monitor, values)
+        result = {"dataset": data.dataset, **measured, "seconds": seconds, **about}
+        QueryValues.of(evaluator.splits.test, values, data.data_dir).write(folder.queries)
         _write_statistics(learner, evaluator, monitor, folder, embeddings if embedder is learner.embedder else None)
         if settings.moment_embedder:
             result["metrics_moments"] = _write_moments(learner, evaluator, folder)
@@ -92,9 +100,14 @@ def _write_embedder(selection: str, learner: MetricLearner, monitor: TrainingMon
     return keras.saving.load_model(folder.embedder)
 
 
-def _result(evaluator: Evaluator, embeddings: np.ndarray, monitor: TrainingMonitor) -> dict[str, Any]:
+def _result(
+    evaluator: Evaluator, embeddings: np.ndarray, monitor: TrainingMonitor, values: dict[str, np.ndarray]
+) -> dict[str, Any]:
+    """What `result.json` holds; the metrics of each query are left in `values`."""
     selection = evaluator.settings.selection
-    metrics = evaluator.measure(embeddings, "test", RETRIEVAL + CLUSTERING, intervals="classes")
+    metrics = evaluator.measure(
+        embeddings, "test", RETRIEVAL + CLUSTERING, intervals="classes", per_query=recording(values)
+    )
     intervals = metrics.pop("intervals")
     epoch = selected_epoch(monitor.records, selection)
     # Moments are not saved with the embedder: those of the epoch that was chosen were measured then, or not at all.

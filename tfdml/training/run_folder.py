@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import os
 import platform
@@ -16,6 +17,7 @@ from typing import Any
 import keras
 
 from tfdml.errors import UserError, differences
+from tfdml.evaluation.query_values import FILE_NAME as QUERIES
 from tfdml.manifests import read_json
 from tfdml.output_paths import require_local
 from tfdml.storage import PARTIAL_PREFIX, atomic_write, lock, write_json
@@ -25,14 +27,17 @@ from tfdml.training.experiment import Experiment
 from tfdml.training.settings import EvaluationSettings
 from tfdml.version import __version__, installed
 
+# Of a resumed run: where the folder lies, and where the images, which are compared by their checksums.
+MAY_DIFFER = ("run_dir", "data_dir")
 _PACKAGES = ("tensorflow", "keras", "numpy", "faiss-cpu", "scikit-learn", "pillow", "matplotlib")
 
 
 class RunFolder:
     """Paths of a run, and the rules of who may write there.
 
-        flags.txt  data.json  environment.json  metrics.jsonl  result.json  calibration/  checkpoints/  embedder.keras
-        tensorboard/  report/index.html  and, where they apply, moments.keras  statistics_network.keras  statistics.json
+        flags.txt  data.json  environment.json  metrics.jsonl  result.json  queries.npz  calibration/  checkpoints/
+        embedder.keras  tensorboard/  report/index.html
+        and, where they apply, moments.keras  statistics_network.keras  statistics.json
 
     Args:
         path: The folder.
@@ -46,6 +51,7 @@ class RunFolder:
         self.environment = self.path / "environment.json"
         self.metrics = self.path / "metrics.jsonl"
         self.result = self.path / "result.json"
+        self.queries = self.path / QUERIES
         self.checkpoints = self.path / "checkpoints"
         self.calibration = self.path / "calibration"
         self.embedder = self.path / "embedder.keras"
@@ -103,6 +109,17 @@ class RunFolder:
             return Experiment.from_flags(text, run_dir=str(self.path))
         except UserError as error:
             raise UserError(f"{self.flags}: {str(error).removeprefix('flag file: ')}") from error
+
+    def check_same(self, asked: Experiment) -> None:
+        """Raise a `UserError` where the run that is here was started with other settings than `asked`."""
+        stored = self.load_experiment()
+        for field in dataclasses.fields(Experiment):
+            old, new = getattr(stored, field.name), getattr(asked, field.name)
+            if old != new and field.name not in MAY_DIFFER:
+                raise UserError(
+                    f"--resume: the run was started with --{field.name}={old}, not {new}; leave the flag out, or start "
+                    "anew"
+                )
 
     def read_result(self) -> dict[str, Any] | None:
         """What `result.json` holds; None if it is not there, or damaged."""

@@ -9,6 +9,7 @@ from tfdml.models import Embedder
 from tfdml.storage import atomic_write
 from tfdml.training import checkpoints
 from tfdml.training.run_folder import RunFolder
+from tfdml.training.settings import EvaluationSettings
 
 
 def selected_epoch(records: list[dict[str, Any]], selection: str) -> int:
@@ -30,6 +31,28 @@ def selected_epoch(records: list[dict[str, Any]], selection: str) -> int:
         if recall > best:
             best, chosen = recall, record["epoch"]
     return chosen
+
+
+def caution(settings: EvaluationSettings, epochs: int) -> str:
+    """What to bear in mind of a run whose epoch nobody has chosen, though the test classes were measured along it.
+
+    Args:
+        settings: What was measured, and when.
+        epochs: How many epochs were trained.
+
+    Returns:
+        A line; empty where there is nothing to choose from, or the epoch was chosen.
+
+    Example:
+        >>> caution(EvaluationSettings(evaluate_every=0), epochs=12)
+        ''
+    """
+    if settings.selection != "last" or not 0 < settings.evaluate_every < epochs:
+        return ""
+    return (
+        "The last epoch was kept, chosen by nobody. The test classes were measured along the training: do not choose "
+        "an epoch by eye on them; --holdout_classes=0.1 --selection=validation chooses one on held-out classes."
+    )
 
 
 def keep_if_selected(folder: RunFolder, records: list[dict[str, Any]], selection: str, embedder: Embedder) -> None:

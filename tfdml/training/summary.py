@@ -38,6 +38,7 @@ def describe(experiment: Experiment, probed: bool = False) -> str:
         *_optimization(experiment.optimization, experiment.data, parts),
         *_evaluation(experiment.evaluation),
         *_machine(parts),
+        *_several(experiment),
         *(probe(experiment, parts).lines() if probed else ()),
         "",
         "as a flag file:",
@@ -112,6 +113,14 @@ def _machine(parts: Assembly) -> Iterator[str]:
     free = free_memory()
     yield f"memory       at least {needed / 2**30:,.2f} GB for a step; {free / 2**30:,.1f} GB are free here"
     yield f"devices      {', '.join(distribution.describe(parts.strategy))}"
+
+
+def _several(experiment: Experiment) -> Iterator[str]:
+    if experiment.refit:
+        yield "refit        the above finds the number of epochs; all training classes are then trained for as many"
+    if experiment.seeds:
+        seeds = ", ".join(map(str, experiment.seed_list()))
+        yield f"seeds        {seeds}: a run for each, one after another; the above is that of --seed={experiment.seed}"
 
 
 def _batch(settings: DataSettings) -> str:

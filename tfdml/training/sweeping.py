@@ -15,7 +15,10 @@ from tfdml.training.experiment import Experiment
 from tfdml.training.expressions import with_weight
 
 _FORM = "write e.g. --sweep='objectives.weight=0.1,0.3,1; learning_rate=1e-4..1e-3'"
-_FIXED = ("run_dir", "selection", "dataset", "data_dir", "seed", "holdout_classes", "ks", "start_from")
+_FIXED = (
+    *("run_dir", "selection", "dataset", "data_dir", "seed", "seeds", "refit"),
+    *("holdout_classes", "holdout_sampling", "ks", "start_from"),
+)
 
 
 @dataclasses.dataclass(frozen=True)

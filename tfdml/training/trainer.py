@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import sys
 import tempfile
 import time
@@ -32,12 +33,11 @@ from tfdml.training.interruption import Interrupted, Interruption
 from tfdml.training.jax_devices import processes
 from tfdml.training.limits import check_memory
 from tfdml.training.monitor import TrainingMonitor
-from tfdml.training.run_folder import RunFolder
+from tfdml.training.refit import WORDS, epochs_to_train, final_run, select_epochs
+from tfdml.training.run_folder import MAY_DIFFER, RunFolder
+from tfdml.training.seeds import train_seeds
 from tfdml.training.starting import check_start, start_from
 from tfdml.training.workers import LOST, Workers, join
-
-# Of a resumed run: where the folder lies, and where the images, which are compared by their checksums.
-_MAY_DIFFER = ("run_dir", "data_dir")
 
 
 def train(
@@ -56,13 +56,19 @@ def train(
         saved: Called after every checkpoint.
 
     Returns:
-        What `result.json` holds; empty in all but the first of several processes of JAX.
+        What `result.json` holds (of several seeds: see `seeds.combine`); empty in all but the first of several
+        processes of JAX.
 
     Raises:
         UserError: Something that the user can mend, before training where it can be known then.
         Interrupted: A signal asked for it.
     """
     check_backend(experiment.run)
+    if experiment.seeds:
+        return train_seeds(experiment, functools.partial(train, saved=saved), resume, restart)
+    if experiment.refit:
+        select_epochs(experiment, functools.partial(train, saved=saved), resume, restart)
+        resume = True
     folder = RunFolder(experiment.run_dir)
     if experiment.run.deterministic and experiment.run.logical_devices < 2:
         distribution.one_operation_at_a_time()
@@ -108,7 +114,7 @@ def _check_alike(experiment: Experiment, workers: Workers) -> None:
     chiefs = Experiment.from_flags(workers.of_chief(experiment.as_flags))
     for field in dataclasses.fields(Experiment):
         other, own = getattr(chiefs, field.name), getattr(experiment, field.name)
-        if other != own and field.name not in (*_MAY_DIFFER, "weights", "start_from"):
+        if other != own and field.name not in (*MAY_DIFFER, "weights", "start_from"):
             raise UserError(
                 f"--{field.name}={own} on worker {workers.index} and {other} on worker 0: start all with the same flags"
             )
@@ -140,7 +146,7 @@ def _begin(experiment: Experiment, here: _Here) -> dict[str, Any]:
 
 def _resume(experiment: Experiment, here: _Here, restart: bool) -> dict[str, Any]:
     folder, workers = here.folder, here.workers
-    workers.of_chief(lambda: _check_same(experiment, folder.load_experiment()))
+    workers.of_chief(lambda: folder.check_same(experiment))
     with folder.locked() if workers.is_chief else contextlib.nullcontext():
         finished = workers.of_chief(lambda: folder.read_result() if folder.is_finished(experiment.evaluation) else None)
         if finished is not None and processes().count == 1:
@@ -164,15 +170,6 @@ def _follow(experiment: Experiment, here: _Here, resume: bool) -> dict[str, Any]
         return run.complete()
 
 
-def _check_same(asked: Experiment, stored: Experiment) -> None:
-    for field in dataclasses.fields(Experiment):
-        old, new = getattr(stored, field.name), getattr(asked, field.name)
-        if old != new and field.name not in _MAY_DIFFER:
-            raise UserError(
-                f"--resume: the run was started with --{field.name}={old}, not {new}; leave the flag out, or start anew"
-            )
-
-
 def _disk_was_full(error: Exception) -> bool:
     # Keras's fit takes the cause away.
     reason = error.__cause__ or error.__context__
@@ -186,9 +183,11 @@ class _Run:
         UserError: The run could not be trained or measured.
     """
 
-    def __init__(self, experiment: Experiment, here: _Here):
+    def __init__(self, asked: Experiment, here: _Here):
         self.started = time.perf_counter()
-        self.experiment = experiment
+        self.asked = asked
+        self.experiment = experiment = final_run(asked)
+        self.epochs = epochs_to_train(asked)
         self.folder, self.interruption, self.workers = here.folder, here.interruption, here.workers
         run, evaluation = experiment.run, experiment.evaluation
         self.parts = assemble(experiment, self.workers)
@@ -201,7 +200,7 @@ class _Run:
         logging.info("%s", self.parts.cache.reason)
         self.evaluator = Evaluator(
             evaluation,
-            experiment.epochs,
+            self.epochs,
             self.splits,
             self.parts.evaluation_view,
             self.parts.cache.evaluation,
@@ -274,12 +273,13 @@ class _Run:
             if processes().index:
                 return {}
             seconds = time.perf_counter() - self.started
-            dataset = self.experiment.dataset
+            about = {"selection": WORDS} if self.asked.refit else {}
+            data = self.experiment.data
             with averaged(self.learner):
-                return finish(dataset, self.learner, self.evaluator, self.monitor, self.folder, seconds)
+                return finish(data, self.learner, self.evaluator, self.monitor, self.folder, seconds, about)
 
     def _fit(self) -> None:
-        monitor, steps, epochs = self.monitor, self.monitor.steps_per_epoch, self.experiment.epochs
+        monitor, steps, epochs = self.monitor, self.monitor.steps_per_epoch, self.epochs
         if monitor.records and monitor.epoch_is_open:
             monitor.close_epoch()
         epoch, within = divmod(monitor.step, steps)

@@ -84,7 +84,9 @@ def load_embedder(path: str | os.PathLike) -> Embedder | MomentEmbedder:
     """
     path = _file(path)
     if not path.is_file():
-        raise UserError(f"there is no embedder at {path}; has the run finished?")
+        of_seeds = sorted(path.parent.glob("seed_*/embedder.keras"))
+        ask = f"name the run of one seed, such as {of_seeds[0].parent}" if of_seeds else "has the run finished?"
+        raise UserError(f"there is no embedder at {path}; {ask}")
     compare_with_card(path)
     try:
         _check_archive(path)

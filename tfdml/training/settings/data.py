@@ -37,6 +37,12 @@ class DataSettings(Settings):
     holdout_classes: float = choice(
         0.0, "Share of the training classes that is held out of training, as validation classes.", check=fraction
     )
+    holdout_sampling: str = choice(
+        "random",
+        "How --holdout_classes are drawn, by the seed: all alike (random); or one of each of as many groups of classes "
+        "of about the same size (stratified), so that large and small classes are held out in proportion.",
+        choices=("random", "stratified"),
+    )
     cache: str = choice(
         "auto",
         "Keep the decoded images in memory; auto: where they take less than --cache_limit_mb and less than half of the "

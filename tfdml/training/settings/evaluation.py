@@ -43,6 +43,11 @@ class EvaluationSettings(Settings):
         "on the test classes (test: the papers' way, which flatters the figure).",
         choices=("last", "validation", "test"),
     )
+    refit: bool = choice(
+        False,
+        "With --selection=validation: then train anew, from the same start, on all training classes (the held-out ones "
+        "too) for as many epochs as were best; that embedder and its figures are the run's.",
+    )
     moment_embedder: bool = choice(
         False, "With horde: also write and measure moments.keras, which searches with all orders, reduced by a PCA."
     )
@@ -56,8 +61,13 @@ class EvaluationSettings(Settings):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.moment_embedder and self.selection != "last":
-            raise UserError("--moment_embedder needs the moments of the last epoch: use --selection=last")
+        if self.refit and self.selection != "validation":
+            raise UserError(
+                "--refit trains anew for the epochs that were best on held-out classes: add --selection=validation "
+                "--holdout_classes=0.1"
+            )
+        if self.moment_embedder and self.selection != "last" and not self.refit:
+            raise UserError("--moment_embedder needs the moments of the last epoch: use --selection=last, or --refit")
         if self.generalisation_every and not self.evaluate_train:
             raise UserError(
                 "--generalisation_every compares seen with unseen classes: say how many images of training classes are "

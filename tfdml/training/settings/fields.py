@@ -12,11 +12,11 @@ from tfdml import arguments
 from tfdml.errors import UserError
 
 # Counts and seeds beyond this do not fit the 32-bit integers of TensorFlow and Keras.
-_LARGEST_INTEGER = 2**31 - 1
+LARGEST_INTEGER = 2**31 - 1
 _CHECKS: dict[type, Callable[[str, Any], Any]] = {
     bool: arguments.boolean,
     float: arguments.number,
-    int: functools.partial(arguments.integer, at_most=_LARGEST_INTEGER),
+    int: functools.partial(arguments.integer, at_most=LARGEST_INTEGER),
     str: arguments.text,
 }
 
@@ -87,12 +87,12 @@ def integers(text: str, flag: str, required: bool = False) -> tuple[int, ...]:
         >>> integers("20,40", "--drop_epochs")
         (20, 40)
     """
-    wanted = UserError(f"{flag}={text}: write integers of 1 to {_LARGEST_INTEGER:,} with commas, e.g. 1,2,4")
+    wanted = UserError(f"{flag}={text}: write integers of 1 to {LARGEST_INTEGER:,} with commas, e.g. 1,2,4")
     try:
         values = tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError as error:
         raise wanted from error
-    if (required and not values) or any(not 1 <= value <= _LARGEST_INTEGER for value in values):
+    if (required and not values) or any(not 1 <= value <= LARGEST_INTEGER for value in values):
         raise wanted
     return values
 

@@ -1,0 +1,143 @@
+"""One experiment with several seeds: stopped, killed and continued, and what comes of it together."""
+
+import json
+import shutil
+import signal
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tests.report.pages import check_page, rows_of
+from tests.training.runs import EPOCHS, STEPS, experiment, records, train
+from tests.training.test_trainer import Killed, kill_after, make_quick, signal_at
+from tfdml.errors import UserError
+from tfdml.evaluation import QueryValues, confidence_intervals
+from tfdml.report import read_run
+from tfdml.training.interruption import Interrupted
+from tfdml.training.seeds import run_of_seed
+
+RECALL = "recall@1"
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    make_quick(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """The folder of three seeds that were never stopped."""
+    folder = tmp_path_factory.mktemp("runs") / "three"
+    with pytest.MonkeyPatch.context() as patch:
+        make_quick(patch)
+        train(folder, seeds="3", report=True)
+    return folder
+
+
+def result(folder):
+    return json.loads((folder / "result.json").read_text())
+
+
+def test_the_result_of_all_is_made_of_those_of_each(unbroken):
+    of_all = result(unbroken)
+    each = [result(unbroken / f"seed_{seed}") for seed in range(3)]
+    assert [(row["seed"], row["metrics"]) for row in of_all["seeds"]] == [
+        (seed, one["metrics"]) for seed, one in enumerate(each)
+    ]
+    assert len({one["metrics"]["map@r"] for one in each}) == 3
+    for part in ("metrics", "metrics_before"):
+        for name, value in of_all[part].items():
+            assert value == pytest.approx(np.mean([one[part][name] for one in each]), rel=1e-12)
+    assert of_all["metrics"]["num_queries"] == 24
+    mine = [one["metrics"]["map@r"] for one in each]
+    ends = stats.t.interval(0.95, 2, np.mean(mine), stats.sem(mine))
+    np.testing.assert_allclose(of_all["intervals_seeds"]["map@r"][1:3], ends, rtol=1e-9)
+    values = [QueryValues.read(unbroken / f"seed_{seed}" / "queries.npz") for seed in range(3)]
+    per_query = {RECALL: np.mean([of.values[RECALL] for of in values], axis=0)}
+    expected = confidence_intervals(per_query, values[0].labels)[RECALL]
+    np.testing.assert_allclose(of_all["intervals"][RECALL], expected, rtol=1e-12)
+    assert of_all["train_seconds"] == sum(one["train_seconds"] for one in each)
+
+
+def test_one_page_and_one_run_to_compare(unbroken):
+    text = (unbroken / "report" / "index.html").read_text("utf-8")
+    page = check_page(text)
+    assert "3 runs that differ in the seed alone" in page.all("header")[0]["text"]
+    rows = rows_of(text, "Metrics of each seed")
+    assert [row[0] for row in rows] == ["seed 0", "seed 1", "seed 2"]
+    assert rows_of(text, "Means over the seeds")[0][0] == "Recall@1"
+    curves = rows_of(text, "Recall@1 per epoch, in percent")
+    run = read_run(unbroken)
+    assert [one.flags["seed"] for one in run.seeds] == ["0", "1", "2"]
+    for row, record in zip(curves, run.measured, strict=True):
+        assert np.mean([float(value) for value in row[1:]]) == pytest.approx(100 * record[RECALL], abs=0.1)
+
+
+def test_each_seed_is_an_ordinary_run(unbroken, tmp_path):
+    train(tmp_path / "alone", seed=1)
+    assert records(tmp_path / "alone") == records(unbroken / "seed_1")
+    assert result(tmp_path / "alone")["metrics"] == result(unbroken / "seed_1")["metrics"]
+
+
+def test_stopped_and_killed_it_ends_as_one_that_was_not(unbroken, tmp_path, monkeypatch):
+    folder = tmp_path / "three"
+    kill_after(monkeypatch, "flags.txt")
+    with pytest.raises(Killed):
+        train(folder, seeds="3", report=True)
+    with monkeypatch.context() as patch:
+        signal_at(patch, 2, signal.SIGTERM)
+        with pytest.raises(Interrupted, match=r"0 of 3 seeds have ended; continue with --run_dir=\S*three --resume"):
+            train(folder, resume=True, seeds="3", report=True)
+    # Of the first seed the training has ended, then its figures, then the second one has begun.
+    for name in (f"step-{EPOCHS * STEPS:08d}.npz", "queries.npz", "data.json"):
+        kill_after(monkeypatch, name)
+        with pytest.raises(Killed):
+            train(folder, resume=True, seeds="3", report=True)
+    assert not (folder / "result.json").exists()
+    first = (folder / "seed_0" / "result.json").stat().st_mtime_ns
+    train(folder, resume=True, seeds="3", report=True)
+    assert (folder / "seed_0" / "result.json").stat().st_mtime_ns == first
+    for name in ("metrics", "metrics_before", "intervals", "intervals_seeds"):
+        assert result(folder)[name] == result(unbroken)[name]
+    for seed in range(3):
+        assert records(folder / f"seed_{seed}") == records(unbroken / f"seed_{seed}")
+    assert not list(folder.rglob(".*"))
+
+
+def test_a_finished_one_is_left_as_it_is(unbroken, monkeypatch):
+    before = {path: path.stat().st_mtime_ns for path in unbroken.rglob("*") if path.is_file()}
+    assert train(unbroken, resume=True, seeds="3", report=True)["metrics"] == result(unbroken)["metrics"]
+    assert {path: path.stat().st_mtime_ns for path in unbroken.rglob("*") if path.is_file()} == before
+    with pytest.raises(UserError, match="--resume: the run was started with --seeds=3, not 0,1"):
+        train(unbroken, resume=True, seeds="0,1", report=True)
+    with pytest.raises(UserError, match="exists already"):
+        train(unbroken, seeds="3", report=True)
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}')
+    with pytest.raises(UserError, match="--seeds trains run after run in one process"):
+        train(unbroken, resume=True, seeds="3", report=True)
+
+
+def test_what_makes_a_seed_fail_is_told(unbroken, tmp_path):
+    with pytest.raises(UserError, match=r"seed 4: .*needs 99"):
+        train(tmp_path / "runs", seeds="4,5", ks="99")
+    assert not (tmp_path / "runs").exists()
+    folder = tmp_path / "three"
+    shutil.copytree(unbroken, folder)
+    (folder / "result.json").unlink()
+    (folder / "seed_1" / "queries.npz").unlink()
+    with pytest.raises(UserError, match=r"seed_1/queries\.npz cannot be read"):
+        train(folder, resume=True, seeds="3", report=True)
+
+
+def test_which_seeds():
+    def seeds(text, **changes):
+        return experiment("unused", seeds=text, **changes).seed_list()
+
+    assert seeds("") == ()
+    assert seeds("2", seed=5) == (5, 6)
+    assert seeds("7,0, 3") == (7, 0, 3)
+    assert run_of_seed(experiment("runs/a", seeds="2"), 1).as_flags() == experiment("runs/a/seed_1", seed=1).as_flags()
+    for wrong in ("1", "0", "a", "0,0", "-1,2", "1001", "1,", f"0,{2**31}", "1" * 5000):
+        with pytest.raises(UserError, match="--seeds="):
+            seeds(wrong)
