@@ -79,7 +79,7 @@ def test_not_beside_compare(commands, tmp_path):
 def test_views_and_whitening_of_a_run(finished_run, tmp_path):
     flags = ["--metrics=recall", "--after=views(crops=5) + whitening(dim=8)", "--json=a.json", "--report=a.html"]
     saved_model = [f"--model={finished_run}/embedder.keras", "--dataset=glyphs", "--after=views(crops=2)"]
-    (status, said, error), refused = run_many("evaluate", tmp_path, [[f"--model={finished_run}", *flags], saved_model])
+    (status, _, error), refused = run_many("evaluate", tmp_path, [[f"--model={finished_run}", *flags], saved_model])
     assert status == 0, error
     rows = json.loads((tmp_path / "a.json").read_text())["after"]
     assert [row["step"] for row in rows] == ["plain", "views(crops=5)", "views(crops=5) + whitening(dim=8)"]
@@ -88,3 +88,27 @@ def test_views_and_whitening_of_a_run(finished_run, tmp_path):
     assert "views(crops=5) + whitening(dim=8)" in (tmp_path / "a.html").read_text()
     assert refused[0] == 2
     assert "crops must be 1 or 5, not 2" in refused[2]
+
+
+@pytest.mark.slow
+def test_an_exported_whitening_measures_as_the_step(finished_run, tmp_path):
+    out, data = f"--out={tmp_path}/models", ["--dataset=glyphs", "--dataset_options=images_per_class=4, size=32"]
+    export = [f"--run_dir={finished_run}", out, "--whitening=dim=8, power=0.5"]
+    ((status, _, error),) = run_many("export", tmp_path, [export])
+    assert status == 0, error
+    card = json.loads((tmp_path / "models" / "1" / "model_card.json").read_text())
+    assert (card["embedding_dim"], card["whitening"], card["metrics"]) == (8, {"dim": 8, "power": 0.5}, None)
+    flags = ["--metrics=recall@1,map@r"]
+    done = run_many(
+        "evaluate",
+        tmp_path,
+        [
+            [f"--model={tmp_path}/models", *data, *flags, "--json=served.json"],
+            [f"--model={finished_run}", *flags, "--after=whitening(dim=8, power=0.5)", "--json=step.json"],
+        ],
+    )
+    assert [status for status, _, _ in done] == [0, 0], done
+    served, step = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("served", "step"))
+    for name, value in step["after"][-1]["metrics"].items():
+        # Ranks of all but equal distances may swap between two graphs.
+        assert served[name] == pytest.approx(value, abs=5e-3)
