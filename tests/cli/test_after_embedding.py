@@ -31,7 +31,7 @@ def test_rows_of_stored_embeddings(commands, vectors, tmp_path):
     )
     assert status == 0, errors
     rows = json.loads((tmp_path / "plain.json").read_text())["after"]
-    assert [row["step"] for row in rows] == ["plain", "query_expansion(k=3, alpha=1.0)", "csls"]
+    assert [row["step"] for row in rows] == ["plain", "query_expansion(k=3, alpha=1)", "csls"]
     expected = evaluate_retrieval(
         expand_queries(points, k=3, alpha=1), labels, points, labels, metrics=["map@r"], own_rows=np.arange(240)
     )["map@r"]
@@ -57,6 +57,7 @@ def test_rows_of_stored_embeddings(commands, vectors, tmp_path):
         (["--after=csls(k=many)"], "csls: k must be a positive integer"),
         (["--after=csls(k=1"], "it cannot be read"),
         (["--after=views"], "a run folder or .keras file"),
+        (["--after=views(crops=2)"], "crops must be 1 or 5, not 2"),
         (["--after=whitening"], "bin/embed --split=all"),
         (["--after=whitening(dim=9)", "--split=train"], "split"),
         (["--after=csls", "--metrics=map"], "--metrics=map ranks the whole gallery"),
@@ -75,40 +76,40 @@ def test_not_beside_compare(commands, tmp_path):
     assert (status, "--after goes with --model" in errors) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--run_dir=x", "--whitening=dims=3"], "--whitening has no argument 'dims'; it has dim, power, shrinkage"),
+        (["--run_dir=x", "--whitening=power=2"], "--whitening: power must be at least 0 and at most 1, not 2"),
+        (["--run_dir=x", "--whitening=dim 3"], "--whitening='dim 3': it cannot be read"),
+        (["--embedder=x", "--gallery=y", "--whitening=dim=3"], "give --run_dir in place of --embedder"),
+    ],
+)
+def test_a_whitening_that_cannot_be_is_one_line(commands, flags, says):
+    status, _, errors = commands.run("export", "--out=models", *flags)
+    assert (status, errors.count("\n")) == (2, 1)
+    assert says in errors
+
+
 @pytest.mark.slow
-def test_views_and_whitening_of_a_run(finished_run, tmp_path):
-    flags = ["--metrics=recall", "--after=views(crops=5) + whitening(dim=8)", "--json=a.json", "--report=a.html"]
-    saved_model = [f"--model={finished_run}/embedder.keras", "--dataset=glyphs", "--after=views(crops=2)"]
-    (status, _, error), refused = run_many("evaluate", tmp_path, [[f"--model={finished_run}", *flags], saved_model])
-    assert status == 0, error
-    rows = json.loads((tmp_path / "a.json").read_text())["after"]
-    assert [row["step"] for row in rows] == ["plain", "views(crops=5)", "views(crops=5) + whitening(dim=8)"]
+def test_views_and_whitening_of_a_run_and_of_its_export(finished_run, tmp_path):
+    data = ["--dataset=glyphs", "--dataset_options=images_per_class=4, size=32", "--metrics=recall@1,map@r"]
+    steps = ["--after=views", "--after=whitening(dim=8, power=0.5)"]
+    export = [f"--run_dir={finished_run}", "--out=models", "--whitening=dim=8, power=0.5"]
+    measure = [f"--model={finished_run}", data[-1], *steps, "--json=steps.json", "--report=page.html"]
+    done = [
+        *run_many("export", tmp_path, [export]),
+        *run_many("evaluate", tmp_path, [measure, ["--model=models", *data, "--json=served.json"]]),
+    ]
+    assert [status for status, _, _ in done] == [0, 0, 0], done
+    steps, served = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("steps", "served"))
+    rows = steps["after"]
+    assert [row["step"] for row in rows] == ["plain", "views", "whitening(dim=8, power=0.5)"]
     assert rows[1]["metrics"] != rows[0]["metrics"]
     assert rows[2]["bytes"] == 428 * 8 * 4 + (16 + 16 * 8) * 4
-    assert "views(crops=5) + whitening(dim=8)" in (tmp_path / "a.html").read_text()
-    assert refused[0] == 2
-    assert "crops must be 1 or 5, not 2" in refused[2]
-
-
-@pytest.mark.slow
-def test_an_exported_whitening_measures_as_the_step(finished_run, tmp_path):
-    out, data = f"--out={tmp_path}/models", ["--dataset=glyphs", "--dataset_options=images_per_class=4, size=32"]
-    export = [f"--run_dir={finished_run}", out, "--whitening=dim=8, power=0.5"]
-    ((status, _, error),) = run_many("export", tmp_path, [export])
-    assert status == 0, error
+    assert "whitening(dim=8, power=0.5)" in (tmp_path / "page.html").read_text()
     card = json.loads((tmp_path / "models" / "1" / "model_card.json").read_text())
     assert (card["embedding_dim"], card["whitening"], card["metrics"]) == (8, {"dim": 8, "power": 0.5}, None)
-    flags = ["--metrics=recall@1,map@r"]
-    done = run_many(
-        "evaluate",
-        tmp_path,
-        [
-            [f"--model={tmp_path}/models", *data, *flags, "--json=served.json"],
-            [f"--model={finished_run}", *flags, "--after=whitening(dim=8, power=0.5)", "--json=step.json"],
-        ],
-    )
-    assert [status for status, _, _ in done] == [0, 0], done
-    served, step = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("served", "step"))
-    for name, value in step["after"][-1]["metrics"].items():
+    for name, value in rows[2]["metrics"].items():
         # Ranks of all but equal distances may swap between two graphs.
         assert served[name] == pytest.approx(value, abs=5e-3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,8 @@ def measure(
     from tfdml.evaluation.reranking import Sources, measure_chains
     from tfdml.evaluation.retrieval import CLUSTERING_METRICS, dataset_protocol
 
+    # Chains that need the same images embedded share them.
+    @functools.cache
     def train(views: Views | None) -> Any:
         if flags.FLAGS.split == "train":
             raise UserError("--after: whitening is fitted to the training classes: leave --split=test")
@@ -65,6 +68,7 @@ def measure(
             raise UserError("--after: whitening needs embeddings of training classes, too: bin/embed --split=all")
         return vectors
 
+    @functools.cache
     def embed(views: Views) -> tuple[np.ndarray, np.ndarray | None]:
         protocol = dataset_protocol(measuring.embed(subject, subject.dataset, views), subject.images)
         return protocol["embeddings"], protocol.get("gallery")

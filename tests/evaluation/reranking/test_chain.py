@@ -62,6 +62,14 @@ def test_queries_and_gallery_apart():
     assert rows[-1]["metrics"]["recall@1"] == pytest.approx(hits.mean())
 
 
+def test_one_class_and_fewer_images_than_any_k():
+    chains = [steps_of([(name, {})]) for name in ("query_expansion", "database_augmentation", "csls", "k_reciprocal")]
+    for row in measure_chains(POINTS[:3], np.zeros(3, int), chains=chains, metrics=["recall@2", "map@r"]):
+        assert row["metrics"] == {"recall@2": 1, "map@r": 1}
+    apart = measure_chains(POINTS[:2], np.zeros(2, int), POINTS[2:3], np.zeros(1, int), chains=chains, ks=[1])
+    assert {row["metrics"]["recall@1"] for row in apart} == {1}
+
+
 def test_embeddings_of_other_lengths_have_a_row_for_that():
     rows = measure_chains(POINTS * 3, LABELS, chains=[steps_of([("csls", {})])], metrics=["recall@1"])
     assert [row["step"] for row in rows] == ["plain", "length 1", "csls"]

@@ -68,6 +68,7 @@ def measure_chains(
         UserError: As `evaluate_retrieval`; a step cannot be made, or not there; `map` is asked for.
 
     Example:
+        >>> from tfdml.evaluation.reranking import steps_of
         >>> points = np.random.default_rng(0).normal(size=(40, 4)) + np.repeat(np.eye(4), 10, axis=0)
         >>> rows = measure_chains(points, np.repeat(range(4), 10), chains=[steps_of([("query_expansion", {"k": 3})])])
         >>> [row["step"] for row in rows]

@@ -31,18 +31,24 @@ class Reciprocal:
         """What it takes."""
         return self.codes.data.nbytes + self.codes.indices.nbytes + self.codes.indptr.nbytes + self.sums.nbytes
 
-    def jaccard(self, image: int, others: np.ndarray) -> np.ndarray:
-        """(m,) Jaccard distances 1 - sum_j min(V_ij, V_gj) / sum_j max(V_ij, V_gj) of an image to others (m,)."""
-        first, last = self.codes.indptr[image], self.codes.indptr[image + 1]
-        columns = self.codes.indices[first:last]
+    def jaccard(self, image: int, others: np.ndarray, scratch: np.ndarray) -> np.ndarray:
+        """Jaccard distances of an image to others, 1 - sum_j min(V_ij, V_gj) / sum_j max(V_ij, V_gj).
+
+        Args:
+            image: i.
+            others: (m,) the g.
+            scratch: (n,) zeros, which it leaves as they were.
+
+        Returns:
+            (m,) float32.
+        """
+        mine = slice(self.codes.indptr[image], self.codes.indptr[image + 1])
         starts, ends = self.codes.indptr[others], self.codes.indptr[others + 1]
-        lengths = ends - starts
-        offsets = np.cumsum(lengths) - lengths
-        entries = np.repeat(starts - offsets, lengths) + np.arange(lengths.sum())
-        # Both are sorted by column.
-        place = np.minimum(np.searchsorted(columns, self.codes.indices[entries]), len(columns) - 1)
-        shared = columns[place] == self.codes.indices[entries]
-        lesser = np.where(shared, np.minimum(self.codes.data[first + place], self.codes.data[entries]), 0)
+        offsets = np.cumsum(ends - starts) - (ends - starts)
+        entries = np.repeat(starts - offsets, ends - starts) + np.arange((ends - starts).sum())
+        scratch[self.codes.indices[mine]] = self.codes.data[mine]
+        lesser = np.minimum(scratch[self.codes.indices[entries]], self.codes.data[entries])
+        scratch[self.codes.indices[mine]] = 0
         # No row is empty: an image is its own neighbour.
         least = np.add.reduceat(lesser, offsets)
         return 1 - least / (self.sums[image] + self.sums[others] - least)
@@ -84,7 +90,6 @@ def encode(images: np.ndarray, k1: int, k2: int) -> Reciprocal:
         data = np.full(count * k2, 1 / k2, np.float32)
         mean = sparse.csr_array((data, lists[:, :k2].ravel().astype(np.int32), places), shape=(count, count))
         codes = mean @ codes
-    codes.sort_indices()
     return Reciprocal(codes, np.asarray(codes.sum(axis=1), np.float32).ravel())
 
 
@@ -198,8 +203,9 @@ class Reranked:
         first = 0 if self.what.leave_one_out else len(self.what.queries)
         result = np.full(rows.shape, np.inf, np.float32)
         top = min(self.top, rows.shape[1])
+        scratch = np.zeros(len(self.reciprocal.sums), np.float32)
         for query in range(len(rows)):
-            jaccard = self.reciprocal.jaccard(query, rows[query, :top] + first)
+            jaccard = self.reciprocal.jaccard(query, rows[query, :top] + first, scratch)
             plain = np.sqrt(np.maximum(2 - 2 * similarities[query, :top], 0))
             distances = (1 - self.weight) * jaccard + self.weight * plain
             order = np.lexsort((rows[query, :top], distances))

@@ -124,7 +124,9 @@ class Searched:
         for size in np.unique(sizes):
             members, most = np.flatnonzero(sizes == size), int(2**size)
             deepest = min(k + most, self.available)
-            for piece in blocks(len(members), (deepest + most) * (self.gallery.shape[1] + 4 * augmented.k)):
+            # Their vectors, and the comparisons of lists that find them.
+            held = most * self.gallery.shape[1] + 2 * (deepest + most) * (augmented.k + 8)
+            for piece in blocks(len(members), held):
                 own = members[piece]
                 near, distances = nearest_neighbours(
                     self.queries[own], self.gallery, k=deepest, distance="cosine", own_rows=own
