@@ -50,13 +50,13 @@ def test_rows_of_stored_embeddings(commands, vectors, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--after=whiten"], "--after=whiten: unknown step 'whiten'; one of views, whitening"),
+        (["--after=whiten"], "--after='whiten': unknown step 'whiten'; one of views, whitening"),
         (["--after="], "--after= names nothing"),
         (["--after=0.5 * csls"], "steps have no factors"),
         (["--after=csls + csls"], "csls must be the last step"),
         (["--after=csls(k=many)"], "csls: k must be a positive integer"),
         (["--after=csls(k=1"], "it cannot be read"),
-        (["--after=views"], "a run folder or .keras file"),
+        (["--after=views"], "a run folder or a model's file"),
         (["--after=views(crops=2)"], "crops must be 1 or 5, not 2"),
         (["--after=whitening"], "bin/embed --split=all"),
         (["--after=whitening(dim=9)", "--split=train"], "split"),

@@ -35,7 +35,7 @@ def chains() -> list[list[Step]]:
         UserError: One cannot be read, or has an unknown step, argument or order.
     """
     from tfdml.evaluation.reranking.steps import steps_of
-    from tfdml.training.expressions import parse_sum
+    from tfdml.training.expressions import parse_sum, shortened
 
     result = []
     for text in flags.FLAGS.after:
@@ -43,11 +43,13 @@ def chains() -> list[list[Step]]:
             raise UserError("--after= names nothing: leave the flag out, or name a step")
         terms = parse_sum(text, "--after")
         if any(weight != 1 for weight, _ in terms):
-            raise UserError(f"--after={text}: steps have no factors; join them by +, in the order in which they apply")
+            raise UserError(
+                f"--after={shortened(text)!r}: steps have no factors; join them by +, in the order in which they apply"
+            )
         try:
             result.append(steps_of((call.name, call.arguments) for _, call in terms))
         except UserError as error:
-            raise UserError(f"--after={text}: {error}") from error
+            raise UserError(f"--after={shortened(text)!r}: {error}") from error
     return result
 
 

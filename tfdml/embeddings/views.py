@@ -109,7 +109,7 @@ def embed_views(backend: EmbeddingBackend, dataset: ImageDataset, batch_size: in
     """The averaged embeddings of a data set; a pass for each view.
 
     Args:
-        backend: A Keras embedder: what is exported has its one view inside.
+        backend: A Keras embedder, LiteRT or ONNX file; SavedModels and endpoints have their one view inside.
         dataset: The images.
         batch_size: B.
         views: Which.
@@ -118,11 +118,13 @@ def embed_views(backend: EmbeddingBackend, dataset: ImageDataset, batch_size: in
         (N, d) float32 of length 1; 0 where the views cancel.
 
     Raises:
-        UserError: The model is no Keras embedder, or has no room for crops; as `EmbeddingBackend.embed`.
+        UserError: The model has its view inside, or there is no room for crops; as `EmbeddingBackend.embed`.
     """
     transform = getattr(backend, "transform", None)
     if not isinstance(transform, EvaluationTransform):
-        raise UserError(f"{backend.address} has its one view inside: views needs a run folder or .keras file")
+        raise UserError(
+            f"{backend.address} has its one view inside: views needs a run folder, .keras, .tflite or .onnx file"
+        )
     total: np.ndarray | None = None
     for view in views.of(transform):
         other = copy.copy(backend)

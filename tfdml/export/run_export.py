@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import reprlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ def check_whitening(arguments: Mapping[str, Any]) -> None:
     }
     for name, value in arguments.items():
         if name not in checks:
-            raise UserError(f"`whitening` has no argument {name!r}; it has {', '.join(checks)}")
+            raise UserError(f"`whitening` has no argument {reprlib.repr(name)}; it has {', '.join(checks)}")
         try:
             checks[name](value)
         except ValueError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -50,7 +51,9 @@ class TestViews:
     def apply(self, what: Searched, sources: Sources, views: Views | None) -> Searched:
         """The search of the averaged embeddings."""
         if sources.embed is None:
-            raise UserError("views needs the images and what embeds them: a run folder or .keras file, no embeddings")
+            raise UserError(
+                "views needs the images and what embeds them: a run folder or a model's file, no embeddings"
+            )
         return searched(*sources.embed(self.views))
 
 
@@ -202,11 +205,11 @@ def steps_of(calls: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Step]:
     steps = []
     for name, arguments in calls:
         if name not in STEPS:
-            raise UserError(f"unknown step {name!r}; one of {', '.join(STEPS)}")
+            raise UserError(f"unknown step {reprlib.repr(name)}; one of {', '.join(STEPS)}")
         known = [field.name for field in dataclasses.fields(STEPS[name])]
         unknown = [key for key in arguments if key not in known]
         if unknown:
-            raise UserError(f"{name} has no argument {unknown[0]!r}; it has {', '.join(known)}")
+            raise UserError(f"{name} has no argument {reprlib.repr(unknown[0])}; it has {', '.join(known)}")
         try:
             steps.append(STEPS[name](**arguments))
         except ValueError as error:
