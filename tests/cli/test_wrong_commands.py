@@ -243,7 +243,7 @@ WRONG += [
         (["--timeout=nan"], "--timeout=nan must be"),
         (["--timeout=-1"], "--timeout=-1.0 must be"),
         (["--batch_size=0"], "--batch_size=0"),
-        (["--resize=10"], "go with a .tflite file"),
+        (["--resize=10"], "go with a .tflite or .onnx file"),
         (["--image_size=-1"], "--image_size=-1"),
         (["--split=foo"], "--split=foo"),
         (["--flagfile={files}/binary.flags"], "is no UTF-8 text"),
