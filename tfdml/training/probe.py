@@ -90,7 +90,7 @@ class Probe:
             )
 
 
-def probe(experiment: Experiment, parts: Assembly, steps: int = 4) -> Probe:
+def probe(experiment: Experiment, parts: Assembly, steps: int = 8) -> Probe:
     """Run a few steps, whose weights are thrown away, and measure them. Writes nothing.
 
     Timed are steps after the first, which compiles. Of a data set that the run keeps in memory only the images of the
