@@ -14,7 +14,7 @@ MODULES = {
     "train": ("train", "experiment_flags"),
     "prepare": ("prepare",),
     "embed": ("embed", "model_flags", "bulk"),
-    "evaluate": ("evaluate", "model_flags"),
+    "evaluate": ("evaluate", "model_flags", "after_embedding"),
     "index": ("index",),
     "export": ("export", "export_gallery"),
     "convert_weights": ("convert_weights",),

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.cli.commands import Commands
 from tests.fork_server import ROOT, fork_server
 
 __all__ = ["ROOT", "TINY"]
@@ -24,6 +25,12 @@ TINY = [
     "--learning_rate=0.003",
     "--seed=3",
 ]
+
+
+@pytest.fixture(scope="session")
+def commands():
+    """The commands within this process."""
+    return Commands()
 
 
 @pytest.fixture(scope="session")

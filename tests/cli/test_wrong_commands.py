@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.cli.commands import MODULES, Commands
+from tests.cli.commands import MODULES
 from tfdml import memory
 from tfdml.data import caching
 from tfdml.models import Embedder
@@ -41,11 +41,6 @@ PREPARE = ["--dataset=folder", "--data_dir={photos}", "--check_only"]
 EXPORT = ["--run_dir={files}/no_run", "--out=models"]
 GALLERY = ["--gallery={photos}", "--embedder={files}", "--out=models"]
 CONVERT = ["--architecture=resnet50", "--from={files}/zeros.pth", "--out=x.weights.h5"]
-
-
-@pytest.fixture(scope="module")
-def commands():
-    return Commands()
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +243,7 @@ WRONG += [
         (["--timeout=nan"], "--timeout=nan must be"),
         (["--timeout=-1"], "--timeout=-1.0 must be"),
         (["--batch_size=0"], "--batch_size=0"),
-        (["--resize=10"], "go with a .tflite file"),
+        (["--resize=10"], "go with a .tflite or .onnx file"),
         (["--image_size=-1"], "--image_size=-1"),
         (["--split=foo"], "--split=foo"),
         (["--flagfile={files}/binary.flags"], "is no UTF-8 text"),

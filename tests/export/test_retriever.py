@@ -84,6 +84,26 @@ def test_images_of_the_gallery_find_themselves(shop, retriever):
     np.testing.assert_allclose(found.distances, 0, atol=1e-6)
 
 
+@pytest.mark.parametrize("alpha", [0, 3.0])
+def test_expanded_queries_find_what_a_search_by_hand_finds(shop, retriever, alpha):
+    queries = [picture(seed) for seed in (3, 50)]
+    vectors, gallery = retriever.embed(queries).astype(np.float64), retriever.gallery().embeddings.astype(np.float64)
+    rows, _ = by_hand(vectors, gallery, 3)
+    moved = []
+    for query, near in zip(vectors, rows, strict=True):
+        weights = [max(query @ gallery[row], 0) ** alpha for row in near]
+        total = query + sum(weight * gallery[row] for weight, row in zip(weights, near, strict=True))
+        moved.append(total / np.linalg.norm(total))
+    expected, distances = by_hand(np.array(moved), gallery, 4)
+    for form in (queries, 2 * vectors):
+        found = retriever.search(form, 4, expand=3, alpha=alpha)
+        np.testing.assert_array_equal(found.indices, expected)
+        np.testing.assert_allclose(found.distances, distances, atol=1e-5)
+    for wrong, says in (({"alpha": -1}, "alpha must not be negative"), ({"expand": -1}, "k=-1: must be a number")):
+        with pytest.raises(UserError, match=says):
+            retriever.search(queries, 4, **{"expand": 3, **wrong})
+
+
 def test_all_forms_of_a_query_find_the_same(shop, retriever, tmp_path):
     (tmp_path / "query.png").write_bytes(shop.images[0])
     pixels = tf.io.decode_image(shop.images[0]).numpy()
@@ -374,6 +394,8 @@ def test_a_gallery_above_the_limit_is_searched_by_an_index_with_the_same_face(ow
     assert "search_bytes" not in indexed.card["signatures"]
     queries = [picture(seed) for seed in (3, 50)]
     found, expected = indexed.search(queries, 5), own.search(queries, 5)
+    with pytest.raises(UserError, match="an index does not give its vectors"):
+        indexed.search(queries, 5, expand=2)
     np.testing.assert_array_equal(found.ids, expected.ids)
     np.testing.assert_allclose(found.distances, expected.distances, atol=1e-6)
     with pytest.raises(tf.errors.InvalidArgumentError, match="searched by its index"):

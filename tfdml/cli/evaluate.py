@@ -11,8 +11,8 @@ from typing import Any
 
 from absl import flags
 
+from tfdml.cli import after_embedding, model_flags
 from tfdml.cli import main as command_line
-from tfdml.cli import model_flags
 from tfdml.errors import UserError
 from tfdml.output_paths import require_writable
 from tfdml.storage import sweep, write_json
@@ -28,6 +28,7 @@ Measure an embedder: Recall@K, precision, MAP@R, R-precision, mAP, NMI, AMI, pai
   bin/evaluate --model=vectors.npz --distance=cosine
   bin/evaluate --model='lancedb:///data/galleries?table=cars&index=ivf_pq&effort=20' --ks=1,10
   bin/evaluate --model=embeddings/photos --metrics=recall --cluster=local --quantised=int8,pq
+  bin/evaluate --model=runs/cars_jrd --after='views(flip=true) + whitening(dim=64) + query_expansion(k=5, alpha=3)'
   bin/evaluate --compare runs/cars_am runs/cars_jrd --report=comparison.html
 
 {model_flags.SOURCES}
@@ -112,6 +113,7 @@ def evaluate() -> None:
     """Evaluate as the flags say."""
     values = flags.FLAGS
     ks = _checked_flags()
+    chains = after_embedding.chains()
     if values.compare:
         from tfdml.cli.comparing import compare_runs
 
@@ -149,12 +151,16 @@ def evaluate() -> None:
         if subject.images.is_query is not None:
             raise UserError("--intervals=parts: the parts are searched all in all, and these images have roles")
         result["parts"] = part_protocol(subject.embeddings, subject.images.labels, **options)
+    if chains:
+        result["after"] = after_embedding.measure(subject, chains, ks, metrics)
     if values.quantised:
         result["quantised"] = measuring.quantised(subject, values.quantised, values.distance)
     if values.generalisation:
         result["generalisation"] = measuring.generalisation(subject, values.distance)
     print(f"{values.model} on {subject.name}: {len(subject.embeddings):,} images of {subject.num_classes:,} classes")
     measuring.print_metrics(result)
+    if chains:
+        after_embedding.print_rows(result["after"])
     if values.json:
         about = {"model": values.model, "dataset": subject.dataset_name, "split": values.split}
         write_json(Path(values.json), {**about, "distance": values.distance, **result})
@@ -169,6 +175,8 @@ def _checked_flags() -> tuple[int, ...]:
     values = flags.FLAGS
     if values.compare and values.model:
         raise UserError("--compare takes the place of --model: name one of them")
+    if values.compare and values.after:
+        raise UserError("--after goes with --model, not with --compare")
     if not values.compare and not values.model:
         raise UserError("--model is missing")
     for name in ("metrics", "ks", "compare", "quantised"):
@@ -194,6 +202,8 @@ def _checked_flags() -> tuple[int, ...]:
         from tfdml.evaluation.per_query import requested
 
         requested(ks, values.metrics, METRICS)
+    if values.after and "map" in values.metrics:
+        raise UserError("--metrics=map ranks the whole gallery, which --after does not: name map@r or map@K")
     return ks
 
 

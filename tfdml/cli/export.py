@@ -16,6 +16,7 @@ Export the embedder of a run.
   bin/export --run_dir=runs/cars_jrd --out=models/cars
   bin/export --run_dir=runs/cars_jrd --out=models/cars --formats=saved_model,litert
   bin/export --run_dir=runs/cars_jrd --out=models/cars --formats=all --images=0
+  bin/export --run_dir=runs/cars_jrd --out=models/cars --whitening='dim=64, power=0.5'
   bin/export --run_dir=runs/cars_jrd --out=models/cars --dry_run
 
 Writes the next version below --out, e.g. models/cars/1, whole or not at all; earlier versions stay. Formats:
@@ -30,6 +31,13 @@ flags.DEFINE_string("out", "", "Folder of the exported versions.", module_name=_
 flags.DEFINE_list("formats", ["saved_model"], "What to write; see above.", module_name=__name__)
 flags.DEFINE_bool(
     "moment_embedder", False, "Export moments.keras, which searches with all moments.", module_name=__name__
+)
+flags.DEFINE_string(
+    "whitening",
+    "",
+    "Export the embedder with a PCA whitening behind it, fitted to the run's training images: e.g. 'dim=64, power=0.5, "
+    "shrinkage=0'; dim=0 keeps all.",
+    module_name=__name__,
 )
 flags.DEFINE_string("data_dir", "", "Where the run's data set lies, if it has moved.", module_name=__name__)
 flags.DEFINE_integer(
@@ -77,8 +85,10 @@ def export() -> None:
             raise UserError(f"--{name} is missing")
     require_local(values.out, "out")
     from tfdml.export.exporter import ExportOptions
-    from tfdml.export.run_export import export_run, load_run
+    from tfdml.export.run_export import check_whitening, export_run, load_run
 
+    whitening = export_gallery.whitening()
+    check_whitening(whitening or {})
     options = ExportOptions(
         formats=values.formats,
         images=values.images,
@@ -93,7 +103,8 @@ def export() -> None:
     if values.dry_run:
         embedder, _ = load_run(values.run_dir, values.moment_embedder, values.data_dir)
         formats = ", ".join(options.formats)
-        print(f"would export {embedder.name} of {values.run_dir} to {values.out} as {formats}")
+        behind = " with a whitening" if whitening is not None else ""
+        print(f"would export {embedder.name}{behind} of {values.run_dir} to {values.out} as {formats}")
         return
     version = export_run(
         values.run_dir,
@@ -102,6 +113,7 @@ def export() -> None:
         values.moment_embedder,
         values.data_dir,
         lambda line: print(line, flush=True),
+        whitening,
     )
     print(f"version: {version}")
     if "saved_model" not in options.formats:

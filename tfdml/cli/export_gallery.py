@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -60,6 +60,8 @@ def export_gallery(options: ExportOptions, report: Callable[[str], None]) -> Non
     values = flags.FLAGS
     if bool(values.run_dir) == bool(values.embedder):
         raise UserError("--gallery needs the embedder: --run_dir or --embedder, one of the two")
+    if values.embedder and values.whitening:
+        raise UserError("--whitening is fitted to the training images of a run: give --run_dir in place of --embedder")
     if "saved_model" not in options.formats:
         raise UserError("--gallery makes a SavedModel: leave --formats alone")
     if not 0 < values.index_recall <= 1:
@@ -80,7 +82,9 @@ def export_gallery(options: ExportOptions, report: Callable[[str], None]) -> Non
         if values.run_dir:
             from tfdml.export.run_export import export_run
 
-            embedder = export_run(values.run_dir, folder, options, values.moment_embedder, values.data_dir, report)
+            embedder = export_run(
+                values.run_dir, folder, options, values.moment_embedder, values.data_dir, report, whitening()
+            )
         built = Retriever.build(
             embedder,
             items,
@@ -94,6 +98,14 @@ def export_gallery(options: ExportOptions, report: Callable[[str], None]) -> Non
     found = f", faiss index with recall@10 {index['recall@10']:.4f}" if index else ""
     report(f"{len(built):,} items of {built.card['classes']:,} classes, {built.card['kind']}{found}")
     print(f"version: {built.path}")
+
+
+def whitening() -> dict[str, Any] | None:
+    """The arguments of `--whitening`; None where it is not given."""
+    from tfdml.training.expressions import parse_arguments
+
+    text = flags.FLAGS.whitening
+    return parse_arguments(text, "--whitening") if text else None
 
 
 def gallery_items() -> Iterator[GalleryItem | UnreadableItem]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tfdml.data.dataset import ImageDataset
     from tfdml.embeddings.backends import EmbeddingBackend
     from tfdml.embeddings.reader import StoredEmbeddings
+    from tfdml.embeddings.views import Views
 
 _CLUSTERING = ("nmi", "ami", "f1")
 
@@ -159,7 +160,13 @@ def generalisation(subject: Subject, distance: str) -> dict[str, Any]:
     from tfdml.evaluation import evaluate_generalisation
     from tfdml.models import Embedder
 
-    train, options = _train_side(subject), {}
+    if flags.FLAGS.split == "train":
+        raise UserError("--generalisation compares the test classes with the training classes: leave --split=test")
+    train, options = train_side(subject), {}
+    if train[0] is None:
+        logging.warning(
+            "no embeddings of training classes: measures that need them are left out (bin/embed --split=all)"
+        )
     embedder = getattr(subject.source, "embedder", None)
     if isinstance(embedder, Embedder) and subject.dataset is not None:
         from tfdml.data.augmentation.evaluation import EvaluationTransform
@@ -170,18 +177,26 @@ def generalisation(subject: Subject, distance: str) -> dict[str, Any]:
     return evaluate_generalisation(subject.embeddings, subject.images.labels, *train, distance=distance, **options)
 
 
-def _train_side(subject: Subject) -> tuple[Any, Any]:
+def embed(subject: Subject, dataset: ImageDataset | None, views: Views | None = None) -> np.ndarray:
+    """(N, d) a data set, embedded by a subject's model, in its one view or averaged over several."""
+    assert subject.source is not None
+    assert dataset is not None
+    if views is None:
+        return subject.source.embed(dataset, flags.FLAGS.batch_size)
+    from tfdml.embeddings.views import embed_views
+
+    return embed_views(subject.source, dataset, flags.FLAGS.batch_size, views)
+
+
+def train_side(subject: Subject, views: Views | None = None) -> tuple[Any, Any]:
     """Embeddings and labels of the training classes; None where they are not to be had."""
-    if flags.FLAGS.split == "train":
-        raise UserError("--generalisation compares the test classes with the training classes: leave --split=test")
     if subject.source is not None and subject.choice is not None:
         dataset = _trained_on(subject.choice.load("train"), subject.choice.name)
-        return subject.source.embed(dataset, flags.FLAGS.batch_size), dataset.labels
+        return embed(subject, dataset, views), dataset.labels
     whole = subject.stored
     if whole is not None and whole.roles is not None and (whole.roles == "train").any():
         train = whole.split("train")
         return train.embeddings, train.labels
-    logging.warning("no embeddings of training classes: measures that need them are left out (bin/embed --split=all)")
     return None, None
 
 

@@ -12,7 +12,7 @@ from tfdml.errors import UserError
 from tfdml.storage import write_json
 
 # What needs images, or more than the nearest.
-_NOT_FOR_GALLERIES = ("dataset", "report", "generalisation", "intervals")
+_NOT_FOR_GALLERIES = ("dataset", "report", "generalisation", "intervals", "after")
 
 
 def measure_gallery(uri: str) -> None:
@@ -28,7 +28,7 @@ def measure_gallery(uri: str) -> None:
 
     values = flags.FLAGS
     for name in _NOT_FOR_GALLERIES:
-        if values[name].present and values[name].value not in ("", False, "none"):
+        if values[name].present and values[name].value not in ("", False, "none", []):
             raise UserError(f"--{name} is not for galleries: measure the embeddings in their folder")
     metrics = values.metrics or list(METRICS)
     requested((1,), metrics, METRICS)

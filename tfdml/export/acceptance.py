@@ -18,7 +18,7 @@ from tfdml.disk_space import unwritable
 from tfdml.embeddings.backends import encoded_image
 from tfdml.errors import UserError
 from tfdml.evaluation import embed, evaluate_dataset
-from tfdml.models import Embedder, MomentEmbedder
+from tfdml.models import AnyEmbedder
 from tfdml.storage import scratch_folder
 
 _RUNNER = Path(__file__).with_name("fresh_process.py")
@@ -146,7 +146,7 @@ class ExportVerifier:
         []
     """
 
-    def __init__(self, embedder: Embedder | MomentEmbedder, dataset: ImageDataset):
+    def __init__(self, embedder: AnyEmbedder, dataset: ImageDataset):
         self.dataset = dataset
         batches = evaluation_batches(dataset, EvaluationTransform.of(embedder), _BATCH_SIZE)
         try:

@@ -27,7 +27,7 @@ from tfdml.export.request import RequestPreprocessor
 from tfdml.export.saved_model import SIGNATURES, write_saved_model
 from tfdml.export.versions import new_version
 from tfdml.export.warm_up import write_warm_up
-from tfdml.models import Embedder, MomentEmbedder
+from tfdml.models import AnyEmbedder
 from tfdml.storage import write_json
 
 FORMATS = ("saved_model", *(f"litert_{precision}" for precision in PRECISIONS), "onnx")
@@ -109,7 +109,7 @@ class ExportOptions:
 
 
 def export_model(
-    embedder: Embedder | MomentEmbedder,
+    embedder: AnyEmbedder,
     folder: str | os.PathLike,
     test: ImageDataset,
     train: ImageDataset | None = None,
@@ -225,7 +225,7 @@ def _check_pixel_limit(transform: EvaluationTransform, dataset: ImageDataset, ma
 
 def _write(
     name: str,
-    embedder: Embedder | MomentEmbedder,
+    embedder: AnyEmbedder,
     folder: Path,
     train: ImageDataset | None,
     options: ExportOptions,
@@ -248,7 +248,7 @@ def _write(
     return path
 
 
-def _representative(embedder: Embedder | MomentEmbedder, train: ImageDataset, count: int) -> np.ndarray:
+def _representative(embedder: AnyEmbedder, train: ImageDataset, count: int) -> np.ndarray:
     """Views of training images spread evenly over the data set."""
     rows = np.unique(np.linspace(0, len(train) - 1, min(count, len(train))).round().astype(int))
     chosen = train.take(rows)

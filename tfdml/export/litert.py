@@ -12,7 +12,7 @@ from tfdml.errors import UserError, short_message
 from tfdml.export.litert_tail import finish_int8, read_model
 from tfdml.export.network import Network, frozen_module, quiet
 from tfdml.layers.streaming import in_one_block
-from tfdml.models import AttentionEnsemble, Embedder, MomentEmbedder
+from tfdml.models import AnyEmbedder, AttentionEnsemble, Embedder, MomentEmbedder, WhitenedEmbedder
 
 PRECISIONS = ("float32", "float16", "dynamic_range", "int8")
 _PIXEL_RANGE = (0, 255)
@@ -20,7 +20,7 @@ _BATCH_SIZE = 32
 
 
 def convert_litert(
-    embedder: Embedder | MomentEmbedder, precision: str = "float32", representative: np.ndarray | None = None
+    embedder: AnyEmbedder, precision: str = "float32", representative: np.ndarray | None = None
 ) -> bytes:
     """The bytes of a .tflite file from `images` (B, S, S, 3) uint8 to `embedding` (B, d) float32 of length 1.
 
@@ -36,7 +36,7 @@ def convert_litert(
 
     Args:
         embedder: A built `Embedder`, `AttentionEnsemble` or `MomentEmbedder`.
-        precision: One of `PRECISIONS`; a `MomentEmbedder` has no `"int8"`.
+        precision: One of `PRECISIONS`; `MomentEmbedder` and `WhitenedEmbedder` have no `"int8"`.
         representative: (N, S, S, 3) uint8 views of training images, for `"int8"`; some hundreds are enough.
 
     Returns:
@@ -58,6 +58,11 @@ def convert_litert(
         raise UserError(
             "int8 is too coarse for products of projections, of which moments are made (cosines down to 0.5 were "
             "measured): export an embedder with all moments as litert_dynamic_range, which is as small"
+        )
+    if isinstance(embedder, WhitenedEmbedder):
+        raise UserError(
+            "int8 ends with the projection, and the whitening comes behind its normalisation: export a whitened "
+            "embedder as litert_dynamic_range, which is as small"
         )
     if representative is None or not len(representative):
         raise UserError("int8 needs representative images: pass views of some hundreds of training images")

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from tfdml.models import Embedder, MomentEmbedder
+from tfdml.models import AnyEmbedder
 
 Network = Callable[[tf.Tensor], tf.Tensor]
 
@@ -42,7 +42,7 @@ def frozen_module(network: Network, size: int, dtype: tf.DType = tf.uint8) -> tf
     return module
 
 
-def in_float32(embedder: Embedder | MomentEmbedder) -> Embedder | MomentEmbedder:
+def in_float32(embedder: AnyEmbedder) -> AnyEmbedder:
     """The same embedder computing in float32; itself where it does already.
 
     Weights are float32 under every mixed policy: nothing is rounded. What is exported must not depend on the

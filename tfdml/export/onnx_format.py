@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfdml.errors import UserError, short_message
 from tfdml.export.network import quiet
-from tfdml.models import Embedder, MomentEmbedder
+from tfdml.models import AnyEmbedder
 
 # Old enough for runtimes in the field, new enough for every operation in use.
 _OPSET = 17
@@ -24,7 +24,7 @@ def check_onnx() -> None:
         raise UserError(f"`formats='onnx'` needs {', '.join(missing)}: pip install 'tfdml[onnx]'")
 
 
-def convert_onnx(embedder: Embedder | MomentEmbedder) -> bytes:
+def convert_onnx(embedder: AnyEmbedder) -> bytes:
     """The bytes of an ONNX file from `images` (B, S, S, 3) uint8 to `embedding` (B, d) float32 of length 1.
 
     The images are views: after resizing and the crop, which the model card describes. B is free.

@@ -16,13 +16,13 @@ from tfdml.data.images.formats import SERVING_LIMIT
 from tfdml.export.network import frozen_module, quiet
 from tfdml.export.request import RequestPreprocessor, image_of_example
 from tfdml.export.versions import new_version
-from tfdml.models import Embedder, MomentEmbedder
+from tfdml.models import AnyEmbedder
 
 SIGNATURES = ("serving_default", "embed_images", "embed_example", "embed_each")
 
 
 def export_saved_model(
-    embedder: Embedder | MomentEmbedder,
+    embedder: AnyEmbedder,
     folder: str | os.PathLike,
     accept: Callable[[Path], None] | None = None,
     max_pixels: int = SERVING_LIMIT,
@@ -57,9 +57,7 @@ def export_saved_model(
     return version.path
 
 
-def write_saved_model(
-    embedder: Embedder | MomentEmbedder, folder: str | os.PathLike, max_pixels: int = SERVING_LIMIT
-) -> None:
+def write_saved_model(embedder: AnyEmbedder, folder: str | os.PathLike, max_pixels: int = SERVING_LIMIT) -> None:
     """Write a SavedModel with these signatures; each takes a batch of any size, none included.
 
     - `serving_default`: `image_bytes` (B,) strings, JPEG, PNG, GIF, BMP or WebP -> `embedding` (B, d) float32 of
@@ -121,7 +119,7 @@ def write_saved_model(
         tf.saved_model.save(module, str(folder), signatures=dict(module.endpoints), options=options)
 
 
-def compare(embedder: Embedder | MomentEmbedder, saved_model: str | os.PathLike, encoded: list[bytes]) -> float:
+def compare(embedder: AnyEmbedder, saved_model: str | os.PathLike, encoded: list[bytes]) -> float:
     """The largest difference between an embedder's vectors and a SavedModel's, on the same encoded images.
 
     Args:

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfdml.arguments import boolean, integer
+from tfdml.arguments import boolean, integer, number
 from tfdml.saving import SavedByArguments
 
 _ROWS = 4096
@@ -28,10 +28,15 @@ class PrincipalComponents(SavedByArguments, keras.layers.Layer):
 
     Args:
         dim: d, the number of components.
-        whiten: Divide each component by its standard deviation in the vectors that `adapt` saw.
+        whiten: Divide each component by its standard deviation in the vectors that `adapt` saw, s_i, to the power of
+            `power`: z_i / v_i^(power / 2) with v_i = (1 - shrinkage) s_i^2 + shrinkage v, v the mean variance of all
+            directions.
+        power: 1: all components vary alike; 0.5: half-way there; 0: as if not whitened.
+        shrinkage: How far the variances are drawn to their mean, 0 .. 1: above 0 directions in which the vectors hardly
+            differ, and which few vectors tell badly, are enlarged less.
 
     Raises:
-        ValueError: `dim` is not positive.
+        ValueError: `dim` is not positive, or `power` or `shrinkage` is out of range.
 
     Example:
         >>> layer = PrincipalComponents(2)
@@ -40,10 +45,12 @@ class PrincipalComponents(SavedByArguments, keras.layers.Layer):
         (4, 2)
     """
 
-    def __init__(self, dim, whiten=False, **kwargs):
+    def __init__(self, dim, whiten=False, power=1.0, shrinkage=0.0, **kwargs):
         super().__init__(**{**kwargs, "dtype": "float32"})
         self.dim = integer("dim", dim, at_least=1)
         self.whiten = boolean("whiten", whiten)
+        self.power = number("power", power, at_least=0, at_most=1)
+        self.shrinkage = number("shrinkage", shrinkage, at_least=0, at_most=1)
         self.adapted = False
 
     def build(self, input_shape):
@@ -78,10 +85,12 @@ class PrincipalComponents(SavedByArguments, keras.layers.Layer):
         mean = vectors.mean(axis=0, dtype=np.float64)
         components, variances = _principal(vectors, mean, self.dim)
         if self.whiten:
+            mean_variance = vectors.var(axis=0, dtype=np.float64, ddof=1).mean() if self.shrinkage else 0.0
+            variances = (1 - self.shrinkage) * variances + self.shrinkage * mean_variance
             # A direction in which the vectors do not differ stays without weight.
             deviations = np.sqrt(variances)
             usable = deviations > 1e-6 * deviations[0]
-            components = components * np.where(usable, 1.0 / np.where(usable, deviations, 1.0), 0.0)
+            components = components * np.where(usable, np.where(usable, deviations, 1.0) ** -self.power, 0.0)
         self.mean.assign(mean)
         self.components.assign(components)
         self.adapted = True

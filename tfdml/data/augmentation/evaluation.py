@@ -109,7 +109,15 @@ class EvaluationTransform:
         Returns:
             (S, S, 3) or (B, S, S, 3) uint8.
         """
-        return _central_crop(resize_to_side(images, self.resize, self.resize_mode, self.pad_color), self.image_size)
+        resized = resize_to_side(images, self.resize, self.resize_mode, self.pad_color)
+        size = tf.shape(resized)[-3:-1]
+        top, left = self.place((size[0], size[1]))
+        views = resized[..., top : top + self.image_size, left : left + self.image_size, :]
+        return tf.ensure_shape(views, (*resized.shape[:-3], self.image_size, self.image_size, 3))
+
+    def place(self, size: tuple) -> list:
+        """The top and left edge of the crop in a resized image of this height and width."""
+        return [(edge - self.image_size) // 2 for edge in size]
 
     def get_config(self) -> dict[str, Any]:
         """The arguments, as plain values that JSON can hold; `pad_color` where it is not black."""
@@ -127,7 +135,7 @@ class EvaluationTransform:
     def _geometry(self, size: tf.Tensor) -> tuple[tuple, list]:
         """The size to which an image is resized, and the top and left edge of the crop."""
         target = target_size(tf.unstack(size), self.resize, self.resize_mode)
-        return target, [(edge - self.image_size) // 2 for edge in target]
+        return target, self.place(target)
 
 
 def as_color(value: Any) -> Color:
@@ -159,10 +167,3 @@ def check_sizes(resize: int, image_size: int, resize_mode: str) -> None:
         raise UserError(f"resize_mode must be one of {', '.join(MODES)}, not {resize_mode!r}")
     if not 1 <= image_size <= resize:
         raise UserError(f"image_size must be from 1 px to resize, but is {image_size}, and resize is {resize}")
-
-
-def _central_crop(images: tf.Tensor, crop: int) -> tf.Tensor:
-    size = tf.shape(images)[-3:-1]
-    top, left = (size[0] - crop) // 2, (size[1] - crop) // 2
-    images = images[..., top : top + crop, left : left + crop, :]
-    return tf.ensure_shape(images, (*images.shape[:-3], crop, crop, 3))

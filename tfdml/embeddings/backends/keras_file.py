@@ -19,7 +19,7 @@ from tfdml.embeddings.backends.base import EmbeddingBackend, checksum_of
 from tfdml.embeddings.backends.model_card import compare_with_card
 from tfdml.embeddings.compute import embed_batches
 from tfdml.errors import UserError, short_message
-from tfdml.models import Embedder, MomentEmbedder
+from tfdml.models import AnyEmbedder
 
 
 class KerasEmbedder(EmbeddingBackend):
@@ -76,7 +76,7 @@ def _check_archive(path: Path) -> None:
         raise ValueError(f"{damaged} in it is damaged")
 
 
-def load_embedder(path: str | os.PathLike) -> Embedder | MomentEmbedder:
+def load_embedder(path: str | os.PathLike) -> AnyEmbedder:
     """The Keras embedder of a run folder or a .keras file.
 
     Raises:
@@ -94,6 +94,6 @@ def load_embedder(path: str | os.PathLike) -> Embedder | MomentEmbedder:
         embedder = keras.saving.load_model(path, compile=False, safe_mode=True)
     except Exception as error:  # unknown layers, and whatever else Keras raises on a foreign file
         raise UserError(f"{path} cannot be loaded: {short_message(error, named=True)}") from error
-    if not isinstance(embedder, (Embedder, MomentEmbedder)):
+    if not isinstance(embedder, AnyEmbedder):
         raise UserError(f"{path} holds a {type(embedder).__name__}, not an Embedder")
     return embedder

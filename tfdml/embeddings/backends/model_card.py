@@ -10,7 +10,7 @@ from typing import Any
 from tfdml.data.augmentation.evaluation import EvaluationTransform
 from tfdml.errors import UserError
 from tfdml.manifests import Kinds, compare_files, fields, objects, read_json
-from tfdml.models import Embedder, MomentEmbedder
+from tfdml.models import AnyEmbedder
 from tfdml.storage import sha256_of
 from tfdml.version import __version__, installed
 
@@ -35,7 +35,7 @@ _LARGEST_SIDE = 16_384
 
 
 def model_card(
-    embedder: Embedder | MomentEmbedder,
+    embedder: AnyEmbedder,
     artefacts: dict[str, dict],
     signatures: Sequence[str],
     max_pixels: int,

@@ -12,7 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml import storage
+from tfdml.arguments import number
 from tfdml.errors import UserError, short_message
+from tfdml.evaluation.reranking.searched import summed, weights_of
 from tfdml.evaluation.search.index import GalleryIndex
 from tfdml.evaluation.search.scoring import unit_rows
 from tfdml.export.retriever.endpoints import MAX_NEIGHBOURS
@@ -129,8 +131,10 @@ class LoadedVersion:
         except (tf.errors.InvalidArgumentError, TypeError, ValueError) as error:
             raise UserError(short_message(error, "last")) from error
 
-    def search(self, queries: Queries, k: int) -> Neighbours:
+    def search(self, queries: Queries, k: int, expand: int = 0, alpha: float = 3.0) -> Neighbours:
         """See `Retriever.search`."""
+        if expand:
+            queries = self._expanded(queries, expand, alpha)
         if not isinstance(k, (int, np.integer)) or not 1 <= k <= MAX_NEIGHBOURS:
             raise UserError(f"k={k}: must be a number from 1 to {MAX_NEIGHBOURS}")
         if isinstance(queries, np.ndarray) and queries.dtype != np.uint8:
@@ -139,6 +143,22 @@ class LoadedVersion:
             vectors = self.embed(queries)
         k = min(int(k), self.card["items"])
         return self._in_graph(vectors, k) if self.index is None else self._by_index(self.index, vectors, k)
+
+    def _expanded(self, queries: Queries, count: int, alpha: float) -> np.ndarray:
+        """(B, d) queries, moved by their nearest items."""
+        if self.index is not None:
+            raise UserError(f"expand={count}: an index does not give its vectors one by one; make expand 0")
+        try:
+            alpha = number("alpha", alpha, at_least=0)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        if isinstance(queries, np.ndarray) and queries.dtype != np.uint8:
+            vectors = unit_rows(_checked(queries, self.card["embedding_dim"]))
+        else:
+            vectors = self.embed(queries)
+        found = self.search(vectors, count)
+        near = tf.gather(self.loaded.table["embeddings"], found.indices).numpy()
+        return summed(vectors, near, weights_of(found.similarities, alpha))
 
     def _in_graph(self, vectors: np.ndarray, k: int) -> Neighbours:
         search = self.loaded.signatures["search_embedding"]

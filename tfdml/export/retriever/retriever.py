@@ -20,7 +20,7 @@ from tfdml.export.retriever.loaded import LoadedVersion, Neighbours, Queries, ne
 from tfdml.export.retriever.version import EXACT_LIMIT, Settings, one_writer, write_embedder_card, write_version
 from tfdml.export.saved_model import write_saved_model
 from tfdml.export.versions import version_numbers
-from tfdml.models import Embedder, MomentEmbedder
+from tfdml.models import AnyEmbedder
 from tfdml.storage import scratch_folder
 
 
@@ -46,7 +46,7 @@ class Retriever:
     @classmethod
     def build(
         cls,
-        embedder: Embedder | MomentEmbedder | str | os.PathLike,
+        embedder: AnyEmbedder | str | os.PathLike,
         items: Iterable[GalleryItem | UnreadableItem] | ImageDataset,
         folder: str | os.PathLike,
         *,
@@ -74,7 +74,7 @@ class Retriever:
             items = items_of_dataset(items)
         with scratch_folder() as name:
             exported, around = Path(name) / "embedder", Path(name) / "retriever"
-            if isinstance(embedder, (Embedder, MomentEmbedder)):
+            if isinstance(embedder, AnyEmbedder):
                 write_saved_model(in_float32(embedder), exported)
             else:
                 exported = newest_version(Path(embedder))
@@ -126,21 +126,26 @@ class Retriever:
         """
         return self._version.embed(images)
 
-    def search(self, queries: Queries, k: int) -> Neighbours:
+    def search(self, queries: Queries, k: int, *, expand: int = 0, alpha: float = 3.0) -> Neighbours:
         """The k nearest items of every query; the whole gallery where k is more than it holds.
+
+        With `expand`, queries are first moved by their nearest items (`tfdml.evaluation.reranking.expand_queries`),
+        and searched a second time.
 
         Args:
             queries: (B, d) or (d,) floats, embeddings of any length but 0; or images: encoded bytes, paths of files, or
                 (B, H, W, 3) or (H, W, 3) uint8.
             k: From 1 to `MAX_NEIGHBOURS`.
+            expand: How many items a query is moved by; 0: it is searched as it is. Not where there is an index.
+            alpha: The exponent of their similarities, at least 0; 0: all weigh as much as the query.
 
         Returns:
             (B, min(k, N)) neighbours; B is 1 for a single query.
 
         Raises:
-            UserError: A query is bad; it is named.
+            UserError: A query is bad; it is named. Or the retriever cannot expand queries.
         """
-        return self._version.search(queries, k)
+        return self._version.search(queries, k, expand, alpha)
 
     def add(self, items: Iterable[GalleryItem | UnreadableItem] | ImageDataset, *, replace: bool = False) -> Path:
         """Write a version with more items, and go on with it.
