@@ -81,7 +81,8 @@ CHILD = """
 
     names = ["NPairLoss", "AngularLoss", "MarginLoss", "MultiSimilarityLoss", "LiftedStructureLoss", "CircleLoss"]
     names += ["SupConLoss", "CosineContrastiveLoss", "HistogramLoss", "FastAPLoss", "ProxyAnchorLoss"]
-    names += ["QuadrupletLoss"]
+    names += ["QuadrupletLoss", "NTXentLoss", "SoftNearestNeighborLoss", "TupletMarginLoss", "RankedListLoss"]
+    names += ["GeneralizedLiftedStructureLoss"]
     makers = [getattr(losses, name) for name in names]
     for mining in ("all", "hard", "semi_hard", "distance_weighted"):
         makers.append(lambda mining=mining, **options: losses.TripletLoss(0.5, mining, **options))

@@ -11,7 +11,13 @@ from tfdml.training.terms import build_objectives, check_objectives, known, snak
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("AMSoftmaxLoss", "am_softmax"), ("FastAPLoss", "fast_ap"), ("JointMMD", "joint_mmd"), ("RankMI", "rank_mi")],
+    [
+        ("AMSoftmaxLoss", "am_softmax"),
+        ("FastAPLoss", "fast_ap"),
+        ("JointMMD", "joint_mmd"),
+        ("RankMI", "rank_mi"),
+        ("NTXentLoss", "nt_xent"),
+    ],
 )
 def test_snake_case(name, expected):
     assert snake_case(name) == expected

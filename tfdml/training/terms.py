@@ -17,6 +17,7 @@ from tfdml.training.expressions import Call, parse_sum, shortened
 _ALIASES = {
     "jrs": "joint_representation_similarity",
     "npair": "n_pair",
+    "infonce": "nt_xent",
     "horde": "high_order_moment",
     "ecaml": "energy_confusion",
     "density": "density_adaptivity",
