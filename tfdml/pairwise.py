@@ -225,3 +225,30 @@ def masked_count(mask, axis=None):
 def masked_mean(values, mask, axis=None):
     """The mean of `values` where `mask` is true; 0 where it is true nowhere."""
     return masked_sum(values, mask, axis) / ops.maximum(masked_count(mask, axis), 1.0)
+
+
+def fold_over_positives(step, state, positives):
+    """`state` after `step(state, chosen)` for the first, the second, ... positive of all rows at once.
+
+    So that what depends on (anchor, positive, other) takes O(B^2) memory, and time in proportion to the most positives
+    that a row has. No gradient flows through.
+
+    Args:
+        step: From the state and a mask (B, B), with at most one true value in each row, to the next state.
+        state: A tensor, or a tuple of them.
+        positives: (B, B) booleans.
+
+    Example:
+        >>> positives = keras.ops.array([[True, False, True], [False, True, False]])
+        >>> float(fold_over_positives(lambda count, chosen: count + masked_count(chosen), 0.0, positives))  # 2 + 1
+        3.0
+    """
+    ordinals = ops.where(positives, ops.cumsum(ops.cast(positives, "int32"), axis=1), 0)
+    last = ops.max(ordinals, initial=0)
+    first = ops.ones((), "int32")
+    state = keras.tree.map_structure(ops.convert_to_tensor, state)
+
+    def turn(number, state):
+        return number + 1, step(state, ordinals == number)
+
+    return ops.while_loop(lambda number, _: number <= last, turn, (first, state))[1]

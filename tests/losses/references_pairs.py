@@ -66,3 +66,49 @@ def ranked_list(labels, x, margin=0.4, boundary=1.2, t_n=10.0, t_p=0.0, balance=
         push = part(a, negatives(labels, a), lambda d: boundary - d, t_n)
         values.append((1 - balance) * pull + balance * push)
     return reduced(values, reduction)
+
+
+def smooth_step(z):
+    """1 / (1 + e^-z)."""
+    return 1 / (1 + math.exp(-z)) if z > 0 else math.exp(z) / (1 + math.exp(z))
+
+
+def smooth_ap(labels, x, temperature=0.01, reduction="mean"):
+    values = []
+    for i in range(len(x)):
+        s = [cosine(x[i], row) for row in x]
+        near, others = positives(labels, i), [k for k in range(len(x)) if k != i]
+        terms = []
+        for j in near:
+            first, rank = (
+                1 + total(smooth_step((s[k] - s[j]) / temperature) for k in among if k != j) for among in (near, others)
+            )
+            terms.append(first / rank)
+        if near:
+            values.append(1 - mean(terms))
+    return reduced(values, reduction)
+
+
+def recall_at_k(labels, x, ks=(1, 2, 4, 8, 16), t_rank=0.01, t_recall=1.0, reduction="mean"):
+    values = []
+    for i in range(len(x)):
+        s, near = [cosine(x[i], row) for row in x], positives(labels, i)
+        ranks = [1 + total(smooth_step((s[k] - s[j]) / t_rank) for k in range(len(x)) if k not in (i, j)) for j in near]
+        if near:
+            found = [min(total(smooth_step((k - rank) / t_recall) for rank in ranks), k) for k in ks]
+            values.append(1 - mean([number / min(k, len(near)) for k, number in zip(ks, found, strict=True)]))
+    return reduced(values, reduction)
+
+
+def vic_reg(labels, x, invariance=25.0, variance=25.0, covariance=1.0, deviation=1.0, reduction="mean"):
+    count, dim = len(x), len(x[0])
+    pull = reduced([distance(x[i], x[j], "sqeuclidean") / dim for i, j in positive_pairs(labels)], reduction)
+    means = [mean([float(row[c]) for row in x]) for c in range(dim)]
+
+    def cov(a, b):
+        return total((float(row[a]) - means[a]) * (float(row[b]) - means[b]) for row in x) / max(count - 1, 1)
+
+    shortfall = mean([max(deviation - math.sqrt(cov(c, c) + 1e-4), 0.0) for c in range(dim)])
+    between = total(cov(a, b) ** 2 for a in range(dim) for b in range(dim) if a != b) / dim
+    images = count if reduction == "sum" else 1
+    return invariance * pull + images * (variance * shortfall + covariance * between)

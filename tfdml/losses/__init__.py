@@ -10,6 +10,7 @@ from tfdml.losses.proxy import ProxyAnchorLoss, ProxyNCALoss, SoftTripleLoss
 from tfdml.losses.quadruplet import QuadrupletLoss
 from tfdml.losses.ranked_list import RankedListLoss
 from tfdml.losses.ranking import FastAPLoss, HistogramLoss
+from tfdml.losses.smooth_ranks import RecallAtKLoss, SmoothAPLoss
 from tfdml.losses.structured import (
     CircleLoss,
     GeneralizedLiftedStructureLoss,
@@ -18,6 +19,7 @@ from tfdml.losses.structured import (
     SupConLoss,
 )
 from tfdml.losses.triplet import TripletLoss
+from tfdml.losses.variance import VICRegLoss
 
 __all__ = [
     "AMSoftmaxLoss",
@@ -40,9 +42,12 @@ __all__ = [
     "ProxyNCALoss",
     "QuadrupletLoss",
     "RankedListLoss",
+    "RecallAtKLoss",
+    "SmoothAPLoss",
     "SoftNearestNeighborLoss",
     "SoftTripleLoss",
     "SupConLoss",
     "TripletLoss",
     "TupletMarginLoss",
+    "VICRegLoss",
 ]
