@@ -31,7 +31,7 @@ class NTXentLoss(EmbeddingLoss):
         temperature: t. SimCLR takes 0.1 on ImageNet.
         reduction: `"sum"` gives the plain sum over ordered positive pairs.
         name: The loss's name in logs.
-        mining: `"all"`, or an object that chooses the pairs: a `tfdml.mining.Miner`.
+        mining: `"all"`, or what chooses the pairs: a `tfdml.mining.Miner`, or the name of one.
 
     Raises:
         ValueError: `temperature` is not positive.
@@ -81,7 +81,7 @@ class SoftNearestNeighborLoss(EmbeddingLoss):
             `tfdml.mining.Distance`.
         reduction: `"sum"` gives the sum over anchors.
         name: The loss's name in logs.
-        mining: `"all"`, or an object that chooses the pairs: a `tfdml.mining.Miner`.
+        mining: `"all"`, or what chooses the pairs: a `tfdml.mining.Miner`, or the name of one.
 
     Raises:
         ValueError: `temperature` is not positive, or `distance` none of these.
@@ -146,7 +146,7 @@ class TupletMarginLoss(EmbeddingLoss):
         variance_slack: e, how far from the mean a pair may be at no cost, as a share of the mean.
         reduction: `"sum"` gives the plain sums over ordered pairs.
         name: The loss's name in logs.
-        mining: `"all"`, or an object that chooses the pairs: a `tfdml.mining.Miner`.
+        mining: `"all"`, or what chooses the pairs: a `tfdml.mining.Miner`, or the name of one.
 
     Raises:
         ValueError: `scale` is not positive, a weight is negative, or an argument is out of range.

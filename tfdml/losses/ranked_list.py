@@ -38,7 +38,7 @@ class RankedListLoss(EmbeddingLoss):
             twice the value at 0.5.
         reduction: `"sum"` gives the sum over anchors.
         name: The loss's name in logs.
-        mining: `"all"`, or an object that chooses the pairs: a `tfdml.mining.Miner`.
+        mining: `"all"`, or what chooses the pairs: a `tfdml.mining.Miner`, or the name of one.
 
     Raises:
         ValueError: An argument is negative, or out of range.

@@ -90,7 +90,7 @@ class LiftedStructureLoss(EmbeddingLoss):
         margin: Negatives count from about this distance on.
         reduction: `"sum"` gives half the sum over ordered pairs, that is the sum over unordered ones.
         name: The loss's name in logs.
-        mining: `"all"`, or an object that chooses the pairs: a `tfdml.mining.Miner`.
+        mining: `"all"`, or what chooses the pairs: a `tfdml.mining.Miner`, or the name of one.
 
     Raises:
         ValueError: `margin` is negative.
@@ -139,7 +139,7 @@ class GeneralizedLiftedStructureLoss(EmbeddingLoss):
         distance: `"euclidean"`, `"sqeuclidean"`, `"cosine"` or `"dot"`; or an object, a `tfdml.mining.Distance`.
         reduction: `"sum"` gives the sum over anchors.
         name: The loss's name in logs.
-        mining: `"all"`, or an object that chooses the pairs: a `tfdml.mining.Miner`.
+        mining: `"all"`, or what chooses the pairs: a `tfdml.mining.Miner`, or the name of one.
 
     Raises:
         ValueError: A margin is negative, or `distance` none of these.
@@ -197,7 +197,7 @@ class CircleLoss(EmbeddingLoss):
         gamma: The scale: 80 and 256.
         reduction: `"sum"` gives the sum over anchors.
         name: The loss's name in logs.
-        mining: `"all"`, or an object that chooses the pairs: a `tfdml.mining.Miner`.
+        mining: `"all"`, or what chooses the pairs: a `tfdml.mining.Miner`, or the name of one.
 
     Raises:
         ValueError: `gamma` is not positive or `margin` is out of range.
