@@ -13,10 +13,12 @@ import tensorflow as tf
 
 from tfdml.disk_space import is_disk_full, unwritable
 from tfdml.errors import UserError
-from tfdml.storage import write_lines
+from tfdml.storage import write_json, write_lines
 from tfdml.training import checkpoints
+from tfdml.training.averaging import averaged
 from tfdml.training.checkpoints import TrainingState
 from tfdml.training.interruption import Interrupted, Interruption
+from tfdml.training.optimizers import part_rates
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.selection import keep_if_selected, publish_selected
 from tfdml.training.workers import Workers
@@ -42,6 +44,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         interruption: Asked after each step whether the run is to stop; within `fit` it should be deferred.
         workers: Who trains: the chief alone writes, and a signal to one of them is one to all.
         saved: Called after every checkpoint, on each worker.
+        batch: step -> what is to be told of its batch should the run diverge in it, such as the images' names.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         interruption: Interruption | None = None,
         workers: Workers | None = None,
         saved: Callable[[], None] | None = None,
+        batch: Callable[[int], dict[str, Any]] | None = None,
     ):
         super().__init__()
         self.folder = folder
@@ -68,6 +72,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         self.interruption = interruption or Interruption()
         self.workers = workers or Workers()
         self.saved = saved
+        self.batch = batch
         self.records: list[dict] = []
         self.step = 0
         self.train_seconds = 0.0
@@ -155,8 +160,9 @@ class TrainingMonitor(keras.callbacks.Callback):
         if images and timed > 0:
             record["images_per_second"] = images / timed
         record["learning_rate"] = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+        record["rates"] = part_rates(self.model.optimizer)
         try:
-            with self._measuring():
+            with averaged(self.model), self._measuring():
                 record.update(self.evaluate(epoch + 1))
         except Interrupted:
             # The resumed run closes this epoch before it goes on.
@@ -167,7 +173,8 @@ class TrainingMonitor(keras.callbacks.Callback):
         self.timed_seconds += timed
         self._record(record)
         if self.workers.is_chief:
-            keep_if_selected(self.folder, self.records, self.selection, self.model.embedder)
+            with averaged(self.model):
+                keep_if_selected(self.folder, self.records, self.selection, self.model.embedder)
         self.checkpoint()
         if self.workers.is_chief:
             publish_selected(self.folder, self.records, self.selection, self.steps_per_epoch)
@@ -206,7 +213,7 @@ class TrainingMonitor(keras.callbacks.Callback):
             return
         write_lines(self.folder.metrics, self.records)
         with self._disk_for_summaries(), self._writer.as_default(step=record["epoch"]):
-            for part in ("train", "validation", "test", "seen", "generalisation"):
+            for part in ("train", "rates", "validation", "test", "seen", "generalisation"):
                 for name, value in record.get(part, {}).items():
                     tf.summary.scalar(f"{part}/{name}", value)
             for order, metrics in record.get("orders", {}).items():
@@ -221,11 +228,19 @@ class TrainingMonitor(keras.callbacks.Callback):
         bad = [name for name, value in logs.items() if not math.isfinite(float(value))]
         if bad:
             terms = [name for name in bad if name != "loss"] or bad
-            raise self._diverged(f"{', '.join(terms)} is not finite")
+            raise self._diverged(f"{', '.join(terms)} is not finite", logs)
 
-    def _diverged(self, what: str) -> UserError:
+    def _diverged(self, what: str, logs: dict | None = None) -> UserError:
+        told = ""
+        if self.batch is not None and self.workers.is_chief and self.step:
+            # JSON has no NaN.
+            values = {name: str(float(value)) for name, value in (logs or {}).items()}
+            write_json(
+                self.folder.diverged, {"step": self.step, "what": what, "terms": values, **self.batch(self.step - 1)}
+            )
+            told = f" (its batch: {self.folder.diverged})"
         return UserError(
-            f"the run diverged at step {self.step}: {what}; lower the learning rate or add --clip_norm"
+            f"the run diverged at step {self.step}: {what}{told}; lower the learning rate or add --clip_norm"
             f"{self._how_to_start_again()}"
         )
 

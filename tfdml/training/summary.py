@@ -12,13 +12,18 @@ from tfdml.training.advice import doubts
 from tfdml.training.assembly import Assembly, assemble
 from tfdml.training.experiment import Experiment
 from tfdml.training.limits import step_memory
+from tfdml.training.probe import probe
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.settings import DataSettings, EvaluationSettings, ModelSettings, OptimizationSettings
 from tfdml.training.starting import check_start
 
 
-def describe(experiment: Experiment) -> str:
+def describe(experiment: Experiment, probed: bool = False) -> str:
     """What a run would do: data, network, terms, batches and schedule. Loads the data and builds the model.
+
+    Args:
+        experiment: The settings.
+        probed: Whether to run a few steps, and say what the whole run will take.
 
     Raises:
         UserError: The run could not start.
@@ -33,6 +38,7 @@ def describe(experiment: Experiment) -> str:
         *_optimization(experiment.optimization, experiment.data, parts),
         *_evaluation(experiment.evaluation),
         *_machine(parts),
+        *(probe(experiment, parts).lines() if probed else ()),
         "",
         "as a flag file:",
         experiment.as_flags(),
@@ -70,8 +76,7 @@ def _optimization(settings: OptimizationSettings, data: DataSettings, parts: Ass
     for part, name, variables in groups:
         count = sum(math.prod(variable.shape) for variable in variables)
         yield f"  {name:<18}{count:>9,}   {f'{rates[part]:g}' if count else '-'}"
-    drops = f", times {settings.drop_factor:g} after epoch {settings.drop_epochs}" if settings.drop_epochs else ""
-    yield f"optimiser    {settings.optimizer} in {settings.optimizer_form} form{drops}"
+    yield f"optimiser    {settings.optimizer} in {settings.optimizer_form} form{''.join(_along_the_run(settings))}"
     yield f"batches      {batch_size} images ({_batch(data)})"
     steps = parts.steps_per_epoch * settings.epochs
     passes = steps * batch_size / len(parts.splits.train)
@@ -79,6 +84,21 @@ def _optimization(settings: OptimizationSettings, data: DataSettings, parts: Ass
         f"schedule     {parts.steps_per_epoch:,} steps an epoch, {settings.epochs} epochs: {steps:,} steps, "
         f"{steps * batch_size:,} images, {passes:.1f} times the training images"
     )
+
+
+def _along_the_run(settings: OptimizationSettings) -> Iterator[str]:
+    if settings.warm_up_epochs:
+        yield f", rates rising for {settings.warm_up_epochs:g} epochs"
+    if settings.drop_epochs:
+        yield f", times {settings.drop_factor:g} after epoch {settings.drop_epochs}"
+    if settings.schedule != "step":
+        yield f", along a {settings.schedule} to {settings.final_rate:g} of the rates"
+    if settings.layer_decay < 1:
+        yield f", times {settings.layer_decay:g} from each group of the backbone's layers to the one below"
+    if settings.unfreeze_epochs:
+        yield f", the backbone from epoch {settings.unfreeze_epochs} on"
+    if settings.ema:
+        yield f", averages of the weights with {settings.ema:g}"
 
 
 def _evaluation(settings: EvaluationSettings) -> Iterator[str]:
