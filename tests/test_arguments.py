@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfdml import kernels, layers, losses, objectives
+from tfdml import kernels, layers, losses, mining, objectives
 from tfdml.arguments import boolean, integer, number, one_of
 
 NO_NUMBERS = [float("nan"), float("inf"), -float("inf"), True, "1", None, [1.0], 1e39, 10**400, 1j]
@@ -67,7 +67,7 @@ REQUIRED = {"num_classes": 3, "loss": losses.ContrastiveLoss(), "dim": 2}
 
 def _numeric_arguments():
     """Every public class, with each of its arguments whose default is a number or a truth value."""
-    modules = (kernels, layers, losses, objectives)
+    modules = (kernels, layers, losses, mining, objectives)
     classes = {getattr(module, name) for module in modules[1:] for name in module.__all__}
     classes |= {cls for _, cls in inspect.getmembers(kernels, inspect.isclass) if issubclass(cls, kernels.Kernel)}
     for cls in sorted((cls for cls in classes if inspect.isclass(cls)), key=lambda cls: cls.__name__):
@@ -88,7 +88,8 @@ def test_every_numeric_argument_is_checked(cls, required, parameter):
         with pytest.raises(ValueError, match=parameter.name):
             cls(**{**required, parameter.name: value})
     made = cls(**{**required, parameter.name: parameter.default})
-    assert isinstance(made, (keras.layers.Layer, keras.losses.Loss, kernels.Kernel))
+    kinds = (keras.layers.Layer, keras.losses.Loss, kernels.Kernel, mining.Miner, mining.Relation)
+    assert isinstance(made, kinds)
 
 
 def test_words_are_of_those_that_there_are():

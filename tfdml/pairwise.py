@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -58,22 +58,53 @@ def own(x):
     return x if rows is None else x[rows.first : rows.first + rows.count]
 
 
+_relation: contextvars.ContextVar[Callable | None] = contextvars.ContextVar("relation", default=None)
+
+
+@contextlib.contextmanager
+def positives_by(relation: Callable | None) -> Iterator[None]:
+    """A block in which `relation` says which images belong together, in the place of the equality of labels.
+
+    Labels are rows (B, L) in it. None changes nothing.
+
+    Args:
+        relation: From rows (N, L) and (M, L) to booleans (N, M), see `tfdml.mining.Relation`.
+
+    Example:
+        >>> with positives_by(tfdml.mining.shares_a_label):
+        ...     np.array(positive_mask(as_labels([[1, 1, 0], [0, 1, 1], [0, 0, 1]]))).astype(int)
+        array([[0, 1, 0], [1, 0, 1], [0, 1, 0]])
+    """
+    token = _relation.set(relation or _relation.get())
+    try:
+        yield
+    finally:
+        _relation.reset(token)
+
+
 def as_labels(labels):
-    """Class labels as a vector of integers (B,).
+    """Class labels as a vector of integers (B,); within `positives_by` rows of them (B, L).
 
     Accepts (B,) or (B, 1) of any integer or float type. Floats are rounded to the nearest integer. On a backend
     without 64-bit integers, concrete ids that need them are renumbered within the batch, so they never collide.
 
     Raises:
-        ValueError: The labels are not a vector.
+        ValueError: The labels are not a vector (within `positives_by`, neither a vector nor a matrix).
     """
     if keras.tree.is_nested(labels) or not hasattr(labels, "shape"):
         labels = np.asarray(labels)
+    rows = _relation.get() is not None
     # A TensorFlow graph that has seen both forms knows no rank.
     if getattr(labels.shape, "rank", 1) is None:
-        labels = ops.reshape(labels, (-1,))
+        labels = ops.reshape(labels, (ops.shape(labels)[0], -1) if rows else (-1,))
     shape = tuple(labels.shape)
-    if len(shape) == 2 and shape[1] == 1:
+    if rows and len(shape) == 1:
+        labels = labels[:, None]
+    elif rows and len(shape) != 2:
+        raise ValueError(f"labels must have shape (B,) or (B, L), not {shape}")
+    elif rows:
+        pass
+    elif len(shape) == 2 and shape[1] == 1:
         labels = labels[:, 0] if isinstance(labels, np.ndarray) else ops.squeeze(labels, 1)
     elif len(shape) != 1:
         raise ValueError(f"labels must have shape (B,) or (B, 1), not {shape}")
@@ -81,7 +112,7 @@ def as_labels(labels):
         if labels.dtype.kind == "f":
             labels = np.rint(labels).astype(np.int64)
         if keras.backend.backend() == "jax" and labels.size and np.abs(labels).max() > np.iinfo(np.int32).max:
-            labels = np.unique(labels, return_inverse=True)[1].astype(np.int32)
+            labels = np.unique(labels, return_inverse=True)[1].reshape(labels.shape).astype(np.int32)
     labels = ops.convert_to_tensor(labels)
     dtype = keras.backend.standardize_dtype(labels.dtype)
     if "int" in dtype:
@@ -202,14 +233,28 @@ def identity_mask(size):
 
 
 def positive_mask(labels):
-    """(B, B) boolean: pairs of different images of the same class."""
-    same = own(labels)[:, None] == labels[None, :]
-    return ops.logical_and(same, ops.logical_not(identity_mask(ops.shape(labels)[0])))
+    """(B, B) boolean: pairs of different images of the same class; of those that belong together in `positives_by`."""
+    return ops.logical_and(_together(labels), ops.logical_not(identity_mask(ops.shape(labels)[0])))
 
 
 def negative_mask(labels):
-    """(B, B) boolean: pairs of images of different classes."""
-    return own(labels)[:, None] != labels[None, :]
+    """(B, B) boolean: pairs of images of different classes; of those that do not belong together in `positives_by`."""
+    apart = ops.logical_not(_together(labels))
+    if _relation.get() is None:
+        return apart
+    # An image without any label belongs to none, not even to itself.
+    return ops.logical_and(apart, ops.logical_not(identity_mask(ops.shape(labels)[0])))
+
+
+def _together(labels):
+    relation = _relation.get()
+    if relation is None:
+        return own(labels)[:, None] == labels[None, :]
+    rows = labels[:, None] if len(labels.shape) == 1 else labels
+    together = ops.convert_to_tensor(relation(own(rows), rows))
+    if len(together.shape) != 2:
+        raise ValueError(f"positives must give a matrix (N, M) for labels (N, L) and (M, L), not {together.shape}")
+    return ops.cast(together, "bool")
 
 
 def masked_sum(values, mask, axis=None):
@@ -225,3 +270,30 @@ def masked_count(mask, axis=None):
 def masked_mean(values, mask, axis=None):
     """The mean of `values` where `mask` is true; 0 where it is true nowhere."""
     return masked_sum(values, mask, axis) / ops.maximum(masked_count(mask, axis), 1.0)
+
+
+def fold_over_positives(step, state, positives):
+    """`state` after `step(state, chosen)` for the first, the second, ... positive of all rows at once.
+
+    So that what depends on (anchor, positive, other) takes O(B^2) memory, and time in proportion to the most positives
+    that a row has. No gradient flows through.
+
+    Args:
+        step: From the state and a mask (B, B), with at most one true value in each row, to the next state.
+        state: A tensor, or a tuple of them.
+        positives: (B, B) booleans.
+
+    Example:
+        >>> positives = keras.ops.array([[True, False, True], [False, True, False]])
+        >>> float(fold_over_positives(lambda count, chosen: count + masked_count(chosen), 0.0, positives))  # 2 + 1
+        3.0
+    """
+    ordinals = ops.where(positives, ops.cumsum(ops.cast(positives, "int32"), axis=1), 0)
+    last = ops.max(ordinals, initial=0)
+    first = ops.ones((), "int32")
+    state = keras.tree.map_structure(ops.convert_to_tensor, state)
+
+    def turn(number, state):
+        return number + 1, step(state, ordinals == number)
+
+    return ops.while_loop(lambda number, _: number <= last, turn, (first, state))[1]

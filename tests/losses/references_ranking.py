@@ -79,9 +79,10 @@ def triplet(labels, x, margin=0.1, mining="all", kind="sqeuclidean", average="ac
     """`chosen` freezes the triplets, as a gradient does that does not flow through the choice."""
     value, active, mined = 0.0, 0.0, 0.0
     for weight, a, p, n in triplets(labels, x, mining, kind) if chosen is None else chosen:
-        hinge = max(distance(x[a], x[p], kind) - distance(x[a], x[n], kind) + margin, 0.0)
-        value += weight * hinge
-        active += weight * (hinge > 0)
+        difference = distance(x[a], x[p], kind) - distance(x[a], x[n], kind)
+        cost = softplus(difference) if margin == "soft" else max(difference + margin, 0.0)
+        value += weight * cost
+        active += weight * (cost > 0)
         mined += weight
     return value if reduction == "sum" else ratio(value, active if average == "active" else mined)
 

@@ -9,6 +9,7 @@ from tfdml import losses
 
 LOSSES = {
     **{mining: losses.TripletLoss(0.5, mining) for mining in ("all", "hard", "semi_hard", "distance_weighted")},
+    "soft": losses.TripletLoss("soft"),
     **{
         name: getattr(losses, name)()
         for name in losses.__all__

@@ -18,6 +18,7 @@ LOSSES = [name for name in losses.__all__ if name != "TripletLoss"]
 SPECIFICATIONS = {
     **{name: (name, {}) for name in LOSSES},
     **{m: ("TripletLoss", {"mining": m, "margin": 0.5}) for m in ("all", "hard", "semi_hard", "distance_weighted")},
+    "soft": ("TripletLoss", {"margin": "soft"}),
 }
 
 CHILD = """

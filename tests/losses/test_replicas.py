@@ -19,6 +19,7 @@ MAKE = {name: getattr(losses, name) for name in losses.__all__} | {
     f"TripletLoss {mining}": functools.partial(losses.TripletLoss, 0.5, mining)
     for mining in ("hard", "semi_hard", "distance_weighted")
 }
+MAKE["TripletLoss soft"] = functools.partial(losses.TripletLoss, "soft")
 
 
 def make(name, reduction):
@@ -81,7 +82,8 @@ CHILD = """
 
     names = ["NPairLoss", "AngularLoss", "MarginLoss", "MultiSimilarityLoss", "LiftedStructureLoss", "CircleLoss"]
     names += ["SupConLoss", "CosineContrastiveLoss", "HistogramLoss", "FastAPLoss", "ProxyAnchorLoss"]
-    names += ["QuadrupletLoss"]
+    names += ["QuadrupletLoss", "NTXentLoss", "SoftNearestNeighborLoss", "TupletMarginLoss", "RankedListLoss"]
+    names += ["GeneralizedLiftedStructureLoss", "SmoothAPLoss", "RecallAtKLoss", "VICRegLoss"]
     makers = [getattr(losses, name) for name in names]
     for mining in ("all", "hard", "semi_hard", "distance_weighted"):
         makers.append(lambda mining=mining, **options: losses.TripletLoss(0.5, mining, **options))

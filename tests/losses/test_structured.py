@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from tests.losses import references_pairs
 from tests.losses import references_ranking as references
 from tests.losses.checks import (
     both_reductions,
@@ -13,7 +14,13 @@ from tests.losses.checks import (
     check_nothing_to_learn,
 )
 from tests.mathematics import assert_close, random_batch
-from tfdml.losses import CircleLoss, LiftedStructureLoss, MultiSimilarityLoss, SupConLoss
+from tfdml.losses import (
+    CircleLoss,
+    GeneralizedLiftedStructureLoss,
+    LiftedStructureLoss,
+    MultiSimilarityLoss,
+    SupConLoss,
+)
 
 
 def multi_similarity(alpha=2.0, beta=50.0, base=0.5, epsilon=0.1):
@@ -29,6 +36,14 @@ def lifted(margin):
         return references.lifted(labels, x, margin, reduction)
 
     return both_reductions(f"lifted {margin}", LiftedStructureLoss, value, margin=margin)
+
+
+def generalized_lifted(margin, positive_margin, kind):
+    def value(labels, x, reduction):
+        return references_pairs.generalized_lifted(labels, x, margin, positive_margin, kind, reduction)
+
+    arguments = {"margin": margin, "positive_margin": positive_margin, "distance": kind}
+    return both_reductions(f"generalized lifted {margin} {kind}", GeneralizedLiftedStructureLoss, value, **arguments)
 
 
 def circle(margin, gamma):
@@ -53,6 +68,7 @@ CASES = {
     **multi_similarity(3.0, 10.0, 0.2, None),
     **lifted(1.0),
     **lifted(0.3),
+    **generalized_lifted(1.0, 0.0, "euclidean"),
     **circle(0.4, 80.0),
     **circle(0.25, 256.0),
     **sup_con(0.1),
@@ -60,7 +76,9 @@ CASES = {
 }
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 every_default = pytest.mark.parametrize(
-    "loss", [MultiSimilarityLoss(), LiftedStructureLoss(), CircleLoss(), SupConLoss()], ids=lambda loss: loss.name
+    "loss",
+    [MultiSimilarityLoss(), LiftedStructureLoss(), GeneralizedLiftedStructureLoss(), CircleLoss(), SupConLoss()],
+    ids=lambda loss: loss.name,
 )
 
 
@@ -92,7 +110,11 @@ def test_a_batch_without_positives_teaches_nothing(loss):
         check_nothing_to_learn(loss, "no positive", "two images of two classes")
 
 
-@pytest.mark.parametrize("loss", [MultiSimilarityLoss(), LiftedStructureLoss(), CircleLoss()], ids=lambda x: x.name)
+@pytest.mark.parametrize(
+    "loss",
+    [MultiSimilarityLoss(), LiftedStructureLoss(), GeneralizedLiftedStructureLoss(), CircleLoss()],
+    ids=lambda loss: loss.name,
+)
 def test_one_class_without_negatives_teaches_nothing(loss):
     check_nothing_to_learn(loss, "no negative")
 
@@ -111,6 +133,12 @@ def test_lifted_structure_is_tensorflow_addons():
     hinged = np.maximum(np.log(push[:, None] + push[None]) + distances, 0) ** 2
     positive = same & ~np.eye(9, dtype=bool)
     assert_close(LiftedStructureLoss(1.0)(labels, x), 0.25 * hinged[positive].sum() / (positive.sum() / 2))
+
+
+def test_generalized_lifted_structure_takes_margins_and_any_distance():
+    labels, x = random_batch(4, 9, 3, 4, unit=False)
+    loss = GeneralizedLiftedStructureLoss(3.0, 0.5, "sqeuclidean")
+    assert_close(loss(labels, x), references_pairs.generalized_lifted(labels, x, 3.0, 0.5, "sqeuclidean"))
 
 
 def test_circle_weights_carry_no_gradient_but_a_pair_at_its_optimum_costs_little():

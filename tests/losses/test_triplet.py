@@ -38,6 +38,8 @@ CASES = {
     **{key: case for kind in ("cosine", "dot") for key, case in cases("all", kind, 0.3).items()},
     **cases("semi_hard", "cosine"),
 }
+SOFT = {key: case for mining in MINING for key, case in cases(mining, margin="soft").items() if key.endswith("mean")}
+SOFT |= {key: case for key, case in cases("all", "euclidean", "soft").items() if key.endswith("sum")}
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 every_mining = pytest.mark.parametrize("mining", MINING)
 
@@ -75,6 +77,25 @@ def test_contract(case):
 @every_mining
 def test_a_batch_of_four_thousand(mining):
     check_large(TripletLoss(mining=mining))
+
+
+@pytest.mark.parametrize("case", SOFT.values(), ids=SOFT)
+def test_the_soft_margin_equals_the_formula(case):
+    check_formula(case)
+    check_gradient(case, "eager")
+    check_degenerate(case, "eager", floor=5e-6)
+    check_contract(case.loss)
+
+
+@pytest.mark.slow
+def test_a_batch_of_four_thousand_with_the_soft_margin():
+    check_large(TripletLoss("soft"))
+
+
+@pytest.mark.parametrize("margin", ["hard", "0.1", ""])
+def test_a_margin_that_is_neither_a_number_nor_soft_is_refused(margin):
+    with pytest.raises(ValueError, match="margin must be a number or 'soft'"):
+        TripletLoss(margin)
 
 
 def test_all_triplets_keep_their_digits_in_a_batch_of_hundreds():

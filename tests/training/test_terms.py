@@ -11,7 +11,13 @@ from tfdml.training.terms import build_objectives, check_objectives, known, snak
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("AMSoftmaxLoss", "am_softmax"), ("FastAPLoss", "fast_ap"), ("JointMMD", "joint_mmd"), ("RankMI", "rank_mi")],
+    [
+        ("AMSoftmaxLoss", "am_softmax"),
+        ("FastAPLoss", "fast_ap"),
+        ("JointMMD", "joint_mmd"),
+        ("RankMI", "rank_mi"),
+        ("NTXentLoss", "nt_xent"),
+    ],
 )
 def test_snake_case(name, expected):
     assert snake_case(name) == expected
@@ -67,9 +73,27 @@ def test_kernels_need_no_brackets():
     assert isinstance(jrs.kernels["class"], GaussianMixture)
 
 
+def test_miners_are_named_alone_or_with_arguments():
+    terms = build_objectives(
+        "contrastive(mining=batch_hard) + nt_xent(temperature=0.1, mining=easy_positive(negatives=all))"
+        " + triplet(margin=soft, mining=hard) + horde(loss=contrastive(mining=angular(angle_degrees=30)))"
+        " + infonce(mining=angular, name=b)",
+        3,
+    )
+    horde, contrastive, nt_xent, triplet, angular = terms
+    assert repr(contrastive.loss.mining) == "BatchHardMiner()"
+    assert (nt_xent.loss.temperature, nt_xent.loss.mining.negatives) == (0.1, "all")
+    assert (triplet.loss.margin, triplet.loss.mining) == ("soft", "hard")
+    assert horde.terms[0].loss.mining.angle_degrees == 30.0
+    assert angular.loss.mining.angle_degrees == 20.0
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        ("contrastive(mining=hardest)", "contrastive: mining must be one of all, or an object"),
+        ("contrastive(mining=hardest(fraction=1))", "there is no miner 'hardest'; known: angular, batch_easy_hard"),
+        ("contrastive(mining=hard_aware(fraction=2))", "hard_aware: fraction must be above 0 and at most 1, not 2"),
         ("nonsense", "there is no 'nonsense'"),
         ("am_softmax(marginn=1)", "no argument 'marginn'"),
         ("jrs(colour=1)", "no argument 'colour'"),

@@ -5,11 +5,21 @@ from tfdml.losses.classification import AMSoftmaxLoss, ArcFaceLoss, NormSoftmaxL
 from tfdml.losses.contrastive import BinomialDevianceLoss, ContrastiveLoss, CosineContrastiveLoss
 from tfdml.losses.margin import MarginLoss
 from tfdml.losses.npair import AngularLoss, NPairLoss
+from tfdml.losses.pair_softmax import NTXentLoss, SoftNearestNeighborLoss, TupletMarginLoss
 from tfdml.losses.proxy import ProxyAnchorLoss, ProxyNCALoss, SoftTripleLoss
 from tfdml.losses.quadruplet import QuadrupletLoss
+from tfdml.losses.ranked_list import RankedListLoss
 from tfdml.losses.ranking import FastAPLoss, HistogramLoss
-from tfdml.losses.structured import CircleLoss, LiftedStructureLoss, MultiSimilarityLoss, SupConLoss
+from tfdml.losses.smooth_ranks import RecallAtKLoss, SmoothAPLoss
+from tfdml.losses.structured import (
+    CircleLoss,
+    GeneralizedLiftedStructureLoss,
+    LiftedStructureLoss,
+    MultiSimilarityLoss,
+    SupConLoss,
+)
 from tfdml.losses.triplet import TripletLoss
+from tfdml.losses.variance import VICRegLoss
 
 __all__ = [
     "AMSoftmaxLoss",
@@ -20,16 +30,24 @@ __all__ = [
     "ContrastiveLoss",
     "CosineContrastiveLoss",
     "FastAPLoss",
+    "GeneralizedLiftedStructureLoss",
     "HistogramLoss",
     "LiftedStructureLoss",
     "MarginLoss",
     "MultiSimilarityLoss",
     "NPairLoss",
+    "NTXentLoss",
     "NormSoftmaxLoss",
     "ProxyAnchorLoss",
     "ProxyNCALoss",
     "QuadrupletLoss",
+    "RankedListLoss",
+    "RecallAtKLoss",
+    "SmoothAPLoss",
+    "SoftNearestNeighborLoss",
     "SoftTripleLoss",
     "SupConLoss",
     "TripletLoss",
+    "TupletMarginLoss",
+    "VICRegLoss",
 ]

@@ -7,6 +7,7 @@ from keras import ops
 
 from tfdml import pairwise, replicas
 from tfdml.losses.masked import scale_to_mean
+from tfdml.mining.relations import as_relation
 from tfdml.saving import SavedByArguments, in_words
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
@@ -76,10 +77,65 @@ class EmbeddingLoss(LabelledLoss):
     global batch: each replica gathers the embeddings of all and keeps the values of its own anchors, so that the
     update equals the one of a single device on the whole batch. A loss that `divides` computes no more than those: its
     matrices are (n, N) for n of N images.
+
+    Attributes:
+        positives: What says which images belong together, see `with_positives`; None for the equality of labels.
     """
+
+    positives = None
+
+    def with_positives(self, positives):
+        """The same loss where labels are sets or hierarchies: rows (B, L), of which `positives` makes the pairs.
+
+        Every loss on pairs and every miner takes the positives and negatives from it. Pairs are judged one by one, so
+        that two positives of an image need not belong together.
+
+        Args:
+            positives: `tfdml.mining.SameLabel(column)`, `tfdml.mining.shares_a_label`, or an object or function of
+                one's own: a `tfdml.mining.Relation`. Labels (B,) reach it as (B, 1).
+
+        Returns:
+            A new loss, saved with `positives`.
+
+        Raises:
+            ValueError: `positives` cannot be called, or not be saved.
+
+        Example:
+            >>> embeddings, model_and_make = keras.ops.eye(3), [[0, 0], [1, 0], [2, 1]]
+            >>> by_make = tfdml.mining.SameLabel(column=1)
+            >>> float(tfdml.losses.TripletLoss(0.1).with_positives(by_make)(model_and_make, embeddings))
+            0.1
+        """
+        again = type(self).from_config(self.get_config())
+        again.positives = as_relation(positives)
+        return again
+
+    def get_config(self):
+        """The arguments, and `positives` where they are given."""
+        config = super().get_config()
+        if self.positives is None:
+            return config
+        return {**config, "positives": keras.saving.serialize_keras_object(self.positives)}
+
+    @classmethod
+    def from_config(cls, config):
+        """The loss that `get_config` describes."""
+        loss = super().from_config({name: value for name, value in config.items() if name != "positives"})
+        if config.get("positives") is not None:
+            loss.positives = as_relation(config["positives"])
+        return loss
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        """The reduced loss of labels (B,), or (B, L) with `positives`, and embeddings (B, d)."""
+        with pairwise.positives_by(self.positives):
+            return super().__call__(y_true, y_pred, sample_weight)
 
     def call(self, labels, embeddings):
         """One value per anchor: (B,), (B, d) -> (B,)."""
+        with pairwise.positives_by(self.positives):
+            return self._own_values(labels, embeddings)
+
+    def _own_values(self, labels, embeddings):
         labels = pairwise.as_labels(labels)
         check_rank(self.name, embeddings, 2, "embeddings (B, d)")
         num_local = ops.shape(labels)[0]
@@ -91,7 +147,8 @@ class EmbeddingLoss(LabelledLoss):
 
     def of_batch(self, labels, embeddings):
         """The reduced loss of the global batch; within `pairwise.only_rows` the part of it that its rows make up."""
-        value = self.reduce(self.anchor_losses(labels, embeddings))
+        with pairwise.positives_by(self.positives):
+            value = self.reduce(self.anchor_losses(labels, embeddings))
         return value if self.reduction == "sum" else value * replicas.share_of_rows()
 
     @property

@@ -30,7 +30,7 @@ class ContrastiveLoss(EmbeddingLoss):
             strength when few are left) or `"all"` of them.
         reduction: `"sum"` gives the plain sums over ordered pairs.
         name: The loss's name in logs.
-        mining: `"all"`, or an object that chooses the pairs: a `tfdml.mining.Miner`.
+        mining: `"all"`, or what chooses the pairs: a `tfdml.mining.Miner`, or the name of one.
 
     Raises:
         ValueError: An argument is none of the values above.
@@ -87,7 +87,7 @@ class CosineContrastiveLoss(EmbeddingLoss):
         margin: The cosine up to which negatives are left alone.
         reduction: `"sum"` gives the plain sums over ordered pairs.
         name: The loss's name in logs.
-        mining: `"all"`, or an object that chooses the pairs: a `tfdml.mining.Miner`.
+        mining: `"all"`, or what chooses the pairs: a `tfdml.mining.Miner`, or the name of one.
 
     Raises:
         ValueError: `margin` is not a cosine.
@@ -136,7 +136,7 @@ class BinomialDevianceLoss(EmbeddingLoss):
         negative_cost: C, how much steeper negatives are than positives.
         reduction: `"sum"` gives the plain sums over ordered pairs.
         name: The loss's name in logs.
-        mining: `"all"`, or an object that chooses the pairs: a `tfdml.mining.Miner`.
+        mining: `"all"`, or what chooses the pairs: a `tfdml.mining.Miner`, or the name of one.
 
     Raises:
         ValueError: `alpha` or `negative_cost` is not positive.

@@ -116,7 +116,10 @@ class AngularLoss(EmbeddingLoss):
         largest = ops.stop_gradient(ops.max(ops.where(negatives, scaled, -1e30), axis=1, keepdims=True))
         # Masked and not clipped at 0: fused arithmetic may put the largest a hair above itself, and lose its gradient.
         relative = ops.where(negatives, ops.exp(ops.where(negatives, scaled - largest, 0.0)), 0.0)
-        summed = ops.where(positives, ops.matmul(relative, ops.transpose(relative)), 1.0)
+        summed = ops.matmul(relative, ops.transpose(relative))
+        # Where labels are sets, the two may have no negative in common.
+        positives = ops.logical_and(positives, summed > 0)
+        summed = ops.where(positives, summed, 1.0)
         over_negatives = ops.log(summed) + largest + ops.transpose(largest)
         exponents = over_negatives - 2.0 * (1.0 + squared_tangent) * cosines
         return self.over_pairs(ops.softplus(ops.where(positives, exponents, 0.0)), positives)

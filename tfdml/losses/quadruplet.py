@@ -34,7 +34,7 @@ class QuadrupletLoss(EmbeddingLoss):
             are left late in training keep their strength.
         reduction: `"sum"` leaves 1/N out: eq. 12.
         name: The loss's name in logs.
-        mining: `"all"`, or an object that chooses the pairs: a `tfdml.mining.Miner`.
+        mining: `"all"`, or what chooses the pairs: a `tfdml.mining.Miner`, or the name of one.
 
     Raises:
         ValueError: An argument is none of the values above.

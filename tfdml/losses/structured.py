@@ -10,7 +10,7 @@ from tfdml.arguments import number
 from tfdml.losses.base import EmbeddingLoss
 from tfdml.losses.masked import masked_logsumexp
 from tfdml.mining import multi_similarity_pairs
-from tfdml.mining.composing import as_miner, is_named, keep_pairs
+from tfdml.mining.composing import as_distance, as_miner, is_named, keep_pairs, matrix_of
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -90,7 +90,7 @@ class LiftedStructureLoss(EmbeddingLoss):
         margin: Negatives count from about this distance on.
         reduction: `"sum"` gives half the sum over ordered pairs, that is the sum over unordered ones.
         name: The loss's name in logs.
-        mining: `"all"`, or an object that chooses the pairs: a `tfdml.mining.Miner`.
+        mining: `"all"`, or what chooses the pairs: a `tfdml.mining.Miner`, or the name of one.
 
     Raises:
         ValueError: `margin` is negative.
@@ -123,6 +123,66 @@ class LiftedStructureLoss(EmbeddingLoss):
 
 
 @keras.saving.register_keras_serializable("tfdml")
+class GeneralizedLiftedStructureLoss(EmbeddingLoss):
+    """Lifted structured loss with all positives of an anchor at once, "batch all lifted" with a smooth maximum.
+
+    L = mean over anchors a of [ ln(sum over positives p of exp(d_ap - positive_margin))
+                               + ln(sum over negatives n of exp(margin - d_an)) ]_+
+
+    over the anchors that have a positive and a negative; others are 0. (pytorch-metric-learning counts an anchor that
+    lacks one of them too, with its logarithm as 0.) Takes O(B^2) memory: 4,096 images at
+    once are well possible.
+
+    Args:
+        margin: How much further than positives negatives are to be; in units of `distance`.
+        positive_margin: The distance up to which positives hardly count.
+        distance: `"euclidean"`, `"sqeuclidean"`, `"cosine"` or `"dot"`; or an object, a `tfdml.mining.Distance`.
+        reduction: `"sum"` gives the sum over anchors.
+        name: The loss's name in logs.
+        mining: `"all"`, or what chooses the pairs: a `tfdml.mining.Miner`, or the name of one.
+
+    Raises:
+        ValueError: A margin is negative, or `distance` none of these.
+
+    Example:
+        >>> embeddings = [[0.0, 0.0], [0.0, 0.0], [1.0, 0.0]]
+        >>> float(GeneralizedLiftedStructureLoss(margin=1.5)([0, 0, 1], embeddings))  # 0 + (1.5 - 1)
+        0.5
+
+    Source: Hermans, Beyer, Leibe, "In Defense of the Triplet Loss for Person Re-Identification", 2017, sec. 2.
+    """
+
+    def __init__(
+        self,
+        margin=1.0,
+        positive_margin=0.0,
+        distance="euclidean",
+        reduction="sum_over_batch_size",
+        name="generalized_lifted_structure_loss",
+        mining="all",
+    ):
+        super().__init__(reduction=reduction, name=name)
+        self.margin = number("margin", margin, at_least=0)
+        self.positive_margin = number("positive_margin", positive_margin, at_least=0)
+        self.distance = as_distance(distance)
+        self.mining = as_miner(mining)
+
+    @property
+    def divides(self):
+        """Yes, save with objects, which see square matrices."""
+        return is_named(self.distance, self.mining)
+
+    def anchor_losses(self, labels, embeddings):
+        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
+        distances = matrix_of(self.distance, embeddings)
+        positives, negatives = keep_pairs(self.mining, distances, labels)
+        pull = masked_logsumexp(distances - self.positive_margin, positives, axis=1)
+        push = masked_logsumexp(self.margin - distances, negatives, axis=1)
+        counted = ops.logical_and(ops.any(positives, axis=1), ops.any(negatives, axis=1))
+        return self.over_pairs(ops.relu(pull + push)[:, None], counted[:, None])
+
+
+@keras.saving.register_keras_serializable("tfdml")
 class CircleLoss(EmbeddingLoss):
     """Circle loss on cosines s: each pair is weighted by how far it is from its optimum.
 
@@ -137,7 +197,7 @@ class CircleLoss(EmbeddingLoss):
         gamma: The scale: 80 and 256.
         reduction: `"sum"` gives the sum over anchors.
         name: The loss's name in logs.
-        mining: `"all"`, or an object that chooses the pairs: a `tfdml.mining.Miner`.
+        mining: `"all"`, or what chooses the pairs: a `tfdml.mining.Miner`, or the name of one.
 
     Raises:
         ValueError: `gamma` is not positive or `margin` is out of range.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import keras
 from keras import ops
 
 from tfdml import pairwise
 from tfdml.arguments import number, one_of
 from tfdml.losses.base import EmbeddingLoss
+from tfdml.losses.comparing import compare_with_positives
 from tfdml.losses.masked import scale_to_mean
 from tfdml.mining import negative_probabilities, semi_hard_negatives
 from tfdml.mining.composing import as_distance, as_miner, is_named, keep_pairs, matrix_of
@@ -31,13 +34,18 @@ class TripletLoss(EmbeddingLoss):
       `tfdml.mining.negative_probabilities`. The loss is the expectation over the draw, not a draw: the same gradient on
       average with none of the noise, and the same value in every process, on every replica and under jit.
 
+    `margin="soft"` puts ln(1 + exp(d_ap - d_an)) in the place of the hinge: every triplet keeps pulling, the less the
+    better it is ordered (Hermans et al.'s "batch all" and "batch hard" with the soft margin, by `mining="all"` and
+    `"hard"`). Each mined triplet is then active. `"all"` and `"distance_weighted"` then take O(B^2 P) time for at most
+    P positives of an anchor, and O(B^2) memory.
+
     The default counts in |T| the active triplets only (those with a positive term; expected ones for
     `"distance_weighted"`), as HORDE's code and pytorch-metric-learning do. `average="all"` counts every mined triplet:
     that is the mean of TensorFlow Addons' semi-hard loss and of Hermans et al.'s batch-hard. TensorFlow Addons'
     batch-hard loss also counts anchors that have no positive or no negative.
 
     Args:
-        margin: In units of `distance`, not negative.
+        margin: In units of `distance`, not negative; or `"soft"`.
         mining: One of the above; or an object that chooses pairs, a `tfdml.mining.Miner`: each positive that it keeps
             makes a triplet with each negative that it keeps of the same anchor.
         distance: `"euclidean"`, `"sqeuclidean"` (default, as FaceNet and the ECAML paper on unit vectors), `"cosine"`
@@ -69,7 +77,9 @@ class TripletLoss(EmbeddingLoss):
     ):
         super().__init__(reduction=reduction, name=name)
         one_of("average", average, ("active", "all"))
-        self.margin = number("margin", margin, at_least=0)
+        if isinstance(margin, str) and margin != "soft":
+            raise ValueError(f"margin must be a number or 'soft', not {margin!r}")
+        self.margin = margin if margin == "soft" else number("margin", margin, at_least=0)
         self.mining = as_miner(mining, MINING)
         self.distance = as_distance(distance)
         self.average = average
@@ -83,38 +93,44 @@ class TripletLoss(EmbeddingLoss):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         distances = matrix_of(self.distance, embeddings)
         positives, negatives = keep_pairs(self.mining, distances, labels)
+        soft = self.margin == "soft"
         if self.mining == "hard":
-            rows, active, mined = _hardest(distances, positives, negatives, self.margin)
+            rows, active, mined = _hardest(distances, positives, negatives, self._cost)
         elif self.mining == "semi_hard":
-            rows, active, mined = _semi_hard(distances, positives, negatives, labels, self.margin)
+            rows, active, mined = _semi_hard(distances, positives, negatives, labels, self._cost)
         else:
             weights = ops.cast(negatives, "float32")
             if self.mining == "distance_weighted":
                 weights = negative_probabilities(embeddings, labels)
-            rows, active, mined = _weighted(distances, positives, weights, self.margin)
+            weighted = _softly_weighted if soft else functools.partial(_weighted, margin=self.margin)
+            rows, active, mined = weighted(distances, positives, weights)
         if not self.averages_pairs:
             return rows
-        return scale_to_mean(rows, ops.sum(active if self.average == "active" else mined))
+        return scale_to_mean(rows, ops.sum(active if self.average == "active" and not soft else mined))
+
+    def _cost(self, differences):
+        """What a triplet costs, from d_ap - d_an."""
+        return ops.softplus(differences) if self.margin == "soft" else ops.relu(differences + self.margin)
 
 
-# Each returns, per anchor: the sum of the hinges of its triplets, how many are active, and how many there are.
+# Each returns, per anchor: the sum of what its triplets cost, how many are active, and how many there are.
 
 
-def _hardest(distances, positives, negatives, margin):
+def _hardest(distances, positives, negatives, cost):
     # By index: the gradient of a maximum compares values, which fused arithmetic may compute twice and differently.
     furthest = ops.argmax(ops.where(positives, distances, -1e30), axis=1)
     nearest = ops.argmin(ops.where(negatives, distances, 1e30), axis=1)
     chosen = ops.take_along_axis(distances, ops.stack([furthest, nearest], axis=1), axis=1)
     mined = ops.logical_and(ops.any(positives, axis=1), ops.any(negatives, axis=1))
-    hinge = ops.where(mined, ops.relu(chosen[:, 0] - chosen[:, 1] + margin), 0.0)
-    return hinge, ops.cast(hinge > 0, "float32"), ops.cast(mined, "float32")
+    value = ops.where(mined, cost(chosen[:, 0] - chosen[:, 1]), 0.0)
+    return value, ops.cast(value > 0, "float32"), ops.cast(mined, "float32")
 
 
-def _semi_hard(distances, positives, negatives, labels, margin):
+def _semi_hard(distances, positives, negatives, labels, cost):
     to_negative = ops.take_along_axis(distances, semi_hard_negatives(distances, labels), axis=1)
     mined = ops.logical_and(positives, ops.any(negatives, axis=1, keepdims=True))
-    hinge = ops.where(mined, ops.relu(distances - to_negative + margin), 0.0)
-    return ops.sum(hinge, axis=1), pairwise.masked_count(hinge > 0, axis=1), pairwise.masked_count(mined, axis=1)
+    values = ops.where(mined, cost(distances - to_negative), 0.0)
+    return ops.sum(values, axis=1), pairwise.masked_count(values > 0, axis=1), pairwise.masked_count(mined, axis=1)
 
 
 def _weighted(distances, positives, weights, margin):
@@ -139,3 +155,12 @@ def _weighted(distances, positives, weights, margin):
     rows = ops.sum(coefficients * ops.take_along_axis(centred, order, axis=1), axis=1)
     active = ops.sum(weight_before, axis=1)
     return rows, active, num_positives[:, 0] * ops.sum(weight, axis=1)
+
+
+def _softly_weighted(distances, positives, weights):
+    """As `_weighted`, with ln(1 + exp(d_ap - d_an)) of each triplet."""
+    to_positives = compare_with_positives(
+        distances, positives, weights, lambda z: ops.softplus(-z), lambda z: -ops.sigmoid(-z)
+    )
+    mined = pairwise.masked_count(positives, axis=1) * ops.sum(weights, axis=1)
+    return ops.sum(to_positives, axis=1), mined, mined

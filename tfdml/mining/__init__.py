@@ -1,18 +1,32 @@
 """Choosing pairs and tuples of a batch: functions from distances or similarities to masks, weights or indices.
 
-`Miner` and `Distance` are what one gives a loss as `mining` and `distance` where none of its own will do.
+`Miner` and `Distance` are what one gives a loss as `mining` and `distance` where none of its own will do; the other
+miners are ready to be given. `Relation` says which images belong together where labels are sets or hierarchies.
 """
 
+from tfdml.mining.angular import AngularMiner
+from tfdml.mining.batch_easy_hard import BatchEasyHardMiner, BatchHardMiner, EasyPositiveMiner
 from tfdml.mining.composing import Distance, Miner
 from tfdml.mining.distance_weighted import negative_probabilities, sample_negatives
 from tfdml.mining.multi_similarity import multi_similarity_pairs
+from tfdml.mining.of_the_batch import HardAwareMiner, UniformHistogramMiner
+from tfdml.mining.relations import Relation, SameLabel, shares_a_label
 from tfdml.mining.semi_hard import semi_hard_negatives
 
 __all__ = [
+    "AngularMiner",
+    "BatchEasyHardMiner",
+    "BatchHardMiner",
     "Distance",
+    "EasyPositiveMiner",
+    "HardAwareMiner",
     "Miner",
+    "Relation",
+    "SameLabel",
+    "UniformHistogramMiner",
     "multi_similarity_pairs",
     "negative_probabilities",
     "sample_negatives",
     "semi_hard_negatives",
+    "shares_a_label",
 ]

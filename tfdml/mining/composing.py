@@ -10,7 +10,7 @@ from tfdml import pairwise
 from tfdml.saving import SavedByArguments, in_words, restore
 
 
-class _Composed(SavedByArguments):
+class Composed(SavedByArguments):
     """What both have: they are saved with a loss, by the arguments that they keep under their names."""
 
     @classmethod
@@ -22,7 +22,7 @@ class _Composed(SavedByArguments):
         return in_words(self)
 
 
-class Distance(_Composed):
+class Distance(Composed):
     """How far apart embeddings are, for the `distance` of a loss; a subclass gives `__call__`.
 
     It keeps its arguments in the attributes of their names, by which it is saved. Register it with
@@ -50,7 +50,7 @@ class Distance(_Composed):
         raise TypeError(f"{type(self).__name__} must define __call__(a, b)")
 
 
-class Miner(_Composed):
+class Miner(Composed):
     """Chooses the pairs of a batch that a loss learns from, for its `mining`; a subclass gives `__call__`.
 
     It keeps its arguments in the attributes of their names, by which it is saved. Register it with
@@ -90,16 +90,43 @@ def as_distance(distance):
     Raises:
         ValueError: It is none of these.
     """
-    return _checked("distance", restore(distance), pairwise.DISTANCES, "(a, b)", Distance)
+    return checked("distance", restore(distance), pairwise.DISTANCES, "(a, b)", Distance)
+
+
+_named: dict[str, type] = {}
+
+
+def named_miner(name: str):
+    """Let losses know a miner by this name, as that with its default arguments; a decorator of the class."""
+
+    def register(cls):
+        _named[name] = cls
+        return cls
+
+    return register
+
+
+def named_miners() -> dict[str, type]:
+    """The miners that have a name."""
+    return dict(sorted(_named.items()))
 
 
 def as_miner(mining, names=("all",)):
-    """A loss's `mining`: one of `names`, or an object or function, or what was saved of it.
+    """A loss's `mining`: one of `names`, the name of a miner, or an object or function, or what was saved of it.
 
     Raises:
         ValueError: It is none of these.
     """
-    return _checked("mining", restore(mining), names, "(distances, positives, negatives)", Miner)
+    mining, called_with = restore(mining), "(distances, positives, negatives)"
+    if not isinstance(mining, str) or mining in names:
+        return checked("mining", mining, names, called_with, Miner)
+    if mining in _named:
+        return _named[mining]()
+    known = f"one of {', '.join(names)}, or " if names else ""
+    raise ValueError(
+        f"mining must be {known}an object called with {called_with}, or the name of a miner "
+        f"({', '.join(named_miners())}), not {mining!r}"
+    )
 
 
 def matrix_of(distance, embeddings):
@@ -151,7 +178,12 @@ def is_named(*choices) -> bool:
     return all(choice is None or isinstance(choice, str) for choice in choices)
 
 
-def _checked(argument, value, names, called_with, base):
+def checked(argument, value, names, called_with, base):
+    """A loss's choice, if it is one of `names`, or an object or function that can be saved.
+
+    Raises:
+        ValueError: It is neither.
+    """
     if isinstance(value, str) and value in names:
         return value
     known = f"one of {', '.join(names)}, or " if names else ""

@@ -29,6 +29,10 @@ class MetricLearner(SeveralWorkers, keras.Model):
     whole batch. Each term is reported under its name, unweighted; `d_pos` and `d_neg` are the mean distances of
     positive and negative pairs on a replica (a collapse shows as both going to 0).
 
+    Labels may be rows (B, L), sets or levels of a hierarchy, where the losses say which images belong together
+    (`EmbeddingLoss.with_positives`); then each objective needs such a loss, and the first one's pairs are those of
+    `d_pos` and `d_neg`.
+
     An objective that measures the training set before the first step, such as `DensityAdaptivity`, does so in
     `calibrate`; without it `fit` warns.
 
@@ -114,17 +118,18 @@ class MetricLearner(SeveralWorkers, keras.Model):
         num_images = ops.cast(ops.shape(all_labels)[0], "float32")
         total = reported = ops.zeros((), "float32")
         for objective, tracker in zip(self.objectives, self.term_trackers, strict=True):
+            its_labels, all_its_labels = objective.as_labels(labels), objective.as_labels(all_labels)
             if objective.per_image and objective.reduction == "mean":
-                local = ops.sum(objective.compute(objective.select(representations), labels))
+                local = ops.sum(objective.compute(objective.select(representations), its_labels))
                 share, value = local / num_images, local / ops.maximum(num_local, 1.0)
             elif objective.per_image:
-                share = ops.sum(objective.compute(objective.select(representations), labels))
+                share = ops.sum(objective.compute(objective.select(representations), its_labels))
                 value = share * num_replicas
             else:
                 selected = objective.select(gathered)
                 with self._divided(objective, ops.shape(labels)[0], ops.shape(all_labels)[0]):
-                    share = objective.reduce(objective.compute(selected, all_labels))
-                    self._track_observations(objective, selected, all_labels)
+                    share = objective.reduce(objective.compute(selected, all_its_labels))
+                    self._track_observations(objective, selected, all_its_labels)
                 share, value = self._share_and_value(objective, share, num_local, num_images)
             # Weighted as Keras weighs the loss in its logs: by the images of this replica.
             tracker.update_state(value, num_local)
@@ -149,15 +154,21 @@ class MetricLearner(SeveralWorkers, keras.Model):
         # So that the mean over replicas, weighted by their images, is the sum of the shares.
         return computed, computed * num_images / ops.maximum(num_local, 1.0)
 
-    @staticmethod
-    def _labels(y, sample_weight):
+    @property
+    def positives(self):
+        """What says which images belong together: that of the first objective which has such; None for equal labels."""
+        return next((o.positives for o in self.objectives if o.positives is not None), None)
+
+    def _labels(self, y, sample_weight):
         if sample_weight is not None:
             raise ValueError("MetricLearner takes (images, labels), without sample weights")
-        return pairwise.as_labels(y)
+        with pairwise.positives_by(self.positives):
+            return pairwise.as_labels(y)
 
     def _track_distances(self, embeddings, labels):
         distances = ops.stop_gradient(pairwise.distances(embeddings))
-        masks = (pairwise.positive_mask(labels), pairwise.negative_mask(labels))
+        with pairwise.positives_by(self.positives):
+            masks = (pairwise.positive_mask(labels), pairwise.negative_mask(labels))
         for tracker, mask in zip(self.distance_trackers, masks, strict=True):
             # Weighted by the number of pairs, so that a batch without any does not count.
             tracker.update_state(pairwise.masked_mean(distances, mask), pairwise.masked_count(mask))

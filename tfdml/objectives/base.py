@@ -128,16 +128,35 @@ class Objective(SavedByArguments, keras.layers.Layer):
         return {}
 
     def __call__(self, representations, labels, **kwargs):
-        """The unweighted value, a scalar, of labels in any form that `tfdml.pairwise.as_labels` takes."""
+        """The unweighted value, a scalar, of labels in any form that `as_labels` takes."""
         # Made integers before Keras converts them: it would cast float ids to float32, and on JAX cut off 64-bit ones.
         if not isinstance(labels, keras.KerasTensor):
-            labels = pairwise.as_labels(labels)
+            labels = self.as_labels(labels)
         return super().__call__(representations, labels, **kwargs)
 
     def call(self, representations, labels, training=None):
         """The unweighted value, a scalar."""
         available = {**representations, **self.represent(representations, training=training)}
-        return self.reduce(self.compute(self.select(available), pairwise.as_labels(labels)))
+        return self.reduce(self.compute(self.select(available), self.as_labels(labels)))
+
+    @property
+    def positives(self):
+        """What says which images belong together (`EmbeddingLoss.with_positives`); None for the equality of labels."""
+        return None
+
+    def as_labels(self, labels):
+        """Labels as `compute` takes them: integers (B,), or rows (B, L) where there are `positives`.
+
+        Raises:
+            ValueError: They are rows, and this objective takes one label for each image.
+        """
+        with pairwise.positives_by(self.positives):
+            if self.positives is None and len(getattr(labels, "shape", ())) == 2 and labels.shape[1] not in (None, 1):
+                raise ValueError(
+                    f"{self.name} takes one label for each image, not labels {tuple(labels.shape)}: say which images "
+                    "belong together by a loss's with_positives(...)"
+                )
+            return pairwise.as_labels(labels)
 
     def select(self, representations) -> dict:
         """Those that this objective reads.

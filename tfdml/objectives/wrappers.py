@@ -64,6 +64,11 @@ class MetricLoss(Objective):
         """As the loss."""
         return not self.per_image and self.loss.divides
 
+    @property
+    def positives(self):
+        """As the loss."""
+        return getattr(self.loss, "positives", None)
+
     def compute(self, representations, labels):
         """The loss of the global batch, or (B,) values of a loss that works image by image."""
         predictions = representations[self.representation]

@@ -11,12 +11,15 @@ from tfdml import kernels, losses, objectives
 from tfdml.errors import UserError
 from tfdml.kernels import Kernel
 from tfdml.losses.classification import ClassSimilarityLoss
+from tfdml.mining.composing import named_miners
 from tfdml.objectives import MetricLoss, Objective, ProxyLoss
 from tfdml.training.expressions import Call, parse_sum, shortened
 
 _ALIASES = {
     "jrs": "joint_representation_similarity",
     "npair": "n_pair",
+    "infonce": "nt_xent",
+    "vicreg": "vic_reg",
     "horde": "high_order_moment",
     "ecaml": "energy_confusion",
     "density": "density_adaptivity",
@@ -99,10 +102,7 @@ def _read(call: Call, text: str) -> tuple[type, dict]:
     if name not in classes:
         raise UserError(f"--objectives={text!r}: there is no {call.name!r}; known: {', '.join(sorted(classes))}")
     cls = classes[name]
-    arguments = {
-        key: _resolve(_as_calls(value) if key in ("loss", "kernels") else value, text)
-        for key, value in call.arguments.items()
-    }
+    arguments = {key: _argument(key, value, text) for key, value in call.arguments.items()}
     if "num_classes" in arguments:
         raise UserError(f"--objectives={text!r}: {call.name}: leave num_classes out, the data says it")
     wrapper = _wrapper(cls)
@@ -165,18 +165,29 @@ def _as_calls(value):
     return Call(value, {}) if isinstance(value, str) else value
 
 
-def _resolve(value, text: str):
-    """A kernel or a loss that stands inside an argument, such as `horde(loss=contrastive(margin=0.5))`."""
+def _argument(key: str, value, text: str):
+    """An argument with the kernels, losses and miners in it made, such as `horde(loss=contrastive(margin=0.5))`."""
+    if key == "mining":
+        # Bare names are known to the losses.
+        return _resolve(value, text, "miner", named_miners())
+    return _resolve(
+        _as_calls(value) if key in ("loss", "kernels") else value,
+        text,
+        "kernel or loss",
+        {**_known_kernels(), **_known_losses()},
+    )
+
+
+def _resolve(value, text: str, kind: str, found: dict[str, type]):
     if isinstance(value, Call):
-        found = {**_known_kernels(), **_known_losses()}
         name = _ALIASES.get(value.name, value.name)
         if name not in found:
             names = ", ".join(sorted(found))
-            raise UserError(f"--objectives={text!r}: there is no kernel or loss {value.name!r}; known: {names}")
+            raise UserError(f"--objectives={text!r}: there is no {kind} {value.name!r}; known: {names}")
         try:
-            return found[name](**{key: _resolve(item, text) for key, item in value.arguments.items()})
+            return found[name](**{key: _argument(key, item, text) for key, item in value.arguments.items()})
         except (TypeError, ValueError) as error:
             raise UserError(f"--objectives={text!r}: {value.name}: {error}") from error
     if isinstance(value, list):
-        return [_resolve(item, text) for item in value]
+        return [_resolve(item, text, kind, found) for item in value]
     return value
