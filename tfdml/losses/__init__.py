@@ -5,9 +5,10 @@ from tfdml.losses.classification import AMSoftmaxLoss, ArcFaceLoss, NormSoftmaxL
 from tfdml.losses.contrastive import BinomialDevianceLoss, ContrastiveLoss, CosineContrastiveLoss
 from tfdml.losses.margin import MarginLoss
 from tfdml.losses.npair import AngularLoss, NPairLoss
-from tfdml.losses.proxy import ProxyAnchorLoss, ProxyNCALoss, SoftTripleLoss
+from tfdml.losses.proxy import ProxyAnchorLoss, ProxyNCALoss, ProxyNCAPlusPlusLoss, SoftTripleLoss
 from tfdml.losses.quadruplet import QuadrupletLoss
 from tfdml.losses.ranking import FastAPLoss, HistogramLoss
+from tfdml.losses.spherical import SphereFaceLoss, SubCenterArcFaceLoss
 from tfdml.losses.structured import CircleLoss, LiftedStructureLoss, MultiSimilarityLoss, SupConLoss
 from tfdml.losses.triplet import TripletLoss
 
@@ -28,8 +29,11 @@ __all__ = [
     "NormSoftmaxLoss",
     "ProxyAnchorLoss",
     "ProxyNCALoss",
+    "ProxyNCAPlusPlusLoss",
     "QuadrupletLoss",
     "SoftTripleLoss",
+    "SphereFaceLoss",
+    "SubCenterArcFaceLoss",
     "SupConLoss",
     "TripletLoss",
 ]

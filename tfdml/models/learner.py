@@ -114,14 +114,16 @@ class MetricLearner(SeveralWorkers, keras.Model):
         num_images = ops.cast(ops.shape(all_labels)[0], "float32")
         total = reported = ops.zeros((), "float32")
         for objective, tracker in zip(self.objectives, self.term_trackers, strict=True):
+            selected = objective.select(representations if objective.per_image else gathered)
+            if training:
+                objective.follow(selected, labels if objective.per_image else all_labels)
             if objective.per_image and objective.reduction == "mean":
-                local = ops.sum(objective.compute(objective.select(representations), labels))
+                local = ops.sum(objective.compute(selected, labels))
                 share, value = local / num_images, local / ops.maximum(num_local, 1.0)
             elif objective.per_image:
-                share = ops.sum(objective.compute(objective.select(representations), labels))
+                share = ops.sum(objective.compute(selected, labels))
                 value = share * num_replicas
             else:
-                selected = objective.select(gathered)
                 with self._divided(objective, ops.shape(labels)[0], ops.shape(all_labels)[0]):
                     share = objective.reduce(objective.compute(selected, all_labels))
                     self._track_observations(objective, selected, all_labels)
