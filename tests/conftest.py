@@ -47,7 +47,7 @@ def small_disk(tmp_path):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Of the cases of a test that is marked `one_quick_case`, or that XLA compiles, the first is quick, the others slow.
+    """Of the cases of a test that is marked `one_quick_case`, or that XLA compiles, only the first is quick.
 
     XLA (`mode` is `"xla"`) takes a second or two, and its program stays in memory until the process ends.
     """

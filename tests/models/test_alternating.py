@@ -13,7 +13,8 @@ from tfdml.models import MetricLearner
 from tfdml.models.alternating_optimizer import EMBEDDER, STATISTICS, AlternatingOptimizer
 from tfdml.objectives import MetricLoss, RankMI
 from tfdml.training import checkpoints
-from tfdml.training.optimizers import build_optimizer, step_schedule
+from tfdml.training.optimizers import build_optimizer
+from tfdml.training.schedules import step_schedule
 
 
 def rank_mi(k=1, **arguments):

@@ -188,6 +188,41 @@ def test_the_selected_embedder_is_measured_and_the_earlier_of_equals_wins(tmp_pa
 
 
 @pytest.mark.slow
+def test_a_run_with_every_schedule_goes_on_where_it_was_killed_and_keeps_the_averages(tmp_path, monkeypatch):
+    settings = {
+        "optimizer": "adamw",
+        "weight_decay": 0.01,
+        "schedule": "cosine",
+        "warm_up_epochs": 0.5,
+        "final_rate": 0.1,
+        "layer_decay": 0.9,
+        "unfreeze_epochs": "1",
+        "clip_norm": 1.0,
+        "clip": "part",
+        "ema": 0.9,
+        "selection": "validation",
+        "holdout_classes": 0.2,
+        "checkpoint_steps": 1,
+        "report": True,
+    }
+    unbroken, folder = tmp_path / "unbroken", tmp_path / "run"
+    train(unbroken, **settings)
+    kill_after(monkeypatch, f"step-{STEPS + 2:08d}.npz")
+    with pytest.raises(Killed):
+        train(folder, **settings)
+    train(folder, resume=True, **settings)
+    assert_alike(folder, unbroken)
+    history = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    # At the end of the first epoch the step at which the backbone thaws has come.
+    assert history[1]["rates"]["backbone"] == pytest.approx(0.9 * history[1]["learning_rate"])
+    assert history[2]["rates"]["projection"] == pytest.approx(history[2]["learning_rate"]) == pytest.approx(0.001)
+    trained = runs.arrays(folder / "checkpoints" / f"step-{EPOCHS * STEPS:08d}.npz")
+    kept = np.concatenate([weights.ravel() for weights in runs.embedder(folder)])
+    assert not any(np.array_equal(kept[-array.size :], array.ravel()) for array in trained.values() if array.ndim == 2)
+    assert "Learning rates" in (folder / "report" / "index.html").read_text("utf-8")
+
+
+@pytest.mark.slow
 def test_the_numbers_of_the_papers_figures_survive_kills(tmp_path, monkeypatch):
     splits = runs.Splits(runs.SPLITS.train, None, runs.SPLITS.test, runs.SPLITS.train.select_classes([1, 4, 6]))
     monkeypatch.setattr(assembly, "load_splits", lambda *arguments: splits)
