@@ -5,12 +5,15 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DOCS   := $(VENV)/.installed-docs
 
-.PHONY: help install quickstart test test-slow lint format docs code-map wheel lock clean
+PML    := .venv-pml
+
+.PHONY: parity-pml help install quickstart test test-slow lint format docs code-map wheel lock clean
 
 help:
 	@echo "make install     create $(VENV) and install tfdml with its development tools, versions as in constraints.txt"
 	@echo "make quickstart  install, then train, evaluate, export and report on the built-in glyphs (no download)"
 	@echo "make test        the tests;  make test-slow: the longest, which make test leaves out"
+	@echo "make parity-pml  losses against pytorch-metric-learning itself, in an environment of its own ($(PML))"
 	@echo "make lint        ruff (lint, format), mypy and the layers of the imports"
 	@echo "make docs        the documentation as a site, in site/;  make code-map: draw the picture of its code map anew"
 	@echo "make wheel       a source archive and a wheel, in dist/"
@@ -39,6 +42,15 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+
+# The library compared with has an environment of its own: it needs PyTorch, and tfdml does not.
+$(PML)/.installed: tests/parity/requirements_pml.txt
+	$(PYTHON) -m venv $(PML)
+	$(PML)/bin/python -m pip install --quiet -r $<
+	@touch $@
+
+parity-pml: $(STAMP) $(PML)/.installed
+	$(BIN)/python -m pytest tests/parity/test_pml.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

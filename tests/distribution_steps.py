@@ -133,6 +133,9 @@ LEARNERS = {
     ),
     "rank_mi": lambda: learner([rank_mi(1), losses.ContrastiveLoss(1.3, "euclidean")]),
     "rank_mi twice": lambda: learner([rank_mi(2, monotonicity=0.1)]),
+    "curricular": lambda: learner(
+        [objectives.CurricularFace(3, scale=4.0, momentum=0.5), objectives.InstanceLoss(3, use_bias=True)]
+    ),
     "learned": lambda: learner(
         [objectives.LearnedMargin(3, beta=0.6, nu=0.1), objectives.RegularizedSoftTriple(3, 2, scale=5.0)]
     ),
@@ -158,6 +161,7 @@ def step(what, rows, strategy):
     loss = model.evaluate(x, labels, batch_size=BATCH, verbose=0, return_dict=True)["loss"]
     reported = model.fit(x, labels, batch_size=BATCH, shuffle=False, verbose=0).history
     observed = {name: reported[name][-1] for name in getattr(model, "observation_trackers", ())}
+    observed |= {f"{o.name}_t": float(o.t) for o in getattr(model, "objectives", ()) if hasattr(o, "t")}
     with averaged(model):
         after = values(model.trainable_variables)
     return [new - old for new, old in zip(after, before, strict=True)], loss, observed

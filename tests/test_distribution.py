@@ -38,6 +38,7 @@ LEARNERS = (
     "density hard/10",
     "spread/19",
     "joint norms/19",
+    "curricular/19",
     "learned/19",
     "rank_mi/19",
     "rank_mi/40",
@@ -89,4 +90,5 @@ def test_two_devices_update_a_plain_model_as_one_does(plain, case):
 def test_two_devices_update_a_learner_as_one_does(learners, case):
     check(learners, case)
     observed = sum("observed" in key for key in learners if key.startswith(f"{case}|1|"))
-    assert observed == {"energy": 2, "energy sum": 1, "density": 2, "density hard": 2}.get(case.split("/")[0], 0)
+    expected = {"energy": 2, "energy sum": 1, "density": 2, "density hard": 2, "curricular": 1}
+    assert observed == expected.get(case.split("/")[0], 0)

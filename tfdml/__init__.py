@@ -1,13 +1,13 @@
 """Deep metric learning on Keras 3 and TensorFlow.
 
-The backend-free part (`losses`, `mining`, `kernels`, `layers`, `objectives`, `backbones`, `models`) is imported with
-the package; what needs TensorFlow itself or is heavy (`data`, `training`, `embeddings`, `evaluation`, `report`,
-`export`, `retrieval`) on first use.
+The backend-free part (`losses`, `mining`, `kernels`, `layers`, `objectives`, `backbones`, `models`, `interop`) is
+imported with the package; what needs TensorFlow itself or is heavy (`data`, `training`, `embeddings`, `evaluation`,
+`report`, `export`, `retrieval`) on first use.
 """
 
 import importlib
 
-from tfdml import backbones, kernels, layers, losses, mining, models, objectives, pairwise
+from tfdml import backbones, interop, kernels, layers, losses, mining, models, objectives, pairwise
 from tfdml.errors import UserError
 from tfdml.version import __version__
 
@@ -21,6 +21,7 @@ __all__ = [
     "embeddings",
     "evaluation",
     "export",
+    "interop",
     "kernels",
     "layers",
     "losses",

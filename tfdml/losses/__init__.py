@@ -6,11 +6,12 @@ from tfdml.losses.contrastive import BinomialDevianceLoss, ContrastiveLoss, Cosi
 from tfdml.losses.margin import MarginLoss
 from tfdml.losses.npair import AngularLoss, NPairLoss
 from tfdml.losses.pair_softmax import NTXentLoss, SoftNearestNeighborLoss, TupletMarginLoss
-from tfdml.losses.proxy import ProxyAnchorLoss, ProxyNCALoss, SoftTripleLoss
+from tfdml.losses.proxy import ProxyAnchorLoss, ProxyNCALoss, ProxyNCAPlusPlusLoss, SoftTripleLoss
 from tfdml.losses.quadruplet import QuadrupletLoss
 from tfdml.losses.ranked_list import RankedListLoss
 from tfdml.losses.ranking import FastAPLoss, HistogramLoss
 from tfdml.losses.smooth_ranks import RecallAtKLoss, SmoothAPLoss
+from tfdml.losses.spherical import SphereFaceLoss, SubCenterArcFaceLoss
 from tfdml.losses.structured import (
     CircleLoss,
     GeneralizedLiftedStructureLoss,
@@ -40,12 +41,15 @@ __all__ = [
     "NormSoftmaxLoss",
     "ProxyAnchorLoss",
     "ProxyNCALoss",
+    "ProxyNCAPlusPlusLoss",
     "QuadrupletLoss",
     "RankedListLoss",
     "RecallAtKLoss",
     "SmoothAPLoss",
     "SoftNearestNeighborLoss",
     "SoftTripleLoss",
+    "SphereFaceLoss",
+    "SubCenterArcFaceLoss",
     "SupConLoss",
     "TripletLoss",
     "TupletMarginLoss",

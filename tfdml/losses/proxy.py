@@ -50,6 +50,42 @@ class ProxyNCALoss(ClassSimilarityLoss):
 
 
 @keras.saving.register_keras_serializable("tfdml")
+class ProxyNCAPlusPlusLoss(ClassSimilarityLoss):
+    """ProxyNCA++ on class similarities (B, C): the probability of the own proxy among all, at a low temperature.
+
+    L = -ln( exp(-d_y / T) / sum over all z of exp(-d_z / T) ),   d = |x - p|^2 = 2 - 2 cos of unit vectors
+
+    averaged over the batch; this is `NormSoftmaxLoss(2 / T)`. The other changes of the paper belong to the network and
+    to training: global maximum pooling (`--pooling=max`) and layer normalisation, batches balanced over classes
+    (`--sampling=class_balanced`), and proxies that learn faster than the network (`--objective_rate`).
+
+    Args:
+        temperature: T.
+        reduction: As in Keras.
+        name: The loss's name in logs.
+
+    Raises:
+        ValueError: `temperature` is not positive.
+
+    Example:
+        >>> float(ProxyNCAPlusPlusLoss(temperature=2.0)([0], [[1.0, 0.0, 0.0]]))  # ln(1 + 2 / e)
+        0.5514447
+
+    Source: Teh, DeVries, Taylor, "ProxyNCA++: Revisiting and Revitalizing Proxy Neighborhood Component Analysis",
+    ECCV 2020, sec. 3.
+    """
+
+    def __init__(self, temperature=1 / 9, reduction="sum_over_batch_size", name="proxy_nca_plus_plus_loss"):
+        super().__init__(reduction=reduction, name=name)
+        self.temperature = number("temperature", temperature, above=0)
+
+    def logits(self, similarities, target_mask):
+        """The logits (B, C), up to a constant."""
+        del target_mask
+        return (2.0 / self.temperature) * similarities
+
+
+@keras.saving.register_keras_serializable("tfdml")
 class ProxyAnchorLoss(ClassSimilarityLoss):
     """Proxy Anchor on class similarities s (B, C): each proxy is an anchor, the images of the batch its tuples.
 

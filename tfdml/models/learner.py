@@ -118,15 +118,17 @@ class MetricLearner(SeveralWorkers, keras.Model):
         num_images = ops.cast(ops.shape(all_labels)[0], "float32")
         total = reported = ops.zeros((), "float32")
         for objective, tracker in zip(self.objectives, self.term_trackers, strict=True):
+            selected = objective.select(representations if objective.per_image else gathered)
             its_labels, all_its_labels = objective.as_labels(labels), objective.as_labels(all_labels)
+            if training:
+                objective.follow(selected, its_labels if objective.per_image else all_its_labels)
             if objective.per_image and objective.reduction == "mean":
-                local = ops.sum(objective.compute(objective.select(representations), its_labels))
+                local = ops.sum(objective.compute(selected, its_labels))
                 share, value = local / num_images, local / ops.maximum(num_local, 1.0)
             elif objective.per_image:
-                share = ops.sum(objective.compute(objective.select(representations), its_labels))
+                share = ops.sum(objective.compute(selected, its_labels))
                 value = share * num_replicas
             else:
-                selected = objective.select(gathered)
                 with self._divided(objective, ops.shape(labels)[0], ops.shape(all_labels)[0]):
                     share = objective.reduce(objective.compute(selected, all_its_labels))
                     self._track_observations(objective, selected, all_its_labels)

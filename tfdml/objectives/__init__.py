@@ -3,7 +3,9 @@
 from tfdml.objectives.base import Objective
 from tfdml.objectives.density import DensityAdaptivity
 from tfdml.objectives.energy_confusion import EnergyConfusion
+from tfdml.objectives.face import CurricularFace, SphereFace2
 from tfdml.objectives.heads import HeadDivergence, HeadwiseLoss
+from tfdml.objectives.instance import InstanceLoss
 from tfdml.objectives.intra_class import IntraClassPenalty
 from tfdml.objectives.kernel_embedding import JointIntra, JointMMD, JointRepresentationSimilarity
 from tfdml.objectives.learned_margin import LearnedMargin, RegularizedSoftTriple
@@ -14,6 +16,7 @@ from tfdml.objectives.regularizers import EntropySpread, GlobalOrthogonal
 from tfdml.objectives.wrappers import MetricLoss, ProxyLoss
 
 __all__ = [
+    "CurricularFace",
     "DensityAdaptivity",
     "EnergyConfusion",
     "EntropySpread",
@@ -21,6 +24,7 @@ __all__ = [
     "HeadDivergence",
     "HeadwiseLoss",
     "HighOrderMomentLoss",
+    "InstanceLoss",
     "IntraClassPenalty",
     "JointIntra",
     "JointMMD",
@@ -31,4 +35,5 @@ __all__ = [
     "ProxyLoss",
     "RankMI",
     "RegularizedSoftTriple",
+    "SphereFace2",
 ]

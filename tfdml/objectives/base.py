@@ -110,6 +110,14 @@ class Objective(SavedByArguments, keras.layers.Layer):
         """
         raise TypeError(f"{type(self).__name__} must define statistics_step()")
 
+    def follow(self, representations, labels) -> None:
+        """Update what the objective keeps of the batches that it sees; by default nothing.
+
+        Called before `compute`, in training steps alone, with the same arguments: those of the replica's own images
+        when `per_image`, of the global batch otherwise. What is kept has to come out the same on every replica.
+        """
+        del representations, labels
+
     def compute(self, representations, labels):
         """The unweighted value: a scalar, or (B,) when `per_image`."""
         raise TypeError(f"{type(self).__name__} must define compute()")
@@ -137,7 +145,10 @@ class Objective(SavedByArguments, keras.layers.Layer):
     def call(self, representations, labels, training=None):
         """The unweighted value, a scalar."""
         available = {**representations, **self.represent(representations, training=training)}
-        return self.reduce(self.compute(self.select(available), self.as_labels(labels)))
+        selected, labels = self.select(available), self.as_labels(labels)
+        if training:
+            self.follow(selected, labels)
+        return self.reduce(self.compute(selected, labels))
 
     @property
     def positives(self):

@@ -1,0 +1,242 @@
+"""CurricularFace, SphereFace2 and the instance loss: objectives with more of their own than proxies."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.losses.references_ranking import arc_face, cross_entropy
+from tests.mathematics import assert_close, finite_differences, random_batch
+from tests.models.networks import images, tiny_embedder
+from tests.objectives.checks import check_config, check_saved_with_its_learner, total_loss
+from tests.played_replicas import play
+from tests.references import mean, softplus, total
+from tfdml import models
+from tfdml.losses import NormSoftmaxLoss
+from tfdml.objectives import CurricularFace, InstanceLoss, SphereFace2
+from tfdml.training.terms import build_objectives
+
+CLASSES = 4
+
+
+def cosines(x, proxies):
+    x, proxies = (np.asarray(a, np.float64) for a in (x, proxies))
+    norms = [np.maximum(np.linalg.norm(a, axis=1, keepdims=True), 1e-300) for a in (x, proxies)]
+    return (x / norms[0]) @ (proxies / norms[1]).T
+
+
+def curricular(labels, x, proxies, t=0.0, scale=64.0, margin=0.5):
+    values = []
+    for label, row in zip(labels, cosines(x, proxies), strict=True):
+        own = float(row[int(label)])
+        shifted = math.cos(math.acos(max(-1.0, min(1.0, own))) + margin)
+        logits = [scale * (c * (t + c) if c > shifted else c) for c in map(float, row)]
+        beyond = own <= math.cos(math.pi - margin)
+        logits[int(label)] = scale * (own - margin * math.sin(margin) if beyond else shifted)
+        values.append(cross_entropy(label, logits))
+    return mean(values)
+
+
+def sphere_face2(labels, x, proxies, bias, scale=40.0, margin=0.4, balance=0.7, adjustment=3.0):
+    values = []
+    for label, row in zip(labels, cosines(x, proxies), strict=True):
+        value = 0.0
+        for j, c in enumerate(map(float, row)):
+            g = 2 * ((c + 1) / 2) ** adjustment - 1
+            if j == int(label):
+                value += balance / scale * softplus(-(scale * (g - margin) + bias))
+            else:
+                value += (1 - balance) / scale * softplus(scale * (g + margin) + bias)
+        values.append(value)
+    return mean(values)
+
+
+def instance(labels, x, head, bias=None):
+    logits = np.asarray(x, np.float64) @ np.asarray(head, np.float64).T + (0 if bias is None else bias)
+    return mean([cross_entropy(label, [float(v) for v in row]) for label, row in zip(labels, logits, strict=True)])
+
+
+def built(objective, dim=4, **values):
+    objective.build({"embedding": (None, dim)})
+    for name, value in values.items():
+        getattr(objective, name).assign(value)
+    return objective
+
+
+def value_and_gradients(objective, labels, x, weights, mode):
+    @tf.function(jit_compile=mode == "xla", autograph=False)
+    def run(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            value = objective({"embedding": x}, labels)
+        return value, tape.gradient(value, [x, *(weight.value for weight in weights)])
+
+    return run(tf.constant(x, tf.float32))
+
+
+def cases():
+    face = built(CurricularFace(CLASSES, scale=4.0), t=0.3)
+    steep = built(CurricularFace(CLASSES, scale=16.0, margin=1.2), t=0.9)
+    two = built(SphereFace2(CLASSES, scale=6.0))
+    flat = built(SphereFace2(CLASSES, scale=3.0, margin=0.1, balance=0.5, adjustment=1.0), bias=0.7)
+    head = built(InstanceLoss(CLASSES))
+    biased = built(InstanceLoss(CLASSES, use_bias=True), bias=[0.5, -1.0, 0.0, 2.0])
+    plain = {"scale": 3.0, "margin": 0.1, "balance": 0.5, "adjustment": 1.0}
+    return {
+        "curricular": (face, [face.class_proxies.proxies], lambda y, x, p: curricular(y, x, p, 0.3, 4.0)),
+        "curricular wide": (
+            steep,
+            [steep.class_proxies.proxies],
+            lambda y, x, p: curricular(y, x, p, 0.9, 16.0, 1.2),
+        ),
+        "sphere face 2": (
+            two,
+            [two.class_proxies.proxies, two.bias],
+            lambda y, x, p, b: sphere_face2(y, x, p, float(b), 6.0),
+        ),
+        "sphere face 2 flat": (
+            flat,
+            [flat.class_proxies.proxies, flat.bias],
+            lambda y, x, p, b: sphere_face2(y, x, p, float(b), **plain),
+        ),
+        "instance": (head, [head.head], instance),
+        "instance biased": (biased, [biased.head, biased.bias], instance),
+    }
+
+
+@pytest.mark.parametrize("mode", ["eager", "xla"])
+def test_values_and_gradients_equal_the_formulas(mode):
+    # The other arguments of an objective take the same path.
+    chosen = list(cases().items())[:: 2 if mode == "xla" else 1]
+    for name, (objective, weights, reference) in chosen:
+        labels, x = random_batch(3, 7, CLASSES, 4, unit=False)
+        value, actual = value_and_gradients(objective, labels, x, weights, mode)
+        arrays = [x, *(np.asarray(weight) for weight in weights)]
+        assert_close(value, reference(labels, *arrays)), name
+        expected = finite_differences(lambda *a, y=labels, r=reference: r(y, *a), *arrays)
+        for found, wanted in zip(actual, expected, strict=True):
+            assert np.any(wanted)
+            assert_close(found, wanted, 2e-5), name
+
+
+def test_degenerate_batches_labels_and_configurations():
+    for objective, weights, reference in cases().values():
+        check_config(objective)
+        for rows in (1, 5):
+            x = np.zeros((rows, 4), "float32")
+            labels = np.arange(rows) % CLASSES
+            value, gradients = value_and_gradients(objective, labels, x, weights, "eager")
+            assert_close(value, reference(labels, x, *(np.asarray(weight) for weight in weights)), 1e-5)
+            assert all(np.all(np.isfinite(gradient)) for gradient in gradients)
+        half = objective({"embedding": keras.ops.ones((2, 4), "float16")}, [0, 1])
+        assert keras.backend.standardize_dtype(half.dtype) == "float32"
+        assert math.isfinite(half)
+        assert math.isnan(objective({"embedding": keras.ops.ones((2, 4))}, [0, CLASSES]))
+
+
+def test_t_follows_the_mean_cosine_in_training_alone():
+    objective = built(CurricularFace(CLASSES, momentum=0.25), t=0.5)
+    labels, x = random_batch(5, 9, CLASSES, 4)
+    own = cosines(x, np.asarray(objective.class_proxies.proxies))[np.arange(9), labels]
+    objective({"embedding": x}, labels)
+    assert float(objective.t) == 0.5
+    objective({"embedding": x}, labels, training=True)
+    assert_close(objective.t, 0.75 * 0.5 + 0.25 * own.mean())
+    # A label without a proxy does not count, and no label at all changes nothing.
+    objective.t.assign(0.5)
+    objective({"embedding": x[:2]}, [labels[0], CLASSES], training=True)
+    assert_close(objective.t, 0.75 * 0.5 + 0.25 * own[0])
+    objective.t.assign(0.5)
+    objective({"embedding": x[:2]}, [-1, CLASSES], training=True)
+    assert float(objective.t) == 0.5
+    assert not objective.t.trainable
+
+
+def test_t_is_that_of_the_images_of_all_replicas():
+    labels, x = random_batch(5, 10, CLASSES, 4)
+    whole = built(CurricularFace(CLASSES, momentum=0.25))
+    proxies = np.asarray(whole.class_proxies.proxies)
+    whole({"embedding": x}, labels, training=True)
+
+    def moved(labels, x):
+        objective = built(CurricularFace(CLASSES, momentum=0.25))
+        objective.class_proxies.proxies.assign(proxies)
+        objective.follow(objective.represent({"embedding": x}), keras.ops.convert_to_tensor(labels))
+        return keras.ops.convert_to_tensor(objective.t)
+
+    for value in play(moved, (labels[:7], x[:7]), (labels[7:], x[7:])):
+        assert_close(value, whole.t)
+
+
+def test_curricular_face_without_hard_negatives_is_arc_face():
+    proxies = np.eye(4, dtype="float32")
+    objective = built(CurricularFace(CLASSES, scale=8.0))
+    objective.class_proxies.proxies.assign(proxies)
+    x = np.float32([[1.0, 0.1, -0.2, 0.0], [0.0, -0.3, 1.0, 0.1]])
+    assert_close(objective({"embedding": x}, [0, 2]), arc_face([0, 2], cosines(x, proxies), 8.0))
+
+
+def test_the_bias_of_sphere_face_2_balances_pull_and_push():
+    for classes in (2, 3, 100, 80_000):
+        for scale, margin, balance in ((40.0, 0.4, 0.7), (1.0, 0.0, 0.5), (64.0, 1.0, 0.9)):
+            objective = SphereFace2(classes, scale, margin, balance)
+            b, zero = objective.balanced_bias(), 2 * 0.5**3 - 1
+            pull = balance / (1 + math.exp(scale * (zero - margin) + b))
+            push = (1 - balance) * (classes - 1) / (1 + math.exp(-scale * (zero + margin) - b))
+            assert math.isclose(pull, push, rel_tol=1e-6)
+    assert math.isfinite(SphereFace2(1).balanced_bias())
+
+
+def test_the_instance_loss_of_unit_vectors_is_the_normalised_softmax():
+    labels, x = random_batch(1, 6, CLASSES, 4)
+    head = random_batch(2, CLASSES, CLASSES, 4)[1]
+    objective = built(InstanceLoss(CLASSES), head=20.0 * head)
+    assert_close(objective({"embedding": x}, labels), NormSoftmaxLoss(20.0)(labels, x @ head.T))
+
+
+@pytest.mark.parametrize(
+    ("text", "make", "state"),
+    [
+        ("curricular_face(momentum=0.5) + 0.1 * instance(use_bias=true)", CurricularFace, "t"),
+        ("50 * sphere_face2(scale=30)", SphereFace2, "bias"),
+    ],
+)
+def test_a_learner_trains_them_and_keeps_their_state(text, make, state, tmp_path):
+    terms = build_objectives(text, 3)
+    assert type(terms[0]) is make
+    learner = models.MetricLearner(tiny_embedder(), terms)
+    learner.compile(optimizer=keras.optimizers.SGD(0.1))
+    learner.build((None, 12, 12, 3))
+    x, labels = images(1, 8, "uint8"), np.arange(8) % 3
+    before = float(getattr(terms[0], state))
+    learner.evaluate(x, labels, verbose=0)
+    assert float(getattr(terms[0], state)) == before
+    learner.fit(x, labels, batch_size=4, epochs=1, verbose=0)
+    assert float(getattr(terms[0], state)) != before
+    check_saved_with_its_learner(learner, tmp_path / "learner.keras", lambda model: total_loss(model, labels, x))
+
+
+def test_arguments_out_of_range_are_refused():
+    for make, message in (
+        (lambda: CurricularFace(3, momentum=0), "momentum must be above 0 and at most 1"),
+        (lambda: CurricularFace(3, margin=2), "margin must be at least 0 and at most 1.57"),
+        (lambda: SphereFace2(3, balance=1), "balance must be below 1"),
+        (lambda: InstanceLoss(3, reduction="none"), "reduction must be 'mean' or 'sum'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
+
+
+def test_totals_are_sums_over_images():
+    labels, x = random_batch(3, 6, CLASSES, 4)
+    for make in (
+        lambda r: CurricularFace(CLASSES, reduction=r),
+        lambda r: SphereFace2(CLASSES, reduction=r),
+    ):
+        objective = built(make("sum"))
+        again = built(make("sum_over_batch_size"))
+        again.class_proxies.proxies.assign(objective.class_proxies.proxies)
+        values = [o({"embedding": x}, labels) for o in (objective, again)]
+        assert_close(values[0], total([6.0 * float(values[1])]))

@@ -1,0 +1,144 @@
+"""`from_pml` against pytorch-metric-learning itself: values and gradients, live. docs/parity.md has the results."""
+
+import json
+import os
+import pathlib
+import subprocess
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.mathematics import DEGENERATE
+from tests.parity.pml_cases import CASES, MINERS, PROXIES, batches
+from tfdml import mining, pairwise
+from tfdml.interop import from_pml
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PYTHON = pathlib.Path(os.environ.get("TFDML_PML_PYTHON", ROOT / ".venv-pml" / "bin" / "python"))
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not PYTHON.is_file(), reason="no pytorch-metric-learning here: make parity-pml"),
+]
+BATCHES = batches()
+
+
+def proxies(batch, per_class):
+    dim = BATCHES[batch][1].shape[1]
+    shape = (PROXIES, dim) if per_class == 1 else (PROXIES, per_class, dim)
+    return np.random.default_rng(5).normal(size=shape).astype("float32")
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory):
+    """Every case on every batch, of one process there: "index|batch|what"."""
+    folder = tmp_path_factory.mktemp("pml")
+    arrays = {f"{name}|labels": np.asarray(labels, "int64") for name, (labels, _) in BATCHES.items()}
+    arrays |= {f"{name}|x": np.asarray(x, "float64") for name, (_, x) in BATCHES.items()}
+    arrays |= {f"{name}|proxies{k}": proxies(name, k).astype("float64") for name in BATCHES for k in (1, 3)}
+    np.savez(folder / "batches.npz", **arrays)
+    rows = [
+        {**case, "batches": case["batches"] + list(DEGENERATE) * (case["miner"] is None)} for case in CASES.values()
+    ]
+    rows += MINERS.values()
+    (folder / "cases.json").write_text(json.dumps(rows))
+    files = [str(folder / name) for name in ("cases.json", "batches.npz", "values.npz")]
+    command = [str(PYTHON), str(ROOT / "tests" / "parity" / "pml_values.py"), *files]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return dict(np.load(folder / "values.npz"))
+
+
+def ours(case, batch):
+    def part(value):
+        return from_pml(value[0], **value[1]) if isinstance(value, list) else value
+
+    labels, x = BATCHES[batch]
+    arguments = {key: part(value) for key, value in case["arguments"].items()}
+    if case["proxies"]:
+        arguments["num_classes"] = PROXIES
+    made = from_pml(case["name"], miner=part(case["miner"]), **arguments)
+    x = tf.constant(x)
+    variables = []
+    if case["proxies"]:
+        made.build({"embedding": tuple(x.shape)})
+        made.class_proxies.proxies.assign(proxies(batch, case["proxies"]))
+        variables = [made.class_proxies.proxies.value]
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        value = made({"embedding": x}, labels) if case["proxies"] else made(labels, x)
+    zero = tf.UnconnectedGradients.ZERO
+    gradients = tape.gradient(value, [x, *variables], unconnected_gradients=zero)
+    names = ["gradient", "proxies"][: len(gradients)]
+    return {"value": value.numpy(), **{n: g.numpy() for n, g in zip(names, gradients, strict=True)}}
+
+
+def found(theirs, name, batch):
+    index = [*CASES, *MINERS].index(name)
+    start = f"{index}|{batch}|"
+    return {key.removeprefix(start): value for key, value in theirs.items() if key.startswith(start)}
+
+
+def agree(actual, expected, relative=2e-5, floor=1e-5):
+    """To `relative` of the largest entry, or to rounding of what vanishes."""
+    allowed = max(relative * np.max(np.abs(expected), initial=0.0), floor)
+    return bool(np.all(np.isfinite(actual))) and np.max(np.abs(actual - expected), initial=0.0) <= allowed
+
+
+def known_to_differ(name, batch, theirs):
+    family = name.split(" ")[0]
+    if "error" in theirs:
+        assert family == "histogram", theirs
+        return "index" in str(theirs["error"])
+    no_loss = name.startswith("sup con") and batch in ("no negative",)
+    return no_loss or (name.startswith("fast ap") and batch == "a zero vector")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_loss_equals_theirs(name, theirs):
+    """Value, gradient and gradient of the proxies, on every batch."""
+    compared = 0
+    for batch in BATCHES:
+        expected = found(theirs, name, batch)
+        if not expected or known_to_differ(name, batch, expected):
+            continue
+        actual = ours(CASES[name], batch)
+        for what, value in expected.items():
+            mine = actual[what]
+            if what == "gradient":
+                # A zero vector's gradient is divided by 1e-12 there, and 0 here.
+                rows = np.linalg.norm(BATCHES[batch][1], axis=1) > 0
+                value, mine = value[rows], mine[rows]
+                if name.startswith("angular"):
+                    # Negatives are not normalised there: on unit vectors the tangents agree.
+                    x = np.asarray(BATCHES[batch][1], "float64")[rows]
+                    value = value - x * np.sum(x * value, axis=1, keepdims=True)
+            assert agree(mine, value), f"{batch}: {what}\n{mine}\n{value}"
+            compared += 1
+    assert compared >= 2
+
+
+def test_miners_keep_the_same_pairs_and_draw_with_the_same_probabilities(theirs):
+    for batch in MINERS["pairs"]["batches"]:
+        labels, x = BATCHES[batch]
+        kept = mining.multi_similarity_pairs(pairwise.cosine_similarities(x), labels)
+        for mask, expected in zip(kept, ("positives", "negatives"), strict=True):
+            np.testing.assert_array_equal(mask, found(theirs, "pairs", batch)[expected])
+    for batch in MINERS["weights"]["batches"]:
+        labels, x = BATCHES[batch]
+        expected = found(theirs, "weights", batch)["weights"]
+        drawn = np.all(np.isfinite(expected), axis=1)  # without a near negative there is no draw there
+        assert np.any(drawn)
+        assert agree(np.asarray(mining.negative_probabilities(x, labels))[drawn], expected[drawn])
+
+
+def test_what_is_wrong_there_still_is(theirs):
+    """If one of these fails, docs/parity.md and `from_pml` have to follow."""
+    values = [found(theirs, "instance", batch)["value"] for batch in ("unit", "unit reversed")]
+    assert not np.isclose(*values)  # the order of the images matters
+    weights = found(theirs, "weights of 512 dimensions", "512 dimensions")["weights"]
+    labels, x = BATCHES["512 dimensions"]
+    here = np.asarray(mining.negative_probabilities(x, labels))
+    np.testing.assert_allclose(here.sum(1), 1.0, rtol=1e-5)
+    assert not np.all(np.isfinite(weights))  # rows underflow to 0 / 0
+    assert "index" in str(found(theirs, "histogram", "all identical")["error"])
