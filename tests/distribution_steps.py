@@ -52,6 +52,13 @@ def regularised():
     return model
 
 
+def cached(terms):
+    """A learner that takes 3 images at a time."""
+    model = learner(terms)
+    model.gradient_cache = 3
+    return model
+
+
 def rank_mi(k, **options):
     """A RankMI whose first step has negatives too, and draws them."""
     return objectives.RankMI(1.5, statistics_steps=k, hidden=8, depth=1, seed=7, **options)
@@ -107,6 +114,13 @@ LEARNERS = {
             objectives.IntraClassPenalty(),
         ]
     ),
+    "memory": lambda: cached(
+        [
+            objectives.CrossBatchMemory(losses.ContrastiveLoss(1.3, "euclidean"), 12),
+            objectives.HighOrderMomentLoss(losses.BinomialDevianceLoss(), 2, 8, weight=0.1),
+        ]
+    ),
+    "rank_mi cached": lambda: cached([rank_mi(1), *jrd()]),
     "rank_mi": lambda: learner([rank_mi(1), losses.ContrastiveLoss(1.3, "euclidean")]),
     "rank_mi twice": lambda: learner([rank_mi(2, monotonicity=0.1)]),
     "learned": lambda: learner(

@@ -38,6 +38,8 @@ LEARNERS = (
     "spread/19",
     "joint norms/19",
     "learned/19",
+    "memory/19",
+    "rank_mi cached/40",
     "rank_mi/19",
     "rank_mi/40",
     "rank_mi twice/60",

@@ -19,11 +19,16 @@ DISTANCES = ("euclidean", "sqeuclidean", "cosine", "dot")
 
 
 class Rows(NamedTuple):
-    """The rows `first` to `first + count - 1` of `total`."""
+    """The rows `first` to `first + count - 1` of `total`.
+
+    There may be more columns than rows: vectors that no row belongs to stand behind the others. `counted`, (columns,)
+    boolean, says which columns are there at all; a column that is not makes no pair. None: all are.
+    """
 
     first: Any
     count: Any
     total: Any
+    counted: Any = None
 
 
 _rows: contextvars.ContextVar[Rows | None] = contextvars.ContextVar("rows", default=None)
@@ -204,12 +209,17 @@ def identity_mask(size):
 def positive_mask(labels):
     """(B, B) boolean: pairs of different images of the same class."""
     same = own(labels)[:, None] == labels[None, :]
-    return ops.logical_and(same, ops.logical_not(identity_mask(ops.shape(labels)[0])))
+    return _counted(ops.logical_and(same, ops.logical_not(identity_mask(ops.shape(labels)[0]))))
 
 
 def negative_mask(labels):
     """(B, B) boolean: pairs of images of different classes."""
-    return own(labels)[:, None] != labels[None, :]
+    return _counted(own(labels)[:, None] != labels[None, :])
+
+
+def _counted(mask):
+    rows = _rows.get()
+    return mask if rows is None or rows.counted is None else ops.logical_and(mask, rows.counted[None, :])
 
 
 def masked_sum(values, mask, axis=None):

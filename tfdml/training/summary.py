@@ -72,7 +72,8 @@ def _optimization(settings: OptimizationSettings, data: DataSettings, parts: Ass
         yield f"  {name:<18}{count:>9,}   {f'{rates[part]:g}' if count else '-'}"
     drops = f", times {settings.drop_factor:g} after epoch {settings.drop_epochs}" if settings.drop_epochs else ""
     yield f"optimiser    {settings.optimizer} in {settings.optimizer_form} form{drops}"
-    yield f"batches      {batch_size} images ({_batch(data)})"
+    chunks = f", in chunks of {settings.gradient_cache}" if settings.gradient_cache else ""
+    yield f"batches      {batch_size} images ({_batch(data)}){chunks}"
     steps = parts.steps_per_epoch * settings.epochs
     passes = steps * batch_size / len(parts.splits.train)
     yield (
@@ -88,7 +89,9 @@ def _evaluation(settings: EvaluationSettings) -> Iterator[str]:
 
 
 def _machine(parts: Assembly) -> Iterator[str]:
-    needed = step_memory(parts.learner.embedder, parts.train_view, parts.sampler.batch_size)
+    needed = step_memory(
+        parts.learner.embedder, parts.train_view, parts.sampler.batch_size, parts.learner.gradient_cache
+    )
     free = free_memory()
     yield f"memory       at least {needed / 2**30:,.2f} GB for a step; {free / 2**30:,.1f} GB are free here"
     yield f"devices      {', '.join(distribution.describe(parts.strategy))}"
