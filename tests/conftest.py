@@ -1,5 +1,7 @@
 """What every part of the suite shares: fixtures, which cases are slow, and memory that is given back."""
 
+import contextlib
+import ctypes
 import gc
 import os
 import pathlib
@@ -45,18 +47,20 @@ def small_disk(tmp_path):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Of the cases of a test that XLA compiles (`mode` is `"xla"`), the first is quick; the others are slow.
+    """Of the cases of a test that is marked `one_quick_case`, or that XLA compiles, only the first is quick.
 
-    A compilation takes a second or two and its program stays in memory until the process ends.
+    XLA (`mode` is `"xla"`) takes a second or two, and its program stays in memory until the process ends.
     """
-    compiled = set()
+    begun = set()
     for item in items:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        if any(isinstance(value, str) and value == "xla" for value in parameters):
-            test = item.nodeid.partition("[")[0]
-            if test in compiled:
-                item.add_marker(pytest.mark.slow)
-            compiled.add(test)
+        compiled = any(isinstance(value, str) and value == "xla" for value in parameters)
+        if not compiled and item.get_closest_marker("one_quick_case") is None:
+            continue
+        test = (item.nodeid.partition("[")[0], compiled)
+        if test in begun:
+            item.add_marker(pytest.mark.slow)
+        begun.add(test)
 
 
 def pytest_collection_finish():
@@ -80,7 +84,21 @@ def _hear_signals():
 
 @pytest.fixture(scope="module", autouse=True)
 def _forget_models():
-    """Give back what a file's models and graphs took."""
+    """Give back what files' models and graphs took, once it is worth the second that a collection takes."""
     yield
-    if "keras" in sys.modules:
+    if "keras" in sys.modules and _resident_mb() > _LEFT_MB[0] + 150:
         sys.modules["keras"].backend.clear_session()  # collects garbage too
+        with contextlib.suppress(OSError, AttributeError):  # not glibc
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
+        _LEFT_MB[0] = _resident_mb()
+
+
+# What this process held after the last collection.
+_LEFT_MB = [0.0]
+
+
+def _resident_mb() -> float:
+    status = pathlib.Path("/proc/self/statm")
+    if not status.exists():  # not Linux: collect after each file
+        return float("inf")
+    return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tests.mathematics import random_batch
 from tests.models.networks import images, jrd, tiny_embedder, values
 from tfdml import layers, losses, models, objectives
+from tfdml.training import averaged, build_optimizer
 
 # Images of one step. Keras cannot begin with a batch of which replicas get unequal parts, so "19" means a step on
 # 5 + 5 images and one on 5 + 4, and "11" a last step on 1 + 0.
@@ -59,6 +60,28 @@ def cached(terms):
     return model
 
 
+def tuned():
+    """With all that the optimiser does for single variables; the averages are what is compared."""
+    model = models.MetricLearner(tiny_embedder(batch_norm="statistics"), jrd())
+    model.build((None, 12, 12, 3))
+    rates = {"projection": 0.05, "objectives": 0.1}
+    model.compile(
+        optimizer=build_optimizer(
+            "sgd",
+            model,
+            0.3,
+            rates,
+            weight_decay=0.1,
+            clip_norm=0.2,
+            clip="part",
+            layer_decay=0.9,
+            unfreeze_steps=[1, 2],
+            ema=0.5,
+        )
+    )
+    return model
+
+
 def rank_mi(k, **options):
     """A RankMI whose first step has negatives too, and draws them."""
     return objectives.RankMI(1.5, statistics_steps=k, hidden=8, depth=1, seed=7, **options)
@@ -73,6 +96,7 @@ LEARNERS = {
         ]
     ),
     "jrd regularised": regularised,
+    "jrd tuned": tuned,
     "metric": lambda: learner(losses.ContrastiveLoss(1.3, "euclidean")),
     "horde": lambda: learner(
         [
@@ -148,7 +172,9 @@ def step(what, rows, strategy):
     loss = model.evaluate(x, labels, batch_size=BATCH, verbose=0, return_dict=True)["loss"]
     reported = model.fit(x, labels, batch_size=BATCH, shuffle=False, verbose=0).history
     observed = {name: reported[name][-1] for name in getattr(model, "observation_trackers", ())}
-    return [new - old for new, old in zip(values(model.trainable_variables), before, strict=True)], loss, observed
+    with averaged(model):
+        after = values(model.trainable_variables)
+    return [new - old for new, old in zip(after, before, strict=True)], loss, observed
 
 
 def main(path, *cases):

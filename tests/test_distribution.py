@@ -27,6 +27,7 @@ LEARNERS = (
     "jrd sum/10",
     "jrd regularised/19",
     "metric/19",
+    "jrd tuned/19",
     "horde/10",
     "horde/19",
     "horde random/19",

@@ -162,6 +162,7 @@ def inception():
     return source, torch_state(source, "bn_inception")
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("kind", ["safetensors", "npz", "h5"])
 def test_arrays_in_other_containers(kind, inception, tmp_path):
     source, state = inception
@@ -177,6 +178,7 @@ def test_arrays_in_other_containers(kind, inception, tmp_path):
     assert_converted(convert(path, "bn_inception").model, source)
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("prefix", ["module.", "module.backbone.", ""])
 def test_a_common_prefix_does_not_matter(prefix, inception, tmp_path):
     source, state = inception
@@ -199,6 +201,7 @@ def without(state, *names):
     return {name: array for name, array in state.items() if name not in names}
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -233,6 +236,7 @@ def test_extra_arrays_can_be_left_out(inception, tmp_path):
     assert "head.weight" in converted.left_out
 
 
+@pytest.mark.slow
 def test_statistics_over_no_batch_are_zero(tmp_path):
     source = random_model("resnet50")
     blobs = caffe_layers(source, "resnet50")

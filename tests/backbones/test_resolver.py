@@ -179,6 +179,7 @@ def wrong_files(folder):
     return paths
 
 
+@pytest.mark.slow
 def test_wrong_weights_file_is_refused_and_changes_nothing(tmp_path, mobilenet):
     before = weights_of(mobilenet)
     for name, path in wrong_files(tmp_path).items():

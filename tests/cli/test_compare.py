@@ -9,6 +9,7 @@ from tfdml.cli.evaluate import joined_runs
 DATA = ["--dataset=glyphs", "--dataset_options=images_per_class=4, size=32"]
 
 
+@pytest.mark.slow
 def test_two_runs_on_one_page(finished_run, command, tmp_path):
     first, second = tmp_path / "plain", tmp_path / "regularised"
     for folder in (first, second):
@@ -21,6 +22,7 @@ def test_two_runs_on_one_page(finished_run, command, tmp_path):
     assert not list(tmp_path.glob(".partial*"))
 
 
+@pytest.mark.slow
 def test_a_folder_without_a_result_is_refused_and_nothing_is_written(finished_run, command, tmp_path):
     (tmp_path / "unfinished").mkdir()
     page = tmp_path / "comparison.html"

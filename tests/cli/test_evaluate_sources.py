@@ -76,6 +76,7 @@ def vectors(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_an_archive_is_measured_as_its_arrays_are(vectors):
     from tfdml.evaluation import evaluate_retrieval, part_protocol
 

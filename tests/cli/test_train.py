@@ -17,6 +17,7 @@ from tests.cli.conftest import ROOT
 from tfdml.training import Experiment
 
 
+@pytest.mark.slow
 def test_the_run_folder_holds_what_it_promises(finished_run):
     result = json.loads((finished_run / "result.json").read_text())
     assert set(result["metrics"]) >= {"recall@1", "recall@2", "recall@4", "recall@8", "map@r", "r_precision", "nmi"}

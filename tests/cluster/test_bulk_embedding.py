@@ -83,6 +83,7 @@ def good():
     return [number for number in range(COUNT) if number not in (*BROKEN, MISSING)]
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("form", ["saved_model", "litert", "keras"])
 def test_each_readable_image_has_its_vector(form, models, photos, tmp_path):
     asked = request(models, photos, tmp_path / "out", model=str(getattr(models, form)))

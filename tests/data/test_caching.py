@@ -28,6 +28,7 @@ def dataset(images):
 MIXED = EncodedImages(tuple(encoded((40 + i % 3, 60)) for i in range(9)), ("",) * 9)
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("kind", ["random_crop", "random_resized_crop", "multi_resolution"])
 @pytest.mark.parametrize("mode", ["shorter", "squash", "pad"])
 def test_the_estimate_is_what_the_cache_takes(kind, mode, monkeypatch):

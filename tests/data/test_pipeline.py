@@ -75,6 +75,7 @@ def assert_same(batches, others):
         np.testing.assert_array_equal(labels, other_labels)
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_row_is_the_transform_of_the_image_drawn(mixed, kind):
     sampler = ClassBalancedSampler(mixed.labels, 3, 2, seed=4)
@@ -100,6 +101,7 @@ def test_a_resumed_run_gets_the_batches_of_an_unbroken_one(mixed, kind):
     assert_same(resumed, resumed)
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("kind", first_quick(KINDS))
 @pytest.mark.parametrize("which", ["mixed", "equal"])
 def test_the_cache_changes_no_bit(request, which, kind):
@@ -108,6 +110,7 @@ def test_the_cache_changes_no_bit(request, which, kind):
     assert_same(shuffled(data, 6, transform, num_steps=7), shuffled(data, 6, transform, num_steps=7, cache=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "resize"), first_quick([("random_crop", 24), ("random_crop", 30), ("random_resized_crop", 24)])
 )
@@ -198,6 +201,7 @@ def test_images_that_cannot_be_decoded_are_named(equal, tmp_path):
     assert f"{missing}: missing" in str(explain_failure(error, only_missing))
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("keep", [2, 100, 700, -60])
 def test_cut_jpegs_are_named_where_only_a_part_is_decoded(keep):
     file = io.BytesIO()
@@ -224,6 +228,7 @@ def test_other_failures_are_not_explained(mixed):
     assert explain_failure(tf.errors.InvalidArgumentError(None, None, "{{node DecodeJpeg}}"), mixed) is None
 
 
+@pytest.mark.slow
 def test_two_replicas_get_the_rows_in_order_and_complete():
     """`fit` splits the global batch over the replicas; the pairs of a batch must stay those of the global batch."""
     script = """

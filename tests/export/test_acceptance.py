@@ -78,6 +78,7 @@ def test_figures_are_those_of_a_loop_over_the_images(tmp_path):
         examiner.compare("litert_float32", path)
 
 
+@pytest.mark.slow
 def test_a_format_that_differs_stops_the_whole_export(tmp_path, monkeypatch):
     embedder, other = small_embedder(), small_embedder(1)
     real = exporter.convert_litert

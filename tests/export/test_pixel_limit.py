@@ -70,6 +70,7 @@ def test_what_states_no_size_has_none(data):
     np.testing.assert_array_equal(header_size(tf.constant(data)), [0, 0])
 
 
+@pytest.mark.slow
 def test_widths_of_frames_side_by_side_are_summed_in_64_bits():
     """A few hundred kilobytes promise more pixels of width than 32 bits hold; every frame here is only a header."""
     frame = struct.pack("<BHHHHBB", 0x2C, 0, 0, 65_535, 1, 0, 8) + b"\0"

@@ -95,6 +95,7 @@ def run(python, script, *arguments):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_litert_files_in_an_environment_with_ai_edge_litert_alone(embedder, tmp_path):
     pytest.importorskip("ai_edge_litert")
     views = next(iter(evaluation_batches(small_dataset("train"), EvaluationTransform.of(embedder), 24)))[0].numpy()

@@ -253,6 +253,7 @@ def test_saved_model_cli_shows_and_runs_it(shop, tmp_path):
     assert "item 5" in run.stdout
 
 
+@pytest.mark.slow
 def test_adding_and_removing_write_versions_and_leave_the_old_ones(own, shop):
     old = Retriever.load(own.path)
     new = picture(77)
@@ -388,6 +389,7 @@ def test_a_gallery_above_the_limit_is_searched_by_an_index_with_the_same_face(ow
     assert indexed.search(shop.images[0], 1).ids.tolist() == [["item 0"]]
 
 
+@pytest.mark.slow
 def test_a_data_set_is_a_gallery_of_which_bad_images_are_left_out_only_when_asked(shop, retriever, tmp_path):
     dataset = small_dataset("test", classes=2, per_class=2)
     images = EncodedImages((*dataset.images.data[:3], b"no"), dataset.images.names)

@@ -116,6 +116,7 @@ def test_an_unwritable_place_is_named(embedder, tmp_path):
         export_saved_model(embedder, tmp_path / "file" / "below")
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize(("mode", "color"), [("squash", (0, 0, 0)), ("pad", (0, 0, 0)), ("pad", (255, 255, 255))])
 def test_every_form_of_the_evaluation_view_is_in_the_export(mode, color, tmp_path):
     shaped = Embedder("conv4", embedding_dim=8, image_size=28, resize=32, resize_mode=mode, pad_color=color)

@@ -102,6 +102,7 @@ def test_serialisation_restores_the_loss(make, reduction):
 
 
 # What becomes of labels on their way does not depend on the loss: one takes every way quickly.
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("name", first_quick(PAIR_LOSSES))
 @pytest.mark.parametrize("base", [2**24, 2**53])
 @pytest.mark.parametrize("source", ["numpy", "dataset", "column"])
@@ -128,6 +129,7 @@ def test_something_other_than_embeddings_is_refused(name, shape):
         MAKE[name]()([0, 0, 1, 1], np.zeros(shape, "float32"))
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("name", first_quick(PAIR_LOSSES))
 @pytest.mark.parametrize("mode", ["graph", "xla"])
 def test_plain_compile_and_fit_learn(name, mode):

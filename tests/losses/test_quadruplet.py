@@ -48,6 +48,7 @@ def test_gradient_equals_finite_differences(case, mode):
     check_gradient(case, mode)
 
 
+@pytest.mark.one_quick_case
 @by_mode({name: CASES[name] for name in ("euclidean all mean", "euclidean active mean", "cosine active mean")})
 def test_degenerate_batches(case, mode):
     check_degenerate(case, mode)

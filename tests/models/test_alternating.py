@@ -13,7 +13,8 @@ from tfdml.models import MetricLearner
 from tfdml.models.alternating_optimizer import EMBEDDER, STATISTICS, AlternatingOptimizer
 from tfdml.objectives import MetricLoss, RankMI
 from tfdml.training import checkpoints
-from tfdml.training.optimizers import build_optimizer, step_schedule
+from tfdml.training.optimizers import build_optimizer
+from tfdml.training.schedules import step_schedule
 
 
 def rank_mi(k=1, **arguments):
@@ -75,6 +76,7 @@ def test_momentum_and_decay_do_not_move_the_other_phase(optimizer):
     assert phases == [{"embedder"}, {"statistics"}] * 3
 
 
+@pytest.mark.slow
 def test_equals_two_optimisers_by_hand():
     """Against a loop with a tape, two Adam optimisers and the objective's two losses."""
     labels, x = coloured_batch()
@@ -108,6 +110,7 @@ def test_equals_two_optimisers_by_hand():
     assert_close(learner.objectives[0].network.root(learner.objectives[0].beta), mutual.beta, 1e-4)
 
 
+@pytest.mark.slow
 def test_loss_and_terms_are_those_of_the_embedders_steps():
     labels, x = coloured_batch()
     learner = make([rank_mi(negatives="all", weight=0.5), losses.ContrastiveLoss()])
@@ -195,6 +198,7 @@ def test_mixed_precision_trains_both_phases(policy):
     assert phases[2] == {"embedder"}
 
 
+@pytest.mark.slow
 def test_saves_and_loads_and_goes_on_as_if_it_had_not(tmp_path):
     # With all negatives: a file of Keras holds no states of random generators.
     learner = make([rank_mi(2, negatives="all"), losses.ContrastiveLoss()], run_eagerly=True)
@@ -281,6 +285,7 @@ def test_learner_without_a_statistics_phase_keeps_its_optimiser():
     assert type(learner) is MetricLearner
 
 
+@pytest.mark.slow
 def test_train_on_batch_alternates():
     labels, x = coloured_batch()
     learner = make()

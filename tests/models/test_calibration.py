@@ -54,6 +54,7 @@ def test_fit_without_it_warns_of_what_is_missing():
     assert not learner.objectives[1].calibrated
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("constraint", ["soft", "hard"])
 def test_fit_after_it_does_not_warn_nor_does_a_learner_that_was_saved(constraint, tmp_path):
     (labels, x), learner = coloured_batch(), make_learner(constraint=constraint)
@@ -66,6 +67,7 @@ def test_fit_after_it_does_not_warn_nor_does_a_learner_that_was_saved(constraint
         step(again)
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("arguments", [{"constraint": None}, {"reference_density": [1.0, 2.0, 3.0]}])
 def test_where_nothing_is_to_be_measured_nothing_is_warned_of(arguments):
     learner = make_learner(**arguments)

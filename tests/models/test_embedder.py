@@ -232,6 +232,7 @@ def test_unknown_backbone_is_the_users_to_mend():
         Embedder("resnet-18")
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize(
     "options",
     [
@@ -264,6 +265,7 @@ def test_weights_file_round_trip(tmp_path):
     np.testing.assert_array_equal(target(x), source(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["conv4", "mobilenetv3small"])
 def test_embedder_of_a_named_backbone_saves_and_loads(tmp_path, name):
     embedder = Embedder(name, 4, image_size=32)

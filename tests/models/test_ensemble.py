@@ -128,6 +128,7 @@ def test_parts_divide_the_trainable_variables():
         assert len(ensemble.trainable_variables) == 4
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize(
     ("batch_norm", "training", "moving"), [("frozen", False, False), ("statistics", True, False), ("train", True, True)]
 )
@@ -210,6 +211,7 @@ def test_a_named_backbone_knows_where_to_cut():
     assert ensemble.input_scaling.mode == "caffe"
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("cut", [("first", "second"), ("second",)])
 def test_saves_and_loads(tmp_path, cut, policy):
     ensemble = tiny_ensemble(cut=cut, scaling="caffe", pooling="max", batch_norm="train")
@@ -239,6 +241,7 @@ def test_weights_file_round_trip(tmp_path):
     np.testing.assert_array_equal(target(x), source(x))
 
 
+@pytest.mark.slow
 def test_a_trained_learner_saves_and_loads(tmp_path):
     learner = ensemble_learner()
     learner.compile(optimizer="adam")
@@ -249,6 +252,7 @@ def test_a_trained_learner_saves_and_loads(tmp_path):
     np.testing.assert_array_equal(again.predict(x, verbose=0), learner.predict(x, verbose=0))
 
 
+@pytest.mark.slow
 def test_the_exported_model_gives_the_ensembles_vectors(tmp_path):
     import tensorflow as tf
 
@@ -269,6 +273,7 @@ def test_works_inside_a_functional_model():
     assert_close(model(images(dtype="uint8")), ensemble(images()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", first_quick([False, True]))
 def test_trains_compiled(jit):
     learner = ensemble_learner()

@@ -44,6 +44,7 @@ def expected_terms(learner, x, labels):
     }
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("weight", [1.0, 0.4, 0.0])
 def test_reports_each_term_unweighted_and_their_weighted_sum(weight):
     labels, x = coloured_batch()
@@ -56,6 +57,7 @@ def test_reports_each_term_unweighted_and_their_weighted_sum(weight):
     assert_close(logs["loss"], terms["am_softmax_loss"] + weight * terms["joint_representation_similarity"])
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_reports_what_objectives_observe_as_means_over_classes_and_pairs_of_the_batches(jit_compile):
     labels, x = coloured_batch()
@@ -126,6 +128,7 @@ def test_loss_falls():
     assert history["d_pos"][-1] < history["d_neg"][-1]
 
 
+@pytest.mark.slow
 def test_jit_compilation_does_not_change_the_update():
     labels, x = coloured_batch()
     results = []
@@ -195,6 +198,7 @@ DEGENERATE = {
 }
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize(
     ("policy", "batch_norm"), [("float32", "frozen"), ("mixed_bfloat16", "train"), ("mixed_float16", "frozen")]
 )

@@ -70,6 +70,7 @@ def step(model, sizes):
     return total.numpy(), gradients, np.average(reported[-len(sizes) :], axis=0, weights=sizes)
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("name", TERMS)
 def test_the_gradient_is_that_of_one_device(name):
     model = learner(TERMS[name]())
@@ -116,6 +117,7 @@ def test_the_statistics_see_the_pairs_of_all_replicas():
 WHOLE = {"rank mi", "joint norms", "kernels of largest values", "proxy anchor", "moments of classes", "proxies sum"}
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("name", sorted(set(TERMS) - WHOLE))
 def test_a_replica_makes_no_more_than_its_own_rows(name, monkeypatch):
     model = learner(TERMS[name]())

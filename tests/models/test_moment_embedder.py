@@ -101,6 +101,7 @@ def test_saved_model_gives_the_same_embeddings(model, tmp_path):
     np.testing.assert_array_equal(again.predict(images(), verbose=0), model.predict(images(), verbose=0))
 
 
+@pytest.mark.slow
 def test_export_gives_the_same_embeddings(model, tmp_path):
     version = export.export_saved_model(model, tmp_path)
     encoded = [tf.io.encode_png(image).numpy() for image in images(dtype="uint8")]

@@ -173,6 +173,7 @@ def bright_features(size=24, products=(159.0, 400.0)):
     return labels, arrays
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("unit_length", [(), "pooled"], ids=["as they are", "unit length"])
 @pytest.mark.parametrize("kind", [JointRepresentationSimilarity, JointMMD, JointIntra], ids=lambda kind: kind.__name__)

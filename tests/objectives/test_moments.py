@@ -99,6 +99,7 @@ def test_equals_the_paper(name, mode, options):
         assert_close(objective({"feature_map": x}, labels), expected)
 
 
+@pytest.mark.one_quick_case
 @every_loss
 @pytest.mark.parametrize("compilation", MODES)
 def test_gradient_reaches_the_map_and_every_weight(name, compilation):
@@ -218,6 +219,7 @@ def test_trains_under_a_mixed_policy(policy):
     assert history["loss"][-1] < history["loss"][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", first_quick([{}, {"mode": "random"}, {"reduce_to": 4, "mode": "independent"}]), ids=str
 )

@@ -70,6 +70,7 @@ def test_both_losses_equal_the_paper(size, classes, dim):
         assert_close(of_statistics(objective, labels, x), slow.all_pairs(labels, x, v), floor=1e-6)
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("size", [7, 8])
 def test_gradient_of_the_embedders_step(mode, size):
@@ -83,6 +84,7 @@ def test_gradient_of_the_embedders_step(mode, size):
     assert_close(gradient, expected)
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("monotonicity", [0.0, 3.0])
 def test_gradient_of_the_statistics_step(mode, monotonicity):
@@ -135,6 +137,7 @@ def test_margins_drop_easy_pairs(margin, root):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

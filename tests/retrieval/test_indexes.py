@@ -24,6 +24,7 @@ def recall(found, wanted):
     return np.mean([len(set(a) & set(b)) / NEAREST for a, b in zip(found.ids.tolist(), wanted.tolist(), strict=True)])
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize(
     ("kind", "index", "few", "many"),
     [

@@ -130,6 +130,7 @@ def test_objectives_are_tried_without_a_trace(objectives):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize(
     ("objectives", "says"),
     [

@@ -85,6 +85,7 @@ def test_a_signal_to_one_of_several_workers_is_one_to_all(monkeypatch):
     assert nobody.received is None
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_the_process_at_once():
     program = (
         "import os, signal\n"

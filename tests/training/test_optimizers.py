@@ -8,7 +8,8 @@ from tfdml.errors import UserError
 from tfdml.losses import AMSoftmaxLoss
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import ProxyLoss
-from tfdml.training.optimizers import build_optimizer, step_schedule
+from tfdml.training.optimizers import build_optimizer, part_rates
+from tfdml.training.schedules import step_schedule
 
 
 def make_learner():
@@ -76,7 +77,90 @@ def test_clipping_bounds_the_norm_of_the_whole_gradient():
     assert all(np.isfinite(value).all() for value in small.values())
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "rmsprop"])
+def test_clipping_by_part_bounds_each_parts_norm():
+    learner = make_learner()
+    optimizer = build_optimizer("sgd", learner, 1.0, {}, momentum=0.0, clip_norm=0.5, clip="part")
+    moved = step(learner, optimizer, scale=100.0)
+    for part, members in learner.parts().items():
+        size = sum(int(np.prod(v.shape)) for v in members)
+        np.testing.assert_allclose(moved[part], -0.5 / np.sqrt(size), rtol=1e-3)
+
+
+def test_decoupled_decay_goes_at_the_rate_of_the_part():
+    learner = make_learner()
+    weights = {part: keras.ops.convert_to_numpy(members[0]).copy() for part, members in learner.parts().items()}
+    optimizer = build_optimizer("adamw", learner, 0.1, {"projection": 0.01, "objectives": 0.0}, weight_decay=0.5)
+    moved = step(learner, optimizer, scale=0.0)
+    for part, rate in {"backbone": 0.1, "projection": 0.01, "objectives": 0.0}.items():
+        np.testing.assert_allclose(moved[part], -rate * 0.5 * weights[part], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["lion", "muon"])
+def test_lion_and_muon_decay_as_adamw_does(name):
+    learner = make_learner()
+    weight = keras.ops.convert_to_numpy(learner.parts()["backbone"][0]).copy()
+    still = step(learner, build_optimizer(name, learner, 0.1, {}), scale=0.0)["backbone"]
+    np.testing.assert_array_equal(still, 0.0)
+    moved = step(learner, build_optimizer(name, learner, 0.1, {}, weight_decay=0.5), scale=0.0)["backbone"]
+    np.testing.assert_allclose(moved, -0.1 * 0.5 * weight, rtol=1e-5, atol=1e-7)
+
+
+def test_rates_fall_from_layer_to_layer_of_the_backbone():
+    learner = make_learner()
+    backbone = learner.parts()["backbone"]
+    before = [keras.ops.convert_to_numpy(variable).copy() for variable in backbone]
+    step(learner, build_optimizer("sgd", learner, 1.0, {"projection": 1.0}, momentum=0.0, layer_decay=0.5))
+    moved = [float((old - keras.ops.convert_to_numpy(v)).mean()) for v, old in zip(backbone, before, strict=True)]
+    layers = list(dict.fromkeys(variable.path.rpartition("/")[0] for variable in backbone))
+    n = len(layers)
+    for variable, change in zip(backbone, moved, strict=True):
+        from_above = n - 1 - layers.index(variable.path.rpartition("/")[0])
+        assert change == pytest.approx(0.5 ** (1 + 12 * from_above // n), rel=1e-3)
+    assert moved[0] < moved[-1]
+
+
+def test_the_backbone_thaws_from_above():
+    learner = make_learner()
+    optimizer = build_optimizer("sgd", learner, 1.0, {"backbone": 0.5}, momentum=0.0, unfreeze_steps=[1, 3])
+    backbone = learner.parts()["backbone"]
+    layers = list(dict.fromkeys(variable.path.rpartition("/")[0] for variable in backbone))
+    upper = {layer: 2 * (len(layers) - 1 - i) < len(layers) for i, layer in enumerate(layers)}
+    assert set(upper.values()) == {True, False}
+    for number in range(5):
+        assert part_rates(optimizer)["backbone"] == (0.5 if number >= 1 else 0.0)
+        before = [keras.ops.convert_to_numpy(variable).copy() for variable in backbone]
+        moved = step(learner, optimizer)
+        np.testing.assert_allclose(moved["projection"], -1.0, rtol=1e-4)
+        for variable, old in zip(backbone, before, strict=True):
+            thawed = number >= (1 if upper[variable.path.rpartition("/")[0]] else 3)
+            change = keras.ops.convert_to_numpy(variable) - old
+            np.testing.assert_allclose(change, -0.5 if thawed else 0.0, rtol=1e-4)
+
+
+def test_the_rates_of_the_parts_are_told():
+    learner = make_learner()
+    optimizer = build_optimizer("adam", learner, step_schedule(0.1, [1], 0.1), {"projection": 0.2}, layer_decay=0.5)
+    assert part_rates(optimizer) == pytest.approx({"backbone": 0.05, "projection": 0.2, "objectives": 0.1})
+    step(learner, optimizer)
+    assert part_rates(optimizer) == pytest.approx({"backbone": 0.005, "projection": 0.02, "objectives": 0.01})
+    assert part_rates(keras.optimizers.SGD()) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "lamb"}, "known are adam, adamw"),
+        ({"name": "lion", "form": "pytorch"}, "no lion"),
+        ({"clip": "layer"}, "known are all, part"),
+    ],
+)
+def test_what_there_is_not_is_refused(arguments, message):
+    with pytest.raises(UserError, match=message):
+        build_optimizer(**{"name": "adam", **arguments}, learner=make_learner(), learning_rate=0.1)
+
+
+@pytest.mark.one_quick_case
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "rmsprop", "lion", "muon"])
 def test_every_optimiser_trains(name):
     learner = make_learner()
     learner.compile(optimizer=build_optimizer(name, learner, 1e-3, {"projection": 2e-3}))

@@ -11,7 +11,8 @@ from tfdml.errors import UserError
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import DensityAdaptivity
 from tfdml.training import pytorch_optimizers
-from tfdml.training.optimizers import build_optimizer, step_schedule
+from tfdml.training.optimizers import build_optimizer
+from tfdml.training.schedules import step_schedule
 
 PAIRS = {
     "adam": (keras.optimizers.Adam, pytorch_optimizers.PyTorchAdam),
@@ -155,6 +156,7 @@ def test_the_form_reaches_the_learners_optimiser(name, form):
     np.testing.assert_allclose(after - before, expected - before, rtol=1e-2, atol=1e-7)
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("name", PAIRS)
 def test_weights_of_which_a_batch_reads_some_rows_train_too(name):
     """Targets of the classes in the batch: their gradient may be sparse."""

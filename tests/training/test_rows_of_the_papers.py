@@ -41,6 +41,7 @@ def test_the_rows_of_a_table_are_different_experiments():
         assert len(set(commands)) == len(commands), idea
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize(("idea", "name", "command"), ROWS, ids=[f"{idea} {name}" for idea, name, _ in ROWS])
 def test_a_row_builds(idea, name, command):
     # A shell would take parentheses that are not in quotes for its own.

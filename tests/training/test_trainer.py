@@ -92,6 +92,7 @@ def assert_alike(folder, unbroken):
         assert one[name] == other[name]
 
 
+@pytest.mark.slow
 def test_a_run_killed_in_every_phase_ends_as_one_that_was_not(unbroken, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     settings = {"report": True, "checkpoint_steps": 1}
@@ -120,6 +121,7 @@ def test_a_run_killed_in_every_phase_ends_as_one_that_was_not(unbroken, tmp_path
     assert not list(folder.rglob(".*"))
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 def test_a_signal_saves_a_checkpoint_at_the_end_of_the_step(number, status, unbroken, tmp_path, monkeypatch):
     # The last step of an epoch, a step within one, and the last step of all.
@@ -138,6 +140,7 @@ def test_a_signal_saves_a_checkpoint_at_the_end_of_the_step(number, status, unbr
     assert_alike(folder, unbroken)
 
 
+@pytest.mark.slow
 def test_a_signal_in_an_epochs_evaluation_loses_nothing(unbroken, tmp_path, monkeypatch):
     folder, each_epoch = tmp_path / "run", Evaluator.each_epoch
 
@@ -182,6 +185,41 @@ def test_the_selected_embedder_is_measured_and_the_earlier_of_equals_wins(tmp_pa
     for name, value in history[1].items():
         assert result["metrics"][name] == pytest.approx(value)
     assert history[1]["map@r"] != history[3]["map@r"]
+
+
+@pytest.mark.slow
+def test_a_run_with_every_schedule_goes_on_where_it_was_killed_and_keeps_the_averages(tmp_path, monkeypatch):
+    settings = {
+        "optimizer": "adamw",
+        "weight_decay": 0.01,
+        "schedule": "cosine",
+        "warm_up_epochs": 0.5,
+        "final_rate": 0.1,
+        "layer_decay": 0.9,
+        "unfreeze_epochs": "1",
+        "clip_norm": 1.0,
+        "clip": "part",
+        "ema": 0.9,
+        "selection": "validation",
+        "holdout_classes": 0.2,
+        "checkpoint_steps": 1,
+        "report": True,
+    }
+    unbroken, folder = tmp_path / "unbroken", tmp_path / "run"
+    train(unbroken, **settings)
+    kill_after(monkeypatch, f"step-{STEPS + 2:08d}.npz")
+    with pytest.raises(Killed):
+        train(folder, **settings)
+    train(folder, resume=True, **settings)
+    assert_alike(folder, unbroken)
+    history = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    # At the end of the first epoch the step at which the backbone thaws has come.
+    assert history[1]["rates"]["backbone"] == pytest.approx(0.9 * history[1]["learning_rate"])
+    assert history[2]["rates"]["projection"] == pytest.approx(history[2]["learning_rate"]) == pytest.approx(0.001)
+    trained = runs.arrays(folder / "checkpoints" / f"step-{EPOCHS * STEPS:08d}.npz")
+    kept = np.concatenate([weights.ravel() for weights in runs.embedder(folder)])
+    assert not any(np.array_equal(kept[-array.size :], array.ravel()) for array in trained.values() if array.ndim == 2)
+    assert "Learning rates" in (folder / "report" / "index.html").read_text("utf-8")
 
 
 @pytest.mark.slow
@@ -302,6 +340,7 @@ def test_damaged_checkpoints_are_told_and_need_a_flag(tmp_path, monkeypatch):
     assert (folder / "checkpoints" / "damaged-step-00000002.npz").read_bytes() == b"PK"
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_and_the_run_goes_on(unbroken, tmp_path, monkeypatch):
     folder, record = tmp_path / "run", TrainingMonitor._record
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 SOURCES = """--model is one of
   a run folder, or a .keras file
   a SavedModel, or a folder of SavedModel versions, of which the newest is taken
-  a .tflite file; how it sees images is read from its export's model_card.json, or given by --resize, --resize_mode
+  a .tflite or .onnx file; how it sees images is read from its export's model_card.json, or given by --resize,
+  --resize_mode
   grpc://host:port/NAME, rest://host:port/NAME or http://host:port/v1/models/NAME: TF Serving, or with /VERSION"""
 
 flags.DEFINE_string("model", "", "What embeds: a path or an address, see above.", module_name=__name__)
@@ -35,15 +36,19 @@ flags.DEFINE_enum(
 )
 flags.DEFINE_integer("batch_size", 100, "Images per batch or request.", lower_bound=1, module_name=__name__)
 flags.DEFINE_integer(
-    "resize", 0, "For a .tflite file without a card: pixels to resize to.", lower_bound=0, module_name=__name__
+    "resize", 0, "For a .tflite or .onnx file without a card: pixels to resize to.", lower_bound=0, module_name=__name__
 )
 flags.DEFINE_enum(
-    "resize_mode", "", ["", "shorter", "squash", "pad"], "For a .tflite file: as in bin/train.", module_name=__name__
+    "resize_mode",
+    "",
+    ["", "shorter", "squash", "pad"],
+    "For a .tflite or .onnx file: as in bin/train.",
+    module_name=__name__,
 )
 flags.DEFINE_integer(
-    "image_size", 0, "For a .tflite file: checked against its input.", lower_bound=0, module_name=__name__
+    "image_size", 0, "For a .tflite or .onnx file: checked against its input.", lower_bound=0, module_name=__name__
 )
-flags.DEFINE_string("pad_color", "", "For a .tflite file: as in bin/train.", module_name=__name__)
+flags.DEFINE_string("pad_color", "", "For a .tflite or .onnx file: as in bin/train.", module_name=__name__)
 flags.DEFINE_float("timeout", 60.0, "Seconds that a request to an endpoint may take.", module_name=__name__)
 
 

@@ -50,10 +50,22 @@ def _along_training(records: _Records) -> list[Markup]:
             figures.append(_curves(title, "nats, at most 0.693", train, curves, name))
             figures.append(_curves("Where V is zero", "β, a distance", train, {f"{name}_beta": "β"}, name))
     bound = {"lambda": "λ", "h_divergence": "H-divergence"}
-    figures.append(_curves("λ and the H-divergence", "fraction", generalisation, bound))
+    figures.append(_curves("λ and the H-divergence", "λ up to 2, divergence up to 1", generalisation, bound))
     spread = {"unseen_d_avg_mean": "unseen classes", "seen_d_avg_mean": "seen classes"}
     figures.append(_curves("Density of the classes, all images", "mean D", generalisation, spread))
+    figures.append(_rates(records))
     return [figure for figure in figures if figure]
+
+
+def _rates(records: _Records) -> Markup:
+    """The learning rate of each part, where one changes, as a share of its highest: they lie decades apart."""
+    history = [{"epoch": record["epoch"], **record["rates"]} for record in records if record.get("rates")]
+    highest = {part: max(line[part] for line in history) for part in (history[0] if history else {}) if part != "epoch"}
+    parts = {part: f"{part}, at most {rate:.3g}" for part, rate in highest.items() if rate}
+    if not any(line[part] != highest[part] for line in history for part in parts):
+        return Markup()
+    shares = [{"epoch": line["epoch"], **{part: line[part] / highest[part] for part in parts}} for line in history]
+    return _curves("Learning rates", "share of the highest", shares, parts)
 
 
 def _curves(title: str, y_label: str, records: _Records, names: Mapping[str, str], objective: str = "") -> Markup:

@@ -1,8 +1,10 @@
 """Experiments: from settings to a run folder."""
 
+from tfdml.training.averaging import averaged
 from tfdml.training.experiment import Experiment
-from tfdml.training.optimizers import build_optimizer, step_schedule
+from tfdml.training.optimizers import build_optimizer
 from tfdml.training.run_folder import RunFolder
+from tfdml.training.schedules import rate_schedule, step_schedule
 from tfdml.training.settings import (
     DataSettings,
     EvaluationSettings,
@@ -20,7 +22,9 @@ __all__ = [
     "OptimizationSettings",
     "RunFolder",
     "RunSettings",
+    "averaged",
     "build_optimizer",
+    "rate_schedule",
     "step_schedule",
     "train",
 ]

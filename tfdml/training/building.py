@@ -23,7 +23,7 @@ from tfdml.errors import UserError
 from tfdml.models import AttentionEnsemble, Embedder, MetricLearner
 from tfdml.training import limits
 from tfdml.training.expressions import shortened
-from tfdml.training.optimizers import build_optimizer, step_schedule
+from tfdml.training.optimizers import build_optimizer
 from tfdml.training.settings import DataSettings, ModelSettings, OptimizationSettings
 from tfdml.training.terms import build_objectives, with_memory
 
@@ -243,7 +243,7 @@ def make_learner(
     keras.utils.set_random_seed(seed)
     keras.config.set_dtype_policy(model.mixed_precision)
     try:
-        with limits.weights_within_memory(optimization.optimizer):
+        with limits.weights_within_memory(optimization.optimizer, bool(optimization.ema)):
             embedder = make_embedder(model, view)
             if optimization.backbone_rate == 0:
                 embedder.freeze_backbone()
@@ -257,13 +257,17 @@ def make_learner(
     optimizer = build_optimizer(
         optimization.optimizer,
         learner,
-        step_schedule(optimization.learning_rate, optimization.drop_steps(steps_per_epoch), optimization.drop_factor),
+        optimization.rate_schedule(steps_per_epoch),
         optimization.learning_rates(),
         weight_decay=optimization.weight_decay,
         epsilon=optimization.epsilon,
         momentum=optimization.momentum,
         clip_norm=optimization.clip_norm,
         form=optimization.optimizer_form,
+        clip=optimization.clip,
+        layer_decay=optimization.layer_decay,
+        unfreeze_steps=optimization.unfreeze_steps(steps_per_epoch),
+        ema=optimization.ema,
     )
     # XLA across replicas fails to place the variables; one device decides for itself.
     mirrored = tf.distribute.get_strategy().num_replicas_in_sync > 1

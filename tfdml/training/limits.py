@@ -20,7 +20,7 @@ from tfdml.training.settings import DataSettings
 
 _FLOAT32 = 4
 # What an optimiser keeps beside each weight, in numbers.
-_OPTIMIZER_STATE = {"adam": 2, "adamw": 2, "rmsprop": 1, "sgd": 1}
+_OPTIMIZER_STATE = {"adam": 2, "adamw": 2, "rmsprop": 1, "sgd": 1, "lion": 1, "muon": 2}
 
 
 def check_pairs(settings: DataSettings, objectives: Sequence[Objective]) -> None:
@@ -95,18 +95,19 @@ def check_memory(embedder: Embedder, view: TrainTransform, batch_size: int, chun
 
 
 @contextlib.contextmanager
-def weights_within_memory(optimizer: str) -> Iterator[None]:
+def weights_within_memory(optimizer: str, averages: bool = False) -> Iterator[None]:
     """Refuse a weight, before it is made, with which training would take more memory than was free at the start.
 
     Args:
         optimizer: Its name, which says how much it keeps of each weight.
+        averages: Whether it keeps an average of each, too.
 
     Raises:
         UserError: The weights made in the scope, their gradients and the optimiser's state for them do not fit.
     """
     free, total = free_memory(), 0.0
     # A random initial value takes three times its size while it is drawn.
-    copies = max(3, 2 + _OPTIMIZER_STATE[optimizer])
+    copies = max(3, 2 + _OPTIMIZER_STATE[optimizer] + averages)
 
     def create(next_creator, **arguments):
         nonlocal total

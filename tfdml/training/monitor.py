@@ -15,8 +15,10 @@ from tfdml.disk_space import is_disk_full, unwritable
 from tfdml.errors import UserError
 from tfdml.storage import write_lines
 from tfdml.training import checkpoints
+from tfdml.training.averaging import averaged
 from tfdml.training.checkpoints import TrainingState
 from tfdml.training.interruption import Interrupted, Interruption
+from tfdml.training.optimizers import part_rates
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.selection import keep_if_selected, publish_selected
 from tfdml.training.workers import Workers
@@ -155,8 +157,9 @@ class TrainingMonitor(keras.callbacks.Callback):
         if images and timed > 0:
             record["images_per_second"] = images / timed
         record["learning_rate"] = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+        record["rates"] = part_rates(self.model.optimizer)
         try:
-            with self._measuring():
+            with averaged(self.model), self._measuring():
                 record.update(self.evaluate(epoch + 1))
         except Interrupted:
             # The resumed run closes this epoch before it goes on.
@@ -167,7 +170,8 @@ class TrainingMonitor(keras.callbacks.Callback):
         self.timed_seconds += timed
         self._record(record)
         if self.workers.is_chief:
-            keep_if_selected(self.folder, self.records, self.selection, self.model.embedder)
+            with averaged(self.model):
+                keep_if_selected(self.folder, self.records, self.selection, self.model.embedder)
         self.checkpoint()
         if self.workers.is_chief:
             publish_selected(self.folder, self.records, self.selection, self.steps_per_epoch)
@@ -206,7 +210,7 @@ class TrainingMonitor(keras.callbacks.Callback):
             return
         write_lines(self.folder.metrics, self.records)
         with self._disk_for_summaries(), self._writer.as_default(step=record["epoch"]):
-            for part in ("train", "validation", "test", "seen", "generalisation"):
+            for part in ("train", "rates", "validation", "test", "seen", "generalisation"):
                 for name, value in record.get(part, {}).items():
                     tf.summary.scalar(f"{part}/{name}", value)
             for order, metrics in record.get("orders", {}).items():

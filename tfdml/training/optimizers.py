@@ -1,89 +1,71 @@
-"""Optimisers with a learning rate per part of the learner, coupled weight decay and clipping of the global gradient."""
+"""Optimisers with a rate per part and layer of the learner, weight decay, clipping of the global gradient, averages."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import keras
 from keras import ops
 
 from tfdml.errors import UserError
 from tfdml.models.alternating_optimizer import AlternatingOptimizer
+from tfdml.training.layer_groups import depths, layer_factor, thaw_step
+from tfdml.training.part_rates import PartRates
 from tfdml.training.pytorch_optimizers import PyTorchAdam, PyTorchAdamW, PyTorchRMSprop, PyTorchSGD
+from tfdml.training.schedules import WarmUp
 
 PARTS = ("backbone", "projection", "objectives")
 
 
-class _PartRates:
-    """Mixed into a Keras optimiser: scales the rate of each variable, adds coupled weight decay, clips globally.
-
-    A Keras optimiser has one learning rate. The factors are looked up by the variable's index, so they work with every
-    backend and under a distribution strategy.
-    """
-
-    def configure(self, factors: dict[int, float], coupled_decay: float, global_norm: float | None) -> None:
-        """Set what is applied in each update; call it after `build`."""
-        self._tfdml_factors = dict(factors)
-        self._tfdml_decay = float(coupled_decay)
-        self._tfdml_norm = global_norm
-
-    def update_step(self, gradient, variable, learning_rate):
-        """One variable's update, at its part's own rate."""
-        if self._tfdml_decay:
-            gradient = gradient + ops.cast(self._tfdml_decay, variable.dtype) * ops.cast(variable, gradient.dtype)
-        factor = self._tfdml_factors.get(self._get_variable_index(variable), 1.0)  # type: ignore[attr-defined]
-        super().update_step(gradient, variable, learning_rate * factor)  # type: ignore[misc]
-
-    def _all_reduce_sum_gradients(self, grads_and_vars):
-        # Keras clips before it sums over replicas; the norm that counts is that of the sum.
-        reduced = super()._all_reduce_sum_gradients(grads_and_vars)  # type: ignore[misc]
-        return list(zip(self._globally_clipped([g for g, _ in reduced]), [v for _, v in reduced], strict=True))
-
-    def _clip_gradients(self, grads):
-        # Elsewhere than on TensorFlow gradients are of the global batch already, and the hook above is not called.
-        grads = super()._clip_gradients(grads)  # type: ignore[misc]
-        return grads if keras.backend.backend() == "tensorflow" else self._globally_clipped(grads)
-
-    def _globally_clipped(self, grads: list) -> list:
-        if self._tfdml_norm is None:
-            return grads
-        total = sum(ops.sum(ops.square(ops.cast(g, "float32"))) for g in grads if g is not None)
-        scale = self._tfdml_norm / ops.maximum(ops.sqrt(total), self._tfdml_norm)
-        return [g if g is None else g * ops.cast(scale, g.dtype) for g in grads]
-
-
-class PartAdam(_PartRates, keras.optimizers.Adam):
+class PartAdam(PartRates, keras.optimizers.Adam):
     """Adam with a rate per part."""
 
 
-class PartAdamW(_PartRates, keras.optimizers.AdamW):
-    """AdamW with a rate per part; its decoupled decay uses the base rate."""
+class PartAdamW(PartRates, keras.optimizers.AdamW):
+    """AdamW with a rate per part, at which its decoupled decay goes too."""
 
 
-class PartSGD(_PartRates, keras.optimizers.SGD):
+class PartSGD(PartRates, keras.optimizers.SGD):
     """SGD with a rate per part."""
 
 
-class PartRMSprop(_PartRates, keras.optimizers.RMSprop):
+class PartRMSprop(PartRates, keras.optimizers.RMSprop):
     """RMSprop with a rate per part."""
 
 
-class PartPyTorchAdam(_PartRates, PyTorchAdam):
+class PartLion(PartRates, keras.optimizers.Lion):
+    """Lion with a rate per part; its decay is decoupled."""
+
+
+class PartMuon(PartRates, keras.optimizers.Muon):
+    """Muon for matrices and Adam for all else, as Keras has it, with a rate per part; its decay is decoupled."""
+
+
+class PartPyTorchAdam(PartRates, PyTorchAdam):
     """PyTorch's Adam with a rate per part."""
 
 
-class PartPyTorchAdamW(_PartRates, PyTorchAdamW):
-    """PyTorch's AdamW with a rate per part; its decoupled decay uses the base rate."""
+class PartPyTorchAdamW(PartRates, PyTorchAdamW):
+    """PyTorch's AdamW with a rate per part, at which its decoupled decay goes too, as in PyTorch."""
 
 
-class PartPyTorchSGD(_PartRates, PyTorchSGD):
+class PartPyTorchSGD(PartRates, PyTorchSGD):
     """PyTorch's SGD with a rate per part."""
 
 
-class PartPyTorchRMSprop(_PartRates, PyTorchRMSprop):
+class PartPyTorchRMSprop(PartRates, PyTorchRMSprop):
     """PyTorch's RMSprop with a rate per part."""
 
 
 _CLASSES: dict[str, dict[str, type]] = {
-    "keras": {"adam": PartAdam, "adamw": PartAdamW, "sgd": PartSGD, "rmsprop": PartRMSprop},
+    "keras": {
+        "adam": PartAdam,
+        "adamw": PartAdamW,
+        "sgd": PartSGD,
+        "rmsprop": PartRMSprop,
+        "lion": PartLion,
+        "muon": PartMuon,
+    },
     "pytorch": {
         "adam": PartPyTorchAdam,
         "adamw": PartPyTorchAdamW,
@@ -93,26 +75,8 @@ _CLASSES: dict[str, dict[str, type]] = {
 }
 FORMS = tuple(_CLASSES)
 OPTIMIZERS = tuple(_CLASSES["keras"])
-
-
-def step_schedule(learning_rate: float, drop_steps: list[int], factor: float):
-    """A rate that is multiplied by `factor` at each of the steps given; a plain number when there is none.
-
-    Args:
-        learning_rate: The rate at step 0.
-        drop_steps: Ascending optimiser steps; from each on, the rate is lower.
-        factor: What each drop multiplies by.
-
-    Example:
-        >>> schedule = step_schedule(1e-2, [640], 0.1)
-        >>> float(schedule(639)), float(schedule(640))
-        (0.01, 0.001)
-    """
-    if not drop_steps:
-        return learning_rate
-    values = [learning_rate * factor**i for i in range(len(drop_steps) + 1)]
-    # Keras keeps the old value at the boundary itself.
-    return keras.optimizers.schedules.PiecewiseConstantDecay([step - 1 for step in drop_steps], values)
+CLIPPED = ("all", "part")
+_DECOUPLED = (keras.optimizers.AdamW, keras.optimizers.Lion, keras.optimizers.Muon)
 
 
 def build_optimizer(
@@ -125,6 +89,10 @@ def build_optimizer(
     momentum: float = 0.9,
     clip_norm: float = 0.0,
     form: str = "keras",
+    clip: str = "all",
+    layer_decay: float = 1.0,
+    unfreeze_steps: Sequence[int] = (),
+    ema: float = 0.0,
 ):
     """An optimiser, built on the learner's variables, with a rate per part; one for each phase if there are two.
 
@@ -134,16 +102,23 @@ def build_optimizer(
         learning_rate: A number or schedule, the base rate.
         learning_rates: The rates of `PARTS` that have one of their own, at the first step; where the base rate is a
             schedule they follow it in proportion.
-        weight_decay: Coupled (added to the gradient, as in PyTorch's Adam) for adam, sgd and rmsprop; decoupled for
-            adamw.
-        epsilon: Adam's and RMSprop's; None for Keras's default.
+        weight_decay: Coupled (added to the gradient, as in PyTorch's Adam) for adam, sgd and rmsprop; decoupled, at
+            each variable's own rate, for adamw, lion and muon.
+        epsilon: Adam's, RMSprop's and Muon's; None for Keras's default.
         momentum: SGD's.
-        clip_norm: The largest norm of the whole gradient over all replicas; 0 for none.
+        clip_norm: The largest norm of the gradient over all replicas; 0 for none.
         form: `"keras"` or `"pytorch"`: whose convention epsilon and momentum follow; the formulas stand side by side in
             `tfdml.training.pytorch_optimizers`.
+        clip: What `clip_norm` bounds: the whole gradient (`"all"`), or that of each part by itself (`"part"`).
+        layer_decay: What the backbone's rate is multiplied by from each of its 12 groups of layers to the one below:
+            see `tfdml.training.layer_groups`. 1 for one rate.
+        unfreeze_steps: Ascending steps. With one, the backbone does not change before it; with n, the n-th part of its
+            layers nearest to the output trains from the first step named, and so on downwards.
+        ema: With 0.999, say, `averages` of the weights are kept: see `tfdml.training.averaging`. 0 for none.
 
     Raises:
-        UserError: The name, the form or a part is unknown, or the base rate is 0.
+        UserError: The name, the form or a part is unknown, there is no such form of the optimiser, or the base rate
+            is 0.
 
     Example:
         >>> rates = {"projection": 1e-2, "objectives": 1e-2}
@@ -153,15 +128,35 @@ def build_optimizer(
         raise UserError(f"--optimizer={name!r}: known are {', '.join(OPTIMIZERS)}")
     if form not in FORMS:
         raise UserError(f"--optimizer_form={form!r}: known are {', '.join(FORMS)}")
+    if name not in _CLASSES[form]:
+        raise UserError(f"--optimizer_form={form!r} has {', '.join(_CLASSES[form])}, and no {name}")
+    if clip not in CLIPPED:
+        raise UserError(f"--clip={clip!r}: known are {', '.join(CLIPPED)}")
     own = {id(variable) for variable in learner.statistics_variables}
     factors = _factors(learning_rate, learning_rates or {})
-    by_id = {id(variable): factors[part] for part, members in learner.parts().items() for variable in members}
+    parts = learner.parts()
+    by_id = {id(variable): factors[part] for part, members in parts.items() for variable in members}
+    thaw: dict[int, int] = {}
+    for variable, depth in depths(parts["backbone"]):
+        by_id[id(variable)] *= layer_factor(depth, layer_decay)
+        thaw[id(variable)] = thaw_step(depth, unfreeze_steps)
+    part_of = {id(variable): part for part, members in parts.items() for variable in members}
 
     def build(variables):
-        optimizer, coupled = _make(_CLASSES[form][name], learning_rate, weight_decay, epsilon, momentum)
+        optimizer = _make(_CLASSES[form][name], learning_rate, epsilon, momentum)
         optimizer.build(variables)
-        rates = {i: by_id[id(variable)] for i, variable in enumerate(variables) if id(variable) in by_id}
-        optimizer.configure(rates, coupled, clip_norm or None)
+        decoupled = isinstance(optimizer, _DECOUPLED)
+        members = {part: [i for i, v in enumerate(variables) if part_of.get(id(v)) == part] for part in PARTS}
+        optimizer.configure(
+            {i: by_id[id(variable)] for i, variable in enumerate(variables) if id(variable) in by_id},
+            coupled_decay=0.0 if decoupled else weight_decay,
+            decoupled_decay=weight_decay if decoupled else 0.0,
+            norm=clip_norm or None,
+            norm_by_part=clip == "part",
+            thaw_steps={i: thaw[id(v)] for i, v in enumerate(variables) if thaw.get(id(v))},
+            ema=ema,
+            parts=members,
+        )
         return optimizer
 
     embedder = build([variable for variable in learner.trainable_variables if id(variable) not in own])
@@ -170,7 +165,26 @@ def build_optimizer(
     optimizer = AlternatingOptimizer(embedder, build([v for v in learner.trainable_variables if id(v) in own]))
     optimizer.in_statistics = lambda variable: id(variable) in own
     optimizer.build(learner.trainable_variables)
+    for inner in (optimizer.embedder_optimizer, optimizer.statistics_optimizer):
+        inner.clock = optimizer.iterations
     return optimizer
+
+
+def part_rates(optimizer) -> dict[str, float]:
+    """The present rate of each of `PARTS` that trains, of a backbone's layers the highest.
+
+    Args:
+        optimizer: Of `build_optimizer`; of another there is nothing to say.
+
+    Example:
+        >>> part_rates(build_optimizer("adam", learner, 1e-3, {"backbone": 1e-4}))["backbone"]
+        0.0001
+    """
+    if isinstance(optimizer, AlternatingOptimizer):
+        # The statistics are a part of the objectives, whose other weights count.
+        return {**part_rates(optimizer.statistics_optimizer), **part_rates(optimizer.embedder_optimizer)}
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    return optimizer.highest_rates() if isinstance(optimizer, PartRates) else {}
 
 
 def _factors(learning_rate, learning_rates: dict[str, float]) -> dict[str, float]:
@@ -180,6 +194,8 @@ def _factors(learning_rate, learning_rates: dict[str, float]) -> dict[str, float
         raise UserError(f"learning_rates: there is no part {unknown[0]!r}; the parts are {', '.join(PARTS)}")
     if isinstance(learning_rate, keras.optimizers.schedules.PiecewiseConstantDecay):
         base = learning_rate.values[0]
+    elif isinstance(learning_rate, WarmUp):
+        base = learning_rate.peak
     elif isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
         base = float(ops.convert_to_numpy(learning_rate(0)))
     else:
@@ -189,11 +205,14 @@ def _factors(learning_rate, learning_rates: dict[str, float]) -> dict[str, float
     return {part: learning_rates[part] / base if part in learning_rates else 1.0 for part in PARTS}
 
 
-def _make(cls: type, learning_rate, weight_decay: float, epsilon: float | None, momentum: float):
-    """The optimiser, and the coupled weight decay that it leaves to its variables' steps."""
+def _make(cls: type, learning_rate, epsilon: float | None, momentum: float):
+    """The optimiser, without Keras's weight decay: see `PartRates`."""
     if issubclass(cls, keras.optimizers.SGD):
-        return cls(learning_rate, momentum=momentum), weight_decay
+        return cls(learning_rate, momentum=momentum)
+    if issubclass(cls, keras.optimizers.Lion):
+        return cls(learning_rate)
     extra = {} if epsilon is None else {"epsilon": epsilon}
-    if issubclass(cls, keras.optimizers.AdamW):
-        return cls(learning_rate, weight_decay=weight_decay, **extra), 0.0
-    return cls(learning_rate, **extra), weight_decay
+    if issubclass(cls, keras.optimizers.Muon):
+        # The projection to embeddings is a matrix like any other.
+        return cls(learning_rate, exclude_embeddings=False, **extra)
+    return cls(learning_rate, **extra)

@@ -70,8 +70,7 @@ def _optimization(settings: OptimizationSettings, data: DataSettings, parts: Ass
     for part, name, variables in groups:
         count = sum(math.prod(variable.shape) for variable in variables)
         yield f"  {name:<18}{count:>9,}   {f'{rates[part]:g}' if count else '-'}"
-    drops = f", times {settings.drop_factor:g} after epoch {settings.drop_epochs}" if settings.drop_epochs else ""
-    yield f"optimiser    {settings.optimizer} in {settings.optimizer_form} form{drops}"
+    yield f"optimiser    {settings.optimizer} in {settings.optimizer_form} form{''.join(_along_the_run(settings))}"
     chunks = f", in chunks of {settings.gradient_cache}" if settings.gradient_cache else ""
     yield f"batches      {batch_size} images ({_batch(data)}){chunks}"
     steps = parts.steps_per_epoch * settings.epochs
@@ -80,6 +79,21 @@ def _optimization(settings: OptimizationSettings, data: DataSettings, parts: Ass
         f"schedule     {parts.steps_per_epoch:,} steps an epoch, {settings.epochs} epochs: {steps:,} steps, "
         f"{steps * batch_size:,} images, {passes:.1f} times the training images"
     )
+
+
+def _along_the_run(settings: OptimizationSettings) -> Iterator[str]:
+    if settings.warm_up_epochs:
+        yield f", rates rising for {settings.warm_up_epochs:g} epochs"
+    if settings.drop_epochs:
+        yield f", times {settings.drop_factor:g} after epoch {settings.drop_epochs}"
+    if settings.schedule != "step":
+        yield f", along a {settings.schedule} to {settings.final_rate:g} of the rates"
+    if settings.layer_decay < 1:
+        yield f", times {settings.layer_decay:g} from each group of the backbone's layers to the one below"
+    if settings.unfreeze_epochs:
+        yield f", the backbone from epoch {settings.unfreeze_epochs} on"
+    if settings.ema:
+        yield f", averages of the weights with {settings.ema:g}"
 
 
 def _evaluation(settings: EvaluationSettings) -> Iterator[str]:

@@ -21,6 +21,7 @@ from tfdml.errors import UserError, differences
 from tfdml.training import checkpoints, distribution, jax_devices
 from tfdml.training.advice import doubts
 from tfdml.training.assembly import assemble
+from tfdml.training.averaging import averaged
 from tfdml.training.backends import check_backend
 from tfdml.training.calibration import calibrate
 from tfdml.training.checkpoints import TrainingState
@@ -268,7 +269,8 @@ class _Run:
                 return {}
             seconds = time.perf_counter() - self.started
             dataset = self.experiment.dataset
-            return finish(dataset, self.learner, self.evaluator, self.monitor, self.folder, seconds)
+            with averaged(self.learner):
+                return finish(dataset, self.learner, self.evaluator, self.monitor, self.folder, seconds)
 
     def _fit(self) -> None:
         monitor, steps, epochs = self.monitor, self.monitor.steps_per_epoch, self.experiment.epochs

@@ -23,6 +23,7 @@ def keys(count, seed=0):
     return tf.constant(np.random.default_rng(seed).integers(0, 2**46, (count, 2)))
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("name", policies.names())
 def test_every_policy_is_a_function_of_the_key_and_does_something(name):
     policy = Policy((Step(name),))
@@ -69,6 +70,7 @@ def dataset():
     return ImageDataset("made", "train", images, np.arange(24) // 4, dict.fromkeys(range(6), ""))
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("kind", ["random_crop", "random_resized_crop"])
 def test_a_resumed_run_gets_the_bits_of_an_unbroken_one(kind):
     transform = TrainTransform(kind, resize=24, image_size=20, policy=QUICK)

@@ -144,6 +144,7 @@ def test_none_is_the_evaluation_view():
     np.testing.assert_array_equal(transform(image, transform.draw(0, 0, 1)[0]), EvaluationTransform(60, 50)(image))
 
 
+@pytest.mark.slow
 def test_random_resized_crop_is_pillows_resize_of_a_part_within_bounds():
     image = places()
     transform = TrainTransform("random_resized_crop", image_size=30, flip=False, scale=(0.2, 0.5))

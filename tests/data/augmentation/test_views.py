@@ -132,6 +132,7 @@ def both_ways(transform):
     return in_part, whole
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("transform", [*TRANSFORMS, *VIEWS], ids=range(len(TRANSFORMS) + len(VIEWS)))
 def test_a_view_of_a_part_has_the_bits_of_a_view_of_the_whole(transform):
     in_part, whole = both_ways(transform)
@@ -173,6 +174,7 @@ def test_multi_resolution_is_resize_crop_and_centred_black(height, width, scale,
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.slow
 def test_resolutions_are_spread_evenly_over_their_range():
     transform = TrainTransform("multi_resolution", image_size=50, flip=False)
     image = tf.fill((40, 40, 3), tf.constant(255, tf.uint8))

@@ -80,6 +80,7 @@ def test_records_are_read_in_any_order(source, records):
     assert [records.take(order).images.name(i) for i in range(24)] == [source.images.paths[i] for i in order]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["random_crop", "random_resized_crop"])
 def test_batches_are_equal_bit_by_bit(source, records, kind):
     transform = TrainTransform(kind, resize=24, image_size=20)

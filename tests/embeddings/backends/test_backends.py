@@ -32,6 +32,7 @@ def sources(models):
     return {form: load_backend(getattr(models, form)) for form in FORMS}
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("form", FORMS)
 def test_the_embedders_own_vectors(form, sources, models):
     from tfdml.data import EvaluationTransform, evaluation_batches
@@ -47,6 +48,7 @@ def test_the_embedders_own_vectors(form, sources, models):
     assert sources[form].view == models_on_disk.VIEW
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("form", FORMS)
 def test_a_pass_from_the_middle_continues_bit_by_bit(form, sources):
     dataset = models_on_disk.pictures()
@@ -57,6 +59,7 @@ def test_a_pass_from_the_middle_continues_bit_by_bit(form, sources):
         np.testing.assert_array_equal(np.concatenate(rest), np.concatenate(whole[first // 4 :]))
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("form", FORMS)
 def test_an_image_that_cannot_be_decoded_is_named(form, sources):
     dataset = models_on_disk.pictures(broken=[6])
@@ -82,6 +85,7 @@ def _made(path):
     return path
 
 
+@pytest.mark.slow
 def test_a_tflite_file_without_a_card_is_told_its_view(models, sources, tmp_path):
     lone = tmp_path / "a" / "b" / "model.tflite"
     shutil.copyfile(models.litert, _made(lone))

@@ -1,4 +1,4 @@
-"""Models that embed data sets, wherever they are: Keras files, SavedModels, LiteRT files, serving endpoints."""
+"""Models that embed data sets, wherever they are: Keras, SavedModel, LiteRT and ONNX files, serving endpoints."""
 
 from tfdml.embeddings.backends.base import (
     EmbeddingBackend,
@@ -10,6 +10,7 @@ from tfdml.embeddings.backends.base import (
 from tfdml.embeddings.backends.keras_file import KerasEmbedder, load_embedder
 from tfdml.embeddings.backends.litert import LiteRTEmbedder
 from tfdml.embeddings.backends.load import load_backend, quickest_on_cpu
+from tfdml.embeddings.backends.onnx_file import OnnxEmbedder
 from tfdml.embeddings.backends.saved_model import SavedModelEmbedder
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "ImageRefused",
     "KerasEmbedder",
     "LiteRTEmbedder",
+    "OnnxEmbedder",
     "SavedModelEmbedder",
     "encoded_batches",
     "encoded_image",

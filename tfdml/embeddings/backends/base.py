@@ -22,7 +22,7 @@ class EmbeddingBackend(abc.ABC):
     """A model, wherever it is, that embeds a data set batch by batch.
 
     Attributes:
-        kind: What it is: `"keras"`, `"saved_model"`, `"litert"`, `"grpc"` or `"rest"`.
+        kind: What it is: `"keras"`, `"saved_model"`, `"litert"`, `"onnx"`, `"grpc"` or `"rest"`.
         address: Its path or URL.
         view: The configuration of the `EvaluationTransform` in which it sees images; None where only the model knows.
     """

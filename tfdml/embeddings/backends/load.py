@@ -11,9 +11,14 @@ from tfdml.embeddings.backends.endpoint import Address, Endpoint
 from tfdml.embeddings.backends.keras_file import KerasEmbedder
 from tfdml.embeddings.backends.litert import LiteRTEmbedder
 from tfdml.embeddings.backends.model_card import CARD
+from tfdml.embeddings.backends.onnx_file import OnnxEmbedder
 from tfdml.embeddings.backends.saved_model import SavedModelEmbedder
+from tfdml.embeddings.backends.view_file import ViewFileEmbedder
 from tfdml.errors import UserError
 from tfdml.manifests import objects, read_json
+
+# Files that see views, which their model card describes.
+_VIEW_FILES: dict[str, type[ViewFileEmbedder]] = {".tflite": LiteRTEmbedder, ".onnx": OnnxEmbedder}
 
 
 def load_backend(
@@ -30,14 +35,14 @@ def load_backend(
 
     Args:
         model: A run folder, a .keras file, a SavedModel, a folder of versions (the newest that holds a SavedModel is
-            taken), a .tflite file, `grpc://host:port/name`, `rest://host:port/name` or
+            taken), a .tflite or .onnx file, `grpc://host:port/name`, `rest://host:port/name` or
             `http://host:port/v1/models/name`.
-        resize: For a .tflite file, see `LiteRTEmbedder`.
+        resize: For a .tflite or .onnx file, see `ViewFileEmbedder`.
         resize_mode: Likewise.
         image_size: Likewise.
         pad_color: Likewise.
         timeout: Seconds that a request to an endpoint may take.
-        threads: For a .tflite file, see `LiteRTEmbedder`.
+        threads: Likewise.
 
     Returns:
         The source, loaded or reached.
@@ -50,21 +55,21 @@ def load_backend(
         >>> embeddings = load_backend("runs/cars").embed(dataset, batch_size=100)  # doctest: +SKIP
     """
     path = Path(model)
-    if path.suffix == ".tflite":
-        return LiteRTEmbedder(path, resize, resize_mode, image_size, pad_color, threads)
+    if path.suffix in _VIEW_FILES:
+        return _VIEW_FILES[path.suffix](path, resize, resize_mode, image_size, pad_color, threads)
     if resize or resize_mode or image_size or pad_color:
         raise UserError(
             f"`model={model}` has its view inside: `resize`, `resize_mode`, `image_size` and `pad_color` go with a "
-            ".tflite file"
+            ".tflite or .onnx file"
         )
     if "://" in str(model):
         return open_endpoint(str(model), timeout)
     version = served_version(path)
     if version is not None:
         return SavedModelEmbedder(version)
-    lite = sorted(str(file.relative_to(path)) for file in path.rglob("*.tflite"))
-    if lite:
-        raise UserError(f"`model={model}` holds no SavedModel: name one of {', '.join(lite)}")
+    files = sorted(str(file.relative_to(path)) for suffix in _VIEW_FILES for file in path.rglob(f"*{suffix}"))
+    if files:
+        raise UserError(f"`model={model}` holds no SavedModel: name one of {', '.join(files)}")
     return KerasEmbedder(path)
 
 
@@ -83,7 +88,13 @@ def served_version(path: Path) -> Path | None:
 
 
 # By images per second on a CPU, the quickest first.
-_QUICKEST = ("litert_int8", "litert_float16", "litert_float32")
+_QUICKEST = {
+    "litert_int8": "litert/int8.tflite",
+    "litert_float16": "litert/float16.tflite",
+    "litert_float32": "litert/float32.tflite",
+    "onnx": "onnx/model.onnx",
+}
+_RUN_BY = {".tflite": "ai_edge_litert", ".onnx": "onnxruntime"}
 # What the quicker file may differ by for its vectors to pass for the SavedModel's.
 _LEAST_COSINE, _MOST_RECALL_LOST = 0.999, 0.001
 
@@ -91,14 +102,14 @@ _LEAST_COSINE, _MOST_RECALL_LOST = 0.999, 0.001
 def quickest_on_cpu(model: str | os.PathLike) -> Path:
     """The file of an exported version that embeds the same in less time on a CPU.
 
-    Of its LiteRT files the quickest whose acceptance, in the model card, states a smallest cosine of at least 0.999 to
-    the embedder's vectors, and no loss of Recall@1 beyond 0.1 points.
+    Of its LiteRT and ONNX files the quickest whose acceptance, in the model card, states a smallest cosine of at least
+    0.999 to the embedder's vectors, and no loss of Recall@1 beyond 0.1 points.
 
     Args:
         model: As `load_backend`.
 
     Returns:
-        The .tflite file; where none is accepted, or LiteRT is not installed, what was given.
+        The file; where none is accepted, or what runs it is not installed, what was given.
 
     Example:
         >>> quickest_on_cpu("models/cars")  # doctest: +SKIP
@@ -106,17 +117,17 @@ def quickest_on_cpu(model: str | os.PathLike) -> Path:
     """
     path = Path(model)
     version = served_version(path)
-    if version is None or not (version / CARD).is_file() or importlib.util.find_spec("ai_edge_litert") is None:
+    if version is None or not (version / CARD).is_file():
         return path
     where = f"{version / CARD}: artefacts"
     artefacts = objects(read_json(version / CARD).get("artefacts", {}), where)
-    for name in _QUICKEST:
+    for name, place in _QUICKEST.items():
+        file = version / place
         accepted = artefacts.get(name, {}).get("acceptance")
-        if not isinstance(accepted, dict):
+        if not isinstance(accepted, dict) or importlib.util.find_spec(_RUN_BY[file.suffix]) is None:
             continue
         # Where no two images share a class there is no Recall@1 to lose.
         cosine, lost = accepted.get("min_cosine") or 0.0, accepted.get("recall@1_drop") or 0.0
-        file = version / "litert" / f"{name.removeprefix('litert_')}.tflite"
         if cosine >= _LEAST_COSINE and lost <= _MOST_RECALL_LOST and file.is_file():
             return file
     return path

@@ -1,0 +1,101 @@
+"""An .onnx file of an embedder embeds as the embedder does."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from tests.embeddings.backends.test_quickest import CLOSE, EXACT, export
+from tests.export import models_on_disk
+from tfdml import backbones
+from tfdml.data import EvaluationTransform, evaluation_batches
+from tfdml.embeddings.backends import OnnxEmbedder, load_backend, quickest_on_cpu
+from tfdml.errors import UserError
+from tfdml.evaluation import embed
+from tfdml.export import convert_onnx
+from tfdml.models import Embedder
+
+onnx = pytest.importorskip("onnx", reason="pip install 'tfdml[onnx]'")
+for library in ("onnxruntime", "tf2onnx"):
+    pytest.importorskip(library, reason="pip install 'tfdml[onnx]'")
+
+DATASET = models_on_disk.pictures()
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """An embedder and its file, with a model card in the folder above."""
+    embedder = Embedder(backbones.resolve("conv4", 32, width=4), embedding_dim=6, image_size=32, resize=40)
+    embedder(np.zeros((1, 32, 32, 3), np.uint8))
+    path = tmp_path_factory.mktemp("version") / "onnx" / "model.onnx"
+    path.parent.mkdir()
+    path.write_bytes(convert_onnx(embedder))
+    (path.parent.parent / "model_card.json").write_text(json.dumps({"view": models_on_disk.VIEW}))
+    return embedder, path
+
+
+@pytest.fixture(scope="module")
+def expected(exported):
+    view = EvaluationTransform(**models_on_disk.VIEW)
+    embedder = exported[0]
+    return embed(lambda images: embedder(images, training=False), evaluation_batches(DATASET, view, 11))
+
+
+def test_the_embedders_own_vectors_from_any_batch_on(exported, expected):
+    backend = load_backend(exported[1], threads=1)
+    assert (backend.kind, backend.view) == ("onnx", models_on_disk.VIEW)
+    assert backend.checksum().startswith("sha256:")
+    batches = list(backend.stream(DATASET, 4))
+    np.testing.assert_allclose(np.concatenate(batches), expected, atol=1e-5)
+    np.testing.assert_array_equal(np.concatenate(list(backend.stream(DATASET, 4, 4))), np.concatenate(batches[1:]))
+    rows, vectors = zip(*backend.stream_readable(models_on_disk.pictures(broken=[6]), 4), strict=True)
+    assert np.concatenate(rows).tolist() == [i for i in range(11) if i != 6]
+    np.testing.assert_allclose(np.concatenate(vectors), np.delete(expected, 6, axis=0), atol=1e-5)
+
+
+def test_a_file_of_one_image_at_a_time_and_without_a_card(exported, expected, tmp_path):
+    model = onnx.load(exported[1])
+    for value in (model.graph.input[0], model.graph.output[0]):
+        value.type.tensor_type.shape.dim[0].dim_value = 1
+    onnx.save(model, tmp_path / "one.onnx")
+    with pytest.raises(UserError, match="pass `resize`"):
+        load_backend(tmp_path / "one.onnx")
+    found = OnnxEmbedder(tmp_path / "one.onnx", resize=40).embed(DATASET, 4)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_what_is_no_such_model_is_told_in_one_line(exported, tmp_path, monkeypatch):
+    (tmp_path / "text.onnx").write_text("not a model")
+    casts = onnx.helper.make_node("Identity", ["images"], ["out"])
+    images = onnx.helper.make_tensor_value_info("images", onnx.TensorProto.FLOAT, [1, 8, 8, 3])
+    out = onnx.helper.make_tensor_value_info("out", onnx.TensorProto.FLOAT, [1, 8, 8, 3])
+    graph = onnx.helper.make_graph([casts], "floats", [images], [out])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "floats.onnx")
+    for path, arguments, says in (
+        (tmp_path / "text.onnx", {}, "cannot be loaded as an .onnx"),
+        (tmp_path / "nowhere.onnx", {}, "there is no file"),
+        (tmp_path / "floats.onnx", {}, "must take uint8 images"),
+        (exported[1], {"image_size": 36}, "takes images of 32 px"),
+        (exported[1].parent, {}, r"holds no SavedModel: name one of model\.onnx"),
+    ):
+        with pytest.raises(UserError, match=says) as refused:
+            load_backend(path, **arguments)
+        assert "\n" not in str(refused.value)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(UserError, match=r"pip install 'tfdml\[onnx\]'"):
+        load_backend(exported[1])
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "taken"), [({"float32": EXACT}, "litert/float32.tflite"), ({}, "onnx/model.onnx")]
+)
+def test_it_is_the_quick_one_where_no_litert_file_is(acceptance, taken, tmp_path):
+    version = export(tmp_path / "models", **acceptance) / "1"
+    card = json.loads((version / "model_card.json").read_text())
+    card["artefacts"]["onnx"] = {"acceptance": CLOSE}
+    (version / "model_card.json").write_text(json.dumps(card))
+    (version / "onnx").mkdir()
+    (version / "onnx" / "model.onnx").write_bytes(b"")
+    assert quickest_on_cpu(tmp_path / "models") == version / taken
