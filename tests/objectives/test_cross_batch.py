@@ -144,7 +144,7 @@ def made():
 def fit(model, steps):
     for seed in steps:
         labels, x = coloured_batch(seed)
-        model.fit(x, labels, batch_size=12, verbose=0)
+        model.fit(x, labels, batch_size=12, shuffle=False, verbose=0)
     return model
 
 
