@@ -198,6 +198,8 @@ def of_characters(path, size, **changes):
     return dataclasses.replace(written, **tiny, **changes)
 
 
+# Two steps do without what a run measures before its first.
+@pytest.mark.filterwarnings("ignore:density is not calibrated:UserWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [path for path in CONFIGS if "abe" not in path.stem], ids=config_name)
 def test_an_experiment_takes_a_step_on_a_small_network(path, characters):
@@ -216,6 +218,7 @@ def first_of_each_network():
     return list(found.values())
 
 
+@pytest.mark.filterwarnings("ignore:density is not calibrated:UserWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("path", first_of_each_network(), ids=config_name)
 def test_a_network_of_the_experiments_takes_a_step(path, characters):

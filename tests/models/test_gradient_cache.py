@@ -109,7 +109,7 @@ def by_one_tape(model, x, labels):
     return [v.value if g is None else tf.convert_to_tensor(g) for v, g in zip(variables, through, strict=True)]
 
 
-@pytest.mark.parametrize("mode", ["eager", "graph of unknown size", "xla"])
+@pytest.mark.parametrize("mode", ["eager", "graph of unknown size", pytest.param("xla", marks=pytest.mark.slow)])
 def test_random_layers_draw_the_same_in_both_passes_and_chunks_are_virtual_batches(mode):
     labels, x = coloured_batch()
     reference, model = random_learner(few=mode == "xla"), random_learner(few=mode == "xla")
@@ -148,6 +148,7 @@ def trained(chunk, steps=4, rate=0.05):
     return model, logs
 
 
+@pytest.mark.slow
 def test_alternating_phases_with_all_that_a_runs_optimiser_has():
     plain, logs = trained(0)
     cached, cached_logs = trained(CHUNK)

@@ -23,12 +23,15 @@ PAIRS = {
 }
 
 
+XLA = pytest.param("multi similarity", "xla", marks=pytest.mark.slow)
+
+
 def unit(x):
     x = np.asarray(x, np.float64)
     return x / np.linalg.norm(x, axis=1, keepdims=True)
 
 
-@pytest.mark.parametrize(("name", "mode"), [*((name, "eager") for name in PAIRS), ("multi similarity", "xla")])
+@pytest.mark.parametrize(("name", "mode"), [*((name, "eager") for name in PAIRS), XLA])
 def test_value_and_gradient_from_the_first_step_on(name, mode):
     make, of_anchors = PAIRS[name]
     objective = CrossBatchMemory(make(), size=10, start=1)

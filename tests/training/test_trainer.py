@@ -365,6 +365,11 @@ def test_a_diverged_run_tells_how_to_start_again_and_that_works(unbroken, tmp_pa
     folder = tmp_path / "run"
     with pytest.raises(UserError, match="the run diverged at step") as diverged:
         train(folder, learning_rate=1e30, optimizer="sgd")
+    told = json.loads((folder / "diverged.json").read_text())
+    assert f"at step {told['step']}: {told['what']} (its batch: {folder / 'diverged.json'})" in str(diverged.value)
+    assert told["terms"]["contrastive"] == "nan"
+    assert [runs.SPLITS.train.images.name(index) for index in told["indices"]] == told["images"]
+    assert len(told["images"]) == 8
     (advised,) = [word for word in str(diverged.value).split() if word.startswith("--start_from=")]
     kill_after(monkeypatch, "step-00000000.npz")
     with pytest.raises(Killed):

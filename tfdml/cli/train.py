@@ -28,6 +28,7 @@ Train an image embedder and measure it on classes never seen in training.
   bin/train --flagfile=... --run_dir=... --cluster=ray://head:10001 --workers=4 --gpus_per_worker=1
   bin/train --flagfile=... --run_dir=... --workers=4 --sweep='objectives.weight=0.1,0.3,1; learning_rate=1e-4..1e-3'
   bin/train --flagfile=... --run_dir=... --dry_run    print the resolved experiment, write nothing
+  bin/train --flagfile=... --run_dir=... --dry_run --probe    the same after a few steps: hours, bottleneck, memory
   bin/train --flagfile=... --preview=batch.png        picture the first batch as the network will see it, train nothing
 
 The run folder holds flags.txt, data.json, environment.json, metrics.jsonl, result.json, checkpoints/, embedder.keras,
@@ -46,6 +47,13 @@ flags.DEFINE_bool(
     "dry_run",
     False,
     "Print what would run and write nothing: images and classes, trained parameters and rates, steps, memory, flags.",
+    module_name=__name__,
+)
+flags.DEFINE_bool(
+    "probe",
+    False,
+    "With --dry_run: run a few steps, and say how many images a second and hours the run will take, what holds it up, "
+    "and how much memory it needs.",
     module_name=__name__,
 )
 flags.DEFINE_string(
@@ -93,6 +101,8 @@ def train() -> None:
     given = experiment_flags.given()
     if flags.FLAGS.restart and not flags.FLAGS.resume:
         raise UserError("--restart goes with --resume")
+    if flags.FLAGS.probe and not flags.FLAGS.dry_run:
+        raise UserError("--probe goes with --dry_run")
     folder = RunFolder(str(given.get("run_dir", "")))
     # Of several hosts, those that do not write may not see the folder.
     elsewhere = (from_environment()[0] > 0 or flags.FLAGS.cluster) and not folder.path.exists()
@@ -108,7 +118,7 @@ def train() -> None:
         print(write_preview(experiment.data, experiment.seed, flags.FLAGS.preview))
         return
     if flags.FLAGS.dry_run:
-        print(describe(experiment))
+        print(describe(experiment, flags.FLAGS.probe))
         return
     if flags.FLAGS.sweep:
         _sweep(experiment)

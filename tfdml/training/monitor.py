@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdml.disk_space import is_disk_full, unwritable
 from tfdml.errors import UserError
-from tfdml.storage import write_lines
+from tfdml.storage import write_json, write_lines
 from tfdml.training import checkpoints
 from tfdml.training.averaging import averaged
 from tfdml.training.checkpoints import TrainingState
@@ -44,6 +44,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         interruption: Asked after each step whether the run is to stop; within `fit` it should be deferred.
         workers: Who trains: the chief alone writes, and a signal to one of them is one to all.
         saved: Called after every checkpoint, on each worker.
+        batch: step -> what is to be told of its batch should the run diverge in it, such as the images' names.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         interruption: Interruption | None = None,
         workers: Workers | None = None,
         saved: Callable[[], None] | None = None,
+        batch: Callable[[int], dict[str, Any]] | None = None,
     ):
         super().__init__()
         self.folder = folder
@@ -70,6 +72,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         self.interruption = interruption or Interruption()
         self.workers = workers or Workers()
         self.saved = saved
+        self.batch = batch
         self.records: list[dict] = []
         self.step = 0
         self.train_seconds = 0.0
@@ -225,11 +228,19 @@ class TrainingMonitor(keras.callbacks.Callback):
         bad = [name for name, value in logs.items() if not math.isfinite(float(value))]
         if bad:
             terms = [name for name in bad if name != "loss"] or bad
-            raise self._diverged(f"{', '.join(terms)} is not finite")
+            raise self._diverged(f"{', '.join(terms)} is not finite", logs)
 
-    def _diverged(self, what: str) -> UserError:
+    def _diverged(self, what: str, logs: dict | None = None) -> UserError:
+        told = ""
+        if self.batch is not None and self.workers.is_chief and self.step:
+            # JSON has no NaN.
+            values = {name: str(float(value)) for name, value in (logs or {}).items()}
+            write_json(
+                self.folder.diverged, {"step": self.step, "what": what, "terms": values, **self.batch(self.step - 1)}
+            )
+            told = f" (its batch: {self.folder.diverged})"
         return UserError(
-            f"the run diverged at step {self.step}: {what}; lower the learning rate or add --clip_norm"
+            f"the run diverged at step {self.step}: {what}{told}; lower the learning rate or add --clip_norm"
             f"{self._how_to_start_again()}"
         )
 

@@ -53,6 +53,7 @@ class RunFolder:
         self.statistics_network = self.path / "statistics_network.keras"
         self.statistics = self.path / "statistics.json"
         self.tensorboard = self.path / "tensorboard"
+        self.diverged = self.path / "diverged.json"
         self.report = self.path / "report" / "index.html"
         self._owner = self.path / ".train.lock"
 

@@ -12,13 +12,18 @@ from tfdml.training.advice import doubts
 from tfdml.training.assembly import Assembly, assemble
 from tfdml.training.experiment import Experiment
 from tfdml.training.limits import step_memory
+from tfdml.training.probe import probe
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.settings import DataSettings, EvaluationSettings, ModelSettings, OptimizationSettings
 from tfdml.training.starting import check_start
 
 
-def describe(experiment: Experiment) -> str:
+def describe(experiment: Experiment, probed: bool = False) -> str:
     """What a run would do: data, network, terms, batches and schedule. Loads the data and builds the model.
+
+    Args:
+        experiment: The settings.
+        probed: Whether to run a few steps, and say what the whole run will take.
 
     Raises:
         UserError: The run could not start.
@@ -33,6 +38,7 @@ def describe(experiment: Experiment) -> str:
         *_optimization(experiment.optimization, experiment.data, parts),
         *_evaluation(experiment.evaluation),
         *_machine(parts),
+        *(probe(experiment, parts).lines() if probed else ()),
         "",
         "as a flag file:",
         experiment.as_flags(),

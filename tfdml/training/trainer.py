@@ -218,8 +218,14 @@ class _Run:
             self.interruption,
             self.workers,
             here.saved,
+            self._batch,
         )
         self.monitor.set_model(self.learner)
+
+    def _batch(self, step: int) -> dict[str, Any]:
+        """Which images a step takes."""
+        indices = [int(index) for index in self.parts.sampler.batch(step)]
+        return {"indices": indices, "images": [self.splits.train.images.name(index) for index in indices]}
 
     def take_up_weights(self) -> None:
         """Take over the weights that the experiment names."""
