@@ -53,6 +53,13 @@ def regularised():
     return model
 
 
+def cached(terms):
+    """A learner that takes 3 images at a time."""
+    model = learner(terms)
+    model.gradient_cache = 3
+    return model
+
+
 def tuned():
     """With all that the optimiser does for single variables; the averages are what is compared."""
     model = models.MetricLearner(tiny_embedder(batch_norm="statistics"), jrd())
@@ -131,6 +138,13 @@ LEARNERS = {
             objectives.IntraClassPenalty(),
         ]
     ),
+    "memory": lambda: cached(
+        [
+            objectives.CrossBatchMemory(losses.ContrastiveLoss(1.3, "euclidean"), 12),
+            objectives.HighOrderMomentLoss(losses.BinomialDevianceLoss(), 2, 8, weight=0.1),
+        ]
+    ),
+    "rank_mi cached": lambda: cached([rank_mi(1), *jrd()]),
     "rank_mi": lambda: learner([rank_mi(1), losses.ContrastiveLoss(1.3, "euclidean")]),
     "rank_mi twice": lambda: learner([rank_mi(2, monotonicity=0.1)]),
     "curricular": lambda: learner(

@@ -40,6 +40,8 @@ LEARNERS = (
     "joint norms/19",
     "curricular/19",
     "learned/19",
+    "memory/19",
+    "rank_mi cached/40",
     "rank_mi/19",
     "rank_mi/40",
     "rank_mi twice/60",

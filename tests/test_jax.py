@@ -11,7 +11,7 @@ import pytest
 from tests import references, references_moments
 from tests.losses.references_ranking import draw_probabilities
 from tests.mathematics import assert_close, finite_differences, random_batch
-from tests.objectives import references_classes, references_rankmi
+from tests.objectives import references_classes, references_memory, references_rankmi
 
 pytest.importorskip("jax")
 pytestmark = pytest.mark.slow
@@ -32,6 +32,11 @@ def joint_norms(kind):
 def density(**options):
     targets = 0.5 if options else [0.5] * 3
     return lambda y, x, t: references_classes.density_adaptivity(y, x, targets, [1.0, 2.0, 0.5], **options)
+
+
+def with_memory():
+    memory = list(enumerate(np.eye(4)[:3]))
+    return lambda y, x, t: references_memory.reference(references_memory.contrastive, y, x, memory)
 
 
 GRAMS = {
@@ -58,6 +63,7 @@ CASES = {
     "joint intra": ("embedding", joint_norms("intra"), None),
     "intra class": ("embedding", lambda y, x, t: references.intra_class_penalty(y, x, "mean"), None),
     "metric": ("pooled", lambda y, x, t: references.contrastive(y, x), None),
+    "cross batch": ("embedding", with_memory(), None),
     **{name: ("embedding", kernel_mean(gram), spread) for name, (gram, spread) in GRAMS.items()},
     **{f"jrs {name}": ("pooled", similarity(gram), spread) for name, (gram, spread) in GRAMS.items()},
 }

@@ -9,7 +9,7 @@ import pytest
 
 from tests.mathematics import assert_close
 
-CASES = ("all", "alternating")
+CASES = ("all", "alternating", "cached")
 COUNTS = (1, 2)
 
 pytestmark = pytest.mark.slow

@@ -3,8 +3,8 @@
     python -m tests.worker_steps FOLDER COUNTS CASE ...
 
 COUNTS are numbers of workers, such as "1,2,3"; a case is a learner of `tests.distribution_steps`, or "all" or
-"alternating": every objective at once. Worker i of N writes FOLDER/N-i.npz, with updates under "case|index", and what
-`fit` reports under "case|fit name".
+"alternating": every objective at once; or "cached": a step by chunks. Worker i of N writes FOLDER/N-i.npz, with updates
+under "case|index", and what `fit` reports under "case|fit name".
 """
 
 import pathlib
@@ -40,7 +40,11 @@ def _alternating():
     return distribution_steps.learner([distribution_steps.rank_mi(1), losses.ContrastiveLoss(1.3, "euclidean")])
 
 
-MORE = {"all": _all, "alternating": _alternating}
+def _cached():
+    return distribution_steps.cached(losses.ContrastiveLoss(1.3, "euclidean"))
+
+
+MORE = {"all": _all, "alternating": _alternating, "cached": _cached}
 
 
 def step(case, strategy, index, count):

@@ -19,11 +19,16 @@ DISTANCES = ("euclidean", "sqeuclidean", "cosine", "dot")
 
 
 class Rows(NamedTuple):
-    """The rows `first` to `first + count - 1` of `total`."""
+    """The rows `first` to `first + count - 1` of `total`.
+
+    There may be more columns than rows: vectors that no row belongs to stand behind the others. `counted`, (columns,)
+    boolean, says which columns are there at all; a column that is not makes no pair. None: all are.
+    """
 
     first: Any
     count: Any
     total: Any
+    counted: Any = None
 
 
 _rows: contextvars.ContextVar[Rows | None] = contextvars.ContextVar("rows", default=None)
@@ -234,16 +239,21 @@ def identity_mask(size):
 
 def positive_mask(labels):
     """(B, B) boolean: pairs of different images of the same class; of those that belong together in `positives_by`."""
-    return ops.logical_and(_together(labels), ops.logical_not(identity_mask(ops.shape(labels)[0])))
+    return _counted(ops.logical_and(_together(labels), ops.logical_not(identity_mask(ops.shape(labels)[0]))))
 
 
 def negative_mask(labels):
     """(B, B) boolean: pairs of images of different classes; of those that do not belong together in `positives_by`."""
     apart = ops.logical_not(_together(labels))
     if _relation.get() is None:
-        return apart
+        return _counted(apart)
     # An image without any label belongs to none, not even to itself.
-    return ops.logical_and(apart, ops.logical_not(identity_mask(ops.shape(labels)[0])))
+    return _counted(ops.logical_and(apart, ops.logical_not(identity_mask(ops.shape(labels)[0]))))
+
+
+def _counted(mask):
+    rows = _rows.get()
+    return mask if rows is None or rows.counted is None else ops.logical_and(mask, rows.counted[None, :])
 
 
 def _together(labels):

@@ -52,6 +52,17 @@ def test_a_backbone_rate_of_zero_takes_the_backbone_out_of_training():
     assert len(tiny.parts()["projection"]) == 2
 
 
+def test_large_batches_have_their_flags(monkeypatch):
+    tiny = made(gradient_cache=16, cross_batch_memory=32, xbm_start=3, objectives="contrastive")
+    assert tiny.gradient_cache == 16
+    assert (tiny.objectives[0].size, tiny.objectives[0].start) == (32, 3)
+    with pytest.raises(UserError, match="--xbm_start=3 needs --cross_batch_memory"):
+        made(xbm_start=3)
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    with pytest.raises(UserError, match="--gradient_cache=16 works on TensorFlow, and KERAS_BACKEND is jax"):
+        made(gradient_cache=16)
+
+
 def test_the_rates_drop_after_the_epochs_of_the_flag():
     tiny = made(drop_epochs="1,2", drop_factor=0.1)
     for rate in (0.5, 0.05, 0.005):

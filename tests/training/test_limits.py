@@ -57,6 +57,9 @@ def test_the_memory_of_a_step_by_hand():
     images = 3 * 32**2
     resized = 4 * 3 * 32**2
     assert limits.step_memory(embedder, view, 6) == resized + 6 * (images * 5 + activations * 4)
+    assert limits.step_memory(embedder, view, 6, chunk=64) == limits.step_memory(embedder, view, 6)
+    # All images, and the work on two of them.
+    assert limits.step_memory(embedder, view, 6, chunk=2) == resized + 6 * images + 2 * (images * 4 + activations * 4)
     large = TrainTransform("multi_resolution", image_size=32, resolutions=(0.8, 100.0))
     assert limits.step_memory(embedder, large, 6) > 4 * 3 * 3200**2
     half = Embedder("conv4", embedding_dim=4, image_size=32, dtype="mixed_bfloat16")

@@ -8,7 +8,7 @@ from tfdml.backbones import resolve
 from tfdml.errors import UserError
 from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
 from tfdml.models import Embedder, MetricLearner
-from tfdml.objectives import ProxyLoss
+from tfdml.objectives import CrossBatchMemory, ProxyLoss
 from tfdml.training import RunFolder, build_optimizer, checkpoints
 from tfdml.training.checkpoints import TrainingState
 from tfdml.training.starting import check_start, start_from
@@ -76,6 +76,15 @@ def test_parts_that_differ_stay_new(changes, taken, old):
     new = learner(**changes)
     start_from(str(old[1].path), new)
     assert same_parts(old[0], new) == taken
+
+
+def test_a_memory_begins_empty(tmp_path):
+    before, new = (learner(objective=CrossBatchMemory(ContrastiveLoss(), 6)) for _ in range(2))
+    before.objectives[0].remember({"embedding": keras.ops.ones((4, 4))}, keras.ops.arange(4))
+    checkpoints.save(RunFolder(tmp_path).checkpoints, before, TrainingState(3, []))
+    start_from(str(tmp_path), new)
+    assert same_parts(before, new) == {"backbone", "projection"}
+    assert not np.any(new.objectives[0].memory)
 
 
 def test_another_backbone_is_refused_and_nothing_changes(old):

@@ -5,8 +5,14 @@ import pytest
 from tfdml.errors import UserError
 from tfdml.kernels import Exponential, GaussianMixture, Laplace, Polynomial
 from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
-from tfdml.objectives import JointRepresentationSimilarity, MetricLoss, ProxyLoss
-from tfdml.training.terms import build_objectives, check_objectives, known, snake_case
+from tfdml.objectives import (
+    CrossBatchMemory,
+    HighOrderMomentLoss,
+    JointRepresentationSimilarity,
+    MetricLoss,
+    ProxyLoss,
+)
+from tfdml.training.terms import build_objectives, check_objectives, known, snake_case, with_memory
 
 
 @pytest.mark.parametrize(
@@ -61,6 +67,36 @@ def test_arguments_reach_the_loss_its_wrapper_and_its_kernels():
     assert isinstance(jrs.kernels["pooled"], Laplace)
     assert isinstance(jrs.kernels["embedding"], GaussianMixture)
     assert jrs.kernels["embedding"].multipliers == (1.0,)
+
+
+def test_losses_over_pairs_get_a_memory_and_other_terms_none():
+    text = "am_softmax + 0.5 * contrastive(margin=0.5, representation=projection) + horde(loss=contrastive)"
+    terms = {term.name: term for term in with_memory(build_objectives(text, 3), 32, 7, text)}
+    memory = terms["contrastive"]
+    assert isinstance(memory, CrossBatchMemory)
+    assert (memory.size, memory.start, memory.weight, memory.representation) == (32, 7, 0.5, "projection")
+    assert memory.loss.margin == 0.5
+    assert [type(terms[name]) for name in ("am_softmax", "horde")] == [ProxyLoss, HighOrderMomentLoss]
+    check_objectives(text, memory=32)
+    (written,) = build_objectives("xbm(loss=contrastive(margin=0.5), size=32, start=7)", 3)
+    assert isinstance(written, CrossBatchMemory)
+    assert (written.size, written.start, written.loss.margin, written.name) == (32, 7, 0.5, "xbm")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("am_softmax + horde(loss=contrastive)", "no term is a loss over pairs, such as contrastive"),
+        ("am_softmax + lifted_structure", "lifted_structure: CrossBatchMemory takes a loss .* not LiftedStructureLoss"),
+    ],
+)
+def test_a_memory_that_suits_no_term_is_found_before_the_classes_are_known_by_the_same_line(text, says):
+    with pytest.raises(UserError, match=says) as early:
+        check_objectives(text, memory=32)
+    with pytest.raises(UserError) as late:
+        with_memory(build_objectives(text, 3), 32, 0, text)
+    assert str(early.value) == str(late.value)
+    assert "--cross_batch_memory=32 --objectives='am_softmax + " in str(late.value)
 
 
 def test_kernels_need_no_brackets():

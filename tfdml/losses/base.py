@@ -156,6 +156,14 @@ class EmbeddingLoss(LabelledLoss):
         """Whether `anchor_losses` within `pairwise.only_rows` gives the values of these rows alone, at their cost."""
         return False
 
+    @property
+    def takes_more_columns(self) -> bool:
+        """Whether the value of an anchor depends on no other row of the matrices, but for sums over rows.
+
+        Then vectors may be added to compare with that are no anchors, such as those of a memory.
+        """
+        return self.divides
+
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         raise TypeError(f"{type(self).__name__} must define anchor_losses()")

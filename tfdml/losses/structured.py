@@ -113,6 +113,11 @@ class LiftedStructureLoss(EmbeddingLoss):
         """Yes, save with objects, which see square matrices."""
         return is_named(self.mining)
 
+    @property
+    def takes_more_columns(self):
+        """No: a pair's value depends on the negatives of both of its images."""
+        return False
+
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         distances = pairwise.distances(embeddings)

@@ -90,16 +90,21 @@ class AlternatingLearner(MetricLearner):
             representations = self.embedder.represent(images, training=True, detached=self._reads_detached)
         return {name: ops.stop_gradient(value) for name, value in representations.items()}
 
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+    def _with_those_of_objectives(self, representations, training):
+        # Statistics are of what the embedder gives.
+        if self._in_statistics_phase(training):
+            return representations
+        return super()._with_those_of_objectives(representations, training)
+
+    def loss_of(self, representations, labels, training=True):
         """As of `MetricLearner`; in a step of the statistics, the loss of these over the global batch."""
         if not self._in_statistics_phase(training):
-            return super().compute_loss(x, y, y_pred, sample_weight, training)
-        labels = self._labels(y, sample_weight)
-        self._track_distances(y_pred["embedding"], labels)
+            return super().loss_of(representations, labels, training)
+        self._track_distances(representations["embedding"], labels)
         members = [objective for objective in self.objectives if objective.statistics_steps]
         names = sorted({name for objective in members for name in objective.reads})
-        gathered, labels = {name: replicas.gather(y_pred[name]) for name in names}, replicas.gather(labels)
-        num_local = ops.shape(y_pred["embedding"])[0]
+        gathered, labels = {name: replicas.gather(representations[name]) for name in names}, replicas.gather(labels)
+        num_local = ops.shape(representations["embedding"])[0]
         return sum(self._statistics_share(o, o.select(gathered), labels, num_local) for o in members)
 
     @staticmethod

@@ -8,15 +8,17 @@ import keras
 from keras import ops
 
 from tfdml import pairwise, replicas
+from tfdml.arguments import integer
 from tfdml.models.calibration import measure, warn_of_uncalibrated
 from tfdml.models.embedder import Embedder
+from tfdml.models.gradient_cache import GradientCache
 from tfdml.models.several_workers import SeveralWorkers
 from tfdml.objectives import MetricLoss, Objective
 from tfdml.saving import restore
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class MetricLearner(SeveralWorkers, keras.Model):
+class MetricLearner(SeveralWorkers, GradientCache, keras.Model):
     """Trains an embedder on (images, integer labels) with a weighted sum of objectives.
 
         learner = MetricLearner(embedder, [ProxyLoss(AMSoftmaxLoss(), 98), JointRepresentationSimilarity()])
@@ -46,10 +48,15 @@ class MetricLearner(SeveralWorkers, keras.Model):
         embedder: An `Embedder`.
         objectives: `tfdml.objectives`, or plain losses, which are wrapped in `MetricLoss`. Objectives that read
             `"class"` come after the `ProxyLoss` that provides it.
+        gradient_cache: Keep the activations of this many images at a time, on Keras's TensorFlow backend: a step on a
+            batch of any size takes the memory of a chunk, the images and the vectors that objectives compare, and one
+            more pass forward. BatchNorm in training takes its statistics over a chunk. 0: plain steps. See
+            `tfdml.models.gradient_cache.GradientCache`.
 
     Raises:
-        ValueError: There is no objective, two share a name or provide the same representation, or one reads a
-            representation that nothing provides; or two want different numbers of steps of their statistics.
+        ValueError: `gradient_cache` is negative; there is no objective, two share a name or provide the same
+            representation, or one reads a representation that nothing provides; or two want different numbers of steps
+            of their statistics.
     """
 
     def __new__(cls, embedder=None, objectives=(), **kwargs):
@@ -63,9 +70,10 @@ class MetricLearner(SeveralWorkers, keras.Model):
         del objectives
         return False
 
-    def __init__(self, embedder, objectives, name="metric_learner", **kwargs):
+    def __init__(self, embedder, objectives, name="metric_learner", gradient_cache=0, **kwargs):
         # The embedder casts the images itself, after scaling them.
         super().__init__(name=name, **{**kwargs, "autocast": False})
+        self.gradient_cache = integer("gradient_cache", gradient_cache, at_least=0)
         self.embedder = restore(embedder)
         if not isinstance(self.embedder, Embedder):
             raise ValueError(f"embedder must be a tfdml.models.Embedder, not {embedder!r}")
@@ -103,12 +111,24 @@ class MetricLearner(SeveralWorkers, keras.Model):
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         """The weighted sum of the objectives, scaled so that Keras's sum over replicas is its global value."""
         del x
-        labels = self._labels(y, sample_weight)
-        self._track_distances(y_pred["embedding"], labels)
-        representations = dict(y_pred)
+        representations = self._with_those_of_objectives(y_pred, training)
+        return self.loss_of(representations, self._labels(y, sample_weight), training)
+
+    def represent_images(self, images, training=None) -> dict:
+        """All the work on each image alone: the representations that objectives read, their own among them."""
+        representations = self._with_those_of_objectives(self(images, training=training), training)
+        wanted = {"embedding"}.union(*(objective.reads for objective in self.objectives))
+        return {name: representations[name] for name in sorted(wanted & set(representations))}
+
+    def _with_those_of_objectives(self, representations, training) -> dict:
+        representations = dict(representations)
         for objective in self.objectives:
             representations.update(objective.represent(representations, training=training))
+        return representations
 
+    def loss_of(self, representations, labels, training=True):
+        """What `compute_loss` gives, of the representations that objectives read and integer labels (B,)."""
+        self._track_distances(representations["embedding"], labels)
         num_replicas = replicas.count()
         all_labels = replicas.gather(labels)
         wanted = {name for objective in self.objectives if not objective.per_image for name in objective.reads}
@@ -132,6 +152,8 @@ class MetricLearner(SeveralWorkers, keras.Model):
                 with self._divided(objective, ops.shape(labels)[0], ops.shape(all_labels)[0]):
                     share = objective.reduce(objective.compute(selected, all_its_labels))
                     self._track_observations(objective, selected, all_its_labels)
+                if training:
+                    objective.remember(selected, all_its_labels)
                 share, value = self._share_and_value(objective, share, num_local, num_images)
             # Weighted as Keras weighs the loss in its logs: by the images of this replica.
             tracker.update_state(value, num_local)
@@ -234,6 +256,7 @@ class MetricLearner(SeveralWorkers, keras.Model):
             "name": self.name,
             "embedder": keras.saving.serialize_keras_object(self.embedder),
             "objectives": [keras.saving.serialize_keras_object(objective) for objective in self.objectives],
+            "gradient_cache": self.gradient_cache,
         }
 
     @classmethod

@@ -1,6 +1,7 @@
 """The terms of a training loss, as layers from (representations, labels) to a scalar."""
 
 from tfdml.objectives.base import Objective
+from tfdml.objectives.cross_batch import CrossBatchMemory
 from tfdml.objectives.density import DensityAdaptivity
 from tfdml.objectives.energy_confusion import EnergyConfusion
 from tfdml.objectives.face import CurricularFace, SphereFace2
@@ -16,6 +17,7 @@ from tfdml.objectives.regularizers import EntropySpread, GlobalOrthogonal
 from tfdml.objectives.wrappers import MetricLoss, ProxyLoss
 
 __all__ = [
+    "CrossBatchMemory",
     "CurricularFace",
     "DensityAdaptivity",
     "EnergyConfusion",

@@ -122,6 +122,17 @@ class Objective(SavedByArguments, keras.layers.Layer):
         """The unweighted value: a scalar, or (B,) when `per_image`."""
         raise TypeError(f"{type(self).__name__} must define compute()")
 
+    def remember(self, representations, labels) -> None:
+        """Take note of a batch for those after it; by default nothing.
+
+        Called by the learner in training, once per step of the embedder and after `compute`, with the representations
+        and labels of the global batch, on every replica the same.
+        """
+        del representations, labels
+
+    def forget(self) -> None:
+        """Drop what was remembered, as at the start of a run; by default nothing."""
+
     def observe(self, representations, labels) -> dict:
         """What is worth logging beside the value, which the learner reports as `<name>_<key>`; by default nothing.
 
@@ -148,7 +159,10 @@ class Objective(SavedByArguments, keras.layers.Layer):
         selected, labels = self.select(available), self.as_labels(labels)
         if training:
             self.follow(selected, labels)
-        return self.reduce(self.compute(selected, labels))
+        value = self.reduce(self.compute(selected, labels))
+        if training:
+            self.remember(selected, labels)
+        return value
 
     @property
     def positives(self):

@@ -110,4 +110,4 @@ def check_names(model: ModelSettings, optimization: OptimizationSettings) -> Non
     """
     backbone = model.backbone_call()
     backbones.check(backbone.name, model.weights, **backbone.arguments)
-    check_objectives(optimization.objectives)
+    check_objectives(optimization.objectives, optimization.cross_batch_memory)

@@ -25,7 +25,7 @@ from tfdml.training import limits
 from tfdml.training.expressions import shortened
 from tfdml.training.optimizers import build_optimizer
 from tfdml.training.settings import DataSettings, ModelSettings, OptimizationSettings
-from tfdml.training.terms import build_objectives
+from tfdml.training.terms import build_objectives, with_memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,6 +247,11 @@ def make_learner(
     Raises:
         UserError: It cannot be built, or takes more memory than is free.
     """
+    if optimization.gradient_cache and keras.backend.backend() != "tensorflow":
+        raise UserError(
+            f"--gradient_cache={optimization.gradient_cache} works on TensorFlow, and KERAS_BACKEND is "
+            f"{keras.backend.backend()}: leave it out, or unset KERAS_BACKEND"
+        )
     keras.utils.set_random_seed(seed)
     keras.config.set_dtype_policy(model.mixed_precision)
     try:
@@ -254,7 +259,7 @@ def make_learner(
             embedder = make_embedder(model, view)
             if optimization.backbone_rate == 0:
                 embedder.freeze_backbone()
-            learner = _with_objectives(embedder, optimization.objectives, num_classes)
+            learner = _with_objectives(embedder, optimization, num_classes)
     finally:
         keras.config.set_dtype_policy("float32")
     if model.mixed_precision == "mixed_float16" and learner.statistics_variables and keras.backend.backend() == "jax":
@@ -282,11 +287,14 @@ def make_learner(
     return learner
 
 
-def _with_objectives(embedder: Embedder, objectives: str, num_classes: int) -> MetricLearner:
+def _with_objectives(embedder: Embedder, optimization: OptimizationSettings, num_classes: int) -> MetricLearner:
+    objectives = optimization.objectives
     terms = build_objectives(objectives, num_classes)
+    if optimization.cross_batch_memory:
+        terms = with_memory(terms, optimization.cross_batch_memory, optimization.xbm_start, objectives)
     size = embedder.image_size
     try:
-        learner = MetricLearner(embedder, terms)
+        learner = MetricLearner(embedder, terms, gradient_cache=optimization.gradient_cache)
         learner.build((None, size, size, 3))
         _try_objectives(learner, num_classes)
     except UserError:

@@ -53,7 +53,7 @@ def check_pairs(settings: DataSettings, objectives: Sequence[Objective]) -> None
         )
 
 
-def step_memory(embedder: Embedder, view: TrainTransform, batch_size: int) -> float:
+def step_memory(embedder: Embedder, view: TrainTransform, batch_size: int, chunk: int = 0) -> float:
     """Bytes that a training step takes at least, besides the weights: the images, and what the backbone keeps.
 
     Counted are the outputs of the layers with weights, which their neighbours' gradients need; of a backbone that does
@@ -63,6 +63,7 @@ def step_memory(embedder: Embedder, view: TrainTransform, batch_size: int) -> fl
         embedder: The built embedder.
         view: The view of training.
         batch_size: Images per step.
+        chunk: How many of them the backbone sees at a time; 0 for all.
     """
     outputs = [_size(layer) for layer in embedder.backbone.layers if layer.weights]
     kept = sum(outputs) if embedder.backbone.trainable else 2 * max(outputs, default=0)
@@ -72,24 +73,25 @@ def step_memory(embedder: Embedder, view: TrainTransform, batch_size: int) -> fl
     if view.augmentation == "multi_resolution":
         side = max(side, view.resolutions[1] * view.image_size)
     resized = _FLOAT32 * 3 * side**2
-    return resized + batch_size * (crop * (1 + _FLOAT32) + kept * width)
+    return resized + batch_size * crop + min(batch_size, chunk or batch_size) * (crop * _FLOAT32 + kept * width)
 
 
-def check_memory(embedder: Embedder, view: TrainTransform, batch_size: int) -> None:
+def check_memory(embedder: Embedder, view: TrainTransform, batch_size: int, chunk: int = 0) -> None:
     """Refuse a run whose steps need more memory than is free; a GPU tells so itself.
 
     Args:
         embedder: The built embedder.
         view: The view of training.
         batch_size: Images per step.
+        chunk: How many of them the backbone sees at a time; 0 for all.
 
     Raises:
         UserError: It does not fit.
     """
     if not distribution.on_gpu():
         what = f"a step on {batch_size:,} images of --image_size={view.image_size}"
-        advice = "lower --image_size, --resize or the batch, or choose a smaller --backbone"
-        require_memory(step_memory(embedder, view, batch_size), what, advice)
+        advice = "lower --image_size, --resize or the batch, choose a smaller --backbone, or add --gradient_cache"
+        require_memory(step_memory(embedder, view, batch_size, chunk), what, advice)
 
 
 @contextlib.contextmanager

@@ -43,6 +43,8 @@ def start_from(path: str, learner: MetricLearner) -> None:
     for part in alike:
         for weight, array in zip(parts[part], found.get(part, []), strict=True):
             weight.assign(array)
+    for objective in learner.objectives:
+        objective.forget()  # of the images of the old run
     taken = [part for part in alike if parts[part]]
     fresh = "".join(f", {part} as new" for part in parts if part not in alike)
     logging.info("starting from %s: %s taken over%s", source, ", ".join(taken), fresh)

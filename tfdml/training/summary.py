@@ -78,7 +78,8 @@ def _optimization(settings: OptimizationSettings, data: DataSettings, parts: Ass
         count = sum(math.prod(variable.shape) for variable in variables)
         yield f"  {name:<18}{count:>9,}   {f'{rates[part]:g}' if count else '-'}"
     yield f"optimiser    {settings.optimizer} in {settings.optimizer_form} form{''.join(_along_the_run(settings))}"
-    yield f"batches      {batch_size} images ({_batch(data)})"
+    chunks = f", in chunks of {settings.gradient_cache}" if settings.gradient_cache else ""
+    yield f"batches      {batch_size} images ({_batch(data)}){chunks}"
     steps = parts.steps_per_epoch * settings.epochs
     passes = steps * batch_size / len(parts.splits.train)
     yield (
@@ -109,7 +110,9 @@ def _evaluation(settings: EvaluationSettings) -> Iterator[str]:
 
 
 def _machine(parts: Assembly) -> Iterator[str]:
-    needed = step_memory(parts.learner.embedder, parts.train_view, parts.sampler.batch_size)
+    needed = step_memory(
+        parts.learner.embedder, parts.train_view, parts.sampler.batch_size, parts.learner.gradient_cache
+    )
     free = free_memory()
     yield f"memory       at least {needed / 2**30:,.2f} GB for a step; {free / 2**30:,.1f} GB are free here"
     yield f"devices      {', '.join(distribution.describe(parts.strategy))}"

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Sequence
 
 import keras
 
 from tfdml import kernels, losses, objectives
 from tfdml.errors import UserError
 from tfdml.kernels import Kernel
+from tfdml.losses import EmbeddingLoss
 from tfdml.losses.classification import ClassSimilarityLoss
 from tfdml.mining.composing import named_miners
-from tfdml.objectives import MetricLoss, Objective, ProxyLoss
+from tfdml.objectives import CrossBatchMemory, MetricLoss, Objective, ProxyLoss
 from tfdml.training.expressions import Call, parse_sum, shortened
 
 _ALIASES = {
+    "xbm": "cross_batch_memory",
     "jrs": "joint_representation_similarity",
     "npair": "n_pair",
     "infonce": "nt_xent",
@@ -55,12 +58,16 @@ def _known_kernels() -> dict[str, type]:
     return {snake_case(name): cls for name, cls in found.items() if issubclass(cls, Kernel) and cls is not Kernel}
 
 
-def check_objectives(text: str) -> None:
+def check_objectives(text: str, memory: int = 0) -> None:
     """Refuse what `build_objectives` would refuse of the names and of the arguments' names, before the data is known.
+
+    Args:
+        text: The sum of terms.
+        memory: The size of a memory that losses over pairs are to have; 0 for none.
 
     Raises:
         UserError: An unknown name or argument, a kernel or an inner loss that cannot be made, too many terms, or none
-            that counts.
+            that counts; or the memory suits none.
 
     Example:
         >>> check_objectives("am_softmax + 0.4 * jrs")
@@ -68,8 +75,44 @@ def check_objectives(text: str) -> None:
         Traceback (most recent call last):
         tfdml.errors.UserError: --objectives='jrs(level=pooled)': jrs: no argument 'level'; it has kernels, levels, ...
     """
-    for _, call in _terms(text):
-        _read(call, shortened(text))
+    said = shortened(text)
+    read = [(_read(call, said)[0], call) for _, call in _terms(text)]
+    if memory:
+        # These need not know the number of classes.
+        over_pairs = [_build(call, 1.0, 1, said) for cls, call in read if issubclass(cls, EmbeddingLoss)]
+        with_memory(over_pairs, memory, 0, text)
+
+
+def with_memory(terms: Sequence[Objective], size: int, start: int, text: str) -> list[Objective]:
+    """The same terms, in which every loss over pairs has a `CrossBatchMemory`.
+
+    Args:
+        terms: Objectives.
+        size: How many embeddings the memory of each holds.
+        start: For how many steps it stays empty.
+        text: `--objectives`, for messages.
+
+    Raises:
+        UserError: None of the terms is a loss over pairs, or one cannot have a memory.
+
+    Example:
+        >>> with_memory(build_objectives("contrastive(margin=0.5)", 10), 4096, 1000, "contrastive(margin=0.5)")
+        [CrossBatchMemory(loss=ContrastiveLoss(margin=0.5), start=1000, name='contrastive')]
+    """
+    flags = f"--cross_batch_memory={size} --objectives={shortened(text)!r}"
+    if not any(type(term) is MetricLoss and not term.per_image for term in terms):
+        raise UserError(f"{flags}: no term is a loss over pairs, such as contrastive or multi_similarity")
+    return [_remembering(term, size, start, flags) for term in terms]
+
+
+def _remembering(term: Objective, size: int, start: int, flags: str) -> Objective:
+    # Objectives that hold a loss, such as HORDE, compare what no memory keeps.
+    if type(term) is not MetricLoss or term.per_image:
+        return term
+    try:
+        return CrossBatchMemory(term.loss, size, start, term.representation, weight=term.weight, name=term.name)
+    except ValueError as error:
+        raise UserError(f"{flags}: {term.name}: {error}") from error
 
 
 def build_objectives(text: str, num_classes: int) -> list[Objective]:

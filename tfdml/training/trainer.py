@@ -194,7 +194,7 @@ class _Run:
         self.learner, self.splits = self.parts.learner, self.parts.splits
         among = processes() if self.workers.alone else self.workers
         self.share = Share(self.parts.sampler, among.index, among.count)
-        check_memory(self.learner.embedder, self.parts.train_view, self.share.batch_size)
+        check_memory(self.learner.embedder, self.parts.train_view, self.share.batch_size, self.learner.gradient_cache)
         for doubt in doubts(experiment.model, self.learner.embedder):
             logging.warning("%s", doubt)
         logging.info("%s", self.parts.cache.reason)

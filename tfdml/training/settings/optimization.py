@@ -88,6 +88,21 @@ class OptimizationSettings(Settings):
         "evaluated and kept. 0: none.",
         check=fraction,
     )
+    cross_batch_memory: int = choice(
+        0,
+        "Give every loss over pairs in --objectives a memory of this many embeddings of earlier batches to compare "
+        "with (XBM); 0: none.",
+        check=not_negative,
+    )
+    xbm_start: int = choice(
+        0, "For this many steps nothing is remembered, while embeddings change fast.", check=not_negative
+    )
+    gradient_cache: int = choice(
+        0,
+        "Keep the activations of this many images of the batch (of each device) at a time: batches beyond the memory, "
+        "for one more pass forward; 0: of all at once.",
+        check=not_negative,
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -100,6 +115,8 @@ class OptimizationSettings(Settings):
         if self.warm_up_epochs and self.warm_up_epochs >= self.epochs:
             raise UserError(f"--warm_up_epochs={self.warm_up_epochs:g} leaves none of --epochs={self.epochs}")
         parse_sum(self.objectives, "--objectives")
+        if self.xbm_start and not self.cross_batch_memory:
+            raise UserError(f"--xbm_start={self.xbm_start} needs --cross_batch_memory, e.g. --cross_batch_memory=4096")
 
     def drop_steps(self, steps_per_epoch: int) -> list[int]:
         """The steps at which the rates drop."""

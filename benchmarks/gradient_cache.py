@@ -1,0 +1,132 @@
+"""Peak memory and time of a training step on a large batch, plain and by chunks, beside a small batch.
+
+    python -m benchmarks.gradient_cache
+    python -m benchmarks.gradient_cache --backbone="conv4(width=8)" --size=32 --small=16 --large=128 --steps=2
+
+Each variant runs in a process of its own, on the GPU if there is one: steps of the whole learner, embedder, loss over
+pairs and update by Adam, on random images. Reported are the largest memory (of a GPU what TensorFlow had allocated,
+else the resident memory of the process), what it exceeds that of a step on two images by, and the median time of a step
+after the first:
+
+- small: a plain step on --small images;
+- large: a plain step on --large images. Where it does not fit, or by the line through the small batch and one of twice
+  its size would not, its memory is that of the line, and the table says so;
+- cached: a step on --large images in chunks of --small (`MetricLearner(..., gradient_cache=)`).
+
+A batch of B needs its images and the B x B matrices of its pairs whatever the chunk; the last line says how much these
+are.
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+
+VARIANTS = ("base", "small", "double", "large", "cached")
+
+
+def sizes(arguments, variant):
+    """Images of a step, and of a chunk."""
+    return {
+        "base": (2, 0),
+        "small": (arguments.small, 0),
+        "double": (2 * arguments.small, 0),
+        "large": (arguments.large, 0),
+        "cached": (arguments.large, arguments.small),
+    }[variant]
+
+
+def measure(arguments):
+    """Run one variant in this process: seconds a step and peak memory in MB."""
+    import numpy as np
+    import tensorflow as tf
+
+    from benchmarks.learners import make_learner
+    from tfdml.training.terms import build_objectives
+
+    batch, chunk = sizes(arguments, arguments.variant)
+    learner = make_learner(arguments.backbone, arguments.size, build_objectives(arguments.objectives, 100))
+    learner.gradient_cache = chunk
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (batch, arguments.size, arguments.size, 3), np.uint8)
+    labels = np.arange(batch) // 2 % 100
+    seconds = []
+    for _ in range(1 + arguments.steps):
+        start = time.perf_counter()
+        learner.train_on_batch(images, labels)
+        seconds.append(time.perf_counter() - start)
+    if tf.config.list_physical_devices("GPU"):
+        peak = tf.config.experimental.get_memory_info("GPU:0")["peak"]
+    else:
+        # Kilobytes on Linux.
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"seconds": statistics.median(seconds[1:]), "peak_mb": peak / 1e6}
+
+
+def in_own_process(variant, argv):
+    """What `measure` returns, from a fresh process; None where the process did not end well."""
+    command = [sys.executable, "-m", "benchmarks.gradient_cache", *argv, f"--variant={variant}"]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False, text=True)
+    if result.returncode and variant != "large":
+        sys.exit(f"the variant {variant} ended with status {result.returncode}")
+    return None if result.returncode else json.loads(result.stdout.splitlines()[-1])
+
+
+def memory_there_is():
+    """In MB: that of the GPU where there is one (its process tells when it is full), else what is free."""
+    from tfdml.memory import free_memory
+    from tfdml.training.distribution import on_gpu
+
+    return float("inf") if on_gpu() else free_memory() / 1e6
+
+
+def row(name, batch, found, reference, base, note=""):
+    """A line of the table."""
+    more, small_more = found["peak_mb"] - base, reference["peak_mb"] - base
+    line = f"{name:7} {batch:6} images   peak {found['peak_mb']:8.0f} MB, {more:+8.0f} MB: {more / small_more:6.2f} x"
+    if "seconds" in found:
+        each, small_each = found["seconds"] / batch, reference["each"]
+        line += f"   {found['seconds']:8.2f} s a step, {1e3 * each:7.2f} ms an image: {each / small_each:5.2f} x"
+    return line + note
+
+
+def main():
+    """Measure every variant, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backbone", default="mobilenetv2(alpha=0.35)", help="as in bin/train")
+    parser.add_argument("--objectives", default="contrastive", help="as in bin/train")
+    for name, default in (("size", 96), ("small", 128), ("large", 4096), ("steps", 3)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--variant", choices=VARIANTS, help="run this one alone, in this process")
+    arguments = parser.parse_args()
+    if arguments.variant:
+        print(json.dumps(measure(arguments)))
+        return
+    found = {variant: in_own_process(variant, sys.argv[1:]) for variant in ("base", "small", "double")}
+    slope = (found["double"]["peak_mb"] - found["small"]["peak_mb"]) / arguments.small
+    line = found["small"]["peak_mb"] + slope * (arguments.large - arguments.small)
+    fits = line < memory_there_is()
+    found["large"] = in_own_process("large", sys.argv[1:]) if fits else None
+    note = "" if found["large"] else "   (did not run: by the line through the two above)"
+    found["large"] = found["large"] or {"peak_mb": line}
+    found["cached"] = in_own_process("cached", sys.argv[1:])
+    base = found["base"]["peak_mb"]
+    reference = {**found["small"], "each": found["small"]["seconds"] / arguments.small}
+    for variant in VARIANTS[1:]:
+        batch, chunk = sizes(arguments, variant)
+        said = f"   (in chunks of {chunk})" if chunk else note if variant == "large" else ""
+        print(row(variant, batch, found[variant], reference, base, said))
+    images, matrix = arguments.large * arguments.size**2 * 3 / 1e6, 4 * arguments.large**2 / 1e6
+    print(f"of which for {arguments.large} images: {images:.0f} MB images, {matrix:.0f} MB each matrix of pairs")
+    more = (found["cached"]["peak_mb"] - base) / (found["small"]["peak_mb"] - base)
+    times = found["cached"]["seconds"] / arguments.large / reference["each"]
+    print(f"cached / small: {more:.2f} of the memory beside the base, {times:.2f} of the time per image")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""A step by chunks is the step on the whole batch."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.mathematics import assert_close
+from tests.models.networks import SIZE, coloured_batch, config_of, images, tiny_embedder, values
+from tests.models.test_learner_replicas import TERMS, learner
+from tests.training.ideas import LEARNERS
+from tfdml import losses, objectives
+from tfdml.models import Embedder, MetricLearner
+from tfdml.training.optimizers import build_optimizer
+
+# Of 12 images: a chunk of 8, and 4 that are left.
+CHUNK = 8
+# HORDE's base loss, its moments and the ensemble's own terms are in one of them.
+IDEAS = ("jrd", "horde on abe", "ecaml", "dml_da", "rank_mi")
+
+
+@keras.saving.register_keras_serializable("tests")
+class Taking(keras.optimizers.SGD):
+    """Leaves each gradient in the place of its variable; those without one stay as they are."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        self.assign(variable, keras.ops.cast(gradient, variable.dtype))
+
+
+def gradients(model, chunk, batch=None):
+    """What a step makes of the variables, and its logs."""
+    model.gradient_cache = chunk
+    model.compile(Taking(), run_eagerly=True)
+    labels, x = batch or coloured_batch()
+    logs = model.train_step((tf.constant(x), tf.constant(labels)))
+    return values(model.trainable_variables), {name: float(value) for name, value in logs.items()}
+
+
+def check(made, chunk=CHUNK, batch=None):
+    """The step by chunks is the plain one, and logs the same."""
+    expected, logs = gradients(made(), 0, batch)
+    actual, cached_logs = gradients(made(), chunk, batch)
+    largest = max(np.abs(value).max() for value in expected)
+    assert largest > 1e-3
+    for one, other in zip(actual, expected, strict=True):
+        assert_close(one, other, 1e-5, floor=1e-6 * largest)
+    assert set(cached_logs) == set(logs)
+    for name in logs:
+        assert_close(cached_logs[name], logs[name], floor=1e-6)
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_the_gradient_of_every_objective_is_that_of_a_plain_step(name):
+    check(lambda: learner(TERMS[name]()))
+
+
+def of_idea(name):
+    keras.utils.set_random_seed(3)
+    embedder, terms = LEARNERS[name]()
+    # Of chunks, statistics in training are others.
+    config = {**embedder.get_config(), "batch_norm": "frozen"} if embedder.batch_norm == "train" else None
+    model = MetricLearner(type(embedder).from_config(config) if config else embedder, terms)
+    model.build((None, SIZE, SIZE, 3))
+    return model
+
+
+@pytest.mark.parametrize("name", IDEAS)
+def test_the_gradient_of_every_idea_is_that_of_a_plain_step(name):
+    check(lambda: of_idea(name))
+
+
+@pytest.mark.parametrize(("size", "chunk"), [(12, 4), (12, 1), (7, 6), (5, 5), (3, 64)])
+def test_chunks_need_not_divide_the_batch(size, chunk):
+    labels, x = coloured_batch()
+    rows = np.random.default_rng(1).permutation(12)[:size]
+    check(lambda: learner(TERMS["pairs"]()), chunk, (labels[rows], x[rows]))
+
+
+def random_learner(few):
+    """With all that differs from call to call: dropout, augmentation within the network, BatchNorm in training."""
+    keras.utils.set_random_seed(5)
+    x = inputs = keras.Input((SIZE, SIZE, 3))
+    x = keras.layers.RandomFlip("horizontal", seed=1)(x)
+    x = keras.layers.Conv2D(6, 3, strides=2, padding="same")(x)
+    x = keras.layers.BatchNormalization(momentum=0.5)(x)
+    x = keras.layers.SpatialDropout2D(0.3, seed=2)(keras.layers.ReLU()(x))
+    embedder = Embedder(keras.Model(inputs, x), embedding_dim=5, image_size=SIZE, batch_norm="train", dropout=0.4)
+    terms = [
+        objectives.ProxyLoss(losses.AMSoftmaxLoss(5.0), 3),
+        objectives.JointRepresentationSimilarity(),
+        objectives.HighOrderMomentLoss(losses.BinomialDevianceLoss(), orders=3, dim=8),
+        objectives.EnergyConfusion(weight=0.3),
+    ]
+    model = MetricLearner(embedder, terms[:1] if few else terms, gradient_cache=CHUNK)
+    model.embedder.dense.kernel_regularizer = keras.regularizers.L2(0.1)
+    model.build((None, SIZE, SIZE, 3))
+    return model
+
+
+def by_one_tape(model, x, labels):
+    """The gradient through all chunks at once, which keeps the activations of all; and what it leaves of the states."""
+    variables = model.trainable_variables
+    with tf.GradientTape() as tape:
+        chunks = [x[first : first + CHUNK] for first in range(0, x.shape[0], CHUNK)]
+        found = [model.represent_images(chunk, training=True) for chunk in chunks]
+        whole = {name: tf.concat([part[name] for part in found], 0) for name in found[0]}
+        loss = model.loss_of(whole, tf.convert_to_tensor(labels))
+    through = tape.gradient(loss, [variable.value for variable in variables])
+    return [v.value if g is None else tf.convert_to_tensor(g) for v, g in zip(variables, through, strict=True)]
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph of unknown size", pytest.param("xla", marks=pytest.mark.slow)])
+def test_random_layers_draw_the_same_in_both_passes_and_chunks_are_virtual_batches(mode):
+    labels, x = coloured_batch()
+    reference, model = random_learner(few=mode == "xla"), random_learner(few=mode == "xla")
+    # XLA draws other numbers.
+    run = tf.function(by_one_tape, jit_compile=True, autograph=False) if mode == "xla" else by_one_tape
+    expected = [value.numpy() for value in run(reference, x, labels)]
+    before = values(model.non_trainable_variables)
+    model.compile(Taking(), run_eagerly=mode == "eager", jit_compile=mode == "xla")
+    rows = tf.data.Dataset.from_tensor_slices((x, labels))
+    model.fit(rows.batch(12, drop_remainder=mode == "xla"), verbose=0)
+    largest = max(np.abs(value).max() for value in expected)
+    for one, other in zip(values(model.trainable_variables), expected, strict=True):
+        assert_close(one, other, 1e-5, floor=1e-6 * largest)
+    after = values(model.non_trainable_variables)
+    # Moving statistics and random states, once for each chunk.
+    for one, other in zip(after, values(reference.non_trainable_variables), strict=True):
+        assert_close(one, other, 1e-6)
+    assert sum(not np.array_equal(one, other) for one, other in zip(after, before, strict=True)) == 5
+
+
+def trained(chunk, steps=4, rate=0.05):
+    """A learner with both phases, rates of parts, decay and clipping, after some steps in a graph."""
+    keras.utils.set_random_seed(3)
+    terms = [
+        objectives.RankMI(1.5, hidden=8, depth=1, seed=7),
+        objectives.MetricLoss(losses.ContrastiveLoss(1.3), "projection"),
+    ]
+    model = MetricLearner(tiny_embedder(batch_norm="statistics"), terms, gradient_cache=chunk)
+    model.build((None, SIZE, SIZE, 3))
+    batches = [coloured_batch(seed) for seed in range(steps)]
+    x, y = np.concatenate([x for _, x in batches]), np.concatenate([y for y, _ in batches])
+    rates = {"projection": 0.5 * rate, "objectives": 2 * rate}
+    optimizer = build_optimizer("sgd", model, rate, rates, weight_decay=1e-3, momentum=0.9, clip_norm=0.5)
+    model.compile(optimizer)
+    logs = model.fit(x, y, batch_size=12, shuffle=False, verbose=0).history
+    return model, logs
+
+
+@pytest.mark.slow
+def test_alternating_phases_with_all_that_a_runs_optimiser_has():
+    plain, logs = trained(0)
+    cached, cached_logs = trained(CHUNK)
+    assert int(cached.optimizer.iterations) == 4
+    assert set(cached_logs) == set(logs)
+    for name in logs:
+        assert_close(cached_logs[name], logs[name])
+    for one, other in zip(values(cached.variables), values(plain.variables), strict=True):
+        assert_close(one, other, 1e-5, floor=1e-6)
+
+
+def test_mixed_precision_scales_the_loss_and_leaves_out_a_step_that_overflows():
+    def made(chunk, scale):
+        keras.config.set_dtype_policy("mixed_float16")
+        try:
+            keras.utils.set_random_seed(3)
+            terms = [losses.ContrastiveLoss(1.3), objectives.HighOrderMomentLoss(losses.ContrastiveLoss(), 2, 8)]
+            model = MetricLearner(tiny_embedder(), terms, gradient_cache=chunk)
+            model.build((None, SIZE, SIZE, 3))
+        finally:
+            keras.config.set_dtype_policy("float32")
+        model.compile(keras.optimizers.LossScaleOptimizer(Taking(), initial_scale=scale), run_eagerly=True)
+        before = values(model.trainable_variables)
+        labels, x = coloured_batch()
+        model.fit(x, labels, batch_size=12, shuffle=False, verbose=0)
+        return before, values(model.trainable_variables), float(model.optimizer.dynamic_scale)
+
+    _, expected, _ = made(0, 1024.0)
+    _, actual, _ = made(CHUNK, 1024.0)
+    for one, other in zip(actual, expected, strict=True):
+        assert_close(one, other, 1e-2)
+    before, after, scale = made(CHUNK, 2.0**60)
+    assert scale == 2.0**59
+    assert all(np.array_equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_no_more_than_a_chunk_is_embedded_at_a_time(monkeypatch):
+    sizes = []
+    represent = Embedder.represent
+
+    def watched(self, batch, **options):
+        sizes.append(batch.shape[0])
+        return represent(self, batch, **options)
+
+    monkeypatch.setattr(Embedder, "represent", watched)
+    gradients(learner(TERMS["pairs"]()), CHUNK)
+    assert sizes == [8, 4] * 2
+    moments = learner(TERMS["moments"]()).represent_images(tf.constant(images()))
+    # No feature map waits for the loss.
+    assert set(moments) == {"embedding", "high_order_moment_2", "high_order_moment_3"}
+    sizes.clear()
+    model = of_idea("rank_mi")
+    model.gradient_cache = CHUNK
+    model.compile(Taking(), run_eagerly=True)
+    model._set_phase("statistics")
+    labels, x = coloured_batch()
+    model.train_step((tf.constant(x), tf.constant(labels)))
+    # Nothing goes back to the embedder.
+    assert sizes == [8, 4]
+
+
+def test_what_cannot_be_cached_is_refused(monkeypatch):
+    for wrong in (-1, 1.5, "8"):
+        with pytest.raises(ValueError, match="gradient_cache must"):
+            MetricLearner(tiny_embedder(), losses.ContrastiveLoss(), gradient_cache=wrong)
+    model = learner(TERMS["pairs"]())
+    model.embedder.dense.activity_regularizer = keras.regularizers.L2(0.1)
+    with pytest.raises(ValueError, match="add_loss"):
+        gradients(model, CHUNK)
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    with pytest.raises(ValueError, match="TensorFlow backend, not on jax"):
+        model.train_step((images(), np.zeros(8)))
+
+
+def test_the_config_keeps_it():
+    model = MetricLearner(tiny_embedder(), losses.ContrastiveLoss(), gradient_cache=7)
+    assert MetricLearner.from_config(config_of(model)).gradient_cache == 7
+    earlier = config_of(model)
+    del earlier["gradient_cache"]
+    assert MetricLearner.from_config(earlier).gradient_cache == 0

@@ -1,0 +1,46 @@
+"""Losses over pairs with a memory, pair by pair: of the distances of each anchor to its positives and negatives."""
+
+import numpy as np
+
+
+def contrastive(anchors):
+    pulls = [p for positives, _ in anchors for p in positives]
+    pushes = [1.0 - n for _, negatives in anchors for n in negatives if n < 1.0]
+    return (np.mean(pulls) if pulls else 0.0) + (np.mean(pushes) if pushes else 0.0)
+
+
+def binomial_sum(anchors):
+    """Of distances d of unit vectors: their cosine is 1 - d^2 / 2."""
+    total = 0.0
+    for positives, negatives in anchors:
+        total += sum(np.log1p(np.exp(-2.0 * (0.5 - d * d / 2))) for d in positives)
+        total += sum(np.log1p(np.exp(50.0 * (0.5 - d * d / 2))) for d in negatives)
+    return total
+
+
+def triplet(anchors):
+    hinges = [p * p - n * n + 0.3 for positives, negatives in anchors for p in positives for n in negatives]
+    active = [hinge for hinge in hinges if hinge > 0]
+    return np.mean(active) if active else 0.0
+
+
+def multi_similarity(anchors):
+    """The mean over all anchors of the batch."""
+    total = 0.0
+    for positives, negatives in anchors:
+        total += np.log1p(sum(np.exp(-2.0 * (0.5 - d * d / 2)) for d in positives)) / 2.0
+        total += np.log1p(sum(np.exp(10.0 * (0.5 - d * d / 2)) for d in negatives)) / 10.0
+    return total / len(anchors)
+
+
+def reference(of_anchors, labels, x, memory):
+    """The loss of the distances of each of the images to its positives and its negatives, one pair after another."""
+    x = np.asarray(x, np.float64)
+    anchors = []
+    for i, label in enumerate(labels):
+        positives, negatives = [], []
+        others = [(labels[j], x[j]) for j in range(len(x)) if j != i] + memory
+        for other, vector in others:
+            (positives if other == label else negatives).append(np.sqrt(np.sum((x[i] - vector) ** 2)))
+        anchors.append((positives, negatives))
+    return of_anchors(anchors)

@@ -1,0 +1,132 @@
+"""Cross-batch memory: a loss over pairs of the batch with the embeddings of the batches before it (XBM)."""
+
+from __future__ import annotations
+
+import keras
+from keras import ops
+
+from tfdml import pairwise
+from tfdml.arguments import integer
+from tfdml.losses.base import EmbeddingLoss, check_rank
+from tfdml.objectives.base import Objective
+from tfdml.saving import restore
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class CrossBatchMemory(Objective):
+    """A loss over the pairs of the batch's images with those of the batch and of a memory of earlier ones.
+
+    L = loss over pairs (i, j),   i of the batch,   j of the batch or of the memory
+
+    with the loss's own formula, in which only the batch's images are anchors; j of the memory is a constant. The memory
+    holds the last `size` embeddings and labels as they were when their batch was trained on: embeddings drift slowly
+    enough, after the first steps, that they still tell what is near. So an anchor sees thousands of negatives at the
+    cost of one matrix product.
+
+    The paper adds this to the loss of the batch alone, with a weight:
+
+        objectives = [MetricLoss(loss), CrossBatchMemory(loss, size=4096, start=1000)]
+
+    In its code, as here, the pairs of the batch are among those with the memory.
+
+    Until the memory is full, what it lacks makes no pair; with nothing in it, this is the loss of the batch. Batches
+    are remembered in training alone, each after its step: the memory is a part of the weights, saved and resumed with
+    them. Under a distribution strategy every replica has the same memory, of the global batches. On JAX labels must
+    fit 32 bits.
+
+    Args:
+        loss: A loss of tfdml over pairs in which each anchor's value comes from its own pairs, such as
+            `tfdml.losses.ContrastiveLoss()`; not `LiftedStructureLoss`, `AngularLoss` or `QuadrupletLoss`, nor one with
+            an object for `mining` or `distance`.
+        size: How many embeddings are remembered.
+        start: For this many steps nothing is remembered, while embeddings change fast.
+        representation: The name of the vectors (B, d) that are compared.
+        weight: The factor of this term.
+        name: The term's name in logs; by default `cross_batch_` and the loss's.
+
+    Raises:
+        ValueError: The loss cannot be divided so, or an argument is out of range.
+
+    Example:
+        >>> objective = CrossBatchMemory(tfdml.losses.ContrastiveLoss(distance="euclidean"), size=4)
+        >>> batch = {"embedding": keras.ops.array([[1.0, 0.0], [0.6, 0.8]])}
+        >>> float(objective(batch, keras.ops.array([0, 1]), training=True))  # one negative: 1 - sqrt(0.8)
+        0.1055728
+        >>> float(objective(batch, keras.ops.array([1, 0])))  # classes exchanged: sqrt(0.8) + (2 - sqrt(0.8)) / 2
+        1.4472136
+
+    Source: Wang et al., "Cross-Batch Memory for Embedding Learning", CVPR 2020, sec. 3.2 and algorithm 1.
+    """
+
+    def __init__(self, loss, size=4096, start=0, representation="embedding", weight=1.0, name=None, **kwargs):
+        loss = restore(loss)
+        if not isinstance(loss, EmbeddingLoss) or not loss.takes_more_columns:
+            raise ValueError(
+                "CrossBatchMemory takes a loss of tfdml over pairs in which each anchor's value comes from its own "
+                f"pairs, such as ContrastiveLoss(), with mining and distance by name; not {type(loss).__name__}"
+            )
+        super().__init__(weight=weight, name=name or f"cross_batch_{loss.name}", **kwargs)
+        self.loss = loss
+        self.size = integer("size", size, at_least=1)
+        self.start = integer("start", start, at_least=0)
+        self.representation = representation
+        self.reduction = "sum" if loss.reduction == "sum" else "mean"
+
+    @property
+    def reads(self):
+        """The one representation."""
+        return (self.representation,)
+
+    def build_from(self, shapes):
+        """Create the memory, empty."""
+        shape = self.select(shapes)[self.representation]
+        if len(shape) != 2:
+            raise ValueError(f"{self.name}: {self.representation!r} must be vectors (B, d), not {tuple(shape)}")
+
+        def state(name, shape, dtype):
+            return self.add_weight(name=name, shape=shape, dtype=dtype, initializer="zeros", trainable=False)
+
+        self.memory = state("memory", (self.size, shape[-1]), "float32")
+        self.memory_labels = state(
+            "memory_labels", (self.size,), "int32" if keras.backend.backend() == "jax" else "int64"
+        )
+        # The newest stand last.
+        self.filled = state("filled", (), "int32")
+        self.steps = state("steps", (), "int32")
+
+    @property
+    def divides(self):
+        """Yes."""
+        return True
+
+    def compute(self, representations, labels):
+        """The loss over the pairs of the batch's images with the batch and the memory."""
+        x = representations[self.representation]
+        check_rank(self.name, x, 2, f"{self.representation!r} to be vectors (B, d)")
+        batch = ops.shape(labels)[0]
+        there = ops.arange(self.size) >= self.size - self.filled
+        rows = pairwise.present_rows() or pairwise.Rows(0, batch, batch)
+        counted = ops.concatenate([ops.ones((batch,), "bool"), there], axis=0)
+        with pairwise.only_rows(rows._replace(counted=counted)):
+            return self.loss.of_batch(*self._with_memory(labels, x))
+
+    def remember(self, representations, labels):
+        """Put the batch into the memory, in the place of the oldest."""
+        known = self.filled + ops.shape(labels)[0]
+        labels, x = self._with_memory(labels, ops.stop_gradient(representations[self.representation]), batch_last=True)
+        self.memory.assign(ops.reshape(x[-self.size :], self.memory.shape))
+        self.memory_labels.assign(ops.reshape(labels[-self.size :], self.memory_labels.shape))
+        self.filled.assign(ops.where(self.steps < self.start, 0, ops.minimum(known, self.size)))
+        # Counted no further than is asked, so that it never overflows.
+        self.steps.assign(ops.minimum(self.steps + 1, self.start))
+
+    def forget(self):
+        """Empty the memory."""
+        for variable in (self.memory, self.memory_labels, self.filled, self.steps):
+            variable.assign(ops.zeros_like(variable))
+
+    def _with_memory(self, labels, x, batch_last=False):
+        memory = (ops.convert_to_tensor(self.memory_labels), ops.convert_to_tensor(self.memory))
+        batch = (ops.cast(labels, self.memory_labels.dtype), ops.cast(x, "float32"))
+        pairs = zip(memory, batch, strict=True) if batch_last else zip(batch, memory, strict=True)
+        return tuple(ops.concatenate(pair, axis=0) for pair in pairs)
