@@ -70,5 +70,5 @@ def _plot(axes: Any, values: Sequence[str], scores: Sequence[float]) -> None:
         axes.scatter(list(values), scores)  # words
         return
     axes.scatter(places, scores)
-    if len(places) and places.min() > 0 and places.max() / places.min() >= 5:
+    if len(places) and places.min() > 0 and places.max() / places.min() >= 3:
         axes.set_xscale("log")
