@@ -56,8 +56,8 @@ class ProxyNCAPlusPlusLoss(ClassSimilarityLoss):
     L = -ln( exp(-d_y / T) / sum over all z of exp(-d_z / T) ),   d = |x - p|^2 = 2 - 2 cos of unit vectors
 
     averaged over the batch; this is `NormSoftmaxLoss(2 / T)`. The other changes of the paper belong to the network and
-    to training: global maximum pooling (`--pooling=max`) and layer normalisation, batches balanced over classes
-    (`--sampling=class_balanced`), and proxies that learn faster than the network (`--objective_rate`).
+    to training: global maximum pooling (`pooling="max"` of the embedder) and layer normalisation, batches balanced over
+    classes, and proxies that learn faster than the network.
 
     Args:
         temperature: T.

@@ -70,6 +70,11 @@ class VICRegLoss(EmbeddingLoss):
         """Yes."""
         return True
 
+    @property
+    def takes_more_columns(self):
+        """No: variance and covariance are of the batch, not of pairs."""
+        return False
+
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         size, dim = (ops.cast(length, "float32") for length in ops.shape(embeddings))

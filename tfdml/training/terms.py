@@ -96,8 +96,10 @@ def with_memory(terms: Sequence[Objective], size: int, start: int, text: str) ->
         UserError: None of the terms is a loss over pairs, or one cannot have a memory.
 
     Example:
-        >>> with_memory(build_objectives("contrastive(margin=0.5)", 10), 4096, 1000, "contrastive(margin=0.5)")
-        [CrossBatchMemory(loss=ContrastiveLoss(margin=0.5), start=1000, name='contrastive')]
+        >>> text = "contrastive(margin=0.5)"
+        >>> (term,) = with_memory(build_objectives(text, num_classes=10), 4096, 1000, text)
+        >>> term.name, term.loss.margin, term.size, term.start
+        ('contrastive', 0.5, 4096, 1000)
     """
     flags = f"--cross_batch_memory={size} --objectives={shortened(text)!r}"
     if not any(type(term) is MetricLoss and not term.per_image for term in terms):

@@ -109,7 +109,7 @@ def test_chains_that_cannot_be_are_refused(calls, message):
 @pytest.mark.parametrize(
     ("calls", "options", "message"),
     [
-        ([("whitening", {})], {}, "bin/embed --split=all"),
+        ([("whitening", {})], {}, "embed them too, `split='all'`"),
         ([("views", {})], {}, "views needs the images"),
         ([("database_augmentation", {}), ("csls", {})], {}, "only query_expansion can"),
         ([("database_augmentation", {}), ("k_reciprocal", {})], {}, "cannot follow query_expansion or database"),

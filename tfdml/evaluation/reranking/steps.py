@@ -75,7 +75,8 @@ class Whiten:
         _require_plain(what, "whitening")
         if sources.train is None:
             raise UserError(
-                "whitening is fitted to embeddings of training classes, and there are none: bin/embed --split=all"
+                "whitening is fitted to embeddings of training classes, and there are none: embed them too, "
+                "`split='all'`"
             )
         whitening = fit_whitening(sources.train(views), self.dim, power=self.power, shrinkage=self.shrinkage)
         queries = whitening(what.queries)
