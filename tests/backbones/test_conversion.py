@@ -15,6 +15,8 @@ from tests.backbones.checkpoint_files import write_caffemodel, write_safetensors
 from tfdml import UserError, backbones
 from tfdml.backbones.conversion import ARCHITECTURES, convert, read_checkpoint
 
+pytestmark = pytest.mark.slow
+
 GOOGLENET_BRANCHES = {
     "1x1": "branch1",
     "3x3_reduce": "branch2.0",

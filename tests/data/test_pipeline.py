@@ -92,6 +92,7 @@ def test_every_row_is_the_transform_of_the_image_drawn(mixed, kind):
             np.testing.assert_array_equal(image, transform(original, draws))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", first_quick(["random_resized_crop", "random_crop"]))
 def test_a_resumed_run_gets_the_batches_of_an_unbroken_one(mixed, kind):
     transform = TrainTransform(kind, resize=24, image_size=20)
@@ -153,6 +154,7 @@ def test_the_cache_decodes_every_image_once(equal, tmp_path):
     assert len(list(batches)) == 50
 
 
+@pytest.mark.slow
 def test_a_cache_beyond_its_limit_says_how_much_it_needs(mixed):
     with pytest.raises(UserError, match=r"about 0 MB of memory, more than the limit of 0 MB: train without `cache`"):
         shuffled(mixed, 6, TrainTransform(resize=24, image_size=20), cache=True, cache_limit_mb=0.01)

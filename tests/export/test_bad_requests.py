@@ -12,6 +12,8 @@ from PIL import Image
 from tests.export.networks import picture, small_embedder
 from tfdml.export import write_saved_model
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 500_000
 
 

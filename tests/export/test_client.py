@@ -14,6 +14,8 @@ from benchmarks.serving_load import ROOT, client_module
 from tests.export.networks import picture
 from tests.serving_double import Failure, serving
 
+pytestmark = pytest.mark.slow
+
 client = client_module()
 FAST = client.Limits(pause=0.01)
 PROTOCOLS = ("grpc", "rest")

@@ -13,6 +13,8 @@ from tfdml.errors import UserError
 from tfdml.export.retriever import MAX_NEIGHBOURS, GalleryItem, Retriever, UnreadableItem, items_of_folder
 from tfdml.export.retriever.items import embedded
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def version(shop, tmp_path):

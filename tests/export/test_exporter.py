@@ -13,6 +13,8 @@ from tfdml.errors import UserError
 from tfdml.export import ExportOptions, export_model
 from tfdml.export.warm_up import FILE, prediction_log
 
+pytestmark = pytest.mark.slow
+
 FORMATS = ("saved_model", "litert_float32", "litert_int8")
 
 

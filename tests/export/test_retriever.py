@@ -178,6 +178,7 @@ def test_each_query_has_its_own_number_of_neighbours(shop, signatures):
     assert np.isinf(answer["distances"][1, 1:]).all()
 
 
+@pytest.mark.slow
 def test_in_search_each_a_bad_query_fails_no_other(shop, signatures):
     images = [shop.images[4], b"", shop.images[5], shop.images[6][:200], shop.images[7]]
     answer = search(signatures, "search_each", [2, 2, 0, 2, 1], image_bytes=images)
@@ -202,6 +203,7 @@ def test_an_empty_batch_has_an_empty_answer(signatures):
         assert all(len(value) == 0 for value in answer.values())
 
 
+@pytest.mark.slow
 def test_an_answer_of_too_many_results_is_refused(shop, tmp_path, monkeypatch):
     monkeypatch.setattr(endpoints, "MAX_RESULTS", 20)
     monkeypatch.setattr(endpoints, "MAX_NEIGHBOURS", 11)

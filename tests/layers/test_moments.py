@@ -34,6 +34,7 @@ def layer_for(x, *arguments, **options):
     return layer
 
 
+@pytest.mark.one_quick_case
 @every_mode
 @given(
     batch=st.integers(1, 4),
@@ -75,6 +76,7 @@ def weighted_sum(layer, features, weights):
     return sum(tf.reduce_sum(weight * value) for weight, value in zip(weights, layer(features).values(), strict=True))
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("compilation", COMPILATIONS)
 @pytest.mark.parametrize(("mode", "orders"), [("cascaded", 4), ("cascaded", [3, 5]), ("independent", 3), ("random", 4)])
 def test_gradient_reaches_the_features_and_every_projection(narrow_blocks, mode, orders, compilation):

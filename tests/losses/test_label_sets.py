@@ -51,6 +51,7 @@ def test_the_equality_of_labels_is_what_losses_do_without(make):
     assert loss.positives is None
 
 
+@pytest.mark.one_quick_case
 @every_loss
 def test_label_sets_have_finite_values_and_gradients(make):
     sets, x = label_sets()

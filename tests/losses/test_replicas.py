@@ -33,6 +33,7 @@ def batch(loss):
     return labels, 0.9 * x if isinstance(loss, ClassSimilarityLoss) else x
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("reduction", ["sum", "sum_over_batch_size"])
 @pytest.mark.parametrize("name", MAKE)
 def test_the_gradient_is_that_of_one_device(name, reduction):

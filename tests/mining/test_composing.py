@@ -180,6 +180,7 @@ def test_value_and_gradient_are_those_of_the_kept_pairs(loss, formula, measure, 
     assert_close(gradient, expected, 2e-5)
 
 
+@pytest.mark.one_quick_case
 @every_loss
 def test_degenerate_batches_are_finite(loss, formula, measure, limits):
     for name, (y, x) in degenerate_batches().items():

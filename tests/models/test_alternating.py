@@ -64,6 +64,7 @@ def test_each_phase_changes_its_own_variables_only(k, built):
     assert phases == (expected if built else expected[1:])
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("optimizer", first_quick(["adamw", "sgd", "rmsprop"]))
 def test_momentum_and_decay_do_not_move_the_other_phase(optimizer):
     learner = make(optimizer="adam")
@@ -152,6 +153,7 @@ def operations(learner, phase):
     return {kind: kinds.count(kind) for kind in set(kinds)}
 
 
+@pytest.mark.slow
 def test_statistics_phase_runs_the_embedder_forward_only():
     learner = make([rank_mi()])
     one_step(learner)
@@ -178,6 +180,7 @@ def test_jit_compilation_does_not_change_the_updates():
         assert_close(jit, plain, 1e-4, floor=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", first_quick(["mixed_bfloat16", "mixed_float16"]))
 def test_mixed_precision_trains_both_phases(policy):
     before = keras.config.dtype_policy()
@@ -217,6 +220,7 @@ def test_saves_and_loads_and_goes_on_as_if_it_had_not(tmp_path):
         np.testing.assert_array_equal(actual, expected)
 
 
+@pytest.mark.slow
 def test_checkpoint_holds_everything(tmp_path):
     def fresh():
         learner = make([rank_mi(2)])
@@ -311,6 +315,7 @@ class Phases(keras.callbacks.Callback):
         self.changed.append(changed(self.before, groups(self.model)))
 
 
+@pytest.mark.slow
 def test_data_that_end_before_their_time_do_not_shift_the_phases():
     labels, x = coloured_batch()
     learner, phases = make(run_eagerly=True), Phases()

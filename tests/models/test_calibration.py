@@ -47,6 +47,7 @@ def test_the_learner_measures_every_training_image(form):
     np.testing.assert_allclose(density.measured_density, densities(learner, x, labels), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_fit_without_it_warns_of_what_is_missing():
     learner = make_learner()
     with pytest.warns(UserWarning, match=r"density_adaptivity is not calibrated .*eq. 6, not eq. 8.*learner.calibrate"):

@@ -98,6 +98,7 @@ def test_embedding_has_length_one_and_distances_are_the_means_of_the_heads(polic
     assert_close(embedding @ embedding.T, np.mean(np.einsum("imd,jmd->mij", heads, heads), axis=0), 1e-6)
 
 
+@pytest.mark.slow
 def test_attention_network_starts_as_a_copy_and_learns_by_itself():
     learner = ensemble_learner()
     ensemble = learner.embedder

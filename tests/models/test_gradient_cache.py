@@ -49,6 +49,7 @@ def check(made, chunk=CHUNK, batch=None):
         assert_close(cached_logs[name], logs[name], floor=1e-6)
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("name", TERMS)
 def test_the_gradient_of_every_objective_is_that_of_a_plain_step(name):
     check(lambda: learner(TERMS[name]()))
@@ -64,11 +65,13 @@ def of_idea(name):
     return model
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("name", IDEAS)
 def test_the_gradient_of_every_idea_is_that_of_a_plain_step(name):
     check(lambda: of_idea(name))
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize(("size", "chunk"), [(12, 4), (12, 1), (7, 6), (5, 5), (3, 64)])
 def test_chunks_need_not_divide_the_batch(size, chunk):
     labels, x = coloured_batch()

@@ -42,6 +42,7 @@ def test_gradient_equals_finite_differences(reduction, mode):
     check_gradient(penalty(reduction), reference(reduction), mode)
 
 
+@pytest.mark.one_quick_case
 @both_reductions
 @every_mode
 def test_degenerate_batches(reduction, mode):

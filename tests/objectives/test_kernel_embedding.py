@@ -68,6 +68,7 @@ def test_equals_the_paper(levels, reduction):
         assert_close(objective(dict(zip(levels, arrays, strict=True)), labels), expected)
 
 
+@pytest.mark.one_quick_case
 @every_subset
 @pytest.mark.parametrize("mode", ["graph", "xla"])
 def test_gradient_reaches_every_level_and_not_the_bandwidth(levels, mode):
@@ -81,6 +82,7 @@ def test_gradient_reaches_every_level_and_not_the_bandwidth(levels, mode):
         assert_close(actual, wanted)
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("mode", ["graph", "xla"])
 def test_every_kernel_on_every_level(name, mode):
@@ -101,6 +103,7 @@ def test_every_kernel_on_every_level(name, mode):
         assert_close(actual, expected)
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("name", [None, *KERNELS])
 @pytest.mark.parametrize("name_of_batch", DEGENERATE)
 def test_degenerate_batches_are_finite(name, name_of_batch):

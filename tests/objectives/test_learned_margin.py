@@ -173,6 +173,7 @@ def test_the_regulariser_merges_centres():
     assert float(objective.regularizer()) < before
 
 
+@pytest.mark.slow
 def test_learner_trains_boundaries_and_centres_and_is_saved_with_them(tmp_path):
     labels, x = coloured_batch()
     terms = [LearnedMargin(3, beta=1.0), RegularizedSoftTriple(3, 2)]

@@ -158,6 +158,7 @@ def test_any_batch_equals_the_paper(seed, size, classes, dim, margin, root):
     assert_close(of_statistics(objective, labels, x), slow.all_pairs(labels, x, v), floor=2e-6)
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("phase", ["embedder", "statistics"])
 @pytest.mark.parametrize(
     ("name", "mode"), [*((name, "eager") for name in DEGENERATE), ("no positive", "xla"), ("one image", "xla")]

@@ -251,6 +251,7 @@ def test_one_image_one_class_and_equal_images_give_pages(tmp_path):
         assert "Nothing was measured" in page.section("results")
 
 
+@pytest.mark.slow
 def test_parts_that_grow_with_the_data_are_bounded(tmp_path, monkeypatch):
     """11,316 classes make no longer tables than 1,200 do."""
     rng = np.random.default_rng(0)

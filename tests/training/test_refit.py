@@ -69,6 +69,7 @@ def test_it_is_the_run_of_all_classes_for_the_epochs_that_were_found(unbroken, t
     assert "--refit=true" in (unbroken / "flags.txt").read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_stopped_and_killed_it_ends_as_one_that_was_not(unbroken, tmp_path, monkeypatch):
     folder = tmp_path / "refit"
     kill_after(monkeypatch, "flags.txt")
@@ -95,6 +96,7 @@ def test_stopped_and_killed_it_ends_as_one_that_was_not(unbroken, tmp_path, monk
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_of_several_seeds_each_finds_its_own(tmp_path):
     folder = tmp_path / "two"
     train(folder, **{**CHOSEN, "seeds": "2", "epochs": 1, "steps_per_epoch": 1})

@@ -80,6 +80,7 @@ def test_each_seed_is_an_ordinary_run(unbroken, tmp_path):
     assert result(tmp_path / "alone")["metrics"] == result(unbroken / "seed_1")["metrics"]
 
 
+@pytest.mark.slow
 def test_stopped_and_killed_it_ends_as_one_that_was_not(unbroken, tmp_path, monkeypatch):
     folder = tmp_path / "three"
     kill_after(monkeypatch, "flags.txt")

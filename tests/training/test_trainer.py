@@ -165,6 +165,7 @@ def test_a_signal_in_an_epochs_evaluation_loses_nothing(unbroken, tmp_path, monk
     assert_alike(folder, unbroken)
 
 
+@pytest.mark.slow
 def test_the_selected_embedder_is_measured_and_the_earlier_of_equals_wins(tmp_path, monkeypatch):
     folder, measure, seen = tmp_path / "run", Evaluator.measure, []
 
@@ -330,6 +331,7 @@ def test_a_folder_killed_before_its_flags_is_as_good_as_new(tmp_path, monkeypatc
     assert sorted(path.name for path in folder.iterdir()) == ["data.json", "flags.txt"]
 
 
+@pytest.mark.slow
 def test_damaged_checkpoints_are_told_and_need_a_flag(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     kill_after(monkeypatch, "step-00000002.npz")

@@ -38,6 +38,7 @@ def test_every_policy_is_a_function_of_the_key_and_does_something(name):
     assert len({image.tobytes() for image in found}) >= (1 if name in fixed else 4)
 
 
+@pytest.mark.slow
 def test_another_object_and_any_caller_get_the_same_bits():
     other = Policy.from_config(QUICK.get_config())
     assert other == QUICK

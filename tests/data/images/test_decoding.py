@@ -285,6 +285,7 @@ def part_of(data, window, box=None):
     return [tensor.numpy() for tensor in decoded]
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("subsampling", [0, 1, 2, "4:1:1"])
 @pytest.mark.parametrize("progressive", [False, True])
 @pytest.mark.parametrize("mode", ["L", "RGB"])
@@ -306,6 +307,7 @@ def test_parts_of_jpegs_have_the_bits_of_the_whole(mode, progressive, subsamplin
         assert size.numpy().tolist() == [70, 90]
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("file_format", ["JPEG", "PNG", "GIF", "BMP", "WEBP", "turned JPEG", "CMYK JPEG"])
 def test_parts_of_every_kind(file_format):
     image, options = SEE_THROUGH if file_format in ("PNG", "GIF", "WEBP") else COLOUR, {}

@@ -200,6 +200,7 @@ def test_a_damaged_record_is_named_by_its_shard(folder):
     assert place in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_damaged_record_that_stops_a_pass_is_named_by_its_shard(folder):
     import tensorflow as tf
 

@@ -70,6 +70,7 @@ def test_in_proportion_every_class_comes_equally_often(rows):
         assert len(seen) >= sum(classes_per_kind) - 2 * (rows - 1)
 
 
+@pytest.mark.slow
 def test_uniformly_every_super_class_comes_equally_often_and_in_all_company():
     labels, kinds = data_of([4, 6, 8, 12, 10])
     sampler = HierarchicalSampler(labels, kinds, 4, 2, 2, seed=1, weights="uniform")
@@ -84,6 +85,7 @@ def test_uniformly_every_super_class_comes_equally_often_and_in_all_company():
     assert of_smallest.min() > 0.85 * of_smallest.max()
 
 
+@pytest.mark.slow
 def test_pairs_in_proportion_meet_all_others():
     labels, kinds = data_of([8, 8, 8, 8, 8])
     sampler = HierarchicalSampler(labels, kinds, 4, 1, 2, seed=2)

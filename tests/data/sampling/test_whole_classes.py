@@ -68,6 +68,7 @@ def test_classes_of_one_size_leave_out_only_what_is_cut(counts, batch_size, step
     assert WholeClassSampler(labels_of(counts), batch_size).steps_per_epoch == steps
 
 
+@pytest.mark.slow
 def test_images_are_drawn_evenly_over_passes():
     counts = [1, 2, 3, 4, 5, 6, 7, 8] * 6
     labels = labels_of(counts)

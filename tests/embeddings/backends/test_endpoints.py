@@ -15,6 +15,8 @@ from tfdml.embeddings.backends.grpc_endpoint import GrpcEndpoint
 from tfdml.embeddings.backends.rest_endpoint import RestEndpoint
 from tfdml.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 PROTOCOLS = ("grpc", "rest")
 
 

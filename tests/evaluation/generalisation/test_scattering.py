@@ -38,6 +38,7 @@ def reference(embedder, data, count, seed, pool):
     return np.array(result)
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize(("pooling", "pool"), [("avg", np.mean), ("max", np.max)])
 def test_parts_match_a_slow_reference(pooling, pool):
     embedder, data = tiny_embedder(pooling=pooling), images(size=5)
@@ -65,6 +66,7 @@ def test_dispersion_matches_loops():
         assert result.feature_scatter[i] == pytest.approx(off_mean / np.mean((flat**2).sum(axis=1)), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_positions_depend_on_the_image_s_place_and_not_on_the_batches():
     embedder, data = tiny_embedder(), images(size=7, dtype="uint8")
     once = partial_embeddings(embedder, [data], seed=1).parts[0]

@@ -72,6 +72,7 @@ def test_what_counts_as_mapped(tmp_path):
     assert not is_memory_mapped(check_embeddings(disk.astype(np.float64)))
 
 
+@pytest.mark.slow
 def test_memory_stays_within_the_budget(tmp_path):
     """Neither the gallery nor a transformed copy of it is ever held whole."""
     import tracemalloc
