@@ -175,7 +175,7 @@ def step(what, rows, strategy):
     loss = model.evaluate(x, labels, batch_size=BATCH, verbose=0, return_dict=True)["loss"]
     reported = model.fit(x, labels, batch_size=BATCH, shuffle=False, verbose=0).history
     observed = {name: reported[name][-1] for name in getattr(model, "observation_trackers", ())}
-    observed |= {f"{o.name}_t": float(o.t) for o in getattr(model, "objectives", ()) if hasattr(o, "t")}
+    observed |= {f"{o.name}_t": float(values([o.t])[0]) for o in getattr(model, "objectives", ()) if hasattr(o, "t")}
     with averaged(model):
         after = values(model.trainable_variables)
     return [new - old for new, old in zip(after, before, strict=True)], loss, observed
