@@ -8,7 +8,7 @@ import pytest
 
 from tests.training import runs
 from tests.training.runs import STEPS, experiment, records, train
-from tests.training.test_trainer import Killed, kill_after, make_quick, signal_at
+from tests.training.stopping import Killed, kill_after, make_quick, signal_at
 from tfdml.errors import UserError
 from tfdml.training import Experiment, assembly
 from tfdml.training.evaluating import Evaluator

@@ -10,7 +10,7 @@ from scipy import stats
 
 from tests.report.pages import check_page, rows_of
 from tests.training.runs import EPOCHS, STEPS, experiment, records, train
-from tests.training.test_trainer import Killed, kill_after, make_quick, signal_at
+from tests.training.stopping import Killed, kill_after, make_quick, signal_at
 from tfdml.errors import UserError
 from tfdml.evaluation import QueryValues, confidence_intervals
 from tfdml.report import read_run

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tests.training import runs
 from tests.training.runs import EPOCHS, STEPS, train
+from tests.training.stopping import Killed, kill_after, make_quick, signal_at
 from tfdml.errors import UserError
 from tfdml.evaluation import QueryValues
 from tfdml.training import assembly, checkpoints, trainer
@@ -19,23 +20,6 @@ from tfdml.training.interruption import Interrupted, Interruption
 from tfdml.training.monitor import TrainingMonitor
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.workers import Workers
-
-
-class Killed(BaseException):
-    """In place of SIGKILL."""
-
-
-def make_quick(patch):
-    """Train on noise, and without compiling, which takes longer than the few steps of these runs."""
-    make_learner = assembly.make_learner
-
-    def eager(*arguments):
-        learner = make_learner(*arguments)
-        learner.run_eagerly = True
-        return learner
-
-    patch.setattr(assembly, "make_learner", eager)
-    patch.setattr(assembly, "load_splits", lambda *arguments: runs.SPLITS)
 
 
 @pytest.fixture(autouse=True)
@@ -51,31 +35,6 @@ def unbroken(tmp_path_factory):
         make_quick(patch)
         train(folder, report=True, checkpoint_steps=1)
     return folder
-
-
-def kill_after(monkeypatch, name):
-    """End the run once a file of this name is there."""
-    replace = os.replace
-
-    def replace_and_die(source, target):
-        replace(source, target)
-        if os.path.basename(target) == name:
-            monkeypatch.setattr(os, "replace", replace)
-            raise Killed
-
-    monkeypatch.setattr(os, "replace", replace_and_die)
-
-
-def signal_at(monkeypatch, step, number=signal.SIGTERM):
-    """Send this process a signal in the midst of a step."""
-    ended = TrainingMonitor.on_train_batch_end
-
-    def hook(self, batch, logs=None):
-        if self.step + 1 == step:
-            os.kill(os.getpid(), number)
-        ended(self, batch, logs)
-
-    monkeypatch.setattr(TrainingMonitor, "on_train_batch_end", hook)
 
 
 def assert_alike(folder, unbroken):

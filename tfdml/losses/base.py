@@ -7,6 +7,7 @@ from keras import ops
 
 from tfdml import pairwise, replicas
 from tfdml.losses.masked import scale_to_mean
+from tfdml.mining.composing import Distance, Miner, is_named
 from tfdml.mining.relations import as_relation
 from tfdml.saving import SavedByArguments, in_words
 
@@ -186,6 +187,23 @@ class EmbeddingLoss(LabelledLoss):
         if not self.averages_pairs:
             return rows
         return scale_to_mean(rows, pairwise.masked_count(mask))
+
+
+class MinedLoss(EmbeddingLoss):
+    """A loss whose user may choose the pairs by `mining`, and perhaps the `distance`: a name, or an object.
+
+    Attributes:
+        mining: A name, or a `tfdml.mining.Miner`; None for all pairs.
+        distance: A name, or a `tfdml.mining.Distance`; None where the loss has one of its own.
+    """
+
+    mining: str | Miner | None = "all"
+    distance: str | Distance | None = None
+
+    @property
+    def divides(self):
+        """Yes, save with objects, which see square matrices."""
+        return is_named(self.distance, self.mining)
 
 
 def check_rank(name, tensor, rank, what):

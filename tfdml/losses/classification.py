@@ -155,9 +155,12 @@ class ArcFaceLoss(ClassSimilarityLoss):
     def logits(self, similarities, target_mask):
         """The logits (B, C): the margin is added to the angle of the own class."""
         cosines = ops.clip(similarities, -1.0, 1.0)
+        beyond = cosines - self.margin * math.sin(self.margin)
+        with_margin = ops.where(cosines > -math.cos(self.margin), self.shifted(cosines), beyond)
+        return self.scale * ops.where(target_mask, with_margin, similarities)
+
+    def shifted(self, cosines):
+        """cos(theta + m) of cosines in [-1, 1], beyond pi too."""
         # The sine has no finite slope at an angle of 0 or pi: there, nothing is learnt through it.
         sines = pairwise.safe_sqrt((1.0 - cosines) * (1.0 + cosines))
-        shifted = cosines * math.cos(self.margin) - sines * math.sin(self.margin)
-        beyond = cosines - self.margin * math.sin(self.margin)
-        with_margin = ops.where(cosines > -math.cos(self.margin), shifted, beyond)
-        return self.scale * ops.where(target_mask, with_margin, similarities)
+        return cosines * math.cos(self.margin) - sines * math.sin(self.margin)

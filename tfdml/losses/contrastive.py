@@ -7,12 +7,12 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.arguments import number, one_of
-from tfdml.losses.base import EmbeddingLoss
-from tfdml.mining.composing import as_distance, as_miner, is_named, keep_pairs, matrix_of
+from tfdml.losses.base import MinedLoss
+from tfdml.mining.composing import as_distance, as_miner, keep_pairs, matrix_of
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class ContrastiveLoss(EmbeddingLoss):
+class ContrastiveLoss(MinedLoss):
     """Contrastive loss: positives are pulled together, negatives pushed beyond a margin.
 
     L = (1/|P|) sum over positives of d_ij + (1/|N|) sum over negatives of [margin - d_ij]_+
@@ -61,11 +61,6 @@ class ContrastiveLoss(EmbeddingLoss):
         one_of("average", average, ("active", "all"))
         self.average = average
 
-    @property
-    def divides(self):
-        """Yes, save with objects, which see square matrices."""
-        return is_named(self.distance, self.mining)
-
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         distances = matrix_of(self.distance, embeddings)
@@ -76,7 +71,7 @@ class ContrastiveLoss(EmbeddingLoss):
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class CosineContrastiveLoss(EmbeddingLoss):
+class CosineContrastiveLoss(MinedLoss):
     """Contrastive loss on cosine similarities s_ij, squared in the positives and linear in the negatives.
 
     L = (1/|P|) sum over positives of (s_ij - 1)^2 / 2 + (1/|N|) sum over negatives of [s_ij - margin]_+ / 2
@@ -105,11 +100,6 @@ class CosineContrastiveLoss(EmbeddingLoss):
         self.margin = number("margin", margin, at_least=-1, at_most=1)
         self.mining = as_miner(mining)
 
-    @property
-    def divides(self):
-        """Yes, save with objects, which see square matrices."""
-        return is_named(self.mining)
-
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         cosines = pairwise.cosine_similarities(embeddings)
@@ -121,7 +111,7 @@ class CosineContrastiveLoss(EmbeddingLoss):
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class BinomialDevianceLoss(EmbeddingLoss):
+class BinomialDevianceLoss(MinedLoss):
     """Binomial deviance on cosine similarities s_ij.
 
     L = (1/|P|) sum over positives of ln(1 + exp(-alpha (s_ij - beta)))
@@ -164,11 +154,6 @@ class BinomialDevianceLoss(EmbeddingLoss):
         self.beta = number("beta", beta)
         self.negative_cost = number("negative_cost", negative_cost, above=0)
         self.mining = as_miner(mining)
-
-    @property
-    def divides(self):
-        """Yes, save with objects, which see square matrices."""
-        return is_named(self.mining)
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""

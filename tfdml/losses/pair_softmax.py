@@ -9,13 +9,13 @@ from keras import ops
 
 from tfdml import pairwise, replicas
 from tfdml.arguments import number
-from tfdml.losses.base import EmbeddingLoss
+from tfdml.losses.base import MinedLoss
 from tfdml.losses.masked import masked_logsumexp
-from tfdml.mining.composing import as_distance, as_miner, is_named, keep_pairs, matrix_of
+from tfdml.mining.composing import as_distance, as_miner, keep_pairs, matrix_of
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class NTXentLoss(EmbeddingLoss):
+class NTXentLoss(MinedLoss):
     """Normalised temperature-scaled cross-entropy (InfoNCE) on cosines s, with one term for each positive pair.
 
     L = -(1/|P|) sum over positive pairs (a, p) of
@@ -50,11 +50,6 @@ class NTXentLoss(EmbeddingLoss):
         self.temperature = number("temperature", temperature, above=0)
         self.mining = as_miner(mining)
 
-    @property
-    def divides(self):
-        """Yes, save with objects, which see square matrices."""
-        return is_named(self.mining)
-
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         cosines = pairwise.cosine_similarities(embeddings)
@@ -66,7 +61,7 @@ class NTXentLoss(EmbeddingLoss):
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class SoftNearestNeighborLoss(EmbeddingLoss):
+class SoftNearestNeighborLoss(MinedLoss):
     """Soft nearest neighbour loss: how likely an anchor's neighbour, drawn by distance, is of another class.
 
     L_a = -ln( sum over positives p of exp(-d_ap / T) / sum over all j != a of exp(-d_aj / T) )
@@ -108,11 +103,6 @@ class SoftNearestNeighborLoss(EmbeddingLoss):
         self.distance = as_distance(distance)
         self.mining = as_miner(mining)
 
-    @property
-    def divides(self):
-        """Yes, save with objects, which see square matrices."""
-        return is_named(self.distance, self.mining)
-
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         distances = matrix_of(self.distance, embeddings)
@@ -124,7 +114,7 @@ class SoftNearestNeighborLoss(EmbeddingLoss):
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class TupletMarginLoss(EmbeddingLoss):
+class TupletMarginLoss(MinedLoss):
     """Tuplet margin loss: a positive, brought nearer by an angle, among all negatives of its anchor; on cosines.
 
     L = (1/|P|) sum over positive pairs (a, p) of
@@ -175,11 +165,6 @@ class TupletMarginLoss(EmbeddingLoss):
         self.variance_weight = number("variance_weight", variance_weight, at_least=0)
         self.variance_slack = number("variance_slack", variance_slack, at_least=0, at_most=1)
         self.mining = as_miner(mining)
-
-    @property
-    def divides(self):
-        """Yes, save with objects, which see square matrices."""
-        return is_named(self.mining)
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""

@@ -7,13 +7,13 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.arguments import number
-from tfdml.losses.base import EmbeddingLoss
+from tfdml.losses.base import MinedLoss
 from tfdml.losses.masked import masked_logsumexp
-from tfdml.mining.composing import as_miner, is_named, keep_pairs
+from tfdml.mining.composing import as_miner, keep_pairs
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class RankedListLoss(EmbeddingLoss):
+class RankedListLoss(MinedLoss):
     """Ranked list loss on Euclidean distances d.
 
     L = (1/B) sum over anchors i of (1 - balance) sum over P_i of w_ij (d_ij - (boundary - margin))
@@ -69,11 +69,6 @@ class RankedListLoss(EmbeddingLoss):
         self.positive_temperature = number("positive_temperature", positive_temperature, at_least=0)
         self.balance = number("balance", balance, at_least=0, at_most=1)
         self.mining = as_miner(mining)
-
-    @property
-    def divides(self):
-        """Yes, save with objects, which see square matrices."""
-        return is_named(self.mining)
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""

@@ -7,14 +7,14 @@ from keras import ops
 
 from tfdml import pairwise, replicas
 from tfdml.arguments import number
-from tfdml.losses.base import EmbeddingLoss
+from tfdml.losses.base import EmbeddingLoss, MinedLoss
 from tfdml.losses.masked import masked_logsumexp
 from tfdml.mining import multi_similarity_pairs
-from tfdml.mining.composing import as_distance, as_miner, is_named, keep_pairs, matrix_of
+from tfdml.mining.composing import as_distance, as_miner, keep_pairs, matrix_of
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class MultiSimilarityLoss(EmbeddingLoss):
+class MultiSimilarityLoss(MinedLoss):
     """Multi-similarity loss on cosines s, with its mining of pairs.
 
     L = (1/B) sum over anchors i of (1/alpha) ln(1 + sum over mined positives of exp(-alpha (s_ik - base)))
@@ -60,11 +60,6 @@ class MultiSimilarityLoss(EmbeddingLoss):
         self.mining_epsilon = None if mining_epsilon is None else number("mining_epsilon", mining_epsilon, at_least=0)
         self.mining = None if mining is None else as_miner(mining, ())
 
-    @property
-    def divides(self):
-        """Yes, save with objects, which see square matrices."""
-        return is_named(self.mining)
-
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         similarities = pairwise.cosine_similarities(embeddings)
@@ -78,7 +73,7 @@ class MultiSimilarityLoss(EmbeddingLoss):
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class LiftedStructureLoss(EmbeddingLoss):
+class LiftedStructureLoss(MinedLoss):
     """Lifted structured loss on Euclidean distances.
 
     L = (1 / 2|P|) sum over positive pairs (i, j) of [J_ij]_+^2,
@@ -109,11 +104,6 @@ class LiftedStructureLoss(EmbeddingLoss):
         self.mining = as_miner(mining)
 
     @property
-    def divides(self):
-        """Yes, save with objects, which see square matrices."""
-        return is_named(self.mining)
-
-    @property
     def takes_more_columns(self):
         """No: a pair's value depends on the negatives of both of its images."""
         return False
@@ -128,7 +118,7 @@ class LiftedStructureLoss(EmbeddingLoss):
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class GeneralizedLiftedStructureLoss(EmbeddingLoss):
+class GeneralizedLiftedStructureLoss(MinedLoss):
     """Lifted structured loss with all positives of an anchor at once, "batch all lifted" with a smooth maximum.
 
     L = mean over anchors a of [ ln(sum over positives p of exp(d_ap - positive_margin))
@@ -172,11 +162,6 @@ class GeneralizedLiftedStructureLoss(EmbeddingLoss):
         self.distance = as_distance(distance)
         self.mining = as_miner(mining)
 
-    @property
-    def divides(self):
-        """Yes, save with objects, which see square matrices."""
-        return is_named(self.distance, self.mining)
-
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         distances = matrix_of(self.distance, embeddings)
@@ -188,7 +173,7 @@ class GeneralizedLiftedStructureLoss(EmbeddingLoss):
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class CircleLoss(EmbeddingLoss):
+class CircleLoss(MinedLoss):
     """Circle loss on cosines s: each pair is weighted by how far it is from its optimum.
 
     L_i = ln(1 + sum over positives of exp(-gamma [1 + m - s_p]_+ (s_p - 1 + m))
@@ -220,11 +205,6 @@ class CircleLoss(EmbeddingLoss):
         self.margin = number("margin", margin, at_least=-1, at_most=1)
         self.gamma = number("gamma", gamma, above=0)
         self.mining = as_miner(mining)
-
-    @property
-    def divides(self):
-        """Yes, save with objects, which see square matrices."""
-        return is_named(self.mining)
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""

@@ -9,17 +9,17 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.arguments import number, one_of
-from tfdml.losses.base import EmbeddingLoss
+from tfdml.losses.base import MinedLoss
 from tfdml.losses.comparing import compare_with_positives
 from tfdml.losses.masked import scale_to_mean
 from tfdml.mining import negative_probabilities, semi_hard_negatives
-from tfdml.mining.composing import as_distance, as_miner, is_named, keep_pairs, matrix_of
+from tfdml.mining.composing import as_distance, as_miner, keep_pairs, matrix_of
 
 MINING = ("all", "hard", "semi_hard", "distance_weighted")
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class TripletLoss(EmbeddingLoss):
+class TripletLoss(MinedLoss):
     """Triplet loss over the triplets of a batch.
 
     L = (1/|T|) sum over (a, p, n) in T of [d_ap - d_an + margin]_+
@@ -83,11 +83,6 @@ class TripletLoss(EmbeddingLoss):
         self.mining = as_miner(mining, MINING)
         self.distance = as_distance(distance)
         self.average = average
-
-    @property
-    def divides(self):
-        """Yes, save with objects, which see square matrices."""
-        return is_named(self.distance, self.mining)
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""

@@ -6,12 +6,13 @@ import keras
 from keras import ops
 
 from tfdml.layers import L2Normalize, MomentEmbeddings, PrincipalComponents
+from tfdml.models.behind_embedder import BehindEmbedder
 from tfdml.objectives import HighOrderMomentLoss
 from tfdml.saving import restore
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class MomentEmbedder(keras.Model):
+class MomentEmbedder(BehindEmbedder):
     """Images to unit vectors made of the embedding and the embeddings of the moments that HORDE trained.
 
     f = [e_1, e_2, ..., e_K] -> principal components of the training images' f (d) -> L2
@@ -95,31 +96,6 @@ class MomentEmbedder(keras.Model):
         model.build((None, model.image_size, model.image_size, 3))
         return model
 
-    @property
-    def image_size(self) -> int:
-        """The height and width in pixels of its images."""
-        return self.embedder.image_size
-
-    @property
-    def resize(self) -> int:
-        """The size in pixels before the centre crop."""
-        return self.embedder.resize
-
-    @property
-    def resize_mode(self) -> str:
-        """How images are brought to that size: see `Embedder`."""
-        return self.embedder.resize_mode
-
-    @property
-    def pad_color(self) -> list[int]:
-        """What fills up the square in `resize_mode="pad"`."""
-        return self.embedder.pad_color
-
-    @property
-    def embedding_dim(self) -> int:
-        """D."""
-        return self.reduction.dim
-
     def build(self, input_shape):
         """Create the weights that are not there yet."""
         if not self.embedder.built:
@@ -156,15 +132,6 @@ class MomentEmbedder(keras.Model):
             ValueError: There are not more images than `embedding_dim`, or a feature is not finite.
         """
         self.reduction.adapt(features)
-
-    def call(self, images, training=None):
-        """(B, H, W, 3) -> (B, d), unit vectors."""
-        del training
-        return self.normalize(self.reduction(self.features(images)))
-
-    def compute_output_shape(self, input_shape):
-        """(B, d)."""
-        return (input_shape[0], self.embedding_dim)
 
     def get_config(self):
         """The arguments that make this model anew."""

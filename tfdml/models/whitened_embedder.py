@@ -6,11 +6,12 @@ import keras
 import numpy as np
 
 from tfdml.layers import L2Normalize, PrincipalComponents
+from tfdml.models.behind_embedder import BehindEmbedder
 from tfdml.saving import restore
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class WhitenedEmbedder(keras.Model):
+class WhitenedEmbedder(BehindEmbedder):
     """Images to whitened unit vectors: f = z / |z|, z_i = <e - mean, u_i> / v_i^(power / 2), e the embedder's vector.
 
     u_i are the principal components of training images' embeddings, v_i the variances along them; see
@@ -39,31 +40,6 @@ class WhitenedEmbedder(keras.Model):
         self.reduction = PrincipalComponents(dim, True, power, shrinkage, name="whitening")
         self.normalize = L2Normalize(name="normalize")
 
-    @property
-    def image_size(self) -> int:
-        """The height and width in pixels of its images."""
-        return self.embedder.image_size
-
-    @property
-    def resize(self) -> int:
-        """The size in pixels before the centre crop."""
-        return self.embedder.resize
-
-    @property
-    def resize_mode(self) -> str:
-        """How images are brought to that size: see `Embedder`."""
-        return self.embedder.resize_mode
-
-    @property
-    def pad_color(self) -> list[int]:
-        """What fills up the square in `resize_mode="pad"`."""
-        return self.embedder.pad_color
-
-    @property
-    def embedding_dim(self) -> int:
-        """The number of components."""
-        return self.reduction.dim
-
     def build(self, input_shape):
         """Create the weights that are not there yet."""
         if not self.embedder.built:
@@ -73,14 +49,9 @@ class WhitenedEmbedder(keras.Model):
             self.reduction.build((None, self.embedder.embedding_dim))
             self.reduction.built = True
 
-    def call(self, images, training=None):
-        """(B, H, W, 3) -> (B, d), unit vectors."""
-        del training
-        return self.normalize(self.reduction(self.embedder(images, training=False)))
-
-    def compute_output_shape(self, input_shape):
-        """(B, d)."""
-        return (input_shape[0], self.embedding_dim)
+    def features(self, images):
+        """(B, H, W, 3) -> (B, D): the embedder's vectors."""
+        return self.embedder(images, training=False)
 
     def get_config(self):
         """The arguments that make this model anew."""

@@ -85,11 +85,9 @@ class CurricularFace(ProxyLoss):
         similarities = ops.cast(representations["class"], "float32")
         mask = target_mask(labels, self.num_classes)
         logits = self.loss.logits(similarities, mask)
-        margin, own = self.loss.margin, ops.clip(pairwise.masked_sum(similarities, mask, axis=1), -1.0, 1.0)
+        own = ops.clip(pairwise.masked_sum(similarities, mask, axis=1), -1.0, 1.0)
         # What is hard is judged by cos(theta_y + m) even beyond pi, as in the authors' code.
-        threshold = ops.stop_gradient(
-            own * math.cos(margin) - pairwise.safe_sqrt((1.0 - own) * (1.0 + own)) * math.sin(margin)
-        )
+        threshold = ops.stop_gradient(self.loss.shifted(own))
         hard = ops.logical_and(ops.logical_not(mask), similarities > threshold[:, None])
         reweighed = self.loss.scale * (ops.stop_gradient(ops.convert_to_tensor(self.t)) + similarities) * similarities
         return _Given().call(labels, ops.where(hard, reweighed, logits))

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-import keras
 from keras import ops
 
-from tfdml.models.alternating_optimizer import AlternatingOptimizer
+from tfdml.training.part_rates import part_optimizers
 
 
 @contextlib.contextmanager
@@ -31,7 +30,7 @@ def averaged(learner) -> Iterator[None]:
         >>> with averaged(learner):
         ...     learner.embedder.save("embedder.keras")
     """
-    pairs = list(_averages(learner.optimizer))
+    pairs = [pair for part in part_optimizers(learner.optimizer) for pair in part.with_averages()]
     trained = [ops.convert_to_numpy(variable) for variable, _ in pairs]
     for variable, average in pairs:
         variable.assign(average)
@@ -40,15 +39,3 @@ def averaged(learner) -> Iterator[None]:
     finally:
         for (variable, _), value in zip(pairs, trained, strict=True):
             variable.assign(value)
-
-
-def _averages(optimizer) -> Iterator[tuple]:
-    """Each weight with its average; nothing before the first step, when there is none."""
-    if isinstance(optimizer, AlternatingOptimizer):
-        yield from _averages(optimizer.embedder_optimizer)
-        yield from _averages(optimizer.statistics_optimizer)
-        return
-    optimizer = optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
-    averages = getattr(optimizer, "averages", [])
-    if averages and int(ops.convert_to_numpy(optimizer.iterations)):
-        yield from zip(optimizer._trainable_variables, averages, strict=True)

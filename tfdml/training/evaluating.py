@@ -27,6 +27,11 @@ RETRIEVAL = ("recall", "map@r", "r_precision")
 CLUSTERING = ("nmi", "ami", "f1")
 
 
+def is_due(epoch: int, every: int, epochs: int) -> bool:
+    """Whether something is measured after an epoch: before the first, after the last, and every so many between."""
+    return epoch in (0, epochs) or (every > 0 and epoch % every == 0)
+
+
 class Evaluator:
     """Embeds splits and measures them.
 
@@ -87,8 +92,8 @@ class Evaluator:
         Of several workers all embed, and the chief measures; the others get no metrics.
         """
         settings, measured = self.settings, {}
-        compared = settings.generalisation_every > 0 and self._is_due(epoch, settings.generalisation_every)
-        evaluated = self._is_due(epoch, settings.evaluate_every)
+        compared = settings.generalisation_every > 0 and is_due(epoch, settings.generalisation_every, self.epochs)
+        evaluated = is_due(epoch, settings.evaluate_every, self.epochs)
         names = self.batches if evaluated else ("test", "seen") if compared else ()
         embeddings = {name: self.embed_together(learner.embedder, name) for name in names}
         if not self.workers.is_chief:
@@ -102,9 +107,6 @@ class Evaluator:
         if compared:
             measured["generalisation"] = self._generalisation(embeddings)
         return measured
-
-    def _is_due(self, epoch: int, every: int) -> bool:
-        return epoch in (0, self.epochs) or (every > 0 and epoch % every == 0)
 
     def _generalisation(self, embeddings: dict[str, np.ndarray]) -> dict[str, float | int | bool]:
         """How the unseen classes lie beside the seen ones; see `evaluate_generalisation`."""

@@ -10,7 +10,7 @@ from keras import ops
 from tfdml.errors import UserError
 from tfdml.models.alternating_optimizer import AlternatingOptimizer
 from tfdml.training.layer_groups import depths, layer_factor, thaw_step
-from tfdml.training.part_rates import PartRates
+from tfdml.training.part_rates import PartRates, part_optimizers
 from tfdml.training.pytorch_optimizers import PyTorchAdam, PyTorchAdamW, PyTorchRMSprop, PyTorchSGD
 from tfdml.training.schedules import WarmUp
 
@@ -180,11 +180,11 @@ def part_rates(optimizer) -> dict[str, float]:
         >>> part_rates(build_optimizer("adam", learner, 1e-3, {"backbone": 1e-4}))["backbone"]
         0.0001
     """
-    if isinstance(optimizer, AlternatingOptimizer):
-        # The statistics are a part of the objectives, whose other weights count.
-        return {**part_rates(optimizer.statistics_optimizer), **part_rates(optimizer.embedder_optimizer)}
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    return optimizer.highest_rates() if isinstance(optimizer, PartRates) else {}
+    rates: dict[str, float] = {}
+    for part in part_optimizers(optimizer):
+        # The statistics are a part of the objectives, whose other weights count: theirs come last.
+        rates.update(part.highest_rates())
+    return rates
 
 
 def _factors(learning_rate, learning_rates: dict[str, float]) -> dict[str, float]:

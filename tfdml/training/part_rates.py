@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 from keras import ops
+
+from tfdml.models.alternating_optimizer import AlternatingOptimizer
 
 
 class PartRates:
@@ -79,6 +81,11 @@ class PartRates:
             for part, indices in members.items()
         }
 
+    def with_averages(self) -> Iterator[tuple]:
+        """Each weight with its average; nothing before the first step, when there is none."""
+        if self.averages and int(ops.convert_to_numpy(self.iterations)):  # type: ignore[attr-defined]
+            yield from zip(self._trainable_variables, self.averages, strict=True)  # type: ignore[attr-defined]
+
     def _average(self, average, variable):
         # Early on the average follows fast: it must not keep what the weights were before training.
         step = ops.cast(self.iterations, "float32")  # type: ignore[attr-defined]
@@ -110,3 +117,19 @@ class PartRates:
             for index in members:
                 clipped[index] = grads[index] * ops.cast(scale, grads[index].dtype)
         return clipped
+
+
+def part_optimizers(optimizer) -> Iterator[PartRates]:
+    """The optimisers with `PartRates` that one of `build_optimizer` is made of; of two phases, the embedder's last.
+
+    Args:
+        optimizer: Also one within Keras's `LossScaleOptimizer`; of another kind there is none.
+    """
+    if isinstance(optimizer, AlternatingOptimizer):
+        yield from part_optimizers(optimizer.statistics_optimizer)
+        yield from part_optimizers(optimizer.embedder_optimizer)
+        return
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer
+    if isinstance(optimizer, PartRates):
+        yield optimizer

@@ -17,6 +17,7 @@ from tfdml.memory import free_memory
 from tfdml.models.inference import compiled
 from tfdml.training import distribution
 from tfdml.training.assembly import Assembly
+from tfdml.training.evaluating import is_due
 from tfdml.training.experiment import Experiment
 
 _GIGABYTE = 2**30
@@ -131,17 +132,12 @@ def probe(experiment: Experiment, parts: Assembly, steps: int = 8) -> Probe:
         kept,
         decoding,
         model,
-        _evaluations(experiment),
+        sum(is_due(epoch, experiment.evaluate_every, experiment.epochs) for epoch in range(experiment.epochs + 1)),
         evaluated,
         _seconds_per_embedding(experiment, parts),
         _peak_memory(),
         free_memory(),
     )
-
-
-def _evaluations(experiment: Experiment) -> int:
-    every, epochs = experiment.evaluate_every, experiment.epochs
-    return 2 + (epochs - 1) // every if every and epochs else 2
 
 
 def _seconds_per_batch(batches: tf.data.Dataset, steps: int) -> float:
@@ -169,12 +165,8 @@ def _seconds_per_embedding(experiment: Experiment, parts: Assembly) -> float:
 
 def _peak_memory() -> float:
     """Bytes, of a GPU's memory where the run trains on one."""
-    peaks = [tf.config.experimental.get_memory_info(f"GPU:{i}")["peak"] for i in _gpus()]
-    if peaks:
-        return float(max(peaks))
+    gpus = range(len(tf.config.list_logical_devices("GPU")))
+    if gpus:
+        return float(max(tf.config.experimental.get_memory_info(f"GPU:{i}")["peak"] for i in gpus))
     unit = 1 if sys.platform == "darwin" else 1024
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
-
-
-def _gpus() -> range:
-    return range(len(tf.config.list_logical_devices("GPU")))

@@ -86,15 +86,18 @@ class Whiten:
 
 
 @dataclasses.dataclass(frozen=True)
-class ExpandQueries:
-    """`query_expansion(k=10, alpha=3)`: see `expand_queries`."""
-
+class _Expansion:
     k: int = 10
     alpha: float = 3.0
 
     def __post_init__(self):
         integer("k", self.k, at_least=1)
         number("alpha", self.alpha, at_least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpandQueries(_Expansion):
+    """`query_expansion(k=10, alpha=3)`: see `expand_queries`."""
 
     def apply(self, what: Searched, sources: Sources, views: Views | None) -> Searched:
         """The search of the expanded queries in the same gallery."""
@@ -102,18 +105,11 @@ class ExpandQueries:
 
 
 @dataclasses.dataclass(frozen=True)
-class AugmentGallery:
+class AugmentGallery(_Expansion):
     """`database_augmentation(k=10, alpha=3)`: see `augment_gallery`.
 
     In leave-one-out each query searches the gallery as it would be without its own image.
     """
-
-    k: int = 10
-    alpha: float = 3.0
-
-    def __post_init__(self):
-        integer("k", self.k, at_least=1)
-        number("alpha", self.alpha, at_least=0)
 
     def apply(self, what: Searched, sources: Sources, views: Views | None) -> Searched:
         """The search of the same queries in the augmented gallery."""
