@@ -1,0 +1,90 @@
+"""The study of docs/results.md: every idea beside its base, several seeds, the epoch chosen on held-out classes.
+
+    python -m benchmarks.study --study=cars196 --data_dir=CARS196 --weights=MNV2_035.weights.h5 --results=study.json
+    python -m benchmarks.study --results=study.json --plot=study.png        what there is so far, trained or not
+
+Runs every row of `benchmarks.study_rows` with each seed, and keeps of each what the table is made of: its metrics on
+the unseen classes, by class, in one JSON file that is written after every run. The same command goes on where it
+stopped; a run that was interrupted is resumed. With --rows only some are run. Without --study nothing is trained.
+"""
+
+import argparse
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+
+from benchmarks.study_rows import STUDIES
+from benchmarks.study_table import KEPT, draw, lines
+from tfdml.evaluation import QueryValues
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def train(row, seed, study, folder, flags):
+    """Train a run, or go on with it, and return what is kept of it."""
+    resume = ["--resume"] if (folder / "flags.txt").exists() else []
+    command = [sys.executable, "bin/train", *row.command(), f"--seed={seed}", f"--run_dir={folder}", "--report=false"]
+    # On its own sources: a run does not mix two states of the library.
+    subprocess.run([*command, *flags, *resume], cwd=ROOT, check=True)
+    result = json.loads((folder / "result.json").read_text())
+    queries = QueryValues.read(folder / "queries.npz")
+    by_class = {name: class_means(queries.values[name], queries.labels) for name in KEPT}
+    classes, counts = np.unique(queries.labels, return_counts=True)
+    known = {"classes": classes.tolist(), "queries": counts.tolist()}
+    for name, value in known.items():
+        if study.setdefault(name, value) != value:
+            raise SystemExit(f"{folder}: other test images than those of the runs before it")
+    kept = ("epoch", "metrics", "metrics_before", "train_seconds")
+    return {**{name: result.get(name) for name in kept}, "by_class": by_class}
+
+
+def class_means(values, labels):
+    """The mean of a metric over the queries of each class, in the order of the class ids."""
+    return [round(float(values[labels == label].mean()), 6) for label in np.unique(labels)]
+
+
+def main():
+    """Train what is missing, then print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=pathlib.Path, required=True, help="the JSON file")
+    parser.add_argument("--study", choices=sorted(STUDIES))
+    parser.add_argument("--data_dir")
+    parser.add_argument("--weights", default="", help="of the backbone, where the study starts from some")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rows", nargs="*", default=[], help="their names; by default all")
+    parser.add_argument("--runs", type=pathlib.Path, default=pathlib.Path("runs/study"), help="where they train")
+    parser.add_argument("--plot", type=pathlib.Path, help="a PNG of the gains")
+    arguments = parser.parse_args()
+    study = json.loads(arguments.results.read_text()) if arguments.results.exists() else {"rows": {}}
+    if arguments.study:
+        unknown = set(arguments.rows) - {row.name for row in STUDIES[arguments.study]}
+        if unknown or study.setdefault("study", arguments.study) != arguments.study:
+            parser.error(f"--rows: unknown {sorted(unknown)}" if unknown else f"{arguments.results}: of another study")
+        if not arguments.data_dir:
+            parser.error("--data_dir: name the folder of the images")
+        flags = [f"--data_dir={pathlib.Path(arguments.data_dir).resolve()}"]
+        flags += [f"--weights={pathlib.Path(arguments.weights).resolve()}"] if arguments.weights else []
+        for seed in range(arguments.seeds):
+            for row in STUDIES[arguments.study]:
+                runs = study["rows"].setdefault(row.name, {"base": row.base, "flags": row.command(), "seeds": {}})
+                if str(seed) in runs["seeds"] or (arguments.rows and row.name not in arguments.rows):
+                    continue
+                folder = (arguments.runs / f"{STUDIES[arguments.study].index(row)}_{seed}").resolve()
+                runs["seeds"][str(seed)] = train(row, seed, study, folder, flags)
+                partial = arguments.results.with_suffix(".partial")
+                partial.write_text(json.dumps(study, indent=None, separators=(",", ":")) + "\n")
+                partial.replace(arguments.results)
+                shutil.rmtree(folder)
+                print(f"{row.name}, seed {seed}: {runs['seeds'][str(seed)]['metrics']['recall@1']:.2%}", flush=True)
+    for line in lines(study):
+        print(line)
+    if arguments.plot:
+        draw(study, arguments.plot)
+
+
+if __name__ == "__main__":
+    main()

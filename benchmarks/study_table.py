@@ -1,0 +1,80 @@
+"""The table and the plot of a study: each row beside its base, with paired intervals."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tfdml.evaluation import paired_differences, seed_difference
+
+KEPT = ("recall@1", "map@r")
+
+
+def per_query(study, run):
+    """A run's metrics as `paired_differences` takes them: each query has the mean of its class.
+
+    Resampling whole classes sums over their queries, for which the mean is all that counts.
+    """
+    return {name: np.repeat(run["by_class"][name], study["queries"]) for name in KEPT}
+
+
+def gains(study):
+    """Of each row with a base: its name, both means, and the gain in Recall@1 with its intervals."""
+    labels = np.repeat(study["classes"], study["queries"]) if "classes" in study else None
+    for name, row in study["rows"].items():
+        base = study["rows"].get(row["base"], {"seeds": {}})
+        # Both sides of a pair have the same seed, so the same held-out classes and the same first weights.
+        seeds = [seed for seed in row["seeds"] if seed in base["seeds"]]
+        if not seeds:
+            continue
+        own, others = ([side["seeds"][seed] for seed in seeds] for side in (row, base))
+        sides = [[per_query(study, run) for run in runs] for runs in (own, others)]
+        yield {
+            "name": name,
+            "base": row["base"],
+            "seeds": [(a["metrics"]["recall@1"], b["metrics"]["recall@1"]) for a, b in zip(own, others, strict=True)],
+            "gain": paired_differences(*sides, labels),
+            "over_seeds": seed_difference(*zip(*_recalls(own, others), strict=True)) if len(seeds) > 1 else None,
+        }
+
+
+def _recalls(own, others):
+    return [(a["metrics"]["recall@1"], b["metrics"]["recall@1"]) for a, b in zip(own, others, strict=True)]
+
+
+def lines(study):
+    """The table, in Markdown: percent, on the unseen classes."""
+    columns = ("row", "base", "Recall@1, by seed", "of the base", "gain", "over classes", "over seeds", "gain in MAP@R")
+    yield "| " + " | ".join(columns) + " |"
+    yield "|---" * len(columns) + "|"
+    for row in gains(study):
+        recall, precision = row["gain"]["recall@1"], row["gain"]["map@r"]
+        own, others = (" / ".join(f"{100 * pair[i]:.1f}" for pair in row["seeds"]) for i in (0, 1))
+        seeds = _interval(row["over_seeds"]) if row["over_seeds"] else ""
+        yield (
+            f"| {row['name']} | {row['base']} | {own} | {others} | {100 * recall.mean:+.1f} | {_interval(recall)} "
+            f"| {seeds} | {100 * precision.mean:+.1f} ({_interval(precision)}) |"
+        )
+
+
+def _interval(found):
+    return f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
+
+
+def draw(study, path):
+    """The gains in Recall@1 as a PNG: a point a row, its interval over classes, and each seed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = list(gains(study))
+    figure, axes = pyplot.subplots(figsize=(7, 1 + 0.4 * len(rows)))
+    for place, row in enumerate(reversed(rows)):
+        found = row["gain"]["recall@1"]
+        axes.plot([100 * found.low, 100 * found.high], [place, place], color="tab:blue", lw=2)
+        axes.plot(100 * found.mean, place, "o", color="tab:blue")
+        axes.plot([100 * (a - b) for a, b in row["seeds"]], [place] * len(row["seeds"]), "|", color="black", ms=9)
+    axes.axvline(0, color="grey", lw=1)
+    axes.set_yticks(range(len(rows)), [f"{row['name']}  ({row['base']})" for row in reversed(rows)])
+    axes.set_xlabel("gain in Recall@1 on unseen classes, points: mean, 95 % over classes; strokes: seeds")
+    figure.savefig(path, dpi=120, bbox_inches="tight")
