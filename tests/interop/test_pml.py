@@ -9,7 +9,7 @@ import pytest
 from tests.losses.checks import check_contract
 from tests.mathematics import assert_close, random_batch
 from tests.played_replicas import sum_and_gradient
-from tfdml import losses
+from tfdml import losses, mining
 from tfdml.errors import UserError
 from tfdml.interop import NormalizedLoss, from_pml, pml, pml_pairs, pml_proxies
 from tfdml.objectives import ProxyLoss
@@ -43,6 +43,32 @@ RESOLVED = [
     ("MultiSimilarityLoss", {"miner": "MultiSimilarityMiner"}, losses.MultiSimilarityLoss()),
     ("MarginLoss", {"miner": "DistanceWeightedMiner"}, NormalizedLoss(losses.MarginLoss())),
     ("HistogramLoss", {"delta": 0.1}, losses.HistogramLoss(20)),
+    ("NTXentLoss", {"temperature": 0.2}, losses.NTXentLoss(0.2)),
+    (
+        "NTXentLoss",
+        {"miner": from_pml("BatchEasyHardMiner", neg_strategy="all")},
+        losses.NTXentLoss(mining=mining.BatchEasyHardMiner("easy", "all")),
+    ),
+    (
+        "ContrastiveLoss",
+        {"miner": "BatchEasyHardMiner", "distance": from_pml(LP, power=2)},
+        NormalizedLoss(losses.ContrastiveLoss(1.0, "sqeuclidean", mining=mining.BatchEasyHardMiner())),
+    ),
+    (
+        "TupletMarginLoss",
+        {"miner": "BatchHardMiner"},
+        losses.TupletMarginLoss(5.73, 64, mining=mining.BatchHardMiner()),
+    ),
+    (
+        "TripletMarginLoss",
+        {"margin": 0, "smooth_loss": True},
+        NormalizedLoss(losses.TripletLoss("soft", "all", "euclidean")),
+    ),
+    (
+        "GeneralizedLiftedStructureLoss",
+        {"pos_margin": 0.25},
+        NormalizedLoss(losses.GeneralizedLiftedStructureLoss(1, 0.25)),
+    ),
     ("FastAPLoss", {"num_bins": 20, "reducer": "SumReducer"}, losses.FastAPLoss(20, "sum")),
 ]
 
@@ -97,6 +123,21 @@ def test_every_name_of_theirs_is_answered():
         ("ContrastiveLoss", {"distance": "CosineSimilarity"}, "nearest: `pos_margin=1`"),
         ("CircleLoss", {"distance": LP}, "the distance LpDistance.* has no equal in tfdml; nearest: the loss's own"),
         ("CircleLoss", {"reducer": "MeanReducer"}, "nearest: AvgNonZeroReducer, SumReducer"),
+        ("TripletMarginLoss", {"smooth_loss": True}, "`smooth_loss=True` with a margin has no equal"),
+        ("NTXentLoss", {"miner": from_pml("BatchHardMiner", allowed_pos_range=(0, 1))}, "a BatchHardMiner with ranges"),
+        ("NTXentLoss", {"miner": "TripletMarginMiner"}, "TripletMarginMiner with LpDistance.*BatchEasyHardMiner"),
+        (
+            "NTXentLoss",
+            {"miner": from_pml("BatchHardMiner", distance=from_pml(LP, normalize_embeddings=False))},
+            "BatchHardMiner with",
+        ),
+        (
+            "NTXentLoss",
+            {"miner": from_pml("BatchEasyHardMiner", pos_strategy="best")},
+            "NTXentLoss: positives must be .easy",
+        ),
+        ("AngularMiner", {}, "AngularMiner.*keeps each pair once"),
+        ("HDCMiner", {}, "HDCMiner.*HardAwareMiner"),
         ("MarginLoss", {}, "nearest: `miner='DistanceWeightedMiner'`"),
         ("MarginLoss", {"learn_beta": True}, "LearnedMargin"),
         ("ArcFaceLoss", {}, "`num_classes` is missing"),

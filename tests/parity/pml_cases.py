@@ -27,6 +27,11 @@ CASES = {
     "contrastive cosine": case("ContrastiveLoss", pos_margin=1, neg_margin=0.3, distance=["CosineSimilarity", {}]),
     "fast ap": case("FastAPLoss"),
     "fast ap 20": case("FastAPLoss", num_bins=20),
+    "contrastive easy": case("ContrastiveLoss", miner=["BatchEasyHardMiner", {}]),
+    "generalised lifted": case("GeneralizedLiftedStructureLoss"),
+    "generalised lifted margins": case(
+        "GeneralizedLiftedStructureLoss", neg_margin=0.9, pos_margin=0.2, reducer=["SumReducer", {}]
+    ),
     "histogram": case("HistogramLoss"),
     "histogram delta": case("HistogramLoss", delta=0.1),
     "lifted": case("LiftedStructureLoss"),
@@ -35,6 +40,11 @@ CASES = {
     "margin weighted": case("MarginLoss", miner=["DistanceWeightedMiner", {}], batches=("one negative",)),
     "multi-similarity": case("MultiSimilarityLoss"),
     "multi-similarity mined": case("MultiSimilarityLoss", alpha=1, miner=["MultiSimilarityMiner", {"epsilon": 0.2}]),
+    "nt xent": case("NTXentLoss"),
+    "nt xent warm": case("NTXentLoss", temperature=0.5, reducer=["SumReducer", {}]),
+    "nt xent easy": case(
+        "NTXentLoss", temperature=0.2, miner=["BatchEasyHardMiner", {"pos_strategy": "easy", "neg_strategy": "all"}]
+    ),
     "sup con": case("SupConLoss"),
     "sup con warm": case("SupConLoss", temperature=0.5, reducer=["SumReducer", {}]),
     "triplet": case("TripletMarginLoss"),
@@ -45,10 +55,15 @@ CASES = {
     "triplet mean": case("TripletMarginLoss", margin=0.2, reducer=["MeanReducer", {}]),
     "triplet sum": case("TripletMarginLoss", margin=0.2, reducer=["SumReducer", {}]),
     "triplet hard": case("TripletMarginLoss", margin=0.3, miner=["BatchHardMiner", {}]),
+    "triplet smooth": case("TripletMarginLoss", margin=0, smooth_loss=True),
+    "triplet easy": case("TripletMarginLoss", margin=0.3, miner=["BatchEasyHardMiner", {}]),
     "triplet violating": case("TripletMarginLoss", margin=0.2, miner=["TripletMarginMiner", {"margin": 0.3}]),
     "triplet weighted": case(
         "TripletMarginLoss", margin=0.4, miner=["DistanceWeightedMiner", {}], batches=("one negative",)
     ),
+    "tuplet margin": case("TupletMarginLoss"),
+    "tuplet margin gentle": case("TupletMarginLoss", margin=20, scale=8, reducer=["SumReducer", {}]),
+    "tuplet margin hard": case("TupletMarginLoss", miner=["BatchHardMiner", {}]),
     "arc face": case("ArcFaceLoss", proxies=1),
     "arc face gentle": case("ArcFaceLoss", margin=60, scale=8, reducer=["SumReducer", {}], proxies=1),
     "cos face": case("CosFaceLoss", proxies=1),

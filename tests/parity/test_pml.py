@@ -90,6 +90,10 @@ def known_to_differ(name, batch, theirs):
     if "error" in theirs:
         assert family == "histogram", theirs
         return "index" in str(theirs["error"])
+    if name.startswith("generalised lifted"):  # anchors without a positive or a negative count there
+        return batch in DEGENERATE
+    if name.startswith("tuplet margin"):  # the arc cosine of a cosine beyond 1, by rounding
+        return not np.isfinite(theirs["gradient"]).all()
     no_loss = name.startswith("sup con") and batch in ("no negative",)
     return no_loss or (name.startswith("fast ap") and batch == "a zero vector")
 

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tfdml.errors import UserError
 from tfdml.interop.normalized import NormalizedLoss
 from tfdml.interop.pml_parts import Part, make_part, matrix_of
+from tfdml.mining import BatchEasyHardMiner, BatchHardMiner, Miner
+
+
+def _easy_hard(miner: Part) -> Miner:
+    choices = (miner.pos_strategy, miner.neg_strategy)
+    return BatchEasyHardMiner(*("semi_hard" if choice == "semihard" else choice for choice in choices))
+
+
+#: Miners of pairs, and what makes ours of them.
+PAIR_MINERS: dict[str, Callable[[Part], Miner]] = {
+    "BatchEasyHardMiner": _easy_hard,
+    "BatchHardMiner": lambda miner: BatchHardMiner(),
+}
 
 
 class Given(NamedTuple):
@@ -52,6 +66,30 @@ class Given(NamedTuple):
         if "miner" in self.parts:
             raise self.refuse(f"the miner {self.parts['miner'].name}", "the loss without a miner")
 
+    def mining(self, default: str) -> str | Miner:
+        """Our `mining` for a miner of pairs, which orders them by the loss's distance or by one of the same order.
+
+        Args:
+            default: The loss's own distance.
+        """
+        if "miner" not in self.parts:
+            return "all"
+        miner, distance = self.parts["miner"], self.part("distance", default)
+        # On normalised vectors all distances have one order.
+        alike = miner.name in PAIR_MINERS and (
+            miner.distance == distance or (_on_unit_vectors(miner.distance) and _on_unit_vectors(distance))
+        )
+        if not alike:
+            nearest = f"{', '.join(PAIR_MINERS)}, with the loss's distance"
+            raise self.refuse(f"the miner {miner.name} with {miner.distance.name}", nearest)
+        if miner.arguments.get("allowed_pos_range") or miner.arguments.get("allowed_neg_range"):
+            raise self.refuse(f"a {miner.name} with ranges", f"{miner.name}()")
+        return PAIR_MINERS[miner.name](miner)
+
     def wrap(self, loss, normalized: bool):
         """The loss, on normalised embeddings where the distance normalises."""
         return NormalizedLoss(loss) if normalized else loss
+
+
+def _on_unit_vectors(distance: Part) -> bool:
+    return distance.name == "CosineSimilarity" or bool(distance.normalize_embeddings)

@@ -28,29 +28,26 @@ _INSTEAD = {
 }
 #: What comes nearest to a loss that cannot be expressed.
 NEAREST = {
-    "CrossBatchMemory": "a larger batch",
+    "CrossBatchMemory": "`tfdml.objectives.CrossBatchMemory` of the loss",
     "DynamicSoftMarginLoss": "`tfdml.losses.TripletLoss(mining='hard')`",
     "GenericPairLoss": "a `tfdml.losses.EmbeddingLoss` of your own",
-    "GeneralizedLiftedStructureLoss": "`LiftedStructureLoss`",
     "InstanceLoss": "`tfdml.objectives.InstanceLoss`, the paper's classification over instances; the one there takes "
     "classes for positions in the batch",
-    "IntraPairVarianceLoss": "`tfdml.losses.MarginLoss`",
+    "IntraPairVarianceLoss": "`tfdml.losses.TupletMarginLoss(variance_weight=0.5)`, which has it as a term",
     "LargeMarginSoftmaxLoss": "`tfdml.losses.SphereFaceLoss`, on normalised vectors",
     "ManifoldLoss": "`ProxyAnchorLoss`",
     "MultipleLosses": "several terms: `MetricLearner(embedder, [loss, loss])`",
-    "NCALoss": "`SupConLoss`",
+    "NCALoss": "`tfdml.losses.SoftNearestNeighborLoss(temperature=1 / softmax_scale)`, the logarithm of the same share",
     "NPairsLoss": "`tfdml.losses.NPairLoss`, with all images of other classes as negatives, not one a class",
-    "NTXentLoss": "`SupConLoss`",
     "P2SGradLoss": "`tfdml.losses.NormSoftmaxLoss`, as an objective",
-    "PNPLoss": "`FastAPLoss`",
-    "RankedListLoss": "`ContrastiveLoss`",
+    "PNPLoss": "`tfdml.losses.SmoothAPLoss`",
+    "RankedListLoss": "`tfdml.losses.RankedListLoss(margin, alpha, Tn, Tp)`, whose weights carry no gradient",
     "SelfSupervisedLoss": "labels that say which views belong together",
     "SignalToNoiseRatioContrastiveLoss": "`ContrastiveLoss`",
-    "SmoothAPLoss": "`FastAPLoss`",
+    "SmoothAPLoss": "`tfdml.losses.SmoothAPLoss`, which leaves an image out of its own ranking, as the paper does",
     "SphereFaceLoss": "`tfdml.losses.SphereFaceLoss`, on normalised vectors; there logits grow with their lengths",
     "ThresholdConsistentMarginLoss": "`tfdml.losses.MarginLoss`",
-    "TupletMarginLoss": "`CircleLoss`",
-    "VICRegLoss": "`tfdml.objectives.GlobalOrthogonal`, beside a loss on pairs",
+    "VICRegLoss": "`tfdml.losses.VICRegLoss`, of one labelled batch and not of two batches",
 }
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from tfdml import losses
 from tfdml.arguments import number
-from tfdml.interop.given import Given
-from tfdml.interop.pml_parts import make_part
+from tfdml.interop.given import PAIR_MINERS, Given
+from tfdml.mining import Miner
 
 _AVERAGE = {"AvgNonZeroReducer": "active", "MeanReducer": "all", "SumReducer": "active"}
 
@@ -32,7 +32,6 @@ def circle(given: Given, m=0.4, gamma=80):
 
 def contrastive(given: Given, pos_margin=0, neg_margin=1):
     """`ContrastiveLoss`; margins of a similarity are turned into those of 1 - s or -s."""
-    given.no_miner()
     pos_margin, neg_margin = number("pos_margin", pos_margin), number("neg_margin", neg_margin)
     distance, normalized = given.matrix()
     # The similarity at which our distance is 0.
@@ -44,7 +43,8 @@ def contrastive(given: Given, pos_margin=0, neg_margin=1):
         raise given.refuse(f"`pos_margin={pos_margin:g}`", f"`pos_margin={nearest or 0.0:g}`")
     average = _AVERAGE[given.reduction("AvgNonZeroReducer", "MeanReducer")]
     reduction = given.keras_reduction("AvgNonZeroReducer", "MeanReducer")
-    return given.wrap(losses.ContrastiveLoss(margin, distance, average, reduction), normalized)
+    mining = given.mining("LpDistance")
+    return given.wrap(losses.ContrastiveLoss(margin, distance, average, reduction, mining=mining), normalized)
 
 
 def fast_ap(given: Given, num_bins=10):
@@ -52,6 +52,17 @@ def fast_ap(given: Given, num_bins=10):
     given.no_miner()
     given.only_distance("LpDistance", power=2)
     return losses.FastAPLoss(num_bins, given.keras_reduction("MeanReducer"))
+
+
+def generalized_lifted(given: Given, neg_margin=1, pos_margin=0):
+    """`GeneralizedLiftedStructureLoss`; where an anchor lacks a positive or a negative, theirs counts it with 0."""
+    given.no_miner()
+    distance, normalized = given.matrix()
+    if distance not in ("euclidean", "sqeuclidean"):
+        raise given.refuse("a distance other than the Euclidean", "LpDistance()")
+    reduction = given.keras_reduction("MeanReducer")
+    loss = losses.GeneralizedLiftedStructureLoss(neg_margin, pos_margin, distance, reduction)
+    return given.wrap(loss, normalized)
 
 
 def histogram(given: Given, n_bins=None, delta=None):
@@ -97,6 +108,13 @@ def multi_similarity(given: Given, alpha=2, beta=50, base=0.5):
     return losses.MultiSimilarityLoss(alpha, beta, base, epsilon, given.keras_reduction("MeanReducer"))
 
 
+def nt_xent(given: Given, temperature=0.07):
+    """`NTXentLoss`, over all pairs or those of a miner."""
+    given.only_distance("CosineSimilarity")
+    reduction = given.keras_reduction("MeanReducer")
+    return losses.NTXentLoss(temperature, reduction, mining=given.mining("CosineSimilarity"))
+
+
 def sup_con(given: Given, temperature=0.1):
     """`SupConLoss`."""
     given.no_miner()
@@ -108,32 +126,37 @@ def triplet(given: Given, margin=0.05, swap=False, smooth_loss=False, triplets_p
     """`TripletMarginLoss`, over all triplets or those of a miner."""
     if swap:
         raise given.refuse(f"`swap={swap!r}`", "`swap=False`")
-    if smooth_loss:
-        raise given.refuse(f"`smooth_loss={smooth_loss!r}`", "`smooth_loss=False`, or `from_pml('CircleLoss')`")
+    if smooth_loss and number("margin", margin) != 0:
+        raise given.refuse(f"`smooth_loss={smooth_loss!r}` with a margin", "`smooth_loss=True, margin=0`")
     if triplets_per_anchor != "all" and "miner" not in given.parts:
         raise given.refuse(f"`triplets_per_anchor={triplets_per_anchor!r}`", "`triplets_per_anchor='all'`")
     distance, normalized = given.matrix()
     average = _AVERAGE[given.reduction("AvgNonZeroReducer", "MeanReducer")]
     reduction = given.keras_reduction("AvgNonZeroReducer", "MeanReducer")
     mining = _triplets(given, margin, distance, normalized, average)
+    margin = "soft" if smooth_loss else margin
     return given.wrap(losses.TripletLoss(margin, mining, distance, average, reduction), normalized)
 
 
-def _triplets(given: Given, margin, distance: str, normalized: bool, average: str) -> str:
+def tuplet_margin(given: Given, margin=5.73, scale=64):
+    """`TupletMarginLoss`, over all pairs or those of a miner."""
+    given.only_distance("CosineSimilarity")
+    reduction = given.keras_reduction("MeanReducer")
+    return losses.TupletMarginLoss(margin, scale, reduction=reduction, mining=given.mining("CosineSimilarity"))
+
+
+def _triplets(given: Given, margin, distance: str, normalized: bool, average: str) -> str | Miner:
     """Our `mining` for a miner of triplets."""
     if _draws_negatives(given):
         return "distance_weighted"
     miner = given.parts.get("miner")
     if miner is None:
         return "all"
+    if miner.name in PAIR_MINERS:
+        mining = given.mining("LpDistance")
+        # The same, with less work.
+        return "hard" if miner.name == "BatchHardMiner" else mining
     same = given.part("distance", "LpDistance") == miner.distance
-    plain = make_part("LpDistance", {})
-    # Normalised, all distances have one order.
-    alike = same or (miner.distance == plain and (normalized or distance == "cosine"))
-    if miner.name == "BatchHardMiner" and alike:
-        if miner.allowed_pos_range is not None or miner.allowed_neg_range is not None:
-            raise given.refuse("a BatchHardMiner with ranges", "BatchHardMiner()")
-        return "hard"
     if miner.name == "TripletMarginMiner":
         # What it leaves out costs 0 then, and is not counted.
         violating = miner.type_of_triplets == "all" and same and miner.margin >= number("margin", margin)
@@ -161,10 +184,13 @@ TRANSLATED: dict[str, Callable[..., Any]] = {
     "CircleLoss": circle,
     "ContrastiveLoss": contrastive,
     "FastAPLoss": fast_ap,
+    "GeneralizedLiftedStructureLoss": generalized_lifted,
     "HistogramLoss": histogram,
     "LiftedStructureLoss": lifted,
     "MarginLoss": margin,
     "MultiSimilarityLoss": multi_similarity,
+    "NTXentLoss": nt_xent,
     "SupConLoss": sup_con,
     "TripletMarginLoss": triplet,
+    "TupletMarginLoss": tuplet_margin,
 }

@@ -21,6 +21,13 @@ REDUCERS: dict[str, dict[str, Any]] = {
 }
 MINERS: dict[str, dict[str, Any]] = {
     "MultiSimilarityMiner": {"epsilon": 0.1, "distance": "CosineSimilarity"},
+    "BatchEasyHardMiner": {
+        "pos_strategy": "easy",
+        "neg_strategy": "semihard",
+        "allowed_pos_range": None,
+        "allowed_neg_range": None,
+        "distance": "LpDistance",
+    },
     "BatchHardMiner": {"allowed_pos_range": None, "allowed_neg_range": None, "distance": "LpDistance"},
     "DistanceWeightedMiner": {"cutoff": 0.5, "nonzero_loss_cutoff": 1.4, "distance": "LpDistance"},
     "TripletMarginMiner": {"margin": 0.2, "type_of_triplets": "all", "distance": "LpDistance"},
@@ -28,11 +35,10 @@ MINERS: dict[str, dict[str, Any]] = {
 _KNOWN = {"distance": DISTANCES, "reducer": REDUCERS, "miner": MINERS}
 _NEAREST = {
     "SNRDistance": "none of tfdml's distances divides by a variance; a `tfdml.mining.Distance` of your own can",
-    "BatchEasyHardMiner": "`BatchHardMiner`, or a `tfdml.mining.Miner` of your own",
-    "AngularMiner": "a `tfdml.mining.Miner` of your own",
-    "HDCMiner": "a `tfdml.mining.Miner` of your own",
+    "AngularMiner": "`mining=tfdml.mining.AngularMiner()` of a loss: it keeps each pair once, not once a triplet",
+    "HDCMiner": "`mining=tfdml.mining.HardAwareMiner()` of a loss: it keeps a pair from both ends or from none",
     "PairMarginMiner": "a `tfdml.mining.Miner` of your own",
-    "UniformHistogramMiner": "`DistanceWeightedMiner`",
+    "UniformHistogramMiner": "`mining=tfdml.mining.UniformHistogramMiner()` of a loss: it draws without replacement",
     "EmbeddingsAlreadyPackagedAsTriplets": "labels that say which images belong together",
     "ThresholdReducer": "`AvgNonZeroReducer`",
     "PerAnchorReducer": "`MeanReducer`",
