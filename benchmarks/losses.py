@@ -1,0 +1,208 @@
+"""Forward and backward of every loss that pytorch-metric-learning has too: time and memory beside it, in turns.
+
+    make parity-pml                                        once: makes the environment with PyTorch
+    python -m benchmarks.losses
+    python -m benchmarks.losses --batches 128 --losses TripletMarginLoss --rounds=3
+
+Both sides get the same float32 vectors, classes of --per_class images, and as many threads; tfdml's loss is what
+`tfdml.interop.from_pml` makes of the name, in a graph as `model.fit` runs it (--xla: compiled by XLA). A line states
+the median of the rounds and the most memory that a pass took, and ours divided by theirs: below 1 ours is quicker, or
+smaller. A side that takes more than --limit seconds or --memory GiB is stopped, and said to fail.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import select
+import statistics
+import subprocess
+import sys
+import time
+
+from benchmarks.losses_peer import made_batch, serve
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def case(name, miner=None, proxies=False, **arguments):
+    """A loss by its name and arguments there."""
+    return {"name": name, "miner": miner, "proxies": proxies, "arguments": arguments}
+
+
+CASES = [
+    case("ContrastiveLoss"),
+    case("TripletMarginLoss"),
+    case("TripletMarginLoss", miner="BatchHardMiner"),
+    case("MarginLoss", miner="DistanceWeightedMiner"),
+    case("MultiSimilarityLoss"),
+    case("MultiSimilarityLoss", miner="MultiSimilarityMiner"),
+    case("NTXentLoss"),
+    case("SupConLoss"),
+    case("CircleLoss"),
+    case("TupletMarginLoss"),
+    case("LiftedStructureLoss"),
+    case("GeneralizedLiftedStructureLoss"),
+    case("AngularLoss"),
+    case("HistogramLoss"),
+    case("FastAPLoss"),
+    case("ArcFaceLoss", proxies=True),
+    case("CosFaceLoss", proxies=True),
+    case("NormalizedSoftmaxLoss", proxies=True),
+    case("ProxyNCALoss", proxies=True),
+    case("ProxyAnchorLoss", proxies=True),
+    case("SoftTripleLoss", proxies=True),
+    case("SubCenterArcFaceLoss", proxies=True),
+]
+
+
+class Side:
+    """A process that answers requests, started anew where it was stopped."""
+
+    def __init__(self, command, limit, memory):
+        self.command, self.limit, self.memory = command, limit, memory
+        self.process = None
+
+    def ask(self, request):
+        """The answer, or {"error"}."""
+        if self.process is None:
+            environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": self.command[-1]}
+            pipe = subprocess.PIPE
+            self.process = subprocess.Popen(
+                self.command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
+            )
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        started, why = time.perf_counter(), ""
+        while not why and not select.select([self.process.stdout], [], [], 0.05)[0]:
+            if time.perf_counter() - started > self.limit:
+                why = f"more than {self.limit:g} s"
+            elif held(self.process.pid) > self.memory:
+                why = f"more than {self.memory:g} GiB"
+        line = "" if why else self.process.stdout.readline()
+        if line:
+            return json.loads(line)
+        self.close()
+        return {"error": why or "it ended"}
+
+    def close(self):
+        """End the process."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+def held(pid):
+    """GiB that a process holds."""
+    path = pathlib.Path(f"/proc/{pid}/statm")
+    return int(path.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30 if path.exists() else 0.0
+
+
+def serve_ours(threads, xla):
+    """Answer requests with tfdml's losses."""
+    import tensorflow as tf
+
+    from tfdml.interop import from_pml
+
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+
+    def prepare(request):
+        wanted = request["case"]
+        labels, vectors, centres = made_batch(request["batch"], request["dim"], request["per_class"])
+        arguments = dict(wanted["arguments"]) | ({"num_classes": len(centres)} if wanted["proxies"] else {})
+        loss = from_pml(wanted["name"], miner=wanted["miner"], **arguments)
+        watched = []
+        if wanted["proxies"]:
+            loss.build({"embedding": vectors.shape})
+            proxies = loss.class_proxies.proxies
+            start = centres if len(proxies.shape) == 2 else centres[:, None].repeat(proxies.shape[1], axis=1)
+            proxies.assign(start)
+            watched = [proxies.value]
+        labels, vectors = tf.constant(labels), tf.constant(vectors)
+
+        @tf.function(jit_compile=xla)
+        def step(labels, vectors):
+            with tf.GradientTape() as tape:
+                tape.watch(vectors)
+                value = loss({"embedding": vectors}, labels) if wanted["proxies"] else loss(labels, vectors)
+            return value, tape.gradient(value, [vectors, *watched])
+
+        def run():
+            value, gradients = step(labels, vectors)
+            gradients[0].numpy()
+            return float(value)
+
+        return run
+
+    serve(prepare)
+
+
+def column(answers):
+    """(milliseconds, MiB) of a side, or None and why not."""
+    if "error" in answers[-1]:
+        return None
+    return 1000 * statistics.median(answer["seconds"] for answer in answers), max(answer["mib"] for answer in answers)
+
+
+def main():
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--torch_python", default=str(ROOT / ".venv-pml" / "bin" / "python"))
+    parser.add_argument("--batches", type=int, nargs="*", default=[128, 512, 1024, 4096])
+    parser.add_argument("--losses", nargs="*", default=[], help="names there; by default all")
+    parser.add_argument("--dim", type=int, default=512)
+    parser.add_argument("--per_class", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--limit", type=float, default=60, help="seconds that a pass may take")
+    parser.add_argument("--memory", type=float, default=12, help="GiB that a side may hold")
+    parser.add_argument("--xla", action="store_true")
+    arguments = parser.parse_args()
+    threads = str(arguments.threads)
+    own = [sys.executable, "-m", "benchmarks.losses", *["--serve_xla"] * arguments.xla, "--serve", threads]
+    peer = [arguments.torch_python, str(ROOT / "benchmarks" / "losses_peer.py"), threads]
+    sides = [Side(command, arguments.limit, arguments.memory) for command in (own, peer)]
+    print("| loss | B | ours, ms | theirs, ms | time | ours, MiB | theirs, MiB | memory | values differ by |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    try:
+        for wanted in CASES:
+            if arguments.losses and wanted["name"] not in arguments.losses:
+                continue
+            for batch in arguments.batches:
+                request = {
+                    "case": wanted,
+                    "batch": batch,
+                    "dim": arguments.dim,
+                    "per_class": arguments.per_class,
+                }
+                answers = [[], []]
+                for _ in range(arguments.rounds):
+                    for side, found in zip(sides, answers, strict=True):
+                        if not found or "error" not in found[-1]:
+                            found.append(side.ask(request))
+                print(line(wanted, batch, answers), flush=True)
+    finally:
+        for side in sides:
+            side.close()
+
+
+def line(wanted, batch, answers):
+    """A row of the table."""
+    ours, theirs = (column(found) for found in answers)
+    name = wanted["name"] + (f", {wanted['miner']}" if wanted["miner"] else "")
+    cells = [name, f"{batch:,}"]
+    for place, unit in ((0, ",.1f"), (1, ",.0f")):
+        for found, why in zip((ours, theirs), answers, strict=True):
+            cells.append(format(found[place], unit) if found else why[-1]["error"])
+        cells.append(f"{ours[place] / theirs[place]:.2f}" if ours and theirs and theirs[place] > 0 else "")
+    values = [found[-1].get("value") for found in answers]
+    cells.append(f"{abs(values[0] - values[1]) / max(abs(values[1]), 1e-9):.0e}" if ours and theirs else "")
+    return "| " + " | ".join(cells) + " |"
+
+
+if __name__ == "__main__":
+    if "--serve" in sys.argv:
+        serve_ours(int(sys.argv[-1]), "--serve_xla" in sys.argv)
+    else:
+        main()

@@ -1,0 +1,95 @@
+"""pytorch-metric-learning's side of `benchmarks.losses`: it runs in that library's environment, and imports no tfdml.
+
+    python losses_peer.py THREADS
+
+Reads a line of JSON for each request, {"case", "batch", "dim", "per_class"}, and answers with one: the value of the
+loss, the seconds of its forward and backward pass, and the MiB that they took at most beyond what was held before.
+"""
+
+import contextlib
+import ctypes
+import json
+import pathlib
+import re
+import sys
+import time
+
+import numpy as np
+
+
+def status(field):
+    """MiB of a field of Linux's account of this process; 0 elsewhere."""
+    path = pathlib.Path("/proc/self/status")
+    return int(re.search(rf"{field}:\s+(\d+)", path.read_text())[1]) / 1024 if path.exists() else 0.0
+
+
+def forget_peak():
+    """Give back what is free, and begin the peak anew."""
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    path = pathlib.Path("/proc/self/clear_refs")
+    if path.exists():
+        path.write_text("5")
+
+
+def made_batch(batch, dim, per_class):
+    """Labels and unit vectors in classes that overlap, and a centre for each class: the same on both sides."""
+    generator = np.random.default_rng(batch)
+    labels = np.arange(batch) // per_class
+    centres = generator.normal(size=(int(labels[-1]) + 1, dim)).astype("float32")
+    vectors = centres[labels] + 1.5 * generator.normal(size=(batch, dim)).astype("float32")
+    return labels, vectors / np.linalg.norm(vectors, axis=1, keepdims=True), centres
+
+
+def serve(prepare):
+    """Answer requests until they end; `prepare(request)` returns a function that runs one pass and gives its value."""
+    prepared = {}
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            if line not in prepared:
+                prepared.clear()
+                prepared[line] = prepare(request)
+                prepared[line]()  # the first pass compiles
+            forget_peak()
+            before = status("VmRSS")
+            started = time.perf_counter()
+            value = prepared[line]()
+            answer = {"seconds": time.perf_counter() - started, "mib": status("VmHWM") - before, "value": value}
+        except Exception as error:  # what a library cannot do is a part of the comparison
+            answer = {"error": f"{type(error).__name__}: {error}"[:200]}
+        print(json.dumps(answer), flush=True)
+
+
+def main(threads):
+    """Serve with pytorch-metric-learning."""
+    import torch
+    from pytorch_metric_learning import losses, miners
+
+    torch.set_num_threads(threads)
+
+    def prepare(request):
+        case = request["case"]
+        labels, vectors, centres = made_batch(request["batch"], request["dim"], request["per_class"])
+        arguments = dict(case["arguments"])
+        if case["proxies"]:
+            arguments |= {"num_classes": len(centres), "embedding_size": request["dim"]}
+        loss = getattr(losses, case["name"])(**arguments)
+        miner = getattr(miners, case["miner"])() if case["miner"] else None
+        for weight in loss.parameters():
+            weight.data = torch.tensor(centres if weight.shape[0] == len(centres) else centres.T.copy())
+        labels, vectors = torch.tensor(labels), torch.tensor(vectors, requires_grad=True)
+
+        def run():
+            vectors.grad = None
+            value = loss(vectors, labels, miner(vectors, labels) if miner else None)
+            value.backward()
+            return float(value)
+
+        return run
+
+    serve(prepare)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
