@@ -84,7 +84,7 @@ def main(threads):
             vectors.grad = None
             value = loss(vectors, labels, miner(vectors, labels) if miner else None)
             value.backward()
-            return float(value)
+            return value.item()
 
         return run
 

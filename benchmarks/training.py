@@ -1,0 +1,139 @@
+"""A training step, and a whole small training, beside PyTorch with pytorch-metric-learning: same weights and batches.
+
+    make parity-pml                                        once: makes the environment with PyTorch
+    python -m benchmarks.training --data_dir=CARS196 --weights=MNV2_035.weights.h5
+    python -m benchmarks.training --data_dir=CARS196 --weights=MNV2_035.weights.h5 --epochs=0     the step alone
+
+MobileNetV2 alpha 0.35 at 96 px with frozen BatchNorm, 128-d, the contrastive loss (its sum over the pairs) on 10
+classes of 10 images, Adam, the rate a tenth of itself after two thirds: `configs/small/cars_contrastive.flags`. Both
+sides read the batches, augmented once, from the disk. Steps are taken in turns, and a row is their median; then each
+side trains by itself, and embeds the classes that it has never seen, which tfdml measures.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import tempfile
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdml
+from tfdml.interop import from_pml
+from tfdml.training import build_optimizer, step_schedule
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+SIZE, RATE, STEPS = 96, 3e-4, 64
+
+
+def make_learner(weights, drop_step):
+    """Ours, from the same first weights each time."""
+    keras.utils.set_random_seed(0)
+    backbone = tfdml.backbones.resolve("mobilenetv2", image_size=SIZE, alpha=0.35, weights=weights)
+    embedder = tfdml.models.Embedder(backbone, embedding_dim=128, image_size=SIZE, resize=112)
+    loss = from_pml("ContrastiveLoss", distance=from_pml("LpDistance", power=2), reducer="SumReducer")
+    learner = tfdml.models.MetricLearner(embedder, loss)
+    learner.build((None, SIZE, SIZE, 3))
+    learner.compile(build_optimizer("adam", learner, step_schedule(RATE, [drop_step], 0.1)))
+    return learner
+
+
+def write_inputs(folder, arguments, learner, drop_step):
+    """What both sides read: see `benchmarks.training_peer`; returns the labels of the test images."""
+    train, test = (tfdml.data.load("cars196", arguments.data_dir, split) for split in ("train", "test"))
+    view = tfdml.data.TrainTransform("random_crop", resize=112, image_size=SIZE)
+    steps = max(arguments.epochs * STEPS, 1)
+    batches = iter(tfdml.data.class_balanced(train, 10, 10, view))
+    images = np.lib.format.open_memmap(folder / "images.npy", "w+", np.uint8, (steps, 100, SIZE, SIZE, 3))
+    labels = np.zeros((steps, 100), np.int64)
+    for step in range(steps):
+        images[step], labels[step] = (np.asarray(part) for part in next(batches))
+    np.save(folder / "labels.npy", labels)
+    kept = test if arguments.epochs else test.take(np.arange(100))
+    shown = tfdml.data.evaluation_batches(kept, tfdml.data.EvaluationTransform(resize=112, image_size=SIZE), 100)
+    np.save(folder / "test.npy", np.concatenate([np.asarray(batch) for batch, _ in shown]))
+    layers = [*learner.embedder.backbone._flatten_layers(include_self=False, recursive=True), learner.embedder]
+    weights = [array for layer in layers if not getattr(layer, "layers", None) for array in layer.get_weights()]
+    weights += [keras.ops.convert_to_numpy(variable) for variable in learner.parts()["projection"]]
+    np.savez(folder / "weights.npz", *weights)
+    (folder / "settings.json").write_text(json.dumps({"learning_rate": RATE, "drop_step": drop_step}))
+    return kept.labels
+
+
+def main():
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data_dir", required=True)
+    parser.add_argument("--weights", required=True)
+    parser.add_argument("--torch_python", default=str(ROOT / ".venv-pml" / "bin" / "python"))
+    parser.add_argument("--epochs", type=int, default=12, help=f"of {STEPS} steps")
+    parser.add_argument("--rounds", type=int, default=20, help="steps in turns")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    arguments = parser.parse_args()
+    tf.config.threading.set_intra_op_parallelism_threads(arguments.threads)
+    drop_step = arguments.epochs * STEPS * 2 // 3
+    learner = make_learner(arguments.weights, drop_step)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = pathlib.Path(scratch)
+        test_labels = write_inputs(folder, arguments, learner, drop_step)
+        images, labels = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("images", "labels"))
+        command = [arguments.torch_python, str(ROOT / "benchmarks" / "training_peer.py"), scratch]
+        peer = subprocess.Popen(
+            [*command, str(arguments.threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+        def ask(what):
+            peer.stdin.write(what + "\n")
+            peer.stdin.flush()
+            return json.loads(peer.stdout.readline())
+
+        seconds, values = [[], []], [[], []]
+        for turn in range(3 + arguments.rounds):
+            started = time.perf_counter()
+            values[0].append(float(learner.train_on_batch(np.array(images[0]), labels[0], return_dict=True)["loss"]))
+            taken = [time.perf_counter() - started]
+            answer = ask("step")
+            values[1].append(answer["value"])
+            for found, second in zip(seconds, [*taken, answer["seconds"]], strict=True):
+                found.extend([second] * (turn >= 3))
+        ours, theirs = (1000 * statistics.median(found) for found in seconds)
+        print(f"a step of 100 images: {ours:.0f} ms, PyTorch {theirs:.0f} ms: {ours / theirs:.2f}")
+        print(f"losses of the first steps: {values[0][:3]}, PyTorch {values[1][:3]}", flush=True)
+        if arguments.epochs:
+            whole(arguments, folder, drop_step, test_labels, ask)
+        peer.stdin.close()
+        peer.wait()
+
+
+def whole(arguments, folder, drop_step, test_labels, ask):
+    """Both trainings, one after the other, and what their embeddings find."""
+    learner = make_learner(arguments.weights, drop_step)
+    images, labels = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("images", "labels"))
+
+    def batches():
+        for batch, own in zip(images, labels, strict=True):
+            yield np.array(batch), own
+
+    kinds = (tf.TensorSpec((100, SIZE, SIZE, 3), tf.uint8), tf.TensorSpec((100,), tf.int64))
+    source = tf.data.Dataset.from_generator(batches, output_signature=kinds).prefetch(2)
+    started = time.perf_counter()
+    learner.fit(source, epochs=1, verbose=0)
+    ours = time.perf_counter() - started
+    theirs = ask("train")["seconds"]
+    test = np.load(folder / "test.npy")
+    embedded = {"tfdml": learner.predict(test, batch_size=100, verbose=0), "PyTorch": np.load(folder / "theirs.npy")}
+    for name, taken in (("tfdml", ours), ("PyTorch", theirs)):
+        found = tfdml.evaluation.evaluate_retrieval(embedded[name], test_labels)
+        print(
+            f"{name}: {labels.size / taken:,.0f} images a second, Recall@1 {found['recall@1']:.2%}, "
+            f"MAP@R {found['map@r']:.2%}"
+        )
+
+
+if __name__ == "__main__":
+    main()
