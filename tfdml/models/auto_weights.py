@@ -165,7 +165,7 @@ def _check(objectives, autos: list[str], gradient_cache: int) -> None:
         if isinstance(objective, CrossBatchMemory):
             raise ValueError(
                 f"auto weights do not go with {objective.name}, whose loss goes on changing as its memory fills: write "
-                "numbers"
+                "numbers, or leave the memory out"
             )
 
 
