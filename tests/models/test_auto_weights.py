@@ -164,7 +164,9 @@ def test_the_loudness_and_the_weights_equal_finite_differences(measured, mode):
         logs = learner.train_on_batch(x, labels, return_dict=True)
         # A step uses what was known before it.
         assert_close(logs["loss"], sum(factor * logs[name] for name, factor in before.items()), 1e-5)
-        for name, weight in zip(NAMES, rule(loudness[:step].tolist(), [0.3, 0.2]), strict=True):
+        # The newest sample counts at first, and in the end all.
+        counted = loudness if step == 3 else loudness[step - 1 : step]
+        for name, weight in zip(NAMES, rule(counted.tolist(), [0.3, 0.2]), strict=True):
             assert_close(logs[f"{name}_weight"], before[name])
             assert_close(learner.term_weights()[name], weight, 1e-4)
     assert PARTS == ("backbone", "projection")
@@ -185,8 +187,10 @@ def test_measured_steps_are_a_tenth_apart_and_the_weights_stay_after_the_last():
         measurement.count()
         seen.append(measurement.values())
     assert due == [0, 2, 5, 7, 10, 12, 15, 17, 20, 22]
-    assert [step for step in range(40) if seen[step] != seen[step + 1]] == due
-    assert seen[1] == pytest.approx({"energy_confusion": 0.3, "entropy_spread": 0.2})
+    assert [step for step in range(40) if seen[step] != seen[step + 1]] == [*due, 24]
+    for step in due:
+        newest = {"energy_confusion": 0.3 / (1 + step), "entropy_spread": 0.2 / (1 + step)}
+        assert seen[step + 1] == pytest.approx(newest)
     assert seen[-1] == pytest.approx({"energy_confusion": 0.3 / 12, "entropy_spread": 0.2 / 12})
     assert measurement.describe()["entropy_spread"] == {"weight": seen[-1][NAMES[1]], "share": 0.2, "steps": 25}
     measurement.read()
@@ -344,11 +348,14 @@ def test_a_term_without_a_gradient_has_weight_0_and_stops_the_training_after_its
 
 def test_batches_in_which_a_term_has_no_gradient_do_not_count():
     learner = made([MetricLoss(losses.ContrastiveLoss()), EnergyConfusion(weight=AutoWeight(steps=3))], rate=0.0)
-    train(learner, 2, size=4)
     train(learner, 1)
+    assert learner.term_weights()["energy_confusion"] > 0
+    train(learner, 1, size=4)
+    assert learner.term_weights()["energy_confusion"] == 0
+    train(learner, 1, size=4)
     loudness = values([learner.auto_weights.loudness])[0][:, 0, 1]
-    assert list(loudness[:2]) == [0, 0]
-    assert_close(learner.term_weights()["energy_confusion"], 0.3 / loudness[2])
+    assert list(loudness[1:]) == [0, 0]
+    assert_close(learner.term_weights()["energy_confusion"], 0.3 / loudness[0])
 
 
 def test_a_gradient_that_is_not_finite_does_not_count():

@@ -27,11 +27,12 @@ class WeightMeasurement(keras.layers.Layer):
     the trainable variables of the embedder's two parts, the backbone and the projection, summed over replicas. In part
     p the term's loudness is |grad_p term| / |grad_p base|, Euclidean lengths over all variables of the part. Then
 
-        weight = share / max over p of  median over the samples so far of  the loudness in p
+        weight = share / max over p of  median over the samples of  the loudness in p
 
     where a sample counts in p if both gradients are finite and not zero there, and p if any does. So the weighted term
-    reaches `share` in the part where it is loudest, and less in the other. In step 0 the weight is 0, from then on that
-    of the samples so far, and after K steps it stays.
+    reaches `share` in the part where it is loudest, and less in the other. This weight holds after the K steps, for
+    good. Until then it is that of the newest sample alone, as the base's gradient may fall fast at first; in step 0,
+    and after a sample in which the term or the base had no gradient, it is 0.
 
     Variables of the objectives themselves, such as proxies or projections of moments, count in neither gradient, nor do
     the penalties of regularised layers.
@@ -90,13 +91,14 @@ class WeightMeasurement(keras.layers.Layer):
         if self._taken >= self.steps:
             return
         if self.due:
-            self.factors.assign(weights(ops.convert_to_numpy(self.loudness), self.shares))
+            self.factors.assign(weights(ops.convert_to_numpy(self.loudness)[-1:], self.shares))
         self._taken += 1
         self.taken.assign(self._taken)
         if self._taken == self.steps:
             self._freeze()
 
     def _freeze(self) -> None:
+        self.factors.assign(weights(ops.convert_to_numpy(self.loudness), self.shares))
         found = self.values()
         silent = [name for name, weight in found.items() if not weight]
         if silent:

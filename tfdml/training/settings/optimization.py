@@ -28,7 +28,12 @@ class OptimizationSettings(Settings):
         {'backbone': 1e-05, 'projection': 0.001, 'objectives': 0.001}
     """
 
-    objectives: str = choice("am_softmax", "Terms of the loss: e.g. 'am_softmax(margin=0.05) + 0.4 * jrs'.")
+    objectives: str = choice(
+        "am_softmax",
+        "Terms of the loss: e.g. 'am_softmax(margin=0.05) + 0.4 * jrs'. A factor may be auto, e.g. 'contrastive + "
+        "auto(share=0.3) * ecaml': the first 100 steps measure it, so that the gradient is this share of that of the "
+        "terms with numbers.",
+    )
     epochs: int = choice(12, "Number of epochs.", check=not_negative)
     steps_per_epoch: int = choice(0, "Steps per epoch; 0 for one pass over the training images.", check=not_negative)
     optimizer: str = choice("adam", "Optimiser.", choices=OPTIMIZERS)
