@@ -27,7 +27,7 @@ class AutoWeight(SavedByArguments):
     Example:
         >>> objectives = [ContrastiveLoss(), EnergyConfusion(weight=AutoWeight(share=0.25))]
         >>> MetricLearner(embedder, objectives).term_weights()  # before the first step
-        {'contrastive': 1.0, 'energy_confusion': 0.0}
+        {'contrastive_loss': 1.0, 'energy_confusion': 0.0}
     """
 
     def __init__(self, share=0.3, steps=100):
