@@ -36,7 +36,7 @@ def gradients(learner, images, labels):
         values = []
         for objective in learner.objectives:
             representations.update(objective.represent(representations, training=True))
-            values.append(objective.weight * objective(representations, labels))
+            values.append(learner.weight_of(objective) * objective(representations, labels))
     found = []
     for value in values:
         parts = {}
@@ -76,6 +76,8 @@ def main():
     steps = experiment.steps_per_epoch or 1
     learner = building.make_learner(experiment.model, experiment.optimization, view, train.num_classes, steps, seed)
     if arguments.objectives:
+        if learner.auto_weights is not None:
+            parser.error("--objectives: only training measures auto; write numbers")
         # What a term measures before training, it measures before the trained weights come.
         with tempfile.TemporaryDirectory() as folder:
             calibration.calibrate(learner, train, view, sampler.batch_size, pathlib.Path(folder))
@@ -94,7 +96,7 @@ def main():
     print(f"{'term':<14}{'weight':>9}{'value':>11}{header}")
     for number, objective in enumerate(learner.objectives):
         value = statistics.fmean(terms[number][0] for terms in measured)
-        row = f"{objective.name:<14}{objective.weight:>9.4g}{value:>11.4g}"
+        row = f"{objective.name:<14}{learner.term_weights()[objective.name]:>9.4g}{value:>11.4g}"
         for part in PARTS:
             row += compared([(terms[number][1][part], terms[names.index(beside)][1][part]) for terms in measured])
         print(row)

@@ -118,6 +118,13 @@ LEARNERS = {
         ]
     ),
     "energy sum": lambda: learner([objectives.EnergyConfusion("plain", reduction="sum", weight=0.05)]),
+    "auto": lambda: learner(
+        [
+            losses.ContrastiveLoss(1.3, "euclidean"),
+            objectives.EnergyConfusion("log_of_mean", "projection", weight=objectives.AutoWeight(0.3, 2)),
+            objectives.ProxyLoss(losses.AMSoftmaxLoss(), 3, weight=objectives.AutoWeight(0.2, 2)),
+        ]
+    ),
     "density": lambda: learner(
         [losses.ContrastiveLoss(1.3), objectives.DensityAdaptivity(3, reference_density=[1.0, 2.0, 0.5])]
     ),
@@ -175,6 +182,7 @@ def step(what, rows, strategy):
     loss = model.evaluate(x, labels, batch_size=BATCH, verbose=0, return_dict=True)["loss"]
     reported = model.fit(x, labels, batch_size=BATCH, shuffle=False, verbose=0).history
     observed = {name: reported[name][-1] for name in getattr(model, "observation_trackers", ())}
+    observed |= {f"{name}_weight": reported[f"{name}_weight"][-1] for name in getattr(model.auto_weights, "names", ())}
     observed |= {f"{o.name}_t": float(values([o.t])[0]) for o in getattr(model, "objectives", ()) if hasattr(o, "t")}
     with averaged(model):
         after = values(model.trainable_variables)

@@ -73,6 +73,12 @@ def summed(x):
     return x if pairwise.present_rows() is None else ops.sum(gather(ops.expand_dims(x, 0)), axis=0)
 
 
+def total(tensors: list) -> list:
+    """The sum over replicas of each tensor, which have it in one shape. Not differentiable."""
+    context = _context()
+    return tensors if context is None else context.all_reduce("SUM", tensors)
+
+
 def all_rows(x):
     """The values (N, ...) of all images, of those that each replica has for its own rows. Differentiable."""
     return x if pairwise.present_rows() is None else gather(x)

@@ -179,7 +179,7 @@ def test_query_gallery_without_before_or_history(tmp_path):
 
     write_report(
         tmp_path / "r.html",
-        Run("Shop", {"metrics": after}),
+        Run("Shop", {"metrics": after, "auto_weights": {"density": {"weight": 1727.6, "share": 0.3, "steps": 100}}}),
         made(labels, "shop", is_query=asked),
         embeddings,
         num_queries=4,
@@ -194,6 +194,7 @@ def test_query_gallery_without_before_or_history(tmp_path):
     # A name tells which image it is, of both roles.
     roles = {(e["alt"].split()[0], bool(asked[int(e["title"].split(".")[0])])) for e in page.all("img") if e["alt"]}
     assert roles == {("Query", True), ("Neighbour", False), ("Its", False)}
+    assert rows_of(text, "Weights measured in training") == [["density", "1,728", "0.3", "100"]]
     assert "During training" not in text  # there was none
     assert "Before" not in page.section("results")
     assert "before training" not in page.section("recall")

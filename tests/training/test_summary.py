@@ -67,6 +67,11 @@ def test_a_batch_by_chunks_and_the_memory_of_a_term(said):
     assert "size=64, start=2" in term
 
 
+def test_a_weight_that_will_be_measured(said):
+    lines = said(objectives="2 * contrastive + auto(share=0.25) * gor")
+    assert "auto(share=0.25, steps=100) * gor representation=embedding" in lines
+
+
 @pytest.mark.parametrize(
     ("changes", "kept"),
     [

@@ -6,6 +6,7 @@ from tfdml.errors import UserError
 from tfdml.kernels import Exponential, GaussianMixture, Laplace, Polynomial
 from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
 from tfdml.objectives import (
+    AutoWeight,
     CrossBatchMemory,
     HighOrderMomentLoss,
     JointRepresentationSimilarity,
@@ -32,7 +33,7 @@ def test_snake_case(name, expected):
 def test_every_public_loss_and_objective_can_be_named():
     assert {"am_softmax", "norm_softmax", "contrastive", "binomial_deviance"} <= set(known())
     assert "joint_representation_similarity" in known()
-    assert not {"objective", "metric", "proxy"} & set(known())
+    assert not {"objective", "metric", "proxy", "auto_weight"} & set(known())
 
 
 def test_jrd_as_the_paper_has_it():
@@ -42,6 +43,16 @@ def test_jrd_as_the_paper_has_it():
     assert (proxy.loss.scale, proxy.loss.margin, proxy.class_proxies.num_classes) == (20.0, 0.05, 7)
     assert isinstance(jrs, JointRepresentationSimilarity)
     assert (proxy.weight, jrs.weight, jrs.levels) == (1.0, 0.4, ("pooled", "embedding", "class"))
+
+
+def test_auto_is_a_weight_that_is_measured():
+    text = "am_softmax + auto * jrs + 0.5 * contrastive + auto(share=0.25, steps=40) * horde(loss=contrastive)"
+    terms = {term.name: term.weight for term in build_objectives(text, 3)}
+    assert {name: weight for name, weight in terms.items() if not isinstance(weight, AutoWeight)} == {
+        "am_softmax": 1.0, "contrastive": 0.5
+    }  # fmt: skip
+    assert (terms["jrs"].share, terms["jrs"].steps) == (0.3, 100)
+    assert (terms["horde"].share, terms["horde"].steps) == (0.25, 40)
 
 
 def test_terms_that_provide_representations_come_first():
@@ -131,6 +142,12 @@ def test_miners_are_named_alone_or_with_arguments():
         ("contrastive(mining=hardest(fraction=1))", "there is no miner 'hardest'; known: angular, batch_easy_hard"),
         ("contrastive(mining=hard_aware(fraction=2))", "hard_aware: fraction must be above 0 and at most 1, not 2"),
         ("nonsense", "there is no 'nonsense'"),
+        ("contrastive + auto", "there is no 'auto'; known:"),
+        ("auto * contrastive", "auto is measured beside the terms whose factors are numbers, and none is above 0"),
+        ("0 * contrastive + auto * gor", "none is above 0; leave auto out before one of them"),
+        ("contrastive + auto(share=0) * gor", "auto: share must be positive, not 0"),
+        ("contrastive + auto(steps=0.5) * gor", "auto: steps must be a positive integer, not 0.5"),
+        ("contrastive + auto(shared=1) * gor", "auto: no argument 'shared'; it has share, steps"),
         ("am_softmax(marginn=1)", "no argument 'marginn'"),
         ("jrs(colour=1)", "no argument 'colour'"),
         ("contrastive(distance=miles)", "distance must be one of"),
@@ -161,6 +178,8 @@ def test_a_wrong_term_is_one_line(text, says):
         "horde(loss=contrastiv)",
         "contrastive(weight=2)",
         "0 * am_softmax",
+        "auto * contrastive",
+        "contrastive + auto(share=none) * gor",
     ],
 )
 def test_a_wrong_name_is_found_before_the_classes_are_known_by_the_same_line(text):

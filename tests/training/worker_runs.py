@@ -18,7 +18,7 @@ from tfdml.training import assembly
 from tfdml.training.monitor import TrainingMonitor
 
 SETTINGS = {
-    "objectives": "contrastive + 10 * density",
+    "objectives": "contrastive + 10 * density + auto(steps=4) * gor",
     "batch_norm": "statistics",
     "classes_per_batch": 3,
     "images_per_class": 4,

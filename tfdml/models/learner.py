@@ -9,16 +9,17 @@ from keras import ops
 
 from tfdml import pairwise, replicas
 from tfdml.arguments import integer
+from tfdml.models.auto_weights import AutoWeights, WeightMeasurement
 from tfdml.models.calibration import measure, warn_of_uncalibrated
 from tfdml.models.embedder import Embedder
 from tfdml.models.gradient_cache import GradientCache
 from tfdml.models.several_workers import SeveralWorkers
-from tfdml.objectives import MetricLoss, Objective
+from tfdml.objectives import AutoWeight, MetricLoss, Objective
 from tfdml.saving import restore
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class MetricLearner(SeveralWorkers, GradientCache, keras.Model):
+class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
     """Trains an embedder on (images, integer labels) with a weighted sum of objectives.
 
         learner = MetricLearner(embedder, [ProxyLoss(AMSoftmaxLoss(), 98), JointRepresentationSimilarity()])
@@ -44,6 +45,9 @@ class MetricLearner(SeveralWorkers, GradientCache, keras.Model):
     alternates between steps of the embedder, by all objectives, and steps in which only that objective's own statistics
     learn.
 
+    An objective's weight may be an `AutoWeight`: the first steps measure it, and the logs tell it as `<name>_weight`
+    (`tfdml.models.auto_weights.WeightMeasurement`).
+
     Args:
         embedder: An `Embedder`.
         objectives: `tfdml.objectives`, or plain losses, which are wrapped in `MetricLoss`. Objectives that read
@@ -55,8 +59,8 @@ class MetricLearner(SeveralWorkers, GradientCache, keras.Model):
 
     Raises:
         ValueError: `gradient_cache` is negative; there is no objective, two share a name or provide the same
-            representation, or one reads a representation that nothing provides; or two want different numbers of steps
-            of their statistics.
+            representation, or one reads a representation that nothing provides; two want different numbers of steps
+            of their statistics; or a weight cannot be measured.
     """
 
     def __new__(cls, embedder=None, objectives=(), **kwargs):
@@ -86,6 +90,8 @@ class MetricLearner(SeveralWorkers, GradientCache, keras.Model):
             for key in objective.observes
         }
         self.distance_trackers = [keras.metrics.Mean(name="d_pos"), keras.metrics.Mean(name="d_neg")]
+        if any(isinstance(objective.weight, AutoWeight) for objective in self.objectives):
+            self.auto_weights = WeightMeasurement(self.objectives, self.gradient_cache)
 
     def build(self, input_shape):
         """Create the weights of the embedder and of the objectives."""
@@ -128,6 +134,10 @@ class MetricLearner(SeveralWorkers, GradientCache, keras.Model):
 
     def loss_of(self, representations, labels, training=True):
         """What `compute_loss` gives, of the representations that objectives read and integer labels (B,)."""
+        return self.sum_of(self.terms_of(representations, labels, training))
+
+    def terms_of(self, representations, labels, training=True) -> list:
+        """Of each objective, unweighted: what this replica adds to the loss, and the value that it reports."""
         self._track_distances(representations["embedding"], labels)
         num_replicas = replicas.count()
         all_labels = replicas.gather(labels)
@@ -136,7 +146,7 @@ class MetricLearner(SeveralWorkers, GradientCache, keras.Model):
 
         num_local = ops.cast(ops.shape(labels)[0], "float32")
         num_images = ops.cast(ops.shape(all_labels)[0], "float32")
-        total = reported = ops.zeros((), "float32")
+        terms = []
         for objective, tracker in zip(self.objectives, self.term_trackers, strict=True):
             selected = objective.select(representations if objective.per_image else gathered)
             its_labels, all_its_labels = objective.as_labels(labels), objective.as_labels(all_labels)
@@ -157,8 +167,17 @@ class MetricLearner(SeveralWorkers, GradientCache, keras.Model):
                 share, value = self._share_and_value(objective, share, num_local, num_images)
             # Weighted as Keras weighs the loss in its logs: by the images of this replica.
             tracker.update_state(value, num_local)
-            total = total + objective.weight * share
-            reported = reported + objective.weight * value / num_replicas
+            terms.append((share, value))
+        return terms
+
+    def sum_of(self, terms: list):
+        """The loss of this replica, of what `terms_of` gives."""
+        num_replicas = replicas.count()
+        total = reported = ops.zeros((), "float32")
+        for objective, (share, value) in zip(self.objectives, terms, strict=True):
+            weight = self.weight_of(objective)
+            total = total + weight * share
+            reported = reported + weight * value / num_replicas
         for regularizer in self.losses:
             penalty = ops.cast(regularizer, "float32") / num_replicas
             total, reported = total + penalty, reported + penalty
@@ -284,6 +303,7 @@ def _check_objectives(objectives: list[Objective], representations: tuple[str, .
         raise ValueError("a MetricLearner needs at least one objective")
     names = [objective.name for objective in objectives]
     names += [f"{objective.name}_{key}" for objective in objectives for key in objective.observes]
+    names += [f"{objective.name}_weight" for objective in objectives if isinstance(objective.weight, AutoWeight)]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"two objectives are called {name!r}: give one another name=")

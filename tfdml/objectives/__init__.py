@@ -1,5 +1,6 @@
 """The terms of a training loss, as layers from (representations, labels) to a scalar."""
 
+from tfdml.objectives.auto_weight import AutoWeight
 from tfdml.objectives.base import Objective
 from tfdml.objectives.cross_batch import CrossBatchMemory
 from tfdml.objectives.density import DensityAdaptivity
@@ -17,6 +18,7 @@ from tfdml.objectives.regularizers import EntropySpread, GlobalOrthogonal
 from tfdml.objectives.wrappers import MetricLoss, ProxyLoss
 
 __all__ = [
+    "AutoWeight",
     "CrossBatchMemory",
     "CurricularFace",
     "DensityAdaptivity",

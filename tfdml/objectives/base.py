@@ -7,7 +7,8 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.arguments import number
-from tfdml.saving import SavedByArguments, in_words
+from tfdml.objectives.auto_weight import AutoWeight
+from tfdml.saving import SavedByArguments, in_words, restore
 
 
 class Objective(SavedByArguments, keras.layers.Layer):
@@ -25,7 +26,7 @@ class Objective(SavedByArguments, keras.layers.Layer):
       the replica's own images, and nothing is gathered; otherwise a scalar, from the images of the global batch.
 
     Args:
-        weight: The factor of this term in the learner's loss.
+        weight: The factor of this term in the learner's loss: a number, or an `AutoWeight` for one that is measured.
         name: The term's name in logs.
 
     Raises:
@@ -49,7 +50,8 @@ class Objective(SavedByArguments, keras.layers.Layer):
     def __init__(self, weight=1.0, name=None, **kwargs):
         # Losses are float32 under every dtype policy.
         super().__init__(name=name, **{**kwargs, "dtype": "float32"})
-        self.weight = number("weight", weight, at_least=0)
+        weight = restore(weight)
+        self.weight = weight if isinstance(weight, AutoWeight) else number("weight", weight, at_least=0)
 
     @property
     def reads(self) -> tuple[str, ...]:

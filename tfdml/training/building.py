@@ -295,6 +295,7 @@ def _with_objectives(embedder: Embedder, optimization: OptimizationSettings, num
     size = embedder.image_size
     try:
         learner = MetricLearner(embedder, terms, gradient_cache=optimization.gradient_cache)
+        learner.check_backend()
         learner.build((None, size, size, 3))
         _try_objectives(learner, num_classes)
     except UserError:

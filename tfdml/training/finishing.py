@@ -74,7 +74,8 @@ def finish(
     if result is None or (settings.moment_embedder and not folder.moments.is_file()):
         values: dict[str, np.ndarray] = {}
         measured = _result(evaluator, embeddings, monitor, values)
-        result = {"dataset": data.dataset, **measured, "seconds": seconds, **about}
+        weights = {} if learner.auto_weights is None else {"auto_weights": learner.auto_weights.describe()}
+        result = {"dataset": data.dataset, **measured, **weights, "seconds": seconds, **about}
         QueryValues.of(evaluator.splits.test, values, data.data_dir).write(folder.queries)
         _write_statistics(learner, evaluator, monitor, folder, embeddings if embedder is learner.embedder else None)
         if settings.moment_embedder:

@@ -94,8 +94,8 @@ class Probe:
 def probe(experiment: Experiment, parts: Assembly, steps: int = 8) -> Probe:
     """Run a few steps, whose weights are thrown away, and measure them. Writes nothing.
 
-    Timed are steps after the first, which compiles. Of a data set that the run keeps in memory only the images of the
-    probe are decoded.
+    Timed are steps after the first two, which compile, as steps may be of two kinds. Of a data set that the run keeps
+    in memory only the images of the probe are decoded.
 
     Args:
         experiment: The settings.
@@ -116,13 +116,13 @@ def probe(experiment: Experiment, parts: Assembly, steps: int = 8) -> Probe:
 
     def seconds_per_step(source: tf.data.Dataset) -> float:
         given = distribution.own_threads(source)
-        learner.fit(given.take(1), steps_per_epoch=1, verbose=0, shuffle=False)
+        learner.fit(given.take(2), steps_per_epoch=2, verbose=0, shuffle=False)
         start = time.perf_counter()
         learner.fit(given.take(steps), steps_per_epoch=steps, verbose=0, shuffle=False)
         return (time.perf_counter() - start) / steps
 
     one = next(iter(batches(cached=False)))
-    model = seconds_per_step(tf.data.Dataset.from_tensors(one).repeat(steps + 1))
+    model = seconds_per_step(tf.data.Dataset.from_tensors(one).repeat(steps + 2))
     together = seconds_per_step(batches(cached=parts.cache.training))
     evaluated = sum(len(split) for split in parts.splits.evaluated().values())
     return Probe(

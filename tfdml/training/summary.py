@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from tfdml.memory import free_memory
 from tfdml.models import MetricLearner
+from tfdml.objectives import AutoWeight
 from tfdml.training import distribution
 from tfdml.training.advice import doubts
 from tfdml.training.assembly import Assembly, assemble
@@ -69,7 +70,7 @@ def _optimization(settings: OptimizationSettings, data: DataSettings, parts: Ass
     learner, batch_size = parts.learner, parts.sampler.batch_size
     yield "objectives"
     for term in learner.objectives:
-        yield f"  {term.weight:g} * {term.name}  {_settings(term)}"
+        yield f"  {_weight(term.weight)} * {term.name}  {_settings(term)}"
     rates = settings.learning_rates()
     yield "trained             parameters   learning rate"
     groups = [(part, part, variables) for part, variables in learner.embedder.parts().items()]
@@ -135,6 +136,12 @@ def _batch(settings: DataSettings) -> str:
     if settings.sampling == "hierarchical":
         batch += f", of super-classes: {settings.super_classes_per_batch}"
     return batch
+
+
+def _weight(weight: float | AutoWeight) -> str:
+    if isinstance(weight, AutoWeight):
+        return f"auto(share={weight.share:g}, steps={weight.steps})"
+    return f"{weight:g}"
 
 
 def _settings(term) -> str:

@@ -14,8 +14,8 @@ from tfdml.kernels import Kernel
 from tfdml.losses import EmbeddingLoss
 from tfdml.losses.classification import ClassSimilarityLoss
 from tfdml.mining.composing import named_miners
-from tfdml.objectives import CrossBatchMemory, MetricLoss, Objective, ProxyLoss
-from tfdml.training.expressions import Call, parse_sum, shortened
+from tfdml.objectives import AutoWeight, CrossBatchMemory, MetricLoss, Objective, ProxyLoss
+from tfdml.training.expressions import AUTO, Call, parse_terms, shortened
 
 _ALIASES = {
     "xbm": "cross_batch_memory",
@@ -33,6 +33,8 @@ _ALIASES = {
 # Each makes the graph of a training step larger; nobody has weighed so many against each other.
 _MOST_TERMS = 20
 _WRAPPERS = (Objective, MetricLoss, ProxyLoss)
+# What the package gives besides terms.
+_NO_TERMS = (*_WRAPPERS, AutoWeight)
 
 
 def snake_case(name: str) -> str:
@@ -50,7 +52,7 @@ def known() -> dict[str, type]:
     """The losses and objectives that `--objectives` can name."""
     classes = [getattr(losses, name) for name in losses.__all__]
     classes += [getattr(objectives, name) for name in objectives.__all__]
-    return {snake_case(cls.__name__): cls for cls in classes if cls not in _WRAPPERS}
+    return {snake_case(cls.__name__): cls for cls in classes if cls not in _NO_TERMS}
 
 
 def _known_kernels() -> dict[str, type]:
@@ -120,8 +122,8 @@ def _remembering(term: Objective, size: int, start: int, flags: str) -> Objectiv
 def build_objectives(text: str, num_classes: int) -> list[Objective]:
     """The objectives that a sum such as `am_softmax(margin=0.05) + 0.4 * jrs` describes.
 
-    A loss on class similarities gets proxies for `num_classes` classes; a factor is the term's weight. Terms that
-    provide representations come first, whatever the order written.
+    A loss on class similarities gets proxies for `num_classes` classes; a factor is the term's weight, `auto` an
+    `AutoWeight`. Terms that provide representations come first, whatever the order written.
 
     Raises:
         UserError: An unknown name or argument, a value that does not fit, too many terms, or none that counts.
@@ -130,14 +132,30 @@ def build_objectives(text: str, num_classes: int) -> list[Objective]:
     return sorted(built, key=lambda objective: not objective.provides)
 
 
-def _terms(text: str) -> list[tuple[float, Call]]:
-    terms = parse_sum(text, "--objectives")
+def _terms(text: str) -> list[tuple[float | AutoWeight, Call]]:
+    terms = [(_weight(factor, text), call) for factor, call in parse_terms(text, "--objectives")]
     said = shortened(text)
     if len(terms) > _MOST_TERMS:
         raise UserError(f"--objectives={said!r}: {len(terms)} terms; {_MOST_TERMS} is the most that one loss may have")
     if not any(weight for weight, _ in terms):
         raise UserError(f"--objectives={said!r}: every term has the factor 0, so that there is nothing to learn")
+    if not any(weight for weight, _ in terms if not isinstance(weight, AutoWeight)):
+        raise UserError(
+            f"--objectives={said!r}: auto is measured beside the terms whose factors are numbers, and none is above 0; "
+            "leave auto out before one of them"
+        )
     return terms
+
+
+def _weight(factor: float | Call, text: str) -> float | AutoWeight:
+    """The weight that a factor stands for."""
+    if not isinstance(factor, Call):
+        return factor
+    try:
+        _check_arguments(AutoWeight, factor.arguments)
+        return AutoWeight(**factor.arguments)
+    except ValueError as error:
+        raise UserError(f"--objectives={shortened(text)!r}: {AUTO}: {error}") from error
 
 
 def _read(call: Call, text: str) -> tuple[type, dict]:
@@ -159,7 +177,7 @@ def _read(call: Call, text: str) -> tuple[type, dict]:
     return cls, arguments
 
 
-def _build(call: Call, weight: float, num_classes: int, text: str) -> Objective:
+def _build(call: Call, weight: float | AutoWeight, num_classes: int, text: str) -> Objective:
     cls, arguments = _read(call, text)
     try:
         if _wrapper(cls):
@@ -180,7 +198,7 @@ def _wrapper(cls: type) -> type | None:
     return ProxyLoss if issubclass(cls, ClassSimilarityLoss) else MetricLoss
 
 
-def _wrap(cls: type, arguments: dict, weight: float, num_classes: int) -> Objective:
+def _wrap(cls: type, arguments: dict, weight: float | AutoWeight, num_classes: int) -> Objective:
     own = set(inspect.signature(cls).parameters)
     loss = cls(**{key: value for key, value in arguments.items() if key in own})
     extra = {key: value for key, value in arguments.items() if key not in own}

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from tfdml.errors import UserError
-from tfdml.training.expressions import parse_sum
+from tfdml.training.expressions import parse_terms
 from tfdml.training.optimizers import CLIPPED, FORMS, OPTIMIZERS
 from tfdml.training.schedules import SCHEDULES, rate_schedule
 from tfdml.training.settings.fields import Settings, choice, fraction, integers, not_negative, positive
@@ -28,7 +28,12 @@ class OptimizationSettings(Settings):
         {'backbone': 1e-05, 'projection': 0.001, 'objectives': 0.001}
     """
 
-    objectives: str = choice("am_softmax", "Terms of the loss: e.g. 'am_softmax(margin=0.05) + 0.4 * jrs'.")
+    objectives: str = choice(
+        "am_softmax",
+        "Terms of the loss: e.g. 'am_softmax(margin=0.05) + 0.4 * jrs'. A factor may be auto, e.g. 'contrastive + "
+        "auto(share=0.3) * ecaml': the first 100 steps measure it, so that the gradient is this share of that of the "
+        "terms with numbers.",
+    )
     epochs: int = choice(12, "Number of epochs.", check=not_negative)
     steps_per_epoch: int = choice(0, "Steps per epoch; 0 for one pass over the training images.", check=not_negative)
     optimizer: str = choice("adam", "Optimiser.", choices=OPTIMIZERS)
@@ -114,7 +119,7 @@ class OptimizationSettings(Settings):
             raise UserError(f"--final_rate={self.final_rate:g} goes with --schedule=cosine or linear")
         if self.warm_up_epochs and self.warm_up_epochs >= self.epochs:
             raise UserError(f"--warm_up_epochs={self.warm_up_epochs:g} leaves none of --epochs={self.epochs}")
-        parse_sum(self.objectives, "--objectives")
+        parse_terms(self.objectives, "--objectives")
         if self.xbm_start and not self.cross_batch_memory:
             raise UserError(f"--xbm_start={self.xbm_start} needs --cross_batch_memory, e.g. --cross_batch_memory=4096")
 

@@ -1,0 +1,43 @@
+"""A weight of a term that is measured in training, not given."""
+
+from __future__ import annotations
+
+import keras
+
+from tfdml.arguments import integer, number
+from tfdml.saving import SavedByArguments, in_words
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class AutoWeight(SavedByArguments):
+    """In the place of an objective's `weight`: makes its gradient this share of that of the terms with numbers.
+
+    weight = share / max over the embedder's parts p of  median over the samples of  |grad_p term| / |grad_p base|
+
+    How a `MetricLearner` measures this, and until when, is said in `tfdml.models.auto_weights.WeightMeasurement`.
+
+    Args:
+        share: How long the weighted term's gradient shall be beside the base's. By default 0.3: the terms that were
+            weighed by hand gained most where they were 0.28 and 0.3 of the base (docs/results.md), less below that.
+        steps: The weight is measured during this many steps, and stays as it is from then on.
+
+    Raises:
+        ValueError: `share` is not a positive number, or `steps` not a positive integer.
+
+    Example:
+        >>> objectives = [ContrastiveLoss(), EnergyConfusion(weight=AutoWeight(share=0.25))]
+        >>> MetricLearner(embedder, objectives).term_weights()  # before the first step
+        {'contrastive_loss': 1.0, 'energy_confusion': 0.0}
+    """
+
+    def __init__(self, share=0.3, steps=100):
+        self.share = number("share", share, above=0)
+        self.steps = integer("steps", steps, at_least=1)
+
+    @classmethod
+    def from_config(cls, config):
+        """The weight that `get_config` describes."""
+        return cls(**config)
+
+    def __repr__(self):
+        return in_words(self)
