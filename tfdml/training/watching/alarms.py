@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-KINDS = ("collapse", "explosion", "nan", "dead_proxies")
+from tfdml.errors import UserError
 
 # A batch whose variance has fallen to this share of its highest, or its effective rank to that one's, has collapsed.
 VARIANCE_SHARE, RANK_SHARE = 0.1, 0.25
@@ -21,27 +21,36 @@ IDLE_IMAGES, IDLE_SHARE = 20, 0.1
 UNMOVED_SHARE = 1e-3
 
 ADVICE = {
-    "collapse": "lower `learning_rate`, add a `clip_norm`, or change `objectives` (a larger margin, another mining)",
-    "explosion": "lower `learning_rate`, add `clip_norm` or `warm_up_epochs`",
-    "nan": "lower `learning_rate` or add `clip_norm`",
-    "dead_proxies": "raise `objective_rate`, lower the number of proxies per class, or see that every class is drawn",
+    "collapse": "lower --learning_rate, add a --clip_norm, or change --objectives (a larger margin, another mining)",
+    "explosion": "lower --learning_rate, add --clip_norm or --warm_up_epochs",
+    "nan": "lower --learning_rate or add --clip_norm",
+    "dead_proxies": "raise --objective_rate, lower the number of proxies per class, or see that every class is drawn",
 }
 
+#: The exit status of a run that an alarm has ended.
+HALTED = 3
+
 Samples = Sequence[Mapping[str, Any]]
+
+
+class Halted(UserError):
+    """An alarm has ended the run, as `stop_on` asked for; a command that is ended by it exits with `status`."""
+
+    status = HALTED
 
 
 def alarm(kind: str, step: int, well: int | None, seen: str) -> dict[str, Any]:
     """An alarm as `watch.json` keeps it.
 
     Args:
-        kind: One of `KINDS`.
+        kind: One of the settings' `ALARMS`.
         step: The step at which it was raised.
         well: The last step at which the same was measured and well; None: it never was.
         seen: What was measured, in words.
 
     Example:
-        >>> alarm("explosion", 400, 300, "the gradient norm of the backbone is 52")["line"]
-        'explosion at step 400 (well at step 300): the gradient norm of the backbone is 52; lower `learning_rate`, add `clip_norm` or `warm_up_epochs`'
+        >>> alarm("nan", 400, 300, "triplet is not finite")["line"]
+        'nan at step 400 (well at step 300): triplet is not finite; lower --learning_rate or add --clip_norm'
     """
     since = "at the first look" if well is None else f"well at step {well}"
     line = f"{kind} at step {step} ({since}): {seen}; {ADVICE[kind]}"

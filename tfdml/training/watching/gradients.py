@@ -145,9 +145,7 @@ def _on_jax(terms_of: Callable, summarise: Callable, eagerly: bool) -> Callable:
     import jax
 
     def run(trained, others, images, labels):
-        terms, back, vectors = jax.vjp(
-            lambda own: terms_of(own, others, images, labels), list(trained), has_aux=True
-        )
+        terms, back, vectors = jax.vjp(lambda own: terms_of(own, others, images, labels), list(trained), has_aux=True)
         gradients = [back(one)[0] for one in jax.numpy.eye(len(terms), dtype=terms.dtype)]
         return (terms, vectors, *summarise(gradients))
 

@@ -12,27 +12,6 @@ import keras
 
 from tfdml.errors import UserError
 
-EXAMPLE = "wandb:PROJECT or mlflow:URI, e.g. wandb:cars or mlflow:sqlite:///runs.db"
-
-
-def split_target(target: str) -> tuple[str, str]:
-    """The service and what of it is meant.
-
-    Args:
-        target: `wandb:PROJECT` or `mlflow:URI`.
-
-    Raises:
-        UserError: It is something else.
-
-    Example:
-        >>> split_target("mlflow:sqlite:///runs.db")
-        ('mlflow', 'sqlite:///runs.db')
-    """
-    service, _, rest = target.partition(":")
-    if service not in _MAKE or not rest:
-        raise UserError(f"--log_to={target}: name {EXAMPLE}")
-    return service, rest
-
 
 class Logger:
     """Hands each epoch's numbers to a Keras callback of another library, which is not given to `fit`.
@@ -40,23 +19,25 @@ class Logger:
     So it hears of the metrics on unseen classes too, and of the epoch before training, which `fit` knows nothing of.
 
     Args:
-        target: `wandb:PROJECT` or `mlflow:URI`.
+        target: `wandb:PROJECT` or `mlflow:URI`, as the settings check it.
         run_dir: The run's folder; its name is the run's.
         flags: The run's flags, by name.
 
     Raises:
-        UserError: The target is none of these, the library is not installed, or it refuses.
+        UserError: The library is not installed, or it refuses.
     """
 
     def __init__(self, target: str, run_dir: Path, flags: Mapping[str, Any]):
-        service, rest = split_target(target)
+        service, _, rest = target.partition(":")
         try:
             self._callback, self._name, self._close = _MAKE[service](rest, run_dir, flags)
         except ImportError as error:
             raise UserError(
                 f"--log_to={target}: {error.name or service} is not installed: pip install 'tfdml[{service}]'"
             ) from error
-        except Exception as error:  # a server that is not there, a project that is not theirs: what they raise is theirs
+        except (
+            Exception
+        ) as error:  # a server that is not there, a project that is not theirs: what they raise is theirs
             raise UserError(f"--log_to={target}: {service} refuses: {error}") from error
 
     def begin(self, learner: keras.Model) -> None:

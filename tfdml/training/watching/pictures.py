@@ -73,7 +73,7 @@ def triplet_sheet(triplets: Sequence[PicturedTriplet]) -> Image.Image:
             left = _GAP + column * (_WIDTH + _GAP)
             picture = Image.fromarray(np.ascontiguousarray(image, np.uint8))
             scale = _CELL / max(picture.size)
-            picture = picture.resize((max(1, round(scale * side)) for side in picture.size))
+            picture = picture.resize([max(1, round(scale * side)) for side in picture.size])
             sheet.paste(picture, (left, top))
             for line, text in enumerate((place, of, name)):
                 draw.text((left, top + _CELL + line * _LINE), _shortened(text), fill=_INK, font=font)

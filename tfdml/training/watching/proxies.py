@@ -68,11 +68,13 @@ class ProxyWatch:
         """What says that proxies are dead; empty: nothing."""
         idle, unmoved, count = self.idle(), self.unmoved(), len(self._classes)
         if len(unmoved):
-            return f"{self._named(unmoved)} got no gradient in an epoch, of {count} of {self.objective.name}"
+            return (
+                f"{self._named(unmoved)} got no gradient in an epoch, of the {count} proxies of {self.objective.name}"
+            )
         if len(idle) >= IDLE_SHARE * count:
             return (
                 f"{self._named(idle)} are the nearest of none of the last {self._patience} sampled images of their "
-                f"classes, of {count} of {self.objective.name}"
+                f"classes, of the {count} proxies of {self.objective.name}"
             )
         return ""
 

@@ -12,7 +12,9 @@ def spread(embeddings: np.ndarray) -> dict[str, float]:
 
     With the eigenvalues l_1 .. l_d of their covariance and p_i = l_i / sum_j l_j:
 
-        variance = sum_i l_i;  effective_rank = exp(-sum_i p_i ln p_i);  participation_ratio = (sum_i l_i)^2 / sum_i l_i^2
+        variance = sum_i l_i
+        effective_rank = exp(-sum_i p_i ln p_i)
+        participation_ratio = (sum_i l_i)^2 / sum_i l_i^2
 
     Both ranks lie between 1 and min(B - 1, d). Of unit vectors the variance is at most 1, and half the mean squared
     distance of two of them (drawn with replacement).

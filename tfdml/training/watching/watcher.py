@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ class Watcher:
         indices: Callable[[int], np.ndarray],
         images: ImageDataset,
         num_pictures: int = 0,
-        stop_on: Collection[str] = (),
+        stop_on: frozenset[str] = frozenset(),
     ):
         self.folder, self.every, self.stop_on = folder, every, stop_on
         self._learner, self._batches, self._indices, self._images = learner, batches, indices, images
@@ -57,6 +57,7 @@ class Watcher:
         self._sampler: GradientSampler | None = None
         self._proxies = [ProxyWatch(o) for o in learner.objectives if isinstance(o, ProxyLoss)] if every else []
         self._hardest: list[PicturedTriplet] = []
+        self._epoch_began = 0
         self.samples: list[dict[str, Any]] = []
         self.alarms: list[dict[str, Any]] = []
 
@@ -74,7 +75,7 @@ class Watcher:
         self.alarms = [alarm for alarm in known["alarms"] if alarm["step"] <= step]
 
     def is_due(self, step: int) -> bool:
-        """Whether the batch of this step, from 0, is to be looked at: never the first, whose loss has its own records."""
+        """Whether the batch of this step, from 0, is to be looked at: never the first."""
         return self.every > 0 and step > 0 and step % self.every == 0
 
     def look(self, step: int, writer: Any) -> list[dict[str, Any]]:
@@ -101,9 +102,7 @@ class Watcher:
             "step": step,
             "terms": found.terms,
             "gradient_norm": found.norms,
-            "gradient_share": dict(
-                zip(found.terms, statistics.gradient_shares(found.gram).tolist(), strict=True)
-            ),
+            "gradient_share": dict(zip(found.terms, statistics.gradient_shares(found.gram).tolist(), strict=True)),
             **statistics.spread(embeddings),
             "classes": len(np.unique(labels)),
             "images": len(labels),
@@ -119,8 +118,13 @@ class Watcher:
         self._tell(raised)
         return raised
 
-    def begin_epoch(self) -> None:
-        """Note where proxies point."""
+    def begin_epoch(self, step: int) -> None:
+        """Note where proxies point.
+
+        Args:
+            step: How many steps have been made.
+        """
+        self._epoch_began = step
         for watch in self._proxies:
             watch.begin_epoch()
 
@@ -143,20 +147,19 @@ class Watcher:
         with writer.as_default(step=step):
             for watch in self._proxies:
                 tf.summary.scalar(f"watch/idle_proxies/{watch.objective.name}", len(watch.idle()))
-                told = {alarm["seen"].partition(" ")[2] for alarm in self.alarms if alarm["kind"] == "dead_proxies"}
                 seen = watch.dead()
-                # Of more proxies than before it is told again at the end, in the scalar; one line is enough.
-                if seen and seen.partition(" ")[2] not in told:
-                    raised.append(alarms.alarm("dead_proxies", step, None, seen))
+                # Once is enough of an objective: how many there are is in the scalar.
+                if seen and not self._has_told(watch):
+                    raised.append(alarms.alarm("dead_proxies", step, self._epoch_began, seen))
         self._tell(raised)
         return raised
 
-    def not_finite(self, step: int, well: int, seen: str) -> None:
+    def not_finite(self, step: int, well: int | None, seen: str) -> None:
         """Note that the run ends because something stopped being finite.
 
         Args:
             step: The step.
-            well: The step of the last good checkpoint.
+            well: The step of the last good checkpoint; None: there is none.
             seen: What it was.
         """
         if self.every:
@@ -166,6 +169,10 @@ class Watcher:
     def stops(self, raised: list[dict[str, Any]]) -> list[str]:
         """The lines of those alarms that end the run."""
         return [alarm["line"] for alarm in raised if alarm["kind"] in self.stop_on]
+
+    def _has_told(self, watch: ProxyWatch) -> bool:
+        own = f" of {watch.objective.name}"
+        return any(alarm["kind"] == "dead_proxies" and alarm["seen"].endswith(own) for alarm in self.alarms)
 
     def _tell(self, raised: list[dict[str, Any]]) -> None:
         for alarm in raised:
