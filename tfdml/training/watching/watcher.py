@@ -178,7 +178,8 @@ class Watcher:
         for alarm in raised:
             logging.warning("%s", alarm["line"])
         self.alarms += raised
-        self._write()
+        if self.samples or self.alarms:
+            self._write()
 
     def _write(self) -> None:
         write_json(self.folder.watch, {"every": self.every, "samples": self.samples, "alarms": self.alarms})
