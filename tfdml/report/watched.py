@@ -25,21 +25,17 @@ def watched_html(watch: Mapping[str, Any]) -> Markup:
     if not alarms and not samples:
         return Markup()
     lines = Markup().join(element("li", str(alarm["line"])) for alarm in alarms)
-    told = (
-        element("ul", lines, css="alarms") if alarms else element("p", f"No alarm in {len(samples)} sampled batches.")
-    )
+    told = element("ul", lines) if alarms else element("p", f"No alarm in {len(samples)} sampled batches.")
     norms = [{"step": sample["step"], **sample["gradient_norm"]} for sample in samples]
     shares = [{"step": sample["step"], **sample["gradient_share"]} for sample in samples]
     parts, terms = ({key: key for record in found for key in record if key != "step"} for found in (norms, shares))
     ranks = {"effective_rank": "effective rank", "participation_ratio": "participation ratio"}
-    figures = [
-        values_along("Directions of the embeddings of a batch", "directions", samples, ranks, along="step"),
-        values_along(
-            "Variance of the embeddings of a batch", "of at most 1", samples, {"variance": "variance"}, along="step"
-        ),
-        values_along("Gradient norms", "before clipping", norms, parts, along="step"),
-        values_along("Share of the embedder's gradient", "share", shares, terms, along="step")
-        if len(terms) > 1
-        else Markup(),
+    drawn = [
+        ("Directions of a batch of embeddings", "directions", samples, ranks),
+        ("Variance of a batch of embeddings", "of at most 1", samples, {"variance": "variance"}),
+        ("Gradient norms", "before clipping", norms, parts),
+        # That of a single term is 1.
+        ("Terms of the embedder's gradient", "share", shares, terms if len(terms) > 1 else {}),
     ]
-    return told + Markup('<div class="several">{}</div>').format(Markup().join(figures))
+    figures = Markup().join(values_along(*figure, along="step") for figure in drawn)
+    return told + Markup('<div class="several">{}</div>').format(figures)
