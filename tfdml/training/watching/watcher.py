@@ -70,8 +70,8 @@ class Watcher:
         except UserError as error:
             logging.warning("%s; watching begins anew", error)
             return
-        self.samples = [sample for sample in known["samples"] if sample["step"] < step]
-        # What ended the run stays told; that of a step that is made again comes again.
+        # What came of steps that are made again comes again.
+        self.samples = [sample for sample in known["samples"] if sample["step"] <= step]
         self.alarms = [alarm for alarm in known["alarms"] if alarm["step"] <= step]
 
     def is_due(self, step: int) -> bool:
