@@ -87,10 +87,14 @@ def test_looks_are_written_for_tensorboard_and_kept(watched):
 def test_the_projector_has_a_row_and_a_thumbnail_for_each_image(watched):
     folder = watched / "tensorboard"
     vectors = np.loadtxt(folder / "vectors.tsv", delimiter="\t")
-    assert vectors.shape == (10, 8)
+    # Whole classes of 4 images, as far as they fit.
+    assert vectors.shape == (8, 8)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-4)
-    assert (folder / "classes.tsv").read_text().splitlines() == ["0", "0", "1", "1", "2", "2", "3", "3", "4", "4"]
-    assert tf.io.decode_png((folder / "thumbnails.png").read_bytes()).shape == (3 * 48, 4 * 48, 3)
+    names = (folder / "classes.tsv").read_text().splitlines()
+    assert len(names) == 8
+    assert names == sorted(names)
+    assert len(set(names)) == 2
+    assert tf.io.decode_png((folder / "thumbnails.png").read_bytes()).shape == (3 * 48, 3 * 48, 3)
     config = (folder / "projector_config.pbtxt").read_text()
     assert all(name in config for name in ("vectors.tsv", "classes.tsv", "thumbnails.png", "single_image_dim: 48"))
 

@@ -46,9 +46,15 @@ def make_watching(experiment: Experiment, parts: Assembly, folder: RunFolder, lo
     every = run.watch_every if looks else 0
     watched = (sampler.batch, splits.train)
     watcher = Watcher(
-        learner, folder, every, _batches(experiment, parts, every or 1), *watched, run.watch_triplets, run.stops_on()
+        learner,
+        folder,
+        every,
+        sampled_batches(experiment, parts, every or 1),
+        *watched,
+        run.watch_triplets,
+        run.stops_on(),
     )
-    divergence = Divergence(learner, folder, _batches(experiment, parts, 1), *watched)
+    divergence = Divergence(learner, folder, sampled_batches(experiment, parts, 1), *watched)
     projector = None
     if run.watch_projector and looks:
         images = splits.test if splits.validation is None else splits.validation
@@ -57,8 +63,14 @@ def make_watching(experiment: Experiment, parts: Assembly, folder: RunFolder, lo
     return Watching(watcher, divergence, projector)
 
 
-def _batches(experiment: Experiment, parts: Assembly, every: int) -> Batches:
-    """The images of a step that are looked at: one device's share, as much as its memory takes."""
+def sampled_batches(experiment: Experiment, parts: Assembly, every: int) -> Batches:
+    """The images of a step that are looked at: one device's share, as much as its memory takes.
+
+    Args:
+        experiment: The settings.
+        parts: What the run is made of.
+        every: Steps from one batch to the next.
+    """
     share = Share(parts.sampler, 0, _count(parts))
 
     def from_step(first: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

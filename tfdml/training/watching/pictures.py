@@ -60,7 +60,7 @@ def triplet_sheet(triplets: Sequence[PicturedTriplet]) -> Image.Image:
     """
     pitch = _CELL + 3 * _LINE + _GAP
     sheet = Image.new("RGB", (3 * (_WIDTH + _GAP) + _GAP, len(triplets) * pitch + 2 * _GAP), _PAPER)
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(_FONT)
+    draw, font = ImageDraw.Draw(sheet), _font()
     for row, triplet in enumerate(triplets):
         top = _GAP + row * pitch
         own, other = triplet.classes
@@ -78,6 +78,13 @@ def triplet_sheet(triplets: Sequence[PicturedTriplet]) -> Image.Image:
             for line, text in enumerate((place, of, name)):
                 draw.text((left, top + _CELL + line * _LINE), _shortened(text), fill=_INK, font=font)
     return sheet
+
+
+def _font() -> ImageFont.FreeTypeFont:
+    import matplotlib  # slow to import, so only where something is drawn
+
+    # Pillow's own has Latin letters alone.
+    return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), _FONT)
 
 
 def _shortened(text: str, longest: int = 34) -> str:
