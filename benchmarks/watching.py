@@ -19,6 +19,7 @@ _TIMES = 15
 
 
 def main(_):
+    """Measure and print."""
     from tfdml.training import Experiment
     from tfdml.training.assembly import assemble
     from tfdml.training.watching import statistics as measures
@@ -43,8 +44,8 @@ def main(_):
     step, look = (statistics.median(values[1:]) for values in (steps, looks))
     share = look / (step * experiment.watch_every + look)
     print(
-        f"a step {1000 * step:,.0f} ms, a look {1000 * look:,.0f} ms, the first one {looks[0]:.1f} s: {100 * share:.2f} % "
-        f"of a run at --watch_every={experiment.watch_every}"
+        f"a step {1000 * step:,.0f} ms, a look {1000 * look:,.0f} ms, the first one {looks[0]:.1f} s: "
+        f"{100 * share:.2f} % of a run at --watch_every={experiment.watch_every}"
     )
 
 
