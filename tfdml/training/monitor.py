@@ -141,6 +141,7 @@ class TrainingMonitor(keras.callbacks.Callback):
                 variable.assign(value)
             self._metric_state = None
         if self.watcher is not None and self.workers.is_chief:
+            self._attach()
             self.watcher.begin_epoch(self.step)
         self._epoch_started = time.perf_counter()
         self._steps_here = 0
@@ -234,10 +235,15 @@ class TrainingMonitor(keras.callbacks.Callback):
         """Trained images per second in this process, without evaluation and without the first step of each epoch."""
         return self.timed_images / self.timed_seconds if self.timed_images and self.timed_seconds > 0 else None
 
+    def _attach(self) -> None:
+        # On JAX variables are with the learner only once a callback has asked for it.
+        _ = self.model
+
     def _watch(self, look: Callable[[int, Any], list[dict]]) -> None:
         """Have the chief look, and end the run where what it sees is to end it."""
         watcher = self.watcher
         assert watcher is not None
+        self._attach()
 
         def lines() -> list[str]:
             with self._disk_for_summaries():
