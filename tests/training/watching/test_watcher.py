@@ -16,6 +16,7 @@ from tfdml.report import read_run
 from tfdml.report.watched import watched_html
 from tfdml.training.monitor import TrainingMonitor
 from tfdml.training.watching.alarms import Halted
+from tfdml.training.watching.gradients import GradientSampler
 
 OBJECTIVES = "am_softmax + jrs"
 TOTAL = EPOCHS * STEPS
@@ -157,6 +158,18 @@ def test_a_huge_rate_is_an_explosion(tmp_path, monkeypatch):
     after_step(monkeypatch, 5, huge)
     with pytest.raises(Halted, match=r"=explosion: explosion at step 5 \(well at step 4\): the gradient norm of"):
         train(tmp_path / "run", watch_every=1, stop_on="explosion")
+
+
+def test_a_look_that_does_not_fit_the_memory_leaves_the_run_unwatched(tmp_path, monkeypatch, caplog):
+    def full(self, images, labels):
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+
+    monkeypatch.setattr(GradientSampler, "__call__", full)
+    train(tmp_path / "run", watch_every=2)
+    assert not (tmp_path / "run" / "watch.json").exists()
+    assert [r.message for r in caplog.records if "unwatched" in r.message] == [
+        "a look at a batch does not fit the memory beside the training: the run goes on unwatched"
+    ]
 
 
 def test_a_proxy_without_a_gradient_is_dead(tmp_path, monkeypatch):

@@ -58,6 +58,7 @@ class Watcher:
         self._proxies = [ProxyWatch(o) for o in learner.objectives if isinstance(o, ProxyLoss)] if every else []
         self._hardest: list[PicturedTriplet] = []
         self._epoch_began = 0
+        self._too_large = False
         self.samples: list[dict[str, Any]] = []
         self.alarms: list[dict[str, Any]] = []
 
@@ -85,14 +86,21 @@ class Watcher:
             step: How many steps have been made.
             writer: TensorBoard's.
         """
-        if any(sample["step"] == step for sample in self.samples):
-            return []  # the run was ended here by what was seen, and goes on all the same
+        if self._too_large or any(sample["step"] == step for sample in self.samples):
+            return []  # of such a step: the run was ended here by what was seen, and goes on all the same
         if self._stream is None:
             self._stream = self._batches(step)
             self._sampler = GradientSampler(self._learner, [watch.objective.representation for watch in self._proxies])
         images, labels = next(self._stream)
         assert self._sampler is not None
-        found = self._sampler(images, labels)
+        try:
+            found = self._sampler(images, labels)
+        except Exception as error:
+            if "RESOURCE_EXHAUSTED" not in str(error) and not isinstance(error, tf.errors.ResourceExhaustedError):
+                raise
+            logging.warning("a look at a batch does not fit the memory beside the training: the run goes on unwatched")
+            self._too_large = True
+            return []
         embeddings = found.vectors["embedding"]
         if not np.isfinite(embeddings).all():
             return []  # the step itself will tell, with all of its batch
