@@ -100,6 +100,7 @@ def train() -> None:
     from tfdml.training.preview import write_preview
     from tfdml.training.selection import caution
     from tfdml.training.summary import describe
+    from tfdml.training.watching.alarms import Halted
     from tfdml.training.workers import from_environment
 
     given = experiment_flags.given()
@@ -135,7 +136,7 @@ def train() -> None:
             result = _on_cluster(experiment)
         else:
             result = trainer.train(experiment, resume=flags.FLAGS.resume, restart=flags.FLAGS.restart)
-    except Interrupted as stop:
+    except (Interrupted, Halted) as stop:
         print(f"train: {stop}", file=sys.stderr)
         sys.exit(stop.status)
     if not result:

@@ -30,6 +30,7 @@ def training_batches(
     num_steps: int | None = None,
     cache: bool = False,
     cache_limit_mb: float = CACHE_LIMIT_MB,
+    every: int = 1,
 ) -> tf.data.Dataset:
     """The batches of training steps `first_step`, `first_step + 1` and so on.
 
@@ -47,12 +48,14 @@ def training_batches(
         cache: Decode every image once, now, and keep it in memory as `transform.prepare` leaves it (resized; for
             `"random_resized_crop"` at its original size). The batches stay the same bit by bit.
         cache_limit_mb: Most memory that the cache may take, in MiB.
+        every: Make the batch of every so-manieth step alone, `first_step`, `first_step + every` and so on.
 
     Returns:
         A dataset of images (B, S, S, 3) uint8 and labels (B,) int64.
 
     Raises:
-        UserError: A number is negative; the cache would exceed its limit, or meets an image that cannot be decoded.
+        UserError: A number is negative, or `every` less than 1; the cache would exceed its limit, or meets an image
+            that cannot be decoded.
 
     Example:
         >>> sampler = ClassBalancedSampler(dataset.labels, classes_per_batch=32, images_per_class=4, seed=0)
@@ -62,6 +65,8 @@ def training_batches(
     for name, value in (("seed", seed), ("first_step", first_step), ("num_steps", num_steps or 0)):
         if value < 0:
             raise UserError(f"`{name}` must not be negative, but is {value}")
+    if every < 1:
+        raise UserError(f"`every` must be at least 1, not {every}")
     source = _cached(dataset, transform, cache_limit_mb) if cache else dataset.images.lookup()
     batch_size = sampler.batch_size
     part = sampler if isinstance(sampler, Share) else Share(sampler, 0, 1)
@@ -81,8 +86,8 @@ def training_batches(
         part, window, size = source.read_part(lambda size: transform.window(size, draws), *columns)
         return transform.finish(part, window, size, draws), label
 
-    last = np.iinfo(np.int64).max if num_steps is None else first_step + num_steps
-    steps = tf.data.Dataset.range(first_step, last)
+    last = np.iinfo(np.int64).max if num_steps is None else first_step + num_steps * every
+    steps = tf.data.Dataset.range(first_step, last, every)
     if source.size is not None and transform.works_on_batches:
         batches = steps.map(whole_batch, num_parallel_calls=tf.data.AUTOTUNE)
     else:

@@ -39,20 +39,20 @@ def _along_training(records: _Records) -> list[Markup]:
         if {f"{name}_d_avg", f"{name}_target"} <= reported:
             curves = {f"{name}_d_avg": "mean D of the classes", f"{name}_target": "mean target"}
             title = "Density of the classes in training batches"
-            figures.append(_curves(title, "squared distance", train, curves, name))
+            figures.append(values_along(title, "squared distance", train, curves, name))
         if f"{name}_energy" in reported:
             curves = {f"{name}_energy": "mean energy of two classes"}
             title = "Energy between classes in training batches"
-            figures.append(_curves(title, "squared distance", train, curves, name))
+            figures.append(values_along(title, "squared distance", train, curves, name))
         if {f"{name}_jsd", f"{name}_beta"} <= reported:
             curves = {f"{name}_jsd": "lower bound on the divergence"}
             title = "Divergence of d⁺ and d⁻ in training batches"
-            figures.append(_curves(title, "nats, at most 0.693", train, curves, name))
-            figures.append(_curves("Where V is zero", "β, a distance", train, {f"{name}_beta": "β"}, name))
+            figures.append(values_along(title, "nats, at most 0.693", train, curves, name))
+            figures.append(values_along("Where V is zero", "β, a distance", train, {f"{name}_beta": "β"}, name))
     bound = {"lambda": "λ", "h_divergence": "H-divergence"}
-    figures.append(_curves("λ and the H-divergence", "λ up to 2, divergence up to 1", generalisation, bound))
+    figures.append(values_along("λ and the H-divergence", "λ up to 2, divergence up to 1", generalisation, bound))
     spread = {"unseen_d_avg_mean": "unseen classes", "seen_d_avg_mean": "seen classes"}
-    figures.append(_curves("Density of the classes, all images", "mean D", generalisation, spread))
+    figures.append(values_along("Density of the classes, all images", "mean D", generalisation, spread))
     figures.append(_rates(records))
     return [figure for figure in figures if figure]
 
@@ -65,22 +65,30 @@ def _rates(records: _Records) -> Markup:
     if not any(line[part] != highest[part] for line in history for part in parts):
         return Markup()
     shares = [{"epoch": line["epoch"], **{part: line[part] / highest[part] for part in parts}} for line in history]
-    return _curves("Learning rates", "share of the highest", shares, parts)
+    return values_along("Learning rates", "share of the highest", shares, parts)
 
 
-def _curves(title: str, y_label: str, records: _Records, names: Mapping[str, str], objective: str = "") -> Markup:
-    """Values after each epoch, drawn and as a table; empty where there are none.
+def values_along(
+    title: str,
+    y_label: str,
+    records: _Records,
+    names: Mapping[str, str],
+    objective: str = "",
+    along: str = "epoch",
+) -> Markup:
+    """Values after each epoch, or along another count, drawn and as a table; empty where there are none.
 
     Args:
         title: What is drawn.
         y_label: In which unit.
-        records: With `epoch`; those without a value are skipped.
+        records: With what `along` names; those without a value are skipped.
         names: What to call the values, by their key.
         objective: Whose values they are.
+        along: What is counted.
     """
     series = []
     for style, (key, name) in enumerate(names.items()):
-        points = [(float(r["epoch"]), float(r[key])) for r in records if r.get(key) is not None]
+        points = [(float(r[along]), float(r[key])) for r in records if r.get(key) is not None]
         points = [(x, y) for x, y in points if np.isfinite(y)]
         if points:
             series.append(Series(name, points, style))
@@ -93,12 +101,12 @@ def _curves(title: str, y_label: str, records: _Records, names: Mapping[str, str
     low = min(ys) - margin if min(ys) < 0 else max(min(ys) - margin, 0.0)
     axes = Axes((xs[0], xs[-1]), (low, max(ys) + margin))
     whole = [x for x in ticks(xs[0], xs[-1], 8) if x == round(x)] or [xs[0]]
-    body = axes.frame(whole, ticks(*axes.y_range), "epoch", y_label)
+    body = axes.frame(whole, ticks(*axes.y_range), along, y_label)
     body += Markup().join(draw_curve(curve, axes) for curve in series)
     said = "; ".join(f"{c.name}: {c.points[0][1]:.3g} at first, {c.points[-1][1]:.3g} at last" for c in series)
-    label = f"{title}, {objective}, per epoch" if objective else f"{title} per epoch"
+    label = f"{title}, {objective}, per {along}" if objective else f"{title} per {along}"
     values = [dict(curve.points) for curve in series]
-    drawn = with_table(svg(body, f"{label}. {said}"), series, label, label, "Epoch", xs, values, ".4g")
+    drawn = with_table(svg(body, f"{label}. {said}"), series, label, label, along.capitalize(), xs, values, ".4g")
     of = element("span", objective) if objective else ""
     return element("div", element("h3", title, " " if objective else "", of), drawn)
 

@@ -21,6 +21,7 @@ from tfdml.report.retrieved import retrieve
 from tfdml.report.runs import Run
 from tfdml.report.subject import Subject
 from tfdml.report.thumbnails import ReadImage
+from tfdml.report.watched import watched_html
 
 if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which measuring does not
     from tfdml.data.dataset import ImageDataset
@@ -99,6 +100,7 @@ def write_report(
         training=training_curves(run.histories, curve_metric),
         objectives=objectives_html(run.history),
         statistics=statistics_html(run.statistics),
+        watched=watched_html(run.watch),
         examples=gallery_html(examples, queries, gallery),
         map=map_html(embeddings, subject.pictures, most_confused(confused, STYLES), distance=distance, seed=seed),
         histogram=histogram_html(*pairs, distance),

@@ -32,6 +32,7 @@ class Run:
         statistics: What `statistics.json` of a run with RankMI holds; empty where there is no such file.
         path: Its folder; None: it has none.
         seeds: Of what was trained with several seeds, the run of each; its metrics are then their means.
+        watch: What `watch.json` holds, alarms and sampled batches; empty where there is no such file.
 
     Example:
         >>> run = Run("cars", {"metrics": {"recall@1": 0.5}, "metrics_before": {"recall@1": 0.25}})
@@ -47,6 +48,7 @@ class Run:
     statistics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     path: Path | None = None
     seeds: Sequence[Run] = ()
+    watch: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -137,8 +139,9 @@ def read_run(path: str | os.PathLike, name: str = "") -> Run:
             else f"{path} is not the folder of a run: there is no result.json in it"
         )
     result = read_json(path / "result.json", {"metrics": dict}, "was it written by another program?")
-    environment, statistics = (
-        read_json(file) if (file := path / name).is_file() else {} for name in ("environment.json", "statistics.json")
+    environment, statistics, watch = (
+        read_json(file) if (file := path / name).is_file() else {}
+        for name in ("environment.json", "statistics.json", "watch.json")
     )
     seeds = _seeds(path, result)
     return Run(
@@ -148,6 +151,7 @@ def read_run(path: str | os.PathLike, name: str = "") -> Run:
         flags=_flags(path / "flags.txt"),
         environment=seeds[0].environment if seeds else environment,
         statistics=statistics,
+        watch=watch,
         path=path,
         seeds=seeds,
     )

@@ -41,6 +41,11 @@ def check_backend(run: RunSettings) -> None:
             "TF_CONFIG names workers of TensorFlow, and KERAS_BACKEND is jax: name processes by "
             "KERAS_DISTRIBUTION_JOB_ADDRESSES, _NUM_PROCESSES and _PROCESS_ID, or unset it"
         )
+    if processes().count > 1 and run.stops_on() - {"nan"}:
+        raise UserError(
+            f"--stop_on={run.stop_on}: several processes of JAX, of which one looks, do not end together; leave it "
+            "out, and read the alarms of watch.json"
+        )
     if not run.deterministic:
         raise UserError("--nodeterministic is for TensorFlow; on JAX a step gives the same bits as it is: leave it out")
 

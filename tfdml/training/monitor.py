@@ -21,6 +21,11 @@ from tfdml.training.interruption import Interrupted, Interruption
 from tfdml.training.optimizers import part_rates
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.selection import keep_if_selected, publish_selected
+from tfdml.training.watching.alarms import Halted
+from tfdml.training.watching.divergence import blamed
+from tfdml.training.watching.loggers import Logger
+from tfdml.training.watching.projector import Projector
+from tfdml.training.watching.watcher import Watcher
 from tfdml.training.workers import Workers
 
 # Unit vectors whose negatives are this close, on average, have collapsed to a point.
@@ -45,6 +50,8 @@ class TrainingMonitor(keras.callbacks.Callback):
         workers: Who trains: the chief alone writes, and a signal to one of them is one to all.
         saved: Called after every checkpoint, on each worker.
         batch: step -> what is to be told of its batch should the run diverge in it, such as the images' names.
+        watcher: Looks at some of the batches, on the chief.
+        projector: Writes embeddings for TensorBoard's projector after each epoch, on the chief.
     """
 
     def __init__(
@@ -60,6 +67,8 @@ class TrainingMonitor(keras.callbacks.Callback):
         workers: Workers | None = None,
         saved: Callable[[], None] | None = None,
         batch: Callable[[int], dict[str, Any]] | None = None,
+        watcher: Watcher | None = None,
+        projector: Projector | None = None,
     ):
         super().__init__()
         self.folder = folder
@@ -73,6 +82,10 @@ class TrainingMonitor(keras.callbacks.Callback):
         self.workers = workers or Workers()
         self.saved = saved
         self.batch = batch
+        self.watcher = watcher
+        self.projector = projector
+        #: Told of each epoch, on the chief, while the run is under way.
+        self.logger: Logger | None = None
         self.records: list[dict] = []
         self.step = 0
         self.train_seconds = 0.0
@@ -89,6 +102,8 @@ class TrainingMonitor(keras.callbacks.Callback):
         self.records, self.step, self.train_seconds = state.records, state.step, state.train_seconds
         if self.workers.is_chief:
             write_lines(self.folder.metrics, self.records)
+            if self.watcher is not None:
+                self.watcher.resume(self.step)
         if self.step % self.steps_per_epoch:
             # fit() resets metrics at the start of an epoch; in the middle of one they must go on.
             self._metric_state = [keras.ops.convert_to_numpy(v) for v in self.model.metrics_variables]
@@ -125,8 +140,17 @@ class TrainingMonitor(keras.callbacks.Callback):
             for variable, value in zip(self.model.metrics_variables, self._metric_state, strict=True):
                 variable.assign(value)
             self._metric_state = None
+        if self.watcher is not None and self.workers.is_chief:
+            self._attach()
+            self.watcher.begin_epoch(self.step)
         self._epoch_started = time.perf_counter()
         self._steps_here = 0
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """Look at the batch, when it is time."""
+        del batch, logs
+        if self.watcher is not None and self.watcher.is_due(self.step):
+            self._watch(self.watcher.look)
 
     def on_train_batch_end(self, batch, logs=None):
         """Count the step; stop a run that has diverged; checkpoint when it is time, or when the run is to stop."""
@@ -175,9 +199,13 @@ class TrainingMonitor(keras.callbacks.Callback):
         if self.workers.is_chief:
             with averaged(self.model):
                 keep_if_selected(self.folder, self.records, self.selection, self.model.embedder)
+                if self.projector is not None:
+                    self.projector.write(self.model.embedder)
         self.checkpoint()
         if self.workers.is_chief:
             publish_selected(self.folder, self.records, self.selection, self.steps_per_epoch)
+        if self.watcher is not None:
+            self._watch(self.watcher.end_epoch)
         self.interruption.agree(self.workers)
         self.interruption.check()
 
@@ -207,11 +235,36 @@ class TrainingMonitor(keras.callbacks.Callback):
         """Trained images per second in this process, without evaluation and without the first step of each epoch."""
         return self.timed_images / self.timed_seconds if self.timed_images and self.timed_seconds > 0 else None
 
+    def _attach(self) -> None:
+        # On JAX variables are with the learner only once a callback has asked for it.
+        _ = self.model
+
+    def _watch(self, look: Callable[[int, Any], list[dict]]) -> None:
+        """Have the chief look, and end the run where what it sees is to end it."""
+        watcher = self.watcher
+        assert watcher is not None
+        self._attach()
+
+        def lines() -> list[str]:
+            with self._disk_for_summaries():
+                return watcher.stops(look(self.step, self._writer))
+
+        told = self.workers.of_chief(lines)
+        if told:
+            self.checkpoint()
+            kinds = ",".join(sorted(watcher.stop_on))
+            raise Halted(
+                f"ended by --stop_on={kinds}: {'; and '.join(told)}; the checkpoint of step {self.step} is saved; go "
+                f"on all the same with --run_dir={self.folder.path} --resume, or with other flags by --start_from"
+            )
+
     def _record(self, record: dict) -> None:
         self.records.append(record)
         if not self.workers.is_chief:
             return
         write_lines(self.folder.metrics, self.records)
+        if self.logger is not None:
+            self.logger.record(record)
         with self._disk_for_summaries(), self._writer.as_default(step=record["epoch"]):
             for part in ("train", "rates", "validation", "test", "seen", "generalisation"):
                 for name, value in record.get(part, {}).items():
@@ -235,10 +288,13 @@ class TrainingMonitor(keras.callbacks.Callback):
         if self.batch is not None and self.workers.is_chief and self.step:
             # JSON has no NaN.
             values = {name: str(float(value)) for name, value in (logs or {}).items()}
-            write_json(
-                self.folder.diverged, {"step": self.step, "what": what, "terms": values, **self.batch(self.step - 1)}
-            )
-            told = f" (its batch: {self.folder.diverged})"
+            about = self.batch(self.step - 1)
+            write_json(self.folder.diverged, {"step": self.step, "what": what, "terms": values, **about})
+            told = f" (its batch: {self.folder.diverged}{blamed(about)})"
+            if self.watcher is not None:
+                known = checkpoints.list_checkpoints(self.folder.checkpoints)
+                well = checkpoints.step_of(known[-1]) if known else None
+                self.watcher.not_finite(self.step, well, f"{what}{blamed(about)}")
         return UserError(
             f"the run diverged at step {self.step}: {what}{told}; lower the learning rate or add --clip_norm"
             f"{self._how_to_start_again()}"

@@ -29,6 +29,8 @@ from tfdml.version import __version__, installed
 
 # Of a resumed run: where the folder lies, and where the images, which are compared by their checksums.
 MAY_DIFFER = ("run_dir", "data_dir")
+# What changes nothing of the training.
+_WATCHING = ("watch_every", "watch_triplets", "watch_projector", "stop_on", "log_to")
 _PACKAGES = ("tensorflow", "keras", "numpy", "faiss-cpu", "scikit-learn", "pillow", "matplotlib")
 
 
@@ -37,7 +39,8 @@ class RunFolder:
 
         flags.txt  data.json  environment.json  metrics.jsonl  result.json  queries.npz  calibration/  checkpoints/
         embedder.keras  tensorboard/  report/index.html
-        and, where they apply, moments.keras  statistics_network.keras  statistics.json
+        and, where they apply, moments.keras  statistics_network.keras  statistics.json  watch.json
+        hardest_triplets.png  diverged.json
 
     Args:
         path: The folder.
@@ -60,6 +63,8 @@ class RunFolder:
         self.statistics = self.path / "statistics.json"
         self.tensorboard = self.path / "tensorboard"
         self.diverged = self.path / "diverged.json"
+        self.watch = self.path / "watch.json"
+        self.hardest = self.path / "hardest_triplets.png"
         self.report = self.path / "report" / "index.html"
         self._owner = self.path / ".train.lock"
 
@@ -115,7 +120,7 @@ class RunFolder:
         stored = self.load_experiment()
         for field in dataclasses.fields(Experiment):
             old, new = getattr(stored, field.name), getattr(asked, field.name)
-            if old != new and field.name not in MAY_DIFFER:
+            if old != new and field.name not in (*MAY_DIFFER, *_WATCHING):
                 raise UserError(
                     f"--resume: the run was started with --{field.name}={old}, not {new}; leave the flag out, or start "
                     "anew"

@@ -80,7 +80,7 @@ def train_seeds(experiment: Experiment, train: Train, resume: bool = False, rest
             except UserError as error:
                 if not list(folder.path.glob("seed_*")):
                     folder.discard()
-                raise UserError(f"seed {seed}: {error}") from error
+                raise type(error)(f"seed {seed}: {error}") from error
             # The next one's memory is that of a process of its own.
             keras.utils.clear_session()
         values = [QueryValues.read(RunFolder(run_of_seed(experiment, seed).run_dir).queries) for seed in results]

@@ -37,6 +37,8 @@ from tfdml.training.refit import WORDS, epochs_to_train, final_run, select_epoch
 from tfdml.training.run_folder import MAY_DIFFER, RunFolder
 from tfdml.training.seeds import train_seeds
 from tfdml.training.starting import check_start, start_from
+from tfdml.training.watching.building import make_watching
+from tfdml.training.watching.loggers import Logger
 from tfdml.training.workers import LOST, Workers, join
 
 
@@ -62,6 +64,7 @@ def train(
     Raises:
         UserError: Something that the user can mend, before training where it can be known then.
         Interrupted: A signal asked for it.
+        Halted: An alarm of `stop_on` did; a `UserError` too.
     """
     check_backend(experiment.run)
     if experiment.seeds:
@@ -206,6 +209,8 @@ class _Run:
             self.parts.cache.evaluation,
             self.workers,
         )
+        # Of several processes of JAX, each with a folder of its own, the first one's is the run's.
+        self.watching = make_watching(experiment, self.parts, self.folder, looks=processes().index == 0)
         self.monitor = TrainingMonitor(
             self.folder,
             self.parts.sampler.batch_size,
@@ -217,14 +222,11 @@ class _Run:
             self.interruption,
             self.workers,
             here.saved,
-            self._batch,
+            self.watching.divergence,
+            self.watching.watcher,
+            self.watching.projector,
         )
         self.monitor.set_model(self.learner)
-
-    def _batch(self, step: int) -> dict[str, Any]:
-        """Which images a step takes."""
-        indices = [int(index) for index in self.parts.sampler.batch(step)]
-        return {"indices": indices, "images": [self.splits.train.images.name(index) for index in indices]}
 
     def take_up_weights(self) -> None:
         """Take over the weights that the experiment names."""
@@ -266,7 +268,7 @@ class _Run:
     def complete(self) -> dict[str, Any]:
         """Train to the end, and write the results."""
         with self._naming_bad_images():
-            with self.interruption.deferred():
+            with self._logging(), self.interruption.deferred():
                 self._fit()
             if processes().count > 1:
                 jax_devices.part(checkpoints.variables(self.learner))
@@ -314,6 +316,21 @@ class _Run:
             verbose=verbose,
             shuffle=False,
         )
+
+    @contextlib.contextmanager
+    def _logging(self) -> Iterator[None]:
+        """A block in which another library is told of the epochs, where the run is to."""
+        if not self.experiment.log_to or not self.workers.is_chief or processes().index:
+            yield
+            return
+        logger = Logger(self.experiment.log_to, self.folder.path, dataclasses.asdict(self.experiment))
+        self.monitor.logger = logger
+        logger.begin(self.learner)
+        try:
+            yield
+        finally:
+            self.monitor.logger = None
+            logger.end()
 
     @contextlib.contextmanager
     def _naming_bad_images(self) -> Iterator[None]:

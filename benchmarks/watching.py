@@ -1,0 +1,53 @@
+"""What a look at a batch costs beside a training step: both in turn, on the first GPU if there is one.
+
+    python -m benchmarks.watching --flagfile=configs/quickstart.flags --run_dir=unused
+
+Takes the flags of a run, and writes nothing. Reported are the median times of a step and of a look (its batch being
+read, its gradients and statistics; not the few milliseconds of writing) after the first of each, and what share of the
+run that is at --watch_every.
+"""
+
+import statistics
+import time
+
+from absl import app
+
+from tfdml.cli import experiment_flags
+
+experiment_flags.define()
+_TIMES = 15
+
+
+def main(_):
+    """Measure and print."""
+    from tfdml.training import Experiment
+    from tfdml.training.assembly import assemble
+    from tfdml.training.watching import statistics as measures
+    from tfdml.training.watching.building import sampled_batches
+    from tfdml.training.watching.gradients import GradientSampler
+
+    experiment = Experiment(**experiment_flags.given())
+    parts = assemble(experiment)
+    images, labels = next(sampled_batches(experiment, parts, 1)(0))
+    looked_at = sampled_batches(experiment, parts, experiment.watch_every)(0)
+    sampler = GradientSampler(parts.learner)
+    steps, looks = [], []
+    for _ in range(_TIMES):
+        start = time.perf_counter()
+        parts.learner.train_on_batch(images, labels)
+        steps.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        found = sampler(*next(looked_at))
+        measures.hardest_triplets(measures.distances(found.vectors["embedding"]), labels, experiment.watch_triplets)
+        measures.spread(found.vectors["embedding"])
+        looks.append(time.perf_counter() - start)
+    step, look = (statistics.median(values[1:]) for values in (steps, looks))
+    share = look / (step * experiment.watch_every + look)
+    print(
+        f"a step {1000 * step:,.0f} ms, a look {1000 * look:,.0f} ms, the first one {looks[0]:.1f} s: "
+        f"{100 * share:.2f} % of a run at --watch_every={experiment.watch_every}"
+    )
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,275 @@
+"""Runs that are watched: what they write, faults that are planted in them, and how they end."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.training import runs
+from tests.training.runs import EPOCHS, STEPS, train
+from tests.training.test_trainer import make_quick
+from tfdml.errors import UserError
+from tfdml.layers import InputScaling
+from tfdml.report import read_run
+from tfdml.report.watched import watched_html
+from tfdml.training.monitor import TrainingMonitor
+from tfdml.training.watching.alarms import Halted
+from tfdml.training.watching.gradients import GradientSampler
+
+OBJECTIVES = "am_softmax + jrs"
+TOTAL = EPOCHS * STEPS
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    make_quick(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "watched"
+    with pytest.MonkeyPatch.context() as patch:
+        make_quick(patch)
+        train(folder, objectives=OBJECTIVES, watch_every=2, watch_triplets=3, watch_projector=10)
+    return folder
+
+
+def told(folder):
+    return json.loads((folder / "watch.json").read_text())
+
+
+def after_step(monkeypatch, step, change):
+    """Change a learner after each step from this one on."""
+    ended = TrainingMonitor.on_train_batch_end
+
+    def hook(self, batch, logs=None):
+        if self.step + 1 >= step:
+            change(self.model)
+        ended(self, batch, logs)
+
+    monkeypatch.setattr(TrainingMonitor, "on_train_batch_end", hook)
+
+
+def test_looks_are_written_for_tensorboard_and_kept(watched):
+    found = told(watched)
+    assert [sample["step"] for sample in found["samples"]] == [2, 4]
+    assert found["alarms"] == []
+    sample = found["samples"][-1]
+    assert set(sample["gradient_norm"]) == {"backbone", "projection", "objectives"}
+    assert sum(sample["gradient_share"].values()) == pytest.approx(1)
+    assert (sample["classes"], sample["images"]) == (4, 8)
+    events = EventAccumulator(str(watched / "tensorboard"), {"tensors": 0}).Reload()
+    tags = {tag for tag in events.Tags()["tensors"] if tag.startswith("watch/")}
+    assert tags == {
+        "watch/terms/am_softmax",
+        "watch/terms/jrs",
+        *(f"watch/gradient_norm/{part}" for part in sample["gradient_norm"]),
+        "watch/gradient_share/am_softmax",
+        "watch/gradient_share/jrs",
+        "watch/variance",
+        "watch/effective_rank",
+        "watch/participation_ratio",
+        "watch/d_pos",
+        "watch/d_neg",
+        "watch/hardest_triplets",
+        "watch/idle_proxies/am_softmax",
+    }
+    (first, last) = events.Tensors("watch/variance")
+    assert (first.step, last.step) == (2, 4)
+    assert tf.make_ndarray(last.tensor_proto) == pytest.approx(sample["variance"])
+    pairs = tf.make_ndarray(events.Tensors("watch/d_pos")[-1].tensor_proto)
+    assert pairs[:, 2].sum() == 4  # of 4 classes with 2 images each
+    assert (pairs[:, 0] * pairs[:, 2]).sum() / 4 <= sample["d_pos"] <= (pairs[:, 1] * pairs[:, 2]).sum() / 4
+    assert tf.io.decode_png((watched / "hardest_triplets.png").read_bytes()).shape[2] == 3
+
+
+def test_the_projector_has_a_row_and_a_thumbnail_for_each_image(watched):
+    folder = watched / "tensorboard"
+    vectors = np.loadtxt(folder / "vectors.tsv", delimiter="\t")
+    # Whole classes of 4 images, as far as they fit.
+    assert vectors.shape == (8, 8)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-4)
+    names = (folder / "classes.tsv").read_text().splitlines()
+    assert len(names) == 8
+    assert names == sorted(names)
+    assert len(set(names)) == 2
+    assert tf.io.decode_png((folder / "thumbnails.png").read_bytes()).shape == (3 * 48, 3 * 48, 3)
+    config = (folder / "projector_config.pbtxt").read_text()
+    assert all(name in config for name in ("vectors.tsv", "classes.tsv", "thumbnails.png", "single_image_dim: 48"))
+
+
+def test_the_steps_are_those_of_a_run_that_nobody_watches(watched, tmp_path):
+    train(tmp_path / "run", objectives=OBJECTIVES, watch_every=0)
+    one, other = (runs.arrays(run / "checkpoints" / f"step-{TOTAL:08d}.npz") for run in (watched, tmp_path / "run"))
+    for name, array in one.items():
+        np.testing.assert_array_equal(array, other[name], err_msg=name)
+    assert runs.records(watched) == runs.records(tmp_path / "run")
+    assert not {path.name for path in (tmp_path / "run").rglob("*")} & {
+        "watch.json",
+        "hardest_triplets.png",
+        "projector_config.pbtxt",
+    }
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"), {"tensors": 0}).Reload()
+    assert not [tag for tag in events.Tags()["tensors"] if tag.startswith("watch/")]
+
+
+def test_the_report_shows_alarms_and_curves(watched):
+    run = read_run(watched)
+    text = watched_html({**run.watch, "alarms": [{"line": "collapse at step 4: <b>"}]})
+    assert "<li>collapse at step 4: &lt;b&gt;</li>" in text
+    assert "No alarm in 2 sampled batches." in watched_html(run.watch)
+    assert all(words in text for words in ("Gradient norms", "Terms of the embedder&#39;s gradient", "effective rank"))
+
+
+def constant(learner):
+    kernel, bias = learner.embedder.dense.get_weights()
+    learner.embedder.dense.set_weights([0 * kernel, np.ones_like(bias)])
+
+
+def test_a_collapse_ends_the_run_that_is_to_end_on_it_and_resuming_goes_on(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    settings = {"watch_every": 1, "stop_on": "collapse,nan", "objectives": OBJECTIVES}
+    with monkeypatch.context() as patch:
+        after_step(patch, 2, constant)
+        with pytest.raises(Halted) as end:
+            train(folder, **settings)
+    assert end.value.status == 3
+    (alarm,) = told(folder)["alarms"]
+    assert alarm["line"].startswith("collapse at step 2 (well at step 1): the embeddings of a batch have a variance of")
+    assert str(end.value) == (
+        f"ended by --stop_on=collapse,nan: {alarm['line']}; the checkpoint of step 2 is saved; go on all the same with "
+        f"--run_dir={folder} --resume, or with other flags by --start_from"
+    )
+    assert (folder / "checkpoints" / "step-00000002.npz").is_file()
+    train(folder, resume=True, **settings)
+    found = told(folder)
+    assert [sample["step"] for sample in found["samples"]] == list(range(1, TOTAL))
+    assert found["alarms"][0] == alarm
+
+
+def test_a_huge_rate_is_an_explosion(tmp_path, monkeypatch):
+    def huge(learner):
+        kernel, bias = learner.embedder.dense.get_weights()
+        # The gradient of a direction is as much larger as the vector is shorter.
+        learner.embedder.dense.set_weights([kernel * 1e-3, bias * 1e-3])
+
+    after_step(monkeypatch, 5, huge)
+    with pytest.raises(Halted, match=r"=explosion: explosion at step 5 \(well at step 4\): the gradient norm of"):
+        train(tmp_path / "run", watch_every=1, stop_on="explosion")
+
+
+def test_a_look_that_does_not_fit_the_memory_leaves_the_run_unwatched(tmp_path, monkeypatch, caplog):
+    def full(self, images, labels):
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+
+    monkeypatch.setattr(GradientSampler, "__call__", full)
+    train(tmp_path / "run", watch_every=2)
+    assert not (tmp_path / "run" / "watch.json").exists()
+    assert [r.message for r in caplog.records if "unwatched" in r.message] == [
+        "a look at a batch does not fit the memory beside the training: the run goes on unwatched"
+    ]
+
+
+def test_a_proxy_without_a_gradient_is_dead(tmp_path, monkeypatch):
+    kept = []
+
+    def keep(learner):
+        proxies = learner.objectives[0].class_proxies.proxies
+        values = np.array(proxies)
+        kept.append(values[3])
+        values[3] = kept[0]
+        proxies.assign(values)
+
+    after_step(monkeypatch, 1, keep)
+    train(tmp_path / "run", watch_every=4, objectives="am_softmax", epochs=3)
+    (alarm,) = told(tmp_path / "run")["alarms"]
+    assert (alarm["kind"], alarm["step"], alarm["well"]) == ("dead_proxies", 2 * STEPS, STEPS)
+    assert alarm["seen"] == "1 proxies (classes 3) got no gradient in an epoch, of the 8 proxies of am_softmax"
+
+
+def test_an_image_that_is_not_finite_is_named_with_the_last_good_state(tmp_path, monkeypatch):
+    scale = InputScaling.call
+    images = runs.SPLITS.train.images
+    bad = 13
+    pixels = tf.io.decode_png(images.encoded(bad))[0, 0]
+
+    def call(self, inputs):
+        is_bad = tf.reduce_all(inputs[:, 0, 0] == tf.cast(pixels, inputs.dtype), axis=-1)
+        return tf.where(is_bad[:, None, None, None], np.float32(np.nan), scale(self, inputs))
+
+    monkeypatch.setattr(InputScaling, "call", call)
+    folder = tmp_path / "run"
+    with pytest.raises(UserError, match=r"images are not finite|the run diverged at step") as end:
+        train(folder, watch_every=100, batch_norm="frozen", evaluate_every=0)
+    found = json.loads((folder / "diverged.json").read_text())
+    name = images.name(bad)
+    assert found["step"] == 1 + next(s for s in range(TOTAL) if name in batch_names(folder, s))
+    assert name in found["images"]
+    assert found["at_last_good_weights"][-1] == {
+        "step": found["step"],
+        "images": [name],
+        "terms": ["contrastive"],
+        "gradients": ["backbone", "projection"],
+    }
+    assert all(not batch["images"] for batch in found["at_last_good_weights"][:-1])
+    assert (found["last_good"]).endswith(f"step-{(found['step'] - 1) // STEPS * STEPS:08d}.npz")
+    assert f"where the embedding of {name} is not finite by the last good weights either" in str(end.value)
+    (alarm,) = told(folder)["alarms"]
+    assert (alarm["kind"], alarm["step"]) == ("nan", found["step"])
+    if found["step"] > 1:
+        assert found["before"]["images"] == batch_names(folder, found["step"] - 2)
+
+
+def batch_names(folder, step):
+    settings = runs.experiment(folder)
+    from tfdml.training.building import make_sampler
+
+    sampler = make_sampler(settings.data, runs.SPLITS.train, settings.seed)
+    return [runs.SPLITS.train.images.name(int(index)) for index in sampler.batch(step)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"stop_on": "colapse"},
+            "--stop_on=colapse: there is no alarm 'colapse'; name some of collapse, explosion",
+        ),
+        ({"stop_on": "collapse", "watch_every": 0}, "--stop_on=collapse needs --watch_every, which is 0"),
+        ({"watch_every": -1}, "--watch_every=-1: out of range"),
+        ({"log_to": "tensorboard:x"}, "--log_to=tensorboard:x: name wandb:PROJECT or mlflow:URI"),
+        ({"log_to": "wandb:"}, "--log_to=wandb:: name wandb:PROJECT"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(settings, said):
+    with pytest.raises(UserError) as refused:
+        runs.experiment("unused", **settings)
+    assert said in str(refused.value)
+
+
+@pytest.mark.slow
+def test_a_healthy_run_raises_no_alarm(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    glyphs = {"dataset": "glyphs", "dataset_options": "images_per_class=10, size=32", "image_size": 28, "resize": 32}
+    folder = tmp_path / "run"
+    for name, objectives in (("am", "am_softmax"), ("triplet", "triplet")):
+        train(
+            folder / name,
+            **glyphs,
+            objectives=objectives,
+            embedding_dim=32,
+            backbone="conv4(width=8)",
+            classes_per_batch=10,
+            images_per_class=4,
+            epochs=4,
+            steps_per_epoch=30,
+            evaluate_every=0,
+            learning_rate=0.003,
+            watch_every=3,
+            stop_on="collapse,explosion,dead_proxies",
+        )
+        found = told(folder / name)
+        assert found["alarms"] == []
+        assert len(found["samples"]) == 39

@@ -1,0 +1,220 @@
+"""Looks at a batch every so many steps: writes what it sees for TensorBoard and `watch.json`, and raises alarms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tfdml.data.dataset import ImageDataset
+from tfdml.errors import UserError
+from tfdml.manifests import read_json
+from tfdml.models import MetricLearner
+from tfdml.objectives import ProxyLoss
+from tfdml.storage import write_json
+from tfdml.training.run_folder import RunFolder
+from tfdml.training.watching import alarms, statistics
+from tfdml.training.watching.gradients import GradientSampler
+from tfdml.training.watching.pictures import PicturedTriplet, save_png, triplet_sheet
+from tfdml.training.watching.proxies import ProxyWatch
+
+# first step -> (images, labels) of that step and of every so-manieth after it.
+Batches = Callable[[int], Iterator[tuple[np.ndarray, np.ndarray]]]
+
+
+class Watcher:
+    """What a run is watched by, in the process that writes its folder; it changes nothing of the training.
+
+    Args:
+        learner: A built learner.
+        folder: The run folder.
+        every: Steps from one look to the next; 0: it never looks.
+        batches: See `Batches`.
+        indices: step -> the rows of `images` that the batch of that step holds.
+        images: The training images, for their names.
+        num_pictures: How many of the hardest triplets of an epoch are pictured.
+        stop_on: Which kinds of alarms end the run.
+    """
+
+    def __init__(
+        self,
+        learner: MetricLearner,
+        folder: RunFolder,
+        every: int,
+        batches: Batches,
+        indices: Callable[[int], np.ndarray],
+        images: ImageDataset,
+        num_pictures: int = 0,
+        stop_on: frozenset[str] = frozenset(),
+    ):
+        self.folder, self.every, self.stop_on = folder, every, stop_on
+        self._learner, self._batches, self._indices, self._images = learner, batches, indices, images
+        self._num_pictures = num_pictures
+        self._stream: Iterator[tuple[np.ndarray, np.ndarray]] | None = None
+        self._sampler: GradientSampler | None = None
+        self._proxies = [ProxyWatch(o) for o in learner.objectives if isinstance(o, ProxyLoss)] if every else []
+        self._hardest: list[PicturedTriplet] = []
+        self._epoch_began = 0
+        self._too_large = False
+        self.samples: list[dict[str, Any]] = []
+        self.alarms: list[dict[str, Any]] = []
+
+    def resume(self, step: int) -> None:
+        """Take up what was seen before this step."""
+        if not self.folder.watch.is_file():
+            return
+        try:
+            known = read_json(self.folder.watch, {"samples": list, "alarms": list})
+        except UserError as error:
+            logging.warning("%s; watching begins anew", error)
+            return
+        # What came of steps that are made again comes again.
+        self.samples = [sample for sample in known["samples"] if sample["step"] <= step]
+        self.alarms = [alarm for alarm in known["alarms"] if alarm["step"] <= step]
+
+    def is_due(self, step: int) -> bool:
+        """Whether the batch of this step, from 0, is to be looked at: never the first."""
+        return self.every > 0 and step > 0 and step % self.every == 0
+
+    def look(self, step: int, writer: Any) -> list[dict[str, Any]]:
+        """Look at the batch that the next step will learn from; returns the alarms that it raises.
+
+        Args:
+            step: How many steps have been made.
+            writer: TensorBoard's.
+        """
+        if self._too_large or any(sample["step"] == step for sample in self.samples):
+            return []  # of such a step: the run was ended here by what was seen, and goes on all the same
+        if self._stream is None:
+            self._stream = self._batches(step)
+            self._sampler = GradientSampler(self._learner, [watch.objective.representation for watch in self._proxies])
+        images, labels = next(self._stream)
+        assert self._sampler is not None
+        try:
+            found = self._sampler(images, labels)
+        except Exception as error:
+            if "RESOURCE_EXHAUSTED" not in str(error) and not isinstance(error, tf.errors.ResourceExhaustedError):
+                raise
+            logging.warning("a look at a batch does not fit the memory beside the training: the run goes on unwatched")
+            self._too_large = True
+            return []
+        embeddings = found.vectors["embedding"]
+        if not np.isfinite(embeddings).all():
+            return []  # the step itself will tell, with all of its batch
+        matrix = statistics.distances(embeddings)
+        d_pos, d_neg = statistics.pair_distances(matrix, labels)
+        sample: dict[str, Any] = {
+            "step": step,
+            "terms": found.terms,
+            "gradient_norm": found.norms,
+            "gradient_share": dict(zip(found.terms, statistics.gradient_shares(found.gram).tolist(), strict=True)),
+            **statistics.spread(embeddings),
+            "classes": len(np.unique(labels)),
+            "images": len(labels),
+            "d_pos": float(d_pos.mean()) if len(d_pos) else None,
+            "d_neg": float(d_neg.mean()) if len(d_neg) else None,
+        }
+        for watch in self._proxies:
+            watch.follow(found.vectors[watch.objective.representation], labels)
+        self._keep_hardest(step, images, labels, matrix)
+        raised = alarms.raised(sample, self.samples)
+        self.samples.append(sample)
+        self._write_scalars(sample, d_pos, d_neg, writer)
+        self._tell(raised)
+        return raised
+
+    def begin_epoch(self, step: int) -> None:
+        """Note where proxies point.
+
+        Args:
+            step: How many steps have been made.
+        """
+        self._epoch_began = step
+        for watch in self._proxies:
+            watch.begin_epoch()
+
+    def end_epoch(self, step: int, writer: Any) -> list[dict[str, Any]]:
+        """Write the epoch's hardest triplets; returns the alarms that the epoch raises.
+
+        Args:
+            step: How many steps have been made.
+            writer: TensorBoard's.
+        """
+        if not self.every:
+            return []
+        if self._hardest:
+            sheet = triplet_sheet(self._hardest)
+            save_png(sheet, self.folder.hardest)
+            with writer.as_default(step=step):
+                tf.summary.image("watch/hardest_triplets", np.asarray(sheet)[None])
+            self._hardest = []
+        raised = []
+        with writer.as_default(step=step):
+            for watch in self._proxies:
+                tf.summary.scalar(f"watch/idle_proxies/{watch.objective.name}", len(watch.idle()))
+                seen = watch.dead()
+                # Once is enough of an objective: how many there are is in the scalar.
+                if seen and not self._has_told(watch):
+                    raised.append(alarms.alarm("dead_proxies", step, self._epoch_began, seen))
+        self._tell(raised)
+        return raised
+
+    def not_finite(self, step: int, well: int | None, seen: str) -> None:
+        """Note that the run ends because something stopped being finite.
+
+        Args:
+            step: The step.
+            well: The step of the last good checkpoint; None: there is none.
+            seen: What it was.
+        """
+        if self.every:
+            self.alarms.append(alarms.alarm("nan", step, well, seen))
+            self._write()
+
+    def stops(self, raised: list[dict[str, Any]]) -> list[str]:
+        """The lines of those alarms that end the run."""
+        return [alarm["line"] for alarm in raised if alarm["kind"] in self.stop_on]
+
+    def _has_told(self, watch: ProxyWatch) -> bool:
+        own = f" of {watch.objective.name}"
+        return any(alarm["kind"] == "dead_proxies" and alarm["seen"].endswith(own) for alarm in self.alarms)
+
+    def _tell(self, raised: list[dict[str, Any]]) -> None:
+        for alarm in raised:
+            logging.warning("%s", alarm["line"])
+        self.alarms += raised
+        if self.samples or self.alarms:
+            self._write()
+
+    def _write(self) -> None:
+        write_json(self.folder.watch, {"every": self.every, "samples": self.samples, "alarms": self.alarms})
+
+    def _keep_hardest(self, step: int, images: np.ndarray, labels: np.ndarray, matrix: np.ndarray) -> None:
+        names, indices = self._images.class_names, self._indices(step)
+        for triplet in statistics.hardest_triplets(matrix, labels, self._num_pictures):
+            rows = triplet[:3]
+            pictured = PicturedTriplet(
+                step,
+                [images[row] for row in rows],
+                [self._images.images.name(int(indices[row])) for row in rows],
+                [str(names.get(int(labels[row]), labels[row])) for row in (triplet.anchor, triplet.negative)],
+                triplet.d_pos,
+                triplet.d_neg,
+            )
+            self._hardest.append(pictured)
+        self._hardest = sorted(self._hardest, key=lambda one: -one.violation)[: self._num_pictures]
+
+    def _write_scalars(self, sample: dict[str, Any], d_pos: np.ndarray, d_neg: np.ndarray, writer: Any) -> None:
+        with writer.as_default(step=sample["step"]):
+            for name in ("terms", "gradient_norm", "gradient_share"):
+                for part, value in sample[name].items():
+                    tf.summary.scalar(f"watch/{name}/{part}", value)
+            for name in ("variance", "effective_rank", "participation_ratio"):
+                tf.summary.scalar(f"watch/{name}", sample[name])
+            for name, values in (("d_pos", d_pos), ("d_neg", d_neg)):
+                if len(values):
+                    tf.summary.histogram(f"watch/{name}", values)
+            writer.flush()
