@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 CONTRASTIVE = "contrastive(margin=1, distance=sqeuclidean, reduction=sum)"
 AM_SOFTMAX = "am_softmax(scale=20, margin=0.1)"
@@ -55,4 +56,49 @@ CARS196 = (
     Row("+ GOR", *BESIDE_LONG, (*LONG, _objectives(f"{CONTRASTIVE} + 100 * gor"))),
 )
 
-STUDIES = {"cars196": CARS196}
+# The terms that go beside a contrastive loss, each as loud as `auto` makes it.
+TERMS = {
+    "JRS": "auto * jrs",
+    "HORDE": "auto * horde(loss=contrastive, orders=3, dim=256)",
+    "ECAML": "auto * ecaml(form=log_of_mean, representation=projection)",
+    "DML-DA": "auto * density(normalize_reference=true)",
+    "entropy": "auto * entropy",
+    "GOR": "auto * gor",
+}
+IDEAS = ("JRS", "HORDE", "ECAML", "DML-DA")
+
+
+def _beside(flagfile: str, base: str, flags: tuple[str, ...] = ()) -> tuple[Row, ...]:
+    """Each term beside the contrastive loss, and every pair of ideas."""
+    chosen = [(name,) for name in TERMS] + list(itertools.combinations(IDEAS, 2))
+    return tuple(
+        Row(
+            " ".join(f"+ auto {name}" for name in names),
+            flagfile,
+            base,
+            (*flags, _objectives(" + ".join([CONTRASTIVE, *(TERMS[name] for name in names)]))),
+        )
+        for names in chosen
+    )
+
+
+CARS196 += _beside(*BESIDE_LONG, LONG)
+OMNIGLOT = (
+    Row("contrastive", "omniglot_contrastive"),
+    *_beside("omniglot_contrastive", "contrastive"),
+    Row("AMSoftmax", "omniglot_contrastive", flags=(_objectives(AM_SOFTMAX),)),
+    *(
+        Row(f"AMSoftmax + {name}", "omniglot_contrastive", "AMSoftmax", (_objectives(f"{AM_SOFTMAX} + {term}"),))
+        for name, term in {"JRS": "jrs", "joint MMD": "joint_mmd", "joint intra": "joint_intra"}.items()
+    ),
+    Row("margin", "omniglot_contrastive", flags=(_objectives("margin"),)),
+    # Every second step is of its statistics: as many steps of the embedder as the margin loss has.
+    Row(
+        "RankMI",
+        "omniglot_contrastive",
+        "margin",
+        (_objectives("rank_mi(margin=0.2, negatives=all)"), "--steps_per_epoch=200"),
+    ),
+)
+
+STUDIES = {"cars196": CARS196, "omniglot": OMNIGLOT}
