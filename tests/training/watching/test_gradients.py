@@ -81,6 +81,7 @@ CASES = {
     "alternation": {"objectives": "rank_mi"},
     "gradient cache": {"objectives": "contrastive + horde(loss=contrastive, orders=2, dim=8)", "gradient_cache": 4},
     "moving state": {"objectives": "curricular_face"},
+    "measured weight": {"objectives": "contrastive + auto(steps=1) * entropy"},
 }
 
 
@@ -92,6 +93,9 @@ def test_a_sample_is_the_step_to_come_and_changes_nothing(case, tmp_path):
     rng = np.random.default_rng(1)
     images = rng.integers(0, 256, (8, runs.SIZE, runs.SIZE, 3)).astype(np.uint8)
     labels = np.repeat(np.arange(4), 2)
+    if case == "measured weight":
+        learner.train_on_batch(images, labels)
+        assert learner.term_weights()[learner.objectives[1].name] > 0
     before = [np.array(v) for v in learner.variables]
     found = GradientSampler(learner)(images, labels)
     for value, variable in zip(before, learner.variables, strict=True):
@@ -106,4 +110,5 @@ def test_a_sample_is_the_step_to_come_and_changes_nothing(case, tmp_path):
             assert found.norms[part] == pytest.approx(np.sqrt(moved), rel=1e-3, abs=1e-6), part
     assert set(found.norms) == {part for part, members in parts.items() if members}
     for objective in learner.objectives:
-        assert found.terms[objective.name] == pytest.approx(objective.weight * float(logs[objective.name]), rel=1e-4)
+        weight = learner.term_weights()[objective.name]
+        assert found.terms[objective.name] == pytest.approx(weight * float(logs[objective.name]), rel=1e-4)

@@ -96,11 +96,11 @@ class GradientSampler:
             terms = [self._term(objective, found, labels) for objective in learner.objectives]
         return ops.stack(terms), {name: ops.cast(found[name], "float32") for name in self._names}
 
-    @staticmethod
-    def _term(objective, representations, labels):
+    def _term(self, objective, representations, labels):
         selected, labels = objective.select(representations), objective.as_labels(labels)
         objective.follow(selected, labels)
-        return objective.weight * ops.cast(objective.reduce(objective.compute(selected, labels)), "float32")
+        weight = self._learner.weight_of(objective)
+        return weight * ops.cast(objective.reduce(objective.compute(selected, labels)), "float32")
 
     def _norms_and_gram(self, gradients: Sequence[Sequence[Any]]):
         """Squared norms by part of the sum over terms, and the products of terms over the embedder."""
