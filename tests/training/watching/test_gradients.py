@@ -87,7 +87,8 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_sample_is_the_step_to_come_and_changes_nothing(case, tmp_path):
-    settings = runs.experiment(tmp_path, optimizer="sgd", learning_rate=1.0, batch_norm="statistics", **CASES[case])
+    plain = {"optimizer": "sgd", "learning_rate": 1.0, "momentum": 0.0, "batch_norm": "statistics"}
+    settings = runs.experiment(tmp_path, **plain, **CASES[case])
     learner = runs.learner(settings, 8)
     learner.run_eagerly = True
     rng = np.random.default_rng(1)
