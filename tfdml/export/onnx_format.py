@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import tensorflow as tf
 
 from tfdml.errors import UserError, short_message
@@ -10,6 +13,15 @@ from tfdml.models import AnyEmbedder
 
 # Old enough for runtimes in the field, new enough for every operation in use.
 _OPSET = 17
+
+
+def _complement_of_erf(graph: Any, node: Any, name: str, arguments: list) -> None:
+    """1 - erf(x): TensorFlow's exact GELU, which transformers have, uses erfc, and ONNX has no such operation."""
+    del name, arguments
+    one = graph.make_const(f"{node.name}_one", np.array(1, np.float32)).output[0]
+    node.type = "Erf"
+    difference = graph.insert_new_node_on_output("Sub", node.output[0], name=f"{node.name}_complement")
+    graph.replace_inputs(difference, [one, node.output[0]])
 
 
 def check_onnx() -> None:
@@ -53,7 +65,9 @@ def convert_onnx(embedder: AnyEmbedder) -> bytes:
 
     try:
         with quiet():
-            model, _ = tf2onnx.convert.from_function(embed, input_signature=[spec], opset=_OPSET)
+            model, _ = tf2onnx.convert.from_function(
+                embed, input_signature=[spec], opset=_OPSET, custom_op_handlers={"Erfc": (_complement_of_erf, [])}
+            )
     except (ValueError, RuntimeError, NotImplementedError) as error:
         raise UserError(f"tf2onnx cannot convert this embedder: {short_message(error)}") from error
     return model.SerializeToString()

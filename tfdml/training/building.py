@@ -218,7 +218,13 @@ def make_embedder(settings: ModelSettings, view: EvaluationTransform) -> Embedde
     call = settings.backbone_call()
     backbone = backbones.resolve(call.name, view.image_size, settings.weights, **call.arguments)
     if not settings.ensemble_heads:
-        return Embedder(backbone, **options)
+        try:
+            embedder = Embedder(backbone, **options)
+            if settings.lora_rank:
+                embedder.enable_lora(settings.lora_rank)
+        except ValueError as error:
+            raise UserError(f"--backbone={settings.backbone}: {error}") from error
+        return embedder
     cut = [name.strip() for name in settings.ensemble_cut.split(",") if name.strip()]
     try:
         return AttentionEnsemble(backbone, cut=cut or None, heads=settings.ensemble_heads, **options)
