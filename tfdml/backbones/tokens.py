@@ -118,9 +118,11 @@ class TokenBackbone(keras.Model):
         super().__init__(network.inputs[0], feature_map, name=name, **kwargs)
         self.own_pooling = "cls" if leading else "attention" if head is not None else ""
         self._network = json.dumps(keras.saving.serialize_keras_object(network))
-        # A method, so that Keras does not take these shared layers for layers of their own.
-        vector = {"cls": lambda: tokens[:, 0], "attention": lambda: head(tokens)}.get(self.own_pooling)
-        self.with_both: Any = keras.Model(network.inputs[0], [feature_map, vector()]).__call__ if vector else None
+        self.with_both: Any = None
+        if self.own_pooling:
+            vector = tokens[:, 0] if head is None else head(tokens)
+            # A method, so that Keras does not take these shared layers for layers of their own.
+            self.with_both = keras.Model(network.inputs[0], [feature_map, vector]).__call__
         if head is not None:
             self.head = head
             head.trainable = False  # until `with_vector` is wanted
