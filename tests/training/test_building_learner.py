@@ -147,5 +147,5 @@ def test_an_embedding_of_no_size_of_its_own_is_the_pooled_features():
     found = embedder.represent(pixels)
     assert embedder.embedding_dim == 2
     np.testing.assert_allclose(found["projection"], found["pooled"], atol=1e-6)
-    with pytest.raises(UserError, match="--backbone=conv4.*pooling='cls'"):
+    with pytest.raises(UserError, match=r"--backbone=conv4.*pooling='cls'"):
         made(pooling="cls")

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdml.backbones import TokenBackbone
 from tfdml.errors import UserError, short_message
-from tfdml.export.network import quiet
+from tfdml.export.network import frozen_module, quiet
 from tfdml.models import AnyEmbedder
 
 # Old enough for runtimes in the field, new enough for every operation in use.
@@ -58,10 +59,14 @@ def convert_onnx(embedder: AnyEmbedder) -> bytes:
 
     spec = tf.TensorSpec((None, embedder.image_size, embedder.image_size, 3), tf.uint8, name="images")
 
-    # Not frozen beforehand: tf2onnx knows the loops of the moments only as it finds them itself.
+    # Not frozen beforehand: tf2onnx knows the loops of the moments only as it finds them itself. But it takes the
+    # constant tensors that layers of transformers keep for inputs.
     @tf.function(input_signature=[spec], autograph=False)
     def embed(images: tf.Tensor) -> dict[str, tf.Tensor]:
         return {"embedding": embedder(images, training=False)}
+
+    if isinstance(getattr(embedder, "backbone", None), TokenBackbone):
+        embed = frozen_module(embedder, embedder.image_size).embed
 
     try:
         with quiet():
