@@ -13,7 +13,7 @@ from tfdml.export.saved_model import compare, write_saved_model
 from tfdml.models import Embedder
 
 pytest.importorskip("keras_hub", reason="pip install 'tfdml[hub]'")
-OWN = {"dinov2": "cls", "siglip": "attention", "swin": "gem"}
+OWN = {"dinov2": "cls", "dinov3": "avg", "siglip": "attention", "swin": "gem"}
 
 
 @pytest.fixture(scope="module")

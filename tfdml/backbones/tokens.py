@@ -51,29 +51,31 @@ class PatchMap(SavedByArguments, keras.layers.Layer):
     """Tokens to the map of the patches, which lie in a square, row by row: (B, k + h h, c) -> (B, h, h, c).
 
     Args:
+        side: h. Given, since the number of tokens is not always known beforehand (DINOv3), nor always stated right
+            (SigLIP).
         leading: k, how many tokens come before those of the patches.
 
     Example:
-        >>> PatchMap(leading=1).compute_output_shape((None, 17, 8))
+        >>> PatchMap(side=4, leading=1).compute_output_shape((None, 17, 8))
         (None, 4, 4, 8)
     """
 
-    def __init__(self, leading=0, **kwargs):
+    def __init__(self, side, leading=0, **kwargs):
         super().__init__(**kwargs)
+        self.side = integer("side", side, at_least=1)
         self.leading = integer("leading", leading, at_least=0)
 
     def call(self, tokens):
         """(B, k + h h, c) -> (B, h, h, c)."""
-        return ops.reshape(tokens[:, self.leading :], (-1, *self.compute_output_shape(tokens.shape)[1:]))
+        return ops.reshape(tokens[:, self.leading :], (-1, self.side, self.side, tokens.shape[-1]))
 
     def compute_output_spec(self, tokens):
-        """By the formula: KerasHub states a token too many for SigLIP, which has no class token."""
+        """By the shape below: `call` on tokens whose number is stated wrong would fail."""
         return keras.KerasTensor(self.compute_output_shape(tokens.shape), dtype=self.compute_dtype)
 
     def compute_output_shape(self, input_shape):
         """(B, h, h, c)."""
-        side = math.isqrt(input_shape[1] - self.leading)
-        return (input_shape[0], side, side, input_shape[2])
+        return (input_shape[0], self.side, self.side, input_shape[2])
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -111,9 +113,11 @@ class TokenBackbone(keras.Model):
         leading = _LEADING[family](network)
         head = getattr(network, "head", None) if family == "SigLIPVisionEncoder" else None
         tokens = network.output if head is None else network.post_layer_norm.output
+        # KerasHub states a token too many for SigLIP, which has no class token; the root does not see it.
+        side = math.isqrt(tokens.shape[1] - leading)
         # Its own policy, not that of the process that loads it.
         policy = network.dtype_policy
-        patches = PatchMap(leading, dtype=policy, name=PATCH_MAP)(tokens)
+        patches = PatchMap(side, leading, dtype=policy, name=PATCH_MAP)(tokens)
         feature_map = keras.layers.Identity(dtype=policy, name="feature_map")(patches)
         super().__init__(network.inputs[0], feature_map, name=name, **kwargs)
         self.own_pooling = "cls" if leading else "attention" if head is not None else ""
