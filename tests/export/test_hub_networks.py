@@ -65,6 +65,7 @@ def test_an_onnx_file_gives_the_embedders_vectors(embedders, family):
     assert cosines(embedders(family), found).min() > 1 - 1e-5
 
 
+@pytest.mark.slow
 def test_erfc_becomes_one_minus_erf():
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("tf2onnx")
