@@ -167,7 +167,9 @@ def resized(network: keras.Model, image_size: int) -> keras.Model:
             patches = (image_size // patch) ** 2
             antialias = bool(config.get("antialias_in_interpolation", False))
             new.assign(interpolate_positions(old, new.shape, patches, antialias))
-        elif new.name != "position_ids":
+        elif new.name == "position_ids":
+            new.assign(ops.reshape(ops.arange(new.shape[-1]), new.shape))  # CLIP's are zero but in its presets
+        else:
             raise UserError(
                 f"`image_size={image_size}`: the weight {new.path} of {network.name} has shape {tuple(new.shape)} at "
                 f"this size, and {tuple(old.shape)} at its own, {network.get_config()['image_shape'][0]} px"
