@@ -153,3 +153,20 @@ def test_training_classes_are_numbered_from_zero():
     assert splits.train.classes.tolist() == list(range(splits.train.num_classes))
     assert splits.validation is not None
     assert not set(splits.train.class_names.values()) & set(splits.validation.class_names.values())
+
+
+def test_lora_has_its_flag():
+    with pytest.raises(UserError, match="--lora_rank=4: LoRA changes attention layers, and conv4 has none"):
+        made(lora_rank=4)
+    with pytest.raises(UserError, match="--lora_rank=4 trains changes of the backbone, and with --backbone_rate=0"):
+        made(lora_rank=4, backbone_rate=0.0)
+
+
+def test_an_embedding_of_no_size_of_its_own_is_the_pooled_features():
+    embedder = made(embedding_dim=0, pooling="gem").embedder
+    pixels = np.random.default_rng(0).uniform(0, 255, (2, 16, 16, 3))
+    found = embedder.represent(pixels)
+    assert embedder.embedding_dim == 2
+    np.testing.assert_allclose(found["projection"], found["pooled"], atol=1e-6)
+    with pytest.raises(UserError, match=r"--backbone=conv4.*pooling='cls'"):
+        made(pooling="cls")

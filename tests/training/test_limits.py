@@ -2,6 +2,7 @@
 
 import keras
 import pytest
+import tensorflow as tf
 
 from tfdml import losses, objectives
 from tfdml.data.augmentation.train import TrainTransform
@@ -82,3 +83,9 @@ def test_weights_are_refused_before_they_are_made(monkeypatch):
     with pytest.raises(UserError, match=r"and 0\.0 GB are free"):
         build("adam", 100, 600, times=2)
     build("sgd", 100, 800)
+
+
+def test_a_weight_may_begin_as_a_number(monkeypatch):
+    monkeypatch.setattr(limits, "free_memory", lambda: 100.0)
+    with limits.weights_within_memory("adam"):
+        assert float(tf.Variable(1.5)) == 1.5

@@ -14,6 +14,7 @@ from tfdml.arguments import integer, number
 from tfdml.backbones.bn_inception import bn_inception
 from tfdml.backbones.convnet import conv4
 from tfdml.backbones.googlenet import googlenet
+from tfdml.backbones.hub import PREFIX, check_preset, load_preset
 from tfdml.backbones.resnet import resnet50_v1_5
 from tfdml.errors import UserError, short_message
 
@@ -25,12 +26,13 @@ class Backbone:
     Args:
         model: (B, H, W, 3) -> (B, h, w, c).
         scaling: The mode of `tfdml.layers.InputScaling` that turns pixels 0-255 into what `model` expects.
-        ensemble_cut: The layers between which an attention ensemble's attention network lies, where it is known.
+        ensemble_cut: The layers between which an attention ensemble's attention network lies, where it is known; one
+            layer where there is none, and the masks come from the map itself.
     """
 
     model: keras.Model
-    scaling: str
-    ensemble_cut: tuple[str, str] | None = None
+    scaling: str | dict[str, list[float]]
+    ensemble_cut: tuple[str, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,12 +88,15 @@ _BACKBONES = {
     "efficientnetv2b0": _Entry(_application("EfficientNetV2B0"), "none"),
     "efficientnetv2s": _Entry(_application("EfficientNetV2S"), "none"),
     "convnexttiny": _Entry(_application("ConvNeXtTiny"), "none"),
+    "convnextsmall": _Entry(_application("ConvNeXtSmall"), "none"),
+    "convnextbase": _Entry(_application("ConvNeXtBase"), "none"),
+    "convnextlarge": _Entry(_application("ConvNeXtLarge"), "none"),
     "densenet121": _Entry(_application("DenseNet121"), "torch"),
 }
 
 
 def names() -> tuple[str, ...]:
-    """The backbones that `resolve` knows."""
+    """The backbones that `resolve` knows, besides the presets of KerasHub."""
     return tuple(sorted(_BACKBONES))
 
 
@@ -112,6 +117,10 @@ def check(name: str, weights: str | None = None, **options) -> None:
         Traceback (most recent call last):
         tfdml.errors.UserError: unknown backbone 'mobilenetv4'; known: bn_inception, conv4, ...
     """
+    if name.startswith(PREFIX):
+        _check_hub_options(name, weights, options)
+        check_preset(name.removeprefix(PREFIX))
+        return
     _find(name, weights, options)
 
 
@@ -119,12 +128,15 @@ def published_weights(name: str) -> str:
     """The `weights` by which a backbone starts from ImageNet: `"imagenet"`, `"FILE"`, or `""` where none are published.
 
     Args:
-        name: One of `names()`. Files are made by `bin/convert_weights`.
+        name: One of `names()`, or a preset of KerasHub, which has its weights and needs none. Files are made by
+            `bin/convert_weights`.
 
     Example:
         >>> published_weights("mobilenetv2"), published_weights("bn_inception"), published_weights("conv4")
         ('imagenet', 'FILE', '')
     """
+    if name.startswith(PREFIX):
+        return ""
     entry = _find(name, None, {})
     return "imagenet" if entry.has_imagenet else "FILE" if entry.converted else ""
 
@@ -133,7 +145,8 @@ def resolve(name: str, image_size: int, weights: str | None = None, **options) -
     """Build a backbone by name, with its weights.
 
     Args:
-        name: One of `names()`; case, `-` and `_` do not matter.
+        name: One of `names()`; case, `-` and `_` do not matter. Or `hub:` and a preset of KerasHub (the extra `hub`):
+            its name, such as `hub:dinov2_small`, or the folder that `save_to_preset` wrote. It comes with its weights.
         image_size: Height and width of the images in pixels.
         weights: `None` or `"none"` (random), `"imagenet"` (fetched by keras.applications), or the path of a
             `.weights.h5` file of the same architecture without its top.
@@ -148,6 +161,10 @@ def resolve(name: str, image_size: int, weights: str | None = None, **options) -
         >>> backbone.model.output_shape, backbone.scaling
         ((None, 3, 3, 1280), 'tf')
     """
+    if name.startswith(PREFIX):
+        _check_hub_options(name, weights, options)
+        preset = load_preset(name.removeprefix(PREFIX), image_size)
+        return Backbone(preset.model, preset.scaling, preset.ensemble_cut)
     entry = _find(name, weights, options)
     weights = None if weights in _NO_WEIGHTS else weights
     try:
@@ -159,6 +176,15 @@ def resolve(name: str, image_size: int, weights: str | None = None, **options) -
     if weights not in (None, "imagenet"):
         load_weights(model, weights)
     return Backbone(model, entry.scaling, entry.ensemble_cut)
+
+
+def _check_hub_options(name: str, weights: str | None, options: dict[str, Any]) -> None:
+    if options:
+        raise UserError(f"backbone {name!r} has no option {next(iter(options))!r} (it has none)")
+    if weights not in _NO_WEIGHTS:
+        raise UserError(
+            f"`weights={weights}`: backbone {name!r} is a preset, which comes with its weights: leave it out"
+        )
 
 
 def _find(name: str, weights: str | None, options: dict[str, Any]) -> _Entry:

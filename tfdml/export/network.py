@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 from absl import logging
 
+from tfdml.backbones.lora import plain_weights
 from tfdml.models import AnyEmbedder
 
 Network = Callable[[tf.Tensor], tf.Tensor]
@@ -64,7 +65,7 @@ def in_float32(embedder: AnyEmbedder) -> AnyEmbedder:
         return embedder
     made = keras.saving.deserialize_keras_object(plain)
     made.build((None, embedder.image_size, embedder.image_size, 3))
-    made.set_weights(embedder.get_weights())
+    made.set_weights(plain_weights(embedder))
     return made
 
 

@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
+from tfdml.arguments import number
 from tfdml.saving import SavedByArguments
 
 _IMAGENET_MEAN = (123.675, 116.28, 103.53)
@@ -47,7 +48,7 @@ class InputScaling(SavedByArguments, keras.layers.Layer):
         mode: `"none"`: pixels as they are (backbones with their own preprocessing); `"unit"`: x / 255;
             `"tf"`: x / 127.5 - 1; `"torch"`: ImageNet mean and deviation; `"caffe"`: BGR minus the ImageNet mean;
             `"googlenet"` and `"bn_inception"`: BGR minus (104, 117, 123) and (104, 117, 128), as the Caffe models have
-            it.
+            it; or a mapping with `scale` and `offset`, three numbers each: x * scale + offset.
 
     Raises:
         ValueError: `mode` is none of these.
@@ -61,15 +62,17 @@ class InputScaling(SavedByArguments, keras.layers.Layer):
 
     def __init__(self, mode="tf", **kwargs):
         super().__init__(**{**kwargs, "autocast": False})
-        if mode not in self.MODES:
+        self.mode = _affine(mode) if isinstance(mode, dict) else mode
+        if not isinstance(mode, dict) and mode not in self.MODES:
             raise ValueError(f"mode must be one of {', '.join(self.MODES)}, not {mode!r}")
-        self.mode = mode
 
     def call(self, images):
         """(B, H, W, 3) of any dtype -> (B, H, W, 3) of the compute dtype."""
         # Scaled in float32 first: half precision has too few digits for differences of pixels.
         x = ops.cast(images, "float32")
-        if self.mode == "unit":
+        if isinstance(self.mode, dict):
+            x = x * ops.array(self.mode["scale"], "float32") + ops.array(self.mode["offset"], "float32")
+        elif self.mode == "unit":
             x = x / 255.0
         elif self.mode == "tf":
             x = x / 127.5 - 1.0
@@ -82,3 +85,9 @@ class InputScaling(SavedByArguments, keras.layers.Layer):
     def compute_output_spec(self, images):
         """Same shape, compute dtype."""
         return keras.KerasTensor(images.shape, dtype=self.compute_dtype)
+
+
+def _affine(mode: dict) -> dict[str, list[float]]:
+    if set(mode) != {"scale", "offset"} or any(len(numbers) != 3 for numbers in mode.values()):
+        raise ValueError(f"mode must have scale and offset, three numbers each, not {mode!r}")
+    return {name: [number(name, part) for part in numbers] for name, numbers in mode.items()}

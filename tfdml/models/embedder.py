@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 from keras import ops
 
 from tfdml import backbones
 from tfdml.arguments import integer, one_of
-from tfdml.layers import InputScaling, L2Normalize
+from tfdml.backbones import enable_lora
+from tfdml.layers import AttentionPooling2D, GeneralizedMeanPooling2D, InputScaling, L2Normalize
 
 BATCH_NORM_MODES = ("frozen", "statistics", "train")
+POOLINGS = {
+    "avg": keras.layers.GlobalAveragePooling2D,
+    "max": keras.layers.GlobalMaxPooling2D,
+    "gem": GeneralizedMeanPooling2D,
+    "attention": AttentionPooling2D,
+    "cls": None,
+}
 
 
 def freeze_batch_norm(model: keras.Model) -> None:
@@ -33,7 +43,8 @@ class Embedder(keras.Model):
     Args:
         backbone: A name that `tfdml.backbones.resolve` knows (random weights), a `tfdml.backbones.Backbone`, or any
             `keras.Model` from images to a feature map (then `scaling` says what pixels it expects).
-        embedding_dim: d.
+        embedding_dim: d. 0: D, and the dense layer starts as the identity, so that an untrained embedder gives the
+            pooled features themselves.
         image_size: Height and width in pixels of the images that it is fed in training; kept in the config for
             evaluation and export.
         resize: The size in pixels to which images are resized before the centre crop of `image_size`, in evaluation
@@ -41,7 +52,8 @@ class Embedder(keras.Model):
         resize_mode: `"shorter"`: the shorter side becomes `resize`; `"squash"`: both sides do; `"pad"`: the longer
             side does, and `pad_color` fills up the square.
         scaling: A mode of `tfdml.layers.InputScaling`; by default the backbone's own, `"tf"` for a bare model.
-        pooling: `"avg"` or `"max"` over positions.
+        pooling: Over positions: `"avg"`, `"max"`; `"gem"`, a trained power mean; `"attention"`, to a trained query (of
+            SigLIP its own pretrained head); or `"cls"`, the class token of a transformer. See `tfdml.layers`.
         batch_norm: `"frozen"`: the backbone's BatchNorm layers are constants; `"statistics"`: they use their moving
             statistics, but gamma and beta train (as in the JRD authors' code); `"train"`: ordinary training.
         dropout: The share of the pooled features that is left out before the dense layer, in training.
@@ -85,8 +97,8 @@ class Embedder(keras.Model):
             backbone = keras.saving.deserialize_keras_object(backbone)
         if not isinstance(backbone, keras.Model):
             raise ValueError(f"backbone must be a name, a Backbone or a keras.Model, not {backbone!r}")
-        integer("embedding_dim", embedding_dim, at_least=1)
-        one_of("pooling", pooling, ("avg", "max"))
+        integer("embedding_dim", embedding_dim, at_least=0)
+        one_of("pooling", pooling, tuple(POOLINGS))
         if batch_norm not in BATCH_NORM_MODES:
             raise ValueError(f"batch_norm must be one of {', '.join(BATCH_NORM_MODES)}, not {batch_norm!r}")
         one_of("resize_mode", resize_mode, ("shorter", "squash", "pad"))
@@ -98,26 +110,47 @@ class Embedder(keras.Model):
         self.resize = int(resize or image_size)
         self.resize_mode = resize_mode
         self.pad_color = [int(part) for part in pad_color]
-        self.embedding_dim = int(embedding_dim)
+        self.embedding_dim = int(embedding_dim) or int(backbone.output_shape[-1])
         self.pooling_mode = pooling
         self.batch_norm = batch_norm
         self.input_scaling = InputScaling(scaling or "tf", name="input_scaling", dtype=self.dtype_policy)
         self.backbone = backbone
-        pool = keras.layers.GlobalAveragePooling2D if pooling == "avg" else keras.layers.GlobalMaxPooling2D
-        self.pool = pool(name="pool", dtype=self.dtype_policy)
+        self.pool = self._pooling_layer()
         # Only where it is wanted: a layer with a random state has a place in every checkpoint.
         self.drop = keras.layers.Dropout(dropout, name="dropout", dtype=self.dtype_policy) if dropout else None
         self.dense = keras.layers.Dense(
-            embedding_dim, use_bias=bool(projection_bias), name="projection", dtype=self.dtype_policy
+            self.embedding_dim,
+            use_bias=bool(projection_bias),
+            kernel_initializer="glorot_uniform" if embedding_dim else "identity",
+            name="projection",
+            dtype=self.dtype_policy,
         )
         self.normalize = L2Normalize(name="normalize")
         if batch_norm == "frozen":
             freeze_batch_norm(backbone)
 
+    def _pooling_layer(self) -> Any:
+        """The layer from the feature map to its pooled features; None where the backbone has them."""
+        own = getattr(self.backbone, "own_pooling", "")
+        if self.pooling_mode == own:
+            if hasattr(self.backbone, "head"):
+                self.backbone.head.trainable = True
+            return None
+        pool = POOLINGS[self.pooling_mode]
+        if pool is None:
+            raise ValueError(
+                f"pooling='cls': {self.backbone.name} has no class token; use 'avg', 'max', 'gem' or 'attention'"
+            )
+        return pool(name="pool", dtype=self.dtype_policy)
+
     def build(self, input_shape):
         """Create the weights that the backbone does not have yet."""
+        shapes = self.representation_shapes(input_shape)
+        if self.pool is not None and not self.pool.built:
+            self.pool.build(shapes["feature_map"])
+            self.pool.built = True
         if not self.dense.built:
-            self.dense.build(self.representation_shapes(input_shape)["pooled"])
+            self.dense.build(shapes["pooled"])
 
     def represent(self, images, training=None, detached=False) -> dict:
         """Every representation of the images, by name.
@@ -134,8 +167,12 @@ class Embedder(keras.Model):
         """
         # BatchNorm layers that keep their statistics run as in inference, whatever trains around them.
         backbone_training = training if self.batch_norm == "train" else False
-        feature_map = self.backbone(self.input_scaling(images), training=backbone_training)
-        pooled = self.pool(feature_map)
+        scaled = self.input_scaling(images)
+        if self.pool is None:
+            feature_map, pooled = self.backbone.with_vector(scaled, training=backbone_training)
+        else:
+            feature_map = self.backbone(scaled, training=backbone_training)
+            pooled = self.pool(feature_map)
         return {"feature_map": feature_map, "pooled": pooled, **self._projected(pooled, training, detached)}
 
     def project(self, pooled) -> dict:
@@ -175,12 +212,26 @@ class Embedder(keras.Model):
         return {"feature_map": feature_map, "pooled": (batch, feature_map[-1]), **vectors}
 
     def parts(self) -> dict[str, list]:
-        """The trainable variables of the `backbone` and of the `projection`."""
-        return {"backbone": self.backbone.trainable_variables, "projection": self.dense.trainable_variables}
+        """The trainable variables of the `backbone` and of the `projection`, a trained pooling's among those."""
+        pooling = [] if self.pool is None else self.pool.trainable_variables
+        return {
+            "backbone": self.backbone.trainable_variables,
+            "projection": [*pooling, *self.dense.trainable_variables],
+        }
 
     def freeze_backbone(self) -> None:
         """Keep the backbone as it is; the dense layer trains."""
         self.backbone.trainable = False
+
+    def enable_lora(self, rank: int) -> None:
+        """Freeze the backbone but for trained changes of its attention, of rank `rank`: see `backbones.enable_lora`.
+
+        A saved embedder is an ordinary one, with the changes added to its weights.
+
+        Raises:
+            ValueError: The backbone has no attention layer.
+        """
+        enable_lora(self.backbone, rank)
 
     def get_config(self):
         """The arguments that make this embedder anew, the backbone's architecture included."""

@@ -65,6 +65,10 @@ class AttentionEnsemble(Embedder):
             raise ValueError("cut: name the layer that ends the trunk, and the one that ends the attention network")
         # One dense layer for every head; the heads' vectors make up the embedding.
         super().__init__(backbone, embedding_dim=embedding_dim // heads, name=name, **options)
+        if self.pool is None:
+            raise ValueError(
+                f"pooling={self.pooling_mode!r}: the heads of an ensemble pool maps; use 'avg', 'max' or 'gem'"
+            )
         self.embedding_dim = int(embedding_dim)
         self.heads = int(heads)
         self.cut = (cut,) if isinstance(cut, str) else tuple(cut)
@@ -106,8 +110,12 @@ class AttentionEnsemble(Embedder):
             context = features if self.attention is None else self.attention.compute_output_shape(features)
             self.attention_heads.build((features, context))
             self.attention_heads.built = True
+        maps = self.rest.compute_output_shape(features)
+        if not self.pool.built:
+            self.pool.build(maps)
+            self.pool.built = True
         if not self.dense.built:
-            self.dense.build((None, self.rest.compute_output_shape(features)[-1]))
+            self.dense.build((None, maps[-1]))
 
     def represent(self, images, training=None, detached=False) -> dict:
         """Every representation of the images, by name.
@@ -171,8 +179,12 @@ class AttentionEnsemble(Embedder):
         copied = [] if self.attention is None else self.attention.trainable_variables
         return {
             "backbone": [*self.backbone.trainable_variables, *copied],
-            # What starts from random numbers: the masks and the dense layer.
-            "projection": [*self.attention_heads.trainable_variables, *self.dense.trainable_variables],
+            # What starts from random numbers: the masks, a trained pooling and the dense layer.
+            "projection": [
+                *self.attention_heads.trainable_variables,
+                *self.pool.trainable_variables,
+                *self.dense.trainable_variables,
+            ],
         }
 
     def freeze_backbone(self) -> None:

@@ -202,8 +202,18 @@ def make_embedder(settings: ModelSettings, view: EvaluationTransform) -> Embedde
         view: How it sees images in evaluation and serving.
 
     Raises:
-        UserError: The backbone cannot be built, or not be made an ensemble of.
+        UserError: The backbone cannot be built, not be made an ensemble of, or not be adapted.
     """
+    embedder = _make_embedder(settings, view)
+    if settings.lora_rank:
+        try:
+            embedder.enable_lora(settings.lora_rank)
+        except ValueError as error:
+            raise UserError(f"--lora_rank={settings.lora_rank}: {error}") from error
+    return embedder
+
+
+def _make_embedder(settings: ModelSettings, view: EvaluationTransform) -> Embedder:
     options: dict[str, Any] = {
         "embedding_dim": settings.embedding_dim,
         "image_size": view.image_size,
@@ -218,7 +228,10 @@ def make_embedder(settings: ModelSettings, view: EvaluationTransform) -> Embedde
     call = settings.backbone_call()
     backbone = backbones.resolve(call.name, view.image_size, settings.weights, **call.arguments)
     if not settings.ensemble_heads:
-        return Embedder(backbone, **options)
+        try:
+            return Embedder(backbone, **options)
+        except ValueError as error:
+            raise UserError(f"--backbone={settings.backbone}: {error}") from error
     cut = [name.strip() for name in settings.ensemble_cut.split(",") if name.strip()]
     try:
         return AttentionEnsemble(backbone, cut=cut or None, heads=settings.ensemble_heads, **options)
@@ -251,6 +264,11 @@ def make_learner(
         raise UserError(
             f"--gradient_cache={optimization.gradient_cache} works on TensorFlow, and KERAS_BACKEND is "
             f"{keras.backend.backend()}: leave it out, or unset KERAS_BACKEND"
+        )
+    if model.lora_rank and optimization.backbone_rate == 0:
+        raise UserError(
+            f"--lora_rank={model.lora_rank} trains changes of the backbone, and with --backbone_rate=0 nothing of it "
+            "trains: leave one of them out"
         )
     keras.utils.set_random_seed(seed)
     keras.config.set_dtype_policy(model.mixed_precision)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
 # As many as BEiT's and ConvNeXt's recipes have, whatever the network.
 GROUPS = 12
+# A block of a transformer, in the path of a weight: encoder/layers_3/attention/query/kernel.
+_BLOCK = re.compile(r".*?(?:^|/)\w*?(?:layers|blocks?)_\d+(?=/)")
 
 
 def depths(variables: Sequence[Any]) -> list[tuple[Any, float]]:
     """Each weight with the depth of its layer: 0 for that nearest to the output, below 1 for that of the image.
 
     The layers that have weights are counted in the order in which Keras lists them, from the image on: with n of them,
-    the i-th from 0 has the depth (n - 1 - i) / n.
+    the i-th from 0 has the depth (n - 1 - i) / n. A block of a transformer counts as one layer, as do the weights of
+    all that lies before the first block (patches, positions and tokens).
 
     Args:
         variables: The trainable variables of a backbone, in Keras's order.
@@ -25,8 +29,18 @@ def depths(variables: Sequence[Any]) -> list[tuple[Any, float]]:
         [0.5, 0.5, 0.0, 0.0]
     """
     layers: dict[str, int] = {}
-    places = [layers.setdefault(variable.path.rpartition("/")[0], len(layers)) for variable in variables]
+    places = [layers.setdefault(layer, len(layers)) for layer in _layers([variable.path for variable in variables])]
     return [(variable, (len(layers) - 1 - i) / len(layers)) for variable, i in zip(variables, places, strict=True)]
+
+
+def _layers(paths: Sequence[str]) -> list[str]:
+    """The layer, or the block, of each path."""
+    blocks = [_BLOCK.match(path) for path in paths]
+    first = next((i for i, block in enumerate(blocks) if block), 0)
+    return [
+        block[0] if block else "" if i < first else path.rpartition("/")[0]
+        for i, (path, block) in enumerate(zip(paths, blocks, strict=True))
+    ]
 
 
 def layer_factor(depth: float, decay: float) -> float:

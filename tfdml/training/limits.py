@@ -139,8 +139,10 @@ def _shape_and_bytes(arguments: dict[str, Any]) -> tuple[tuple[int, ...], float]
     if callable(value):
         with tf.Graph().as_default():
             value = value()
-    shape = tuple(tf.TensorShape(value.shape).as_list())
-    return shape, float(math.prod(shape)) * tf.as_dtype(arguments.get("dtype") or value.dtype).size
+    # A single weight may begin as a plain number.
+    shape = tuple(tf.TensorShape(getattr(value, "shape", ())).as_list())
+    dtype = tf.as_dtype(arguments.get("dtype") or getattr(value, "dtype", tf.float32))
+    return shape, float(math.prod(shape)) * dtype.size
 
 
 def _size(layer: keras.layers.Layer) -> int:

@@ -88,7 +88,7 @@ def partial_embeddings(
     lacking = [
         name
         for name in ("represent", "representation_shapes", "pool", "dense", "normalize")
-        if not hasattr(embedder, name)
+        if getattr(embedder, name, None) is None
     ]
     if lacking:
         raise UserError(

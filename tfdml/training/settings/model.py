@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+from tfdml.backbones.hub import PREFIX
 from tfdml.errors import UserError
-from tfdml.models.embedder import BATCH_NORM_MODES
+from tfdml.models.embedder import BATCH_NORM_MODES, POOLINGS
 from tfdml.training.expressions import Call, parse_call
-from tfdml.training.settings.fields import Settings, choice, fraction, not_negative, positive
+from tfdml.training.settings.fields import Settings, choice, fraction, not_negative
 
 _POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 
@@ -24,11 +25,24 @@ class ModelSettings(Settings):
         Call(name='conv4', arguments={'width': 32})
     """
 
-    backbone: str = choice("mobilenetv2", "Backbone, with its options: e.g. 'mobilenetv2(alpha=0.35)'.")
+    backbone: str = choice(
+        "mobilenetv2",
+        "Backbone, with its options: e.g. 'mobilenetv2(alpha=0.35)'; or a preset of KerasHub with its weights, by name "
+        "or folder: hub:dinov2_small.",
+    )
     weights: str = choice("none", "Backbone weights: none, imagenet, or the path of a .weights.h5 file.")
-    embedding_dim: int = choice(128, "Size of the embedding.", check=positive)
+    embedding_dim: int = choice(
+        128,
+        "Size of the embedding; 0: that of the pooled features, which the untrained embedding then is.",
+        check=not_negative,
+    )
     projection_bias: bool = choice(True, "Give the projection to the embedding a bias.")
-    pooling: str = choice("avg", "Pooling over the positions of the feature map.", choices=("avg", "max"))
+    pooling: str = choice(
+        "avg",
+        "Pooling over the positions of the feature map: avg; max; gem, a trained power mean; attention, to a trained "
+        "query; or cls, a transformer's class token.",
+        choices=tuple(POOLINGS),
+    )
     dropout: float = choice(
         0.0, "Share of the pooled features that is left out before the projection, in training.", check=fraction
     )
@@ -43,6 +57,11 @@ class ModelSettings(Settings):
     ensemble_cut: str = choice(
         "", "Layers of the backbone that begin and end the attention network, as 'a,b'; empty: the backbone's usual."
     )
+    lora_rank: int = choice(
+        0,
+        "Freeze the backbone but for changes of this rank to its attention layers (LoRA); 0: all of it trains.",
+        check=not_negative,
+    )
     mixed_precision: str = choice("float32", "Dtype policy of the network.", choices=_POLICIES)
     start_from: str = choice(
         "",
@@ -52,7 +71,7 @@ class ModelSettings(Settings):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.ensemble_heads and self.embedding_dim % self.ensemble_heads:
+        if self.ensemble_heads and (not self.embedding_dim or self.embedding_dim % self.ensemble_heads):
             raise UserError(
                 f"--embedding_dim={self.embedding_dim} is no multiple of --ensemble_heads={self.ensemble_heads}"
             )
@@ -62,4 +81,6 @@ class ModelSettings(Settings):
 
     def backbone_call(self) -> Call:
         """The backbone's name and options."""
+        if self.backbone.startswith(PREFIX):
+            return Call(self.backbone, {})  # a folder may have any name
         return parse_call(self.backbone, "--backbone")

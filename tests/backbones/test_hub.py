@@ -1,0 +1,367 @@
+"""Presets of KerasHub as backbones: small networks of each family, from folders."""
+
+import json
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.backbones.hub_networks import FAMILIES, OFFSET, PATCH, SCALE, SIZE, TRANSFORMERS, WIDTH, preset
+from tfdml import UserError, backbones, losses, objectives
+from tfdml.backbones.hub import interpolate_positions
+from tfdml.export.network import in_float32
+from tfdml.models import AttentionEnsemble, Embedder, MetricLearner
+from tfdml.training import checkpoints
+from tfdml.training.layer_groups import depths
+
+pytest.importorskip("keras_hub", reason="pip install 'tfdml[hub]'")
+# The others take the same way, and seconds.
+QUICK = ("dinov2", "siglip")
+SOME = [family if family in QUICK else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES]
+SIZED = ["vit", *(pytest.param(family, marks=pytest.mark.slow) for family in TRANSFORMERS if family != "vit")]
+OWN = {"siglip": "attention", "swin": "", "resnet": ""}
+
+
+@pytest.fixture(scope="module")
+def presets(tmp_path_factory):
+    """Makes the preset of a family once: its backbone's name and its network."""
+    made = {}
+
+    def make(family):
+        if family not in made:
+            made[family] = preset(tmp_path_factory.mktemp("presets") / family, family)
+        return made[family]
+
+    return make
+
+
+def images(count=3, size=SIZE):
+    return np.random.default_rng(0).uniform(0, 255, (count, size, size, 3)).astype("float32")
+
+
+def vision(network):
+    return getattr(network, "vision_encoder", network)
+
+
+def tokens_of(network, pixels):
+    """The tokens that the network itself gives for scaled pixels, without the leading ones; and the first."""
+    network = vision(network)
+    if type(network).__name__ == "SigLIPVisionEncoder":
+        inner = keras.Model(network.inputs[0], [network.post_layer_norm.output, network.output])
+        return [np.array(part) for part in inner(pixels)]
+    names = [tensor.name for tensor in network.inputs]
+    tokens = np.array(network({names[0]: pixels} if isinstance(network.input, dict) else pixels))
+    leading = {"DINOV2Backbone": 4, "DINOV3Backbone": 5, "DeiTBackbone": 2, "SwinTransformerBackbone": 0}
+    return tokens[:, leading.get(type(network).__name__, 1) :], tokens[:, 0]
+
+
+@pytest.mark.parametrize("family", SOME)
+def test_the_map_is_that_of_the_preset(presets, family):
+    name, network = presets(family)
+    backbone = backbones.resolve(name, SIZE)
+    assert backbone.scaling == {"scale": pytest.approx(SCALE), "offset": pytest.approx(OFFSET)}
+    embedder = Embedder(backbone, embedding_dim=0, image_size=SIZE)
+    x = images()
+    scaled = x * np.array(SCALE, "float32") + np.array(OFFSET, "float32")
+    found = {key: np.array(value) for key, value in embedder.represent(x).items()}
+    if family == "resnet":
+        expected = np.array(network(scaled))
+    else:
+        patches, first = tokens_of(network, scaled)
+        side = SIZE // PATCH
+        expected = np.stack([[patches[:, row * side + column] for column in range(side)] for row in range(side)])
+        expected = expected.transpose(2, 0, 1, 3)
+        assert expected.shape == (3, side, side, WIDTH)
+        if OWN.get(family, "cls"):
+            both = backbone.model.with_vector(scaled)
+            np.testing.assert_allclose(both[0], expected, atol=1e-5)
+            np.testing.assert_allclose(both[1], first, atol=1e-5)
+    np.testing.assert_allclose(found["feature_map"], expected, atol=1e-5)
+    np.testing.assert_allclose(found["pooled"], expected.mean(axis=(1, 2)), atol=1e-5)
+    # Without training the embedding is what the preset gives.
+    lengths = np.linalg.norm(found["pooled"], axis=1, keepdims=True)
+    np.testing.assert_allclose(found["embedding"], found["pooled"] / lengths, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", SOME)
+def test_an_embedder_is_saved_and_loaded_as_it_is(presets, family, tmp_path):
+    embedder = Embedder(backbones.resolve(presets(family)[0], SIZE), embedding_dim=8, image_size=SIZE)
+    embedder.build((None, SIZE, SIZE, 3))
+    embedder.built = True
+    expected = np.array(embedder(images()))
+    embedder.save(tmp_path / "e.keras")
+    again = keras.saving.load_model(tmp_path / "e.keras")
+    np.testing.assert_array_equal(again(images()), expected)
+    assert again.input_scaling.mode == embedder.input_scaling.mode
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_trained_positions_of_dinov2_are_saved(presets, sign, tmp_path):
+    embedder = Embedder(backbones.resolve(presets("dinov2")[0], 2 * SIZE), embedding_dim=8, image_size=2 * SIZE)
+    embedder.build((None, 2 * SIZE, 2 * SIZE, 3))
+    embedder.built = True
+    (table,) = (v for v in embedder.backbone.variables if v.name == "interpolated_position_embeddings")
+    assert table.trainable
+    table.assign(table + sign * np.abs(np.random.default_rng(1).normal(size=table.shape)))
+    embedder.save(tmp_path / "e.keras")
+    x = images(size=2 * SIZE)
+    np.testing.assert_array_equal(keras.saving.load_model(tmp_path / "e.keras")(x), embedder(x))
+
+
+@pytest.mark.parametrize("family", SIZED)
+def test_another_size_keeps_every_weight_but_the_positions(presets, family):
+    name, network = presets(family)
+    native, larger = (backbones.resolve(name, size).model for size in (SIZE, 2 * SIZE))
+    assert larger.output_shape == (None, 2 * SIZE // PATCH, 2 * SIZE // PATCH, WIDTH)
+    learned = 0
+    for ours, old, new in zip(vision(network).variables, native.variables, larger.variables, strict=family != "siglip"):
+        if family != "siglip":
+            np.testing.assert_array_equal(ours, old)
+        if old.shape == new.shape:
+            np.testing.assert_array_equal(old, new)
+            continue
+        if new.name == "position_ids":
+            np.testing.assert_array_equal(new, np.arange(new.shape[1])[None])
+            continue
+        learned += 1
+        rows, grown = (np.array(part).reshape(-1, WIDTH) for part in (old, new))
+        leading = len(rows) - (SIZE // PATCH) ** 2
+        np.testing.assert_array_equal(rows[:leading], grown[:leading])
+        grid = tf.image.resize(rows[leading:].reshape(1, 4, 4, WIDTH), (8, 8), method="bicubic")
+        np.testing.assert_allclose(grown[leading:], np.array(grid).reshape(-1, WIDTH), atol=1e-6)
+    assert learned == {"dinov3": 0, "swin": 0, "dinov2": 2}.get(family, 1)
+    assert np.isfinite(np.array(larger(images(size=2 * SIZE) / 255))).all()
+
+
+def test_positions_are_interpolated_by_cubic_convolution():
+    def cubic(t):  # Keys 1981, a = -1/2
+        t = abs(t)
+        if t <= 1:
+            return 1.5 * t**3 - 2.5 * t**2 + 1
+        return -0.5 * t**3 + 2.5 * t**2 - 4 * t + 2 if t < 2 else 0.0
+
+    table = np.random.default_rng(0).normal(size=(1, 2 + 16, 3)).astype("float32")
+    grid, expected = table[0, 2:].reshape(4, 4, 3).astype("float64"), np.zeros((6, 6, 3))
+    # Inside, away from where the edge decides.
+    for i in range(6):
+        for j in range(6):
+            y, x = (i + 0.5) * 4 / 6 - 0.5, (j + 0.5) * 4 / 6 - 0.5
+            for k in range(4):
+                for m in range(4):
+                    expected[i, j] += cubic(y - k) * cubic(x - m) * grid[k, m]
+    found = np.array(interpolate_positions(table, (1, 2 + 36, 3), 36))
+    np.testing.assert_array_equal(found[0, :2], table[0, :2])
+    np.testing.assert_allclose(found[0, 2:].reshape(6, 6, 3)[2:4, 2:4], expected[2:4, 2:4], atol=1e-3)
+    np.testing.assert_allclose(interpolate_positions(table, table.shape, 16), table, atol=1e-6)
+
+
+def learner_of(embedder, *terms):
+    learner = MetricLearner(embedder, [losses.ContrastiveLoss(), *terms])
+    learner.build((None, SIZE, SIZE, 3))
+    learner.compile("adam", jit_compile=False)  # XLA would take seconds
+    return learner
+
+
+@pytest.mark.parametrize("pooling", ["cls", *(pytest.param(p, marks=pytest.mark.slow) for p in ("gem", "attention"))])
+def test_every_weight_gets_a_gradient(presets, pooling):
+    family = "siglip" if pooling == "attention" else "dinov2"
+    embedder = Embedder(backbones.resolve(presets(family)[0], SIZE), embedding_dim=8, image_size=SIZE, pooling=pooling)
+    embedder.build((None, SIZE, SIZE, 3))
+    variables = embedder.trainable_variables
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(embedder(images()) * np.arange(8.0, dtype="float32"))
+    gradients = tape.gradient(loss, [variable.value for variable in variables])
+    gradients = [None if g is None else tf.convert_to_tensor(g) for g in gradients]  # of a table, its rows
+    # The bias of keys has none: softmax does not see it.
+    still = [v.path for v, g in zip(variables, gradients, strict=True) if g is None or not np.abs(g).max() > 1e-9]
+    assert not [path for path in still if not path.endswith("key/bias")], still
+    assert not any("mask_token" in variable.path for variable in variables)
+    parts = embedder.parts()
+    assert {id(v) for part in parts.values() for v in part} == {id(v) for v in variables}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_mixed_precision_is_near_float32(presets, policy):
+    name = presets("dinov2")[0]
+    exact = Embedder(backbones.resolve(name, SIZE), embedding_dim=0, image_size=SIZE, pooling="cls")
+    keras.config.set_dtype_policy(policy)
+    try:
+        mixed = Embedder(backbones.resolve(name, SIZE), embedding_dim=0, image_size=SIZE, pooling="cls")
+        mixed.build((None, SIZE, SIZE, 3))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    representations = mixed.represent(images())
+    assert representations["feature_map"].dtype == policy.removeprefix("mixed_")
+    cosines = (np.array(representations["embedding"]) * np.array(exact(images()))).sum(axis=1)
+    assert cosines.min() > 0.999
+    np.testing.assert_allclose(in_float32(mixed)(images()), exact(images()), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_lora_trains_small_changes_and_nothing_else(presets, tmp_path):
+    name = presets("dinov2")[0]
+
+    def adapted():
+        embedder = Embedder(backbones.resolve(name, SIZE), embedding_dim=8, image_size=SIZE)
+        embedder.enable_lora(2)
+        return learner_of(embedder)
+
+    learner = adapted()
+    embedder = learner.embedder
+    plain = Embedder(backbones.resolve(name, SIZE), embedding_dim=8, image_size=SIZE)
+    trained = [v.path for v in embedder.backbone.trainable_variables]
+    # Queries and values of two layers, each with two matrices.
+    assert len(trained) == 8
+    assert all("/query/lora" in path or "/value/lora" in path for path in trained)
+    x, labels = images(4), np.array([0, 0, 1, 1])
+    np.testing.assert_allclose(embedder.represent(x)["pooled"], plain.represent(x)["pooled"], atol=1e-6)
+    frozen = {v.path: np.array(v) for v in embedder.backbone.variables if not v.trainable}
+    for _ in range(3):
+        learner.train_on_batch(x, labels)
+    for variable in embedder.backbone.variables:
+        if not variable.trainable:
+            np.testing.assert_array_equal(variable, frozen[variable.path])
+    expected = np.array(embedder(x))
+    assert np.abs(np.array(embedder.represent(x)["pooled"]) - np.array(plain.represent(x)["pooled"])).max() > 1e-3
+
+    # A saved embedder is an ordinary one.
+    embedder.save(tmp_path / "e.keras")
+    saved = keras.saving.load_model(tmp_path / "e.keras")
+    assert len(saved.weights) == len(embedder.weights) - 8
+    np.testing.assert_allclose(saved(x), expected, atol=1e-5)
+    np.testing.assert_array_equal(embedder(x), expected)
+
+    # A checkpoint keeps the changes apart, and the next step is the same.
+    checkpoints.save(tmp_path / "c", learner, checkpoints.TrainingState(3, []))
+    again = adapted()
+    again.train_on_batch(x, labels)
+    assert checkpoints.restore_latest(tmp_path / "c", again).step == 3
+    for each in (learner, again):
+        each.train_on_batch(x, labels)
+    for ours, theirs in zip(learner.weights, again.weights, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_lora_of_a_mixed_network_is_merged_for_export(presets):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        embedder = Embedder(backbones.resolve(presets("dinov3")[0], SIZE), embedding_dim=8, image_size=SIZE)
+        embedder.build((None, SIZE, SIZE, 3))
+        embedder.enable_lora(3)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    for variable in embedder.backbone.trainable_variables:
+        variable.assign(np.random.default_rng(2).normal(size=variable.shape, scale=0.3))
+    exported = in_float32(embedder)
+    assert exported.compute_dtype == "float32"
+    cosines = (np.array(exported(images())) * np.array(embedder(images()))).sum(axis=1)
+    assert cosines.min() > 0.995
+
+
+def test_lora_of_a_network_without_attention_is_refused():
+    with pytest.raises(ValueError, match="LoRA changes attention layers, and conv4 has none"):
+        Embedder(backbones.resolve("conv4", SIZE, width=4), embedding_dim=8, image_size=SIZE).enable_lora(4)
+
+
+@pytest.mark.parametrize("family", SOME[:1] + [pytest.param(f, marks=pytest.mark.slow) for f in TRANSFORMERS[1:-1]])
+def test_a_block_is_one_layer_to_the_decay_of_rates(presets, family):
+    backbone = backbones.resolve(presets(family)[0], SIZE).model
+    by_block = {}
+    for variable, depth in depths(backbone.trainable_variables):
+        parts = variable.path.split("/")
+        if any(word in variable.path for word in ("layers_", "transformer_block_", "encoder_block_")):
+            block = next(part for part in parts if part[-1].isdigit() and "_" in part)
+            by_block.setdefault(block, set()).add(depth)
+        elif "embedding" in variable.path:
+            by_block.setdefault("before", set()).add(depth)
+    assert len(by_block) == 3
+    assert all(len(found) == 1 for found in by_block.values())
+    first, second = sorted(block for block in by_block if block != "before")
+    assert min(by_block["before"]) > min(by_block[first])
+    assert min(by_block[first]) > min(by_block[second])
+
+
+@pytest.mark.slow
+def test_horde_jrs_and_an_ensemble_take_the_map(presets):
+    x, labels = images(4), np.array([0, 0, 1, 1])
+    terms = [
+        objectives.HighOrderMomentLoss(losses.ContrastiveLoss(), orders=2, dim=16),
+        objectives.JointRepresentationSimilarity(levels=["pooled", "embedding"]),
+    ]
+    embedder = Embedder(backbones.resolve(presets("dinov2")[0], SIZE), embedding_dim=8, image_size=SIZE)
+    assert np.isfinite(learner_of(embedder, *terms).train_on_batch(x, labels)).all()
+    ensemble = AttentionEnsemble(
+        backbones.resolve(presets("dinov2")[0], SIZE), heads=2, embedding_dim=8, image_size=SIZE, pooling="gem"
+    )
+    assert np.isfinite(learner_of(ensemble, objectives.HeadDivergence()).train_on_batch(x, labels)).all()
+    assert ensemble.masks(x).shape == (4, 2, 4, 4, WIDTH)
+
+
+def test_a_class_token_is_refused_where_there_is_none():
+    conv4 = backbones.resolve("conv4", SIZE, width=4)
+    with pytest.raises(ValueError, match="pooling='cls': conv4 has no class token; use 'avg', 'max', 'gem'"):
+        Embedder(conv4, embedding_dim=8, image_size=SIZE, pooling="cls")
+
+
+def test_an_ensemble_refuses_the_class_token(presets):
+    backbone = backbones.resolve(presets("dinov2")[0], SIZE)
+    with pytest.raises(ValueError, match="the heads of an ensemble pool maps"):
+        AttentionEnsemble(backbone, heads=2, embedding_dim=8, image_size=SIZE, pooling="cls")
+
+
+def test_what_cannot_be_had_is_told_in_a_line(presets, tmp_path, monkeypatch):
+    name = presets("dinov2")[0]
+
+    def told(name, size=SIZE, **options):
+        with pytest.raises(UserError) as error:
+            backbones.resolve(name, size, **options)
+        message = str(error.value)
+        assert "\n" not in message
+        return message
+
+    assert "has no preset of this name, and there is no such folder" in told("hub:dinov9")
+    with pytest.raises(UserError, match="no such folder"):
+        backbones.check("hub:dinov9")
+    backbones.check("hub:dinov2_small")
+    assert "`image_size=30`: no multiple of the network's patches of 8 px; try 32" in told(name, 30)
+    assert "has no option 'alpha'" in told(name, alpha=1)
+    assert "a preset, which comes with its weights" in told(name, weights="imagenet")
+    folder = tmp_path / "copy"
+    shutil.copytree(name.removeprefix("hub:"), folder)
+    (folder / "model.weights.h5").write_bytes(b"nothing")
+    assert "cannot be loaded" in told(f"hub:{folder}")
+    (folder / "image_converter.json").unlink()
+    assert "the folder has no image_converter.json" in told(f"hub:{folder}")
+    import keras_hub
+
+    def offline(*args, **kwargs):
+        raise ConnectionError("Max retries exceeded\nwith url")
+
+    monkeypatch.setattr(keras_hub.models.Backbone, "from_preset", offline)
+    message = told("hub:dinov2_small")
+    assert "cannot be loaded: Max retries exceeded" in message
+    assert "pass 'hub:FOLDER'" in message
+
+
+@pytest.mark.slow
+def test_another_kind_of_network_is_refused(tmp_path):
+    import keras_hub
+
+    network = keras_hub.models.BertBackbone(
+        vocabulary_size=10, num_layers=1, num_heads=1, hidden_dim=4, intermediate_dim=4, max_sequence_length=4
+    )
+    network.save_to_preset(str(tmp_path))
+    converter = {"class_name": "ImageConverter", "registered_name": "keras_hub>ImageConverter", "config": {}}
+    (tmp_path / "image_converter.json").write_text(json.dumps({"module": "keras_hub.layers", **converter}))
+    with pytest.raises(UserError, match="BertBackbone"):
+        backbones.resolve(f"hub:{tmp_path}", SIZE)
+
+
+def test_without_keras_hub_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "keras_hub", None)
+    with pytest.raises(UserError, match=r"pip install 'tfdml\[hub\]'"):
+        backbones.resolve("hub:dinov2_small", SIZE)

@@ -1,0 +1,202 @@
+"""Presets of KerasHub as backbones: DINOv2, DINOv3, ViT, DeiT, Swin, CLIP, SigLIP, and convolutional networks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import keras
+from keras import ops
+
+from tfdml.backbones.tokens import PATCH_MAP, TokenBackbone, families, require_keras_hub
+from tfdml.errors import UserError, short_message
+
+PREFIX = "hub:"
+_CONFIG, _CONVERTER = "config.json", "image_converter.json"
+# Networks of images and text, of which the part that sees images is taken.
+_TWO_TOWERS = ("CLIPBackbone", "SigLIPBackbone")
+_POSITIONS = ("position_embedding", "position_embeddings", "interpolated_position_embeddings")
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """A network of KerasHub with its weights.
+
+    Args:
+        model: (B, S, S, 3) -> (B, h, w, c).
+        scaling: `scale` and `offset`: pixels 0-255 times the one plus the other are what `model` expects.
+        ensemble_cut: Where an attention ensemble can cut it.
+    """
+
+    model: keras.Model
+    scaling: dict[str, list[float]]
+    ensemble_cut: tuple[str, ...] | None
+
+
+def check_preset(name: str) -> None:
+    """Refuse a preset that `load_preset` would not know; nothing is fetched.
+
+    Args:
+        name: As in `load_preset`.
+
+    Raises:
+        UserError: KerasHub is missing, or there is no such preset or folder.
+    """
+    hub = require_keras_hub()
+    if "://" in name or name in hub.models.Backbone.presets:
+        return
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        raise UserError(
+            f"backbone 'hub:{name}': KerasHub {hub.__version__} has no preset of this name, and there is no such folder"
+        )
+    for file in (_CONFIG, _CONVERTER):
+        if not (folder / file).is_file():
+            raise UserError(
+                f"backbone 'hub:{name}': the folder has no {file}; write it with the `save_to_preset` of a KerasHub "
+                f"{'backbone' if file == _CONFIG else 'image converter, which says how pixels are scaled'}"
+            )
+
+
+def load_preset(name: str, image_size: int) -> Preset:
+    """A preset's network for images of a size, with its weights.
+
+    At another size than the preset's own, learned positions are interpolated (see `resized`); DINOv3 has rotary
+    positions, and Swin relative ones, which need none.
+
+    Args:
+        name: A preset of KerasHub, such as `dinov2_small`; a handle, `kaggle://...` or `hf://...`; or a folder that
+            `save_to_preset` wrote.
+        image_size: S, height and width of the images in pixels.
+
+    Raises:
+        UserError: It cannot be fetched or read, is of no family that is known here, or cannot take the size.
+    """
+    check_preset(name)
+    hub = require_keras_hub()
+    path = str(Path(name).expanduser()) if os.path.isdir(os.path.expanduser(name)) else name
+    try:
+        network = hub.models.Backbone.from_preset(path)
+        scaling = _scaling(hub, path)
+    except UserError:
+        raise
+    except Exception as error:  # each of the places from which it fetches has errors of its own
+        how = (
+            "is the folder whole?"
+            if path != name or os.path.isdir(name)
+            else "offline? where there is a network write it with `save_to_preset` (of the backbone and of its image "
+            "converter), and pass 'hub:FOLDER'"
+        )
+        raise UserError(f"backbone 'hub:{name}' cannot be loaded: {short_message(error)}; {how}") from error
+    if type(network).__name__ in _TWO_TOWERS:
+        network = network.vision_encoder
+    try:
+        network = resized(network, image_size)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"cannot build backbone 'hub:{name}' at {image_size} px: {short_message(error)}") from error
+    if type(network).__name__ in families():
+        return Preset(TokenBackbone(network), scaling, (PATCH_MAP,))
+    if len(network.inputs) != 1 or not hasattr(network.output, "shape") or len(network.output.shape) != 4:
+        raise UserError(
+            f"backbone 'hub:{name}' is a {type(network).__name__}; known are {', '.join(families())}, the vision "
+            f"encoders of {' and '.join(_TWO_TOWERS)}, and convolutional networks"
+        )
+    return Preset(network, scaling, None)
+
+
+def _scaling(hub: Any, path: str) -> dict[str, list[float]]:
+    """What the preset's image converter does to pixels, besides resizing them."""
+    if os.path.isdir(path):
+        with open(Path(path) / _CONVERTER, encoding="utf-8") as file:
+            converter = keras.saving.deserialize_keras_object(json.load(file))
+    else:
+        converter = hub.layers.ImageConverter.from_preset(path)
+
+    def three(value: Any, default: float) -> list[float]:
+        value = default if value is None else value
+        return [float(part) for part in value] if isinstance(value, (list, tuple)) else [float(value)] * 3
+
+    return {"scale": three(converter.scale, 1.0), "offset": three(converter.offset, 0.0)}
+
+
+def resized(network: keras.Model, image_size: int) -> keras.Model:
+    """A network of KerasHub for images of another size, and of today's dtype policy, with the same weights.
+
+    A table of learned positions is interpolated over the patches by cubic convolution, those of class and other tokens
+    stay; at the network's own size every weight keeps its value.
+
+    Args:
+        network: A built backbone of KerasHub.
+        image_size: Height and width in pixels.
+
+    Raises:
+        UserError: The size is no multiple of the patches', or a weight depends on it and is no table of positions.
+
+    Example:
+        >>> import keras_hub
+        >>> network = keras_hub.models.ViTBackbone((32, 32, 3), 8, num_layers=1, num_heads=2, hidden_dim=16, mlp_dim=32)
+        >>> resized(network, 48).output_shape  # 36 patches, and the class token
+        (None, 37, 16)
+
+    Source: Dosovitskiy et al., "An Image is Worth 16x16 Words", ICLR 2021, sec. 3.2; bicubic as in DINOv2's code.
+    """
+    config = network.get_config()
+    patch = _patch(config)
+    if image_size % patch:
+        near = max(1, round(image_size / patch)) * patch
+        raise UserError(f"`image_size={image_size}`: no multiple of the network's patches of {patch} px; try {near}")
+    shape = [image_size, image_size, 3]
+    for name in ("image_shape", "position_embedding_shape"):
+        if config.get(name) is not None and config[name][0] is not None:
+            config[name] = shape
+    config["dtype"] = keras.dtype_policies.serialize(keras.config.dtype_policy())
+    made = type(network).from_config(config)
+    by_name = {variable.name: variable for variable in network.variables}
+    for old, new in zip(network.variables, made.variables, strict=True):
+        if new.name == "interpolated_position_embeddings":
+            old = by_name["position_embeddings"]  # DINOv2 keeps the table that was trained beside the one in use
+        if tuple(old.shape) == tuple(new.shape):
+            new.assign(old)
+        elif any(part in _POSITIONS for part in new.path.split("/")):
+            patches = (image_size // patch) ** 2
+            antialias = bool(config.get("antialias_in_interpolation", False))
+            new.assign(interpolate_positions(old, new.shape, patches, antialias))
+        elif new.name == "position_ids":
+            new.assign(ops.reshape(ops.arange(new.shape[-1]), new.shape))  # CLIP's are zero but in its presets
+        else:
+            raise UserError(
+                f"`image_size={image_size}`: the weight {new.path} of {network.name} has shape {tuple(new.shape)} at "
+                f"this size, and {tuple(old.shape)} at its own, {network.get_config()['image_shape'][0]} px"
+            )
+    return made
+
+
+def _patch(config: dict[str, Any]) -> int:
+    patch = config.get("patch_size") or 1
+    return int(patch if isinstance(patch, int) else patch[0])
+
+
+def interpolate_positions(table, shape, patches: int, antialias: bool = False):
+    """A table of positions for another number of patches, by cubic convolution over their square.
+
+    Args:
+        table: (..., k + n, c), with k rows of tokens that are no patches before those of the patches, row by row.
+        shape: (..., k + `patches`, c).
+        patches: How many there are to be.
+        antialias: Whether it is smoothed where it gets smaller.
+
+    Returns:
+        A tensor of that shape.
+    """
+    leading, width = shape[-2] - patches, shape[-1]
+    rows = ops.reshape(ops.convert_to_tensor(table), (-1, width))
+    old, new = math.isqrt(rows.shape[0] - leading), math.isqrt(patches)
+    grid = ops.reshape(rows[leading:], (1, old, old, width))
+    grid = ops.image.resize(grid, (new, new), interpolation="bicubic", antialias=antialias, data_format="channels_last")
+    return ops.reshape(ops.concatenate([rows[:leading], ops.reshape(grid, (-1, width))], axis=0), shape)
