@@ -37,11 +37,20 @@ install: $(STAMP)
 quickstart: $(STAMP)
 	$(BIN)/python bin/quickstart
 
+# In three runs, one after another, all of them even if one fails: what networks leave in a process's memory goes with it.
+NETWORKS := $(addprefix tests/,backbones layers losses mining models objectives)
+FILES    := $(addprefix tests/,cluster data embeddings evaluation export retrieval)
+define run_tests
+	@failed=0; for part in "$(NETWORKS)" "$(FILES)" "tests $(addprefix --ignore=,$(NETWORKS) $(FILES))"; do \
+	  $(BIN)/python -m pytest -n 2 --dist loadfile -m $(1) $$part || failed=1; \
+	done; exit $$failed
+endef
+
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	$(call run_tests,"not slow")
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+	$(call run_tests,slow)
 
 # The library compared with has an environment of its own: it needs PyTorch, and tfdml does not.
 $(PML)/.installed: tests/parity/requirements_pml.txt

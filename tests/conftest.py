@@ -47,7 +47,7 @@ def small_disk(tmp_path):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Of the cases of a test that is marked `one_quick_case`, or that XLA compiles, only the first is quick.
+    """Of the cases of a test that is marked `one_quick_case`, only the first is quick; of those of a file by XLA too.
 
     XLA (`mode` is `"xla"`) takes a second or two, and its program stays in memory until the process ends.
     """
@@ -57,10 +57,10 @@ def pytest_collection_modifyitems(items):
         compiled = any(isinstance(value, str) and value == "xla" for value in parameters)
         if not compiled and item.get_closest_marker("one_quick_case") is None:
             continue
-        test = (item.nodeid.partition("[")[0], compiled)
-        if test in begun:
+        one_of = item.nodeid.partition("::" if compiled else "[")[0]
+        if (one_of, compiled) in begun:
             item.add_marker(pytest.mark.slow)
-        begun.add(test)
+        begun.add((one_of, compiled))
 
 
 def pytest_collection_finish():

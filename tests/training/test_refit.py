@@ -53,6 +53,7 @@ def result(folder):
     return json.loads((folder / "result.json").read_text())
 
 
+@pytest.mark.slow
 def test_it_is_the_run_of_all_classes_for_the_epochs_that_were_found(unbroken, tmp_path):
     assert result(unbroken / "selection")["epoch"] == 2
     by_hand = tmp_path / "by_hand"

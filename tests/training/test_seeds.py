@@ -39,6 +39,7 @@ def result(folder):
     return json.loads((folder / "result.json").read_text())
 
 
+@pytest.mark.slow
 def test_the_result_of_all_is_made_of_those_of_each(unbroken):
     of_all = result(unbroken)
     each = [result(unbroken / f"seed_{seed}") for seed in range(3)]
@@ -60,6 +61,7 @@ def test_the_result_of_all_is_made_of_those_of_each(unbroken):
     assert of_all["train_seconds"] == sum(one["train_seconds"] for one in each)
 
 
+@pytest.mark.slow
 def test_one_page_and_one_run_to_compare(unbroken):
     text = (unbroken / "report" / "index.html").read_text("utf-8")
     page = check_page(text)
@@ -74,6 +76,7 @@ def test_one_page_and_one_run_to_compare(unbroken):
         assert np.mean([float(value) for value in row[1:]]) == pytest.approx(100 * record[RECALL], abs=0.1)
 
 
+@pytest.mark.slow
 def test_each_seed_is_an_ordinary_run(unbroken, tmp_path):
     train(tmp_path / "alone", seed=1)
     assert records(tmp_path / "alone") == records(unbroken / "seed_1")
@@ -106,6 +109,7 @@ def test_stopped_and_killed_it_ends_as_one_that_was_not(unbroken, tmp_path, monk
     assert not list(folder.rglob(".*"))
 
 
+@pytest.mark.slow
 def test_a_finished_one_is_left_as_it_is(unbroken, monkeypatch):
     before = {path: path.stat().st_mtime_ns for path in unbroken.rglob("*") if path.is_file()}
     assert train(unbroken, resume=True, seeds="3", report=True)["metrics"] == result(unbroken)["metrics"]
@@ -119,6 +123,7 @@ def test_a_finished_one_is_left_as_it_is(unbroken, monkeypatch):
         train(unbroken, resume=True, seeds="3", report=True)
 
 
+@pytest.mark.slow
 def test_what_makes_a_seed_fail_is_told(unbroken, tmp_path):
     with pytest.raises(UserError, match=r"seed 4: .*needs 99"):
         train(tmp_path / "runs", seeds="4,5", ks="99")

@@ -149,6 +149,7 @@ def test_a_collapse_ends_the_run_that_is_to_end_on_it_and_resuming_goes_on(tmp_p
     assert found["alarms"][0] == alarm
 
 
+@pytest.mark.slow
 def test_a_huge_rate_is_an_explosion(tmp_path, monkeypatch):
     def huge(learner):
         kernel, bias = learner.embedder.dense.get_weights()
@@ -160,6 +161,7 @@ def test_a_huge_rate_is_an_explosion(tmp_path, monkeypatch):
         train(tmp_path / "run", watch_every=1, stop_on="explosion")
 
 
+@pytest.mark.slow
 def test_a_look_that_does_not_fit_the_memory_leaves_the_run_unwatched(tmp_path, monkeypatch, caplog):
     def full(self, images, labels):
         raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
@@ -172,6 +174,7 @@ def test_a_look_that_does_not_fit_the_memory_leaves_the_run_unwatched(tmp_path, 
     ]
 
 
+@pytest.mark.slow
 def test_a_proxy_without_a_gradient_is_dead(tmp_path, monkeypatch):
     kept = []
 
