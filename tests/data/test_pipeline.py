@@ -102,7 +102,7 @@ def test_a_resumed_run_gets_the_batches_of_an_unbroken_one(mixed, kind):
     assert_same(resumed, resumed)
 
 
-@pytest.mark.one_quick_case
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", first_quick(KINDS))
 @pytest.mark.parametrize("which", ["mixed", "equal"])
 def test_the_cache_changes_no_bit(request, which, kind):

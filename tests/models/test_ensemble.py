@@ -129,7 +129,7 @@ def test_parts_divide_the_trainable_variables():
         assert len(ensemble.trainable_variables) == 4
 
 
-@pytest.mark.one_quick_case
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("batch_norm", "training", "moving"), [("frozen", False, False), ("statistics", True, False), ("train", True, True)]
 )

@@ -166,6 +166,7 @@ def test_predict_gives_embeddings():
     assert set(learner(images())) == {"feature_map", "pooled", "projection", "embedding"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", first_quick(["dataset", "column", "float"]))
 def test_labels_of_every_usual_form_train_alike(form):
     labels, x = coloured_batch()
@@ -179,6 +180,7 @@ def test_labels_of_every_usual_form_train_alike(form):
     assert_close(logs["loss"], expected, 1e-6)
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("base", [2**24, 2**53])
 def test_large_ids_do_not_collide(base):
     labels, x = coloured_batch()
@@ -238,6 +240,7 @@ def test_saves_and_loads_with_its_objectives_and_optimizer(tmp_path):
         np.testing.assert_array_equal(actual, expected)
 
 
+@pytest.mark.slow
 def test_objectives_stay_behind_when_the_embedder_is_saved(tmp_path):
     labels, x = coloured_batch()
     learner = compiled(jrd())
@@ -300,6 +303,7 @@ def test_embedder_alone_trains_with_a_compiled_loss():
     assert history[-1] < 0.8 * history[0]
 
 
+@pytest.mark.slow
 def test_embedder_alone_and_learner_make_the_same_update():
     labels, x = coloured_batch()
     embedder = tiny_embedder()

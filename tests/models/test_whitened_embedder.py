@@ -35,6 +35,7 @@ def test_gives_the_embeddings_whitened(made):
     np.testing.assert_array_equal(model(images(), training=True), found)
 
 
+@pytest.mark.slow
 def test_saves_loads_and_is_exported(made, tmp_path):
     _, _, model = made
     model.save(tmp_path / "whitened.keras")

@@ -151,6 +151,7 @@ def fit(model, steps):
     return model
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_the_memory_it_had_bit_for_bit(tmp_path):
     unbroken = fit(made(), range(4))
     halfway = fit(made(), range(2))

@@ -255,6 +255,7 @@ def make_learner(base, **options):
     return learner
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", first_quick(BASES))
 def test_learner_steps_with_the_base_losses_of_the_paper(base):
     labels, x = coloured_batch()

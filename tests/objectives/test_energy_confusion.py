@@ -128,6 +128,7 @@ def test_beside_a_base_loss_the_backbone_sees_the_base_alone(base):
     assert np.any(np.abs(both["projection"][0] - alone["projection"][0]) > 1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", first_quick(BASES))
 def test_learner_steps_with_the_base_losses_of_the_paper(base):
     labels, x = coloured_batch()

@@ -205,6 +205,7 @@ def test_jit_compilation_does_not_change_the_update(mode):
         assert_close(jit, plain, 1e-5, floor=1e-6 * largest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", first_quick(["mixed_bfloat16", "mixed_float16"]))
 def test_trains_under_a_mixed_policy(policy):
     labels, x = coloured_batch()

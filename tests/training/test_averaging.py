@@ -75,6 +75,7 @@ def test_fit_leaves_the_weights_as_it_trained_them_and_averages_do_not_change_tr
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_both_phases_have_their_averages():
     learner = made([RankMI(1.5, statistics_steps=1, hidden=8, depth=1, seed=7)])
     x = images(1, 6, "uint8")

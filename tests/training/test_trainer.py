@@ -248,6 +248,7 @@ def test_two_runs_do_not_share_a_folder(unbroken, tmp_path):
         pass
 
 
+@pytest.mark.slow
 def test_images_that_have_changed_are_refused(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     kill_after(monkeypatch, "metrics.jsonl")

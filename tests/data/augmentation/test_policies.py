@@ -71,7 +71,7 @@ def dataset():
     return ImageDataset("made", "train", images, np.arange(24) // 4, dict.fromkeys(range(6), ""))
 
 
-@pytest.mark.one_quick_case
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["random_crop", "random_resized_crop"])
 def test_a_resumed_run_gets_the_bits_of_an_unbroken_one(kind):
     transform = TrainTransform(kind, resize=24, image_size=20, policy=QUICK)

@@ -230,6 +230,7 @@ def test_shrinking(kind, tmp_path):
             assert np.abs(found.numpy().astype(int) - expected.numpy()).mean() < 12  # noise, the worst for a JPEG
 
 
+@pytest.mark.slow
 def test_training_at_the_shrunk_size_sees_the_same_pixels(tmp_path):
     dataset = encoded(*(picture(i, (60 + i, 45), kind) for i, kind in enumerate(("JPEG", "PNG", "WEBP", "BMP"))))
     prepare({"train": dataset}, tmp_path / "out", Settings(shrink=32, shrink_format="png"))

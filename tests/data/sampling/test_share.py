@@ -41,7 +41,7 @@ def test_a_batch_that_does_not_divide_is_refused():
         Share(ShuffleSampler(100, 10), 2, 2)
 
 
-@pytest.mark.one_quick_case
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", [False, True])
 def test_a_worker_makes_its_rows_bit_by_bit(cache):
     """With the augmentation that they have in the whole batch."""

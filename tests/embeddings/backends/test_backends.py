@@ -48,7 +48,7 @@ def test_the_embedders_own_vectors(form, sources, models):
     assert sources[form].view == models_on_disk.VIEW
 
 
-@pytest.mark.one_quick_case
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_a_pass_from_the_middle_continues_bit_by_bit(form, sources):
     dataset = models_on_disk.pictures()
@@ -69,6 +69,7 @@ def test_an_image_that_cannot_be_decoded_is_named(form, sources):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("form", FORMS)
 def test_the_checksum_goes_with_the_content_not_the_place(form, models, sources, other, tmp_path):
     path = getattr(models, form)
@@ -122,6 +123,7 @@ def test_a_card_of_another_model_is_refused(models, tmp_path):
             load_backend(lone)
 
 
+@pytest.mark.slow
 def test_a_tflite_file_of_one_image_at_a_time(models, sources, tmp_path):
     path = tmp_path / "one.tflite"
     path.write_bytes(models_on_disk.tflite(models.embedder, batch=1))
@@ -130,6 +132,7 @@ def test_a_tflite_file_of_one_image_at_a_time(models, sources, tmp_path):
     np.testing.assert_allclose(found, sources["litert"].embed(dataset, 4), atol=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_tensorflows_own_interpreter_is_the_second_choice(models, sources, monkeypatch):
     monkeypatch.setitem(sys.modules, "ai_edge_litert.interpreter", None)
     dataset = models_on_disk.pictures()

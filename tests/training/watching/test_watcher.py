@@ -128,6 +128,7 @@ def constant(learner):
     learner.embedder.dense.set_weights([0 * kernel, np.ones_like(bias)])
 
 
+@pytest.mark.slow
 def test_a_collapse_ends_the_run_that_is_to_end_on_it_and_resuming_goes_on(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     settings = {"watch_every": 1, "stop_on": "collapse,nan", "objectives": OBJECTIVES}
