@@ -78,6 +78,7 @@ def test_a_crop_is_resized_to_the_nearest_of_256_values(height, width, side):
     assert np.abs(resize_crop(tf.constant(crop), side).numpy() - exact).max() <= 0.5 + 1e-3
 
 
+@pytest.mark.slow
 def test_windows_of_large_and_long_images():
     """Positions far from the first pixel are where a shifted sum would round differently."""
     rng = np.random.default_rng(0)
