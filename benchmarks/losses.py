@@ -6,8 +6,9 @@
 
 Both sides get the same float32 vectors, classes of --per_class images, and as many threads; tfdml's loss is what
 `tfdml.interop.from_pml` makes of the name, in a graph as `model.fit` runs it (--xla: compiled by XLA). A line states
-the median of the rounds and the most memory that a pass took, and ours divided by theirs: below 1 ours is quicker, or
-smaller. A side that takes more than --limit seconds or --memory GiB is stopped, and said to fail.
+the median of the rounds and the most memory that a process has taken for it, graph and smaller batches included, and
+ours divided by theirs: below 1 ours is quicker, or smaller. A side that takes more than --limit seconds or --memory
+GiB is stopped, and said to fail.
 """
 
 import argparse
@@ -182,6 +183,9 @@ def main():
                         if not found or "error" not in found[-1]:
                             found.append(side.ask(request))
                 print(line(wanted, batch, answers), flush=True)
+            # The next loss begins with the memory of a new process.
+            for side in sides:
+                side.close()
     finally:
         for side in sides:
             side.close()

@@ -3,11 +3,10 @@
     python losses_peer.py THREADS
 
 Reads a line of JSON for each request, {"case", "batch", "dim", "per_class"}, and answers with one: the value of the
-loss, the seconds of its forward and backward pass, and the MiB that they took at most beyond what was held before.
+loss, the seconds of its forward and backward pass, and the MiB that the process has held at most beyond what it did
+when all was imported.
 """
 
-import contextlib
-import ctypes
 import json
 import pathlib
 import re
@@ -23,15 +22,6 @@ def status(field):
     return int(re.search(rf"{field}:\s+(\d+)", path.read_text())[1]) / 1024 if path.exists() else 0.0
 
 
-def forget_peak():
-    """Give back what is free, and begin the peak anew."""
-    with contextlib.suppress(OSError, AttributeError):  # not glibc
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-    path = pathlib.Path("/proc/self/clear_refs")
-    if path.exists():
-        path.write_text("5")
-
-
 def made_batch(batch, dim, per_class):
     """Labels and unit vectors in classes that overlap, and a centre for each class: the same on both sides."""
     generator = np.random.default_rng(batch)
@@ -43,7 +33,7 @@ def made_batch(batch, dim, per_class):
 
 def serve(prepare):
     """Answer requests until they end; `prepare(request)` returns a function that runs one pass and gives its value."""
-    prepared = {}
+    prepared, began = {}, status("VmRSS")
     for line in sys.stdin:
         request = json.loads(line)
         try:
@@ -51,11 +41,9 @@ def serve(prepare):
                 prepared.clear()
                 prepared[line] = prepare(request)
                 prepared[line]()  # the first pass compiles
-            forget_peak()
-            before = status("VmRSS")
             started = time.perf_counter()
             value = prepared[line]()
-            answer = {"seconds": time.perf_counter() - started, "mib": status("VmHWM") - before, "value": value}
+            answer = {"seconds": time.perf_counter() - started, "mib": status("VmHWM") - began, "value": value}
         except Exception as error:  # what a library cannot do is a part of the comparison
             answer = {"error": f"{type(error).__name__}: {error}"[:200]}
         print(json.dumps(answer), flush=True)
@@ -77,7 +65,9 @@ def main(threads):
         loss = getattr(losses, case["name"])(**arguments)
         miner = getattr(miners, case["miner"])() if case["miner"] else None
         for weight in loss.parameters():
-            weight.data = torch.tensor(centres if weight.shape[0] == len(centres) else centres.T.copy())
+            # Either a row or some columns for each class.
+            columns = centres.repeat(weight.shape[1] // len(centres), axis=0).T.copy()
+            weight.data = torch.tensor(centres if weight.shape[0] == len(centres) else columns)
         labels, vectors = torch.tensor(labels), torch.tensor(vectors, requires_grad=True)
 
         def run():
