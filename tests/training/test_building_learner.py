@@ -1,6 +1,7 @@
 """The learner, the images and their checks are what the flags of a run say."""
 
 import dataclasses
+import types
 
 import keras
 import numpy as np
@@ -10,7 +11,7 @@ from PIL import Image
 from tests.models.networks import values
 from tests.training.runs import learner
 from tfdml.errors import UserError
-from tfdml.training import Experiment
+from tfdml.training import Experiment, building
 from tfdml.training.building import load_splits
 
 TINY = Experiment(
@@ -119,6 +120,14 @@ def test_the_network_has_the_precision_of_the_flag_and_nothing_after_it(policy):
     assert tiny.embedder.dense.compute_dtype == policy.removeprefix("mixed_")
     assert {variable.dtype for variable in tiny.trainable_variables} == {"float32"}
     assert keras.config.dtype_policy().name == "float32"
+
+
+def test_xla_compiles_where_it_is_asked_for(monkeypatch):
+    assert [made(jit_compile=setting).jit_compile for setting in ("auto", "true", "false")] == [False, True, False]
+    monkeypatch.setattr(building.tf.distribute, "get_strategy", lambda: types.SimpleNamespace(num_replicas_in_sync=2))
+    assert [building._compiles(setting) for setting in ("auto", "false")] == [False, False]
+    with pytest.raises(UserError, match="--jit_compile=true goes with one device"):
+        building._compiles("true")
 
 
 @pytest.fixture

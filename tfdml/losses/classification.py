@@ -154,10 +154,10 @@ class ArcFaceLoss(ClassSimilarityLoss):
 
     def logits(self, similarities, target_mask):
         """The logits (B, C): the margin is added to the angle of the own class."""
-        cosines = ops.clip(similarities, -1.0, 1.0)
-        beyond = cosines - self.margin * math.sin(self.margin)
-        with_margin = ops.where(cosines > -math.cos(self.margin), self.shifted(cosines), beyond)
-        return self.scale * ops.where(target_mask, with_margin, similarities)
+        own = ops.clip(pairwise.masked_sum(similarities, target_mask, axis=1), -1.0, 1.0)
+        beyond = own - self.margin * math.sin(self.margin)
+        with_margin = ops.where(own > -math.cos(self.margin), self.shifted(own), beyond)
+        return self.scale * ops.where(target_mask, with_margin[:, None], similarities)
 
     def shifted(self, cosines):
         """cos(theta + m) of cosines in [-1, 1], beyond pi too."""

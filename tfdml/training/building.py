@@ -299,10 +299,20 @@ def make_learner(
         unfreeze_steps=optimization.unfreeze_steps(steps_per_epoch),
         ema=optimization.ema,
     )
-    # XLA across replicas fails to place the variables; one device decides for itself.
-    mirrored = tf.distribute.get_strategy().num_replicas_in_sync > 1
-    learner.compile(optimizer=optimizer, jit_compile=False if mirrored else "auto")
+    learner.compile(optimizer=optimizer, jit_compile=_compiles(model.jit_compile))
     return learner
+
+
+def _compiles(setting: str) -> bool | str:
+    """Whether XLA compiles the step, as Keras takes it."""
+    if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        # Across replicas it fails to place the variables.
+        if setting == "true":
+            raise UserError(
+                "--jit_compile=true goes with one device: leave it at auto, or train on JAX, which compiles"
+            )
+        return False
+    return "auto" if setting == "auto" else setting == "true"
 
 
 def _with_objectives(embedder: Embedder, optimization: OptimizationSettings, num_classes: int) -> MetricLearner:

@@ -63,6 +63,11 @@ class ModelSettings(Settings):
         check=not_negative,
     )
     mixed_precision: str = choice("float32", "Dtype policy of the network.", choices=_POLICIES)
+    jit_compile: str = choice(
+        "auto",
+        "Compile the training step by XLA: true, false, or auto, where it is quicker: on one GPU.",
+        choices=("auto", "true", "false"),
+    )
     start_from: str = choice(
         "",
         "Start from the weights of an old run, matched by part: a run folder (its newest checkpoint), a checkpoint, or "
