@@ -28,17 +28,14 @@ def gains(study):
             continue
         own, others = ([side["seeds"][seed] for seed in seeds] for side in (row, base))
         sides = [[per_query(study, run) for run in runs] for runs in (own, others)]
+        recalls = [[run["metrics"]["recall@1"] for run in runs] for runs in (own, others)]
         yield {
             "name": name,
             "base": row["base"],
-            "seeds": [(a["metrics"]["recall@1"], b["metrics"]["recall@1"]) for a, b in zip(own, others, strict=True)],
+            "seeds": list(zip(*recalls, strict=True)),
             "gain": paired_differences(*sides, labels),
-            "over_seeds": seed_difference(*zip(*_recalls(own, others), strict=True)) if len(seeds) > 1 else None,
+            "over_seeds": seed_difference(*recalls) if len(seeds) > 1 else None,
         }
-
-
-def _recalls(own, others):
-    return [(a["metrics"]["recall@1"], b["metrics"]["recall@1"]) for a, b in zip(own, others, strict=True)]
 
 
 def lines(study):

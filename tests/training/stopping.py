@@ -1,9 +1,15 @@
-"""Runs on noise that are quick, and what ends them in the midst."""
+"""Runs on noise that are quick, what ends them in the midst, and whether they end alike."""
 
+import json
 import os
 import signal
 
+import numpy as np
+import pytest
+
 from tests.training import runs
+from tests.training.runs import EPOCHS, STEPS
+from tfdml.evaluation import QueryValues
 from tfdml.training import assembly
 from tfdml.training.monitor import TrainingMonitor
 
@@ -23,6 +29,14 @@ def make_quick(patch):
 
     patch.setattr(assembly, "make_learner", eager)
     patch.setattr(assembly, "load_splits", lambda *arguments: runs.SPLITS)
+
+
+def finished(folder, prepare=make_quick, **settings):
+    """Train a run to its end where no test has made it quick, and return its folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        prepare(patch)
+        runs.train(folder, **settings)
+    return folder
 
 
 def kill_after(monkeypatch, name):
@@ -48,3 +62,23 @@ def signal_at(monkeypatch, step, number=signal.SIGTERM):
         ended(self, batch, logs)
 
     monkeypatch.setattr(TrainingMonitor, "on_train_batch_end", hook)
+
+
+def assert_alike(folder, unbroken):
+    """Both ended with the same checkpoint, history, embedder and metrics."""
+    last = f"checkpoints/step-{EPOCHS * STEPS:08d}.npz"
+    one, other = runs.arrays(unbroken / last), runs.arrays(folder / last)
+    assert sorted(one) == sorted(other)
+    for name, array in one.items():
+        np.testing.assert_array_equal(array, other[name], err_msg=name)
+    assert runs.records(folder) == runs.records(unbroken)
+    for one, other in zip(runs.embedder(unbroken), runs.embedder(folder), strict=True):
+        np.testing.assert_array_equal(one, other)
+    one, other = (json.loads((run / "result.json").read_text()) for run in (unbroken, folder))
+    for name in ("metrics", "metrics_before", "epoch", "steps", "protocol"):
+        assert one[name] == other[name]
+    stored = [QueryValues.read(run / "queries.npz") for run in (unbroken, folder)]
+    assert stored[0].difference_to(stored[1]) == ""
+    for name, values in stored[0].values.items():
+        np.testing.assert_array_equal(values, stored[1].values[name])
+        assert np.nanmean(values) == pytest.approx(other["metrics"][name], abs=1e-7)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.training import runs
 from tests.training.runs import EPOCHS, STEPS, train
-from tests.training.test_trainer import Killed, assert_alike, kill_after, make_quick
+from tests.training.stopping import Killed, assert_alike, finished, kill_after, make_quick
 from tfdml.errors import UserError
 from tfdml.training import checkpoints
 
@@ -22,11 +22,7 @@ def _quick(monkeypatch):
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "unbroken"
-    with pytest.MonkeyPatch.context() as patch:
-        make_quick(patch)
-        train(folder, **SETTINGS)
-    return folder
+    return finished(tmp_path_factory.mktemp("runs") / "unbroken", **SETTINGS)
 
 
 def found(folder):

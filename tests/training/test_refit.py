@@ -8,7 +8,7 @@ import pytest
 
 from tests.training import runs
 from tests.training.runs import STEPS, experiment, records, train
-from tests.training.stopping import Killed, kill_after, make_quick, signal_at
+from tests.training.stopping import Killed, finished, kill_after, make_quick, signal_at
 from tfdml.errors import UserError
 from tfdml.training import Experiment, assembly
 from tfdml.training.evaluating import Evaluator
@@ -42,11 +42,7 @@ def _quick(monkeypatch):
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
     """The folder of a run that was never stopped."""
-    folder = tmp_path_factory.mktemp("runs") / "refit"
-    with pytest.MonkeyPatch.context() as patch:
-        make_refit_quick(patch)
-        train(folder, **CHOSEN)
-    return folder
+    return finished(tmp_path_factory.mktemp("runs") / "refit", make_refit_quick, **CHOSEN)
 
 
 def result(folder):

@@ -10,7 +10,7 @@ from scipy import stats
 
 from tests.report.pages import check_page, rows_of
 from tests.training.runs import EPOCHS, STEPS, experiment, records, train
-from tests.training.stopping import Killed, kill_after, make_quick, signal_at
+from tests.training.stopping import Killed, finished, kill_after, make_quick, signal_at
 from tfdml.errors import UserError
 from tfdml.evaluation import QueryValues, confidence_intervals
 from tfdml.report import read_run
@@ -28,11 +28,7 @@ def _quick(monkeypatch):
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
     """The folder of three seeds that were never stopped."""
-    folder = tmp_path_factory.mktemp("runs") / "three"
-    with pytest.MonkeyPatch.context() as patch:
-        make_quick(patch)
-        train(folder, seeds="3", report=True)
-    return folder
+    return finished(tmp_path_factory.mktemp("runs") / "three", seeds="3", report=True)
 
 
 def result(folder):

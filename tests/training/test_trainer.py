@@ -11,9 +11,8 @@ import tensorflow as tf
 
 from tests.training import runs
 from tests.training.runs import EPOCHS, STEPS, train
-from tests.training.stopping import Killed, kill_after, make_quick, signal_at
+from tests.training.stopping import Killed, assert_alike, finished, kill_after, make_quick, signal_at
 from tfdml.errors import UserError
-from tfdml.evaluation import QueryValues
 from tfdml.training import assembly, checkpoints, trainer
 from tfdml.training.evaluating import Evaluator
 from tfdml.training.interruption import Interrupted, Interruption
@@ -30,31 +29,7 @@ def _quick(monkeypatch):
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
     """The folder of a run that was never stopped."""
-    folder = tmp_path_factory.mktemp("runs") / "unbroken"
-    with pytest.MonkeyPatch.context() as patch:
-        make_quick(patch)
-        train(folder, report=True, checkpoint_steps=1)
-    return folder
-
-
-def assert_alike(folder, unbroken):
-    """Both ended with the same checkpoint, history, embedder and metrics."""
-    last = f"checkpoints/step-{EPOCHS * STEPS:08d}.npz"
-    one, other = runs.arrays(unbroken / last), runs.arrays(folder / last)
-    assert sorted(one) == sorted(other)
-    for name, array in one.items():
-        np.testing.assert_array_equal(array, other[name], err_msg=name)
-    assert runs.records(folder) == runs.records(unbroken)
-    for one, other in zip(runs.embedder(unbroken), runs.embedder(folder), strict=True):
-        np.testing.assert_array_equal(one, other)
-    one, other = (json.loads((run / "result.json").read_text()) for run in (unbroken, folder))
-    for name in ("metrics", "metrics_before", "epoch", "steps", "protocol"):
-        assert one[name] == other[name]
-    stored = [QueryValues.read(run / "queries.npz") for run in (unbroken, folder)]
-    assert stored[0].difference_to(stored[1]) == ""
-    for name, values in stored[0].values.items():
-        np.testing.assert_array_equal(values, stored[1].values[name])
-        assert np.nanmean(values) == pytest.approx(other["metrics"][name], abs=1e-7)
+    return finished(tmp_path_factory.mktemp("runs") / "unbroken", report=True, checkpoint_steps=1)
 
 
 @pytest.mark.slow

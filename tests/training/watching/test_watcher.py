@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.training import runs
 from tests.training.runs import EPOCHS, STEPS, train
-from tests.training.test_trainer import make_quick
+from tests.training.stopping import finished, make_quick
 from tfdml.errors import UserError
 from tfdml.layers import InputScaling
 from tfdml.report import read_run
@@ -29,11 +29,13 @@ def _quick(monkeypatch):
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "watched"
-    with pytest.MonkeyPatch.context() as patch:
-        make_quick(patch)
-        train(folder, objectives=OBJECTIVES, watch_every=2, watch_triplets=3, watch_projector=10)
-    return folder
+    return finished(
+        tmp_path_factory.mktemp("runs") / "watched",
+        objectives=OBJECTIVES,
+        watch_every=2,
+        watch_triplets=3,
+        watch_projector=10,
+    )
 
 
 def told(folder):
