@@ -182,7 +182,8 @@ def step(what, rows, strategy):
     loss = model.evaluate(x, labels, batch_size=BATCH, verbose=0, return_dict=True)["loss"]
     reported = model.fit(x, labels, batch_size=BATCH, shuffle=False, verbose=0).history
     observed = {name: reported[name][-1] for name in getattr(model, "observation_trackers", ())}
-    observed |= {f"{name}_weight": reported[f"{name}_weight"][-1] for name in getattr(model.auto_weights, "names", ())}
+    weights = getattr(getattr(model, "auto_weights", None), "names", ())
+    observed |= {f"{name}_weight": reported[f"{name}_weight"][-1] for name in weights}
     observed |= {f"{o.name}_t": float(values([o.t])[0]) for o in getattr(model, "objectives", ()) if hasattr(o, "t")}
     with averaged(model):
         after = values(model.trainable_variables)

@@ -125,7 +125,7 @@ def some_slow(path):
 def trees(tmp_path_factory):
     """Each data set of the papers in its official layout, loaded as a run does: enough classes and K, tiny images."""
     folder = tmp_path_factory.mktemp("trees")
-    sizes = {"cub200": (95, 70), "cars196": (95, 70), "sop": (95, 510), "inshop": (95, 55)}
+    sizes = {"cub200": (95, 70), "cars196": (95, 70), "sop": (95, 510), "inshop": (95, 55), "omniglot": (95, 5)}
 
     @functools.cache
     def load(name, holdout_classes):

@@ -130,7 +130,7 @@ def wrong(case, tmp_path):
         flags["embedding_dim"] = "many"
         says = "embedding_dim"
     elif case == "value out of range":
-        flags["embedding_dim"] = 0
+        flags["embedding_dim"] = -1
         says = "embedding_dim"
     elif case == "unknown flag":
         flags["embeding_dim"] = 8

@@ -1,4 +1,4 @@
-"""Small trees of real pictures in the official layouts of CUB-200-2011, Cars-196, SOP and In-Shop."""
+"""Small trees of real pictures in the official layouts of CUB-200-2011, Cars-196, SOP, In-Shop and Omniglot."""
 
 import io
 
@@ -13,7 +13,7 @@ def write_tree(name, root, train_classes, test_classes=3, images_per_class=2):
     """Write a data set of the catalogue, with so many images of each class.
 
     Args:
-        name: `cub200`, `cars196`, `sop` or `inshop`.
+        name: `cub200`, `cars196`, `sop`, `inshop` or `omniglot`.
         root: The folder to create.
         train_classes: How many; at most 100 for `cub200`, 98 for `cars196`.
         test_classes: How many.
@@ -27,13 +27,13 @@ def write_tree(name, root, train_classes, test_classes=3, images_per_class=2):
     return root
 
 
-def _pictures(root, names):
+def _pictures(root, names, kind="JPEG"):
     """A few different pictures, under many names."""
     rng = np.random.default_rng(0)
     contents = []
     for _ in range(7):
         file = io.BytesIO()
-        Image.fromarray(rng.integers(0, 256, (*SIZE[::-1], 3), np.uint8)).save(file, "JPEG")
+        Image.fromarray(rng.integers(0, 256, (*SIZE[::-1], 3), np.uint8)).save(file, kind)
         contents.append(file.getvalue())
     for i, name in enumerate(names):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -86,4 +86,10 @@ def _inshop(root, numbers, num_train, per_class):
     _table(root / "Eval" / "list_eval_partition.txt", [len(names), "image_name item_id evaluation_status", *lines])
 
 
-_WRITERS = {"cub200": _cub, "cars196": _cars, "sop": _sop, "inshop": _inshop}
+def _omniglot(root, numbers, num_train, per_class):
+    folders = ["images_background" if i < num_train else "images_evaluation" for i in range(len(numbers))]
+    rows = enumerate(zip(folders, numbers, strict=True))
+    _pictures(root, [f"{part}/Latin/character{number:04d}/{i:05d}_01.png" for i, (part, number) in rows], kind="PNG")
+
+
+_WRITERS = {"cub200": _cub, "cars196": _cars, "sop": _sop, "inshop": _inshop, "omniglot": _omniglot}
