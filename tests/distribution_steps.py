@@ -149,13 +149,17 @@ LEARNERS = {
         [
             objectives.CrossBatchMemory(losses.ContrastiveLoss(1.3, "euclidean"), 12),
             objectives.HighOrderMomentLoss(losses.BinomialDevianceLoss(), 2, 8, weight=0.1),
+            objectives.Prism(losses.MultiSimilarityLoss(), 3, noise_rate=0.3, size=12, weight=0.1),
         ]
     ),
     "rank_mi cached": lambda: cached([rank_mi(1), *jrd()]),
     "rank_mi": lambda: learner([rank_mi(1), losses.ContrastiveLoss(1.3, "euclidean")]),
     "rank_mi twice": lambda: learner([rank_mi(2, monotonicity=0.1)]),
     "curricular": lambda: learner(
-        [objectives.CurricularFace(3, scale=4.0, momentum=0.5), objectives.InstanceLoss(3, use_bias=True)]
+        [
+            objectives.CurricularFace(3, scale=4.0, momentum=0.5, drop_highest=0.3),
+            objectives.InstanceLoss(3, use_bias=True),
+        ]
     ),
     "learned": lambda: learner(
         [objectives.LearnedMargin(3, beta=0.6, nu=0.1), objectives.RegularizedSoftTriple(3, 2, scale=5.0)]

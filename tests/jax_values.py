@@ -60,10 +60,12 @@ def objectives_over_classes():
         "intra class": objectives.IntraClassPenalty(),
         "learned margin": objectives.LearnedMargin(3, beta=0.8),
         "cross batch": objectives.CrossBatchMemory(losses.ContrastiveLoss(1.0, "euclidean"), size=5),
+        "prism": objectives.Prism(losses.ContrastiveLoss(1.0, "euclidean"), 3, noise_rate=0.3, size=5),
     }
     for objective in found.values():
         objective.build({"embedding": (None, 4)})
-    found["cross batch"].remember({"embedding": np.eye(4, dtype="float32")[:3]}, np.arange(3))
+    for name in ("cross batch", "prism"):
+        found[name].remember({"embedding": np.eye(4, dtype="float32")[:3]}, np.arange(3))
     return {name: ("embedding", lambda y, x, o=objective: o({"embedding": x}, y)) for name, objective in found.items()}
 
 

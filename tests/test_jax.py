@@ -39,6 +39,19 @@ def with_memory():
     return lambda y, x, t: references_memory.reference(references_memory.contrastive, y, x, memory)
 
 
+def of_clean_labels():
+    prism = references_memory.PrismReference(0.3, 5, 5, 0)
+
+    def value(y, x, t):
+        prism.memory, prism.thresholds = list(enumerate(np.eye(4)[:3])), []
+        memory = list(prism.memory)
+        kept = prism.step(y, x)
+        assert not kept.all()
+        return references_memory.reference(references_memory.contrastive, y[kept], x[kept], memory)
+
+    return value
+
+
 GRAMS = {
     "gaussian": (lambda x, tau: references.gaussian(x, tau=tau), references.squared_distance),
     "laplace": (lambda x, tau: references.laplace(x, tau=tau), references.absolute_distance),
@@ -64,6 +77,7 @@ CASES = {
     "intra class": ("embedding", lambda y, x, t: references.intra_class_penalty(y, x, "mean"), None),
     "metric": ("pooled", lambda y, x, t: references.contrastive(y, x), None),
     "cross batch": ("embedding", with_memory(), None),
+    "prism": ("embedding", of_clean_labels(), None),
     **{name: ("embedding", kernel_mean(gram), spread) for name, (gram, spread) in GRAMS.items()},
     **{f"jrs {name}": ("pooled", similarity(gram), spread) for name, (gram, spread) in GRAMS.items()},
 }

@@ -22,7 +22,8 @@ class Rows(NamedTuple):
     """The rows `first` to `first + count - 1` of `total`.
 
     There may be more columns than rows: vectors that no row belongs to stand behind the others. `counted`, (columns,)
-    boolean, says which columns are there at all; a column that is not makes no pair. None: all are.
+    boolean, says which of them are there at all; one that is not makes no pair, in its column nor in its row. None: all
+    are.
     """
 
     first: Any
@@ -253,7 +254,9 @@ def negative_mask(labels):
 
 def _counted(mask):
     rows = _rows.get()
-    return mask if rows is None or rows.counted is None else ops.logical_and(mask, rows.counted[None, :])
+    if rows is None or rows.counted is None:
+        return mask
+    return ops.logical_and(mask, ops.logical_and(own(rows.counted)[:, None], rows.counted[None, :]))
 
 
 def _together(labels):

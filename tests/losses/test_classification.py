@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tests import references
+from tests.losses.references_ranking import arc_face
 from tests.mathematics import assert_close, finite_differences, random_batch, value_and_gradients
 from tfdml import losses
 from tfdml.layers import CosineProxies
@@ -16,6 +17,47 @@ CASES = {
     "norm": (losses.NormSoftmaxLoss(), lambda y, c: references.norm_softmax(y, c)),
     "norm flat": (losses.NormSoftmaxLoss(1.0), lambda y, c: references.norm_softmax(y, c, 1.0)),
     "norm sum": (losses.NormSoftmaxLoss(reduction="sum"), lambda y, c: references.norm_softmax(y, c, reduction="sum")),
+}
+
+
+def smoothed(reference, share):
+    """The cross-entropy with a target that is partly even: (1 - e) L_y + (e / C) sum over classes of L as their own.
+
+    Of logits that hold the margin of the label, L_c - L_y = z_y - z_c.
+    """
+
+    def value(labels, cosines, logits_of):
+        found = []
+        for label, row in zip(labels, cosines, strict=True):
+            own = reference([label], [row])
+            logits = logits_of(int(label), row)
+            every = [own + logits[int(label)] - logit for logit in logits]
+            found.append((1 - share) * own + share * sum(every) / len(every))
+        return np.mean(found)
+
+    return value
+
+
+def am_logits(label, row):
+    return [20.0 * (float(c) - 0.1 * (j == label)) for j, c in enumerate(row)]
+
+
+def arc_logits(label, row):
+    """Of margin 0.5."""
+    angle = np.arccos(float(row[label]))
+    own = np.cos(angle + 0.5) if angle + 0.5 < np.pi else float(row[label]) - 0.5 * np.sin(0.5)
+    return [64.0 * (own if j == label else float(c)) for j, c in enumerate(row)]
+
+
+CASES |= {
+    "am smoothed": (
+        losses.AMSoftmaxLoss(label_smoothing=0.2),
+        lambda y, c: smoothed(references.am_softmax, 0.2)(y, c, am_logits),
+    ),
+    "norm smoothed": (
+        losses.NormSoftmaxLoss(label_smoothing=0.1),
+        lambda y, c: smoothed(references.norm_softmax, 0.1)(y, c, lambda _, row: [20.0 * float(x) for x in row]),
+    ),
 }
 every_case = pytest.mark.parametrize(("loss", "reference"), CASES.values(), ids=CASES)
 
@@ -68,6 +110,21 @@ def test_one_class_teaches_nothing(loss, reference):
     np.testing.assert_array_equal(gradient, np.zeros((2, 1)))
 
 
+@pytest.mark.parametrize("make", [losses.ArcFaceLoss, losses.SubCenterArcFaceLoss])
+def test_a_smoothed_angular_margin(make):
+    for seed in range(4):
+        labels, cosines = similarities(seed, 6, 5)
+        expected = smoothed(arc_face, 0.1)(labels, cosines, arc_logits)
+        assert_close(make(label_smoothing=0.1)(labels, cosines), expected)
+
+
+def test_smoothing_is_keras_s_own():
+    labels, cosines = similarities(2, 6, 5)
+    keras_loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.3)
+    expected = keras_loss(np.eye(5)[labels], 20.0 * cosines)
+    assert_close(losses.NormSoftmaxLoss(label_smoothing=0.3)(labels, cosines), expected)
+
+
 def test_confident_images_keep_their_digits():
     labels, cosines = [0], np.array([[1.0, -1.0, -1.0]], "float32")
     assert_close(losses.AMSoftmaxLoss(20.0, 0.0)(labels, cosines), references.am_softmax(labels, cosines, 20.0, 0.0))
@@ -107,6 +164,8 @@ def test_something_other_than_class_similarities_is_refused(rows):
         (lambda: losses.AMSoftmaxLoss(scale=0), "scale must be positive"),
         (lambda: losses.AMSoftmaxLoss(margin=-0.1), "margin must be at least 0 and at most 2"),
         (lambda: losses.NormSoftmaxLoss(scale=-1), "scale must be positive"),
+        (lambda: losses.AMSoftmaxLoss(label_smoothing=1.0), "label_smoothing must be below 1"),
+        (lambda: losses.ArcFaceLoss(label_smoothing=-0.1), "label_smoothing must be at least 0"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(make, message):

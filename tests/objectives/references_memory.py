@@ -44,3 +44,44 @@ def reference(of_anchors, labels, x, memory):
             (positives if other == label else negatives).append(np.sqrt(np.sum((x[i] - vector) ** 2)))
         anchors.append((positives, negatives))
     return of_anchors(anchors)
+
+
+def _unit(x):
+    x = np.asarray(x, np.float64)
+    return x / np.linalg.norm(x)
+
+
+class PrismReference:
+    """The procedure of PRISM's paper, image by image."""
+
+    def __init__(self, noise_rate, window, size, start):
+        self.noise_rate, self.window, self.size, self.start = noise_rate, window, size, start
+        self.memory, self.thresholds, self.steps = [], [], 0
+
+    def probability(self, label, vector):
+        means = {}
+        for known in {label for label, _ in self.memory}:
+            means[known] = np.mean([_unit(v) for other, v in self.memory if other == known], axis=0)
+        if label not in means:
+            return 1.0
+        weights = {known: np.exp(mean @ _unit(vector)) for known, mean in means.items()}
+        return weights[label] / sum(weights.values())
+
+    def step(self, labels, x):
+        """Which images count; they are remembered."""
+        likely = np.array([self.probability(*image) for image in zip(labels, x, strict=True)])
+        dropped = int(round(self.noise_rate * len(x), 6))
+        lowest = np.sort(likely)[:dropped]
+        if dropped and lowest[-1] < 1:
+            self.thresholds = [*self.thresholds, lowest[-1]][-self.window :]
+            if not np.any(likely > np.mean(self.thresholds)):
+                self.thresholds = self.thresholds[-1:]
+        kept = likely > np.mean(self.thresholds) if self.thresholds else np.zeros(len(x), bool)
+        if not kept.any():
+            kept = likely >= np.sort(likely)[dropped]
+        kept |= likely >= 1
+        if self.steps >= self.start:
+            self.memory += [image for image, good in zip(zip(labels, x, strict=True), kept, strict=True) if good]
+            self.memory = self.memory[-self.size :]
+        self.steps += 1
+        return kept

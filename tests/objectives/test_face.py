@@ -240,3 +240,16 @@ def test_totals_are_sums_over_images():
         again.class_proxies.proxies.assign(objective.class_proxies.proxies)
         values = [o({"embedding": x}, labels) for o in (objective, again)]
         assert_close(values[0], total([6.0 * float(values[1])]))
+
+
+@pytest.mark.parametrize("make", [CurricularFace, SphereFace2])
+def test_the_images_of_the_highest_values_may_be_dropped(make):
+    labels, x = random_batch(2, 8, CLASSES, 5)
+    whole, objective = make(CLASSES), make(CLASSES, drop_highest=0.25)
+    whole.build({"embedding": (None, 5)})
+    again = make.from_config(objective.get_config())
+    assert again.drop_highest == 0.25
+    again.build({"embedding": (None, 5)})
+    again.set_weights(whole.get_weights())
+    values = np.asarray(whole.compute(whole.represent({"embedding": x}), tf.constant(labels)))
+    np.testing.assert_allclose(again({"embedding": x}, labels), np.sort(values)[:6].mean(), rtol=1e-5)

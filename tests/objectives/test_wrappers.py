@@ -12,6 +12,7 @@ from tests.mathematics import (
     random_batch,
     value_and_gradients,
 )
+from tests.played_replicas import play
 from tfdml import losses
 from tfdml.losses.base import EmbeddingLoss
 from tfdml.objectives import MetricLoss, Objective, ProxyLoss
@@ -107,6 +108,49 @@ def test_proxy_loss_equals_the_paper(mode, reduction):
         assert_close(actual, expected)
 
 
+@pytest.mark.parametrize("mode", ["eager", "graph", pytest.param("xla", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("reduction", "share"), [("mean", 0.3), ("sum", 0.3), ("mean", 0.1), ("mean", 0.85)])
+def test_the_images_of_the_highest_values_do_not_count(mode, reduction, share):
+    labels, x = random_batch(5, 7, 3, 4, unit=False)
+    loss = losses.AMSoftmaxLoss(reduction="sum" if reduction == "sum" else "sum_over_batch_size")
+    objective = ProxyLoss(loss, num_classes=3, drop_highest=share)
+    objective.build_from({"embedding": (None, 4)})
+    of_images = {"y": labels, "proxies": proxies_of(objective)}
+
+    def reference(embeddings):
+        cosines = references.class_similarities(embeddings, of_images["proxies"])
+        found = sorted(references.am_softmax([y], [row]) for y, row in zip(of_images["y"], cosines, strict=True))
+        left = found[: 7 - int(share * 7)]
+        return sum(left) if reduction == "sum" else sum(left) / len(left)
+
+    value, (gradient,) = value_and_gradients(lambda e: objective({"embedding": e}, labels), x, mode=mode)
+    assert_close(value, reference(x))
+    assert_close(gradient, finite_differences(reference, x)[0])
+    assert np.sum(~np.any(gradient, axis=1)) == int(share * 7)
+
+
+def test_replicas_drop_the_highest_of_the_global_batch():
+    labels, x = random_batch(5, 9, 3, 4, unit=False)
+    objective = proxy_loss(drop_highest=0.4)
+    whole = np.asarray(objective.compute(objective.represent({"embedding": x}), tf.constant(labels)))
+    assert np.sum(whole == 0) == 3
+
+    def own(own_labels, own):
+        return objective.compute(objective.represent({"embedding": own}), tf.constant(own_labels)).numpy()
+
+    parts = play(own, (labels[:2], x[:2]), (labels[2:], x[2:]))
+    assert_close(np.concatenate(parts), whole)
+
+
+def test_values_that_are_equal_are_all_kept_and_mistakes_stay_in_sight():
+    objective = proxy_loss(drop_highest=0.5)
+    same = np.ones((4, 4), "float32")
+    expected = proxy_loss()
+    expected.class_proxies.proxies.assign(proxies_of(objective))
+    assert_close(objective({"embedding": same}, [1, 1, 1, 1]), expected({"embedding": same}, [1, 1, 1, 1]))
+    assert np.isnan(objective({"embedding": same}, [1, 1, 1, 8]))
+
+
 @pytest.mark.parametrize("batch", DEGENERATE)
 def test_proxy_loss_of_a_degenerate_batch_is_finite(batch):
     labels, x = degenerate_batches()[batch]
@@ -147,6 +191,8 @@ def test_several_proxies_per_class_reach_the_loss_as_they_are():
     ("make", "message"),
     [
         (lambda: MetricLoss("contrastive"), "expected a keras.losses.Loss"),
+        (lambda: proxy_loss(drop_highest=1), "drop_highest must be below 1"),
+        (lambda: ProxyLoss(losses.ProxyAnchorLoss(), 3, drop_highest=0.2), "has a value of each proxy, and none"),
         (lambda: MetricLoss(losses.ContrastiveLoss(reduction="none")), "needs a loss with a reduction"),
         (lambda: ProxyLoss(losses.AMSoftmaxLoss(reduction="none"), 3), "needs a loss with a reduction"),
         (lambda: ProxyLoss(losses.ContrastiveLoss(), 3), "use MetricLoss, not ProxyLoss"),

@@ -18,16 +18,30 @@ def target_mask(labels, num_classes):
     return labels[:, None] == ops.cast(ops.arange(num_classes), labels.dtype)[None, :]
 
 
+def smoothing(value) -> float:
+    """`label_smoothing`, a share of at least 0 and below 1.
+
+    Raises:
+        ValueError: It is none.
+    """
+    share = number("label_smoothing", value, at_least=0, at_most=1)
+    if share == 1:
+        raise ValueError("label_smoothing must be below 1, for the labels to count")
+    return share
+
+
 class ClassSimilarityLoss(LabelledLoss):
     """A softmax cross-entropy over scaled class similarities; subclasses give `logits`.
 
     A subclass that is no cross-entropy gives `class_losses` instead. `proxies_per_class` says how many proxies the
-    command line makes for each class unless told.
+    command line makes for each class unless told. With a `label_smoothing` of e the target is 1 - e + e / C at the own
+    class and e / C at the others: the value is L + e (z_y - mean of z), of logits z.
 
     A label outside 0 .. C - 1 has no proxy: its value is NaN, so that the mistake cannot pass unseen.
     """
 
     proxies_per_class = 1
+    label_smoothing = 0.0
 
     def class_similarities(self, similarities):
         """The similarities to the classes (B, C), from those to their proxies; the same, with one proxy per class.
@@ -51,7 +65,10 @@ class ClassSimilarityLoss(LabelledLoss):
         logits = self.logits(similarities, target_mask)
         # softplus(log sum of the others - own) keeps its digits where the softmax is all but sure.
         others = masked_logsumexp(logits, ops.logical_not(target_mask), axis=1)
-        return ops.softplus(others - pairwise.masked_sum(logits, target_mask, axis=1))
+        own = pairwise.masked_sum(logits, target_mask, axis=1)
+        values = ops.softplus(others - own)
+        # The cross-entropy with (1 - e) of the target at the own class and e / C at each.
+        return values + self.label_smoothing * (own - ops.mean(logits, axis=1)) if self.label_smoothing else values
 
     def logits(self, similarities, target_mask):
         """The logits (B, C); `target_mask` is true at each image's own class."""
@@ -67,11 +84,13 @@ class AMSoftmaxLoss(ClassSimilarityLoss):
     Args:
         scale: s. The JRD paper fixes 20.
         margin: m, a difference of cosines, in [0, 2]. The JRD paper uses 0.1 (CUB, SOP) and 0.05 (CARS).
+        label_smoothing: e, the share of the target that is spread evenly over all classes: below 1. Some labels of
+            most data sets are wrong; 0.1 is usual.
         reduction: As in Keras.
         name: The loss's name in logs.
 
     Raises:
-        ValueError: `scale` is not positive or `margin` is out of range.
+        ValueError: `scale` is not positive, or `margin` or `label_smoothing` out of range.
 
     Example:
         >>> cosines = [[0.9, 0.1, -0.3]]
@@ -81,9 +100,12 @@ class AMSoftmaxLoss(ClassSimilarityLoss):
     Source: Wang et al., "CosFace", CVPR 2018; Chu et al., ICML 2020, eq. 12.
     """
 
-    def __init__(self, scale=20.0, margin=0.1, reduction="sum_over_batch_size", name="am_softmax_loss"):
+    def __init__(
+        self, scale=20.0, margin=0.1, label_smoothing=0.0, reduction="sum_over_batch_size", name="am_softmax_loss"
+    ):
         super().__init__(reduction=reduction, name=name)
         self.scale = number("scale", scale, above=0)
+        self.label_smoothing = smoothing(label_smoothing)
         self.margin = number("margin", margin, at_least=0, at_most=2)
 
     def logits(self, similarities, target_mask):
@@ -99,11 +121,13 @@ class NormSoftmaxLoss(ClassSimilarityLoss):
 
     Args:
         scale: s, the inverse temperature.
+        label_smoothing: e, the share of the target that is spread evenly over all classes: below 1. Some labels of
+            most data sets are wrong; 0.1 is usual.
         reduction: As in Keras.
         name: The loss's name in logs.
 
     Raises:
-        ValueError: `scale` is not positive.
+        ValueError: `scale` is not positive, or `label_smoothing` out of range.
 
     Example:
         >>> float(NormSoftmaxLoss(scale=1.0)([0], [[0.0, 0.0]]))  # ln 2
@@ -112,9 +136,10 @@ class NormSoftmaxLoss(ClassSimilarityLoss):
     Source: Zhai and Wu, "Classification is a Strong Baseline for Deep Metric Learning", BMVC 2019.
     """
 
-    def __init__(self, scale=20.0, reduction="sum_over_batch_size", name="norm_softmax_loss"):
+    def __init__(self, scale=20.0, label_smoothing=0.0, reduction="sum_over_batch_size", name="norm_softmax_loss"):
         super().__init__(reduction=reduction, name=name)
         self.scale = number("scale", scale, above=0)
+        self.label_smoothing = smoothing(label_smoothing)
 
     def logits(self, similarities, target_mask):
         """The logits (B, C)."""
@@ -134,11 +159,13 @@ class ArcFaceLoss(ClassSimilarityLoss):
     Args:
         scale: s.
         margin: m in radians, in [0, pi / 2]. pytorch-metric-learning takes degrees: its 28.6 is 0.5.
+        label_smoothing: e, the share of the target that is spread evenly over all classes: below 1. Some labels of
+            most data sets are wrong; 0.1 is usual.
         reduction: As in Keras.
         name: The loss's name in logs.
 
     Raises:
-        ValueError: `scale` is not positive or `margin` is out of range.
+        ValueError: `scale` is not positive, or `margin` or `label_smoothing` out of range.
 
     Example:
         >>> float(ArcFaceLoss(scale=1.0, margin=0.5)([0], [[1.0, 0.0]]))  # ln(1 + e^{-cos 0.5})
@@ -147,9 +174,12 @@ class ArcFaceLoss(ClassSimilarityLoss):
     Source: Deng et al., "ArcFace: Additive Angular Margin Loss for Deep Face Recognition", CVPR 2019, eq. 3.
     """
 
-    def __init__(self, scale=64.0, margin=0.5, reduction="sum_over_batch_size", name="arc_face_loss"):
+    def __init__(
+        self, scale=64.0, margin=0.5, label_smoothing=0.0, reduction="sum_over_batch_size", name="arc_face_loss"
+    ):
         super().__init__(reduction=reduction, name=name)
         self.scale = number("scale", scale, above=0)
+        self.label_smoothing = smoothing(label_smoothing)
         self.margin = number("margin", margin, at_least=0, at_most=math.pi / 2)
 
     def logits(self, similarities, target_mask):

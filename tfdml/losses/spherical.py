@@ -71,11 +71,13 @@ class SubCenterArcFaceLoss(ArcFaceLoss):
     Args:
         scale: s.
         margin: m in radians, in [0, pi / 2]. pytorch-metric-learning takes degrees: its 28.6 is 0.5.
+        label_smoothing: e, the share of the target that is spread evenly over all classes: below 1. Some labels of
+            most data sets are wrong; 0.1 is usual.
         reduction: As in Keras.
         name: The loss's name in logs.
 
     Raises:
-        ValueError: `scale` is not positive or `margin` is out of range.
+        ValueError: `scale` is not positive, or `margin` or `label_smoothing` out of range.
 
     Example:
         >>> loss = SubCenterArcFaceLoss(scale=1.0, margin=0.5)
@@ -87,8 +89,15 @@ class SubCenterArcFaceLoss(ArcFaceLoss):
 
     proxies_per_class = 3
 
-    def __init__(self, scale=64.0, margin=0.5, reduction="sum_over_batch_size", name="sub_center_arc_face_loss"):
-        super().__init__(scale, margin, reduction, name)
+    def __init__(
+        self,
+        scale=64.0,
+        margin=0.5,
+        label_smoothing=0.0,
+        reduction="sum_over_batch_size",
+        name="sub_center_arc_face_loss",
+    ):
+        super().__init__(scale, margin, label_smoothing, reduction, name)
 
     def class_similarities(self, similarities):
         """The largest similarity to each class (B, C) of s (B, C, K); (B, C) as they are."""

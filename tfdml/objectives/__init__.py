@@ -14,6 +14,7 @@ from tfdml.objectives.learned_margin import LearnedMargin, RegularizedSoftTriple
 from tfdml.objectives.moments import HighOrderMomentLoss
 from tfdml.objectives.mutual_information import RankMI
 from tfdml.objectives.mutual_information import divergence_loss as divergence_loss
+from tfdml.objectives.prism import Prism
 from tfdml.objectives.regularizers import EntropySpread, GlobalOrthogonal
 from tfdml.objectives.wrappers import MetricLoss, ProxyLoss
 
@@ -36,6 +37,7 @@ __all__ = [
     "LearnedMargin",
     "MetricLoss",
     "Objective",
+    "Prism",
     "ProxyLoss",
     "RankMI",
     "RegularizedSoftTriple",

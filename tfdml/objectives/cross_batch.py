@@ -103,19 +103,30 @@ class CrossBatchMemory(Objective):
         """The loss over the pairs of the batch's images with the batch and the memory."""
         x = representations[self.representation]
         check_rank(self.name, x, 2, f"{self.representation!r} to be vectors (B, d)")
-        batch = ops.shape(labels)[0]
-        there = ops.arange(self.size) >= self.size - self.filled
+        counted = ops.concatenate([self.kept(labels, x), self._there()], axis=0)
+        return self._over_pairs(ops.shape(labels)[0], counted, *self._with_memory(labels, x))
+
+    def _over_pairs(self, batch, counted, labels, x):
+        """The loss of the first `batch` vectors, over their pairs with all that are counted."""
         rows = pairwise.present_rows() or pairwise.Rows(0, batch, batch)
-        counted = ops.concatenate([ops.ones((batch,), "bool"), there], axis=0)
         with pairwise.only_rows(rows._replace(counted=counted)):
-            return self.loss.of_batch(*self._with_memory(labels, x))
+            return self.loss.of_batch(labels, x)
+
+    def kept(self, labels, x):
+        """(B,) boolean: the images of a batch that count; here all."""
+        del x
+        return ops.ones(ops.shape(labels), "bool")
 
     def remember(self, representations, labels):
         """Put the batch into the memory, in the place of the oldest."""
         known = self.filled + ops.shape(labels)[0]
         labels, x = self._with_memory(labels, ops.stop_gradient(representations[self.representation]), batch_last=True)
-        self.memory.assign(ops.reshape(x[-self.size :], self.memory.shape))
-        self.memory_labels.assign(ops.reshape(labels[-self.size :], self.memory_labels.shape))
+        self._memorise(labels[-self.size :], x[-self.size :], known)
+
+    def _memorise(self, labels, x, known):
+        """Let the memory be these `size` vectors, of which the last `known` are vectors of images."""
+        self.memory.assign(ops.reshape(x, self.memory.shape))
+        self.memory_labels.assign(ops.reshape(labels, self.memory_labels.shape))
         self.filled.assign(ops.where(self.steps < self.start, 0, ops.minimum(known, self.size)))
         # Counted no further than is asked, so that it never overflows.
         self.steps.assign(ops.minimum(self.steps + 1, self.start))
@@ -124,6 +135,10 @@ class CrossBatchMemory(Objective):
         """Empty the memory."""
         for variable in (self.memory, self.memory_labels, self.filled, self.steps):
             variable.assign(ops.zeros_like(variable))
+
+    def _there(self):
+        """(size,) boolean: what of the memory is filled."""
+        return ops.arange(self.size) >= self.size - self.filled
 
     def _with_memory(self, labels, x, batch_last=False):
         memory = (ops.convert_to_tensor(self.memory_labels), ops.convert_to_tensor(self.memory))

@@ -62,7 +62,8 @@ class CurricularFace(ProxyLoss):
         name="curricular_face",
         **kwargs,
     ):
-        super().__init__(ArcFaceLoss(scale, margin, reduction), num_classes, 1, representation, weight, name, **kwargs)
+        loss = ArcFaceLoss(scale, margin, reduction=reduction)
+        super().__init__(loss, num_classes, 1, representation, weight, name, **kwargs)
         self.momentum = number("momentum", momentum, above=0, at_most=1)
 
     def build_from(self, shapes):
@@ -80,7 +81,7 @@ class CurricularFace(ProxyLoss):
         moved = (1.0 - self.momentum) * self.t + self.momentum * total / ops.maximum(count, 1.0)
         self.t.assign(ops.where(count > 0, moved, self.t))
 
-    def compute(self, representations, labels):
+    def image_values(self, representations, labels):
         """One value per image, with t as it is."""
         similarities = ops.cast(representations["class"], "float32")
         mask = target_mask(labels, self.num_classes)
@@ -144,7 +145,8 @@ class SphereFace2(ProxyLoss):
         name="sphere_face2",
         **kwargs,
     ):
-        super().__init__(NormSoftmaxLoss(scale, reduction), num_classes, 1, representation, weight, name, **kwargs)
+        loss = NormSoftmaxLoss(scale, reduction=reduction)
+        super().__init__(loss, num_classes, 1, representation, weight, name, **kwargs)
         self.scale = self.loss.scale
         self.margin = number("margin", margin, at_least=0, at_most=2)
         self.balance = number("balance", balance, above=0, at_most=1)
@@ -175,7 +177,7 @@ class SphereFace2(ProxyLoss):
             return math.log((ratio - 1.0 + root) / 2.0) - own
         return math.log(2.0 * ratio / (1.0 - ratio + root)) - other
 
-    def compute(self, representations, labels):
+    def image_values(self, representations, labels):
         """One value per image."""
         similarities = ops.clip(ops.cast(representations["class"], "float32"), -1.0, 1.0)
         mask = target_mask(labels, self.num_classes)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import keras
+from keras import ops
 
+from tfdml import pairwise, replicas
+from tfdml.arguments import number
 from tfdml.layers import CosineProxies
 from tfdml.losses.base import EmbeddingLoss, check_rank
 from tfdml.losses.classification import ClassSimilarityLoss
+from tfdml.losses.proxy import ProxyAnchorLoss
 from tfdml.objectives.base import Objective
 from tfdml.saving import restore
 
@@ -22,6 +26,12 @@ def _loss_from(loss):
 
 def _reduction(loss) -> str:
     return "sum" if loss.reduction == "sum" else "mean"
+
+
+def share_of(share, size):
+    """How many of `size` images a share of them is, rounded down."""
+    # A little more, as 0.3 of 10 is a little below 3 in float32.
+    return ops.cast(ops.floor(share * ops.cast(size, "float32") + 1e-4), "int32")
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -96,14 +106,20 @@ class ProxyLoss(Objective):
         representation: What the proxies are compared with.
         weight: The factor of this term.
         name: The term's name in logs; by default the loss's.
+        drop_highest: The share of the global batch's images, those of the highest values, that does not count: for
+            wrong labels, whose images keep high values while the others are learnt. At least 0 and below 1. The mean
+            is that of the images that count.
 
     Raises:
-        ValueError: `loss` is not a loss on class similarities, or a count is not positive.
+        ValueError: `loss` is not a loss on class similarities, a count is not positive, or `drop_highest` is out of
+            range or given for a loss that has no value of each image.
 
     Example:
         >>> objective = ProxyLoss(tfdml.losses.AMSoftmaxLoss(), num_classes=98)
         >>> tuple(objective({"embedding": keras.random.normal((4, 128))}, keras.ops.arange(4)).shape)
         ()
+
+    Source: `drop_highest` is the small-loss selection of Han et al., "Co-teaching", NeurIPS 2018, by one network.
     """
 
     per_image = True
@@ -116,6 +132,7 @@ class ProxyLoss(Objective):
         representation="embedding",
         weight=1.0,
         name=None,
+        drop_highest=0.0,
         **kwargs,
     ):
         loss = _loss_from(loss)
@@ -128,6 +145,13 @@ class ProxyLoss(Objective):
         self.class_proxies = CosineProxies(num_classes, proxies_per_class, name="class_proxies")
         self.num_classes = self.class_proxies.num_classes
         self.proxies_per_class = self.class_proxies.proxies_per_class
+        self.drop_highest = number("drop_highest", drop_highest, at_least=0, at_most=1)
+        if self.drop_highest == 1:
+            raise ValueError("drop_highest must be below 1, for images to be left")
+        if self.drop_highest and isinstance(loss, ProxyAnchorLoss):
+            raise ValueError(
+                f"drop_highest: {loss.name} has a value of each proxy, and none of each image; leave it out"
+            )
 
     @property
     def reads(self):
@@ -153,5 +177,24 @@ class ProxyLoss(Objective):
         return {"class": similarities}
 
     def compute(self, representations, labels):
-        """One value per image."""
+        """One value per image; 0 for those that are dropped, which makes the others' larger if a mean is asked for."""
+        values = self.image_values(representations, labels)
+        return self._without_highest(values) if self.drop_highest else values
+
+    def image_values(self, representations, labels):
+        """One value per image, before any is dropped."""
         return self.loss.call(labels, representations["class"])
+
+    def _without_highest(self, values):
+        every = ops.sort(replicas.gather(ops.stop_gradient(values)))
+        size = ops.shape(every)[0]
+        highest = every[size - 1 - share_of(self.drop_highest, size)]
+        # An image whose value is NaN is not above it: a mistake stays in sight.
+        left = ops.where(values > highest, 0.0, values)
+        if self.reduction == "sum":
+            return left
+        return left * (ops.cast(size, "float32") / pairwise.masked_count(every <= highest))
+
+    def get_config(self):
+        """The arguments that make this objective anew."""
+        return {**super().get_config(), "drop_highest": self.drop_highest}

@@ -1,0 +1,87 @@
+"""What helps where labels are wrong: Recall@1 on unseen classes, trained with a share of the labels exchanged.
+
+    python -m benchmarks.label_noise --data_dir=OMNIGLOT --noise 0 0.3 --seeds=3
+
+Of each training image of configs/small/omniglot_contrastive.flags, the label is with probability `noise` that of
+another class, drawn evenly (symmetric noise). All training classes are trained on, and the last epoch counts: a choice
+of it would see labels that a user with wrong labels does not have. The classes measured on keep their own labels.
+"""
+
+import argparse
+import dataclasses
+import pathlib
+import statistics
+
+import numpy as np
+
+from tfdml.data.pipeline import training_batches
+from tfdml.training import building
+from tfdml.training.evaluating import Evaluator
+from tfdml.training.experiment import Experiment
+
+FLAGS = pathlib.Path(__file__).resolve().parents[1] / "configs" / "small" / "omniglot_contrastive.flags"
+PAIRS = "contrastive(margin=1, distance=sqeuclidean, reduction=sum)"
+CLASSES = "scale=20, margin=0.1"
+
+
+def rows(noise):
+    """The objectives compared; PRISM and the selection are told the share of wrong labels, as their papers do."""
+    share = noise or 0.1
+    return {
+        "contrastive": PAIRS,
+        "contrastive, memory": f"xbm(loss={PAIRS}, size=8192, start=100)",
+        "contrastive, PRISM": f"prism(loss={PAIRS}, noise_rate={share}, size=8192, start=100, pairs=batch)",
+        "contrastive, memory, PRISM": f"prism(loss={PAIRS}, noise_rate={share}, size=8192, start=100)",
+        "AMSoftmax": f"am_softmax({CLASSES})",
+        "AMSoftmax, smoothing 0.1": f"am_softmax({CLASSES}, label_smoothing=0.1)",
+        "AMSoftmax, highest dropped": f"am_softmax({CLASSES}, drop_highest={share})",
+        "sub-center ArcFace": "sub_center_arc_face(scale=20, margin=0.1)",
+    }
+
+
+def exchanged(labels, noise, seed):
+    """The labels, each with probability `noise` that of another class."""
+    generator = np.random.default_rng([seed, 1])
+    classes, index = np.unique(labels, return_inverse=True)
+    others = (index + generator.integers(1, len(classes), len(index))) % len(classes)
+    return classes[np.where(generator.random(len(index)) < noise, others, index)]
+
+
+def recall(data_dir, objectives, noise, seed):
+    """Recall@1 of the unseen classes after the last epoch, in percent."""
+    changes = {"data_dir": data_dir, "objectives": objectives, "seed": seed, "holdout_classes": 0.0}
+    experiment = Experiment.from_flags(FLAGS.read_text(), run_dir="unused", selection="last", **changes)
+    data, optimization = experiment.data, experiment.optimization
+    splits = building.load_splits(data, seed)
+    clean = splits.train
+    train = dataclasses.replace(clean, labels=exchanged(clean.labels, noise, seed))
+    sampler, (transform, view) = building.make_sampler(data, train, seed), building.make_transforms(data)
+    steps = optimization.steps_per_epoch or sampler.steps_per_epoch
+    learner = building.make_learner(experiment.model, optimization, view, train.num_classes, steps, seed)
+    batches = training_batches(train, sampler, transform, seed, num_steps=steps * optimization.epochs)
+    learner.fit(batches, steps_per_epoch=steps, epochs=optimization.epochs, verbose=0)
+    evaluator = Evaluator(experiment.evaluation, optimization.epochs, splits, view)
+    return 100 * evaluator.measure(evaluator.embed(learner.embedder, "test"), "test", ("recall",))["recall@1"]
+
+
+def main():
+    """Train, and print a row of each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data_dir", required=True, help="Omniglot's folder")
+    parser.add_argument("--noise", type=float, nargs="+", default=[0.0, 0.3], help="shares of wrong labels")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rows", nargs="*", default=[], help="their names; by default all")
+    arguments = parser.parse_args()
+    unknown = set(arguments.rows) - set(rows(0.0))
+    if unknown:
+        parser.error(f"--rows: unknown {sorted(unknown)}; there are {', '.join(rows(0.0))}")
+    print("| objective | labels exchanged | Recall@1, by seed | mean |\n|---|---|---|---|", flush=True)
+    for name in arguments.rows or rows(0.0):
+        for noise in arguments.noise:
+            found = [recall(arguments.data_dir, rows(noise)[name], noise, seed) for seed in range(arguments.seeds)]
+            by_seed = " / ".join(f"{value:.1f}" for value in found)
+            print(f"| {name} | {noise:.0%} | {by_seed} | {statistics.fmean(found):.1f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""PRISM against a slow reference, over batches in turn: which images count, what is remembered, and the value."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.mathematics import assert_close, finite_differences, random_batch, value_and_gradients
+from tests.models.networks import SIZE, coloured_batch, config_of, tiny_embedder, values
+from tests.objectives.references_memory import PrismReference, contrastive, multi_similarity, reference
+from tests.objectives.test_cross_batch import REFUSED, all_losses, unit
+from tests.played_replicas import play, sum_and_gradient
+from tfdml import losses, pairwise, replicas
+from tfdml.models import MetricLearner
+from tfdml.objectives import Prism
+from tfdml.training import checkpoints
+from tfdml.training.checkpoints import TrainingState
+
+CLASSES, DIM = 4, 5
+
+
+def rounds(seed):
+    """Batches of different sizes, from few classes at first; some labels wrong."""
+    generator = np.random.default_rng(seed)
+    centres = 1.5 * generator.normal(size=(CLASSES, DIM))
+    for step, size in enumerate((4, 6, 9, 12, 7, 11, 2, 10)):
+        of = generator.integers(0, 2 if step < 2 else CLASSES, size)
+        x = centres[of] + generator.normal(size=(size, DIM))
+        wrong = generator.random(size) < 0.3
+        yield np.where(wrong, (of + 1) % CLASSES, of), unit(x).astype("float32")
+
+
+@pytest.mark.parametrize("of_anchors", [contrastive, multi_similarity], ids=["contrastive", "multi similarity"])
+@pytest.mark.parametrize(
+    ("noise_rate", "window", "start", "pairs"),
+    [(0.3, 3, 0, "memory"), (0.5, 1, 2, "memory"), (0.0, 5, 0, "memory"), (0.3, 5, 1, "batch")],
+)
+def test_equals_the_procedure_image_by_image(of_anchors, noise_rate, window, start, pairs):
+    loss = losses.ContrastiveLoss(1.0, "euclidean") if of_anchors is contrastive else None
+    loss = loss or losses.MultiSimilarityLoss(2.0, 10.0, mining_epsilon=None)
+    objective = Prism(loss, CLASSES, noise_rate, window, size=15, start=start, pairs=pairs)
+    objective.build({"embedding": (None, DIM)})
+    expected, dropped = PrismReference(noise_rate, window, 15, start), 0
+    for labels, x in rounds(1):
+        before = list(expected.memory)
+        kept = expected.step(labels, x)
+        objective.follow({"embedding": tf.constant(x)}, tf.constant(labels))
+        np.testing.assert_array_equal(objective.kept(tf.constant(labels), tf.constant(x)), kept)
+        dropped += np.sum(~kept)
+
+        def value_of(e, kept=kept, labels=labels, before=before):
+            images = reference(of_anchors, labels[kept], unit(e)[kept], before if pairs == "memory" else [])
+            # A mean over images is over all of the batch.
+            return images * (1.0 if of_anchors is contrastive else kept.mean())
+
+        def normalised(e):
+            return {"embedding": e / tf.norm(e, axis=1, keepdims=True)}
+
+        value, (gradient,) = value_and_gradients(
+            lambda e, y=labels: objective.reduce(objective.compute(normalised(e), tf.constant(y))), x
+        )
+        assert_close(value, value_of(x))
+        assert_close(gradient, finite_differences(value_of, x)[0])
+        np.testing.assert_array_equal(gradient[~kept], 0.0)
+        objective.remember({"embedding": tf.constant(x)}, tf.constant(labels))
+        filled = int(objective.filled)
+        assert filled == len(expected.memory)
+        if filled:
+            np.testing.assert_array_equal(objective.memory[-filled:], [vector for _, vector in expected.memory])
+            np.testing.assert_array_equal(objective.memory_labels[-filled:], [label for label, _ in expected.memory])
+        known = int(objective.known)
+        assert_close(objective.thresholds.numpy()[window - known :], expected.thresholds)
+    assert (dropped > 5) == (noise_rate > 0)
+
+
+@pytest.mark.parametrize("mode", ["graph", pytest.param("xla", marks=pytest.mark.slow)])
+def test_a_step_in_a_graph_is_the_eager_one(mode):
+    def run(wrap):
+        objective = Prism(losses.MultiSimilarityLoss(2.0, 10.0), CLASSES, 0.3, size=15)
+        objective.build({"embedding": (None, DIM)})
+        step = wrap(lambda labels, x: objective({"embedding": x}, labels, training=True))
+        found = [step(tf.constant(labels), tf.constant(x)) for labels, x in rounds(2)]
+        return np.array(found), values(objective.variables)
+
+    eager, graph = run(lambda step: step), run(lambda step: tf.function(step, jit_compile=mode == "xla"))
+    assert_close(graph[0], eager[0])
+    for one, other in zip(graph[1], eager[1], strict=True):
+        assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", sorted(set(all_losses()) - REFUSED))
+def test_what_does_not_count_is_as_if_it_were_not_there_whatever_the_loss(name):
+    loss = all_losses()[name]
+    labels, x = random_batch(1, 10, 3, DIM)
+    counted = np.array([True, True, False, True, True, True, False, True, True, True])
+
+    def of_some(e):
+        with pairwise.only_rows(pairwise.Rows(0, 10, 10, tf.constant(counted))):
+            return loss.of_batch(tf.constant(labels), e)
+
+    value, (gradient,) = value_and_gradients(of_some, x)
+    alone, (expected,) = value_and_gradients(lambda e: loss.of_batch(tf.constant(labels[counted]), e), x[counted])
+    # A mean over pairs, or one over all images of the batch.
+    share = next(share for share in (1.0, 0.8) if abs(value - share * alone) < 1e-5 * (1 + abs(alone)))
+    assert abs(alone) > 1e-3
+    assert_close(gradient[counted], share * expected, floor=1e-6)
+    np.testing.assert_array_equal(gradient[~counted], 0.0)
+
+
+def test_wrong_labels_are_found():
+    """Well-parted classes, a fifth of the labels wrong: what is dropped is what is wrong."""
+    generator = np.random.default_rng(0)
+    objective = Prism(losses.ContrastiveLoss(), 8, noise_rate=0.2, size=400)
+    centres = generator.normal(size=(8, 16))
+    found = []
+    for _ in range(30):
+        of = np.repeat(np.arange(8), 5)
+        wrong = generator.random(40) < 0.2
+        labels = np.where(wrong, (of + generator.integers(1, 8, 40)) % 8, of)
+        x = unit(centres[of] + 0.5 * generator.normal(size=(40, 16))).astype("float32")
+        objective({"embedding": tf.constant(x)}, labels, training=True)
+        found.append((wrong, ~np.asarray(objective.kept(tf.constant(labels), tf.constant(x)))))
+    wrong, dropped = (np.concatenate(part) for part in zip(*found[10:], strict=True))
+    assert np.mean(wrong[dropped]) > 0.9
+    assert np.mean(dropped[wrong]) > 0.75
+
+
+def test_replicas_share_one_memory_and_make_one_devices_gradient():
+    objective = Prism(losses.ContrastiveLoss(1.2, "euclidean"), CLASSES, 0.3, size=20)
+    *earlier, (labels, x) = list(rounds(3))
+    for before, vectors in earlier:
+        objective({"embedding": tf.constant(vectors)}, before, training=True)
+    # The last batch as it was in its step, in which it was not remembered yet.
+    state = values(objective.variables)
+
+    def share(own_labels, own):
+        every, all_labels = replicas.gather(own), replicas.gather(own_labels)
+        with replicas.own_rows(own.shape[0], all_labels.shape[0]):
+            return objective.compute({"embedding": every}, all_labels)
+
+    expected = sum_and_gradient(share, (labels, x), [10])
+    actual = sum_and_gradient(share, (labels, x), [6, 4])
+    assert not np.all(objective.kept(tf.constant(labels), tf.constant(x)))
+    assert_close(actual[0], expected[0])
+    assert_close(actual[1], expected[1])
+
+    def step(own_labels, own):
+        for variable, value in zip(objective.variables, state, strict=True):
+            variable.assign(value)
+        every, all_labels = {"embedding": replicas.gather(own)}, replicas.gather(own_labels)
+        objective.follow(every, all_labels)
+        objective.remember(every, all_labels)
+        return values(objective.variables)
+
+    one = step(tf.constant(labels), tf.constant(x))
+    for other in play(step, (labels[:6], x[:6]), (labels[6:], x[6:])):
+        for a, b in zip(one, other, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"noise_rate": 1.0}, "noise_rate must be below 1"),
+        ({"noise_rate": -0.1}, "noise_rate must be at least 0"),
+        ({"window": 0}, "window must be a positive integer"),
+        ({"pairs": "all"}, "pairs must be 'memory' or 'batch'"),
+        ({"num_classes": 0}, "num_classes must be a positive integer"),
+        ({"loss": losses.AMSoftmaxLoss()}, "takes a loss of tfdml over pairs"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Prism(**{"loss": losses.ContrastiveLoss(), "num_classes": 3, **arguments})
+
+
+def test_labels_of_no_class_count():
+    objective = Prism(losses.ContrastiveLoss(), num_classes=2, noise_rate=0.5, size=8)
+    batch = {"embedding": tf.constant(np.eye(4, dtype="float32"))}
+    for labels in ([0, 1, 7, -3], [0, 1, 7, -3], [1, 0, 7, -3]):
+        assert np.isfinite(objective(batch, np.array(labels), training=True))
+    np.testing.assert_array_equal(objective.kept(tf.constant([1, 0, 7, -3]), batch["embedding"])[2:], True)
+
+
+def learner():
+    keras.utils.set_random_seed(3)
+    model = MetricLearner(tiny_embedder(), [Prism(losses.ContrastiveLoss(1.3), 3, 0.3, size=20, name="clean")])
+    model.build((None, SIZE, SIZE, 3))
+    model.compile(keras.optimizers.SGD(0.05), run_eagerly=True)
+    return model
+
+
+def fit(model, steps):
+    """Which share of the images counted in each step."""
+    batches = [coloured_batch(seed) for seed in steps]
+    logs = [model.fit(x, labels, batch_size=12, shuffle=False, verbose=0).history for labels, x in batches]
+    return [history["clean_kept"][0] for history in logs]
+
+
+def test_a_run_reports_what_counts_and_resumes_bit_for_bit(tmp_path):
+    unbroken, halfway = learner(), learner()
+    first, *others = fit(unbroken, range(4))
+    assert first == 1.0
+    assert 0.4 < min(others) < 1.0
+    fit(halfway, range(2))
+    checkpoints.save(tmp_path, halfway, TrainingState(2, []))
+    resumed = learner()
+    checkpoints.restore_latest(tmp_path, resumed)
+    fit(resumed, range(2, 4))
+    for one, other in zip(values(resumed.variables), values(unbroken.variables), strict=True):
+        np.testing.assert_array_equal(one, other)
+    resumed.save(tmp_path / "learner.keras")
+    loaded = keras.saving.load_model(tmp_path / "learner.keras")
+    np.testing.assert_array_equal(loaded.objectives[0].thresholds, resumed.objectives[0].thresholds)
+    assert config_of(loaded) == config_of(resumed)
+    loaded.objectives[0].forget()
+    assert not any(np.any(value) for value in values(loaded.objectives[0].variables))
