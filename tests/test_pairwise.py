@@ -127,7 +127,9 @@ def test_large_and_small_vectors_become_unit_vectors():
 
 
 def test_unknown_distance_is_named():
-    with pytest.raises(ValueError, match="euclidean, sqeuclidean, cosine, dot, not 'manhattan'"):
+    with pytest.raises(
+        ValueError, match="distance must be 'euclidean', 'sqeuclidean', 'cosine' or 'dot', not 'manhattan'"
+    ):
         pairwise.distances(np.eye(2, dtype="float32"), distance="manhattan")
 
 

@@ -15,6 +15,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from tfdml.arguments import one_of
+
 DISTANCES = ("euclidean", "sqeuclidean", "cosine", "dot")
 
 
@@ -187,24 +189,13 @@ def distances(x, y=None, distance="euclidean"):
     Raises:
         ValueError: `distance` is none of these.
     """
-    check_distance(distance)
+    one_of("distance", distance, DISTANCES)
     if distance == "cosine":
         return 1.0 - cosine_similarities(x, y)
     if distance == "dot":
         return -dot_products(x, y)
     squared = squared_distances(x, y)
     return squared if distance == "sqeuclidean" else safe_sqrt(squared)
-
-
-def check_distance(distance: str) -> str:
-    """Return `distance` if it is a known one.
-
-    Raises:
-        ValueError: It is not.
-    """
-    if distance not in DISTANCES:
-        raise ValueError(f"distance must be one of {', '.join(DISTANCES)}, not {distance!r}")
-    return distance
 
 
 def absolute_distances(x, y=None):

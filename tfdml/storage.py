@@ -39,6 +39,28 @@ def is_remote(path: str | os.PathLike) -> bool:
     return "://" in os.fspath(path)
 
 
+def is_file(path: str | os.PathLike) -> bool:
+    """Whether a file is there.
+
+    Example:
+        >>> is_file("no/such/file")
+        False
+    """
+    if is_remote(path):
+        return _gfile().exists(path) and not _gfile().isdir(path)
+    return os.path.isfile(path)
+
+
+def is_folder(path: str | os.PathLike) -> bool:
+    """Whether a folder is there.
+
+    Example:
+        >>> is_folder(".")
+        True
+    """
+    return _gfile().isdir(path) if is_remote(path) else os.path.isdir(path)
+
+
 def _gfile():
     import tensorflow as tf  # slow to import, and only needed for remote file systems
 

@@ -235,7 +235,7 @@ def test_configuration_restores_the_layer(mode):
         ({"orders": [2, 2]}, "ascending"),
         ({"orders": []}, "ascending"),
         ({"dim": 0}, "dim must be a positive integer"),
-        ({"mode": "fixed"}, "cascaded, independent, random"),
+        ({"mode": "fixed"}, "mode must be 'cascaded', 'independent' or 'random'"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(arguments, message):

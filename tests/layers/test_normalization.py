@@ -76,7 +76,7 @@ def test_symbolic_output_has_the_dtype_of_the_real_one(policy):
 
 
 def test_unknown_mode_is_refused():
-    with pytest.raises(ValueError, match="mode must be one of none, unit, tf, torch"):
+    with pytest.raises(ValueError, match="mode must be 'none', 'unit', 'tf', 'torch'"):
         InputScaling("imagenet")
 
 

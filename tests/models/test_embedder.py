@@ -211,10 +211,10 @@ def test_backbone_by_name_brings_its_scaling():
     ("options", "message"),
     [
         ({"pooling": "sum"}, "pooling must be"),
-        ({"batch_norm": "off"}, "batch_norm must be one of frozen, statistics, train"),
+        ({"batch_norm": "off"}, "batch_norm must be 'frozen', 'statistics' or 'train'"),
         ({"resize_mode": "longer"}, "resize_mode must be"),
         ({"embedding_dim": -1}, "embedding_dim must be an integer of at least 0"),
-        ({"scaling": "imagenet"}, "mode must be one of"),
+        ({"scaling": "imagenet"}, "mode must be 'none', 'unit', 'tf'"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1"),
         ({"dropout": -0.1}, "dropout must be at least 0"),
         ({"pad_color": (0, 0)}, "pad_color must be three whole numbers"),

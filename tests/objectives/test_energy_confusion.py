@@ -171,7 +171,7 @@ def test_missing_representation_is_named():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"form": "exp"}, "form must be one of"),
+        ({"form": "exp"}, "form must be .log., .plain. or .log_of_mean."),
         ({"representation": "pooled"}, "'embedding' or 'projection'"),
         ({"reduction": "max"}, "'mean' or 'sum'"),
     ],

@@ -404,7 +404,7 @@ def test_large_ids_do_not_collide(base):
         ({"margin": -0.1}, "margin must not be negative"),
         ({"initial_beta": 2.1}, "initial_beta must be at least 0 and at most 2"),
         ({"statistics_steps": 0}, "statistics_steps must be a positive integer"),
-        ({"negatives": "hard"}, "negatives must be one of distance_weighted, all"),
+        ({"negatives": "hard"}, "negatives must be .distance_weighted. or .all."),
         ({"cutoff": 1.5}, "cutoff < nonzero_loss_cutoff"),
         ({"monotonicity": -1.0}, "monotonicity must not be negative"),
         ({"hidden": 0}, "hidden must be a positive integer"),

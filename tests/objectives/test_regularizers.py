@@ -129,7 +129,8 @@ def test_neighbours_at_a_small_distance_keep_their_digits():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [({"form": "kl"}, "form must be one of"), ({"reduction": "max"}, "'mean' or 'sum'")]
+    ("arguments", "message"),
+    [({"form": "kl"}, "form must be .pairs. or .nearest."), ({"reduction": "max"}, "'mean' or 'sum'")],
 )
 def test_arguments_that_make_no_sense_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):

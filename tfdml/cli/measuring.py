@@ -97,12 +97,12 @@ def fitting_ks(images: Any) -> tuple[int, ...]:
     Raises:
         UserError: A query is compared with fewer than K images, for a K that was asked for.
     """
-    from tfdml.evaluation import dataset_roles
+    from tfdml.evaluation.retrieval import dataset_roles, ks_within
 
     ks = tuple(int(k) for k in flags.FLAGS.ks)
     queries, gallery = dataset_roles(images)
     available = len(queries) - 1 if gallery is None else len(gallery)
-    fitting = tuple(k for k in ks if k <= available) or (1,)
+    fitting = ks_within(ks, available)
     if max(ks) > available and flags.FLAGS["ks"].present:
         raise UserError(
             f"--ks={','.join(map(str, ks))}: there are {available:,} images to search in; choose smaller ones, e.g. "

@@ -10,6 +10,7 @@ from typing import Any
 
 from tfdml.embeddings.parquet import arrow
 from tfdml.errors import UserError, short_message
+from tfdml.storage import is_remote
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp")
 _URL = re.compile(r"(\w+)://([^/]+)/?(.*)")
@@ -59,16 +60,6 @@ def read_bytes(path: str) -> bytes:
         return file.read()
 
 
-def is_url(path: str) -> bool:
-    """Whether a path names a file system of its own.
-
-    Example:
-        >>> is_url("s3://bucket/a.jpg"), is_url("/data/a.jpg")
-        (True, False)
-    """
-    return _URL.fullmatch(path) is not None
-
-
 def find(pattern: str) -> Iterator[str]:
     """The files that a pattern names, folder by folder in the order of their names.
 
@@ -95,11 +86,11 @@ def find(pattern: str) -> Iterator[str]:
     filesystem, there = located(folder)
     kind = _kind(filesystem, there, folder)
     if wild is None and kind == "File":
-        yield folder if is_url(folder) else there
+        yield folder if is_remote(folder) else there
         return
     if kind != "Directory":
         raise UserError(f"there is no folder {folder}" if wild else f"there is no file or folder {folder}")
-    prefix = f"{folder.rstrip('/')}/" if is_url(folder) else ""
+    prefix = f"{folder.rstrip('/')}/" if is_remote(folder) else ""
     matches = re.compile(_as_regex(rest)).fullmatch
     depth = None if "**" in rest else rest.count("/")
     for path in _walk(filesystem, there, depth):

@@ -12,6 +12,7 @@ from tfdml.cluster import files
 from tfdml.embeddings.parquet import arrow, require_utf8
 from tfdml.embeddings.reader import ROLE_NAMES
 from tfdml.errors import UserError, short_message
+from tfdml.storage import is_remote
 
 _LISTS = (".parquet", ".csv")
 _ROWS = 65_536
@@ -59,7 +60,7 @@ def _without_labels(paths: list[str]) -> Columns:
 
 def _of_list(source: str) -> Iterator[Columns]:
     read = _parquet_rows if source.endswith(".parquet") else _csv_rows
-    folder = source.rpartition("/")[0] if files.is_url(source) else os.path.dirname(os.path.abspath(source))
+    folder = source.rpartition("/")[0] if is_remote(source) else os.path.dirname(os.path.abspath(source))
     labels = {label for rows in read(source) for label in rows.get("label", ())}
     if None in labels and len(labels) > 1:
         raise UserError(f"{source}: some rows have no label; all must have one, or none")
@@ -90,7 +91,7 @@ def _ids_of(labels: set) -> dict[Any, int | None]:
 def _absolute(path: Any, folder: str, source: str) -> str:
     if not isinstance(path, str) or not path:
         raise UserError(f"{source}: a row has no path")
-    return path if files.is_url(path) or os.path.isabs(path) else f"{folder}/{path}"
+    return path if is_remote(path) or os.path.isabs(path) else f"{folder}/{path}"
 
 
 def _parquet_rows(source: str) -> Iterator[dict[str, list]]:

@@ -11,6 +11,7 @@ import numpy as np
 from tfdml.cluster import files
 from tfdml.data.images import FileImages, Images
 from tfdml.data.images.lookup import Source, source_of_encoded
+from tfdml.storage import is_remote
 
 # Most of the time goes to waiting for the store.
 _THREADS = 16
@@ -64,5 +65,5 @@ def images_at(paths: Sequence[str]) -> Images:
         >>> type(images_at(["/data/a.jpg"])).__name__
         'FileImages'
     """
-    stored = any(files.is_url(path) for path in paths)
+    stored = any(is_remote(path) for path in paths)
     return StoredImages(tuple(paths)) if stored else FileImages(tuple(paths))

@@ -143,6 +143,16 @@ def evaluate_retrieval(
     return result
 
 
+def ks_within(ks: Sequence[int], available: int) -> tuple[int, ...]:
+    """Those K for which a query has enough images to be compared with; 1 where none is.
+
+    Example:
+        >>> ks_within((1, 10, 100), available=12)
+        (1, 10)
+    """
+    return tuple(k for k in ks if k <= available) or (1,)
+
+
 def dataset_roles(dataset: Any) -> tuple[np.ndarray, np.ndarray | None]:
     """Which images are queries, and which are searched.
 

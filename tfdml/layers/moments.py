@@ -10,7 +10,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
-from tfdml.arguments import boolean, integer
+from tfdml.arguments import boolean, integer, one_of
 from tfdml.layers import streaming
 from tfdml.saving import SavedByArguments
 
@@ -54,10 +54,8 @@ class HighOrderMoments(SavedByArguments, keras.layers.Layer):
     def __init__(self, orders=5, dim=8192, mode="cascaded", scaled=True, seed=None, **kwargs):
         super().__init__(**{**kwargs, "dtype": "float32"})
         self.orders = as_orders(orders)
-        if mode not in MODES:
-            raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
         self.dim = integer("dim", dim, at_least=1)
-        self.mode = mode
+        self.mode = one_of("mode", mode, MODES)
         self.scaled = boolean("scaled", scaled)
         self.seed = None if seed is None else integer("seed", seed, at_least=0)
 

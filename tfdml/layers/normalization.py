@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
-from tfdml.arguments import number
+from tfdml.arguments import number, one_of
 from tfdml.saving import SavedByArguments
 
 _IMAGENET_MEAN = (123.675, 116.28, 103.53)
@@ -62,9 +62,7 @@ class InputScaling(SavedByArguments, keras.layers.Layer):
 
     def __init__(self, mode="tf", **kwargs):
         super().__init__(**{**kwargs, "autocast": False})
-        self.mode = _affine(mode) if isinstance(mode, dict) else mode
-        if not isinstance(mode, dict) and mode not in self.MODES:
-            raise ValueError(f"mode must be one of {', '.join(self.MODES)}, not {mode!r}")
+        self.mode = _affine(mode) if isinstance(mode, dict) else one_of("mode", mode, self.MODES)
 
     def call(self, images):
         """(B, H, W, 3) of any dtype -> (B, H, W, 3) of the compute dtype."""

@@ -99,8 +99,7 @@ class Embedder(keras.Model):
             raise ValueError(f"backbone must be a name, a Backbone or a keras.Model, not {backbone!r}")
         integer("embedding_dim", embedding_dim, at_least=0)
         one_of("pooling", pooling, tuple(POOLINGS))
-        if batch_norm not in BATCH_NORM_MODES:
-            raise ValueError(f"batch_norm must be one of {', '.join(BATCH_NORM_MODES)}, not {batch_norm!r}")
+        one_of("batch_norm", batch_norm, BATCH_NORM_MODES)
         one_of("resize_mode", resize_mode, ("shorter", "squash", "pad"))
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, not {dropout}")

@@ -75,11 +75,8 @@ class EnergyConfusion(Objective):
         **kwargs,
     ):
         super().__init__(weight=weight, name=name, **kwargs)
-        if form not in FORMS:
-            raise ValueError(f"{self.name}: form must be one of {', '.join(FORMS)}, not {form!r}")
-        if representation not in REPRESENTATIONS:
-            known = " or ".join(map(repr, REPRESENTATIONS))
-            raise ValueError(f"{self.name}: representation must be {known}, not {representation!r}")
+        one_of(f"{self.name}: form", form, FORMS)
+        one_of(f"{self.name}: representation", representation, REPRESENTATIONS)
         one_of(f"{self.name}: reduction", reduction, ("mean", "sum"))
         self.form = form
         self.representation = representation

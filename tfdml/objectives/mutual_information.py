@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise, replicas
-from tfdml.arguments import integer, number
+from tfdml.arguments import integer, number, one_of
 from tfdml.layers import StatisticsNetwork
 from tfdml.mining import negative_probabilities, sample_negatives
 from tfdml.objectives.base import Objective
@@ -121,8 +121,7 @@ class RankMI(Objective):
         self.nonzero_loss_cutoff = number("nonzero_loss_cutoff", nonzero_loss_cutoff, above=0)
         self.monotonicity = number("monotonicity", monotonicity, at_least=0)
         self.seed = seed
-        if negatives not in NEGATIVES:
-            raise ValueError(f"{self.name}: negatives must be one of {', '.join(NEGATIVES)}, not {negatives!r}")
+        one_of(f"{self.name}: negatives", negatives, NEGATIVES)
         if not self.cutoff < self.nonzero_loss_cutoff < 2:
             raise ValueError(
                 f"{self.name}: 0 < cutoff < nonzero_loss_cutoff < 2 does not hold for {cutoff} and "

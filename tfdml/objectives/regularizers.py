@@ -65,8 +65,7 @@ class EntropySpread(Objective):
         **kwargs,
     ):
         super().__init__(weight=weight, name=name, **kwargs)
-        if form not in FORMS:
-            raise ValueError(f"{self.name}: form must be one of {', '.join(FORMS)}, not {form!r}")
+        one_of(f"{self.name}: form", form, FORMS)
         one_of(f"{self.name}: reduction", reduction, ("mean", "sum"))
         self.form = form
         self.threshold = number("threshold", threshold, at_least=0)

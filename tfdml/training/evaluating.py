@@ -15,6 +15,7 @@ from tfdml.data.pipeline import evaluation_batches
 from tfdml.errors import UserError
 from tfdml.evaluation import dataset_protocol, embed, evaluate_dataset, evaluate_generalisation
 from tfdml.evaluation.per_query import retrieval_task
+from tfdml.evaluation.retrieval import ks_within
 from tfdml.models import Embedder, MetricLearner, MomentEmbedder
 from tfdml.models.inference import compiled
 from tfdml.objectives import HighOrderMomentLoss
@@ -150,7 +151,7 @@ def check_measurable(splits: Splits, ks: tuple[int, ...]) -> None:
         except UserError as error:
             raise UserError(f"the {name} images of {split.name} cannot be measured: {error}") from error
         if max(ks) > task.available:
-            fitting = ",".join(str(k) for k in ks if k <= task.available) or 1
+            fitting = ",".join(map(str, ks_within(ks, task.available)))
             raise UserError(
                 f"--ks={','.join(map(str, ks))}: recall@{max(ks)} of the {name} images of {split.name} needs {max(ks)} "
                 f"gallery images, and there are {task.available}; choose smaller ones, e.g. --ks={fitting}"

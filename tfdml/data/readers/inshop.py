@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 
+from tfdml import storage
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import FileImages
 from tfdml.data.readers import label_files as files
@@ -46,7 +47,7 @@ def read(data_dir: str | os.PathLike, split: str = "train", *, check_counts: boo
     """
     root = os.fspath(data_dir)
     candidates = [os.path.join(root, *folder, _PARTITION) for folder in (("Eval",), ("Anno",), ())]
-    source = next((path for path in candidates if files.is_file(path)), None)
+    source = next((path for path in candidates if storage.is_file(path)), None)
     if source is None:
         raise UserError(
             f"inshop: found no {_PARTITION} in {root} or its Eval/ or Anno/; data_dir must be the official archive "
@@ -90,7 +91,7 @@ def read(data_dir: str | os.PathLike, split: str = "train", *, check_counts: boo
         for part in ("train",) if split == "train" else ("query", "gallery"):
             files.check_count("inshop", f"{part} images", NUM_IMAGES[part], int((status == part).sum()), source)
         files.check_count("inshop", f"{split} items", NUM_CLASSES[split], len(np.unique(labels)), source)
-    images = os.path.join(root, "Img") if files.is_folder(os.path.join(root, "Img", "img")) else root
+    images = os.path.join(root, "Img") if storage.is_folder(os.path.join(root, "Img", "img")) else root
     paths = tuple(os.path.join(images, names[row]) for row in rows)
     files.require_files("inshop", paths, "unpack img.zip so that its folder img/ lies in data_dir or in its Img/")
     return ImageDataset(

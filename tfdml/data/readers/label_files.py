@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 
+from tfdml import storage
 from tfdml.errors import UserError
 
 # Characters that no valid path has, and that break a file system, a log or a report; the last are what Python
@@ -77,7 +78,7 @@ def official_root(name: str, data_dir: str | os.PathLike, folder: str, marker: s
     root = os.fspath(data_dir)
     inner = os.path.join(root, folder)
     for candidate in (root, inner):
-        if is_file(os.path.join(candidate, marker)):
+        if storage.is_file(os.path.join(candidate, marker)):
             return candidate
     raise UserError(
         f"{name}: found no {marker} in {root} or {inner}; data_dir must be the official {folder} as unpacked, or "
@@ -158,61 +159,19 @@ def held_out_classes(num_classes: int, test_fraction: float) -> int:
     return min(max(int(num_classes * test_fraction + 0.5), 1), num_classes - 1)
 
 
-def is_file(path: str) -> bool:
-    """Whether a file is there, on a local disk or on any file system that `tf.io.gfile` knows.
-
-    Example:
-        >>> is_file("no/such/file")
-        False
-    """
-    if _is_remote(path):
-        import tensorflow as tf  # only needed for remote file systems, and slow to import
-
-        return tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path)
-    return os.path.isfile(path)
-
-
-def is_folder(path: str) -> bool:
-    """Whether a folder is there, on a local disk or on any file system that `tf.io.gfile` knows.
-
-    Example:
-        >>> is_folder(".")
-        True
-    """
-    if _is_remote(path):
-        import tensorflow as tf  # only needed for remote file systems, and slow to import
-
-        return tf.io.gfile.isdir(path)
-    return os.path.isdir(path)
-
-
-def _is_remote(path: str) -> bool:
-    return "://" in path
-
-
 def _read_bytes(name: str, path: str) -> bytes:
-    if not is_file(path):
-        kind = "is a folder, not a file" if is_folder(path) else "is missing"
+    if not storage.is_file(path):
+        kind = "is a folder, not a file" if storage.is_folder(path) else "is missing"
         raise UserError(f"{name}: {path} {kind}; check data_dir")
     try:
-        if _is_remote(path):
-            import tensorflow as tf  # only needed for remote file systems, and slow to import
-
-            with tf.io.gfile.GFile(path, "rb") as file:
-                return file.read()
-        with open(path, "rb") as file:
-            return file.read()
-    except Exception as error:  # tf.io.gfile has its own error types
+        return storage.read_bytes(path)
+    except Exception as error:  # remote file systems have their own error types
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise UserError(f"{name}: {path} cannot be read ({reason})") from error
 
 
 def _listing(folder: str) -> set[str]:
     try:
-        if _is_remote(folder):
-            import tensorflow as tf  # only needed for remote file systems, and slow to import
-
-            return {entry.rstrip("/") for entry in tf.io.gfile.listdir(folder)}
-        return set(os.listdir(folder or "."))
-    except Exception:  # no such folder, no permission, or a name that no file system takes
+        return set(storage.listing(folder or "."))
+    except Exception:  # no permission, or a name that no file system takes
         return set()
