@@ -18,6 +18,7 @@ MODULES = {
     "index": ("index",),
     "export": ("export", "export_gallery"),
     "convert_weights": ("convert_weights",),
+    "zoo": ("zoo",),
 }
 
 

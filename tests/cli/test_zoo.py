@@ -1,0 +1,125 @@
+"""bin/zoo: what it packs, lists and refuses."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.cli.conftest import ROOT
+from tests.experiments import experiment_of
+from tfdml.cli import zoo, zoo_archive
+from tfdml.errors import UserError
+from tfdml.version import __version__
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "--out is missing"),
+        (["--out=zoo", "--models=lions"], "--models=lions: must be of glyphs, omniglot, cars_small"),
+        (["--out=zoo", "--models="], "--models=: must be of glyphs"),
+        (["--out=zoo", "--models=omniglot"], "name it by --data=omniglot:FOLDER"),
+        (["--out=zoo", "--models=omniglot", "--data=omniglot:/no/such"], "--data=omniglot:/no/such: there is no such"),
+        (["--out=zoo", "--data=birds:/data"], "--data=birds:/data: write NAME:FOLDER, with one of cars196, omniglot"),
+        (["--out=zoo", "--data=omniglot"], "write NAME:FOLDER"),
+        (["--out=zoo", "--models=cars_small", "--data=cars196:."], "--weights is missing"),
+        (["--out=zoo", "--models=cars_small", "--data=cars196:.", "--weights=no.h5"], "--weights=no.h5: there is no"),
+        (["--out=gs://bucket/zoo"], "--out=gs://bucket/zoo"),
+    ],
+)
+def test_what_cannot_be_built_is_one_line(flags, message, commands, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, _, said = commands.run("zoo", *flags)
+    assert status == 2
+    assert message in said
+    assert said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_names_the_flags_and_writes_nothing(commands, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = f"--data=omniglot:{tmp_path}"
+    status, said, _ = commands.run("zoo", "--out=zoo", "--models=glyphs,omniglot", data, "--dry_run")
+    assert status == 0
+    assert "would train glyphs in runs/zoo/glyphs by --flagfile=configs/quickstart.flags" in said
+    assert f"--flagfile=configs/small/omniglot_contrastive.flags --data_dir={tmp_path}" in said
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", zoo.MODELS)
+def test_every_model_chooses_its_epoch_on_held_out_classes(name):
+    entry = zoo.MODELS[name]
+    experiment = experiment_of(f"--flagfile={entry.flagfile}", run_dir="unused")
+    assert experiment.selection == "validation"
+    assert entry.dataset == ("" if experiment.dataset == "glyphs" else experiment.dataset)
+    assert entry.pretrained == (experiment.backbone != "conv4" and "conv4" not in experiment.backbone)
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "precious.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"holds precious\.txt, which is none of the zoo's"):
+        zoo_archive.listed(tmp_path)
+    with pytest.raises(UserError, match="is no folder"):
+        zoo_archive.listed(tmp_path / "precious.txt")
+    (tmp_path / "precious.txt").unlink()
+    for text in ("[]", "{", '{"glyphs": {"archive": 3}}'):
+        (tmp_path / "zoo.json").write_text(text)
+        with pytest.raises(UserError, match=r"zoo\.json"):
+            zoo_archive.listed(tmp_path)
+
+
+@pytest.mark.slow
+def test_an_archive_holds_all_that_its_users_need(finished_run, tmp_path):
+    entry = zoo.Entry("configs/quickstart.flags", "Tiny characters", "Free to use.", formats=("saved_model", "onnx"))
+    runs, out = tmp_path / "runs", tmp_path / "zoo"
+    shutil.copytree(finished_run, runs / "tiny")
+    out.mkdir()
+    known = zoo.build("tiny", entry, [], runs, out)
+    zoo_archive.write_listing(out, {"tiny": known})
+    assert zoo_archive.listed(out) == {"tiny": known}
+    archive = out / f"tiny-{__version__}.tar.gz"
+    assert known["bytes"] == archive.stat().st_size
+    sums = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=out, capture_output=True, text=True, check=False)
+    assert sums.stdout == f"{archive.name}: OK\n"
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path / "unpacked", filter="data")
+    folder = tmp_path / "unpacked" / "tiny"
+    card, result = (json.loads(path.read_text()) for path in (folder / "model_card.json", runs / "tiny/result.json"))
+    assert card["licence"] == "Free to use."
+    assert known["recall@1"] == card["metrics"]["recall@1"] == result["metrics"]["recall@1"]
+    for artefact in card["artefacts"].values():
+        for name, file in artefact["files"].items():
+            assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == file["sha256"]
+    said = (folder / "README.md").read_text()
+    _, low, high, _ = result["intervals"]["recall@1"]
+    between = f"{100 * low:.1f} to {100 * high:.1f}"
+    assert f"| recall@1 | {100 * known['recall@1']:.1f} | {between} |" in said
+    assert "Free to use." in said
+    assert "`onnx/model.onnx`" in said
+    assert str(tmp_path) not in said + (folder / "flags.txt").read_text() + json.dumps(card)
+
+    embedder = keras.saving.load_model(folder / "embedder.keras")
+    images = np.random.default_rng(0).integers(0, 256, (1, 40, 40, 3), np.uint8)
+    signature = tf.saved_model.load(str(folder)).signatures["serving_default"]
+    served = signature(image_bytes=tf.constant([tf.io.encode_png(images[0]).numpy()]))["embedding"]
+    assert served.shape == (1, embedder.embedding_dim)
+
+    # Whenever it is packed.
+    before = archive.read_bytes()
+    zoo_archive._write(archive, folder, "tiny")
+    assert archive.read_bytes() == before
+
+
+def test_a_training_that_fails_ends_the_build(tmp_path):
+    entry = zoo.Entry("configs/quickstart.flags", "Tiny", "Free.", extra=("--epochs=none",))
+    with pytest.raises(UserError, match="bin/train ended with status 2"):
+        zoo.build("tiny", entry, zoo.training_flags(entry, {}, ""), tmp_path / "runs", tmp_path)
+    assert not [path for path in tmp_path.iterdir() if path.name != "runs"]
+    assert os.path.exists(ROOT / entry.flagfile)
