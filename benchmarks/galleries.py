@@ -85,7 +85,7 @@ def of_database(gallery):
 def one(arguments):
     """Fill tables of more and more rows while that promises to end in time; a line of JSON after each search."""
     began, sizes = time.perf_counter(), (arguments.rows // 100, arguments.rows // 10, arguments.rows)
-    if arguments.one == "exact search":
+    if arguments.whole or arguments.one == "exact search":
         sizes = sizes[-1:]
     for rows in sizes:
         filling = asked_of(arguments.one, max(rows, 1000), arguments)
@@ -134,6 +134,7 @@ def measured(database, uri, arguments, folder):
     """By index, what the process of a database told, until its end or its limit, of the most rows."""
     command = [sys.executable, "-m", "benchmarks.galleries", f"--one={database}", f"--uri={uri}", f"--folder={folder}"]
     command += [f"--{name}={getattr(arguments, name)}" for name in ("rows", "queries", "seconds", "limit")]
+    command += ["--whole"] if arguments.whole else []
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     clock = threading.Timer(arguments.limit, process.kill)
     clock.start()
@@ -169,6 +170,7 @@ def main():
     parser.add_argument("--queries", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=10, help="to ask for, at most about, for each line")
     parser.add_argument("--limit", type=float, default=300, help="seconds for each database")
+    parser.add_argument("--whole", action="store_true", help="all rows at once, not a hundredth and a tenth first")
     parser.add_argument("--databases", default=",".join(INDEXES))
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     parser.add_argument("--uri", default="", help=argparse.SUPPRESS)
