@@ -420,6 +420,7 @@ BASE = {
     "prepare": [*PREPARE, "--dry_run"],
     "export": [*EXPORT, "--dry_run"],
     "convert_weights": [*CONVERT, "--dry_run"],
+    "zoo": ["--out=out", "--dry_run"],
 }
 
 
