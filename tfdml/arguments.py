@@ -57,6 +57,27 @@ def number(
     return result
 
 
+def share(what: str, value: Any, why: str) -> float:
+    """A share of at least 0 and below 1.
+
+    Args:
+        what: The argument's name, for the message.
+        value: What was given.
+        why: Why it is below 1, for the message.
+
+    Raises:
+        ValueError: As `number`; or it is 1.
+
+    Example:
+        >>> share("dropout", 0.5, "for something to be left")
+        0.5
+    """
+    found = number(what, value, at_least=0, at_most=1)
+    if found == 1:
+        raise ValueError(f"{what} must be below 1, {why}")
+    return found
+
+
 def integer(what: str, value: Any, *, at_least: int | None = None, at_most: int | None = None) -> int:
     """An integer within bounds; 2.0 counts as one, `True` does not.
 

@@ -7,8 +7,9 @@ import tensorflow as tf
 
 from tests.mathematics import assert_close, finite_differences, random_batch, value_and_gradients
 from tests.models.networks import SIZE, coloured_batch, config_of, tiny_embedder, values
+from tests.objectives.memories import REFUSED, all_losses, check_replicas, unit
 from tests.objectives.references_memory import binomial_sum, contrastive, multi_similarity, reference, triplet
-from tests.played_replicas import play, sum_and_gradient
+from tests.played_replicas import play
 from tfdml import losses, replicas
 from tfdml.models import MetricLearner
 from tfdml.objectives import CrossBatchMemory
@@ -24,11 +25,6 @@ PAIRS = {
 
 
 XLA = pytest.param("multi similarity", "xla", marks=pytest.mark.slow)
-
-
-def unit(x):
-    x = np.asarray(x, np.float64)
-    return x / np.linalg.norm(x, axis=1, keepdims=True)
 
 
 @pytest.mark.parametrize(("name", "mode"), [*((name, "eager") for name in PAIRS), XLA])
@@ -57,14 +53,6 @@ def test_value_and_gradient_from_the_first_step_on(name, mode):
         if step >= 1:
             memory = (memory + list(zip(labels, unit(x), strict=True)))[-10:]
     assert sizes == [0, 0, 4, 10, 10, 10]
-
-
-def all_losses():
-    found = [getattr(losses, name) for name in losses.__all__]
-    return {cls.__name__: cls() for cls in found if issubclass(cls, losses.EmbeddingLoss)}
-
-
-REFUSED = {"LiftedStructureLoss", "AngularLoss", "QuadrupletLoss", "VICRegLoss"}
 
 
 @pytest.mark.parametrize("name", sorted(all_losses()))
@@ -114,15 +102,7 @@ def test_replicas_share_one_memory_and_make_one_devices_gradient():
     earlier_labels, earlier = random_batch(4, 7, 3, 5)
     objective({"embedding": tf.constant(earlier)}, earlier_labels, training=True)
 
-    def share(own_labels, own):
-        every, all_labels = replicas.gather(own), replicas.gather(own_labels)
-        with replicas.own_rows(own.shape[0], all_labels.shape[0]):
-            return objective.compute({"embedding": every}, all_labels)
-
-    expected = sum_and_gradient(share, (labels, x), [12])
-    actual = sum_and_gradient(share, (labels, x), [7, 5])
-    assert_close(actual[0], expected[0])
-    assert_close(actual[1], expected[1])
+    check_replicas(objective, labels, x, [7, 5])
 
     def remember(own_labels, own):
         objective.forget()

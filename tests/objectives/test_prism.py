@@ -7,9 +7,9 @@ import tensorflow as tf
 
 from tests.mathematics import assert_close, finite_differences, random_batch, value_and_gradients
 from tests.models.networks import SIZE, coloured_batch, config_of, tiny_embedder, values
+from tests.objectives.memories import REFUSED, all_losses, check_replicas, unit
 from tests.objectives.references_memory import PrismReference, contrastive, multi_similarity, reference
-from tests.objectives.test_cross_batch import REFUSED, all_losses, unit
-from tests.played_replicas import play, sum_and_gradient
+from tests.played_replicas import play
 from tfdml import losses, pairwise, replicas
 from tfdml.models import MetricLearner
 from tfdml.objectives import Prism
@@ -133,16 +133,8 @@ def test_replicas_share_one_memory_and_make_one_devices_gradient():
     # The last batch as it was in its step, in which it was not remembered yet.
     state = values(objective.variables)
 
-    def share(own_labels, own):
-        every, all_labels = replicas.gather(own), replicas.gather(own_labels)
-        with replicas.own_rows(own.shape[0], all_labels.shape[0]):
-            return objective.compute({"embedding": every}, all_labels)
-
-    expected = sum_and_gradient(share, (labels, x), [10])
-    actual = sum_and_gradient(share, (labels, x), [6, 4])
     assert not np.all(objective.kept(tf.constant(labels), tf.constant(x)))
-    assert_close(actual[0], expected[0])
-    assert_close(actual[1], expected[1])
+    check_replicas(objective, labels, x, [6, 4])
 
     def step(own_labels, own):
         for variable, value in zip(objective.variables, state, strict=True):

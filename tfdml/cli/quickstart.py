@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tfdml.cli import checkout
+from tfdml.cli.checkout import ROOT
 
 
 def _run(*command: str) -> None:
-    print(f"\n$ {' '.join(command)}", flush=True)
-    finished = subprocess.run([sys.executable, *command], cwd=ROOT, check=False)
-    if finished.returncode:
-        print(f"quickstart: {command[0]} ended with status {finished.returncode}", file=sys.stderr)
-        sys.exit(finished.returncode)
+    status = checkout.run(*command)
+    if status:
+        print(f"quickstart: {command[0]} ended with status {status}", file=sys.stderr)
+        sys.exit(status)
 
 
 def _free(folder: Path) -> Path:

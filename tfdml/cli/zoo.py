@@ -5,21 +5,18 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from absl import flags
 
+from tfdml.cli import checkout
 from tfdml.cli import main as command_line
 from tfdml.cli.zoo_archive import listed, pack, write_listing
 from tfdml.disk_space import require_space
 from tfdml.errors import UserError
 from tfdml.output_paths import require_local
 from tfdml.storage import scratch_folder
-
-ROOT = Path(__file__).resolve().parents[2]
 
 USAGE = """
 Train the small embedders of the zoo, export them, and pack each with its card.
@@ -32,7 +29,7 @@ Train the small embedders of the zoo, export them, and pack each with its card.
 
 Each becomes NAME-VERSION.tar.gz in --out: the Keras embedder, a SavedModel, LiteRT and ONNX files, the flags that make
 it anew, model_card.json and README.md. SHA256SUMS and zoo.json list all that lie there. Stopped at any moment, the same
-command goes on: a model that is trained is not trained again. With a run that is there, the same bytes come out.
+command goes on: a model that is trained is not trained again.
 """
 
 flags.DEFINE_string("out", "", "Folder of the archives.", module_name=__name__)
@@ -69,7 +66,7 @@ class Entry:
 MODELS = {
     "glyphs": Entry(
         "configs/quickstart.flags",
-        "Characters in many fonts, 28 px, in grey",
+        "Characters in many fonts, 28 px",
         "Trained from random weights on images that tfdml draws in the fonts that come with matplotlib. The weights "
         "are under tfdml's own licence, Apache 2.0.",
     ),
@@ -129,10 +126,9 @@ def training_flags(entry: Entry, folders: dict[str, str], weights: str) -> list[
 
 
 def _run(*command: str) -> None:
-    print(f"\n$ {' '.join(command)}", flush=True)
-    finished = subprocess.run([sys.executable, *command], cwd=ROOT, check=False)
-    if finished.returncode:
-        raise UserError(f"{command[0]} ended with status {finished.returncode}; the same command goes on where it was")
+    status = checkout.run(*command)
+    if status:
+        raise UserError(f"{command[0]} ended with status {status}; the same command goes on where it was")
 
 
 def build(name: str, entry: Entry, given: list[str], runs: Path, out: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
-from tfdml.arguments import number
+from tfdml.arguments import number, share
 from tfdml.losses.base import LabelledLoss, check_rank
 from tfdml.losses.masked import masked_logsumexp
 
@@ -16,18 +16,6 @@ from tfdml.losses.masked import masked_logsumexp
 def target_mask(labels, num_classes):
     """(B, C) boolean, true at each image's own class."""
     return labels[:, None] == ops.cast(ops.arange(num_classes), labels.dtype)[None, :]
-
-
-def smoothing(value) -> float:
-    """`label_smoothing`, a share of at least 0 and below 1.
-
-    Raises:
-        ValueError: It is none.
-    """
-    share = number("label_smoothing", value, at_least=0, at_most=1)
-    if share == 1:
-        raise ValueError("label_smoothing must be below 1, for the labels to count")
-    return share
 
 
 class ClassSimilarityLoss(LabelledLoss):
@@ -105,7 +93,7 @@ class AMSoftmaxLoss(ClassSimilarityLoss):
     ):
         super().__init__(reduction=reduction, name=name)
         self.scale = number("scale", scale, above=0)
-        self.label_smoothing = smoothing(label_smoothing)
+        self.label_smoothing = share("label_smoothing", label_smoothing, "for the labels to count")
         self.margin = number("margin", margin, at_least=0, at_most=2)
 
     def logits(self, similarities, target_mask):
@@ -139,7 +127,7 @@ class NormSoftmaxLoss(ClassSimilarityLoss):
     def __init__(self, scale=20.0, label_smoothing=0.0, reduction="sum_over_batch_size", name="norm_softmax_loss"):
         super().__init__(reduction=reduction, name=name)
         self.scale = number("scale", scale, above=0)
-        self.label_smoothing = smoothing(label_smoothing)
+        self.label_smoothing = share("label_smoothing", label_smoothing, "for the labels to count")
 
     def logits(self, similarities, target_mask):
         """The logits (B, C)."""
@@ -179,7 +167,7 @@ class ArcFaceLoss(ClassSimilarityLoss):
     ):
         super().__init__(reduction=reduction, name=name)
         self.scale = number("scale", scale, above=0)
-        self.label_smoothing = smoothing(label_smoothing)
+        self.label_smoothing = share("label_smoothing", label_smoothing, "for the labels to count")
         self.margin = number("margin", margin, at_least=0, at_most=math.pi / 2)
 
     def logits(self, similarities, target_mask):

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
-from tfdml.arguments import integer, number, one_of
+from tfdml.arguments import integer, one_of, share
 from tfdml.losses.classification import target_mask
 from tfdml.objectives.cross_batch import CrossBatchMemory
 from tfdml.objectives.wrappers import share_of
@@ -74,9 +74,7 @@ class Prism(CrossBatchMemory):
     ):
         super().__init__(loss, size, start, representation, weight, name, **kwargs)
         self.num_classes = integer("num_classes", num_classes, at_least=1)
-        self.noise_rate = number("noise_rate", noise_rate, at_least=0, at_most=1)
-        if self.noise_rate == 1:
-            raise ValueError("noise_rate must be below 1, for images to be left")
+        self.noise_rate = share("noise_rate", noise_rate, "for images to be left")
         self.window = integer("window", window, at_least=1)
         self.pairs = one_of("pairs", pairs, ("memory", "batch"))
 

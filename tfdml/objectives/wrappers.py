@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise, replicas
-from tfdml.arguments import number
+from tfdml.arguments import share
 from tfdml.layers import CosineProxies
 from tfdml.losses.base import EmbeddingLoss, check_rank
 from tfdml.losses.classification import ClassSimilarityLoss
@@ -28,10 +28,10 @@ def _reduction(loss) -> str:
     return "sum" if loss.reduction == "sum" else "mean"
 
 
-def share_of(share, size):
+def share_of(part, size):
     """How many of `size` images a share of them is, rounded down."""
     # A little more, as 0.3 of 10 is a little below 3 in float32.
-    return ops.cast(ops.floor(share * ops.cast(size, "float32") + 1e-4), "int32")
+    return ops.cast(ops.floor(part * ops.cast(size, "float32") + 1e-4), "int32")
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -145,9 +145,7 @@ class ProxyLoss(Objective):
         self.class_proxies = CosineProxies(num_classes, proxies_per_class, name="class_proxies")
         self.num_classes = self.class_proxies.num_classes
         self.proxies_per_class = self.class_proxies.proxies_per_class
-        self.drop_highest = number("drop_highest", drop_highest, at_least=0, at_most=1)
-        if self.drop_highest == 1:
-            raise ValueError("drop_highest must be below 1, for images to be left")
+        self.drop_highest = share("drop_highest", drop_highest, "for images to be left")
         if self.drop_highest and isinstance(loss, ProxyAnchorLoss):
             raise ValueError(
                 f"drop_highest: {loss.name} has a value of each proxy, and none of each image; leave it out"

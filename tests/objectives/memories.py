@@ -1,0 +1,34 @@
+"""What the tests of objectives with a memory share."""
+
+import numpy as np
+
+from tests.mathematics import assert_close
+from tests.played_replicas import sum_and_gradient
+from tfdml import losses, replicas
+
+
+def all_losses():
+    found = [getattr(losses, name) for name in losses.__all__]
+    return {cls.__name__: cls() for cls in found if issubclass(cls, losses.EmbeddingLoss)}
+
+
+REFUSED = {"LiftedStructureLoss", "AngularLoss", "QuadrupletLoss", "VICRegLoss"}
+
+
+def unit(x):
+    x = np.asarray(x, np.float64)
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def check_replicas(objective, labels, x, sizes):
+    """Replicas of these sizes make the value and the gradient of one device."""
+
+    def share(own_labels, own):
+        every, all_labels = replicas.gather(own), replicas.gather(own_labels)
+        with replicas.own_rows(own.shape[0], all_labels.shape[0]):
+            return objective.compute({"embedding": every}, all_labels)
+
+    expected = sum_and_gradient(share, (labels, x), [sum(sizes)])
+    actual = sum_and_gradient(share, (labels, x), sizes)
+    assert_close(actual[0], expected[0])
+    assert_close(actual[1], expected[1])
