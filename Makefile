@@ -6,14 +6,17 @@ STAMP  := $(VENV)/.installed
 DOCS   := $(VENV)/.installed-docs
 
 PML    := .venv-pml
+TFSIM  := .venv-tfsim
+TFA    := .venv-tfa
 
-.PHONY: parity-pml help install quickstart test test-slow lint format docs code-map wheel lock clean
+.PHONY: parity-pml parity-tfsim parity-tfa help install quickstart test test-slow lint format docs code-map wheel lock clean
 
 help:
 	@echo "make install     create $(VENV) and install tfdml with its development tools, versions as in constraints.txt"
 	@echo "make quickstart  install, then train, evaluate, export and report on the built-in glyphs (no download)"
 	@echo "make test        the tests;  make test-slow: the longest, which make test leaves out"
 	@echo "make parity-pml  losses against pytorch-metric-learning itself, in an environment of its own ($(PML))"
+	@echo "make parity-tfsim, make parity-tfa   the same against TensorFlow Similarity and TensorFlow Addons"
 	@echo "make lint        ruff (lint, format), mypy and the layers of the imports"
 	@echo "make docs        the documentation as a site, in site/;  make code-map: draw the picture of its code map anew"
 	@echo "make wheel       a source archive and a wheel, in dist/"
@@ -52,14 +55,21 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	$(call run_tests,slow)
 
-# The library compared with has an environment of its own: it needs PyTorch, and tfdml does not.
-$(PML)/.installed: tests/parity/requirements_pml.txt
-	$(PYTHON) -m venv $(PML)
-	$(PML)/bin/python -m pip install --quiet -r $<
+# Each library compared with has an environment of its own: PyTorch, or TensorFlow with Keras 2.
+$(PML)/.installed $(TFSIM)/.installed $(TFA)/.installed: .venv-%/.installed: tests/parity/requirements_%.txt
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet -r $<
 	@touch $@
 
 parity-pml: $(STAMP) $(PML)/.installed
 	$(BIN)/python -m pytest tests/parity/test_pml.py
+
+parity-tfsim: $(STAMP) $(TFSIM)/.installed
+	$(BIN)/python -m pytest tests/parity/test_keras_peers.py -k similarity
+
+# Needs Python 3.11: make parity-tfa PYTHON=python3.11
+parity-tfa: $(STAMP) $(TFA)/.installed
+	$(BIN)/python -m pytest tests/parity/test_keras_peers.py -k addons
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

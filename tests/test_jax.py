@@ -173,8 +173,8 @@ def test_learner_trains_in_phases(outputs):
 
 def test_degenerate_batches_are_finite(outputs):
     degenerate = {key: value for key, value in outputs.items() if key.startswith(("identical", "zero"))}
-    # Value and gradient of 16 losses and objectives, on identical and on zero vectors.
-    assert len(degenerate) == 2 * 16 * 2
+    # Value and gradient of 17 losses and objectives, on identical and on zero vectors.
+    assert len(degenerate) == 2 * 17 * 2
     for key, value in degenerate.items():
         assert np.all(np.isfinite(value)), key
 

@@ -1,0 +1,230 @@
+"""Losses of TensorFlow Similarity and TensorFlow Addons beside ours: values and gradients, live. docs/parity.md."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+
+import numpy as np
+import pytest
+
+from tests.mathematics import value_and_gradients
+from tests.parity.keras_cases import ADDONS, LACKING, SIMILARITY, WHOLE, batches
+from tfdml import losses, mining
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BATCHES = batches()
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """A library compared with: its module, what is compared, the Python that has it, and what it needs to be told."""
+
+    module: str
+    cases: dict
+    python: pathlib.Path
+    environment: dict
+
+    def run(self, script, *arguments, timeout=600):
+        """Run a script there."""
+        command = [str(self.python), str(ROOT / "tests" / "parity" / script), *map(str, arguments)]
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **self.environment}
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+        assert result.returncode == 0, result.stderr[-3000:]
+
+
+def python_of(variable, folder):
+    return pathlib.Path(os.environ.get(variable, ROOT / folder / "bin" / "python"))
+
+
+PEERS = {
+    "similarity": Peer(
+        "tensorflow_similarity",
+        SIMILARITY,
+        python_of("TFDML_TFSIM_PYTHON", ".venv-tfsim"),
+        {"TF_USE_LEGACY_KERAS": "1"},
+    ),
+    "addons": Peer("tensorflow_addons", ADDONS, python_of("TFDML_TFA_PYTHON", ".venv-tfa"), {}),
+}
+pytestmark = pytest.mark.slow
+NAMES = [(peer, name) for peer, found in PEERS.items() for name in found.cases]
+EQUAL = [(peer, name) for peer, name in NAMES if PEERS[peer].cases[name].ours is not None]
+
+
+def needed(peer):
+    found = PEERS[peer]
+    if not found.python.is_file():
+        target = found.python.parents[1].name.removeprefix(".venv-")
+        pytest.skip(f"no {found.module} here: make parity-{target}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def values_of(tmp_path_factory):
+    """(peer, case, batch) -> what is found there; one process a library."""
+    known = {}
+
+    def values(peer, name, batch):
+        library = needed(peer)
+        if peer not in known:
+            folder = tmp_path_factory.mktemp(peer)
+            arrays = {f"{key}|labels": np.asarray(labels, "int64") for key, (labels, _) in BATCHES.items()}
+            arrays |= {f"{key}|x": np.asarray(x, "float32") for key, (_, x) in BATCHES.items()}
+            np.savez(folder / "batches.npz", **arrays)
+            (folder / "cases.json").write_text(json.dumps([case.there() for case in library.cases.values()]))
+            files = [folder / file for file in ("cases.json", "batches.npz", "values.npz")]
+            library.run("keras_values.py", library.module, *files)
+            known[peer] = dict(np.load(files[2]))
+        start = f"{list(library.cases).index(name)}|{batch}|"
+        found = {key.removeprefix(start): value for key, value in known[peer].items() if key.startswith(start)}
+        assert "value" in found, found
+        return found["value"], found["gradient"]
+
+    return values
+
+
+def ours(case, batch):
+    labels, x = BATCHES[batch]
+    value, (gradient,) = value_and_gradients(lambda tensor: case.ours(np.asarray(labels), tensor), x)
+    return value, gradient
+
+
+def assert_agree(actual, expected, what):
+    """Both compute in float32."""
+    allowed = 2e-5 * max(1e-3, float(np.max(np.abs(expected))))
+    assert np.max(np.abs(actual - expected)) <= allowed, f"{what}\n{actual}\n{expected}"
+
+
+@pytest.mark.parametrize(("peer", "name"), EQUAL)
+def test_a_loss_equals_theirs(peer, name, values_of):
+    case = PEERS[peer].cases[name]
+    for batch in case.batches:
+        (value, gradient), (expected, slope) = ours(case, batch), values_of(peer, name, batch)
+        assert_agree(value, expected, batch)
+        if case.on_the_sphere:
+            x = BATCHES[batch][1]
+            slope = slope - x * np.sum(x * slope, axis=1, keepdims=True)
+        assert_agree(gradient, slope, batch)
+
+
+@pytest.mark.parametrize(("peer", "name"), [row for row in EQUAL if PEERS[row[0]].cases[row[1]].form == "labels"])
+def test_its_value_equals_theirs_on_equal_and_zero_vectors(peer, name, values_of):
+    """Where distances tie, the choice of one for the gradient is each library's own."""
+    case = PEERS[peer].cases[name]
+    for batch in WHOLE:
+        if batch == "a zero vector" and name == "soft nearest neighbour cosine":
+            continue  # there the zero vector is at distance 1 from all, here it has no direction
+        assert_agree(ours(case, batch)[0], values_of(peer, name, batch)[0], batch)
+
+
+# docs/parity.md says what each makes of anchors that lack a positive or a negative; here they cost nothing.
+
+
+@pytest.mark.parametrize(("peer", "name"), [row for row in EQUAL if PEERS[row[0]].cases[row[1]].form == "labels"])
+def test_anchors_that_lack_a_positive_or_a_negative_cost_nothing_here(peer, name):
+    assert [float(ours(PEERS[peer].cases[name], batch)[0]) for batch in LACKING] == [0.0] * 3
+
+
+def test_such_anchors_cost_in_similarity(values_of):
+    found = {
+        name: [float(values_of("similarity", name, batch)[0]) for batch in LACKING] for name in ("hard", "soft margin")
+    }
+    np.testing.assert_allclose(found["hard"], [0.0, 0.2, 0.2], atol=1e-5)
+    assert np.all(np.array(found["soft margin"]) > 0.5)
+    assert np.isnan(values_of("similarity", "soft nearest neighbour", "one image")[0])
+
+
+def test_such_anchors_make_addons_nan(values_of):
+    for name in ("semi_hard L2", "lifted"):
+        value, gradient = values_of("addons", name, "no positive")
+        assert np.isnan(value)
+        assert not np.all(np.isfinite(gradient))
+    assert np.isnan(values_of("addons", "lifted", "no negative")[0])
+    assert values_of("addons", "semi_hard L2", "no negative")[0] > 1.0
+    np.testing.assert_allclose(values_of("addons", "hard L2", "no negative")[0], 0.5, rtol=1e-6)
+
+
+# What differs on purpose, by its formula.
+
+
+def cosine_distances(x):
+    x = np.asarray(x, "float64")
+    return 1.0 - x @ x.T
+
+
+def masks(labels):
+    same = labels[:, None] == labels[None, :]
+    return same & ~np.eye(len(labels), dtype=bool), ~same
+
+
+def test_semi_hard_of_similarity_falls_back_on_the_furthest_negative(values_of):
+    """Ours, by `BatchEasyHardMiner("hard", "semi_hard")`, leaves such an anchor out."""
+    seen = []
+    for batch in ("unit", "two a class", "real"):
+        labels, x = BATCHES[batch]
+        distances, (positives, negatives) = cosine_distances(x), masks(labels)
+        expected, fallen = [], []
+        for row in range(len(x)):
+            furthest = distances[row][positives[row]].max()
+            beyond = distances[row][negatives[row] & (distances[row] > furthest)]
+            chosen = beyond.min() if beyond.size else distances[row][negatives[row]].max()
+            expected.append(max(furthest - chosen + 0.2, 0.0))
+            fallen.append(not beyond.size)
+        value = values_of("similarity", "semi-hard", batch)[0]
+        np.testing.assert_allclose(value, np.mean(expected), rtol=1e-5)
+        miner = mining.BatchEasyHardMiner("hard", "semi_hard")
+        mine = losses.TripletLoss(0.2, miner, "cosine", average="all")(labels, x)
+        kept = np.array(expected)[~np.array(fallen)]
+        np.testing.assert_allclose(float(mine), np.mean(kept), rtol=1e-5)
+        seen += [any(fallen)]
+    assert set(seen) == {True, False}
+
+
+def test_the_circle_loss_of_similarity_adds_two_softplus(values_of):
+    for batch in ("unit", "two a class", "real"):
+        labels, x = BATCHES[batch]
+        distances, sides = cosine_distances(x), masks(labels)
+        pull = 80 * np.maximum(0.4 + distances, 0) * (distances - 0.4)
+        push = 80 * np.maximum(1.4 - distances, 0) * (0.6 - distances)
+        sums = [np.array([np.logaddexp.reduce(row[mask]) for row, mask in zip(m, side, strict=True)])
+                for m, side in zip((pull, push), sides, strict=True)]  # fmt: skip
+        value = values_of("similarity", "circle", batch)[0]
+        np.testing.assert_allclose(value, np.mean(np.logaddexp(0, sums[0]) + np.logaddexp(0, sums[1])), rtol=1e-5)
+        mine = losses.CircleLoss(0.4, 80)(labels, x)
+        np.testing.assert_allclose(float(mine), np.mean(np.logaddexp(0, sums[0] + sums[1])), rtol=1e-5)
+
+
+def test_the_contrastive_loss_of_addons_squares_the_negatives(values_of):
+    labels, x = BATCHES["pairs"]
+    distances, same = np.linalg.norm(x[:12] - x[12:], axis=1), labels[:12] == labels[12:]
+    cost = np.where(same, distances**2, np.maximum(1.0 - distances, 0) ** 2)
+    assert np.any(cost[~same] > 0)
+    np.testing.assert_allclose(values_of("addons", "pairs", "pairs")[0], np.mean(cost), rtol=1e-5)
+
+
+def test_n_pairs_of_addons_take_one_image_of_each_other_class(values_of):
+    _, x = BATCHES["anchors and positives"]
+    logits = np.asarray(x[:12], "float64") @ x[12:].T
+    expected = np.mean(np.logaddexp.reduce(logits, axis=1) - np.diag(logits))
+    np.testing.assert_allclose(values_of("addons", "n-pairs", "anchors and positives")[0], expected, rtol=1e-5)
+    labels = np.tile(np.arange(12), 2)
+    both = np.asarray(x, "float64") @ x.T
+    positives, negatives = masks(labels)
+    costs = [
+        np.logaddexp(0, np.logaddexp.reduce(both[a][negatives[a]]) - both[a, p])
+        for a, p in zip(*np.nonzero(positives), strict=True)
+    ]
+    np.testing.assert_allclose(float(losses.NPairLoss()(labels, x)), np.mean(costs), rtol=1e-5)
+
+
+def test_the_sampler_of_similarity_trains_our_embedder_and_its_indexer_finds_as_ours(tmp_path):
+    """In their environment with Keras 3: a run on their sampler's batches, and both indexes on what it embeds."""
+    library = needed("similarity")
+    bridge = dataclasses.replace(library, environment={"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"})
+    bridge.run("similarity_bridge.py", tmp_path / "found.json")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["recall@1 after"] > found["recall@1 before"] + 0.1
+    assert found["neighbours"] == found["expected neighbours"]
+    assert found["read back"] is True
+    assert found["steps an epoch"] == 10
