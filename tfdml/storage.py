@@ -232,6 +232,8 @@ def atomic_write(path: _Path, size: int = 0) -> Iterator[_Path]:
     except Exception as error:
         if not _is_refusal(error, target, temporary):
             raise
+        with contextlib.suppress(OSError):
+            remove(temporary)  # what there is of it takes no part in what is free
         raise unwritable(path, error, size) from error
     finally:
         with contextlib.suppress(OSError):

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 
 import keras
 import numpy as np
@@ -13,6 +14,7 @@ from PIL import Image
 from tests.cli.commands import MODULES
 from tfdml import memory
 from tfdml.data import caching
+from tfdml.embeddings import read_embeddings
 from tfdml.models import Embedder
 from tfdml.training import limits
 
@@ -144,6 +146,7 @@ TRAIN_VALUES = [
     ("--dataset_options=test_fraction=1e400", "test_fraction must be a finite number"),
     ("--dataset_options=test_fraction=true", "test_fraction must be a number, not True"),
     ("--dataset_options=test_fraction=0", "must lie between 0 and 1"),
+    ("--dataset_options=test_fraction=abc", "test_fraction must be a number, not 'abc'"),
     ("--dataset_options=foo=1", "has no option 'foo'"),
     ("--dataset_options=test_fraction", "must be written name=value"),
     ("--dataset_options=(", "it cannot be read"),
@@ -193,6 +196,7 @@ TRAIN_VALUES = [
     (f"--run_dir={LONG}", "File name too long"),
     ("--run_dir=a\udcffb", "is not UTF-8 text"),
     ("--run_dir={photos}", "exists already"),
+    ("--run_dir=gs://bucket/run", "only local folders can be used here"),
     ("--run_dir={files}/zeros.pth", "exists already"),
     ("--preview=nofile", "name a PNG file"),
     ("--flagfile={files}/none.flags", "cannot be read: No such file"),
@@ -213,6 +217,10 @@ WRONG += [
         (["--classes_per_batch=1"], "jrs learns from pairs of images of different classes"),
         (["--sampling=shuffle", "--batch_size=1000"], "the data has 16 images"),
         (["--selection=test", "--ks=2"], "add 1 to --ks=2"),
+        (
+            ["--dataset=glyphs", "--data_dir=", "--dataset_options=images_per_class=abc"],
+            "must be an integer, not 'abc'",
+        ),
     ]
 ]
 WRONG += [
@@ -257,7 +265,13 @@ WRONG += [
         (["--out={files}/zeros.pth"], "is a file"),
         (["--out={photos}"], "holds other files"),
         (["--out=out", "--format=foo"], "--format=foo"),
+        (["--out=gs://bucket/embeddings"], "only local folders can be used here"),
     ]
+]
+# Before it is asked where the images are.
+WRONG += [
+    (command, ["--model=no/such", *out], "--model=no/such: there is no such file or folder")
+    for command, out in (("embed", ["--out=out"]), ("evaluate", []))
 ]
 WRONG += [
     ("evaluate", [*VECTORS, *flags], says)
@@ -316,6 +330,8 @@ WRONG += [
         ([], "no_run"),
         (["--run_dir="], "--run_dir is missing"),
         (["--out="], "--out is missing"),
+        (["--out=gs://bucket/models"], "only local folders can be used here"),
+        (["--data_dir=/no/folder"], "--data_dir=/no/folder: there is no such folder"),
         (["--formats="], "format"),
         (["--formats=foo"], "foo"),
         (["--images=-1"], "--images=-1"),
@@ -382,6 +398,41 @@ def test_an_image_that_may_not_be_read_is_named(commands, places, tmp_path):
     finally:
         image.chmod(0o644)
     assert os.listdir(tmp_path) == []
+
+
+def _flip_a_byte(image):
+    content = bytearray(image.read_bytes())
+    content[45] ^= 0xFF  # within the pixels: the checksum of their chunk is wrong
+    image.write_bytes(content)
+
+
+BAD_IMAGES = {
+    "a wrong checksum": (_flip_a_byte, "cannot be decoded"),
+    "a pipe": (lambda image: (image.unlink(), os.mkfifo(image)), "unreadable (a FIFO, not a regular file)"),
+    "a dangling link": (lambda image: (image.unlink(), image.symlink_to("/no/such.png")), "missing"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_IMAGES)
+def test_a_bad_image_is_named_and_can_be_left_out(fault, commands, places, tmp_path):
+    spoil, says = BAD_IMAGES[fault]
+    photos = tmp_path / "photos"
+    shutil.copytree(places["photos"], photos)
+    spoil(photos / "h" / "3.png")
+    places = {**places, "photos": photos}
+    wrong = [("embed", [*MODEL, "--out=out", "--split=all"]), ("evaluate", [*MODEL, "--ks=1"])]
+    if fault != "a wrong checksum":  # what decodes it finds that out, and training reads it when it comes to it
+        wrong.append(("train", [*TRAIN, "--dry_run"]))
+    for command, arguments in wrong:
+        status, _, errors = commands.run(command, *_written(arguments, places))
+        _check_one_line(command, status, errors)
+        assert "h/3.png" in errors
+        assert says in errors
+    for command, arguments in wrong[:2]:
+        out = ["--out=left_out"] if command == "embed" else []
+        status, _, errors = commands.run(command, *_written([*arguments, *out, "--bad_images=skip"], places))
+        assert status == 0, errors
+    assert len(read_embeddings("left_out")) == 31
 
 
 def test_the_right_command_lines_beside_them_are_accepted(commands, places):

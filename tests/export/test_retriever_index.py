@@ -6,6 +6,7 @@ import pytest
 from tests.export.test_retriever_exact import units
 from tfdml.errors import UserError
 from tfdml.export.retriever import version
+from tfdml.export.retriever.loaded import LoadedVersion
 
 
 def clustered(count, dimensions=8, classes=40, seed=0):
@@ -61,3 +62,13 @@ def test_a_recall_that_is_no_fraction_and_a_gallery_of_one_item(index):
     one = version._index(clustered(1), None)
     card = version._index_card(one, clustered(1), 0.99)
     assert (card["cells"], card["cells_searched"], card["recall@10"]) == (1, 1, 1.0)
+
+
+def test_a_search_of_few_cells_finds_as_many_as_asked_for(index, tmp_path):
+    """One of 76 cells holds some 40 items: for 300 the whole gallery is searched, and no row is missing."""
+    columns = {"ids": np.arange(3000).astype("S4"), "labels": np.arange(3000), "metadata": np.full(3000, b"")}
+    card = {"items": 3000, "embedding_dim": 8, "index": {"cells_searched": 1}}
+    queries, gallery = clustered(5, seed=4), clustered(3000)
+    found = LoadedVersion(tmp_path, card, None, columns, index).search(queries, k=300)
+    expected = np.argsort(-queries @ gallery.T, axis=1)[:, :300]
+    assert [set(row.tolist()) for row in found.indices] == [set(row.tolist()) for row in expected]

@@ -70,8 +70,13 @@ def step(model, sizes):
     return total.numpy(), gradients, np.average(reported[-len(sizes) :], axis=0, weights=sizes)
 
 
-@pytest.mark.one_quick_case
-@pytest.mark.parametrize("name", TERMS)
+# A loss over the pairs of all replicas, and one whose images each replica averages by itself.
+QUICK = ("pairs", "joint")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in TERMS]
+)
 def test_the_gradient_is_that_of_one_device(name):
     model = learner(TERMS[name]())
     value, expected, terms = step(model, [12])

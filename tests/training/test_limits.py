@@ -89,3 +89,15 @@ def test_a_weight_may_begin_as_a_number(monkeypatch):
     monkeypatch.setattr(limits, "free_memory", lambda: 100.0)
     with limits.weights_within_memory("adam"):
         assert float(tf.Variable(1.5)) == 1.5
+
+
+def test_on_a_gpu_the_images_have_to_fit_the_host(monkeypatch):
+    embedder, view = Embedder("conv4", embedding_dim=4, image_size=32), TrainTransform(resize=32, image_size=32)
+    host = 4 * 3 * 32**2 + 6 * 3 * 32**2
+    assert limits.images_memory(view, 6) == host
+    asked = []
+    monkeypatch.setattr(limits, "require_memory", lambda size, *words: asked.append(size))
+    for on_gpu in (False, True):
+        monkeypatch.setattr(limits.distribution, "on_gpu", lambda on_gpu=on_gpu: on_gpu)
+        limits.check_memory(embedder, view, 6)
+    assert asked == [limits.step_memory(embedder, view, 6), host]

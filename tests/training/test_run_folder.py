@@ -42,9 +42,14 @@ def test_what_a_killed_run_left_half_written_is_removed(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     (folder.path / "mine.txt").touch()
+    # What other commands write below the run: an export that was killed, an evaluation that is at work.
+    others = [folder.path / "models" / ".partial-999999-x0f3a", folder.path / f".partial-{os.getppid()}-test.json"]
+    others[0].mkdir(parents=True)
+    others[1].touch()
     with folder.locked():
         assert not any(path.exists() for path in left)
-    assert sorted(path.name for path in folder.path.iterdir()) == ["checkpoints", "mine.txt"]
+    assert all(path.exists() for path in others)
+    assert {path.name for path in folder.path.iterdir()} == {"checkpoints", "mine.txt", "models", others[1].name}
 
 
 def test_data_is_compared_and_told_apart(tmp_path):
@@ -62,7 +67,12 @@ def test_data_is_compared_and_told_apart(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [(b"\xff\xfe\0\1", "it is no text"), (b"--epochs=many\n", "--epochs=many is not"), (b"--a=1", "--a")],
+    [
+        (b"\xff\xfe\0\1", "it is no text"),
+        (b"--epochs=many\n", "--epochs=many is not"),
+        (b"--a=1", "--a"),
+        (b"--flip=maybe", "--flip=maybe is not"),
+    ],
 )
 def test_damaged_flags_are_named(content, says, tmp_path):
     folder = RunFolder(tmp_path)

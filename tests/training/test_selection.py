@@ -1,9 +1,18 @@
 """The first of the best epochs counts, and is there whichever checkpoint a run goes on from."""
 
-import numpy as np
+import errno
+import os
+import pathlib
+import types
 
+import keras
+import numpy as np
+import pytest
+
+from tfdml.disk_space import as_size
+from tfdml.errors import UserError
 from tfdml.models import Embedder
-from tfdml.training import RunFolder
+from tfdml.training import RunFolder, finishing
 from tfdml.training.selection import caution, keep_if_selected, publish_selected, selected_epoch
 from tfdml.training.settings import EvaluationSettings
 
@@ -32,9 +41,7 @@ def test_what_is_said_of_an_epoch_that_nobody_chose():
 
 
 def test_embedders_stay_as_long_as_a_checkpoint_may_need_them(tmp_path):
-    folder, embedder = RunFolder(tmp_path), Embedder("conv4", embedding_dim=2, image_size=16)
-    embedder.build((None, 16, 16, 3))
-    embedder.built = True
+    folder, embedder = RunFolder(tmp_path), small_embedder()
     recalls, steps = [0.1, 0.5, 0.4, 0.6, 0.3], 10
     kept = []
     for epoch in range(1, 5):
@@ -49,6 +56,42 @@ def test_embedders_stay_as_long_as_a_checkpoint_may_need_them(tmp_path):
     # Checkpoints of epochs 1; 1 and 2; 2 and 3; 3 and 4.
     assert kept == [[1], [1], [1, 3], [3]]
     assert folder.embedder.read_bytes() == folder.selected(3).read_bytes()
+
+
+def small_embedder():
+    embedder = Embedder("conv4", embedding_dim=2, image_size=16)
+    embedder.build((None, 16, 16, 3))
+    embedder.built = True
+    return embedder
+
+
+def test_the_selected_epoch_becomes_the_embedder_of_the_run(tmp_path):
+    folder, best, last = RunFolder(tmp_path), small_embedder(), small_embedder()
+    records = history(0.1, 0.7, 0.5)
+    keep_if_selected(folder, records[:2], "validation", best)
+    learner, monitor = types.SimpleNamespace(embedder=last), types.SimpleNamespace(records=records)
+    for selection, expected in (("validation", best), ("last", last)):
+        written = finishing._write_embedder(selection, learner, monitor, folder)
+        for embedder in (written, keras.saving.load_model(folder.embedder)):
+            for actual, wanted in zip(embedder.get_weights(), expected.get_weights(), strict=True):
+                np.testing.assert_array_equal(actual, wanted)
+
+
+def test_a_full_disk_is_told_with_what_an_embedder_needs(tmp_path, monkeypatch):
+    def full(path):
+        pathlib.Path(path).write_bytes(b"half of it")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    embedder = small_embedder()
+    monkeypatch.setattr(embedder, "save", full)
+    learner, monitor = types.SimpleNamespace(embedder=embedder), types.SimpleNamespace(records=history(0.1, 0.5))
+    needs = as_size(4 * embedder.count_params())
+    message = f"embedder.keras cannot be written: the disk is full, and this file needs about {needs}"
+    with pytest.raises(UserError, match=message):
+        finishing._write_embedder("last", learner, monitor, RunFolder(tmp_path))
+    with pytest.raises(UserError, match=f"the disk is full, and this file needs about {needs}"):
+        keep_if_selected(RunFolder(tmp_path), history(0.1, 0.5), "validation", embedder)
+    assert [path.name for path in tmp_path.rglob("*")] == ["checkpoints"]
 
 
 def test_the_last_needs_no_file(tmp_path):

@@ -1,6 +1,7 @@
 """A run that was killed, stopped or damaged, phase by phase, against one that was not."""
 
 import json
+import logging
 import os
 import signal
 
@@ -65,8 +66,8 @@ def test_a_run_killed_in_every_phase_ends_as_one_that_was_not(unbroken, tmp_path
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 def test_a_signal_saves_a_checkpoint_at_the_end_of_the_step(number, status, unbroken, tmp_path, monkeypatch):
-    # The last step of an epoch, a step within one, and the last step of all.
-    step = {signal.SIGTERM: STEPS, signal.SIGHUP: STEPS + 1, signal.SIGINT: EPOCHS * STEPS}[number]
+    # A step within an epoch, the last step of one, and the last step of all.
+    step = {signal.SIGTERM: STEPS + 1, signal.SIGHUP: STEPS, signal.SIGINT: EPOCHS * STEPS}[number]
     folder = tmp_path / "run"
     handlers = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)]
     with monkeypatch.context() as patch:
@@ -221,6 +222,14 @@ def test_two_runs_do_not_share_a_folder(unbroken, tmp_path):
         train(unbroken, resume=True, report=True, checkpoint_steps=1)
     with RunFolder(unbroken).locked():
         pass
+
+
+def test_a_finished_run_says_so(unbroken, caplog):
+    result = (unbroken / "result.json").read_bytes()
+    with caplog.at_level(logging.INFO, logger="absl"):
+        train(unbroken, resume=True, report=True, checkpoint_steps=1)
+    assert f"{unbroken} is finished already: there is nothing left to do" in caplog.text
+    assert (unbroken / "result.json").read_bytes() == result
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def convert_weights() -> None:
         raise UserError(f"--out={out}: its folder does not exist")
 
     from tfdml import backbones
-    from tfdml.storage import atomic_write
+    from tfdml.storage import atomic_write, sweep
 
     source = str(values["from"].value)
     converted = convert(source, values.architecture, values.stride_in_1x1, values.allow_extra)
@@ -69,6 +69,7 @@ def convert_weights() -> None:
     if values.dry_run:
         print(f"would write {out}")
         return
+    sweep(out.parent)
     try:
         with atomic_write(out) as temporary:
             model.save_weights(temporary)

@@ -17,6 +17,7 @@ from tfdml.evaluation.per_query import recording
 from tfdml.models import Embedder, MetricLearner, MomentEmbedder
 from tfdml.models.inference import compiled
 from tfdml.report import read_run, write_report
+from tfdml.saving import saved_size
 from tfdml.storage import atomic_write, write_json
 from tfdml.training.building import Splits
 from tfdml.training.evaluating import CLUSTERING, RETRIEVAL, Evaluator
@@ -92,11 +93,11 @@ def finish(
 def _write_embedder(selection: str, learner: MetricLearner, monitor: TrainingMonitor, folder: RunFolder) -> Embedder:
     epoch = selected_epoch(monitor.records, selection)
     if epoch == monitor.records[-1]["epoch"]:
-        with atomic_write(folder.embedder) as temporary:
+        with atomic_write(folder.embedder, saved_size(learner.embedder)) as temporary:
             learner.embedder.save(temporary)
         return learner.embedder
     logging.info("the embedder is that of epoch %d", epoch)
-    with atomic_write(folder.embedder) as temporary:
+    with atomic_write(folder.embedder, folder.selected(epoch).stat().st_size) as temporary:
         shutil.copyfile(folder.selected(epoch), temporary)
     return keras.saving.load_model(folder.embedder)
 
@@ -144,8 +145,9 @@ def _write_statistics(
     objective = rank_mi_of(learner)
     if objective is None:
         return
-    with atomic_write(folder.statistics_network) as temporary:
-        statistics_model(objective).save(temporary)
+    network = statistics_model(objective)
+    with atomic_write(folder.statistics_network, saved_size(network)) as temporary:
+        network.save(temporary)
     splits = {}
     for name, split in evaluator.splits.evaluated().items():
         known = test_embeddings if name == "test" else None
@@ -157,7 +159,7 @@ def _write_moments(learner: MetricLearner, evaluator: Evaluator, folder: RunFold
     batch_size = evaluator.settings.evaluation_batch_size
     train = evaluation_batches(evaluator.splits.train, evaluator.transform, batch_size)
     model = moment_embedder(learner, train)
-    with atomic_write(folder.moments) as temporary:
+    with atomic_write(folder.moments, saved_size(model)) as temporary:
         model.save(temporary)
     return evaluator.measure(evaluator.embed(model, "test"), "test", RETRIEVAL + CLUSTERING)
 

@@ -68,16 +68,25 @@ def step_memory(embedder: Embedder, view: TrainTransform, batch_size: int, chunk
     outputs = [_size(layer) for layer in embedder.backbone.layers if layer.weights]
     kept = sum(outputs) if embedder.backbone.trainable else 2 * max(outputs, default=0)
     width = _FLOAT32 if embedder.compute_dtype == "float32" else 2
-    crop = 3 * view.image_size**2
+    floats = 3 * view.image_size**2 * _FLOAT32
+    return images_memory(view, batch_size) + min(batch_size, chunk or batch_size) * (floats + kept * width)
+
+
+def images_memory(view: TrainTransform, batch_size: int) -> float:
+    """Bytes that the images of a step take at least in the host's memory: the batch, and one that is being resized.
+
+    Args:
+        view: The view of training.
+        batch_size: Images per step.
+    """
     side: float = view.resize
     if view.augmentation == "multi_resolution":
         side = max(side, view.resolutions[1] * view.image_size)
-    resized = _FLOAT32 * 3 * side**2
-    return resized + batch_size * crop + min(batch_size, chunk or batch_size) * (crop * _FLOAT32 + kept * width)
+    return _FLOAT32 * 3 * side**2 + batch_size * 3 * view.image_size**2
 
 
 def check_memory(embedder: Embedder, view: TrainTransform, batch_size: int, chunk: int = 0) -> None:
-    """Refuse a run whose steps need more memory than is free; a GPU tells so itself.
+    """Refuse a run whose steps need more memory than is free; of a GPU's memory, the GPU tells so itself.
 
     Args:
         embedder: The built embedder.
@@ -88,9 +97,12 @@ def check_memory(embedder: Embedder, view: TrainTransform, batch_size: int, chun
     Raises:
         UserError: It does not fit.
     """
-    if not distribution.on_gpu():
-        what = f"a step on {batch_size:,} images of --image_size={view.image_size}"
-        advice = "lower --image_size, --resize or the batch, choose a smaller --backbone, or add --gradient_cache"
+    what = f"a step on {batch_size:,} images of --image_size={view.image_size}"
+    advice = "lower --image_size, --resize or the batch"
+    if distribution.on_gpu():
+        require_memory(images_memory(view, batch_size), what, advice)
+    else:
+        advice += ", choose a smaller --backbone, or add --gradient_cache"
         require_memory(step_memory(embedder, view, batch_size, chunk), what, advice)
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdml.data.augmentation.preview import contact_sheet, whole_images
 from tfdml.data.pipeline import explain_failure, training_batches
 from tfdml.errors import UserError
-from tfdml.storage import atomic_write
+from tfdml.storage import atomic_write, sweep
 from tfdml.training import building
 from tfdml.training.settings import DataSettings
 
@@ -45,6 +45,7 @@ def write_preview(settings: DataSettings, seed: int, path: str) -> str:
         sheet = contact_sheet(images, labels, train.class_names, whole_images(train, sampler.batch(0)))
     except tf.errors.OpError as error:
         raise (explain_failure(error, train) or error) from None
+    sweep(file.parent)
     try:
         with atomic_write(file) as temporary:
             sheet.save(temporary)

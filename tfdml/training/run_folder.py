@@ -20,7 +20,7 @@ from tfdml.errors import UserError, differences
 from tfdml.evaluation.query_values import FILE_NAME as QUERIES
 from tfdml.manifests import read_json
 from tfdml.output_paths import require_local
-from tfdml.storage import PARTIAL_PREFIX, atomic_write, lock, write_json
+from tfdml.storage import PARTIAL_PREFIX, atomic_write, lock, sweep, write_json
 from tfdml.training.backends import check_same_backend
 from tfdml.training.checkpoints import list_checkpoints, step_of
 from tfdml.training.experiment import Experiment
@@ -165,8 +165,7 @@ class RunFolder:
                 raise UserError(
                     f"--run_dir={self.path}: another bin/train is at work in it ({self._who()}); wait for it or stop it"
                 ) from error
-            for half_written in self.path.rglob(f"{PARTIAL_PREFIX}*"):
-                half_written.unlink(missing_ok=True)
+            self._sweep()
             since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             # Only for messages: what is finished may lie where nothing can be written.
             with contextlib.suppress(OSError, UserError):
@@ -234,6 +233,13 @@ class RunFolder:
             return read_json(self.environment, {"backend": str})["backend"]
         except UserError:
             return None  # written by an earlier version
+
+    def _sweep(self) -> None:
+        """Remove what killed processes left half-written; what another command writes below the folder is its own."""
+        sweep(self.path)
+        for folder in (self.checkpoints, self.calibration, self.report.parent):  # in which nobody else writes
+            for half_written in folder.glob(f"{PARTIAL_PREFIX}*"):
+                half_written.unlink(missing_ok=True)
 
     def _is_debris(self, path: Path) -> bool:
         return path == self._owner or path.name.startswith(PARTIAL_PREFIX)

@@ -6,6 +6,7 @@ import shutil
 from typing import Any
 
 from tfdml.models import Embedder
+from tfdml.saving import saved_size
 from tfdml.storage import atomic_write
 from tfdml.training import checkpoints
 from tfdml.training.run_folder import RunFolder
@@ -60,7 +61,7 @@ def keep_if_selected(folder: RunFolder, records: list[dict[str, Any]], selection
     epoch = records[-1]["epoch"]
     if selection != "last" and selected_epoch(records, selection) == epoch:
         folder.checkpoints.mkdir(exist_ok=True)
-        with atomic_write(folder.selected(epoch)) as temporary:
+        with atomic_write(folder.selected(epoch), saved_size(embedder)) as temporary:
             embedder.save(temporary)
 
 
@@ -68,8 +69,9 @@ def publish_selected(folder: RunFolder, records: list[dict[str, Any]], selection
     """Make the best embedder the run's, and drop those that no checkpoint needs; to be called after the checkpoint."""
     if selection == "last":
         return
-    with atomic_write(folder.embedder) as temporary:
-        shutil.copyfile(folder.selected(selected_epoch(records, selection)), temporary)
+    selected = folder.selected(selected_epoch(records, selection))
+    with atomic_write(folder.embedder, selected.stat().st_size) as temporary:
+        shutil.copyfile(selected, temporary)
     # Whichever checkpoint the run is resumed from, the embedder that was selected by then has to be there.
     steps = map(checkpoints.step_of, checkpoints.list_checkpoints(folder.checkpoints))
     closed = {step // steps_per_epoch for step in steps} - {0}

@@ -66,6 +66,7 @@ def test_an_image_that_cannot_be_decoded_is_named(form, sources):
     with pytest.raises(UserError, match=r"image6\.jpg") as refused:
         sources[form].embed(dataset, 4)
     assert "image5" not in str(refused.value)
+    assert "check_images" not in str(refused.value)  # an argument of training, which commands that embed have not
     assert "\n" not in str(refused.value)
 
 

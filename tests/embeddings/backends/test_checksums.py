@@ -23,7 +23,10 @@ def version(models, tmp_path):
     folder = tmp_path / "1"
     shutil.copytree(models.saved_model, folder)
     shutil.copyfile(models.keras, folder / "embedder.keras")
+    (folder / "onnx").mkdir()
+    (folder / "onnx" / "float32.onnx").write_bytes(b"compared before it is read")
     parts = {
+        "onnx_float32": [folder / "onnx" / "float32.onnx"],
         "saved_model": [folder / "saved_model.pb", *(folder / "variables").iterdir()],
         "litert_float32": [folder / "litert" / "float32.tflite"],
         "keras": [folder / "embedder.keras"],
@@ -49,6 +52,7 @@ def one_line(look, says):
     ("name", "file"),
     [
         ("litert/float32.tflite", "litert/float32.tflite"),
+        ("onnx/float32.onnx", "onnx/float32.onnx"),
         ("embedder.keras", "embedder.keras"),
         ("", "saved_model.pb"),
         ("", "variables/variables.index"),
