@@ -7,4 +7,4 @@ from tests.retrieval.databases import Databases, postgres
 def databases(tmp_path_factory):
     folder = tmp_path_factory.mktemp("galleries")
     with postgres(folder / "pg") as server:
-        yield Databases(folder, server["host"])
+        yield Databases(folder, server.get("host", ""))
