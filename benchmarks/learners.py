@@ -22,3 +22,39 @@ def make_learner(backbone, size, objectives):
     learner.build((None, size, size, 3))
     learner.compile(keras.optimizers.Adam(1e-4))
     return learner
+
+
+class FeatureEmbedder(Embedder):
+    """A projection of features that a backbone has made, which it takes as if they were images.
+
+    Args:
+        shape: (h, w, c) of a feature map; (1, 1, D) for pooled features.
+        embedding_dim: d.
+        scaled: Whether a trained factor stands before the features, so that the gradient by them is computed.
+    """
+
+    def __init__(self, shape, embedding_dim, scaled=False):
+        layer = Factor() if scaled else keras.layers.Activation("linear")
+        features = keras.Sequential([keras.Input(shape), layer])
+        super().__init__(features, embedding_dim=embedding_dim, image_size=shape[0], scaling="none")
+        self._shape = shape
+        self.build((None, *shape))
+        self.built = True
+
+    @property
+    def representations(self):
+        """The names that `represent` gives."""
+        return tuple(self.representation_shapes((None, *self._shape)))
+
+
+class Factor(keras.layers.Layer):
+    """One trained number times everything."""
+
+    def build(self, input_shape):
+        """Create the number."""
+        del input_shape
+        self.factor = self.add_weight(shape=(), initializer="ones", name="factor")
+
+    def call(self, x):
+        """Of the same shape."""
+        return self.factor * x

@@ -19,10 +19,11 @@ import time
 import keras
 import numpy as np
 
+from benchmarks.learners import FeatureEmbedder
 from tfdml.data.sampling import ClassBalancedSampler
 from tfdml.evaluation import paired_differences, read_embeddings, retrieval_per_query
 from tfdml.losses import MarginLoss
-from tfdml.models import AlternatingOptimizer, Embedder, MetricLearner
+from tfdml.models import AlternatingOptimizer, MetricLearner
 from tfdml.objectives import LearnedMargin, MetricLoss, RankMI
 
 METRICS = ("recall@1", "map@r")
@@ -72,20 +73,6 @@ CONDITIONS = (
 )
 
 
-class FeatureEmbedder(Embedder):
-    """A projection of stored features (N, D), which it takes as images of one pixel: (N, 1, 1, D)."""
-
-    def __init__(self, dim, embedding_dim):
-        features = keras.Sequential([keras.Input((1, 1, dim)), keras.layers.Activation("linear")])
-        super().__init__(features, embedding_dim=embedding_dim, image_size=1, scaling="none")
-        self._dim = dim
-
-    @property
-    def representations(self):
-        """The names that `represent` gives."""
-        return tuple(self.representation_shapes((None, 1, 1, self._dim)))
-
-
 def batches(x, labels, sampler, first, count):
     """`count` batches from the step `first` on, for `fit`."""
     for step in range(first, first + count):
@@ -115,9 +102,7 @@ def compare(condition, seed, train, test, options):
     found, warm = [], round(condition.warm * options.updates)
     for rank_mi in (False, True):
         keras.utils.set_random_seed(seed)
-        embedder = FeatureEmbedder(train[0].shape[-1], options.embedding_dim)
-        embedder.build((None, 1, 1, train[0].shape[-1]))
-        embedder.built = True
+        embedder = FeatureEmbedder(train[0].shape[1:], options.embedding_dim)
         base = LearnedMargin(len(np.unique(train[1]))) if condition.learned else MetricLoss(MarginLoss())
         first = warm if rank_mi else options.updates
         if first:
