@@ -45,7 +45,7 @@ NETWORKS := $(addprefix tests/,backbones layers losses mining models objectives)
 FILES    := $(addprefix tests/,cluster data embeddings evaluation export retrieval)
 define run_tests
 	@failed=0; for part in "$(NETWORKS)" "$(FILES)" "tests $(addprefix --ignore=,$(NETWORKS) $(FILES))"; do \
-	  $(BIN)/python -m pytest -n 2 --dist loadfile -m $(1) $$part || failed=1; \
+	  $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m $(1) $$part || failed=1; \
 	done; exit $$failed
 endef
 

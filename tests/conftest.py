@@ -15,6 +15,24 @@ import pytest
 # Two workers with as many threads each wait for one another in every loop of faiss.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# The files that take longest as a whole are begun first: a file is one worker's, and one that is begun last lets the
+# others wait for it.
+LONGEST = (
+    "test_distribution.py",
+    "training/test_recall_improves.py",
+    "training/test_kills.py",
+    "cli/test_wrong_commands.py",
+    "cli/test_records_equal_files.py",
+    "training/test_trainer.py",
+    "training/test_worker_runs.py",
+    "test_workers.py",
+    "training/test_jax.py",
+    "test_jax.py",
+    "docs/test_site.py",
+    "cli/test_evaluate_sources.py",
+    "cli/test_broken_files.py",
+)
+
 
 @pytest.fixture(scope="session")
 def shared_data() -> pathlib.Path:
@@ -47,7 +65,9 @@ def small_disk(tmp_path):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Of the cases of a test that is marked `one_quick_case`, only the first is quick; of those of a file by XLA too.
+    """Which cases are quick, and in what order files come.
+
+    Of the cases of a test that is marked `one_quick_case`, only the first is quick; of those of a file by XLA too.
 
     XLA (`mode` is `"xla"`) takes a second or two, and its program stays in memory until the process ends.
     """
@@ -61,6 +81,12 @@ def pytest_collection_modifyitems(items):
         if (one_of, compiled) in begun:
             item.add_marker(pytest.mark.slow)
         begun.add((one_of, compiled))
+    items.sort(key=_place)
+
+
+def _place(item):
+    file = item.nodeid.partition("::")[0].removeprefix("tests/")
+    return LONGEST.index(file) if file in LONGEST else len(LONGEST)
 
 
 def pytest_collection_finish():
