@@ -33,6 +33,15 @@ def test_epochs_that_were_not_measured_do_not_win():
     assert selected_epoch(history(0.1, None, None), "validation") == 2
 
 
+def test_another_metric_may_choose_another_epoch():
+    records = [
+        {"epoch": i, "validation": {"recall@1": r, "map@r": m}}
+        for i, (r, m) in enumerate([(0.9, 0.9), (0.857, 0.456), (0.848, 0.474), (0.855, 0.506), (0.856, 0.505)])
+    ]
+    assert selected_epoch(records, "validation") == 1
+    assert selected_epoch(records, "validation", "map@r") == 3
+
+
 def test_what_is_said_of_an_epoch_that_nobody_chose():
     assert "do not choose an epoch by eye" in caution(EvaluationSettings(), 12)
     assert "chosen by nobody" in caution(EvaluationSettings(evaluate_every=4), 12)
@@ -69,9 +78,10 @@ def test_the_selected_epoch_becomes_the_embedder_of_the_run(tmp_path):
     folder, best, last = RunFolder(tmp_path), small_embedder(), small_embedder()
     records = history(0.1, 0.7, 0.5)
     keep_if_selected(folder, records[:2], "validation", best)
-    learner, monitor = types.SimpleNamespace(embedder=last), types.SimpleNamespace(records=records)
+    learner = types.SimpleNamespace(embedder=last)
     for selection, expected in (("validation", best), ("last", last)):
-        written = finishing._write_embedder(selection, learner, monitor, folder)
+        monitor = types.SimpleNamespace(records=records, selection=selection, selection_metric="recall@1")
+        written = finishing._write_embedder(learner, monitor, folder)
         for embedder in (written, keras.saving.load_model(folder.embedder)):
             for actual, wanted in zip(embedder.get_weights(), expected.get_weights(), strict=True):
                 np.testing.assert_array_equal(actual, wanted)
@@ -84,11 +94,12 @@ def test_a_full_disk_is_told_with_what_an_embedder_needs(tmp_path, monkeypatch):
 
     embedder = small_embedder()
     monkeypatch.setattr(embedder, "save", full)
-    learner, monitor = types.SimpleNamespace(embedder=embedder), types.SimpleNamespace(records=history(0.1, 0.5))
+    learner = types.SimpleNamespace(embedder=embedder)
+    monitor = types.SimpleNamespace(records=history(0.1, 0.5), selection="last", selection_metric="recall@1")
     needs = as_size(4 * embedder.count_params())
     message = f"embedder.keras cannot be written: the disk is full, and this file needs about {needs}"
     with pytest.raises(UserError, match=message):
-        finishing._write_embedder("last", learner, monitor, RunFolder(tmp_path))
+        finishing._write_embedder(learner, monitor, RunFolder(tmp_path))
     with pytest.raises(UserError, match=f"the disk is full, and this file needs about {needs}"):
         keep_if_selected(RunFolder(tmp_path), history(0.1, 0.5), "validation", embedder)
     assert [path.name for path in tmp_path.rglob("*")] == ["checkpoints"]

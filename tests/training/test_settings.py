@@ -64,6 +64,11 @@ def test_the_flag_file_makes_the_same_experiment():
         (OptimizationSettings, {"epochs": True}, "--epochs must be an integer"),
         (EvaluationSettings, {"ks": "0"}, "--ks=0: write integers of 1"),
         (EvaluationSettings, {"ks": "2", "selection": "test"}, "add 1 to --ks=2"),
+        (
+            EvaluationSettings,
+            {"selection_metric": "map@r"},
+            "--selection=last keeps the last epoch, whatever it measures",
+        ),
         (EvaluationSettings, {"moment_embedder": True, "selection": "test"}, "use --selection=last"),
         (EvaluationSettings, {"generalisation_every": 2}, "e.g. --evaluate_train=1 for all"),
         (RunSettings, {}, "--run_dir is missing"),

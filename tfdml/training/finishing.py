@@ -63,7 +63,7 @@ def finish(
         UserError: A file cannot be written.
     """
     settings, workers = evaluator.settings, evaluator.workers
-    embedder = _write_embedder(settings.selection, learner, monitor, folder) if workers.is_chief else learner.embedder
+    embedder = _write_embedder(learner, monitor, folder) if workers.is_chief else learner.embedder
     # An embedder of an earlier epoch is on the chief alone.
     together = workers.of_chief(lambda: embedder is learner.embedder)
     embeddings = evaluator.embed_together(embedder, "test") if together else None
@@ -90,8 +90,8 @@ def finish(
     return result
 
 
-def _write_embedder(selection: str, learner: MetricLearner, monitor: TrainingMonitor, folder: RunFolder) -> Embedder:
-    epoch = selected_epoch(monitor.records, selection)
+def _write_embedder(learner: MetricLearner, monitor: TrainingMonitor, folder: RunFolder) -> Embedder:
+    epoch = selected_epoch(monitor.records, monitor.selection, monitor.selection_metric)
     if epoch == monitor.records[-1]["epoch"]:
         with atomic_write(folder.embedder, saved_size(learner.embedder)) as temporary:
             learner.embedder.save(temporary)
@@ -107,11 +107,12 @@ def _result(
 ) -> dict[str, Any]:
     """What `result.json` holds; the metrics of each query are left in `values`."""
     selection = evaluator.settings.selection
+    how = evaluator.settings.selection_metric
     metrics = evaluator.measure(
         embeddings, "test", RETRIEVAL + CLUSTERING, intervals="classes", per_query=recording(values)
     )
     intervals = metrics.pop("intervals")
-    epoch = selected_epoch(monitor.records, selection)
+    epoch = selected_epoch(monitor.records, selection, how)
     # Moments are not saved with the embedder: those of the epoch that was chosen were measured then, or not at all.
     chosen = next(record for record in monitor.records if record["epoch"] == epoch)
     measured = {"metrics_orders": "orders", "metrics_seen": "seen", "generalisation": "generalisation"}
@@ -120,7 +121,7 @@ def _result(
         "intervals": intervals,
         "metrics_before": monitor.records[0].get("test", {}),
         "protocol": _protocol(evaluator.splits),
-        "selection": _SELECTION[selection],
+        "selection": _SELECTION[selection] + (f", by {how}" if selection != "last" and how != "recall@1" else ""),
         "epoch": epoch,
         "steps": monitor.step,
         "train_seconds": monitor.train_seconds,

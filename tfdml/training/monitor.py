@@ -44,6 +44,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         steps_per_epoch: Steps per epoch.
         evaluate: epoch -> dict of split -> metrics; called before training (epoch 0) and after epochs.
         selection: `"last"`, `"validation"` or `"test"`.
+        selection_metric: By which metric an epoch is selected there.
         checkpoint_steps: Checkpoint every this many steps besides each epoch; 0 for none.
         keep: How many checkpoints stay.
         interruption: Asked after each step whether the run is to stop; within `fit` it should be deferred.
@@ -61,6 +62,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         steps_per_epoch: int,
         evaluate: Callable[[int], dict[str, dict]],
         selection: str = "last",
+        selection_metric: str = "recall@1",
         checkpoint_steps: int = 0,
         keep: int = 2,
         interruption: Interruption | None = None,
@@ -76,6 +78,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         self.steps_per_epoch = steps_per_epoch
         self.evaluate = evaluate
         self.selection = selection
+        self.selection_metric = selection_metric
         self.checkpoint_steps = checkpoint_steps
         self.keep = keep
         self.interruption = interruption or Interruption()
@@ -198,12 +201,12 @@ class TrainingMonitor(keras.callbacks.Callback):
         self._record(record)
         if self.workers.is_chief:
             with averaged(self.model):
-                keep_if_selected(self.folder, self.records, self.selection, self.model.embedder)
+                keep_if_selected(self.folder, self.records, self.selection, self.model.embedder, self.selection_metric)
                 if self.projector is not None:
                     self.projector.write(self.model.embedder)
         self.checkpoint()
         if self.workers.is_chief:
-            publish_selected(self.folder, self.records, self.selection, self.steps_per_epoch)
+            publish_selected(self.folder, self.records, self.selection, self.steps_per_epoch, self.selection_metric)
         if self.watcher is not None:
             self._watch(self.watcher.end_epoch)
         self.interruption.agree(self.workers)

@@ -13,12 +13,13 @@ from tfdml.training.run_folder import RunFolder
 from tfdml.training.settings import EvaluationSettings
 
 
-def selected_epoch(records: list[dict[str, Any]], selection: str) -> int:
-    """The epoch whose embedder counts: the last, or the first of those with the best Recall@1 on the selection's split.
+def selected_epoch(records: list[dict[str, Any]], selection: str, metric: str = "recall@1") -> int:
+    """The epoch whose embedder counts: the last, or the first of those that are the best on the selection's split.
 
     Args:
         records: One mapping per epoch, the first that before training, which is chosen only if there is no other.
         selection: `"last"`, `"validation"` or `"test"`.
+        metric: What they are the best by.
 
     Example:
         >>> selected_epoch([{"epoch": i, "test": {"recall@1": r}} for i, r in enumerate([0.1, 0.4, 0.4])], "test")
@@ -28,9 +29,9 @@ def selected_epoch(records: list[dict[str, Any]], selection: str) -> int:
     if selection == "last":
         return chosen
     for record in records[1:]:
-        recall = record.get(selection, {}).get("recall@1", -1.0)
-        if recall > best:
-            best, chosen = recall, record["epoch"]
+        value = record.get(selection, {}).get(metric, -1.0)
+        if value > best:
+            best, chosen = value, record["epoch"]
     return chosen
 
 
@@ -56,26 +57,30 @@ def caution(settings: EvaluationSettings, epochs: int) -> str:
     )
 
 
-def keep_if_selected(folder: RunFolder, records: list[dict[str, Any]], selection: str, embedder: Embedder) -> None:
+def keep_if_selected(
+    folder: RunFolder, records: list[dict[str, Any]], selection: str, embedder: Embedder, metric: str = "recall@1"
+) -> None:
     """Keep the embedder of the newest epoch if it is the best; to be called before that epoch's checkpoint."""
     epoch = records[-1]["epoch"]
-    if selection != "last" and selected_epoch(records, selection) == epoch:
+    if selection != "last" and selected_epoch(records, selection, metric) == epoch:
         folder.checkpoints.mkdir(exist_ok=True)
         with atomic_write(folder.selected(epoch), saved_size(embedder)) as temporary:
             embedder.save(temporary)
 
 
-def publish_selected(folder: RunFolder, records: list[dict[str, Any]], selection: str, steps_per_epoch: int) -> None:
+def publish_selected(
+    folder: RunFolder, records: list[dict[str, Any]], selection: str, steps_per_epoch: int, metric: str = "recall@1"
+) -> None:
     """Make the best embedder the run's, and drop those that no checkpoint needs; to be called after the checkpoint."""
     if selection == "last":
         return
-    selected = folder.selected(selected_epoch(records, selection))
+    selected = folder.selected(selected_epoch(records, selection, metric))
     with atomic_write(folder.embedder, selected.stat().st_size) as temporary:
         shutil.copyfile(selected, temporary)
     # Whichever checkpoint the run is resumed from, the embedder that was selected by then has to be there.
     steps = map(checkpoints.step_of, checkpoints.list_checkpoints(folder.checkpoints))
     closed = {step // steps_per_epoch for step in steps} - {0}
-    needed = {folder.selected(selected_epoch(records[: epoch + 1], selection)) for epoch in closed}
+    needed = {folder.selected(selected_epoch(records[: epoch + 1], selection, metric)) for epoch in closed}
     for path in folder.checkpoints.glob("selected-epoch-*.keras"):
         if path not in needed:
             path.unlink()

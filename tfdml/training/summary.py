@@ -107,7 +107,10 @@ def _along_the_run(settings: OptimizationSettings) -> Iterator[str]:
 def _evaluation(settings: EvaluationSettings) -> Iterator[str]:
     every = f"every {settings.evaluate_every} epochs" if settings.evaluate_every > 1 else "after each epoch"
     when = f"before training and {every if settings.evaluate_every else 'at the end'}"
-    yield f"evaluation   K = {settings.ks}, {when}; the embedder kept is that of --selection={settings.selection}"
+    chosen = settings.selection + (
+        f" by {settings.selection_metric}" if settings.selection_metric != "recall@1" else ""
+    )
+    yield f"evaluation   K = {settings.ks}, {when}; the embedder kept is that of --selection={chosen}"
 
 
 def _machine(parts: Assembly) -> Iterator[str]:

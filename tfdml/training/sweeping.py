@@ -16,7 +16,7 @@ from tfdml.training.expressions import with_weight
 
 _FORM = "write e.g. --sweep='objectives.weight=0.1,0.3,1; learning_rate=1e-4..1e-3'"
 _FIXED = (
-    *("run_dir", "selection", "dataset", "data_dir", "seed", "seeds", "refit"),
+    *("run_dir", "selection", "selection_metric", "dataset", "data_dir", "seed", "seeds", "refit"),
     *("holdout_classes", "holdout_sampling", "ks", "start_from"),
 )
 

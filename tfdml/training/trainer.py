@@ -217,6 +217,7 @@ class _Run:
             self.parts.steps_per_epoch,
             lambda epoch: self.evaluator.each_epoch(self.learner, epoch),
             evaluation.selection,
+            evaluation.selection_metric,
             run.checkpoint_steps,
             run.keep_checkpoints,
             self.interruption,

@@ -43,6 +43,12 @@ class EvaluationSettings(Settings):
         "on the test classes (test: the papers' way, which flatters the figure).",
         choices=("last", "validation", "test"),
     )
+    selection_metric: str = choice(
+        "recall@1",
+        "What an epoch is the best by; map@r, which all images of a class count in, is steadier where few classes are "
+        "held out.",
+        choices=("recall@1", "map@r"),
+    )
     refit: bool = choice(
         False,
         "With --selection=validation: then train anew, from the same start, on all training classes (the held-out ones "
@@ -73,7 +79,12 @@ class EvaluationSettings(Settings):
                 "--generalisation_every compares seen with unseen classes: say how many images of training classes are "
                 "measured, e.g. --evaluate_train=1 for all"
             )
-        if 1 not in self.recall_ks() and self.selection != "last":
+        if self.selection_metric != "recall@1" and self.selection == "last":
+            raise UserError(
+                f"--selection_metric={self.selection_metric}: --selection=last keeps the last epoch, whatever it "
+                "measures; add --selection=validation --holdout_classes=0.1"
+            )
+        if 1 not in self.recall_ks() and self.selection != "last" and self.selection_metric == "recall@1":
             raise UserError(f"--selection={self.selection} goes by recall@1: add 1 to --ks={self.ks}")
 
     def recall_ks(self) -> tuple[int, ...]:
