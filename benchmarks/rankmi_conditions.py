@@ -131,7 +131,7 @@ def main():
 
     def stored(path):
         found = read_embeddings(path)
-        x = np.asarray(found.embeddings, "float32")
+        x = np.array(found.embeddings, "float32")
         # As long as the square root of their dimension, which is what pooled features are about.
         x *= np.sqrt(x.shape[1]) / np.linalg.norm(x, axis=1, keepdims=True)
         return x[:, None, None, :], np.unique(found.labels, return_inverse=True)[1]
