@@ -87,6 +87,16 @@ def test_every_idea_and_its_base_loss_can_be_tried_at_a_small_scale():
     assert small <= {config_name(path) for path in CONFIGS}
 
 
+HONEST = [path for path in CONFIGS if path.parent.name == "small" or path.stem in ("quickstart", "cars_jrd_small")]
+
+
+@pytest.mark.parametrize("path", HONEST, ids=config_name)
+def test_a_small_run_chooses_its_epoch_on_held_out_classes(path):
+    flags = path.read_text(encoding="utf-8").split("\n")
+    for flag in ("--holdout_classes=0.1", "--holdout_sampling=stratified", "--selection=validation"):
+        assert flag in flags
+
+
 def test_every_baseline_is_there_for_every_data_set():
     baselines = {f"baselines/{name}_{loss}" for name in ("cub", "cars", "sop", "inshop") for loss in BASELINES}
     assert baselines == {config_name(path) for path in CONFIGS if path.parent.name == "baselines"}

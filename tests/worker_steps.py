@@ -2,9 +2,9 @@
 
     python -m tests.worker_steps FOLDER COUNTS CASE ...
 
-COUNTS are numbers of workers, such as "1,2,3"; a case is a learner of `tests.distribution_steps`, or "all" or
-"alternating": every objective at once; or "cached": a step by chunks. Worker i of N writes FOLDER/N-i.npz, with updates
-under "case|index", and what `fit` reports under "case|fit name".
+COUNTS are numbers of workers, such as "1,2,3"; a case is a learner of `tests.distribution_steps`, or "all", "ensemble"
+and "alternating": every objective at once; or "cached": a step by chunks. Worker i of N writes FOLDER/N-i.npz, with
+updates under "case|index", and what `fit` reports under "case|fit name".
 """
 
 import pathlib
@@ -18,22 +18,33 @@ from keras.src.backend.tensorflow import trainer
 from tests import distribution_steps, worker_processes
 from tests.mathematics import random_batch
 from tests.models.networks import images, values
-from tfdml import losses
+from tests.training import ideas
+from tfdml import losses, models
 from tfdml.models.several_workers import multi_worker_strategy
 
 BATCH, STEPS = 12, 2
 
 
+READABLE = {"pooled", "projection", "embedding", "detached_projection", "detached_embedding"}
+
+
 def _all():
     learners = distribution_steps.LEARNERS
-    names = [name for name in learners if "sum" not in name and "rank" not in name]
+    names = [name for name in learners if not any(word in name for word in ("sum", "rank", "auto"))]
     found = {}
-    for name in names:
-        for objective in learners[name]().objectives:
-            if not set(objective.reads) - {"pooled", "projection", "embedding", "map"}:
-                config = {**objective.get_config(), "name": f"o{len(found)}", "weight": 0.1 * objective.weight}
-                found[config["name"]] = type(objective).from_config(config)
+    for objective in (term for name in names for term in learners[name]().objectives):
+        if "class" not in objective.provides and set(objective.reads) <= READABLE | set(objective.provides):
+            config = {**objective.get_config(), "name": f"o{len(found)}", "weight": 0.1 * objective.weight}
+            found[config["name"]] = type(objective).from_config(config)
     return distribution_steps.learner([*found.values(), *distribution_steps.jrd()])
+
+
+def _ensemble():
+    embedder, terms = ideas.LEARNERS["horde on abe"]()
+    model = models.MetricLearner(embedder, terms)
+    model.compile(optimizer=keras.optimizers.SGD(0.3))
+    model.build((None, 12, 12, 3))
+    return model
 
 
 def _alternating():
@@ -44,7 +55,7 @@ def _cached():
     return distribution_steps.cached(losses.ContrastiveLoss(1.3, "euclidean"))
 
 
-MORE = {"all": _all, "alternating": _alternating, "cached": _cached}
+MORE = {"all": _all, "ensemble": _ensemble, "alternating": _alternating, "cached": _cached}
 
 
 def step(case, strategy, index, count):

@@ -55,6 +55,37 @@ def test_the_gradient_of_every_objective_is_that_of_a_plain_step(name):
     check(lambda: learner(TERMS[name]()))
 
 
+# Those that TERMS and the ideas leave out.
+MORE = {
+    "curricular face": lambda: objectives.CurricularFace(3, scale=8.0, margin=0.2),
+    "sphere face 2": lambda: objectives.SphereFace2(3, scale=8.0, margin=0.2),
+    "instance": lambda: objectives.InstanceLoss(3),
+    "joint intra": lambda: objectives.JointIntra(("pooled", "embedding")),
+    "soft triple": lambda: objectives.RegularizedSoftTriple(3, 2),
+    "prism": lambda: objectives.Prism(losses.ContrastiveLoss(1.3, "euclidean"), 3, size=24),
+    "cross-batch memory": lambda: objectives.CrossBatchMemory(losses.ContrastiveLoss(1.3, "euclidean"), 24),
+}
+
+
+@pytest.mark.one_quick_case
+@pytest.mark.parametrize("name", MORE)
+def test_so_is_that_of_those_with_a_state_and_what_they_keep(name):
+    check(lambda: learner(MORE[name]()))
+    made = []
+    for chunk in (0, CHUNK):
+        made.append(learner(MORE[name]()))
+        gradients(made[-1], chunk)
+    for one, other in zip(*(values(model.non_trainable_variables) for model in made), strict=True):
+        assert_close(one, other, 1e-5)
+
+
+def test_no_objective_is_left_out():
+    made = [make() for make in (*TERMS.values(), *MORE.values())] + [LEARNERS[name]()[1] for name in IDEAS]
+    listed = [term for terms in made for term in (terms if isinstance(terms, (list, tuple)) else [terms])]
+    seen = {type(term).__name__ for term in listed} | {"MetricLoss"}  # what a plain loss is wrapped in
+    assert set(objectives.__all__) - seen <= {"AutoWeight", "Objective"}
+
+
 def of_idea(name):
     keras.utils.set_random_seed(3)
     embedder, terms = LEARNERS[name]()

@@ -39,6 +39,11 @@ def test_the_figures_of_the_run_follow_from_those_of_the_steps():
         ({"input": 0.6, "decoding": 0.6}, "--cache=true", "CPU cores"),
         ({"input": 0.6, "decoding": 1.2}, "more CPU cores", "--cache=true"),
         ({"free": 0.1 * 2**30}, "--cache=false", "CPU cores"),
+        (
+            {"free": 0.1 * 2**30},
+            "--gradient_cache, a smaller batch, --image_size or --evaluation_batch_size",
+            "the input",
+        ),
     ],
 )
 def test_the_bottleneck_and_the_advice(changes, said, not_said):

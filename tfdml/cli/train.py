@@ -108,6 +108,9 @@ def train() -> None:
         raise UserError("--restart goes with --resume")
     if flags.FLAGS.probe and not flags.FLAGS.dry_run:
         raise UserError("--probe goes with --dry_run")
+    for name in ("workers", "gpus_per_worker", "max_failures", "storage"):
+        if flags.FLAGS[name].present and not (flags.FLAGS.cluster or flags.FLAGS.sweep):
+            raise UserError(f"--{name} goes with --cluster: --cluster=local starts a Ray of its own")
     folder = RunFolder(str(given.get("run_dir", "")))
     # Of several hosts, those that do not write may not see the folder.
     elsewhere = (from_environment()[0] > 0 or flags.FLAGS.cluster) and not folder.path.exists()

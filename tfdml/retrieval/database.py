@@ -109,7 +109,7 @@ class GalleryDatabase(abc.ABC):
         self.address = address
         self.about: About | None = None
         self._closed = False
-        with self._told("cannot be opened"):
+        with self._as_user_error("cannot be opened"):
             text = self._open()
         if text is not None:
             try:
@@ -166,7 +166,7 @@ class GalleryDatabase(abc.ABC):
                 f"`uri={self.address}` holds the attributes {_listed(self.about.attributes)}; these rows have "
                 f"{_listed(kinds)}"
             )
-        with self._told("cannot be written"):
+        with self._as_user_error("cannot be written"):
             if self.about is None:
                 about = About(self.distance, rows.shape[1], dict(sorted(kinds.items())))
                 self._create(about)
@@ -190,7 +190,7 @@ class GalleryDatabase(abc.ABC):
         if self.about is None or not names:
             return 0
         gone = 0
-        with self._told("cannot be written"):
+        with self._as_user_error("cannot be written"):
             for start in range(0, len(names), 1000):
                 gone += self._delete(names[start : start + 1000])
         return gone
@@ -221,7 +221,7 @@ class GalleryDatabase(abc.ABC):
             {name: np.full(shape, None, object) for name in about.attributes},
         )
         fetch, pending = k + SPARE, np.arange(len(asked))
-        with self._told("cannot be searched"):
+        with self._as_user_error("cannot be searched"):
             while len(pending):
                 pending = self._fill(found, asked, pending, fetch, conditions)
                 fetch *= 2
@@ -258,7 +258,7 @@ class GalleryDatabase(abc.ABC):
         if self.about is None:
             return 0
         conditions = checked_filter(filter, self.about.attributes)
-        with self._told("cannot be read"):
+        with self._as_user_error("cannot be read"):
             return self._count(conditions)
 
     def rows(self) -> Iterator[Rows]:
@@ -268,7 +268,7 @@ class GalleryDatabase(abc.ABC):
             UserError: There is no table, or the database fails.
         """
         self._existing()
-        with self._told("cannot be read"):
+        with self._as_user_error("cannot be read"):
             yield from self._rows()
 
     def optimize(self) -> None:
@@ -278,14 +278,14 @@ class GalleryDatabase(abc.ABC):
             UserError: There is no table, too few rows for the index, or the database fails.
         """
         self._existing()
-        with self._told("cannot be indexed"):
+        with self._as_user_error("cannot be indexed"):
             self._optimize()
 
     def close(self) -> None:
         """End the connection; a second call does nothing."""
         if not self._closed:
             self._closed = True
-            with self._told("cannot be closed"):
+            with self._as_user_error("cannot be closed"):
                 self._close()
 
     def _check_open(self) -> None:
@@ -310,7 +310,7 @@ class GalleryDatabase(abc.ABC):
         return self.distance in ("cosine", "dot")
 
     @contextlib.contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _as_user_error(self, what: str) -> Iterator[None]:
         """What the client raises, as one line without the password."""
         try:
             yield

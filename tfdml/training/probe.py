@@ -60,7 +60,7 @@ class Probe:
 
     @property
     def hours(self) -> float:
-        """Of the whole run."""
+        """Of one training; --seeds and --refit make several."""
         return (self.steps * self.together + self.evaluations * self.evaluated * self.embedding) / 3600
 
     def lines(self) -> Iterator[str]:
@@ -73,7 +73,7 @@ class Probe:
         )
         evaluation = self.evaluations * self.evaluated * self.embedding / 3600
         yield (
-            f"  the run    {self.hours:,.2f} hours, {evaluation:,.2f} of them for embedding {self.evaluated:,} images "
+            f"  a training {self.hours:,.2f} hours, {evaluation:,.2f} of them for embedding {self.evaluated:,} images "
             f"{self.evaluations} times"
         )
         gigabytes = [f"{size / _GIGABYTE:,.1f} GB" for size in (self.peak, self.free)]
@@ -86,8 +86,8 @@ class Probe:
             )
         if self.free < 0.2 * (self.free + self.peak):
             yield (
-                "  advice     little memory is left: --cache=false, a smaller batch or --image_size, or "
-                "--mixed_precision=mixed_bfloat16"
+                "  advice     little memory is left: --cache=false, --gradient_cache, a smaller batch, --image_size or "
+                "--evaluation_batch_size, or --mixed_precision=mixed_bfloat16"
             )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from tfdml.errors import UserError
 from tfdml.memory import free_memory
 from tfdml.models import MetricLearner
 from tfdml.objectives import AutoWeight
@@ -12,7 +13,7 @@ from tfdml.training import distribution
 from tfdml.training.advice import doubts
 from tfdml.training.assembly import Assembly, assemble
 from tfdml.training.experiment import Experiment
-from tfdml.training.limits import step_memory
+from tfdml.training.limits import check_memory, step_memory
 from tfdml.training.probe import probe
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.settings import DataSettings, EvaluationSettings, ModelSettings, OptimizationSettings
@@ -40,12 +41,23 @@ def describe(experiment: Experiment, probed: bool = False) -> str:
         *_evaluation(experiment.evaluation),
         *_machine(parts),
         *_several(experiment),
-        *(probe(experiment, parts).lines() if probed else ()),
+        *(_probed(experiment, parts) if probed else ()),
         "",
         "as a flag file:",
         experiment.as_flags(),
     ]
     return "\n".join(lines)
+
+
+def _probed(experiment: Experiment, parts: Assembly) -> Iterator[str]:
+    try:
+        check_memory(
+            parts.learner.embedder, parts.train_view, parts.sampler.batch_size, experiment.optimization.gradient_cache
+        )
+    except UserError as error:
+        yield f"probe        no step was run: {error}"
+    else:
+        yield from probe(experiment, parts).lines()
 
 
 def _data(settings: DataSettings, parts: Assembly) -> Iterator[str]:

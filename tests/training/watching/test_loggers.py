@@ -1,5 +1,6 @@
 """What other libraries are told, by stand-ins for them."""
 
+import pathlib
 import sys
 import types
 
@@ -75,9 +76,10 @@ def test_only_finite_numbers_are_told():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("service", ["wandb", "mlflow"])
-def test_the_library_itself(service, tmp_path, monkeypatch):
+def test_the_library_itself(service, tmp_path, tmp_path_factory, monkeypatch):
     pytest.importorskip(service)
     monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     make_quick(monkeypatch)
     target = f"mlflow:sqlite:///{tmp_path}/runs.db" if service == "mlflow" else "wandb:tfdml"
     runs.train(tmp_path / "run", log_to=target)
@@ -86,3 +88,4 @@ def test_the_library_itself(service, tmp_path, monkeypatch):
 
         (run,) = mlflow.search_runs(experiment_names=["tfdml"], output_format="list")
         assert {"test/recall_at_1", "train/loss"} <= set(run.data.metrics)
+    assert not list(pathlib.Path.cwd().iterdir())

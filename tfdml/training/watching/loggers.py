@@ -1,4 +1,4 @@
-"""Other places that hear of a run's epochs: Weights & Biases and MLflow, through their own Keras callbacks."""
+"""Loggers of other libraries: Weights & Biases and MLflow, through their own Keras callbacks."""
 
 from __future__ import annotations
 
@@ -90,6 +90,10 @@ def _mlflow(uri: str, run_dir: Path, flags: Mapping[str, Any]) -> _Made:
     from mlflow.keras import MlflowCallback
 
     mlflow.set_tracking_uri(uri)
+    if uri.startswith("sqlite:///") and mlflow.get_experiment_by_name("tfdml") is None:
+        # By default files go to the folder in which the command happens to run.
+        beside = Path(uri.removeprefix("sqlite:///")).resolve().parent / "mlruns"
+        mlflow.create_experiment("tfdml", artifact_location=beside.as_uri())
     mlflow.set_experiment("tfdml")
     identity = _run_id(run_dir)
     known = mlflow.search_runs(filter_string=f"tags.tfdml = '{identity}'", output_format="list")
