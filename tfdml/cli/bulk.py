@@ -39,8 +39,8 @@ flags.DEFINE_integer(
 flags.DEFINE_bool(
     "quickest",
     True,
-    "With --cluster, on CPUs: in place of a SavedModel take the LiteRT file beside it, or else the ONNX file, whose model "
-    "card says that it gives the same vectors.",
+    "With --cluster, on CPUs: in place of a SavedModel take the LiteRT file beside it, or else the ONNX file, of which "
+    "the model card says that it gives the same vectors.",
     module_name=__name__,
 )
 
