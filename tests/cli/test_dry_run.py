@@ -1,5 +1,7 @@
 """The flag files of the papers, on a small tree in the official layout."""
 
+import pathlib
+
 import pytest
 
 from tests.data.trees import write_tree
@@ -33,3 +35,14 @@ def test_a_dry_run_prints_the_resolved_experiment(command, tmp_path):
     ):
         assert said in words
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_the_page_of_the_quickstart_shows_what_is_printed(command, tmp_path):
+    done = command("train", "--flagfile=configs/quickstart.flags", f"--run_dir={tmp_path / 'run'}", "--dry_run")
+    assert done.returncode == 0, done.stderr[-3000:]
+    page = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    shown = page[page.index("```text\ndata ") :].partition("as a flag file:")[0].strip().split("\n")[1:]
+    assert len(shown) > 15
+    # What is free, and on what it runs, is the machine's.
+    assert [line for line in shown if not line.startswith(("memory", "devices")) and line not in done.stdout] == []
