@@ -2,7 +2,7 @@
 
 The backend-free part (`losses`, `mining`, `kernels`, `layers`, `objectives`, `backbones`, `models`, `interop`) is
 imported with the package; what needs TensorFlow itself or is heavy (`data`, `training`, `embeddings`, `evaluation`,
-`report`, `export`, `retrieval`) on first use.
+`report`, `export`, `retrieval`, `cluster`) on first use.
 """
 
 import importlib
@@ -11,12 +11,13 @@ from tfdml import backbones, interop, kernels, layers, losses, mining, models, o
 from tfdml.errors import UserError
 from tfdml.version import __version__
 
-_ON_FIRST_USE = ("data", "embeddings", "evaluation", "export", "report", "retrieval", "training")
+_ON_FIRST_USE = ("cluster", "data", "embeddings", "evaluation", "export", "report", "retrieval", "training")
 
 __all__ = [
     "UserError",
     "__version__",
     "backbones",
+    "cluster",
     "data",
     "embeddings",
     "evaluation",
