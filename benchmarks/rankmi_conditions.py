@@ -4,6 +4,14 @@
     bin/embed --model=frozen.keras --dataset=cars196 --data_dir=CARS196 --split=test --out=features/test
     python -m benchmarks.rankmi_conditions --train=features/train --test=features/test
 
+frozen.keras is an embedder without a projection of its own, of MobileNetV2 1.0 at 224 px in docs/results.md:
+
+    embedder = tfdml.models.Embedder("mobilenetv2", embedding_dim=0, image_size=224)
+    embedder.build((None, 224, 224, 3))
+    embedder.built = True
+    tfdml.backbones.load_weights(embedder.backbone, "mnv2_100.weights.h5")
+    embedder.save("frozen.keras")
+
 Both train a linear projection of the same features from the same weights on the same batches, for the same number of
 its updates; between two of them RankMI trains its statistics network k times, on batches of its own. Prints Recall@1
 and MAP@R on the test classes, and the difference with its interval over classes, condition by condition. The last

@@ -12,7 +12,7 @@ from tests.mathematics import assert_close
 from tfdml import objectives
 
 CASES = ("all", "ensemble", "alternating", "cached")
-# Of three, which have the two cores of a small machine to themselves, only what takes turns.
+# Three share the cores of a small machine: of them only the learner that takes turns.
 WORKERS = {2: CASES, 3: ("alternating",)}
 
 pytestmark = pytest.mark.slow

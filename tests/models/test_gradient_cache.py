@@ -37,9 +37,10 @@ def gradients(model, chunk, batch=None):
 
 
 def check(made, chunk=CHUNK, batch=None):
-    """The step by chunks is the plain one, and logs the same."""
-    expected, logs = gradients(made(), 0, batch)
-    actual, cached_logs = gradients(made(), chunk, batch)
+    """The step by chunks is the plain one, and logs the same; the two learners after it."""
+    plain, cached = made(), made()
+    expected, logs = gradients(plain, 0, batch)
+    actual, cached_logs = gradients(cached, chunk, batch)
     largest = max(np.abs(value).max() for value in expected)
     assert largest > 1e-3
     for one, other in zip(actual, expected, strict=True):
@@ -47,6 +48,7 @@ def check(made, chunk=CHUNK, batch=None):
     assert set(cached_logs) == set(logs)
     for name in logs:
         assert_close(cached_logs[name], logs[name], floor=1e-6)
+    return plain, cached
 
 
 @pytest.mark.one_quick_case
@@ -70,12 +72,8 @@ MORE = {
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize("name", MORE)
 def test_so_is_that_of_those_with_a_state_and_what_they_keep(name):
-    check(lambda: learner(MORE[name]()))
-    made = []
-    for chunk in (0, CHUNK):
-        made.append(learner(MORE[name]()))
-        gradients(made[-1], chunk)
-    for one, other in zip(*(values(model.non_trainable_variables) for model in made), strict=True):
+    learners = check(lambda: learner(MORE[name]()))
+    for one, other in zip(*(values(model.non_trainable_variables) for model in learners), strict=True):
         assert_close(one, other, 1e-5)
 
 

@@ -6,11 +6,11 @@ Imports neither tfdml nor the tests.
 """
 
 import importlib
-import json
 import sys
 
 import numpy as np
 import tensorflow as tf
+from there import run_cases
 
 
 def halves(x):
@@ -44,19 +44,13 @@ def run(module, case, labels, x):
     return {"value": value.numpy(), "gradient": gradient.numpy()}
 
 
-def main(module, cases_path, batches_path, values_path):
-    batches = np.load(batches_path)
-    with open(cases_path) as file:
-        cases = json.load(file)
-    values = {"version": np.array(importlib.import_module(module).__version__)}
-    for index, case in enumerate(cases):
-        for batch in case["batches"]:
-            try:
-                found = run(module, case, batches[f"{batch}|labels"], batches[f"{batch}|x"])
-            except Exception as error:  # what the library raises is part of what is compared
-                found = {"error": np.array(f"{type(error).__name__}: {error}"[:300])}
-            values.update({f"{index}|{batch}|{key}": value for key, value in found.items()})
-    np.savez(values_path, **values)
+def main(module, *paths):
+    version = np.array(importlib.import_module(module).__version__)
+    run_cases(
+        *paths,
+        lambda case, batch, batches: run(module, case, batches[f"{batch}|labels"], batches[f"{batch}|x"]),
+        version=version,
+    )
 
 
 if __name__ == "__main__":

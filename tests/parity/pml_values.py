@@ -5,13 +5,12 @@
 Imports neither tfdml nor the tests.
 """
 
-import json
 import sys
 
-import numpy as np
 import torch
 from pytorch_metric_learning import distances, losses, miners, reducers
 from pytorch_metric_learning.miners import distance_weighted_miner
+from there import run_cases
 
 PARTS = {"distance": distances, "reducer": reducers}
 
@@ -78,22 +77,14 @@ def run(case, labels, x, proxies, dtype):
     return result
 
 
-def main(cases_path, batches_path, values_path):
-    batches = np.load(batches_path)
-    with open(cases_path) as file:
-        cases = json.load(file)
-    values = {}
-    for index, case in enumerate(cases):
-        for batch in case["batches"]:
-            proxies = batches[f"{batch}|proxies{case['proxies']}"] if case["proxies"] else None
-            try:
-                found = run(
-                    case, batches[f"{batch}|labels"], batches[f"{batch}|x"], proxies, getattr(torch, case["dtype"])
-                )
-            except Exception as error:  # what the library raises is part of what is compared
-                found = {"error": np.array(f"{type(error).__name__}: {error}"[:300])}
-            values.update({f"{index}|{batch}|{key}": value for key, value in found.items()})
-    np.savez(values_path, **values)
+def of_batch(case, batch, batches):
+    """What is found of a case on a batch of the file."""
+    proxies = batches[f"{batch}|proxies{case['proxies']}"] if case["proxies"] else None
+    return run(case, batches[f"{batch}|labels"], batches[f"{batch}|x"], proxies, getattr(torch, case["dtype"]))
+
+
+def main(*paths):
+    run_cases(*paths, of_batch)
 
 
 if __name__ == "__main__":

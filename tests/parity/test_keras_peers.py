@@ -50,6 +50,7 @@ PEERS = {
 pytestmark = pytest.mark.slow
 NAMES = [(peer, name) for peer, found in PEERS.items() for name in found.cases]
 EQUAL = [(peer, name) for peer, name in NAMES if PEERS[peer].cases[name].ours is not None]
+LABELLED = [(peer, name) for peer, name in EQUAL if PEERS[peer].cases[name].form == "labels"]
 
 
 def needed(peer):
@@ -108,7 +109,7 @@ def test_a_loss_equals_theirs(peer, name, values_of):
         assert_agree(gradient, slope, batch)
 
 
-@pytest.mark.parametrize(("peer", "name"), [row for row in EQUAL if PEERS[row[0]].cases[row[1]].form == "labels"])
+@pytest.mark.parametrize(("peer", "name"), LABELLED)
 def test_its_value_equals_theirs_on_equal_and_zero_vectors(peer, name, values_of):
     """Where distances tie, the choice of one for the gradient is each library's own."""
     case = PEERS[peer].cases[name]
@@ -121,7 +122,7 @@ def test_its_value_equals_theirs_on_equal_and_zero_vectors(peer, name, values_of
 # docs/parity.md says what each makes of anchors that lack a positive or a negative; here they cost nothing.
 
 
-@pytest.mark.parametrize(("peer", "name"), [row for row in EQUAL if PEERS[row[0]].cases[row[1]].form == "labels"])
+@pytest.mark.parametrize(("peer", "name"), LABELLED)
 def test_anchors_that_lack_a_positive_or_a_negative_cost_nothing_here(peer, name):
     assert [float(ours(PEERS[peer].cases[name], batch)[0]) for batch in LACKING] == [0.0] * 3
 
