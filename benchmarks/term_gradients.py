@@ -1,4 +1,4 @@
-"""How loud each term of a sum of objectives is: its gradient beside that of another term, on batches of a run.
+"""How large the gradient of each term of a sum of objectives is beside that of another term, on batches of a run.
 
     python -m benchmarks.term_gradients --run_dir=runs/cars_dmlda
     python -m benchmarks.term_gradients --run_dir=runs/cars --objectives="contrastive + 10 * density + 0.1 * ecaml"
@@ -6,8 +6,9 @@
 Tells why a term brings little, or drowns the others, before a day is spent on training with another weight. Embedder
 and objectives are as the run's last checkpoint has them; with --objectives the embedder alone is, the terms are new.
 Gradients are of the weighted terms, with respect to the projection and to the backbone: their length, their length
-beside that of --beside, by default the term that is loudest at the projection (medians over the batches), and the mean
-cosine between the two. A cosine near 0 means that a term asks for something else, one below 0 that it works against it.
+beside that of --beside, by default the term whose gradient is the largest at the projection (medians over the batches),
+and the mean cosine between the two. A cosine near 0 means that a term asks for something else, one below 0 that it works
+against it.
 """
 
 import argparse

@@ -61,30 +61,30 @@ def train(learner, steps, first=0, size=12):
 # The rule, of lists of numbers
 
 
-def rule(loudness, shares):
+def rule(ratios, shares):
     """`WeightMeasurement`, term by term, in plain Python."""
     found = []
     for term, share in enumerate(shares):
-        loudest = 0.0
-        for part in range(len(loudness[0][0])):
-            counted = sorted(sample[term][part] for sample in loudness if sample[term][part] > 0)
+        largest = 0.0
+        for part in range(len(ratios[0][0])):
+            counted = sorted(sample[term][part] for sample in ratios if sample[term][part] > 0)
             if counted:
                 middle = len(counted) // 2
                 median = counted[middle] if len(counted) % 2 else (counted[middle - 1] + counted[middle]) / 2
-                loudest = max(loudest, median)
-        found.append(share / loudest if loudest else 0.0)
+                largest = max(largest, median)
+        found.append(share / largest if largest else 0.0)
     return found
 
 
 @pytest.mark.parametrize("samples", [1, 2, 7, 10])
-def test_the_weight_is_the_share_by_the_median_of_the_loudest_part(samples):
+def test_the_weight_is_the_share_by_the_median_of_the_part_with_the_largest_ratio(samples):
     generator = np.random.default_rng(samples)
-    loudness = generator.lognormal(0, 2, (samples, 3, 2)).astype("float32")
-    loudness[generator.random(loudness.shape) < 0.3] = 0.0
-    loudness[:, 2] = 0.0
+    ratios = generator.lognormal(0, 2, (samples, 3, 2)).astype("float32")
+    ratios[generator.random(ratios.shape) < 0.3] = 0.0
+    ratios[:, 2] = 0.0
     shares = [0.3, 1.5, 0.1]
-    np.testing.assert_allclose(weights(loudness, shares), rule(loudness.tolist(), shares), rtol=1e-12)
-    assert weights(loudness, shares)[2] == 0.0
+    np.testing.assert_allclose(weights(ratios, shares), rule(ratios.tolist(), shares), rtol=1e-12)
+    assert weights(ratios, shares)[2] == 0.0
 
 
 # Against a network in NumPy
@@ -117,7 +117,7 @@ def unit(x):
     return x / np.linalg.norm(x, axis=1, keepdims=True)
 
 
-def expected_loudness(network, labels, images):
+def expected_ratios(network, labels, images):
     """(terms, parts), by central differences."""
     arrays = network.weights()
 
@@ -148,12 +148,12 @@ def measured():
     generator = np.random.default_rng(0)
     labels = np.array([0, 1, 1, 2, 0])
     images = [generator.integers(0, 256, (5, network.size, network.size, 3)).astype("uint8") for _ in range(3)]
-    return network, labels, images, np.stack([expected_loudness(network, labels, x) for x in images])
+    return network, labels, images, np.stack([expected_ratios(network, labels, x) for x in images])
 
 
 @pytest.mark.parametrize("mode", first_quick(["eager", "graph", "xla"]))
-def test_the_loudness_and_the_weights_equal_finite_differences(measured, mode):
-    network, labels, images, loudness = measured
+def test_the_ratios_and_the_weights_equal_finite_differences(measured, mode):
+    network, labels, images, ratios = measured
     learner = MetricLearner(network.embedder, terms(steps=3))
     learner.compile(keras.optimizers.SGD(0.0), run_eagerly=mode == "eager", jit_compile=mode == "xla")
     assert learner.term_weights() == {
@@ -165,13 +165,13 @@ def test_the_loudness_and_the_weights_equal_finite_differences(measured, mode):
         # A step uses what was known before it.
         assert_close(logs["loss"], sum(factor * logs[name] for name, factor in before.items()), 1e-5)
         # The newest sample counts at first, and in the end all.
-        counted = loudness if step == 3 else loudness[step - 1 : step]
+        counted = ratios if step == 3 else ratios[step - 1 : step]
         for name, weight in zip(NAMES, rule(counted.tolist(), [0.3, 0.2]), strict=True):
             assert_close(logs[f"{name}_weight"], before[name])
             assert_close(learner.term_weights()[name], weight, 1e-4)
     assert PARTS == ("backbone", "projection")
-    assert_close(learner.auto_weights.loudness, loudness, 1e-4)
-    assert not np.any(values([learner.auto_weights.loudness])[0][:, 0, 0])
+    assert_close(learner.auto_weights.ratios, ratios, 1e-4)
+    assert not np.any(values([learner.auto_weights.ratios])[0][:, 0, 0])
 
 
 # Steps
@@ -218,7 +218,7 @@ def test_the_update_is_that_of_the_same_numbers(due):
         # A penalty of the network's own counts in the update all the same.
         model.embedder.dense.kernel_regularizer = keras.regularizers.L2(0.1)
     logs, expected = (train(model, 1)[0] for model in (learner, plain))
-    assert (np.count_nonzero(values([learner.auto_weights.loudness])[0]) > 0) == due
+    assert (np.count_nonzero(values([learner.auto_weights.ratios])[0]) > 0) == due
     for name, value in expected.items():
         assert_close(logs[name], value, floor=1e-6)
     largest = max(np.abs(gradient).max() for gradient in values(plain.trainable_variables))
@@ -252,7 +252,7 @@ def test_moments_count_in_the_backbone_and_their_own_projections_nowhere():
     proxies = ProxyLoss(losses.AMSoftmaxLoss(), 3, weight=0.1)
     learner = made([proxies, moments])
     train(learner, 1)
-    ((backbone, projection),) = values([learner.auto_weights.loudness])[0][-1]
+    ((backbone, projection),) = values([learner.auto_weights.ratios])[0][-1]
     assert backbone > 0
     assert projection == 0
     assert_close(learner.term_weights()[moments.name], 0.3 / backbone)
@@ -353,9 +353,9 @@ def test_batches_in_which_a_term_has_no_gradient_do_not_count():
     train(learner, 1, size=4)
     assert learner.term_weights()["energy_confusion"] == 0
     train(learner, 1, size=4)
-    loudness = values([learner.auto_weights.loudness])[0][:, 0, 1]
-    assert list(loudness[1:]) == [0, 0]
-    assert_close(learner.term_weights()["energy_confusion"], 0.3 / loudness[0])
+    ratios = values([learner.auto_weights.ratios])[0][:, 0, 1]
+    assert list(ratios[1:]) == [0, 0]
+    assert_close(learner.term_weights()["energy_confusion"], 0.3 / ratios[0])
 
 
 def test_a_gradient_that_is_not_finite_does_not_count():

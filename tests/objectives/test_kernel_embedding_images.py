@@ -57,5 +57,5 @@ def test_every_kernel_is_finite_on_real_images(cars, embedder, kernel, unit_leng
     norm = np.sqrt(sum(float(tf.reduce_sum(tf.cast(gradient, tf.float64) ** 2)) for gradient in gradients))
     assert norm > 0
     if unit_length == "pooled":
-        # Then the term is no louder than the loss that it stands beside.
+        # Then the term is no larger than the loss that it stands beside.
         assert norm < 1e3

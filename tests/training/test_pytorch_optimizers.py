@@ -174,5 +174,5 @@ def test_weights_of_which_a_batch_reads_some_rows_train_too(name):
 
 
 def test_an_unknown_form_is_refused():
-    with pytest.raises(UserError, match=r"--optimizer_form='tensorflow'.*keras, pytorch"):
+    with pytest.raises(UserError, match=r"`form='tensorflow'`.*keras, pytorch"):
         build_optimizer("adam", make_learner(), 0.1, {}, form="tensorflow")

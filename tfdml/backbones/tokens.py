@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 from keras import ops
+from typing_extensions import override
 
 from tfdml.arguments import integer
 from tfdml.errors import UserError
@@ -151,8 +152,8 @@ class TokenBackbone(keras.Model):
             tables["position_embeddings"].assign(tables["interpolated_position_embeddings"])
         super().save_own_variables(store)
 
+    @override
     def get_config(self):
-        """The network's own configuration."""
         return {"name": self.name, "trainable": self.trainable, "network": json.loads(self._network)}
 
     @classmethod

@@ -47,7 +47,7 @@ def run(
         with signals.raised_as_exceptions(name):
             _run(command, usage, argv, sections or {})
     except flags.Error as error:
-        _fail(name, f"{' '.join(str(error).split())} (see --help)")
+        _fail(name, f"{short_message(error, longest=1000)} (see --help)")
     except UserError as error:
         _fail(name, as_flags(str(error), flag_of))
     except BrokenPipeError:

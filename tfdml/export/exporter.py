@@ -158,10 +158,10 @@ def export_model(
     size = sum(_BYTES_PER_WEIGHT.get(name, 4) * embedder.count_params() for name in options.formats)
     with new_version(folder, size) as version:
         paths = {name: _write(name, embedder, version.folder, train, options) for name in options.formats}
-        examiner = ExportVerifier(embedder, measured_on)
+        verifier = ExportVerifier(embedder, measured_on)
         compared, refused = {}, []
         for name, path in paths.items():
-            compared[name] = examiner.compare(name, path)
+            compared[name] = verifier.compare(name, path)
             faults = compared[name].faults(options.tolerance(name))
             report(f"{name:<21} {_size(path, name):>9}  {compared[name]}" + ("  REFUSED" if faults else ""))
             refused += [f"{name}: {'; '.join(faults)}"] if faults else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keras
+from typing_extensions import override
 
 from tfdml import pairwise
 from tfdml.losses import EmbeddingLoss
@@ -46,7 +47,7 @@ class NormalizedLoss(EmbeddingLoss):
         """The loss's values: (N,), (N, d) -> (N,)."""
         return self.loss.anchor_losses(labels, pairwise.l2_normalize(embeddings))
 
+    @override
     def get_config(self):
-        """The arguments that make this loss anew."""
         config = super().get_config()
         return {key: config[key] for key in ("loss", "name")}

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import keras
 from keras import ops
+from typing_extensions import override
 
 from tfdml import pairwise
 from tfdml.arguments import boolean, integer, one_of
@@ -195,8 +196,8 @@ class MomentEmbeddings(keras.layers.Layer):
             order: keras.KerasTensor((features.shape[0], self.output_dim), dtype="float32") for order in self.orders
         }
 
+    @override
     def get_config(self):
-        """The arguments that make this layer anew."""
         moments = self.moments.get_config()
         config = {key: moments[key] for key in ("orders", "dim", "mode", "scaled", "seed")}
         return {**super().get_config(), **config, "embedding_dim": self.embedding_dim, "reduce_to": self.reduce_to}

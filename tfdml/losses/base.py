@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keras
 from keras import ops
+from typing_extensions import override
 
 from tfdml import pairwise, replicas
 from tfdml.losses.masked import scale_to_mean
@@ -111,8 +112,8 @@ class EmbeddingLoss(LabelledLoss):
         again.positives = as_relation(positives)
         return again
 
+    @override
     def get_config(self):
-        """The arguments, and `positives` where they are given."""
         config = super().get_config()
         if self.positives is None:
             return config

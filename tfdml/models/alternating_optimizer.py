@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 from keras import ops
+from typing_extensions import override
 
 from tfdml.saving import restore
 
@@ -28,8 +29,8 @@ class GlobalStepSchedule(keras.optimizers.schedules.LearningRateSchedule):
         """The rate at the present step of the `AlternatingOptimizer`."""
         return self.schedule(step if self.iterations is None else self.iterations)
 
+    @override
     def get_config(self):
-        """The arguments that make this schedule anew."""
         return {"schedule": keras.saving.serialize_keras_object(self.schedule)}
 
 
@@ -130,8 +131,8 @@ class AlternatingOptimizer(keras.optimizers.Optimizer):
         """Load the step count."""
         self._iterations.assign(store["iterations"])
 
+    @override
     def get_config(self):
-        """The arguments that make this optimiser anew."""
         return {
             "name": self.name,
             "embedder": keras.saving.serialize_keras_object(self.embedder_optimizer),

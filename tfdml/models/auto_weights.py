@@ -25,14 +25,14 @@ class WeightMeasurement(keras.layers.Layer):
     The base is the weighted sum of the terms whose weights are numbers. In step 0, K/10, 2K/10 ... 9K/10 of the first K
     (every step where K < 10), the gradients of the base and of each such term, unweighted, are taken with respect to
     the trainable variables of the embedder's two parts, the backbone and the projection, summed over replicas. In part
-    p the term's loudness is |grad_p term| / |grad_p base|, Euclidean lengths over all variables of the part. Then
+    p the ratio of the term is |grad_p term| / |grad_p base|, Euclidean lengths over all variables of the part. Then
 
-        weight = share / max over p of  median over the samples of  the loudness in p
+        weight = share / max over p of  median over the samples of  the ratio in p
 
     where a sample counts in p if both gradients are finite and not zero there, and p if any does. So the weighted term
-    reaches `share` in the part where it is loudest, and less in the other. This weight holds after the K steps, for
-    good. Until then it is that of the newest sample alone, as the base's gradient may fall fast at first; in step 0,
-    and after a sample in which the term or the base had no gradient, it is 0.
+    reaches `share` in the part where its ratio is largest, and less in the other. This weight holds after the K steps,
+    for good. Until then it is that of the newest sample alone, as the base's gradient may fall fast at first; in step
+    0, and after a sample in which the term or the base had no gradient, it is 0.
 
     Variables of the objectives themselves, such as proxies or projections of moments, count in neither gradient, nor do
     the penalties of regularised layers.
@@ -63,7 +63,7 @@ class WeightMeasurement(keras.layers.Layer):
             return self.add_weight(name=name, shape=shape, dtype=dtype, initializer="zeros", trainable=False)
 
         # 0: not measured. The newest sample stands last.
-        self.loudness = state("loudness", (samples, len(chosen), len(PARTS)))
+        self.ratios = state("ratios", (samples, len(chosen), len(PARTS)))
         self.factors = state("factors", (len(chosen),))
         self.taken = state("taken", (), "int32")
         self.built = True
@@ -78,9 +78,9 @@ class WeightMeasurement(keras.layers.Layer):
         """Whether the next step is measured."""
         return self._taken in self._measured
 
-    def add(self, loudness) -> None:
+    def add(self, ratios) -> None:
         """Keep a sample, (terms, parts); to be called in the step, on every replica with the same."""
-        self.loudness.assign(ops.concatenate([self.loudness[1:], loudness[None]], axis=0))
+        self.ratios.assign(ops.concatenate([self.ratios[1:], ratios[None]], axis=0))
 
     def count(self) -> None:
         """Close a step; to be called after it, outside of graph and replicas.
@@ -91,14 +91,14 @@ class WeightMeasurement(keras.layers.Layer):
         if self._taken >= self.steps:
             return
         if self.due:
-            self.factors.assign(weights(ops.convert_to_numpy(self.loudness)[-1:], self.shares))
+            self.factors.assign(weights(ops.convert_to_numpy(self.ratios)[-1:], self.shares))
         self._taken += 1
         self.taken.assign(self._taken)
         if self._taken == self.steps:
             self._freeze()
 
     def _freeze(self) -> None:
-        self.factors.assign(weights(ops.convert_to_numpy(self.loudness), self.shares))
+        self.factors.assign(weights(ops.convert_to_numpy(self.ratios), self.shares))
         found = self.values()
         silent = [name for name, weight in found.items() if not weight]
         if silent:
@@ -124,11 +124,11 @@ class WeightMeasurement(keras.layers.Layer):
         }
 
 
-def weights(loudness, shares) -> np.ndarray:
+def weights(ratios, shares) -> np.ndarray:
     """The weights by what has been measured: see `WeightMeasurement`.
 
     Args:
-        loudness: (samples, terms, parts), the length of a term's gradient beside the base's; 0 does not count.
+        ratios: (samples, terms, parts), the length of a term's gradient beside the base's; 0 does not count.
         shares: (terms,), how long the weighted terms' gradients shall be.
 
     Returns:
@@ -140,7 +140,7 @@ def weights(loudness, shares) -> np.ndarray:
     """
     found = np.zeros(len(shares))
     for term, share in enumerate(shares):
-        columns = np.asarray(loudness, np.float64)[:, term].T
+        columns = np.asarray(ratios, np.float64)[:, term].T
         medians = [np.median(column[column > 0]) for column in columns if np.any(column > 0)]
         if medians:
             found[term] = share / max(medians)

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 from keras import ops
+from typing_extensions import override
 
 from tfdml import backbones
 from tfdml.arguments import integer, one_of
@@ -232,8 +233,8 @@ class Embedder(keras.Model):
         """
         enable_lora(self.backbone, rank)
 
+    @override
     def get_config(self):
-        """The arguments that make this embedder anew, the backbone's architecture included."""
         return {
             "name": self.name,
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),

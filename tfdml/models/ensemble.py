@@ -6,6 +6,7 @@ import math
 
 import keras
 from keras import ops
+from typing_extensions import override
 
 from tfdml import backbones
 from tfdml.arguments import integer
@@ -193,6 +194,6 @@ class AttentionEnsemble(Embedder):
         if self.attention is not None:
             self.attention.trainable = False
 
+    @override
     def get_config(self):
-        """The arguments that make this ensemble anew, the backbone's architecture included."""
         return {**super().get_config(), "cut": list(self.cut), "heads": self.heads}

@@ -6,6 +6,7 @@ import contextlib
 
 import keras
 from keras import ops
+from typing_extensions import override
 
 from tfdml import pairwise, replicas
 from tfdml.arguments import integer
@@ -269,8 +270,8 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
         own = [variable for objective in self.objectives for variable in objective.trainable_variables]
         return {**self.embedder.parts(), "objectives": own}
 
+    @override
     def get_config(self):
-        """The arguments that make this learner anew."""
         return {
             "name": self.name,
             "embedder": keras.saving.serialize_keras_object(self.embedder),

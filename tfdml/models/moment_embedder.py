@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keras
 from keras import ops
+from typing_extensions import override
 
 from tfdml.layers import L2Normalize, MomentEmbeddings, PrincipalComponents
 from tfdml.models.behind_embedder import BehindEmbedder
@@ -133,8 +134,8 @@ class MomentEmbedder(BehindEmbedder):
         """
         self.reduction.adapt(features)
 
+    @override
     def get_config(self):
-        """The arguments that make this model anew."""
         return {
             "name": self.name,
             "embedder": keras.saving.serialize_keras_object(self.embedder),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keras
 import numpy as np
+from typing_extensions import override
 
 from tfdml.layers import L2Normalize, PrincipalComponents
 from tfdml.models.behind_embedder import BehindEmbedder
@@ -53,8 +54,8 @@ class WhitenedEmbedder(BehindEmbedder):
         """(B, H, W, 3) -> (B, D): the embedder's vectors."""
         return self.embedder(images, training=False)
 
+    @override
     def get_config(self):
-        """The arguments that make this model anew."""
         return {
             "name": self.name,
             "embedder": keras.saving.serialize_keras_object(self.embedder),

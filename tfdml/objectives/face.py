@@ -7,6 +7,7 @@ import math
 import keras
 import numpy as np
 from keras import ops
+from typing_extensions import override
 
 from tfdml import pairwise, replicas
 from tfdml.arguments import number
@@ -93,8 +94,8 @@ class CurricularFace(ProxyLoss):
         reweighed = self.loss.scale * (ops.stop_gradient(ops.convert_to_tensor(self.t)) + similarities) * similarities
         return _Given().call(labels, ops.where(hard, reweighed, logits))
 
+    @override
     def get_config(self):
-        """The arguments that make this objective anew."""
         return _with_loss(super().get_config(), self.loss, ("scale", "margin", "reduction"))
 
 
@@ -189,8 +190,8 @@ class SphereFace2(ProxyLoss):
         values = ops.sum(costs, axis=1) / self.scale
         return ops.where(ops.any(mask, axis=1), values, float(np.nan))
 
+    @override
     def get_config(self):
-        """The arguments that make this objective anew."""
         return _with_loss(super().get_config(), self.loss, ("scale", "reduction"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keras
 from keras import ops
+from typing_extensions import override
 
 from tfdml import pairwise, replicas
 from tfdml.arguments import integer, number, one_of
@@ -99,8 +100,8 @@ class LearnedMargin(Objective):
         active = replicas.summed(active)
         return total / ops.where(active > 0, active, 1.0)
 
+    @override
     def get_config(self):
-        """The arguments that make this objective anew."""
         return {**super().get_config(), "beta": self.initial_beta}
 
 
@@ -171,7 +172,7 @@ class RegularizedSoftTriple(ProxyLoss):
         """One value per image, the regulariser in each."""
         return super().compute(representations, labels) + self.tau * self.regularizer()
 
+    @override
     def get_config(self):
-        """The arguments that make this objective anew."""
         loss = self.loss.get_config()
         return {**super().get_config(), **{key: loss[key] for key in ("scale", "gamma", "margin", "reduction")}}

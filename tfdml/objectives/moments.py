@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import keras
+from typing_extensions import override
 
 from tfdml.arguments import number
 from tfdml.layers import MomentEmbeddings
@@ -176,6 +177,6 @@ class HighOrderMomentLoss(Objective):
             total = total + weight * term.compute({name: representations[source]}, labels)
         return total
 
+    @override
     def get_config(self):
-        """The arguments that make this objective anew."""
         return {**super().get_config(), **self.options}

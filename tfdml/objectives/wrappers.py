@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keras
 from keras import ops
+from typing_extensions import override
 
 from tfdml import pairwise, replicas
 from tfdml.arguments import share
@@ -193,6 +194,6 @@ class ProxyLoss(Objective):
             return left
         return left * (ops.cast(size, "float32") / pairwise.masked_count(every <= highest))
 
+    @override
     def get_config(self):
-        """The arguments that make this objective anew."""
         return {**super().get_config(), "drop_highest": self.drop_highest}

@@ -3,6 +3,7 @@
 from tfdml.training.averaging import averaged
 from tfdml.training.experiment import Experiment
 from tfdml.training.optimizers import build_optimizer
+from tfdml.training.pytorch_optimizers import PyTorchAdam, PyTorchAdamW, PyTorchRMSprop, PyTorchSGD
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.schedules import rate_schedule, step_schedule
 from tfdml.training.settings import (
@@ -20,6 +21,10 @@ __all__ = [
     "Experiment",
     "ModelSettings",
     "OptimizationSettings",
+    "PyTorchAdam",
+    "PyTorchAdamW",
+    "PyTorchRMSprop",
+    "PyTorchSGD",
     "RunFolder",
     "RunSettings",
     "averaged",

@@ -19,7 +19,7 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.data.images.checksum import images_checksum
 from tfdml.data.sampling import ClassBalancedSampler, Sampler, ShuffleSampler, WholeClassSampler, check_divides
 from tfdml.embeddings.image_table import ImageTable
-from tfdml.errors import UserError
+from tfdml.errors import UserError, short_message
 from tfdml.models import AttentionEnsemble, Embedder, MetricLearner
 from tfdml.training import limits
 from tfdml.training.expressions import shortened
@@ -329,8 +329,7 @@ def _with_objectives(embedder: Embedder, optimization: OptimizationSettings, num
     except UserError:
         raise
     except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
-        message = " ".join(str(error).split())
-        raise UserError(f"--objectives={shortened(objectives)!r}: {message}") from error
+        raise UserError(f"--objectives={shortened(objectives)!r}: {short_message(error, longest=1000)}") from error
     return learner
 
 

@@ -79,6 +79,24 @@ CLIPPED = ("all", "part")
 _DECOUPLED = (keras.optimizers.AdamW, keras.optimizers.Lion, keras.optimizers.Muon)
 
 
+def check_form(name: str, form: str, argument: str = "`form`") -> None:
+    """Refuse an optimiser that a form does not have.
+
+    Args:
+        name: One of `OPTIMIZERS`.
+        form: One of `FORMS`.
+        argument: What messages call the form.
+
+    Raises:
+        UserError: The form has no such optimiser.
+
+    Example:
+        >>> check_form("adam", "pytorch")
+    """
+    if name not in _CLASSES[form]:
+        raise UserError(f"{argument} {form!r} has {', '.join(_CLASSES[form])}, and no {name}")
+
+
 def build_optimizer(
     name: str,
     learner,
@@ -125,13 +143,12 @@ def build_optimizer(
         >>> learner.compile(build_optimizer("adam", learner, 3e-4, rates))
     """
     if name not in OPTIMIZERS:
-        raise UserError(f"--optimizer={name!r}: known are {', '.join(OPTIMIZERS)}")
+        raise UserError(f"`name={name!r}`: known are {', '.join(OPTIMIZERS)}")
     if form not in FORMS:
-        raise UserError(f"--optimizer_form={form!r}: known are {', '.join(FORMS)}")
-    if name not in _CLASSES[form]:
-        raise UserError(f"--optimizer_form={form!r} has {', '.join(_CLASSES[form])}, and no {name}")
+        raise UserError(f"`form={form!r}`: known are {', '.join(FORMS)}")
+    check_form(name, form)
     if clip not in CLIPPED:
-        raise UserError(f"--clip={clip!r}: known are {', '.join(CLIPPED)}")
+        raise UserError(f"`clip={clip!r}`: known are {', '.join(CLIPPED)}")
     own = {id(variable) for variable in learner.statistics_variables}
     factors = _factors(learning_rate, learning_rates or {})
     parts = learner.parts()
@@ -191,7 +208,7 @@ def _factors(learning_rate, learning_rates: dict[str, float]) -> dict[str, float
     """What each part's rate is of the base rate."""
     unknown = sorted(set(learning_rates) - set(PARTS))
     if unknown:
-        raise UserError(f"learning_rates: there is no part {unknown[0]!r}; the parts are {', '.join(PARTS)}")
+        raise UserError(f"`learning_rates`: there is no part {unknown[0]!r}; the parts are {', '.join(PARTS)}")
     if isinstance(learning_rate, keras.optimizers.schedules.PiecewiseConstantDecay):
         base = learning_rate.values[0]
     elif isinstance(learning_rate, WarmUp):
@@ -201,7 +218,7 @@ def _factors(learning_rate, learning_rates: dict[str, float]) -> dict[str, float
     else:
         base = float(learning_rate)
     if learning_rates and base <= 0:
-        raise UserError(f"learning_rate must be positive where parts have rates of their own, not {base:g}")
+        raise UserError(f"`learning_rate` must be positive where parts have rates of their own, not {base:g}")
     return {part: learning_rates[part] / base if part in learning_rates else 1.0 for part in PARTS}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keras
 from keras import ops
+from typing_extensions import override
 
 from tfdml.errors import UserError
 from tfdml.saving import restore
@@ -67,8 +68,8 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
         after = self.schedule(later) if callable(self.schedule) else self.schedule
         return ops.where(step < self.steps, rising, ops.cast(after, "float32"))
 
+    @override
     def get_config(self):
-        """The arguments that make this schedule anew."""
         callable_schedule = callable(self.schedule)
         schedule = keras.saving.serialize_keras_object(self.schedule) if callable_schedule else self.schedule
         return {"schedule": schedule, "steps": self.steps, "peak": self.peak, "shift": self.shift}
@@ -109,7 +110,7 @@ def rate_schedule(
         [0.1, 1.0, 1.0, 0.5, 0.0]
     """
     if kind not in SCHEDULES:
-        raise UserError(f"--schedule={kind!r}: known are {', '.join(SCHEDULES)}")
+        raise UserError(f"`kind={kind!r}`: known are {', '.join(SCHEDULES)}")
     if warm_up_steps and warm_up_steps >= total_steps:
         raise UserError(f"the warm-up of {warm_up_steps} steps leaves none of the {total_steps} of the run")
     length = max(total_steps - warm_up_steps, 1)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import keras
 
 from tfdml import kernels, losses, objectives
-from tfdml.errors import UserError
+from tfdml.errors import UserError, short_message
 from tfdml.kernels import Kernel
 from tfdml.losses import EmbeddingLoss
 from tfdml.losses.classification import ClassSimilarityLoss
@@ -187,7 +187,7 @@ def _build(call: Call, weight: float | AutoWeight, num_classes: int, text: str) 
         return cls(weight=weight, **arguments)
     except (TypeError, ValueError) as error:
         # Objectives begin their messages with their name.
-        message = " ".join(str(error).split()).removeprefix(f"{arguments['name']}: ")
+        message = short_message(error, longest=1000).removeprefix(f"{arguments['name']}: ")
         raise UserError(f"--objectives={text!r}: {call.name}: {message}") from error
 
 

@@ -55,6 +55,10 @@ class Images(abc.ABC):
     def lookup(self) -> Source:
         """How the input pipeline reads a batch of them."""
 
+    def pixels(self) -> np.ndarray:
+        """The images themselves, of a kind whose images are `decoded`."""
+        raise TypeError(f"{type(self).__name__} holds no decoded images")
+
     @abc.abstractmethod
     def stamps(self) -> list[tuple[int, int]]:
         """Size in bytes and time of change in nanoseconds of every image, as far as they have such; else 0."""

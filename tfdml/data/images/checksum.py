@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.data.images.base import Images
-from tfdml.data.images.containers import ArrayImages
 
 _SAMPLE = 4096
 _PER_TASK = 256
@@ -36,8 +35,8 @@ def images_checksum(images: Images) -> str:
     boxes = getattr(images, "boxes", None)
     if boxes is not None:
         digest.update(boxes.astype("<i4").tobytes())
-    if isinstance(images, ArrayImages):
-        digest.update(images.data.tobytes())
+    if images.decoded:
+        digest.update(images.pixels().tobytes())
     elif images.verified:
         digest.update(np.array(images.stamps(), "<i8").tobytes())
     else:

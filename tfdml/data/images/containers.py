@@ -181,6 +181,10 @@ class ArrayImages(Images):
         """One image as PNG, which loses nothing."""
         return tf.io.encode_png(self.data[index]).numpy()
 
+    def pixels(self) -> np.ndarray:
+        """See `Images.pixels`."""
+        return self.data
+
     def size(self, index: int) -> tuple[int, int]:
         """Height and width."""
         del index

@@ -87,7 +87,7 @@ class WorkerPool:
     _BLOCK = 4096
 
     def __init__(self, total: int, settings: Settings, progress: Progress):
-        self._examiner = ImageChecker(settings)
+        self._checker = ImageChecker(settings)
         self._pool = concurrent.futures.ThreadPoolExecutor(settings.workers, "prepare")
         self._total, self._done, self._bad = total, 0, 0
         self._progress = progress
@@ -107,7 +107,7 @@ class WorkerPool:
         """Examines images `start` to `stop - 1`, in order."""
         for first in range(start, stop, self._BLOCK):
             block = range(first, min(first + self._BLOCK, stop))
-            for image in self._pool.map(lambda index: self._examiner(images, index), block):
+            for image in self._pool.map(lambda index: self._checker(images, index), block):
                 self._done += 1
                 self._bad += image.fault is not None
                 self._progress(self._done, self._total, self._bad)

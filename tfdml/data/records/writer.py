@@ -54,16 +54,16 @@ def check(
         >>> check({"train": load("folder", "my_photos")}).splits["train"].faults  # doctest: +SKIP
     """
     settings = dataclasses.replace(settings or Settings(), shrink=0)
-    findings = {split: SplitReport(dataset) for split, dataset in splits.items()}
+    reports = {split: SplitReport(dataset) for split, dataset in splits.items()}
     with WorkerPool(sum(map(len, splits.values())), settings, progress) as pool:
         for split, dataset in splits.items():
             for image in pool.examine(dataset.images, 0, len(dataset)):
-                findings[split].digests.append("" if image.fault else image.digest)
+                reports[split].digests.append("" if image.fault else image.digest)
                 if image.fault:
-                    findings[split].faults.append(
+                    reports[split].faults.append(
                         ImageError(image.index, dataset.images.place(image.index), image.fault)
                     )
-    return Report(findings, _duplicates(findings))
+    return Report(reports, _duplicates(reports))
 
 
 def plan(splits: Mapping[str, ImageDataset], settings: Settings) -> dict[str, tuple[int, int, int]]:
@@ -153,12 +153,12 @@ def _write(
 ) -> Report:
     stamps = {split: dataset.images.stamps() for split, dataset in splits.items()}
     starts = _starts(out, job, stamps, settings)
-    findings = {split: SplitReport(dataset) for split, dataset in splits.items()}
+    reports = {split: SplitReport(dataset) for split, dataset in splits.items()}
     with WorkerPool(sum(map(len, splits.values())), settings, progress) as pool:
         for split, dataset in splits.items():
             excluded = set()
-            if settings.drop_copies == "across" and split != "train" and "train" in findings:
-                excluded = set(findings["train"].digests) - {""}
+            if settings.drop_copies == "across" and split != "train" and "train" in reports:
+                excluded = set(reports["train"].digests) - {""}
             for number, (start, stop) in enumerate(itertools.pairwise([*starts[split], len(dataset)])):
                 stem = f"{split}-{number:05d}-of-{len(starts[split]):05d}"
                 key = _digest([stamps[split][start:stop], sorted(excluded)])
@@ -166,9 +166,9 @@ def _write(
                 if part is None:
                     part = _make_part(pool, dataset, (start, stop), excluded, out, stem, key, settings)
                 else:
-                    findings[split].resumed += 1
+                    reports[split].resumed += 1
                     pool.skip(stop - start)
-                found = findings[split]
+                found = reports[split]
                 found.digests += part["digests"]
                 found.faults += [
                     ImageError(int(i), dataset.images.place(int(i)), why) for i, why in part["faults"].items()
@@ -176,7 +176,7 @@ def _write(
                 found.dropped += part["dropped"]
                 if part["shard"]:
                     found.shards.append(part["shard"])
-    return Report(findings, _duplicates(findings))
+    return Report(reports, _duplicates(reports))
 
 
 def _make_part(
@@ -316,8 +316,8 @@ def _report_bad_images(report: Report, out: str, settings: Settings) -> None:
         )
 
 
-def _duplicates(findings: Mapping[str, SplitReport]) -> list[dict[str, Any]]:
-    return find_duplicates({split: (found.dataset, found.digests) for split, found in findings.items()})
+def _duplicates(reports: Mapping[str, SplitReport]) -> list[dict[str, Any]]:
+    return find_duplicates({split: (found.dataset, found.digests) for split, found in reports.items()})
 
 
 def _digest(value: object) -> str:

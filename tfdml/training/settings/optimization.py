@@ -7,7 +7,7 @@ from typing import Any
 
 from tfdml.errors import UserError
 from tfdml.training.expressions import parse_terms
-from tfdml.training.optimizers import CLIPPED, FORMS, OPTIMIZERS
+from tfdml.training.optimizers import CLIPPED, FORMS, OPTIMIZERS, check_form
 from tfdml.training.schedules import SCHEDULES, rate_schedule
 from tfdml.training.settings.fields import Settings, choice, fraction, integers, not_negative, positive
 
@@ -119,6 +119,7 @@ class OptimizationSettings(Settings):
             raise UserError(f"--final_rate={self.final_rate:g} goes with --schedule=cosine or linear")
         if self.warm_up_epochs and self.warm_up_epochs >= self.epochs:
             raise UserError(f"--warm_up_epochs={self.warm_up_epochs:g} leaves none of --epochs={self.epochs}")
+        check_form(self.optimizer, self.optimizer_form, "--optimizer_form")
         parse_terms(self.objectives, "--objectives")
         if self.xbm_start and not self.cross_batch_memory:
             raise UserError(f"--xbm_start={self.xbm_start} needs --cross_batch_memory, e.g. --cross_batch_memory=4096")
