@@ -7,8 +7,8 @@ Tells why a term brings little, or drowns the others, before a day is spent on t
 and objectives are as the run's last checkpoint has them; with --objectives the embedder alone is, the terms are new.
 Gradients are of the weighted terms, with respect to the projection and to the backbone: their length, their length
 beside that of --beside, by default the term whose gradient is the largest at the projection (medians over the batches),
-and the mean cosine between the two. A cosine near 0 means that a term asks for something else, one below 0 that it works
-against it.
+and the mean cosine between the two. A cosine near 0 means that a term asks for something else, one below 0 that it
+works against it.
 """
 
 import argparse

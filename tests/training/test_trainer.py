@@ -14,7 +14,7 @@ from tests.training import runs
 from tests.training.runs import EPOCHS, STEPS, train
 from tests.training.stopping import Killed, assert_alike, finished, kill_after, make_quick, signal_at
 from tfdml.errors import UserError
-from tfdml.training import assembly, checkpoints, trainer
+from tfdml.training import assembly, checkpoints, phases
 from tfdml.training.evaluating import Evaluator
 from tfdml.training.interruption import Interrupted, Interruption
 from tfdml.training.monitor import TrainingMonitor
@@ -209,7 +209,7 @@ def test_calibration_sees_the_training_images(tmp_path, monkeypatch):
         seen.append(images)
         raise Killed
 
-    monkeypatch.setattr(trainer, "calibrate", calibrate)
+    monkeypatch.setattr(phases, "calibrate", calibrate)
     with pytest.raises(Killed):
         train(tmp_path / "run")
     assert seen == [runs.SPLITS.train]
@@ -336,9 +336,9 @@ def test_a_diverged_run_tells_how_to_start_again_and_that_works(unbroken, tmp_pa
 
 def test_what_is_hardly_meant_is_told_before_training(tmp_path, monkeypatch):
     said = []
-    monkeypatch.setattr(trainer.logging, "warning", lambda text, *values: said.append(text % values))
-    monkeypatch.setattr(trainer, "doubts", lambda settings, embedder: [f"WARNING: {settings.backbone}"])
-    here = trainer._Here(RunFolder(tmp_path / "run"), Interruption(), Workers(), saved=None)
-    trainer._Run(runs.experiment(tmp_path / "run"), here)
+    monkeypatch.setattr(phases.logging, "warning", lambda text, *values: said.append(text % values))
+    monkeypatch.setattr(phases, "doubts", lambda settings, embedder: [f"WARNING: {settings.backbone}"])
+    place = phases.Place(RunFolder(tmp_path / "run"), Interruption(), Workers(), saved=None)
+    phases.RunPhases(runs.experiment(tmp_path / "run"), place)
     assert "WARNING: conv4(width=4)" in said
     assert not (tmp_path / "run").exists()
