@@ -13,6 +13,7 @@ import pytest
 
 import tfdml  # noqa: F401  (registers the classes that a saved embedder names)
 from tests.cli.conftest import ROOT, TINY
+from tests.fork_server import fork_server
 from tfdml.training import checkpoints
 
 # The last epoch counts; with everything that a run can write.
@@ -99,6 +100,9 @@ def folder_of(place, moment):
 KILLED = ("flags half written", "checkpoint within an epoch", "embedder half written", "statistics")
 
 
+ONE_CORE = "on_one_core"
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """The folder of runs: the unbroken ones, and for each moment one that ended there and was continued."""
@@ -115,11 +119,14 @@ def runs(tmp_path_factory):
         # Without flags on disk, they are needed once more.
         again = flags if moment[1] == "flags.txt" and moment[0] != "after" else []
         resumed.append({"flags": [*again, folder, "--resume"]})
+    unbroken[0]["copies"].append([["after", "step-00000004.npz", 1], str(place / ONE_CORE)])
+    resumed.append({"flags": [f"--run_dir={place / ONE_CORE}", "--resume"], "cores": 1})
     status, errors = drive(unbroken + killed)
     assert status == [0] * len(unbroken) + [-9] * len(killed), errors[-3000:]
     assert all(folder_of(place, name).is_dir() for name in MOMENTS if name != "no flags yet")
     status, errors = drive(resumed)
     assert status == [0] * len(resumed), errors[-3000:]
+    (place / "errors").write_text(errors)
     return place
 
 
@@ -151,6 +158,30 @@ def test_a_killed_run_ends_as_the_unbroken_one(moment, runs):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is but one core")
+def test_a_run_goes_on_with_fewer_cores_and_says_that_its_bits_are_others(runs):
+    cores = len(os.sched_getaffinity(0))
+    said = (
+        f"{runs / ONE_CORE}: cpus was {cores} and is now 1: the run goes on from the same weights with the same batches"
+    )
+    assert (runs / "errors").read_text().count("not to the same bits") == 1
+    assert said in (runs / "errors").read_text()
+    unbroken, continued = (runs / name / "checkpoints" for name in ("last", ONE_CORE))
+    before, after = ("step-00000004.npz", "step-00000008.npz")
+    assert_equal_weights(unbroken / before, continued / before, atol=0)
+    # Four steps later: the same batches, summed in another order.
+    assert_equal_weights(unbroken / after, continued / after, atol=1e-3)
+
+
+def assert_equal_weights(one, other, atol):
+    with np.load(one) as one, np.load(other) as other:
+        names = [name for name in one.files if one[name].dtype == np.float32]
+        for name in names:
+            np.testing.assert_allclose(other[name], one[name], rtol=0, atol=atol, err_msg=name)
+    assert names
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 def test_a_signal_is_answered_in_one_line(number, status, tmp_path):
     folder = tmp_path / "run"
@@ -164,6 +195,11 @@ def test_a_signal_is_answered_in_one_line(number, status, tmp_path):
     while not (folder / "checkpoints" / "step-00000006.npz").is_file() and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    if number == signal.SIGTERM:
+        second = fork_server().run("train", f"--run_dir={folder}", "--resume")
+        (line,) = [line for line in second.stderr.splitlines() if line.startswith("train: ")]
+        assert second.returncode == 2
+        assert f"another bin/train is at work in it (process {process.pid} on " in line
     process.send_signal(number)
     last = process.communicate(timeout=120)[1].splitlines()[-1]
     assert process.returncode == status, last

@@ -8,7 +8,7 @@ import pytest
 
 from tests.training.runs import experiment
 from tfdml.errors import UserError
-from tfdml.training import RunFolder
+from tfdml.training import RunFolder, run_folder
 
 DATA = {"train": {"images": 3, "content": "sha256:a"}, "test": {"images": 2, "content": "sha256:b"}}
 
@@ -50,6 +50,24 @@ def test_what_a_killed_run_left_half_written_is_removed(tmp_path):
         assert not any(path.exists() for path in left)
     assert all(path.exists() for path in others)
     assert {path.name for path in folder.path.iterdir()} == {"checkpoints", "mine.txt", "models", others[1].name}
+
+
+def test_another_machine_is_told_of(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(run_folder.logging, "warning", lambda text, *values: said.append(text % values))
+    folder = RunFolder(tmp_path)
+    folder.describe(DATA, ["CPU:0"])
+    folder.describe(DATA, ["CPU:0"])
+    assert not said
+    began = json.loads(folder.environment.read_text())
+    folder.environment.write_text(json.dumps({**began, "cpus": 4096, "python": "3.9"}))
+    folder.describe(DATA, ["CPU:0"])
+    (line,) = said
+    assert line.startswith(f"{tmp_path}: cpus was 4096 and is now {began['cpus']}: the run goes on from the same")
+    assert json.loads(folder.environment.read_text())["cpus"] == 4096
+    folder.environment.write_text("{")
+    folder.describe(DATA, ["CPU:0"])
+    assert len(said) == 1
 
 
 def test_data_is_compared_and_told_apart(tmp_path):

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import signal
+import subprocess
 
 import keras
 import numpy as np
@@ -311,6 +312,21 @@ def test_a_full_disk_is_told_and_the_run_goes_on(unbroken, tmp_path, monkeypatch
         with pytest.raises(UserError, match=r"tensorboard cannot be written: the disk is full .*again, with --resume$"):
             train(folder)
     train(folder, resume=True)
+    assert_alike(folder, unbroken)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_a_disk_that_is_really_full(share, unbroken, small_disk):
+    whole = sum(path.stat().st_blocks * 512 for path in unbroken.rglob("*"))
+    disk = small_disk(int(share * whole))
+    folder = disk / "run"
+    settings = {"report": True, "checkpoint_steps": 1}
+    with pytest.raises(UserError, match=r"disk is full|are free"):
+        train(folder, **settings)
+    assert not [path for path in disk.rglob(".partial*") if path.is_file()]
+    subprocess.run(["mount", "-o", f"remount,size={4 * whole}", disk], check=True)
+    train(folder, resume=folder.exists(), **settings)
     assert_alike(folder, unbroken)
 
 

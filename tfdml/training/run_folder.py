@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+from absl import logging
 
 from tfdml.errors import UserError, differences
 from tfdml.evaluation.query_values import FILE_NAME as QUERIES
@@ -193,6 +194,8 @@ class RunFolder:
     def describe(self, data: dict[str, Any], devices: list[str]) -> None:
         """Write what the run's data and environment are; for a run that is continued, see that the data is the same.
 
+        Where cores, devices or arithmetic are others than at the start, a line says that the bits will be, too.
+
         Args:
             data: By split, what `building.Splits.describe` tells.
             devices: What the run trains on.
@@ -204,10 +207,21 @@ class RunFolder:
             self._compare(data)
         else:
             write_json(self.data, data)
-        if self.environment.is_file():
-            check_same_backend(self._backend())
-        else:
-            write_json(self.environment, environment(devices))
+        now = environment(devices)
+        before = self._environment()
+        if before is None:
+            write_json(self.environment, now)
+            return
+        check_same_backend(before.get("backend"))
+        then, today = _arithmetic(before), _arithmetic(now)
+        shared = then.keys() & today.keys()
+        changed = differences({name: then[name] for name in shared}, {name: today[name] for name in shared})
+        if changed:
+            logging.warning(
+                "%s: %s: the run goes on from the same weights with the same batches, but not to the same bits",
+                self.path,
+                changed,
+            )
 
     def discard(self) -> None:
         """Remove the folder of a run that has failed before its first step."""
@@ -228,11 +242,12 @@ class RunFolder:
                 "back, or start a new run, from these weights with --start_from"
             )
 
-    def _backend(self) -> str | None:
+    def _environment(self) -> dict[str, Any] | None:
+        """What the run began on; None for one that begins, empty where it is damaged."""
         try:
-            return read_json(self.environment, {"backend": str})["backend"]
+            return read_json(self.environment) if self.environment.is_file() else None
         except UserError:
-            return None  # written by an earlier version
+            return {}
 
     def _sweep(self) -> None:
         """Remove what killed processes left half-written; what another command writes below the folder is its own."""
@@ -252,6 +267,13 @@ class RunFolder:
             return "which has just begun"
 
 
+def _arithmetic(environment: dict[str, Any]) -> dict[str, Any]:
+    """What of an environment decides in which order sums are taken, as far as it was written down."""
+    found = {name: environment[name] for name in ("cpus", "devices") if name in environment}
+    packages = environment.get("packages", {})
+    return found | {name: packages[name] for name in ("tensorflow", "keras", "jax") if name in packages}
+
+
 def environment(devices: list[str]) -> dict[str, Any]:
     """What ran: versions, machine, devices."""
     backend = keras.backend.backend()
@@ -260,7 +282,8 @@ def environment(devices: list[str]) -> dict[str, Any]:
         "backend": backend,
         "python": sys.version.split()[0],
         "platform": platform.platform(),
-        "cpus": os.cpu_count(),
+        # As TensorFlow counts them: those that this process may use.
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "devices": devices,
         "packages": installed(_PACKAGES + (("jax",) if backend == "jax" else ())),
     }

@@ -1,11 +1,13 @@
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tfdml.errors import UserError
 from tfdml.evaluation import nearest_neighbours, neighbour_blocks
+from tfdml.evaluation.search import scoring
 from tfdml.evaluation.search.exact import DISTANCES, check_embeddings
 
 
@@ -202,3 +204,24 @@ def test_not_finite_rows_are_counted_and_named():
         check_embeddings(points)
     huge = np.full((2, 3), 3e38, np.float32)  # finite, though their sum is not
     np.testing.assert_array_equal(check_embeddings(huge), huge)
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_products_are_of_float32_whatever_training_allows(allowed, monkeypatch):
+    rounded = []
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    matmul = scoring.ops.matmul
+
+    def watched(*factors):
+        rounded.append(tf.config.experimental.tensor_float_32_execution_enabled())
+        return matmul(*factors)
+
+    monkeypatch.setattr(scoring.ops, "matmul", watched)
+    tf.config.experimental.enable_tensor_float_32_execution(allowed)
+    try:
+        nearest_neighbours(np.eye(4, dtype=np.float32), k=1)
+        assert rounded
+        assert not any(rounded)
+        assert tf.config.experimental.tensor_float_32_execution_enabled() == allowed
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(before)

@@ -193,6 +193,9 @@ def test_a_proxy_without_a_gradient_is_dead(tmp_path, monkeypatch):
     (alarm,) = told(tmp_path / "run")["alarms"]
     assert (alarm["kind"], alarm["step"], alarm["well"]) == ("dead_proxies", 2 * STEPS, STEPS)
     assert alarm["seen"] == "1 proxies (classes 3) got no gradient in an epoch, of the 8 proxies of am_softmax"
+    kept.clear()
+    with pytest.raises(Halted, match=r"=dead_proxies: dead_proxies at step \d+ .*the checkpoint of step"):
+        train(tmp_path / "other", watch_every=4, objectives="am_softmax", epochs=3, stop_on="dead_proxies")
 
 
 def test_an_image_that_is_not_finite_is_named_with_the_last_good_state(tmp_path, monkeypatch):
