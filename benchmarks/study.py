@@ -25,11 +25,17 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 def train(row, seed, study, folder, flags):
-    """Train a run, or go on with it, and return what is kept of it."""
+    """Train a run, or go on with it, and return what is kept of it; of one that collapsed or diverged, the message."""
     resume = ["--resume"] if (folder / "flags.txt").exists() else []
     command = [sys.executable, "bin/train", *row.command(), f"--seed={seed}", f"--run_dir={folder}", "--report=false"]
     # On its own sources: a run does not mix two states of the library.
-    subprocess.run([*command, *flags, *resume], cwd=ROOT, check=True)
+    done = subprocess.run([*command, *flags, *resume], cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
+    sys.stderr.write(done.stderr)
+    if done.returncode:
+        last = done.stderr.splitlines()[-1].partition("error: ")[2]
+        if "collapsed" in last or "diverged" in last:
+            return {"ended": last.partition(";")[0]}
+        raise SystemExit(f"{row.name}, seed {seed}: {last}")
     result = json.loads((folder / "result.json").read_text())
     queries = QueryValues.read(folder / "queries.npz")
     by_class = {name: class_means(queries.values[name], queries.labels) for name in KEPT}
@@ -79,7 +85,8 @@ def main():
                 partial.write_text(json.dumps(study, indent=None, separators=(",", ":")) + "\n")
                 partial.replace(arguments.results)
                 shutil.rmtree(folder)
-                print(f"{row.name}, seed {seed}: {runs['seeds'][str(seed)]['metrics']['recall@1']:.2%}", flush=True)
+                kept = runs["seeds"][str(seed)]
+                print(f"{row.name}, seed {seed}: {kept.get('ended') or kept['metrics']['recall@1']}", flush=True)
     for line in lines(study):
         print(line)
     if arguments.plot:

@@ -144,4 +144,22 @@ OMNIGLOT = (
     Row("RankMI + JRS", "omniglot_contrastive", "margin", (*_with(RANK_MI, AM_SOFTMAX, "jrs"), *ALTERNATING)),
 )
 
+# Small runs that are quickly made on many data sets; their last epoch counts.
+_QUICK = (
+    "--dataset=list",
+    "--epochs=9",
+    "--drop_epochs=6",
+    "--evaluate_every=9",
+    "--selection=last",
+    "--holdout_classes=0",
+)
+_BRIEF = {"contrastive", "AMSoftmax", "+ JRS", "margin", "RankMI"}
+SECOND_LEVEL = (
+    *(dataclasses.replace(row, flags=(*_QUICK, *row.flags)) for row in OMNIGLOT if row.name in _BRIEF),
+    *(
+        Row(f"+ {name}", *OMNIGLOT_CONTRASTIVE, (*_QUICK, *_with(CONTRASTIVE, TERMS[name].format(HALF))))
+        for name in IDEAS
+    ),
+)
+
 STUDIES = {"cars196": CARS196, "omniglot": OMNIGLOT}

@@ -23,7 +23,9 @@ def gains(study):
     for name, row in study["rows"].items():
         base = study["rows"].get(row["base"], {"seeds": {}})
         # Both sides of a pair have the same seed, so the same held-out classes and the same first weights.
-        seeds = [seed for seed in row["seeds"] if seed in base["seeds"]]
+        seeds = [
+            seed for seed, run in row["seeds"].items() if "metrics" in run and "metrics" in base["seeds"].get(seed, {})
+        ]
         if not seeds:
             continue
         own, others = ([side["seeds"][seed] for seed in seeds] for side in (row, base))
@@ -51,6 +53,11 @@ def lines(study):
             f"| {row['name']} | {row['base']} | {own} | {others} | {100 * recall.mean:+.1f} | {_interval(recall)} "
             f"| {seeds} | {100 * precision.mean:+.1f} ({_interval(precision)}) |"
         )
+
+    for name, row in study["rows"].items():
+        ended = [f"seed {seed}: {run['ended']}" for seed, run in row["seeds"].items() if "ended" in run]
+        if ended:
+            yield f"| {name} | {row['base']} | {'; '.join(ended)} |" + " |" * (len(columns) - 3)
 
 
 def _interval(found):

@@ -1,0 +1,143 @@
+"""Which property of a data set tells which idea helps: the ideas on data sets that differ in one property each.
+
+    python -m benchmarks.second_level --omniglot=OMNIGLOT --lists=second_level --results=second_level.json
+    python -m benchmarks.second_level --results=second_level.json --plot=second_level.png
+
+On each data set of `benchmarks.second_level_data` every idea is trained beside its base (`SECOND_LEVEL` in
+`benchmarks.study_rows`), and of the contrastive base are measured the overlap of the distances of pairs of unseen
+classes, lambda and the H-divergence between seen and unseen classes. Prints both, and the rank correlation of each
+property with the gain of each idea; the same command goes on where it stopped.
+"""
+
+import argparse
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+from scipy import stats
+
+from benchmarks.second_level_data import VARIANTS, write
+from benchmarks.study import ROOT, train
+from benchmarks.study_rows import SECOND_LEVEL
+from benchmarks.study_table import gains
+
+MEASURED_ON = "contrastive"
+PROPERTIES = {"unseen_overlap": "overlap of d+ and d-", "lambda": "lambda", "h_divergence": "H-divergence"}
+COUNTED = {"classes": "training classes", "images": "images a class"}
+
+
+def measure(folder):
+    """What of a run's data set may tell which idea helps."""
+    path = folder / "generalisation.json"
+    command = [sys.executable, "bin/evaluate", f"--model={folder}", "--generalisation", f"--json={path}"]
+    subprocess.run(command, cwd=ROOT, check=True)
+    figures = json.loads(path.read_text())["generalisation"]
+    data = json.loads((folder / "data.json").read_text())["train"]
+    counted = {"classes": data["classes"], "images": data["images"] / data["classes"]}
+    return {name: figures[name] for name in PROPERTIES} | counted
+
+
+def run(variant, omniglot, lists, folder, found, keep):
+    """Train what is missing of a data set; `keep` is called after every run."""
+    flags = [f"--data_dir={write(variant, omniglot, lists).resolve()}"]
+    study = found.setdefault(variant.name, {"rows": {}})
+    for row in SECOND_LEVEL:
+        runs = study["rows"].setdefault(row.name, {"base": row.base, "flags": row.command(), "seeds": {}})
+        if "0" in runs["seeds"]:
+            continue
+        runs["seeds"]["0"] = train(row, 0, study, folder, flags)
+        if row.name == MEASURED_ON:
+            study["properties"] = measure(folder)
+        shutil.rmtree(folder)
+        keep()
+
+
+def table(found):
+    """For each data set its properties, and each idea's gain as (mean, low, high), in points."""
+    rows = {}
+    for name, study in found.items():
+        by_idea = {}
+        for row in gains(study):
+            gain = row["gain"]["recall@1"]
+            by_idea[row["name"].removeprefix("+ ")] = tuple(100 * v for v in (gain.mean, gain.low, gain.high))
+        rows[name] = (study["properties"], by_idea)
+    return rows
+
+
+def lines(rows):
+    """Both tables, in Markdown."""
+    ideas = list(next(iter(rows.values()))[1])
+    columns = {**COUNTED, **PROPERTIES}
+    yield "| data set | " + " | ".join([*columns.values(), *ideas]) + " |"
+    yield "|---" * (1 + len(columns) + len(ideas)) + "|"
+    for name, (properties, by_idea) in rows.items():
+        figures = [f"{properties[column]:.3g}" for column in columns]
+        told = ["{:+.1f} ({:+.1f} to {:+.1f})".format(*by_idea[idea]) if idea in by_idea else "" for idea in ideas]
+        yield f"| {name} | " + " | ".join([*figures, *told]) + " |"
+    yield ""
+    yield "| rank correlation of the gain with | " + " | ".join(ideas) + " |"
+    yield "|---" * (1 + len(ideas)) + "|"
+    for column, words in columns.items():
+        told = []
+        for idea in ideas:
+            pairs = [(properties[column], by_idea[idea][0]) for properties, by_idea in rows.values() if idea in by_idea]
+            told.append(f"{stats.spearmanr(*zip(*pairs, strict=True)).statistic:+.2f}")
+        yield f"| {words} | " + " | ".join(told) + " |"
+
+
+def draw(rows, path):
+    """The gain of each idea over each property as a PNG, with its interval over classes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    ideas = list(next(iter(rows.values()))[1])
+    figure, panels = pyplot.subplots(
+        len(ideas), len(PROPERTIES), figsize=(11, 2.1 * len(ideas)), sharey="row", sharex="col"
+    )
+    for line, idea in zip(panels, ideas, strict=True):
+        for panel, column in zip(line, PROPERTIES, strict=True):
+            for name, (properties, by_idea) in rows.items():
+                mean, low, high = by_idea.get(idea, [np.nan] * 3)
+                panel.plot([properties[column]] * 2, [low, high], color="tab:blue", lw=2)
+                panel.plot(properties[column], mean, "o", color="tab:blue")
+                panel.annotate(name, (properties[column], mean), fontsize=6, xytext=(3, 3), textcoords="offset points")
+            panel.axhline(0, color="grey", lw=1)
+        line[0].set_ylabel(f"{idea}\ngain, points")
+    for panel, words in zip(panels[-1], PROPERTIES.values(), strict=True):
+        panel.set_xlabel(f"{words}, of the contrastive base")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main():
+    """Train what is missing, then print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=pathlib.Path, required=True, help="the JSON file")
+    parser.add_argument("--omniglot", help="the folder of Omniglot; without it nothing is trained")
+    parser.add_argument("--lists", type=pathlib.Path, default=pathlib.Path("second_level"), help="where images are put")
+    parser.add_argument("--runs", type=pathlib.Path, default=pathlib.Path("runs/second_level"), help="where runs train")
+    parser.add_argument("--plot", type=pathlib.Path, help="a PNG")
+    arguments = parser.parse_args()
+    found = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
+
+    def keep():
+        partial = arguments.results.with_suffix(".partial")
+        partial.write_text(json.dumps(found, separators=(",", ":")) + "\n")
+        partial.replace(arguments.results)
+
+    if arguments.omniglot:
+        for variant in VARIANTS:
+            run(variant, arguments.omniglot, arguments.lists, arguments.runs.resolve(), found, keep)
+    rows = table(found)
+    print("\n".join(lines(rows)))
+    if arguments.plot:
+        draw(rows, arguments.plot)
+
+
+if __name__ == "__main__":
+    main()
