@@ -6,7 +6,7 @@ import pytest
 
 from tests.docs import examples, files, stand_ins
 
-# They train a network, export one, build one of hundreds of layers, or start Ray.
+# They train a network, export one, build one of hundreds of layers, start Ray, or read thousands of files.
 SLOW = {
     "tfdml.backbones.bn_inception",
     "tfdml.backbones.conversion.convert",
@@ -26,6 +26,8 @@ SLOW = {
     "tfdml.data.augmentation.policies",
     "tfdml.data.batches",
     "tfdml.data.pipeline",
+    "tfdml.data.readers.inshop",
+    "tfdml.data.readers.sop",
     "tfdml.embeddings.backends.load",
     "tfdml.embeddings.backends.model_card",
     "tfdml.embeddings.readable",
