@@ -38,8 +38,8 @@ def read_json(path: str | os.PathLike, required: Kinds | None = None, remedy: st
             deeper than `MAX_DEPTH`, or a key is missing or of another type.
 
     Example:
-        >>> read_json("models/cars/1/model_card.json", {"embedding_dim": int})["embedding_dim"]  # doctest: +SKIP
-        128
+        >>> read_json("embeddings/cars/manifest.json", {"count": int})["count"]
+        256
     """
     where = os.fspath(path)
     return fields(parse_json(_read(where, remedy), where, remedy), required or {}, where, remedy)

@@ -88,7 +88,7 @@ def copy_into_stream(source: str | os.PathLike, path: str | os.PathLike) -> None
         BrokenPipeError: The reader of this process's own output has had enough.
 
     Example:
-        >>> copy_into_stream("metrics.json", "/dev/stdout")  # doctest: +SKIP
+        >>> copy_into_stream("photos/list.csv", "/dev/stdout")
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

@@ -81,7 +81,7 @@ def read_bytes(path: str | os.PathLike) -> bytes:
         tf.errors.OpError: A remote file cannot be read.
 
     Example:
-        >>> read_bytes("records/manifest.json")[:1]  # doctest: +SKIP
+        >>> read_bytes("records/cars196/manifest.json")[:1]
         b'{'
     """
     with open_file(path) as file:
@@ -100,7 +100,7 @@ def open_file(path: str | os.PathLike, buffering: int = -1) -> BinaryIO:
         tf.errors.OpError: A remote file cannot be read; some file systems only say so when it is read from.
 
     Example:
-        >>> with open_file("photos/car.jpg") as file:  # doctest: +SKIP
+        >>> with open_file("car.jpg") as file:
         ...     file.read(3)
         b'\xff\xd8\xff'
     """
@@ -212,7 +212,7 @@ def atomic_write(path: _Path, size: int = 0) -> Iterator[_Path]:
         UserError: The disk is full, or the file system refuses.
 
     Example:
-        >>> with atomic_write(Path("records/train.npz")) as temporary:  # doctest: +SKIP
+        >>> with atomic_write(Path("train.npz")) as temporary:
         ...     np.savez(temporary, labels=labels)
     """
     stream = is_stream(path)
@@ -251,7 +251,7 @@ def write_whole(path: str | Path, data: bytes) -> None:
         UserError: The disk is full, or the file system refuses.
 
     Example:
-        >>> write_whole("records/manifest.json", b"{}")  # doctest: +SKIP
+        >>> write_whole("manifest.json", b"{}")
     """
     with atomic_write(os.fspath(path), len(data)) as temporary:
         if is_remote(path):
@@ -308,8 +308,8 @@ def partial_folder(parent: str | os.PathLike) -> str:
     """Makes a hidden folder in a local one, which `sweep` removes once this process has ended.
 
     Example:
-        >>> partial_folder("models/cars")  # doctest: +SKIP
-        'models/cars/.partial-4711-x0f3a_1z'
+        >>> partial_folder("photos")
+        'photos/.partial-...'
     """
     return tempfile.mkdtemp(prefix=f"{PARTIAL_PREFIX}{os.getpid()}-", dir=parent)
 

@@ -1,20 +1,17 @@
-"""What the pages of the documentation suppose beside `stand_ins`: files that they name, results of earlier steps."""
+"""What the pages of the documentation suppose beside `stand_ins` and `files`: results of earlier steps."""
 
 from __future__ import annotations
 
 import contextlib
 import pathlib
-import shutil
 
 import numpy as np
-from PIL import Image
 
 import tfdml
 from tests.docs.stand_ins import SIDE
 
 # Read without a file; the others are stood in for.
 _REAL = ("glyphs", "folder", "list", "records")
-_TINY = {"image_size": SIDE, "resize": 32, "flip": False, "backbone": "conv4(width=8)", "batch_norm": "train"}
 
 
 @contextlib.contextmanager
@@ -34,40 +31,11 @@ def data_sets(train, test):
         tfdml.data.load = load
 
 
-def write_photos(folder: pathlib.Path) -> None:
-    """`photos/<class>/<n>.jpg`, `car.jpg`."""
-    rng = np.random.default_rng(0)
-    for name in ("coupe", "van", "bus", "truck"):
-        (folder / "photos" / name).mkdir(parents=True)
-        for number in range(3):
-            pixels = rng.integers(0, 256, (40, 48, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / "photos" / name / f"{number}.jpg")
-    shutil.copy(folder / "photos" / "van" / "0.jpg", folder / "car.jpg")
-
-
 def write_weights(folder: pathlib.Path) -> None:
     """Weights files of random networks under the names that the pages give pretrained ones."""
     mobile = tfdml.backbones.resolve("mobilenetv2", image_size=96, alpha=0.35)
     mobile.model.save_weights(folder / "mnv2_035.weights.h5")
     tfdml.backbones.resolve("googlenet", image_size=224).model.save_weights(folder / "googlenet.weights.h5")
-
-
-def write_runs(folder: pathlib.Path) -> None:
-    """`runs/cars`, `runs/cars_jrd` and `runs/cars_am`, of one tiny training."""
-    experiment = tfdml.training.Experiment(
-        run_dir=str(folder / "runs" / "cars"),
-        dataset_options="images_per_class=4, size=32",
-        classes_per_batch=8,
-        images_per_class=2,
-        embedding_dim=16,
-        epochs=1,
-        steps_per_epoch=2,
-        report=False,
-        **_TINY,
-    )
-    tfdml.training.train(experiment)
-    for name in ("cars_jrd", "cars_am"):
-        shutil.copytree(folder / "runs" / "cars", folder / "runs" / name)
 
 
 def write_retriever(folder: pathlib.Path, embedder) -> None:
@@ -77,19 +45,6 @@ def write_retriever(folder: pathlib.Path, embedder) -> None:
     photos = sorted((folder / "photos").rglob("*.jpg"))
     items = [GalleryItem(f"car-{row}", image=path.read_bytes(), label=row // 3) for row, path in enumerate(photos)]
     Retriever.build(embedder, items, folder / "models" / "retriever")
-
-
-def write_embeddings(folder: pathlib.Path, dataset) -> None:
-    """`embeddings/cars` and `embeddings/sop`, as bin/embed writes them."""
-    from tfdml.embeddings.image_table import ImageTable
-    from tfdml.embeddings.writer import EmbeddingWriter
-
-    table = ImageTable.of([dataset], "")
-    vectors = np.random.default_rng(0).normal(size=(len(dataset), 8)).astype(np.float32)
-    for name in ("cars", "sop"):
-        with EmbeddingWriter(str(folder / "embeddings" / name), {"model": "random"}, table) as writer:
-            writer.append(vectors)
-            writer.finish({}, "npy")
 
 
 def names_of_pages(names: dict) -> dict:

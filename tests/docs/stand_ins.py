@@ -14,6 +14,7 @@ import pathlib
 import keras
 import numpy as np
 import tensorflow as tf
+from absl import flags
 
 import tfdml
 
@@ -24,7 +25,7 @@ SIDE = 28
 def names() -> dict:
     """The stand-ins by name, and the public names of tfdml's packages."""
     found = {"keras": keras, "np": np, "os": os, "pathlib": pathlib, "tf": tf, "tfdml": tfdml}
-    for package in (*PACKAGES, "objectives", "report", "training"):
+    for package in (*PACKAGES, "objectives", "report", "retrieval", "training"):
         module = importlib.import_module(f"tfdml.{package}")
         found.update({name: getattr(module, name) for name in module.__all__})
     train, test = (_glyphs(split) for split in ("train", "test"))
@@ -33,20 +34,28 @@ def names() -> dict:
     learner = tfdml.models.MetricLearner(embedder, tfdml.losses.ContrastiveLoss())
     learner.build((None, SIDE, SIDE, 3))
     jpeg = tf.io.encode_jpeg(np.full((32, 40, 3), 128, np.uint8)).numpy()
-    rng = np.random.default_rng(0)
     return found | {
         "dataset": train,
         "train": train,
         "test": test,
         "labels": test.labels,
-        "embeddings": _unit(rng.normal(size=(len(test), 8))),
+        "embeddings": _near_their_classes(test.labels),
         "batches": tfdml.data.class_balanced(train, classes_per_batch=4, images_per_class=2, transform=view),
         "embedder": embedder,
+        "experiment": experiment("runs/tiny"),
         "learner": learner,
         "model": _model(),
         "views": tf.zeros((2, SIDE, SIDE, 3), tf.uint8),
         "jpeg": jpeg,
     }
+
+
+def experiment(run_dir: str, **changes: object) -> tfdml.training.Experiment:
+    """The settings of a tiny training of what `embedder` stands for."""
+    images = {"dataset_options": "images_per_class=4, size=32", "image_size": SIDE, "resize": 32, "flip": False}
+    network = {"backbone": "conv4(width=8)", "batch_norm": "train", "embedding_dim": 16}
+    training = {"classes_per_batch": 8, "images_per_class": 2, "epochs": 1, "steps_per_epoch": 2, "report": False}
+    return tfdml.training.Experiment(run_dir=run_dir, **{**images, **network, **training, **changes})
 
 
 @contextlib.contextmanager
@@ -80,6 +89,22 @@ def untrained_exports():
         tfdml.export.ExportOptions.tolerance = tolerance
 
 
+@contextlib.contextmanager
+def flag_of_a_command():
+    """Within it this process has the flag --batch_size, as those of the commands have."""
+    if "batch_size" in flags.FLAGS:
+        yield
+        return
+    flags.DEFINE_integer("batch_size", 100, "B.", module_name="tfdml.cli", allow_override=True)
+    ours = flags.FLAGS["batch_size"]
+    try:
+        yield
+    finally:
+        # A command that was imported meanwhile has put its own in the place of ours.
+        if flags.FLAGS["batch_size"] is ours:
+            delattr(flags.FLAGS, "batch_size")
+
+
 def _glyphs(split, num_classes=64):
     glyphs = tfdml.data.load("glyphs", split=split, images_per_class=4, size=32).contiguous()
     some = glyphs.select_classes(range(num_classes))
@@ -102,5 +127,7 @@ def _model():
     return model
 
 
-def _unit(vectors):
+def _near_their_classes(labels, dim=8):
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(labels.max() + 1, dim))[labels] + 0.6 * rng.normal(size=(len(labels), dim))
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)

@@ -1,12 +1,16 @@
 """Every example of a docstring does what it says."""
 
+import contextlib
+
 import pytest
 
-from tests.docs import examples, stand_ins
+from tests.docs import examples, files, stand_ins
 
-# They train a network, or build one of hundreds of layers.
+# They train a network, export one, build one of hundreds of layers, start Ray, or read thousands of files.
 SLOW = {
     "tfdml.backbones.bn_inception",
+    "tfdml.backbones.conversion.convert",
+    "tfdml.backbones.conversion.readers",
     "tfdml.backbones.cutting",
     "tfdml.backbones.googlenet",
     "tfdml.backbones.hub",
@@ -14,19 +18,43 @@ SLOW = {
     "tfdml.backbones.resnet",
     "tfdml.backbones.resolver",
     "tfdml.backbones.tokens",
+    "tfdml.cli.checkout",
+    "tfdml.cluster.bulk_embedding",
+    "tfdml.cluster.query_blocks",
+    "tfdml.cluster.ray_session",
+    "tfdml.cluster.training",
     "tfdml.data.augmentation.policies",
     "tfdml.data.batches",
     "tfdml.data.pipeline",
+    "tfdml.data.readers.inshop",
+    "tfdml.data.readers.sop",
+    "tfdml.embeddings.backends.load",
+    "tfdml.embeddings.backends.model_card",
+    "tfdml.embeddings.readable",
     "tfdml.export.acceptance",
     "tfdml.export.exporter",
+    "tfdml.export.onnx_format",
     "tfdml.export.request",
+    "tfdml.export.retriever.retriever",
+    "tfdml.export.retriever.version",
+    "tfdml.export.run_export",
     "tfdml.export.saved_model",
     "tfdml.models.ensemble",
     "tfdml.models.learner",
     "tfdml.models.moment_embedder",
     "tfdml.objectives.mutual_information",
+    "tfdml.report.comparison",
+    "tfdml.report.seeds_report",
     "tfdml.training.experiment",
+    "tfdml.training.preview",
+    "tfdml.training.starting",
 }
+CONTEXTS = (
+    stand_ins.short_training,
+    stand_ins.untrained_exports,
+    stand_ins.flag_of_a_command,
+    files.as_many_images,
+)
 DOCUMENTED = [module for module in examples.MODULES if examples.has_examples(module)]
 
 
@@ -35,23 +63,31 @@ def names():
     return stand_ins.names()
 
 
-def _run(module, names, folder, monkeypatch):
+@pytest.fixture(scope="module")
+def world(names, tmp_path_factory):
+    return files.Files(names, tmp_path_factory.mktemp("kept"))
+
+
+def _run(module, names, world, folder, monkeypatch):
+    world.write(files.examples_of(module), folder, module in SLOW)
     monkeypatch.chdir(folder)
-    with stand_ins.short_training(), stand_ins.untrained_exports():
+    with contextlib.ExitStack() as stack:
+        for context in CONTEXTS:
+            stack.enter_context(context())
         report = examples.run_docstrings(module, names)
     assert not report, report
 
 
 @pytest.mark.parametrize("module", [module for module in DOCUMENTED if module not in SLOW])
-def test_docstring_examples(module, names, tmp_path, monkeypatch):
-    _run(module, names, tmp_path, monkeypatch)
+def test_docstring_examples(module, names, world, tmp_path, monkeypatch):
+    _run(module, names, world, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", sorted(SLOW))
-def test_docstring_examples_of_large_networks(module, names, tmp_path, monkeypatch):
+def test_docstring_examples_that_take_long(module, names, world, tmp_path, monkeypatch):
     assert module in DOCUMENTED
-    _run(module, names, tmp_path, monkeypatch)
+    _run(module, names, world, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import re
 import pytest
 
 import tfdml
-from tests.docs import page_stand_ins, stand_ins
+from tests.docs import files, page_stand_ins, stand_ins
 from tests.docs.examples import PAGES, ROOT, blocks
 
 PYTHON = {
@@ -24,13 +24,18 @@ def names():
 
 
 @pytest.fixture(scope="module")
-def files(names, tmp_path_factory):
+def folder(names, tmp_path_factory):
     """A folder with the files that the pages name."""
     folder = tmp_path_factory.mktemp("pages")
-    page_stand_ins.write_photos(folder)
+    for name in ("embeddings", "runs"):
+        (folder / name).mkdir()
+    files.write_photos(folder / "photos")
+    files.write_photo(folder / "car.jpg")
+    for name in ("cars", "cars_am", "cars_jrd"):
+        files.write_run(folder / "runs" / name)
+    for name in ("cars", "sop"):
+        files.write_embeddings(folder / "embeddings" / name, names)
     page_stand_ins.write_weights(folder)
-    page_stand_ins.write_runs(folder)
-    page_stand_ins.write_embeddings(folder, names["test"])
     page_stand_ins.write_retriever(folder, names["embedder"])
     return folder
 
@@ -54,8 +59,8 @@ def test_python_of_pages_without_files(page, names, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in WITH_PYTHON if page not in QUICK])
-def test_python_of_pages(page, names, files, monkeypatch):
-    _run(page, names, files, monkeypatch)
+def test_python_of_pages(page, names, folder, monkeypatch):
+    _run(page, names, folder, monkeypatch)
 
 
 def test_readme_opens_with_what_runs_without_files():

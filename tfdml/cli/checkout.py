@@ -13,7 +13,9 @@ def run(*command: str) -> int:
     """Print a command of `bin/`, run it in the root of the checkout, and return its status.
 
     Example:
-        >>> run("bin/train", "--help")  # doctest: +SKIP
+        >>> run("bin/train", "--help")
+        <BLANKLINE>
+        $ bin/train --help
         0
     """
     print(f"\n$ {' '.join(command)}", flush=True)

@@ -25,7 +25,7 @@ def as_flags(message: str, flag_of: Mapping[str, str] | None = None) -> str:
         flag_of: The flags whose names are not those of the arguments that they set, by argument.
 
     Example:
-        >>> as_flags("`batch_size=0` is too small")  # doctest: +SKIP
+        >>> as_flags("`batch_size=0` is too small")
         '--batch_size=0 is too small'
     """
     known = own_flags()

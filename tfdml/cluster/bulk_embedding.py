@@ -84,9 +84,9 @@ def embed_in_bulk(
         UserError: Ray or pyarrow is missing, there is no image, the folder is of something else, or as `load_backend`.
 
     Example:
-        >>> request = BulkRequest("models/cars", "/data/**/*.jpg", "embeddings/photos")
-        >>> embed_in_bulk(request)[0]["count"]  # doctest: +SKIP
-        16185
+        >>> request = BulkRequest("models/cars_jrd", "photos/**/*.jpg", "embeddings/photos")
+        >>> embed_in_bulk(request)[0]["count"]
+        12
     """
     import_ray()
     with ray_session(request.cluster, object_store_bytes=_OBJECT_STORE) as ray:

@@ -57,9 +57,9 @@ def ray_session(address: str = LOCAL, *, cpus: int | None = None, object_store_b
         UserError: Ray is not installed, or the cluster cannot be reached.
 
     Example:
-        >>> with ray_session("local", cpus=2) as ray:  # doctest: +SKIP
-        ...     ray.get(ray.remote(len).remote("four"))
-        4
+        >>> with ray_session("local", cpus=2) as ray:
+        ...     ray.get(ray.put("on every machine of the cluster"))
+        'on every machine of the cluster'
     """
     ray = import_ray()
     if ray.is_initialized():

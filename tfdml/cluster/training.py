@@ -60,7 +60,8 @@ def train_on_cluster(experiment: Experiment, settings: ClusterSettings, resume: 
         UserError: Something that the user can mend; or workers were lost more often than they may be.
 
     Example:
-        >>> train_on_cluster(experiment, ClusterSettings(workers=2))  # doctest: +SKIP
+        >>> train_on_cluster(experiment, ClusterSettings(workers=2))["protocol"]
+        'zero-shot: trained on 213 classes, evaluated all-to-all on 107 classes never seen in training'
     """
     folder = RunFolder(experiment.run_dir)
     finished = folder.read_result() if resume else None

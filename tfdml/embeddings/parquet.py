@@ -171,8 +171,8 @@ def read_files(files: Sequence[Path]) -> ParquetRows:
         UserError: pyarrow is missing; a file cannot be read, or holds no such columns.
 
     Example:
-        >>> read_files([Path("embeddings/photos/part-000000.parquet")]).embeddings.shape  # doctest: +SKIP
-        (4096, 512)
+        >>> read_files(sorted(Path("embeddings/cars_parquet").glob("*.parquet"))).embeddings.shape
+        (256, 8)
     """
     opened = [_open(path) for path in files]
     count = sum(file.metadata.num_rows for file in opened)

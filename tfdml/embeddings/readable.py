@@ -39,9 +39,11 @@ def embed_readable(backend: EmbeddingBackend, dataset: ImageDataset, batch_size:
         UserError: An embedding is not finite; as the backend.
 
     Example:
-        >>> found = embed_readable(load_backend("models/cars"), dataset, batch_size=100)  # doctest: +SKIP
-        >>> [str(fault) for fault in found.faults]  # doctest: +SKIP
-        ['photos/7.jpg: truncated JPEG (no end-of-image marker)']
+        >>> images = tfdml.data.EncodedImages((jpeg, jpeg[:300]), ("1.jpg", "2.jpg"))
+        >>> dataset = tfdml.data.ImageDataset("cars", "test", images, [0, 0], {0: "coupe"})
+        >>> found = embed_readable(tfdml.embeddings.backends.load_backend("models/cars_jrd"), dataset, batch_size=100)
+        >>> [str(fault) for fault in found.faults]
+        ['2.jpg: truncated JPEG (no end-of-image marker)']
     """
     found = list(backend.stream_readable(dataset, batch_size))
     rows = np.concatenate([rows for rows, _ in found]) if found else np.zeros(0, np.int64)

@@ -117,8 +117,9 @@ def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
         UserError: There is nothing, something else, something unfinished, or arrays that do not go together.
 
     Example:
-        >>> stored = read_embeddings("embeddings/cars")  # doctest: +SKIP
-        >>> evaluate_retrieval(stored.embeddings, stored.labels)["recall@1"]  # doctest: +SKIP
+        >>> stored = read_embeddings("embeddings/cars")
+        >>> evaluate_retrieval(stored.embeddings, stored.labels)["recall@1"]
+        0.555
     """
     path = Path(path)
     if path.is_dir():

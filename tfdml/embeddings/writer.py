@@ -53,10 +53,12 @@ class EmbeddingWriter:
             process, or what lies in it is damaged. Later: the disk is full, or embeddings are not as announced.
 
     Example:
-        >>> with EmbeddingWriter("embeddings", {"model": "sha256:..."}, images) as writer:  # doctest: +SKIP
-        ...     for first in range(writer.rows, len(images), 100):
-        ...         writer.append(embed(first, first + 100))
-        ...     writer.finish()
+        >>> with EmbeddingWriter("embeddings", {"model": "sha256:..."}, ImageTable.of([test])) as writer:
+        ...     for first in range(writer.rows, len(test), 100):
+        ...         writer.append(embeddings[first : first + 100])
+        ...     manifest = writer.finish()
+        >>> manifest["count"]
+        256
     """
 
     def __init__(self, folder: str | os.PathLike, identity: Mapping[str, Any], images: ImageTable):

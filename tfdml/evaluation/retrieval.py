@@ -185,7 +185,9 @@ def dataset_protocol(embeddings: Any, dataset: ImageDataset) -> dict[str, Any]:
         UserError: Embeddings that are empty or not finite; not as many as images.
 
     Example:
-        >>> retrieval_per_query(**dataset_protocol(embeddings, dataset), metrics=["map@r"])  # doctest: +SKIP
+        >>> values = retrieval_per_query(**dataset_protocol(embeddings, test), metrics=["map@r"])
+        >>> values["map@r"].shape
+        (256,)
     """
     queries, gallery = dataset_roles(dataset)
     if gallery is None:
@@ -213,6 +215,7 @@ def evaluate_dataset(embeddings: Any, dataset: ImageDataset, **options: Any) -> 
         UserError: As `evaluate_retrieval`.
 
     Example:
-        >>> evaluate_dataset(embeddings, dataset, ks=(1, 10))["recall@1"]  # doctest: +SKIP
+        >>> evaluate_dataset(embeddings, test, ks=(1, 10))["recall@1"]
+        0.555
     """
     return evaluate_retrieval(**dataset_protocol(embeddings, dataset), **options)

@@ -141,8 +141,9 @@ class ExportVerifier:
 
     Example:
         >>> verifier = ExportVerifier(embedder, test)
-        >>> file = pathlib.Path("int8.tflite")
-        >>> verifier.compare("litert_int8", file).faults(tolerance)  # doctest: +SKIP
+        >>> file = pathlib.Path("float16.tflite")
+        >>> size = file.write_bytes(convert_litert(embedder, "float16"))
+        >>> verifier.compare("litert_float16", file).faults(TOLERANCES["litert_float16"])
         []
     """
 

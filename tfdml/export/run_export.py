@@ -58,7 +58,7 @@ def export_run(
         UserError: As `export_model`; or the folder is not that of a finished run, or its images are gone.
 
     Example:
-        >>> export_run("runs/cars_jrd", "models/cars", ExportOptions(formats=["all"]))  # doctest: +SKIP
+        >>> export_run("runs/cars_jrd", "models/cars", ExportOptions(formats=["all"]))
         PosixPath('models/cars/1')
     """
     embedder, experiment = load_run(run_dir, moments, data_dir)

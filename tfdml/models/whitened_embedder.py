@@ -29,8 +29,10 @@ class WhitenedEmbedder(BehindEmbedder):
         ValueError: An argument does not fit, or the model is called before its `reduction` is adapted.
 
     Example:
-        >>> model = with_whitening(embedder, embeddings_of_training_images, dim=3)  # doctest: +SKIP
-        >>> model.save("whitened.keras")  # doctest: +SKIP
+        >>> view = tfdml.data.EvaluationTransform.of(embedder)
+        >>> vectors = tfdml.embeddings.embed(embedder, tfdml.data.evaluation_batches(train, view, 100))
+        >>> model = with_whitening(embedder, vectors, dim=3)
+        >>> model.save("whitened.keras")
     """
 
     def __init__(self, embedder, dim, power=1.0, shrinkage=0.0, name="whitened_embedder", **kwargs):

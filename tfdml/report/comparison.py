@@ -73,8 +73,9 @@ def write_comparison(
         OSError: The page cannot be written.
 
     Example:
-        >>> pairs = write_comparison("comparison.html", ["runs/cars_am", "runs/cars_jrd"])  # doctest: +SKIP
-        >>> pairs[0].sentence("recall@1")  # doctest: +SKIP
+        >>> pairs = write_comparison("comparison.html", ["runs/cars_am", "runs/cars_jrd"])
+        >>> pairs[0].sentence("recall@1")
+        'cars_jrd and cars_am are not told apart by Recall@1: the difference is +0.0 points ...'
     """
     check_number(runs)
     read = read_runs(runs, names)

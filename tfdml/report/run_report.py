@@ -67,8 +67,8 @@ def write_report(
         OSError: The page cannot be written.
 
     Example:
-        >>> run = Run("cars", {"metrics": evaluate_dataset(embeddings, dataset)})  # doctest: +SKIP
-        >>> write_report("report.html", run, dataset, embeddings)  # doctest: +SKIP
+        >>> run = Run("cars", {"metrics": evaluate_dataset(embeddings, test)})
+        >>> write_report("report.html", run, test, embeddings)
     """
     subject = Subject(dataset, read_image)
     embeddings = subject.checked(embeddings)

@@ -26,7 +26,7 @@ def write_seeds_report(path: str | os.PathLike, run: Run, *, curve_metric: str =
         OSError: The page cannot be written.
 
     Example:
-        >>> write_seeds_report("seeds.html", read_run("runs/cars_of_three_seeds"))  # doctest: +SKIP
+        >>> write_seeds_report("seeds.html", read_run("runs/cars_of_three_seeds"))
     """
     if not run.seeds:
         raise UserError(f"{run.name} is a run of a single seed: use write_report")

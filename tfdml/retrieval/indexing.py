@@ -49,8 +49,8 @@ class EmbeddingsToIndex:
             UserError: There are none, names occur twice, or one cannot be an id.
 
         Example:
-            >>> EmbeddingsToIndex.read("embeddings/cars", "cars/").ids[0]  # doctest: +SKIP
-            'cars/080203.jpg'
+            >>> EmbeddingsToIndex.read("embeddings/cars", "cars/").ids[0]
+            'cars/U+0045/0'
         """
         stored = read_embeddings(path)
         names = stored.names
@@ -121,8 +121,9 @@ def index_embeddings(
         UserError: As `GalleryDatabase.upsert`; nothing is written where dimensions or attributes differ.
 
     Example:
-        >>> with connect("lancedb:///data/galleries") as gallery:  # doctest: +SKIP
+        >>> with connect(f"lancedb://{os.path.abspath('galleries')}") as gallery:
         ...     index_embeddings(gallery, EmbeddingsToIndex.read("embeddings/cars"))
+        256
     """
     done = embeddings.written_in(gallery)
     written = 0

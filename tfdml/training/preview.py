@@ -29,7 +29,8 @@ def write_preview(settings: DataSettings, seed: int, path: str) -> str:
         UserError: The data cannot be loaded, or the file cannot be written.
 
     Example:
-        >>> write_preview(DataSettings(image_size=56, resize=64), 0, "batch.png")  # doctest: +SKIP
+        >>> write_preview(DataSettings(image_size=56, resize=64), 0, "batch.png")
+        'batch.png: 100 views of 56 x 56 px from glyphs, ...'
     """
     file = Path(path)
     if file.suffix.lower() != ".png":

@@ -31,7 +31,7 @@ def start_from(path: str, learner: MetricLearner) -> None:
         UserError: The file is none of those, holds weights that are not finite, or has another backbone.
 
     Example:
-        >>> start_from("runs/cars", learner)  # doctest: +SKIP
+        >>> start_from("runs/cars_jrd", learner)
     """
     source, found = _read(Path(path).expanduser())
     if not all(np.isfinite(array).all() for arrays in found.values() for array in arrays):

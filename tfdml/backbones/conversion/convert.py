@@ -77,8 +77,8 @@ def convert(
         UserError: The file cannot be read, or its arrays are not those of the architecture; they are named.
 
     Example:
-        >>> converted = convert("bn_inception-52deb4733.pth", "bn_inception")  # doctest: +SKIP
-        >>> converted.model.save_weights("bn_inception.weights.h5")  # doctest: +SKIP
+        >>> converted = convert("bn_inception-52deb4733.pth", "bn_inception")
+        >>> converted.model.save_weights("bn_inception.weights.h5")
     """
     if architecture not in _ARCHITECTURES:
         raise UserError(f"`architecture={architecture}`: must be one of {', '.join(ARCHITECTURES)}")

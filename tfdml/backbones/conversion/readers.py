@@ -35,7 +35,7 @@ def read_checkpoint(path: str | os.PathLike) -> dict[str, np.ndarray]:
         UserError: The file is missing, damaged, or of another kind.
 
     Example:
-        >>> sorted(read_checkpoint("bn_inception-52deb4733.pth"))[:2]  # doctest: +SKIP
+        >>> sorted(read_checkpoint("bn_inception-52deb4733.pth"))[:2]
         ['conv1_7x7_s2.bias', 'conv1_7x7_s2.weight']
     """
     path = Path(path)

@@ -43,8 +43,8 @@ def contact_sheet(
         ValueError: Images, labels and originals differ in number, or there is none.
 
     Example:
-        >>> images, labels = next(iter(batches.as_numpy_iterator()))  # doctest: +SKIP
-        >>> contact_sheet(images, labels, dataset.class_names).save("batch.png")  # doctest: +SKIP
+        >>> images, labels = next(iter(batches.as_numpy_iterator()))
+        >>> contact_sheet(images, labels, dataset.class_names).save("batch.png")
     """
     images, labels = np.asarray(images), np.asarray(labels)
     if not len(labels) or len(images) != len(labels) or (originals is not None and len(originals) != len(labels)):

@@ -47,7 +47,7 @@ def unpack(
             already; or the disk is too small. Nothing is left behind.
 
     Example:
-        >>> unpack("CUB_200_2011.tgz", "data", last="CUB_200_2011")  # doctest: +SKIP
+        >>> unpack("CUB_200_2011.tgz", "data", last="CUB_200_2011")
         ['attributes.txt', 'CUB_200_2011']
     """
     archive, folder = os.fspath(archive), os.fspath(folder)

@@ -89,8 +89,9 @@ def fetch(
             is fetching the same file; or another file lies at `path`.
 
     Example:
-        >>> fetch(RemoteFile("https://example.org/a.zip", size=1024), "a.zip")  # doctest: +SKIP
-        True
+        >>> remote = RemoteFile("https://example.org/car.jpg", size=os.path.getsize("car.jpg"))
+        >>> fetch(remote, "car.jpg")  # it is there
+        False
     """
     path = os.fspath(path)
     if urllib.parse.urlsplit(remote.url).scheme not in ("http", "https"):

@@ -106,8 +106,8 @@ def obtain(name: str, data_dir: str | os.PathLike, progress: Progress = lambda *
             download failed.
 
     Example:
-        >>> obtain("omniglot", "data/omniglot")  # doctest: +SKIP
-        ['data/omniglot/images_background.zip', 'data/omniglot/images_evaluation.zip']
+        >>> obtain("cub200", "data")  # data/CUB_200_2011 is there
+        []
     """
     folder = os.path.expanduser(os.fspath(data_dir))
     name = {"cub": "cub200"}.get(name, name)

@@ -30,7 +30,8 @@ def boxed(name: str, paths: Sequence[str], boxes: np.ndarray) -> FileImages:
         UserError: A box is empty, or has no pixel of its image.
 
     Example:
-        >>> boxed("cub200", ["1.jpg"], np.array([[27, 60, 331, 385]]))  # doctest: +SKIP
+        >>> boxed("cub200", ["car.jpg"], np.array([[4, 10, 30, 40]])).size(0)
+        (26, 30)
     """
     boxes = np.asarray(boxes, np.int32)
     images, whole = FileImages(tuple(paths), boxes), FileImages(tuple(paths))

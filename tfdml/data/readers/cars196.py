@@ -45,7 +45,7 @@ def read(
         UserError: A table or an image is missing, a table cannot be read, or the number of images is wrong.
 
     Example:
-        >>> read("data/cars196", "test").num_classes  # doctest: +SKIP
+        >>> read("data/cars196", "test").num_classes
         98
     """
     root = pathlib.Path(data_dir)

@@ -39,7 +39,7 @@ def read(
         UserError: A file or an image is missing, a file is not as it should be, or the number of images is wrong.
 
     Example:
-        >>> read("data/CUB_200_2011", "test").num_classes  # doctest: +SKIP
+        >>> read("data/CUB_200_2011", "test").num_classes
         100
     """
     root = files.official_root("cub200", data_dir, "CUB_200_2011", "images.txt")

@@ -49,7 +49,7 @@ def read(data_dir: str | os.PathLike, split: str = "train", *, check_counts: boo
         UserError: The list or an image is missing, the list is not as it should be, or a number is wrong.
 
     Example:
-        >>> read("data/Stanford_Online_Products", "test").num_classes  # doctest: +SKIP
+        >>> read("data/Stanford_Online_Products", "test").num_classes
         11316
     """
     file = f"Ebay_{split}.txt"

@@ -33,7 +33,9 @@ def read_table(
             is no row.
 
     Example:
-        >>> ids, names = read_table("cub200", "CUB_200_2011/classes.txt", ("id", "name"))  # doctest: +SKIP
+        >>> ids, names = read_table("cub200", "data/CUB_200_2011/classes.txt", ("id", "name"))
+        >>> ids[-1]
+        '200'
     """
     lines = read_text(name, path).split("\n")[first_line - 1 :]
     if header:
@@ -68,7 +70,7 @@ def line_of(name: str, path: str, row: int, first_line: int = 1) -> int:
         first_line: The line at which the rows begin.
 
     Example:
-        >>> line_of("cub200", "CUB_200_2011/classes.txt", 199)  # doctest: +SKIP
+        >>> line_of("cub200", "data/CUB_200_2011/classes.txt", 199)
         200
     """
     lines = read_text(name, path).split("\n")

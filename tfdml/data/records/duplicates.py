@@ -21,7 +21,9 @@ def find_duplicates(splits: Mapping[str, tuple[ImageDataset, Sequence[str]]]) ->
         `name`, `label` and `class`), `labels_differ` and `across_splits`.
 
     Example:
-        >>> find_duplicates({"train": (dataset, digests)})  # doctest: +SKIP
+        >>> groups = find_duplicates({"train": (train, ["a3f5", "07c9", "a3f5"])})
+        >>> [image["name"] for image in groups[0]["images"]]
+        ['U+10A5/0', 'U+10A5/2']
     """
     members: dict[str, list[tuple[str, int]]] = {}
     for split, (_, digests) in splits.items():

@@ -67,7 +67,7 @@ def write_json(path: str, value: Any) -> None:
         UserError: The file cannot be written.
 
     Example:
-        >>> write_json("records/copies.json", [])  # doctest: +SKIP
+        >>> write_json("copies.json", [])
     """
     # Names that are not UTF-8 hold lone surrogates, which only ASCII escapes can carry.
     storage.write_whole(path, (json.dumps(value, indent=1, ensure_ascii=True) + "\n").encode("ascii"))
@@ -106,7 +106,7 @@ def locked(out: str) -> Iterator[None]:
         UserError: Another preparation is at work in it, or it cannot be made.
 
     Example:
-        >>> with locked("records"):  # doctest: +SKIP
+        >>> with locked("records"):
         ...     write_json("records/copies.json", [])
     """
     path = os.path.join(out, LOCK)

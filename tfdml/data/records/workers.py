@@ -46,7 +46,9 @@ class ImageChecker:
         settings: The preparation's settings.
 
     Example:
-        >>> examined = ImageChecker(Settings(shrink=256))(dataset.images, 0)  # doctest: +SKIP
+        >>> photos = EncodedImages((jpeg, jpeg[:100]), ("1.jpg", "2.jpg"))
+        >>> ImageChecker(Settings(shrink=256))(photos, 1).fault
+        'truncated JPEG (no end-of-image marker)'
     """
 
     def __init__(self, settings: Settings):
@@ -79,8 +81,11 @@ class WorkerPool:
         progress: Called with the images done, `total`, and the bad ones among those done.
 
     Example:
-        >>> with WorkerPool(len(dataset), Settings(), print) as pool:  # doctest: +SKIP
-        ...     images = list(pool.examine(dataset.images, 0, len(dataset)))
+        >>> photos = EncodedImages((jpeg, jpeg[:100]), ("1.jpg", "2.jpg"))
+        >>> with WorkerPool(len(photos), Settings(), print) as pool:
+        ...     examined = list(pool.examine(photos, 0, len(photos)))
+        1 2 0
+        2 2 1
     """
 
     # Bounds what lies in memory.

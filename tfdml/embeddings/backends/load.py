@@ -52,7 +52,8 @@ def load_backend(
             own.
 
     Example:
-        >>> embeddings = load_backend("runs/cars").embed(dataset, batch_size=100)  # doctest: +SKIP
+        >>> load_backend("runs/cars_jrd").embed(test, batch_size=100).shape
+        (256, 16)
     """
     path = Path(model)
     if path.suffix in _VIEW_FILES:
@@ -112,8 +113,8 @@ def quickest_on_cpu(model: str | os.PathLike) -> Path:
         The file; where none is accepted, or what runs it is not installed, what was given.
 
     Example:
-        >>> quickest_on_cpu("models/cars")  # doctest: +SKIP
-        PosixPath('models/cars/1/litert/float16.tflite')
+        >>> quickest_on_cpu("models/cars_jrd")
+        PosixPath('models/cars_jrd/1/litert/float16.tflite')
     """
     path = Path(model)
     version = served_version(path)

@@ -94,8 +94,8 @@ def view_of_card(path: Path) -> dict[str, Any] | None:
         UserError: There is a card, but its view cannot be understood.
 
     Example:
-        >>> view_of_card(Path("models/cars/1/model_card.json"))  # doctest: +SKIP
-        {'resize': 112, 'image_size': 96, 'resize_mode': 'shorter'}
+        >>> view_of_card(Path("models/cars_jrd/1/model_card.json"))
+        {'resize': 32, 'image_size': 28, 'resize_mode': 'shorter'}
     """
     if not path.exists():
         return None
@@ -126,7 +126,7 @@ def compare_with_card(model: Path) -> None:
         UserError: A file that the card lists is missing or damaged, or the card cannot be understood.
 
     Example:
-        >>> compare_with_card(Path("models/cars/1/litert/int8.tflite"))  # doctest: +SKIP
+        >>> compare_with_card(Path("models/cars_jrd/1/litert/int8.tflite"))
     """
     model = Path(os.path.abspath(model))
     folder = model if model.is_dir() else model.parent

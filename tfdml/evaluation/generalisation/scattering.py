@@ -79,9 +79,12 @@ def partial_embeddings(
         UserError: The embedder has no feature map, there is no image, or a share is out of range.
 
     Example:
-        >>> result = partial_embeddings(embedder, batches, [1 / 6, 1 / 2])  # doctest: +SKIP
-        >>> result.positions, result.map_positions  # doctest: +SKIP
-        ([11, 32], 64)
+        >>> backbone = tfdml.backbones.resolve("conv4", image_size=64, width=8)
+        >>> embedder = tfdml.models.Embedder(backbone, embedding_dim=16, image_size=64, resize=64)
+        >>> batches = evaluation_batches(test, EvaluationTransform.of(embedder), 100)
+        >>> result = partial_embeddings(embedder, batches, [1 / 6, 1 / 2])
+        >>> result.positions, result.map_positions
+        ([3, 8], 16)
 
     Source: Jacob et al., "Metric Learning With HORDE: High-Order Regularizer for Deep Embeddings", ICCV 2019, fig. 1.
     """
@@ -147,7 +150,11 @@ def evaluate_scattering(
         UserError: As `partial_embeddings` and `evaluate_retrieval`.
 
     Example:
-        >>> evaluate_scattering(embedder, batches, labels)["part_recall@1"]  # doctest: +SKIP
+        >>> backbone = tfdml.backbones.resolve("conv4", image_size=64, width=8)
+        >>> embedder = tfdml.models.Embedder(backbone, embedding_dim=16, image_size=64, resize=64)
+        >>> batches = evaluation_batches(test, EvaluationTransform.of(embedder), 100)
+        >>> evaluate_scattering(embedder, batches, test.labels)["part_positions"]
+        3
 
     Source: as `partial_embeddings`.
     """
@@ -180,8 +187,12 @@ def scattering_curve(parts: PartialEmbeddings, labels: Any, *, distance: str = "
         UserError: As `evaluate_retrieval`.
 
     Example:
-        >>> parts = partial_embeddings(embedder, batches, [0.1, 1 / 6, 0.25, 0.5])  # doctest: +SKIP
-        >>> curve = scattering_curve(parts, labels)  # doctest: +SKIP
+        >>> backbone = tfdml.backbones.resolve("conv4", image_size=64, width=8)
+        >>> embedder = tfdml.models.Embedder(backbone, embedding_dim=16, image_size=64, resize=64)
+        >>> batches = evaluation_batches(test, EvaluationTransform.of(embedder), 100)
+        >>> parts = partial_embeddings(embedder, batches, [0.1, 1 / 6, 0.25, 0.5])
+        >>> [point["positions"] for point in scattering_curve(parts, test.labels)]
+        [2, 3, 4, 8, 16]
     """
     labels = check_labels(labels, len(parts.whole))
     vectors = {count: (parts.parts[i], parts.cosines(i)) for i, count in enumerate(parts.positions)}

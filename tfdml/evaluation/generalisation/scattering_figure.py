@@ -28,7 +28,8 @@ def draw_scattering(path: str | os.PathLike, curves: Mapping[str, Sequence[Mappi
         UserError: The file's name has another ending, its folder does not exist, or there are not 1 to 4 curves.
 
     Example:
-        >>> draw_scattering("scattering.png", {"binomial": curve, "binomial + HORDE": other})  # doctest: +SKIP
+        >>> curve = [{"share": 0.17, "recall@1": 0.41, "cosine": 0.83}, {"share": 1.0, "recall@1": 0.55, "cosine": 1.0}]
+        >>> draw_scattering("scattering.png", {"binomial": curve})
     """
     path = pathlib.Path(path)
     if path.suffix not in _FORMATS:

@@ -33,7 +33,8 @@ class GalleryItem:
             embedding, or both; JSON cannot hold the metadata.
 
     Example:
-        >>> GalleryItem("car-17", image=jpeg, label=3, metadata={"class": "coupe"})  # doctest: +SKIP
+        >>> GalleryItem("car-17", image=jpeg, label=3, metadata={"class": "coupe"}).metadata
+        {'class': 'coupe'}
     """
 
     id: str

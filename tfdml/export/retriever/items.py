@@ -36,8 +36,8 @@ def items_of_folder(folder: str | os.PathLike) -> Iterator[GalleryItem | Unreada
         UserError: There is no such folder, it or one below it may not be read, or it holds no image.
 
     Example:
-        >>> [item.id for item in items_of_folder("photos")]  # doctest: +SKIP
-        ['coupe/1.jpg', 'coupe/2.jpg', 'van/1.jpg']
+        >>> [item.id for item in items_of_folder("photos")]
+        ['bus/0.jpg', 'bus/1.jpg', 'bus/2.jpg', 'coupe/0.jpg', ...]
     """
     root = Path(folder)
     if not root.is_dir():

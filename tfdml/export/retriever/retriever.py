@@ -33,11 +33,11 @@ class Retriever:
     Make one with `Retriever.build` or `Retriever.load`.
 
     Example:
-        >>> retriever = Retriever.load("models/cars_retriever")  # doctest: +SKIP
-        >>> retriever.search(["car.jpg"], k=5).ids  # doctest: +SKIP
-        array([['coupe/7.jpg', 'coupe/2.jpg', 'van/1.jpg', 'coupe/4.jpg', 'van/6.jpg']], dtype=object)
-        >>> retriever.add([GalleryItem("new", image=jpeg)])  # doctest: +SKIP
-        PosixPath('models/cars_retriever/2')
+        >>> retriever = Retriever.load("models/cars_retriever")
+        >>> retriever.search(["photos/coupe/2.jpg"], k=3).ids
+        array([['coupe/2.jpg', ...]], dtype=object)
+        >>> retriever.add([GalleryItem("new", image=jpeg)])
+        PosixPath('models/cars_retriever/6')
     """
 
     def __init__(self, version: LoadedVersion):

@@ -1,0 +1,198 @@
+"""The files that examples and pages name, made small: photos, the layouts of the published data sets, runs, models.
+
+docs/api/index.md names them, so that a reader of the pages knows what they stand for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pathlib
+import re
+import shutil
+import tarfile
+import unittest.mock
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from PIL import Image
+
+import tfdml
+from tests.data.trees import write_tree
+from tests.docs import examples, stand_ins
+from tfdml.data.readers import cars196, cub200, inshop, omniglot, sop
+
+
+class Files:
+    """Writes what examples name into the folder where they run; what takes long is made once, and copied.
+
+    Args:
+        names: The stand-ins.
+        kept: A folder for what takes long.
+    """
+
+    def __init__(self, names: dict, kept: pathlib.Path):
+        self._names, self._kept = names, kept
+
+    def write(self, text: str, folder: pathlib.Path, slow: bool) -> None:
+        """Write every path that a text names.
+
+        Args:
+            text: The examples.
+            folder: Where they run.
+            slow: Whether they may take long.
+        """
+        for path, make in QUICK.items():
+            if _names_path(text, path):
+                _made(make, folder, path, self._names)
+        for path, make in COSTLY.items():
+            if _names_path(text, path):
+                assert slow, f"{path} takes long to make: its module must be one of those that are slow"
+                if not (self._kept / path).exists():
+                    _made(make, self._kept, path, self._names)
+                _copy(self._kept / path, folder / path)
+
+
+def examples_of(module: str) -> str:
+    """The lines of a module that are examples."""
+    path = examples.ROOT / f"{module.replace('.', '/')}.py"
+    lines = path.read_text().splitlines()
+    return "\n".join(line for line in lines if line.lstrip().startswith((">>>", "...")))
+
+
+@contextlib.contextmanager
+def as_many_images() -> Iterator[None]:
+    """Within it the published data sets have as many images as their small layouts here; classes, as published."""
+    sizes = (
+        (cub200.NUM_IMAGES, {"train": 100, "test": 100}),
+        (cars196.NUM_IMAGES, {"train": 98, "test": 98}),
+        (sop.NUM_IMAGES, sop.NUM_CLASSES),
+        (inshop.NUM_IMAGES, {"query": 3985, "gallery": 3985}),
+    )
+    with contextlib.ExitStack() as stack:
+        for published, here in sizes:
+            stack.enter_context(unittest.mock.patch.dict(published, here))
+        stack.enter_context(unittest.mock.patch.object(omniglot, "IMAGES_PER_CLASS", 1))
+        yield
+
+
+def write_photos(path: pathlib.Path, names: dict | None = None) -> None:
+    """`photos/<class>/<n>.jpg` of four classes, and a list of them, `photos/list.csv`."""
+    rng, rows = np.random.default_rng(0), ["path,label"]
+    for name in ("bus", "coupe", "truck", "van"):
+        (path / name).mkdir(parents=True)
+        for number in range(3):
+            pixels = rng.integers(0, 256, (40, 48, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(path / name / f"{number}.jpg")
+            rows.append(f"{name}/{number}.jpg,{name}")
+    (path / "list.csv").write_text("\n".join(rows) + "\n")
+
+
+def write_photo(path: pathlib.Path, names: dict | None = None) -> None:
+    """`car.jpg`."""
+    Image.fromarray(np.random.default_rng(1).integers(0, 256, (40, 48, 3), dtype=np.uint8)).save(path)
+
+
+def write_run(path: pathlib.Path, names: dict | None = None, **changes: object) -> None:
+    """A run of one tiny training."""
+    tfdml.training.train(stand_ins.experiment(str(path), **changes))
+
+
+def write_retriever(path: pathlib.Path, names: dict) -> None:
+    """A retriever of the photos, with items called coupe/0.jpg, coupe/1.jpg ..."""
+    from tfdml.export.retriever.items import items_of_folder
+
+    photos = path.parent / "photos of the retriever"
+    write_photos(photos)
+    tfdml.export.Retriever.build(names["embedder"], items_of_folder(photos), path)
+    shutil.rmtree(photos)
+
+
+def write_embeddings(path: pathlib.Path, names: dict, form: str = "npy") -> None:
+    """`embeddings` of the data set `test`, as bin/embed writes them."""
+    from tfdml.embeddings.image_table import ImageTable
+    from tfdml.embeddings.writer import EmbeddingWriter
+
+    with EmbeddingWriter(str(path), {"model": "random"}, ImageTable.of([names["test"]])) as writer:
+        writer.append(names["embeddings"])
+        writer.finish({}, form)
+
+
+def _write_records(path: pathlib.Path, names: dict) -> None:
+    from tfdml.data.records import Settings, prepare
+
+    source = path.parent / "cars196 as published"
+    write_tree("cars196", source, 98, 98, 1)
+    with as_many_images():
+        prepare({split: cars196.read(source, split) for split in ("train", "test")}, path, Settings())
+    shutil.rmtree(source)
+
+
+def _write_archive(path: pathlib.Path, names: dict) -> None:
+    with tarfile.open(path, "w:gz") as archive:
+        for name in ("attributes.txt", "CUB_200_2011/images.txt", "CUB_200_2011/classes.txt"):
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+
+
+def _write_checkpoint(path: pathlib.Path, names: dict) -> None:
+    import pytest
+
+    from tests.backbones.checkpoint_files import write_torch
+    from tests.backbones.test_conversion import random_model, torch_state
+
+    with pytest.MonkeyPatch.context() as patch:
+        write_torch(path, torch_state(random_model("bn_inception"), "bn_inception"), patch)
+
+
+def _write_models(path: pathlib.Path, names: dict) -> None:
+    options = tfdml.export.ExportOptions(formats=["all"])
+    with stand_ins.untrained_exports():
+        tfdml.export.export_model(names["embedder"], path, names["test"], names["train"], options)
+
+
+def _write_versions(path: pathlib.Path, names: dict) -> None:
+    write_retriever(path, names)
+    for version in range(2, 6):
+        shutil.copytree(path / "1", path / str(version))
+
+
+def _tree(name: str, *sizes: int) -> Callable[[pathlib.Path, dict], None]:
+    return lambda path, names: write_tree(name, path, *sizes)
+
+
+def _names_path(text: str, path: str) -> bool:
+    return re.search(rf"(?<![\w/]){re.escape(path)}\b", text) is not None
+
+
+def _made(make: Callable[[pathlib.Path, dict], None], folder: pathlib.Path, path: str, names: dict) -> None:
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    make(folder / path, names)
+
+
+def _copy(source: pathlib.Path, target: pathlib.Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
+
+
+# Each is made by itself, whatever others an example names.
+QUICK = {
+    "CUB_200_2011.tgz": _write_archive,
+    "car.jpg": write_photo,
+    "data/CUB_200_2011": _tree("cub200", 100, 100, 1),
+    "data/Stanford_Online_Products": _tree("sop", 1, 11_316, 1),
+    "data/cars196": _tree("cars196", 98, 98, 1),
+    "data/inshop": _tree("inshop", 1, 3985, 2),
+    "data/omniglot": _tree("omniglot", 1, 659, 1),
+    "embeddings/cars": write_embeddings,
+    "embeddings/cars_parquet": lambda path, names: write_embeddings(path, names, "parquet"),
+    "photos": write_photos,
+    "records/cars196": _write_records,
+}
+COSTLY = {
+    "bn_inception-52deb4733.pth": _write_checkpoint,
+    "models/cars_jrd": _write_models,
+    "models/cars_retriever": _write_versions,
+    "runs/cars_am": write_run,
+    "runs/cars_jrd": write_run,
+    "runs/cars_of_three_seeds": lambda path, names: write_run(path, names, seeds="3"),
+}
