@@ -119,12 +119,12 @@ def write_embeddings(path: pathlib.Path, names: dict, form: str = "npy") -> None
 
 
 def _write_records(path: pathlib.Path, names: dict) -> None:
-    from tfdml.data.records import Settings, prepare
+    from tfdml.data.records import RecordSettings, prepare
 
     source = path.parent / "cars196 as published"
     write_tree("cars196", source, 98, 98, 1)
     with as_many_images():
-        prepare({split: cars196.read(source, split) for split in ("train", "test")}, path, Settings())
+        prepare({split: cars196.read(source, split) for split in ("train", "test")}, path, RecordSettings())
     shutil.rmtree(source)
 
 

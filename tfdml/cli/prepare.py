@@ -80,8 +80,9 @@ def prepare() -> None:
     from tfdml.data import records as preparing
     from tfdml.training.expressions import parse_arguments
 
-    chosen: dict[str, Any] = {field.name: values[field.name].value for field in dataclasses.fields(preparing.Settings)}
-    settings = preparing.Settings(**chosen)
+    fields = dataclasses.fields(preparing.RecordSettings)
+    chosen: dict[str, Any] = {field.name: values[field.name].value for field in fields}
+    settings = preparing.RecordSettings(**chosen)
     options = parse_arguments(values.dataset_options, "--dataset_options")
     # Copies across the splits are looked for in training images first.
     names = sorted(set(values.splits), key=lambda name: (name != "train", name))

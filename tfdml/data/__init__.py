@@ -11,6 +11,7 @@ from tfdml.data.failures import explain_failure
 from tfdml.data.images import ArrayImages, EncodedImages, FileImages, RecordImages
 from tfdml.data.images.decoding import decode_image
 from tfdml.data.pipeline import evaluation_batches, training_batches
+from tfdml.data.records import RecordSettings, prepare
 from tfdml.data.sampling import (
     ClassBalancedSampler,
     HierarchicalSampler,
@@ -30,6 +31,7 @@ __all__ = [
     "ImageDataset",
     "Policy",
     "RecordImages",
+    "RecordSettings",
     "Sampler",
     "Share",
     "ShuffleSampler",
@@ -45,6 +47,7 @@ __all__ = [
     "hierarchical_sampler",
     "load",
     "names",
+    "prepare",
     "shuffled",
     "training_batches",
 ]

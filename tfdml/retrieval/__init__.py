@@ -3,10 +3,11 @@
 from tfdml.retrieval.connecting import SCHEMES, connect, is_gallery
 from tfdml.retrieval.database import GalleryDatabase, Neighbours
 from tfdml.retrieval.evaluating import evaluate_gallery
-from tfdml.retrieval.indexing import index_embeddings
+from tfdml.retrieval.indexing import EmbeddingsToIndex, index_embeddings
 
 __all__ = [
     "SCHEMES",
+    "EmbeddingsToIndex",
     "GalleryDatabase",
     "Neighbours",
     "connect",

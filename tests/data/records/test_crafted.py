@@ -15,7 +15,7 @@ from tfdml.data.checking import check
 from tfdml.data.images import EncodedImages
 from tfdml.data.images.faults import diagnose
 from tfdml.data.pipeline import evaluation_batches, explain_failure
-from tfdml.data.records import Settings, find_faults, prepare
+from tfdml.data.records import RecordSettings, find_faults, prepare
 from tfdml.data.records.reader import read_manifest, verify
 from tfdml.errors import UserError
 
@@ -25,7 +25,7 @@ EVIL = "../secret.txt"
 @pytest.fixture
 def folder(tmp_path):
     images = EncodedImages(tuple(picture(seed, kind="PNG") for seed in range(6)), tuple(f"photo{i}" for i in range(6)))
-    prepare({"train": made(images, np.arange(6) // 2)}, tmp_path / "records", Settings(shard_mb=0.008))
+    prepare({"train": made(images, np.arange(6) // 2)}, tmp_path / "records", RecordSettings(shard_mb=0.008))
     (tmp_path / "secret.txt").write_text("secret")
     return tmp_path / "records"
 

@@ -19,7 +19,7 @@ from tfdml.data.images import ArrayImages, EncodedImages, FileImages
 from tfdml.data.images.faults import inspect
 from tfdml.data.images.record_images import Shards
 from tfdml.data.pipeline import evaluation_batches, explain_failure
-from tfdml.data.records import Settings, prepare
+from tfdml.data.records import RecordSettings, prepare
 from tfdml.data.records.reader import read_manifest, verify
 from tfdml.errors import UserError
 
@@ -43,7 +43,7 @@ def source(tmp_path_factory):
 def folder(source, tmp_path_factory):
     """The same as records, in several shards."""
     folder = str(tmp_path_factory.mktemp("records") / "of these")
-    prepare({"train": source, "test": source.take(np.arange(8))}, folder, Settings(shard_mb=0.01))
+    prepare({"train": source, "test": source.take(np.arange(8))}, folder, RecordSettings(shard_mb=0.01))
     return folder
 
 
@@ -138,7 +138,7 @@ def test_images_held_in_memory(held, tmp_path):
 
 def test_a_remote_file_system():
     dataset = made(EncodedImages(tuple(images_of_kinds(12)), tuple(map(str, range(12)))), np.arange(12) // 2)
-    prepare({"train": dataset}, "ram://records/of these", Settings(shard_mb=0.01))
+    prepare({"train": dataset}, "ram://records/of these", RecordSettings(shard_mb=0.01))
     records = load("records", "ram://records/of these")
     assert records.images.read(np.arange(12)[::-1]) == list(dataset.images.data[::-1])
     verify("ram://records/of these")

@@ -21,7 +21,7 @@ from tfdml.data.augmentation.train import TrainTransform
 from tfdml.data.batches import shuffled
 from tfdml.data.images import EncodedImages, FileImages
 from tfdml.data.images.decoding import decode_image
-from tfdml.data.records import Settings, check, plan, prepare
+from tfdml.data.records import RecordSettings, check, plan, prepare
 from tfdml.data.records import output_folder as folders
 from tfdml.data.records.duplicates import describe_duplicates, find_duplicates
 from tfdml.data.records.reader import verify
@@ -29,7 +29,7 @@ from tfdml.data.records.report import bad_images_in_words
 from tfdml.data.records.shards import cut_into_shards
 from tfdml.errors import UserError
 
-SMALL = Settings(shard_mb=0.01)
+SMALL = RecordSettings(shard_mb=0.01)
 
 
 def files(folder, contents, split="train", per_class=4, **columns):
@@ -116,7 +116,7 @@ def test_bad_images_end_it_or_are_left_out(tmp_path):
     with pytest.raises(UserError, match="no finished record files"):
         load("records", out)
 
-    report = prepare({"train": dataset}, out, Settings(shard_mb=0.01, bad_images="skip"))
+    report = prepare({"train": dataset}, out, RecordSettings(shard_mb=0.01, bad_images="skip"))
     assert report.splits["train"].resumed > 0
     records = load("records", out)
     kept = [*range(5), *range(17, 24)]
@@ -144,7 +144,7 @@ def test_mended_images_are_taken_and_the_rest_is_kept(tmp_path):
 
 def test_nothing_is_left_if_all_are_bad(tmp_path):
     with pytest.raises(UserError, match="no image of the train split is left"):
-        prepare({"train": encoded(b"", b"")}, tmp_path / "out", Settings(bad_images="skip"))
+        prepare({"train": encoded(b"", b"")}, tmp_path / "out", RecordSettings(bad_images="skip"))
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
@@ -191,7 +191,7 @@ def test_copies_stay_unless_dropped(tmp_path):
     assert len(load("records", tmp_path / "all", "test")) == 3
     assert len(json.loads((tmp_path / "all" / "copies.json").read_text())) == 2
 
-    report = prepare(splits, tmp_path / "dropped", Settings(drop_copies="across"))
+    report = prepare(splits, tmp_path / "dropped", RecordSettings(drop_copies="across"))
     assert report.splits["test"].dropped == [1]
     assert len(load("records", tmp_path / "dropped")) == 4
     assert load("records", tmp_path / "dropped", "test").images.read(np.arange(2)) == [picture(3), picture(4)]
@@ -215,7 +215,7 @@ def test_shrinking(kind, tmp_path):
     turned = picture(2, (60, 50), "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\1\0\x12\1\3\0\1\0\0\0\6\0\0\0\0\0\0\0")
     small = [picture(3, (32, 80), "PNG"), picture(4, (20, 10), "GIF")]
     dataset = encoded(upright, turned, *small)
-    prepare({"train": dataset}, tmp_path / "out", Settings(shrink=32, shrink_format=kind))
+    prepare({"train": dataset}, tmp_path / "out", RecordSettings(shrink=32, shrink_format=kind))
     records = load("records", tmp_path / "out")
     first, second, *rest = records.images.read(np.arange(4))
     assert rest == small
@@ -233,7 +233,7 @@ def test_shrinking(kind, tmp_path):
 @pytest.mark.slow
 def test_training_at_the_shrunk_size_sees_the_same_pixels(tmp_path):
     dataset = encoded(*(picture(i, (60 + i, 45), kind) for i, kind in enumerate(("JPEG", "PNG", "WEBP", "BMP"))))
-    prepare({"train": dataset}, tmp_path / "out", Settings(shrink=32, shrink_format="png"))
+    prepare({"train": dataset}, tmp_path / "out", RecordSettings(shrink=32, shrink_format="png"))
     transform = TrainTransform("random_crop", resize=32, image_size=28)
     for batches in zip(
         shuffled(dataset, 4, transform, num_steps=3),
@@ -282,14 +282,14 @@ import os, signal
 import numpy as np
 from tests.data.preparations import made
 from tfdml.data.images import FileImages
-from tfdml.data.records import Settings, prepare
+from tfdml.data.records import RecordSettings, prepare
 
 def kill(done, total, bad):
     if done == 13:
         os.kill(os.getpid(), signal.SIGKILL)
 
 dataset = made(FileImages({dataset.images.paths!r}), np.arange(24) // 4)
-prepare({{"train": dataset}}, {str(out)!r}, Settings(shard_mb=0.01), progress=kill)
+prepare({{"train": dataset}}, {str(out)!r}, RecordSettings(shard_mb=0.01), progress=kill)
 """
     killed = fork_server().run_script(script)
     assert killed.returncode == -9
@@ -334,7 +334,7 @@ def test_another_job_is_refused_by_name(finished, tmp_path):
         with pytest.raises(UserError, match="bad"):
             prepare({"train": encoded(b"", *images_of_kinds(6)[1:])}, out)
     with pytest.raises(UserError, match="shrink was 0 and is now 20"):
-        prepare({"train": dataset}, out, Settings(shrink=20))
+        prepare({"train": dataset}, out, RecordSettings(shrink=20))
     with pytest.raises(UserError, match="images of train was "):
         prepare({"train": dataset.take([0, 1, 2])}, out)
     with pytest.raises(UserError, match="images of test was null"):
@@ -440,19 +440,19 @@ def test_a_disk_that_is_really_full(small_disk, tmp_path, monkeypatch):
     tiny_disk = small_disk(2**20)
     dataset = files(tmp_path / "images", [picture(i, (300, 200), "PNG") for i in range(8)])
     with pytest.raises(UserError, match=r"the records need about 1\.\d MB, and 1\.0 MB are free"):
-        prepare({"train": dataset}, tiny_disk / "out", Settings(shard_mb=0.3))
+        prepare({"train": dataset}, tiny_disk / "out", RecordSettings(shard_mb=0.3))
     assert os.listdir(tiny_disk / "out") == []
 
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 2**40}))
     with pytest.raises(
         UserError, match=r"tfrecord cannot be written: the disk is full, and this file needs about 0\.\d MB"
     ):
-        prepare({"train": dataset}, tiny_disk / "out", Settings(shard_mb=0.3))
+        prepare({"train": dataset}, tiny_disk / "out", RecordSettings(shard_mb=0.3))
     kept = sorted(path.name for path in (tiny_disk / "out").glob("*.tfrecord"))
     assert 0 < len(kept) < 4
     assert not [name for name in os.listdir(tiny_disk / "out") if name.startswith(".")]
     subprocess.run(["mount", "-o", "remount,size=4m", tiny_disk], check=True)
-    report = prepare({"train": dataset}, tiny_disk / "out", Settings(shard_mb=0.3))
+    report = prepare({"train": dataset}, tiny_disk / "out", RecordSettings(shard_mb=0.3))
     assert report.splits["train"].resumed == len(kept)
     verify(str(tiny_disk / "out"))
 
@@ -460,7 +460,7 @@ def test_a_disk_that_is_really_full(small_disk, tmp_path, monkeypatch):
 def test_a_plan_writes_nothing(tmp_path):
     dataset = files(tmp_path / "images", [*images_of_kinds(5), None])
     size = sum(map(len, images_of_kinds(5)))
-    assert plan({"train": dataset}, Settings(shard_mb=1e-6)) == {"train": (6, size, 6)}
+    assert plan({"train": dataset}, RecordSettings(shard_mb=1e-6)) == {"train": (6, size, 6)}
     assert os.listdir(tmp_path) == ["images"]
 
 
@@ -483,4 +483,4 @@ def test_shards_are_cut_where_they_are_full(sizes, limit):
 def test_wrong_settings_are_named(wrong):
     (name,) = wrong
     with pytest.raises(UserError, match=f"`{name}="):
-        Settings(**wrong)
+        RecordSettings(**wrong)

@@ -14,7 +14,7 @@ DROP_COPIES = ("none", "across")
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class RecordSettings:
     """How images are checked and stored.
 
     Args:
@@ -32,7 +32,7 @@ class Settings:
         UserError: A value is out of range.
 
     Example:
-        >>> Settings(shrink=256).job()["shrink"]
+        >>> RecordSettings(shrink=256).job()["shrink"]
         256
     """
 

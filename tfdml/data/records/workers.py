@@ -14,7 +14,7 @@ from tfdml.data.augmentation.train import TrainTransform
 from tfdml.data.images import EncodedImages, Images
 from tfdml.data.images.decoding import decode_image
 from tfdml.data.images.faults import ImageError, access_fault, content_fault, diagnose
-from tfdml.data.records.settings import Settings
+from tfdml.data.records.settings import RecordSettings
 from tfdml.errors import short_message
 
 _JPEG_QUALITY = 95
@@ -47,11 +47,11 @@ class ImageChecker:
 
     Example:
         >>> photos = EncodedImages((jpeg, jpeg[:100]), ("1.jpg", "2.jpg"))
-        >>> ImageChecker(Settings(shrink=256))(photos, 1).fault
+        >>> ImageChecker(RecordSettings(shrink=256))(photos, 1).fault
         'truncated JPEG (no end-of-image marker)'
     """
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: RecordSettings):
         self._settings = settings
         self._convert = _converter(settings.shrink, settings.shrink_format)
 
@@ -82,7 +82,7 @@ class WorkerPool:
 
     Example:
         >>> photos = EncodedImages((jpeg, jpeg[:100]), ("1.jpg", "2.jpg"))
-        >>> with WorkerPool(len(photos), Settings(), print) as pool:
+        >>> with WorkerPool(len(photos), RecordSettings(), print) as pool:
         ...     examined = list(pool.examine(photos, 0, len(photos)))
         1 2 0
         2 2 1
@@ -91,7 +91,7 @@ class WorkerPool:
     # Bounds what lies in memory.
     _BLOCK = 4096
 
-    def __init__(self, total: int, settings: Settings, progress: Progress):
+    def __init__(self, total: int, settings: RecordSettings, progress: Progress):
         self._checker = ImageChecker(settings)
         self._pool = concurrent.futures.ThreadPoolExecutor(settings.workers, "prepare")
         self._total, self._done, self._bad = total, 0, 0
@@ -134,7 +134,7 @@ def find_faults(images: Images) -> list[ImageError]:
     """
     if images.decoded:
         return []
-    with WorkerPool(len(images), Settings(), lambda *_: None) as pool:
+    with WorkerPool(len(images), RecordSettings(), lambda *_: None) as pool:
         examined = pool.examine(images, 0, len(images))
         return [ImageError(image.index, images.place(image.index), image.fault) for image in examined if image.fault]
 

@@ -22,7 +22,7 @@ from tfdml.data.records import output_folder as folders
 from tfdml.data.records import reader as records
 from tfdml.data.records.duplicates import find_duplicates
 from tfdml.data.records.report import Report, SplitReport, bad_images_in_words, one_line
-from tfdml.data.records.settings import Settings
+from tfdml.data.records.settings import RecordSettings
 from tfdml.data.records.shards import cut_into_shards, write_shard
 from tfdml.data.records.workers import Progress, WorkerPool
 from tfdml.disk_space import require_space
@@ -38,7 +38,7 @@ _BEGIN_ANEW = "delete the folder to prepare it again"
 
 
 def check(
-    splits: Mapping[str, ImageDataset], settings: Settings | None = None, progress: Progress = lambda *_: None
+    splits: Mapping[str, ImageDataset], settings: RecordSettings | None = None, progress: Progress = lambda *_: None
 ) -> Report:
     """Decodes every image and looks for copies; writes nothing.
 
@@ -54,7 +54,7 @@ def check(
         >>> check({"train": load("folder", "photos")}).splits["train"].faults
         []
     """
-    settings = dataclasses.replace(settings or Settings(), shrink=0)
+    settings = dataclasses.replace(settings or RecordSettings(), shrink=0)
     reports = {split: SplitReport(dataset) for split, dataset in splits.items()}
     with WorkerPool(sum(map(len, splits.values())), settings, progress) as pool:
         for split, dataset in splits.items():
@@ -67,7 +67,7 @@ def check(
     return Report(reports, _duplicates(reports))
 
 
-def plan(splits: Mapping[str, ImageDataset], settings: Settings) -> dict[str, tuple[int, int, int]]:
+def plan(splits: Mapping[str, ImageDataset], settings: RecordSettings) -> dict[str, tuple[int, int, int]]:
     """What a preparation would write, without reading an image.
 
     Args:
@@ -78,7 +78,7 @@ def plan(splits: Mapping[str, ImageDataset], settings: Settings) -> dict[str, tu
         Images, bytes of them as they are now, and shards, by split.
 
     Example:
-        >>> images, image_bytes, shards = plan({"train": load("folder", "photos")}, Settings())["train"]
+        >>> images, image_bytes, shards = plan({"train": load("folder", "photos")}, RecordSettings())["train"]
         >>> images, shards
         (6, 1)
     """
@@ -92,7 +92,7 @@ def plan(splits: Mapping[str, ImageDataset], settings: Settings) -> dict[str, tu
 def prepare(
     splits: Mapping[str, ImageDataset],
     out: str | os.PathLike,
-    settings: Settings | None = None,
+    settings: RecordSettings | None = None,
     source: Mapping[str, Any] | None = None,
     progress: Progress = lambda *_: None,
 ) -> Report:
@@ -117,11 +117,11 @@ def prepare(
 
     Example:
         >>> splits = {split: load("cars196", "data/cars196", split) for split in ("train", "test")}
-        >>> report = prepare(splits, "records/cars196_256", Settings(shrink=256))
+        >>> report = prepare(splits, "records/cars196_256", RecordSettings(shrink=256))
         >>> load("records", "records/cars196_256", "train").num_classes
         98
     """
-    out, settings = os.fspath(out), settings or Settings()
+    out, settings = os.fspath(out), settings or RecordSettings()
     folders.claim(out)
     with folders.locked(out):
         job = _job(splits, settings)
@@ -152,7 +152,7 @@ def prepare(
 
 
 def _write(
-    splits: Mapping[str, ImageDataset], out: str, settings: Settings, job: dict[str, Any], progress: Progress
+    splits: Mapping[str, ImageDataset], out: str, settings: RecordSettings, job: dict[str, Any], progress: Progress
 ) -> Report:
     stamps = {split: dataset.images.stamps() for split, dataset in splits.items()}
     starts = _starts(out, job, stamps, settings)
@@ -190,7 +190,7 @@ def _make_part(
     out: str,
     stem: str,
     key: str,
-    settings: Settings,
+    settings: RecordSettings,
 ) -> dict[str, Any]:
     """Examines the images of a shard and writes it, unless bad images are an error."""
     images = list(pool.examine(dataset.images, *extent))
@@ -212,7 +212,7 @@ def _make_part(
     return part
 
 
-def _part(out: str, stem: str, key: str, settings: Settings) -> dict[str, Any] | None:
+def _part(out: str, stem: str, key: str, settings: RecordSettings) -> dict[str, Any] | None:
     """What an earlier run recorded of a shard, if it is still valid."""
     path = os.path.join(out, f"{folders.PROGRESS}-{stem}.json")
     part = folders.read_json(path)
@@ -230,7 +230,7 @@ def _part(out: str, stem: str, key: str, settings: Settings) -> dict[str, Any] |
 
 
 def _starts(
-    out: str, job: dict[str, Any], stamps: Mapping[str, list[tuple[int, int]]], settings: Settings
+    out: str, job: dict[str, Any], stamps: Mapping[str, list[tuple[int, int]]], settings: RecordSettings
 ) -> dict[str, list[int]]:
     """Where the shards begin: as recorded by an earlier run, or divided now and recorded."""
     path = os.path.join(out, folders.JOB)
@@ -251,7 +251,7 @@ def _starts(
     return starts
 
 
-def _job(splits: Mapping[str, ImageDataset], settings: Settings) -> dict[str, Any]:
+def _job(splits: Mapping[str, ImageDataset], settings: RecordSettings) -> dict[str, Any]:
     """What decides the content of the records, to be compared when a preparation goes on."""
     job = {"dataset": next(iter(splits.values())).name, **settings.job()}
     for split, dataset in splits.items():
@@ -304,7 +304,7 @@ def _tidy(out: str) -> None:
             storage.remove(os.path.join(out, name))
 
 
-def _report_bad_images(report: Report, out: str, settings: Settings) -> None:
+def _report_bad_images(report: Report, out: str, settings: RecordSettings) -> None:
     path = os.path.join(out, BAD_IMAGES)
     faults = [fault for found in report.splits.values() for fault in found.faults]
     if not faults:
