@@ -50,8 +50,8 @@ def exchanged(labels, noise, seed):
 def recall(data_dir, objectives, noise, seed):
     """Recall@1 of the unseen classes after the last epoch, in percent."""
     changes = {"data_dir": data_dir, "objectives": objectives, "seed": seed, "holdout_classes": 0.0}
-    short = {"epochs": 6, "drop_epochs": "4"}
-    experiment = Experiment.from_flags(FLAGS.read_text(), run_dir="unused", selection="last", **short, **changes)
+    changes |= {"epochs": 6, "drop_epochs": "4"}
+    experiment = Experiment.from_flags(FLAGS.read_text(), run_dir="unused", selection="last", **changes)
     data, optimization = experiment.data, experiment.optimization
     splits = building.load_splits(data, seed)
     clean = splits.train
