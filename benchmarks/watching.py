@@ -28,8 +28,8 @@ def main(_):
 
     experiment = Experiment(**experiment_flags.given())
     parts = assemble(experiment)
-    images, labels = next(sampled_batches(experiment, parts, 1)(0))
-    looked_at = sampled_batches(experiment, parts, experiment.watch_every)(0)
+    images, labels = next(sampled_batches(experiment.seed, parts, 1)(0))
+    looked_at = sampled_batches(experiment.seed, parts, experiment.watch_every)(0)
     sampler = GradientSampler(parts.learner)
     steps, looks = [], []
     for _ in range(_TIMES):

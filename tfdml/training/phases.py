@@ -81,7 +81,9 @@ class RunPhases:
             self.workers,
         )
         # Of several processes of JAX, each with a folder of its own, the first one's is the run's.
-        self.watching = make_watching(experiment, self.parts, self.folder, looks=processes().index == 0)
+        self.watching = make_watching(
+            run, experiment.evaluation_batch_size, self.parts, self.folder, looks=processes().index == 0
+        )
         self.monitor = TrainingMonitor(
             self.folder,
             self.parts.sampler.batch_size,

@@ -1,4 +1,4 @@
-"""From an experiment to what its run is watched by."""
+"""From settings to what a run is watched by."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tfdml.data.pipeline import training_batches
 from tfdml.data.sampling import Share
 from tfdml.training import distribution
 from tfdml.training.assembly import Assembly
-from tfdml.training.experiment import Experiment
 from tfdml.training.run_folder import RunFolder
+from tfdml.training.settings import RunSettings
 from tfdml.training.watching.divergence import Divergence
 from tfdml.training.watching.projector import Projector
 from tfdml.training.watching.watcher import Batches, Watcher
@@ -33,41 +33,45 @@ class Watching:
     projector: Projector | None
 
 
-def make_watching(experiment: Experiment, parts: Assembly, folder: RunFolder, looks: bool = True) -> Watching:
+def make_watching(
+    run: RunSettings, evaluation_batch_size: int, parts: Assembly, folder: RunFolder, looks: bool = True
+) -> Watching:
     """Put together what watches a run; writes nothing.
 
     Args:
-        experiment: The settings.
+        run: Its settings.
+        evaluation_batch_size: Images that are embedded at a time.
         parts: What the run is made of.
         folder: Its folder.
         looks: Whether this process is to look at batches at all.
     """
-    run, learner, splits, sampler = experiment.run, parts.learner, parts.splits, parts.sampler
+    learner, splits, sampler = parts.learner, parts.splits, parts.sampler
     every = run.watch_every if looks else 0
     watched = (sampler.batch, splits.train)
     watcher = Watcher(
         learner,
         folder,
         every,
-        sampled_batches(experiment, parts, every or 1),
+        sampled_batches(run.seed, parts, every or 1),
         *watched,
         run.watch_triplets,
         run.stops_on(),
     )
-    divergence = Divergence(learner, folder, sampled_batches(experiment, parts, 1), *watched)
+    divergence = Divergence(learner, folder, sampled_batches(run.seed, parts, 1), *watched)
     projector = None
     if run.watch_projector and looks:
         images = splits.test if splits.validation is None else splits.validation
-        size = experiment.evaluation_batch_size
-        projector = Projector(images, run.watch_projector, parts.evaluation_view, size, folder.tensorboard)
+        projector = Projector(
+            images, run.watch_projector, parts.evaluation_view, evaluation_batch_size, folder.tensorboard
+        )
     return Watching(watcher, divergence, projector)
 
 
-def sampled_batches(experiment: Experiment, parts: Assembly, every: int) -> Batches:
+def sampled_batches(seed: int, parts: Assembly, every: int) -> Batches:
     """The images of a step that are looked at: one device's share, as much as its memory takes.
 
     Args:
-        experiment: The settings.
+        seed: Of the run.
         parts: What the run is made of.
         every: Steps from one batch to the next.
     """
@@ -75,7 +79,7 @@ def sampled_batches(experiment: Experiment, parts: Assembly, every: int) -> Batc
 
     def from_step(first: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         batches = training_batches(
-            parts.splits.train, share, parts.train_view, seed=experiment.seed, first_step=first, every=every
+            parts.splits.train, share, parts.train_view, seed=seed, first_step=first, every=every
         )
         yield from distribution.own_threads(batches).as_numpy_iterator()
 
