@@ -2,6 +2,7 @@
 
     python -m benchmarks.study --study=cars196 --data_dir=CARS196 --weights=MNV2_035.weights.h5 --results=study.json
     python -m benchmarks.study --results=study.json --plot=study.png        what there is so far, trained or not
+    python -m benchmarks.study --results=study.json --beside="+ JRS"        every row beside that one
 
 Runs every row of `benchmarks.study_rows` with each seed, and keeps of each what the table is made of: its metrics on
 the unseen classes, by class, in one JSON file that is written after every run. The same command goes on where it
@@ -45,7 +46,11 @@ def train(row, seed, study, folder, flags):
         if study.setdefault(name, value) != value:
             raise SystemExit(f"{folder}: other test images than those of the runs before it")
     kept = ("epoch", "metrics", "metrics_before", "train_seconds")
-    return {**{name: result.get(name) for name in kept}, "by_class": by_class}
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    # What the epoch was chosen by.
+    chosen = next((record.get("validation") for record in records if record["epoch"] == result["epoch"]), None)
+    validation = {name: chosen[name] for name in KEPT} if chosen else None
+    return {**{name: result.get(name) for name in kept}, "validation": validation, "by_class": by_class}
 
 
 def class_means(values, labels):
@@ -63,6 +68,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rows", nargs="*", default=[], help="their names; by default all")
     parser.add_argument("--runs", type=pathlib.Path, default=pathlib.Path("runs/study"), help="where they train")
+    parser.add_argument("--beside", default="", help="a row that all others are judged beside, in place of their bases")
     parser.add_argument("--plot", type=pathlib.Path, help="a PNG of the gains")
     arguments = parser.parse_args()
     study = json.loads(arguments.results.read_text()) if arguments.results.exists() else {"rows": {}}
@@ -87,7 +93,7 @@ def main():
                 shutil.rmtree(folder)
                 kept = runs["seeds"][str(seed)]
                 print(f"{row.name}, seed {seed}: {kept.get('ended') or kept['metrics']['recall@1']}", flush=True)
-    for line in lines(study):
+    for line in lines(study, arguments.beside):
         print(line)
     if arguments.plot:
         draw(study, arguments.plot)

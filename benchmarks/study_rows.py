@@ -126,10 +126,11 @@ ALTERNATING = ("--steps_per_epoch=200",)
 OMNIGLOT = (
     Row("contrastive", "omniglot_contrastive"),
     *_alone(*OMNIGLOT_CONTRASTIVE),
-    # The numbers that were set by hand for Cars-196, to compare those of `auto` with.
+    # Weights by hand, to compare those of `auto` with; the first of each is that of Cars-196.
     *(
         Row(f"+ {weight:g} {name}", *OMNIGLOT_CONTRASTIVE, _with(CONTRASTIVE, TERMS[name].format(weight)))
-        for name, weight in {"ECAML": 120, "DML-DA": 1000}.items()
+        for name, weights in {"ECAML": (120, 12, 4, 1), "DML-DA": (1000, 100, 10)}.items()
+        for weight in weights
     ),
     *_pairs(*OMNIGLOT_CONTRASTIVE, CONTRASTIVE),
     Row("AMSoftmax", "omniglot_contrastive", flags=_with(AM_SOFTMAX)),

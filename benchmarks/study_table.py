@@ -17,11 +17,19 @@ def per_query(study, run):
     return {name: np.repeat(run["by_class"][name], study["queries"]) for name in KEPT}
 
 
-def gains(study):
-    """Of each row with a base: its name, both means, and the gain in Recall@1 with its intervals."""
+def gains(study, beside=""):
+    """Of each row with a base: its name, both means, and the gain in Recall@1 with its intervals.
+
+    Args:
+        study: What the JSON file holds.
+        beside: A row that every other one is judged beside, in place of its base.
+    """
     labels = np.repeat(study["classes"], study["queries"]) if "classes" in study else None
     for name, row in study["rows"].items():
-        base = study["rows"].get(row["base"], {"seeds": {}})
+        of = beside or row["base"]
+        base = study["rows"].get(of, {"seeds": {}})
+        if name == of:
+            continue
         # Both sides of a pair have the same seed, so the same held-out classes and the same first weights.
         seeds = [
             seed for seed, run in row["seeds"].items() if "metrics" in run and "metrics" in base["seeds"].get(seed, {})
@@ -33,19 +41,19 @@ def gains(study):
         recalls = [[run["metrics"]["recall@1"] for run in runs] for runs in (own, others)]
         yield {
             "name": name,
-            "base": row["base"],
+            "base": of,
             "seeds": list(zip(*recalls, strict=True)),
             "gain": paired_differences(*sides, labels),
             "over_seeds": seed_difference(*recalls) if len(seeds) > 1 else None,
         }
 
 
-def lines(study):
-    """The table, in Markdown: percent, on the unseen classes."""
+def lines(study, beside=""):
+    """The table, in Markdown: percent, on the unseen classes; see `gains`."""
     columns = ("row", "base", "Recall@1, by seed", "of the base", "gain", "over classes", "over seeds", "gain in MAP@R")
     yield "| " + " | ".join(columns) + " |"
     yield "|---" * len(columns) + "|"
-    for row in gains(study):
+    for row in gains(study, beside):
         recall, precision = row["gain"]["recall@1"], row["gain"]["map@r"]
         own, others = (" / ".join(f"{100 * pair[i]:.1f}" for pair in row["seeds"]) for i in (0, 1))
         seeds = _interval(row["over_seeds"]) if row["over_seeds"] else ""
