@@ -1,0 +1,54 @@
+"""The rows of the studies, and the figures that are kept of them."""
+
+import json
+import pathlib
+
+import pytest
+
+from benchmarks.study_rows import SECOND_LEVEL, STUDIES
+from benchmarks.study_table import gains, lines
+from tfdml.training import Experiment
+from tfdml.training.expressions import parse_terms
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROWS = {**STUDIES, "second_level": SECOND_LEVEL}
+KEPT = sorted((ROOT / "docs" / "studies").glob("*.json"))
+
+
+@pytest.mark.parametrize("study", ROWS)
+def test_each_row_is_an_experiment_beside_a_base_that_differs_in_its_terms_alone(study):
+    rows = {row.name: row for row in ROWS[study]}
+    assert len(rows) == len(ROWS[study])
+    settings = {}
+    for name, row in rows.items():
+        text = (ROOT / "configs" / "small" / f"{row.flagfile}.flags").read_text()
+        settings[name] = Experiment.from_flags("\n".join([text, *row.flags]), run_dir="unused")
+        parse_terms(settings[name].objectives, "--objectives")
+    for name, row in rows.items():
+        if not row.base:
+            continue
+        base, own = settings[row.base], settings[name]
+        assert base.objectives != own.objectives
+        assert (own.epochs, own.data.image_size, own.data.resize) == (
+            base.epochs,
+            base.data.image_size,
+            base.data.resize,
+        )
+        # RankMI spends every second step on its statistics.
+        alternating = own.objectives.startswith("rank_mi")
+        assert own.steps_per_epoch == base.steps_per_epoch * (2 if alternating else 1)
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+def test_kept_figures_are_of_the_rows(path):
+    found = json.loads(path.read_text())
+    studies = {path.stem: (found, STUDIES[path.stem])} if path.stem in STUDIES else {}
+    studies |= {name: (study, SECOND_LEVEL) for name, study in found.items() if path.stem == "second_level"}
+    assert studies
+    for name, (study, rows) in studies.items():
+        by_name = {row.name: row for row in rows}
+        for row, kept in study["rows"].items():
+            assert kept["flags"] == by_name[row].command(), (name, row)
+            assert kept["base"] == by_name[row].base
+        assert [row["name"] for row in gains(study)]
+        assert all(line.count("|") == 9 for line in lines(study))
