@@ -167,7 +167,7 @@ OMNIGLOT = (
     Row("RankMI + JRS", "omniglot_contrastive", "margin", (*_with(RANK_MI, AM_SOFTMAX, "jrs"), *ALTERNATING)),
 )
 
-# Small runs that are quickly made on many data sets; their last epoch counts.
+# Small runs that are quickly made on many data sets; their last epoch counts, and shares are near the best on Omniglot.
 _QUICK = (
     "--dataset=list",
     "--epochs=9",
@@ -180,8 +180,12 @@ _BRIEF = {"contrastive", "AMSoftmax", "+ JRS", "margin", "RankMI"}
 SECOND_LEVEL = (
     *(dataclasses.replace(row, flags=(*_QUICK, *row.flags)) for row in OMNIGLOT if row.name in _BRIEF),
     *(
-        Row(f"+ {name}", *OMNIGLOT_CONTRASTIVE, (*_QUICK, *_with(CONTRASTIVE, TERMS[name].format(HALF))))
-        for name in IDEAS
+        Row(
+            f"+ {name}",
+            *OMNIGLOT_CONTRASTIVE,
+            (*_QUICK, *_with(CONTRASTIVE, TERMS[name].format(f"auto(share={share})"))),
+        )
+        for name, share in {"HORDE": 0.15, "ECAML": 0.01, "DML-DA": 0.03}.items()
     ),
 )
 
