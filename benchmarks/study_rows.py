@@ -144,6 +144,7 @@ CARS196 += (
 OMNIGLOT_CONTRASTIVE = ("omniglot_contrastive", "contrastive")
 # Every second step is of its statistics: as many steps of the embedder as the margin loss has.
 ALTERNATING = ("--steps_per_epoch=200",)
+BEST_ON_OMNIGLOT = {"HORDE": "auto", "ECAML": "4", "DML-DA": "10"}
 OMNIGLOT = (
     Row("contrastive", "omniglot_contrastive"),
     *_alone(*OMNIGLOT_CONTRASTIVE),
@@ -154,6 +155,16 @@ OMNIGLOT = (
         for weight in weights
     ),
     *_pairs(*OMNIGLOT_CONTRASTIVE, CONTRASTIVE),
+    # Several ideas, each with the weight at which it is best alone.
+    *(
+        Row(
+            f"best of {', '.join(names)}",
+            *OMNIGLOT_CONTRASTIVE,
+            _with(CONTRASTIVE, *(TERMS[name].format(BEST_ON_OMNIGLOT[name]) for name in names)),
+        )
+        for count in (2, 3)
+        for names in itertools.combinations(IDEAS, count)
+    ),
     Row("AMSoftmax", "omniglot_contrastive", flags=_with(AM_SOFTMAX)),
     *(
         Row(f"+ {name}", "omniglot_contrastive", "AMSoftmax", _with(AM_SOFTMAX, term))
