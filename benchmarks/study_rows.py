@@ -75,11 +75,10 @@ def _with(base: str, *terms: str) -> tuple[str]:
 
 
 def _alone(flagfile: str, base: str, flags: tuple[str, ...] = ()) -> tuple[Row, ...]:
-    """Each term beside the contrastive loss, with the weight that `auto` finds."""
-    return tuple(
-        Row(f"+ auto {name}", flagfile, base, (*flags, *_with(CONTRASTIVE, term.format("auto"))))
-        for name, term in TERMS.items()
-    )
+    """Each term beside the contrastive loss, with the weight that `auto` finds; two with a smaller share, too."""
+    chosen = [(f"+ auto {name}", term.format("auto(share=0.3)")) for name, term in TERMS.items()]
+    chosen += [(f"+ auto(0.03) {name}", TERMS[name].format("auto(share=0.03)")) for name in ("ECAML", "DML-DA")]
+    return tuple(Row(name, flagfile, base, (*flags, *_with(CONTRASTIVE, term))) for name, term in chosen)
 
 
 def _pairs(flagfile: str, base: str, loss: str, flags: tuple[str, ...] = ()) -> tuple[Row, ...]:
@@ -144,7 +143,7 @@ CARS196 += (
 OMNIGLOT_CONTRASTIVE = ("omniglot_contrastive", "contrastive")
 # Every second step is of its statistics: as many steps of the embedder as the margin loss has.
 ALTERNATING = ("--steps_per_epoch=200",)
-BEST_ON_OMNIGLOT = {"HORDE": "auto", "ECAML": "4", "DML-DA": "10"}
+BEST_ON_OMNIGLOT = {"HORDE": "auto(share=0.3)", "ECAML": "4", "DML-DA": "10"}
 OMNIGLOT = (
     Row("contrastive", "omniglot_contrastive"),
     *_alone(*OMNIGLOT_CONTRASTIVE),
