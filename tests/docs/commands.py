@@ -12,7 +12,7 @@ import sys
 
 from absl import flags
 
-COMMANDS = ("convert_weights", "embed", "evaluate", "export", "index", "prepare", "train")
+COMMANDS = ("convert_weights", "embed", "evaluate", "export", "index", "prepare", "train", "zoo")
 
 
 def _load(command):
