@@ -136,6 +136,14 @@ CARS196 += (
     ),
     *_after("+ JRS", "cars_am_softmax", "AMSoftmax", f"{AM_SOFTMAX} + jrs"),
     Row("+ JRS + HORDE + ECAML", "cars_am_softmax", "AMSoftmax", THREE),
+    Row("AMSoftmax, 24 epochs", "cars_am_softmax", flags=LONG),
+    Row("+ JRS, 24 epochs", "cars_jrd", "AMSoftmax, 24 epochs", LONG),
+    Row(
+        "+ JRS + HORDE, 24 epochs",
+        "cars_am_softmax",
+        "AMSoftmax, 24 epochs",
+        (*LONG, *_with(f"{AM_SOFTMAX} + jrs", TERMS["HORDE"].format(HALF))),
+    ),
     *_after("RankMI", "cars_rankmi", "margin", RANK_MI, weights=BESIDE_RANK_MI),
     Row("RankMI + JRS", "cars_rankmi", "margin", _with(RANK_MI, AM_SOFTMAX, "jrs")),
 )
