@@ -136,6 +136,7 @@ CARS196 += (
     ),
     *_after("+ JRS", "cars_am_softmax", "AMSoftmax", f"{AM_SOFTMAX} + jrs"),
     Row("+ JRS + HORDE + ECAML", "cars_am_softmax", "AMSoftmax", THREE),
+    Row("AMSoftmax + HORDE", "cars_am_softmax", "AMSoftmax", _with(AM_SOFTMAX, TERMS["HORDE"].format(HALF))),
     Row("AMSoftmax, 24 epochs", "cars_am_softmax", flags=LONG),
     Row("+ JRS, 24 epochs", "cars_jrd", "AMSoftmax, 24 epochs", LONG),
     Row(
@@ -178,6 +179,7 @@ OMNIGLOT = (
         for name, term in {"JRS": "jrs", "joint MMD": "joint_mmd", "joint intra": "joint_intra"}.items()
     ),
     *_after("+ JRS", "omniglot_contrastive", "AMSoftmax", f"{AM_SOFTMAX} + jrs"),
+    Row("AMSoftmax + HORDE", "omniglot_contrastive", "AMSoftmax", _with(AM_SOFTMAX, TERMS["HORDE"].format(HALF))),
     Row("+ JRS + HORDE + ECAML", "omniglot_contrastive", "AMSoftmax", THREE),
     Row("margin", "omniglot_contrastive", flags=_with("margin")),
     Row("RankMI", "omniglot_contrastive", "margin", (*_with(RANK_MI), *ALTERNATING)),
