@@ -255,7 +255,7 @@ def test_moments_count_in_the_backbone_and_their_own_projections_nowhere():
     ((backbone, projection),) = values([learner.auto_weights.ratios])[0][-1]
     assert backbone > 0
     assert projection == 0
-    assert_close(learner.term_weights()[moments.name], 0.3 / backbone)
+    assert_close(learner.term_weights()[moments.name], 0.03 / backbone)
 
 
 # Saving
@@ -355,7 +355,7 @@ def test_batches_in_which_a_term_has_no_gradient_do_not_count():
     train(learner, 1, size=4)
     ratios = values([learner.auto_weights.ratios])[0][:, 0, 1]
     assert list(ratios[1:]) == [0, 0]
-    assert_close(learner.term_weights()["energy_confusion"], 0.3 / ratios[0])
+    assert_close(learner.term_weights()["energy_confusion"], 0.03 / ratios[0])
 
 
 def test_a_gradient_that_is_not_finite_does_not_count():

@@ -37,7 +37,7 @@ def history(folder):
 
 def test_a_run_tells_the_weights_that_it_found(unbroken):
     weights = found(unbroken)
-    assert {name: (of["share"], of["steps"]) for name, of in weights.items()} == {"density": (0.2, 4), "gor": (0.3, 4)}
+    assert {name: (of["share"], of["steps"]) for name, of in weights.items()} == {"density": (0.2, 4), "gor": (0.03, 4)}
     last = {name: of["weight"] for name, of in weights.items()}
     assert min(last.values()) > 0
     assert len(history(unbroken)) == EPOCHS

@@ -51,7 +51,7 @@ def test_auto_is_a_weight_that_is_measured():
     assert {name: weight for name, weight in terms.items() if not isinstance(weight, AutoWeight)} == {
         "am_softmax": 1.0, "contrastive": 0.5
     }  # fmt: skip
-    assert (terms["jrs"].share, terms["jrs"].steps) == (0.3, 100)
+    assert (terms["jrs"].share, terms["jrs"].steps) == (0.03, 100)
     assert (terms["horde"].share, terms["horde"].steps) == (0.25, 40)
 
 

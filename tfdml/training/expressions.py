@@ -1,7 +1,7 @@
 """The readable syntax of `--objectives` and `--backbone`: names with arguments, and weighted sums of them.
 
     am_softmax(scale=20, margin=0.1) + 0.4 * jrs(levels=[pooled, embedding])
-    contrastive + auto(share=0.3) * density
+    contrastive + auto(share=0.1) * density
     mobilenetv2(alpha=0.35)
 
 Values are numbers, `true`, `false`, `none`, quoted or bare words, lists, and calls such as

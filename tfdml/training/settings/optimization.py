@@ -31,7 +31,7 @@ class OptimizationSettings(Settings):
     objectives: str = choice(
         "am_softmax",
         "Terms of the loss: e.g. 'am_softmax(margin=0.05) + 0.4 * jrs'. A factor may be auto, e.g. 'contrastive + "
-        "auto(share=0.3) * ecaml': the first 100 steps measure it, so that the gradient is this share of that of the "
+        "auto(share=0.03) * ecaml': the first 100 steps measure it, so that the gradient is this share of that of the "
         "terms with numbers.",
     )
     epochs: int = choice(12, "Number of epochs.", check=not_negative)
