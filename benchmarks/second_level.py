@@ -84,7 +84,8 @@ def lines(rows):
         told = []
         for idea in ideas:
             pairs = [(properties[column], by_idea[idea][0]) for properties, by_idea in rows.values() if idea in by_idea]
-            told.append(f"{stats.spearmanr(*zip(*pairs, strict=True)).statistic:+.2f}")
+            differ = len({value for value, _ in pairs}) > 1
+            told.append(f"{stats.spearmanr(*zip(*pairs, strict=True)).statistic:+.2f}" if differ else "")
         yield f"| {words} | " + " | ".join(told) + " |"
 
 

@@ -5,6 +5,7 @@ import pathlib
 
 import pytest
 
+from benchmarks import second_level
 from benchmarks.study_rows import SECOND_LEVEL, STUDIES
 from benchmarks.study_table import gains, lines
 from tfdml.training import Experiment
@@ -52,3 +53,11 @@ def test_kept_figures_are_of_the_rows(path):
             assert kept["base"] == by_name[row].base
         assert [row["name"] for row in gains(study)]
         assert all(line.count("|") == 9 for line in lines(study))
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+def test_the_page_says_what_is_kept(path):
+    page, found = (ROOT / "docs" / "results.md").read_text(), json.loads(path.read_text())
+    told = lines(found) if path.stem in STUDIES else second_level.lines(second_level.table(found))
+    missing = [line for line in told if line not in page]
+    assert not missing
