@@ -17,8 +17,8 @@ class AutoWeight(SavedByArguments):
     How a `MetricLearner` measures this, and until when, is said in `tfdml.models.auto_weights.WeightMeasurement`.
 
     Args:
-        share: How long the weighted term's gradient shall be beside the base's. By default 0.03, at which energy
-            confusion and density gained on unseen classes where 0.3 cost points (docs/results.md).
+        share: How long the weighted term's gradient shall be beside the base's. By default 0.03: where 0.3 cost energy
+            confusion and density points on unseen classes, 0.03 gained some or left them (docs/results.md).
         steps: The weight is measured during this many steps, and stays as it is from then on.
 
     Raises:
