@@ -243,9 +243,10 @@ class RunFolder:
             )
 
     def _environment(self) -> dict[str, Any] | None:
-        """What the run began on; None for one that begins, empty where it is damaged."""
+        """What the run began on; None for one that begins, empty where that is not told, as by earlier versions."""
         try:
-            return read_json(self.environment) if self.environment.is_file() else None
+            known = {"backend": str, "packages": dict}
+            return read_json(self.environment, known) if self.environment.is_file() else None
         except UserError:
             return {}
 
