@@ -108,6 +108,7 @@ def draw(rows, path):
                 panel.plot(properties[column], mean, "o", color="tab:blue")
                 panel.annotate(name, (properties[column], mean), fontsize=6, xytext=(3, 3), textcoords="offset points")
             panel.axhline(0, color="grey", lw=1)
+            panel.margins(x=0.3)  # for the names
         line[0].set_ylabel(f"{idea}\ngain, points")
     for panel, words in zip(panels[-1], PROPERTIES.values(), strict=True):
         panel.set_xlabel(f"{words}, of the contrastive base")
