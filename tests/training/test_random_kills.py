@@ -63,7 +63,7 @@ def read_times(path):
 def outputs(place, run):
     """The flags of commands that read a run and write below `place`."""
     return {
-        "export": [f"--run_dir={run}", f"--out={place / 'models'}", "--formats=saved_model,litert"],
+        "export": [f"--run_dir={run}", f"--out={place / 'models'}", "--formats=saved_model"],
         "evaluate": [f"--model={run}", f"--json={place / 'metrics.json'}", f"--report={place / 'page.html'}"],
     }
 
