@@ -20,7 +20,7 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.second_level_data import VARIANTS, write
-from benchmarks.study import ROOT, train
+from benchmarks.study import ROOT, keep, train
 from benchmarks.study_rows import SECOND_LEVEL
 from benchmarks.study_table import gains
 
@@ -40,8 +40,8 @@ def measure(folder):
     return {name: figures[name] for name in PROPERTIES} | counted
 
 
-def run(variant, omniglot, lists, folder, found, keep):
-    """Train what is missing of a data set; `keep` is called after every run."""
+def run(variant, omniglot, lists, folder, found, results):
+    """Train what is missing of a data set; what was found is written after every run."""
     flags = [f"--data_dir={write(variant, omniglot, lists).resolve()}"]
     study = found.setdefault(variant.name, {"rows": {}})
     for row in SECOND_LEVEL:
@@ -52,7 +52,7 @@ def run(variant, omniglot, lists, folder, found, keep):
         if row.name == MEASURED_ON:
             study["properties"] = measure(folder)
         shutil.rmtree(folder)
-        keep()
+        keep(found, results)
 
 
 def table(found):
@@ -126,15 +126,9 @@ def main():
     parser.add_argument("--plot", type=pathlib.Path, help="a PNG")
     arguments = parser.parse_args()
     found = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
-
-    def keep():
-        partial = arguments.results.with_suffix(".partial")
-        partial.write_text(json.dumps(found, separators=(",", ":")) + "\n")
-        partial.replace(arguments.results)
-
     if arguments.omniglot:
         for variant in VARIANTS:
-            run(variant, arguments.omniglot, arguments.lists, arguments.runs.resolve(), found, keep)
+            run(variant, arguments.omniglot, arguments.lists, arguments.runs.resolve(), found, arguments.results)
     rows = table(found)
     print("\n".join(lines(rows)))
     if arguments.plot:

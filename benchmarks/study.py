@@ -21,6 +21,7 @@ import numpy as np
 from benchmarks.study_rows import STUDIES
 from benchmarks.study_table import KEPT, draw, lines
 from tfdml.evaluation import QueryValues
+from tfdml.storage import write_whole
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -58,6 +59,11 @@ def class_means(values, labels):
     return [round(float(values[labels == label].mean()), 6) for label in np.unique(labels)]
 
 
+def keep(found, path):
+    """Write what was found so far: whole, or not at all."""
+    write_whole(str(path), (json.dumps(found, separators=(",", ":")) + "\n").encode())
+
+
 def main():
     """Train what is missing, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -87,12 +93,11 @@ def main():
                     continue
                 folder = (arguments.runs / f"{STUDIES[arguments.study].index(row)}_{seed}").resolve()
                 runs["seeds"][str(seed)] = train(row, seed, study, folder, flags)
-                partial = arguments.results.with_suffix(".partial")
-                partial.write_text(json.dumps(study, indent=None, separators=(",", ":")) + "\n")
-                partial.replace(arguments.results)
+                keep(study, arguments.results)
                 shutil.rmtree(folder)
                 kept = runs["seeds"][str(seed)]
-                print(f"{row.name}, seed {seed}: {kept.get('ended') or kept['metrics']['recall@1']}", flush=True)
+                found = kept.get("ended") or f"{kept['metrics']['recall@1']:.2%}"
+                print(f"{row.name}, seed {seed}: {found}", flush=True)
     for line in lines(study, arguments.beside):
         print(line)
     if arguments.plot:

@@ -81,19 +81,6 @@ def _alone(flagfile: str, base: str, flags: tuple[str, ...] = ()) -> tuple[Row, 
     return tuple(Row(name, flagfile, base, (*flags, *_with(CONTRASTIVE, term))) for name, term in chosen)
 
 
-def _pairs(flagfile: str, base: str, loss: str, flags: tuple[str, ...] = ()) -> tuple[Row, ...]:
-    """Every pair of ideas that needs no loss of its own."""
-    return tuple(
-        Row(
-            f"+ {' + '.join(pair)}",
-            flagfile,
-            base,
-            (*flags, *_with(loss, *(TERMS[name].format(HALF) for name in pair))),
-        )
-        for pair in itertools.combinations(IDEAS, 2)
-    )
-
-
 # RankMI's alternating steps take no `auto`: these give a term some 15 % of its gradient after an epoch on Omniglot
 # (`python -m benchmarks.term_gradients`).
 BESIDE_RANK_MI = {"HORDE": 0.03, "ECAML": 0.05, "DML-DA": 0.3}
@@ -162,7 +149,14 @@ OMNIGLOT = (
         for name, weights in {"ECAML": (120, 12, 4, 1), "DML-DA": (1000, 100, 10)}.items()
         for weight in weights
     ),
-    *_pairs(*OMNIGLOT_CONTRASTIVE, CONTRASTIVE),
+    *(
+        Row(
+            f"+ {' + '.join(pair)}",
+            *OMNIGLOT_CONTRASTIVE,
+            _with(CONTRASTIVE, *(TERMS[name].format(HALF) for name in pair)),
+        )
+        for pair in itertools.combinations(IDEAS, 2)
+    ),
     # Several ideas, each with the weight at which it is best alone.
     *(
         Row(

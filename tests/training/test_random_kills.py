@@ -12,16 +12,9 @@ import random
 import numpy as np
 import pytest
 
-from tests.cli.conftest import TINY
-from tests.training.test_kills import drive, figures, weights
+from tests.training.test_kills import LAST, drive, figures, weights
 
 SEED = int(os.environ.get("TFDML_KILLS_SEED", "0"))
-FLAGS = [
-    *TINY,
-    "--objectives=contrastive + 10 * density + horde(loss=contrastive, orders=2, dim=8)",
-    "--steps_per_epoch=4",
-    "--checkpoint_steps=2",
-]
 # A phase begins when the first file is written, and ends with the second; their order is that of a run.
 PHASES = {
     "building data and network": ("", "flags.txt"),
@@ -74,7 +67,7 @@ def runs(tmp_path_factory):
     place = tmp_path_factory.mktemp("random_kills")
     unbroken, killed = place / "unbroken", place / "killed"
     unbroken.mkdir(), killed.mkdir()
-    whole = [{"flags": [*FLAGS, f"--run_dir={unbroken / 'run'}"], "times": str(place / "train")}]
+    whole = [{"flags": [*LAST, f"--run_dir={unbroken / 'run'}"], "times": str(place / "train")}]
     for command, flags in outputs(unbroken, unbroken / "run").items():
         whole.append({"command": command, "flags": flags, "times": str(place / command)})
     status, errors = drive(whole)
@@ -82,7 +75,7 @@ def runs(tmp_path_factory):
 
     rng = random.Random(SEED)
     plan = [("train", *moment) for moment in in_training(rng, read_times(place / "train"))]
-    again = {"train": [*FLAGS, f"--run_dir={killed / 'run'}"], **outputs(killed, unbroken / "run")}
+    again = {"train": [*LAST, f"--run_dir={killed / 'run'}"], **outputs(killed, unbroken / "run")}
     for command in outputs(killed, unbroken):
         last, seconds = read_times(place / command)[-1]
         for _ in range(KILLS[command]):
