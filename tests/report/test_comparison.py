@@ -203,7 +203,6 @@ def test_folders_of_one_name_are_told_apart(tmp_path):
     assert page.all("h1")[0]["text"] == "x/run and y/run"
 
 
-@pytest.mark.slow
 def test_importing_and_comparing_folders_stays_light(tmp_path):
     """Beyond what Keras itself imports, neither clustering nor pictures are needed, nor, on JAX, TensorFlow."""
     runs = [str(run_folder(tmp_path / name)) for name in ("a", "b")]

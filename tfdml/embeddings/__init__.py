@@ -1,7 +1,21 @@
-"""Embeddings of whole data sets: computed, stored, read back, from any backend that embeds."""
+"""Embeddings of whole data sets: computed, stored, read back, from any backend that embeds.
 
-from tfdml.embeddings.backends.load import load_backend
+`load_backend` is imported on first use: embeddings are computed and read without TensorFlow, too.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
 from tfdml.embeddings.compute import embed, embed_batches
 from tfdml.embeddings.reader import read_embeddings, read_names
 
+if TYPE_CHECKING:
+    from tfdml.embeddings.backends.load import load_backend
+
 __all__ = ["embed", "embed_batches", "load_backend", "read_embeddings", "read_names"]
+
+
+def __getattr__(name):
+    if name == "load_backend":
+        return importlib.import_module("tfdml.embeddings.backends.load").load_backend
+    raise AttributeError(f"module 'tfdml.embeddings' has no attribute {name!r}")
