@@ -63,7 +63,13 @@ def present_rows() -> Rows | None:
 def own(x):
     """Of x (B, ...) what belongs to the rows of the surrounding `only_rows`; all of it outside."""
     rows = _rows.get()
-    return x if rows is None else x[rows.first : rows.first + rows.count]
+    if rows is None:
+        return x
+    if not isinstance(rows.count, int):
+        return x[rows.first : rows.first + rows.count]
+    # So that the size stays known where the first row is not.
+    others = ops.shape(x)[1:]
+    return ops.slice(x, (rows.first, *[0] * len(others)), (rows.count, *others))
 
 
 _relation: contextvars.ContextVar[Callable | None] = contextvars.ContextVar("relation", default=None)

@@ -7,6 +7,9 @@ here is the identity of a single replica. TensorFlow is imported only when it is
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -68,9 +71,25 @@ def own_rows(num_local, total):
     return pairwise.only_rows(pairwise.Rows(_first_row(context, num_local), num_local, total))
 
 
+_sums: contextvars.ContextVar[Callable | None] = contextvars.ContextVar("sums", default=None)
+
+
+@contextlib.contextmanager
+def sums_by(answer: Callable) -> Iterator[None]:
+    """A block in which `answer(x)` says what `summed(x)` is, for rows that are worked out one block after another."""
+    token = _sums.set(answer)
+    try:
+        yield
+    finally:
+        _sums.reset(token)
+
+
 def summed(x):
     """The sum over replicas of what each has of its own rows; x itself where matrices are whole. Differentiable."""
-    return x if pairwise.present_rows() is None else ops.sum(gather(ops.expand_dims(x, 0)), axis=0)
+    if pairwise.present_rows() is None:
+        return x
+    answer = _sums.get()
+    return ops.sum(gather(ops.expand_dims(x, 0)), axis=0) if answer is None else answer(x)
 
 
 def total(tensors: list) -> list:
@@ -81,7 +100,14 @@ def total(tensors: list) -> list:
 
 def all_rows(x):
     """The values (N, ...) of all images, of those that each replica has for its own rows. Differentiable."""
-    return x if pairwise.present_rows() is None else gather(x)
+    rows = pairwise.present_rows()
+    if rows is None or _sums.get() is None:
+        return x if rows is None else gather(x)
+    # A sum in which every block has its values in their places.
+    index = ops.arange(rows.total)
+    places = ops.cast(index[:, None] == pairwise.own(index)[None, :], "float32")
+    flat = ops.reshape(ops.cast(x, "float32"), (ops.shape(x)[0], math.prod(x.shape[1:])))
+    return ops.cast(ops.reshape(summed(ops.matmul(places, flat)), (-1, *x.shape[1:])), x.dtype)
 
 
 def mean_of(values, mask):

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from tfdml import replicas
+from tfdml.models.row_blocks import RowBlocks
 
 
 class GradientCache:
@@ -16,6 +17,7 @@ class GradientCache:
     1. The images are represented in chunks, without a gradient.
     2. The loss of the whole batch, and its gradient with respect to the representations that objectives read (and to
        the weights that they use there).
+       The matrices of pairs are worked out a chunk of rows at a time, by objectives that divide.
     3. The images are represented once more, chunk by chunk, and that gradient is carried on to the weights. The sum
        over chunks is the gradient of the batch, and the optimiser makes one step with it.
 
@@ -42,6 +44,18 @@ class GradientCache:
         if size is not None and size <= self.gradient_cache:
             return super().train_step(*args)  # type: ignore[misc]
         return _cached_step(self, images, y, sample_weight)
+
+    def row_blocks(self, labels) -> RowBlocks | None:
+        """How objectives are to work out the pairs of a batch with these labels; None: all at once.
+
+        Several replicas divide the rows among them.
+        """
+        total = keras.ops.shape(labels)[0]
+        if not self.gradient_cache or replicas.count() > 1 or keras.backend.backend() != "tensorflow":
+            return None
+        if isinstance(total, int) and total <= self.gradient_cache:
+            return None
+        return RowBlocks(total, self.gradient_cache)
 
 
 def _cached_step(learner: Any, images, y, sample_weight):

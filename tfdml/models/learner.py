@@ -160,9 +160,8 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
                 share = ops.sum(objective.compute(selected, its_labels))
                 value = share * num_replicas
             else:
-                with self._divided(objective, ops.shape(labels)[0], ops.shape(all_labels)[0]):
-                    share = objective.reduce(objective.compute(selected, all_its_labels))
-                    self._track_observations(objective, selected, all_its_labels)
+                share, observed = self._over_pairs(objective, selected, all_its_labels, ops.shape(labels)[0])
+                self._track_observations(objective, observed)
                 if training:
                     objective.remember(selected, all_its_labels)
                 share, value = self._share_and_value(objective, share, num_local, num_images)
@@ -185,10 +184,25 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
         # The shares have the right gradient; the value is what Keras's logs expect where replicas are of unequal size.
         return total if num_replicas == 1 else total + ops.stop_gradient(reported - total)
 
-    @staticmethod
-    def _divided(objective, num_local, num_images):
-        """A block in which an objective that can be divided works on this replica's rows alone."""
-        return replicas.own_rows(num_local, num_images) if objective.divides else contextlib.nullcontext()
+    def _over_pairs(self, objective, representations, labels, num_local):
+        """What an objective gives of the global batch, or the part of this replica if it divides; what it observes."""
+        names = list(representations)
+
+        def value(*tensors):
+            return objective.reduce(objective.compute(dict(zip(names, tensors, strict=True)), labels))
+
+        def observed(*tensors):
+            return objective.observe(dict(zip(names, tensors, strict=True)), labels)
+
+        tensors = list(representations.values())
+        blocks = self.row_blocks(labels) if objective.divides else None
+        if blocks is not None:
+            found = blocks.sum_of(value, tensors, objective.trainable_variables, objective.non_trainable_variables)
+            return found, blocks.same_of_each(observed, tensors) if objective.observes else {}
+        # An objective that can be divided works on this replica's rows alone.
+        own = replicas.own_rows(num_local, ops.shape(labels)[0]) if objective.divides else contextlib.nullcontext()
+        with own:
+            return value(*tensors), observed(*tensors)
 
     @staticmethod
     def _share_and_value(objective, computed, num_local, num_images):
@@ -210,15 +224,21 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
             return pairwise.as_labels(y)
 
     def _track_distances(self, embeddings, labels):
-        distances = ops.stop_gradient(pairwise.distances(embeddings))
-        with pairwise.positives_by(self.positives):
-            masks = (pairwise.positive_mask(labels), pairwise.negative_mask(labels))
-        for tracker, mask in zip(self.distance_trackers, masks, strict=True):
-            # Weighted by the number of pairs, so that a batch without any does not count.
-            tracker.update_state(pairwise.masked_mean(distances, mask), pairwise.masked_count(mask))
+        def sums(embeddings):
+            distances = pairwise.distances(embeddings)
+            with pairwise.positives_by(self.positives):
+                masks = (pairwise.positive_mask(labels), pairwise.negative_mask(labels))
+            totals = [pairwise.masked_sum(distances, mask) for mask in masks]
+            return ops.stack([*totals, *(pairwise.masked_count(mask) for mask in masks)])
 
-    def _track_observations(self, objective, representations, labels):
-        for key, (mean, count) in objective.observe(representations, labels).items():
+        embeddings, blocks = ops.stop_gradient(embeddings), self.row_blocks(labels)
+        found = ops.unstack(sums(embeddings) if blocks is None else blocks.sum_of(sums, [embeddings]))
+        for tracker, total, count in zip(self.distance_trackers, found[:2], found[2:], strict=True):
+            # Weighted by the number of pairs, so that a batch without any does not count.
+            tracker.update_state(total / ops.maximum(count, 1.0), count)
+
+    def _track_observations(self, objective, observed):
+        for key, (mean, count) in observed.items():
             # On every replica the same, of the global batch.
             tracker = self.observation_trackers[f"{objective.name}_{key}"]
             tracker.update_state(ops.stop_gradient(mean), ops.cast(count, "float32"))
