@@ -3,6 +3,7 @@
     make parity-pml                                        once: makes the environment with PyTorch
     python -m benchmarks.training --data_dir=CARS196 --weights=MNV2_035.weights.h5
     python -m benchmarks.training --data_dir=CARS196 --weights=MNV2_035.weights.h5 --epochs=0     the step alone
+    ... --compile                                          PyTorch's network by torch.compile, which needs a C++ compiler
 
 MobileNetV2 alpha 0.35 at 96 px with frozen BatchNorm, 128-d, the contrastive loss (its sum over the pairs) on 10
 classes of 10 images, Adam, the rate a tenth of itself after two thirds: `configs/small/cars_contrastive.flags`. Both
@@ -74,6 +75,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=12, help=f"of {STEPS} steps")
     parser.add_argument("--rounds", type=int, default=20, help="steps in turns")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--compile", action="store_true", help="PyTorch's network by torch.compile")
     arguments = parser.parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(arguments.threads)
     drop_step = arguments.epochs * STEPS * 2 // 3
@@ -83,9 +85,8 @@ def main():
         test_labels = write_inputs(folder, arguments, learner, drop_step)
         images, labels = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("images", "labels"))
         command = [arguments.torch_python, str(ROOT / "benchmarks" / "training_peer.py"), scratch]
-        peer = subprocess.Popen(
-            [*command, str(arguments.threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        command += [str(arguments.threads), *["compile"] * arguments.compile]
+        peer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
         def ask(what):
             peer.stdin.write(what + "\n")

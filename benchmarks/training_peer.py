@@ -1,11 +1,12 @@
 """PyTorch's side of `benchmarks.training`: MobileNetV2 with pytorch-metric-learning; it imports no tfdml.
 
-    python training_peer.py FOLDER THREADS
+    python training_peer.py FOLDER THREADS [compile]
 
 FOLDER holds what both sides get: `settings.json`, `weights.npz` (the network's in the order of its layers, BatchNorm's
 as gamma, beta, mean, variance), `images.npy` (S, B, H, W, 3) uint8 and `labels.npy` (S, B) of every step, `test.npy`
 (N, H, W, 3). It answers a line of "step" with the seconds of a step on the first batch, as often as asked, and one of
-"train" by training from the given weights and embedding the test images into `theirs.npy`.
+"train" by training from the given weights and embedding the test images into `theirs.npy`. With "compile" the network
+goes through torch.compile; the loss, whose shapes depend on the batch, stays as it is.
 """
 
 import json
@@ -105,9 +106,10 @@ class Network(nn.Module):
         return self
 
 
-def trainer(folder, settings):
+def trainer(folder, settings, compiled):
     """The network, and a function that takes a step."""
     network = Network(folder / "weights.npz").train()
+    forward = torch.compile(network) if compiled else network
     loss = losses.ContrastiveLoss(neg_margin=1, distance=distances.LpDistance(power=2), reducer=reducers.SumReducer())
     optimizer = torch.optim.Adam(
         [parameter for parameter in network.parameters() if parameter.requires_grad],
@@ -118,7 +120,7 @@ def trainer(folder, settings):
 
     def step(images, labels):
         optimizer.zero_grad()
-        value = loss(network(torch.from_numpy(images)), torch.from_numpy(labels))
+        value = loss(forward(torch.from_numpy(images)), torch.from_numpy(labels))
         value.backward()
         optimizer.step()
         schedule.step()
@@ -127,20 +129,20 @@ def trainer(folder, settings):
     return network, step
 
 
-def main(folder, threads):
+def main(folder, threads, compiled):
     """Answer the driver's lines."""
     torch.set_num_threads(threads)
     folder = pathlib.Path(folder)
     settings = json.loads((folder / "settings.json").read_text())
     images, labels, test = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("images", "labels", "test"))
-    _, step = trainer(folder, settings)
+    _, step = trainer(folder, settings, compiled)
     for line in sys.stdin:
         started = time.perf_counter()
         if line.strip() == "step":
             value = step(np.array(images[0]), np.array(labels[0]))
             print(json.dumps({"seconds": time.perf_counter() - started, "value": value}), flush=True)
             continue
-        network, step = trainer(folder, settings)
+        network, step = trainer(folder, settings, compiled)
         values = [step(np.array(batch), np.array(own)) for batch, own in zip(images, labels, strict=True)]
         seconds = time.perf_counter() - started
         network.eval()
@@ -151,4 +153,4 @@ def main(folder, threads):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), compiled="compile" in sys.argv[3:])

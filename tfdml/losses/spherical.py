@@ -103,7 +103,8 @@ class SubCenterArcFaceLoss(ArcFaceLoss):
         """The largest similarity to each class (B, C) of s (B, C, K); (B, C) as they are."""
         if len(similarities.shape) != 3:
             return super().class_similarities(similarities)
-        similarities = ops.cast(similarities, "float32")
-        # By index: of several that are equal, one learns.
-        nearest = ops.argmax(similarities, axis=2, keepdims=True)
-        return ops.squeeze(ops.take_along_axis(similarities, nearest, axis=2), 2)
+        # In turn and not by a maximum: of several that are equal, one learns.
+        nearest, *others = ops.unstack(ops.cast(similarities, "float32"), axis=2)
+        for other in others:
+            nearest = ops.where(other > nearest, other, nearest)
+        return nearest
