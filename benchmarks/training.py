@@ -3,7 +3,7 @@
     make parity-pml                                        once: makes the environment with PyTorch
     python -m benchmarks.training --data_dir=CARS196 --weights=MNV2_035.weights.h5
     python -m benchmarks.training --data_dir=CARS196 --weights=MNV2_035.weights.h5 --epochs=0     the step alone
-    ... --compile                                          PyTorch's network by torch.compile, which needs a C++ compiler
+    ... --compile                                      PyTorch's network by torch.compile (needs a C++ compiler)
 
 MobileNetV2 alpha 0.35 at 96 px with frozen BatchNorm, 128-d, the contrastive loss (its sum over the pairs) on 10
 classes of 10 images, Adam, the rate a tenth of itself after two thirds: `configs/small/cars_contrastive.flags`. Both
