@@ -108,7 +108,7 @@ def _after(
 
 # Energy confusion with the share that `4 * ecaml`, the best by hand on Omniglot's held-out classes, has there.
 THREE = _with(f"{AM_SOFTMAX} + jrs", TERMS["HORDE"].format(HALF), TERMS["ECAML"].format("auto(share=0.01)"))
-# The pairs' gradient is three times that of the class similarities: of 1 and 3 the better on Omniglot's held-out classes.
+# Of 1 and 3 times the gradient of the class similarities, the better on Omniglot's held-out classes.
 PAIRS = f"auto(share=3) * {CONTRASTIVE}"
 
 
