@@ -40,16 +40,16 @@ def measure(folder):
     return {name: figures[name] for name in PROPERTIES} | counted
 
 
-def run(variant, omniglot, lists, folder, found, results):
-    """Train what is missing of a data set; what was found is written after every run."""
+def run(variant, seed, omniglot, lists, folder, found, results):
+    """Train what is missing of a data set with a seed; what was found is written after every run."""
     flags = [f"--data_dir={write(variant, omniglot, lists).resolve()}"]
     study = found.setdefault(variant.name, {"rows": {}})
     for row in SECOND_LEVEL:
         runs = study["rows"].setdefault(row.name, {"base": row.base, "flags": row.command(), "seeds": {}})
-        if "0" in runs["seeds"]:
+        if str(seed) in runs["seeds"]:
             continue
-        runs["seeds"]["0"] = train(row, 0, study, folder, flags)
-        if row.name == MEASURED_ON:
+        runs["seeds"][str(seed)] = train(row, seed, study, folder, flags)
+        if row.name == MEASURED_ON and "properties" not in study:
             study["properties"] = measure(folder)
         shutil.rmtree(folder)
         keep(found, results)
@@ -121,14 +121,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=pathlib.Path, required=True, help="the JSON file")
     parser.add_argument("--omniglot", help="the folder of Omniglot; without it nothing is trained")
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--lists", type=pathlib.Path, default=pathlib.Path("second_level"), help="where images are put")
     parser.add_argument("--runs", type=pathlib.Path, default=pathlib.Path("runs/second_level"), help="where runs train")
     parser.add_argument("--plot", type=pathlib.Path, help="a PNG")
     arguments = parser.parse_args()
     found = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
     if arguments.omniglot:
-        for variant in VARIANTS:
-            run(variant, arguments.omniglot, arguments.lists, arguments.runs.resolve(), found, arguments.results)
+        runs = arguments.runs.resolve()
+        for seed in range(arguments.seeds):
+            for variant in VARIANTS:
+                run(variant, seed, arguments.omniglot, arguments.lists, runs, found, arguments.results)
     rows = table(found)
     print("\n".join(lines(rows)))
     if arguments.plot:

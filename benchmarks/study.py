@@ -1,4 +1,4 @@
-"""The study of docs/results.md: every idea beside its base, several seeds, the epoch chosen on held-out classes.
+"""The study of docs/study.md: every idea beside its base, several seeds, the epoch chosen on held-out classes.
 
     python -m benchmarks.study --study=cars196 --data_dir=CARS196 --weights=MNV2_035.weights.h5 --results=study.json
     python -m benchmarks.study --results=study.json --plot=study.png        what there is so far, trained or not

@@ -57,7 +57,7 @@ def test_kept_figures_are_of_the_rows(path):
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
 def test_the_page_says_what_is_kept(path):
-    page, found = (ROOT / "docs" / "results.md").read_text(), json.loads(path.read_text())
+    page, found = (ROOT / "docs" / "study.md").read_text(), json.loads(path.read_text())
     told = lines(found) if path.stem in STUDIES else second_level.lines(second_level.table(found))
     missing = [line for line in told if line not in page]
     assert not missing
