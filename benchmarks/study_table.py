@@ -7,6 +7,8 @@ import numpy as np
 from tfdml.evaluation import paired_differences, seed_difference
 
 KEPT = ("recall@1", "map@r")
+# Of the plot, in points: a loss beyond it is a number, so that gains of a point can be told apart.
+LOWEST = -4.0
 
 
 def per_query(study, run):
@@ -80,13 +82,20 @@ def draw(study, path):
     from matplotlib import pyplot
 
     rows = list(gains(study))
-    figure, axes = pyplot.subplots(figsize=(7, 1 + 0.4 * len(rows)))
+    figure, axes = pyplot.subplots(figsize=(8, 1 + 0.3 * len(rows)))
     for place, row in enumerate(reversed(rows)):
         found = row["gain"]["recall@1"]
+        if 100 * found.high < LOWEST:
+            axes.text(LOWEST, place, f" \u2190 {100 * found.mean:+.1f}", color="tab:blue", va="center", fontsize=9)
+            continue
         axes.plot([100 * found.low, 100 * found.high], [place, place], color="tab:blue", lw=2)
-        axes.plot(100 * found.mean, place, "o", color="tab:blue")
-        axes.plot([100 * (a - b) for a, b in row["seeds"]], [place] * len(row["seeds"]), "|", color="black", ms=9)
+        axes.plot(100 * found.mean, place, "o", color="tab:blue", ms=5)
+        axes.plot([100 * (a - b) for a, b in row["seeds"]], [place] * len(row["seeds"]), "|", color="black", ms=8)
     axes.axvline(0, color="grey", lw=1)
-    axes.set_yticks(range(len(rows)), [f"{row['name']}  ({row['base']})" for row in reversed(rows)])
-    axes.set_xlabel("gain in Recall@1 on unseen classes, points: mean, 95 % over classes; strokes: seeds")
+    axes.set_xlim(left=max(axes.get_xlim()[0], LOWEST))
+    axes.set_ylim(-0.7, len(rows) - 0.3)
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_yticks(range(len(rows)), [f"{row['name']}  ({row['base']})" for row in reversed(rows)], fontsize=9)
+    axes.set_xlabel("gain in Recall@1 on unseen classes, points\nmean, 95 % over classes; strokes: seeds")
     figure.savefig(path, dpi=120, bbox_inches="tight")
+    pyplot.close(figure)

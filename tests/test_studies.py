@@ -40,6 +40,17 @@ def test_each_row_is_an_experiment_beside_a_base_that_differs_in_its_terms_alone
         assert own.steps_per_epoch == base.steps_per_epoch * (2 if alternating else 1)
 
 
+@pytest.mark.parametrize(
+    ("study", "row", "recipe"),
+    [("cars196", "+ JRS + HORDE", "cars_recipe"), ("omniglot", "both + JRS", "omniglot_recipe")],
+)
+def test_the_recipe_of_a_study_is_a_flag_file(study, row, recipe):
+    row = next(one for one in STUDIES[study] if one.name == row)
+    base, own = ((ROOT / "configs" / "small" / f"{name}.flags").read_text() for name in (row.flagfile, recipe))
+    measured = Experiment.from_flags("\n".join([base, *row.flags]), run_dir="unused")
+    assert Experiment.from_flags(own, run_dir="unused") == measured
+
+
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
 def test_kept_figures_are_of_the_rows(path):
     found = json.loads(path.read_text())
