@@ -107,7 +107,8 @@ def test_a_transformer_trained_by_three_terms_is_accepted_in_every_format_that_h
         report=False,
     )
     measured = train(experiment)["auto_weights"]["horde"]
-    assert measured["steps"] == 20 and 0 < measured["weight"] < 10
+    assert measured["steps"] == 20
+    assert 0 < measured["weight"] < 10
     formats = ("saved_model", "litert_float32", "litert_float16", "litert_dynamic_range", "onnx")
     # A refused format writes no version.
     version = export_run(tmp_path / "run", tmp_path / "models", ExportOptions(formats, images=200))
