@@ -26,6 +26,7 @@ from benchmarks.study_table import gains
 
 MEASURED_ON = "contrastive"
 PROPERTIES = {"unseen_overlap": "overlap of d+ and d-", "lambda": "lambda", "h_divergence": "H-divergence"}
+MARKERS = "osD^vP"  # one for each data set
 COUNTED = {"classes": "training classes", "images": "images a class"}
 
 
@@ -102,17 +103,18 @@ def draw(rows, path):
     )
     for line, idea in zip(panels, ideas, strict=True):
         for panel, column in zip(line, PROPERTIES, strict=True):
-            for name, (properties, by_idea) in rows.items():
+            for (name, (properties, by_idea)), marker in zip(rows.items(), MARKERS, strict=False):
                 mean, low, high = by_idea.get(idea, [np.nan] * 3)
-                panel.plot([properties[column]] * 2, [low, high], color="tab:blue", lw=2)
-                panel.plot(properties[column], mean, "o", color="tab:blue")
-                panel.annotate(name, (properties[column], mean), fontsize=6, xytext=(3, 3), textcoords="offset points")
+                (drawn,) = panel.plot(properties[column], mean, marker, ms=7, label=name)
+                panel.plot([properties[column]] * 2, [low, high], color=drawn.get_color(), lw=1.5)
             panel.axhline(0, color="grey", lw=1)
-            panel.margins(x=0.3)  # for the names
+            panel.margins(x=0.1)
         line[0].set_ylabel(f"{idea}\ngain, points")
     for panel, words in zip(panels[-1], PROPERTIES.values(), strict=True):
         panel.set_xlabel(f"{words}, of the contrastive base")
-    figure.tight_layout()
+    handles, names = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="upper center", ncols=len(names), frameon=False)
+    figure.tight_layout(rect=(0, 0, 1, 0.97))
     figure.savefig(path, dpi=110)
 
 
