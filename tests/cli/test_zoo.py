@@ -49,7 +49,7 @@ def test_a_dry_run_names_the_flags_and_writes_nothing(commands, tmp_path, monkey
     status, said, _ = commands.run("zoo", "--out=zoo", "--models=glyphs,omniglot", data, "--dry_run")
     assert status == 0
     assert "would train glyphs in runs/zoo/glyphs by --flagfile=configs/quickstart.flags" in said
-    assert f"--flagfile=configs/small/omniglot_contrastive.flags --data_dir={tmp_path}" in said
+    assert f"--flagfile=configs/small/omniglot_recipe.flags --data_dir={tmp_path}" in said
     assert not list(tmp_path.iterdir())
 
 

@@ -71,14 +71,14 @@ MODELS = {
         "are under tfdml's own licence, Apache 2.0.",
     ),
     "omniglot": Entry(
-        "configs/small/omniglot_contrastive.flags",
+        "configs/small/omniglot_recipe.flags",
         "Hand-written characters of many alphabets, 28 px",
         "Trained from random weights on Omniglot (Lake et al., Science 2015), published under the MIT licence, "
         "copyright (c) 2015 Brenden Lake. The weights are under tfdml's own licence, Apache 2.0.",
         dataset="omniglot",
     ),
     "cars_small": Entry(
-        "configs/small/cars_jrd.flags",
+        "configs/small/cars_recipe.flags",
         "Models of cars, 96 px",
         "For research: the images of Cars-196 (Krause et al., 2013) were gathered from the web, and no licence of "
         "theirs is stated. Training began from ImageNet weights of MobileNetV2 (Keras Applications, Apache 2.0), whose "
