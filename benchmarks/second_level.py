@@ -10,6 +10,7 @@ property with the gain of each idea; the same command goes on where it stopped.
 """
 
 import argparse
+import itertools
 import json
 import pathlib
 import shutil
@@ -26,7 +27,7 @@ from benchmarks.study_table import gains
 
 MEASURED_ON = "contrastive"
 PROPERTIES = {"unseen_overlap": "overlap of d+ and d-", "lambda": "lambda", "h_divergence": "H-divergence"}
-MARKERS = "osD^vP"  # one for each data set
+MARKERS = "osD^vP"
 COUNTED = {"classes": "training classes", "images": "images a class"}
 
 
@@ -103,7 +104,7 @@ def draw(rows, path):
     )
     for line, idea in zip(panels, ideas, strict=True):
         for panel, column in zip(line, PROPERTIES, strict=True):
-            for (name, (properties, by_idea)), marker in zip(rows.items(), MARKERS, strict=False):
+            for (name, (properties, by_idea)), marker in zip(rows.items(), itertools.cycle(MARKERS), strict=False):
                 mean, low, high = by_idea.get(idea, [np.nan] * 3)
                 (drawn,) = panel.plot(properties[column], mean, marker, ms=7, label=name)
                 panel.plot([properties[column]] * 2, [low, high], color=drawn.get_color(), lw=1.5)

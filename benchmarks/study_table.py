@@ -85,7 +85,7 @@ def draw(study, path):
     figure, axes = pyplot.subplots(figsize=(8, 1 + 0.3 * len(rows)))
     for place, row in enumerate(reversed(rows)):
         found = row["gain"]["recall@1"]
-        if 100 * found.high < LOWEST:
+        if 100 * found.mean < LOWEST:
             axes.text(LOWEST, place, f" \u2190 {100 * found.mean:+.1f}", color="tab:blue", va="center", fontsize=9)
             continue
         axes.plot([100 * found.low, 100 * found.high], [place, place], color="tab:blue", lw=2)

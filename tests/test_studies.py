@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from benchmarks import second_level
-from benchmarks.study_rows import SECOND_LEVEL, STUDIES
+from benchmarks.study_rows import SECOND_LEVEL, STUDIES, Row
 from benchmarks.study_table import gains, lines
 from tfdml.training import Experiment
 from tfdml.training.expressions import parse_terms
@@ -16,14 +16,18 @@ ROWS = {**STUDIES, "second_level": SECOND_LEVEL}
 KEPT = sorted((ROOT / "docs" / "studies").glob("*.json"))
 
 
+def settings_of(row):
+    text = (ROOT / "configs" / "small" / f"{row.flagfile}.flags").read_text()
+    return Experiment.from_flags("\n".join([text, *row.flags]), run_dir="unused")
+
+
 @pytest.mark.parametrize("study", ROWS)
 def test_each_row_is_an_experiment_beside_a_base_that_differs_in_its_terms_alone(study):
     rows = {row.name: row for row in ROWS[study]}
     assert len(rows) == len(ROWS[study])
     settings = {}
     for name, row in rows.items():
-        text = (ROOT / "configs" / "small" / f"{row.flagfile}.flags").read_text()
-        settings[name] = Experiment.from_flags("\n".join([text, *row.flags]), run_dir="unused")
+        settings[name] = settings_of(row)
         parse_terms(settings[name].objectives, "--objectives")
     for name, row in rows.items():
         if not row.base:
@@ -45,10 +49,8 @@ def test_each_row_is_an_experiment_beside_a_base_that_differs_in_its_terms_alone
     [("cars196", "+ JRS + HORDE", "cars_recipe"), ("omniglot", "both + JRS", "omniglot_recipe")],
 )
 def test_the_recipe_of_a_study_is_a_flag_file(study, row, recipe):
-    row = next(one for one in STUDIES[study] if one.name == row)
-    base, own = ((ROOT / "configs" / "small" / f"{name}.flags").read_text() for name in (row.flagfile, recipe))
-    measured = Experiment.from_flags("\n".join([base, *row.flags]), run_dir="unused")
-    assert Experiment.from_flags(own, run_dir="unused") == measured
+    measured = next(one for one in STUDIES[study] if one.name == row)
+    assert settings_of(Row("", recipe)) == settings_of(measured)
 
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
