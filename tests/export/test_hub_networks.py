@@ -48,10 +48,10 @@ def test_a_saved_model_gives_the_embedders_vectors(embedders, family, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", OWN)
-@pytest.mark.parametrize(("precision", "near"), [("float32", 1 - 1e-5), ("dynamic_range", 0.98)])
+@pytest.mark.parametrize(("precision", "near"), [("float32", 1 - 1e-5), ("dynamic_range", 0.98), ("int8", 0.98)])
 def test_a_litert_file_gives_the_embedders_vectors(embedders, family, precision, near):
     interpreter = pytest.importorskip("ai_edge_litert.interpreter").Interpreter
-    made = interpreter(model_content=convert_litert(embedders(family), precision))
+    made = interpreter(model_content=convert_litert(embedders(family), precision, VIEWS))
     found = made.get_signature_runner("serving_default")(images=VIEWS)["embedding"]
     assert cosines(embedders(family), found).min() > near
 
@@ -81,7 +81,7 @@ def test_erfc_becomes_one_minus_erf():
 
 
 @pytest.mark.slow
-def test_a_transformer_trained_by_three_terms_is_accepted_in_every_format_that_holds_it(tmp_path):
+def test_a_transformer_trained_by_three_terms_is_accepted_in_every_format(tmp_path):
     pytest.importorskip("ai_edge_litert")
     pytest.importorskip("tf2onnx")
     name, _ = preset(tmp_path / "preset", "dinov2")
@@ -109,7 +109,7 @@ def test_a_transformer_trained_by_three_terms_is_accepted_in_every_format_that_h
     measured = train(experiment)["auto_weights"]["horde"]
     assert measured["steps"] == 20
     assert 0 < measured["weight"] < 10
-    formats = ("saved_model", "litert_float32", "litert_float16", "litert_dynamic_range", "onnx")
-    # A refused format writes no version.
-    version = export_run(tmp_path / "run", tmp_path / "models", ExportOptions(formats, images=200))
+    formats = ("saved_model", "litert_float32", "litert_float16", "litert_dynamic_range", "litert_int8", "onnx")
+    # A refused format writes no version. All images: so near to chance, Recall@1 of some hundreds is noise.
+    version = export_run(tmp_path / "run", tmp_path / "models", ExportOptions(formats, images=0))
     assert {"saved_model.pb", "litert", "onnx"} <= {path.name for path in version.iterdir()}

@@ -74,6 +74,36 @@ def test_the_range_of_pixels_does_not_come_from_the_representative_images(embedd
     np.testing.assert_allclose(np.linalg.norm(run(images=views)["embedding"], axis=1), 1.0, atol=1e-5)
 
 
+def of_type(made, dtype):
+    """The operations of which the result has a type."""
+    types = {detail["index"]: detail["dtype"] for detail in made.get_tensor_details()}
+    details = made._get_ops_details()
+    return {detail["op_name"] for detail in details if all(types.get(index) is dtype for index in detail["outputs"])}
+
+
+def test_int8_is_integers_up_to_the_projection(embedder, views):
+    made, _ = runner(convert_litert(embedder, "int8", views))
+    assert of_type(made, np.float32) - {"DELEGATE"} == {"DEQUANTIZE", "SUB", "L2_NORMALIZATION"}
+
+
+def test_int8_leaves_normalisations_over_channels_and_sums_of_branches_in_float32(views):
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((32, 32, 3))
+    x = keras.layers.Conv2D(8, 4, strides=4)(inputs)
+    for _ in range(2):
+        branch = keras.layers.Dense(8, activation="gelu")(keras.layers.LayerNormalization()(x))
+        x = keras.layers.Add()([x, branch])
+    embedder = Embedder(keras.Model(inputs, x), embedding_dim=8, image_size=32)
+    embedder.build((None, 32, 32, 3))
+    made, run = runner(convert_litert(embedder, "int8", views))
+    assert {"CONV_2D", "FULLY_CONNECTED"} <= of_type(made, np.int8)
+    assert {"RSQRT", "SQUARED_DIFFERENCE", "ADD"} <= of_type(made, np.float32)
+    assert made.get_input_details()[0]["dtype"] == np.uint8
+    found = run(images=views)["embedding"]
+    assert min(cosines(keras.ops.convert_to_numpy(embedder(views)), found)) >= NEAREST["int8"]
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-5)
+
+
 @pytest.mark.parametrize("heads", [1, 2])
 def test_the_last_step_of_int8_is_the_formula_in_float32(heads, embedder, views):
     def network(images):

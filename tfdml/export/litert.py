@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from tfdml.models import AnyEmbedder, AttentionEnsemble, Embedder, MomentEmbedde
 
 PRECISIONS = ("float32", "float16", "dynamic_range", "int8")
 _PIXEL_RANGE = (0, 255)
+_WITH_WEIGHTS = {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"}
 _BATCH_SIZE = 32
 
 
@@ -32,7 +34,9 @@ def convert_litert(
     - `"dynamic_range"`: weights in 8 bits, a scale per channel; activations are quantised as they come;
     - `"int8"`: weights and activations in 8 bits, with ranges measured on `representative` images. The network up to
       the projection is integer arithmetic alone. Its result is made float again, what it is off by on average over
-      the images is taken away, and it is divided by its length, which 8 bits would give with errors of percents.
+      the images is taken away, and it is divided by its length, which 8 bits would give with errors of percents. Of a
+      network that normalises as it goes (LayerNorm: transformers, ConvNeXt) the layers with weights alone are in 8
+      bits; normalisations, attention and the sums of branches, which such steps ruin, stay float.
 
     Args:
         embedder: A built `Embedder`, `AttentionEnsemble` or `MomentEmbedder`.
@@ -67,6 +71,8 @@ def convert_litert(
     if representative is None or not len(representative):
         raise UserError("int8 needs representative images: pass views of some hundreds of training images")
     module = _module(_before_normalisation(embedder), embedder.image_size, tf.float32)
+    if "RSQRT" in _operators(_converted(module, "float32")):
+        return _in_part(_module(embedder, embedder.image_size), representative)
     file = _converted(module, precision, representative)
     heads = embedder.heads if isinstance(embedder, AttentionEnsemble) else 1
     return finish_int8(file, _mean_error(file, module, representative), heads)
@@ -87,8 +93,12 @@ def _before_normalisation(embedder: Embedder) -> Network:
     return network
 
 
+def _converter(module: tf.Module) -> tf.lite.TFLiteConverter:
+    return tf.lite.TFLiteConverter.from_concrete_functions([module.embed.get_concrete_function()], module)
+
+
 def _converted(module: tf.Module, precision: str, representative: np.ndarray | None = None) -> bytes:
-    converter = tf.lite.TFLiteConverter.from_concrete_functions([module.embed.get_concrete_function()], module)
+    converter = _converter(module)
     if precision != "float32":
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
     if precision == "float16":
@@ -99,9 +109,29 @@ def _converted(module: tf.Module, precision: str, representative: np.ndarray | N
         converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
         converter.inference_input_type = tf.uint8
         converter.inference_output_type = tf.float32
+    return _made(converter.convert, precision)
+
+
+def _in_part(module: tf.Module, representative: np.ndarray) -> bytes:
+    """In 8 bits where there are weights, in float32 elsewhere."""
+    floats = _operators(_converted(module, "float32")) - _WITH_WEIGHTS
+    converter = _converter(module)
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    converter.representative_dataset = lambda: ([image[None]] for image in representative)
+
+    def convert() -> bytes:
+        # TensorFlow's way to leave operations out of quantisation.
+        options = tf.lite.experimental.QuantizationDebugOptions(denylisted_ops=sorted(floats))
+        made = tf.lite.experimental.QuantizationDebugger(converter=converter, debug_options=options)
+        return made.get_nondebug_quantized_model()
+
+    return _made(convert, "int8")
+
+
+def _made(convert: Callable[[], bytes], precision: str) -> bytes:
     try:
         with quiet():
-            file = bytes(converter.convert())
+            file = bytes(convert())
     except (RuntimeError, ValueError, tf.errors.OpError) as error:
         raise UserError(
             f"LiteRT cannot convert this embedder to {precision}: {short_message(error, 'first')}"
@@ -110,6 +140,15 @@ def _converted(module: tf.Module, precision: str, representative: np.ndarray | N
     if not read_model(file).signatureDefs:
         raise UserError(f"LiteRT's converter made no model of this embedder for {precision}")
     return file
+
+
+def _operators(file: bytes) -> set[str]:
+    """The names of the operations of a .tflite file."""
+    from tensorflow.lite.python import schema_py_generated as schema
+
+    names = {code: name for name, code in vars(schema.BuiltinOperator).items() if isinstance(code, int)}
+    codes = read_model(file).operatorCodes
+    return {names[max(code.builtinCode, code.deprecatedBuiltinCode)] for code in codes}
 
 
 def _mean_error(file: bytes, module: tf.Module, views: np.ndarray) -> np.ndarray:
