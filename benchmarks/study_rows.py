@@ -48,6 +48,9 @@ CARS196 = (
     Row("RankMI", "cars_rankmi", "margin"),
     Row("+ joint MMD", "cars_am_softmax", "AMSoftmax", (_objectives(f"{AM_SOFTMAX} + joint_mmd"),)),
     Row("+ joint intra", "cars_am_softmax", "AMSoftmax", (_objectives(f"{AM_SOFTMAX} + joint_intra"),)),
+    # The JRD paper takes joint MMD with a weight of 0.1, where it has 1 for JRS.
+    Row("+ 0.1 joint MMD", "cars_am_softmax", "AMSoftmax", (_objectives(f"{AM_SOFTMAX} + 0.1 * joint_mmd"),)),
+    Row("+ 0.1 joint intra", "cars_am_softmax", "AMSoftmax", (_objectives(f"{AM_SOFTMAX} + 0.1 * joint_intra"),)),
     Row(
         "+ entropy",
         *BESIDE_LONG,
@@ -158,6 +161,8 @@ CARS196 += (
 OMNIGLOT_CONTRASTIVE = ("omniglot_contrastive", "contrastive")
 # Every second step is of its statistics: as many steps of the embedder as the margin loss has.
 ALTERNATING = ("--steps_per_epoch=200",)
+# JRD's regulariser and its rivals with the same kernels.
+JOINT = {"JRS": "jrs", "joint MMD": "joint_mmd", "joint intra": "joint_intra"}
 BEST_ON_OMNIGLOT = {"HORDE": "auto(share=0.3)", "ECAML": "4", "DML-DA": "10"}
 OMNIGLOT = (
     Row("contrastive", "omniglot_contrastive"),
@@ -189,7 +194,13 @@ OMNIGLOT = (
     Row("AMSoftmax", "omniglot_contrastive", flags=_with(AM_SOFTMAX)),
     *(
         Row(f"+ {name}", "omniglot_contrastive", "AMSoftmax", _with(AM_SOFTMAX, term))
-        for name, term in {"JRS": "jrs", "joint MMD": "joint_mmd", "joint intra": "joint_intra"}.items()
+        for name, term in JOINT.items()
+    ),
+    # As figure 5 of the JRD paper.
+    *(
+        Row(f"+ {weight:g} {name}", "omniglot_contrastive", "AMSoftmax", _with(AM_SOFTMAX, f"{weight:g} * {term}"))
+        for name, term in JOINT.items()
+        for weight in (0.1, 0.01)
     ),
     *_after("+ JRS", "omniglot_contrastive", "AMSoftmax", f"{AM_SOFTMAX} + jrs"),
     Row("AMSoftmax + HORDE", "omniglot_contrastive", "AMSoftmax", _with(AM_SOFTMAX, TERMS["HORDE"].format(HALF))),
