@@ -192,10 +192,7 @@ OMNIGLOT = (
         for names in itertools.combinations(IDEAS, count)
     ),
     Row("AMSoftmax", "omniglot_contrastive", flags=_with(AM_SOFTMAX)),
-    *(
-        Row(f"+ {name}", "omniglot_contrastive", "AMSoftmax", _with(AM_SOFTMAX, term))
-        for name, term in JOINT.items()
-    ),
+    *(Row(f"+ {name}", "omniglot_contrastive", "AMSoftmax", _with(AM_SOFTMAX, term)) for name, term in JOINT.items()),
     # As figure 5 of the JRD paper.
     *(
         Row(f"+ {weight:g} {name}", "omniglot_contrastive", "AMSoftmax", _with(AM_SOFTMAX, f"{weight:g} * {term}"))
