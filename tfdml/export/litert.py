@@ -114,7 +114,7 @@ def _converted(module: tf.Module, precision: str, representative: np.ndarray | N
 
 def _in_part(module: tf.Module, representative: np.ndarray) -> bytes:
     """In 8 bits where there are weights, in float32 elsewhere."""
-    floats = _operators(_converted(module, "float32")) - _WITH_WEIGHTS
+    floats = set(_operator_names().values()) - _WITH_WEIGHTS
     converter = _converter(module)
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
     converter.representative_dataset = lambda: ([image[None]] for image in representative)
@@ -144,11 +144,14 @@ def _made(convert: Callable[[], bytes], precision: str) -> bytes:
 
 def _operators(file: bytes) -> set[str]:
     """The names of the operations of a .tflite file."""
+    names = _operator_names()
+    return {names[max(code.builtinCode, code.deprecatedBuiltinCode)] for code in read_model(file).operatorCodes}
+
+
+def _operator_names() -> dict[int, str]:
     from tensorflow.lite.python import schema_py_generated as schema
 
-    names = {code: name for name, code in vars(schema.BuiltinOperator).items() if isinstance(code, int)}
-    codes = read_model(file).operatorCodes
-    return {names[max(code.builtinCode, code.deprecatedBuiltinCode)] for code in codes}
+    return {code: name for name, code in vars(schema.BuiltinOperator).items() if isinstance(code, int)}
 
 
 def _mean_error(file: bytes, module: tf.Module, views: np.ndarray) -> np.ndarray:
