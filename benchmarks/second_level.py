@@ -21,7 +21,7 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.second_level_data import VARIANTS, write
-from benchmarks.study import ROOT, keep, train
+from benchmarks.study import ROOT, keep, run_folder, train
 from benchmarks.study_rows import SECOND_LEVEL
 from benchmarks.study_table import gains
 
@@ -42,7 +42,7 @@ def measure(folder):
     return {name: figures[name] for name in PROPERTIES} | counted
 
 
-def run(variant, seed, omniglot, lists, folder, found, results):
+def run(variant, seed, omniglot, lists, place, found, results):
     """Train what is missing of a data set with a seed; what was found is written after every run."""
     flags = [f"--data_dir={write(variant, omniglot, lists).resolve()}"]
     study = found.setdefault(variant.name, {"rows": {}})
@@ -50,6 +50,7 @@ def run(variant, seed, omniglot, lists, folder, found, results):
         runs = study["rows"].setdefault(row.name, {"base": row.base, "flags": row.command(), "seeds": {}})
         if str(seed) in runs["seeds"]:
             continue
+        folder = run_folder(place, row, seed, flags)
         runs["seeds"][str(seed)] = train(row, seed, study, folder, flags)
         if row.name == MEASURED_ON and "properties" not in study:
             study["properties"] = measure(folder)
@@ -131,10 +132,9 @@ def main():
     arguments = parser.parse_args()
     found = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
     if arguments.omniglot:
-        runs = arguments.runs.resolve()
         for seed in range(arguments.seeds):
             for variant in VARIANTS:
-                run(variant, seed, arguments.omniglot, arguments.lists, runs, found, arguments.results)
+                run(variant, seed, arguments.omniglot, arguments.lists, arguments.runs, found, arguments.results)
     rows = table(found)
     print("\n".join(lines(rows)))
     if arguments.plot:

@@ -10,6 +10,7 @@ stopped; a run that was interrupted is resumed. With --rows only some are run. W
 """
 
 import argparse
+import hashlib
 import json
 import pathlib
 import shutil
@@ -24,6 +25,12 @@ from tfdml.evaluation import QueryValues
 from tfdml.storage import write_whole
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def run_folder(place, row, seed, flags):
+    """The folder of a run below `place`: another one for other flags, so that only the same run is resumed."""
+    told = "\n".join([*row.command(), *flags, str(seed)])
+    return place.resolve() / hashlib.sha256(told.encode()).hexdigest()[:12]
 
 
 def train(row, seed, study, folder, flags):
@@ -91,7 +98,7 @@ def main():
                 runs = study["rows"].setdefault(row.name, {"base": row.base, "flags": row.command(), "seeds": {}})
                 if str(seed) in runs["seeds"] or (arguments.rows and row.name not in arguments.rows):
                     continue
-                folder = (arguments.runs / f"{STUDIES[arguments.study].index(row)}_{seed}").resolve()
+                folder = run_folder(arguments.runs, row, seed, flags)
                 runs["seeds"][str(seed)] = train(row, seed, study, folder, flags)
                 keep(study, arguments.results)
                 shutil.rmtree(folder)

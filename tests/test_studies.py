@@ -6,6 +6,7 @@ import pathlib
 import pytest
 
 from benchmarks import second_level
+from benchmarks.study import run_folder
 from benchmarks.study_rows import SECOND_LEVEL, STUDIES, Row
 from benchmarks.study_table import gains, lines
 from tfdml.training import Experiment
@@ -51,6 +52,14 @@ def test_each_row_is_an_experiment_beside_a_base_that_differs_in_its_terms_alone
 def test_the_recipe_of_a_study_is_a_flag_file(study, row, recipe):
     measured = next(one for one in STUDIES[study] if one.name == row)
     assert settings_of(Row("", recipe)) == settings_of(measured)
+
+
+def test_a_run_that_was_interrupted_is_resumed_by_the_same_flags_and_seed_alone(tmp_path):
+    first, second = STUDIES["omniglot"][:2]
+    wanted = [(first, 0, ["--data_dir=a"]), (first, 1, ["--data_dir=a"]), (first, 0, ["--data_dir=b"]), (second, 0, [])]
+    folders = [run_folder(tmp_path, *one) for one in wanted]
+    assert len(set(folders)) == len(wanted)
+    assert folders == [run_folder(tmp_path, *one) for one in wanted]
 
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
