@@ -7,7 +7,7 @@ import numpy as np
 from tfdml.evaluation import paired_differences, seed_difference
 
 KEPT = ("recall@1", "map@r")
-# Of the plot, in points: a loss beyond it is a number, so that gains of a point can be told apart.
+# Of the plot, in points: a mean beyond it is a number, so that gains of a point can be told apart.
 LOWEST = -4.0
 
 
@@ -86,13 +86,13 @@ def draw(study, path):
     for place, row in enumerate(reversed(rows)):
         found = row["gain"]["recall@1"]
         if 100 * found.mean < LOWEST:
-            axes.text(LOWEST, place, f" \u2190 {100 * found.mean:+.1f}", color="tab:blue", va="center", fontsize=9)
+            told, left = f" \u2190 {100 * found.mean:+.1f}", axes.get_yaxis_transform()
+            axes.text(0, place, told, transform=left, color="tab:blue", va="center", fontsize=9)
             continue
         axes.plot([100 * found.low, 100 * found.high], [place, place], color="tab:blue", lw=2)
         axes.plot(100 * found.mean, place, "o", color="tab:blue", ms=5)
         axes.plot([100 * (a - b) for a, b in row["seeds"]], [place] * len(row["seeds"]), "|", color="black", ms=8)
     axes.axvline(0, color="grey", lw=1)
-    axes.set_xlim(left=max(axes.get_xlim()[0], LOWEST))
     axes.set_ylim(-0.7, len(rows) - 0.3)
     axes.grid(axis="x", alpha=0.3)
     axes.set_yticks(range(len(rows)), [f"{row['name']}  ({row['base']})" for row in reversed(rows)], fontsize=9)
