@@ -36,6 +36,21 @@ def _objectives(text: str) -> str:
     return f"--objectives={text}"
 
 
+def _with(base: str, *terms: str) -> tuple[str]:
+    return (_objectives(" + ".join([base, *terms])),)
+
+
+# JRD's regulariser and its rivals with the same kernels.
+JOINT = {"JRS": "jrs", "joint MMD": "joint_mmd", "joint intra": "joint_intra"}
+
+
+def _joint(flagfile: str, name: str, weight: float = 1) -> Row:
+    """One of them beside AMSoftmax."""
+    told = "" if weight == 1 else f"{weight:g} "
+    term = JOINT[name] if weight == 1 else f"{weight:g} * {JOINT[name]}"
+    return Row(f"+ {told}{name}", flagfile, "AMSoftmax", _with(AM_SOFTMAX, term))
+
+
 CARS196 = (
     Row("AMSoftmax", "cars_am_softmax"),
     Row("+ JRS", "cars_jrd", "AMSoftmax"),
@@ -46,11 +61,8 @@ CARS196 = (
     Row("+ DML-DA", "cars_dmlda", "contrastive, 24 epochs"),
     Row("margin", "cars_margin"),
     Row("RankMI", "cars_rankmi", "margin"),
-    Row("+ joint MMD", "cars_am_softmax", "AMSoftmax", (_objectives(f"{AM_SOFTMAX} + joint_mmd"),)),
-    Row("+ joint intra", "cars_am_softmax", "AMSoftmax", (_objectives(f"{AM_SOFTMAX} + joint_intra"),)),
     # The JRD paper takes joint MMD with a weight of 0.1, where it has 1 for JRS.
-    Row("+ 0.1 joint MMD", "cars_am_softmax", "AMSoftmax", (_objectives(f"{AM_SOFTMAX} + 0.1 * joint_mmd"),)),
-    Row("+ 0.1 joint intra", "cars_am_softmax", "AMSoftmax", (_objectives(f"{AM_SOFTMAX} + 0.1 * joint_intra"),)),
+    *(_joint("cars_am_softmax", name, weight) for weight in (1, 0.1) for name in ("joint MMD", "joint intra")),
     Row(
         "+ entropy",
         *BESIDE_LONG,
@@ -71,10 +83,6 @@ IDEAS = ("HORDE", "ECAML", "DML-DA")
 # Two of them together have the share of the gradient that `auto` gives one alone.
 HALF = "auto(share=0.15)"
 RANK_MI = "rank_mi(margin=0.2, negatives=all)"
-
-
-def _with(base: str, *terms: str) -> tuple[str]:
-    return (_objectives(" + ".join([base, *terms])),)
 
 
 def _alone(flagfile: str, base: str, flags: tuple[str, ...] = ()) -> tuple[Row, ...]:
@@ -161,8 +169,6 @@ CARS196 += (
 OMNIGLOT_CONTRASTIVE = ("omniglot_contrastive", "contrastive")
 # Every second step is of its statistics: as many steps of the embedder as the margin loss has.
 ALTERNATING = ("--steps_per_epoch=200",)
-# JRD's regulariser and its rivals with the same kernels.
-JOINT = {"JRS": "jrs", "joint MMD": "joint_mmd", "joint intra": "joint_intra"}
 BEST_ON_OMNIGLOT = {"HORDE": "auto(share=0.3)", "ECAML": "4", "DML-DA": "10"}
 OMNIGLOT = (
     Row("contrastive", "omniglot_contrastive"),
@@ -192,13 +198,9 @@ OMNIGLOT = (
         for names in itertools.combinations(IDEAS, count)
     ),
     Row("AMSoftmax", "omniglot_contrastive", flags=_with(AM_SOFTMAX)),
-    *(Row(f"+ {name}", "omniglot_contrastive", "AMSoftmax", _with(AM_SOFTMAX, term)) for name, term in JOINT.items()),
+    *(_joint("omniglot_contrastive", name) for name in JOINT),
     # As figure 5 of the JRD paper.
-    *(
-        Row(f"+ {weight:g} {name}", "omniglot_contrastive", "AMSoftmax", _with(AM_SOFTMAX, f"{weight:g} * {term}"))
-        for name, term in JOINT.items()
-        for weight in (0.1, 0.01)
-    ),
+    *(_joint("omniglot_contrastive", name, weight) for name in JOINT for weight in (0.1, 0.01)),
     *_after("+ JRS", "omniglot_contrastive", "AMSoftmax", f"{AM_SOFTMAX} + jrs"),
     Row("AMSoftmax + HORDE", "omniglot_contrastive", "AMSoftmax", _with(AM_SOFTMAX, TERMS["HORDE"].format(HALF))),
     Row("+ JRS + HORDE + ECAML", "omniglot_contrastive", "AMSoftmax", THREE),
