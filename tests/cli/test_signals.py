@@ -1,6 +1,8 @@
 """What a command leaves and says when it is told to end, and when its own output cannot be written."""
 
+import collections
 import hashlib
+import itertools
 import os
 import signal
 import subprocess
@@ -16,7 +18,7 @@ from tfdml.cli import main, signals
 def ended(command, tmp_path, begun=None, output=os.devnull, ignored=()):
     """(status, error output) of a command run as a process forked from this one.
 
-    `begun` is called with the number of the process and the folder once the command has made the file `begun` there.
+    `begun` is called with the number of the process once the command has made `begun` in the folder.
     """
     pid = os.fork()
     if pid == 0:
@@ -51,9 +53,12 @@ def writing():
 
 
 def deep_in_a_library():
-    """A command whose main thread does not come back to Python."""
-    open("begun", "w").close()
-    hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+    """A command whose main thread does not come back to Python once `begun` is there.
+
+    Both are called from C, one after the other: between two lines of Python the first signal would already be raised.
+    """
+    hashing = map(hashlib.pbkdf2_hmac, ["sha256"], [b""], [b""], [10**9])
+    collections.deque(itertools.chain(map(os.mkdir, ["begun"]), hashing), maxlen=0)
 
 
 @pytest.mark.parametrize(
