@@ -42,31 +42,33 @@ def measure(folder):
     return {name: figures[name] for name in PROPERTIES} | counted
 
 
-def run(variant, seed, omniglot, lists, place, found, results):
+def run(variant, seed, rows, omniglot, lists, place, found, results):
     """Train what is missing of a data set with a seed; what was found is written after every run."""
     flags = [f"--data_dir={write(variant, omniglot, lists).resolve()}"]
     study = found.setdefault(variant.name, {"rows": {}})
-    for row in SECOND_LEVEL:
+    for row in rows:
         runs = study["rows"].setdefault(row.name, {"base": row.base, "flags": row.command(), "seeds": {}})
         if str(seed) in runs["seeds"]:
             continue
         folder = run_folder(place, row, seed, flags)
         runs["seeds"][str(seed)] = train(row, seed, study, folder, flags)
-        if row.name == MEASURED_ON and "properties" not in study:
-            study["properties"] = measure(folder)
+        if row.name == MEASURED_ON:
+            study.setdefault("properties", {})[str(seed)] = measure(folder)
         shutil.rmtree(folder)
         keep(found, results)
 
 
 def table(found):
-    """For each data set its properties, and each idea's gain as (mean, low, high), in points."""
+    """For each data set its properties, means over seeds, and each idea's gain as (mean, low, high), in points."""
     rows = {}
     for name, study in found.items():
         by_idea = {}
         for row in gains(study):
             gain = row["gain"]["recall@1"]
             by_idea[row["name"].removeprefix("+ ")] = tuple(100 * v for v in (gain.mean, gain.low, gain.high))
-        rows[name] = (study["properties"], by_idea)
+        measured = study["properties"].values()
+        properties = {column: np.mean([one[column] for one in measured]) for column in [*COUNTED, *PROPERTIES]}
+        rows[name] = (properties, by_idea)
     return rows
 
 
@@ -126,15 +128,19 @@ def main():
     parser.add_argument("--results", type=pathlib.Path, required=True, help="the JSON file")
     parser.add_argument("--omniglot", help="the folder of Omniglot; without it nothing is trained")
     parser.add_argument("--seeds", type=int, default=3)
+    names = [row.name for row in SECOND_LEVEL]
+    parser.add_argument("--rows", nargs="+", choices=names, default=names, metavar="ROW", help="only these")
     parser.add_argument("--lists", type=pathlib.Path, default=pathlib.Path("second_level"), help="where images are put")
     parser.add_argument("--runs", type=pathlib.Path, default=pathlib.Path("runs/second_level"), help="where runs train")
     parser.add_argument("--plot", type=pathlib.Path, help="a PNG")
     arguments = parser.parse_args()
     found = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
     if arguments.omniglot:
+        chosen = [row for row in SECOND_LEVEL if row.name in arguments.rows]
+        places = (arguments.omniglot, arguments.lists, arguments.runs)
         for seed in range(arguments.seeds):
             for variant in VARIANTS:
-                run(variant, seed, arguments.omniglot, arguments.lists, arguments.runs, found, arguments.results)
+                run(variant, seed, chosen, *places, found, arguments.results)
     rows = table(found)
     print("\n".join(lines(rows)))
     if arguments.plot:
