@@ -129,14 +129,15 @@ def main():
     parser.add_argument("--omniglot", help="the folder of Omniglot; without it nothing is trained")
     parser.add_argument("--seeds", type=int, default=3)
     names = [row.name for row in SECOND_LEVEL]
-    parser.add_argument("--rows", nargs="+", choices=names, default=names, metavar="ROW", help="only these")
+    parser.add_argument("--rows", nargs="+", choices=names, default=names, metavar="ROW", help="these and the base")
     parser.add_argument("--lists", type=pathlib.Path, default=pathlib.Path("second_level"), help="where images are put")
     parser.add_argument("--runs", type=pathlib.Path, default=pathlib.Path("runs/second_level"), help="where runs train")
     parser.add_argument("--plot", type=pathlib.Path, help="a PNG")
     arguments = parser.parse_args()
     found = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
     if arguments.omniglot:
-        chosen = [row for row in SECOND_LEVEL if row.name in arguments.rows]
+        # Of the base are the properties, which the tables need.
+        chosen = [row for row in SECOND_LEVEL if row.name in {MEASURED_ON, *arguments.rows}]
         places = (arguments.omniglot, arguments.lists, arguments.runs)
         for seed in range(arguments.seeds):
             for variant in VARIANTS:
