@@ -2,7 +2,7 @@
 
     python -m benchmarks.galleries --rows=20000                               a quick try
     python -m benchmarks.galleries                                            the table of docs/galleries.md
-    python -m benchmarks.galleries --databases=lancedb,faiss --dim=512
+    python -m benchmarks.galleries --databases=lancedb,pgvector --dim=512
 
 The gallery is made: classes of ten embeddings of length 1, which like those of trained networks vary mostly in a few
 directions (--rank) and by a hundredth of that in all others; it lies memory-mapped on disk. The queries are some of its
@@ -33,17 +33,13 @@ NEAREST = 10
 ASKED = 20
 # What each database is asked with, beside the exact search; and what it needs.
 INDEXES = {
-    "faiss": ("ivf&effort=32", "hnsw&effort=128"),
     "lancedb": ("ivf&effort=32", "ivf_pq&effort=32&refine=10", "hnsw&effort=128"),
     "pgvector": ("ivf&effort=32", "hnsw&effort=128"),
-    "milvus": ("ivf&effort=16", "hnsw&effort=128"),
     "qdrant": (),
 }
 PACKAGES = {
-    "faiss": ("faiss",),
     "lancedb": ("lancedb",),
     "pgvector": ("psycopg", "pgvector", "pgserver"),
-    "milvus": ("milvus_lite",),
     "qdrant": ("qdrant_client",),
 }
 

@@ -467,7 +467,7 @@ BASE = {
     "train": [*TRAIN, "--dry_run"],
     "embed": [*MODEL, "--out=out", "--dry_run"],
     "evaluate": VECTORS,
-    "index": ["--embeddings={files}/vectors.npz", "--to=faiss://{files}/gallery", "--dry_run"],
+    "index": ["--embeddings={files}/vectors.npz", "--to=lancedb://{files}/gallery", "--dry_run"],
     "prepare": [*PREPARE, "--dry_run"],
     "export": [*EXPORT, "--dry_run"],
     "convert_weights": [*CONVERT, "--dry_run"],

@@ -14,7 +14,7 @@ import pytest
 
 from tfdml.retrieval import connect
 
-KINDS = ("faiss", "lancedb", "pgvector", "milvus", "qdrant")
+KINDS = ("lancedb", "pgvector", "qdrant")
 _numbers = itertools.count()
 
 

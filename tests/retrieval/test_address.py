@@ -49,8 +49,6 @@ def test_no_text_made_of_an_address_holds_what_is_secret():
         ("/data/cars", "`uri=the address`: no database is known"),
         ("lancedb://data/cars", "write lancedb:///folder"),
         ("lancedb:///", "write lancedb:///folder"),
-        ("faiss://", "write faiss:///folder"),
-        ("milvus://localhost:19530", "write milvus:///file.db"),
         ("pgvector://host:99999/db", "cannot be read"),
         ("pgvector://host:x/db", "cannot be read"),
         ("lancedb:///a#b", "cannot be read: write lancedb:///folder, with %2F"),
@@ -80,7 +78,6 @@ def test_wrong_addresses_are_one_clear_line(uri, says):
         ("lancedb:///a", "lancedb", "lancedb_gallery"),
         ("pgvector://h/d", "psycopg", "pgvector_gallery"),
         ("qdrant://h", "qdrant_client", "qdrant_gallery"),
-        ("milvus:///a", "milvus_lite", "milvus_gallery"),
     ],
 )
 def test_a_missing_client_is_told_with_its_extra(uri, package, module, monkeypatch):
@@ -105,12 +102,6 @@ def test_a_server_that_is_not_there_is_one_line_without_the_password(scheme, cap
 
 
 def test_files_of_something_else_are_refused(tmp_path):
-    (tmp_path / "faiss").mkdir()
-    (tmp_path / "faiss" / "gallery.npz").write_bytes(b"no archive")
-    (tmp_path / "gallery.npz").mkdir()
-    for where in ("faiss", ""):
-        with pytest.raises(UserError, match=r"gallery\.npz cannot be read"):
-            connect(f"faiss://{tmp_path / where}")
     import lancedb
     import pyarrow
 
@@ -118,7 +109,7 @@ def test_files_of_something_else_are_refused(tmp_path):
     with pytest.raises(UserError, match="is a table of something else: name another"):
         connect(f"lancedb://{tmp_path / 'lance'}")
     (tmp_path / "file").write_text("")
-    for kind in ("lancedb", "milvus", "qdrant", "faiss"):
+    for kind in ("lancedb", "qdrant"):
         with pytest.raises(UserError, match="cannot be written"), connect(f"{kind}://{tmp_path / 'file'}") as gallery:
             gallery.upsert(["a"], [[1.0]])
 

@@ -61,13 +61,11 @@ def test_what_was_killed_goes_on(kind, folders, databases, monkeypatch):
         patch.setattr(type(gallery), "_upsert", killed)
         with pytest.raises(KeyboardInterrupt):
             index_embeddings(gallery, embeddings)
-    if kind != "faiss":  # which writes when it is closed: killed, it has what it had
-        gallery.close()
+    gallery.close()
     progress = []
     with connect(uri) as gallery:
-        there = embeddings.written_in(gallery)
-        assert there == (22 if kind == "faiss" else 33)
-        assert index_embeddings(gallery, embeddings, progress.append) == 80 - there
+        assert embeddings.written_in(gallery) == 33
+        assert index_embeddings(gallery, embeddings, progress.append) == 47
         assert progress[-1] == 80
         assert len(gallery) == 80
         assert index_embeddings(gallery, embeddings) == 0
@@ -111,7 +109,7 @@ _KILLED = """
 
 @pytest.mark.slow
 def test_what_a_process_has_written_outlives_its_kill(folders, databases, monkeypatch):
-    uris = {kind: databases.address(kind) for kind in KINDS if kind != "faiss"}
+    uris = {kind: databases.address(kind) for kind in KINDS}
     told = f"URIS = {json.dumps(list(uris.values()))!r}\nFOLDER = {str(folders['cars'])!r}\n"
     done = fork_server().run_script(told + textwrap.dedent(_KILLED))
     assert done.returncode == 0, done.stderr[-3000:]
@@ -141,7 +139,7 @@ def test_what_cannot_be_indexed_is_told_before_anything_is_written(folders, data
     np.savez(tmp_path / "bare.npz", embeddings=np.eye(3))
     bare = EmbeddingsToIndex.read(tmp_path / "bare.npz")
     assert bare.ids == ["0", "1", "2"]
-    with databases.gallery("faiss") as gallery:
+    with databases.gallery("lancedb") as gallery:
         assert index_embeddings(gallery, bare) == 3
         with pytest.raises(UserError, match="no attribute label of integers"):
             evaluate_gallery(gallery)
@@ -170,7 +168,7 @@ def test_a_gallery_measures_as_its_embeddings_do(kind, folders, databases):
 
 
 def test_what_a_database_misses_is_no_hit(folders, databases, monkeypatch):
-    with databases.gallery("faiss") as gallery:
+    with databases.gallery("lancedb") as gallery:
         index_embeddings(gallery, EmbeddingsToIndex.read(folders["cars"]))
         nearest = type(gallery)._nearest
         monkeypatch.setattr(type(gallery), "_nearest", lambda self, v, k, c: nearest(self, v, 2, c))
@@ -182,13 +180,13 @@ def test_what_a_database_misses_is_no_hit(folders, databases, monkeypatch):
 
 def test_what_cannot_be_measured_is_left_out_or_refused(databases, monkeypatch):
     labels, roles = np.arange(12) // 4, np.array(["test"] * 8 + ["gallery"] * 3 + ["train"])
-    with databases.gallery("faiss") as gallery:
+    with databases.gallery("lancedb") as gallery:
         gallery.upsert(list(map(str, range(12))), np.random.default_rng(0).normal(size=(12, 3)), {"label": labels})
         monkeypatch.setattr(evaluating, "MOST", 3)
         measured = evaluate_gallery(gallery, ks=(1,))
         assert measured.left_out == ("map@r", "r_precision")
         assert set(measured.found) == {"recall@1", "num_queries", "num_gallery", "queries_without_match"}
-    with databases.gallery("faiss") as gallery:
+    with databases.gallery("lancedb") as gallery:
         gallery.upsert(list(map(str, range(12))), np.eye(12), {"label": labels, "role": roles})
         with pytest.raises(UserError, match="the roles gallery and test would be searched together"):
             evaluate_gallery(gallery, ks=(1,))

@@ -18,8 +18,7 @@ Write the embeddings of a data set into a database, where they are searched.
   bin/index --embeddings=embeddings/cars --to='lancedb:///data/galleries?table=cars&index=ivf_pq&lists=256&effort=20'
   bin/index --embeddings=embeddings/cars --to='pgvector://user:password@host:5432/shop?index=hnsw&links=16'
   bin/index --embeddings=embeddings/cars --to=qdrant://localhost:6333 --prefix=cars/
-  bin/index --embeddings=embeddings/cars --to='milvus:///data/cars.db?distance=cosine'
-  bin/index --embeddings=vectors.npz --to='faiss:///data/cars?index=ivf&effort=32'
+  bin/index --embeddings=vectors.npz --to='lancedb:///data/galleries?distance=cosine&index=ivf&effort=32'
 
 --embeddings is a folder that bin/embed wrote, or an .npz file. A row's id is the name of its image; path, label, role
 and source (which embeddings it is of) are its attributes. Rows whose id is there are replaced. Stopped at any moment,

@@ -1,4 +1,4 @@
-"""Galleries where they live: one face over LanceDB, PostgreSQL with pgvector, Qdrant, Milvus, and faiss in files."""
+"""Galleries in databases: one interface to LanceDB, PostgreSQL with pgvector, and Qdrant."""
 
 from tfdml.retrieval.connecting import SCHEMES, connect, is_gallery
 from tfdml.retrieval.database import GalleryDatabase, Neighbours

@@ -100,8 +100,8 @@ def parse(uri: str, forms: Mapping[str, Form]) -> Address:
         UserError: It says something else. The message has no part of it that may be secret.
 
     Example:
-        >>> form = Form("faiss:///folder", {"ivf": ("lists", "effort")})
-        >>> address = parse("faiss:///data/cars?index=ivf&lists=100", {"faiss": form})
+        >>> form = Form("lancedb:///folder", {"ivf": ("lists", "effort")})
+        >>> address = parse("lancedb:///data/cars?index=ivf&lists=100", {"lancedb": form})
         >>> address.path, address.index, address.options
         ('/data/cars', 'ivf', {'lists': 100})
     """

@@ -24,8 +24,6 @@ _FORMS = {
         further=("socket",),
     ),
     "qdrant": Form("qdrant://:key@host:port or qdrant:///folder", {"hnsw": _HNSW}, has_host=True, further=("tls",)),
-    "milvus": Form("milvus:///file.db", {"ivf": _IVF, "hnsw": _HNSW}),
-    "faiss": Form("faiss:///folder", {"ivf": _IVF, "hnsw": _HNSW}),
 }
 SCHEMES = tuple(_FORMS)
 # The class, and the extra and packages that it needs.
@@ -33,8 +31,6 @@ _CLASSES = {
     "lancedb": ("lancedb", "LanceGallery"),
     "pgvector": ("pgvector", "PostgresGallery"),
     "qdrant": ("qdrant", "QdrantGallery"),
-    "milvus": ("milvus", "MilvusGallery"),
-    "faiss": ("faiss", "FaissGallery"),
 }
 
 
@@ -52,9 +48,9 @@ def connect(uri: str) -> GalleryDatabase:
     """Open a gallery where it lives.
 
     `lancedb:///folder`, `pgvector://user:password@host:port/database`, `qdrant://:key@host:port` (or
-    `qdrant:///folder`, its client's local mode), `milvus:///file.db`, `faiss:///folder`. Options follow as
-    `?name=value&name=value`: `table` (`gallery`), `distance` (`euclidean`, for a new gallery) and, for approximate
-    search, `index` with the parameters of its kind; without it the search is exact, whatever indexes are there.
+    `qdrant:///folder`, its client's local mode). Options follow as `?name=value&name=value`: `table` (`gallery`),
+    `distance` (`euclidean`, for a new gallery) and, for approximate search, `index` with the parameters of its kind;
+    without it the search is exact, whatever indexes are there.
     Nothing is written yet: the first `upsert` makes the table.
 
     Args:
@@ -69,7 +65,7 @@ def connect(uri: str) -> GalleryDatabase:
 
     Example:
         >>> import tempfile, numpy as np
-        >>> with tempfile.TemporaryDirectory() as folder, connect(f"faiss://{folder}/cars") as gallery:
+        >>> with tempfile.TemporaryDirectory() as folder, connect(f"lancedb://{folder}/cars") as gallery:
         ...     gallery.upsert(["a", "b"], np.array([[0.0, 1.0], [1.0, 0.0]]), {"label": [3, 8]})
         ...     found = gallery.search(np.array([[0.9, 0.1]]), k=1)
         >>> found.ids.tolist(), found.attributes["label"].tolist()

@@ -87,8 +87,7 @@ class GalleryDatabase(abc.ABC):
       are, up to 16,384.
     - A filter names values that attributes must equal, all of them.
     - For `cosine` the vectors are kept at length 1.
-    - What `upsert` has returned of is durable, save for `faiss`, which writes when it is closed (and each time that the
-      gallery has doubled).
+    - What `upsert` has written is durable when it returns.
 
     Args:
         address: Where it lives.

@@ -95,7 +95,7 @@ def evaluate_gallery(
             fails.
 
     Example:
-        >>> with connect(f"faiss://{os.path.abspath('galleries')}?index=ivf") as gallery:
+        >>> with connect(f"lancedb://{os.path.abspath('galleries')}?index=ivf") as gallery:
         ...     gallery.upsert(test.images.names, embeddings, {"label": labels})
         ...     measured = evaluate_gallery(gallery, ks=(1, 10))
         >>> round(measured.found["recall@1"], 1), round(measured.exact["recall@1"], 1)

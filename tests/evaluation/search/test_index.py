@@ -379,17 +379,20 @@ def test_a_file_of_faiss_alone_is_read_where_its_distance_is_told(gallery, tmp_p
         load_index(tmp_path / "graph", plain="sqeuclidean")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_search_among_some_rows_finds_no_others(gallery, kind):
-    among = np.arange(600) % 3 == 1
-    index = build_index(gallery, kind=kind, lists=12)
-    rows, distances = index.search(gallery[:20], k=7, effort=EVERYTHING, among=among)
-    chosen = np.flatnonzero(among)
-    expected = nearest_neighbours(gallery[:20], gallery[chosen], k=7)
-    np.testing.assert_array_equal(rows, chosen[expected[0]])
-    np.testing.assert_allclose(distances, expected[1], rtol=1e-5, atol=1e-6)
-    whole, _ = index.search(gallery[:20], k=7, effort=1, among=among, complete=True)
-    assert np.all(among[whole])
-    for wrong, says in ((among[:5], "one bool per gallery image, 600"), (np.zeros(600, bool), "k must be in 1 .. 0")):
-        with pytest.raises(UserError, match=says):
-            index.search(gallery[:20], k=7, among=wrong)
+def test_ivf_and_hnsw_search_what_they_were_built_as_and_no_more(gallery):
+    """faiss reports the structure, and how many distances a search computes."""
+    lists = build_index(gallery, kind="ivf", lists=24)
+    assert type(lists.index) is faiss.IndexIVFFlat
+    assert (lists.index.nlist, lists.lists) == (24, 24)
+    faiss.cvar.indexIVF_stats.reset()
+    lists.search(gallery[:10], k=3, effort=2)
+    assert faiss.cvar.indexIVF_stats.nlist == 2 * 10
+    graph = build_index(gallery, kind="hnsw", links=6)
+    assert type(graph.index) is faiss.IndexHNSWFlat
+    assert (graph.index.hnsw.nb_neighbors(1), graph.index.hnsw.nb_neighbors(0)) == (6, 12)
+    compared = []
+    for effort in (4, 64):
+        faiss.cvar.hnsw_stats.reset()
+        graph.search(gallery[:10], k=3, effort=effort)
+        compared.append(faiss.cvar.hnsw_stats.ndis)
+    assert 0 < compared[0] < compared[1] < 10 * len(gallery) / 2

@@ -104,7 +104,6 @@ class GalleryIndex:
         effort: int | None = None,
         own_rows: Any = None,
         complete: bool = False,
-        among: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """The k nearest gallery images that the index finds for every query, nearest first.
 
@@ -119,7 +118,6 @@ class GalleryIndex:
                 `default_effort`.
             own_rows: (N,) the gallery row that holds each query itself, left out of its neighbours.
             complete: Whether a query for which fewer than k images are found is searched in all of the gallery.
-            among: (G,) bool, the gallery rows that may be found; None: all.
 
         Returns:
             (N, k) int64 gallery rows and (N, k) float32 distances; row -1 at distance infinity where the lists
@@ -133,13 +131,11 @@ class GalleryIndex:
             raise UserError(f"queries have {queries.shape[1]} dimensions, the index {self.dimension}")
         if own_rows is not None:
             own_rows = check_own_rows(own_rows, len(queries), len(self))
-        if among is not None and np.shape(among) != (len(self),):
-            raise UserError(f"among must be one bool per gallery image, {len(self)}; got shape {np.shape(among)}")
-        available = (len(self) if among is None else int(np.sum(among))) - (own_rows is not None)
+        available = len(self) - (own_rows is not None)
         if not 1 <= k <= available:
             raise UserError(f"k must be in 1 .. {available}, the gallery images there are; got {k}")
         wanted = k + (own_rows is not None)
-        parameters = self._parameters(self.default_effort if effort is None else effort, wanted, among)
+        parameters = self._parameters(self.default_effort if effort is None else effort, wanted)
         rows, distances = np.empty((len(queries), k), np.int64), np.empty((len(queries), k), np.float32)
         for block in row_blocks((len(queries), max(self.dimension, 4 * wanted))):
             placed = _placed(queries[block], self.distance, "query embeddings")
@@ -151,20 +147,15 @@ class GalleryIndex:
         short = np.flatnonzero((rows < 0).any(axis=1) & complete)
         if len(short):
             own = None if own_rows is None else own_rows[short]
-            rows[short], distances[short] = self.search(
-                queries[short], k=k, effort=len(self), own_rows=own, among=among
-            )
+            rows[short], distances[short] = self.search(queries[short], k=k, effort=len(self), own_rows=own)
         return rows, distances
 
-    def _parameters(self, effort: int, wanted: int, among: np.ndarray | None) -> Any:
+    def _parameters(self, effort: int, wanted: int) -> Any:
         if effort < 1:
             raise UserError(f"effort must be at least 1; got {effort}")
-        faiss = _faiss()
-        bits = None if among is None else np.packbits(np.asarray(among, bool), bitorder="little")
-        chosen = {} if bits is None else {"sel": faiss.IDSelectorBitmap(bits)}
         if self.kind == "ivf":
-            return faiss.SearchParametersIVF(nprobe=min(effort, self.lists), **chosen)
-        return faiss.SearchParametersHNSW(efSearch=min(max(effort, wanted), len(self)), **chosen)
+            return _faiss().SearchParametersIVF(nprobe=min(effort, self.lists))
+        return _faiss().SearchParametersHNSW(efSearch=min(max(effort, wanted), len(self)))
 
     def _distances(self, scores: np.ndarray) -> np.ndarray:
         """What `nearest_neighbours` calls the distance, from faiss's inner products or squared distances."""
