@@ -91,7 +91,7 @@ def main():
             parser.error(f"--rows: unknown {sorted(unknown)}" if unknown else f"{arguments.results}: of another study")
         if not arguments.data_dir:
             parser.error("--data_dir: name the folder of the images")
-        flags = [f"--data_dir={pathlib.Path(arguments.data_dir).resolve()}"]
+        flags = [f"--data_dir={pathlib.Path(arguments.data_dir).resolve()}", "--selection_metric=recall@1"]
         flags += [f"--weights={pathlib.Path(arguments.weights).resolve()}"] if arguments.weights else []
         for seed in range(arguments.seeds):
             for row in STUDIES[arguments.study]:

@@ -216,7 +216,7 @@ WRONG += [
         (["--objectives=triplet", "--sampling=shuffle", "--batch_size=1"], "--batch_size=1: triplet learns from pairs"),
         (["--classes_per_batch=1"], "jrs learns from pairs of images of different classes"),
         (["--sampling=shuffle", "--batch_size=1000"], "the data has 16 images"),
-        (["--selection=test", "--ks=2"], "add 1 to --ks=2"),
+        (["--selection=test", "--selection_metric=recall@1", "--ks=2"], "add 1 to --ks=2"),
         (
             ["--dataset=glyphs", "--data_dir=", "--dataset_options=images_per_class=abc"],
             "must be an integer, not 'abc'",

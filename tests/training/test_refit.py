@@ -15,7 +15,7 @@ from tfdml.training.evaluating import Evaluator
 from tfdml.training.interruption import Interrupted
 from tfdml.training.refit import WORDS, epochs_to_train, final_run, selection_run, trained_on
 
-CHOSEN = {"selection": "validation", "selection_metric": "map@r", "holdout_classes": 0.3, "refit": True}
+CHOSEN = {"selection": "validation", "holdout_classes": 0.3, "refit": True}
 CHOSEN |= {"epochs": 3, "drop_epochs": "1,2"}
 ALL = runs.Splits(runs.noise("train", 12, 4), None, runs.SPLITS.test)
 

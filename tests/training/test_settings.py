@@ -63,10 +63,10 @@ def test_the_flag_file_makes_the_same_experiment():
         (OptimizationSettings, {"drop_epochs": "5,3"}, "--drop_epochs=5,3: the epochs must ascend"),
         (OptimizationSettings, {"epochs": True}, "--epochs must be an integer"),
         (EvaluationSettings, {"ks": "0"}, "--ks=0: write integers of 1"),
-        (EvaluationSettings, {"ks": "2", "selection": "test"}, "add 1 to --ks=2"),
+        (EvaluationSettings, {"ks": "2", "selection": "test", "selection_metric": "recall@1"}, "add 1 to --ks=2"),
         (
             EvaluationSettings,
-            {"selection_metric": "map@r"},
+            {"selection_metric": "recall@1"},
             "--selection=last keeps the last epoch, whatever it measures",
         ),
         (EvaluationSettings, {"moment_embedder": True, "selection": "test"}, "use --selection=last"),

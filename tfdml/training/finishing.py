@@ -23,7 +23,7 @@ from tfdml.training.building import Splits
 from tfdml.training.evaluating import CLUSTERING, RETRIEVAL, Evaluator
 from tfdml.training.monitor import TrainingMonitor
 from tfdml.training.run_folder import RunFolder
-from tfdml.training.selection import selected_epoch
+from tfdml.training.selection import saturated, selected_epoch
 from tfdml.training.settings import DataSettings
 from tfdml.training.statistics import describe_statistics, rank_mi_of, statistics_model
 
@@ -63,6 +63,9 @@ def finish(
         UserError: A file cannot be written.
     """
     settings, workers = evaluator.settings, evaluator.workers
+    if workers.is_chief:
+        for warning in saturated(monitor.records, monitor.selection, monitor.selection_metric):
+            logging.warning("%s", warning)
     embedder = _write_embedder(learner, monitor, folder) if workers.is_chief else learner.embedder
     # An embedder of an earlier epoch is on the chief alone.
     together = workers.of_chief(lambda: embedder is learner.embedder)
@@ -121,7 +124,7 @@ def _result(
         "intervals": intervals,
         "metrics_before": monitor.records[0].get("test", {}),
         "protocol": _protocol(evaluator.splits),
-        "selection": _SELECTION[selection] + (f", by {how}" if selection != "last" and how != "recall@1" else ""),
+        "selection": _SELECTION[selection] + (f", by {how}" if selection != "last" else ""),
         "epoch": epoch,
         "steps": monitor.step,
         "train_seconds": monitor.train_seconds,

@@ -62,7 +62,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         steps_per_epoch: int,
         evaluate: Callable[[int], dict[str, dict]],
         selection: str = "last",
-        selection_metric: str = "recall@1",
+        selection_metric: str = "map@r",
         checkpoint_steps: int = 0,
         keep: int = 2,
         interruption: Interruption | None = None,

@@ -30,6 +30,7 @@ from tfdml.training.limits import check_memory
 from tfdml.training.monitor import TrainingMonitor
 from tfdml.training.refit import WORDS, epochs_to_train, final_run
 from tfdml.training.run_folder import RunFolder
+from tfdml.training.selection import few_classes
 from tfdml.training.starting import start_from
 from tfdml.training.watching.building import make_watching
 from tfdml.training.watching.loggers import Logger
@@ -69,7 +70,10 @@ class RunPhases:
         among = processes() if self.workers.alone else self.workers
         self.share = Share(self.parts.sampler, among.index, among.count)
         check_memory(self.learner.embedder, self.parts.train_view, self.share.batch_size, self.learner.gradient_cache)
-        for doubt in doubts(experiment.model, self.learner.embedder):
+        for doubt in (
+            *doubts(experiment.model, self.learner.embedder),
+            *few_classes(evaluation.selection, self.splits.validation),
+        ):
             logging.warning("%s", doubt)
         logging.info("%s", self.parts.cache.reason)
         self.evaluator = Evaluator(

@@ -49,9 +49,7 @@ def final_run(experiment: Experiment) -> Experiment:
     """
     if not experiment.refit:
         return experiment
-    return dataclasses.replace(
-        experiment, refit=False, selection="last", selection_metric="recall@1", holdout_classes=0.0
-    )
+    return dataclasses.replace(experiment, refit=False, selection="last", selection_metric="map@r", holdout_classes=0.0)
 
 
 def epochs_to_train(experiment: Experiment) -> int:

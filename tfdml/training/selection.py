@@ -1,10 +1,11 @@
-"""Which epoch's embedder counts, and where it is kept until the run ends."""
+"""Which epoch's embedder is selected, what is wrong with that choice, and where the embedder is kept until the end."""
 
 from __future__ import annotations
 
 import shutil
 from typing import Any
 
+from tfdml.data.dataset import ImageDataset
 from tfdml.models import Embedder
 from tfdml.saving import saved_size
 from tfdml.storage import atomic_write
@@ -12,27 +13,82 @@ from tfdml.training import checkpoints
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.settings import EvaluationSettings
 
+# Below this many held-out classes, a choice between epochs is mostly chance.
+FEW_CLASSES = 10
+# From here on, the few queries that are left decide between epochs.
+SATURATED = 0.98
 
-def selected_epoch(records: list[dict[str, Any]], selection: str, metric: str = "recall@1") -> int:
-    """The epoch whose embedder counts: the last, or the first of those that are the best on the selection's split.
+
+def selected_epoch(records: list[dict[str, Any]], selection: str, metric: str = "map@r") -> int:
+    """Return the epoch whose embedder is kept: the last, or the one with the highest metric on the selection's split.
+
+    Of several epochs with the same value, the first is selected. Once the learning rate is below its highest value, the
+    last of them is: it has trained longer at a low rate.
 
     Args:
-        records: One mapping per epoch, the first that before training, which is chosen only if there is no other.
+        records: One mapping per epoch, as in `metrics.jsonl`. The first, before training, is selected only if it is
+            the only one.
         selection: `"last"`, `"validation"` or `"test"`.
-        metric: What they are the best by.
+        metric: `"map@r"` or `"recall@1"`.
 
     Example:
-        >>> selected_epoch([{"epoch": i, "test": {"recall@1": r}} for i, r in enumerate([0.1, 0.4, 0.4])], "test")
+        >>> selected_epoch([{"epoch": i, "test": {"map@r": r}} for i, r in enumerate([0.1, 0.4, 0.4])], "test")
         1
     """
-    best, chosen = -1.0, records[-1]["epoch"]
+    best, highest_rate, chosen = -1.0, 0.0, records[-1]["epoch"]
     if selection == "last":
         return chosen
     for record in records[1:]:
-        value = record.get(selection, {}).get(metric, -1.0)
-        if value > best:
+        value, rate = record.get(selection, {}).get(metric, -1.0), record.get("learning_rate", 0.0)
+        highest_rate = max(highest_rate, rate)
+        if value > best or (value == best >= 0 and rate < highest_rate):
             best, chosen = value, record["epoch"]
     return chosen
+
+
+def few_classes(selection: str, held_out: ImageDataset | None) -> list[str]:
+    """Return a warning, as a list of at most one line, where an epoch is selected on few held-out classes.
+
+    Args:
+        selection: As in `selected_epoch`.
+        held_out: The images of the held-out classes.
+
+    Example:
+        >>> few_classes("last", None)
+        []
+    """
+    if selection != "validation" or held_out is None or held_out.num_classes >= FEW_CLASSES:
+        return []
+    return [
+        f"WARNING: --selection=validation selects the epoch on {held_out.num_classes} held-out classes, which is "
+        f"mostly chance below {FEW_CLASSES}. Raise --holdout_classes, add --refit to train on the held-out "
+        "classes too, or use --selection=last"
+    ]
+
+
+def saturated(records: list[dict[str, Any]], selection: str, metric: str = "map@r") -> list[str]:
+    """Return a warning, as a list of at most one line, where the metric can hardly distinguish the best epochs.
+
+    Args:
+        records: As in `selected_epoch`.
+        selection: As in `selected_epoch`.
+        metric: As in `selected_epoch`.
+
+    Example:
+        >>> saturated([{"epoch": i, "test": {"map@r": r}} for i, r in enumerate([0.1, 0.4, 0.4])], "test")
+        []
+    """
+    epoch = selected_epoch(records, selection, metric)
+    chosen = next(record for record in records if record["epoch"] == epoch)
+    value = chosen.get(selection, {}).get(metric, 0.0)
+    if value < SATURATED:
+        return []
+    other = "--selection_metric=map@r or " if metric == "recall@1" else ""
+    other += "more --holdout_classes or " if selection == "validation" else ""
+    return [
+        f"WARNING: {metric} on the {selection} classes is saturated: {100 * value:.1f} % in the selected epoch "
+        f"{epoch}, so that a few images decide between epochs. Use {other}--selection=last"
+    ]
 
 
 def caution(settings: EvaluationSettings, epochs: int) -> str:
@@ -58,7 +114,11 @@ def caution(settings: EvaluationSettings, epochs: int) -> str:
 
 
 def keep_if_selected(
-    folder: RunFolder, records: list[dict[str, Any]], selection: str, embedder: Embedder, metric: str = "recall@1"
+    folder: RunFolder,
+    records: list[dict[str, Any]],
+    selection: str,
+    embedder: Embedder,
+    metric: str = "map@r",
 ) -> None:
     """Keep the embedder of the newest epoch if it is the best; to be called before that epoch's checkpoint."""
     epoch = records[-1]["epoch"]
@@ -69,7 +129,11 @@ def keep_if_selected(
 
 
 def publish_selected(
-    folder: RunFolder, records: list[dict[str, Any]], selection: str, steps_per_epoch: int, metric: str = "recall@1"
+    folder: RunFolder,
+    records: list[dict[str, Any]],
+    selection: str,
+    steps_per_epoch: int,
+    metric: str = "map@r",
 ) -> None:
     """Make the best embedder the run's, and drop those that no checkpoint needs; to be called after the checkpoint."""
     if selection == "last":

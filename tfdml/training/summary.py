@@ -16,6 +16,7 @@ from tfdml.training.experiment import Experiment
 from tfdml.training.limits import check_memory, step_memory
 from tfdml.training.probe import probe
 from tfdml.training.run_folder import RunFolder
+from tfdml.training.selection import few_classes
 from tfdml.training.settings import DataSettings, EvaluationSettings, ModelSettings, OptimizationSettings
 from tfdml.training.starting import check_start
 
@@ -35,6 +36,7 @@ def describe(experiment: Experiment, probed: bool = False) -> str:
     parts = assemble(experiment)
     lines = [
         *doubts(experiment.model, parts.learner.embedder),
+        *few_classes(experiment.selection, parts.splits.validation),
         *_data(experiment.data, parts),
         *_model(experiment.model, parts.learner),
         *_optimization(experiment.optimization, experiment.data, parts),
@@ -119,9 +121,7 @@ def _along_the_run(settings: OptimizationSettings) -> Iterator[str]:
 def _evaluation(settings: EvaluationSettings) -> Iterator[str]:
     every = f"every {settings.evaluate_every} epochs" if settings.evaluate_every > 1 else "after each epoch"
     when = f"before training and {every if settings.evaluate_every else 'at the end'}"
-    chosen = settings.selection + (
-        f" by {settings.selection_metric}" if settings.selection_metric != "recall@1" else ""
-    )
+    chosen = settings.selection + (f" by {settings.selection_metric}" if settings.selection != "last" else "")
     yield f"evaluation   K = {settings.ks}, {when}; the embedder kept is that of --selection={chosen}"
 
 

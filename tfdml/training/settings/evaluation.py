@@ -44,10 +44,10 @@ class EvaluationSettings(Settings):
         choices=("last", "validation", "test"),
     )
     selection_metric: str = choice(
-        "recall@1",
-        "What an epoch is the best by; map@r, which all images of a class count in, is steadier where few classes are "
-        "held out.",
-        choices=("recall@1", "map@r"),
+        "map@r",
+        "The metric that selects the epoch. MAP@R depends on all images of a class, and differs between epochs "
+        "where Recall@1 is saturated.",
+        choices=("map@r", "recall@1"),
     )
     refit: bool = choice(
         False,
@@ -79,7 +79,7 @@ class EvaluationSettings(Settings):
                 "--generalisation_every compares seen with unseen classes: say how many images of training classes are "
                 "measured, e.g. --evaluate_train=1 for all"
             )
-        if self.selection_metric != "recall@1" and self.selection == "last":
+        if self.selection_metric != "map@r" and self.selection == "last":
             raise UserError(
                 f"--selection_metric={self.selection_metric}: --selection=last keeps the last epoch, whatever it "
                 "measures; add --selection=validation --holdout_classes=0.1"
