@@ -9,6 +9,10 @@ from keras import ops
 from tests import references
 from tests.mathematics import MODES, assert_close, finite_differences, random_batch, value_and_gradients
 from tfdml import pairwise
+from tfdml.errors import UserError
+from tfdml.evaluation import evaluate_retrieval
+from tfdml.losses import ContrastiveLoss
+from tfdml.mining import shares_a_label
 
 KINDS = pairwise.DISTANCES
 
@@ -145,6 +149,7 @@ def test_unknown_distance_is_named():
         np.array([3.0, 1.0, 3.0], "float64"),
         tf.constant([3, 1, 3]),
         tf.constant([[3.0], [1.0], [3.0]]),
+        np.array([3, 1, 3], object),
     ],
     ids=lambda labels: f"{type(labels).__name__}{getattr(labels, 'dtype', '')}{np.shape(labels)}",
 )
@@ -158,6 +163,53 @@ def test_labels_of_every_usual_form_are_accepted(labels):
 def test_labels_that_are_no_vector_are_refused(labels):
     with pytest.raises(ValueError, match="labels must have shape"):
         pairwise.as_labels(labels)
+
+
+FORMS = [np.array, tf.constant]
+NUMBERS = r"np.unique\(labels, return_inverse=True\)\[1\]"
+WRONG_LABELS = {
+    "names": (["cat", "dog", "cat", "dog"], f"must be integers, not names.*{NUMBERS}"),
+    "halves": ([0.5, 0.5, 1.5, 1.5], rf"must be integers; 0\.5 is not a whole number.*{NUMBERS}"),
+    "not finite": ([0.0, 0.0, np.nan, np.nan], "must be integers; nan is not a whole number"),
+    "one-hot": (np.eye(4), r"not \(4, 4\): of one-hot rows labels.argmax\(axis=1\)"),
+    "multi-hot": (np.tri(4, dtype=bool), r"with_positives\(tfdml.mining.shares_a_label\).*evaluation.* not offered"),
+}
+
+
+@pytest.mark.parametrize("make", FORMS)
+@pytest.mark.parametrize(("labels", "message"), WRONG_LABELS.values(), ids=WRONG_LABELS)
+def test_wrong_labels_are_refused_with_advice_by_training_and_evaluation(labels, message, make):
+    points = np.random.default_rng(0).normal(size=(4, 3)).astype("float32")
+    with pytest.raises(UserError, match=message):
+        evaluate_retrieval(points, make(labels), metrics=["recall@1"])
+    if make is tf.constant and np.ndim(labels) == 2:
+        message = "argmax.*shares_a_label"  # of a tensor only the shape is looked at
+    with pytest.raises(UserError, match=message):
+        ContrastiveLoss()(make(labels), points)
+
+
+def test_names_and_rows_are_refused_within_a_graph():
+    points = tf.ones((4, 3))
+    for labels, message in ((tf.constant(list("abab")), "not names"), (tf.eye(4), "argmax")):
+        with pytest.raises(ValueError, match=message):
+            tf.function(ContrastiveLoss(), autograph=False)(labels, points)
+
+
+@pytest.mark.parametrize("make", FORMS)
+@pytest.mark.parametrize("labels", [[True, True, False, False], [[1.0], [1.0], [2.0], [2.0]], [3.0, 3.0, 7.0, 7.0]])
+def test_training_and_evaluation_take_the_same_labels(labels, make):
+    points = np.random.default_rng(0).normal(size=(4, 3)).astype("float32")
+    expected = ContrastiveLoss()([0, 0, 1, 1], points)
+    assert float(ContrastiveLoss()(make(labels), points)) == float(expected)
+    measured = evaluate_retrieval(points, np.array(labels), metrics=["recall@1"])
+    assert measured == evaluate_retrieval(points, [0, 0, 1, 1], metrics=["recall@1"])
+
+
+def test_multi_hot_rows_of_booleans_train_by_their_relation():
+    points, rows = np.eye(3, dtype="float32"), np.array([[1, 1, 0], [0, 1, 1], [0, 0, 1]])
+    loss = ContrastiveLoss().with_positives(shares_a_label)
+    for make in FORMS:
+        assert float(loss(make(rows.astype(bool)), points)) == float(loss(rows, points))
 
 
 def test_labels_whose_rank_the_graph_does_not_know_are_accepted():

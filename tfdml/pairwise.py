@@ -16,6 +16,7 @@ import numpy as np
 from keras import ops
 
 from tfdml.arguments import one_of
+from tfdml.errors import UserError
 
 DISTANCES = ("euclidean", "sqeuclidean", "cosine", "dot")
 
@@ -96,17 +97,93 @@ def positives_by(relation: Callable | None) -> Iterator[None]:
         _relation.reset(token)
 
 
+def integer_labels(labels: Any, what: str = "labels") -> np.ndarray:
+    """Class ids as a NumPy vector of integers: what training and evaluation both take.
+
+    Args:
+        labels: (N,) or (N, 1) integers or booleans, or floats that are whole numbers.
+        what: What to call them in the message.
+
+    Returns:
+        (N,) int64.
+
+    Raises:
+        UserError: Names, numbers that are not whole, rows of several labels (one-hot or multi-hot), or beyond int64.
+
+    Example:
+        >>> integer_labels([[3.0], [1.0]])
+        array([3, 1])
+        >>> integer_labels(["cat", "dog", "cat"])
+        Traceback (most recent call last):
+        tfdml.errors.UserError: labels must be integers, not names such as 'cat': np.unique(labels, ...
+    """
+    array = _as_array(labels, what)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise UserError(_not_a_vector(what, array))
+    return _whole_numbers(array, what)
+
+
+def _as_array(labels, what) -> np.ndarray:
+    try:
+        array = np.asarray(labels)
+    except ValueError as error:
+        raise UserError(f"{what} must have shape (B,) or (B, 1), one label for each image: {error}") from error
+    if array.dtype.kind == "O" and all(isinstance(value, int | np.integer) for value in array.flat):
+        array = array.astype(np.int64)
+    return array
+
+
+def _whole_numbers(array: np.ndarray, what: str) -> np.ndarray:
+    if array.dtype.kind in "OUS":
+        raise UserError(
+            f"{what} must be integers, not names such as {str(array.flat[0])[:40]!r}: "
+            f"np.unique({what}, return_inverse=True)[1] numbers them"
+        )
+    if array.dtype.kind not in "iubf":
+        raise UserError(f"{what} must be integers; got dtype {array.dtype}")
+    if array.dtype == np.uint64 and array.max(initial=0) > np.iinfo(np.int64).max:
+        raise UserError(f"{what} must fit int64; the largest is {array.max()}")
+    if array.dtype.kind == "f":
+        whole = np.isfinite(array) & (array == np.rint(array)) & (np.abs(array) < 2.0**63)
+        if not whole.all():
+            raise UserError(
+                f"{what} must be integers; {array[~whole].flat[0]:g} is not a whole number: "
+                f"np.unique({what}, return_inverse=True)[1] numbers classes that have such ids"
+            )
+    return array.astype(np.int64)
+
+
+def _not_a_vector(what: str, labels: Any) -> str:
+    """Why labels (N, L) are refused, and what to do: `labels` is an array, or a tensor whose values are not known."""
+    message = f"{what} must have shape (B,) or (B, 1), not {tuple(labels.shape)}"
+    if len(labels.shape) != 2:
+        return message
+    one_hot = f"of one-hot rows {what}.argmax(axis=1) makes such"
+    several = (
+        "a loss's with_positives(tfdml.mining.shares_a_label) trains on rows of several labels; evaluation on them is "
+        "not offered"
+    )
+    if not isinstance(labels, np.ndarray):
+        return f"{message}: {one_hot}; {several}"
+    flags = labels.dtype.kind in "biuf" and bool(np.isin(labels, (0, 1)).all())
+    return f"{message}: {one_hot if flags and (labels.sum(axis=1) == 1).all() else several}"
+
+
 def as_labels(labels):
     """Class labels as a vector of integers (B,); within `positives_by` rows of them (B, L).
 
-    Accepts (B,) or (B, 1) of any integer or float type. Floats are rounded to the nearest integer. On a backend
-    without 64-bit integers, concrete ids that need them are renumbered within the batch, so they never collide.
+    Accepts (B,) or (B, 1) integers, booleans, or floats that are whole numbers; see `integer_labels`. Where values are
+    not known yet, in a graph, floats are rounded to the nearest integer. On a backend without 64-bit integers, concrete
+    ids that need them are renumbered within the batch, so they never collide.
 
     Raises:
-        ValueError: The labels are not a vector (within `positives_by`, neither a vector nor a matrix).
+        ValueError: The labels are not a vector (within `positives_by`, neither a vector nor a matrix), or concrete
+            values are not whole numbers.
     """
-    if keras.tree.is_nested(labels) or not hasattr(labels, "shape"):
-        labels = np.asarray(labels)
+    if not (ops.is_tensor(labels) or isinstance(labels, keras.KerasTensor)):
+        labels = _as_array(labels, "labels")
     rows = _relation.get() is not None
     # A TensorFlow graph that has seen both forms knows no rank.
     if getattr(labels.shape, "rank", 1) is None:
@@ -121,17 +198,34 @@ def as_labels(labels):
     elif len(shape) == 2 and shape[1] == 1:
         labels = labels[:, 0] if isinstance(labels, np.ndarray) else ops.squeeze(labels, 1)
     elif len(shape) != 1:
-        raise ValueError(f"labels must have shape (B,) or (B, 1), not {shape}")
+        raise UserError(_not_a_vector("labels", labels))
+    labels = _known_whole_numbers(labels)
     if isinstance(labels, np.ndarray):
-        if labels.dtype.kind == "f":
-            labels = np.rint(labels).astype(np.int64)
         if keras.backend.backend() == "jax" and labels.size and np.abs(labels).max() > np.iinfo(np.int32).max:
             labels = np.unique(labels, return_inverse=True)[1].reshape(labels.shape).astype(np.int32)
-    labels = ops.convert_to_tensor(labels)
-    dtype = keras.backend.standardize_dtype(labels.dtype)
-    if "int" in dtype:
+        return ops.convert_to_tensor(labels)
+    if "int" in keras.backend.standardize_dtype(labels.dtype):
         return labels
-    return ops.cast(ops.round(labels), "int32" if keras.backend.backend() == "jax" else "int64")
+    dtype = "int32" if keras.backend.backend() == "jax" else "int64"
+    return ops.cast(labels if keras.backend.standardize_dtype(labels.dtype) == "bool" else ops.round(labels), dtype)
+
+
+def _known_whole_numbers(labels):
+    """Labels whose values are known, as whole numbers in NumPy; integer tensors and those of a graph as they are."""
+    if not isinstance(labels, np.ndarray):
+        # TensorFlow's type is not hashable, nor a string of NumPy's.
+        kind = "string" if "string" in str(labels.dtype) else keras.backend.standardize_dtype(labels.dtype)
+        if "int" in kind:
+            return labels
+        try:
+            labels = np.asarray(ops.convert_to_numpy(labels))
+        except Exception:  # each backend has its own type for a tensor without values
+            if kind == "string":
+                raise UserError(
+                    "labels must be integers, not names: np.unique(labels, return_inverse=True)[1] numbers them"
+                ) from None
+            return labels
+    return _whole_numbers(labels, "labels")
 
 
 def l2_normalize(x, axis=-1):

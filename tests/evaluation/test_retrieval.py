@@ -199,7 +199,7 @@ LABELS = np.array([0, 0, 1, 1, 2, 2])
     [
         ({"embeddings": POINTS[:0], "labels": []}, "neither of them 0"),
         ({"labels": LABELS[:5]}, r"one class id per embedding, 6; got shape \(5,\)"),
-        ({"labels": LABELS.astype(float)}, "must be integers; got dtype float64"),
+        ({"labels": LABELS + 0.5}, "must be integers; 0.5 is not a whole number"),
         ({"labels": np.full(6, 2**64 - 1, np.uint64)}, "must fit int64"),
         ({"labels": np.arange(6), "ks": (1,)}, "no query shares its class with another image"),
         ({"gallery": POINTS}, "go together"),

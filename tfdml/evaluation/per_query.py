@@ -12,6 +12,7 @@ import numpy as np
 from tfdml.errors import UserError
 from tfdml.evaluation.average_precision import full_average_precision
 from tfdml.evaluation.search.exact import check_dimensions, check_embeddings, check_own_rows, neighbour_blocks
+from tfdml.pairwise import integer_labels
 
 # `recall` stands for every K of `ks`; recall@K, precision@K and map@K name one K each.
 PER_QUERY_METRICS = ("recall", "precision@1", "map@r", "r_precision", "map")
@@ -27,16 +28,12 @@ def check_labels(labels: Any, count: int, what: str = "labels") -> np.ndarray:
     """`labels` as (count,) int64.
 
     Raises:
-        UserError: Not integers, not one per embedding, or beyond int64.
+        UserError: Not one per embedding, or refused by `tfdml.pairwise.integer_labels`.
     """
-    array = np.asarray(labels)
+    array = integer_labels(labels, what)
     if array.shape != (count,):
         raise UserError(f"{what} must be one class id per embedding, {count}; got shape {array.shape}")
-    if array.dtype.kind not in "iub":
-        raise UserError(f"{what} must be integers; got dtype {array.dtype}")
-    if array.dtype == np.uint64 and array.max(initial=0) > np.iinfo(np.int64).max:
-        raise UserError(f"{what} must fit int64; the largest is {array.max()}")
-    return array.astype(np.int64)
+    return array
 
 
 def matches_in_gallery(labels: np.ndarray, gallery_labels: np.ndarray | None = None) -> np.ndarray:

@@ -74,7 +74,8 @@ def evaluate_retrieval(
 
     Args:
         embeddings: (N, d) the queries.
-        labels: (N,) integer class ids, any int64.
+        labels: (N,) or (N, 1) class ids: integers, or floats that are whole numbers. Several labels per image are not
+            offered.
         gallery: (G, d) what is searched; None: all-to-all.
         gallery_labels: (G,) class ids of the gallery, given exactly if `gallery` is.
         ks: The K of Recall@K.
