@@ -6,10 +6,14 @@ imported with the package; what needs TensorFlow itself or is heavy (`data`, `tr
 """
 
 import importlib
+from typing import TYPE_CHECKING
 
 from tfdml import backbones, interop, kernels, layers, losses, mining, models, objectives, pairwise
 from tfdml.errors import UserError
 from tfdml.version import __version__
+
+if TYPE_CHECKING:  # so that type checkers and editors know what is in them
+    from tfdml import cluster, data, embeddings, evaluation, export, report, retrieval, training
 
 _ON_FIRST_USE = ("cluster", "data", "embeddings", "evaluation", "export", "report", "retrieval", "training")
 
@@ -36,7 +40,13 @@ __all__ = [
 ]
 
 
-def __getattr__(name):
-    if name in _ON_FIRST_USE:
-        return importlib.import_module(f"tfdml.{name}")
-    raise AttributeError(f"module 'tfdml' has no attribute {name!r}")
+if not TYPE_CHECKING:  # else a type checker takes any name for one of the package
+
+    def __getattr__(name):
+        if name in _ON_FIRST_USE:
+            return importlib.import_module(f"tfdml.{name}")
+        raise AttributeError(f"module 'tfdml' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
