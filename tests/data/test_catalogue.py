@@ -26,6 +26,14 @@ def test_unknown_split_names_it():
         catalogue.load("glyphs", split="validation")
 
 
+def test_all_is_of_a_folder_alone(tmp_path):
+    (tmp_path / "cat").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "cat" / "1.png")
+    assert catalogue.load("folder", tmp_path, "all").split == "all"
+    with pytest.raises(UserError, match="unknown split 'all' of glyphs; choose one of: train, test, query, gallery"):
+        catalogue.load("glyphs", split="all")
+
+
 def test_unknown_option_is_named_with_those_there_are():
     with pytest.raises(UserError, match=r"glyphs has no option 'colour'.*images_per_class, size, seed"):
         catalogue.load("glyphs", colour=True)

@@ -59,8 +59,8 @@ def load(name: str, /, data_dir: str | os.PathLike | None = None, split: str = "
     Args:
         name: One of `names()`; by position only, because `"tfds"` has an option `name`.
         data_dir: The folder that holds the data set as unpacked; for `"list"` the file. `"glyphs"` ignores it.
-        split: `"train"` or `"test"`: their classes are disjoint. Where the test split has roles, as that of
-            `"inshop"`, also `"query"` or `"gallery"` for that part of it.
+        split: `"train"` or `"test"`: their classes are disjoint. Of `"folder"` also `"all"`: the images of both. Where
+            the test split has roles, as that of `"inshop"`, also `"query"` or `"gallery"` for that part of it.
         **options: What the data set's reader takes, e.g. `images_per_class` of `"glyphs"`.
 
     Returns:
@@ -78,8 +78,9 @@ def load(name: str, /, data_dir: str | os.PathLike | None = None, split: str = "
     reader = _READERS.get(name)
     if reader is None:
         raise UserError(f"unknown data set {name!r}; choose one of: {', '.join(names())}")
-    if split not in SPLITS + ROLES:
-        raise UserError(f"unknown split {split!r} of {name}; choose one of: {', '.join(SPLITS + ROLES)}")
+    known_splits = (*SPLITS, *ROLES, "all") if name == "folder" else SPLITS + ROLES
+    if split not in known_splits:
+        raise UserError(f"unknown split {split!r} of {name}; choose one of: {', '.join(known_splits)}")
     parameters = inspect.signature(reader).parameters
     known = [p.name for p in parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
     types = typing.get_type_hints(reader)
@@ -101,7 +102,7 @@ def load(name: str, /, data_dir: str | os.PathLike | None = None, split: str = "
     elif parameters["data_dir"].default is inspect.Parameter.empty:
         kind, value = ("file", "FILE") if name == "list" else ("folder", "DIR")
         raise UserError(f"data set {name} is read from a {kind}; name it, `data_dir={value}`")
-    dataset = reader(split=split if split in SPLITS else "test", **options)
+    dataset = reader(split="test" if split in ROLES else split, **options)
     if split in ROLES:
         return dataset.queries if split == "query" else dataset.gallery
     return dataset

@@ -4,31 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from tfdml.data.images import Images
+from tfdml.data.images import ArrayImages, Images
 from tfdml.errors import UserError
+from tfdml.pairwise import integer_labels
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, init=False, repr=False)
 class ImageDataset:
     """Labelled images, one split of a data set.
 
     Args:
         name: The catalogue's name of the data set, e.g. `"cars196"`.
-        split: `"train"` or `"test"`: their classes are disjoint; `"query"` or `"gallery"` for a part of the test split.
-        images: Where the images are.
-        labels: (N,) int64 class ids. A class keeps its id whatever the order of the files; the ids of a split need
+        split: `"train"` or `"test"`: their classes are disjoint; `"query"` or `"gallery"` for a part of the test split;
+            `"all"` for all images.
+        images: Where the images are; or an array (N, H, W, 3) of uint8 pixels 0-255, which becomes `ArrayImages`.
+        labels: (N,) integer class ids. A class keeps its id whatever the order of the files; the ids of a split need
             not start at 0 nor be contiguous (see `contiguous`).
-        class_names: The name of each class id that occurs.
+        class_names: The name of each class id that occurs; by default its digits.
         super_labels: (N,) int64 ids of the coarser class of each image, such as the kind of product; None where the
             data set has none.
         is_query: (N,) bool, where the data set says which test images are queries and which are the gallery that they
             are looked up in; None for all-to-all retrieval.
 
     Raises:
-        UserError: There is no image, or labels and images differ in number.
+        UserError: There is no image, labels and images differ in number, or labels are no integers.
+
+    Example:
+        >>> ImageDataset(images=np.zeros((4, 32, 32, 3), np.uint8), labels=[0, 0, 1, 1])
+        ImageDataset('images', 'all', images=4, classes=2)
     """
 
     name: str
@@ -36,22 +43,37 @@ class ImageDataset:
     images: Images
     labels: np.ndarray
     class_names: dict[int, str]
-    super_labels: np.ndarray | None = None
-    is_query: np.ndarray | None = None
+    super_labels: np.ndarray | None
+    is_query: np.ndarray | None
 
-    def __post_init__(self):
-        labels = np.asarray(self.labels, np.int64)
-        object.__setattr__(self, "labels", labels)
-        if labels.shape != (len(self.images),):
-            raise UserError(f"{self.name}: {len(self.images)} images but labels of shape {labels.shape}")
+    def __init__(
+        self,
+        name: str = "images",
+        split: str = "all",
+        images: Images | np.ndarray = (),  # type: ignore[assignment]
+        labels: Any = (),
+        class_names: dict[int, str] | None = None,
+        super_labels: Any = None,
+        is_query: Any = None,
+    ):
+        images = images if isinstance(images, Images) else ArrayImages(images)
+        labels = integer_labels(labels)
+        if labels.shape != (len(images),):
+            raise UserError(f"{name}: {len(images)} images but labels of shape {labels.shape}")
         if not len(labels):
-            raise UserError(f"{self.name}: the {self.split} split has no image")
-        for field, dtype in (("super_labels", np.int64), ("is_query", np.bool_)):
-            if getattr(self, field) is not None:
-                values = np.asarray(getattr(self, field), dtype)
-                object.__setattr__(self, field, values)
-                if values.shape != labels.shape:
-                    raise UserError(f"{self.name}: {len(labels)} images but {field} of shape {values.shape}")
+            raise UserError(f"{name}: the {split} split has no image")
+        if class_names is None:
+            class_names = {int(label): str(label) for label in np.unique(labels)}
+        values = {"name": name, "split": split, "images": images, "labels": labels, "class_names": class_names}
+        for field, column, dtype in (("super_labels", super_labels, np.int64), ("is_query", is_query, np.bool_)):
+            values[field] = None if column is None else np.asarray(column, dtype)
+            if column is not None and values[field].shape != labels.shape:
+                raise UserError(f"{name}: {len(labels)} images but {field} of shape {values[field].shape}")
+        for field, value in values.items():
+            object.__setattr__(self, field, value)
+
+    def __repr__(self) -> str:
+        return f"ImageDataset({self.name!r}, {self.split!r}, images={len(self)}, classes={self.num_classes})"
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -65,6 +87,16 @@ class ImageDataset:
     def num_classes(self) -> int:
         """How many classes occur."""
         return len(self.classes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of each image, such as its path, in the order of the images.
+
+        Example:
+            >>> tfdml.data.load("folder", "photos", "all").names[0]
+            'photos/bus/0.jpg'
+        """
+        return tuple(self.images.name(index) for index in range(len(self)))
 
     @property
     def queries(self) -> ImageDataset:

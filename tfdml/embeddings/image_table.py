@@ -48,7 +48,7 @@ class ImageTable:
         """The images of several splits, one after another.
 
         Args:
-            splits: The splits; one named `"train"` holds training images.
+            splits: The splits; one named `"train"` holds training images, one named `"all"` images to measure.
             directory: Where the data set lies, or the file that lists it: names of files below it become relative to
                 it, so that they mean the same wherever it lies.
         """
@@ -57,7 +57,7 @@ class ImageTable:
         prefix = os.path.join(base, "") if base else ""
         names = [part.images.name(index).removeprefix(prefix) for part in splits for index in range(len(part))]
         roles = [
-            np.full(len(part), part.split, "<U7")
+            np.full(len(part), "test" if part.split == "all" else part.split, "<U7")
             if part.is_query is None
             else np.where(part.is_query, "query", "gallery")
             for part in splits

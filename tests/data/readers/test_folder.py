@@ -32,6 +32,28 @@ def test_the_last_classes_are_the_test_split(tmp_path):
     assert test.class_names == {2: "dog", 3: "emu"}
 
 
+def test_all_is_the_whole_folder(tmp_path):
+    _tree(tmp_path, "dog/1.jpg", "cat/1.jpeg", "ant/9.webp")
+    whole = folder.read(tmp_path, "all")
+    assert _relative(tmp_path, whole) == ["ant/9.webp", "cat/1.jpeg", "dog/1.jpg"]
+    assert whole.labels.tolist() == [0, 1, 2]
+    assert whole.class_names == {0: "ant", 1: "cat", 2: "dog"}
+    assert whole.names == whole.images.paths
+
+
+def test_all_holds_both_of_train_and_test(tmp_path):
+    _tree(tmp_path, "train/b/1.jpg", "train/a/1.jpg", "test/c/1.jpg")
+    whole = folder.read(tmp_path, "all")
+    assert _relative(tmp_path, whole) == ["train/a/1.jpg", "train/b/1.jpg", "test/c/1.jpg"]
+    assert whole.labels.tolist() == [0, 1, 2]
+    assert whole.class_names == {0: "a", 1: "b", 2: "c"}
+
+
+def test_all_may_be_a_single_class(tmp_path):
+    _tree(tmp_path, "cat/1.jpg", "cat/2.jpg")
+    assert folder.read(tmp_path, "all").labels.tolist() == [0, 0]
+
+
 def test_hidden_and_other_files_are_ignored(tmp_path):
     _tree(tmp_path, "a/1.jpg", "a/._1.jpg", "a/notes.txt", "a/Thumbs.db", "a/.cache/2.jpg", "b/1.jpg")
     _tree(tmp_path, ".git/x.jpg", "readme.jpg.txt")

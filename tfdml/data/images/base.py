@@ -29,6 +29,10 @@ class Images(abc.ABC):
     def __len__(self) -> int:
         """How many images there are."""
 
+    def __repr__(self) -> str:
+        # The names of a million images say nothing.
+        return f"<{type(self).__name__} of {len(self)} images>"
+
     @abc.abstractmethod
     def name(self, index: int) -> str:
         """The name of one image in messages and reports."""

@@ -21,7 +21,7 @@ from tfdml.special_files import require_regular
 _STAT_THREADS = 16
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class FileImages(Images):
     """Images that lie in files, read when they are needed.
 
@@ -114,7 +114,7 @@ class FileImages(Images):
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class EncodedImages(Images):
     """Encoded images (JPEG, PNG ...) held in memory, such as the members of a small archive.
 
@@ -151,20 +151,41 @@ class EncodedImages(Images):
         return source_of_encoded(lambda indices: [data[i] for i in indices])
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class ArrayImages(Images):
     """Decoded images of one size held in memory.
 
     Args:
-        data: (N, H, W, 3) uint8.
-        names: The name of each image in messages and reports.
+        data: (N, H, W, 3) uint8, pixels 0-255. Images in 0..1 are refused: multiply them by 255 first.
+        names: The name of each image in messages and reports; by default its row, "0", "1" ...
+
+    Raises:
+        UserError: `data` has another shape, or is not uint8.
+
+    Example:
+        >>> ArrayImages(np.zeros((2, 32, 32, 3), np.uint8)).name(1)
+        '1'
     """
 
     decoded: ClassVar[bool] = True
     verified: ClassVar[bool] = True
 
     data: np.ndarray
-    names: tuple[str, ...]
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        data = np.asarray(self.data)
+        if data.ndim != 4 or data.shape[-1] != 3:
+            raise UserError(f"images must be an array (N, H, W, 3), not of shape {data.shape}")
+        if data.dtype != np.uint8:
+            in_unit_range = data.dtype.kind == "f" and data.size and data.max() <= 1
+            cure = "(255 * images).round().astype('uint8')" if in_unit_range else "images.round().astype('uint8')"
+            raise UserError(f"images must be uint8 pixels of 0 to 255, not {data.dtype}; convert them: {cure}")
+        object.__setattr__(self, "data", data)
+        names = tuple(self.names) if len(self.names) else tuple(map(str, range(len(data))))
+        if len(names) != len(data):
+            raise UserError(f"{len(data)} images but {len(names)} names")
+        object.__setattr__(self, "names", names)
 
     def __len__(self) -> int:
         return len(self.data)

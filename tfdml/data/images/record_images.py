@@ -106,7 +106,7 @@ class RecordTable:
     name_ends: np.ndarray
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class RecordImages(Images):
     """Images in record files, read when they are needed.
 

@@ -26,41 +26,46 @@ def read(data_dir: str | os.PathLike, split: str = "train", *, test_fraction: fl
 
     Args:
         data_dir: The tree, on a local disk or on any file system that `tf.io.gfile` knows.
-        split: `"train"` or `"test"`.
+        split: `"train"`, `"test"`, or `"all"` for the images of both.
         test_fraction: Without `train/` and `test/`: the share of the classes, the last in sorted order, that is held
             out as the test split; each split gets at least one class.
 
     Raises:
-        UserError: There is no folder or no class folder, a class folder has no image, there is one class only, or
-            the fraction is not between 0 and 1.
+        UserError: There is no folder or no class folder, a class folder has no image, there is one class only (but
+            for `"all"`), or the fraction is not between 0 and 1.
 
     Example:
         >>> read("photos", "test", test_fraction=0.25).num_classes
         1
+        >>> read("photos", "all")
+        ImageDataset('folder', 'all', images=12, classes=4)
     """
     root = os.fspath(data_dir)
     if not 0 < test_fraction < 1:
         raise UserError(f"folder: test_fraction must lie between 0 and 1, it is {test_fraction}")
     folders, files = _list(root)
     if {"train", "test"} <= set(folders):
-        split_root = os.path.join(root, split)
         members = {part: _class_folders(os.path.join(root, part)) for part in ("train", "test")}
+        roots = {part: os.path.join(root, part) for part in members}
         _warn_of_shared_classes(root, members["train"], members["test"])
+    elif split == "all":
+        members, roots = {"all": _class_folders(root, folders, files)}, {"all": root}
     else:
-        split_root = root
         members = _split_classes(root, _class_folders(root, folders, files), test_fraction)
-    labels_of = {name: label for label, name in enumerate(sorted({*members["train"], *members["test"]}))}
+        roots = dict.fromkeys(members, root)
+    labels_of = {name: label for label, name in enumerate(sorted(set().union(*members.values())))}
+    chosen = [part for part in members if split in (part, "all")]
     paths, labels = [], []
-    for name in members[split]:
-        found = _images_below(os.path.join(split_root, name))
+    for name, path in [(name, os.path.join(roots[part], name)) for part in chosen for name in members[part]]:
+        found = _images_below(path)
         if not found:
             raise UserError(
-                f"folder: the class folder {os.path.join(split_root, name)} has no image "
+                f"folder: the class folder {path} has no image "
                 f"({', '.join(EXTENSIONS)}); add images or remove the folder"
             )
         paths += found
         labels += [labels_of[name]] * len(found)
-    class_names = {labels_of[name]: name for name in members[split]}
+    class_names = {labels_of[name]: name for part in chosen for name in members[part]}
     warn_singleton_classes("folder", split, np.array(labels, np.int64), class_names)
     return ImageDataset(
         name="folder",
