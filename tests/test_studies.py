@@ -9,6 +9,7 @@ from benchmarks import second_level
 from benchmarks.study import run_folder
 from benchmarks.study_rows import SECOND_LEVEL, STUDIES, Row
 from benchmarks.study_table import gains, lines
+from tests.docs.examples import NumberChecker
 from tfdml.training import Experiment
 from tfdml.training.expressions import parse_terms
 
@@ -81,5 +82,7 @@ def test_kept_figures_are_of_the_rows(path):
 def test_the_page_says_what_is_kept(path):
     page, found = (ROOT / "docs" / "study.md").read_text(), json.loads(path.read_text())
     told = lines(found) if path.stem in STUDIES else second_level.lines(second_level.table(found))
-    missing = [line for line in told if line not in page]
+    # To 0.1 points, the last digit: the order of a sum decides a quantile that lies between two digits.
+    same = NumberChecker().check_output
+    missing = [line for line in told if not any(same(line, written, 0) for written in page.splitlines())]
     assert not missing
