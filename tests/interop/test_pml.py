@@ -11,10 +11,11 @@ from tests.mathematics import assert_close, random_batch
 from tests.played_replicas import sum_and_gradient
 from tfdml import losses, mining
 from tfdml.errors import UserError
-from tfdml.interop import NormalizedLoss, from_pml, pml, pml_pairs, pml_proxies
+from tfdml.interop import NormalizedLoss, from_pml, pml
 from tfdml.objectives import ProxyLoss
 
 LP = "LpDistance"
+PROXIES = {name for name, row in pml.LOSSES.items() if row.proxies is not None}
 RESOLVED = [
     ("TripletMarginLoss", {}, NormalizedLoss(losses.TripletLoss(0.05, "all", "euclidean"))),
     (
@@ -73,6 +74,89 @@ RESOLVED = [
 ]
 
 
+NONZERO, COSINE = "AvgNonZeroReducer", "CosineSimilarity"
+MARGINS = {"margin": (28.6, 30), "scale": (64, 32)}
+#: Of each class there, 2.9.0: each argument's default in `__init__` and another value; then the default distance and
+#: the default reducer, with the names of others.
+DEFAULTS = {
+    "AngularLoss": ({"alpha": (40, 45)}, LP, "MeanReducer"),
+    "ArcFaceLoss": (MARGINS, COSINE, "MeanReducer"),
+    "CircleLoss": ({"m": (0.4, 0.25), "gamma": (80, 64)}, COSINE, NONZERO),
+    "ContrastiveLoss": ({"pos_margin": (0, 0.1), "neg_margin": (1, 0.5)}, LP, NONZERO),
+    "CosFaceLoss": ({"margin": (0.35, 0.2), "scale": (64, 32)}, COSINE, "MeanReducer"),
+    "FastAPLoss": ({"num_bins": (10, 20)}, from_pml(LP, power=2), "MeanReducer"),
+    "GeneralizedLiftedStructureLoss": ({"neg_margin": (1, 0.5), "pos_margin": (0, 0.1)}, LP, "MeanReducer"),
+    "HistogramLoss": ({"n_bins": (100, 50), "delta": (None, 0.1)}, COSINE, None),
+    "LiftedStructureLoss": ({"neg_margin": (1, 0.5), "pos_margin": (0, 0.1)}, LP, "MeanReducer"),
+    "MarginLoss": ({"margin": (0.2, 0.1), "beta": (1.2, 1.1), "learn_beta": (False, True)}, LP, "DivisorReducer"),
+    "MultiSimilarityLoss": ({"alpha": (2, 1), "beta": (50, 40), "base": (0.5, 0.4)}, COSINE, "MeanReducer"),
+    "NTXentLoss": ({"temperature": (0.07, 0.1)}, COSINE, "MeanReducer"),
+    "NormalizedSoftmaxLoss": ({"temperature": (0.05, 0.1)}, "DotProductSimilarity", "MeanReducer"),
+    "ProxyAnchorLoss": ({"margin": (0.1, 0.2), "alpha": (32, 16)}, COSINE, "DivisorReducer"),
+    "ProxyNCALoss": ({"softmax_scale": (1, 3)}, from_pml(LP, power=2), "MeanReducer"),
+    "SoftTripleLoss": (
+        {"centers_per_class": (10, 5), "la": (20, 10), "gamma": (0.1, 0.2), "margin": (0.01, 0.02)},
+        COSINE,
+        "MeanReducer",
+    ),
+    "SubCenterArcFaceLoss": ({**MARGINS, "sub_centers": (3, 2)}, COSINE, "MeanReducer"),
+    "SupConLoss": ({"temperature": (0.1, 0.2)}, COSINE, NONZERO),
+    "TripletMarginLoss": (
+        {"margin": (0.05, 0.1), "swap": (False, True), "smooth_loss": (False, True), "triplets_per_anchor": ("all", 5)},
+        LP,
+        NONZERO,
+    ),
+    "TupletMarginLoss": ({"margin": (5.73, 10), "scale": (64, 32)}, COSINE, "MeanReducer"),
+}
+PARTS = {
+    LP: {"normalize_embeddings": True, "p": 2, "power": 1},
+    COSINE: {"p": 2, "power": 1},
+    "DotProductSimilarity": {"normalize_embeddings": True, "p": 2, "power": 1},
+    "MultiSimilarityMiner": {"epsilon": 0.1, "distance": from_pml(COSINE)},
+    "BatchEasyHardMiner": {
+        "pos_strategy": "easy",
+        "neg_strategy": "semihard",
+        "allowed_pos_range": None,
+        "allowed_neg_range": None,
+        "distance": from_pml(LP),
+    },
+    "BatchHardMiner": {"allowed_pos_range": None, "allowed_neg_range": None, "distance": from_pml(LP)},
+    "DistanceWeightedMiner": {"cutoff": 0.5, "nonzero_loss_cutoff": 1.4, "distance": from_pml(LP)},
+    "TripletMarginMiner": {"margin": 0.2, "type_of_triplets": "all", "distance": from_pml(LP)},
+}
+
+
+def made(name, **arguments):
+    """What `from_pml` makes, as its config; what it refuses, as the message."""
+    miner = "DistanceWeightedMiner" if name == "MarginLoss" else None
+    options = {"num_classes": 3} if name in PROXIES else {}
+    try:
+        return keras.saving.serialize_keras_object(from_pml(name, miner, **options, **arguments))["config"]
+    except UserError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_what_is_left_out_has_their_default_and_every_argument_counts(name):
+    arguments, distance, reducer = DEFAULTS[name]
+    plain = made(name)
+    assert isinstance(plain, dict)
+    for argument, (default, other) in arguments.items():
+        assert made(name, **{argument: default}) == plain, argument
+        assert made(name, **{argument: other}) != plain, argument
+    assert made(name, distance=distance) == plain
+    assert made(name, distance=from_pml(LP, p=1)) != plain
+    if reducer:  # the histogram is one number
+        assert made(name, reducer=reducer) == plain
+        assert made(name, reducer="SumReducer") != plain
+        for other in {"MeanReducer", NONZERO, "DivisorReducer"} - {reducer}:
+            assert made(name, reducer=other) != plain, other
+
+
+def test_distances_and_miners_have_their_defaults():
+    assert {name: from_pml(name).arguments for name in PARTS} == PARTS
+
+
 @pytest.mark.parametrize(("name", "arguments", "expected"), RESOLVED)
 def test_names_and_arguments_become_ours(name, arguments, expected):
     assert keras.losses.serialize(from_pml(name, **arguments)) == keras.losses.serialize(expected)
@@ -91,11 +175,8 @@ def test_losses_with_proxies_become_objectives():
 
 def test_every_name_of_theirs_is_answered():
     """What cannot be made says what is nearest; what is near exists."""
-    for name in (*pml_pairs.TRANSLATED, *pml_proxies.TRANSLATED):
-        options = {"num_classes": 3} if name in pml_proxies.TRANSLATED else {}
-        miner = "DistanceWeightedMiner" if name == "MarginLoss" else None
-        from_pml(name, miner=miner, **options)
-        assert name not in pml.NEAREST
+    assert set(pml.LOSSES) == set(DEFAULTS)
+    assert not set(pml.LOSSES) & set(pml.NEAREST)
     for name in pml.NEAREST:
         with pytest.raises(UserError, match=f"^{name} of pytorch-metric-learning has no equal in tfdml; nearest: "):
             from_pml(name)
@@ -109,7 +190,7 @@ def test_every_name_of_theirs_is_answered():
         ("TripletMarginLoss", {"gap": 1}, "no argument `gap`; it has margin, swap"),
         ("TripletMarginLoss", {"margin": "wide"}, "TripletMarginLoss: margin must be a (finite )?number"),
         ("TripletMarginLoss", {"distance": "SNRDistance"}, "none of tfdml's distances divides by a variance"),
-        ("TripletMarginLoss", {"distance": "euclidean"}, "'euclidean' that tfdml knows; parts: "),
+        ("TripletMarginLoss", {"distance": "euclidean"}, "`distance='euclidean'` is no distance .*; known: LpDistance"),
         ("TripletMarginLoss", {"distance": from_pml(LP, p=1)}, "with `p=1, power=1` has no equal"),
         ("TripletMarginLoss", {"reducer": "DivisorReducer"}, "the reducer DivisorReducer has no equal"),
         ("TripletMarginLoss", {"reducer": LP}, "`reducer=.*is no reducer"),

@@ -1,30 +1,285 @@
-"""Losses of pytorch-metric-learning 2.9 by their names and arguments there."""
+"""Losses of pytorch-metric-learning 2.9 by their names and arguments there: tables of what equals what."""
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import keras
+from typing_extensions import override
+
+from tfdml import losses, pairwise
+from tfdml.arguments import boolean, number
 from tfdml.errors import UserError
-from tfdml.interop import pml_pairs, pml_proxies
-from tfdml.interop.given import Given
-from tfdml.interop.pml_parts import Part, as_part, is_part, make_part
+from tfdml.losses import EmbeddingLoss
+from tfdml.mining import BatchEasyHardMiner, BatchHardMiner, Miner
+from tfdml.objectives import ProxyLoss
+from tfdml.saving import restore
 
-_TRANSLATED: dict[str, Callable[..., Any]] = {**pml_pairs.TRANSLATED, **pml_proxies.TRANSLATED}
-# Arguments of every loss there, and what leaves them as if they were not given.
-_WITHOUT_EFFECT: dict[str, Any] = {
-    "collect_stats": ...,
-    "embedding_regularizer": None,
-    "embedding_reg_weight": ...,
-    "weight_regularizer": None,
-    "weight_reg_weight": ...,
-    "weight_init_func": None,
+
+@keras.saving.register_keras_serializable("tfdml")
+class NormalizedLoss(EmbeddingLoss):
+    """A loss on pairs, of embeddings that are L2-normalised first: loss(labels, x / |x|).
+
+    pytorch-metric-learning normalises in its distances, tfdml in its `Embedder`; so what another model gives reaches
+    the loss as it would there. A zero vector stays zero and gets no gradient. Embeddings of length 1 are left as they
+    are, but for rounding.
+
+    Args:
+        loss: A loss on pairs of embeddings, such as `tfdml.losses.TripletLoss()`. Its reduction is this one's.
+        name: The loss's name in logs; by default the inner loss's.
+
+    Raises:
+        ValueError: `loss` is not a loss on pairs of embeddings.
+
+    Example:
+        >>> loss = NormalizedLoss(tfdml.losses.ContrastiveLoss(distance="euclidean"))
+        >>> float(loss([0, 0], [[3.0, 0.0], [0.0, 0.5]]))  # 2^0.5
+        1.4142135
+    """
+
+    def __init__(self, loss, name=None):
+        loss = restore(loss)
+        if not isinstance(loss, EmbeddingLoss):
+            raise ValueError(f"expected a loss on pairs of embeddings, got {loss!r}")
+        super().__init__(reduction=loss.reduction, name=name or loss.name)
+        self.loss = loss
+
+    @property
+    def divides(self):
+        """As the loss."""
+        return self.loss.divides
+
+    def anchor_losses(self, labels, embeddings):
+        """The loss's values: (N,), (N, d) -> (N,)."""
+        return self.loss.anchor_losses(labels, pairwise.l2_normalize(embeddings))
+
+    @override
+    def get_config(self):
+        config = super().get_config()
+        return {key: config[key] for key in ("loss", "name")}
+
+
+class Part(NamedTuple):
+    """A distance, reducer or miner of pytorch-metric-learning: its class and all its arguments."""
+
+    name: str
+    arguments: dict[str, Any]
+
+    def __getattr__(self, argument):
+        if argument in self.arguments:
+            return self.arguments[argument]
+        raise AttributeError(argument)
+
+
+LP, COSINE, DIVISOR, NONZERO = "LpDistance", "CosineSimilarity", "DivisorReducer", "AvgNonZeroReducer"
+_RANGES = {"allowed_pos_range": None, "allowed_neg_range": None}
+#: Distances, reducers and miners: their arguments with the defaults there.
+PARTS: dict[str, dict[str, dict[str, Any]]] = {
+    "distance": {
+        LP: {"normalize_embeddings": True, "p": 2, "power": 1},
+        COSINE: {"p": 2, "power": 1},
+        "DotProductSimilarity": {"normalize_embeddings": True, "p": 2, "power": 1},
+    },
+    "reducer": {name: {} for name in (NONZERO, "MeanReducer", "SumReducer", DIVISOR)},
+    "miner": {
+        "MultiSimilarityMiner": {"epsilon": 0.1, "distance": COSINE},
+        "BatchEasyHardMiner": {"pos_strategy": "easy", "neg_strategy": "semihard", **_RANGES, "distance": LP},
+        "BatchHardMiner": {**_RANGES, "distance": LP},
+        "DistanceWeightedMiner": {"cutoff": 0.5, "nonzero_loss_cutoff": 1.4, "distance": LP},
+        "TripletMarginMiner": {"margin": 0.2, "type_of_triplets": "all", "distance": LP},
+    },
 }
-_INSTEAD = {
-    "embedding_regularizer": "another term beside the loss, such as `tfdml.objectives.GlobalOrthogonal()`",
-    "weight_regularizer": "`tfdml.objectives.RegularizedSoftTriple`, or `weight_decay` of the optimiser",
-    "weight_init_func": "`objective.class_proxies.proxies.assign(...)` after the first call",
+EUCLIDEAN = ("euclidean", "sqeuclidean")
+SQUARED = Part(LP, {**PARTS["distance"][LP], "power": 2})
+PAIR_MINERS = ("BatchEasyHardMiner", "BatchHardMiner")
+
+
+class Given(NamedTuple):
+    """What a loss is given there besides its own arguments, in our words."""
+
+    name: str
+    distance: str
+    reduction: str
+    average: str
+    miner: Part | None
+    mining: str | Miner
+
+    def refuse(self, what: str, nearest: str) -> UserError:
+        """The error that states what cannot be expressed."""
+        return _refuse(self.name, what, nearest)
+
+
+class Loss(NamedTuple):
+    """A loss there, and what makes ours of it.
+
+    Args:
+        make: Ours, of `Given` and the arguments there, which have the defaults there.
+        distance: The default distance there.
+        reducer: The default reducer there.
+        distances: Ours that can be given, by name; where there are none, the default alone.
+        reducers: Reducers that can be given, besides the default and the sum.
+        miners: Miners that can be given.
+        proxies: Of a loss with proxies, which becomes an objective of `num_classes`: the argument that states how many
+            a class has, or `""` where each has one. The embedder knows `embedding_size` here.
+    """
+
+    make: Callable[..., Any]
+    distance: str | Part = LP
+    reducer: str = "MeanReducer"
+    distances: tuple[str, ...] = ()
+    reducers: tuple[str, ...] = ()
+    miners: tuple[str, ...] = ()
+    proxies: str | None = None
+
+
+def _refuse(name: str, what: str, nearest: str) -> UserError:
+    return UserError(f"{name}: {what} has no equal in tfdml; nearest: {nearest}")
+
+
+def _radians(margin) -> float:
+    return math.radians(number("margin", margin))
+
+
+def _softmax(o: Given, scale: float):
+    return losses.NormSoftmaxLoss(scale, reduction=o.reduction)
+
+
+def _contrastive(o: Given, pos_margin=0, neg_margin=1):
+    # The similarity at which our distance is 0.
+    nearest = 1 if o.distance == "cosine" else 0
+    if number("pos_margin", pos_margin) != nearest:
+        raise o.refuse(f"`pos_margin={pos_margin:g}`", f"`pos_margin={nearest}`")
+    margin = number("neg_margin", neg_margin)
+    margin = nearest - margin if nearest else margin
+    return losses.ContrastiveLoss(margin, o.distance, o.average, o.reduction, mining=o.mining)
+
+
+def _lifted(o: Given, neg_margin=1, pos_margin=0):
+    margin = number("neg_margin", neg_margin) - number("pos_margin", pos_margin)  # both shift the same exponent
+    return losses.LiftedStructureLoss(margin, o.reduction)
+
+
+def _histogram(o: Given, n_bins=None, delta=None):
+    if n_bins is None:
+        n_bins = 100 if delta is None else round(2 / number("delta", delta, above=0), 6)
+    return losses.HistogramLoss(n_bins)
+
+
+def _margin(o: Given, margin=0.2, nu=0, beta=1.2, triplets_per_anchor="all", learn_beta=False, num_classes=None):
+    del nu, num_classes, triplets_per_anchor  # of the learned boundary, and of the loss without a miner
+    if learn_beta:
+        raise o.refuse("`learn_beta=True` in a loss", "the objective `tfdml.objectives.LearnedMargin(num_classes)`")
+    if o.miner is None:
+        raise o.refuse("a MarginLoss over all triplets", "`miner='DistanceWeightedMiner'`, the paper's")
+    return NormalizedLoss(losses.MarginLoss(margin, beta, o.reduction))
+
+
+def _triplet(o: Given, margin=0.05, swap=False, smooth_loss=False, triplets_per_anchor="all"):
+    if swap:
+        raise o.refuse(f"`swap={swap!r}`", "`swap=False`")
+    if smooth_loss and number("margin", margin) != 0:
+        raise o.refuse(f"`smooth_loss={smooth_loss!r}` with a margin", "`smooth_loss=True, margin=0`")
+    if triplets_per_anchor != "all" and o.miner is None:
+        raise o.refuse(f"`triplets_per_anchor={triplets_per_anchor!r}`", "`triplets_per_anchor='all'`")
+    if o.miner is not None and o.miner.name == "TripletMarginMiner":
+        violating = o.miner.type_of_triplets == "all" and o.miner.margin >= number("margin", margin)
+        # What it leaves out costs 0 then, which only the mean over all triplets counts.
+        if not violating or o.average != "active":
+            what = f"margin={o.miner.margin:g}, type_of_triplets={o.miner.type_of_triplets!r}"
+            nearest = "`tfdml.losses.TripletLoss(mining='semi_hard')`, which takes one negative a pair"
+            raise o.refuse(f"TripletMarginMiner({what}) in this loss", nearest)
+    # "hard" is the miner of pairs with less work.
+    mining = "hard" if isinstance(o.mining, BatchHardMiner) else o.mining
+    return losses.TripletLoss("soft" if smooth_loss else margin, mining, o.distance, o.average, o.reduction)
+
+
+#: The losses that have an equal.
+LOSSES = {
+    # Euclidean distances of normalised vectors are named there, and cosines computed.
+    "AngularLoss": Loss(lambda o, alpha=40: losses.AngularLoss(alpha, o.reduction)),
+    "ArcFaceLoss": Loss(
+        lambda o, margin=28.6, scale=64: losses.ArcFaceLoss(scale, _radians(margin), reduction=o.reduction),
+        COSINE,
+        proxies="",
+    ),
+    "CircleLoss": Loss(lambda o, m=0.4, gamma=80: losses.CircleLoss(m, gamma, o.reduction), COSINE, NONZERO),
+    "ContrastiveLoss": Loss(
+        _contrastive, LP, NONZERO, (*EUCLIDEAN, "cosine"), reducers=("MeanReducer",), miners=PAIR_MINERS
+    ),
+    "CosFaceLoss": Loss(
+        lambda o, margin=0.35, scale=64: losses.AMSoftmaxLoss(scale, margin, reduction=o.reduction), COSINE, proxies=""
+    ),
+    "FastAPLoss": Loss(lambda o, num_bins=10: losses.FastAPLoss(num_bins, o.reduction), SQUARED),
+    # Where an anchor lacks a positive or a negative, theirs counts it with 0.
+    "GeneralizedLiftedStructureLoss": Loss(
+        lambda o, neg_margin=1, pos_margin=0: losses.GeneralizedLiftedStructureLoss(
+            neg_margin, pos_margin, o.distance, o.reduction
+        ),
+        distances=EUCLIDEAN,
+    ),
+    # One number, which no reducer changes.
+    "HistogramLoss": Loss(_histogram, COSINE, reducers=tuple(PARTS["reducer"])),
+    "LiftedStructureLoss": Loss(_lifted, distances=("euclidean",)),
+    # In expectation over the draws.
+    "MarginLoss": Loss(_margin, reducer=DIVISOR, miners=("DistanceWeightedMiner",)),
+    "MultiSimilarityLoss": Loss(
+        lambda o, alpha=2, beta=50, base=0.5: losses.MultiSimilarityLoss(
+            alpha, beta, base, o.miner and o.miner.epsilon, o.reduction
+        ),
+        COSINE,
+        miners=("MultiSimilarityMiner",),
+    ),
+    "NTXentLoss": Loss(
+        lambda o, temperature=0.07: losses.NTXentLoss(temperature, o.reduction, mining=o.mining),
+        COSINE,
+        miners=PAIR_MINERS,
+    ),
+    # Its dot product normalises by default.
+    "NormalizedSoftmaxLoss": Loss(
+        lambda o, temperature=0.05: _softmax(o, 1 / number("temperature", temperature, above=0)),
+        "DotProductSimilarity",
+        proxies="",
+    ),
+    "ProxyAnchorLoss": Loss(
+        lambda o, margin=0.1, alpha=32: losses.ProxyAnchorLoss(alpha, margin, o.reduction), COSINE, DIVISOR, proxies=""
+    ),
+    # A softmax of -scale |x - p|^2 = 2 scale cos - const over all classes, the own included.
+    "ProxyNCALoss": Loss(
+        lambda o, softmax_scale=1: _softmax(o, 2 * number("softmax_scale", softmax_scale, above=0)),
+        SQUARED,
+        proxies="",
+    ),
+    "SoftTripleLoss": Loss(
+        lambda o, centers_per_class=10, la=20, gamma=0.1, margin=0.01: losses.SoftTripleLoss(
+            la, gamma, margin, o.reduction
+        ),
+        COSINE,
+        proxies="centers_per_class",
+    ),
+    "SubCenterArcFaceLoss": Loss(
+        lambda o, margin=28.6, scale=64, sub_centers=3: losses.SubCenterArcFaceLoss(
+            scale, _radians(margin), reduction=o.reduction
+        ),
+        COSINE,
+        proxies="sub_centers",
+    ),
+    "SupConLoss": Loss(lambda o, temperature=0.1: losses.SupConLoss(temperature, o.reduction), COSINE, NONZERO),
+    "TripletMarginLoss": Loss(
+        _triplet,
+        LP,
+        NONZERO,
+        (*EUCLIDEAN, "cosine", "dot"),
+        ("MeanReducer",),
+        (*PAIR_MINERS, "DistanceWeightedMiner", "TripletMarginMiner"),
+    ),
+    "TupletMarginLoss": Loss(
+        lambda o, margin=5.73, scale=64: losses.TupletMarginLoss(margin, scale, reduction=o.reduction, mining=o.mining),
+        COSINE,
+        miners=PAIR_MINERS,
+    ),
 }
 #: What comes nearest to a loss that cannot be expressed.
 NEAREST = {
@@ -48,7 +303,25 @@ NEAREST = {
     "SphereFaceLoss": "`tfdml.losses.SphereFaceLoss`, on normalised vectors; there logits grow with their lengths",
     "ThresholdConsistentMarginLoss": "`tfdml.losses.MarginLoss`",
     "VICRegLoss": "`tfdml.losses.VICRegLoss`, of one labelled batch and not of two batches",
+    "SNRDistance": "none of tfdml's distances divides by a variance; a `tfdml.mining.Distance` of your own can",
+    "AngularMiner": "`mining=tfdml.mining.AngularMiner()` of a loss: it keeps each pair once, not once a triplet",
+    "HDCMiner": "`mining=tfdml.mining.HardAwareMiner()` of a loss: it keeps a pair from both ends or from none",
+    "PairMarginMiner": "a `tfdml.mining.Miner` of your own",
+    "UniformHistogramMiner": "`mining=tfdml.mining.UniformHistogramMiner()` of a loss: it draws without replacement",
+    "EmbeddingsAlreadyPackagedAsTriplets": "labels that say which images belong together",
+    "ThresholdReducer": "`AvgNonZeroReducer`",
+    "PerAnchorReducer": "`MeanReducer`",
+    "ClassWeightedReducer": "`MeanReducer`, and `sample_weight` where the loss is called",
+    "DoNothingReducer": "`loss.call(labels, embeddings)`, which gives one value per image",
+    "MultipleReducers": "one reducer",
 }
+#: Arguments of every loss there that must be left out, and what to use instead.
+_INSTEAD = {
+    "embedding_regularizer": "another term beside the loss, such as `tfdml.objectives.GlobalOrthogonal()`",
+    "weight_regularizer": "`tfdml.objectives.RegularizedSoftTriple`, or `weight_decay` of the optimiser",
+    "weight_init_func": "`objective.class_proxies.proxies.assign(...)` after the first call",
+}
+_WITHOUT_EFFECT = ("collect_stats", "embedding_reg_weight", "weight_reg_weight")
 
 
 def from_pml(name: str, miner: str | Part | None = None, **arguments: Any) -> Any:
@@ -86,40 +359,127 @@ def from_pml(name: str, miner: str | Part | None = None, **arguments: Any) -> An
 
     Source: K. Musgrave, S. Belongie, S.-N. Lim, "PyTorch Metric Learning", 2020; version 2.9.
     """
-    if is_part(name):
-        if miner is not None:
-            raise UserError(f"{name} takes no `miner`")
-        return make_part(name, arguments)
     if name in NEAREST:
         raise UserError(f"{name} of pytorch-metric-learning has no equal in tfdml; nearest: {NEAREST[name]}")
-    if name not in _TRANSLATED:
-        raise UserError(
-            f"pytorch-metric-learning 2.9 has no {name!r} that tfdml knows; losses: {', '.join(sorted(_TRANSLATED))}"
-        )
-    for argument, allowed in _WITHOUT_EFFECT.items():
-        if arguments.pop(argument, allowed) is not allowed and allowed is not ...:
-            raise UserError(f"{name}: `{argument}` has no equal in tfdml; nearest: {_INSTEAD[argument]}")
-    parts = {
-        kind: as_part(kind, value)
-        for kind, value in (
-            ("distance", arguments.pop("distance", None)),
-            ("reducer", arguments.pop("reducer", None)),
-            ("miner", miner),
-        )
-        if value is not None
-    }
-    translate = _TRANSLATED[name]
-    parameters = dict(inspect.signature(translate).parameters)
-    del parameters["given"]
-    for argument in arguments:
-        if argument not in parameters:
-            raise UserError(f"{name}: no argument `{argument}`; it has {', '.join(parameters)}, distance, reducer")
-    for argument, parameter in parameters.items():
-        if parameter.default is parameter.empty and argument not in arguments:
-            raise UserError(f"{name}: `{argument}` is missing")
     try:
-        return translate(Given(name, parts), **arguments)
-    except UserError:
-        raise
+        if any(name in known for known in PARTS.values()):
+            if miner is not None:
+                raise UserError(f"{name} takes no `miner`")
+            return _make_part(name, arguments)
+        if name not in LOSSES:
+            parts = [part for known in PARTS.values() for part in known]
+            raise UserError(
+                f"pytorch-metric-learning 2.9 has no {name!r} that tfdml knows; losses: {', '.join(sorted(LOSSES))}; "
+                f"parts: {', '.join(sorted(parts))}"
+            )
+        return _make_loss(name, LOSSES[name], miner, arguments)
     except (TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
         raise UserError(f"{name}: {error}") from error
+
+
+def _make_loss(name: str, row: Loss, miner: Any, given: dict[str, Any]) -> Any:
+    for argument, instead in _INSTEAD.items():
+        if given.pop(argument, None) is not None:
+            raise _refuse(name, f"`{argument}`", instead)
+    own = _as_part("distance", row.distance)
+    distance = _as_part("distance", given.pop("distance", own))
+    reducer = _as_part("reducer", given.pop("reducer", row.reducer)).name
+    given = {key: value for key, value in given.items() if key not in _WITHOUT_EFFECT}
+    of_proxies = {} if row.proxies is None else {"num_classes": ..., "embedding_size": None}
+    own_arguments = list(inspect.signature(row.make).parameters.values())[1:]
+    defaults = {**of_proxies, **{argument.name: argument.default for argument in own_arguments}}
+    for argument in given:
+        if argument not in defaults:
+            raise UserError(f"{name}: no argument `{argument}`; it has {', '.join(defaults)}, distance, reducer")
+    arguments = {**defaults, **given}
+    if arguments.get("num_classes") is ...:
+        raise UserError(f"{name}: `num_classes` is missing")
+    allowed = (row.reducer, *row.reducers, "SumReducer")
+    if reducer not in allowed:
+        raise _refuse(name, f"the reducer {reducer}", ", ".join(allowed))
+    matrix, normalized = _matrix(name, distance)
+    if matrix not in row.distances if row.distances else (matrix, normalized) != _matrix(name, own):
+        written = ", ".join(f"{key}={value}" for key, value in distance.arguments.items())
+        raise _refuse(name, f"the distance {distance.name}({written})", f"the loss's own, {own.name}")
+    miner = None if miner is None else _as_part("miner", miner)
+    mining = "all" if miner is None else _mining(name, row, miner, distance)
+    reduction = "sum" if reducer == "SumReducer" else "sum_over_batch_size"
+    o = Given(name, matrix, reduction, "all" if reducer == "MeanReducer" else "active", miner, mining)
+    loss = row.make(o, **{key: value for key, value in arguments.items() if key not in of_proxies})
+    if row.proxies is not None:
+        return ProxyLoss(loss, arguments["num_classes"], arguments.get(row.proxies, 1))
+    return NormalizedLoss(loss) if row.distances and normalized else loss
+
+
+def _mining(name: str, row: Loss, miner: Part, distance: Part) -> str | Miner:
+    """Our `mining` for a miner, which orders pairs by the loss's distance or by one of the same order."""
+    refused = _refuse(
+        name, f"the miner {miner.name} with {miner.distance.name}", f"{', '.join(row.miners) or 'none'} as it is there"
+    )
+    if miner.name in row.miners and miner.name in PAIR_MINERS:
+        if miner.allowed_pos_range or miner.allowed_neg_range:
+            raise _refuse(name, f"a {miner.name} with ranges", f"{miner.name}()")
+        # On normalised vectors all distances have one order.
+        if miner.distance != distance and not (_on_unit_vectors(miner.distance) and _on_unit_vectors(distance)):
+            raise refused
+        if miner.name == "BatchHardMiner":
+            return BatchHardMiner()
+        choices = (miner.pos_strategy, miner.neg_strategy)
+        return BatchEasyHardMiner(*("semi_hard" if choice == "semihard" else choice for choice in choices))
+    as_there = {
+        "DistanceWeightedMiner": miner == _make_part(miner.name, {}),
+        "MultiSimilarityMiner": miner.distance.name == COSINE,
+        "TripletMarginMiner": miner.distance == distance,
+    }
+    if miner.name not in row.miners or not as_there[miner.name]:
+        raise refused
+    return "distance_weighted" if miner.name == "DistanceWeightedMiner" else "all"
+
+
+def _make_part(name: str, arguments: dict[str, Any]) -> Part:
+    kind = next(kind for kind, known in PARTS.items() if name in known)
+    known = PARTS[kind][name]
+    given = {key: value for key, value in arguments.items() if key != "collect_stats"}
+    for key in given:
+        if key not in known:
+            has = ", ".join(known) or "none"
+            raise UserError(f"{name} has no argument `{key}` that tfdml can express; those it can: {has}")
+    made = {**known, **given}
+    for key in ("epsilon", "cutoff", "nonzero_loss_cutoff", "margin", "p", "power"):
+        if key in made:
+            made[key] = number(key, made[key])
+    if "normalize_embeddings" in made:
+        boolean("normalize_embeddings", made["normalize_embeddings"])
+    if kind == "miner":
+        made["distance"] = _as_part("distance", made["distance"])
+    return Part(name, made)
+
+
+def _as_part(kind: str, value: Any) -> Part:
+    """What was given as `distance=`, `reducer=` or `miner=`: a name, or what `from_pml` made of one."""
+    part = from_pml(value) if isinstance(value, str) and value in {*PARTS[kind], *NEAREST} else value
+    if not isinstance(part, Part) or part.name not in PARTS[kind]:
+        raise UserError(
+            f"`{kind}={value!r}` is no {kind} of pytorch-metric-learning: give its name, or `from_pml(name, ...)` with "
+            f"its arguments; known: {', '.join(PARTS[kind])}"
+        )
+    return part
+
+
+def _matrix(name: str, distance: Part) -> tuple[str, bool]:
+    """Our name of a distance, and whether embeddings are normalised before it."""
+    if distance.p != 2 or distance.power not in ((1, 2) if distance.name == "LpDistance" else (1,)):
+        raise _refuse(
+            name,
+            f"{distance.name} with `p={distance.p:g}, power={distance.power:g}`",
+            "`p=2` with `power=1`, or LpDistance with `power=2`, or a `tfdml.mining.Distance` of your own",
+        )
+    if distance.name == "LpDistance":
+        return EUCLIDEAN[int(distance.power) - 1], distance.normalize_embeddings
+    return "cosine" if _on_unit_vectors(distance) else "dot", False
+
+
+def _on_unit_vectors(distance: Part) -> bool:
+    return distance.name == COSINE or bool(distance.normalize_embeddings)
