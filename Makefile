@@ -8,13 +8,16 @@ DOCS   := $(VENV)/.installed-docs
 PML    := .venv-pml
 TFSIM  := .venv-tfsim
 TFA    := .venv-tfa
+LOGGERS := .venv-loggers
 
-.PHONY: parity-pml parity-tfsim parity-tfa help install quickstart test test-slow lint format docs code-map wheel lock clean
+.PHONY: parity-pml parity-tfsim parity-tfa help install quickstart test test-slow test-processors test-loggers test-images lint format docs code-map wheel lock clean
 
 help:
 	@echo "make install     create $(VENV) and install tfdml with its development tools, versions as in constraints.txt"
 	@echo "make quickstart  install, then train, evaluate, export and report on the built-in glyphs (no download)"
 	@echo "make test        the tests;  make test-slow: the longest, which make test leaves out"
+	@echo "make test-processors   the tests, computed as an older processor does; make test-loggers: with wandb and mlflow"
+	@echo "make test-images TFDML_TEST_DATA=FOLDER   the tests on real images and weights: see CONTRIBUTING.md"
 	@echo "make parity-pml  losses against pytorch-metric-learning itself, in an environment of its own ($(PML))"
 	@echo "make parity-tfsim, make parity-tfa   the same against TensorFlow Similarity and TensorFlow Addons"
 	@echo "make lint        ruff (lint, format), mypy and the layers of the imports"
@@ -54,6 +57,28 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(call run_tests,slow)
+
+# As on a processor without AVX-512, with other libraries and another number of threads: sums have another order, and
+# last digits differ. Other settings go before make, such as ONEDNN_MAX_CPU_ISA=AVX2 make test.
+test-processors: export TF_ENABLE_ONEDNN_OPTS := 0
+test-processors: export XLA_FLAGS := --xla_cpu_max_isa=AVX2
+test-processors: export OPENBLAS_CORETYPE := Haswell
+test-processors: export NPY_DISABLE_CPU_FEATURES := X86_V4 AVX512_ICL
+test-processors: export OMP_NUM_THREADS := 3
+test-processors: test
+
+test-images: $(STAMP)
+	@test -d "$(TFDML_TEST_DATA)/data" || { echo "no data/ in TFDML_TEST_DATA=$(TFDML_TEST_DATA): CONTRIBUTING.md"; exit 1; }
+	TFDML_TEST_DATA="$(TFDML_TEST_DATA)" $(BIN)/python -m pytest -n 2 --dist loadfile -m shared_data
+
+# The libraries themselves, in an environment of its own; make test has stand-ins for them.
+$(LOGGERS)/.installed: setup.cfg constraints.txt
+	$(PYTHON) -m venv $(LOGGERS)
+	$(LOGGERS)/bin/python -m pip install --quiet -e '.[wandb,mlflow]' pytest -c constraints.txt
+	@touch $@
+
+test-loggers: $(LOGGERS)/.installed
+	$(LOGGERS)/bin/python -m pytest -m slow tests/training/watching/test_loggers.py
 
 # Each library compared with has an environment of its own: PyTorch, or TensorFlow with Keras 2.
 $(PML)/.installed $(TFSIM)/.installed $(TFA)/.installed: .venv-%/.installed: tests/parity/requirements_%.txt

@@ -67,7 +67,7 @@ def small_disk(tmp_path):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Which cases are quick, and in what order files come.
+    """Which cases are quick, which read real images, and in what order files come.
 
     Of the cases of a test that is marked `one_quick_case`, only the first is quick; of those of a file by XLA too.
 
@@ -75,6 +75,8 @@ def pytest_collection_modifyitems(items):
     """
     begun = set()
     for item in items:
+        if "shared_data" in item.fixturenames:
+            item.add_marker(pytest.mark.shared_data)
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
         compiled = any(isinstance(value, str) and value == "xla" for value in parameters)
         if not compiled and item.get_closest_marker("one_quick_case") is None:

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-import time
+import threading
 
 import grpc
 import numpy as np
@@ -121,20 +121,56 @@ def test_a_busy_server_is_asked_again_and_given_up_at_last(protocol, server, sho
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_an_attempt_that_takes_too_long_is_repeated_within_the_deadline(protocol, server, shop):
-    with connect(server, protocol) as opened:
-        opened.embed(shop.images[:1])
-    server.failures.append(lambda: time.sleep(4))
-    with connect(server, protocol, limits=client.Limits(timeout=2.0, pause=0.01)) as opened:
-        assert opened.embed(shop.images[:1])[0].values
-    server.failures.extend([lambda: time.sleep(1.0)] * 3)
-    started = time.monotonic()
+def test_an_attempt_ends_at_its_timeout(protocol, server, shop):
+    """The server answers only after the client has given up; without a timeout, the client would wait for it."""
+    given_up = threading.Event()
+    server.failures.append(lambda: given_up.wait(60))
     with (
-        connect(server, protocol, limits=client.Limits(timeout=0.2, deadline=0.5, pause=0.01)) as opened,
-        pytest.raises(client.ServerError, match="no answer"),
+        connect(server, protocol, limits=client.Limits(timeout=0.2, attempts=1)) as opened,
+        pytest.raises(client.ServerError, match="no answer in 1 attempts"),
     ):
         opened.embed(shop.images[:1])
-    assert time.monotonic() - started < 10
+    given_up.set()
+
+
+class Clock:
+    """Stands in for `time`: it moves only when somebody waits."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("slow", [1, 9])
+def test_attempts_are_repeated_within_the_deadline(slow, protocol, server, shop, monkeypatch):
+    """Every attempt takes its whole timeout; the last one has what is left of the deadline."""
+    clock, timeouts = Clock(), []
+    monkeypatch.setattr(client, "time", clock)
+    with connect(server, protocol, limits=client.Limits(timeout=2.0, deadline=5.0, pause=0.01)) as opened:
+        answer = opened._transport.predict
+
+        def predict(signature, inputs, timeout):
+            timeouts.append(timeout)
+            if len(timeouts) > slow:
+                return answer(signature, inputs, 60)
+            clock.sleep(timeout)
+            raise client._Busy("too slow")
+
+        opened._transport.predict = predict
+        if slow == 1:
+            assert opened.embed(shop.images[:1])[0].values
+            assert timeouts == [2.0, 2.0]
+        else:
+            with pytest.raises(client.ServerError, match="no answer in 3 attempts: too slow"):
+                opened.embed(shop.images[:1])
+            assert timeouts[:2] == [2.0, 2.0]
+            assert clock.now == pytest.approx(105.0)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -79,13 +79,36 @@ def found(theirs, name, batch):
     return {key.removeprefix(start): value for key, value in theirs.items() if key.startswith(start)}
 
 
-def agree(actual, expected, relative=2e-5, floor=1e-5):
-    """To `relative` of the largest entry, or to rounding of what vanishes."""
-    allowed = max(relative * np.max(np.abs(expected), initial=0.0), floor)
+# What is 0 on a batch but for rounding, by the start of the loss's name: theirs is 1e-8 or less, and ours float32's.
+VANISHING = {
+    # Copies have one gradient, along the vector, which the normalisation takes away; pairs of a dot product cancel.
+    ("", "all identical", "gradient"),
+    # Every precision is 1: the loss is 0 at its minimum.
+    ("fast ap", "no negative", "value"),
+    ("fast ap", "no negative", "gradient"),
+    ("fast ap", "duplicates in one class", "gradient"),
+    # Cosines of a zero vector are 0 whatever the proxies are.
+    ("proxy nca", "all zero", "proxies"),
+    # log(1 + 1e-14) keeps one digit in float64, and all in our log1p.
+    ("multi-similarity", "two images of two classes", "value"),
+}
+
+
+def agree(actual, expected, relative=2e-5):
+    """To `relative` of the largest entry."""
+    allowed = relative * np.max(np.abs(expected), initial=0.0)
     return bool(np.all(np.isfinite(actual))) and np.max(np.abs(actual - expected), initial=0.0) <= allowed
 
 
+def vanishes(case, actual, expected, value):
+    """Whether `case`, (name, batch, what), is known to be 0, and is 0 up to the rounding of terms that cancel."""
+    known = any(case[0].startswith(start) and case[1:] == tuple(rest) for start, *rest in VANISHING)
+    largest = np.max(np.abs(expected), initial=0.0)
+    return known and largest < 1e-7 and np.max(np.abs(actual), initial=0.0) <= 1e-6 * max(1.0, np.abs(value))
+
+
 def known_to_differ(name, batch, theirs):
+    """The differences that docs/parity.md names."""
     family = name.split(" ")[0]
     if "error" in theirs:
         assert family == "histogram", theirs
@@ -101,10 +124,13 @@ def known_to_differ(name, batch, theirs):
 @pytest.mark.parametrize("name", CASES)
 def test_a_loss_equals_theirs(name, theirs):
     """Value, gradient and gradient of the proxies, on every batch."""
-    compared = 0
+    compared, differing = 0, []
     for batch in BATCHES:
         expected = found(theirs, name, batch)
-        if not expected or known_to_differ(name, batch, expected):
+        if not expected:
+            continue
+        if known_to_differ(name, batch, expected):
+            differing.append((batch, expected))
             continue
         actual = ours(CASES[name], batch)
         for what, value in expected.items():
@@ -117,9 +143,14 @@ def test_a_loss_equals_theirs(name, theirs):
                     # Negatives are not normalised there: on unit vectors the tangents agree.
                     x = np.asarray(BATCHES[batch][1], "float64")[rows]
                     value = value - x * np.sum(x * value, axis=1, keepdims=True)
-            assert agree(mine, value), f"{batch}: {what}\n{mine}\n{value}"
+            case = (name, batch, what)
+            holds = agree(mine, value) or vanishes(case, mine, value, expected["value"])
+            assert holds, f"{batch}: {what}\n{mine}\n{value}"
             compared += 1
     assert compared >= 2
+    for batch, expected in differing:
+        actual = ours(CASES[name], batch)
+        assert "error" in expected or not all(agree(actual[what], value) for what, value in expected.items()), batch
 
 
 def test_miners_keep_the_same_pairs_and_draw_with_the_same_probabilities(theirs):

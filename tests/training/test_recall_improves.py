@@ -43,7 +43,6 @@ def test_on_glyphs(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.shared_data
 def test_on_real_characters(tmp_path, shared_data):
     before, after = run(
         tmp_path,
@@ -57,7 +56,6 @@ def test_on_real_characters(tmp_path, shared_data):
 
 
 @pytest.mark.slow
-@pytest.mark.shared_data
 def test_on_real_cars_with_imagenet_weights(tmp_path, shared_data):
     experiment = Experiment(
         run_dir=str(tmp_path / "run"),

@@ -420,7 +420,6 @@ def test_remote_file_system():
     assert [(fault.index, fault.reason) for fault in inspection.diagnose(images)] == expected
 
 
-@pytest.mark.shared_data
 def test_the_real_images_are_sound(shared_data):
     for split in ("train", "test"):
         dataset = cars196.read(os.path.join(shared_data, "data", "cars196"), split)

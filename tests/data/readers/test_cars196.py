@@ -134,7 +134,6 @@ def test_class_out_of_range_is_refused(two_tables):
         cars196.read(two_tables)
 
 
-@pytest.mark.shared_data
 def test_the_real_data_set(shared_data):
     train = cars196.read(shared_data / "data" / "cars196", "train")
     test = cars196.read(shared_data / "data" / "cars196", "test")
@@ -238,7 +237,6 @@ def test_a_box_of_no_numbers_is_refused(two_tables, value):
         cars196.read(two_tables, check_counts=False, crop_boxes=True)
 
 
-@pytest.mark.shared_data
 def test_the_boxes_of_the_real_tables(shared_data):
     """The images there were shrunk since, so that the boxes themselves no longer apply."""
     paths, _, tables = cars196._rows(shared_data / "data" / "cars196")

@@ -177,7 +177,6 @@ def test_any_bytes_are_read_or_refused_in_one_line(file, data):
     assert message.startswith("cub200: ")
 
 
-@pytest.mark.shared_data
 def test_the_real_tables(shared_data, tmp_path, monkeypatch):
     root = tmp_path / "CUB_200_2011"
     shutil.copytree(shared_data / "data" / "annotations" / "CUB_200_2011", root)
@@ -209,7 +208,6 @@ def test_shuffled_rows_give_the_same_ids(images, labels):
     np.testing.assert_array_equal(found.labels, expected.labels)
 
 
-@pytest.mark.shared_data
 def test_the_real_tables_with_placeholders_for_the_images(shared_data, tmp_path):
     root = tmp_path / "CUB_200_2011"
     shutil.copytree(shared_data / "data" / "annotations" / "CUB_200_2011", root)
@@ -251,7 +249,6 @@ def test_wrong_boxes_are_refused(birds, text, message):
         cub200.read(birds, check_counts=False, crop_boxes=True)
 
 
-@pytest.mark.shared_data
 def test_the_real_boxes(shared_data):
     table = shared_data / "data" / "annotations" / "CUB_200_2011" / "bounding_boxes.txt"
     boxes = cub200._boxes(str(table), list(range(1, 11_789)))

@@ -159,7 +159,6 @@ def test_any_bytes_are_read_or_refused_in_one_line(start, data):
     assert len(str(raised.value).splitlines()) == 1
 
 
-@pytest.mark.shared_data
 def test_the_real_split(shared_data, tmp_path, monkeypatch):
     rows, class_of = [], {}
     for status in ("train", "query", "gallery"):

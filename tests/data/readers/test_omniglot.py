@@ -107,7 +107,6 @@ def test_archive_of_something_else(tmp_path):
         omniglot.read(tmp_path, "train")
 
 
-@pytest.mark.shared_data
 def test_the_real_data_set(shared_data):
     train = omniglot.read(shared_data / "data" / "omniglot", "train")
     test = omniglot.read(shared_data / "data" / "omniglot", "test")

@@ -248,7 +248,6 @@ def test_manifest_tells_what_was_prepared(source, folder):
     assert train["bad_images"] == []
 
 
-@pytest.mark.shared_data
 def test_omniglot_from_records_trains_as_from_its_archives(shared_data, tmp_path):
     source = load("omniglot", shared_data / "data" / "omniglot", "test").select_classes(np.arange(964, 984))
     prepare({"test": source}, tmp_path / "out")
