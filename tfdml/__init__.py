@@ -2,7 +2,7 @@
 
 The backend-free part (`losses`, `mining`, `kernels`, `layers`, `objectives`, `backbones`, `models`, `interop`) is
 imported with the package; what needs TensorFlow itself or is heavy (`data`, `training`, `embeddings`, `evaluation`,
-`report`, `export`, `retrieval`, `cluster`) on first use.
+`callbacks`, `report`, `export`, `retrieval`, `cluster`) on first use.
 """
 
 import importlib
@@ -13,14 +13,25 @@ from tfdml.errors import UserError
 from tfdml.version import __version__
 
 if TYPE_CHECKING:  # so that type checkers and editors know what is in them
-    from tfdml import cluster, data, embeddings, evaluation, export, report, retrieval, training
+    from tfdml import callbacks, cluster, data, embeddings, evaluation, export, report, retrieval, training
 
-_ON_FIRST_USE = ("cluster", "data", "embeddings", "evaluation", "export", "report", "retrieval", "training")
+_ON_FIRST_USE = (
+    "callbacks",
+    "cluster",
+    "data",
+    "embeddings",
+    "evaluation",
+    "export",
+    "report",
+    "retrieval",
+    "training",
+)
 
 __all__ = [
     "UserError",
     "__version__",
     "backbones",
+    "callbacks",
     "cluster",
     "data",
     "embeddings",

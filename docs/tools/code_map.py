@@ -22,6 +22,7 @@ BOXES = {
     "retrieval": (490, "galleries in databases"),
     "training": (740, "from settings to a run folder"),
     "report": (740, "HTML pages of runs"),
+    "callbacks": (490, "retrieval metrics within fit"),
     "evaluation": (740, "metrics, search, generalisation"),
     "embeddings": (740, "computed, stored, read; backends"),
     "models": (620, "Embedder, MetricLearner"),

@@ -27,7 +27,7 @@ def measure(embedder, names: list[str], batches: Iterable[Any]) -> tuple[dict[st
     Raises:
         ValueError: There is no batch, one is no pair of images and labels, or they never end.
     """
-    if _never_ends(batches):
+    if never_ends(batches):
         raise ValueError("the batches never end: give one pass over the training images")
     run, parts, labels = _compiled(embedder, names), [], []
     for batch in batches:
@@ -61,7 +61,8 @@ def _compiled(embedder, names: list[str]):
     return compiled(embedder, run)
 
 
-def _never_ends(batches: Any) -> bool:
+def never_ends(batches: Any) -> bool:
+    """Whether batches are a `tf.data.Dataset` without end."""
     cardinality = getattr(batches, "cardinality", None)
     # -1 is tf.data's INFINITE_CARDINALITY.
     return callable(cardinality) and int(cardinality()) == -1

@@ -1,0 +1,219 @@
+"""`RetrievalEvaluation` within plain `fit`; the same again on JAX, in a process of its own."""
+
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import tfdml
+from tfdml.callbacks import RetrievalEvaluation
+from tfdml.errors import UserError
+
+# Before anything is trained: Keras imports it for its data adapters.
+IMPORTED = "tensorflow" in sys.modules
+JAX = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
+
+
+def clusters(seed, classes, per_class=6, dim=5):
+    """Points of classes that a trained projection separates: noise lies in the other dimensions."""
+    rng = np.random.default_rng(seed)
+    y = np.repeat(np.arange(classes), per_class)
+    x = rng.normal(size=(len(y), dim)).astype("float32")
+    x[:, :2] = rng.normal(size=(classes, 2))[y]
+    return x, y
+
+
+def small_model():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3), keras.layers.UnitNormalization()])
+    model.compile(keras.optimizers.Adam(0.02), loss=tfdml.losses.ContrastiveLoss())
+    return model
+
+
+class Recorder(keras.callbacks.Callback):
+    """Keeps the logs that other callbacks see."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen.append(dict(logs))
+
+
+def scripted(values):
+    """An evaluation whose Recall@1 takes these values, one an epoch."""
+    evaluation, rest = RetrievalEvaluation(*HELD_OUT), iter(values)
+    evaluation.evaluate = lambda model: {"recall@1": next(rest)}
+    return evaluation
+
+
+HELD_OUT = clusters(1, 4)
+BOTH_ORDERS = pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
+
+
+def ordered(evaluation, others, last):
+    return [*others, evaluation] if last else [evaluation, *others]
+
+
+def fit(model, callbacks, epochs=4, **options):
+    x, y = clusters(0, 6)
+    return model.fit(x, y, batch_size=36, epochs=epochs, verbose=0, callbacks=callbacks, **options)
+
+
+@BOTH_ORDERS
+def test_logs_hold_what_evaluate_retrieval_gives_of_the_weights_of_the_epoch(last):
+    model, (x, y) = small_model(), HELD_OUT
+    expected = []
+
+    class Reference(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            vectors = keras.ops.convert_to_numpy(self.model(x))
+            expected.append(tfdml.evaluation.evaluate_retrieval(vectors, y, ks=(1, 2), metrics=("recall", "map@r")))
+
+    history = fit(model, ordered(RetrievalEvaluation(x, y, ks=(1, 2), batch_size=5), [Reference()], last)).history
+    assert {name for name in history if name.startswith("val_")} == {"val_recall@1", "val_recall@2", "val_map@r"}
+    for name in ("recall@1", "recall@2", "map@r"):
+        assert history[f"val_{name}"] == [values[name] for values in expected]
+    assert len(set(history["val_map@r"])) > 1
+
+
+@BOTH_ORDERS
+def test_early_stopping_stops_and_restores_the_best_epoch(last):
+    model, weights = small_model(), []
+    keeps = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: weights.append(model.get_weights()))
+    stopping = keras.callbacks.EarlyStopping("val_recall@1", mode="max", patience=2, restore_best_weights=True)
+    history = fit(model, ordered(scripted([0.1, 0.5, 0.4, 0.3, 0.9]), [keeps, stopping], last), epochs=5)
+    assert history.history["val_recall@1"] == [0.1, 0.5, 0.4, 0.3]
+    for restored, best in zip(model.get_weights(), weights[1], strict=True):
+        np.testing.assert_array_equal(restored, best)
+
+
+@BOTH_ORDERS
+def test_model_checkpoint_keeps_the_best_epoch_and_names_it_by_its_value(last, tmp_path):
+    file = str(tmp_path / "{epoch}-{val_recall@1:.2f}.weights.h5")
+    best = keras.callbacks.ModelCheckpoint(
+        file, monitor="val_recall@1", mode="max", save_best_only=True, save_weights_only=True
+    )
+    fit(small_model(), ordered(scripted([0.1, 0.5, 0.4, 0.6]), [best], last))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "1-0.10.weights.h5",
+        "2-0.50.weights.h5",
+        "4-0.60.weights.h5",
+    ]
+
+
+@BOTH_ORDERS
+def test_the_rate_falls_on_a_plateau(last):
+    model = small_model()
+    plateau = keras.callbacks.ReduceLROnPlateau("val_recall@1", mode="max", factor=0.5, patience=1)
+    history = fit(model, ordered(scripted([0.1, 0.5, 0.4, 0.3]), [plateau], last))
+    rates = np.array(history.history["learning_rate"])
+    np.testing.assert_allclose(rates, [0.02, 0.02, 0.02, 0.01], rtol=1e-6)
+
+
+def test_validation_data_may_be_there_too():
+    recorder = Recorder()
+    fit(small_model(), [recorder, RetrievalEvaluation(*HELD_OUT)], epochs=2, validation_data=HELD_OUT)
+    assert {"val_loss", "val_recall@1", "val_map@r", "loss"} <= set(recorder.seen[0])
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        x, y = HELD_OUT
+        return x[index * 10 : index * 10 + 10], y[index * 10 : index * 10 + 10, None]
+
+
+@pytest.mark.parametrize(
+    "batches", [Batches(), [(HELD_OUT[0][:9], HELD_OUT[1][:9]), (HELD_OUT[0][9:], HELD_OUT[1][9:])]]
+)
+def test_batches_give_what_the_arrays_give(batches):
+    model = small_model()
+    expected = RetrievalEvaluation(*HELD_OUT).evaluate(model)
+    assert RetrievalEvaluation(batches).evaluate(model) == expected
+
+
+def test_a_gallery_is_searched():
+    model, (x, y) = small_model(), HELD_OUT
+    rows = np.arange(len(y)) % 2 == 0
+    found = RetrievalEvaluation(x[rows], y[rows], gallery=x[~rows], gallery_labels=y[~rows]).evaluate(model)
+    vectors = keras.ops.convert_to_numpy(model(x))
+    expected = tfdml.evaluation.evaluate_retrieval(
+        vectors[rows], y[rows], vectors[~rows], y[~rows], metrics=["recall@1", "map@r"]
+    )
+    assert found == {name: expected[name] for name in found}
+
+
+def learner_and_images():
+    keras.utils.set_random_seed(0)
+    backbone = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Conv2D(4, 3)])
+    embedder = tfdml.models.Embedder(backbone, embedding_dim=4, image_size=8)
+    learner = tfdml.models.MetricLearner(embedder, tfdml.losses.ContrastiveLoss())
+    learner.build((None, 8, 8, 3))
+    learner.compile("adam")
+    images = np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), dtype=np.uint8)
+    return learner, images, np.repeat(np.arange(4), 3)
+
+
+def test_a_metric_learner_is_measured_by_its_embedder():
+    learner, images, labels = learner_and_images()
+    recorder = Recorder()
+    learner.fit(
+        images, labels, epochs=1, verbose=0, callbacks=[recorder, RetrievalEvaluation(images, labels, batch_size=5)]
+    )
+    vectors = learner.predict(images, verbose=0)
+    expected = tfdml.evaluation.evaluate_retrieval(vectors, labels, metrics=["recall@1", "map@r"])
+    for name in ("recall@1", "map@r"):
+        assert recorder.seen[0][f"val_{name}"] == expected[name]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"y": None}, "needs labels: give `y`"),
+        ({"y": HELD_OUT[1][:3]}, "one class id per embedding, 24"),
+        ({"y": HELD_OUT[1] + 0.5}, "not a whole number"),
+        ({"y": np.arange(24)}, "no query shares its class"),
+        ({"ks": (24,)}, "recall@24 needs 24 gallery images"),
+        ({"metrics": ["nmi"]}, "unknown metric 'nmi'"),
+        ({"gallery": HELD_OUT[0]}, "gallery and gallery_labels go together"),
+        ({"batch_size": 0}, "`batch_size` must be at least 1"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_training(arguments, message):
+    with pytest.raises(UserError, match=message):
+        RetrievalEvaluation(**{"x": HELD_OUT[0], "y": HELD_OUT[1], **arguments})
+
+
+def test_batches_without_labels_or_end_are_refused():
+    with pytest.raises(UserError, match=r"must be \(images, labels\)"):
+        RetrievalEvaluation([HELD_OUT[0]]).evaluate(small_model())
+    with pytest.raises(UserError, match="a generator is used up after one epoch"):
+        RetrievalEvaluation(iter([HELD_OUT]))
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        endless = tf.data.Dataset.from_tensors(HELD_OUT).repeat()
+        with pytest.raises(UserError, match="never end"):
+            RetrievalEvaluation(endless)
+
+
+@pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="imports TensorFlow itself")
+def test_other_backends_import_no_tensorflow():
+    assert not IMPORTED
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="calls itself")
+def test_all_of_this_on_jax():
+    pytest.importorskip("jax")
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(command, env=JAX, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "passed" in done.stdout

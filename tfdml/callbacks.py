@@ -1,0 +1,144 @@
+"""Keras callbacks: `RetrievalEvaluation` measures retrieval on held-out classes after each epoch of `fit`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdml.embeddings.compute import embed
+from tfdml.errors import UserError
+from tfdml.evaluation.per_query import PER_QUERY_METRICS, check_depth, requested, retrieval_task
+from tfdml.evaluation.retrieval import evaluate_retrieval
+from tfdml.models import MetricLearner
+from tfdml.models.calibration import never_ends
+from tfdml.pairwise import integer_labels
+
+
+class RetrievalEvaluation(keras.callbacks.Callback):
+    """Writes retrieval metrics of held-out images into the logs of each epoch, as `val_recall@1` and `val_map@r`.
+
+    Embeds the images with the weights that the epoch ended with and calls `evaluate_retrieval`. Works with any
+    `keras.Model` that gives embeddings, and with a `MetricLearner`, on Keras's TensorFlow and JAX backends.
+
+    The metrics are for other callbacks to monitor. Larger is better, and Keras cannot tell that from their names, so
+    say `mode="max"`:
+
+        model.fit(x, y, epochs=50, callbacks=[
+            tfdml.callbacks.RetrievalEvaluation(x_held_out, y_held_out),
+            keras.callbacks.EarlyStopping("val_recall@1", mode="max", patience=5, restore_best_weights=True),
+        ])
+
+    Keras calls callbacks in the order of their list and hands each the logs of the one before. This callback moves
+    itself to the front of Keras's list, so that the others see its metrics wherever it is listed. A `CallbackList` or
+    training loop of your own must call it first.
+
+    Args:
+        x: The images: an array (N, ...), or batches of (images, labels) that end, such as
+            `tfdml.data.evaluation_batches`; these are read again after each epoch, in the same order.
+        y: (N,) class ids, where `x` is an array. Classes that are not trained on measure what a metric is for.
+        gallery: (G, ...) the images that those of `x` are searched in; None: among each other.
+        gallery_labels: (G,) class ids of `gallery`.
+        ks: The K of `recall`.
+        metrics: Any of `recall` (every K of `ks`), `recall@K`, `precision@K`, `map@K`, `map@r`, `r_precision`, `map`;
+            see `tfdml.evaluation.evaluate_retrieval`.
+        distance: `"euclidean"`, `"sqeuclidean"`, `"cosine"` or `"dot"`.
+        batch_size: Images of an array that are embedded at once.
+        embedder: From images to embeddings; by default the model that trains, of a `MetricLearner` its embedder.
+        prefix: What the names in the logs begin with.
+
+    Raises:
+        UserError: Images and labels do not go together, a metric is unknown or needs more images than there are, or no
+            image has another of its class to find. While training: the embeddings are not finite.
+
+    Example:
+        >>> x, y = train.images.pixels(), train.labels
+        >>> evaluation = RetrievalEvaluation(test.images.pixels(), test.labels, ks=(1, 4))
+        >>> stopping = keras.callbacks.EarlyStopping("val_recall@1", mode="max", patience=3)
+        >>> history = model.fit(x, y, epochs=20, callbacks=[evaluation, stopping])
+        >>> sorted(name for name in history.history if name.startswith("val_"))
+        ['val_map@r', 'val_recall@1', 'val_recall@4']
+    """
+
+    def __init__(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        gallery: Any = None,
+        gallery_labels: Any = None,
+        ks: Sequence[int] = (1,),
+        metrics: Sequence[str] = ("recall", "map@r"),
+        distance: str = "euclidean",
+        batch_size: int = 100,
+        embedder: Callable[[Any], Any] | None = None,
+        prefix: str = "val_",
+    ):
+        super().__init__()
+        if batch_size < 1:
+            raise UserError(f"`batch_size` must be at least 1, not {batch_size}")
+        if y is None and (hasattr(x, "shape") or not (hasattr(x, "__iter__") or hasattr(x, "__getitem__"))):
+            raise UserError("RetrievalEvaluation needs labels: give `y`, or batches of (images, labels) as `x`")
+        if hasattr(x, "__next__"):
+            raise UserError("a generator is used up after one epoch: give arrays, a tf.data.Dataset or a PyDataset")
+        if y is None and never_ends(x):
+            raise UserError("the batches to evaluate on never end: give one pass over the held-out images")
+        self.x, self.y, self.gallery = x, None if y is None else integer_labels(y, "y"), gallery
+        self.gallery_labels = None if gallery_labels is None else integer_labels(gallery_labels, "gallery_labels")
+        self.names = requested(ks, metrics, PER_QUERY_METRICS)
+        self.distance, self.batch_size, self.embedder, self.prefix = distance, batch_size, embedder, prefix
+        if self.y is not None:
+            # What is wrong is found now, not at the end of a long epoch.
+            nothing = [None if images is None else np.zeros((len(images), 1)) for images in (x, gallery)]
+            check_depth(retrieval_task(nothing[0], self.y, nothing[1], self.gallery_labels), self.names)
+
+    def set_model(self, model):
+        """Called by Keras before training."""
+        super().set_model(model)
+        # Keras gives callbacks no other way to its list.
+        caller = sys._getframe(1).f_locals.get("self")
+        if isinstance(caller, keras.callbacks.CallbackList) and self in caller.callbacks:
+            others = [callback for callback in caller.callbacks if callback is not self]
+            caller.callbacks = [self, *others]
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Measure, and add the metrics to the logs."""
+        del epoch
+        if logs is not None:
+            logs.update({f"{self.prefix}{name}": value for name, value in self.evaluate(self.model).items()})
+
+    def evaluate(self, model: keras.Model) -> dict[str, float]:
+        """The metrics of a model as it is now, by name, without the prefix.
+
+        Example:
+            >>> sorted(RetrievalEvaluation(test.images.pixels(), test.labels).evaluate(model))
+            ['map@r', 'recall@1']
+        """
+        embedder = self.embedder or (model.embedder if isinstance(model, MetricLearner) else model)
+        if self.y is not None:
+            embeddings, labels = embed(embedder, self._slices(self.x)), self.y
+        else:
+            parts: list[np.ndarray] = []
+            embeddings, labels = embed(embedder, _images(self.x, parts)), np.concatenate(parts)
+        gallery = None if self.gallery is None else embed(embedder, self._slices(self.gallery))
+        measured = evaluate_retrieval(
+            embeddings, labels, gallery, self.gallery_labels, metrics=self.names, distance=self.distance
+        )
+        return {name: measured[name] for name in self.names}
+
+    def _slices(self, images: Any) -> Iterator[Any]:
+        return (images[first : first + self.batch_size] for first in range(0, len(images), self.batch_size))
+
+
+def _images(batches: Any, labels: list[np.ndarray]) -> Iterator[Any]:
+    """The images of batches of (images, labels); the labels are added to a list."""
+    # A PyDataset may have items beyond its length.
+    finite = map(batches.__getitem__, range(len(batches))) if isinstance(batches, keras.utils.PyDataset) else batches
+    for batch in finite:
+        if not isinstance(batch, tuple | list) or len(batch) < 2:
+            raise UserError("each batch to evaluate on must be (images, labels)")
+        labels.append(integer_labels(batch[1]))
+        yield batch[0]
