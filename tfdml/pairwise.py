@@ -361,6 +361,11 @@ def _together(labels):
     return ops.cast(together, "bool")
 
 
+def mean(x):
+    """The mean of all values; 0 where there is none."""
+    return ops.sum(x) / ops.maximum(ops.cast(ops.size(x), "float32"), 1.0)
+
+
 def masked_sum(values, mask, axis=None):
     """The sum of `values` where `mask` is true; 0 where it is true nowhere."""
     return ops.sum(ops.where(mask, values, 0.0), axis=axis)
@@ -374,6 +379,17 @@ def masked_count(mask, axis=None):
 def masked_mean(values, mask, axis=None):
     """The mean of `values` where `mask` is true; 0 where it is true nowhere."""
     return masked_sum(values, mask, axis) / ops.maximum(masked_count(mask, axis), 1.0)
+
+
+def index_of_largest(values):
+    """The index of the largest value of each row, the first among equals: (N, M) -> (N,); also where N = M = 0.
+
+    Example:
+        >>> np.array(index_of_largest(keras.ops.array([[1.0, 3.0, 3.0]]))).tolist()
+        [1]
+    """
+    # Behind a column that is never chosen, as no backend has an argmax of no columns.
+    return ops.argmax(ops.pad(values, ((0, 0), (0, 1)), constant_values=float("-inf")), axis=1)
 
 
 def fold_over_positives(step, state, positives):

@@ -1,3 +1,6 @@
+import functools
+import inspect
+
 import keras
 import numpy as np
 import pytest
@@ -5,8 +8,9 @@ import tensorflow as tf
 
 from tests import references
 from tests.marks import first_quick
-from tests.mathematics import assert_close, random_batch
-from tfdml import losses
+from tests.mathematics import assert_close, random_batch, value_and_gradients
+from tfdml import losses, objectives
+from tfdml.mining.composing import named_miners
 
 MAKE = {
     "contrastive": losses.ContrastiveLoss,
@@ -156,3 +160,67 @@ def test_sum_reduction_is_the_papers_sum():
     labels, x = batch()
     expected = references.contrastive(labels, x, reduction="sum")
     assert_close(losses.ContrastiveLoss(reduction="sum")(labels, x), expected)
+
+
+@functools.cache
+def with_every_mining(name):
+    """A loss, and the same with each mining that it takes, each with its name."""
+    make = getattr(losses, name)
+    if "mining" not in inspect.signature(make).parameters:
+        return {name: make()}
+    own = losses.triplet.MINING if make is losses.TripletLoss else ()
+    return {name: make(), **{f"{name} {mining}": make(mining=mining) for mining in (*own, *named_miners())}}
+
+
+every_name = pytest.mark.parametrize("name", losses.__all__)
+
+
+@every_name
+def test_a_nan_is_not_hidden(name):
+    for key, loss in with_every_mining(name).items():
+        labels, x = batch()
+        for image in (0, 8):
+            hidden = x.copy()
+            hidden[image, 2] = np.nan
+            assert np.isnan(loss(labels, hidden)), key
+        of_one = np.isnan(loss.call(labels, hidden))
+        assert np.all(of_one) or list(np.flatnonzero(of_one)) == [8], key
+
+
+@every_name
+def test_a_batch_without_images_costs_nothing_and_has_no_gradient(name):
+    for key, loss in with_every_mining(name).items():
+        value, (gradient,) = value_and_gradients(lambda x, loss=loss: loss(np.zeros(0, "int64"), x), np.zeros((0, 5)))
+        assert value == 0.0, key
+        assert gradient.shape == (0, 5), key
+
+
+@pytest.mark.parametrize("key", ["TripletLoss hard", "QuadrupletLoss", *(f"NTXentLoss {m}" for m in named_miners())])
+def test_a_batch_of_unknown_size_may_turn_out_to_be_empty(key):
+    loss = with_every_mining(key.split()[0])[key]
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 5])], autograph=False)
+    def run(labels, x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            value = loss(labels, x)
+        return value, tape.gradient(value, x)
+
+    value, gradient = run(np.zeros(0, "int64"), np.zeros((0, 5), "float32"))
+    assert value == 0.0
+    assert gradient.shape == (0, 5)
+
+
+@every_name
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_computed_in_float32_on_every_path(name, dtype):
+    labels, x = batch()
+    half = tf.cast(x, dtype)
+    exact = tf.cast(half, "float32")
+    for loss in (getattr(losses, name)(), *([losses.NPairLoss(l2=0.1)] if name == "NPairLoss" else [])):
+        np.testing.assert_array_equal(loss.call(labels, half), loss.call(labels, exact))
+        if isinstance(loss, losses.EmbeddingLoss):
+            term = objectives.MetricLoss(loss, representation="projection")
+            value = term({"projection": half}, labels)
+            assert value.dtype == tf.float32
+            np.testing.assert_array_equal(value, loss.of_batch(tf.constant(labels), exact))

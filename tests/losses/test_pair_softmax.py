@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 
@@ -49,7 +51,7 @@ DEFAULTS = {name: case for name, case in CASES.items() if name.split()[-2] in ("
 MEANS = {name: case for name, case in DEFAULTS.items() if name.endswith("mean")}
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 every_default = pytest.mark.parametrize(
-    "loss", [NTXentLoss(), SoftNearestNeighborLoss(), TupletMarginLoss()], ids=lambda loss: loss.name
+    "loss", [NTXentLoss(), SoftNearestNeighborLoss(), TupletMarginLoss(variance_weight=0.0)], ids=lambda loss: loss.name
 )
 
 
@@ -97,8 +99,34 @@ def test_a_positive_within_the_slack_is_pushed_outwards():
     angles = np.radians([0.0, 3.0, 40.0])
     x = np.stack([np.cos(angles), np.sin(angles)], 1).astype("float32")
     further = np.stack([np.cos(angles), np.sin(angles + np.radians([0, 2, 0]))], 1).astype("float32")
-    loss = TupletMarginLoss(margin_degrees=10, scale=8.0)
+    loss = TupletMarginLoss(margin_degrees=10, scale=8.0, variance_weight=0.0)
     assert loss.call([0, 0, 1], further)[0] < loss.call([0, 0, 1], x)[0]
+
+
+def test_small_angles_follow_the_formula_without_a_jump():
+    values = []
+    for angle in np.geomspace(1e-4, 1e-2, 41):
+        angles = np.array([0.0, angle, 0.2])
+        x = np.stack([np.cos(angles), np.sin(angles)], 1).astype("float32")
+        values.append(float(TupletMarginLoss(variance_weight=0.0)([0, 0, 1], x)))
+        exact = references.tuplet_margin([0, 0, 1], np.stack([np.cos(angles), np.sin(angles)], 1), scale=32.0)
+        assert_close(values[-1], exact, 2e-3)
+    # The formula's value falls by less than 0.2 % from one angle to the next up to the last few.
+    assert np.max(np.abs(np.diff(values[:25])) / values[0]) < 1.5e-3
+
+
+def test_defaults_are_those_of_the_papers():
+    labels, x = random_batch(4, 9, 3, 4)
+    # Yu and Tao: a margin of 0.1 rad, s = 32 on CUB-200 and Cars-196, an intra-pair variance of weight 0.5.
+    paper = references.tuplet_margin(labels, x, math.degrees(0.1), 32.0, 0.5, 0.01)
+    assert_close(TupletMarginLoss()(labels, x), paper, 1e-3)
+    # SimCLR's temperature on cosines; Frosst et al.'s own, 100, gives unit vectors ln(neighbors / positives).
+    unlearned = references.soft_nearest_neighbor(labels, x, 100.0)
+    assert_close(SoftNearestNeighborLoss(temperature=100)(labels, x), unlearned)
+    blind = np.mean([np.log(8 / (np.sum(labels == label) - 1)) for label in labels if np.sum(labels == label) > 1])
+    assert abs(unlearned - blind) < 0.02
+    simclr = references.soft_nearest_neighbor(labels, x, 0.1, "cosine")
+    assert_close(SoftNearestNeighborLoss()(labels, x), simclr)
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,15 @@ def test_a_batch_of_four_thousand(mining):
     check_large(TripletLoss(mining=mining))
 
 
+def test_the_distance_is_that_of_the_source_by_default():
+    labels, x = random_batch(3, 9, 3, 4)
+    # Schroff et al.'s squared distances; Hermans et al.'s soft margin on plain ones.
+    hinges = references.triplet(labels, x, margin=0.1, mining="all", kind="sqeuclidean")
+    assert_close(TripletLoss()(labels, x), hinges)
+    soft = references.triplet(labels, x, margin="soft", mining="hard", kind="euclidean")
+    assert_close(TripletLoss("soft", "hard")(labels, x), soft)
+
+
 @pytest.mark.parametrize("case", SOFT.values(), ids=SOFT)
 def test_the_soft_margin_equals_the_formula(case):
     check_formula(case)

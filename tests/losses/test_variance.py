@@ -61,6 +61,22 @@ def test_each_weight_is_that_of_its_term():
     assert float(VICRegLoss(0.0, 0.0, 1.0)(labels, x[:, :1])) == 0.0
 
 
+def test_the_default_weights_are_those_of_the_authors_code_on_two_views():
+    views = np.random.default_rng(3).normal(size=(2, 5, 3)) * 0.5
+    views[1] = views[0]  # with equal views, both batches have the statistics of one
+
+    def statistics(z):
+        covariances = np.cov(z.T)
+        shortfall = np.mean(np.maximum(1 - np.sqrt(np.diag(covariances) + 1e-4), 0))
+        return shortfall, (np.sum(covariances**2) - np.sum(np.diag(covariances) ** 2)) / z.shape[1]
+
+    deviations, squares = zip(*map(statistics, views), strict=True)
+    authors = 25 * np.mean((views[0] - views[1]) ** 2) + 25 * sum(deviations) / 2 + 1 * sum(squares)
+    # Of 10 images in place of 5, a variance is divided by 9 and not by 8.
+    batch = np.concatenate(views) * np.sqrt(9 / 8)
+    assert_close(VICRegLoss()(np.tile(np.arange(5), 2), batch.astype("float32")), authors)
+
+
 def test_a_negative_weight_is_refused():
     with pytest.raises(ValueError, match="covariance must not be negative"):
         VICRegLoss(covariance=-1)

@@ -39,12 +39,14 @@ def curricular(labels, x, proxies, t=0.0, scale=64.0, margin=0.5):
     return mean(values)
 
 
-def sphere_face2(labels, x, proxies, bias, scale=40.0, margin=0.4, balance=0.7, adjustment=3.0):
-    values = []
-    for label, row in zip(labels, cosines(x, proxies), strict=True):
+def sphere_face2(labels, x, proxies, bias, scale=40.0, margin=0.4, balance=0.7, adjustment=3.0, at=None):
+    """`at`, an x and proxies, is where g is taken: what it adds to the cosine is then a constant."""
+    values, found = [], cosines(x, proxies)
+    fixed = found if at is None else cosines(*at)
+    for label, row, fixed_row in zip(labels, found, fixed, strict=True):
         value = 0.0
-        for j, c in enumerate(map(float, row)):
-            g = 2 * ((c + 1) / 2) ** adjustment - 1
+        for j, (c, there) in enumerate(zip(map(float, row), map(float, fixed_row), strict=True)):
+            g = c + (2 * ((there + 1) / 2) ** adjustment - 1 - there)
             if j == int(label):
                 value += balance / scale * softplus(-(scale * (g - margin) + bias))
             else:
@@ -79,7 +81,7 @@ def value_and_gradients(objective, labels, x, weights, mode):
 def cases():
     face = built(CurricularFace(CLASSES, scale=4.0), t=0.3)
     steep = built(CurricularFace(CLASSES, scale=16.0, margin=1.2), t=0.9)
-    two = built(SphereFace2(CLASSES, scale=6.0))
+    two = built(SphereFace2(CLASSES, scale=6.0, detached=False))
     flat = built(SphereFace2(CLASSES, scale=3.0, margin=0.1, balance=0.5, adjustment=1.0), bias=0.7)
     head = built(InstanceLoss(CLASSES))
     biased = built(InstanceLoss(CLASSES, use_bias=True), bias=[0.5, -1.0, 0.0, 2.0])
@@ -121,6 +123,20 @@ def test_values_and_gradients_equal_the_formulas(mode):
             assert_close(found, wanted, 2e-5), name
 
 
+@pytest.mark.parametrize("mode", ["eager", "xla"])
+def test_the_gradient_of_sphere_face_2_passes_its_adjustment_by(mode):
+    objective = built(SphereFace2(CLASSES, scale=6.0))
+    labels, x = random_batch(3, 7, CLASSES, 4, unit=False)
+    proxies, bias = np.asarray(objective.class_proxies.proxies), float(objective.bias)
+    weights = [objective.class_proxies.proxies]
+    value, actual = value_and_gradients(objective, labels, x, weights, mode)
+    assert_close(value, sphere_face2(labels, x, proxies, bias, 6.0))
+    expected = finite_differences(lambda *a: sphere_face2(labels, *a, bias, 6.0, at=(x, proxies)), x, proxies)
+    for found, wanted in zip(actual, expected, strict=True):
+        assert_close(found, wanted, 2e-5)
+    check_config(SphereFace2(CLASSES, detached=False))
+
+
 def test_degenerate_batches_labels_and_configurations():
     for objective, weights, reference in cases().values():
         check_config(objective)
@@ -133,7 +149,8 @@ def test_degenerate_batches_labels_and_configurations():
         half = objective({"embedding": keras.ops.ones((2, 4), "float16")}, [0, 1])
         assert keras.backend.standardize_dtype(half.dtype) == "float32"
         assert math.isfinite(half)
-        assert math.isnan(objective({"embedding": keras.ops.ones((2, 4))}, [0, CLASSES]))
+        with pytest.raises(ValueError, match=r"labels must be classes 0 \.\. 3.*; got label 4"):
+            objective({"embedding": keras.ops.ones((2, 4))}, [0, CLASSES])
 
 
 def test_t_follows_the_mean_cosine_in_training_alone():
@@ -146,10 +163,11 @@ def test_t_follows_the_mean_cosine_in_training_alone():
     assert_close(objective.t, 0.75 * 0.5 + 0.25 * own.mean())
     # A label without a proxy does not count, and no label at all changes nothing.
     objective.t.assign(0.5)
-    objective({"embedding": x[:2]}, [labels[0], CLASSES], training=True)
+    two = objective.represent({"embedding": x[:2]})
+    objective.follow(two, keras.ops.array([labels[0], CLASSES]))
     assert_close(objective.t, 0.75 * 0.5 + 0.25 * own[0])
     objective.t.assign(0.5)
-    objective({"embedding": x[:2]}, [-1, CLASSES], training=True)
+    objective.follow(two, keras.ops.array([-1, CLASSES]))
     assert float(objective.t) == 0.5
     assert not objective.t.trainable
 

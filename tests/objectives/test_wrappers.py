@@ -12,8 +12,9 @@ from tests.mathematics import (
     random_batch,
     value_and_gradients,
 )
+from tests.models.networks import images, tiny_embedder
 from tests.played_replicas import play
-from tfdml import losses
+from tfdml import losses, models, objectives
 from tfdml.losses.base import EmbeddingLoss
 from tfdml.objectives import MetricLoss, Objective, ProxyLoss
 
@@ -148,7 +149,9 @@ def test_values_that_are_equal_are_all_kept_and_mistakes_stay_in_sight():
     expected = proxy_loss()
     expected.class_proxies.proxies.assign(proxies_of(objective))
     assert_close(objective({"embedding": same}, [1, 1, 1, 1]), expected({"embedding": same}, [1, 1, 1, 1]))
-    assert np.isnan(objective({"embedding": same}, [1, 1, 1, 8]))
+    hidden = same.copy()
+    hidden[2, 0] = np.nan
+    assert np.isnan(objective({"embedding": hidden}, [1, 1, 1, 1]))
 
 
 @pytest.mark.parametrize("batch", DEGENERATE)
@@ -206,10 +209,75 @@ def test_arguments_that_make_no_sense_are_refused(make, message):
         make()
 
 
+@pytest.mark.parametrize(
+    ("loss", "number"), [(losses.SubCenterArcFaceLoss(), 3), (losses.SoftTripleLoss(), 10), (losses.AMSoftmaxLoss(), 1)]
+)
+def test_a_loss_has_its_own_number_of_proxies(loss, number):
+    labels, x = random_batch(5, 7, 3, 4)
+    objective = ProxyLoss(loss, 3)
+    value = objective({"embedding": x}, labels)
+    assert objective.proxies_per_class == number
+    rows = proxies_of(objective).reshape(3 * number, 4)
+    cosines = references.class_similarities(x, rows).reshape(7, 3, number)
+    assert_close(value, loss(labels, cosines if number > 1 else cosines[:, :, 0]))
+    assert ProxyLoss.from_config(objective.get_config()).proxies_per_class == number
+    assert ProxyLoss(loss, 3, proxies_per_class=2).proxies_per_class == 2
+
+
 def test_missing_representation_is_named_with_those_there_are():
     objective = MetricLoss(losses.ContrastiveLoss(), representation="pooled")
     with pytest.raises(ValueError, match="needs the representation 'pooled', but there are only embedding, projection"):
         objective({"embedding": np.eye(2, dtype="float32"), "projection": np.eye(2, dtype="float32")}, [0, 1])
+
+
+def test_a_loss_on_class_similarities_is_refused_without_proxies():
+    for representation in ("embedding", "pooled"):
+        with pytest.raises(
+            ValueError, match=r"am_softmax_loss takes similarities .* use ProxyLoss\(loss, num_classes\)"
+        ):
+            MetricLoss(losses.AMSoftmaxLoss(), representation)
+
+
+ADVICE = r"labels must be classes 0 \.\. 2.*ProxyLoss\(loss, num_classes\).*RetrievalEvaluation"
+BEYOND, NEGATIVE = np.array([0, 1, 2, 3]), np.array([0, -1, 2, 0])
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_learner_refuses_labels_without_a_proxy_before_the_first_step(jit_compile):
+    x = images(1, 4, "uint8")
+    for objective in (ProxyLoss(losses.AMSoftmaxLoss(), 3), objectives.InstanceLoss(3)):
+        learner = models.MetricLearner(tiny_embedder(), objective)
+        learner.compile("sgd", jit_compile=jit_compile)
+        for wrong in (BEYOND, NEGATIVE):
+            for run in (learner.fit, learner.evaluate):
+                with pytest.raises(ValueError, match=ADVICE):
+                    run(x, wrong, verbose=0)
+
+
+def as_dataset(*arrays):
+    return tf.data.Dataset.from_tensor_slices(arrays).batch(4)
+
+
+def test_a_learner_refuses_labels_without_a_proxy_in_the_batches_of_a_data_set():
+    x, right = images(1, 4, "uint8"), np.array([0, 1, 2, 0])
+    learner = models.MetricLearner(tiny_embedder(), ProxyLoss(losses.AMSoftmaxLoss(), 3))
+    learner.compile("sgd", jit_compile=False)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=ADVICE):
+        learner.fit(as_dataset(x, BEYOND), verbose=0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=ADVICE):
+        learner.fit(as_dataset(x, right), validation_data=as_dataset(x, NEGATIVE), verbose=0)
+
+
+def test_a_model_with_fewer_outputs_than_classes_is_refused():
+    x = random_batch(1, 4, 3, 5)[1]
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
+    model.compile("sgd", loss=losses.AMSoftmaxLoss(), jit_compile=False)
+    model.fit(x, np.array([0, 1, 2, 0]), verbose=0)
+    for wrong in (BEYOND, NEGATIVE):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=ADVICE):
+            model.fit(x, wrong, verbose=0)
+        with pytest.raises(ValueError, match=ADVICE):
+            losses.AMSoftmaxLoss()(wrong, np.zeros((4, 3), "float32"))
 
 
 def test_missing_class_similarities_point_to_the_proxies():

@@ -276,7 +276,9 @@ LOSSES = {
         (*PAIR_MINERS, "DistanceWeightedMiner", "TripletMarginMiner"),
     ),
     "TupletMarginLoss": Loss(
-        lambda o, margin=5.73, scale=64: losses.TupletMarginLoss(margin, scale, reduction=o.reduction, mining=o.mining),
+        lambda o, margin=5.73, scale=64: losses.TupletMarginLoss(
+            margin, scale, 0.0, reduction=o.reduction, mining=o.mining
+        ),
         COSINE,
         miners=PAIR_MINERS,
     ),

@@ -143,15 +143,19 @@ class EmbeddingLoss(LabelledLoss):
         num_local = ops.shape(labels)[0]
         labels, embeddings = replicas.gather(labels), replicas.gather(ops.cast(embeddings, "float32"))
         if not self.divides:
-            return replicas.local_rows(self.anchor_losses(labels, embeddings), num_local)
+            return replicas.local_rows(self._values(labels, embeddings), num_local)
         with replicas.own_rows(num_local, ops.shape(labels)[0]):
-            return self.anchor_losses(labels, embeddings)
+            return self._values(labels, embeddings)
 
     def of_batch(self, labels, embeddings):
         """The reduced loss of the global batch; within `pairwise.only_rows` the part of it that its rows make up."""
         with pairwise.positives_by(self.positives):
-            value = self.reduce(self.anchor_losses(labels, embeddings))
+            value = self.reduce(self._values(labels, ops.cast(embeddings, "float32")))
         return value if self.reduction == "sum" else value * replicas.share_of_rows()
+
+    def _values(self, labels, embeddings):
+        """`anchor_losses`, and NaN for every anchor if an embedding has a NaN, which masks and miners may hide."""
+        return self.anchor_losses(labels, embeddings) + nan_if_any(embeddings)
 
     @property
     def divides(self) -> bool:
@@ -205,6 +209,16 @@ class MinedLoss(EmbeddingLoss):
     def divides(self):
         """Yes, save with objects, which see square matrices."""
         return is_named(self.distance, self.mining)
+
+
+def nan_if_any(x, axis=None):
+    """NaN where `x` has a NaN along `axis` (by default anywhere), and 0 elsewhere; without a gradient.
+
+    Example:
+        >>> np.array(nan_if_any(keras.ops.array([[1.0, float("nan")], [0.0, 1.0]]), axis=1))
+        array([nan,  0.], dtype=float32)
+    """
+    return ops.where(ops.any(ops.isnan(x), axis=axis), float("nan"), 0.0)
 
 
 def check_rank(name, tensor, rank, what):

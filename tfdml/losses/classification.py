@@ -9,13 +9,48 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.arguments import number, share
-from tfdml.losses.base import LabelledLoss, check_rank
+from tfdml.errors import UserError
+from tfdml.losses.base import LabelledLoss, check_rank, nan_if_any
 from tfdml.losses.masked import masked_logsumexp
 
 
 def target_mask(labels, num_classes):
     """(B, C) boolean, true at each image's own class."""
     return labels[:, None] == ops.cast(ops.arange(num_classes), labels.dtype)[None, :]
+
+
+def refuse_unknown_classes(labels, num_classes, name):
+    """Refuse labels outside 0 .. C - 1: at once where their values are known, else when a TensorFlow graph runs.
+
+    XLA leaves assertions out and JAX has none: in a program compiled by one of them the value is NaN. Labels in arrays
+    are refused there too, by `MetricLearner.fit` and `evaluate`, before the first step.
+
+    Args:
+        labels: (B,) integers.
+        num_classes: C.
+        name: The name of the loss or objective, for the message.
+
+    Raises:
+        UserError: A label is out of range. (`tf.errors.InvalidArgumentError`, with the same message, in a graph.)
+    """
+    message = (
+        f"{name}: labels must be classes 0 .. {num_classes - 1}, as there are similarities to {num_classes} classes. "
+        "Number the training classes from 0 (ImageDataset.contiguous()) and give proxies for all of them: "
+        "tfdml.objectives.ProxyLoss(loss, num_classes). For classes that are not trained this loss has no value: "
+        "measure retrieval with tfdml.callbacks.RetrievalEvaluation(x, y) in place of validation_data"
+    )
+    try:
+        known = ops.convert_to_numpy(labels)
+    except Exception:  # each backend has its own type for a tensor without values
+        if keras.backend.backend() == "tensorflow":
+            import tensorflow as tf
+
+            inside = ops.logical_and(labels >= 0, labels < num_classes)
+            tf.debugging.Assert(tf.reduce_all(inside), [message, "Labels:", labels], summarize=8)
+        return
+    outside = known[(known < 0) | (known >= num_classes)]
+    if outside.size:
+        raise UserError(f"{message}; got label {outside[0]}")
 
 
 class ClassSimilarityLoss(LabelledLoss):
@@ -25,11 +60,18 @@ class ClassSimilarityLoss(LabelledLoss):
     command line makes for each class unless told. With a `label_smoothing` of e the target is 1 - e + e / C at the own
     class and e / C at the others: the value is L + e (z_y - mean of z), of logits z.
 
-    A label outside 0 .. C - 1 has no proxy: its value is NaN, so that the mistake cannot pass unseen.
+    A label outside 0 .. C - 1 has no proxy: it is refused (see `refuse_unknown_classes`), and its value is NaN.
     """
 
     proxies_per_class = 1
     label_smoothing = 0.0
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        """The reduced loss of labels (B,) and similarities to classes (B, C), or (B, C, K) to their proxies."""
+        labels, y_pred = pairwise.as_labels(y_true), ops.convert_to_tensor(y_pred)
+        if len(y_pred.shape) > 1 and y_pred.shape[1]:  # else `call` says what is wrong
+            refuse_unknown_classes(labels, y_pred.shape[1], self.name)
+        return super().__call__(labels, y_pred, sample_weight)
 
     def class_similarities(self, similarities):
         """The similarities to the classes (B, C), from those to their proxies; the same, with one proxy per class.
@@ -45,7 +87,7 @@ class ClassSimilarityLoss(LabelledLoss):
         labels = pairwise.as_labels(labels)
         similarities = self.class_similarities(similarities)
         mask = target_mask(labels, similarities.shape[1])
-        values = self.class_losses(ops.cast(similarities, "float32"), mask)
+        values = self.class_losses(ops.cast(similarities, "float32"), mask) + nan_if_any(similarities, axis=1)
         return ops.where(ops.any(mask, axis=1), values, float("nan"))
 
     def class_losses(self, similarities, target_mask):

@@ -54,7 +54,7 @@ class ContrastiveLoss(MinedLoss):
     ):
         super().__init__(reduction=reduction, name=name)
         self.distance = as_distance(distance)
-        self.mining = as_miner(mining)
+        self.mining = as_miner(mining, distance=self.distance)
         # -x.y is negative where vectors are alike, as may be what an object gives; no other distance is below 0.
         may_be_negative = self.distance == "dot" or not isinstance(self.distance, str)
         self.margin = number("margin", margin, at_least=None if may_be_negative else 0)
@@ -64,7 +64,7 @@ class ContrastiveLoss(MinedLoss):
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         distances = matrix_of(self.distance, embeddings)
-        positives, negatives = keep_pairs(self.mining, distances, labels)
+        positives, negatives = keep_pairs(self.mining, distances, labels, self.distance)
         hinge = ops.relu(self.margin - distances)
         counted = ops.logical_and(negatives, hinge > 0) if self.average == "active" else negatives
         return self.over_pairs(distances, positives) + self.over_pairs(hinge, counted)
@@ -98,12 +98,12 @@ class CosineContrastiveLoss(MinedLoss):
     def __init__(self, margin=0.5, reduction="sum_over_batch_size", name="cosine_contrastive_loss", mining="all"):
         super().__init__(reduction=reduction, name=name)
         self.margin = number("margin", margin, at_least=-1, at_most=1)
-        self.mining = as_miner(mining)
+        self.mining = as_miner(mining, distance="cosine")
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         cosines = pairwise.cosine_similarities(embeddings)
-        positives, negatives = keep_pairs(self.mining, 1.0 - cosines, labels)
+        positives, negatives = keep_pairs(self.mining, 1.0 - cosines, labels, "cosine")
         hinge = ops.relu(cosines - self.margin)
         active = ops.logical_and(negatives, hinge > 0)
         pull = self.over_pairs(ops.square(cosines - 1.0), positives)
@@ -153,12 +153,12 @@ class BinomialDevianceLoss(MinedLoss):
         self.alpha = number("alpha", alpha, above=0)
         self.beta = number("beta", beta)
         self.negative_cost = number("negative_cost", negative_cost, above=0)
-        self.mining = as_miner(mining)
+        self.mining = as_miner(mining, distance="cosine")
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         cosines = pairwise.cosine_similarities(embeddings)
-        positives, negatives = keep_pairs(self.mining, 1.0 - cosines, labels)
+        positives, negatives = keep_pairs(self.mining, 1.0 - cosines, labels, "cosine")
         logits = self.alpha * (cosines - self.beta)
         pull = self.over_pairs(ops.softplus(-logits), positives)
         return pull + self.over_pairs(ops.softplus(self.negative_cost * logits), negatives)

@@ -113,7 +113,7 @@ class AngularLoss(EmbeddingLoss):
         positives = ops.logical_and(pairwise.positive_mask(labels), ops.any(negatives, axis=1, keepdims=True))
         scaled = 4.0 * squared_tangent * cosines
         # exp(c s_an) exp(c s_pn), each relative to its row's largest: at 65 degrees the product is above e^-74.
-        largest = ops.stop_gradient(ops.max(ops.where(negatives, scaled, -1e30), axis=1, keepdims=True))
+        largest = ops.stop_gradient(ops.max(ops.where(negatives, scaled, -1e30), axis=1, keepdims=True, initial=-1e30))
         # Masked and not clipped at 0: fused arithmetic may put the largest a hair above itself, and lose its gradient.
         relative = ops.where(negatives, ops.exp(ops.where(negatives, scaled - largest, 0.0)), 0.0)
         summed = ops.matmul(relative, ops.transpose(relative))

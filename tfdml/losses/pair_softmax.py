@@ -48,12 +48,12 @@ class NTXentLoss(MinedLoss):
     def __init__(self, temperature=0.07, reduction="sum_over_batch_size", name="nt_xent_loss", mining="all"):
         super().__init__(reduction=reduction, name=name)
         self.temperature = number("temperature", temperature, above=0)
-        self.mining = as_miner(mining)
+        self.mining = as_miner(mining, distance="cosine")
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         cosines = pairwise.cosine_similarities(embeddings)
-        positives, negatives = keep_pairs(self.mining, 1.0 - cosines, labels)
+        positives, negatives = keep_pairs(self.mining, 1.0 - cosines, labels, "cosine")
         logits = cosines / self.temperature
         # Relative to each positive, so that a sure pair keeps its digits.
         relative = masked_logsumexp(logits, negatives, axis=1)[:, None] - logits
@@ -67,11 +67,14 @@ class SoftNearestNeighborLoss(MinedLoss):
     L_a = -ln( sum over positives p of exp(-d_ap / T) / sum over all j != a of exp(-d_aj / T) )
 
     averaged over the anchors that have a positive; others are 0. One near positive is enough for an anchor, so that a
-    class may be made of several groups. (`NTXentLoss` asks it of every positive.) The paper learns T by gradient
-    descent; here it is fixed. Takes O(B^2) memory: 4,096 images at once are well possible.
+    class may be made of several groups. (`NTXentLoss` asks it of every positive.) Takes O(B^2) memory: 4,096 images at
+    once are well possible.
 
     Args:
-        temperature: T, in units of `distance`: for squared distances of unit vectors twice what it is for cosines.
+        temperature: T, in units of `distance`: for squared distances of unit vectors twice what it is for cosines. The
+            authors' code starts at 100 and learns T by gradient descent, on features of any length. Squared distances
+            of unit vectors are at most 4, which T = 100 makes all alike. So T is fixed here, at 0.2, which on cosines
+            is SimCLR's 0.1.
         distance: `"sqeuclidean"` (the paper's), `"euclidean"`, `"cosine"` or `"dot"`; or an object, a
             `tfdml.mining.Distance`.
         reduction: `"sum"` gives the sum over anchors.
@@ -101,12 +104,12 @@ class SoftNearestNeighborLoss(MinedLoss):
         super().__init__(reduction=reduction, name=name)
         self.temperature = number("temperature", temperature, above=0)
         self.distance = as_distance(distance)
-        self.mining = as_miner(mining)
+        self.mining = as_miner(mining, distance=self.distance)
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         distances = matrix_of(self.distance, embeddings)
-        positives, negatives = keep_pairs(self.mining, distances, labels)
+        positives, negatives = keep_pairs(self.mining, distances, labels, self.distance)
         logits = -distances / self.temperature
         # ln(1 + others / positives), which keeps its digits where the anchor is sure.
         values = ops.softplus(masked_logsumexp(logits, negatives, 1) - masked_logsumexp(logits, positives, 1))
@@ -131,8 +134,9 @@ class TupletMarginLoss(MinedLoss):
 
     Args:
         margin_degrees: The slack angle, 0 to 90; 5.73 is the paper's 0.1.
-        scale: s. The paper uses 32 on CUB-200 and Cars-196, 64 on the larger data sets.
-        variance_weight: The weight of the intra-pair variance, which the paper sets to 0.5; 0 leaves it out.
+        scale: s. The paper uses 32 on CUB-200 and Cars-196 (default), and 64 on the larger data sets, which is
+            pytorch-metric-learning's default.
+        variance_weight: The weight of the intra-pair variance, 0.5 as in the paper; 0 leaves it out.
         variance_slack: e, how far from the mean a pair may be at no cost, as a share of the mean.
         reduction: `"sum"` gives the plain sums over ordered pairs.
         name: The loss's name in logs.
@@ -143,7 +147,8 @@ class TupletMarginLoss(MinedLoss):
 
     Example:
         >>> embeddings = [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
-        >>> float(TupletMarginLoss(margin_degrees=60, scale=1.0)([0, 0, 1], embeddings))  # ln(1 + e^(0 - 1 / 2))
+        >>> loss = TupletMarginLoss(margin_degrees=60, scale=1.0, variance_weight=0.0)
+        >>> float(loss([0, 0, 1], embeddings))  # ln(1 + e^(0 - 1 / 2))
         0.4740770
 
     Source: Yu and Tao, "Deep Metric Learning with Tuplet Margin Loss", ICCV 2019, sec. 3.
@@ -152,8 +157,8 @@ class TupletMarginLoss(MinedLoss):
     def __init__(
         self,
         margin_degrees=5.73,
-        scale=64.0,
-        variance_weight=0.0,
+        scale=32.0,
+        variance_weight=0.5,
         variance_slack=0.01,
         reduction="sum_over_batch_size",
         name="tuplet_margin_loss",
@@ -164,23 +169,28 @@ class TupletMarginLoss(MinedLoss):
         self.scale = number("scale", scale, above=0)
         self.variance_weight = number("variance_weight", variance_weight, at_least=0)
         self.variance_slack = number("variance_slack", variance_slack, at_least=0, at_most=1)
-        self.mining = as_miner(mining)
+        self.mining = as_miner(mining, distance="cosine")
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         cosines = pairwise.cosine_similarities(embeddings)
-        positives, negatives = keep_pairs(self.mining, 1.0 - cosines, labels)
+        positives, negatives = keep_pairs(self.mining, 1.0 - cosines, labels, "cosine")
         push = masked_logsumexp(self.scale * cosines, negatives, axis=1)
-        rows = self.over_pairs(ops.softplus(push[:, None] - self.scale * self._with_slack(cosines)), positives)
+        rows = self.over_pairs(
+            ops.softplus(push[:, None] - self.scale * self._with_slack(cosines, embeddings)), positives
+        )
         return rows + self.variance_weight * self._variance(cosines, positives, negatives)
 
-    def _with_slack(self, cosines):
+    def _with_slack(self, cosines, embeddings):
         """cos(theta - margin)."""
         margin = math.radians(self.margin_degrees)
-        squared_sines = (1.0 - cosines) * (1.0 + cosines)
-        # Float32 knows no angle below a thousandth from 0, where the slope of the sine is without bound.
-        sines = pairwise.safe_sqrt(ops.where(squared_sines < 1e-6, 0.0, squared_sines))
-        return cosines * math.cos(margin) + sines * math.sin(margin)
+        unit = pairwise.l2_normalize(embeddings)
+        nonzero = ops.any(unit != 0, axis=1)
+        # 1 - cos as half a squared distance, which is exactly 0 for duplicates: the sine is steep there.
+        both = ops.logical_and(pairwise.own(nonzero)[:, None], nonzero[None, :])
+        apart = ops.where(both, 0.5 * pairwise.squared_distances(unit), 1.0 - cosines)
+        sines = pairwise.safe_sqrt(apart * (2.0 - apart))
+        return (1.0 - apart) * math.cos(margin) + sines * math.sin(margin)
 
     def _variance(self, cosines, positives, negatives):
         if not self.variance_weight:

@@ -7,7 +7,7 @@ from keras import ops
 
 from tfdml import pairwise, replicas
 from tfdml.arguments import number
-from tfdml.losses.base import check_rank
+from tfdml.losses.base import check_rank, nan_if_any
 from tfdml.losses.classification import ClassSimilarityLoss, target_mask
 from tfdml.losses.masked import masked_logsumexp
 
@@ -130,6 +130,7 @@ class ProxyAnchorLoss(ClassSimilarityLoss):
             value = (ops.sum(pull) + ops.sum(push)) / ops.cast(ops.shape(labels)[0], "float32")
         else:
             value = ops.sum(pull) / ops.maximum(present, 1.0) + ops.mean(push)
+        value = value + nan_if_any(similarities)
         return replicas.local_rows(ops.where(ops.any(mask, axis=1), value, float("nan")), num_local)
 
 

@@ -64,13 +64,13 @@ class QuadrupletLoss(EmbeddingLoss):
         self.margin = number("margin", margin)
         self.pair_margin = number("pair_margin", pair_margin)
         self.distance = as_distance(distance)
-        self.mining = as_miner(mining)
+        self.mining = as_miner(mining, distance=self.distance)
         self.average = average
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         distances = matrix_of(self.distance, embeddings)
-        positives, negatives = keep_pairs(self.mining, distances, labels)
+        positives, negatives = keep_pairs(self.mining, distances, labels, self.distance)
         hinges, active = _below(distances, positives, negatives, self.margin)
         triplets = self._mean(hinges, active, positives, pairwise.masked_count(negatives, axis=1))
         size = ops.shape(distances)[0]
@@ -78,7 +78,7 @@ class QuadrupletLoss(EmbeddingLoss):
         def flat(matrix):
             return ops.reshape(matrix, (1, size * size))
 
-        hinges, active = _below(flat(distances), flat(positives), flat(negatives), self.pair_margin, width=size)
+        hinges, active = _below(flat(distances), flat(positives), flat(negatives), self.pair_margin, (2 * size, size))
         hinges, active = ops.reshape(hinges, (size, size)), ops.reshape(active, (size, size))
         return triplets + self._mean(hinges, active, positives, pairwise.masked_count(negatives))
 
@@ -90,7 +90,7 @@ class QuadrupletLoss(EmbeddingLoss):
         return ops.sum(hinges, axis=1) / ops.where(counted > 0, counted, 1.0)
 
 
-def _below(distances, positives, negatives, margin, width=None):
+def _below(distances, positives, negatives, margin, blocks=None):
     """For each positive, the sum of [d + margin - d_n]_+ over the negatives n of its row, and how many are above 0.
 
     In the order of its row a positive stands, at d + margin, behind the negatives that count, so that running sums of
@@ -101,13 +101,13 @@ def _below(distances, positives, negatives, margin, width=None):
         positives: (R, M) booleans.
         negatives: (R, M) booleans.
         margin: A number.
-        width: What `_running_sum` takes.
+        blocks: How many blocks `_running_sum` makes of 2 M values, and their width.
 
     Returns:
         Two of (R, M), 0 where there is no positive.
     """
     length = ops.shape(distances)[1]
-    width = length if width is None else width  # a tensor where the batch's size is not known
+    blocks = blocks or (2, length)
     # Around their mean, so that the running sums stay small.
     centred = distances - ops.stop_gradient(ops.mean(distances, axis=1, keepdims=True))
     values = ops.concatenate([centred + margin, centred], axis=1)
@@ -115,16 +115,16 @@ def _below(distances, positives, negatives, margin, width=None):
     # Positives stand first: at a tie the hinge is 0 and, argsort being stable, inactive.
     order = ops.argsort(ops.stop_gradient(values), axis=1)
     values, counts = ops.take_along_axis(values, order, axis=1), ops.take_along_axis(counts, order, axis=1)
-    before = _running_sum(counts, width)
-    hinges = before * values - _running_sum(counts * values, width)
+    before = _running_sum(counts, blocks)
+    hinges = before * values - _running_sum(counts * values, blocks)
     back = ops.argsort(order, axis=1)[:, :length]
     hinges, before = ops.take_along_axis(hinges, back, axis=1), ops.take_along_axis(before, back, axis=1)
     return ops.where(positives, hinges, 0.0), ops.where(positives, before, 0.0)
 
 
-def _running_sum(values, width):
-    """The cumulative sum along rows, by blocks of `width`: of millions of values, float32 then loses little."""
+def _running_sum(values, blocks):
+    """The cumulative sum along rows, by blocks: of millions of values, float32 then loses little."""
     rows, length = ops.shape(values)
-    inside = ops.cumsum(ops.reshape(values, (rows, length // width, width)), axis=2)
-    totals = inside[:, :, -1]
+    split = ops.reshape(values, (rows, *blocks))
+    inside, totals = ops.cumsum(split, axis=2), ops.sum(split, axis=2)
     return ops.reshape(inside + (ops.cumsum(totals, axis=1) - totals)[:, :, None], (rows, length))

@@ -68,12 +68,12 @@ class RankedListLoss(MinedLoss):
         self.negative_temperature = number("negative_temperature", negative_temperature, at_least=0)
         self.positive_temperature = number("positive_temperature", positive_temperature, at_least=0)
         self.balance = number("balance", balance, at_least=0, at_most=1)
-        self.mining = as_miner(mining)
+        self.mining = as_miner(mining, distance="euclidean")
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         distances = pairwise.distances(embeddings)
-        positives, negatives = keep_pairs(self.mining, distances, labels)
+        positives, negatives = keep_pairs(self.mining, distances, labels, "euclidean")
         pull = _weighted(distances - (self.boundary - self.margin), positives, self.positive_temperature)
         push = _weighted(self.boundary - distances, negatives, self.negative_temperature)
         return (1.0 - self.balance) * pull + self.balance * push

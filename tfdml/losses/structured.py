@@ -58,12 +58,12 @@ class MultiSimilarityLoss(MinedLoss):
         self.beta = number("beta", beta, above=0)
         self.base = number("base", base)
         self.mining_epsilon = None if mining_epsilon is None else number("mining_epsilon", mining_epsilon, at_least=0)
-        self.mining = None if mining is None else as_miner(mining, ())
+        self.mining = None if mining is None else as_miner(mining, (), distance="cosine")
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         similarities = pairwise.cosine_similarities(embeddings)
-        positives, negatives = keep_pairs(self.mining, 1.0 - similarities, labels)
+        positives, negatives = keep_pairs(self.mining, 1.0 - similarities, labels, "cosine")
         if self.mining is None and self.mining_epsilon is not None:
             positives, negatives = multi_similarity_pairs(similarities, labels, self.mining_epsilon)
         offsets = similarities - self.base
@@ -101,7 +101,7 @@ class LiftedStructureLoss(MinedLoss):
     def __init__(self, margin=1.0, reduction="sum_over_batch_size", name="lifted_structure_loss", mining="all"):
         super().__init__(reduction=reduction, name=name)
         self.margin = number("margin", margin, at_least=0)
-        self.mining = as_miner(mining)
+        self.mining = as_miner(mining, distance="euclidean")
 
     @property
     def takes_more_columns(self):
@@ -111,7 +111,7 @@ class LiftedStructureLoss(MinedLoss):
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         distances = pairwise.distances(embeddings)
-        positives, negatives = keep_pairs(self.mining, distances, labels)
+        positives, negatives = keep_pairs(self.mining, distances, labels, "euclidean")
         push = masked_logsumexp(self.margin - distances, negatives, axis=1)
         violation = ops.relu(distances + ops.logaddexp(push[:, None], replicas.all_rows(push)[None, :]))
         return self.over_pairs(0.5 * ops.square(violation), positives)
@@ -160,12 +160,12 @@ class GeneralizedLiftedStructureLoss(MinedLoss):
         self.margin = number("margin", margin, at_least=0)
         self.positive_margin = number("positive_margin", positive_margin, at_least=0)
         self.distance = as_distance(distance)
-        self.mining = as_miner(mining)
+        self.mining = as_miner(mining, distance=self.distance)
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         distances = matrix_of(self.distance, embeddings)
-        positives, negatives = keep_pairs(self.mining, distances, labels)
+        positives, negatives = keep_pairs(self.mining, distances, labels, self.distance)
         pull = masked_logsumexp(distances - self.positive_margin, positives, axis=1)
         push = masked_logsumexp(self.margin - distances, negatives, axis=1)
         counted = ops.logical_and(ops.any(positives, axis=1), ops.any(negatives, axis=1))
@@ -204,12 +204,12 @@ class CircleLoss(MinedLoss):
         super().__init__(reduction=reduction, name=name)
         self.margin = number("margin", margin, at_least=-1, at_most=1)
         self.gamma = number("gamma", gamma, above=0)
-        self.mining = as_miner(mining)
+        self.mining = as_miner(mining, distance="cosine")
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         similarities = pairwise.cosine_similarities(embeddings)
-        positives, negatives = keep_pairs(self.mining, 1.0 - similarities, labels)
+        positives, negatives = keep_pairs(self.mining, 1.0 - similarities, labels, "cosine")
         positive_weight = ops.stop_gradient(ops.relu(1.0 + self.margin - similarities))
         negative_weight = ops.stop_gradient(ops.relu(similarities + self.margin))
         pull = -self.gamma * positive_weight * (similarities - 1.0 + self.margin)

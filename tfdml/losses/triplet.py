@@ -34,10 +34,10 @@ class TripletLoss(MinedLoss):
       `tfdml.mining.negative_probabilities`. The loss is the expectation over the draw, not a draw: the same gradient on
       average with none of the noise, and the same value in every process, on every replica and under jit.
 
-    `margin="soft"` puts ln(1 + exp(d_ap - d_an)) in the place of the hinge: every triplet keeps pulling, the less the
-    better it is ordered (Hermans et al.'s "batch all" and "batch hard" with the soft margin, by `mining="all"` and
-    `"hard"`). Each mined triplet is then active. `"all"` and `"distance_weighted"` then take O(B^2 P) time for at most
-    P positives of an anchor, and O(B^2) memory.
+    `margin="soft"` puts ln(1 + exp(d_ap - d_an)) in the place of the hinge, of Euclidean distances by default: every
+    triplet keeps pulling, the less the better it is ordered. With `mining="all"` and `"hard"` these are Hermans et
+    al.'s "batch all" and "batch hard" with the soft margin. Each mined triplet is then active. `"all"` and
+    `"distance_weighted"` then take O(B^2 P) time for at most P positives of an anchor, and O(B^2) memory.
 
     The default counts in |T| the active triplets only (those with a positive term; expected ones for
     `"distance_weighted"`), as HORDE's code and pytorch-metric-learning do. `average="all"` counts every mined triplet:
@@ -48,8 +48,9 @@ class TripletLoss(MinedLoss):
         margin: In units of `distance`, not negative; or `"soft"`.
         mining: One of the above; or an object that chooses pairs, a `tfdml.mining.Miner`: each positive that it keeps
             makes a triplet with each negative that it keeps of the same anchor.
-        distance: `"euclidean"`, `"sqeuclidean"` (default, as FaceNet and the ECAML paper on unit vectors), `"cosine"`
-            or `"dot"`; or an object, a `tfdml.mining.Distance`.
+        distance: `"euclidean"`, `"sqeuclidean"`, `"cosine"` or `"dot"`; or an object, a `tfdml.mining.Distance`. None:
+            `"sqeuclidean"`, as FaceNet and the ECAML paper on unit vectors; with the soft margin `"euclidean"`, as
+            Hermans et al.
         average: `"active"` or `"all"`.
         reduction: `"sum"` gives the plain sum over triplets, eq. 3 of the DML-DA paper.
         name: The loss's name in logs.
@@ -70,7 +71,7 @@ class TripletLoss(MinedLoss):
         self,
         margin=0.1,
         mining="all",
-        distance="sqeuclidean",
+        distance=None,
         average="active",
         reduction="sum_over_batch_size",
         name="triplet_loss",
@@ -80,14 +81,16 @@ class TripletLoss(MinedLoss):
         if isinstance(margin, str) and margin != "soft":
             raise ValueError(f"margin must be a number or 'soft', not {margin!r}")
         self.margin = margin if margin == "soft" else number("margin", margin, at_least=0)
-        self.mining = as_miner(mining, MINING)
+        if distance is None:
+            distance = "euclidean" if margin == "soft" else "sqeuclidean"
         self.distance = as_distance(distance)
+        self.mining = as_miner(mining, MINING, distance=self.distance)
         self.average = average
 
     def anchor_losses(self, labels, embeddings):
         """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
         distances = matrix_of(self.distance, embeddings)
-        positives, negatives = keep_pairs(self.mining, distances, labels)
+        positives, negatives = keep_pairs(self.mining, distances, labels, self.distance)
         soft = self.margin == "soft"
         if self.mining == "hard":
             rows, active, mined = _hardest(distances, positives, negatives, self._cost)
@@ -113,9 +116,11 @@ class TripletLoss(MinedLoss):
 
 def _hardest(distances, positives, negatives, cost):
     # By index: the gradient of a maximum compares values, which fused arithmetic may compute twice and differently.
-    furthest = ops.argmax(ops.where(positives, distances, -1e30), axis=1)
-    nearest = ops.argmin(ops.where(negatives, distances, 1e30), axis=1)
-    chosen = ops.take_along_axis(distances, ops.stack([furthest, nearest], axis=1), axis=1)
+    furthest = pairwise.index_of_largest(ops.where(positives, distances, -1e30))
+    nearest = pairwise.index_of_largest(ops.where(negatives, -distances, -1e30))
+    # With a column more, as a batch without images has none.
+    padded = ops.pad(distances, ((0, 0), (0, 1)))
+    chosen = ops.take_along_axis(padded, ops.stack([furthest, nearest], axis=1), axis=1)
     mined = ops.logical_and(ops.any(positives, axis=1), ops.any(negatives, axis=1))
     value = ops.where(mined, cost(chosen[:, 0] - chosen[:, 1]), 0.0)
     return value, ops.cast(value > 0, "float32"), ops.cast(mined, "float32")

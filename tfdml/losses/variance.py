@@ -21,10 +21,13 @@ class VICRegLoss(EmbeddingLoss):
       + variance (1/d) sum over coordinates c of [deviation - sqrt(Var(x_c) + 0.0001)]_+
       + covariance (1/d) sum over c != c' of Cov(x_c, x_c')^2
 
-    with variances and covariances over the batch, divided by B - 1. It needs no negatives: that coordinates vary and
-    say different things keeps the embeddings from one point. The paper has two batches, of the two views of each image,
-    and adds up the last two terms of both; here there is one batch, with each term once. Squared distances are divided
-    by d, as in the authors' code and pytorch-metric-learning.
+    with variances and covariances over the batch, divided by B - 1. It needs no negatives: coordinates that vary and
+    are not correlated keep the embeddings from one point. Squared distances are divided by d, as in the authors' code
+    and pytorch-metric-learning.
+
+    The paper has two batches, of the two views of each image. The authors' code averages their variance terms and adds
+    up their covariance terms, with weights 25, 25 and 1. Here there is one batch with each term once, so that the same
+    weights are 25, 25 and 2, the defaults.
 
     Made for embeddings that are not normalised (`representation="projection"` of an `Embedder`). The coordinates of
     unit vectors deviate by at most about d^-0.5: give that as `deviation`. Takes O(B^2 + d^2) memory: 4,096 images at
@@ -54,7 +57,7 @@ class VICRegLoss(EmbeddingLoss):
         self,
         invariance=25.0,
         variance=25.0,
-        covariance=1.0,
+        covariance=2.0,
         deviation=1.0,
         reduction="sum_over_batch_size",
         name="vic_reg_loss",

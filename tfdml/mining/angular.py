@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
-from tfdml.arguments import boolean, number
+from tfdml.arguments import number
 from tfdml.mining.composing import Miner, named_miner
 
 
@@ -19,16 +19,17 @@ class AngularMiner(Miner):
 
     atan(|a - p| / (2 |n - c|)) > angle,   c = (a + p) / 2
 
-    which is the angle that `AngularLoss` bounds. A positive is kept if it makes such a triplet with a negative of the
-    anchor, and a negative if it does so with a positive. Distances alone say so, by 4 |n - c|^2 = 2 |a - n|^2 +
-    2 |p - n|^2 - |a - p|^2. Takes O(B^2) memory and O(B^2 P) time for at most P positives of an anchor, where a list of
-    all triplets, as pytorch-metric-learning's miner gives it, takes O(B^3) of both. A loss on triplets makes one of
-    each kept positive with each kept negative of an anchor, among them some with a smaller angle.
+    which is the angle that `AngularLoss` bounds. With `distance="cosine"`, and for losses on cosines, it is that of the
+    embeddings scaled to length 1. A loss whose distance is neither this nor Euclidean refuses the miner.
+
+    A positive is kept if it makes such a triplet with a negative of the anchor, and a negative if it does so with a
+    positive. The distances suffice: 4 |n - c|^2 = 2 |a - n|^2 + 2 |p - n|^2 - |a - p|^2. Takes O(B^2) memory and
+    O(B^2 P) time for at most P positives of an anchor. A list of all triplets, as pytorch-metric-learning's miner gives
+    it, takes O(B^3) of both. A loss on triplets makes one of each kept positive with each kept negative of an anchor,
+    among them some with a smaller angle.
 
     Args:
         angle_degrees: The bound, 0 to 90; pytorch-metric-learning's default is 20 too.
-        squared: Whether the loss has squared Euclidean distances, or cosines of unit vectors, which order them alike;
-            false for `distance="euclidean"`.
 
     Raises:
         ValueError: `angle_degrees` is out of range.
@@ -43,22 +44,22 @@ class AngularMiner(Miner):
     pytorch-metric-learning.
     """
 
-    def __init__(self, angle_degrees=20.0, squared=True):
+    needs_squared_distances = True
+
+    def __init__(self, angle_degrees=20.0):
         self.angle_degrees = number("angle_degrees", angle_degrees, at_least=0, at_most=90)
-        self.squared = boolean("squared", squared)
 
     def __call__(self, distances, positives, negatives):
-        """The pairs to keep: see `Miner`."""
-        squared = distances if self.squared else ops.square(distances)
+        """The pairs to keep: see `Miner`; `distances` are squared Euclidean ones."""
         sine = math.sin(math.radians(self.angle_degrees)) ** 2
 
         def with_positive(kept, chosen):
             kept_positives, kept_negatives = kept
             exists = ops.any(chosen, axis=1, keepdims=True)
-            to_positive = ops.sum(ops.where(chosen, squared, 0.0), axis=1, keepdims=True)
-            from_positive = ops.take(squared, ops.argmax(chosen, axis=1), axis=0)
+            to_positive = ops.sum(ops.where(chosen, distances, 0.0), axis=1, keepdims=True)
+            from_positive = ops.take(distances, ops.argmax(chosen, axis=1), axis=0)
             # tan(angle)^2 < |a - p|^2 / (4 |n - c|^2), freed of its denominators.
-            wide = to_positive > 2.0 * sine * (squared + from_positive)
+            wide = to_positive > 2.0 * sine * (distances + from_positive)
             wide = ops.logical_and(ops.logical_and(negatives, exists), wide)
             found = ops.logical_and(chosen, ops.any(wide, axis=1, keepdims=True))
             return ops.logical_or(kept_positives, found), ops.logical_or(kept_negatives, wide)

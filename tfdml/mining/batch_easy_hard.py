@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 from keras import ops
 
+from tfdml import pairwise
 from tfdml.arguments import one_of
 from tfdml.mining.composing import Miner, named_miner
 
@@ -117,7 +118,7 @@ def _chosen(distances, mask, choice, furthest):
 def _one(distances, mask, furthest):
     """Of each row's pairs the furthest or the nearest, the first among equals; none where there is none."""
     signed = distances if furthest else -distances
-    index = ops.argmax(ops.where(mask, signed, float("-inf")), axis=1)
+    index = pairwise.index_of_largest(ops.where(mask, signed, float("-inf")))
     return ops.logical_and(mask, ops.arange(ops.shape(distances)[1], dtype=index.dtype)[None, :] == index[:, None])
 
 

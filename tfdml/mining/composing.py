@@ -57,6 +57,10 @@ class Miner(Composed):
     `keras.saving.register_keras_serializable`, so that what holds it can be loaded. A function that is called in the
     same way does as well. It has to be a function of its arguments alone: every replica asks it anew.
 
+    Attributes:
+        needs_squared_distances: Whether it is called with squared Euclidean distances, computed from those of the loss,
+            in the place of these. A loss refuses it if its distance does not give them.
+
     Example:
         >>> @keras.saving.register_keras_serializable("mine")
         ... class Near(tfdml.mining.Miner):
@@ -67,6 +71,8 @@ class Miner(Composed):
         >>> float(loss([0, 0, 1], embeddings))  # 0.8 + (1 - 0.4)
         1.4
     """
+
+    needs_squared_distances = False
 
     def __call__(self, distances, positives, negatives):
         """The pairs to keep.
@@ -111,22 +117,40 @@ def named_miners() -> dict[str, type]:
     return dict(sorted(_named.items()))
 
 
-def as_miner(mining, names=("all",)):
+def as_miner(mining, names=("all",), *, distance):
     """A loss's `mining`: one of `names`, the name of a miner, or an object or function, or what was saved of it.
 
+    Args:
+        mining: What the loss was given.
+        names: The loss's own kinds of mining.
+        distance: The loss's distance, as `as_distance` gives it; `"cosine"` for losses on cosines.
+
     Raises:
-        ValueError: It is none of these.
+        ValueError: It is none of these; or it needs squared Euclidean distances, and the loss's do not give them.
     """
     mining, called_with = restore(mining), "(distances, positives, negatives)"
     if not isinstance(mining, str) or mining in names:
-        return checked("mining", mining, names, called_with, Miner)
+        return _suited(checked("mining", mining, names, called_with, Miner), distance)
     if mining in _named:
-        return _named[mining]()
+        return _suited(_named[mining](), distance)
     known = f"one of {', '.join(names)}, or " if names else ""
     raise ValueError(
         f"mining must be {known}an object called with {called_with}, or the name of a miner "
         f"({', '.join(named_miners())}), not {mining!r}"
     )
+
+
+# From each distance to the squared Euclidean one; for cosines, that of the vectors scaled to length 1.
+_TO_SQUARED = {"sqeuclidean": lambda d: d, "euclidean": ops.square, "cosine": lambda d: 2.0 * d}
+
+
+def _suited(mining, distance):
+    if getattr(mining, "needs_squared_distances", False) and distance not in tuple(_TO_SQUARED):
+        raise ValueError(
+            f"mining={_name(mining)} needs squared Euclidean distances, which distance={distance!r} does not give: "
+            f"choose one of {', '.join(_TO_SQUARED)}"
+        )
+    return mining
 
 
 def matrix_of(distance, embeddings):
@@ -147,13 +171,14 @@ def matrix_of(distance, embeddings):
     return -matrix if getattr(distance, "larger_is_closer", False) else matrix
 
 
-def keep_pairs(mining, distances, labels):
+def keep_pairs(mining, distances, labels, distance):
     """The positives and the negatives of a batch that `mining` keeps; a name keeps them all.
 
     Args:
         mining: As `as_miner` gives it.
         distances: (N, N), smaller is more alike.
         labels: (N,) integers.
+        distance: What they are, as `as_distance` gives it; `"cosine"` for 1 - cos.
 
     Returns:
         Two masks (N, N).
@@ -164,7 +189,10 @@ def keep_pairs(mining, distances, labels):
     pairs = pairwise.positive_mask(labels), pairwise.negative_mask(labels)
     if mining is None or isinstance(mining, str):
         return pairs
-    kept = mining(ops.stop_gradient(distances), *pairs)
+    distances = ops.stop_gradient(distances)
+    if getattr(mining, "needs_squared_distances", False):
+        distances = _TO_SQUARED[distance](distances)
+    kept = mining(distances, *pairs)
     if not isinstance(kept, (tuple, list)) or len(kept) != 2:
         raise ValueError(f"mining {_name(mining)} must give two masks, of positives and of negatives, not {kept!r}")
     masks = [ops.convert_to_tensor(mask) for mask in kept]

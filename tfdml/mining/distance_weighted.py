@@ -50,7 +50,7 @@ def negative_probabilities(embeddings, labels, cutoff=0.5, nonzero_loss_cutoff=1
     has_near = ops.any(near, axis=1, keepdims=True)
     candidates = ops.where(has_near, near, negatives)
     log_weights = ops.where(ops.logical_and(has_near, near), log_weights, 0.0)
-    row_maximum = ops.max(ops.where(candidates, log_weights, -1e30), axis=1, keepdims=True)
+    row_maximum = ops.max(ops.where(candidates, log_weights, -1e30), axis=1, keepdims=True, initial=-1e30)
     weights = ops.where(candidates, ops.exp(ops.minimum(log_weights - row_maximum, 0.0)), 0.0)
     return weights / ops.maximum(ops.sum(weights, axis=1, keepdims=True), 1.0)
 

@@ -31,8 +31,9 @@ def multi_similarity_pairs(similarities, labels, epsilon=0.1):
     labels = pairwise.as_labels(labels)
     positives, negatives = pairwise.positive_mask(labels), pairwise.negative_mask(labels)
     # The minimum of no positive is +inf and the maximum of no negative -inf: nothing passes then.
-    least_similar = ops.min(ops.where(positives, similarities, float("inf")), axis=1, keepdims=True)
-    most_similar = ops.max(ops.where(negatives, similarities, -float("inf")), axis=1, keepdims=True)
+    infinity = float("inf")
+    least_similar = ops.min(ops.where(positives, similarities, infinity), axis=1, keepdims=True, initial=infinity)
+    most_similar = ops.max(ops.where(negatives, similarities, -infinity), axis=1, keepdims=True, initial=-infinity)
     kept_positives = ops.logical_and(positives, similarities - epsilon < most_similar)
     kept_negatives = ops.logical_and(negatives, similarities + epsilon > least_similar)
     return kept_positives, kept_negatives

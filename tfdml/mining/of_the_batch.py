@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import keras
 from keras import ops
 
-from tfdml import pairwise
 from tfdml.arguments import integer, number
 from tfdml.mining.composing import Miner, named_miner
+
+# Of a fraction such as 0.3: its product with a remainder stays below 2^31.
+_LARGEST_DENOMINATOR = 2**15
 
 
 @named_miner("hard_aware")
@@ -43,8 +47,14 @@ class HardAwareMiner(Miner):
         return self._smallest(-distances, positives), self._smallest(distances, negatives)
 
     def _smallest(self, values, mask):
-        kept = ops.cast(ops.ceil(self.fraction * pairwise.masked_count(mask)), "int32")
-        ascending = ops.sort(ops.reshape(ops.where(mask, values, float("inf")), (-1,)))
+        # In integers: 0.6 of 50 is 30, and not what float32 rounds up to 31. No product leaves 32 bits.
+        share = Fraction(self.fraction).limit_denominator(_LARGEST_DENOMINATOR)
+        count = ops.sum(ops.cast(mask, "int32"))
+        whole, rest = count // share.denominator, count % share.denominator
+        kept = whole * share.numerator - (-rest * share.numerator) // share.denominator
+        flat = ops.reshape(ops.where(mask, values, float("inf")), (-1,))
+        # One more, so that a batch without images has a last value too.
+        ascending = ops.sort(ops.pad(flat, ((0, 1),), constant_values=float("inf")))
         return ops.logical_and(mask, values <= ops.take(ascending, ops.maximum(kept - 1, 0)))
 
 
@@ -94,8 +104,9 @@ class UniformHistogramMiner(Miner):
         )
 
     def _drawn(self, distances, mask, draws, most):
-        low = ops.min(ops.where(mask, distances, float("inf")))
-        width = (ops.max(ops.where(mask, distances, float("-inf"))) - low) / self.bins
+        infinity = float("inf")
+        low = ops.min(ops.where(mask, distances, infinity), initial=infinity)
+        width = (ops.max(ops.where(mask, distances, -infinity), initial=-infinity) - low) / self.bins
         spread = ops.logical_and(mask, width > 0)
         place = ops.where(spread, (distances - low) / ops.where(width > 0, width, 1.0), 0.0)
         # What is no pair stands in a bin of its own, behind all others.

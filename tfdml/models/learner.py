@@ -10,12 +10,13 @@ from typing_extensions import override
 
 from tfdml import pairwise, replicas
 from tfdml.arguments import integer
+from tfdml.losses.classification import refuse_unknown_classes
 from tfdml.models.auto_weights import AutoWeights, WeightMeasurement
 from tfdml.models.calibration import measure, warn_of_uncalibrated
 from tfdml.models.embedder import Embedder
 from tfdml.models.gradient_cache import GradientCache
 from tfdml.models.several_workers import SeveralWorkers
-from tfdml.objectives import AutoWeight, MetricLoss, Objective
+from tfdml.objectives import AutoWeight, InstanceLoss, MetricLoss, Objective, ProxyLoss
 from tfdml.saving import restore
 
 
@@ -271,10 +272,22 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
         for objective in chosen:
             objective.calibrate(features[str(objective.calibrates_on)], labels)
 
-    def fit(self, *args, **kwargs):
+    def fit(self, x=None, y=None, *args, **kwargs):
         """As in Keras; with a warning where an objective should have been calibrated first."""
         warn_of_uncalibrated(self.objectives)
-        return super().fit(*args, **kwargs)
+        self._check_classes(y)
+        return super().fit(x, y, *args, **kwargs)
+
+    def evaluate(self, x=None, y=None, *args, **kwargs):
+        """As in Keras, of classes that were trained on."""
+        self._check_classes(y)
+        return super().evaluate(x, y, *args, **kwargs)
+
+    def _check_classes(self, y):
+        # Before the first step, as a program compiled by XLA or JAX cannot refuse labels.
+        for objective in self.objectives if y is not None else ():
+            if isinstance(objective, (ProxyLoss, InstanceLoss)):
+                refuse_unknown_classes(objective.as_labels(y), objective.num_classes, objective.name)
 
     def predict(self, x, **kwargs):
         """The embeddings of the images, as NumPy (N, d)."""

@@ -204,7 +204,7 @@ class Objective(SavedByArguments, keras.layers.Layer):
         """The scalar of what `compute` returns."""
         if len(value.shape) == 0:
             return value
-        return ops.sum(value) if self.reduction == "sum" else ops.mean(value)
+        return ops.sum(value) if self.reduction == "sum" else pairwise.mean(value)
 
     def compute_output_spec(self, representations, labels, training=None):
         """A float32 scalar."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 import keras
-import numpy as np
 from keras import ops
 from typing_extensions import override
 
 from tfdml import pairwise, replicas
-from tfdml.arguments import number
+from tfdml.arguments import boolean, number
 from tfdml.losses import ArcFaceLoss, NormSoftmaxLoss
+from tfdml.losses.base import nan_if_any
 from tfdml.losses.classification import ClassSimilarityLoss, target_mask
 from tfdml.objectives.wrappers import ProxyLoss
 
@@ -106,9 +106,13 @@ class SphereFace2(ProxyLoss):
     L = (lambda / r) ln(1 + exp(-(r (g(cos_y) - m) + b)))
         + ((1 - lambda) / r) sum over j != y of ln(1 + exp(r (g(cos_j) + m) + b)),   g(z) = 2 ((z + 1) / 2)^t - 1
 
-    averaged over the batch (SphereFace2-C). b, one for all classes, is learned; it starts where images that are alike
+    averaged over the batch (SphereFace2-C). b, one for all classes, is learned. It starts where images that are alike
     to no proxy pull as much as they push. The gradient of an image and a class needs no other class. The authors' code
     multiplies the value by 50 (`50 * sphere_face2` on the command line, `weight=50` here).
+
+    As in the authors' code, g and m change the value but carry no gradient: d logit / d cos is r everywhere, and not
+    r g'(cos), which vanishes at opposite directions and is t times as steep at equal ones. The paper's formula does not
+    show this. `detached=False` differentiates the formula as printed.
 
     Args:
         num_classes: C; labels must lie in 0 .. C - 1.
@@ -116,6 +120,7 @@ class SphereFace2(ProxyLoss):
         margin: m, a difference of adjusted cosines, in [0, 2].
         balance: lambda, the weight of the own class, above 0 and below 1.
         adjustment: t, how strongly similarities are spread; 1 leaves cosines as they are.
+        detached: Whether the gradient passes g by, as in the authors' code.
         reduction: As in Keras.
         representation: What the proxies are compared with.
         weight: The factor of this term.
@@ -130,7 +135,7 @@ class SphereFace2(ProxyLoss):
         ()
 
     Source: Wen et al., "SphereFace2: Binary Classification is All You Need for Deep Face Recognition", ICLR 2022,
-    sec. 3; the start of b from the authors' code.
+    sec. 3; the start of b, and what carries a gradient, from the authors' code (OpenSphere).
     """
 
     def __init__(
@@ -144,6 +149,7 @@ class SphereFace2(ProxyLoss):
         representation="embedding",
         weight=1.0,
         name="sphere_face2",
+        detached=True,
         **kwargs,
     ):
         loss = NormSoftmaxLoss(scale, reduction=reduction)
@@ -154,6 +160,7 @@ class SphereFace2(ProxyLoss):
         if self.balance == 1:
             raise ValueError("balance must be below 1, for other classes to count")
         self.adjustment = number("adjustment", adjustment, at_least=1)
+        self.detached = boolean("detached", detached)
 
     def build_from(self, shapes):
         """Create the proxies and the bias."""
@@ -184,11 +191,13 @@ class SphereFace2(ProxyLoss):
         mask = target_mask(labels, self.num_classes)
         # Above 0, so that the power of a half has a finite slope.
         adjusted = 2.0 * ops.power(ops.maximum((similarities + 1.0) / 2.0, 1e-7), self.adjustment) - 1.0
+        if self.detached:
+            adjusted = similarities + ops.stop_gradient(adjusted - similarities)
         pull = ops.softplus(-(self.scale * (adjusted - self.margin) + self.bias))
         push = ops.softplus(self.scale * (adjusted + self.margin) + self.bias)
         costs = ops.where(mask, self.balance * pull, (1.0 - self.balance) * push)
         values = ops.sum(costs, axis=1) / self.scale
-        return ops.where(ops.any(mask, axis=1), values, float(np.nan))
+        return ops.where(ops.any(mask, axis=1), values + nan_if_any(similarities, axis=1), float("nan"))
 
     @override
     def get_config(self):

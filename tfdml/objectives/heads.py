@@ -138,6 +138,6 @@ class HeadDivergence(HeadsObjective):
             cosines = [pairwise.own(ops.sum(a * b, axis=-1)) for a, b in couples]
         hinges = [ops.relu(cosine - self.margin) for cosine in cosines]
         if self.average == "all":
-            return replicas.share_of_rows() * sum(ops.mean(hinge) for hinge in hinges) / len(hinges)
+            return replicas.share_of_rows() * sum(pairwise.mean(hinge) for hinge in hinges) / len(hinges)
         active = replicas.summed(sum(pairwise.masked_count(hinge > 0) for hinge in hinges))
         return sum(ops.sum(hinge) for hinge in hinges) / ops.maximum(ops.stop_gradient(active), 1.0)

@@ -9,7 +9,7 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.arguments import boolean, integer, one_of
-from tfdml.losses.classification import target_mask
+from tfdml.losses.classification import refuse_unknown_classes, target_mask
 from tfdml.losses.masked import masked_logsumexp
 from tfdml.objectives.base import Objective
 
@@ -81,6 +81,7 @@ class InstanceLoss(Objective):
 
     def compute(self, representations, labels):
         """One value per image."""
+        refuse_unknown_classes(labels, self.num_classes, self.name)
         logits = pairwise.dot_products(representations[self.representation], self.head)
         if self.bias is not None:
             logits = logits + self.bias

@@ -151,7 +151,7 @@ class JointMMD(_NormObjective):
         norms = squared_norms[:, None] + squared_norms[None, :]
         gaps = norms - 2.0 * products
         # Where nothing but rounding is left of the difference, a root would make much of it.
-        gaps = ops.where(gaps > 1e-6 * norms, gaps, 0.0)
+        gaps = ops.where(gaps <= 1e-6 * norms, 0.0, gaps)
         return -gaps if self.squared else -pairwise.safe_sqrt(gaps)
 
 

@@ -10,7 +10,7 @@ from tfdml import pairwise, replicas
 from tfdml.arguments import share
 from tfdml.layers import CosineProxies
 from tfdml.losses.base import EmbeddingLoss, check_rank
-from tfdml.losses.classification import ClassSimilarityLoss
+from tfdml.losses.classification import ClassSimilarityLoss, refuse_unknown_classes
 from tfdml.losses.proxy import ProxyAnchorLoss
 from tfdml.objectives.base import Objective
 from tfdml.saving import restore
@@ -48,7 +48,7 @@ class MetricLoss(Objective):
         name: The term's name in logs; by default the loss's.
 
     Raises:
-        ValueError: `loss` is not a loss, or has no reduction.
+        ValueError: `loss` is not a loss, has no reduction, or is one on class similarities.
 
     Example:
         >>> objective = MetricLoss(tfdml.losses.ContrastiveLoss())
@@ -59,6 +59,11 @@ class MetricLoss(Objective):
     def __init__(self, loss, representation="embedding", weight=1.0, name=None, **kwargs):
         loss = _loss_from(loss)
         super().__init__(weight=weight, name=name or loss.name, **kwargs)
+        if isinstance(loss, ClassSimilarityLoss) and representation != "class":
+            raise ValueError(
+                f"{loss.name} takes similarities to classes, and not {representation!r}: use "
+                "ProxyLoss(loss, num_classes), which has a proxy for each class"
+            )
         self.loss = loss
         self.representation = representation
         self.per_image = not isinstance(loss, EmbeddingLoss)
@@ -82,7 +87,7 @@ class MetricLoss(Objective):
 
     def compute(self, representations, labels):
         """The loss of the global batch, or (B,) values of a loss that works image by image."""
-        predictions = representations[self.representation]
+        predictions = ops.cast(representations[self.representation], "float32")
         if self.per_image:
             return self.loss.call(labels, predictions)
         check_rank(self.name, predictions, 2, f"{self.representation!r} to be vectors (B, d)")
@@ -102,8 +107,11 @@ class ProxyLoss(Objective):
 
     Args:
         loss: A loss on class similarities, such as `tfdml.losses.AMSoftmaxLoss()`.
-        num_classes: C; labels must lie in 0 .. C - 1.
-        proxies_per_class: K.
+        num_classes: C; labels must lie in 0 .. C - 1, in training and in validation. Classes that are not trained have
+            no proxies, whatever their numbers: measure them with `tfdml.callbacks.RetrievalEvaluation`, and not with
+            `validation_data`.
+        proxies_per_class: K; None for the loss's own number: 10 of `SoftTripleLoss`, 3 of `SubCenterArcFaceLoss`, and
+            1 of others.
         representation: What the proxies are compared with.
         weight: The factor of this term.
         name: The term's name in logs; by default the loss's.
@@ -129,7 +137,7 @@ class ProxyLoss(Objective):
         self,
         loss,
         num_classes,
-        proxies_per_class=1,
+        proxies_per_class=None,
         representation="embedding",
         weight=1.0,
         name=None,
@@ -143,6 +151,8 @@ class ProxyLoss(Objective):
         self.loss = loss
         self.representation = representation
         self.reduction = _reduction(loss)
+        if proxies_per_class is None:
+            proxies_per_class = getattr(loss, "proxies_per_class", 1)
         self.class_proxies = CosineProxies(num_classes, proxies_per_class, name="class_proxies")
         self.num_classes = self.class_proxies.num_classes
         self.proxies_per_class = self.class_proxies.proxies_per_class
@@ -177,6 +187,7 @@ class ProxyLoss(Objective):
 
     def compute(self, representations, labels):
         """One value per image; 0 for those that are dropped, which makes the others' larger if a mean is asked for."""
+        refuse_unknown_classes(labels, self.num_classes, self.name)
         values = self.image_values(representations, labels)
         return self._without_highest(values) if self.drop_highest else values
 
@@ -187,7 +198,8 @@ class ProxyLoss(Objective):
     def _without_highest(self, values):
         every = ops.sort(replicas.gather(ops.stop_gradient(values)))
         size = ops.shape(every)[0]
-        highest = every[size - 1 - share_of(self.drop_highest, size)]
+        # With one value before the smallest, as a batch without images has none.
+        highest = ops.pad(every, ((1, 0),))[size - share_of(self.drop_highest, size)]
         # An image whose value is NaN is not above it: a mistake stays in sight.
         left = ops.where(values > highest, 0.0, values)
         if self.reduction == "sum":
