@@ -220,7 +220,8 @@ def test_half_precision_is_computed_in_float32_on_every_path(name, dtype):
     for loss in (getattr(losses, name)(), *([losses.NPairLoss(l2=0.1)] if name == "NPairLoss" else [])):
         np.testing.assert_array_equal(loss.call(labels, half), loss.call(labels, exact))
         if isinstance(loss, losses.EmbeddingLoss):
+            expected = loss.of_batch(tf.constant(labels), exact)
             term = objectives.MetricLoss(loss, representation="projection")
-            value = term({"projection": half}, labels)
-            assert value.dtype == tf.float32
-            np.testing.assert_array_equal(value, loss.of_batch(tf.constant(labels), exact))
+            for value in (loss.of_batch(tf.constant(labels), half), term({"projection": half}, labels)):
+                assert value.dtype == tf.float32
+                np.testing.assert_array_equal(value, expected)
