@@ -50,6 +50,14 @@ def test_batches_that_hold_them_are_not(term, flags):
     limits.check_pairs(DataSettings(**flags), [term])
 
 
+def test_a_memory_that_never_starts_is_refused():
+    terms = [objectives.CrossBatchMemory(losses.ContrastiveLoss(), size=8, start=100, name="xbm")]
+    limits.check_starts(terms, 101)
+    limits.check_starts(terms, 0)
+    with pytest.raises(UserError, match=r"xbm: the memory starts after 100 steps .* and the run has 100: start earl"):
+        limits.check_starts(terms, 100)
+
+
 def test_the_memory_of_a_step_by_hand():
     embedder = Embedder("conv4", embedding_dim=4, image_size=32)
     view = TrainTransform(resize=32, image_size=32)

@@ -16,7 +16,7 @@ from tfdml.training.building import Splits, load_splits, make_learner, make_samp
 from tfdml.training.cache_plan import CachePlan, plan_cache
 from tfdml.training.evaluating import check_measurable, check_orders
 from tfdml.training.experiment import Experiment
-from tfdml.training.limits import check_pairs
+from tfdml.training.limits import check_pairs, check_starts
 from tfdml.training.settings import ModelSettings, OptimizationSettings
 from tfdml.training.terms import check_objectives
 from tfdml.training.workers import Workers
@@ -88,6 +88,7 @@ def assemble(experiment: Experiment, workers: Workers | None = None) -> Assembly
             experiment.model, optimization, evaluation_view, splits.train.num_classes, steps_per_epoch, run.seed
         )
     check_pairs(data, learner.objectives)
+    check_starts(learner.objectives, optimization.epochs * steps_per_epoch)
     check_orders(evaluation, learner)
 
     drawn = optimization.epochs * steps_per_epoch * sampler.batch_size

@@ -53,6 +53,25 @@ def check_pairs(settings: DataSettings, objectives: Sequence[Objective]) -> None
         )
 
 
+def check_starts(objectives: Sequence[Objective], steps: int) -> None:
+    """Refuse a memory that would be empty to the end of the run.
+
+    Args:
+        objectives: The terms.
+        steps: How many steps the run has.
+
+    Raises:
+        UserError: A term's memory starts after them.
+    """
+    for term in objectives:
+        start = getattr(term, "start", 0)
+        if 0 < steps <= start:
+            raise UserError(
+                f"{term.name}: the memory starts after {start:,} steps (--xbm_start, or start in --objectives), and "
+                f"the run has {steps:,}: start earlier, or train for longer"
+            )
+
+
 def step_memory(embedder: Embedder, view: TrainTransform, batch_size: int, chunk: int = 0) -> float:
     """Bytes that a training step takes at least, besides the weights: the images, and what the backbone keeps.
 
