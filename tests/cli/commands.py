@@ -46,6 +46,10 @@ class Commands:
         """The flags of a command."""
         return [flag for module in MODULES[command] for flag in self._flags[f"tfdml.cli.{module}"]]
 
+    def effects(self, command: str):
+        """Which flags of a command have an effect."""
+        return importlib.import_module(f"tfdml.cli.{command}").EFFECTS
+
     def run(self, command: str, *arguments: str) -> tuple[int, str, str]:
         """Call a command's `main`: its exit status, and what it printed to either stream.
 
@@ -68,6 +72,7 @@ class Commands:
                         entry.USAGE,
                         [command, *arguments],
                         getattr(entry, "FLAG_OF", None),
+                        effects=self.effects(command),
                     )
                 except SystemExit as end:
                     status = end.code

@@ -73,7 +73,7 @@ def test_what_is_wrong_is_one_line(commands, vectors, flags, says):
 
 def test_not_beside_compare(commands, tmp_path):
     status, _, errors = commands.run("evaluate", "--compare=a,b", f"--report={tmp_path / 'p.html'}", "--after=csls")
-    assert (status, "--after goes with --model" in errors) == (2, True)
+    assert (status, "--after=csls has no effect: it needs a model" in errors) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_not_beside_compare(commands, tmp_path):
         (["--run_dir=x", "--whitening=dims=3"], "--whitening has no argument 'dims'; it has dim, power, shrinkage"),
         (["--run_dir=x", "--whitening=power=2"], "--whitening: power must be at least 0 and at most 1, not 2"),
         (["--run_dir=x", "--whitening=dim 3"], "--whitening='dim 3': it cannot be read"),
-        (["--embedder=x", "--gallery=y", "--whitening=dim=3"], "give --run_dir in place of --embedder"),
+        (["--embedder=x", "--gallery=y", "--whitening=dim=3"], "it needs --run_dir in place of --embedder"),
     ],
 )
 def test_a_whitening_that_cannot_be_is_one_line(commands, flags, says):

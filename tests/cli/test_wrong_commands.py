@@ -95,6 +95,9 @@ def _check_one_line(command, status, errors):
     assert "Traceback" not in errors
 
 
+# Batches by --batch_size, in place of TRAIN's classes.
+SHUFFLED = [word for word in TRAIN if not word.endswith("_class=2") and not word.startswith("--classes_per_batch")]
+SHUFFLED += ["--sampling=shuffle"]
 TRAIN_VALUES = [
     # Values that are no values
     ("--seed=1099511627776", "--seed must be at most 2,147,483,647"),
@@ -114,12 +117,7 @@ TRAIN_VALUES = [
     ("--projection_rate=nan", "--projection_rate must be a finite number"),
     ("--objective_rate=-0.5", "--objective_rate=-0.5: out of range"),
     ("--clip_norm=nan", "--clip_norm must be a finite number"),
-    ("--drop_factor=inf", "--drop_factor must be a finite number"),
     ("--epsilon=nan", "--epsilon must be a finite number"),
-    ("--momentum=1", "--momentum=1.0: out of range"),
-    ("--min_resolution=inf", "--min_resolution must be a finite number, not inf"),
-    ("--min_resolution=2", "--min_resolution=2 is above --max_resolution=1.8"),
-    ("--min_scale=nan", "--min_scale must be a finite number"),
     ("--holdout_classes=nan", "--holdout_classes must be a finite number"),
     ("--holdout_classes=0.999999", "leaves no class to train on"),
     ("--evaluate_every=-1", "--evaluate_every=-1: out of range"),
@@ -129,11 +127,8 @@ TRAIN_VALUES = [
     ("--ks=0", "--ks=0: write integers"),
     ("--ks=1,x", "--ks=1,x: write integers"),
     ("--ks=99999999999", "write integers of 1 to 2,147,483,647"),
-    ("--drop_epochs=5,3", "the epochs must ascend"),
     ("--ensemble_heads=3", "no multiple of --ensemble_heads=3"),
-    ("--ensemble_cut=a,b", "--ensemble_cut needs --ensemble_heads"),
     ("--selection=validation", "needs held-out classes"),
-    ("--moment_embedder", "--moment_embedder needs one horde"),
     ("--optimizer=foo", "must be one of adam, adamw, sgd, rmsprop"),
     ("--nosuch=1", "nosuch"),
     ("stray", "unexpected argument 'stray'"),
@@ -213,9 +208,14 @@ WRONG += [
         (["--objectives=contrastive", "--images_per_class=1"], "learns from pairs of images of one class"),
         (["--objectives=contrastive", "--classes_per_batch=1"], "learns from pairs of images of different classes"),
         (["--objectives=rank_mi", "--classes_per_batch=1", "--images_per_class=1"], "learns from pairs of images"),
-        (["--objectives=triplet", "--sampling=shuffle", "--batch_size=1"], "--batch_size=1: triplet learns from pairs"),
         (["--classes_per_batch=1"], "jrs learns from pairs of images of different classes"),
-        (["--sampling=shuffle", "--batch_size=1000"], "the data has 16 images"),
+        (["--epochs=9", "--drop_epochs=5,3"], "the epochs must ascend"),
+        (["--epochs=2", "--drop_epochs=1", "--drop_factor=inf"], "--drop_factor must be a finite number"),
+        (["--optimizer=sgd", "--momentum=1"], "--momentum=1.0: out of range"),
+        (["--augmentation=multi_resolution", "--min_resolution=inf"], "--min_resolution must be a finite number, not"),
+        (["--augmentation=multi_resolution", "--min_resolution=2"], "--min_resolution=2 is above --max_resolution=1.8"),
+        (["--augmentation=random_resized_crop", "--min_scale=nan"], "--min_scale must be a finite number"),
+        (["--objectives=horde(loss=triplet) + horde(loss=triplet, name=b)", "--moment_embedder"], "needs one horde"),
         (["--selection=test", "--selection_metric=recall@1", "--ks=2"], "add 1 to --ks=2"),
         (
             ["--dataset=glyphs", "--data_dir=", "--dataset_options=images_per_class=abc"],
@@ -235,6 +235,13 @@ WRONG += [
     ]
 ]
 WRONG += [
+    ("train", [*SHUFFLED, "--dry_run", *flags], says)
+    for flags, says in [
+        (["--objectives=triplet", "--batch_size=1"], "--batch_size=1: triplet learns from pairs"),
+        (["--batch_size=1000"], "the data has 16 images"),
+    ]
+]
+WRONG += [
     (command, [*MODEL, *(["--out=out"] if command == "embed" else []), *flags], says)
     for command in ("embed", "evaluate")
     for flags, says in [
@@ -248,10 +255,10 @@ WRONG += [
         (["--dataset="], "--dataset is missing"),
         (["--dataset=nope"], "unknown data set 'nope'"),
         (["--dataset_options=test_fraction=nan"], "test_fraction must be a number"),
-        (["--timeout=nan"], "--timeout=nan must be"),
-        (["--timeout=-1"], "--timeout=-1.0 must be"),
+        (["--model=rest://localhost:1/x", "--timeout=nan"], "--timeout=nan must be"),
+        (["--model=rest://localhost:1/x", "--timeout=-1"], "--timeout=-1.0 must be"),
         (["--batch_size=0"], "--batch_size=0"),
-        (["--resize=10"], "go with a .tflite or .onnx file"),
+        (["--resize=10"], "needs a .tflite or .onnx file"),
         (["--image_size=-1"], "--image_size=-1"),
         (["--split=foo"], "--split=foo"),
         (["--flagfile={files}/binary.flags"], "is no UTF-8 text"),
@@ -305,10 +312,10 @@ WRONG += [
     for flags, says in [
         (["--splits="], "--splits= names no split"),
         (["--splits=foo"], "there is only train and test"),
-        (["--shrink=-1"], "--shrink=-1"),
-        (["--shard_mb=nan"], "--shard_mb"),
-        (["--shard_mb=inf"], "--shard_mb"),
-        (["--shard_mb=0"], "--shard_mb=0.0"),
+        (["--nocheck_only", "--out=out", "--shrink=-1"], "--shrink=-1"),
+        (["--nocheck_only", "--out=out", "--shard_mb=nan"], "--shard_mb"),
+        (["--nocheck_only", "--out=out", "--shard_mb=inf"], "--shard_mb"),
+        (["--nocheck_only", "--out=out", "--shard_mb=0"], "--shard_mb=0.0"),
         (["--workers=0"], "--workers=0"),
         (["--max_pixels=-1"], "--max_pixels=-1"),
         (["--dataset="], "--dataset is missing"),
@@ -318,11 +325,13 @@ WRONG += [
         (["--nocheck_only"], "--out is missing"),
         (["--nocheck_only", f"--out={LONG}"], "File name too long"),
         (["--nocheck_only", "--out={files}/zeros.pth"], "zeros.pth"),
-        (["--verify"], "--out is missing"),
-        (["--verify", "--out=/no/folder"], "/no/folder"),
         (["--download", "--data_dir="], "--data_dir is missing"),
         (["--drop_copies=maybe"], "--drop_copies=maybe"),
     ]
+]
+WRONG += [
+    ("prepare", ["--verify"], "--out is missing"),
+    ("prepare", ["--verify", "--out=/no/folder"], "/no/folder"),
 ]
 WRONG += [
     ("export", [*EXPORT, *flags], says)

@@ -207,8 +207,11 @@ def test_the_command_shows_our_lines_alone(models, photos, tmp_path):
     wrong = [
         (["--model=x", "--out=x", "--cluster=local"], "--input is missing"),
         (["--model=x", "--out=x", "--input=*.jpg"], "--cluster is missing"),
-        ([*flags, "--out=x", "--dataset=glyphs"], "--dataset does not go with --cluster"),
-        (["--model=x", "--out=x", "--actors=2"], "--actors goes with --cluster"),
+        (
+            [*flags, "--out=x", "--dataset=glyphs"],
+            "--dataset=glyphs has no effect: it needs a command without --cluster",
+        ),
+        (["--model=x", "--out=x", "--actors=2"], "--actors=2 has no effect: it needs --cluster"),
     ]
     answers = run_many("embed", tmp_path, [[*flags, "--out=out"], *(line for line, _ in wrong)])
     status, output, error = answers[0]

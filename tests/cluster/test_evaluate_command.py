@@ -37,5 +37,5 @@ def test_the_same_numbers_and_what_a_quantised_gallery_loses(tmp_path):
     assert "recall@1, pq3" in few_bytes[1]
     assert "points lost" in few_bytes[1]
     assert (workers[0], unknown[0]) == (2, 2)
-    assert "--workers goes with --cluster" in workers[2]
+    assert "--workers=2 has no effect" in workers[2]
     assert "unknown quantisation 'int3'" in unknown[2]

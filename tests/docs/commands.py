@@ -2,8 +2,9 @@
 
     python -m tests.docs.commands < lines.json
 
-In: [[command, [argument, ...]], ...]. Out: {"faults": [[row, what is wrong], ...], "flags": [every flag of every
-command]}. `--objectives` is built as well.
+In: [[command, [argument, ...], whether these are all its arguments], ...]. Out: {"faults": [[row, what is wrong], ...],
+"flags": [every flag of every command]}. `--objectives` is built as well. Every flag of a whole command line must have
+an effect.
 """
 
 import importlib
@@ -13,6 +14,12 @@ import sys
 from absl import flags
 
 COMMANDS = ("convert_weights", "embed", "evaluate", "export", "index", "prepare", "train", "zoo")
+
+
+def typed(words):
+    """The values of flags, as they are written, by name; of several the last."""
+    pairs = (word.lstrip("-").partition("=") for word in words if word.startswith("-"))
+    return {name: value for name, _, value in pairs}
 
 
 def _load(command):
@@ -31,20 +38,25 @@ def _load(command):
 
 def main():
     """Answer."""
+    from tfdml.cli import flag_files
     from tfdml.training.terms import build_objectives
 
     lines, faults, known = json.load(sys.stdin), [], set()
     for command in COMMANDS:
         prepared = _load(command)
+        check_effects = sys.modules["tfdml.cli.main"].check_effects
         known.update(flags.FLAGS)
-        for row, (name, arguments) in enumerate(lines):
+        for row, (name, arguments, whole) in enumerate(lines):
             if name != command:
                 continue
             flags.FLAGS.unparse_flags()
             for flag in flags.FLAGS:
                 flags.FLAGS[flag].unparse()
             try:
-                rest = flags.FLAGS([name, *prepared(arguments)])[1:]
+                words = prepared(arguments)
+                rest = flags.FLAGS([name, *flag_files.read(words)])[1:]
+                if whole:
+                    check_effects(sys.modules[f"tfdml.cli.{command}"].EFFECTS, words, name)
                 if rest:
                     faults.append([row, f"{rest[0]} is no flag"])
                 if command == "train" and flags.FLAGS.objectives:

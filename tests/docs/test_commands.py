@@ -51,14 +51,17 @@ def _command_lines():
 def answer():
     """What tests.docs.commands says of the command lines, and of every `--objectives` beside them."""
     lines = [
-        [match["command"], _arguments(line)]
+        [match["command"], _arguments(line), "..." not in line]
         for _, line, match in _command_lines()
         if match["command"] and match["command"] != "quickstart"
     ]
     for page in PAGES:
-        lines += [["train", [f"--objectives={found['text']}"]] for found in _OBJECTIVES.finditer(page.read_text())]
+        lines += [
+            ["train", [f"--objectives={found['text']}"], False] for found in _OBJECTIVES.finditer(page.read_text())
+        ]
     assert len(lines) > 60
-    lines.append(["embed", ["--modle=runs/cars"]])
+    lines += [["train", ["--run_dir=x", "--sampling=shuffle", "--classes_per_batch=8"], True]]
+    lines.append(["embed", ["--modle=runs/cars"], True])
     done = subprocess.run(
         [sys.executable, "-m", "tests.docs.commands"],
         input=json.dumps(lines),
@@ -70,8 +73,8 @@ def answer():
     )
     assert "ANSWER" in done.stdout, done.stderr[-3000:]
     told = json.loads(done.stdout.partition("ANSWER")[2])
-    told["wrong"] = [fault for row, fault in told["faults"] if row == len(lines) - 1]
-    told["faults"] = [f"{lines[row]}: {fault}" for row, fault in told["faults"] if row < len(lines) - 1]
+    told["wrong"] = [fault for row, fault in told["faults"] if row >= len(lines) - 2]
+    told["faults"] = [f"{lines[row]}: {fault}" for row, fault in told["faults"] if row < len(lines) - 2]
     return told
 
 
@@ -114,5 +117,6 @@ def test_extras_that_are_named_exist():
             assert re.search(rf"^{extra} =$", setup, re.MULTILINE), f"{page.name}: {extra}"
 
 
-def test_a_wrong_flag_is_told(answer):
+def test_a_wrong_flag_is_told_and_one_in_vain(answer):
     assert "modle" in answer["wrong"][0]
+    assert "--classes_per_batch=8 has no effect" in answer["wrong"][1]

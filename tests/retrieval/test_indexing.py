@@ -247,7 +247,7 @@ def test_the_commands(folders, databases, tmp_path):
         "Recall",
         "ivf",
         "made with cosine",
-        "--report is not for galleries",
+        "needs anything but a gallery as --model",
         "unknown metric 'nmi'",
         "holds no table",
     ]

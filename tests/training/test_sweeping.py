@@ -49,6 +49,7 @@ def test_a_named_term_and_several_weights(tmp_path):
         ("flip=maybe", "'maybe' is no value of flip"),
         ("epochs=-1", "--epochs"),
         ("objectives.jrs=1", "no term 'jrs'"),
+        ("batch_size=10,20", "--batch_size=10 has no effect: it needs --sampling=shuffle or whole_classes"),
     ],
 )
 def test_what_cannot_be_varied_is_told(tmp_path, text, words):

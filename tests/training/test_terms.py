@@ -1,5 +1,7 @@
 """From --objectives to objectives."""
 
+import inspect
+
 import pytest
 
 from tfdml.errors import UserError
@@ -13,7 +15,7 @@ from tfdml.objectives import (
     MetricLoss,
     ProxyLoss,
 )
-from tfdml.training.terms import build_objectives, check_objectives, known, snake_case, with_memory
+from tfdml.training.terms import build_objectives, check_objectives, have_weights, known, snake_case, with_memory
 
 
 @pytest.mark.parametrize(
@@ -34,6 +36,17 @@ def test_every_public_loss_and_objective_can_be_named():
     assert {"am_softmax", "norm_softmax", "contrastive", "binomial_deviance"} <= set(known())
     assert "joint_representation_similarity" in known()
     assert not {"objective", "metric", "proxy", "auto_weight"} & set(known())
+
+
+@pytest.mark.parametrize("name", sorted(known()))
+def test_it_is_known_which_terms_have_weights(name):
+    shapes = {"pooled": (None, 4), "detached_projection": (None, 4), "projection": (None, 4), "embedding": (None, 4)}
+    shapes |= {"feature_map": (None, 2, 2, 4), "class": (None, 3), "heads": (None, 2, 4)}
+    needed = inspect.signature(known()[name]).parameters.get("loss", inspect.Parameter).default
+    loss = "(loss=contrastive)" if needed is inspect.Parameter.empty else ""
+    (term,) = build_objectives(name + loss, num_classes=3)
+    term.build(shapes)
+    assert have_weights(f"0.5 * contrastive + {name}{loss}") == bool(term.trainable_variables)
 
 
 def test_jrd_as_the_paper_has_it():

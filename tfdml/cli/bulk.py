@@ -55,15 +55,8 @@ def asked_for() -> bool:
     if bool(values.cluster) != bool(values.input):
         missing = "input" if values.cluster else "cluster"
         raise UserError(f"--{missing} is missing: --cluster and --input go together")
-    for name in ("actors", "rows_per_file", "quickest"):
-        if values[name].present and not values.cluster:
-            raise UserError(f"--{name} goes with --cluster")
-    if values.cluster:
-        for name in ("dataset", "data_dir", "dataset_options", "split"):
-            if values[name].present:
-                raise UserError(f"--{name} does not go with --cluster, whose images --input names")
-        if values["format"].present and values.format != "parquet":
-            raise UserError(f"--format={values.format}: with --cluster embeddings are written as parquet")
+    if values.cluster and values["format"].present and values.format != "parquet":
+        raise UserError(f"--format={values.format}: with --cluster embeddings are written as parquet")
     return bool(values.cluster)
 
 

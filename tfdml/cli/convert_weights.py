@@ -8,6 +8,7 @@ from absl import flags
 
 from tfdml.backbones.conversion import ARCHITECTURES, convert
 from tfdml.cli import main as command_line
+from tfdml.effects import Effect, both, needs
 from tfdml.errors import UserError
 
 USAGE = """
@@ -37,6 +38,16 @@ flags.DEFINE_bool(
     "allow_extra", False, "Leave out arrays that the backbone has no place for, such as a head.", module_name=__name__
 )
 flags.DEFINE_bool("dry_run", False, "Read and check the checkpoint, write nothing.", module_name=__name__)
+
+EFFECTS = command_line.Effects(
+    {
+        "stride_in_1x1": both(
+            needs("architecture", "resnet50"),
+            Effect(lambda given: not given["from"].endswith(".caffemodel"), "a checkpoint that is not Caffe's"),
+        )
+    },
+    frozenset({"from", "architecture", "out", "allow_extra", "dry_run"}),
+)
 
 # The flags whose names are not those of the arguments that they set.
 FLAG_OF = {"path": "from"}
@@ -81,7 +92,7 @@ def convert_weights() -> None:
 
 def main() -> None:
     """Entry point."""
-    command_line.run(convert_weights, "convert_weights", USAGE, flag_of=FLAG_OF)
+    command_line.run(convert_weights, "convert_weights", USAGE, flag_of=FLAG_OF, effects=EFFECTS)
 
 
 if __name__ == "__main__":

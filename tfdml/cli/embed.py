@@ -11,6 +11,7 @@ from absl import flags
 from tfdml.cli import bulk, model_flags
 from tfdml.cli import main as command_line
 from tfdml.cli.progress import Progress
+from tfdml.effects import Effect, both, either, needs
 from tfdml.errors import UserError
 from tfdml.output_paths import require_local
 
@@ -63,6 +64,18 @@ flags.DEFINE_enum(
 )
 flags.DEFINE_bool("dry_run", False, "Say what would be done, write nothing.", module_name=__name__)
 
+_ONE_PROCESS = Effect(lambda given: not given["cluster"], "a command without --cluster, whose images --input names")
+EFFECTS = command_line.Effects(
+    {
+        **model_flags.EFFECTS,
+        **dict.fromkeys(("dataset", "data_dir", "dataset_options", "split", "bad_images"), _ONE_PROCESS),
+        "timeout": both(_ONE_PROCESS, model_flags.EFFECTS["timeout"]),
+        **dict.fromkeys(("actors", "rows_per_file", "quickest"), needs("cluster")),
+        "dtype": either(needs("format", "parquet"), needs("cluster")),
+    },
+    frozenset({"model", "out", "format", "batch_size", "cluster", "input", "dry_run"}),
+)
+
 # The flags whose names are not those of the arguments that they set.
 FLAG_OF = {"folder": "out", "source": "input"}
 
@@ -77,8 +90,6 @@ def embed() -> None:
     if bulk.asked_for():
         bulk.embed_in_bulk()
         return
-    if values.dtype != "float32" and values.format != "parquet":
-        raise UserError(f"--dtype={values.dtype} goes with --format=parquet")
     from tfdml.embeddings import parquet
     from tfdml.embeddings.image_table import ImageTable
     from tfdml.embeddings.output_folder import read_state
@@ -153,7 +164,7 @@ def _stream(source: EmbeddingBackend, splits: list[ImageDataset], batch_size: in
 
 def main() -> None:
     """Entry point."""
-    command_line.run(embed, "embed", USAGE, flag_of=FLAG_OF)
+    command_line.run(embed, "embed", USAGE, flag_of=FLAG_OF, effects=EFFECTS)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from absl import flags
 
 from tfdml.cli import after_embedding, model_flags
 from tfdml.cli import main as command_line
+from tfdml.effects import Effect, both, either, needs
 from tfdml.errors import UserError
 from tfdml.output_paths import require_writable
 from tfdml.storage import sweep, write_json
@@ -105,6 +106,43 @@ flags.DEFINE_list(
     module_name=__name__,
 )
 
+
+def _subject(given: Mapping[str, Any]) -> str:
+    """What is measured: `runs` (--compare), a `gallery`, stored `embeddings`, or a `model`."""
+    from tfdml.embeddings.reader import holds_embeddings
+    from tfdml.retrieval import is_gallery
+
+    if given["compare"]:
+        return "runs"
+    if is_gallery(given["model"]):
+        return "gallery"
+    return "embeddings" if holds_embeddings(given["model"]) else "model"
+
+
+_VECTORS = Effect(lambda given: _subject(given) in ("model", "embeddings"), "a model or stored embeddings as --model")
+_NO_GALLERY = Effect(lambda given: _subject(given) != "gallery", "anything but a gallery as --model")
+_ALONE = Effect(lambda given: not given["compare"], "--model in place of --compare")
+_IMAGES = both(_NO_GALLERY, either(needs("dataset"), Effect(lambda given: _subject(given) == "model", "a model")))
+_EMBEDDING = Effect(
+    lambda given: _subject(given) == "model" or bool(given["compare"] and given["dataset"]),
+    "a model that embeds images as --model, or --compare with --dataset",
+)
+EFFECTS = command_line.Effects(
+    {
+        **model_flags.EFFECTS,
+        **dict.fromkeys(("data_dir", "dataset_options", "bad_images"), _IMAGES),
+        "batch_size": _EMBEDDING,
+        "dataset": _NO_GALLERY,
+        "report": _NO_GALLERY,
+        "split": either(_ALONE, needs("dataset")),
+        "distance": either(_ALONE, needs("dataset")),
+        **dict.fromkeys(("metrics", "ks"), _ALONE),
+        **dict.fromkeys(("intervals", "generalisation", "quantised", "after", "cluster"), _VECTORS),
+        "workers": both(_VECTORS, needs("cluster")),
+    },
+    frozenset({"model", "compare", "json"}),
+)
+
 # The flags whose names are not those of the arguments that they set.
 FLAG_OF = {"uri": "model"}
 
@@ -175,8 +213,6 @@ def _checked_flags() -> tuple[int, ...]:
     values = flags.FLAGS
     if values.compare and values.model:
         raise UserError("--compare takes the place of --model: name one of them")
-    if values.compare and values.after:
-        raise UserError("--after goes with --model, not with --compare")
     if not values.compare and not values.model:
         raise UserError("--model is missing")
     for name in ("metrics", "ks", "compare", "quantised"):
@@ -191,8 +227,6 @@ def _checked_flags() -> tuple[int, ...]:
         if path:
             require_writable(path, name)
             sweep(os.path.dirname(os.path.realpath(path)))
-    if values["workers"].present and not values.cluster:
-        raise UserError("--workers goes with --cluster")
     if values.quantised:
         from tfdml.evaluation.quantised import check_kinds
 
@@ -228,7 +262,7 @@ def joined_runs(argv: Sequence[str]) -> list[str]:
 
 def main() -> None:
     """Entry point."""
-    command_line.run(evaluate, "evaluate", USAGE, joined_runs(sys.argv), FLAG_OF)
+    command_line.run(evaluate, "evaluate", USAGE, joined_runs(sys.argv), FLAG_OF, effects=EFFECTS)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from absl import flags
 
 from tfdml.cli import export_gallery
 from tfdml.cli import main as command_line
+from tfdml.effects import Effect
 from tfdml.errors import UserError
 from tfdml.output_paths import require_local
 
@@ -68,6 +69,19 @@ flags.DEFINE_float(
 )
 flags.DEFINE_bool("dry_run", False, "Check the flags and the run, write nothing.", module_name=__name__)
 
+_FROM_RUN = Effect(lambda given: not given["embedder"], "--run_dir in place of --embedder")
+EFFECTS = command_line.Effects(
+    {
+        **export_gallery.EFFECTS,
+        **dict.fromkeys(("moment_embedder", "whitening", "data_dir", "images", "max_pixels"), _FROM_RUN),
+        **dict.fromkeys(("min_cosine", "max_recall_drop"), _FROM_RUN),
+        "representative_images": Effect(
+            lambda given: bool({"litert_int8", "litert", "all"} & set(given["formats"])), "--formats with litert_int8"
+        ),
+    },
+    frozenset({"run_dir", "out", "formats", "gallery", "dry_run"}),
+)
+
 # The flags whose names are not those of the arguments that they set.
 FLAG_OF = {"folder": "out", "options": "gallery_dataset_options"}
 
@@ -122,7 +136,7 @@ def export() -> None:
 
 def main() -> None:
     """Entry point."""
-    command_line.run(export, "export", USAGE, flag_of=FLAG_OF)
+    command_line.run(export, "export", USAGE, flag_of=FLAG_OF, effects=EFFECTS)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
+from tfdml.effects import both, needs
 from tfdml.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,6 +47,15 @@ flags.DEFINE_float(
     "index_recall", 0.99, "Recall@10 that such an index is to reach, as a fraction.", module_name=__name__
 )
 
+_OF_DATASET = both(needs("gallery"), needs("gallery_dataset"))
+EFFECTS = {
+    **dict.fromkeys(
+        ("embedder", "gallery_dataset", "gallery_bad_images", "exact_limit", "index_recall"), needs("gallery")
+    ),
+    "gallery_dataset_options": _OF_DATASET,
+    "gallery_split": _OF_DATASET,
+}
+
 
 def export_gallery(options: ExportOptions, report: Callable[[str], None]) -> None:
     """Build a retriever as the flags say.
@@ -60,8 +70,6 @@ def export_gallery(options: ExportOptions, report: Callable[[str], None]) -> Non
     values = flags.FLAGS
     if bool(values.run_dir) == bool(values.embedder):
         raise UserError("--gallery needs the embedder: --run_dir or --embedder, one of the two")
-    if values.embedder and values.whitening:
-        raise UserError("--whitening is fitted to the training images of a run: give --run_dir in place of --embedder")
     if "saved_model" not in options.formats:
         raise UserError("--gallery makes a SavedModel: leave --formats alone")
     if not 0 < values.index_recall <= 1:

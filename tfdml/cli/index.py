@@ -39,6 +39,8 @@ flags.DEFINE_string("to", "", "The gallery's address, see above.", module_name=_
 flags.DEFINE_string("prefix", "", "Put before the name of each image, for its id.", module_name=__name__)
 flags.DEFINE_bool("dry_run", False, "Say what would be done, write nothing.", module_name=__name__)
 
+EFFECTS = command_line.Effects({}, frozenset({"embeddings", "to", "prefix", "dry_run"}))
+
 # The flags whose names are not those of the arguments that they set.
 FLAG_OF = {"uri": "to"}
 
@@ -82,7 +84,7 @@ def index() -> None:
 
 def main() -> None:
     """Entry point."""
-    command_line.run(index, "index", USAGE, flag_of=FLAG_OF)
+    command_line.run(index, "index", USAGE, flag_of=FLAG_OF, effects=EFFECTS)
 
 
 if __name__ == "__main__":

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging as python_logging
 import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from absl import flags, logging
 
 from tfdml.cli import flag_files, signals
 from tfdml.cli.flag_names import Formatter, as_flags, own_flags
 from tfdml.disk_space import GO_ON, is_disk_full, unwritable
+from tfdml.effects import Effect, in_vain
 from tfdml.errors import UserError, short_message
+
+
+@dataclasses.dataclass(frozen=True)
+class Effects:
+    """Which flags of a command have an effect.
+
+    Args:
+        table: By flag, the condition for an effect.
+        always: The flags that always have one; together with `table`, all flags of the command.
+        values: The values that the command works with; by default those of the flags.
+    """
+
+    table: Mapping[str, Effect]
+    always: frozenset[str]
+    values: Callable[[], Mapping[str, Any]] = lambda: {name: flag.value for name, flag in own_flags().items()}
 
 
 def run(
@@ -23,6 +41,7 @@ def run(
     argv: Sequence[str] | None = None,
     flag_of: Mapping[str, str] | None = None,
     sections: Mapping[str, Sequence[str]] | None = None,
+    effects: Effects | None = None,
 ) -> None:
     """Parse the flags, call `command`, and exit.
 
@@ -36,6 +55,8 @@ def run(
         argv: The command line; by default the process's own.
         flag_of: The flags whose names are not those of the arguments that they set, by argument: see `as_flags`.
         sections: Flags that `--help` lists together, by the heading; the others follow.
+        effects: Which flags have an effect. A flag in vain on the command line is an error. One in a flag file is
+            reset to its default with a warning, since the file may be meant for other values of the other flags.
     """
     argv = list(sys.argv if argv is None else argv)
     logging.use_absl_handler()
@@ -45,7 +66,7 @@ def run(
         python_logging.getLogger(library).setLevel(python_logging.ERROR)
     try:
         with signals.raised_as_exceptions(name):
-            _run(command, usage, argv, sections or {})
+            _run(command, name, usage, argv, sections or {}, effects)
     except flags.Error as error:
         _fail(name, f"{short_message(error, longest=1000)} (see --help)")
     except UserError as error:
@@ -66,15 +87,50 @@ def run(
     sys.exit(0)
 
 
-def _run(command: Callable[[], None], usage: str, argv: list[str], sections: Mapping[str, Sequence[str]]) -> None:
+def _run(
+    command: Callable[[], None],
+    name: str,
+    usage: str,
+    argv: list[str],
+    sections: Mapping[str, Sequence[str]],
+    effects: Effects | None,
+) -> None:
     if any(argument in ("--help", "-h", "-help") for argument in argv[1:]):
         print(usage.strip() + "\n\n" + _flags_help(sections))
         return
     rest = flags.FLAGS([*argv[:1], *flag_files.read(argv[1:])])
     if len(rest) > 1:
         raise UserError(f"unexpected argument {rest[1]!r}: flags are written --name=value (see --help)")
+    if effects:
+        check_effects(effects, argv[1:], name)
     command()
     sys.stdout.flush()
+
+
+def check_effects(effects: Effects, words: Sequence[str], command: str) -> None:
+    """Refuse flags of a parsed command line that have no effect; warn of those in flag files, and reset them.
+
+    Args:
+        effects: Which flags have an effect.
+        words: The command line without the command, before flag files are read.
+        command: The command's name, put before warnings.
+
+    Raises:
+        UserError: A flag on the command line has none.
+    """
+    # `--data_dir=` is as good as none.
+    given = {name: flag for name, flag in own_flags().items() if flag.present and flag.value not in ("", [])}
+    values = effects.values()
+    wrong = in_vain(effects.table, values, given)
+    typed = {word.lstrip("-").partition("=")[0] for word in words if word.startswith("-")}
+    for name, message in wrong.items():
+        if typed & {name, f"no{name}"}:
+            raise UserError(message)
+        # A run's flags.txt holds every setting.
+        if effects.table[name].in_files and given[name].value != given[name].default:
+            print(f"{command}: warning: in a flag file, and ignored: {message}", file=sys.stderr)
+        if effects.table[name].in_files:
+            given[name].unparse()
 
 
 def _full_disk(error: Exception) -> str:

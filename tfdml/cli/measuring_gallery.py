@@ -11,15 +11,12 @@ from tfdml.cli.progress import Progress
 from tfdml.errors import UserError
 from tfdml.storage import write_json
 
-# What needs images, or more than the nearest.
-_NOT_FOR_GALLERIES = ("dataset", "report", "generalisation", "intervals", "after")
-
 
 def measure_gallery(uri: str) -> None:
     """Measure the gallery at an address as the flags say.
 
     Raises:
-        UserError: A flag is not for galleries, or as `connect` and `evaluate_gallery`.
+        UserError: As `connect` and `evaluate_gallery`, or `--distance` is not the gallery's.
     """
     from tfdml.cli.measuring import fitting_ks
     from tfdml.evaluation.per_query import requested
@@ -27,9 +24,6 @@ def measure_gallery(uri: str) -> None:
     from tfdml.retrieval.evaluating import METRICS
 
     values = flags.FLAGS
-    for name in _NOT_FOR_GALLERIES:
-        if values[name].present and values[name].value not in ("", False, "none", []):
-            raise UserError(f"--{name} is not for galleries: measure the embeddings in their folder")
     metrics = values.metrics or list(METRICS)
     requested((1,), metrics, METRICS)
     with connect(uri) as gallery:

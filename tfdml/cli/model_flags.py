@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
+from tfdml.effects import Effect
 from tfdml.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,6 +51,16 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_string("pad_color", "", "For a .tflite or .onnx file: as in bin/train.", module_name=__name__)
 flags.DEFINE_float("timeout", 60.0, "Seconds that a request to an endpoint may take.", module_name=__name__)
+
+_VIEW_FILE = Effect(
+    lambda given: Path(given["model"]).suffix in (".tflite", ".onnx"),
+    "a .tflite or .onnx file as --model; every other model has its view inside",
+)
+#: When the flags above have an effect, where `--model` embeds the images of `--dataset`.
+EFFECTS = {
+    **dict.fromkeys(("resize", "resize_mode", "image_size", "pad_color"), _VIEW_FILE),
+    "timeout": Effect(lambda given: "://" in given["model"], "the address of an endpoint as --model"),
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ from absl import flags
 from tfdml.cli import main as command_line
 from tfdml.cli.flag_names import as_flags
 from tfdml.cli.progress import StatusLine
+from tfdml.effects import Effect, both, either, needs
 from tfdml.errors import UserError
 
 USAGE = """
@@ -55,6 +56,23 @@ flags.DEFINE_bool("download", False, "First download what is missing, with resum
 flags.DEFINE_bool("check_only", False, "Check the images and look for copies; write nothing.", module_name=__name__)
 flags.DEFINE_bool("verify", False, "Compare the record files in --out with their checksums.", module_name=__name__)
 flags.DEFINE_bool("dry_run", False, "Say what would be done; read no image, write nothing.", module_name=__name__)
+
+_NOT_VERIFYING = Effect(lambda given: not given["verify"], "a command without --verify, which reads --out alone")
+_READING = both(_NOT_VERIFYING, either(needs("out"), needs("check_only")))
+_WRITING = both(
+    _NOT_VERIFYING, needs("out"), Effect(lambda given: not given["check_only"], "a command without --check_only")
+)
+EFFECTS = command_line.Effects(
+    {
+        **dict.fromkeys(("dataset", "data_dir", "download", "check_only"), _NOT_VERIFYING),
+        **dict.fromkeys(("dataset_options", "splits", "workers", "bad_images", "max_pixels", "drop_copies"), _READING),
+        "out": Effect(lambda given: not given["check_only"], "a command without --check_only, which writes nothing"),
+        "shrink": _WRITING,
+        "shrink_format": both(_WRITING, needs("shrink")),
+        "shard_mb": _WRITING,
+    },
+    frozenset({"verify", "dry_run"}),
+)
 
 _MEGABYTE = 2**20
 
@@ -189,7 +207,7 @@ class _Progress(StatusLine):
 
 def main() -> None:
     """Entry point."""
-    command_line.run(prepare, "prepare", USAGE)
+    command_line.run(prepare, "prepare", USAGE, effects=EFFECTS)
 
 
 if __name__ == "__main__":

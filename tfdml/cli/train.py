@@ -11,7 +11,11 @@ from absl import flags
 
 from tfdml.cli import experiment_flags
 from tfdml.cli import main as command_line
+from tfdml.cli.flag_names import own_flags
+from tfdml.effects import Effect, either, needs
 from tfdml.errors import UserError
+from tfdml.training.settings.effects import ALWAYS
+from tfdml.training.settings.effects import EFFECTS as SETTINGS
 
 if TYPE_CHECKING:
     from tfdml.cluster.training import ClusterSettings
@@ -93,6 +97,34 @@ flags.DEFINE_string(
 flags.DEFINE_integer("sweep_samples", 8, "With --sweep: how often ranges are drawn from.", module_name=__name__)
 
 
+def _values() -> dict[str, Any]:
+    """The values of all flags; of a run that is resumed, those that it was begun with."""
+    from tfdml.training import RunFolder
+
+    values: dict[str, Any] = {name: flag.value for name, flag in own_flags().items()}
+    folder = RunFolder(str(values["run_dir"]))
+    if values["resume"] and folder.flags.is_file():
+        values |= {**dataclasses.asdict(folder.load_experiment()), **experiment_flags.given()}
+    return values
+
+
+_OF_WORKERS = either(needs("cluster"), needs("sweep"))
+EFFECTS = command_line.Effects(
+    {
+        **SETTINGS,
+        "restart": needs("resume"),
+        "probe": needs("dry_run"),
+        "workers": _OF_WORKERS,
+        "gpus_per_worker": _OF_WORKERS,
+        "max_failures": _OF_WORKERS,
+        "storage": needs("cluster"),
+        "sweep_samples": Effect(lambda given: ".." in given["sweep"], "a range in --sweep, such as 1e-4..1e-3"),
+    },
+    ALWAYS | {"resume", "dry_run", "preview", "cluster", "sweep"},
+    _values,
+)
+
+
 def train() -> None:
     """Run the experiment that the flags describe."""
     from tfdml.training import Experiment, RunFolder, trainer
@@ -104,13 +136,6 @@ def train() -> None:
     from tfdml.training.workers import from_environment
 
     given = experiment_flags.given()
-    if flags.FLAGS.restart and not flags.FLAGS.resume:
-        raise UserError("--restart goes with --resume")
-    if flags.FLAGS.probe and not flags.FLAGS.dry_run:
-        raise UserError("--probe goes with --dry_run")
-    for name in ("workers", "gpus_per_worker", "max_failures", "storage"):
-        if flags.FLAGS[name].present and not (flags.FLAGS.cluster or flags.FLAGS.sweep):
-            raise UserError(f"--{name} goes with --cluster: --cluster=local starts a Ray of its own")
     folder = RunFolder(str(given.get("run_dir", "")))
     # Of several hosts, those that do not write may not see the folder.
     elsewhere = (from_environment()[0] > 0 or flags.FLAGS.cluster) and not folder.path.exists()
@@ -204,7 +229,7 @@ def _interval(ends) -> str:
 
 def main() -> None:
     """Entry point."""
-    command_line.run(train, "train", USAGE, sections=experiment_flags.sections())
+    command_line.run(train, "train", USAGE, sections=experiment_flags.sections(), effects=EFFECTS)
 
 
 if __name__ == "__main__":

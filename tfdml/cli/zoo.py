@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tfdml.cli import checkout
 from tfdml.cli import main as command_line
 from tfdml.cli.zoo_archive import listed, pack, write_listing
 from tfdml.disk_space import require_space
+from tfdml.effects import Effect
 from tfdml.errors import UserError
 from tfdml.output_paths import require_local
 from tfdml.storage import scratch_folder
@@ -87,6 +89,22 @@ MODELS = {
         pretrained=True,
     ),
 }
+
+
+EFFECTS = command_line.Effects(
+    {
+        "data": Effect(
+            lambda given: any(entry.dataset for entry in _chosen(given)), "a model of a data set in --models"
+        ),
+        "weights": Effect(lambda given: any(entry.pretrained for entry in _chosen(given)), "--models with cars_small"),
+    },
+    frozenset({"out", "models", "runs", "dry_run"}),
+)
+
+
+def _chosen(given: Mapping[str, Any]) -> list[Entry]:
+    """The models that the flags name; unknown names are refused elsewhere."""
+    return [MODELS[name] for name in given["models"] if name in MODELS]
 
 
 def _given_folders(values: list[str]) -> dict[str, str]:
@@ -187,7 +205,7 @@ def zoo() -> None:
 
 def main() -> None:
     """Entry point."""
-    command_line.run(zoo, "zoo", USAGE)
+    command_line.run(zoo, "zoo", USAGE, effects=EFFECTS)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from tfdml.effects import in_vain
 from tfdml.errors import UserError
 from tfdml.training.experiment import Experiment
 from tfdml.training.expressions import with_weight
+from tfdml.training.settings.effects import EFFECTS
 
 _FORM = "write e.g. --sweep='objectives.weight=0.1,0.3,1; learning_rate=1e-4..1e-3'"
 _FIXED = (
@@ -86,7 +88,7 @@ def trials(experiment: Experiment, axes: list[Axis], samples: int) -> list[tuple
         samples: How many draws there are of the ranges.
 
     Raises:
-        UserError: A value does not fit its setting.
+        UserError: A value does not fit its setting, or the setting has no effect in one of the runs.
 
     Example:
         >>> axes = parse_sweep("learning_rate=1e-4..1e-3; epochs=1,2")
@@ -125,4 +127,7 @@ def _changed(experiment: Experiment, values: dict[str, str], folder: str) -> Exp
             if isinstance(error, UserError):
                 raise
             raise UserError(f"--sweep: {text!r} is no value of {name}") from error
-    return dataclasses.replace(experiment, **changes)
+    changed = dataclasses.replace(experiment, **changes)
+    for message in in_vain(EFFECTS, dataclasses.asdict(changed), values).values():
+        raise UserError(f"--sweep: {message}")
+    return changed

@@ -35,6 +35,12 @@ _MOST_TERMS = 20
 _WRAPPERS = (Objective, MetricLoss, ProxyLoss)
 # What the package gives besides terms.
 _NO_TERMS = (*_WRAPPERS, AutoWeight)
+# Objectives of which nothing trains.
+_WITHOUT_WEIGHTS = (
+    *(objectives.CrossBatchMemory, objectives.EnergyConfusion, objectives.EntropySpread, objectives.GlobalOrthogonal),
+    *(objectives.HeadDivergence, objectives.HeadwiseLoss, objectives.IntraClassPenalty, objectives.JointIntra),
+    *(objectives.JointMMD, objectives.JointRepresentationSimilarity, objectives.Prism),
+)
 
 
 def snake_case(name: str) -> str:
@@ -83,6 +89,20 @@ def check_objectives(text: str, memory: int = 0) -> None:
         # These need not know the number of classes.
         over_pairs = [_build(call, 1.0, 1, said) for cls, call in read if issubclass(cls, EmbeddingLoss)]
         with_memory(over_pairs, memory, 0, text)
+
+
+def have_weights(text: str) -> bool:
+    """Whether a term of a sum has weights of its own, such as class proxies.
+
+    Raises:
+        UserError: As `check_objectives`.
+
+    Example:
+        >>> have_weights("contrastive + ecaml"), have_weights("contrastive + am_softmax")
+        (False, True)
+    """
+    classes = [_read(call, shortened(text))[0] for _, call in _terms(text)]
+    return any(_wrapper(cls) is not MetricLoss and not issubclass(cls, _WITHOUT_WEIGHTS) for cls in classes)
 
 
 def with_memory(terms: Sequence[Objective], size: int, start: int, text: str) -> list[Objective]:

@@ -1,0 +1,247 @@
+"""A flag that has no effect beside the others is an error on the command line, and a warning in a flag file."""
+
+import dataclasses
+
+import pytest
+
+from tests.cli.commands import MODULES
+from tests.experiments import ROOT, experiment_of
+from tfdml.cli import flag_files
+from tfdml.effects import in_vain
+from tfdml.manifests import parse_flags
+from tfdml.training import Experiment
+from tfdml.training.settings.effects import EFFECTS as SETTINGS
+
+HORDE = {"objectives": "contrastive + 0.5 * horde(loss=contrastive)"}
+RATES = {"backbone_rate": 1e-5, "projection_rate": 1e-3, "objective_rate": 1e-2}
+BALANCED, SHUFFLE = {"sampling": "class_balanced"}, {"sampling": "shuffle"}
+HIERARCHICAL = {"sampling": "hierarchical"}
+VECTORS, GALLERY = {"model": "vectors.npz"}, {"model": "lancedb:///data/galleries"}
+COMPARE, RUN = {"compare": ["a", "b"]}, {"model": "runs/cars"}
+LITERT = {"model": "int8.tflite"}
+# By command and flag: the value; others beside which it has no effect, and some beside which it has one.
+CASES = {
+    "train": {
+        "data_dir": ("/data", {"dataset": "glyphs"}, {"dataset": "folder"}),
+        "holdout_sampling": ("stratified", {}, {"holdout_classes": 0.1}),
+        "cache_limit_mb": (10, {"cache": "true"}, {"cache": "auto"}),
+        "pad_color": ("white", {}, {"resize_mode": "pad"}),
+        "min_scale": (0.1, {"augmentation": "random_crop"}, {"augmentation": "random_resized_crop"}),
+        "min_resolution": (0.9, {}, {"augmentation": "multi_resolution"}),
+        "max_resolution": (1.2, {}, {"augmentation": "multi_resolution"}),
+        "classes_per_batch": (98, SHUFFLE, HIERARCHICAL),
+        "images_per_class": (40, {"sampling": "whole_classes"}, BALANCED),
+        "short_classes": ("drop", SHUFFLE, BALANCED),
+        "batch_size": (64, BALANCED, SHUFFLE),
+        "super_classes_per_batch": (2, BALANCED, HIERARCHICAL),
+        "super_class_weights": ("uniform", BALANCED, HIERARCHICAL),
+        "short_super_classes": ("drop", SHUFFLE, HIERARCHICAL),
+        "ensemble_cut": ("a,b", {}, {"ensemble_heads": 8}),
+        "learning_rate": (1e-3, RATES, {**RATES, "objective_rate": -1.0}),
+        "objective_rate": (1e-2, {"objectives": "contrastive + ecaml"}, {"objectives": "contrastive + am_softmax"}),
+        "final_rate": (0.1, {"schedule": "step"}, {"schedule": "cosine"}),
+        "drop_epochs": ("8,16", {"epochs": 8}, {"epochs": 9}),
+        "drop_factor": (0.5, {}, {"drop_epochs": "8"}),
+        "layer_decay": (0.9, {"backbone_rate": 0.0}, {}),
+        "unfreeze_epochs": ("1", {"backbone_rate": 0.0}, {}),
+        "epsilon": (1e-8, {"optimizer": "sgd"}, {"optimizer": "rmsprop"}),
+        "momentum": (0.8, {"optimizer": "adam"}, {"optimizer": "sgd"}),
+        "clip": ("part", {}, {"clip_norm": 1.0}),
+        "xbm_start": (10, {}, {"cross_batch_memory": 64}),
+        "gradient_cache": (100, {**BALANCED, "classes_per_batch": 20, "images_per_class": 5}, {"images_per_class": 6}),
+        "generalisation_every": (1, {}, {"evaluate_train": 1.0}),
+        "selection_metric": ("map@r", {"selection": "last"}, {"selection": "test"}),
+        "refit": (True, {"selection": "last"}, {"selection": "validation"}),
+        "moment_embedder": (True, {}, HORDE),
+        "evaluate_orders": ("epochs", {}, HORDE),
+        "seed": (3, {"seeds": "0,1"}, {"seeds": "2"}),
+        "watch_triplets": (4, {"watch_every": 0}, {}),
+        "stop_on": ("collapse", {"watch_every": 0}, {}),
+        "restart": (True, {}, {"resume": True}),
+        "probe": (True, {}, {"dry_run": True}),
+        "workers": (2, {}, {"sweep": "epochs=1,2"}),
+        "gpus_per_worker": (1, {}, {"cluster": "local"}),
+        "max_failures": (1, {}, {"cluster": "local"}),
+        "storage": ("/shared", {"sweep": "epochs=1,2"}, {"cluster": "local"}),
+        "sweep_samples": (2, {"sweep": "epochs=1,2"}, {"sweep": "learning_rate=1e-4..1e-3"}),
+    },
+    "embed": {
+        "resize": (64, RUN, LITERT),
+        "resize_mode": ("pad", RUN, LITERT),
+        "image_size": (64, RUN, LITERT),
+        "pad_color": ("white", RUN, LITERT),
+        "timeout": (1.0, RUN, {"model": "grpc://localhost:8500/cars"}),
+        "dataset": ("sop", {"cluster": "local"}, {}),
+        "data_dir": ("/data", {"cluster": "local"}, {}),
+        "dataset_options": ("size=32", {"cluster": "local"}, {}),
+        "split": ("train", {"cluster": "local"}, {}),
+        "bad_images": ("skip", {"cluster": "local"}, {}),
+        "actors": (2, {}, {"cluster": "local"}),
+        "rows_per_file": (64, {}, {"cluster": "local"}),
+        "quickest": (False, {}, {"cluster": "local"}),
+        "dtype": ("int8", {"format": "npy"}, {"format": "parquet"}),
+    },
+    "evaluate": {
+        "resize": (64, VECTORS, LITERT),
+        "resize_mode": ("pad", RUN, LITERT),
+        "image_size": (64, GALLERY, LITERT),
+        "pad_color": ("white", COMPARE, LITERT),
+        "timeout": (1.0, VECTORS, {"model": "rest://localhost:8500/cars"}),
+        "data_dir": ("/data", VECTORS, {**VECTORS, "dataset": "sop"}),
+        "dataset_options": ("size=32", COMPARE, RUN),
+        "bad_images": ("skip", VECTORS, RUN),
+        "batch_size": (10, VECTORS, {**COMPARE, "dataset": "sop"}),
+        "dataset": ("sop", GALLERY, VECTORS),
+        "report": ("page.html", GALLERY, COMPARE),
+        "split": ("train", COMPARE, VECTORS),
+        "distance": ("cosine", COMPARE, GALLERY),
+        "metrics": (["recall"], COMPARE, GALLERY),
+        "ks": (["1"], COMPARE, VECTORS),
+        "intervals": ("classes", GALLERY, VECTORS),
+        "generalisation": (True, COMPARE, RUN),
+        "quantised": (["int8"], GALLERY, VECTORS),
+        "after": (["csls"], COMPARE, RUN),
+        "cluster": ("local", GALLERY, VECTORS),
+        "workers": (2, VECTORS, {**VECTORS, "cluster": "local"}),
+    },
+    "export": {
+        "moment_embedder": (True, {"gallery": "photos", "embedder": "models/cars"}, {"run_dir": "runs/cars"}),
+        "whitening": ("dim=4", {"gallery": "photos", "embedder": "models/cars"}, {}),
+        "data_dir": ("/data", {"gallery": "photos", "embedder": "models/cars"}, {}),
+        "images": (100, {"gallery": "photos", "embedder": "models/cars"}, {}),
+        "max_pixels": (100, {"gallery": "photos", "embedder": "models/cars"}, {}),
+        "min_cosine": (0.9, {"gallery": "photos", "embedder": "models/cars"}, {}),
+        "max_recall_drop": (0.1, {"gallery": "photos", "embedder": "models/cars"}, {}),
+        "representative_images": (10, {"formats": ["litert_float16"]}, {"formats": ["litert"]}),
+        "embedder": ("models/cars", {}, {"gallery": "photos"}),
+        "gallery_dataset": ("sop", {}, {"gallery": "photos"}),
+        "gallery_bad_images": ("skip", {}, {"gallery": "photos"}),
+        "exact_limit": (10, {}, {"gallery": "photos"}),
+        "index_recall": (0.9, {}, {"gallery": "photos"}),
+        "gallery_dataset_options": ("size=32", {"gallery": "photos"}, {"gallery": "x", "gallery_dataset": "sop"}),
+        "gallery_split": ("all", {"gallery": "photos"}, {"gallery": "x", "gallery_dataset": "sop"}),
+    },
+    "index": {},
+    "prepare": {
+        "dataset": ("sop", {"verify": True}, {}),
+        "data_dir": ("/data", {"verify": True}, {}),
+        "download": (True, {"verify": True}, {}),
+        "check_only": (True, {"verify": True}, {}),
+        "dataset_options": ("size=32", {"download": True}, {"check_only": True}),
+        "splits": (["train"], {"verify": True, "out": "records"}, {"out": "records"}),
+        "workers": (2, {"download": True}, {"check_only": True}),
+        "bad_images": ("skip", {"download": True}, {"out": "records"}),
+        "max_pixels": (100, {"verify": True, "out": "records"}, {"check_only": True}),
+        "drop_copies": ("across", {"download": True}, {"out": "records"}),
+        "out": ("records", {"check_only": True}, {"verify": True}),
+        "shrink": (64, {"check_only": True}, {"out": "records"}),
+        "shrink_format": ("png", {"out": "records"}, {"out": "records", "shrink": 64}),
+        "shard_mb": (1.0, {"check_only": True}, {"out": "records"}),
+    },
+    "convert_weights": {
+        "stride_in_1x1": (True, {"architecture": "bn_inception"}, {"architecture": "resnet50", "from": "a.pth"}),
+    },
+    "zoo": {
+        "data": (["omniglot:/data"], {"models": ["glyphs"]}, {"models": ["omniglot"]}),
+        "weights": ("imagenet", {"models": ["omniglot"]}, {"models": ["cars_small"]}),
+    },
+}
+BY_FLAG = [(command, flag) for command, cases in CASES.items() for flag in cases]
+
+
+def as_arguments(values):
+    """The values of flags as a command line has them."""
+    written = {name: ",".join(value) if isinstance(value, list) else value for name, value in values.items()}
+    return [f"--{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in written.items()]
+
+
+@pytest.mark.parametrize("command", list(MODULES))
+def test_of_every_flag_it_is_known_when_it_has_an_effect(commands, command):
+    table, always = commands.effects(command).table, commands.effects(command).always
+    assert not set(table) & always
+    assert {flag.name for flag in commands.flags(command)} == set(table) | always
+    assert set(CASES[command]) == set(table)
+
+
+@pytest.mark.parametrize(("command", "flag"), BY_FLAG)
+def test_a_flag_in_vain_on_the_command_line_is_an_error(commands, command, flag, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    value, beside, _ = CASES[command][flag]
+    status, _, errors = commands.run(command, *as_arguments({**beside, flag: value}))
+    condition = commands.effects(command).table[flag].condition
+    said = f"{as_arguments({flag: value})[0]} has no effect: it needs {condition}; add that, or leave --{flag} out"
+    assert (status, said in errors) == (2, True), errors
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("command", "flag"), BY_FLAG)
+def test_a_flag_has_its_effect_beside_the_others_that_it_needs(commands, command, flag):
+    value, _, beside = CASES[command][flag]
+    values = {one.name: one.default for one in commands.flags(command)}
+    assert commands.effects(command).table[flag].holds({**values, flag: value, **beside})
+
+
+def in_a_file(commands, tmp_path, lines, *arguments):
+    """What a preview, which writes and trains nothing, says of a flag file; the flags after it are the command's."""
+    file = tmp_path / "x.flags"
+    file.write_text("\n".join([*lines, "--dataset_options=images_per_class=4, size=32", "--image_size=28"]))
+    flags = ["--resize=32", f"--preview={tmp_path / 'batch.png'}", *arguments]
+    status, _, errors = commands.run("train", f"--flagfile={file}", *flags)
+    assert status == 0, errors
+    return errors
+
+
+def test_a_flag_in_vain_in_a_flag_file_is_a_warning(commands, tmp_path):
+    said = in_a_file(commands, tmp_path, ["--batch_size=64", "--schedule=cosine"], "--sampling=class_balanced")
+    assert (
+        "train: warning: in a flag file, and ignored: --batch_size=64 has no effect: it needs --sampling=shuffle"
+        in said
+    )
+
+
+def test_a_flag_in_vain_in_a_flag_file_is_reset(commands, tmp_path):
+    """So that a schedule on the command line takes the place of the file's, and an error that is meant for Python
+    does not come."""
+    said = in_a_file(commands, tmp_path, ["--drop_epochs=6"], "--schedule=cosine")
+    assert "--drop_epochs=6 has no effect: it needs --schedule=step" in said
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["--batch_size=100", "--clip=all"],
+        ["--objectives=contrastive", "--objective_rate=0.01"],
+    ],
+    ids=["defaults, as flags.txt has them", "a rate for terms that a command line adds"],
+)
+def test_a_flag_file_may_carry(commands, tmp_path, lines):
+    assert "no effect" not in in_a_file(commands, tmp_path, lines)
+
+
+def test_a_flag_after_its_file_is_the_command_lines(commands, tmp_path):
+    file = tmp_path / "x.flags"
+    file.write_text("--batch_size=64\n")
+    status, _, errors = commands.run("train", f"--flagfile={file}", "--batch_size=32", "--run_dir=x")
+    assert (status, "--batch_size=32 has no effect" in errors) == (2, True)
+
+
+def test_a_resumed_run_is_judged_by_its_own_settings(commands, tmp_path):
+    (tmp_path / "flags.txt").write_text("--sampling=shuffle\n")
+    given = [f"--run_dir={tmp_path}", "--resume"]
+    status, _, errors = commands.run("train", *given, "--classes_per_batch=8")
+    assert (status, "--classes_per_batch=8 has no effect: it needs --sampling=class_bal" in errors) == (2, True), errors
+    status, _, errors = commands.run("train", *given, "--batch_size=8", "--dry_run", "--dataset=none")
+    assert "no effect" not in errors
+
+
+def set_in_files(path):
+    """The values of all settings of a flag file, and the settings that it, or a file that it names, sets."""
+    written = parse_flags("\n".join(flag_files.read([f"--flagfile={path}"])))
+    values = dataclasses.asdict(experiment_of(f"--flagfile={path.relative_to(ROOT)}", run_dir="unused"))
+    return values, [name for name in written if values[name] != getattr(Experiment, name)]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.flags")), ids=lambda path: path.stem)
+def test_no_flag_of_a_shipped_file_is_in_vain(path):
+    kept = {name: effect for name, effect in SETTINGS.items() if effect.in_files}
+    assert not in_vain(kept, *set_in_files(path))

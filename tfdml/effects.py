@@ -1,0 +1,77 @@
+"""Flags that have an effect only beside certain values of others: a condition each, and the message where it fails."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Effect:
+    """When a flag has an effect.
+
+    Args:
+        holds: From the values of all flags, by name, to whether the flag has an effect.
+        condition: The condition, as a user would meet it: flags with their values.
+        in_files: Whether a flag file that sets the flag in vain deserves a warning. Not where files carry the flag for
+            what a command line may add.
+    """
+
+    holds: Callable[[Mapping[str, Any]], bool]
+    condition: str
+    in_files: bool = True
+
+
+def needs(flag: str, *values: Any) -> Effect:
+    """The effect of a flag that needs another one: to have one of `values`, or else to be set at all.
+
+    Example:
+        >>> needs("sampling", "shuffle").holds({"sampling": "hierarchical"}), needs("clip_norm").holds({"clip_norm": 1})
+        (False, True)
+    """
+    if not values:
+        return Effect(lambda given: bool(given[flag]), f"--{flag}")
+    return Effect(lambda given: given[flag] in values, f"--{flag}={' or '.join(map(str, values))}")
+
+
+def either(*effects: Effect) -> Effect:
+    """The effect of a flag for which one of several conditions is enough."""
+    return Effect(
+        lambda given: any(effect.holds(given) for effect in effects),
+        " or ".join(effect.condition for effect in effects),
+    )
+
+
+def both(*effects: Effect) -> Effect:
+    """The effect of a flag that needs several conditions."""
+    return Effect(
+        lambda given: all(effect.holds(given) for effect in effects),
+        " and ".join(effect.condition for effect in effects),
+    )
+
+
+def in_vain(table: Mapping[str, Effect], given: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
+    """What to say of each flag that has no effect, by name.
+
+    Args:
+        table: The effects of the flags that do not always have one.
+        given: The values of all flags, by name.
+        names: The flags to look at.
+
+    Example:
+        >>> in_vain({"clip": needs("clip_norm")}, {"clip": "part", "clip_norm": 0.0}, ["clip"])
+        {'clip': '--clip=part has no effect: it needs --clip_norm; add that, or leave --clip out'}
+    """
+    return {
+        name: f"--{name}={_text(given[name])} has no effect: it needs {table[name].condition}; add that, or leave "
+        f"--{name} out"
+        for name in names
+        if name in table and not table[name].holds(given)
+    }
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
