@@ -108,6 +108,30 @@ def test_chunks_need_not_divide_the_batch(size, chunk):
     check(lambda: learner(TERMS["pairs"]()), chunk, (labels[rows], x[rows]))
 
 
+NOT_BUILT = {
+    "a plain loss": lambda: [losses.ContrastiveLoss(1.3)],
+    "cross-batch memory": lambda: [objectives.CrossBatchMemory(losses.ContrastiveLoss(1.3), 24)],
+    "alternating": lambda: [objectives.RankMI(1.5, hidden=8, depth=1, seed=7), losses.ContrastiveLoss(1.3)],
+}
+
+
+@pytest.mark.parametrize("name", NOT_BUILT)
+def test_a_learner_is_built_by_its_first_step(name):
+    labels, x = coloured_batch()
+    made = []
+    for build_first in (True, False):
+        keras.utils.set_random_seed(3)
+        model = MetricLearner(tiny_embedder(), NOT_BUILT[name](), gradient_cache=CHUNK)
+        if build_first:
+            model.build((None, SIZE, SIZE, 3))
+        model.compile(keras.optimizers.SGD(0.1), run_eagerly=True)
+        model.fit(x, labels, batch_size=12, epochs=2, shuffle=False, verbose=0)
+        made.append(model)
+    expected, actual = (values(model.variables) for model in made)
+    for one, other in zip(actual, expected, strict=True):
+        assert_close(one, other, 1e-5, floor=1e-6)
+
+
 def random_learner(few):
     """With all that differs from call to call: dropout, augmentation within the network, BatchNorm in training."""
     keras.utils.set_random_seed(5)

@@ -62,6 +62,9 @@ def _cached_step(learner: Any, images, y, sample_weight):
     import tensorflow as tf
 
     images = tf.convert_to_tensor(images)
+    if not learner.built:
+        # Before the chunks, within which no variable can be created.
+        learner.build(images.shape)
     chunks = _Chunks(learner, images, learner.gradient_cache)
     representations = chunks.represent()
     trained = learner.trainable_variables
