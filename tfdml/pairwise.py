@@ -26,13 +26,14 @@ class Rows(NamedTuple):
 
     There may be more columns than rows: vectors that no row belongs to stand behind the others. `counted`, (columns,)
     boolean, says which of them are there at all; one that is not makes no pair, in its column nor in its row. None: all
-    are.
+    are. With `constant_columns` no gradient reaches a vector through its column.
     """
 
     first: Any
     count: Any
     total: Any
     counted: Any = None
+    constant_columns: bool = False
 
 
 _rows: contextvars.ContextVar[Rows | None] = contextvars.ContextVar("rows", default=None)
@@ -71,6 +72,12 @@ def own(x):
     # So that the size stays known where the first row is not.
     others = ops.shape(x)[1:]
     return ops.slice(x, (rows.first, *[0] * len(others)), (rows.count, *others))
+
+
+def _columns(x):
+    """X (B, ...) as what the columns are made of."""
+    rows = _rows.get()
+    return x if rows is None or not rows.constant_columns else ops.stop_gradient(x)
 
 
 _relation: contextvars.ContextVar[Callable | None] = contextvars.ContextVar("relation", default=None)
@@ -245,7 +252,7 @@ def safe_sqrt(x):
 def dot_products(x, y=None):
     """The matrix of x_i . y_j: (B, D), (B', D) -> (B, B'); `y` defaults to `x`."""
     x = ops.cast(x, "float32")
-    x, y = (own(x), x) if y is None else (x, ops.cast(y, "float32"))
+    x, y = (own(x), _columns(x)) if y is None else (x, ops.cast(y, "float32"))
     return ops.matmul(x, ops.transpose(y))
 
 
@@ -268,7 +275,7 @@ def squared_distances(x, y=None):
         products = dot_products(x)
         # Norms from the same product, so that duplicates come out at exactly 0; some rows hold only some of them.
         norms = ops.diagonal(products) if present_rows() is None else ops.sum(ops.square(x), axis=1)
-        squared = own(norms)[:, None] + norms[None, :] - 2.0 * products
+        squared = own(norms)[:, None] + _columns(norms)[None, :] - 2.0 * products
         squared = ops.where(identity_mask(ops.shape(x)[0]), 0.0, squared)
     else:
         y = ops.cast(y, "float32") - centre
@@ -304,7 +311,7 @@ def absolute_distances(x, y=None):
     Computed anchor by anchor in both directions, so that memory stays O(B^2 + B D) and not O(B^2 D).
     """
     x = ops.cast(x, "float32")
-    return _absolute_distances(*((own(x), x) if y is None else (x, ops.cast(y, "float32"))))
+    return _absolute_distances(*((own(x), _columns(x)) if y is None else (x, ops.cast(y, "float32"))))
 
 
 @ops.custom_gradient

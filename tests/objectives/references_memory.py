@@ -33,13 +33,17 @@ def multi_similarity(anchors):
     return total / len(anchors)
 
 
-def reference(of_anchors, labels, x, memory):
-    """The loss of the distances of each of the images to its positives and its negatives, one pair after another."""
+def reference(of_anchors, labels, x, memory, compared=None):
+    """The loss of the distances of each of the images to its positives and its negatives, one pair after another.
+
+    The images are compared with each other, or with `compared`: their vectors as constants.
+    """
     x = np.asarray(x, np.float64)
+    compared = x if compared is None else np.asarray(compared, np.float64)
     anchors = []
     for i, label in enumerate(labels):
         positives, negatives = [], []
-        others = [(labels[j], x[j]) for j in range(len(x)) if j != i] + memory
+        others = [(labels[j], compared[j]) for j in range(len(x)) if j != i] + memory
         for other, vector in others:
             (positives if other == label else negatives).append(np.sqrt(np.sum((x[i] - vector) ** 2)))
         anchors.append((positives, negatives))

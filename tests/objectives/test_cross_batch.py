@@ -10,7 +10,7 @@ from tests.models.networks import SIZE, coloured_batch, config_of, tiny_embedder
 from tests.objectives.memories import REFUSED, all_losses, check_replicas, unit
 from tests.objectives.references_memory import binomial_sum, contrastive, multi_similarity, reference, triplet
 from tests.played_replicas import play
-from tfdml import losses, replicas
+from tfdml import losses, mining, replicas
 from tfdml.models import MetricLearner
 from tfdml.objectives import CrossBatchMemory
 from tfdml.training import checkpoints
@@ -43,7 +43,9 @@ def test_value_and_gradient_from_the_first_step_on(name, mode):
         labels, x = random_batch(step, size, 3, 4)
         sizes.append(len(memory))
         if step != 5:
-            (expected,) = finite_differences(lambda e, y=labels, m=memory: reference(of_anchors, y, unit(e), m), x)
+            (expected,) = finite_differences(
+                lambda e, y=labels, m=memory, x=x: reference(of_anchors, y, unit(e), m, compared=unit(x)), x
+            )
             value, (gradient,) = value_and_gradients(
                 lambda e, y=labels: objective.reduce(objective.compute(normalised(e), tf.constant(y))), x, mode=mode
             )
@@ -71,15 +73,62 @@ def test_what_the_memory_lacks_makes_no_pair_whatever_the_loss(name):
             objective({"embedding": tf.constant(vectors)}, earlier_labels, training=True)
         return value_and_gradients(lambda e: objective({"embedding": e}, tf.constant(labels)), x)
 
-    value, (gradient,) = of_memory(3, [])
-    alone, (expected,) = value_and_gradients(lambda e: loss(labels, e), x)
+    value, _ = of_memory(3, [])
+    alone = float(loss(labels, x))
     assert_close(value, alone, floor=1e-6)
-    assert_close(gradient, expected, floor=1e-6)
     full, (expected,) = of_memory(7, [earlier])
     partly, (gradient,) = of_memory(30, [earlier])
     assert_close(partly, full)
     assert_close(gradient, expected, floor=1e-6)
     assert abs(full - alone) > 1e-4
+
+
+@pytest.mark.parametrize("distance", ["euclidean", "sqeuclidean", "cosine", "dot"])
+def test_the_gradient_reaches_an_image_as_an_anchor_alone(distance):
+    labels, x = random_batch(1, 9, 3, 5)
+    loss = losses.ContrastiveLoss(distance=distance)
+    objective = CrossBatchMemory(loss, 3)
+    _, (gradient,) = value_and_gradients(lambda e: objective({"embedding": e}, tf.constant(labels)), x)
+    _, (both,) = value_and_gradients(lambda e: loss(labels, e), x)
+    assert_close(gradient, both / 2)
+
+
+def sharing(a, b):
+    """Whether each of the label sets shares a label with each of the others, one by one."""
+    return np.array([[bool(np.any(np.logical_and(one, other))) for other in b] for one in a])
+
+
+def test_label_sets_are_kept_in_the_memory(tmp_path):
+    generator = np.random.default_rng(0)
+    rows = generator.integers(0, 2, (3, 6, 4))
+    x = generator.normal(size=(3, 6, 5)).astype("float32")
+    loss = losses.ContrastiveLoss(1.0, "euclidean").with_positives(mining.shares_a_label)
+    objective = CrossBatchMemory(loss, size=10, label_columns=4)
+    for labels, vectors in zip(rows[:2], x[:2], strict=True):
+        objective({"embedding": tf.constant(vectors)}, labels, training=True)
+    np.testing.assert_array_equal(objective.memory_labels, rows[:2].reshape(12, 4)[2:])
+    value = float(objective({"embedding": tf.constant(x[2])}, rows[2]))
+    columns = np.concatenate([x[2], x[:2].reshape(12, 5)[2:]]).astype("float64")
+    together = sharing(rows[2], np.concatenate([rows[2], rows[:2].reshape(12, 4)[2:]]))
+    distances = np.linalg.norm(x[2][:, None] - columns[None], axis=2)
+    other = np.arange(16)[None] != np.arange(6)[:, None]
+    expected = np.mean(distances[together & other])
+    expected += np.mean([1 - d for d in distances[~together & other] if d < 1] or [0.0])
+    assert_close(value, expected)
+    again = CrossBatchMemory.from_config(objective.get_config())
+    assert again.label_columns == 4
+    assert again.loss.positives is mining.shares_a_label
+
+
+def test_label_sets_that_do_not_fit_are_refused_with_what_helps():
+    plain = CrossBatchMemory(losses.ContrastiveLoss(), 3, name="xbm")
+    with pytest.raises(ValueError, match=r"xbm takes one label .* give it ContrastiveLoss\(...\).with_positives"):
+        plain.as_labels(np.zeros((2, 3), "int64"))
+    sets = losses.ContrastiveLoss().with_positives(mining.shares_a_label)
+    with pytest.raises(ValueError, match=r"xbm keeps 1 labels of each image.*give it label_columns=3"):
+        CrossBatchMemory(sets, 3, name="xbm").as_labels(np.zeros((2, 3), "int64"))
+    with pytest.raises(ValueError, match="label_columns=3 needs a loss that says which label sets belong together"):
+        CrossBatchMemory(losses.ContrastiveLoss(), 3, label_columns=3)
 
 
 def keep_all(distances, positives, negatives):

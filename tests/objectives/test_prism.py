@@ -10,7 +10,7 @@ from tests.models.networks import SIZE, coloured_batch, config_of, tiny_embedder
 from tests.objectives.memories import REFUSED, all_losses, check_replicas, unit
 from tests.objectives.references_memory import PrismReference, contrastive, multi_similarity, reference
 from tests.played_replicas import play
-from tfdml import losses, pairwise, replicas
+from tfdml import losses, mining, pairwise, replicas
 from tfdml.models import MetricLearner
 from tfdml.objectives import Prism
 from tfdml.training import checkpoints
@@ -48,8 +48,10 @@ def test_equals_the_procedure_image_by_image(of_anchors, noise_rate, window, sta
         np.testing.assert_array_equal(objective.kept(tf.constant(labels), tf.constant(x)), kept)
         dropped += np.sum(~kept)
 
-        def value_of(e, kept=kept, labels=labels, before=before):
-            images = reference(of_anchors, labels[kept], unit(e)[kept], before if pairs == "memory" else [])
+        def value_of(e, kept=kept, labels=labels, before=before, x=x):
+            # Beside a memory all that an image is compared with is constant.
+            memory, compared = (before, unit(x)[kept]) if pairs == "memory" else ([], None)
+            images = reference(of_anchors, labels[kept], unit(e)[kept], memory, compared)
             # A mean over images is over all of the batch.
             return images * (1.0 if of_anchors is contrastive else kept.mean())
 
@@ -207,3 +209,11 @@ def test_a_run_reports_what_counts_and_resumes_bit_for_bit(tmp_path):
     assert config_of(loaded) == config_of(resumed)
     loaded.objectives[0].forget()
     assert not any(np.any(value) for value in values(loaded.objectives[0].variables))
+
+
+def test_label_sets_are_refused():
+    loss = losses.ContrastiveLoss()
+    with pytest.raises(ValueError, match="Prism compares images with the means of classes"):
+        Prism(loss.with_positives(mining.shares_a_label), CLASSES)
+    with pytest.raises(ValueError, match=r"prism takes one label for each image, not labels \(2, 3\): only MetricLoss"):
+        Prism(loss, CLASSES).as_labels(np.zeros((2, 3), "int64"))

@@ -171,6 +171,11 @@ class Objective(SavedByArguments, keras.layers.Layer):
         """What says which images belong together (`EmbeddingLoss.with_positives`); None for the equality of labels."""
         return None
 
+    @property
+    def takes_label_sets(self) -> bool:
+        """Whether labels may be rows (B, L), where the objective's loss has `positives`."""
+        return False
+
     def as_labels(self, labels):
         """Labels as `compute` takes them: integers (B,), or rows (B, L) where there are `positives`.
 
@@ -180,8 +185,12 @@ class Objective(SavedByArguments, keras.layers.Layer):
         with pairwise.positives_by(self.positives):
             if self.positives is None and len(getattr(labels, "shape", ())) == 2 and labels.shape[1] not in (None, 1):
                 raise ValueError(
-                    f"{self.name} takes one label for each image, not labels {tuple(labels.shape)}: say which images "
-                    "belong together by a loss's with_positives(...)"
+                    f"{self.name} takes one label for each image, not labels {tuple(labels.shape)}: "
+                    + (
+                        f"give it {type(self.loss).__name__}(...).with_positives(...)"
+                        if self.takes_label_sets
+                        else "only MetricLoss and CrossBatchMemory of a loss over pairs take label sets"
+                    )
                 )
             return pairwise.as_labels(labels)
 

@@ -18,34 +18,39 @@ class CrossBatchMemory(Objective):
 
     L = loss over pairs (i, j),   i of the batch,   j of the batch or of the memory
 
-    with the loss's own formula, in which only the batch's images are anchors; j of the memory is a constant. The memory
-    holds the last `size` embeddings and labels as they were when their batch was trained on: embeddings drift slowly
-    enough, after the first steps, that they still tell what is near. So an anchor sees thousands of negatives at the
-    cost of one matrix product.
+    with the loss's own formula. Only the images of the batch are anchors. Every j is a constant, also an image of the
+    batch: the gradient reaches an image as the anchor i alone. With an empty memory the contrastive gradient is
+    therefore half of that of the loss alone. The authors' code and pytorch-metric-learning do the same.
+
+    The memory holds the last `size` embeddings and labels as they were when their batch was trained on. After the first
+    steps embeddings change slowly, so an anchor sees thousands of negatives at the cost of one matrix product.
 
     The paper adds this to the loss of the batch alone, with a weight:
 
-        objectives = [MetricLoss(loss), CrossBatchMemory(loss, size=4096, start=1000)]
+        objectives = [MetricLoss(loss), CrossBatchMemory(loss, start=1000)]
 
-    In its code, as here, the pairs of the batch are among those with the memory.
+    In its code, as here, the pairs of the batch are among those with the memory. There this term is 0 for the first
+    `start` steps; here it is the loss of the batch, so that it may also stand alone.
 
-    Until the memory is full, what it lacks makes no pair; with nothing in it, this is the loss of the batch. Batches
-    are remembered in training alone, each after its step: the memory is a part of the weights, saved and resumed with
-    them. Under a distribution strategy every replica has the same memory, of the global batches. On JAX labels must
-    fit 32 bits.
+    Until the memory is full, the places that are empty make no pair. Batches are remembered in training alone, each
+    after its step. The memory is a part of the weights, saved and resumed with them. Under a distribution strategy
+    every replica has the same memory, of the global batches. On JAX labels must fit 32 bits.
 
     Args:
         loss: A loss of tfdml over pairs in which each anchor's value comes from its own pairs, such as
-            `tfdml.losses.ContrastiveLoss()`; not `LiftedStructureLoss`, `AngularLoss` or `QuadrupletLoss`, nor one with
-            an object for `mining` or `distance`.
-        size: How many embeddings are remembered.
-        start: For this many steps nothing is remembered, while embeddings change fast.
+            `tfdml.losses.ContrastiveLoss()`; not `LiftedStructureLoss`, `AngularLoss`, `QuadrupletLoss` or
+            `VICRegLoss`, nor one with an object for `mining` or `distance`.
+        size: How many embeddings are remembered. The default is that of the authors' code.
+        start: For this many steps nothing is remembered, while embeddings change fast. The authors' code has 2,000 of
+            4,000 steps. The default is 0, since the memory of a shorter training would stay empty.
         representation: The name of the vectors (B, d) that are compared.
+        label_columns: L, where labels are rows (B, L) and the loss has `with_positives`.
         weight: The factor of this term.
         name: The term's name in logs; by default `cross_batch_` and the loss's.
 
     Raises:
-        ValueError: The loss cannot be divided so, or an argument is out of range.
+        ValueError: The loss cannot be divided so, an argument is out of range, or labels have another number of
+            columns.
 
     Example:
         >>> objective = CrossBatchMemory(tfdml.losses.ContrastiveLoss(distance="euclidean"), size=4)
@@ -55,10 +60,21 @@ class CrossBatchMemory(Objective):
         >>> float(objective(batch, keras.ops.array([1, 0])))  # classes exchanged: sqrt(0.8) + (2 - sqrt(0.8)) / 2
         1.4472136
 
-    Source: Wang et al., "Cross-Batch Memory for Embedding Learning", CVPR 2020, sec. 3.2 and algorithm 1.
+    Source: Wang et al., "Cross-Batch Memory for Embedding Learning", CVPR 2020, sec. 3.2 and algorithm 1; the authors'
+    code, https://github.com/msight-tech/research-xbm.
     """
 
-    def __init__(self, loss, size=4096, start=0, representation="embedding", weight=1.0, name=None, **kwargs):
+    def __init__(
+        self,
+        loss,
+        size=8192,
+        start=0,
+        representation="embedding",
+        label_columns=1,
+        weight=1.0,
+        name=None,
+        **kwargs,
+    ):
         loss = restore(loss)
         if not isinstance(loss, EmbeddingLoss) or not loss.takes_more_columns:
             raise ValueError(
@@ -70,12 +86,38 @@ class CrossBatchMemory(Objective):
         self.size = integer("size", size, at_least=1)
         self.start = integer("start", start, at_least=0)
         self.representation = representation
+        self.label_columns = integer("label_columns", label_columns, at_least=1)
+        if self.label_columns > 1 and loss.positives is None:
+            raise ValueError(
+                f"label_columns={label_columns} needs a loss that says which label sets belong together, such as "
+                f"{type(loss).__name__}(...).with_positives(tfdml.mining.shares_a_label)"
+            )
         self.reduction = "sum" if loss.reduction == "sum" else "mean"
 
     @property
     def reads(self):
         """The one representation."""
         return (self.representation,)
+
+    @property
+    def positives(self):
+        """As the loss."""
+        return self.loss.positives
+
+    @property
+    def takes_label_sets(self):
+        """Yes."""
+        return True
+
+    def as_labels(self, labels):
+        """As of `Objective`; rows of `label_columns` labels where the loss has `positives`."""
+        labels = super().as_labels(labels)
+        if self.positives is not None and labels.shape[1] not in (None, self.label_columns):
+            raise ValueError(
+                f"{self.name} keeps {self.label_columns} labels of each image, and the labels are "
+                f"{tuple(labels.shape)}: give it label_columns={labels.shape[1]}"
+            )
+        return labels
 
     def build_from(self, shapes):
         """Create the memory, empty."""
@@ -87,8 +129,9 @@ class CrossBatchMemory(Objective):
             return self.add_weight(name=name, shape=shape, dtype=dtype, initializer="zeros", trainable=False)
 
         self.memory = state("memory", (self.size, shape[-1]), "float32")
+        labels_shape = (self.size,) if self.positives is None else (self.size, self.label_columns)
         self.memory_labels = state(
-            "memory_labels", (self.size,), "int32" if keras.backend.backend() == "jax" else "int64"
+            "memory_labels", labels_shape, "int32" if keras.backend.backend() == "jax" else "int64"
         )
         # The newest stand last.
         self.filled = state("filled", (), "int32")
@@ -104,18 +147,19 @@ class CrossBatchMemory(Objective):
         x = representations[self.representation]
         check_rank(self.name, x, 2, f"{self.representation!r} to be vectors (B, d)")
         counted = ops.concatenate([self.kept(labels, x), self._there()], axis=0)
-        return self._over_pairs(ops.shape(labels)[0], counted, *self._with_memory(labels, x))
+        every_label, vectors = self._with_memory(labels, x)
+        return self._over_pairs(ops.shape(labels)[0], counted, every_label, vectors, constant_columns=True)
 
-    def _over_pairs(self, batch, counted, labels, x):
+    def _over_pairs(self, batch, counted, labels, x, constant_columns=False):
         """The loss of the first `batch` vectors, over their pairs with all that are counted."""
         rows = pairwise.present_rows() or pairwise.Rows(0, batch, batch)
-        with pairwise.only_rows(rows._replace(counted=counted)):
+        with pairwise.only_rows(rows._replace(counted=counted, constant_columns=constant_columns)):
             return self.loss.of_batch(labels, x)
 
     def kept(self, labels, x):
         """(B,) boolean: the images of a batch that count; here all."""
         del x
-        return ops.ones(ops.shape(labels), "bool")
+        return ops.ones(ops.shape(labels)[:1], "bool")
 
     def remember(self, representations, labels):
         """Put the batch into the memory, in the place of the oldest."""

@@ -72,11 +72,18 @@ class Prism(CrossBatchMemory):
         name="prism",
         **kwargs,
     ):
-        super().__init__(loss, size, start, representation, weight, name, **kwargs)
+        super().__init__(loss, size, start, representation, weight=weight, name=name, **kwargs)
+        if self.positives is not None:
+            raise ValueError("Prism compares images with the means of classes: it takes no loss with with_positives()")
         self.num_classes = integer("num_classes", num_classes, at_least=1)
         self.noise_rate = share("noise_rate", noise_rate, "for images to be left")
         self.window = integer("window", window, at_least=1)
         self.pairs = one_of("pairs", pairs, ("memory", "batch"))
+
+    @property
+    def takes_label_sets(self):
+        """No: it knows classes by their means."""
+        return False
 
     def build_from(self, shapes):
         """Create the memory and the thresholds of the last batches, empty."""

@@ -85,6 +85,11 @@ class MetricLoss(Objective):
         """As the loss."""
         return getattr(self.loss, "positives", None)
 
+    @property
+    def takes_label_sets(self):
+        """Whether the loss is one over pairs."""
+        return isinstance(self.loss, EmbeddingLoss)
+
     def compute(self, representations, labels):
         """The loss of the global batch, or (B,) values of a loss that works image by image."""
         predictions = ops.cast(representations[self.representation], "float32")
