@@ -145,6 +145,7 @@ LEARNERS = {
             objectives.IntraClassPenalty(),
         ]
     ),
+    "metric cached": lambda: cached(losses.ContrastiveLoss(1.3, "euclidean")),
     "memory": lambda: cached(
         [
             objectives.CrossBatchMemory(losses.ContrastiveLoss(1.3, "euclidean"), 12),
@@ -194,12 +195,52 @@ def step(what, rows, strategy):
     return [new - old for new, old in zip(after, before, strict=True)], loss, observed
 
 
-def main(path, *cases):
+def one_step(what, rows, strategy):
+    """The updates of one training step, and the weights that it measured: without Keras's loop, which takes longer."""
+    labels, x = random_batch(1, rows, 3, 8)
+    x = images(1, rows, "uint8")
+    with strategy.scope():
+        model = make(what)
+        model.optimizer.build(model.trainable_variables)
+    measurement = getattr(model, "auto_weights", None)
+    model._measures = measurement is not None
+    before = values(model.trainable_variables)
+    count = strategy.num_replicas_in_sync
+
+    def own_rows(context):
+        return tuple(tf.constant(part[context.replica_id_in_sync_group :: count]) for part in (x, labels))
+
+    batch = strategy.experimental_distribute_values_from_function(own_rows)
+    run = strategy.run if count == 1 else tf.function(strategy.run, autograph=False)
+    run(model.train_step, args=(batch,))
+    updates = [new - old for new, old in zip(values(model.trainable_variables), before, strict=True)]
+    return updates, {} if measurement is None else {"ratios": values([measurement.ratios])[0]}
+
+
+def two_devices():
+    """A strategy of two logical devices; before TensorFlow does anything else."""
     (cpu,) = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     two = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     assert two.num_replicas_in_sync == 2
-    arrays = {}
+    return two
+
+
+def quick(path, *cases):
+    """As `main`, of one step each: see `one_step`."""
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    two, arrays = two_devices(), {}
+    for case in cases:
+        what, rows = case.split("/")
+        for devices, strategy in ((1, tf.distribute.get_strategy()), (2, two)):
+            updates, observed = one_step(what, int(rows), strategy)
+            arrays |= {f"{case}|{devices}|{i}": update for i, update in enumerate(updates)}
+            arrays |= {f"{case}|{devices}|observed {name}": value for name, value in observed.items()}
+    np.savez(path, **arrays)
+
+
+def main(path, *cases):
+    two, arrays = two_devices(), {}
     for case in cases:
         what, rows = case.split("/")
         for devices, strategy in ((1, tf.distribute.get_strategy()), (2, two)):

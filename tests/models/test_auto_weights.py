@@ -8,8 +8,7 @@ import tensorflow as tf
 from tests import references
 from tests.marks import first_quick
 from tests.mathematics import assert_close, finite_differences
-from tests.models.networks import SIZE, coloured_batch, config_of, tiny_embedder, values
-from tests.models.test_gradient_cache import Taking
+from tests.models.networks import SIZE, Taking, coloured_batch, config_of, tiny_embedder, values
 from tests.objectives import references_classes
 from tfdml import losses
 from tfdml.errors import UserError

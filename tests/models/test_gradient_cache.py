@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.mathematics import assert_close
-from tests.models.networks import SIZE, coloured_batch, config_of, images, tiny_embedder, values
+from tests.models.networks import SIZE, Taking, coloured_batch, config_of, images, tiny_embedder, values
 from tests.models.test_learner_replicas import TERMS, learner
 from tests.training.ideas import LEARNERS
 from tfdml import losses, objectives
@@ -17,14 +17,6 @@ from tfdml.training.optimizers import build_optimizer
 CHUNK = 8
 # HORDE's base loss, its moments and the ensemble's own terms are in one of them.
 IDEAS = ("jrd", "horde on abe", "ecaml", "dml_da", "rank_mi")
-
-
-@keras.saving.register_keras_serializable("tests")
-class Taking(keras.optimizers.SGD):
-    """Leaves each gradient in the place of its variable; those without one stay as they are."""
-
-    def update_step(self, gradient, variable, learning_rate):
-        self.assign(variable, keras.ops.cast(gradient, variable.dtype))
 
 
 def gradients(model, chunk, batch=None):
