@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.backbones.hub_networks import FAMILIES, OFFSET, PATCH, SCALE, SIZE, TRANSFORMERS, WIDTH, preset
+from tests.backbones.hub_networks import FAMILIES, OFFSET, PATCH, SCALE, SIZE, TRANSFORMERS, WIDTH, network, preset
 from tfdml import UserError, backbones, losses, objectives
-from tfdml.backbones.hub import interpolate_positions
+from tfdml.backbones.hub import interpolate_positions, resized
+from tfdml.backbones.lora import plain_weights
+from tfdml.backbones.tokens import TokenBackbone
 from tfdml.export.network import in_float32
 from tfdml.models import AttentionEnsemble, Embedder, MetricLearner
 from tfdml.training import checkpoints
@@ -157,6 +159,43 @@ def test_positions_are_interpolated_by_cubic_convolution():
     np.testing.assert_allclose(interpolate_positions(table, table.shape, 16), table, atol=1e-6)
 
 
+def test_positions_are_smoothed_where_the_preset_says_so():
+    def cubic(t):  # Keys 1981, a = -1/2
+        t = abs(t)
+        if t <= 1:
+            return 1.5 * t**3 - 2.5 * t**2 + 1
+        return -0.5 * t**3 + 2.5 * t**2 - 4 * t + 2 if t < 2 else 0.0
+
+    # From 8 to 4 rows: the kernel is twice as wide, over the rows that there are.
+    centres = (np.arange(4) + 0.5) * 2 - 0.5
+    weights = np.array([[cubic((row - centre) / 2) for row in range(8)] for centre in centres])
+    weights /= weights.sum(axis=1, keepdims=True)
+
+    import keras_hub
+
+    for smoothed in (True, False):
+        network = keras_hub.models.DINOV2Backbone(
+            patch_size=PATCH,
+            num_layers=1,
+            num_heads=2,
+            hidden_dim=WIDTH,
+            intermediate_dim=64,
+            image_shape=(8 * PATCH, 8 * PATCH, 3),
+            position_embedding_shape=(8 * PATCH, 8 * PATCH, 3),
+            antialias_in_interpolation=smoothed,
+        )
+        tables = {variable.name: variable for variable in network.variables if "position_embeddings" in variable.name}
+        table = np.random.default_rng(0).normal(size=(1, 65, WIDTH)).astype("float32")
+        tables["position_embeddings"].assign(table)
+        smaller = {variable.name: variable for variable in resized(network, 4 * PATCH).variables}
+        found = np.array(smaller["interpolated_position_embeddings"])
+        np.testing.assert_array_equal(found[0, 0], table[0, 0])
+        grid = table[0, 1:].reshape(8, 8, WIDTH).astype("float64")
+        expected = np.einsum("ia,jb,abc->ijc", weights, weights, grid).reshape(16, WIDTH)
+        error = np.abs(found[0, 1:] - expected).max()
+        assert error < 1e-3 if smoothed else error > 0.1
+
+
 def learner_of(embedder, *terms):
     learner = MetricLearner(embedder, [losses.ContrastiveLoss(), *terms])
     learner.build((None, SIZE, SIZE, 3))
@@ -243,6 +282,29 @@ def test_lora_trains_small_changes_and_nothing_else(presets, tmp_path):
         each.train_on_batch(x, labels)
     for ours, theirs in zip(learner.weights, again.weights, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+def test_lora_of_swin_changes_queries_keys_and_values_together():
+    embedder = Embedder(TokenBackbone(network("swin")), embedding_dim=8, image_size=SIZE, scaling="unit")
+    embedder.build((None, SIZE, SIZE, 3))
+    embedder.enable_lora(3)
+    trained = {variable.path: variable for variable in embedder.backbone.trainable_variables}
+    # Two layers, each with two matrices; the second has twice as many channels.
+    assert all("/attention_qkv/lora_kernel_" in path for path in trained)
+    assert sorted(tuple(v.shape) for v in trained.values()) == [(3, 48), (3, 96), (16, 3), (32, 3)]
+    for variable in trained.values():
+        variable.assign(np.random.default_rng(2).normal(size=variable.shape, scale=0.3))
+    x = images()
+    with tf.GradientTape() as tape:
+        embeddings = embedder(x)
+        loss = tf.reduce_sum(embeddings * np.arange(8.0, dtype="float32"))
+    gradients = tape.gradient(loss, [variable.value for variable in trained.values()])
+    assert all(np.abs(gradient).max() > 1e-7 for gradient in gradients)
+    merged = Embedder(TokenBackbone(network("swin")), embedding_dim=8, image_size=SIZE, scaling="unit")
+    merged.build((None, SIZE, SIZE, 3))
+    assert np.abs(merged(x) - embeddings).max() > 1e-3
+    merged.set_weights(plain_weights(embedder))
+    np.testing.assert_allclose(merged(x), embeddings, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -10,6 +10,37 @@ from keras import ops
 
 from tfdml.arguments import integer
 
+
+@keras.saving.register_keras_serializable("tfdml")
+class LowRankEinsumDense(keras.layers.EinsumDense):
+    """An `EinsumDense` whose low-rank change has the rank that is asked for.
+
+    The kernel (d, heads, k) of an attention layer is a matrix (d, heads k), and its change is A B with A (d, r) and
+    B (r, heads k). Keras's own has an A of (d, heads, r): the matrix then changes by rank heads r.
+    """
+
+    def enable_lora(self, rank):
+        """Freeze the kernel, and create A and B."""
+        self._tracker.unlock()
+        size = int(np.prod(self._kernel.shape[1:]))
+        shapes = {"lora_kernel_a": (self._kernel.shape[0], rank), "lora_kernel_b": (rank, size)}
+        for name, initializer in zip(_OWN, ("he_uniform", "zeros"), strict=True):
+            weight = self.add_weight(name=name, shape=shapes[name], initializer=initializer, dtype="float32")
+            setattr(self, name, weight)
+        self._kernel.trainable = False
+        self._tracker.lock()
+        self.lora_enabled, self.lora_rank, self.lora_alpha = True, rank, rank
+
+    @property
+    def kernel(self):
+        """The changed kernel (d, heads, k), in the dtype of the layer's computations."""
+        return ops.cast(_merged(self), self.compute_dtype)
+
+    def _get_kernel_with_merged_lora(self):
+        # Keras's hook for what is saved: not rounded to half precision.
+        return _merged(self), None, None
+
+
 # The projections to queries and values, as Keras and KerasHub call them; Swin has one for queries, keys and values.
 _ADAPTED = ("query", "value", "q_proj", "v_proj", "attention_qkv")
 _OWN = ("lora_kernel_a", "lora_kernel_b")
@@ -18,16 +49,16 @@ _OWN = ("lora_kernel_a", "lora_kernel_b")
 def enable_lora(model: keras.Model, rank: int) -> int:
     """Freeze a network, and give its attention layers trainable changes of low rank.
 
-    W x becomes W x + B A x, with A (r, d) random, B (k, r) zero at the start, and W frozen, in the projections to
-    queries and values of every attention layer. Keras adds B A to W in what it saves, so that a saved network is the
-    adapted one without any of this; checkpoints of a run keep A and B.
+    W x becomes W x + B A x, with A (r, d) random, B (k, r) zero at the start, and W (k, d) frozen, in the projections
+    to queries and values of every attention layer. k is the size of all heads together. Keras adds B A to W in what it
+    saves, so that a saved network is an ordinary one; checkpoints of a run keep A and B.
 
     Args:
         model: A built network with attention layers, without low-rank changes so far.
         rank: r.
 
     Returns:
-        How many layers were changed.
+        How many layers were changed, each with r (d + k) trained numbers.
 
     Raises:
         ValueError: `rank` is not positive, or the network has no attention layer.
@@ -37,6 +68,8 @@ def enable_lora(model: keras.Model, rank: int) -> int:
         >>> network = keras_hub.models.ViTBackbone((32, 32, 3), 8, num_layers=3, num_heads=2, hidden_dim=16, mlp_dim=32)
         >>> enable_lora(network, rank=4), len(network.trainable_variables)
         (6, 12)
+        >>> sum(int(np.prod(variable.shape)) for variable in network.trainable_variables)  # 6 x 4 (16 + 16)
+        768
 
     Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022, eq. 3; queries and values as in
     its sec. 5.1. The factor alpha / r is 1.
@@ -49,8 +82,17 @@ def enable_lora(model: keras.Model, rank: int) -> int:
     for variable in model.variables:
         variable.trainable = False
     for layer in adapted:
+        if isinstance(layer, keras.layers.EinsumDense):
+            # In place: attention layers keep their projections in attributes of many names.
+            layer.__class__ = LowRankEinsumDense
         layer.enable_lora(rank)
     return len(adapted)
+
+
+def _merged(layer: Any) -> Any:
+    """The kernel of an adapted layer with its change, as it is stored."""
+    change = ops.matmul(layer.lora_kernel_a, layer.lora_kernel_b) * (layer.lora_alpha / layer.lora_rank)
+    return ops.add(layer._kernel, ops.reshape(change, layer._kernel.shape))
 
 
 def plain_weights(model: keras.Model) -> list[np.ndarray]:
@@ -70,7 +112,6 @@ def plain_weights(model: keras.Model) -> list[np.ndarray]:
     merged: dict[int, Any] = {}
     for layer in model._flatten_layers():
         if getattr(layer, "lora_enabled", False):
-            change = ops.matmul(layer.lora_kernel_a, layer.lora_kernel_b) * (layer.lora_alpha / layer.lora_rank)
-            merged[id(layer._kernel)] = ops.add(layer._kernel, change)
+            merged[id(layer._kernel)] = _merged(layer)
     weights = [weight for weight in model.weights if weight.name not in _OWN]
     return [ops.convert_to_numpy(merged.get(id(weight), weight)) for weight in weights]
