@@ -17,22 +17,13 @@ class _Context:
         self.given, self.known = [[] for _ in range(count)], None
 
     def all_gather(self, x, axis):
-        """The rows of all."""
+        """What all gave at this turn of the round before; in the first round, its own in the place of the others."""
         assert axis == 0
-        return tf.concat(self._of_all(x), 0)
-
-    def all_reduce(self, reduction, tensors):
-        """The sums of the tensors of all."""
-        assert reduction == "SUM"
-        return [tf.add_n(self._of_all(x)) for x in tensors]
-
-    def _of_all(self, x):
-        """What each gave at this turn of the round before; in the first round, its own in the place of the others."""
         given = self.given[self.replica_id_in_sync_group]
         given.append(x)
         if self.known is None:
-            return [x] * self.num_replicas_in_sync
-        return [others[len(given) - 1] for others in self.known]
+            return tf.concat([x] * self.num_replicas_in_sync, 0)
+        return tf.concat([others[len(given) - 1] for others in self.known], 0)
 
     def is_settled(self):
         """Whether all gave in this round what they gave in the one before."""

@@ -8,6 +8,7 @@ from tests.models.networks import SIZE, coloured_batch, config_of, images, tiny_
 from tfdml import UserError, backbones, losses
 from tfdml.layers import InputScaling
 from tfdml.models import Embedder, MetricLearner
+from tfdml.objectives import MetricLoss
 
 POLICIES = ["float32", "mixed_bfloat16", "mixed_float16"]
 
@@ -273,6 +274,92 @@ def test_embedder_of_a_named_backbone_saves_and_loads(tmp_path, name):
     expected = embedder(x)
     embedder.save(tmp_path / "embedder.keras")
     np.testing.assert_array_equal(keras.saving.load_model(tmp_path / "embedder.keras")(x), expected)
+
+
+def own_head(dim=4):
+    return keras.Sequential([keras.layers.Dense(7, activation="relu"), keras.layers.Dense(dim)], name="own_head")
+
+
+def test_a_head_takes_the_place_of_the_dense_layer(tmp_path):
+    embedder = tiny_embedder(dim=None, head=own_head())
+    assert embedder.embedding_dim == 4
+    embedder.build((None, SIZE, SIZE, 3))
+    r = {name: np.asarray(value, "float64") for name, value in embedder.represent(images(size=3)).items()}
+    first, bias, last, shift = (np.asarray(value, "float64") for value in values(embedder.head.weights))
+    assert_close(r["projection"], np.maximum(r["pooled"] @ first + bias, 0) @ last + shift)
+    # Nothing else is there, and all of it trains with the projection.
+    assert len(embedder.parts()["projection"]) == 4
+    parts = embedder.parts()
+    named = [id(variable) for variables in parts.values() for variable in variables]
+    assert sorted(named) == sorted(id(variable) for variable in embedder.trainable_variables)
+    embedder.save(tmp_path / "embedder.keras")
+    again = keras.saving.load_model(tmp_path / "embedder.keras")
+    np.testing.assert_array_equal(again(images()), embedder(images()))
+    assert again.embedding_dim == 4
+
+
+def vector_backbone():
+    """Images to vectors (B, 6)."""
+    inner = tiny_backbone()
+    return keras.Model(inner.inputs[0], keras.layers.GlobalMaxPooling2D()(inner.output), name="vectors")
+
+
+def test_a_backbone_may_give_vectors(tmp_path):
+    embedder = Embedder(vector_backbone(), embedding_dim=5, image_size=SIZE)
+    embedder.build((None, SIZE, SIZE, 3))
+    x = images(size=3)
+    r = embedder.represent(x, detached=True)
+    assert list(r) == ["pooled", "projection", "embedding", "detached_projection", "detached_embedding"]
+    assert_close(r["pooled"], embedder.backbone(x / 127.5 - 1.0))
+    assert {name: tuple(value.shape) for name, value in r.items()} == embedder.representation_shapes((3, SIZE, SIZE, 3))
+    assert Embedder(vector_backbone(), embedding_dim=0, image_size=SIZE).embedding_dim == 6
+    embedder.save(tmp_path / "embedder.keras")
+    np.testing.assert_array_equal(keras.saving.load_model(tmp_path / "embedder.keras")(x), embedder(x))
+    learner = MetricLearner(embedder, losses.ContrastiveLoss())
+    learner.compile(keras.optimizers.SGD(0.1), run_eagerly=True)
+    labels, batch = coloured_batch()
+    before = values(embedder.trainable_variables)
+    learner.train_on_batch(batch, labels)
+    assert all(np.any(new != old) for new, old in zip(values(embedder.trainable_variables), before, strict=True))
+    with pytest.raises(ValueError, match="needs the representation 'feature_map', but there are only"):
+        MetricLearner(embedder, MetricLoss(losses.ContrastiveLoss(), "feature_map"))
+
+
+class WithMore(Embedder):
+    """Has a layer of its own in `project`."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.more = keras.layers.Dense(6)
+
+    def project(self, pooled):
+        return super().project(self.more(pooled))
+
+
+def test_layers_that_a_subclass_adds_belong_to_the_projection():
+    embedder = WithMore(tiny_backbone(), embedding_dim=5, image_size=SIZE)
+    embedder.build((None, SIZE, SIZE, 3))
+    assert {id(v) for v in embedder.more.trainable_variables} <= {id(v) for v in embedder.parts()["projection"]}
+    assert len(embedder.parts()["projection"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"head": "dense"}, "head must be a keras.layers.Layer"),
+        ({"head": keras.layers.Dense(4), "embedding_dim": 5}, "embedding_dim=5, and the head gives 4 components"),
+        ({"head": keras.layers.Dense(4), "projection_bias": False}, "projection_bias=False is of the dense layer"),
+        ({"head": keras.layers.Reshape((2, 3))}, r"head must give vectors \(B, d\) of pooled features \(B, 6\)"),
+        ({"backbone": vector_backbone(), "pooling": "gem"}, "pooling='gem': the backbone gives vectors"),
+        (
+            {"backbone": keras.Sequential([keras.Input((SIZE, SIZE, 3)), keras.layers.Reshape((-1, 3))])},
+            "backbone must give maps",
+        ),
+    ],
+)
+def test_heads_and_backbones_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Embedder(**{"backbone": tiny_backbone(), "image_size": SIZE, **options})
 
 
 def test_embedder_works_inside_a_functional_model():

@@ -12,6 +12,7 @@ from tfdml import backbones
 from tfdml.arguments import integer, one_of
 from tfdml.backbones import enable_lora
 from tfdml.layers import AttentionPooling2D, GeneralizedMeanPooling2D, InputScaling, L2Normalize
+from tfdml.saving import restore
 
 BATCH_NORM_MODES = ("frozen", "statistics", "train")
 POOLINGS = {
@@ -30,6 +31,29 @@ def freeze_batch_norm(model: keras.Model) -> None:
             layer.trainable = False
 
 
+def _gives_maps(shape: tuple, pooling: str) -> bool:
+    """Whether a backbone of this output shape gives maps, and not vectors."""
+    if len(shape) not in (2, 4) or shape[-1] is None:
+        raise ValueError(f"backbone must give maps (B, h, w, c) or vectors (B, D), not {tuple(shape)}")
+    if len(shape) == 2 and pooling != "avg":
+        raise ValueError(f"pooling={pooling!r}: the backbone gives vectors {tuple(shape)}, which nothing pools")
+    return len(shape) == 4
+
+
+def _dim_of_head(head: Any, features: int, embedding_dim: int | None, projection_bias: bool) -> int:
+    """D of the vectors that a head gives."""
+    if not isinstance(head, keras.layers.Layer):
+        raise ValueError(f"head must be a keras.layers.Layer or keras.Model, not {head!r}")
+    if not projection_bias:
+        raise ValueError("projection_bias=False is of the dense layer, whose place `head` takes: leave out one of them")
+    shape = tuple(head.compute_output_shape((None, features)))
+    if len(shape) != 2 or shape[1] is None:
+        raise ValueError(f"head must give vectors (B, d) of pooled features (B, {features}), not {shape}")
+    if embedding_dim not in (None, shape[1]):
+        raise ValueError(f"embedding_dim={embedding_dim}, and the head gives {shape[1]} components: leave it out")
+    return int(shape[1])
+
+
 @keras.saving.register_keras_serializable("tfdml")
 class Embedder(keras.Model):
     """Images of pixels 0-255 to L2-normalised embeddings.
@@ -37,15 +61,17 @@ class Embedder(keras.Model):
     images (B, H, W, 3) -> scaling -> backbone -> feature map (B, h, w, c) -> pooling -> pooled (B, D)
       -> dense -> projection (B, d) -> L2 -> embedding (B, d) float32
 
+    A backbone may also give vectors (B, D): they are the pooled features, and there is no feature map.
+
     `embedder(images)` returns embeddings; `embedder.represent(images)` the dict of `feature_map`, `pooled`,
     `projection` and `embedding`; with `detached=True` of `detached_projection` and `detached_embedding` too: the same
     values, whose gradient reaches the projection layer only.
 
     Args:
         backbone: A name that `tfdml.backbones.resolve` knows (random weights), a `tfdml.backbones.Backbone`, or any
-            `keras.Model` from images to a feature map (then `scaling` says what pixels it expects).
-        embedding_dim: d. 0: D, and the dense layer starts as the identity, so that an untrained embedder gives the
-            pooled features themselves.
+            `keras.Model` from images to a feature map or to vectors (then `scaling` says what pixels it expects).
+        embedding_dim: d, by default 512. 0: D, and the dense layer starts as the identity, so that an untrained
+            embedder gives the pooled features themselves. With a `head`, d is what the head gives.
         image_size: Height and width in pixels of the images that it is fed in training; kept in the config for
             evaluation and export.
         resize: The size in pixels to which images are resized before the centre crop of `image_size`, in evaluation
@@ -60,21 +86,27 @@ class Embedder(keras.Model):
         dropout: The share of the pooled features that is left out before the dense layer, in training.
         pad_color: Red, green and blue, 0-255, of what `resize_mode="pad"` fills up.
         projection_bias: Whether the dense layer has a bias. The code of HORDE's authors has none.
+        head: A layer or model from pooled features (B, D) to the projection (B, d), in the place of the dense layer.
+            Its weights belong to the part `"projection"`. It is saved with the embedder: register classes of your own
+            with `keras.saving.register_keras_serializable`.
 
     Raises:
-        ValueError: An argument is none of the values above.
+        ValueError: An argument is none of the values above, or the backbone or the head gives another shape.
         UserError: The backbone's name is unknown.
 
     Example:
         >>> embedder = Embedder("conv4", embedding_dim=64, image_size=64)
         >>> tuple(embedder(keras.ops.zeros((2, 64, 64, 3))).shape)
         (2, 64)
+        >>> head = keras.Sequential([keras.layers.Dense(32, activation="relu"), keras.layers.Dense(16)])
+        >>> Embedder("conv4", image_size=64, head=head).embedding_dim
+        16
     """
 
     def __init__(
         self,
         backbone,
-        embedding_dim=512,
+        embedding_dim=None,
         image_size=224,
         resize=None,
         resize_mode="shorter",
@@ -84,6 +116,7 @@ class Embedder(keras.Model):
         dropout=0.0,
         pad_color=(0, 0, 0),
         projection_bias=True,
+        head=None,
         name="embedder",
         **kwargs,
     ):
@@ -98,7 +131,8 @@ class Embedder(keras.Model):
             backbone = keras.saving.deserialize_keras_object(backbone)
         if not isinstance(backbone, keras.Model):
             raise ValueError(f"backbone must be a name, a Backbone or a keras.Model, not {backbone!r}")
-        integer("embedding_dim", embedding_dim, at_least=0)
+        if embedding_dim is not None:
+            integer("embedding_dim", embedding_dim, at_least=0)
         one_of("pooling", pooling, tuple(POOLINGS))
         one_of("batch_norm", batch_norm, BATCH_NORM_MODES)
         one_of("resize_mode", resize_mode, ("shorter", "squash", "pad"))
@@ -110,7 +144,13 @@ class Embedder(keras.Model):
         self.resize = int(resize or image_size)
         self.resize_mode = resize_mode
         self.pad_color = [int(part) for part in pad_color]
-        self.embedding_dim = int(embedding_dim) or int(backbone.output_shape[-1])
+        features = backbone.compute_output_shape((None, self.image_size, self.image_size, 3))
+        self.gives_maps = _gives_maps(features, pooling)
+        self.head = restore(head)
+        if self.head is None:
+            self.embedding_dim = 512 if embedding_dim is None else int(embedding_dim) or int(features[-1])
+        else:
+            self.embedding_dim = _dim_of_head(self.head, int(features[-1]), embedding_dim, projection_bias)
         self.pooling_mode = pooling
         self.batch_norm = batch_norm
         self.input_scaling = InputScaling(scaling or "tf", name="input_scaling", dtype=self.dtype_policy)
@@ -118,19 +158,23 @@ class Embedder(keras.Model):
         self.pool = self._pooling_layer()
         # Only where it is wanted: a layer with a random state has a place in every checkpoint.
         self.drop = keras.layers.Dropout(dropout, name="dropout", dtype=self.dtype_policy) if dropout else None
-        self.dense = keras.layers.Dense(
-            self.embedding_dim,
-            use_bias=bool(projection_bias),
-            kernel_initializer="glorot_uniform" if embedding_dim else "identity",
-            name="projection",
-            dtype=self.dtype_policy,
-        )
+        self.dense = self.head
+        if self.head is None:
+            self.dense = keras.layers.Dense(
+                self.embedding_dim,
+                use_bias=bool(projection_bias),
+                kernel_initializer="identity" if embedding_dim == 0 else "glorot_uniform",
+                name="projection",
+                dtype=self.dtype_policy,
+            )
         self.normalize = L2Normalize(name="normalize")
         if batch_norm == "frozen":
             freeze_batch_norm(backbone)
 
     def _pooling_layer(self) -> Any:
         """The layer from the feature map to its pooled features; None where the backbone has them."""
+        if not self.gives_maps:
+            return None
         own = getattr(self.backbone, "own_pooling", "")
         if self.pooling_mode == own:
             if hasattr(self.backbone, "head"):
@@ -151,6 +195,9 @@ class Embedder(keras.Model):
             self.pool.built = True
         if not self.dense.built:
             self.dense.build(shapes["pooled"])
+        if type(self).project is not Embedder.project:
+            # Layers that a subclass has added are built where they are used.
+            self.project(keras.KerasTensor(shapes["pooled"], dtype=self.compute_dtype))
 
     def represent(self, images, training=None, detached=False) -> dict:
         """Every representation of the images, by name.
@@ -163,11 +210,14 @@ class Embedder(keras.Model):
         Returns:
             `feature_map` (B, h, w, c), `pooled` (B, D), `projection` (B, d), before normalisation, and `embedding`
             (B, d) float32 of length 1; if wanted, `detached_projection` and `detached_embedding`, the same from pooled
-            features whose gradient is stopped.
+            features whose gradient is stopped. A backbone of vectors has no `feature_map`.
         """
         # BatchNorm layers that keep their statistics run as in inference, whatever trains around them.
         backbone_training = training if self.batch_norm == "train" else False
         scaled = self.input_scaling(images)
+        if not self.gives_maps:
+            pooled = self.backbone(scaled, training=backbone_training)
+            return {"pooled": pooled, **self._projected(pooled, training, detached)}
         if self.pool is None:
             feature_map, pooled = self.backbone.with_vector(scaled, training=backbone_training)
         else:
@@ -206,18 +256,18 @@ class Embedder(keras.Model):
     def representation_shapes(self, input_shape) -> dict:
         """The shape of each representation of images of this shape."""
         batch = input_shape[0]
-        feature_map = self.backbone.compute_output_shape((batch, *input_shape[1:]))
+        features = tuple(self.backbone.compute_output_shape((batch, *input_shape[1:])))
         names = ("projection", "embedding", "detached_projection", "detached_embedding")
         vectors = dict.fromkeys(names, (batch, self.embedding_dim))
-        return {"feature_map": feature_map, "pooled": (batch, feature_map[-1]), **vectors}
+        maps = {"feature_map": features} if self.gives_maps else {}
+        return {**maps, "pooled": (batch, features[-1]), **vectors}
 
     def parts(self) -> dict[str, list]:
-        """The trainable variables of the `backbone` and of the `projection`, a trained pooling's among those."""
-        pooling = [] if self.pool is None else self.pool.trainable_variables
-        return {
-            "backbone": self.backbone.trainable_variables,
-            "projection": [*pooling, *self.dense.trainable_variables],
-        }
+        """The trainable variables by part: the `backbone`'s, and all others as the `projection`'s."""
+        backbone = self.backbone.trainable_variables
+        of_backbone = {id(variable) for variable in backbone}
+        others = [variable for variable in self.trainable_variables if id(variable) not in of_backbone]
+        return {"backbone": backbone, "projection": others}
 
     def freeze_backbone(self) -> None:
         """Keep the backbone as it is; the dense layer trains."""
@@ -248,5 +298,6 @@ class Embedder(keras.Model):
             "batch_norm": self.batch_norm,
             "dropout": self.drop.rate if self.drop else 0.0,
             "pad_color": self.pad_color,
-            "projection_bias": self.dense.use_bias,
+            "projection_bias": self.dense.use_bias if self.head is None else True,
+            "head": None if self.head is None else keras.saving.serialize_keras_object(self.head),
         }

@@ -62,6 +62,8 @@ class AttentionEnsemble(Embedder):
             backbone = backbones.resolve(backbone, options.get("image_size", 224))
         if cut is None and isinstance(backbone, backbones.Backbone):
             cut = backbone.ensemble_cut
+        if options.get("head") is not None:
+            raise ValueError("head: the heads of an ensemble share one dense layer; give an Embedder a head")
         if not cut:
             raise ValueError("cut: name the layer that ends the trunk, and the one that ends the attention network")
         # One dense layer for every head; the heads' vectors make up the embedding.
