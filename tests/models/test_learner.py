@@ -16,6 +16,7 @@ from tfdml.objectives import (
     JointRepresentationSimilarity,
     MetricLoss,
     ProxyLoss,
+    RankMI,
 )
 
 MULTIPLIERS = {"pooled": (0.5, 1.0, 2.0), "embedding": (0.5, 1.0, 2.0), "class": (1.0,)}
@@ -164,6 +165,31 @@ def test_predict_gives_embeddings():
     embeddings = learner.predict(images(), verbose=0)
     assert_close(embeddings, learner.embedder(images()))
     assert set(learner(images())) == {"feature_map", "pooled", "projection", "embedding"}
+
+
+def test_predict_and_predict_on_batch_agree():
+    learner = compiled(losses.ContrastiveLoss())
+    x = images()
+    np.testing.assert_array_equal(learner.predict_on_batch(x), learner.predict(x, batch_size=len(x), verbose=0))
+
+
+@pytest.mark.parametrize("objective", [losses.ContrastiveLoss, lambda: RankMI(1.5, hidden=4, depth=1)])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"loss": losses.ContrastiveLoss()},
+            r"takes no loss, .* MetricLearner\(embedder, \[MetricLoss\(loss, weight=1.0",
+        ),
+        ({"loss_weights": [1.0]}, "takes no loss"),
+        ({"metrics": ["accuracy"]}, r"takes no metrics, .*evaluate_retrieval\(learner.predict\(images\), labels\)"),
+        ({"weighted_metrics": ["accuracy"]}, "takes no metrics"),
+    ],
+)
+def test_a_compiled_loss_or_metric_is_refused_with_the_alternative(objective, options, message):
+    learner = MetricLearner(tiny_embedder(), objective())
+    with pytest.raises(ValueError, match=message):
+        learner.compile("sgd", **options)
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ class AlternatingLearner(MetricLearner):
         """Whether this is a training step of the statistics."""
         return bool(training) and self.phase == STATISTICS
 
-    def compile(self, optimizer="rmsprop", **options):
+    def compile(self, optimizer="rmsprop", loss=None, **options):
         """As in Keras; an optimiser for both phases becomes one for each, see `AlternatingOptimizer`.
 
         Raises:
@@ -76,7 +76,7 @@ class AlternatingLearner(MetricLearner):
         """
         if options.get("steps_per_execution", 1) != 1:
             raise ValueError("steps_per_execution must be 1 where an objective has a statistics phase")
-        super().compile(optimizer=self._alternating(keras.optimizers.get(optimizer), options), **options)
+        super().compile(self._alternating(keras.optimizers.get(optimizer), options), loss, **options)
         # Untracked, as Keras keeps its own, which this one replaces: a built model takes no new state.
         object.__setattr__(self, "_loss_tracker", _EmbedderLoss(name="loss"))
 
@@ -132,13 +132,6 @@ class AlternatingLearner(MetricLearner):
     def _trains_in_statistics(self, variable) -> bool:
         # TensorFlow's optimisers see their own variables as well as Keras's.
         return any(variable is own or variable is own._value for own in self.statistics_variables)
-
-    def compile_from_config(self, config):
-        """Compile a loaded model as it was."""
-        config = keras.saving.deserialize_keras_object(config)
-        self.compile(**config)
-        if self.built:
-            self.optimizer.build(self.trainable_variables)
 
     def make_train_function(self, force=False):
         """Keras's hook: what runs one step."""

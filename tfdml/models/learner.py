@@ -244,6 +244,31 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
             tracker = self.observation_trackers[f"{objective.name}_{key}"]
             tracker.update_state(ops.stop_gradient(mean), ops.cast(count, "float32"))
 
+    def compile(self, optimizer="rmsprop", loss=None, **options):
+        """As in Keras, but without a loss and metrics: the objectives are the loss.
+
+        Raises:
+            ValueError: There is a loss or a metric.
+        """
+        if loss is not None or options.get("loss_weights") is not None:
+            raise ValueError(
+                "MetricLearner.compile() takes no loss, as its objectives are the loss: make it one of them, "
+                "MetricLearner(embedder, [MetricLoss(loss, weight=1.0)])"
+            )
+        if any(options.get(name) is not None for name in ("metrics", "weighted_metrics")):
+            raise ValueError(
+                "MetricLearner.compile() takes no metrics, as it gives no class scores: measure retrieval with "
+                "tfdml.evaluation.evaluate_retrieval(learner.predict(images), labels)"
+            )
+        super().compile(optimizer=optimizer, **options)
+
+    def compile_from_config(self, config):
+        """Compile a loaded model as it was."""
+        config = keras.saving.deserialize_keras_object(config)
+        self.compile(**config)
+        if self.built:
+            self.optimizer.build(self.trainable_variables)
+
     def calibrate(self, batches, objectives=None):
         """Let objectives measure the training set, by one pass over it; to be called before the first step of `fit`.
 
@@ -292,6 +317,10 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
     def predict(self, x, **kwargs):
         """The embeddings of the images, as NumPy (N, d)."""
         return self.embedder.predict(x, **kwargs)
+
+    def predict_on_batch(self, x):
+        """The embeddings of one batch of images, as NumPy (B, d)."""
+        return self.embedder.predict_on_batch(x)
 
     @property
     def statistics_variables(self) -> list:
