@@ -258,7 +258,8 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
         if any(options.get(name) is not None for name in ("metrics", "weighted_metrics")):
             raise ValueError(
                 "MetricLearner.compile() takes no metrics, as it gives no class scores: measure retrieval with "
-                "tfdml.evaluation.evaluate_retrieval(learner.predict(images), labels)"
+                "tfdml.evaluation.evaluate_retrieval(learner.predict(images), labels), or in fit with the callback "
+                "tfdml.callbacks.RetrievalEvaluation(images, labels)"
             )
         super().compile(optimizer=optimizer, **options)
 
