@@ -28,7 +28,11 @@ def test_every_image_is_clustered_and_not_a_sample():
     points = np.random.default_rng(0).uniform(size=(4000, 1)).astype(np.float32)
     clusters = kmeans(points, 2, iterations=60)
     means = np.array([points[clusters == c].mean() for c in (0, 1)])
-    np.testing.assert_array_equal(np.abs(points - means).argmin(axis=1), clusters)
+    far = np.abs(points - means)
+    # As near to both, up to the rounding of the means, an image may lie in either.
+    clear = np.abs(far[:, 0] - far[:, 1]) > 1e-5
+    assert np.sum(~clear) < 5
+    np.testing.assert_array_equal(far.argmin(axis=1)[clear], clusters[clear])
 
 
 @settings(max_examples=100, deadline=None)
