@@ -86,6 +86,20 @@ def test_duplicates_are_at_distance_exactly_zero(size, dim, jitted):
     assert np.all(np.diagonal(squared.numpy()) == 0)
 
 
+def test_duplicates_are_at_distance_zero_where_products_depend_on_their_place(monkeypatch):
+    """As on some processors: the last digits of a product of equal rows are those of its place in the matrix."""
+    x = random_batch(0, 33, 1, 128)[1]
+    x = np.concatenate([x, x])
+    places = np.random.default_rng(1).choice([-2, 0, 2], (66, 66)) * np.finfo(np.float32).eps
+    exact = pairwise.dot_products
+    monkeypatch.setattr(pairwise, "dot_products", lambda x: exact(x) * (1 + places).astype("float32"))
+    value, (gradient,) = value_and_gradients(
+        lambda e: ops.sum(ops.diagonal(pairwise.distances(e, distance="euclidean"), 33)), x
+    )
+    assert value == 0
+    np.testing.assert_array_equal(gradient, 0)
+
+
 def test_a_shared_offset_does_not_cost_digits():
     x = random_batch(0, 8, 1, 16)[1]
     assert_close(

@@ -36,6 +36,8 @@ class Rows(NamedTuple):
     constant_columns: bool = False
 
 
+# Of a sum of products in float32, whatever their order.
+_ROUNDING = 8.0 * float(np.finfo(np.float32).eps)
 _rows: contextvars.ContextVar[Rows | None] = contextvars.ContextVar("rows", default=None)
 
 
@@ -264,19 +266,22 @@ def cosine_similarities(x, y=None):
 def squared_distances(x, y=None):
     """The matrix of |x_i - y_j|^2, clamped at 0: (B, D), (B', D) -> (B, B'); `y` defaults to `x`.
 
-    Without `y` the diagonal is exactly 0, and so are duplicates (within `only_rows`, up to rounding). Both sides are
-    first shifted by the mean of `x`, which changes no distance and keeps the rounding error small for features that
-    share a large offset.
+    Without `y` the diagonal is exactly 0, and so is what rounding cannot tell from it: below 8 units of float32's
+    rounding of |x_i|^2 + |x_j|^2. On some processors the product of duplicates depends on where they are in the matrix.
+    Both sides are first shifted by the mean of `x`, which changes no distance and keeps the rounding error small for
+    features that share a large offset.
     """
     x = ops.cast(x, "float32")
     centre = ops.stop_gradient(ops.mean(x, axis=0, keepdims=True))
     x = x - centre
     if y is None:
         products = dot_products(x)
-        # Norms from the same product, so that duplicates come out at exactly 0; some rows hold only some of them.
+        # Norms from the same product, so that they round alike; some rows hold only some of them.
         norms = ops.diagonal(products) if present_rows() is None else ops.sum(ops.square(x), axis=1)
-        squared = own(norms)[:, None] + _columns(norms)[None, :] - 2.0 * products
-        squared = ops.where(identity_mask(ops.shape(x)[0]), 0.0, squared)
+        sums = own(norms)[:, None] + _columns(norms)[None, :]
+        squared = sums - 2.0 * products
+        zero = ops.logical_or(identity_mask(ops.shape(x)[0]), squared <= _ROUNDING * sums)
+        squared = ops.where(zero, 0.0, squared)
     else:
         y = ops.cast(y, "float32") - centre
         x_norms, y_norms = ops.sum(ops.square(x), axis=1), ops.sum(ops.square(y), axis=1)

@@ -124,7 +124,7 @@ def test_a_busy_server_is_asked_again_and_given_up_at_last(protocol, server, sho
 def test_an_attempt_ends_at_its_timeout(protocol, server, shop):
     """The server answers only after the client has given up; without a timeout, the client would wait for it."""
     given_up = threading.Event()
-    server.failures.append(lambda: given_up.wait(60))
+    server.failures.append(lambda: given_up.wait(20))
     with (
         connect(server, protocol, limits=client.Limits(timeout=0.2, attempts=1)) as opened,
         pytest.raises(client.ServerError, match="no answer in 1 attempts"),
