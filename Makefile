@@ -59,7 +59,8 @@ test-slow: $(STAMP)
 	$(call run_tests,slow)
 
 # As on a processor without AVX-512, with other libraries and another number of threads: sums have another order, and
-# last digits differ. Other settings go before make, such as ONEDNN_MAX_CPU_ISA=AVX2 make test.
+# last digits differ. Other settings go before make, such as OMP_NUM_THREADS=1 make test. ONEDNN_MAX_CPU_ISA=AVX2 on a
+# processor with AVX-512 ends the process in TensorFlow's bfloat16 products, so tests of mixed_bfloat16 cannot run there.
 test-processors: export TF_ENABLE_ONEDNN_OPTS := 0
 test-processors: export XLA_FLAGS := --xla_cpu_max_isa=AVX2
 test-processors: export OPENBLAS_CORETYPE := Haswell
