@@ -60,7 +60,7 @@ def searched_without_own(images, queries, k, alpha, depth):
 
 
 def reciprocal_vectors(images, k1, k2):
-    """V of every image as a dictionary, by the paper's sets."""
+    """V of every image as a dictionary, by the paper's sets; k1 / 2 rounded as in the authors' MATLAB code."""
     images = unit(images)
     count = len(images)
     lists = [[row, *ranking(images[row], images, {row})] for row in range(count)]
@@ -68,14 +68,16 @@ def reciprocal_vectors(images, k1, k2):
     def reciprocal(row, k):
         return {other for other in lists[row][: k + 1] if row in lists[other][: k + 1]}
 
+    # MATLAB's round((k1 + 1) / 2), which counts the image itself.
+    half = math.floor((k1 + 1) / 2 + 0.5) - 1
     codes = []
     for row in range(count):
         members = set(reciprocal(row, k1))
         for other in reciprocal(row, k1):
-            theirs = reciprocal(other, math.ceil(k1 / 2))
+            theirs = reciprocal(other, half)
             if len(theirs & reciprocal(row, k1)) >= 2 / 3 * len(theirs):
                 members |= theirs
-        code = {other: math.exp(-math.sqrt(((images[row] - images[other]) ** 2).sum())) for other in members}
+        code = {other: math.exp(-((images[row] - images[other]) ** 2).sum()) for other in members}
         total = sum(code.values())
         codes.append({other: value / total for other, value in code.items()})
     means = []
@@ -101,6 +103,6 @@ def reranked(queries, gallery, k1, k2, weight):
             keys = set(codes[row]) | set(codes[column])
             least = sum(min(codes[row].get(key, 0.0), codes[column].get(key, 0.0)) for key in keys)
             most = sum(max(codes[row].get(key, 0.0), codes[column].get(key, 0.0)) for key in keys)
-            plain = math.sqrt(((images[row] - images[column]) ** 2).sum())
+            plain = ((images[row] - images[column]) ** 2).sum()
             result[row, column - first] = (1 - weight) * (1 - least / most) + weight * plain
     return result

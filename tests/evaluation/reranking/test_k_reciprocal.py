@@ -53,6 +53,16 @@ def test_of_the_top_each_distance_is_exact_and_the_rest_stays_behind(roles):
     np.testing.assert_array_equal(k_reciprocal_neighbours(queries, gallery, k=3, k1=8, k2=3, top=12)[0], rows[:, :3])
 
 
+@pytest.mark.parametrize("k1", [1, 3, 5, 7, 20])
+def test_half_of_k1_is_rounded_as_in_the_authors_code(k1):
+    points = made(60, seed=6)
+    vectors = references.reciprocal_vectors(points, k1, 1)
+    codes = encode(references.unit(points).astype(np.float32), k1, 1).codes.toarray()
+    for row, vector in enumerate(vectors):
+        assert set(np.flatnonzero(codes[row])) == set(vector)
+        np.testing.assert_allclose(codes[row, list(vector)], list(vector.values()), atol=1e-6)
+
+
 def test_blocks_give_what_the_whole_gives(monkeypatch):
     points = made(70, seed=4)
     whole = k_reciprocal_neighbours(points, k=20, k1=9, k2=4)

@@ -16,6 +16,9 @@ def expand_queries(queries: Any, gallery: Any = None, *, k: int = 10, alpha: flo
     g_1 .. g_k are the query's nearest gallery images, all vectors of length 1. With alpha = 0 all weigh as much as the
     query: average query expansion. All-to-all a query's own row is not among them: it counts once, as the query.
 
+    The source takes k = 50 and alpha = 3, for landmarks with many images each. The default here is k = 10, because
+    classes of metric learning are often smaller: neighbors beyond the class pull the query away from it.
+
     Args:
         queries: (N, d) embeddings.
         gallery: (G, d) what they are searched in; None: each in all others.
@@ -54,7 +57,7 @@ def augment_gallery(gallery: Any, *, k: int = 10, alpha: float = 3.0) -> Augment
     """Database-side augmentation: g' = g + sum_{i <= k} max(<g, g_i>, 0)^alpha g_i, scaled to length 1.
 
     g_1 .. g_k are the nearest other images of the gallery, all vectors of length 1. It is done once, before any
-    query; a search then costs what it did.
+    query; a search then costs what it did. The defaults are those of `expand_queries`.
 
     Args:
         gallery: (G, d) embeddings.

@@ -62,18 +62,18 @@ def encode(images: np.ndarray, k1: int, k2: int) -> Reciprocal:
 
     1. R*(i) = R(i, k1), joined with R(j, k1 / 2) of each j in it that shares two thirds of it:
        |R(i, k1) and R(j, k1 / 2)| >= 2/3 |R(j, k1 / 2)|.
-    2. V_ij = exp(-d(i, j)) for j in R*(i), else 0, divided by their sum; d Euclidean.
+    2. V_ij = exp(-d(i, j)) for j in R*(i), else 0, divided by their sum; d is the squared Euclidean distance.
     3. Each V_i becomes the mean of V_j over the first k2 of L_i (local query expansion).
 
     Args:
         images: (n, d) of length 1.
-        k1: k1, at most n - 1; half of it is rounded up.
+        k1: k1, at most n - 1; half of it is rounded down.
         k2: k2, at most n.
     """
     count = len(images)
     rows, _ = nearest_neighbours(images, k=max(k1, k2 - 1, 1), distance="cosine")
     lists = np.concatenate([np.arange(count)[:, None], rows], axis=1)
-    near, half = lists[:, : k1 + 1], lists[:, : (k1 + 1) // 2 + 1]
+    near, half = lists[:, : k1 + 1], lists[:, : k1 // 2 + 1]
     mutual, mutual_half = _mutual(near), _mutual(half)
     keys = [
         _members(part, near, mutual, half, mutual_half) for part in blocks(count, near.shape[1] ** 2 * half.shape[1])
@@ -81,7 +81,7 @@ def encode(images: np.ndarray, k1: int, k2: int) -> Reciprocal:
     row, column = np.divmod(np.concatenate(keys), count)
     weights = np.empty(len(row), np.float32)
     for part in blocks(len(row), 2 * images.shape[1]):
-        weights[part] = np.exp(-np.linalg.norm(images[row[part]] - images[column[part]], axis=1))
+        weights[part] = np.exp(-np.square(images[row[part]] - images[column[part]]).sum(axis=1))
     weights /= np.bincount(row, weights, count)[row]
     starts = np.searchsorted(row, np.arange(count + 1))
     codes = sparse.csr_array((weights, column.astype(np.int32), starts.astype(np.int32)), shape=(count, count))
@@ -127,12 +127,17 @@ def k_reciprocal_neighbours(
     weight: float = 0.3,
     top: int = 200,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The k nearest gallery images by d* = (1 - weight) d_J + weight d, where d is Euclidean, of vectors of length 1.
+    """The k nearest gallery images by d* = (1 - weight) d_J + weight d, where d = |q - g|^2 for vectors of length 1.
 
     d_J is the Jaccard distance of the vectors V that `encode` makes, 1 - sum min(V_q, V_g) / sum max(V_q, V_g). All-to-
     all the images are those given, each once: the query is one of them, and its own row is left out of its answer.
     With a gallery they are the queries and the gallery together, as in the authors' code: the other queries take part
-    in the lists of neighbours, though not in the answer. (The authors' code also divides each d by the row's largest.)
+    in the lists of neighbours, though not in the answer.
+
+    The authors published MATLAB code, and list a version in Python. This function differs from them in two places and
+    follows the paper there: both divide each row of d by its largest value, and both ask for more than two thirds
+    where eq. 5 has at least two thirds. The paper does not define k1 / 2 for odd k1. MATLAB's `round((k1 + 1) / 2)`
+    with the image itself rounds it down, as here; Python's `around(k1 / 2)` rounds up where k1 is 3, 7, 11, ...
 
     What is exact: V is that of all images, and so is d* of each image that is re-ranked. Only the `top` nearest of each
     query by d are; the rest stay behind them in the order of d. With `top` as large as the gallery it is the whole
@@ -159,8 +164,8 @@ def k_reciprocal_neighbours(
         >>> k_reciprocal_neighbours(points, k=1, k1=1, k2=1)[0].ravel().tolist()
         [1, 0, 3, 2]
 
-    Source: Zhong, Zheng, Cao and Li, "Re-ranking Person Re-identification with k-reciprocal Encoding", CVPR 2017, eq. 3
-    to 12.
+    Source: Zhong, Zheng, Cao and Li, "Re-ranking Person Re-identification with k-reciprocal Encoding", CVPR 2017, eq. 1
+    and 3 to 12.
     """
     return Reranked.of(searched(queries, gallery), k1, k2, weight, top).neighbours(k)
 
@@ -206,7 +211,7 @@ class Reranked:
         scratch = np.zeros(len(self.reciprocal.sums), np.float32)
         for query in range(len(rows)):
             jaccard = self.reciprocal.jaccard(query, rows[query, :top] + first, scratch)
-            plain = np.sqrt(np.maximum(2 - 2 * similarities[query, :top], 0))
+            plain = np.maximum(2 - 2 * similarities[query, :top], 0)
             distances = (1 - self.weight) * jaccard + self.weight * plain
             order = np.lexsort((rows[query, :top], distances))
             rows[query, :top], result[query, :top] = rows[query, order], distances[order]
