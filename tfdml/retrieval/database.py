@@ -108,6 +108,7 @@ class GalleryDatabase(abc.ABC):
         self.address = address
         self.about: About | None = None
         self._closed = False
+        self._index_checked = False
         with self._as_user_error("cannot be opened"):
             text = self._open()
         if text is not None:
@@ -204,7 +205,8 @@ class GalleryDatabase(abc.ABC):
 
         Raises:
             UserError: There is no table; queries are of another dimension or not finite; k is out of range; the filter
-                names no attribute; or the database fails.
+                names no attribute; the table has no index of the kind and with the parameters of the address; or the
+                database fails.
         """
         about = self._existing()
         try:
@@ -221,6 +223,8 @@ class GalleryDatabase(abc.ABC):
         )
         fetch, pending = k + SPARE, np.arange(len(asked))
         with self._as_user_error("cannot be searched"):
+            if self.approximate and not self._index_checked:
+                self._require_index()
             while len(pending):
                 pending = self._fill(found, asked, pending, fetch, conditions)
                 fetch *= 2
@@ -277,6 +281,7 @@ class GalleryDatabase(abc.ABC):
             UserError: There is no table, too few rows for the index, or the database fails.
         """
         self._existing()
+        self._index_checked = False
         with self._as_user_error("cannot be indexed"):
             self._optimize()
 
@@ -298,6 +303,22 @@ class GalleryDatabase(abc.ABC):
                 f"`uri={self.address}` holds no table {self.address.table}: write it with bin/index or `upsert` first"
             )
         return self.about
+
+    def _require_index(self) -> None:
+        """Raise a `UserError` where the database would search without the index of the address, or by another."""
+        address, indexes = self.address, self._indexes()
+        for kind, parameters in indexes:
+            if kind == address.index and all(
+                value == parameters.get(name, value) for name, value in address.options.items()
+            ):
+                self._index_checked = True
+                return
+        wanted = _with_parameters(address.index, address.options)
+        there = ", ".join(_with_parameters(*index) for index in indexes) or "none"
+        raise UserError(
+            f"`uri={address}` has no index {wanted} (it has {there}): build it with bin/index or `optimize`, or leave "
+            "`index` out for exact search"
+        )
 
     def _placed(self, vectors: np.ndarray) -> np.ndarray:
         """Vectors as the database keeps them, and is asked for."""
@@ -351,12 +372,20 @@ class GalleryDatabase(abc.ABC):
         """All rows."""
 
     @abc.abstractmethod
+    def _indexes(self) -> list[tuple[str, dict[str, int]]]:
+        """The approximate indexes of the vectors: the kind of each, and the parameters that the database reports."""
+
+    @abc.abstractmethod
     def _optimize(self) -> None:
         """See `optimize`."""
 
     @abc.abstractmethod
     def _close(self) -> None:
         """See `close`."""
+
+
+def _with_parameters(kind: str, parameters: Mapping[str, int]) -> str:
+    return "&".join([kind, *(f"{name}={value}" for name, value in parameters.items())])
 
 
 def _listed(kinds: Mapping[str, str]) -> str:

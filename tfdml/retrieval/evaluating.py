@@ -97,6 +97,7 @@ def evaluate_gallery(
     Example:
         >>> with connect(f"lancedb://{os.path.abspath('galleries')}?index=ivf") as gallery:
         ...     gallery.upsert(test.images.names, embeddings, {"label": labels})
+        ...     gallery.optimize()
         ...     measured = evaluate_gallery(gallery, ks=(1, 10))
         >>> round(measured.found["recall@1"], 1), round(measured.exact["recall@1"], 1)
         (0.6, 0.6)

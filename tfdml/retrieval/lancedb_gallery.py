@@ -24,6 +24,8 @@ _KEY = b"tfdml"
 # Product quantization learns 256 codes.
 _CODES = 256
 _INDEXES = {"ivf": IvfFlat, "ivf_pq": IvfPq, "hnsw": HnswFlat}
+# What LanceDB calls them, without its underscores.
+_KINDS = {"IVFFLAT": "ivf", "IVFPQ": "ivf_pq", "IVFHNSWFLAT": "hnsw"}
 _CONFIGS = {"lists": "num_partitions", "bytes": "num_sub_vectors", "links": "m"}
 
 
@@ -107,6 +109,19 @@ class LanceGallery(GalleryDatabase):
         numbers = vectors.flatten().to_numpy(zero_copy_only=False).reshape(-1, self.about.dimension)
         attributes = {name: table[name].to_pylist() for name in self.about.attributes}
         return Rows(table["id"].to_pylist(), numbers, attributes)
+
+    def _indexes(self) -> list[tuple[str, dict[str, int]]]:
+        found = []
+        for index in self._table.list_indices():
+            if index.columns == ["vector"]:
+                details = index.index_details or {}
+                reported = {
+                    "bytes": details.get("compression", {}).get("num_sub_vectors"),
+                    "links": details.get("hnsw", {}).get("max_connections"),
+                }
+                parameters = {name: value for name, value in reported.items() if value is not None}
+                found.append((_KINDS.get(index.index_type.replace("_", "").upper(), index.index_type), parameters))
+        return found
 
     def _optimize(self) -> None:
         self._table.optimize()

@@ -16,6 +16,8 @@ from tfdml.retrieval.rows import Rows
 
 _TYPES = {"integer": "bigint", "text": "text"}
 _MOST_EFFORT = 1000
+# Of each kind of index, the extension's name, and the parameter by our name and by the extension's.
+_INDEXES = {"ivf": ("ivfflat", "lists", "lists"), "hnsw": ("hnsw", "links", "m")}
 _SECONDS = 10
 
 
@@ -156,23 +158,42 @@ class PostgresGallery(GalleryDatabase):
         held = np.stack(numbers) if numbers else np.zeros((0, self.about.dimension), np.float32)
         return Rows(list(ids), held, dict(zip(self.about.attributes, map(list, columns), strict=True)))
 
+    def _indexes(self) -> list[tuple[str, dict[str, int]]]:
+        rows = self._connection.execute(
+            "SELECT am.amname, coalesce(i.reloptions, '{}') FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid "
+            "JOIN pg_am am ON am.oid = i.relam JOIN pg_opclass o ON o.oid = x.indclass[0] "
+            "WHERE x.indrelid = %s::regclass AND x.indisvalid AND o.opcname = %s",
+            (self.address.table, self._operators),
+        ).fetchall()
+        found = []
+        for name, options in rows:
+            kind, ours, theirs = next((kind, *names) for kind, (method, *names) in _INDEXES.items() if method == name)
+            set_to = dict(option.split("=") for option in options)
+            found.append((kind, {ours: int(set_to[theirs])} if theirs in set_to else {}))
+        return found
+
+    @property
+    def _operators(self) -> str:
+        return "vector_ip_ops" if self._by_product else "vector_l2_ops"
+
     def _optimize(self) -> None:
         address = self.address
         if address.index:
             name = sql.Identifier(f"{address.table}_tfdml")
-            operators = sql.SQL("vector_ip_ops" if self._by_product else "vector_l2_ops")
-            if address.index == "ivf":
-                lists = address.option("lists", max(1, round(2 * self._count({}) ** 0.5)))
-                method, options = "ivfflat", sql.SQL("lists = {}").format(lists)
-            else:
-                method, options = "hnsw", sql.SQL("m = {}").format(address.option("links", 16))
+            method, ours, theirs = _INDEXES[address.index]
+            default = 16 if ours == "links" else max(1, round(2 * self._count({}) ** 0.5))
             execute = self._connection.execute
             # Indexes are built out of this, and fall to disk beyond it.
             execute("SET maintenance_work_mem = '1GB'")
             execute(sql.SQL("DROP INDEX IF EXISTS {}").format(name))
             execute(
-                sql.SQL("CREATE INDEX {} ON {} USING {} (vector {}) WITH ({})").format(
-                    name, self._table, sql.SQL(method), operators, options
+                sql.SQL("CREATE INDEX {} ON {} USING {} (vector {}) WITH ({} = {})").format(
+                    name,
+                    self._table,
+                    sql.SQL(method),
+                    sql.SQL(self._operators),
+                    sql.SQL(theirs),
+                    address.option(ours, default),
                 )
             )
         self._connection.execute(sql.SQL("VACUUM ANALYZE {}").format(self._table))

@@ -124,10 +124,17 @@ class QdrantGallery(GalleryDatabase):
         attributes = {name: [point.payload[name] for point in points] for name in self.about.attributes}
         return Rows([point.payload["id"] for point in points], vectors, attributes)
 
+    def _indexes(self) -> list[tuple[str, dict[str, int]]]:
+        return [("hnsw", {"links": self._client.get_collection(self.address.table).config.hnsw_config.m})]
+
     def _optimize(self) -> None:
         """Its server builds its graph by itself, in the background; filters are quicker with an index of theirs."""
         assert self.about is not None
         if self.address.host:
+            links = self.address.options.get("links")
+            if links:
+                config = models.HnswConfigDiff(m=links)
+                self._client.update_collection(self.address.table, hnsw_config=config)
             kinds = {"integer": models.PayloadSchemaType.INTEGER, "text": models.PayloadSchemaType.KEYWORD}
             for name, kind in self.about.attributes.items():
                 self._client.create_payload_index(self.address.table, name, kinds[kind], wait=True)
