@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.many import run_many
 from tests.export import models_on_disk
-from tfdml.cluster.bulk_embedding import BulkRequest, embed_in_bulk
+from tfdml.cluster.bulk_embedding import BulkRequest, embed_in_bulk, identity_of
 from tfdml.cluster.bulk_folder import BulkFolder
 from tfdml.cluster.part_embedder import PartEmbedder
 from tfdml.cluster.ray_session import as_user_error, ray_session
@@ -69,14 +69,14 @@ def request(models, photos, out, **changes):
 
 def in_this_process(asked, stop_after=None):
     """What the actors do, without them; stopped after some parts as by a kill."""
-    folder, identity = BulkFolder(asked.folder), {"model": asked.model}
+    folder, (identity, about) = BulkFolder(asked.folder), identity_of(asked)
     with folder.begun(asked.source, identity, asked.rows_per_file):
         worker = PartEmbedder(asked.folder, asked.model, {}, asked.batch_size, asked.dtype)
         for number, part in enumerate(folder.pending()):
             if number == stop_after:
                 return None
             worker({"part": np.array([part])})
-        return folder.finish({}, identity, asked.dtype)
+        return folder.finish(about, identity, asked.dtype)
 
 
 def good():
@@ -124,9 +124,15 @@ def test_stopped_and_continued_does_nothing_twice(models, photos, tmp_path):
 def test_folders_of_something_else_are_refused(models, photos, tmp_path):
     asked = request(models, photos, tmp_path / "out")
     in_this_process(asked, stop_after=1)
-    with pytest.raises(UserError, match="was begun with something else: model was"):  # noqa: SIM117
-        with BulkFolder(asked.folder).begun(asked.source, {"model": "another"}, 5):
-            pass
+    for change, name in [
+        ({"dtype": "int8"}, "dtype"),
+        ({"model": str(models.litert)}, "model"),
+        ({"rows_per_file": 6}, "rows_per_file"),
+        ({"batch_size": 3}, "batch_size"),
+        ({"source": f"{photos}/*.jpg"}, "input"),
+    ]:
+        with pytest.raises(UserError, match=f"was begun with something else: {name} was"):
+            in_this_process(request(models, photos, tmp_path / "out", **change))
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "thesis.tex").write_text("")
     with pytest.raises(UserError, match=r"thesis\.tex"):

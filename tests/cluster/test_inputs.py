@@ -109,6 +109,22 @@ def test_lists_that_are_none(rows, says, tmp_path):
         list(inputs.listed(str(tmp_path / "list.parquet")))
 
 
+@pytest.mark.parametrize("form", ["pattern", "csv", "parquet"])
+def test_many_paths_are_each_listed_once_and_in_order(form, tmp_path, monkeypatch):
+    """More than are listed at a time, in parts of another size."""
+    paths = [f"/photos/{number}.jpg" for number in range(2 * 65_536 + 5)]
+    source = str(tmp_path / f"list.{form}")
+    if form == "pattern":
+        monkeypatch.setattr(files, "find", lambda pattern: iter(paths))
+    elif form == "csv":
+        (tmp_path / "list.csv").write_text("path\n" + "\n".join(paths) + "\n")
+    else:
+        pq.write_table(pa.table({"path": paths}), source)
+    parts = [part["path"] for part in inputs.in_parts(inputs.listed(source), 50_000)]
+    assert [len(part) for part in parts] == [50_000, 50_000, 31_077]
+    assert list(itertools.chain.from_iterable(parts)) == paths
+
+
 def test_files_that_are_no_lists(tmp_path):
     (tmp_path / "list.parquet").write_bytes(b"PAR1")
     (tmp_path / "list.csv").write_bytes(b"path\n\xff\xfe\n")

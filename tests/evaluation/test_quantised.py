@@ -1,8 +1,11 @@
 """Recall@1 in quantised galleries against a search by loops over what the quantiser keeps."""
 
+import json
+
 import numpy as np
 import pytest
 
+from tests.cli.commands import Commands
 from tfdml.errors import UserError
 from tfdml.evaluation import evaluate_retrieval
 from tfdml.evaluation.quantised import quantised_recall
@@ -61,6 +64,30 @@ def test_fewer_bytes_lose_more():
     assert [found[kind]["bytes"] for kind in ("pq16", "pq", "pq1")] == [16, 2, 1]
     assert found["pq16"]["lost"] < found["pq"]["lost"] < found["pq1"]["lost"]
     assert found == quantised_recall(embeddings, labels, kinds=["pq16", "pq", "pq1"])
+
+
+def test_the_quantiser_is_fitted_to_a_sample_of_all_classes():
+    """Codes fitted to the first rows alone would give all other classes the same code."""
+    targets = np.repeat([0, 1, 2, 3, 4, 5], [66_000, 50, 50, 50, 50, 50])
+    gallery = np.stack([10.0 * targets, np.zeros(len(targets))], axis=1)
+    labels = np.array([1, 2, 3, 4, 5])
+    queries = np.stack([10.0 * labels + 0.1, np.zeros(5)], axis=1)
+    found = quantised_recall(queries, labels, gallery, targets, kinds=["int8"])
+    assert found["int8"]["recall@1"] == found["float32"]["recall@1"] == 1
+
+
+@pytest.mark.parametrize("distance", ["euclidean", "cosine", "dot"])
+def test_the_command_quantises_under_its_distance(distance, tmp_path):
+    embeddings, labels = made()
+    embeddings *= np.linspace(0.2, 3, len(embeddings), dtype=np.float32)[:, None]
+    np.savez(tmp_path / "x.npz", embeddings=embeddings, labels=labels)
+    flags = [f"--distance={distance}", "--quantised=int8", "--metrics=recall@1", f"--json={tmp_path}/x.json"]
+    status, _, error = Commands().run("evaluate", f"--model={tmp_path}/x.npz", *flags)
+    assert status == 0, error
+    measured = json.loads((tmp_path / "x.json").read_text())["quantised"]
+    assert measured == quantised_recall(embeddings, labels, kinds=["int8"], distance=distance)
+    others = {"euclidean", "cosine", "dot"} - {distance}
+    assert all(measured != quantised_recall(embeddings, labels, kinds=["int8"], distance=other) for other in others)
 
 
 @pytest.mark.parametrize(

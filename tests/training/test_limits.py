@@ -4,6 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tests.training import runs
 from tfdml import losses, objectives
 from tfdml.data.augmentation.train import TrainTransform
 from tfdml.errors import UserError
@@ -77,8 +78,8 @@ def test_the_memory_of_a_step_by_hand():
     assert limits.step_memory(embedder, view, 6) == resized + 6 * (images * 5 + 2 * 64 * 32**2 * 4)
 
 
-def build(optimizer, units, inputs, times=1):
-    with limits.weights_within_memory(optimizer):
+def build(optimizer, units, inputs, times=1, averages=False):
+    with limits.weights_within_memory(optimizer, averages):
         for _ in range(times):
             keras.layers.Dense(units).build((None, inputs))
 
@@ -91,6 +92,20 @@ def test_weights_are_refused_before_they_are_made(monkeypatch):
     with pytest.raises(UserError, match=r"and 0\.0 GB are free"):
         build("adam", 100, 600, times=2)
     build("sgd", 100, 800)
+
+
+def test_averages_take_memory_too(monkeypatch):
+    """Five times a weight of 240 kB for adam with its gradient, moments and average, and four times without."""
+    monkeypatch.setattr(limits, "free_memory", lambda: 1.1e6)
+    build("adam", 100, 600)
+    with pytest.raises(UserError, match=r"training the network would take more than 0\.0 GB"):
+        build("adam", 100, 600, averages=True)
+    small = {"backbone": "conv4(width=2)", "embedding_dim": 600, "optimizer": "adam"}
+    # The projection has 2 x 600 weights and 600 biases; the network and the proxies-free loss have a few more.
+    monkeypatch.setattr(limits, "free_memory", lambda: 4.5 * 4 * 1800)
+    runs.learner(runs.experiment("run", **small), num_classes=4)
+    with pytest.raises(UserError, match="training the network would take more"):
+        runs.learner(runs.experiment("run", ema=0.9, **small), num_classes=4)
 
 
 def test_a_weight_may_begin_as_a_number(monkeypatch):

@@ -57,6 +57,15 @@ def test_what_cannot_be_varied_is_told(tmp_path, text, words):
         trials(runs.experiment(tmp_path), parse_sweep(text), samples=1)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["selection", "selection_metric", "holdout_classes", "holdout_sampling", "dataset", "data_dir", "seed", "ks"],
+)
+def test_what_trials_are_compared_by_is_not_varied(name):
+    with pytest.raises(UserError, match=f"'{name}' is no setting that can be varied"):
+        parse_sweep(f"learning_rate=0.1; {name}=1,2")
+
+
 def test_the_table_and_the_plot(tmp_path):
     rows = [
         {"trial": 1, "values": {"learning_rate": "0.01", "optimizer": "sgd"}, "recall@1": 0.5},

@@ -210,12 +210,12 @@ def _cluster_settings() -> ClusterSettings:
 
 
 def _sweep(experiment: Experiment) -> None:
-    from tfdml.cluster.sweep import SCORE, sweep
+    from tfdml.cluster.sweep import sweep
     from tfdml.report.sweep import sweep_table
 
     given = flags.FLAGS
     rows = sweep(experiment, given.sweep, _cluster_settings(), given.sweep_samples, given.resume)
-    print("\n".join(["", "Held-out classes:", *sweep_table(rows, SCORE)]))
+    print("\n".join(["", "Held-out classes:", *sweep_table(rows, experiment.selection_metric)]))
     print(f"  table        {experiment.run_dir}/sweep.csv\n  plot         {experiment.run_dir}/sweep.png")
 
 

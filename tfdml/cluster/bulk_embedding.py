@@ -93,7 +93,7 @@ def embed_in_bulk(
         resources = ray.cluster_resources()
         if request.quickest and not resources.get("GPU"):
             request = dataclasses.replace(request, model=str(_quickest(request.model)))
-        identity, about = _identity(request)
+        identity, about = identity_of(request)
         folder = BulkFolder(request.folder)
         with folder.begun(request.source, identity, request.rows_per_file) as finished:
             if finished:
@@ -111,8 +111,12 @@ def _quickest(model: str) -> os.PathLike:
     return quickest_on_cpu(model)
 
 
-def _identity(request: BulkRequest) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What decides the embeddings, and what the manifest tells of the model."""
+def identity_of(request: BulkRequest) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a folder must have been begun with to be continued, and what the manifest records of the model.
+
+    Raises:
+        UserError: As `load_backend`.
+    """
     from tfdml.embeddings.backends import load_backend
 
     _leave_gpus_to_the_actors()

@@ -22,8 +22,6 @@ from tfdml.storage import write_json
 from tfdml.training import Experiment, RunFolder, trainer
 from tfdml.training.sweeping import parse_sweep, trials
 
-SCORE = "recall@1"
-
 
 def sweep(
     experiment: Experiment, text: str, settings: ClusterSettings, samples: int = 8, resume: bool = False
@@ -31,7 +29,7 @@ def sweep(
     """Run every trial of a sweep, and write what came of it to `sweep.json`, `sweep.csv` and `sweep.png`.
 
     Each trial is a run of its own in `trials/`, one process of it; `settings.workers` train side by side. They are
-    compared by Recall@1 on the held-out classes, in the epoch that counts.
+    compared by `selection_metric` on the held-out classes, at the epoch that counts.
 
     Args:
         experiment: What the runs have in common; `run_dir`, the folder of the sweep, is seen by every host.
@@ -41,7 +39,7 @@ def sweep(
         resume: Go on with a sweep that was stopped: runs that have ended are kept, others go on.
 
     Returns:
-        Of each run, the best first: `trial`, `values`, and `recall@1`, or `error` of one that failed.
+        Of each run, the best first: `trial`, `values`, and the metric, or `error` of one that failed.
 
     Raises:
         UserError: Nothing is held out, or the sweep is not the one that was begun in this folder.
@@ -64,12 +62,13 @@ def sweep(
     logging.info("%d runs, %d of them still to be trained", len(runs), len(left))
     failed = _train([(i, runs[i]) for i in left], folder, settings) if left else {}
     rows: list[dict[str, Any]] = []
+    metric = experiment.selection_metric
     for i, ((values, _), run) in enumerate(zip(chosen, runs, strict=True)):
         row = {"trial": i, "values": values}
-        rows.append(row | ({"error": failed[i]} if i in failed else {SCORE: _score(run)}))
-    rows.sort(key=lambda row: -row.get(SCORE, -1.0))
+        rows.append(row | ({"error": failed[i]} if i in failed else {metric: score_of(run)}))
+    rows.sort(key=lambda row: -row.get(metric, -1.0))
     write_json(folder / "sweep.json", rows)
-    write_sweep(folder, rows, SCORE)
+    write_sweep(folder, rows, metric)
     return rows
 
 
@@ -128,9 +127,15 @@ def _trial(config: dict[str, Any], outbox: Any) -> None:
     ray.get(outbox.tell.remote(str(work["trial"]), error))
 
 
-def _score(run: Experiment) -> float:
+def score_of(run: Experiment) -> float:
+    """The `selection_metric` of a finished run on the held-out classes, at or last before the epoch that counts.
+
+    Args:
+        run: Its settings, with its folder.
+    """
     folder = RunFolder(run.run_dir)
     result = folder.read_result() or {}
     records = [json.loads(line) for line in folder.metrics.read_text(encoding="utf-8").splitlines()]
-    measured = [r["validation"][SCORE] for r in records if "validation" in r and r["epoch"] <= result["epoch"]]
+    metric, last = run.selection_metric, result["epoch"]
+    measured = [r["validation"][metric] for r in records if "validation" in r and r["epoch"] <= last]
     return float(measured[-1])
