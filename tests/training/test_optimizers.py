@@ -1,4 +1,6 @@
-"""Rates per part, coupled decay, clipping and schedules."""
+"""Rates per part, coupled decay, clipping, schedules, and optimizers that are loaded again."""
+
+import json
 
 import keras
 import numpy as np
@@ -7,9 +9,10 @@ import pytest
 from tfdml.errors import UserError
 from tfdml.losses import AMSoftmaxLoss
 from tfdml.models import Embedder, MetricLearner
-from tfdml.objectives import ProxyLoss
+from tfdml.objectives import ProxyLoss, RankMI
+from tfdml.training.averaging import averaged
 from tfdml.training.optimizers import build_optimizer, part_rates
-from tfdml.training.schedules import step_schedule
+from tfdml.training.schedules import rate_schedule, step_schedule
 
 
 def make_learner():
@@ -174,3 +177,100 @@ def test_a_drop_takes_effect_at_its_step():
     rates = [float(schedule(i)) for i in range(7)]
     np.testing.assert_allclose(rates, [1, 1, 1, 0.1, 0.1, 0.01, 0.01], rtol=1e-6)
     assert step_schedule(0.5, [], 0.1) == 0.5
+
+
+ALL_SETTINGS = {
+    "learning_rates": {"projection": 0.02, "objectives": 0.05},
+    "weight_decay": 0.01,
+    "clip_norm": 0.5,
+    "clip": "part",
+    "layer_decay": 0.5,
+    "unfreeze_steps": [1, 3],
+    "ema": 0.9,
+}
+
+
+def trained_on(learner, steps):
+    """Make steps on noise; the trainable weights and the averages after them."""
+    for seed in steps:
+        images = np.random.default_rng(seed).integers(0, 255, (6, 16, 16, 3), "uint8")
+        learner.train_on_batch(images, np.arange(6) % 3)
+    with averaged(learner):
+        means = [keras.ops.convert_to_numpy(variable) for variable in learner.trainable_variables]
+    return [keras.ops.convert_to_numpy(variable) for variable in learner.trainable_variables], means
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        *[(name, "keras") for name in ("adam", "adamw", "sgd", "rmsprop", "lion", "muon")],
+        *[(name, "pytorch") for name in ("adam", "adamw", "sgd", "rmsprop")],
+    ],
+)
+def test_every_optimizer_is_restored_from_its_config(name, form):
+    learner = make_learner()
+    rate = rate_schedule("cosine", 0.01, total_steps=20, warm_up_steps=2)
+    optimizer = build_optimizer(name, learner, rate, form=form, **ALL_SETTINGS)
+    config = json.loads(json.dumps(keras.saving.serialize_keras_object(optimizer)))
+    restored = keras.saving.deserialize_keras_object(config)
+    restored.build(learner.trainable_variables)
+    assert type(restored) is type(optimizer)
+    assert restored.get_config() == optimizer.get_config()
+    assert len(restored.variables) == len(optimizer.variables)
+    start = learner.get_weights()
+    moved = []
+    for one in (optimizer, restored):
+        learner.set_weights(start)
+        for _ in range(4):
+            step(learner, one)
+        moved.append(learner.get_weights())
+    for one, other in zip(*moved, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_learner_is_loaded_with_its_optimizer_and_continues(tmp_path):
+    learner = make_learner()
+    learner.compile(
+        build_optimizer("adam", learner, rate_schedule("cosine", 0.01, 20, 2), **ALL_SETTINGS), run_eagerly=True
+    )
+    trained_on(learner, range(3))
+    learner.save(tmp_path / "learner.keras")
+    loaded = keras.saving.load_model(tmp_path / "learner.keras")
+    assert part_rates(loaded.optimizer) == part_rates(learner.optimizer)
+    for one, other in zip(trained_on(learner, [7, 8]), trained_on(loaded, [7, 8]), strict=True):
+        for a, b in zip(one, other, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_a_learner_with_two_phases_is_loaded_with_both_optimizers(tmp_path):
+    keras.utils.set_random_seed(0)
+    embedder = Embedder("conv4", embedding_dim=4, image_size=16, batch_norm="train")
+    learner = MetricLearner(embedder, [RankMI(1.5, statistics_steps=1, hidden=8, depth=1, seed=7)])
+    learner.compile(build_optimizer("adam", learner, 0.01, {"backbone": 0.001}, unfreeze_steps=[3]), run_eagerly=True)
+    trained_on(learner, range(2))
+    learner.save(tmp_path / "learner.keras")
+    loaded = keras.saving.load_model(tmp_path / "learner.keras")
+    for one in (loaded.optimizer.embedder_optimizer, loaded.optimizer.statistics_optimizer):
+        assert int(one.iterations) == 1
+        assert int(one.clock()) == 2
+    assert part_rates(loaded.optimizer) == part_rates(learner.optimizer)
+
+
+def test_a_checkpoint_of_keras_is_loaded_with_its_rates(tmp_path):
+    learner = make_learner()
+    learner.compile(build_optimizer("sgd", learner, 0.01, {"projection": 0.5}), run_eagerly=True)
+    images, labels = np.zeros((6, 16, 16, 3), "uint8"), np.arange(6) % 3
+    kept = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", monitor="loss")
+    learner.fit(images, labels, batch_size=6, verbose=0, callbacks=[kept])
+    rates = part_rates(keras.saving.load_model(tmp_path / "best.keras").optimizer)
+    assert rates["projection"] == pytest.approx(0.5)
+    assert rates["backbone"] == pytest.approx(0.01)
+
+
+def test_a_learner_that_is_not_built_is_built():
+    embedder = Embedder("conv4", embedding_dim=4, image_size=16, batch_norm="train")
+    learner = MetricLearner(embedder, [ProxyLoss(AMSoftmaxLoss(), 3)])
+    learner.compile(build_optimizer("adam", learner, 1e-3, {"projection": 2e-3}), run_eagerly=True)
+    assert learner.built
+    learner.fit(np.zeros((6, 16, 16, 3), "uint8"), np.arange(6) % 3, batch_size=6, verbose=0)
+    assert int(learner.optimizer.iterations) == 1

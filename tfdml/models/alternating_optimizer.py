@@ -72,6 +72,8 @@ class AlternatingOptimizer(keras.optimizers.Optimizer):
                     schedule = GlobalStepSchedule(schedule)
                     inner.learning_rate = schedule
                 schedule.iterations = self._iterations
+            # For `tfdml.training.part_rates`. A function, as Keras would track a variable.
+            inner.clock = lambda: self._iterations
 
     @property
     def current(self):

@@ -17,42 +17,52 @@ from tfdml.training.schedules import WarmUp
 PARTS = ("backbone", "projection", "objectives")
 
 
+@keras.saving.register_keras_serializable("tfdml")
 class PartAdam(PartRates, keras.optimizers.Adam):
     """Adam with a rate per part."""
 
 
+@keras.saving.register_keras_serializable("tfdml")
 class PartAdamW(PartRates, keras.optimizers.AdamW):
     """AdamW with a rate per part, at which its decoupled decay goes too."""
 
 
+@keras.saving.register_keras_serializable("tfdml")
 class PartSGD(PartRates, keras.optimizers.SGD):
     """SGD with a rate per part."""
 
 
+@keras.saving.register_keras_serializable("tfdml")
 class PartRMSprop(PartRates, keras.optimizers.RMSprop):
     """RMSprop with a rate per part."""
 
 
+@keras.saving.register_keras_serializable("tfdml")
 class PartLion(PartRates, keras.optimizers.Lion):
     """Lion with a rate per part; its decay is decoupled."""
 
 
+@keras.saving.register_keras_serializable("tfdml")
 class PartMuon(PartRates, keras.optimizers.Muon):
     """Muon for matrices and Adam for all else, as Keras has it, with a rate per part; its decay is decoupled."""
 
 
+@keras.saving.register_keras_serializable("tfdml")
 class PartPyTorchAdam(PartRates, PyTorchAdam):
     """PyTorch's Adam with a rate per part."""
 
 
+@keras.saving.register_keras_serializable("tfdml")
 class PartPyTorchAdamW(PartRates, PyTorchAdamW):
     """PyTorch's AdamW with a rate per part, at which its decoupled decay goes too, as in PyTorch."""
 
 
+@keras.saving.register_keras_serializable("tfdml")
 class PartPyTorchSGD(PartRates, PyTorchSGD):
     """PyTorch's SGD with a rate per part."""
 
 
+@keras.saving.register_keras_serializable("tfdml")
 class PartPyTorchRMSprop(PartRates, PyTorchRMSprop):
     """PyTorch's RMSprop with a rate per part."""
 
@@ -112,17 +122,20 @@ def build_optimizer(
     unfreeze_steps: Sequence[int] = (),
     ema: float = 0.0,
 ):
-    """An optimiser, built on the learner's variables, with a rate per part; one for each phase if there are two.
+    """Return an optimizer, built on the learner's variables, with a rate per part; one for each phase if there are two.
+
+    It is saved with the learner, with its rates and its state: `keras.saving.load_model` and `ModelCheckpoint` work.
 
     Args:
         name: One of `OPTIMIZERS`.
-        learner: A built `MetricLearner`.
+        learner: A `MetricLearner`, which is built if it is not.
         learning_rate: A number or schedule, the base rate.
         learning_rates: The rates of `PARTS` that have one of their own, at the first step; where the base rate is a
             schedule they follow it in proportion.
         weight_decay: Coupled (added to the gradient, as in PyTorch's Adam) for adam, sgd and rmsprop; decoupled, at
-            each variable's own rate, for adamw, lion and muon.
-        epsilon: Adam's, RMSprop's and Muon's; None for Keras's default.
+            each variable's own rate, for adamw, lion and muon. 0 by default for all, whereas AdamW's own default is
+            0.004 in Keras and 0.01 in PyTorch: a decay is part of the recipe that the caller states.
+        epsilon: Adam's, RMSprop's and Muon's; None for 1e-7 in Keras's form and 1e-8 in PyTorch's, their defaults.
         momentum: SGD's.
         clip_norm: The largest norm of the gradient over all replicas; 0 for none.
         form: `"keras"` or `"pytorch"`: whose convention epsilon and momentum follow; the formulas stand side by side in
@@ -149,6 +162,9 @@ def build_optimizer(
     check_form(name, form)
     if clip not in CLIPPED:
         raise UserError(f"`clip={clip!r}`: known are {', '.join(CLIPPED)}")
+    if not learner.built:
+        size = learner.embedder.image_size
+        learner.build((None, size, size, 3))
     own = {id(variable) for variable in learner.statistics_variables}
     factors = _factors(learning_rate, learning_rates or {})
     parts = learner.parts()
@@ -161,19 +177,19 @@ def build_optimizer(
 
     def build(variables):
         optimizer = _make(_CLASSES[form][name], learning_rate, epsilon, momentum)
-        optimizer.build(variables)
         decoupled = isinstance(optimizer, _DECOUPLED)
         members = {part: [i for i, v in enumerate(variables) if part_of.get(id(v)) == part] for part in PARTS}
         optimizer.configure(
-            {i: by_id[id(variable)] for i, variable in enumerate(variables) if id(variable) in by_id},
+            [by_id.get(id(variable), 1.0) for variable in variables],
             coupled_decay=0.0 if decoupled else weight_decay,
             decoupled_decay=weight_decay if decoupled else 0.0,
             norm=clip_norm or None,
             norm_by_part=clip == "part",
-            thaw_steps={i: thaw[id(v)] for i, v in enumerate(variables) if thaw.get(id(v))},
+            thaw_steps=[thaw.get(id(variable), 0) for variable in variables],
             ema=ema,
             parts=members,
         )
+        optimizer.build(variables)
         return optimizer
 
     embedder = build([variable for variable in learner.trainable_variables if id(variable) not in own])
@@ -182,8 +198,6 @@ def build_optimizer(
     optimizer = AlternatingOptimizer(embedder, build([v for v in learner.trainable_variables if id(v) in own]))
     optimizer.in_statistics = lambda variable: id(variable) in own
     optimizer.build(learner.trainable_variables)
-    for inner in (optimizer.embedder_optimizer, optimizer.statistics_optimizer):
-        inner.clock = optimizer.iterations
     return optimizer
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -12,45 +13,84 @@ from tfdml.models.alternating_optimizer import AlternatingOptimizer
 
 
 class PartRates:
-    """Mixed into a Keras optimiser: a rate, weight decay and an average for each variable, clipping over replicas.
+    """Mixed into a Keras optimizer: a rate, weight decay and an average for each variable, clipping over replicas.
 
-    A Keras optimiser has one learning rate. What belongs to a variable is looked up by its index, so it works with
-    every backend and under a distribution strategy.
+    A Keras optimizer has one learning rate. Settings of a variable are found by its index in the list that `build`
+    takes, so that they work with every backend and under a distribution strategy, and can be saved with the optimizer.
     """
+
+    _tfdml_factors: Sequence[float] = ()
+    _tfdml_coupled = 0.0
+    _tfdml_decoupled = 0.0
+    _tfdml_norm: float | None = None
+    _tfdml_by_part = False
+    _tfdml_thaw: Sequence[int] = ()
+    _tfdml_ema = 0.0
+    _tfdml_parts: Mapping[str, Sequence[int]] = types.MappingProxyType({})
+    #: Returns the step that `thaw_steps` refer to, where it is not the optimizer's own: that of both phases.
+    clock: Callable[[], Any] | None = None
+    averages: Sequence[Any] = ()
 
     def configure(
         self,
-        factors: dict[int, float],
+        factors: Sequence[float] = (),
         coupled_decay: float = 0.0,
         decoupled_decay: float = 0.0,
         norm: float | None = None,
         norm_by_part: bool = False,
-        thaw_steps: dict[int, int] | None = None,
+        thaw_steps: Sequence[int] = (),
         ema: float = 0.0,
         parts: dict[str, Sequence[int]] | None = None,
     ) -> None:
-        """Set what is applied in each update; call it after `build`.
+        """Set what is applied in each update. Call it before `build`.
 
         Args:
-            factors: What the base rate is multiplied by, by the variable's index.
+            factors: The rate of each variable as a multiple of the base rate; empty for the base rate.
             coupled_decay: Weight decay that is added to the gradient.
             decoupled_decay: Weight decay at the variable's own rate.
             norm: The largest norm of a group's gradient; None for any.
             norm_by_part: Whether the group is a part; otherwise all are one.
-            thaw_steps: The first step at which a variable changes, by its index.
+            thaw_steps: The first step at which each variable changes; empty for step 0.
             ema: The share of the old value in the average of each variable; 0 for no averages.
             parts: The indices of the variables of each part.
         """
-        self._tfdml_factors = dict(factors)
+        self._tfdml_factors = list(factors)
         self._tfdml_coupled, self._tfdml_decoupled = float(coupled_decay), float(decoupled_decay)
         self._tfdml_parts = {part: list(indices) for part, indices in (parts or {}).items()}
         self._tfdml_norm, self._tfdml_by_part = norm, norm_by_part
-        self._tfdml_thaw = dict(thaw_steps or {})
+        self._tfdml_thaw = list(thaw_steps)
         self._tfdml_ema = float(ema)
-        # Whose steps `thaw_steps` count; of an optimiser of one of two phases, those of both.
-        self.clock: Any = None
-        variables = self._trainable_variables if ema else []  # type: ignore[attr-defined]
-        self.averages = [self.add_variable_from_reference(v, name="average") for v in variables]  # type: ignore[attr-defined]
+
+    def build(self, variables):
+        """Create the optimizer's state for these variables, their averages included."""
+        if self.built:  # type: ignore[has-type]
+            return
+        super().build(variables)  # type: ignore[misc]
+        if self._tfdml_ema:
+            self.averages = [self.add_variable_from_reference(v, name="average") for v in variables]  # type: ignore[attr-defined]
+
+    def get_config(self):
+        """Return Keras's config, with the arguments of `configure` as `part_rates`."""
+        own = {
+            "factors": list(self._tfdml_factors),
+            "coupled_decay": self._tfdml_coupled,
+            "decoupled_decay": self._tfdml_decoupled,
+            "norm": self._tfdml_norm,
+            "norm_by_part": self._tfdml_by_part,
+            "thaw_steps": list(self._tfdml_thaw),
+            "ema": self._tfdml_ema,
+            "parts": {part: list(indices) for part, indices in self._tfdml_parts.items()},
+        }
+        return {**super().get_config(), "part_rates": own}  # type: ignore[misc]
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Return the optimizer of `get_config`, not built yet."""
+        config = dict(config)
+        own = config.pop("part_rates", {})
+        optimizer = super().from_config(config, custom_objects)  # type: ignore[misc]
+        optimizer.configure(**own)
+        return optimizer
 
     def update_step(self, gradient, variable, learning_rate):
         """One variable's update, at its own rate."""
@@ -66,9 +106,9 @@ class PartRates:
 
     def rate_of(self, index, learning_rate):
         """The rate of a variable, where the optimiser's is `learning_rate`."""
-        rate = learning_rate * self._tfdml_factors.get(index, 1.0)
-        if thaw := self._tfdml_thaw.get(index, 0):
-            step = self.iterations if self.clock is None else self.clock  # type: ignore[attr-defined]
+        rate = learning_rate * self._tfdml_factors[index] if self._tfdml_factors else learning_rate
+        if thaw := self._tfdml_thaw[index] if self._tfdml_thaw else 0:
+            step = self.iterations if self.clock is None else self.clock()  # type: ignore[attr-defined]
             rate = rate * ops.cast(ops.convert_to_tensor(step) >= thaw, rate.dtype)
         return rate
 
