@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests.training import runs
 from tests.training.test_optimizers import make_learner
 from tfdml.errors import UserError
 from tfdml.models import Embedder, MetricLearner
@@ -176,3 +177,28 @@ def test_weights_of_which_a_batch_reads_some_rows_train_too(name):
 def test_an_unknown_form_is_refused():
     with pytest.raises(UserError, match=r"`form='tensorflow'`.*keras, pytorch"):
         build_optimizer("adam", make_learner(), 0.1, {}, form="tensorflow")
+
+
+@pytest.mark.parametrize(
+    ("cls", "defaults"),
+    [
+        ("PyTorchAdam", {"learning_rate": 1e-3, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-8, "weight_decay": None}),
+        (
+            "PyTorchAdamW",
+            {"learning_rate": 1e-3, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-8, "weight_decay": 0.01},
+        ),
+        ("PyTorchSGD", {"learning_rate": 1e-3, "momentum": 0.0, "nesterov": False, "weight_decay": None}),
+        ("PyTorchRMSprop", {"learning_rate": 1e-2, "rho": 0.99, "epsilon": 1e-8, "momentum": 0.0, "centered": False}),
+    ],
+)
+def test_the_defaults_are_those_of_torch_optim(cls, defaults):
+    config = getattr(pytorch_optimizers, cls)().get_config()
+    assert {name: config[name] for name in defaults} == pytest.approx(defaults)
+
+
+@pytest.mark.parametrize(("form", "epsilon"), [("keras", 1e-7), ("pytorch", 1e-8)])
+def test_the_default_epsilon_of_a_run_is_that_of_its_form(form, epsilon):
+    settings = runs.experiment("unused", optimizer="adam", optimizer_form=form)
+    assert runs.learner(settings, 3).optimizer.epsilon == epsilon
+    settings = runs.experiment("unused", optimizer="adam", optimizer_form=form, epsilon=0.5)
+    assert runs.learner(settings, 3).optimizer.epsilon == 0.5

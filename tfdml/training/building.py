@@ -290,7 +290,7 @@ def make_learner(
         optimization.rate_schedule(steps_per_epoch),
         optimization.learning_rates(),
         weight_decay=optimization.weight_decay,
-        epsilon=optimization.epsilon,
+        epsilon=None if optimization.epsilon == -1 else optimization.epsilon,
         momentum=optimization.momentum,
         clip_norm=optimization.clip_norm,
         form=optimization.optimizer_form,

@@ -44,9 +44,9 @@ class PyTorchAdam(_Slots, keras.optimizers.Adam):
     x = x - rate m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + epsilon)
 
     where `keras.optimizers.Adam` adds epsilon to sqrt(v) and corrects the quotient. With `amsgrad` v is its maximum so
-    far. PyTorch's default epsilon is 1e-8, Keras's 1e-7: say which.
+    far.
 
-    Args: those of `keras.optimizers.Adam`.
+    Args: those of `keras.optimizers.Adam`, with PyTorch's defaults: rate 0.001 and epsilon 1e-8 (Keras: 1e-7).
 
     Example:
         >>> x = keras.Variable([1.0])
@@ -54,6 +54,9 @@ class PyTorchAdam(_Slots, keras.optimizers.Adam):
         >>> float(x[0])  # 1 - 0.001 / (0.001 + 0.01); Keras's Adam gives 0.9969
         0.9090909
     """
+
+    def __init__(self, learning_rate=0.001, *, epsilon=1e-8, **arguments):
+        super().__init__(learning_rate=learning_rate, epsilon=epsilon, **arguments)
 
     def update_step(self, gradient, variable, learning_rate):
         """One variable's update."""
@@ -75,8 +78,12 @@ class PyTorchAdam(_Slots, keras.optimizers.Adam):
 class PyTorchAdamW(PyTorchAdam, keras.optimizers.AdamW):
     """AdamW with the epsilon of `PyTorchAdam`; its decay, x = x - rate decay x before the step, is alike in both.
 
-    Args: those of `keras.optimizers.AdamW`.
+    Args: those of `keras.optimizers.AdamW`, with PyTorch's defaults: rate 0.001, decay 0.01 (Keras: 0.004) and epsilon
+        1e-8.
     """
+
+    def __init__(self, learning_rate=0.001, *, weight_decay=0.01, **arguments):
+        super().__init__(learning_rate, weight_decay=weight_decay, **arguments)
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -85,8 +92,12 @@ class PyTorchSGD(_Slots, keras.optimizers.SGD):
 
     s = momentum s + g,    x = x - rate s;    with `nesterov` x = x - rate (g + momentum s)
 
-    Args: those of `keras.optimizers.SGD`. PyTorch's dampening is 0 here, its default.
+    Args: those of `keras.optimizers.SGD`, with PyTorch's default rate of 0.001 (Keras: 0.01). PyTorch's dampening is 0
+        here, its default.
     """
+
+    def __init__(self, learning_rate=0.001, **arguments):
+        super().__init__(learning_rate, **arguments)
 
     def update_step(self, gradient, variable, learning_rate):
         """One variable's update."""
@@ -107,11 +118,12 @@ class PyTorchRMSprop(_Slots, keras.optimizers.RMSprop):
     as `torch.optim.RMSprop` has it, where `keras.optimizers.RMSprop` adds epsilon to v. With `centered` the square of
     the mean gradient is subtracted from v.
 
-    Args: those of `keras.optimizers.RMSprop`; rho is PyTorch's alpha and by default 0.99, as there (Keras: 0.9).
+    Args: those of `keras.optimizers.RMSprop`, with PyTorch's defaults: rate 0.01 (Keras: 0.001), rho, its alpha, of
+        0.99 (Keras: 0.9), and epsilon 1e-8 (Keras: 1e-7).
     """
 
-    def __init__(self, learning_rate=0.001, rho=0.99, **arguments):
-        super().__init__(learning_rate=learning_rate, rho=rho, **arguments)
+    def __init__(self, learning_rate=0.01, *, rho=0.99, epsilon=1e-8, **arguments):
+        super().__init__(learning_rate=learning_rate, rho=rho, epsilon=epsilon, **arguments)
 
     def update_step(self, gradient, variable, learning_rate):
         """One variable's update."""

@@ -16,6 +16,10 @@ def _rate(value) -> bool:
     return value == -1 or value >= 0
 
 
+def _epsilon(value) -> bool:
+    return value == -1 or value > 0
+
+
 @dataclasses.dataclass(frozen=True)
 class OptimizationSettings(Settings):
     """What is minimised, how, and for how long.
@@ -78,7 +82,10 @@ class OptimizationSettings(Settings):
         check=not_negative,
     )
     epsilon: float = choice(
-        1e-7, "Adam's and RMSprop's epsilon. PyTorch's and Caffe's own default is 1e-8.", check=positive
+        -1.0,
+        "Adam's, RMSprop's and Muon's epsilon; -1: 1e-7 in keras form and 1e-8 in pytorch form, their defaults (Caffe: "
+        "1e-8).",
+        check=_epsilon,
     )
     momentum: float = choice(0.9, "SGD's momentum.", check=fraction)
     clip_norm: float = choice(0.0, "Largest norm of the gradient; 0: no clipping.", check=not_negative)
