@@ -3,12 +3,17 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.models.networks import images, tiny_embedder
+from tests.training import runs
+from tests.training.stopping import make_quick
 from tfdml.losses import ContrastiveLoss
 from tfdml.models import MetricLearner
 from tfdml.objectives import RankMI
-from tfdml.training import averaged, build_optimizer
+from tfdml.training import averaged, build_optimizer, finishing
+from tfdml.training.evaluating import Evaluator
+from tfdml.training.monitor import TrainingMonitor
 
 LABELS = np.arange(6) % 3
 
@@ -88,3 +93,63 @@ def test_both_phases_have_their_averages():
     kinds = [id(variable) in own for variable in learner.trainable_variables]
     assert any(c for c, k in zip(changed, kinds, strict=True) if k)
     assert any(c for c, k in zip(changed, kinds, strict=True) if not k)
+
+
+def average_of(history, share):
+    """The average of a weight after each step, in float64, from its values after each step."""
+    average = None
+    for step, now in enumerate(history):
+        kept = 0.0 if step == 0 else min(share, (1 + step) / (10 + step))
+        average = now.astype(np.float64) if average is None else kept * average + (1 - kept) * now
+    return average
+
+
+@pytest.mark.parametrize("selection", ["last", "validation"])
+def test_a_run_measures_selects_and_reports_the_averages(selection, tmp_path, monkeypatch):
+    make_quick(monkeypatch)
+    trained, measured, reported = [], [], []
+    ended, embed = TrainingMonitor.on_train_batch_end, Evaluator.embed
+
+    def kernel(embedder):
+        return keras.ops.convert_to_numpy(embedder.dense.kernel).copy()
+
+    def step(self, batch, logs=None):
+        ended(self, batch, logs)
+        trained.append(kernel(self.model.embedder))
+
+    def record(self, embedder, name):
+        measured.append((len(trained), name, kernel(embedder)))
+        return embed(self, embedder, name)
+
+    monkeypatch.setattr(TrainingMonitor, "on_train_batch_end", step)
+    monkeypatch.setattr(Evaluator, "embed", record)
+    monkeypatch.setattr(
+        finishing, "write_report", lambda path, run, images, embeddings, **rest: reported.append(embeddings)
+    )
+    # The first epoch is the best on held-out classes.
+    worse = iter((0.9, 0.5, 0.4))
+    measure = Evaluator.measure
+
+    def ranked(self, embeddings, name, *arguments, **options):
+        found = measure(self, embeddings, name, *arguments, **options)
+        return {**found, "map@r": next(worse)} if name == "validation" else found
+
+    monkeypatch.setattr(Evaluator, "measure", ranked)
+    chosen = {} if selection == "last" else {"selection": selection, "holdout_classes": 0.3}
+    result = runs.train(tmp_path / "run", ema=0.5, report=True, **chosen)
+    expected = {0: measured[0][2]} | {n: average_of(trained[:n], 0.5) for n in (runs.STEPS, 2 * runs.STEPS)}
+    kept = runs.STEPS if selection == "validation" else 2 * runs.STEPS
+    assert {steps for steps, *_ in measured} == set(expected)
+    final = [value for _, name, value in measured if name == "test"][-1]
+    for steps, _, value in measured:
+        if value is not final:
+            np.testing.assert_allclose(value, expected[steps], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(final, expected[kept], rtol=1e-5, atol=1e-7)
+    assert np.abs(expected[kept] - trained[kept - 1]).max() > 1e-4
+    embedder = keras.saving.load_model(tmp_path / "run" / "embedder.keras", compile=False)
+    np.testing.assert_allclose(kernel(embedder), expected[kept], rtol=1e-5, atol=1e-7)
+    (embeddings,) = reported
+    test = runs.SPLITS.test
+    pixels = np.stack([tf.io.decode_png(test.images.encoded(i)) for i in range(len(test))])
+    np.testing.assert_allclose(embeddings, embedder.predict(pixels, verbose=0), atol=1e-5)
+    assert result["epoch"] == kept // runs.STEPS

@@ -1,5 +1,8 @@
 """What a few steps say of a whole run."""
 
+import importlib
+import types
+
 import numpy as np
 import pytest
 
@@ -7,6 +10,9 @@ from tests.training import runs
 from tfdml.training import assembly
 from tfdml.training.assembly import assemble
 from tfdml.training.probe import Probe, probe
+
+# `tfdml.training.probe` may name the function, too.
+probing = importlib.import_module("tfdml.training.probe")
 
 
 def found(**changes):
@@ -62,3 +68,42 @@ def test_a_run_is_probed_without_a_trace(tmp_path, monkeypatch):
     assert np.isfinite(measured).all()
     assert min(measured) > 0
     assert not (tmp_path / "run").exists()
+
+
+def test_no_time_of_compiling_is_probed(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(assembly, "load_splits", lambda *arguments: runs.SPLITS)
+    monkeypatch.setattr(probing, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    parts = assemble(runs.experiment(tmp_path / "run", evaluation_batch_size=8))
+    fits = []
+
+    def fit(batches, steps_per_epoch, **options):
+        # The first steps of a process take 100 seconds longer.
+        now[0] += 2.0 * steps_per_epoch + (0.0 if fits else 100.0)
+        fits.append(steps_per_epoch)
+
+    def compiled(model, function):
+        def embed(batch):
+            now[0] += 3.0 * len(batch) + (0.0 if seen else 100.0)
+            seen.append(len(batch))
+            return batch
+
+        seen = []
+        return embed
+
+    monkeypatch.setattr(parts.learner, "fit", fit)
+    monkeypatch.setattr(probing, "compiled", compiled)
+    found = probe(runs.experiment(tmp_path / "run", evaluation_batch_size=8), parts, steps=4)
+    assert (found.model, found.together, found.embedding) == pytest.approx((2.0, 2.0, 3.0))
+
+
+def test_the_first_batch_of_images_is_not_timed(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(probing, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def batches():
+        for seconds in (100.0, 2.0, 2.0, 2.0):
+            now[0] += seconds
+            yield
+
+    assert probing._seconds_per_batch(batches(), 3) == pytest.approx(2.0)

@@ -97,7 +97,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         self._metric_state: list[Any] | None = None
         self._writer: Any = None
         self._epoch_started = 0.0
-        self._first_step_ended = 0.0
+        self._compiled = 0.0
         self._steps_here = 0
 
     def resume(self, state: TrainingState) -> None:
@@ -118,7 +118,7 @@ class TrainingMonitor(keras.callbacks.Callback):
 
     def close_epoch(self) -> None:
         """Measure and record the epoch that a resumed run had come to the end of."""
-        self._epoch_started = self._first_step_ended = time.perf_counter()
+        self._epoch_started = time.perf_counter()
         with self._summaries():
             self.on_epoch_end(self.step // self.steps_per_epoch - 1, self.model.get_metrics_result())
 
@@ -160,9 +160,8 @@ class TrainingMonitor(keras.callbacks.Callback):
         del batch
         self.step += 1
         self._steps_here += 1
-        if self._steps_here == 1:
-            # The first step of a process compiles: throughput is measured after it.
-            self._first_step_ended = time.perf_counter()
+        if self._steps_here == self._compiling_steps:
+            self._compiled = time.perf_counter()
         self._check_finite(logs or {})
         in_epoch = self.step % self.steps_per_epoch
         self.interruption.agree(self.workers)
@@ -176,7 +175,8 @@ class TrainingMonitor(keras.callbacks.Callback):
         logs = {key: float(value) for key, value in (logs or {}).items()}
         now = time.perf_counter()
         seconds = now - self._epoch_started
-        images, timed = max(self._steps_here - 1, 0) * self.batch_size, now - self._first_step_ended
+        images = max(self._steps_here - self._compiling_steps, 0) * self.batch_size
+        timed = now - self._compiled if images else 0.0
         pairs = float(keras.ops.convert_to_numpy(self.model.distance_trackers[1].count))
         if pairs and logs["d_neg"] < _COLLAPSED:
             raise UserError(
@@ -184,7 +184,7 @@ class TrainingMonitor(keras.callbacks.Callback):
                 f"lower the learning rate or change --objectives{self._how_to_start_again()}"
             )
         record = {"epoch": epoch + 1, "step": self.step, "seconds": seconds, "train": logs}
-        if images and timed > 0:
+        if timed > 0:
             record["images_per_second"] = images / timed
         record["learning_rate"] = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
         record["rates"] = part_rates(self.model.optimizer)
@@ -235,8 +235,13 @@ class TrainingMonitor(keras.callbacks.Callback):
             self.saved()
 
     def images_per_second(self) -> float | None:
-        """Trained images per second in this process, without evaluation and without the first step of each epoch."""
-        return self.timed_images / self.timed_seconds if self.timed_images and self.timed_seconds > 0 else None
+        """Trained images per second in this process, without evaluation and the steps of an epoch that may compile."""
+        return self.timed_images / self.timed_seconds if self.timed_seconds > 0 else None
+
+    @property
+    def _compiling_steps(self) -> int:
+        """The first steps of an epoch that throughput leaves out, as they may compile: one of each phase."""
+        return 1 + getattr(self.model, "statistics_steps", 0)
 
     def _attach(self) -> None:
         # On JAX variables are with the learner only once a callback has asked for it.

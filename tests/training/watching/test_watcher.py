@@ -1,6 +1,8 @@
 """Runs that are watched: what they write, faults that are planted in them, and how they end."""
 
+import itertools
 import json
+import types
 
 import numpy as np
 import pytest
@@ -14,8 +16,13 @@ from tfdml.errors import UserError
 from tfdml.layers import InputScaling
 from tfdml.report import read_run
 from tfdml.report.watched import watched_html
+from tfdml.training import RunFolder, checkpoints
+from tfdml.training.assembly import assemble
+from tfdml.training.checkpoints import TrainingState
 from tfdml.training.monitor import TrainingMonitor
+from tfdml.training.watching import watcher
 from tfdml.training.watching.alarms import Halted
+from tfdml.training.watching.divergence import Divergence
 from tfdml.training.watching.gradients import GradientSampler
 
 OBJECTIVES = "am_softmax + jrs"
@@ -282,3 +289,63 @@ def test_a_healthy_run_raises_no_alarm(tmp_path, monkeypatch):
         found = told(folder / name)
         assert found["alarms"] == []
         assert len(found["samples"]) == 39
+
+
+def test_a_resumed_run_records_no_sample_or_alarm_twice(tmp_path, monkeypatch):
+    embeddings = np.random.default_rng(0).normal(size=(4, 3)).astype("float32")
+
+    def sampler(images, labels):
+        collapsed = images[0, 0, 0, 0] == 4
+        vectors = {"embedding": np.ones_like(embeddings) if collapsed else embeddings}
+        return types.SimpleNamespace(vectors=vectors, terms={"t": 1.0}, norms={"backbone": 1.0}, gram=np.ones((1, 1)))
+
+    def batches(first):
+        for step in itertools.count(first):
+            yield np.full((4, 2, 2, 3), step, "uint8"), np.arange(4) % 2
+
+    monkeypatch.setattr(watcher, "GradientSampler", lambda *arguments: sampler)
+    folder, learner = RunFolder(tmp_path), types.SimpleNamespace(objectives=[])
+    writer = tf.summary.create_noop_writer()
+
+    def watch():
+        return watcher.Watcher(learner, folder, 1, batches, lambda step: np.arange(4), runs.SPLITS.train)
+
+    before, after = watch(), watch()
+    for step in (1, 2, 3, 4):
+        before.look(step, writer)
+    # Killed after step 4, the run resumes from the checkpoint of step 3.
+    after.resume(3)
+    for step in (3, 4, 5):
+        after.look(step, writer)
+    assert [sample["step"] for sample in told(tmp_path)["samples"]] == [1, 2, 3, 4, 5]
+    assert [(alarm["kind"], alarm["step"]) for alarm in told(tmp_path)["alarms"]] == [("collapse", 4)]
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_the_batch_of_a_divergence_and_the_one_before_are_examined(step, tmp_path, monkeypatch):
+    parts = assemble(runs.experiment(tmp_path, batch_norm="frozen"))
+    folder, names = RunFolder(tmp_path), runs.SPLITS.train.images
+    (tmp_path / "checkpoints").mkdir()
+    checkpoints.save(folder.checkpoints, parts.learner, TrainingState(0, [{"epoch": 0}], 0.0), 2)
+
+    def indices(number):
+        return np.arange(number, number + 8)
+
+    def batches(first):
+        for number in itertools.count(first):
+            images = np.random.default_rng(number).uniform(0, 255, (8, runs.SIZE, runs.SIZE, 3)).astype("float32")
+            # In batch 2, image 5 is not finite, and in batch 3, image 1.
+            if number in (2, 3):
+                images[5 if number == 2 else 1] = np.nan
+            yield images, np.arange(8) // 2
+
+    about = Divergence(parts.learner, folder, batches, indices, runs.SPLITS.train)(step)
+    found = [(batch["step"], batch["images"]) for batch in about["at_last_good_weights"]]
+    if step == 0:
+        assert "before" not in about
+        assert found == [(1, [])]
+        assert about["at_last_good_weights"][0]["terms"] == about["at_last_good_weights"][0]["gradients"] == []
+        return
+    assert (about["indices"], about["before"]["indices"]) == (list(range(3, 11)), list(range(2, 10)))
+    assert about["before"]["images"] == [names.name(i) for i in range(2, 10)]
+    assert found == [(3, [names.name(2 + 5)]), (4, [names.name(3 + 1)])]
