@@ -37,6 +37,43 @@ def count() -> int:
     return 1 if context is None else context.num_replicas_in_sync
 
 
+_EMPTY = "a batch has fewer images than there are replicas"
+# Of Keras, which adds up the replicas' images where it looks at the first batch.
+_UNEQUAL = "must have the same size and shape"
+
+
+def require_images(images):
+    """Return `images`, after a check within the step that this replica has at least one."""
+    if _context() is None:
+        return images
+    import tensorflow as tf
+
+    with tf.control_dependencies([tf.debugging.assert_greater(tf.shape(images)[0], 0, message=_EMPTY)]):
+        return tf.identity(images)
+
+
+@contextlib.contextmanager
+def explaining_empty_replicas() -> Iterator[None]:
+    """A block in which batches that replicas cannot share end with one clear error.
+
+    Raises:
+        ValueError: A replica had no image; or the first batch has not as many for each.
+    """
+    try:
+        yield
+    except Exception as error:
+        if "AddN" in str(error) and _UNEQUAL in str(error):
+            raise ValueError(
+                "the first batch cannot be split equally among the replicas: choose a batch size that they can share"
+            ) from error
+        if _EMPTY not in str(error):
+            raise
+        raise ValueError(
+            f"{_EMPTY} (the last one of an epoch?): leave it out, by batch(size, drop_remainder=True) or a number of "
+            "images that the batch size divides"
+        ) from error
+
+
 def gather(x):
     """The rows of `x` (n, ...) of every replica, in replica order: (N, ...).
 

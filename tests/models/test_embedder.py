@@ -1,3 +1,5 @@
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -368,3 +370,35 @@ def test_embedder_works_inside_a_functional_model():
     model = keras.Model(inputs, embedder(inputs))
     assert model.output_shape == (None, 5)
     assert_close(model(images(dtype="uint8")), embedder(images()))
+
+
+def deep_backbone(layers=11):
+    x = inputs = keras.Input((12, 12, 3))
+    x = keras.layers.Conv2D(2, 1)(x)
+    for _ in range(layers):
+        x = keras.layers.BatchNormalization()(x)
+    return keras.Model(inputs, x, name="deep")
+
+
+def warnings_of_fit(embedder):
+    learner = MetricLearner(embedder, losses.ContrastiveLoss())
+    learner.compile("sgd", run_eagerly=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        learner.fit(np.zeros((4, 12, 12, 3), "uint8"), np.arange(4) % 2, verbose=0)
+    return [str(warning.message) for warning in caught if "BatchNorm statistics" in str(warning.message)]
+
+
+@pytest.mark.parametrize("batch_norm", ["frozen", "statistics"])
+def test_fit_warns_of_random_weights_behind_batch_norm_that_is_not_trained(batch_norm):
+    embedder = Embedder(deep_backbone(), 4, image_size=12, batch_norm=batch_norm)
+    (line,) = warnings_of_fit(embedder)
+    assert line.startswith(f"batch_norm='{batch_norm}' keeps the BatchNorm statistics of deep")
+
+
+def test_fit_does_not_warn_where_statistics_are_trained_or_loaded_or_the_network_is_shallow():
+    assert warnings_of_fit(Embedder(deep_backbone(), 4, image_size=12, batch_norm="train")) == []
+    assert warnings_of_fit(Embedder(deep_backbone(4), 4, image_size=12)) == []
+    loaded = Embedder(deep_backbone(), 4, image_size=12)
+    loaded.backbone.layers[-1].moving_mean.assign([0.5, -0.5])
+    assert warnings_of_fit(loaded) == []

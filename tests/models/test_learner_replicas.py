@@ -1,5 +1,9 @@
 """The gradient of a learner on several replicas is that of one device on the whole batch."""
 
+import pathlib
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -9,7 +13,7 @@ from tests.fork_server import fork_server
 from tests.mathematics import assert_close
 from tests.models.networks import SIZE, coloured_batch, jrd, tiny_embedder
 from tests.played_replicas import play
-from tfdml import kernels, losses, objectives, pairwise
+from tfdml import kernels, losses, objectives, pairwise, replicas
 from tfdml.models import MetricLearner
 from tfdml.objectives import class_statistics
 
@@ -159,3 +163,47 @@ def test_two_logical_devices_make_the_step_of_one(case, tmp_path):
     assert largest > 1e-3
     for key, expected in one.items():
         assert_close(arrays[key.replace("|1|", "|2|")], expected, 1e-5, floor=1e-6 * largest)
+
+
+def test_a_replica_without_images_is_refused():
+    model = learner(losses.ContrastiveLoss())
+    x = coloured_batch()[1]
+    refused = pytest.raises(ValueError, match=r"fewer images than there are replicas .*drop_remainder=True")
+    with refused, replicas.explaining_empty_replicas():
+        play(model, [x[:2]], [x[:0]])
+    with pytest.raises(ValueError, match="first batch cannot be split"), replicas.explaining_empty_replicas():
+        tf.add_n([tf.zeros((2, 1)), tf.zeros((1, 1))])
+    with pytest.raises(ZeroDivisionError), replicas.explaining_empty_replicas():
+        raise ZeroDivisionError
+
+
+UNEVEN = """
+import keras, numpy as np, tensorflow as tf
+from tests.models.networks import coloured_batch, tiny_embedder
+from tfdml import losses
+from tfdml.models import MetricLearner
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+labels, x = coloured_batch()
+for size in (3, 7, 5):
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        learner = MetricLearner(tiny_embedder(), [losses.ContrastiveLoss()])
+        learner.compile("sgd")
+    try:
+        learner.fit(x[:size], labels[:size], batch_size=4, verbose=0)
+        print(size, "trained")
+    except ValueError as error:
+        print(size, error)
+"""
+
+
+@pytest.mark.slow
+def test_uneven_batches_train_on_two_devices_or_are_refused():
+    root = pathlib.Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-c", UNEVEN]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("3 the first batch cannot be split equally among the replicas")
+    assert lines[1] == "7 trained"
+    assert lines[2].startswith("5 a batch has fewer images than there are replicas")

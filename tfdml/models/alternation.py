@@ -133,6 +133,13 @@ class AlternatingLearner(MetricLearner):
         # TensorFlow's optimisers see their own variables as well as Keras's.
         return any(variable is own or variable is own._value for own in self.statistics_variables)
 
+    def evaluate(self, *args, return_dict=False, **kwargs):
+        """As in Keras, without the metrics of steps of the statistics, as there are none in evaluation."""
+        logs = super().evaluate(*args, return_dict=True, **kwargs)
+        trackers = [tracker for o in self.objectives for tracker in getattr(o, "trackers", {}).values()]
+        logs = {name: value for name, value in logs.items() if name not in {tracker.name for tracker in trackers}}
+        return logs if return_dict else self._flatten_metrics_in_order(logs)
+
     def make_train_function(self, force=False):
         """Keras's hook: what runs one step."""
         if self.train_function is None or force:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 from typing_extensions import override
 
@@ -52,6 +54,27 @@ def _dim_of_head(head: Any, features: int, embedding_dim: int | None, projection
     if embedding_dim not in (None, shape[1]):
         raise ValueError(f"embedding_dim={embedding_dim}, and the head gives {shape[1]} components: leave it out")
     return int(shape[1])
+
+
+# Networks this shallow, as conv4, learn without normalized features too.
+_SHALLOW = 10
+
+
+def warn_of_untrained_batch_norm(embedder: Embedder) -> None:
+    """Warn where a deep backbone keeps the BatchNorm statistics that it was created with, as random weights do."""
+    layers = [
+        x for x in embedder.backbone._flatten_layers() if isinstance(x, keras.layers.BatchNormalization) and x.built
+    ]
+    if embedder.batch_norm == "train" or len(layers) <= _SHALLOW:
+        return
+    if not np.any(ops.convert_to_numpy(layers[-1].moving_mean)):
+        warnings.warn(
+            f"batch_norm={embedder.batch_norm!r} keeps the BatchNorm statistics of {embedder.backbone.name}, which are "
+            "those of no images, so that it hardly learns: load pretrained weights, "
+            "tfdml.backbones.resolve(name, image_size, weights='imagenet'), or train it from scratch with "
+            "batch_norm='train'",
+            stacklevel=3,
+        )
 
 
 @keras.saving.register_keras_serializable("tfdml")

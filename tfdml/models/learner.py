@@ -13,7 +13,7 @@ from tfdml.arguments import integer
 from tfdml.losses.classification import refuse_unknown_classes
 from tfdml.models.auto_weights import AutoWeights, WeightMeasurement
 from tfdml.models.calibration import measure, warn_of_uncalibrated
-from tfdml.models.embedder import Embedder
+from tfdml.models.embedder import Embedder, warn_of_untrained_batch_norm
 from tfdml.models.gradient_cache import GradientCache
 from tfdml.models.several_workers import SeveralWorkers
 from tfdml.objectives import AutoWeight, InstanceLoss, MetricLoss, Objective, ProxyLoss
@@ -109,6 +109,7 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
 
     def call(self, images, training=None):
         """The representations of the images: see `Embedder.represent`."""
+        images = replicas.require_images(images)
         return self.embedder.represent(images, training=training, detached=self._reads_detached)
 
     @property
@@ -299,10 +300,17 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
             objective.calibrate(features[str(objective.calibrates_on)], labels)
 
     def fit(self, x=None, y=None, *args, **kwargs):
-        """As in Keras; with a warning where an objective should have been calibrated first."""
+        """As in Keras; with a warning where an objective should have been calibrated, or BatchNorm is not trained.
+
+        Raises:
+            ValueError: Under a distribution strategy, a batch has fewer images than there are replicas, or the first
+                one cannot be split equally.
+        """
         warn_of_uncalibrated(self.objectives)
+        warn_of_untrained_batch_norm(self.embedder)
         self._check_classes(y)
-        return super().fit(x, y, *args, **kwargs)
+        with replicas.explaining_empty_replicas():
+            return super().fit(x, y, *args, **kwargs)
 
     def evaluate(self, x=None, y=None, *args, **kwargs):
         """As in Keras, of classes that were trained on."""

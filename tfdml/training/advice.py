@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
+from collections.abc import Iterator
+
 import keras
 
 from tfdml import backbones
 from tfdml.models import Embedder
 from tfdml.training.settings import ModelSettings
+
+
+@contextlib.contextmanager
+def warned_of_batch_norm() -> Iterator[None]:
+    """Silence what `fit` warns of that `doubts` has reported already."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "batch_norm=.* keeps the BatchNorm statistics")
+        yield
 
 
 def doubts(settings: ModelSettings, embedder: Embedder) -> list[str]:

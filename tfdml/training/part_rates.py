@@ -63,7 +63,7 @@ class PartRates:
 
     def build(self, variables):
         """Create the optimizer's state for these variables, their averages included."""
-        if self.built:  # type: ignore[has-type]
+        if self.built:  # type: ignore[attr-defined]
             return
         super().build(variables)  # type: ignore[misc]
         if self._tfdml_ema:

@@ -16,7 +16,7 @@ from tfdml.data.pipeline import explain_failure, training_batches
 from tfdml.data.sampling import Share
 from tfdml.errors import UserError, differences
 from tfdml.training import checkpoints, distribution, jax_devices
-from tfdml.training.advice import doubts
+from tfdml.training.advice import doubts, warned_of_batch_norm
 from tfdml.training.assembly import assemble
 from tfdml.training.averaging import averaged
 from tfdml.training.calibration import calibrate
@@ -185,15 +185,16 @@ class RunPhases:
     def _train_on(self, batches: tf.data.Dataset, steps: int, first_epoch: int, epochs: int) -> None:
         given = distribution.share_of(batches, self.parts.sampler.batch_size, self.workers)
         verbose = 0 if not self.workers.is_chief else 1 if sys.stdout.isatty() else 2
-        self.learner.fit(
-            given,
-            initial_epoch=first_epoch,
-            epochs=epochs,
-            steps_per_epoch=steps,
-            callbacks=[self.monitor],
-            verbose=verbose,
-            shuffle=False,
-        )
+        with warned_of_batch_norm():
+            self.learner.fit(
+                given,
+                initial_epoch=first_epoch,
+                epochs=epochs,
+                steps_per_epoch=steps,
+                callbacks=[self.monitor],
+                verbose=verbose,
+                shuffle=False,
+            )
 
     @contextlib.contextmanager
     def _logging(self) -> Iterator[None]:

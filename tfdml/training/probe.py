@@ -16,6 +16,7 @@ from tfdml.data.sampling import ShuffleSampler
 from tfdml.memory import free_memory
 from tfdml.models.inference import compiled
 from tfdml.training import distribution
+from tfdml.training.advice import warned_of_batch_norm
 from tfdml.training.assembly import Assembly
 from tfdml.training.evaluating import is_due
 from tfdml.training.experiment import Experiment
@@ -116,9 +117,10 @@ def probe(experiment: Experiment, parts: Assembly, steps: int = 8) -> Probe:
 
     def seconds_per_step(source: tf.data.Dataset) -> float:
         given = distribution.own_threads(source)
-        learner.fit(given.take(2), steps_per_epoch=2, verbose=0, shuffle=False)
-        start = time.perf_counter()
-        learner.fit(given.take(steps), steps_per_epoch=steps, verbose=0, shuffle=False)
+        with warned_of_batch_norm():
+            learner.fit(given.take(2), steps_per_epoch=2, verbose=0, shuffle=False)
+            start = time.perf_counter()
+            learner.fit(given.take(steps), steps_per_epoch=steps, verbose=0, shuffle=False)
         return (time.perf_counter() - start) / steps
 
     one = next(iter(batches(cached=False)))
