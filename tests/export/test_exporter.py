@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests.export.networks import small_dataset, small_embedder
 from tfdml.data import EvaluationTransform
 from tfdml.errors import UserError
-from tfdml.export import ExportOptions, export_model
+from tfdml.export import ExportOptions, export_model, export_saved_model
 from tfdml.export.warm_up import FILE, prediction_log
 
 pytestmark = pytest.mark.slow
@@ -107,4 +107,12 @@ def test_a_pixel_limit_that_the_images_exceed_is_refused_before_anything_is_writ
 def test_int8_needs_training_images(embedder, tmp_path):
     with pytest.raises(UserError, match="training images"):
         export_model(embedder, tmp_path, small_dataset("test"), options=ExportOptions(formats=["litert_int8"]))
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_backend_is_told_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setattr("keras.backend.backend", lambda: "jax")
+    for export in (export_model, export_saved_model):
+        with pytest.raises(UserError, match=r"KERAS_BACKEND is jax: save the embedder .* KERAS_BACKEND=tensorflow"):
+            export(*(None, tmp_path / "models", None)[: 3 if export is export_model else 2])
     assert not list(tmp_path.iterdir())

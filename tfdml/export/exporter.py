@@ -21,7 +21,7 @@ from tfdml.embeddings.backends.model_card import CARD, describe_files, model_car
 from tfdml.errors import UserError
 from tfdml.export.acceptance import TOLERANCES, Comparison, ExportVerifier, Tolerance
 from tfdml.export.litert import PRECISIONS, convert_litert
-from tfdml.export.network import in_float32
+from tfdml.export.network import check_backend, in_float32
 from tfdml.export.onnx_format import check_onnx, convert_onnx
 from tfdml.export.request import RequestPreprocessor
 from tfdml.export.saved_model import SIGNATURES, write_saved_model
@@ -139,13 +139,15 @@ def export_model(
         The path of the version.
 
     Raises:
-        UserError: A format cannot be made or is refused, an image cannot be read, or the folder cannot be written.
+        UserError: Keras runs on another backend than TensorFlow, a format cannot be made or is refused, an image cannot
+            be read, or the folder cannot be written.
 
     Example:
         >>> options = ExportOptions(formats=["saved_model", "litert_float32"])
         >>> export_model(embedder, "models/cars", test, train, options)
         PosixPath('models/cars/1')
     """
+    check_backend()
     options = options or ExportOptions()
     if "onnx" in options.formats:
         check_onnx()

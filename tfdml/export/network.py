@@ -13,9 +13,27 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml.backbones.lora import plain_weights
+from tfdml.errors import UserError
 from tfdml.models import AnyEmbedder
 
 Network = Callable[[tf.Tensor], tf.Tensor]
+
+
+def check_backend() -> None:
+    """Refuse to export on another backend of Keras than TensorFlow, whose graphs exports are.
+
+    Raises:
+        UserError: Keras runs on another backend.
+
+    Example:
+        >>> check_backend()
+    """
+    backend = keras.backend.backend()
+    if backend != "tensorflow":
+        raise UserError(
+            f"export needs Keras's TensorFlow backend, and KERAS_BACKEND is {backend}: save the embedder with "
+            "embedder.save('embedder.keras'), and load and export it in a process with KERAS_BACKEND=tensorflow"
+        )
 
 
 def frozen_module(network: Network, size: int, dtype: tf.DType = tf.uint8) -> tf.Module:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdml.data.augmentation.evaluation import EvaluationTransform
 from tfdml.data.images.decoding import decode_image
 from tfdml.data.images.formats import SERVING_LIMIT
-from tfdml.export.network import frozen_module, quiet
+from tfdml.export.network import check_backend, frozen_module, quiet
 from tfdml.export.request import RequestPreprocessor, image_of_example
 from tfdml.export.versions import new_version
 from tfdml.models import AnyEmbedder
@@ -41,7 +41,7 @@ def export_saved_model(
         The path of the new version.
 
     Raises:
-        UserError: The folder cannot be written.
+        UserError: Keras runs on another backend than TensorFlow, or the folder cannot be written.
 
     Example:
         >>> path = export_saved_model(embedder, "models/cars")
@@ -49,6 +49,7 @@ def export_saved_model(
         >>> served.signatures["serving_default"](image_bytes=tf.constant([jpeg]))["embedding"].shape
         TensorShape([1, 16])
     """
+    check_backend()
     with new_version(folder) as version:
         write_saved_model(embedder, version.folder, max_pixels)
         if accept is not None:
