@@ -211,6 +211,7 @@ LABELS = np.array([0, 0, 1, 1, 2, 2])
         ({"own_rows": np.arange(6)}, "own_rows goes with a gallery"),
         ({"gallery": POINTS, "gallery_labels": LABELS, "own_rows": np.arange(1, 7)}, r"0 \.\. 5"),
         ({"ks": (0,)}, "at least 1"),
+        ({"ks": 5}, r"ks must be a list of integers; got 5: write ks=\(5,\)"),
         ({"ks": ()}, "ks must be one or more"),
         ({"metrics": ("recall", "precision")}, "unknown metric 'precision'"),
         ({"metrics": ("map@0",)}, "unknown metric 'map@0'"),

@@ -225,3 +225,15 @@ def test_half_precision_is_computed_in_float32_on_every_path(name, dtype):
             for value in (loss.of_batch(tf.constant(labels), half), term({"projection": half}, labels)):
                 assert value.dtype == tf.float32
                 np.testing.assert_array_equal(value, expected)
+
+
+class ReducesItself(losses.EmbeddingLoss):
+    def anchor_losses(self, labels, embeddings):
+        return keras.ops.mean(embeddings)
+
+
+def test_a_scalar_from_anchor_losses_is_refused():
+    loss = ReducesItself(name="mine")
+    for call in (loss, loss.of_batch):
+        with pytest.raises(ValueError, match=r"mine: expected one value per anchor \(B,\) from anchor_losses.*\(\)"):
+            call(np.array([0, 0]), np.eye(2, dtype="float32"))

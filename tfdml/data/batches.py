@@ -40,7 +40,9 @@ def class_balanced(
     short_classes: str = "repeat",
     **stream: Unpack[Stream],
 ) -> tf.data.Dataset:
-    """Training batches of P distinct classes with K images each.
+    """Training batches of P distinct classes with K images each, without end unless `num_steps` is given.
+
+    `fit` needs `steps_per_epoch` with batches that do not end.
 
     Args:
         dataset: The training images.
@@ -52,7 +54,7 @@ def class_balanced(
         **stream: `first_step`, `num_steps`, `cache`, `cache_limit_mb`: see `training_batches`.
 
     Returns:
-        A dataset of images (P * K, S, S, 3) uint8, grouped by class, and labels (P * K,) int64.
+        An infinite dataset of images (P * K, S, S, 3) uint8, pixels 0-255, grouped by class, and labels (P * K,) int64.
 
     Raises:
         UserError: The data set has too few classes, or see `training_batches`.
@@ -72,7 +74,7 @@ def shuffled(
     seed: int = 0,
     **stream: Unpack[Stream],
 ) -> tf.data.Dataset:
-    """Training batches in shuffled order, every image at most once an epoch.
+    """Training batches in shuffled order, every image at most once an epoch, without end unless `num_steps` is given.
 
     Args:
         dataset: The training images.
@@ -82,7 +84,7 @@ def shuffled(
         **stream: `first_step`, `num_steps`, `cache`, `cache_limit_mb`: see `training_batches`.
 
     Returns:
-        A dataset of images (B, S, S, 3) uint8 and labels (B,) int64.
+        An infinite dataset of images (B, S, S, 3) uint8, pixels 0-255, and labels (B,) int64.
 
     Raises:
         UserError: The data set has fewer than B images, or see `training_batches`.

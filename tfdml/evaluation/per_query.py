@@ -140,6 +140,8 @@ def requested(ks: Sequence[int], metrics: Sequence[str], known: Sequence[str]) -
         if single:
             at_k.add((single[1], int(single[2])))
         elif name == "recall":
+            if isinstance(ks, int | np.integer):
+                raise UserError(f"ks must be a list of integers; got {ks}: write ks=({ks},)")
             if not len(ks) or min(ks) < 1:
                 raise UserError(f"ks must be one or more integers of at least 1; got {list(ks)}")
             at_k.update(("recall", int(k)) for k in ks)

@@ -155,7 +155,9 @@ class EmbeddingLoss(LabelledLoss):
 
     def _values(self, labels, embeddings):
         """`anchor_losses`, and NaN for every anchor if an embedding has a NaN, which masks and miners may hide."""
-        return self.anchor_losses(labels, embeddings) + nan_if_any(embeddings)
+        values = ops.convert_to_tensor(self.anchor_losses(labels, embeddings))
+        check_rank(self.name, values, 1, "one value per anchor (B,) from anchor_losses, which the base class reduces")
+        return values + nan_if_any(embeddings)
 
     @property
     def divides(self) -> bool:
