@@ -14,6 +14,7 @@ from tfdml import backbones
 from tfdml.arguments import integer, one_of
 from tfdml.backbones import enable_lora
 from tfdml.layers import AttentionPooling2D, GeneralizedMeanPooling2D, InputScaling, L2Normalize
+from tfdml.models.first_batch import check_images
 from tfdml.saving import restore
 
 BATCH_NORM_MODES = ("frozen", "statistics", "train")
@@ -80,6 +81,9 @@ def warn_of_untrained_batch_norm(embedder: Embedder) -> None:
 @keras.saving.register_keras_serializable("tfdml")
 class Embedder(keras.Model):
     """Images of pixels 0-255 to L2-normalised embeddings.
+
+    The embedder scales pixels itself, so feed it what an image file holds: 0 to 255 of any dtype. `fit` and `predict`
+    warn of images in 0..1, unless `scaling` is `"none"` or a mapping.
 
     images (B, H, W, 3) -> scaling -> backbone -> feature map (B, h, w, c) -> pooling -> pooled (B, D)
       -> dense -> projection (B, d) -> L2 -> embedding (B, d) float32
@@ -191,8 +195,15 @@ class Embedder(keras.Model):
                 dtype=self.dtype_policy,
             )
         self.normalize = L2Normalize(name="normalize")
+        #: Whether images in 0..1 are still to be warned of: with these modes pixels have the backbone's own range.
+        self.warns_of_small_pixels = self.input_scaling.mode != "none" and not isinstance(self.input_scaling.mode, dict)
         if batch_norm == "frozen":
             freeze_batch_norm(backbone)
+
+    def predict(self, x, **kwargs):
+        """The embeddings of the images, as NumPy (N, d); see `keras.Model.predict`."""
+        check_images(self, x)
+        return super().predict(x, **kwargs)
 
     def _pooling_layer(self) -> Any:
         """The layer from the feature map to its pooled features; None where the backbone has them."""

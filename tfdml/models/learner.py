@@ -14,6 +14,7 @@ from tfdml.losses.classification import refuse_unknown_classes
 from tfdml.models.auto_weights import AutoWeights, WeightMeasurement
 from tfdml.models.calibration import measure, warn_of_uncalibrated
 from tfdml.models.embedder import Embedder, warn_of_untrained_batch_norm
+from tfdml.models.first_batch import check_training_data
 from tfdml.models.gradient_cache import GradientCache
 from tfdml.models.several_workers import SeveralWorkers
 from tfdml.objectives import AutoWeight, InstanceLoss, MetricLoss, Objective, ProxyLoss
@@ -300,14 +301,16 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
             objective.calibrate(features[str(objective.calibrates_on)], labels)
 
     def fit(self, x=None, y=None, *args, **kwargs):
-        """As in Keras; with a warning where an objective should have been calibrated, or BatchNorm is not trained.
+        """As in Keras; warns of objectives that are not calibrated, BatchNorm that is not trained, and images in 0..1.
 
         Raises:
+            UserError: Labels are no integers, or batches never end and there is no `steps_per_epoch`.
             ValueError: Under a distribution strategy, a batch has fewer images than there are replicas, or the first
                 one cannot be split equally.
         """
         warn_of_uncalibrated(self.objectives)
         warn_of_untrained_batch_norm(self.embedder)
+        check_training_data(self.embedder, x, y, kwargs.get("steps_per_epoch"), self.positives is None)
         self._check_classes(y)
         with replicas.explaining_empty_replicas():
             return super().fit(x, y, *args, **kwargs)
