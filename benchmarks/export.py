@@ -52,7 +52,7 @@ def keras_from_bytes(embedder):
     import tensorflow as tf
 
     from tfdml.data import decode_image
-    from tfdml.data.augmentation.evaluation import EvaluationTransform
+    from tfdml.data.transforms import EvaluationTransform
 
     transform = EvaluationTransform.of(embedder)
     spec = tf.TensorSpec((transform.image_size, transform.image_size, 3), tf.uint8)
@@ -147,7 +147,7 @@ def main():
     import numpy as np
 
     from tfdml import data
-    from tfdml.data.augmentation.evaluation import EvaluationTransform
+    from tfdml.data.transforms import EvaluationTransform
     from tfdml.embeddings.backends import encoded_image
     from tfdml.evaluation import evaluate_dataset
     from tfdml.export.exporter import whole_classes

@@ -62,11 +62,11 @@ def bad_images(jpeg):
 
 
 def odd_images():
-    """Images that are unusual but good: a single pixel, and GIF."""
+    """Images that are unusual but good: a single pixel, and WebP."""
     from PIL import Image
 
     made = []
-    for form, image in (("PNG", Image.new("RGB", (1, 1), "red")), ("GIF", Image.radial_gradient("L"))):
+    for form, image in (("PNG", Image.new("RGB", (1, 1), "red")), ("WEBP", Image.radial_gradient("L").convert("RGB"))):
         buffer = io.BytesIO()
         image.save(buffer, form)
         made.append(buffer.getvalue())

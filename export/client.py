@@ -125,7 +125,7 @@ class Client:
         """The embedding of every image.
 
         Args:
-            images: The bytes of JPEG, PNG, GIF, BMP or WebP files.
+            images: The bytes of JPEG, PNG or WebP files.
 
         Returns:
             One answer an image, in their order.

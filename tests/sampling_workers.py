@@ -17,11 +17,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdml.data import batches, pipeline
-from tfdml.data.augmentation.train import TrainTransform
+from tfdml.data import pipeline
+from tfdml.data import pipeline as batches
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import ArrayImages
 from tfdml.data.sampling import ClassBalancedSampler, HierarchicalSampler, ShuffleSampler, WholeClassSampler
+from tfdml.data.transforms import TrainTransform
 
 FIRST_STEP, STEPS, BATCH = 3, 4, 8
 TRANSFORMS = [TrainTransform(kind, resize=12, image_size=10) for kind in ("random_crop", "random_resized_crop") * 2]

@@ -1,4 +1,4 @@
-"""What release 0.1.0 wrote is read: models with their embeddings, a model card, record files, indices.
+"""What release 0.1.0 wrote is read: models with their embeddings, indices.
 
 The files in `tests/saved/0.1.0` were written by that release and stay as they are; `embeddings.npz` has the images and
 what the models made of them.
@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 
 from tfdml import models
-from tfdml.data import load
-from tfdml.embeddings.backends.model_card import view_of_card
 from tfdml.evaluation import load_index, nearest_neighbours
 from tfdml.export.retriever.version import INDEX, read_index
 
@@ -36,17 +34,6 @@ def test_a_saved_embedder_has_its_settings():
     embedder = keras.saving.load_model(SAVED / "embedder.keras")
     assert (embedder.image_size, embedder.resize, embedder.resize_mode, embedder.pooling_mode) == (32, 40, "pad", "max")
     assert (embedder.pad_color, embedder.drop, embedder.dense.use_bias) == ([0, 0, 0], None, True)
-
-
-def test_a_model_card_tells_its_view():
-    assert view_of_card(SAVED / "model_card.json") == {"resize": 40, "image_size": 32, "resize_mode": "pad"}
-
-
-def test_record_files_are_read():
-    train, test = (load("records", str(SAVED / "records"), split) for split in ("train", "test"))
-    assert (len(train), len(test)) == (6, 4)
-    assert train.labels.tolist() == [0, 0, 1, 1, 2, 2]
-    assert train.images.encoded(0).startswith(b"\xff\xd8\xff")
 
 
 def gallery():

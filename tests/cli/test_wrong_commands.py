@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.cli.commands import MODULES
 from tfdml import memory
-from tfdml.data import caching
+from tfdml.data import pipeline as caching
 from tfdml.embeddings import read_embeddings
 from tfdml.models import Embedder
 from tfdml.training import limits

@@ -8,7 +8,7 @@ from tests.export import models_on_disk
 from tfdml.cluster import files, inputs
 from tfdml.cluster.stored_images import StoredImages, images_at
 from tfdml.data import EvaluationTransform, ImageDataset, evaluation_batches
-from tfdml.data.readable_views import readable_views
+from tfdml.data.pipeline import readable_views
 from tfdml.errors import UserError
 
 pytest.importorskip("pyarrow", reason="pip install 'tfdml[ray]'")

@@ -7,7 +7,7 @@ from PIL import Image
 
 from tfdml.data.dataset import ImageDataset
 
-KINDS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
+KINDS = ("JPEG", "PNG", "WEBP")
 
 
 def picture(seed, size=(40, 30), kind="JPEG", mode="RGB", **options):

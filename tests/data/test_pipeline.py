@@ -10,12 +10,22 @@ from PIL import Image
 
 from tests.fork_server import fork_server
 from tests.marks import first_quick
-from tfdml.data.augmentation.train import EvaluationTransform, TrainTransform
-from tfdml.data.batches import class_balanced, shuffled
+from tfdml import memory
+from tfdml.data import pipeline
 from tfdml.data.dataset import ImageDataset
+from tfdml.data.faults import explain_failure
 from tfdml.data.images import ArrayImages, EncodedImages, FileImages
-from tfdml.data.pipeline import evaluation_batches, explain_failure, training_batches
+from tfdml.data.pipeline import (
+    class_balanced,
+    decoded_bytes,
+    decoded_source,
+    evaluation_batches,
+    memory_to_spare,
+    shuffled,
+    training_batches,
+)
 from tfdml.data.sampling import ClassBalancedSampler, ShuffleSampler
+from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
 
 KINDS = ("random_crop", "random_resized_crop", "multi_resolution", "none")
@@ -27,7 +37,7 @@ def pictures(sizes):
     return [rng.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]
 
 
-def dataset(images):
+def dataset_of(images):
     """Classes of `EACH` images, in order."""
     labels = np.arange(len(images)) // EACH * 7
     return ImageDataset("made", "train", images, labels, {int(label): f"class {label}" for label in set(labels)})
@@ -41,7 +51,7 @@ def encode(array):
 
 def encoded(sizes):
     images = pictures(sizes)
-    return dataset(EncodedImages(tuple(map(encode, images)), tuple(f"{i}.png" for i in range(len(images)))))
+    return dataset_of(EncodedImages(tuple(map(encode, images)), tuple(f"{i}.png" for i in range(len(images)))))
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +69,12 @@ def equal():
 def as_files(source, folder):
     for i, data in enumerate(source.images.data):
         (folder / f"image {i}é.png").write_bytes(data)
-    return dataset(FileImages(tuple(str(folder / f"image {i}é.png") for i in range(len(source)))))
+    return dataset_of(FileImages(tuple(str(folder / f"image {i}é.png") for i in range(len(source)))))
 
 
 def as_arrays(source):
     images = pictures([(36, 30)] * len(source))
-    return dataset(ArrayImages(np.stack(images), tuple(map(str, range(len(source))))))
+    return dataset_of(ArrayImages(np.stack(images), tuple(map(str, range(len(source))))))
 
 
 def assert_same(batches, others):
@@ -208,7 +218,7 @@ def test_images_that_cannot_be_decoded_are_named(equal, tmp_path):
 def test_cut_jpegs_are_named_where_only_a_part_is_decoded(keep):
     file = io.BytesIO()
     Image.fromarray(pictures([(40, 50)])[0]).save(file, "JPEG")
-    data = dataset(EncodedImages((file.getvalue(), file.getvalue()[:keep]) * 2, ("a", "b", "c", "d")))
+    data = dataset_of(EncodedImages((file.getvalue(), file.getvalue()[:keep]) * 2, ("a", "b", "c", "d")))
     error = failure_of(lambda: list(evaluation_batches(data, EvaluationTransform(24, 24, "squash"), 4)))
     explained = str(explain_failure(error, data))
     assert "2 of 4 images of made (train) cannot be decoded: b: " in explained
@@ -216,7 +226,7 @@ def test_cut_jpegs_are_named_where_only_a_part_is_decoded(keep):
 
 
 def test_a_failure_inside_fit_is_explained(mixed):
-    broken = dataset(EncodedImages((b"text", *mixed.images.data[1:]), mixed.images.names))
+    broken = dataset_of(EncodedImages((b"text", *mixed.images.data[1:]), mixed.images.names))
     model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(1)])
     model.compile(loss="mse")
     batches = shuffled(broken, 20, TrainTransform(resize=24, image_size=20))
@@ -240,8 +250,8 @@ def test_two_replicas_get_the_rows_in_order_and_complete():
         import keras
         from tfdml.data.dataset import ImageDataset
         from tfdml.data.images import ArrayImages
-        from tfdml.data.batches import class_balanced
-        from tfdml.data.augmentation.train import TrainTransform
+        from tfdml.data.pipeline import class_balanced
+        from tfdml.data.transforms import TrainTransform
 
         images = np.random.default_rng(0).integers(0, 256, (24, 12, 14, 3), dtype=np.uint8)
         labels, names = np.arange(24) // 4, {i: "" for i in range(6)}
@@ -292,8 +302,8 @@ def test_the_process_ends_while_batches_are_still_being_made():
         from PIL import Image
         from tfdml.data.dataset import ImageDataset
         from tfdml.data.images import ArrayImages, EncodedImages
-        from tfdml.data.batches import shuffled
-        from tfdml.data.augmentation.train import TrainTransform
+        from tfdml.data.pipeline import shuffled
+        from tfdml.data.transforms import TrainTransform
 
         file = io.BytesIO()
         Image.effect_noise((700, 500), 50).save(file, "JPEG")
@@ -312,3 +322,84 @@ def test_the_process_ends_while_batches_are_still_being_made():
     done = fork_server().run_script(script, timeout=120)
     assert done.stdout == "complete\n", done.stderr[-3000:]
     assert done.returncode == 3
+
+
+def jpeg_of(size, **options):
+    file = io.BytesIO()
+    Image.new("RGB", size).save(file, "JPEG", **options)
+    return file.getvalue()
+
+
+def dataset_of_one_class(images):
+    return ImageDataset("made", "train", images, np.zeros(len(images)), {0: ""})
+
+
+MIXED = EncodedImages(tuple(jpeg_of((40 + i % 3, 60)) for i in range(9)), ("",) * 9)
+
+
+@pytest.mark.one_quick_case
+@pytest.mark.parametrize("kind", ["random_crop", "random_resized_crop", "multi_resolution"])
+@pytest.mark.parametrize("mode", ["shorter", "squash", "pad"])
+def test_the_estimate_is_what_the_cache_takes(kind, mode, monkeypatch):
+    data, transform = dataset_of_one_class(MIXED), TrainTransform(kind, resize=24, image_size=20, resize_mode=mode)
+    said = []
+    monkeypatch.setattr(pipeline.logging, "info", lambda message, *values: said.append(message % values))
+    source = decoded_source(data, transform, limit_mb=10)
+    taken = sum(
+        np.asarray(source.columns(np.array([i]))[0][0]).nbytes
+        if source.size
+        else len(source.columns(np.array([i]))[0][0])
+        for i in range(9)
+    )
+    assert decoded_bytes(data, transform) == pytest.approx(taken, abs=9)
+    assert any("caching 9 decoded images of made: about 0 MB" in line for line in said)
+
+
+def test_no_more_is_kept_than_the_limit():
+    transform = TrainTransform("random_resized_crop", image_size=20)
+    taken = decoded_bytes(dataset_of_one_class(MIXED), transform) / pipeline.MEGABYTE
+    assert decoded_source(dataset_of_one_class(MIXED), transform, limit_mb=1.01 * taken) is not None
+    with pytest.raises(UserError, match="more than the limit of 0 MB: train without"):
+        decoded_source(dataset_of_one_class(MIXED), transform, limit_mb=0.95 * taken)
+
+
+def test_estimates_of_many_images_read_a_few_headers(monkeypatch):
+    asked = []
+    monkeypatch.setattr(EncodedImages, "size", lambda images, index: asked.append(index) or (10, 20))
+    images = EncodedImages((b"",) * 5000, ("",) * 5000)
+    assert (
+        decoded_bytes(dataset_of_one_class(images), TrainTransform("random_resized_crop", image_size=8)) == 5000 * 600
+    )
+    assert len(set(asked)) == 64
+    assert {0, 4999} <= set(asked)
+
+
+def test_boxes_and_arrays_count_and_unreadable_files_do_not(tmp_path):
+    path = tmp_path / "a.jpg"
+    path.write_bytes(jpeg_of((100, 80)))
+    transform = TrainTransform("random_resized_crop", image_size=8)
+    files = FileImages((str(path), str(tmp_path / "missing.jpg")), np.array([[10, 20, 500, 50], [0, 0, 9, 9]]))
+    assert decoded_bytes(dataset_of_one_class(files), transform) == 2 * 3 * 70 * 30
+    arrays = ArrayImages(np.zeros((4, 6, 7, 3), np.uint8), ("",) * 4)
+    assert decoded_bytes(dataset_of_one_class(arrays), transform) == 4 * 6 * 7 * 3
+    assert decoded_bytes(dataset_of_one_class(EncodedImages((b"text",), ("a",))), transform) == 0
+
+
+def test_sizes_are_those_of_the_upright_image():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    images = EncodedImages((jpeg_of((50, 20)), jpeg_of((50, 20), exif=exif), b"?"), ("a", "b", "c"))
+    assert [images.size(index) for index in range(3)] == [(20, 50), (50, 20), None]
+
+
+def test_half_of_the_free_memory_is_the_most(monkeypatch):
+    files = {"/proc/meminfo": "MemTotal: 9000 kB\nMemAvailable: 4096 kB\n"}
+    monkeypatch.setattr(memory, "_text", lambda path: files.get(path, ""))
+    assert memory_to_spare(100) == 2 * 2**20
+    assert memory_to_spare(1) == 2**20
+    files.update({"/sys/fs/cgroup/memory.max": "3000000\n", "/sys/fs/cgroup/memory.current": "1000000\n"})
+    assert memory_to_spare(100) == 1_000_000
+    files.update({"/sys/fs/cgroup/memory.max": "max\n"})
+    assert memory_to_spare(100) == 2 * 2**20
+    files.clear()
+    assert memory_to_spare(100) == 100 * 2**20

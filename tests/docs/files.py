@@ -20,7 +20,7 @@ from PIL import Image
 import tfdml
 from tests.data.trees import write_tree
 from tests.docs import examples, stand_ins
-from tfdml.data.readers import cars196, cub200, inshop, omniglot, sop
+from tfdml.data.readers import official_archives
 
 
 class Files:
@@ -64,15 +64,15 @@ def examples_of(module: str) -> str:
 def as_many_images() -> Iterator[None]:
     """Within it the published data sets have as many images as their small layouts here; classes, as published."""
     sizes = (
-        (cub200.NUM_IMAGES, {"train": 100, "test": 100}),
-        (cars196.NUM_IMAGES, {"train": 98, "test": 98}),
-        (sop.NUM_IMAGES, sop.NUM_CLASSES),
-        (inshop.NUM_IMAGES, {"query": 3985, "gallery": 3985}),
+        (official_archives.NUM_IMAGES["cub200"], {"train": 100, "test": 100}),
+        (official_archives.NUM_IMAGES["cars196"], {"train": 98, "test": 98}),
+        (official_archives.NUM_IMAGES["sop"], official_archives.NUM_CLASSES["sop"]),
+        (official_archives.NUM_IMAGES["inshop"], {"query": 3985, "gallery": 3985}),
     )
     with contextlib.ExitStack() as stack:
         for published, here in sizes:
             stack.enter_context(unittest.mock.patch.dict(published, here))
-        stack.enter_context(unittest.mock.patch.object(omniglot, "IMAGES_PER_CLASS", 1))
+        stack.enter_context(unittest.mock.patch.object(official_archives, "OMNIGLOT_IMAGES_PER_CLASS", 1))
         yield
 
 
@@ -124,7 +124,11 @@ def _write_records(path: pathlib.Path, names: dict) -> None:
     source = path.parent / "cars196 as published"
     write_tree("cars196", source, 98, 98, 1)
     with as_many_images():
-        prepare({split: cars196.read(source, split) for split in ("train", "test")}, path, RecordSettings())
+        prepare(
+            {split: official_archives.read_cars196(source, split) for split in ("train", "test")},
+            path,
+            RecordSettings(),
+        )
     shutil.rmtree(source)
 
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.models.networks import tiny_embedder
 from tfdml import data
-from tfdml.data.augmentation.evaluation import EvaluationTransform
+from tfdml.data.transforms import EvaluationTransform
 from tfdml.embeddings.backends import load_backend
 from tfdml.embeddings.views import Views, embed_views
 from tfdml.errors import UserError
@@ -21,7 +21,7 @@ def test_crops_are_cut_from_the_resized_image(mode):
     assert len(views) == 10
     np.testing.assert_array_equal(views[0](image), transform(image))
     if mode == "shorter":  # wider than a square: the right corner is that of the whole
-        from tfdml.data.augmentation.resizing import resize_to_side
+        from tfdml.data.resizing import resize_to_side
 
         resized = resize_to_side(image, 20, mode, (0, 0, 0)).numpy()
     else:

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tests.export.networks import small_dataset, small_embedder
 from tfdml import backbones
 from tfdml.data import evaluation_batches
-from tfdml.data.augmentation.evaluation import EvaluationTransform
+from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import UserError
 from tfdml.export import convert_litert, litert
 from tfdml.export.litert_tail import finish_int8

@@ -1,4 +1,4 @@
-"""What a header promises is read in the graph as `tfdml.data.images.headers` reads it in Python, without decoding."""
+"""What a header promises is read in the graph as Pillow reads it, without decoding."""
 
 import io
 import struct
@@ -10,8 +10,10 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.WebPImagePlugin import WebPImageFile
 
-from tfdml.data.images import headers
 from tfdml.export.pixel_limit import header_size, size_fault
 
 
@@ -19,14 +21,6 @@ def picture(width, height, form, **options):
     image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (height, width, 3)).astype(np.uint8))
     buffer = io.BytesIO()
     image.save(buffer, form, **options)
-    return buffer.getvalue()
-
-
-def animation(*sizes):
-    """A GIF whose frames have these widths and heights."""
-    frames = [Image.effect_noise(size, 80).convert("P") for size in sizes]
-    buffer = io.BytesIO()
-    frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], comment=b"a comment" * 60)
     return buffer.getvalue()
 
 
@@ -41,8 +35,9 @@ def png_promising(width, height):
 
 
 def in_python(data):
-    """Height and width, as `tfdml.data.images.headers` has them."""
-    return headers.header_size(headers.Window(io.BytesIO(data), data, len(data)))[::-1]
+    """Height and width, as Pillow has them."""
+    kind = {b"\xff\xd8": JpegImageFile, b"\x89P": PngImageFile, b"RI": WebPImageFile}[data[:2]]
+    return kind(io.BytesIO(data)).size[::-1]
 
 
 ENCODED = {
@@ -50,10 +45,6 @@ ENCODED = {
     "progressive jpeg": picture(300, 20, "JPEG", progressive=True),
     "png": picture(61, 37, "PNG"),
     "large png": png_promising(70_000, 90_000),
-    "gif": picture(19, 23, "GIF"),
-    "animated gif": animation((40, 30), (40, 30), (40, 30)),
-    "bmp": picture(21, 13, "BMP"),
-    "bmp from the top": b"BM" + bytes(8) + struct.pack("<IIiiHHI", 54, 40, 3, -2, 1, 24, 0) + bytes(44),
     "webp": picture(33, 44, "WEBP"),
     "lossless webp": picture(45, 34, "WEBP", lossless=True),
     "extended webp": picture(300, 17, "WEBP", exif=Image.Exif().tobytes() or b"Exif\0\0"),
@@ -68,14 +59,6 @@ def test_sizes_are_those_that_python_reads(name):
 @pytest.mark.parametrize("data", [b"", b"B", b"hello, world", b"RIFF1234WAVEfmt ", b"\x89PNG\r\n\x1a\n", b"GIF89a"])
 def test_what_states_no_size_has_none(data):
     np.testing.assert_array_equal(header_size(tf.constant(data)), [0, 0])
-
-
-@pytest.mark.slow
-def test_widths_of_frames_side_by_side_are_summed_in_64_bits():
-    """A few hundred kilobytes promise more pixels of width than 32 bits hold; every frame here is only a header."""
-    frame = struct.pack("<BHHHHBB", 0x2C, 0, 0, 65_535, 1, 0, 8) + b"\0"
-    data = b"GIF89a" + struct.pack("<HHBBB", 1, 1, 0, 0, 0) + 40_000 * frame + b";"
-    assert tuple(header_size(tf.constant(data)).numpy()) == in_python(data) == (1, 40_000 * 65_535)
 
 
 @settings(max_examples=40, deadline=None)

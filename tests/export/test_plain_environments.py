@@ -13,7 +13,7 @@ import pytest
 
 from tests.export.networks import picture, small_dataset, small_embedder
 from tfdml.data import evaluation_batches
-from tfdml.data.augmentation.evaluation import EvaluationTransform
+from tfdml.data.transforms import EvaluationTransform
 from tfdml.export import convert_litert, export_saved_model
 from tfdml.export.retriever import Retriever, items_of_folder
 

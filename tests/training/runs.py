@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.images.containers import ArrayImages
+from tfdml.data.images import ArrayImages
 from tfdml.training import Experiment, trainer
 from tfdml.training.building import Splits, make_learner, make_transforms
 

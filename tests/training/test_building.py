@@ -7,9 +7,8 @@ import pytest
 
 from tests.training.runs import learner, noise
 from tfdml import data
-from tfdml.data.augmentation.evaluation import EvaluationTransform
-from tfdml.data.augmentation.policies import Policy, Step
-from tfdml.data.augmentation.train import TrainTransform
+from tfdml.data.policies import Policy, Step
+from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
 from tfdml.training import Experiment, RunFolder, trainer
 from tfdml.training.building import (

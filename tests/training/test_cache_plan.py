@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from tfdml.data.augmentation.train import TrainTransform
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import ArrayImages, EncodedImages
+from tfdml.data.transforms import TrainTransform
 from tfdml.errors import UserError
 from tfdml.training import cache_plan as memory
 from tfdml.training.cache_plan import CachePlan, plan_cache

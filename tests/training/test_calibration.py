@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from tfdml.data.augmentation.train import EvaluationTransform
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import ArrayImages
+from tfdml.data.transforms import EvaluationTransform
 from tfdml.losses import ContrastiveLoss
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import MetricLoss, Objective

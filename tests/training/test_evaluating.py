@@ -11,7 +11,7 @@ from tests import references
 from tests.objectives import references_classes
 from tests.training import runs
 from tests.training.runs import noise
-from tfdml.data.augmentation.evaluation import EvaluationTransform
+from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import UserError
 from tfdml.training.building import Splits
 from tfdml.training.evaluating import Evaluator, check_measurable

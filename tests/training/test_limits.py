@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.training import runs
 from tfdml import losses, objectives
-from tfdml.data.augmentation.train import TrainTransform
+from tfdml.data.transforms import TrainTransform
 from tfdml.errors import UserError
 from tfdml.models import Embedder
 from tfdml.training import limits

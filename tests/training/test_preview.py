@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tfdml.data.augmentation.preview import contact_sheet, whole_images
+from tfdml.data.contact_sheets import contact_sheet, whole_images
 from tfdml.data.pipeline import training_batches
 from tfdml.errors import UserError
 from tfdml.training import building

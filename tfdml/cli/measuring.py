@@ -169,8 +169,8 @@ def generalisation(subject: Subject, distance: str) -> dict[str, Any]:
         )
     embedder = getattr(subject.source, "embedder", None)
     if isinstance(embedder, Embedder) and subject.dataset is not None:
-        from tfdml.data.augmentation.evaluation import EvaluationTransform
         from tfdml.data.pipeline import evaluation_batches
+        from tfdml.data.transforms import EvaluationTransform
 
         batches = evaluation_batches(subject.dataset, EvaluationTransform.of(embedder), flags.FLAGS.batch_size)
         options = {"embedder": embedder, "test_batches": batches}

@@ -74,7 +74,7 @@ class DataChoice:
     def load(self, split: str) -> ImageDataset:
         """One split; with `--bad_images=skip` without the images that cannot be decoded, of which each is tried."""
         from tfdml import data
-        from tfdml.data.checking import check
+        from tfdml.data.faults import check
         from tfdml.training.expressions import parse_arguments
 
         arguments = parse_arguments(self.options, "--dataset_options")

@@ -24,8 +24,8 @@ Check every image of a data set, and pack it into record files for large or remo
   bin/prepare --verify --out=/data/sop_records        compare the files with their checksums
   bin/train --dataset=records --data_dir=/data/sop_records --run_dir=runs/sop ...
 
-Interrupted, the same command goes on where it was. The folder holds manifest.json (written last), *.tfrecord with
-*.idx, *.npz, copies.json (byte-identical images) and, where there are any, bad_images.txt.
+Interrupted, the same command goes on where it was. The folder holds manifest.json (written last), *.tfrecord,
+*.npz, copies.json (byte-identical images) and, where there are any, bad_images.txt.
 """
 
 flags.DEFINE_string("dataset", "", "Data set, as in bin/train.", module_name=__name__)
@@ -126,18 +126,17 @@ def prepare() -> None:
 
 
 def _download(name: str, data_dir: str, dry_run: bool) -> None:
-    from tfdml.data.download import publishers
+    from tfdml.data import download
 
     if not data_dir:
         raise UserError("--data_dir is missing: name the folder to download to")
     if dry_run:
-        for offer in publishers.OFFERS.get({"cub": "cub200"}.get(name, name), ()):
-            size = f" ({offer.file.size / _MEGABYTE:,.0f} MB)" if offer.file.size else ""
-            print(f"would fetch {offer.file.url}{size} to {data_dir}, unless it is there")
+        for file in download.DOWNLOADS.get({"cub": "cub200"}.get(name, name), ()):
+            print(f"would fetch {file.url} ({file.size / _MEGABYTE:,.0f} MB) to {data_dir}, unless it is there")
         return
     with _Progress() as progress:
-        made = publishers.obtain(name, data_dir, progress.bytes)
-    print(f"downloaded {', '.join(made)}" if made else f"{name}: all is in {data_dir} already")
+        new = download.download(name, data_dir, progress.bytes)
+    print(f"downloaded {', '.join(new)}" if new else f"{name}: all is in {data_dir} already")
 
 
 def _verify(out: str) -> None:
@@ -159,8 +158,7 @@ def _say_plan(planned: dict[str, tuple[int, int, int]], out: str) -> None:
 
 
 def _say_report(report, out: str, seconds: float, check_only: bool) -> None:
-    from tfdml.data.records.duplicates import describe_duplicates
-    from tfdml.data.records.report import bad_images_in_words, one_line
+    from tfdml.data.records.examination import bad_images_in_words, describe_duplicates, one_line
 
     if report.finished_before:
         print(f"{out} is finished already: nothing to do")

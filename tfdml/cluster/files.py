@@ -12,7 +12,7 @@ from tfdml.embeddings.parquet import arrow
 from tfdml.errors import UserError, short_message
 from tfdml.storage import is_remote
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 _URL = re.compile(r"(\w+)://([^/]+)/?(.*)")
 _WILD = re.compile(r"[*?]")
 

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tfdml.cluster import files
-from tfdml.data.images import FileImages, Images
-from tfdml.data.images.lookup import Source, source_of_encoded
+from tfdml.data.images import FileImages, Images, Source, source_of_encoded
 from tfdml.storage import is_remote
 
 # Most of the time goes to waiting for the store.

@@ -1,17 +1,21 @@
 """Data sets, sampling, augmentation and the input pipeline."""
 
-from tfdml.data.augmentation.evaluation import EvaluationTransform
-from tfdml.data.augmentation.policies import Policy, Step
-from tfdml.data.augmentation.preview import contact_sheet
-from tfdml.data.augmentation.train import TrainTransform
-from tfdml.data.batches import class_balanced, distributed, hierarchical_sampler, shuffled
 from tfdml.data.catalogue import load, names
+from tfdml.data.contact_sheets import contact_sheet
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.failures import explain_failure
-from tfdml.data.images import ArrayImages, EncodedImages, FileImages, RecordImages
-from tfdml.data.images.decoding import decode_image
-from tfdml.data.pipeline import evaluation_batches, training_batches
-from tfdml.data.records import RecordSettings, prepare
+from tfdml.data.decoding import decode_image
+from tfdml.data.faults import explain_failure
+from tfdml.data.images import ArrayImages, EncodedImages, FileImages
+from tfdml.data.pipeline import (
+    class_balanced,
+    distributed,
+    evaluation_batches,
+    hierarchical_sampler,
+    shuffled,
+    training_batches,
+)
+from tfdml.data.policies import Policy, Step
+from tfdml.data.records import RecordImages, RecordSettings, prepare
 from tfdml.data.sampling import (
     ClassBalancedSampler,
     HierarchicalSampler,
@@ -20,6 +24,7 @@ from tfdml.data.sampling import (
     ShuffleSampler,
     WholeClassSampler,
 )
+from tfdml.data.transforms import EvaluationTransform, TrainTransform
 
 __all__ = [
     "ArrayImages",

@@ -10,9 +10,7 @@ from typing import Any
 
 from tfdml import arguments
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.readers import cars196, cub200, folder, glyphs, inshop, omniglot, tfds
-from tfdml.data.readers import csv_list as listing
-from tfdml.data.readers import sop as stanford_online_products
+from tfdml.data.readers import folder, glyphs, image_list, official_archives, tfds
 from tfdml.data.records import reader as records
 from tfdml.errors import UserError
 
@@ -20,18 +18,18 @@ SPLITS = ("train", "test")
 # The two parts of a test split that has roles.
 ROLES = ("query", "gallery")
 
-# To add a data set: one file with `read(data_dir, split, *, option=default, ...)`, and its line here. A reader
+# To add a data set: a function `read(data_dir, split, *, option=default, ...)`, and its line here. A reader
 # that gives `data_dir` a default works without one.
 _READERS: dict[str, Callable[..., ImageDataset]] = {
-    "cars196": cars196.read,
-    "cub200": cub200.read,
+    "cars196": official_archives.read_cars196,
+    "cub200": official_archives.read_cub200,
     "folder": folder.read,
     "glyphs": glyphs.read,
-    "inshop": inshop.read,
-    "list": listing.read,
-    "omniglot": omniglot.read,
+    "inshop": official_archives.read_inshop,
+    "list": image_list.read,
+    "omniglot": official_archives.read_omniglot,
     "records": records.read,
-    "sop": stanford_online_products.read,
+    "sop": official_archives.read_sop,
     "tfds": tfds.read,
 }
 _CHECKS: dict[type, Callable[[str, Any], Any]] = {

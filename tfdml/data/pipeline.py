@@ -1,22 +1,30 @@
-"""From a data set to batches of images and labels: sampling, reading, decoding, augmentation.
+"""From a data set to batches of images and labels: sampling, reading, decoding, augmentation, caching.
 
-A batch is a pure function of the seed and the step. Which images it has is worked out in Python, a few hundred
-microseconds a batch; reading, decoding and augmentation run in TensorFlow, in parallel.
+A batch is a pure function of the seed and the step. Its images are chosen in Python, in a few hundred microseconds;
+reading, decoding and augmentation run in TensorFlow, in parallel.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
+import functools
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypedDict, TypeVar, Unpack
+
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
-from tfdml.data.augmentation.evaluation import EvaluationTransform
-from tfdml.data.augmentation.train import TrainTransform
-from tfdml.data.caching import decoded_source
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.failures import explain_failure
-from tfdml.data.images.lookup import Source, as_written, look_up
-from tfdml.data.sampling import Sampler, Share
+from tfdml.data.decoding import decode_part
+from tfdml.data.faults import explain_failure
+from tfdml.data.images import Images, Source, as_written, look_up, source_of_decoded
+from tfdml.data.sampling import ClassBalancedSampler, HierarchicalSampler, Sampler, Share, ShuffleSampler, check_divides
+from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
+from tfdml.memory import free_memory
 
 CACHE_LIMIT_MB = 4096
 
@@ -162,3 +170,334 @@ def _finished(batches: tf.data.Dataset, cardinality: int) -> tf.data.Dataset:
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     batches = batches.apply(tf.data.experimental.assert_cardinality(cardinality))
     return batches.with_options(options).prefetch(tf.data.AUTOTUNE)
+
+
+_DEFAULT_TRANSFORM = TrainTransform()
+
+
+class Stream(TypedDict, total=False):
+    """The arguments of `training_batches` that every composition passes on."""
+
+    first_step: int
+    num_steps: int | None
+    cache: bool
+    cache_limit_mb: float
+
+
+def class_balanced(
+    dataset: ImageDataset,
+    classes_per_batch: int,
+    images_per_class: int,
+    transform: TrainTransform = _DEFAULT_TRANSFORM,
+    seed: int = 0,
+    short_classes: str = "repeat",
+    **stream: Unpack[Stream],
+) -> tf.data.Dataset:
+    """Training batches of P distinct classes with K images each, without end unless `num_steps` is given.
+
+    `fit` needs `steps_per_epoch` with batches that do not end.
+
+    Args:
+        dataset: The training images.
+        classes_per_batch: P.
+        images_per_class: K.
+        transform: The augmentation.
+        seed: Decides which images are drawn and how they are augmented.
+        short_classes: `"repeat"` or `"drop"`; see `ClassBalancedSampler`.
+        **stream: `first_step`, `num_steps`, `cache`, `cache_limit_mb`: see `training_batches`.
+
+    Returns:
+        An infinite dataset of images (P * K, S, S, 3) uint8, pixels 0-255, grouped by class, and labels (P * K,) int64.
+
+    Raises:
+        UserError: The data set has too few classes, or see `training_batches`.
+
+    Example:
+        >>> batches = class_balanced(dataset, classes_per_batch=32, images_per_class=4)
+        >>> history = model.fit(batches, steps_per_epoch=100, epochs=10)
+    """
+    sampler = ClassBalancedSampler(dataset.labels, classes_per_batch, images_per_class, seed, short_classes)
+    return training_batches(dataset, sampler, transform, seed, **stream)
+
+
+def shuffled(
+    dataset: ImageDataset,
+    batch_size: int,
+    transform: TrainTransform = _DEFAULT_TRANSFORM,
+    seed: int = 0,
+    **stream: Unpack[Stream],
+) -> tf.data.Dataset:
+    """Training batches in shuffled order, every image at most once an epoch, without end unless `num_steps` is given.
+
+    Args:
+        dataset: The training images.
+        batch_size: B.
+        transform: The augmentation.
+        seed: Decides the order of the images and how they are augmented.
+        **stream: `first_step`, `num_steps`, `cache`, `cache_limit_mb`: see `training_batches`.
+
+    Returns:
+        An infinite dataset of images (B, S, S, 3) uint8, pixels 0-255, and labels (B,) int64.
+
+    Raises:
+        UserError: The data set has fewer than B images, or see `training_batches`.
+
+    Example:
+        >>> batches = shuffled(dataset, batch_size=128)
+    """
+    return training_batches(dataset, ShuffleSampler(len(dataset), batch_size, seed), transform, seed, **stream)
+
+
+def hierarchical_sampler(dataset: ImageDataset, *arguments: Any) -> HierarchicalSampler:
+    """The `HierarchicalSampler` of a data set's own super-classes.
+
+    Args:
+        dataset: The training images.
+        *arguments: What the sampler takes after the labels and the super-labels.
+
+    Raises:
+        UserError: The data set has no super-classes, or see `HierarchicalSampler`.
+
+    Example:
+        >>> sampler = hierarchical_sampler(dataset, 40, 2)  # of the super-classes of `dataset`
+    """
+    if dataset.super_labels is None:
+        raise UserError(
+            f"hierarchical sampling needs super-classes, and {dataset.name} has none: sop has them, and a list with a "
+            "column super_label; or use class_balanced sampling"
+        )
+    return HierarchicalSampler(dataset.labels, dataset.super_labels, *arguments)
+
+
+def distributed(
+    strategy: tf.distribute.Strategy,
+    dataset: ImageDataset,
+    sampler: Sampler,
+    transform: TrainTransform = _DEFAULT_TRANSFORM,
+    seed: int = 0,
+    **stream: Unpack[Stream],
+) -> tf.distribute.DistributedDataset:
+    """Training batches that several workers make together, each reading and decoding only its own rows.
+
+    For `tf.distribute.MultiWorkerMirroredStrategy`, whose own way of sharding lets every worker make the whole global
+    batch and throw away the rows of the others. Replica r of R gets rows r B / R .. (r + 1) B / R - 1 of the global
+    batch. `keras.Model.fit` takes the result as it takes a `tf.data.Dataset`.
+
+    Args:
+        strategy: The strategy that trains.
+        dataset: The training images.
+        sampler: The sampler of the global batch.
+        transform: The augmentation.
+        seed: Decides the augmentation; a non-negative integer.
+        **stream: `first_step`, `num_steps`, `cache`, `cache_limit_mb`: see `training_batches`; every worker
+            keeps all cached images.
+
+    Returns:
+        What every replica gets, step by step: images (B / R, S, S, 3) uint8 and labels (B / R,) int64.
+
+    Raises:
+        UserError: The replicas do not divide the batch, or see `training_batches`.
+
+    Example:
+        >>> strategy = tf.distribute.get_strategy()  # or MultiWorkerMirroredStrategy(), under TF_CONFIG
+        >>> sampler = ClassBalancedSampler(dataset.labels, classes_per_batch=32, images_per_class=4)
+        >>> for images, labels in distributed(strategy, dataset, sampler, num_steps=2):
+        ...     embeddings = strategy.run(model, args=(images,))
+    """
+    replicas = strategy.num_replicas_in_sync
+    check_divides(sampler.batch_size, replicas, "replicas")
+
+    def worker_batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        part = Share(sampler, context.input_pipeline_id, context.num_input_pipelines)
+        batches = training_batches(dataset, part, transform, seed, **stream)
+        # One element per replica of this worker, in turn.
+        return batches.rebatch(sampler.batch_size // replicas).prefetch(tf.data.AUTOTUNE)
+
+    return strategy.distribute_datasets_from_function(worker_batches)
+
+
+MEGABYTE = 2**20
+# How many headers an estimate reads; of photographs in a few formats, the mean of so many is right to a few percent.
+_SAMPLED = 64
+_PER_TASK = 64
+
+
+def decoded_bytes(dataset: ImageDataset, transform: TrainTransform) -> int:
+    """About how much memory a data set takes when its images are decoded and prepared.
+
+    Reads the headers of 64 images, evenly spaced; unreadable ones are left out of account.
+
+    Args:
+        dataset: The images.
+        transform: What prepares them.
+
+    Example:
+        >>> decoded_bytes(train, TrainTransform("random_crop", 32, 28))  # 256 images of 32 x 32 px
+        786432
+    """
+    images = dataset.images
+    sampled = []
+    for index in np.linspace(0, len(images) - 1, min(_SAMPLED, len(images))).astype(int).tolist():
+        size = images.size(index)
+        if size is not None:
+            height, width = transform.prepared_size(*size)
+            sampled.append(3 * height * width)
+    return round(float(np.mean(sampled or [0])) * len(images))
+
+
+def memory_to_spare(limit_mb: float) -> float:
+    """Bytes that a cache may take: the limit, or half of what the machine or container has left if that is less."""
+    return min(limit_mb * MEGABYTE, free_memory() / 2)
+
+
+def decoded_source(dataset: ImageDataset, transform: TrainTransform, limit_mb: float) -> Source:
+    """The images decoded and prepared, held in memory.
+
+    Args:
+        dataset: The images.
+        transform: What prepares them.
+        limit_mb: Most memory that they may take, in MiB.
+
+    Raises:
+        UserError: They take more.
+        tf.errors.OpError: An image cannot be decoded.
+    """
+    source = dataset.images.lookup()
+    if source.size is not None and transform.prepared_size(*source.size) == source.size:
+        return source
+    started, total, kept = time.perf_counter(), 0, []
+    logging.info(
+        "caching %d decoded images of %s: about %.0f MB",
+        len(dataset),
+        dataset.name,
+        decoded_bytes(dataset, transform) / MEGABYTE,
+    )
+
+    @as_written
+    def columns_of(start: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        def indices_of(first: int) -> np.ndarray:
+            return np.arange(first, min(first + _PER_TASK, len(dataset)))
+
+        return look_up(dataset.labels, source, indices_of, start, None)[1:]
+
+    images = tf.data.Dataset.range(0, len(dataset), _PER_TASK).map(columns_of).unbatch()
+    prepare = as_written(lambda *row: transform.prepare(source.read(*row)))
+    images = images.map(prepare, num_parallel_calls=tf.data.AUTOTUNE)
+    for image in images.as_numpy_iterator():
+        total += image.nbytes
+        kept.append(image)
+        if total > limit_mb * MEGABYTE:
+            raise UserError(
+                f"the decoded images of {dataset.name} would take about "
+                f"{total / len(kept) * len(dataset) / MEGABYTE:,.0f} MB of memory, more than the limit of "
+                f"{limit_mb:,.0f} MB: train without `cache`, or raise `cache_limit_mb`"
+            )
+    logging.info(
+        "cached %d decoded images of %s: %.0f MB, %.1f s",
+        len(kept),
+        dataset.name,
+        total / MEGABYTE,
+        time.perf_counter() - started,
+    )
+    return source_of_decoded(kept)
+
+
+# Threads that read the files of a batch, which mostly wait for a disk or a network.
+_READERS = 8
+
+_Made = TypeVar("_Made")
+
+
+def readable_views(
+    images: Images, transform: EvaluationTransform, batch_size: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The views of the images that can be read, in their order; the next batch is decoded meanwhile.
+
+    Without `tf.data`, which takes seconds to start: a set may be cut into thousands of parts.
+
+    Args:
+        images: The images.
+        transform: The evaluation view.
+        batch_size: B; a batch has fewer where images cannot be read.
+
+    Yields:
+        (B, S, S, 3) uint8 views and (B,) int64, which of the images they are of.
+
+    Example:
+        >>> from tfdml.data import EncodedImages, EvaluationTransform
+        >>> list(readable_views(EncodedImages((b"no image",), ("a.jpg",)), EvaluationTransform(32, 28), 4))
+        []
+    """
+    for rows, (views, decoded) in readable_batches(images, batch_size, functools.partial(_views, transform)):
+        if decoded.any():
+            yield views, rows[decoded]
+
+
+def readable_batches(
+    images: Images, batch_size: int, make: Callable[[list[bytes]], _Made]
+) -> Iterator[tuple[np.ndarray, _Made]]:
+    """What is made of the bytes of one batch after another, the next one ahead, without images that cannot be read.
+
+    Args:
+        images: The images.
+        batch_size: B.
+        make: Called in a thread, one batch at a time.
+
+    Yields:
+        (B,) int64, which images these are, and what was made of their bytes.
+
+    Example:
+        >>> from tfdml.data import EncodedImages
+        >>> list(readable_batches(EncodedImages((b"a", b"bc"), ("a.jpg", "b.jpg")), 2, len))
+        [(array([0, 1]), 2)]
+    """
+    with concurrent.futures.ThreadPoolExecutor(_READERS) as readers, concurrent.futures.ThreadPoolExecutor(1) as ahead:
+
+        def batch(start: int) -> tuple[np.ndarray, _Made | None]:
+            rows = np.arange(start, min(start + batch_size, len(images)))
+            found = list(readers.map(functools.partial(_bytes_of, images), rows.tolist()))
+            kept = [place for place, encoded in enumerate(found) if encoded]
+            return rows[kept], make([found[place] for place in kept]) if kept else None
+
+        coming = ahead.submit(batch, 0)
+        for start in range(0, len(images), batch_size):
+            rows, made = coming.result()
+            if start + batch_size < len(images):
+                coming = ahead.submit(batch, start + batch_size)
+            if made is not None:
+                yield rows, made
+
+
+def _bytes_of(images: Images, index: int) -> bytes:
+    """The encoded bytes of one image; none where it cannot be read."""
+    try:
+        return images.encoded(index)
+    except (OSError, tf.errors.OpError, UserError):
+        return b""
+
+
+def _views(transform: EvaluationTransform, encoded: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """The views of the images that can be decoded, and (B,) bool which."""
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        views = list(pool.map(functools.partial(_view_or_none, _viewer(transform)), encoded))
+    decoded = np.array([view is not None for view in views])
+    empty = np.zeros((0, transform.image_size, transform.image_size, 3), np.uint8)
+    return np.stack([view for view in views if view is not None]) if decoded.any() else empty, decoded
+
+
+def _view_or_none(view: Any, encoded: bytes) -> np.ndarray | None:
+    try:
+        return view(tf.constant(encoded)).numpy()
+    except tf.errors.OpError:
+        return None
+
+
+@functools.lru_cache(maxsize=8)
+def _viewer(transform: EvaluationTransform) -> Any:
+    """The function from the bytes of an image to its view."""
+
+    def view(encoded: tf.Tensor) -> tf.Tensor:
+        part, window, size = decode_part(encoded, transform.window)
+        return transform.finish(part, window, size)
+
+    return tf.function(view, input_signature=[tf.TensorSpec((), tf.string)], autograph=False)

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.images.faults import ImageError, diagnose
+from tfdml.data.faults import ImageError, find_faults
 from tfdml.embeddings.backends import EmbeddingBackend
 from tfdml.errors import UserError
 
@@ -55,7 +55,7 @@ def embed_readable(backend: EmbeddingBackend, dataset: ImageDataset, batch_size:
             "diverged model"
         )
     left_out = np.setdiff1d(np.arange(len(dataset)), rows)
-    known = {fault.index: fault for fault in diagnose(dataset.images, left_out)}
-    # TensorFlow refuses a little more than Pillow, by which images are diagnosed.
+    known = {fault.index: fault for fault in find_faults(dataset.images, left_out)}
+    # One may be readable again by now.
     faults = [known.get(i) or ImageError(i, dataset.images.place(i), "cannot be decoded") for i in left_out.tolist()]
     return Readable(rows, vectors, faults)

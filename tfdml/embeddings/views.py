@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.arguments import boolean, integer
-from tfdml.data.augmentation.evaluation import EvaluationTransform
+from tfdml.data.transforms import EvaluationTransform
 from tfdml.embeddings.backends.base import EmbeddingBackend
 from tfdml.errors import UserError
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from tfdml.data.augmentation.evaluation import EvaluationTransform
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.pipeline import evaluation_batches, explain_failure
+from tfdml.data.faults import explain_failure
+from tfdml.data.pipeline import evaluation_batches
+from tfdml.data.transforms import EvaluationTransform
 from tfdml.disk_space import unwritable
 from tfdml.embeddings.backends import encoded_image
 from tfdml.errors import UserError

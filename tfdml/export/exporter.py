@@ -12,10 +12,11 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdml.data.augmentation.evaluation import EvaluationTransform
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.images.formats import SERVING_LIMIT
-from tfdml.data.pipeline import evaluation_batches, explain_failure
+from tfdml.data.decoding import SERVING_LIMIT
+from tfdml.data.faults import explain_failure
+from tfdml.data.pipeline import evaluation_batches
+from tfdml.data.transforms import EvaluationTransform
 from tfdml.embeddings.backends import encoded_image
 from tfdml.embeddings.backends.model_card import CARD, describe_files, model_card
 from tfdml.errors import UserError

@@ -1,18 +1,14 @@
 """The size that an encoded image states in its header, read in the graph.
 
 A few hundred bytes can state gigabytes of pixels. A server that reads the header first refuses such an image without
-decoding it. `tfdml.data.images.headers` does the same for files in Python.
+decoding it. `tfdml.data.headers` does the same for files in Python.
 """
 
 from __future__ import annotations
 
-import functools
-
 import tensorflow as tf
 
-from tfdml.data.images import gif
-from tfdml.data.images.decoding import integers, is_format
-from tfdml.data.images.formats import BMP, GIF, JPEG, PNG, WEBP
+from tfdml.data.decoding import JPEG, PNG, WEBP, integers, is_format
 
 # Resizing holds four bytes where a decoded image has one.
 _RESIZED_SHARE = 4
@@ -22,10 +18,8 @@ _HEADER = 32
 def header_size(encoded: tf.Tensor) -> tf.Tensor:
     """The height and width that an image's header states; nothing is decoded.
 
-    Of an animated GIF it is the size of its frames side by side, because TensorFlow unpacks all to return the first.
-
     Args:
-        encoded: Scalar string, the bytes of a JPEG, PNG, GIF, BMP or WebP file.
+        encoded: Scalar string, the bytes of a JPEG, PNG or WebP file.
 
     Returns:
         (2,) int64; zeros where the bytes are none of these formats, or end before the size.
@@ -75,7 +69,7 @@ def size_fault(size: tf.Tensor, resize: int, mode: str, max_pixels: int) -> tf.T
     return tf.where((height < 1) | (width < 1), "its header states no size: it is damaged or cut off", message)
 
 
-# Not inlined: see `tfdml.data.images.decoding`; of most images nothing in it is needed.
+# Not inlined: see `tfdml.data.decoding`; of most images nothing in it is needed.
 @tf.function(
     input_signature=[tf.TensorSpec((), tf.string)], autograph=False, experimental_attributes={"_noinline": True}
 )
@@ -83,8 +77,6 @@ def _size_of_other(encoded: tf.Tensor) -> tf.Tensor:
     header = _bytes(tf.strings.substr(encoded, 0, _HEADER))[:_HEADER]
     kinds = [
         (is_format(encoded, PNG), lambda: _png(header)),
-        (is_format(encoded, GIF), functools.partial(_gif, encoded)),
-        (is_format(encoded, BMP), lambda: _bmp(header)),
         (is_format(encoded, WEBP), lambda: _webp(header)),
         (tf.constant(True), lambda: tf.zeros((2,), tf.int64)),
     ]
@@ -96,12 +88,6 @@ def _png(header: tf.Tensor) -> tf.Tensor:
     return tf.stack([_little(header[23::-1], 0, 4), _little(header[19::-1], 0, 4)])
 
 
-def _bmp(header: tf.Tensor) -> tf.Tensor:
-    # A negative height means that the top row comes first.
-    height = _little(header, 22, 4)
-    return tf.stack([tf.where(height >= 2**31, 2**32 - height, height), _little(header, 18, 4)])
-
-
 def _webp(header: tf.Tensor) -> tf.Tensor:
     extended = [1 + _little(header, 27, 3), 1 + _little(header, 24, 3)]
     bits = _little(header, 21, 4)
@@ -109,19 +95,6 @@ def _webp(header: tf.Tensor) -> tf.Tensor:
     lossy = [_little(header, 28, 2) % 2**14, _little(header, 26, 2) % 2**14]
     size = tf.where(_is(header, 12, b"VP8L"), tf.stack(lossless), tf.stack(lossy))
     return tf.where(_is(header, 12, b"VP8X"), tf.stack(extended), size)
-
-
-def _gif(encoded: tf.Tensor) -> tf.Tensor:
-    data = tf.pad(integers(encoded), [[0, gif.PADDING]])
-
-    def at_block(at: tf.Tensor, is_frame: tf.Tensor, size: tf.Tensor) -> tuple[tf.Tensor]:
-        # In 64 bits, which the widths of many frames take.
-        width, height = (tf.cast(data[at + side] + 256 * data[at + side + 1], tf.int64) for side in (5, 7))
-        return (tf.where(is_frame, tf.stack([tf.maximum(size[0], height), size[1] + width]), size),)
-
-    nothing = tf.zeros((2,), tf.int64)
-    known = [gif.FRAME, gif.EXTENSION]
-    return gif.walk_blocks(data, lambda at: tf.reduce_any(data[at] == known), (nothing,), at_block)[1][0]
 
 
 def _bytes(text: tf.Tensor) -> tf.Tensor:

@@ -8,11 +8,9 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdml.data.augmentation.evaluation import EvaluationTransform
-from tfdml.data.images.decoding import starts_with
-from tfdml.data.images.formats import FOREIGN, FORMATS, SERVING_LIMIT
-from tfdml.data.images.lookup import as_written
-from tfdml.data.images.partial_decoding import decode_part
+from tfdml.data.decoding import FOREIGN, FORMATS, SERVING_LIMIT, decode_part, starts_with
+from tfdml.data.images import as_written
+from tfdml.data.transforms import EvaluationTransform
 from tfdml.export.pixel_limit import header_size, size_fault
 
 # The feature of a tf.Example that holds an image's bytes.

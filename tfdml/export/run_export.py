@@ -11,9 +11,9 @@ from typing import Any
 from absl import logging
 
 from tfdml.arguments import integer, number
-from tfdml.data.augmentation.evaluation import EvaluationTransform
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches
+from tfdml.data.transforms import EvaluationTransform
 from tfdml.embeddings.backends import load_embedder
 from tfdml.embeddings.compute import embed
 from tfdml.errors import UserError

@@ -10,9 +10,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdml.data.augmentation.evaluation import EvaluationTransform
-from tfdml.data.images.decoding import decode_image
-from tfdml.data.images.formats import SERVING_LIMIT
+from tfdml.data.decoding import SERVING_LIMIT, decode_image
+from tfdml.data.transforms import EvaluationTransform
 from tfdml.export.network import check_backend, frozen_module, quiet
 from tfdml.export.request import RequestPreprocessor, image_of_example
 from tfdml.export.versions import new_version
@@ -61,7 +60,7 @@ def export_saved_model(
 def write_saved_model(embedder: AnyEmbedder, folder: str | os.PathLike, max_pixels: int = SERVING_LIMIT) -> None:
     """Write a SavedModel with these signatures; each takes a batch of any size, none included.
 
-    - `serving_default`: `image_bytes` (B,) strings, JPEG, PNG, GIF, BMP or WebP -> `embedding` (B, d) float32 of
+    - `serving_default`: `image_bytes` (B,) strings, JPEG, PNG or WebP -> `embedding` (B, d) float32 of
       length 1;
     - `embed_images`: `images` (B, H, W, 3) uint8 of any size -> `embedding`;
     - `embed_example`: `examples` (B,) serialised tf.Examples with the feature `image/encoded` -> `embedding`;

@@ -6,9 +6,8 @@ import dataclasses
 from typing import Any
 
 from tfdml import backbones
-from tfdml.data.augmentation.evaluation import EvaluationTransform
-from tfdml.data.augmentation.train import TrainTransform
 from tfdml.data.sampling import Sampler
+from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
 from tfdml.models import MetricLearner
 from tfdml.training import distribution

@@ -10,14 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml import backbones, data, pairwise
-from tfdml.data.augmentation.evaluation import EvaluationTransform, as_color
-from tfdml.data.augmentation.policies import Policy, Step
-from tfdml.data.augmentation.train import TrainTransform
-from tfdml.data.batches import hierarchical_sampler
-from tfdml.data.checking import check
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.images.checksum import images_checksum
+from tfdml.data.faults import check
+from tfdml.data.images import images_checksum
+from tfdml.data.pipeline import hierarchical_sampler
+from tfdml.data.policies import Policy, Step
 from tfdml.data.sampling import ClassBalancedSampler, Sampler, ShuffleSampler, WholeClassSampler, check_divides
+from tfdml.data.transforms import EvaluationTransform, TrainTransform, as_color
 from tfdml.embeddings.image_table import ImageTable
 from tfdml.errors import UserError, short_message
 from tfdml.models import AttentionEnsemble, Embedder, MetricLearner

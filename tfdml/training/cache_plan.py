@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfdml.data.augmentation.train import TrainTransform
-from tfdml.data.caching import MEGABYTE, decoded_bytes, memory_to_spare
 from tfdml.data.dataset import ImageDataset
+from tfdml.data.pipeline import MEGABYTE, decoded_bytes, memory_to_spare
+from tfdml.data.transforms import TrainTransform
 from tfdml.training.settings import DataSettings
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from absl import logging
 
-from tfdml.data.augmentation.evaluation import EvaluationTransform
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches
+from tfdml.data.transforms import EvaluationTransform
 from tfdml.models import MetricLearner
 from tfdml.objectives import Objective
 from tfdml.storage import atomic_write

@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdml.data.augmentation.evaluation import EvaluationTransform
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches
+from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import UserError
 from tfdml.evaluation import dataset_protocol, embed, evaluate_dataset, evaluate_generalisation
 from tfdml.evaluation.per_query import retrieval_task

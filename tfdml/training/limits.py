@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdml.data.augmentation.train import TrainTransform
+from tfdml.data.transforms import TrainTransform
 from tfdml.errors import UserError
 from tfdml.memory import free_memory, require_memory
 from tfdml.models import Embedder

@@ -12,7 +12,8 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tfdml.data.pipeline import explain_failure, training_batches
+from tfdml.data.faults import explain_failure
+from tfdml.data.pipeline import training_batches
 from tfdml.data.sampling import Share
 from tfdml.errors import UserError, differences
 from tfdml.training import checkpoints, distribution, jax_devices

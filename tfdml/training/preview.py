@@ -6,8 +6,9 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from tfdml.data.augmentation.preview import contact_sheet, whole_images
-from tfdml.data.pipeline import explain_failure, training_batches
+from tfdml.data.contact_sheets import contact_sheet, whole_images
+from tfdml.data.faults import explain_failure
+from tfdml.data.pipeline import training_batches
 from tfdml.errors import UserError
 from tfdml.storage import atomic_write, sweep
 from tfdml.training import building

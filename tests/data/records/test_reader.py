@@ -1,5 +1,8 @@
 """Record files give the same images, labels and batches as what they were made from, bit by bit."""
 
+import copy
+import hashlib
+import io
 import json
 import os
 import pathlib
@@ -10,17 +13,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.data.preparations import images_of_kinds, made
+from tests.data.preparations import images_of_kinds, made, picture
 from tfdml.data import load
-from tfdml.data.augmentation.train import EvaluationTransform, TrainTransform
-from tfdml.data.batches import class_balanced, shuffled
 from tfdml.data.dataset import ImageDataset
+from tfdml.data.faults import check, explain_failure, find_faults, inspect
 from tfdml.data.images import ArrayImages, EncodedImages, FileImages
-from tfdml.data.images.faults import inspect
-from tfdml.data.images.record_images import Shards
-from tfdml.data.pipeline import evaluation_batches, explain_failure
+from tfdml.data.pipeline import class_balanced, evaluation_batches, shuffled
 from tfdml.data.records import RecordSettings, prepare
-from tfdml.data.records.reader import read_manifest, verify
+from tfdml.data.records.reader import Shards, read_manifest, verify
+from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
 
 
@@ -106,17 +107,7 @@ def test_other_tools_read_the_shards(source, folder):
         assert feature["image/class/label"].int64_list.value[0] == source.labels[index]
         assert feature["image/class/super_label"].int64_list.value[0] == source.super_labels[index]
         assert feature["image/role"].bytes_list.value[0] == (b"gallery", b"query")[int(source.is_query[index])]
-        assert feature["image/format"].bytes_list.value[0] in (b"jpeg", b"png", b"gif", b"bmp", b"webp")
-
-
-def test_the_index_is_the_one_that_dali_makes(folder):
-    for shard in tf.io.gfile.glob(f"{folder}/*.tfrecord"):
-        lines, data, at = [], pathlib.Path(shard).read_bytes(), 0
-        while at < len(data):
-            size = 16 + int.from_bytes(data[at : at + 8], "little")
-            lines.append(f"{at} {size}\n")
-            at += size
-        assert pathlib.Path(shard).with_suffix(".idx").read_text() == "".join(lines)
+        assert feature["image/format"].bytes_list.value[0] in (b"jpeg", b"png", b"webp")
 
 
 @pytest.mark.parametrize("held", ["encoded", "arrays"])
@@ -182,14 +173,11 @@ def copied(folder, tmp_path):
     [
         ("train-00001-of-*.tfrecord", None, "is missing"),
         ("train-00001-of-*.tfrecord", lambda data: data[:-5], "bytes instead of"),
-        ("train-00001-of-*.idx", None, "is missing"),
-        ("train-00001-of-*.idx", lambda data: data[:-5], "bytes instead of"),
-        ("train-00001-of-*.idx", lambda data: b"1" + data[1:], "checksum"),
         ("train.npz", None, "is missing"),
         ("train.npz", lambda data: data[:99] + bytes([data[99] ^ 1]) + data[100:], "checksum"),
         ("manifest.json", None, "no finished record files"),
         ("manifest.json", lambda data: data[:-20], "cannot be read"),
-        ("manifest.json", lambda data: data.replace(b'"version": 1', b'"version": 9'), "version 1"),
+        ("manifest.json", lambda data: data.replace(b'"version": 2', b'"version": 9'), "version 2"),
     ],
 )
 def test_damage_is_named_when_the_folder_is_opened(name, change, says, copied):
@@ -258,3 +246,191 @@ def test_omniglot_from_records_trains_as_from_its_archives(shared_data, tmp_path
         class_balanced(records, 8, 4, transform, seed=1, num_steps=4),
     )
     assert isinstance(records, ImageDataset)
+
+
+EVIL = "../secret.txt"
+
+
+@pytest.fixture
+def crafted(tmp_path):
+    images = EncodedImages(tuple(picture(seed, kind="PNG") for seed in range(6)), tuple(f"photo{i}" for i in range(6)))
+    prepare({"train": made(images, np.arange(6) // 2)}, tmp_path / "records", RecordSettings(shard_mb=0.008))
+    (tmp_path / "secret.txt").write_text("secret")
+    return tmp_path / "records"
+
+
+def rewrite(crafted, change):
+    """The manifest, changed."""
+    manifest = json.loads((crafted / "manifest.json").read_text())
+    change(manifest)
+    (crafted / "manifest.json").write_text(json.dumps(manifest))
+
+
+def retold(crafted, entry, data):
+    """A file with other bytes, and the manifest's entry such that it fits."""
+    (crafted / entry["file"]).write_bytes(data)
+    entry.update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+def refused(crafted, says):
+    for look in (lambda: load("records", crafted), lambda: verify(str(crafted))):
+        with pytest.raises(UserError, match=says) as error:
+            look()
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("where", ["table", "shard"])
+@pytest.mark.parametrize("name", [EVIL, "/etc/passwd", "gs://bucket/x"])
+def test_a_name_outside_the_folder_is_not_opened(where, name, crafted, monkeypatch):
+    def change(manifest):
+        train = manifest["splits"]["train"]
+        entry = {"table": train["table"], "shard": train["shards"][1]}[where]
+        entry["file"] = name
+
+    rewrite(crafted, change)
+    opened = []
+    real = os.open
+    monkeypatch.setattr(os, "open", lambda path, *rest, **more: opened.append(path) or real(path, *rest, **more))
+    refused(crafted, "names a file outside its folder")
+    assert not opened
+
+
+def without(*path):
+    def change(manifest):
+        for key in path[:-1]:
+            manifest = manifest[key]
+        del manifest[path[-1]]
+
+    return change
+
+
+def putting(value, *path):
+    def change(manifest):
+        for key in path[:-1]:
+            manifest = manifest[key]
+        manifest[path[-1]] = copy.deepcopy(value)
+
+    return change
+
+
+TRAIN = ("splits", "train")
+SHARD = (*TRAIN, "shards", 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(without(*path) for path in (("dataset",), ("splits",), (*TRAIN, "images"), (*TRAIN, "table"))),
+        *(without(*path) for path in ((*TRAIN, "shards"), (*TRAIN, "class_names"), (*SHARD, "file"))),
+        *(without(*path) for path in ((*SHARD, "bytes"), (*SHARD, "images"), (*SHARD, "sha256"))),
+        *(putting(value, *TRAIN) for value in (None, [], 3)),
+        *(putting(value, *TRAIN, "shards") for value in (None, {}, [None], ["a"], [[]])),
+        *(putting(value, *SHARD, "bytes") for value in (None, "7", 1e9, True)),
+        *(putting(value, *TRAIN, "class_names") for value in ([], {"a": "b"}, {"0": 0}, {"9" * 5000: "a"}, {"1": "a"})),
+        putting(-1, *TRAIN, "images"),
+        putting([], *TRAIN, "shards"),
+        putting(3, "dataset"),
+    ],
+)
+def test_a_malformed_manifest_is_refused(change, crafted):
+    rewrite(crafted, change)
+    with pytest.raises(UserError) as error:
+        load("records", crafted)
+    assert str(crafted) in str(error.value)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 600
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"labels": None},
+        {"names": None},
+        {"name_ends": None},
+        {"sizes": None},
+        {"sizes": np.full(6, 8)},
+        {"sizes": np.full(6, 10**6)},
+        {"sizes": np.array([10**18, -(10**18), 99, 99, 99, 99])},
+        {"labels": np.zeros(6)},
+        {"labels": np.zeros((6, 1), np.int64)},
+        {"labels": np.full(6, 99)},
+        {"labels": np.array([{}] * 6, object)},
+        {"name_ends": np.array([1, 2, 3, 4, 5, 10**9])},
+        {"name_ends": np.array([9, 8, 7, 6, 5, 4])},
+        {"is_query": np.zeros(6, np.int64)},
+        {"super_labels": np.zeros(5, np.int64)},
+    ],
+)
+def test_a_table_that_does_not_hold_together_is_refused(change, crafted):
+    def rewritten(manifest):
+        entry = manifest["splits"]["train"]["table"]
+        with np.load(crafted / entry["file"]) as file:
+            columns = {**file, **change}
+        buffer = io.BytesIO()
+        np.savez(buffer, **{name: column for name, column in columns.items() if column is not None})
+        retold(crafted, entry, buffer.getvalue())
+
+    rewrite(crafted, rewritten)
+    with pytest.raises(UserError, match=r"train\.npz is damaged") as error:
+        load("records", crafted)
+    assert "\n" not in str(error.value)
+
+
+def test_special_files_among_records_are_not_opened(crafted):
+    entry = read_manifest(str(crafted))["splits"]["train"]["shards"][0]
+    (crafted / entry["file"]).unlink()
+    os.mkfifo(crafted / entry["file"])
+    with pytest.raises(UserError, match=r"\.tfrecord is missing"):
+        load("records", crafted)
+
+
+def test_a_preparation_does_not_go_on_with_a_malformed_note(crafted, tmp_path):
+    dataset = made(EncodedImages((picture(0),), ("a",)), [0])
+    for name, content in (
+        ("manifest.json", {"job": []}),
+        ("job.json", {}),
+        ("job.json", {"job": {}, "starts": {}}),
+        ("job.json", {"job": {}, "starts": 3}),
+    ):
+        out = tmp_path / f"out of {name}{len(content)}{content.get('starts')}"
+        out.mkdir()
+        (out / name).write_text(json.dumps({"format": "tfdml-records", "version": 2, **content}))
+        with pytest.raises(UserError):
+            prepare({"train": dataset}, out)
+
+
+def damaged(crafted):
+    """The data set, with a broken picture in its third record, and what messages shall call that."""
+    dataset = load("records", crafted)
+    table = dataset.images.table
+    path = table.shards.paths[table.shard[2]]
+    with open(path, "r+b") as file:
+        middle = int(table.offsets[2] + table.sizes[2] // 2)
+        file.seek(middle)
+        file.write(b"\0" * 64)
+    return dataset, f"{path}, record at byte {table.offsets[2]} (photo2)"
+
+
+def test_a_damaged_record_is_named_by_its_shard(crafted):
+    dataset, place = damaged(crafted)
+    (fault,) = find_faults(dataset.images)
+    assert fault.index == 2
+    assert fault.name == place
+    assert len(check(dataset, "skip", "decode")) == 5
+    with pytest.raises(UserError, match="`bad_images='skip'`") as error:
+        check(dataset, "error", "decode")
+    assert place in str(error.value)
+
+
+@pytest.mark.slow
+def test_a_damaged_record_that_stops_a_pass_is_named_by_its_shard(crafted):
+    import tensorflow as tf
+
+    from tfdml.data import EvaluationTransform
+
+    dataset, place = damaged(crafted)
+    with pytest.raises(tf.errors.OpError) as caught:
+        list(evaluation_batches(dataset, EvaluationTransform(28, 24), 6))
+    explained = str(explain_failure(caught.value, dataset, "`its_own_argument`"))
+    assert place in explained
+    assert explained.endswith("leave them out with `its_own_argument`")

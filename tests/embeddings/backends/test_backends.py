@@ -112,7 +112,6 @@ def test_a_card_of_another_model_is_refused(models, tmp_path):
     shutil.copyfile(models.litert, _made(lone))
     for card, says in (
         ({"view": {**models_on_disk.VIEW, "image_size": 36}}, "states 36 px"),
-        ({"view": {"resize": 40, "crop": 36, "mode": "shorter"}}, "states 36 px"),
         ({"view": {**models_on_disk.VIEW, "resize": 20}}, "an impossible view"),
         ({"view": {"resize": 40}}, "does not state the view"),
         ({"view": {"size": 40}}, "does not state the view"),

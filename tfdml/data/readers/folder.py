@@ -9,17 +9,23 @@ import numpy as np
 from absl import logging
 
 from tfdml.data.dataset import ImageDataset
+from tfdml.data.decoding import EXTENSIONS
 from tfdml.data.images import FileImages
-from tfdml.data.images.formats import EXTENSIONS
-from tfdml.data.readers.label_checks import warn_singleton_classes
-from tfdml.data.readers.label_files import CONTROL, held_out_classes, quoted
+from tfdml.data.readers.label_files import (
+    CONTROL,
+    check_fraction,
+    quoted,
+    split_classes,
+    warn_shared_classes,
+    warn_singleton_classes,
+)
 from tfdml.errors import UserError
 
 
 def read(data_dir: str | os.PathLike, split: str = "train", *, test_fraction: float = 0.5) -> ImageDataset:
     """Reads `data_dir/<class>/**/<image>`, or `data_dir/{train,test}/<class>/**/<image>` where both are there.
 
-    Images are files named *.jpg, *.jpeg, *.png, *.webp, *.gif or *.bmp in any case, at any depth below their class
+    Images are files named *.jpg, *.jpeg, *.png or *.webp in any case, at any depth below their class
     folder; hidden files and folders and other files are ignored. Labels follow the sorted class names of both
     splits, so they depend on the names alone. Links are followed to class folders and to files, not to folders
     further down.
@@ -41,17 +47,17 @@ def read(data_dir: str | os.PathLike, split: str = "train", *, test_fraction: fl
         ImageDataset('folder', 'all', images=12, classes=4)
     """
     root = os.fspath(data_dir)
-    if not 0 < test_fraction < 1:
-        raise UserError(f"folder: test_fraction must lie between 0 and 1, it is {test_fraction}")
+    check_fraction("folder", test_fraction)
     folders, files = _list(root)
     if {"train", "test"} <= set(folders):
         members = {part: _class_folders(os.path.join(root, part)) for part in ("train", "test")}
         roots = {part: os.path.join(root, part) for part in members}
-        _warn_of_shared_classes(root, members["train"], members["test"])
+        warn_shared_classes("folder", root, sorted({*members["train"]} & {*members["test"]}))
     elif split == "all":
         members, roots = {"all": _class_folders(root, folders, files)}, {"all": root}
     else:
-        members = _split_classes(root, _class_folders(root, folders, files), test_fraction)
+        classes = _class_folders(root, folders, files)
+        members = split_classes("folder", root, classes, test_fraction, "both train/ and test/")
         roots = dict.fromkeys(members, root)
     labels_of = {name: label for label, name in enumerate(sorted(set().union(*members.values())))}
     chosen = [part for part in members if split in (part, "all")]
@@ -74,28 +80,6 @@ def read(data_dir: str | os.PathLike, split: str = "train", *, test_fraction: fl
         labels=np.array(labels, np.int64),
         class_names=class_names,
     )
-
-
-def _split_classes(root: str, classes: list[str], test_fraction: float) -> dict[str, list[str]]:
-    if len(classes) < 2:
-        raise UserError(
-            f"folder: {root} has one class folder only ({classes[0]}); a split by class needs two or more, "
-            "or both train/ and test/"
-        )
-    held_out = held_out_classes(len(classes), test_fraction)
-    return {"train": classes[:-held_out], "test": classes[-held_out:]}
-
-
-def _warn_of_shared_classes(root: str, train: list[str], test: list[str]) -> None:
-    shared = sorted({*train} & {*test})
-    if shared:
-        logging.warning(
-            "folder: %d class names are in both train/ and test/ of %s (the first is %s): those test classes are "
-            "not unseen, and the figures measured on them are not zero-shot.",
-            len(shared),
-            root,
-            shared[0],
-        )
 
 
 def _walk(folder: str, onerror: Callable[[Exception], None] | None = None) -> Iterator[tuple[str, list, list]]:

@@ -1,11 +1,14 @@
-"""What the readers of file lists share: text read strictly, and images looked for a folder at a time."""
+"""Label files: text and tables read strictly, columns checked, and images looked for a folder at a time."""
 
 from __future__ import annotations
 
 import codecs
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from absl import logging
 
 from tfdml import storage
 from tfdml.errors import UserError
@@ -145,18 +148,59 @@ def require_files(
         )
 
 
-def held_out_classes(num_classes: int, test_fraction: float) -> int:
-    """How many classes, the last in order, are the test split; each split gets at least one.
-
-    Args:
-        num_classes: All classes, two or more.
-        test_fraction: The share asked for.
+def check_fraction(name: str, test_fraction: float) -> None:
+    """Refuses a share of the classes that leaves a split without any.
 
     Example:
-        >>> held_out_classes(10, 0.25)
-        3
+        >>> check_fraction("folder", 0.5)
     """
-    return min(max(int(num_classes * test_fraction + 0.5), 1), num_classes - 1)
+    if not 0 < test_fraction < 1:
+        raise UserError(f"{name}: test_fraction must lie between 0 and 1, it is {test_fraction}")
+
+
+def split_classes(name: str, source: str, classes: list, test_fraction: float, alternative: str) -> dict[str, list]:
+    """Splits classes: the last in order are the test split; each split gets at least one.
+
+    Args:
+        name: The data set, for messages.
+        source: Where the classes are from.
+        classes: All classes, in order.
+        test_fraction: The share of the test split.
+        alternative: What to do if there is one class only.
+
+    Raises:
+        UserError: There is one class only.
+
+    Example:
+        >>> split_classes("folder", "photos", ["bus", "coupe", "van"], 0.25, "")
+        {'train': ['bus', 'coupe'], 'test': ['van']}
+    """
+    if len(classes) < 2:
+        raise UserError(
+            f"{name}: {source} has one class only ({', '.join(map(quoted, classes))}); a split by class needs two or "
+            f"more, or {alternative}"
+        )
+    held_out = min(max(int(len(classes) * test_fraction + 0.5), 1), len(classes) - 1)
+    return {"train": classes[:-held_out], "test": classes[-held_out:]}
+
+
+def warn_shared_classes(name: str, source: str, shared: list) -> None:
+    """Counts, in a warning, the classes that are in both splits.
+
+    Args:
+        name: The data set, for messages.
+        source: Where the splits are from.
+        shared: The names of these classes.
+    """
+    if len(shared):
+        logging.warning(
+            "%s: %d classes are in both train and test of %s (the first is %s): those test classes are not unseen, and "
+            "metrics measured on them are not zero-shot.",
+            name,
+            len(shared),
+            source,
+            shared[0],
+        )
 
 
 def _read_bytes(name: str, path: str) -> bytes:
@@ -175,3 +219,244 @@ def _listing(folder: str) -> set[str]:
         return set(storage.listing(folder or "."))
     except Exception:  # no permission, or a name that no file system takes
         return set()
+
+
+# 18 digits always fit in 64 bits.
+_MOST_DIGITS = 18
+
+
+def read_table(
+    name: str, path: str, columns: Sequence[str], *, first_line: int = 1, header: bool = False
+) -> list[list[str]]:
+    """Reads a table whose columns are separated by white space, as the official label files are.
+
+    Args:
+        name: The data set, for messages.
+        path: The file.
+        columns: What its columns are called.
+        first_line: The line at which the table begins, from 1.
+        header: Whether its first line repeats the names of the columns.
+
+    Returns:
+        One list per column. Blank lines are left out.
+
+    Raises:
+        UserError: The file cannot be read, the header is another, a line has another number of columns, or there
+            is no row.
+
+    Example:
+        >>> ids, names = read_table("cub200", "data/CUB_200_2011/classes.txt", ("id", "name"))
+        >>> ids[-1]
+        '200'
+    """
+    lines = read_text(name, path).split("\n")[first_line - 1 :]
+    if header:
+        found = lines[0].split() if lines else []
+        if found != list(columns):
+            raise UserError(
+                f"{name}: {path}, line {first_line}: expected the header {' '.join(columns)!r}, "
+                f"found {quoted(' '.join(found))}; is it the official file?"
+            )
+        lines, first_line = lines[1:], first_line + 1
+    for line, text in enumerate(lines, first_line):
+        row = text.split()
+        if len(row) not in (0, len(columns)):
+            raise UserError(
+                f"{name}: {path}, line {line}: expected {len(columns)} columns ({' '.join(columns)}), found "
+                f"{len(row)}: {quoted(' '.join(row))}"
+            )
+    # Split again as a whole: 100,000 small lists kept would cost more, in garbage collection.
+    cells = "\n".join(lines).split()
+    if not cells:
+        raise UserError(f"{name}: {path} has no row; download it again")
+    return [cells[column :: len(columns)] for column in range(len(columns))]
+
+
+def line_of(name: str, path: str, row: int, first_line: int = 1) -> int:
+    """The line that a row of a table is on; reads the file again, for messages.
+
+    Args:
+        name: The data set, for messages.
+        path: The file.
+        row: The row, from 0.
+        first_line: The line at which the rows begin.
+
+    Example:
+        >>> line_of("cub200", "data/CUB_200_2011/classes.txt", 199)
+        200
+    """
+    lines = read_text(name, path).split("\n")
+    return [number for number, line in enumerate(lines, 1) if number >= first_line and line.strip()][row]
+
+
+def integers(
+    name: str,
+    path: str,
+    column: str,
+    values: Sequence[str],
+    low: int = 0,
+    high: int = 10**18,
+    *,
+    first_line: int = 1,
+) -> np.ndarray:
+    """A column of whole numbers as (N,) int64.
+
+    Args:
+        name: The data set, for messages.
+        path: The file that the column is from.
+        column: What it is called.
+        values: Its cells, in the order of the file.
+        low: The smallest permitted number, not negative.
+        high: The largest.
+        first_line: The line at which the rows begin.
+
+    Raises:
+        UserError: A cell is no whole number from `low` to `high`; the message names its line.
+
+    Example:
+        >>> integers("cub200", "classes.txt", "class", ["1", "200"], low=1, high=200)
+        array([  1, 200])
+    """
+    # int() alone would take 1_0, or the digits of other scripts. All cells at once: a loop costs as much as the rest.
+    together = "".join(values)
+    if together.isdigit() and together.isascii() and max(map(len, values)) <= _MOST_DIGITS:
+        numbers = np.fromiter(map(int, values), np.int64, len(values))
+        outside = np.flatnonzero((numbers < low) | (numbers > high))
+        if not len(outside):
+            return numbers
+        row = int(outside[0])
+    else:
+        row = next(i for i, v in enumerate(values) if not (v.isdigit() and v.isascii() and len(v) <= _MOST_DIGITS))
+    raise UserError(
+        f"{name}: {path}, line {line_of(name, path, row, first_line)}: {column} is {quoted(values[row])}; expected a "
+        f"whole number from {low:,} to {high:,}"
+    )
+
+
+def check_distinct(name: str, path: str, column: str, values: Sequence[str], *, first_line: int = 1) -> None:
+    """Refuses a column in which a value comes twice, whatever the rest of the rows says.
+
+    Args:
+        name: The data set, for messages.
+        path: The file that the column is from.
+        column: What it is called.
+        values: Its cells, in the order of the file.
+        first_line: The line at which the rows begin.
+
+    Raises:
+        UserError: A value comes twice; the message names both lines, and how many rows repeat another.
+
+    Example:
+        >>> check_distinct("cub200", "images.txt", "path", ["a.jpg", "b.jpg"])
+    """
+    repeated = len(values) - len(set(values))
+    if not repeated:
+        return
+    first: dict[str, int] = {}
+    row = next(row for row, value in enumerate(values) if first.setdefault(value, row) != row)
+    lines = [line_of(name, path, number, first_line) for number in (first[values[row]], row)]
+    raise UserError(
+        f"{name}: {path}, lines {lines[0]} and {lines[1]}: {column} {quoted(values[row])} comes twice "
+        f"({repeated} rows repeat the {column} of another); get the official file again"
+    )
+
+
+def check_one_to_one(
+    name: str,
+    path: str,
+    columns: tuple[str, str],
+    keys: np.ndarray,
+    values: np.ndarray,
+    *,
+    first_line: int = 1,
+) -> None:
+    """Refuses a table in which rows of one key have different values, such as a class in two super-classes.
+
+    Args:
+        name: The data set, for messages.
+        path: The file that the columns are from.
+        columns: What keys and values are called.
+        keys: (N,) the key of every row, in the order of the file.
+        values: (N,) its value.
+        first_line: The line at which the rows begin.
+
+    Raises:
+        UserError: A key has two values; the message names both lines.
+
+    Example:
+        >>> check_one_to_one("sop", "Ebay_train.txt", ("class", "kind"), np.array([1, 1, 2]), np.array([5, 5, 6]))
+    """
+    _, first, of = np.unique(keys, return_index=True, return_inverse=True)
+    wrong = np.flatnonzero(values != values[first][of])
+    if len(wrong):
+        row = int(wrong[0])
+        other = int(first[of[row]])
+        lines = [line_of(name, path, number, first_line) for number in (other, row)]
+        raise UserError(
+            f"{name}: {path}, lines {lines[0]} and {lines[1]}: {columns[0]} {keys[row]} has {columns[1]} "
+            f"{values[other]} and {values[row]}; get the official file again"
+        )
+
+
+def check_queries(
+    name: str,
+    source: str,
+    labels: np.ndarray,
+    is_query: np.ndarray,
+    is_gallery: np.ndarray,
+    where: Callable[[int], str],
+) -> None:
+    """Refuses queries none of which the gallery can answer; counts, in a warning, those that it cannot.
+
+    Args:
+        name: The data set, for messages.
+        source: The file that the roles are from.
+        labels: (N,) class ids.
+        is_query: (N,) bool.
+        is_gallery: (N,) bool.
+        where: What to call a row, e.g. `"line 7, label 'cat'"`.
+
+    Raises:
+        UserError: Queries and gallery have no class in common.
+    """
+    hopeless = is_query & ~np.isin(labels, labels[is_gallery])
+    count, total = int(hopeless.sum()), int(is_query.sum())
+    if not count:
+        return
+    first = where(int(np.flatnonzero(hopeless)[0]))
+    if count == total:
+        raise UserError(f"{name}: {source}: queries and gallery have no class in common (the first query: {first})")
+    logging.warning(
+        "%s: the classes of %d of %d queries of %s are not in the gallery (the first: %s): these queries cannot be "
+        "answered.",
+        name,
+        count,
+        total,
+        source,
+        first,
+    )
+
+
+def warn_singleton_classes(name: str, split: str, labels: np.ndarray, class_names: dict[int, str]) -> None:
+    """Counts, in a warning, the classes of a single image, which have no pair to learn from or to be found by.
+
+    Args:
+        name: The data set, for messages.
+        split: `"train"`, or `"test"` for images that are looked up among each other.
+        labels: (N,) class ids.
+        class_names: The name of each id.
+    """
+    classes, counts = np.unique(labels, return_counts=True)
+    lone = classes[counts == 1]
+    if len(lone):
+        logging.warning(
+            "%s: %d of %d %s classes have one image only (the first is %s): %s",
+            name,
+            len(lone),
+            len(classes),
+            split,
+            class_names[int(lone[0])],
+            "they give no positive pair to learn from."
+            if split == "train"
+            else "as queries they have no right answer, and are left out of the figures.",
+        )

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from absl import logging
 
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import EncodedImages
 from tfdml.data.readers import label_files as files
-from tfdml.data.readers.label_checks import warn_singleton_classes
+from tfdml.data.readers.label_files import warn_singleton_classes
 from tfdml.errors import UserError, short_message
 
 
@@ -55,8 +54,7 @@ def read(
         >>> read(split="test", name="cifar100", download=True).num_classes  # doctest: +SKIP
         50
     """
-    if not 0 < test_fraction < 1:
-        raise UserError(f"tfds: test_fraction must lie between 0 and 1, it is {test_fraction}")
+    files.check_fraction("tfds", test_fraction)
     builder = _builder(name, data_dir, download)
     image = _image_feature(builder, image)
     _check_label_feature(builder, label)
@@ -64,13 +62,10 @@ def read(
     # Image rows of the split asked for, by the data set's own splits.
     if by_class:
         classes = np.unique(np.concatenate([found[found >= _lowest(builder, label)] for found in labels.values()]))
-        if len(classes) < 2:
-            raise UserError(f"tfds: {name} has {len(classes)} classes; a split by class needs two or more")
-        held_out = files.held_out_classes(len(classes), test_fraction)
-        chosen = classes[-held_out:] if split == "test" else classes[:-held_out]
+        chosen = files.split_classes("tfds", name, classes.tolist(), test_fraction, "by_class=False")[split]
         rows = {own: np.flatnonzero(np.isin(found, chosen)) for own, found in labels.items()}
     else:
-        _warn_of_shared_classes(name, labels["train"], labels["test"])
+        files.warn_shared_classes("tfds", name, np.intersect1d(labels["train"], labels["test"]).tolist())
         rows = {split: np.flatnonzero(labels[split] >= _lowest(builder, label))}
     names = [f"{name}/{own}/{row}" for own in rows for row in rows[own]]
     data = tuple(encoded for own in rows for encoded in _encoded(builder, own, image, rows[own]))
@@ -186,14 +181,3 @@ def _labels(builder: Any, split: str, label: str) -> np.ndarray:
 def _encoded(builder: Any, split: str, image: str, rows: np.ndarray) -> Iterator[bytes]:
     wanted = set(rows.tolist())
     return (data for row, data in enumerate(_examples(builder, split, image)) if row in wanted)
-
-
-def _warn_of_shared_classes(name: str, train: np.ndarray, test: np.ndarray) -> None:
-    shared = np.intersect1d(train, test)
-    if len(shared):
-        logging.warning(
-            "tfds: %d classes are in both train and test of %s: those test classes are not unseen, and the figures "
-            "measured on them are not zero-shot; by_class=True splits by class.",
-            len(shared),
-            name,
-        )

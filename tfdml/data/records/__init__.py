@@ -1,7 +1,7 @@
-"""Checks a data set image by image and writes it as record files."""
+"""Checks a data set image by image, writes it as record files, and reads them."""
 
-from tfdml.data.records.settings import RecordSettings
-from tfdml.data.records.workers import find_faults
+from tfdml.data.records.examination import RecordSettings
+from tfdml.data.records.reader import RecordImages
 from tfdml.data.records.writer import check, plan, prepare
 
-__all__ = ["RecordSettings", "check", "find_faults", "plan", "prepare"]
+__all__ = ["RecordImages", "RecordSettings", "check", "plan", "prepare"]

@@ -1,4 +1,4 @@
-"""Record files: a data set in a few large TFRecord shards, read by index, with the labels beside them.
+"""Record files: a data set in a few large TFRecord shards, read by index, with the labels in a table.
 
 A folder of records, as `bin/prepare` writes it, holds
 
@@ -6,40 +6,46 @@ A folder of records, as `bin/prepare` writes it, holds
 - `train-00000-of-00012.tfrecord` and so on: `tf.train.Example` records with `image/encoded`, `image/format`,
   `image/filename`, `image/class/label`, `image/class/text`, and where the data set has them
   `image/class/super_label` and `image/role`;
-- `train-00000-of-00012.idx`: where each record of that shard lies, a line `offset size`, as NVIDIA DALI's
-  tfrecord2idx writes it;
-- `train.npz`: labels and names of all images, so that a data set of millions opens without reading its shards.
+- `train.npz`: the labels and names of all images and the lengths of their records, so that a data set of millions opens
+  without reading its shards.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
+import functools
 import hashlib
 import io
 import os
 import re
+import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+import tensorflow as tf
 
 from tfdml import storage
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.images.record_images import REMEDY, RecordImages, RecordTable, Shards
+from tfdml.data.images import Images, Source, source_of_encoded
 from tfdml.errors import UserError, short_message
 from tfdml.manifests import Kinds, confined, fields, read_json
 
 MANIFEST = "manifest.json"
 FORMAT = "tfdml-records"
-VERSION = 1
-_SPLIT: Kinds = {"images": int, "table": dict, "shards": list, "class_names": dict}
+VERSION = 2
+ENCODED = "image/encoded"
+REMEDY = "copy the folder again from its source, or prepare it again with bin/prepare"
 ENTRY: Kinds = {"file": str, "bytes": int, "sha256": str}
-SHARD: Kinds = {**ENTRY, "index": dict}
+SHARD: Kinds = {**ENTRY, "images": int}
+_SPLIT: Kinds = {"images": int, "table": dict, "shards": list, "class_names": dict}
 _CLASS_ID = re.compile(r"-?\d{1,19}")
-# A TFRecord without data.
-_SMALLEST_RECORD = 16
+# A TFRecord's frame: the length and its checksum before the data, the data's checksum after it.
+_BEFORE, _AFTER = 12, 4
+_OPEN_FILES = 64
 # Most of the time goes to waiting for the network.
-_THREADS = 16
+_THREADS = 32
 
 
 def read(data_dir: str | os.PathLike, split: str = "train") -> ImageDataset:
@@ -62,16 +68,11 @@ def read(data_dir: str | os.PathLike, split: str = "train") -> ImageDataset:
         raise UserError(f"{folder} has no {split} split; it holds {', '.join(manifest['splits'])}")
     about = manifest["splits"][split]
     columns = _columns(folder, about)
-    images = _images(folder, about["shards"], columns)
-    if not len(images) == len(columns["labels"]) == about["images"]:
-        raise UserError(
-            f"{folder}: the manifest counts {about['images']} {split} images, the table {len(columns['labels'])}, the "
-            f"shards {len(images)}; {REMEDY}"
-        )
+    table = RecordTable.of(folder, about["shards"], columns)
     return ImageDataset(
         name=manifest["dataset"],
         split=split,
-        images=images,
+        images=RecordImages(table, np.arange(len(table.sizes))),
         labels=columns["labels"],
         class_names={int(label): name for label, name in about["class_names"].items()},
         super_labels=columns.get("super_labels"),
@@ -104,18 +105,13 @@ def read_manifest(folder: str) -> dict[str, Any]:
 def _check_split(folder: str, about: Any, where: str) -> None:
     """Refuses an entry that lacks something, or names a file outside the folder."""
     fields(about, _SPLIT, where, REMEDY)
-    _check_entry(folder, about["table"], f"{where}.table")
-    for number, shard in enumerate(about["shards"]):
-        place = f"{where}.shards[{number}]"
-        _check_entry(folder, fields(shard, SHARD, place, REMEDY), place)
-        _check_entry(folder, shard["index"], f"{place}.index")
+    entries = {"table": about["table"], **{f"shards[{i}]": shard for i, shard in enumerate(about["shards"])}}
+    for name, entry in entries.items():
+        place = f"{where}.{name}"
+        confined(folder, fields(entry, ENTRY if name == "table" else SHARD, place, REMEDY)["file"], place)
     for label, name in about["class_names"].items():
         if not isinstance(name, str) or not _CLASS_ID.fullmatch(label):
             raise UserError(f"{where}.class_names must be from class ids to names, but has {label[:40]!r}; {REMEDY}")
-
-
-def _check_entry(folder: str, entry: Any, where: str) -> None:
-    confined(folder, fields(entry, ENTRY, where, REMEDY)["file"], where)
 
 
 def verify(folder: str, progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
@@ -138,9 +134,7 @@ def verify(folder: str, progress: Callable[[int, int], None] = lambda done, tota
     manifest = read_manifest(folder)
     entries = []
     for about in manifest["splits"].values():
-        entries.append(about["table"])
-        for shard in about["shards"]:
-            entries += [shard, shard["index"]]
+        entries += [about["table"], *about["shards"]]
     total, done, faults = sum(entry["bytes"] for entry in entries), 0, []
     for entry in entries:
         try:
@@ -160,59 +154,31 @@ def _columns(folder: str, about: dict[str, Any]) -> dict[str, np.ndarray]:
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
             columns = dict(file)
-        _check_columns(columns, about["class_names"])
+        _check_columns(columns, about)
     except Exception as error:  # whatever NumPy raises on a damaged table
         raise UserError(f"{path} is damaged ({short_message(error, named=True)}); {REMEDY}") from error
     return columns
 
 
-def _check_columns(columns: dict[str, np.ndarray], class_names: dict[str, str]) -> None:
-    names, ends = columns["names"], columns["name_ends"]
-    for name, kinds in (("labels", "iu"), ("name_ends", "iu"), ("super_labels", "iu"), ("is_query", "b")):
-        column = columns.get(name, ends)
-        if column.shape != ends.shape or column.ndim != 1 or (column.dtype.kind not in kinds and name in columns):
-            raise ValueError(f"{name} is {column.dtype} of shape {column.shape}")
+def _check_columns(columns: dict[str, np.ndarray], about: dict[str, Any]) -> None:
+    for name, kinds in (
+        ("labels", "iu"), ("sizes", "iu"), ("name_ends", "iu"), ("super_labels", "iu"), ("is_query", "b"),
+    ):  # fmt: skip
+        column = columns.get(name) if name in ("super_labels", "is_query") else columns[name]
+        if column is not None and (column.shape != (about["images"],) or column.dtype.kind not in kinds):
+            raise ValueError(f"{name} is {column.dtype} of shape {column.shape}, for {about['images']} images")
+    names, ends, sizes = columns["names"], columns["name_ends"], columns["sizes"].astype(np.int64)
     if names.dtype != np.uint8 or (np.diff(ends, prepend=0) < 0).any() or ends.max(initial=0) > names.size:
         raise ValueError("name_ends does not divide names")
-    unknown = {str(label) for label in np.unique(columns["labels"])} - class_names.keys()
+    counts = [shard["images"] for shard in about["shards"]]
+    if sum(counts) != about["images"] or min(counts, default=0) < 0 or (sizes < _BEFORE + _AFTER).any():
+        raise ValueError("sizes are not those of the shards' records")
+    for shard, part in zip(about["shards"], np.split(sizes, np.cumsum(counts)[:-1]) if counts else [], strict=True):
+        if part.sum() != shard["bytes"]:
+            raise ValueError(f"sizes are not those of the records of {shard['file']}")
+    unknown = {str(label) for label in np.unique(columns["labels"])} - about["class_names"].keys()
     if unknown:
         raise ValueError(f"class {min(unknown)} has no name in the {MANIFEST}")
-
-
-def _images(folder: str, shards: list[dict[str, Any]], columns: dict[str, np.ndarray]) -> RecordImages:
-    def places(shard: dict[str, Any]) -> np.ndarray:
-        path = os.path.join(folder, shard["file"])
-        size = storage.size_of(path)
-        if size != shard["bytes"]:
-            found = "is missing" if size is None else f"has {size:,} bytes instead of {shard['bytes']:,}"
-            raise UserError(f"{path} {found}; {REMEDY}")
-        return _places(folder, shard["index"], shard["bytes"])
-
-    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-        found = list(pool.map(places, shards))
-    lies = np.concatenate(found) if found else np.zeros((0, 2), np.int64)
-    table = RecordTable(
-        shards=Shards(tuple(os.path.join(folder, shard["file"]) for shard in shards)),
-        shard=np.repeat(np.arange(len(shards)), [len(rows) for rows in found]),
-        offsets=lies[:, 0],
-        sizes=lies[:, 1],
-        names=columns["names"].tobytes(),
-        name_ends=columns["name_ends"],
-    )
-    return RecordImages(table, np.arange(len(lies)))
-
-
-def _places(folder: str, entry: dict[str, Any], shard_bytes: int) -> np.ndarray:
-    """(n, 2) offset and size of every record of a shard."""
-    data = _read_entry(folder, entry)
-    try:
-        rows = np.array(data.split(), np.int64).reshape(-1, 2)
-        offsets, sizes = rows.T
-        if (offsets < 0).any() or (sizes < _SMALLEST_RECORD).any() or (offsets > shard_bytes - sizes).any():
-            raise ValueError("a record lies outside the shard")
-    except (ValueError, OverflowError) as error:
-        raise UserError(f"{os.path.join(folder, entry['file'])} is no index of its shard; {REMEDY}") from error
-    return rows
 
 
 def _read_entry(folder: str, entry: dict[str, Any]) -> bytes:
@@ -229,3 +195,173 @@ def _read_entry(folder: str, entry: dict[str, Any]) -> bytes:
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
         raise UserError(f"{path} is damaged (its checksum is not the manifest's); {REMEDY}")
     return data
+
+
+class Shards:
+    """Random access to the records of a data set's shards, for many threads at once.
+
+    Local shards are kept open, a bounded number of them; each record of a remote one is a request of its own.
+
+    Args:
+        paths: The shards, local or on any file system that `tf.io.gfile` knows.
+    """
+
+    def __init__(self, paths: tuple[str, ...]):
+        self.paths = paths
+        # One that is dropped while another thread reads from it is closed after that read: see `_Open`.
+        self._open = functools.lru_cache(_OPEN_FILES)(_Open)
+
+    def read(self, shard: int, offset: int, size: int) -> bytes:
+        """The data of the record that takes `size` bytes at `offset`.
+
+        Raises:
+            UserError: The shard is missing or unreadable, or no such record lies there.
+        """
+        path = self.paths[shard]
+        try:
+            if "://" in path:
+                framed = _read_remote(path, offset, size)
+            else:
+                # A name of its own keeps it open: of two that threads open at once, the cache keeps only one.
+                file = self._open(path)
+                framed = os.pread(file.descriptor, size, offset)
+        except Exception as error:  # tf.io.gfile has its own error types
+            raise UserError(
+                f"{path} cannot be read ({getattr(error, 'strerror', None) or type(error).__name__}); {REMEDY}"
+            ) from error
+        if len(framed) != size or struct.unpack_from("<Q", framed)[0] != size - _BEFORE - _AFTER:
+            raise UserError(f"{path} holds no record of {size} bytes at byte {offset}: it is damaged; {REMEDY}")
+        return framed[_BEFORE:-_AFTER]
+
+
+class _Open:
+    """An open file, closed when the last thread that reads from it releases it."""
+
+    def __init__(self, path: str):
+        self.descriptor = -1
+        self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if self.descriptor >= 0:
+            close(self.descriptor)
+
+
+def _read_remote(path: str, offset: int, size: int) -> bytes:
+    with tf.io.gfile.GFile(path, "rb") as file:
+        file.seek(offset)
+        return file.read(size)
+
+
+@functools.cache
+def _threads() -> concurrent.futures.ThreadPoolExecutor:
+    return concurrent.futures.ThreadPoolExecutor(_THREADS, "records")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RecordTable:
+    """Where each record of a split lies, and what its image is called.
+
+    Args:
+        shards: The shards.
+        shard: (N,) which shard.
+        offsets: (N,) where in it the record begins, in bytes.
+        sizes: (N,) how many bytes it takes, frame included.
+        names: The names of all images, as bytes one after the other.
+        name_ends: (N,) where each name ends in `names`.
+    """
+
+    shards: Shards
+    shard: np.ndarray
+    offsets: np.ndarray
+    sizes: np.ndarray
+    names: bytes
+    name_ends: np.ndarray
+
+    @classmethod
+    def of(cls, folder: str, shards: list[dict[str, Any]], columns: dict[str, np.ndarray]) -> RecordTable:
+        """The table of shards as the manifest lists them, if each has its size."""
+        paths = tuple(os.path.join(folder, shard["file"]) for shard in shards)
+        with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+            found = list(pool.map(storage.size_of, paths))
+        for path, shard, size in zip(paths, shards, found, strict=True):
+            if size != shard["bytes"]:
+                fault = "is missing" if size is None else f"has {size:,} bytes instead of {shard['bytes']:,}"
+                raise UserError(f"{path} {fault}; {REMEDY}")
+        sizes = columns["sizes"].astype(np.int64)
+        shard_of = np.repeat(np.arange(len(shards)), [shard["images"] for shard in shards])
+        starts = np.cumsum([0, *(shard["bytes"] for shard in shards)])
+        offsets = np.cumsum(sizes) - sizes - starts[shard_of]
+        return cls(Shards(paths), shard_of, offsets, sizes, columns["names"].tobytes(), columns["name_ends"])
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class RecordImages(Images):
+    """Images in record files, read when they are needed.
+
+    Args:
+        table: Where the records are.
+        rows: (N,) the rows of the table that these images are.
+    """
+
+    # Record files are made of images that were decoded in full.
+    verified: ClassVar[bool] = True
+
+    table: RecordTable
+    rows: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def name(self, index: int) -> str:
+        """The name of one image in the data set that the records were made from."""
+        row = int(self.rows[index])
+        ends = self.table.name_ends
+        return os.fsdecode(self.table.names[ends[row - 1] if row else 0 : ends[row]])
+
+    def place(self, index: int) -> str:
+        """Where the record of one image lies, for messages: the file that it was made from may be long gone."""
+        row = int(self.rows[index])
+        shard = self.table.shards.paths[self.table.shard[row]]
+        return f"{shard}, record at byte {self.table.offsets[row]} ({self.name(index)})"
+
+    def take(self, indices: np.ndarray) -> RecordImages:
+        """The images at `indices`, in that order."""
+        return RecordImages(self.table, self.rows[indices])
+
+    def encoded(self, index: int) -> bytes:
+        """The bytes of one image."""
+        return self.read(np.array([index]))[0]
+
+    def stamps(self) -> list[tuple[int, int]]:
+        """See `Images.stamps`."""
+        return [(int(size), 0) for size in self.table.sizes[self.rows]]
+
+    def lookup(self) -> Source:
+        """See `Images.lookup`."""
+        return source_of_encoded(self.read)
+
+    def read(self, indices: np.ndarray) -> list[bytes]:
+        """The encoded bytes of images.
+
+        Args:
+            indices: (n,) which images.
+
+        Returns:
+            n strings of bytes, in that order.
+
+        Raises:
+            UserError: A shard is missing or damaged.
+        """
+        table, rows = self.table, self.rows[indices]
+        places = zip(table.shard[rows].tolist(), table.offsets[rows].tolist(), table.sizes[rows].tolist(), strict=True)
+        if any("://" in path for path in table.shards.paths):
+            return list(_threads().map(lambda place: self._image(*place), places))
+        return [self._image(*place) for place in places]
+
+    def _image(self, shard: int, offset: int, size: int) -> bytes:
+        data = self.table.shards.read(shard, offset, size)
+        try:
+            return tf.train.Example.FromString(data).features.feature[ENCODED].bytes_list.value[0]
+        except Exception as error:  # the parser's own type, or no such field
+            path = self.table.shards.paths[shard]
+            raise UserError(f"{path} has no image in its record at byte {offset}: it is damaged; {REMEDY}") from error

@@ -1,7 +1,11 @@
-"""A preparation: examine every image, write the shards, and the manifest last."""
+"""Writes a data set as record files: examines every image, writes the shards, and the manifest last.
+
+Interrupted and called again, it resumes with the shards that are not yet there.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import hashlib
@@ -9,32 +13,54 @@ import io
 import itertools
 import json
 import os
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import filelock
 import numpy as np
+import tensorflow as tf
 
-from tfdml import storage
+from tfdml import manifests, storage
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.images.faults import ImageError
-from tfdml.data.images.record_images import REMEDY
-from tfdml.data.records import output_folder as folders
-from tfdml.data.records import reader as records
-from tfdml.data.records.duplicates import find_duplicates
-from tfdml.data.records.report import Report, SplitReport, bad_images_in_words, one_line
-from tfdml.data.records.settings import RecordSettings
-from tfdml.data.records.shards import cut_into_shards, write_shard
-from tfdml.data.records.workers import Progress, WorkerPool
-from tfdml.disk_space import require_space
-from tfdml.errors import UserError
+from tfdml.data.decoding import format_of
+from tfdml.data.faults import ImageError
+from tfdml.data.records.examination import (
+    Examined,
+    ImageExaminer,
+    Progress,
+    RecordSettings,
+    Report,
+    SplitReport,
+    bad_images_in_words,
+    find_duplicates,
+    one_line,
+)
+from tfdml.data.records.reader import ENCODED, FORMAT, MANIFEST, REMEDY, SHARD, VERSION, read
+from tfdml.disk_space import is_disk_full, require_space, unwritable
+from tfdml.errors import UserError, differences
 from tfdml.manifests import Kinds, confined, fields
 from tfdml.version import __version__
 
-COPIES = "copies.json"
+DUPLICATES = "copies.json"
 BAD_IMAGES = "bad_images.txt"
+JOB = "job.json"
+PROGRESS = "progress"
+LOCK = ".prepare.lock"
+# Of every JSON file of a preparation.
+HEADER = {"format": FORMAT, "version": VERSION}
 _MEGABYTE = 2**20
-_PART: Kinds = {"key": str, "digests": list, "faults": dict, "dropped": list, "shard": (dict, type(None))}
+_PART: Kinds = {
+    "key": str,
+    "digests": list,
+    "faults": dict,
+    "dropped": list,
+    "sizes": list,
+    "shard": (dict, type(None)),
+}
 _BEGIN_ANEW = "delete the folder to prepare it again"
+# A TFRecord's length and two checksums.
+_FRAME = 16
 
 
 def check(
@@ -56,9 +82,9 @@ def check(
     """
     settings = dataclasses.replace(settings or RecordSettings(), shrink=0)
     reports = {split: SplitReport(dataset) for split, dataset in splits.items()}
-    with WorkerPool(sum(map(len, splits.values())), settings, progress) as pool:
+    with ImageExaminer(sum(map(len, splits.values())), settings, progress) as examiner:
         for split, dataset in splits.items():
-            for image in pool.examine(dataset.images, 0, len(dataset)):
+            for image in examiner.examine(dataset.images, 0, len(dataset)):
                 reports[split].digests.append("" if image.fault else image.digest)
                 if image.fault:
                     reports[split].faults.append(
@@ -122,23 +148,23 @@ def prepare(
         98
     """
     out, settings = os.fspath(out), settings or RecordSettings()
-    folders.claim(out)
-    with folders.locked(out):
+    claim(out)
+    with _locked(out):
         job = _job(splits, settings)
-        manifest = folders.read_json(os.path.join(out, records.MANIFEST))
+        manifest = read_json(os.path.join(out, MANIFEST))
         if manifest:
-            fields(manifest, {"job": dict}, os.path.join(out, records.MANIFEST), REMEDY)
-            folders.require_same_job(out, manifest["job"], job)
+            fields(manifest, {"job": dict}, os.path.join(out, MANIFEST), REMEDY)
+            require_same_job(out, manifest["job"], job)
             for split in splits:
-                records.read(out, split)
+                read(out, split)
             _tidy(out)
             return Report({split: SplitReport(dataset) for split, dataset in splits.items()}, [], finished_before=True)
         report = _write(splits, out, settings, job, progress)
-        folders.write_json(os.path.join(out, COPIES), report.duplicates)
+        write_json(os.path.join(out, DUPLICATES), report.duplicates)
         _report_bad_images(report, out, settings)
         entries = {split: _finish(found, split, out) for split, found in report.splits.items()}
         manifest = {
-            **folders.header(),
+            **HEADER,
             "tfdml": __version__,
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "dataset": next(iter(splits.values())).name,
@@ -146,7 +172,7 @@ def prepare(
             "job": job,
             "splits": entries,
         }
-        folders.write_json(os.path.join(out, records.MANIFEST), manifest)
+        write_json(os.path.join(out, MANIFEST), manifest)
         _tidy(out)
     return report
 
@@ -157,7 +183,7 @@ def _write(
     stamps = {split: dataset.images.stamps() for split, dataset in splits.items()}
     starts = _starts(out, job, stamps, settings)
     reports = {split: SplitReport(dataset) for split, dataset in splits.items()}
-    with WorkerPool(sum(map(len, splits.values())), settings, progress) as pool:
+    with ImageExaminer(sum(map(len, splits.values())), settings, progress) as examiner:
         for split, dataset in splits.items():
             excluded = set()
             if settings.drop_copies == "across" and split != "train" and "train" in reports:
@@ -167,10 +193,10 @@ def _write(
                 key = _digest([stamps[split][start:stop], sorted(excluded)])
                 part = _part(out, stem, key, settings)
                 if part is None:
-                    part = _make_part(pool, dataset, (start, stop), excluded, out, stem, key, settings)
+                    part = _make_part(examiner, dataset, (start, stop), excluded, out, stem, key, settings)
                 else:
                     reports[split].resumed += 1
-                    pool.skip(stop - start)
+                    examiner.skip(stop - start)
                 found = reports[split]
                 found.digests += part["digests"]
                 found.faults += [
@@ -179,11 +205,12 @@ def _write(
                 found.dropped += part["dropped"]
                 if part["shard"]:
                     found.shards.append(part["shard"])
+                    found.record_sizes += part["sizes"]
     return Report(reports, _duplicates(reports))
 
 
 def _make_part(
-    pool: WorkerPool,
+    examiner: ImageExaminer,
     dataset: ImageDataset,
     extent: tuple[int, int],
     excluded: set[str],
@@ -193,7 +220,7 @@ def _make_part(
     settings: RecordSettings,
 ) -> dict[str, Any]:
     """Examines the images of a shard and writes it, unless bad images are an error."""
-    images = list(pool.examine(dataset.images, *extent))
+    images = list(examiner.examine(dataset.images, *extent))
     dropped = [image.index for image in images if not image.fault and image.digest in excluded]
     faults = {str(image.index): image.fault for image in images if image.fault}
     kept = [image for image in images if not image.fault and image.digest not in excluded]
@@ -202,29 +229,31 @@ def _make_part(
         "digests": ["" if image.fault else image.digest for image in images],
         "faults": faults,
         "dropped": dropped,
+        "sizes": [],
         "shard": None,
     }
     if faults and settings.bad_images == "error":
         return part
     if kept:
-        part["shard"] = write_shard(out, stem, dataset, kept)
-    folders.write_json(os.path.join(out, f"{folders.PROGRESS}-{stem}.json"), part)
+        part["shard"], part["sizes"] = write_shard(out, stem, dataset, kept)
+    write_json(os.path.join(out, f"{PROGRESS}-{stem}.json"), part)
     return part
 
 
 def _part(out: str, stem: str, key: str, settings: RecordSettings) -> dict[str, Any] | None:
     """What an earlier run recorded of a shard, if it is still valid."""
-    path = os.path.join(out, f"{folders.PROGRESS}-{stem}.json")
-    part = folders.read_json(path)
+    path = os.path.join(out, f"{PROGRESS}-{stem}.json")
+    part = read_json(path)
     if not part:
         return None
     fields(part, _PART, path, _BEGIN_ANEW)
     if part["key"] != key or (part["faults"] and settings.bad_images == "error"):
         return None
     shard = part["shard"]
-    for entry in (shard, fields(shard, records.SHARD, path, _BEGIN_ANEW)["index"]) if shard else ():
-        fields(entry, records.ENTRY, path, _BEGIN_ANEW)
-        if storage.size_of(confined(out, entry["file"], path)) != entry["bytes"]:
+    if shard:
+        fields(shard, SHARD, path, _BEGIN_ANEW)
+        is_listed = len(part["sizes"]) == shard["images"] and all(type(size) is int for size in part["sizes"])
+        if not is_listed or storage.size_of(confined(out, shard["file"], path)) != shard["bytes"]:
             return None
     return part
 
@@ -233,11 +262,11 @@ def _starts(
     out: str, job: dict[str, Any], stamps: Mapping[str, list[tuple[int, int]]], settings: RecordSettings
 ) -> dict[str, list[int]]:
     """Where the shards begin: as recorded by an earlier run, or divided now and recorded."""
-    path = os.path.join(out, folders.JOB)
-    stored = folders.read_json(path)
+    path = os.path.join(out, JOB)
+    stored = read_json(path)
     if stored:
         fields(stored, {"job": dict, "starts": dict}, path, _BEGIN_ANEW)
-        folders.require_same_job(out, stored["job"], job)
+        require_same_job(out, stored["job"], job)
         fields(stored["starts"], dict.fromkeys(stamps, list), path, _BEGIN_ANEW)
         if any(type(start) is not int for starts in stored["starts"].values() for start in starts):
             raise UserError(f"{path} does not say where the shards begin; {_BEGIN_ANEW}")
@@ -247,7 +276,7 @@ def _starts(
         needed = sum(map(sum, sizes.values()))
         require_space(out, needed, "out", "the records", "shrink the images with `shrink`")
     starts = {split: cut_into_shards(found, settings.shard_mb * _MEGABYTE) for split, found in sizes.items()}
-    folders.write_json(path, {**folders.header(), "job": job, "starts": starts})
+    write_json(path, {**HEADER, "job": job, "starts": starts})
     return starts
 
 
@@ -272,6 +301,7 @@ def _finish(found: SplitReport, split: str, out: str) -> dict[str, Any]:
     names = [os.fsencode(dataset.images.name(index)) for index in kept]
     columns = {
         "labels": dataset.labels[kept],
+        "sizes": np.array(found.record_sizes, np.int64),
         "names": np.frombuffer(b"".join(names), np.uint8),
         "name_ends": np.cumsum([len(name) for name in names], dtype=np.int64),
     }
@@ -300,7 +330,7 @@ def _finish(found: SplitReport, split: str, out: str) -> dict[str, Any]:
 def _tidy(out: str) -> None:
     """Removes what only an unfinished preparation needs."""
     for name in storage.listing(out):
-        if name == folders.JOB or (name.startswith(f"{folders.PROGRESS}-") and name.endswith(".json")):
+        if name == JOB or (name.startswith(f"{PROGRESS}-") and name.endswith(".json")):
             storage.remove(os.path.join(out, name))
 
 
@@ -325,3 +355,207 @@ def _duplicates(reports: Mapping[str, SplitReport]) -> list[dict[str, Any]]:
 
 def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
+def cut_into_shards(sizes: Sequence[int], shard_bytes: float) -> list[int]:
+    """Where each shard begins.
+
+    Args:
+        sizes: (N,) bytes of each image.
+        shard_bytes: A shard ends with the image that makes it this large.
+
+    Returns:
+        The index of the first image of each shard.
+
+    Example:
+        >>> cut_into_shards([3, 3, 3, 3, 3], 6)
+        [0, 2, 4]
+    """
+    starts, held = [], shard_bytes
+    for index, size in enumerate(sizes):
+        if held >= shard_bytes:
+            starts.append(index)
+            held = 0
+        held += size
+    return starts
+
+
+def write_shard(
+    folder: str, stem: str, dataset: ImageDataset, images: Iterable[Examined]
+) -> tuple[dict[str, Any], list[int]]:
+    """Writes `stem.tfrecord`, atomically.
+
+    Args:
+        folder: Where.
+        stem: The name of the shard, without suffix.
+        dataset: Where the labels and names come from.
+        images: The images, in order.
+
+    Returns:
+        The shard's entry in the manifest (file, number of images, bytes, SHA-256), and the bytes of each record.
+
+    Raises:
+        UserError: The disk is full, or the file system refuses.
+
+    Example:
+        >>> examined = [Examined(row, jpeg, "") for row in range(3)]
+        >>> write_shard(".", "train-00000-of-00001", train, examined)[0]["images"]
+        3
+    """
+    path = os.path.join(folder, f"{stem}.tfrecord")
+    images, sizes = list(images), []
+    with storage.atomic_write(path, sum(len(image.data) for image in images)) as temporary:
+        with tf.io.TFRecordWriter(temporary) as writer:
+            for image in images:
+                record = _example(dataset, image).SerializeToString(deterministic=True)
+                writer.write(record)
+                sizes.append(len(record) + _FRAME)
+        digest = storage.sha256_of(temporary)
+    return {"file": f"{stem}.tfrecord", "images": len(images), "bytes": sum(sizes), "sha256": digest}, sizes
+
+
+def _example(dataset: ImageDataset, image: Examined) -> tf.train.Example:
+    kind = format_of(image.data[:16])
+    label = int(dataset.labels[image.index])
+    features = {
+        ENCODED: _bytes(image.data),
+        "image/format": _bytes(kind.name.encode() if kind else b""),
+        "image/filename": _bytes(os.fsencode(dataset.images.name(image.index))),
+        "image/class/label": _integer(label),
+        "image/class/text": _bytes(os.fsencode(dataset.class_names[label])),
+    }
+    if dataset.super_labels is not None:
+        features["image/class/super_label"] = _integer(int(dataset.super_labels[image.index]))
+    if dataset.is_query is not None:
+        features["image/role"] = _bytes(b"query" if dataset.is_query[image.index] else b"gallery")
+    return tf.train.Example(features=tf.train.Features(feature=features))
+
+
+def _bytes(value: bytes) -> tf.train.Feature:
+    return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+
+
+def _integer(value: int) -> tf.train.Feature:
+    return tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
+
+
+def claim(out: str) -> None:
+    """Checks, without writing anything, that a folder is new, empty or of an earlier preparation.
+
+    Args:
+        out: The folder.
+
+    Raises:
+        UserError: It holds something else.
+
+    Example:
+        >>> claim("no/such/folder")
+    """
+    if tf.io.gfile.exists(out) and not tf.io.gfile.isdir(out):
+        raise UserError(f"`out={out}` is a file; name a folder")
+    found = [name for name in storage.listing(out) if name != LOCK and not name.startswith(storage.PARTIAL_PREFIX)]
+    if found and not {MANIFEST, JOB} & set(found):
+        raise UserError(f"`out={out}` holds other files ({found[0]} ...); name a new or an empty folder")
+    for name in (MANIFEST, JOB):
+        if name in found and read_json(os.path.join(out, name)).get("format") != FORMAT:
+            raise UserError(f"`out={out}` holds a {name} of something else; name a new or an empty folder")
+
+
+def read_json(path: str) -> dict[str, Any]:
+    """A JSON object from a file; empty if there is no such file or it is none.
+
+    Example:
+        >>> read_json("no/such/file")
+        {}
+    """
+    try:
+        return manifests.read_json(path)
+    except UserError:
+        return {}
+
+
+def write_json(path: str, value: Any) -> None:
+    """Writes JSON, whole or not at all.
+
+    Raises:
+        UserError: The file cannot be written.
+
+    Example:
+        >>> write_json("copies.json", [])
+    """
+    # Names that are not UTF-8 hold lone surrogates, which only ASCII escapes can carry.
+    storage.write_whole(path, (json.dumps(value, indent=1, ensure_ascii=True) + "\n").encode("ascii"))
+
+
+def require_same_job(out: str, stored: dict[str, Any], job: dict[str, Any]) -> None:
+    """Refuses to mix what was prepared in another way with what is wanted now.
+
+    Args:
+        out: The folder.
+        stored: The job that the folder was begun with.
+        job: The job wanted.
+
+    Raises:
+        UserError: They differ; the message names how.
+
+    Example:
+        >>> require_same_job("records", {"dataset": "sop"}, {"dataset": "sop"})
+    """
+    different = differences(stored, job)
+    if different:
+        raise UserError(
+            f"`out={out}` holds records prepared in another way: {different}; name another folder, or "
+            "delete this one to prepare it again"
+        )
+
+
+@contextlib.contextmanager
+def _locked(out: str) -> Iterator[None]:
+    """Makes the folder and keeps other preparations out of it.
+
+    Raises:
+        UserError: Another preparation is at work in it, or it cannot be made.
+    """
+    path = os.path.join(out, LOCK)
+    with contextlib.ExitStack() as stack:
+        try:
+            tf.io.gfile.makedirs(out)
+            if storage.is_remote(out):
+                stack.enter_context(_remote_lock(path))
+            else:
+                stack.enter_context(filelock.FileLock(path, blocking=False))
+                stack.callback(_remove_if_possible, path)
+            # Of processes that were killed: while the lock is held, nobody writes.
+            for name in storage.listing(out):
+                if name.startswith(storage.PARTIAL_PREFIX):
+                    storage.remove(os.path.join(out, name))
+        except filelock.Timeout:
+            raise UserError(f"another bin/prepare is at work in {out}; wait for it") from None
+        except (OSError, tf.errors.OpError) as error:
+            if is_disk_full(error):
+                raise unwritable(out, error) from error
+            reason = getattr(error, "strerror", None) or getattr(error, "message", None) or type(error).__name__
+            raise UserError(f"`out={out}` cannot be written ({reason})") from error
+        yield
+
+
+def _remove_if_possible(path: str) -> None:
+    with contextlib.suppress(OSError):  # Windows keeps a file that is open
+        os.unlink(path)
+
+
+@contextlib.contextmanager
+def _remote_lock(path: str) -> Iterator[None]:
+    owner = {"token": uuid.uuid4().hex}
+    if not tf.io.gfile.exists(path):
+        write_json(path, owner)
+    # Object stores have no exclusive creation: of two that wrote at once the later one has it.
+    if read_json(path) != owner:
+        raise UserError(
+            f"another bin/prepare is at work in {os.path.dirname(path)}; wait for it, or delete {path} if it has ended"
+        )
+    try:
+        yield
+    finally:
+        if read_json(path) == owner:
+            storage.remove(path)

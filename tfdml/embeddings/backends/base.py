@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdml import storage
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import Images
-from tfdml.data.readable_views import readable_batches
+from tfdml.data.pipeline import readable_batches
 from tfdml.errors import UserError
 
 

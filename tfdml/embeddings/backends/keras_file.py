@@ -11,10 +11,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdml.data.augmentation.evaluation import EvaluationTransform
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.pipeline import evaluation_batches, explain_failure
-from tfdml.data.readable_views import readable_views
+from tfdml.data.faults import explain_failure
+from tfdml.data.pipeline import evaluation_batches, readable_views
+from tfdml.data.transforms import EvaluationTransform
 from tfdml.embeddings.backends.base import EmbeddingBackend, checksum_of
 from tfdml.embeddings.backends.model_card import compare_with_card
 from tfdml.embeddings.compute import embed_batches

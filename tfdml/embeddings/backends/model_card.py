@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdml.data.augmentation.evaluation import EvaluationTransform
+from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import UserError
 from tfdml.manifests import Kinds, compare_files, fields, objects, read_json
 from tfdml.models import AnyEmbedder
@@ -15,16 +15,7 @@ from tfdml.storage import sha256_of
 from tfdml.version import __version__, installed
 
 CARD = "model_card.json"
-# The second are the names of releases up to 0.1.
-_KEYS = ({"resize", "image_size", "resize_mode"}, {"resize", "crop", "mode"})
-_KINDS: Kinds = {
-    "resize": int,
-    "image_size": int,
-    "resize_mode": str,
-    "pad_color": (list, str),
-    "crop": int,
-    "mode": str,
-}
+_VIEW: Kinds = {"resize": int, "image_size": int, "resize_mode": str}
 LICENCE = (
     "Not cleared by this export. The licences of the pretrained weights that training started from, and of the images "
     "that it trained on, decide what the model may be used for: check both."
@@ -101,11 +92,11 @@ def view_of_card(path: Path) -> dict[str, Any] | None:
         return None
     view = read_json(path).get("view")
     # Black padding is not named.
-    if not isinstance(view, dict) or set(view) - {"pad_color"} not in _KEYS:
+    if not isinstance(view, dict) or view.keys() - {"pad_color"} != _VIEW.keys():
         raise UserError(
             f"{path} does not state the view of the model: its key view must hold resize, image_size and resize_mode"
         )
-    fields({"pad_color": "black", **view}, {name: _KINDS[name] for name in (*view, "pad_color")}, f"{path}: view")
+    fields({"pad_color": "black", **view}, {**_VIEW, "pad_color": (list, str)}, f"{path}: view")
     if view["resize"] > _LARGEST_SIDE:
         raise UserError(f"{path} states a view of {view['resize']:,} px, more than {_LARGEST_SIDE:,}")
     try:

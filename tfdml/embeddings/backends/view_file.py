@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from tfdml.data.augmentation.evaluation import EvaluationTransform, as_color
-from tfdml.data.augmentation.resizing import BLACK
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.pipeline import evaluation_batches, explain_failure
-from tfdml.data.readable_views import readable_views
+from tfdml.data.faults import explain_failure
+from tfdml.data.pipeline import evaluation_batches, readable_views
+from tfdml.data.resizing import BLACK
+from tfdml.data.transforms import EvaluationTransform, as_color
 from tfdml.embeddings.backends.base import EmbeddingBackend, checked_vectors, checksum_of
 from tfdml.embeddings.backends.model_card import CARD, compare_with_card, view_of_card
 from tfdml.errors import UserError

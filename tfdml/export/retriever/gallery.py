@@ -23,7 +23,7 @@ class GalleryItem:
 
     Args:
         id: Its name, which no other item of the gallery has.
-        image: The bytes of a JPEG, PNG, GIF, BMP or WebP file.
+        image: The bytes of a JPEG, PNG or WebP file.
         embedding: (d,), by the retriever's own embedder; in place of `image`.
         label: Its class id; -1 for none.
         metadata: What a search returns with it, such as class name and path: anything that JSON can hold.

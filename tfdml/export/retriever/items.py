@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tfdml import storage
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.images.faults import access_fault
-from tfdml.data.images.formats import EXTENSIONS
+from tfdml.data.decoding import EXTENSIONS
+from tfdml.data.faults import access_fault
 from tfdml.errors import UserError
 from tfdml.export.retriever.gallery import NO_LABEL, Gallery, GalleryItem, UnreadableItem
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from tfdml.data.augmentation.evaluation import as_color
-from tfdml.data.augmentation.train import KINDS
+from tfdml.data.transforms import KINDS, as_color
 from tfdml.errors import UserError
 from tfdml.training.expressions import Call, parse_arguments, parse_sum
 from tfdml.training.settings.fields import Settings, as_text, choice, fraction, positive
@@ -76,7 +75,7 @@ class DataSettings(Settings):
     flip: bool = choice(True, "Mirror every second training image.")
     policy: str = choice(
         "",
-        "What happens to the finished crops, through keras-cv: e.g. 'rand_augment(magnitude=0.4) + 0.2 * grayscale' "
+        "What happens to the finished crops, by Keras's layers: e.g. 'rand_augment(factor=0.4) + 0.2 * grayscale' "
         "(the second on a fifth of the images).",
     )
     # Batches

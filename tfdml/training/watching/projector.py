@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tfdml.data.augmentation.evaluation import EvaluationTransform
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches
+from tfdml.data.transforms import EvaluationTransform
 from tfdml.evaluation import embed
 from tfdml.models import Embedder
 from tfdml.report.embedding_map import choose_images

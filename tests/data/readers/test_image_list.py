@@ -1,0 +1,459 @@
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfdml.data import catalogue
+from tfdml.data.readers import image_list as listing
+from tfdml.errors import UserError
+
+
+def _images(folder, *names):
+    for name in names:
+        path = Path(folder, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a list and its images a.jpg to f.jpg, and returns its path."""
+    _images(tmp_path, *(f"{letter}.jpg" for letter in "abcdef"))
+
+    def write(text, name="list.csv"):
+        path = tmp_path / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write
+
+
+def _both(path, **options):
+    return listing.read(path, "train", **options), listing.read(path, "test", **options)
+
+
+def _names(dataset):
+    return [path.rsplit("/", 1)[1] for path in dataset.images.paths]
+
+
+def test_integer_labels_are_kept(write):
+    path = write("path,label\na.jpg,7\nb.jpg,-3\nc.jpg,9223372036854775807\nd.jpg,-9223372036854775808\ne.jpg,7\n")
+    train, test = _both(path)
+    assert train.labels.tolist() == [-3, -(2**63)]
+    assert test.labels.tolist() == [7, 2**63 - 1, 7]
+    assert test.class_names == {7: "7", 2**63 - 1: "9223372036854775807"}
+    assert _names(test) == ["a.jpg", "c.jpg", "e.jpg"]
+    assert test.super_labels is None
+    assert test.is_query is None
+
+
+def test_names_are_numbered_in_sorted_order_over_both_splits(write):
+    path = write("path,label,split\na.jpg,dog,test\nb.jpg,cat,train\nc.jpg,ant,test\nd.jpg,Ökapi,train\n")
+    train, test = _both(path)
+    assert train.class_names == {1: "cat", 3: "Ökapi"}
+    assert test.class_names == {0: "ant", 2: "dog"}
+    assert test.labels.tolist() == [2, 0]
+
+
+def test_leading_zeros_make_names(write):
+    train, test = _both(write("path,label\na.jpg,007\nb.jpg,7\nc.jpg,7\n"))
+    assert (train.class_names, test.class_names) == ({0: "007"}, {1: "7"})
+
+
+def test_row_order_changes_no_label(write):
+    rows = ["a.jpg,x,s", "b.jpg,y,r", "c.jpg,z,s", "d.jpg,y,r"]
+    found = []
+    for order in (rows, rows[::-1]):
+        train, test = _both(write("\n".join(["path,label,super_label", *order])))
+        found.append(
+            [
+                sorted(zip(_names(d), d.labels, d.super_labels, strict=True)) + sorted(d.class_names.items())
+                for d in (train, test)
+            ]
+        )
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("fraction", "classes"), [(0.5, 2), (0.25, 1), (0.01, 1), (0.99, 3)])
+def test_the_last_classes_are_the_test_split(write, fraction, classes):
+    train, test = _both(write("path,label\na.jpg,40\nb.jpg,5\nc.jpg,100\nd.jpg,20\n"), test_fraction=fraction)
+    assert [*train.classes, *test.classes] == [5, 20, 40, 100]
+    assert test.num_classes == classes
+
+
+def test_windows_and_spreadsheet_habits(write):
+    path = write(
+        b"\xef\xbb\xbf label , path,split\r\n"
+        b'  "Smith, John",  a.jpg , train\r\n'
+        b'"say ""hi""",b.jpg,test\r\n'
+        b",,\r\n   \r\n"
+        b"\xc3\xa9t\xc3\xa9,c.jpg,test"
+    )
+    train, test = _both(path)
+    assert train.class_names == {0: "Smith, John"}
+    assert test.class_names == {1: 'say "hi"', 2: "été"}
+    assert _names(train) == ["a.jpg"]
+
+
+def test_paths_are_relative_to_the_list_or_absolute(tmp_path, monkeypatch):
+    _images(tmp_path, "lists/é, 1/a b.jpg", "elsewhere/b.jpg")
+    path = tmp_path / "lists" / "all.csv"
+    path.write_text(f'path,label\n"é, 1/a b.jpg",1\n{tmp_path}/elsewhere/b.jpg,2\n')
+    train, test = _both(path)
+    assert train.images.paths == (f"{tmp_path}/lists/é, 1/a b.jpg",)
+    assert test.images.paths == (f"{tmp_path}/elsewhere/b.jpg",)
+    monkeypatch.chdir(path.parent)
+    assert catalogue.load("list", "all.csv").images.paths == ("é, 1/a b.jpg",)
+
+
+def test_json_lines_give_what_csv_gives(write):
+    rows = [
+        {"path": "a.jpg", "label": 5, "split": "train", "super_label": "x"},
+        {"label": 2**40, "path": "b.jpg", "split": "test", "role": "query", "super_label": "y"},
+        {"path": "c.jpg", "label": 2**40, "split": "test", "role": "gallery", "super_label": "x", "extra": None},
+    ]
+    del rows[2]["extra"]
+    as_json = _both(write("\r\n\r\n".join(map(json.dumps, rows)), "list.jsonl"))
+    as_csv = _both(
+        write(
+            "path,label,split,role,super_label\na.jpg,5,train,,x\n"
+            f"b.jpg,{2**40},test,query,y\nc.jpg,{2**40},test,gallery,x\n"
+        )
+    )
+    for found, expected in zip(as_json, as_csv, strict=True):
+        assert found.images == expected.images
+        assert found.class_names == expected.class_names
+        np.testing.assert_array_equal(found.labels, expected.labels)
+        np.testing.assert_array_equal(found.super_labels, expected.super_labels)
+    assert as_json[1].is_query.tolist() == as_csv[1].is_query.tolist() == [True, False]
+    assert as_json[0].is_query is as_csv[0].is_query is None
+    assert as_json[1].super_labels.tolist() == [1, 0]
+
+
+def test_json_lines_are_known_by_their_content(write):
+    train = listing.read(write('{"path": "a.jpg", "label": "ä"}\n{"path": "b.jpg", "label": "b"}\n', "list.txt"))
+    assert train.class_names == {0: "b"}
+
+
+def test_roles_without_splits_hold_for_the_test_classes(write):
+    path = write("path,label,role\na.jpg,1,query\nb.jpg,1,gallery\nc.jpg,2,gallery\nd.jpg,2,query\n")
+    train, test = _both(path)
+    assert train.is_query is None
+    assert test.is_query.tolist() == [False, True]
+    assert _names(catalogue.load("list", path, "query")) == ["d.jpg"]
+    assert _names(catalogue.load("list", path, "gallery")) == ["c.jpg"]
+
+
+def test_repeated_rows_are_dropped_and_counted(write, caplog):
+    path = write("path,label\na.jpg,1\nb.jpg,2\na.jpg,1\n./a.jpg,1\n")
+    with caplog.at_level("WARNING", logger="absl"):
+        train = listing.read(path)
+    assert _names(train) == ["a.jpg"]
+    assert f"dropped 2 rows of {path}" in caplog.text
+
+
+def test_shared_classes_are_reported(write, caplog):
+    with caplog.at_level("WARNING", logger="absl"):
+        _, test = _both(write("path,label,split\na.jpg,x,train\nb.jpg,x,test\nc.jpg,y,test\n"))
+    assert test.class_names == {0: "x", 1: "y"}
+    assert "1 classes are in both train and test of" in caplog.text
+    assert "(the first is x)" in caplog.text
+
+
+def test_queries_that_cannot_be_answered_are_counted(write, caplog):
+    text = "path,label,split,role\na.jpg,9,train,\nb.jpg,1,test,query\nc.jpg,2,test,query\nd.jpg,1,test,gallery\n"
+    with caplog.at_level("WARNING", logger="absl"):
+        listing.read(write(text), "test")
+    assert "the classes of 1 of 2 queries of" in caplog.text
+    assert "(the first: line 4, label '2')" in caplog.text
+
+
+ROLES = "path,label,split,role\nf.jpg,9,train,\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"list\.csv is empty"),
+        (" \r\n\t\n", r"list\.csv is empty"),
+        ("path,label\n", r"list\.csv has a header but no row"),
+        (",,\n,,\n", r"list\.csv, line 1: the header has no column path"),
+        ("a.jpg,1\nb.jpg,2\n", r"line 1: the header has no column path; expected path,label,.* found 'a\.jpg,1'"),
+        ("path;label\na.jpg;1\n", r"line 1: the header has no column path; .* found 'path;label'"),
+        ("path,split\na.jpg,train\n", "line 1: the header has no column label"),
+        ("path,label,colour\na.jpg,1,red\n", r"line 1: column 'colour' is unknown; the columns are path, label, split"),
+        ("\npath,label,path\na.jpg,1,a\n", r"line 2: column 'path' is twice"),
+        ("path,label\na.jpg,1\nb,c.jpg,2\n", r"line 3: expected 2 cells as in the header, found 3; put a cell with a"),
+        ("path,label\na.jpg,1\nb.jpg\n", r"line 3: expected 2 cells as in the header, found 1"),
+        ("path,label\na.jpg,1\n\nb.jpg,\n", r"line 4: no label"),
+        ("path,label\n ,1\nb.jpg,2\n", r"line 2: no path"),
+        ("path,label,split\na.jpg,1,train\nb.jpg,2,\n", r"line 3: no split"),
+        ("path,label,super_label\na.jpg,1,\n", r"line 2: no super_label"),
+        ("path,label,split\na.jpg,1,train\nb.jpg,2,val\n", r"line 3: split must be train or test, it is 'val'"),
+        ('path,label\na.jpg,1\n"b.jpg,2\nc.jpg,3\n', r"line 3: not CSV \(unexpected end of data\)"),
+        ('path,label\n"a"b.jpg,1\n', r"line 2: not CSV \("),
+        ('path,label\n"a\nb.jpg",1\nc.jpg,2\n', r"line 2: the path has control characters: 'a\\nb\.jpg'"),
+        ("path,label\na.jpg,1\nb\0.jpg,2\n", r"line 3: a NUL byte, which no text has"),
+        ("path,label\na.jpg,1\nb.jpg,9223372036854775808\n", r"line 3: the label '9223372036854775808' does not fit"),
+        (f"path,label\na.jpg,1\nb.jpg,{'9' * 5000}\n", r"line 3: the label '999\d+\.\.\. does not fit in 64 bits"),
+        ("path,label,super_label\na.jpg,1,-9223372036854775809\n", r"line 2: the super_label '-9223372036854775809'"),
+        ("path,label\na.jpg,1\nb.jpg,2\na.jpg,3\n", r"line 4: 'a\.jpg' has label '3' here but '1' on line 2"),
+        (
+            "path,label,split\na.jpg,1,train\n./a.jpg,1,test\n",
+            r"line 3: '\./a\.jpg' has split 'test' here but 'train' on",
+        ),
+        ("path,label\na.jpg,x\nb.jpg,x\n", r"list\.csv has one class only \('x'\)"),
+        ("path,label,split\na.jpg,1,train\nb.jpg,2,train\n", r"list\.csv has no row whose split is test"),
+        ("path,label,split\na.jpg,1,test\nb.jpg,2,test\n", r"list\.csv has no row whose split is train"),
+        (
+            "path,label\na.jpg,1\nno.jpg,1\nnone.jpg,1\nb.jpg,2\n",
+            r"2 of 3 images are missing, .*/no\.jpg \(line 3\); correct the list or add the images",
+        ),
+        ("path,label\nno/a.jpg,1\nb.jpg,2\n", r"1 of 1 images are missing, the first is \S*no/a\.jpg \(line 2\)"),
+        (ROLES + "a.jpg,1,test,probe\n", r"line 3: role must be query or gallery, it is 'probe'"),
+        (ROLES + "a.jpg,1,test,query\n", r"list\.csv has roles, but no test image with the role gallery"),
+        (ROLES + "a.jpg,1,test,gallery\n", r"list\.csv has roles, but no test image with the role query"),
+        (ROLES + "a.jpg,1,test,query\nb.jpg,1,test,\n", r"line 4: a test image without a role"),
+        (ROLES + "e.jpg,9,train,query\na.jpg,1,test,query\n", r"line 3: a training image has the role query"),
+        (
+            ROLES + "a.jpg,2,test,gallery\nb.jpg,1,test,query\n",
+            r"no class in common \(the first query: line 4, label '1'\)",
+        ),
+        (b"path,label\na.jpg,1\n\xff\xfe,2\n", r"list\.csv, line 3: not UTF-8 text"),
+        ("path,label\na.jpg,1\n".encode("utf-16-le"), r"list\.csv, line 1: a NUL byte"),
+        (
+            "path,label\na.jpg,1\n".encode("utf-16"),
+            r"list\.csv, line 1: not UTF-8 text but UTF-16; save it as UTF-8",
+        ),
+    ],
+)
+def test_a_faulty_csv_names_file_and_line(write, text, message):
+    path = write(text)
+    with pytest.raises(UserError, match=message) as raised:
+        listing.read(path)
+    assert str(path) in str(raised.value) or "images are missing" in message
+    assert len(str(raised.value).splitlines()) == 1
+
+
+GOOD = '{"path": "a.jpg", "label": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            GOOD + "\n{'path': 'b.jpg'}\n",
+            r"line 3: not JSON \(Expecting property name .*, column 2\); expected one JSON",
+        ),
+        (GOOD + '{"path": "b.jpg", \n"label": 2}\n', r"line 2: not JSON"),
+        ('[{"path": "a.jpg"}]\n', r"line 1: expected an object such as .*, found \[\{'path': 'a\.jpg'\}\]"),
+        (GOOD + "[" * 100_000, r"line 2: not JSON \(unreadable\)"),
+        (GOOD + '{"label": ' + "9" * 5000 + "}", r"line 2: not JSON \(unreadable\)"),
+        (GOOD + '{"path": "b.jpg", "label": ' + "9" * 30 + "}", r"line 2: the label '9{30}' does not fit in 64 bits"),
+        (GOOD + '{"path": "b.jpg"}', r"line 2: no label"),
+        (GOOD + '{"path": null, "label": 2}', r"line 2: no path"),
+        (GOOD + '{"path": "b.jpg", "label": 2.0}', r"line 2: the label must be a string or an integer, it is 2\.0"),
+        (GOOD + '{"path": "b.jpg", "label": true}', r"line 2: the label must be a string or an integer, it is True"),
+        (GOOD + '{"path": ["b.jpg"], "label": 2}', r"line 2: the path must be a string, it is \['b\.jpg'\]"),
+        (GOOD + '{"path": "b.jpg", "label": 2, "split": 1}', r"line 2: the split must be a string, it is 1"),
+        (GOOD + '{"path": "b.jpg", "label": 2, "split": "test"}', r"line 1: no split"),
+        (
+            GOOD + '{"path": "b.jpg", "label": 2, "colour": "red"}',
+            r"line 2: key 'colour' is unknown; the keys are path",
+        ),
+        (GOOD + '{"path": "\\ud800.jpg", "label": 2}', r"line 2: the path has control characters: '\\ud800\.jpg'"),
+        (GOOD + '{"path": "b.jpg", "label": "a\\u0000"}', r"line 2: the label has control characters: 'a\\x00'"),
+    ],
+)
+def test_faulty_json_lines_name_file_and_line(write, text, message):
+    path = write(text, "list.jsonl")
+    with pytest.raises(UserError, match=message) as raised:
+        listing.read(path)
+    assert str(path) in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_missing_file_and_folder_instead_of_a_file(tmp_path):
+    with pytest.raises(UserError, match=r"list: \S*none\.csv is missing; check data_dir"):
+        listing.read(tmp_path / "none.csv")
+    with pytest.raises(UserError, match=rf"list: {tmp_path} is a folder, not a file"):
+        listing.read(tmp_path)
+
+
+@pytest.mark.parametrize("fraction", [0, 1, float("nan")])
+def test_fraction_out_of_range(tmp_path, fraction):
+    with pytest.raises(UserError, match="test_fraction must lie between 0 and 1"):
+        listing.read(tmp_path / "list.csv", test_fraction=fraction)
+
+
+def test_remote_file_system():
+    import tensorflow as tf
+
+    root = "ram://listing-test"
+    for name, data in (("in/a.jpg", "x"), ("b.jpg", "x"), ("list.csv", f"path,label\nin/a.jpg,1\n{root}/b.jpg,2\n")):
+        tf.io.gfile.makedirs(f"{root}/{name}".rsplit("/", 1)[0])
+        with tf.io.gfile.GFile(f"{root}/{name}", "w") as handle:
+            handle.write(data)
+    train, test = _both(f"{root}/list.csv")
+    assert (train.images.paths, test.images.paths) == ((f"{root}/in/a.jpg",), (f"{root}/b.jpg",))
+
+
+_CELL = st.sampled_from(["a.jpg", "b.jpg", "c.jpg", "1", "2", "x", "train", "test", "query", "gallery", "", '"', "\0"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    header=st.sampled_from(["", "path,label\n", "path,label,split,role\n", "path,label,super_label\n", '{"path": "']),
+    body=st.binary(max_size=30)
+    | st.text(max_size=30).map(lambda text: text.encode(errors="surrogatepass"))
+    | st.lists(st.lists(_CELL, min_size=2, max_size=4).map(",".join), max_size=5).map(lambda r: "\n".join(r).encode()),
+    suffix=st.sampled_from([".csv", ".jsonl"]),
+    split=st.sampled_from(["train", "test"]),
+)
+def test_any_bytes_are_read_or_refused_in_one_line(header, body, suffix, split):
+    with tempfile.TemporaryDirectory() as folder:
+        _images(folder, "a.jpg", "b.jpg", "c.jpg")
+        path = Path(folder, "list" + suffix)
+        path.write_bytes(header.encode() + body)
+        try:
+            dataset = listing.read(path, split)
+        except UserError as error:
+            message = str(error)
+        else:
+            assert set(_names(dataset)) <= {"a.jpg", "b.jpg", "c.jpg"}
+            assert set(dataset.class_names) == set(dataset.labels.tolist())
+            return
+    assert len(message.splitlines()) == 1
+    assert message.startswith("list: ")
+    assert message.isprintable()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    keys=st.dictionaries(
+        st.sampled_from(listing.COLUMNS),
+        st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5) | _CELL,
+    )
+)
+def test_any_json_object_is_read_or_refused_in_one_line(keys):
+    with tempfile.TemporaryDirectory() as folder:
+        _images(folder, "a.jpg", "b.jpg", "c.jpg")
+        path = Path(folder, "list.jsonl")
+        path.write_text(json.dumps(keys) + "\n" + json.dumps({"path": "a.jpg", "label": 1}))
+        try:
+            dataset = listing.read(path)
+        except UserError as error:
+            message = str(error)
+        else:
+            assert len(dataset) == 1
+            return
+    assert len(message.splitlines()) == 1
+    assert message.startswith("list: ")
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    rows=st.dictionaries(
+        st.text("abé ,\"'x;", min_size=1).filter(str.strip).map(lambda name: f"images/{name.strip()}.jpg"),
+        st.text("01é ,\"'x;-", min_size=1).filter(str.strip).map(str.strip),
+        min_size=2,
+        max_size=8,
+    ).filter(lambda rows: len({*rows.values()}) > 1)
+)
+def test_what_the_csv_module_writes_is_what_is_read(rows):
+    import csv
+
+    with tempfile.TemporaryDirectory() as folder:
+        _images(folder, *rows)
+        path = Path(folder, "list.csv")
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([["path", "label"], *rows.items()])
+        train, test = _both(path)
+    found = {
+        file[len(folder) + 1 :]: dataset.class_names[label]
+        for dataset in (train, test)
+        for file, label in zip(dataset.images.paths, dataset.labels.tolist(), strict=True)
+    }
+    assert found == rows
+    assert not set(train.classes) & set(test.classes)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_a_long_list_is_read_in_no_time(tmp_path, monkeypatch, suffix):
+    rows = [(f"images/{i:06d}.jpg", f"class {i // 6}", ("train", "test")[i % 12 // 6]) for i in range(120_000)]
+    path = tmp_path / f"list{suffix}"
+    if suffix == ".csv":
+        path.write_text("\n".join(["path,label,split", *map(",".join, rows)]))
+    else:
+        path.write_text("\n".join(json.dumps(dict(zip(listing.COLUMNS, row, strict=False))) for row in rows))
+    names = [row[0].split("/")[1] for row in rows]
+    monkeypatch.setattr("os.listdir", lambda folder: names)
+    started = time.process_time()
+    train = listing.read(path)
+    assert time.process_time() - started < 4  # half a second to one where nothing else runs
+    assert (len(train), train.num_classes) == (60_000, 10_000)
+
+
+def test_tabs_and_spaces_around_cells_change_nothing(write):
+    path = write("path\t,\tlabel \r\n\t a.jpg ,\tx y\t\r\nb.jpg,z  \r\n")
+    train, test = _both(path)
+    assert (train.class_names, test.class_names) == ({0: "x y"}, {1: "z"})
+
+
+def test_classes_of_one_image_are_counted(write, caplog):
+    text = "path,label,split\na.jpg,x,train\nb.jpg,y,train\nc.jpg,y,train\nd.jpg,z,test\n"
+    path = write(text)
+    with caplog.at_level("WARNING", logger="absl"):
+        listing.read(path)
+    assert "1 of 2 train classes have one image only (the first is x): they give no positive pair" in caplog.text
+    caplog.clear()
+    with caplog.at_level("WARNING", logger="absl"):
+        listing.read(path, "test")
+    assert (
+        "1 of 1 test classes have one image only (the first is z): as queries they have no right answer" in caplog.text
+    )
+
+
+def test_queries_of_one_image_have_a_gallery(write, caplog):
+    text = "path,label,split,role\na.jpg,1,train,\nf.jpg,1,train,\nb.jpg,2,test,query\nc.jpg,2,test,gallery\n"
+    with caplog.at_level("WARNING", logger="absl"):
+        for dataset in _both(write(text)):
+            assert len(dataset) == 2
+    assert caplog.text == ""
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), integers=st.booleans(), as_json=st.booleans())
+def test_shuffled_rows_give_the_same_ids(data, integers, as_json):
+    labels = (
+        st.integers(-(2**63), 2**63 - 1) if integers else st.text("aé b", min_size=1).filter(str.strip).map(str.strip)
+    )
+    classes = data.draw(st.lists(labels, min_size=2, max_size=4, unique=True))
+    rows = [
+        {"path": f"{i}.jpg", "label": classes[c], "split": ("train", "test")[c % 2], "super_label": str(c)}
+        for i, c in enumerate(
+            [*range(len(classes)), *data.draw(st.lists(st.integers(0, len(classes) - 1), max_size=6))]
+        )
+    ]
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        _images(folder, *(row["path"] for row in rows))
+        for order in (rows, data.draw(st.permutations(rows))):
+            path = Path(folder, "list.jsonl" if as_json else "list.csv")
+            if as_json:
+                path.write_text("\n".join(map(json.dumps, order)))
+            else:
+                lines = [",".join([f'"{v}"' if isinstance(v, str) else str(v) for v in row.values()]) for row in order]
+                path.write_text("\n".join(["path,label,split,super_label", *lines]))
+            found.append([])
+            for dataset in _both(path):
+                ids = zip(_names(dataset), dataset.labels.tolist(), dataset.super_labels.tolist(), strict=True)
+                found[-1].append((sorted(ids), dataset.class_names))
+    assert found[0] == found[1]
+    if integers:
+        assert {label for part in found[0] for label in part[1]} == set(classes), "int64 ids are kept exactly"

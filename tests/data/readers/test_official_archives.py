@@ -1,0 +1,1074 @@
+"""The published data sets from small trees in their layouts: splits, boxes, and damage named by file and line."""
+
+import dataclasses
+import io
+import shutil
+import tempfile
+import time
+import warnings
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.io
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from tfdml.data import catalogue
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.faults import explain_failure, inspect
+from tfdml.data.images import FileImages
+from tfdml.data.pipeline import evaluation_batches, shuffled
+from tfdml.data.readers import label_files as files
+from tfdml.data.readers import official_archives
+from tfdml.data.transforms import EvaluationTransform, TrainTransform
+from tfdml.errors import UserError
+
+CARS196_CLASSES = {"train": [14, 3, 98, 99, 196], "test": [150, 1, 98, 99]}
+
+
+def _save_annotations(path, name_field, names, classes):
+    """Writes a table as the official one is: a 1 x N struct array."""
+    boxes = ["bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2"]
+    fields = [*boxes, "class", name_field]
+    table = np.zeros((1, len(names)), dtype=[(field, object) for field in fields])
+    for row, (name, number) in enumerate(zip(names, classes, strict=True)):
+        for box in boxes:
+            table[box][0, row] = np.uint8(1)
+        table["class"][0, row] = np.uint8(number)
+        table[name_field][0, row] = name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scipy.io.savemat(path, {"annotations": table})
+
+
+def _save_meta(path):
+    names = np.empty((1, 196), object)
+    for i in range(196):
+        names[0, i] = f"Car {i + 1}"
+    scipy.io.savemat(path, {"class_names": names})
+
+
+@pytest.fixture
+def two_tables(tmp_path):
+    for part, table in (("train", "cars_train_annos.mat"), ("test", "cars_test_annos_withlabels.mat")):
+        names = [f"{i + 1:05d}.jpg" for i in range(len(CARS196_CLASSES[part]))]
+        _save_annotations(tmp_path / "devkit" / table, "fname", names, CARS196_CLASSES[part])
+        (tmp_path / f"cars_{part}").mkdir()
+        for name in names:
+            (tmp_path / f"cars_{part}" / name).write_bytes(b"")
+    _save_meta(tmp_path / "devkit" / "cars_meta.mat")
+    return tmp_path
+
+
+def test_classes_of_both_tables_are_split_by_number(two_tables):
+    train = official_archives.read_cars196(two_tables, "train", check_counts=False)
+    assert train.labels.tolist() == [13, 2, 97, 0, 97]
+    assert [path.split("/")[-2:] for path in train.images.paths] == [
+        ["cars_train", "00001.jpg"],
+        ["cars_train", "00002.jpg"],
+        ["cars_train", "00003.jpg"],
+        ["cars_test", "00002.jpg"],
+        ["cars_test", "00003.jpg"],
+    ]
+    assert train.class_names == {0: "Car 1", 2: "Car 3", 13: "Car 14", 97: "Car 98"}
+    test = official_archives.read_cars196(two_tables, "test", check_counts=False)
+    assert test.labels.tolist() == [98, 195, 149, 98]
+    assert not set(train.classes) & set(test.classes)
+
+
+@pytest.mark.parametrize("folder", [".", "devkit"])
+def test_merged_table_with_its_relative_paths(tmp_path, folder):
+    names = [f"car_ims/{i:06d}.jpg" for i in (1, 2, 3)]
+    _save_annotations(tmp_path / folder / "cars_annos.mat", "relative_im_path", names, [1, 98, 99])
+    (tmp_path / "car_ims").mkdir()
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    train = official_archives.read_cars196(tmp_path, "train", check_counts=False)
+    assert train.images.paths == tuple(str(tmp_path / name) for name in names[:2])
+    assert train.class_names == {0: "class 1", 97: "class 98"}
+    assert official_archives.read_cars196(tmp_path, "test", check_counts=False).labels.tolist() == [98]
+
+
+def test_the_image_folder_decides_between_the_forms(two_tables):
+    _save_annotations(two_tables / "devkit" / "cars_annos.mat", "relative_im_path", ["car_ims/000001.jpg"], [1])
+    assert len(official_archives.read_cars196(two_tables, "train", check_counts=False)) == 5
+    (two_tables / "car_ims").mkdir()
+    (two_tables / "car_ims" / "000001.jpg").write_bytes(b"")
+    assert len(official_archives.read_cars196(two_tables, "train", check_counts=False)) == 1
+
+
+def test_wrong_count_says_what_was_expected_and_found(two_tables):
+    with pytest.raises(UserError, match=r"expected 8,131 test images in .*, found 4; unpack"):
+        official_archives.read_cars196(two_tables, "test")
+
+
+def test_missing_images_are_counted_and_the_first_named(two_tables):
+    (two_tables / "cars_train" / "00002.jpg").unlink()
+    (two_tables / "cars_test" / "00003.jpg").unlink()
+    with pytest.raises(UserError, match=r"2 of 5 images are missing, the first is \S*cars_train/00002\.jpg"):
+        official_archives.read_cars196(two_tables, "train", check_counts=False)
+
+
+def test_missing_image_folder_is_found(two_tables):
+    for path in (two_tables / "cars_test").iterdir():
+        path.unlink()
+    (two_tables / "cars_test").rmdir()
+    with pytest.raises(UserError, match=r"2 of 4 images are missing, the first is \S*cars_test/00001\.jpg"):
+        official_archives.read_cars196(two_tables, "test", check_counts=False)
+
+
+def test_missing_table_is_named_of_cars196(two_tables):
+    (two_tables / "devkit" / "cars_test_annos_withlabels.mat").unlink()
+    with pytest.raises(UserError, match=r"found no cars_test_annos_withlabels\.mat"):
+        official_archives.read_cars196(two_tables)
+
+
+def test_damaged_table_is_named(two_tables):
+    path = two_tables / "devkit" / "cars_train_annos.mat"
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(UserError, match=r"cars_train_annos\.mat is not a readable MATLAB file"):
+        official_archives.read_cars196(two_tables)
+
+
+def test_table_without_labels_is_refused(two_tables):
+    path = two_tables / "devkit" / "cars_test_annos_withlabels.mat"
+    table = np.zeros((1, 1), dtype=[("fname", object)])
+    table["fname"][0, 0] = "00001.jpg"
+    scipy.io.savemat(path, {"annotations": table})
+    with pytest.raises(UserError, match=r"has no annotations\.class; .*with labels"):
+        official_archives.read_cars196(two_tables)
+
+
+def test_class_out_of_range_is_refused(two_tables):
+    table = two_tables / "devkit" / "cars_train_annos.mat"
+    _save_annotations(table, "fname", ["00001.jpg", "00002.jpg"], [5, 197])
+    with pytest.raises(UserError, match=r"cars_train_annos\.mat, row 2: class is 197; expected a whole number from 1"):
+        official_archives.read_cars196(two_tables)
+
+
+def test_the_real_data_set_of_cars196(shared_data):
+    train = official_archives.read_cars196(shared_data / "data" / "cars196", "train")
+    test = official_archives.read_cars196(shared_data / "data" / "cars196", "test")
+    assert (len(train), len(test)) == (8_054, 8_131)
+    np.testing.assert_array_equal(train.classes, np.arange(98))
+    np.testing.assert_array_equal(test.classes, np.arange(98, 196))
+    assert train.class_names[0] == "AM General Hummer SUV 2000"
+    assert test.class_names[195] == "smart fortwo Convertible 2012"
+    assert train.labels[0] == 13
+    assert train.images.name(0).endswith("00001.jpg")
+
+
+def _save_rows(path, names, classes):
+    """A table whose cells are whatever is given."""
+    table = np.zeros((1, len(names)), dtype=[("class", object), ("fname", object)])
+    table["class"][0], table["fname"][0] = classes, names
+    scipy.io.savemat(path, {"annotations": table})
+
+
+@pytest.mark.parametrize(
+    ("names", "classes", "message"),
+    [
+        (
+            ["a.jpg", "b.jpg"],
+            [1, 2.5],
+            r"row 2: class is (np\.float64\()?2\.5\)?; expected a whole number from 1 to 196",
+        ),
+        (["a.jpg", "b.jpg"], [1, float("nan")], r"row 2: class is .*nan"),
+        (["a.jpg", "b.jpg"], [1, "two"], r"row 2: class is .*'two'"),
+        (["a.jpg", "b.jpg"], [-1, 2], r"row 1: class is -1;"),
+        (["a.jpg", "b.jpg"], [2**40, 2], r"row 1: class is 1099511627776;"),
+        (["a.jpg", "b.jpg"], [1, [1, 2]], r"row 2: class is array"),
+        (["a.jpg", ""], [1, 2], r"row 2: fname is .*; expected a file name"),
+        (["a.jpg", 7], [1, 2], r"row 2: fname is 7; expected a file name"),
+        (["a.jpg", "b\n.jpg"], [1, 2], r"row 2: fname is .*'b\\n\.jpg'"),
+        (["a.jpg", "b.jpg", "a.jpg"], [1, 2, 1], r"rows 1 and 3: fname .*'a\.jpg'.* comes twice"),
+        (["a.jpg", "b.jpg", "a.jpg"], [1, 2, 3], r"rows 1 and 3: fname .*'a\.jpg'.* comes twice"),
+    ],
+)
+def test_a_faulty_row_is_named(two_tables, names, classes, message):
+    path = two_tables / "devkit" / "cars_train_annos.mat"
+    _save_rows(path, names, classes)
+    with pytest.raises(UserError, match=message) as raised:
+        official_archives.read_cars196(two_tables, check_counts=False)
+    assert str(path) in str(raised.value)
+    assert str(raised.value).isprintable()
+
+
+def test_spaces_and_other_scripts_in_names(two_tables):
+    names = ["röd bil.jpg", "車.jpg"]
+    _save_rows(two_tables / "devkit" / "cars_train_annos.mat", names, [1, 2])
+    for name in names:
+        (two_tables / "cars_train" / name).write_bytes(b"")
+    train = official_archives.read_cars196(two_tables, check_counts=False)
+    assert [Path(path).name for path in train.images.paths[:2]] == names
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_any_damage_is_read_or_refused_in_one_line_of_cars196(data):
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path = Path(folder, "cars_annos.mat")
+        _save_annotations(path, "relative_im_path", ["car_ims/1.jpg", "car_ims/2.jpg"], [1, 2])
+        content = bytearray(path.read_bytes())
+        for _ in range(data.draw(st.integers(1, 4))):
+            place = data.draw(st.integers(0, len(content) - 1))
+            content[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=4))
+        path.write_bytes(content[: data.draw(st.integers(0, len(content)) | st.just(len(content)))])
+        with pytest.raises(UserError) as raised:  # the images are missing even where the table is whole
+            official_archives.read_cars196(folder, check_counts=False)
+    assert len(str(raised.value).splitlines()) == 1
+    assert str(raised.value).startswith("cars196: ")
+
+
+def _save_boxes(path, names, boxes):
+    fields = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2")
+    table = np.zeros((1, len(names)), dtype=[(field, object) for field in (*fields, "class", "fname")])
+    table["class"][0], table["fname"][0] = [1] * len(names), names
+    for row, box in enumerate(boxes):
+        for field, value in zip(fields, box, strict=True):
+            table[field][0, row] = value
+    scipy.io.savemat(path, {"annotations": table})
+
+
+def test_boxes_count_from_one_with_their_end(two_tables):
+    names = ["00001.jpg", "00002.jpg"]
+    for name in names:
+        Image.new("RGB", (300, 280)).save(two_tables / "cars_train" / name)
+    # Numbers of 8 bits, as MATLAB saves small ones, must not wrap round.
+    _save_boxes(two_tables / "devkit" / "cars_train_annos.mat", names, [np.uint8([1, 2, 255, 255]), [10, 20, 300, 280]])
+    train = official_archives.read_cars196(two_tables, check_counts=False, crop_boxes=True)
+    assert train.images.boxes[:2].tolist() == [[1, 0, 255, 255], [19, 9, 280, 300]]
+    assert official_archives.read_cars196(two_tables, check_counts=False).images.boxes is None
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1e12, "left", [1, 2]])
+def test_a_box_of_no_numbers_is_refused(two_tables, value):
+    _save_boxes(two_tables / "devkit" / "cars_train_annos.mat", ["00001.jpg"], [[1, 1, value, 5]])
+    with pytest.raises(UserError, match=r"bbox_x2 is .*; expected pixels"):
+        official_archives.read_cars196(two_tables, check_counts=False, crop_boxes=True)
+
+
+def test_the_boxes_of_the_real_tables(shared_data):
+    """The images there were shrunk since, so that the boxes themselves no longer apply."""
+    paths, _, tables = official_archives._cars_rows(shared_data / "data" / "cars196")
+    boxes = official_archives._cars_boxes(tables)
+    assert boxes.shape == (16_185, 4)
+    assert paths[0].endswith("cars_train/00001.jpg")
+    assert boxes[0].tolist() == [115, 38, 375, 569]
+    assert boxes[:, :2].min() == 0
+    assert (boxes[:, 2:] > boxes[:, :2]).all()
+    cars = official_archives.read_cars196(shared_data / "data" / "cars196", crop_boxes=True)
+    faults = inspect(cars.images.take(np.arange(200)))
+    assert faults
+    assert all("its bounding box lies outside" in fault.reason and "of 192 x 192" in fault.reason for fault in faults)
+
+
+# Image id, class, file: out of order on purpose.
+CUB200_ROWS = [(7, 101, "101.White_Pelican/b.jpg"), (2, 1, "001.Albatross/a.jpg"), (4, 100, "100.Brown_Pelican/c.jpg")]
+
+
+def _write_of_cub200(root, rows=CUB200_ROWS, end="\n"):
+    (root / "images").mkdir(parents=True, exist_ok=True)
+    tables = {
+        "images.txt": [f"{i} {path}" for i, _, path in rows],
+        "image_class_labels.txt": [f"{i} {number}" for i, number, _ in reversed(rows)],
+        "classes.txt": ["1 001.Albatross", "100 100.Brown_Pelican", "101 101.White_Pelican"],
+    }
+    for name, lines in tables.items():
+        (root / name).write_bytes("".join(line + end for line in lines).encode())
+    for _, _, path in rows:
+        file = root / "images" / path
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(b"")
+    return root
+
+
+@pytest.fixture
+def birds(tmp_path):
+    return _write_of_cub200(tmp_path / "CUB_200_2011")
+
+
+def test_split_by_class_number_in_the_order_of_ids(birds):
+    train = official_archives.read_cub200(birds, "train", check_counts=False)
+    assert train.images.paths == tuple(
+        str(birds / "images" / path) for path in ("001.Albatross/a.jpg", "100.Brown_Pelican/c.jpg")
+    )
+    assert train.labels.tolist() == [0, 99]
+    assert train.class_names == {0: "001.Albatross", 99: "100.Brown_Pelican"}
+    test = official_archives.read_cub200(birds, "test", check_counts=False)
+    assert test.labels.tolist() == [100]
+    assert test.class_names == {100: "101.White_Pelican"}
+
+
+@pytest.mark.parametrize("end", ["\r\n", "  \n\n", "\r"])
+def test_line_ends_blanks_and_order_change_nothing(tmp_path, birds, end):
+    other = _write_of_cub200(tmp_path / "other", CUB200_ROWS[::-1], end)
+    expected = official_archives.read_cub200(birds, check_counts=False)
+    found = official_archives.read_cub200(other, check_counts=False)
+    assert [path.replace("/other/", "/CUB_200_2011/") for path in found.images.paths] == list(expected.images.paths)
+    np.testing.assert_array_equal(found.labels, expected.labels)
+    assert found.class_names == expected.class_names
+
+
+def test_byte_order_mark_is_no_part_of_the_first_id(birds):
+    path = birds / "images.txt"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert len(official_archives.read_cub200(birds, check_counts=False)) == 2
+
+
+def test_parent_folder_and_alias_will_do(birds):
+    inner = catalogue.load("cub200", birds, check_counts=False)
+    outer = catalogue.load("cub", birds.parent, check_counts=False)
+    assert outer.name == "cub200"
+    assert outer.images.paths == inner.images.paths
+
+
+def test_remote_file_system(birds):
+    import tensorflow as tf
+
+    for file in filter(Path.is_file, birds.rglob("*")):
+        target = f"ram://cub-test/{file.relative_to(birds.parent)}"
+        tf.io.gfile.makedirs(target.rsplit("/", 1)[0])
+        with tf.io.gfile.GFile(target, "wb") as handle:
+            handle.write(file.read_bytes() or b"x")
+    dataset = official_archives.read_cub200("ram://cub-test", "test", check_counts=False)
+    assert dataset.images.paths == ("ram://cub-test/CUB_200_2011/images/101.White_Pelican/b.jpg",)
+    tf.io.gfile.remove("ram://cub-test/CUB_200_2011/images/001.Albatross/a.jpg")
+    with pytest.raises(UserError, match=r"1 of 2 images are missing, the first is ram://\S*a\.jpg"):
+        official_archives.read_cub200("ram://cub-test", "train", check_counts=False)
+
+
+def test_wrong_count_says_expected_and_found_and_what_to_do(birds):
+    with pytest.raises(
+        UserError, match=r"expected 5,864 train images in \S*labels\.txt, found 2; .*check_counts=False"
+    ):
+        official_archives.read_cub200(birds)
+
+
+def test_missing_image_is_named_of_cub200(birds):
+    (birds / "images" / "100.Brown_Pelican" / "c.jpg").unlink()
+    with pytest.raises(UserError, match=r"1 of 2 images are missing, the first is \S*/100\.Brown_Pelican/c\.jpg; unp"):
+        official_archives.read_cub200(birds, check_counts=False)
+
+
+def test_missing_folder_names_both_places(tmp_path):
+    with pytest.raises(UserError, match=rf"no images\.txt in {tmp_path} or {tmp_path}/CUB_200_2011;"):
+        official_archives.read_cub200(tmp_path)
+
+
+def test_missing_table_is_named_of_cub200(birds):
+    (birds / "image_class_labels.txt").unlink()
+    with pytest.raises(UserError, match=r"image_class_labels\.txt is missing"):
+        official_archives.read_cub200(birds)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("images.txt", "1 a.jpg\n2\n", r"images\.txt, line 2: expected 2 columns \(image_id path\), found 1: '2'"),
+        ("images.txt", "\n \n", r"images\.txt has no row"),
+        ("images.txt", "x a.jpg\n", r"images\.txt, line 1: image_id is 'x'; expected a whole number"),
+        (
+            "images.txt",
+            "2 a.jpg\n4 b.jpg\n2 c.jpg\n",
+            r"images\.txt, lines 1 and 3: image_id '2' comes twice \(1 rows repeat",
+        ),
+        ("images.txt", "2 a\n4 b\n7 c\n9 d\n", r"image 9 is in \S*images\.txt but not in \S*image_class_labels\.txt"),
+        ("images.txt", "2 a.jpg\n\n4 b.jpg\n7 a.jpg\n", r"images\.txt, lines 1 and 4: path 'a\.jpg' comes twice"),
+        ("images.txt", "2 a.jpg\n4 b.j", r"images\.txt but not|image 7 is in \S*labels\.txt but not in \S*images\.txt"),
+        (
+            "images.txt",
+            "2 a b.jpg\n4 c.jpg\n7 d.jpg\n",
+            r"images\.txt, line 1: expected 2 columns .*, found 3: '2 a b\.jpg'",
+        ),
+        ("images.txt", "2 a.jpg\n4\0 b.jpg\n7 d.jpg\n", r"images\.txt, line 2: a NUL byte"),
+        ("image_class_labels.txt", "2 1\n\n4 -3\n7 3\n", r"labels\.txt, line 3: class is '-3'"),
+        ("image_class_labels.txt", "2 1\n4 1.5\n7 3\n", r"labels\.txt, line 2: class is '1\.5'"),
+        ("image_class_labels.txt", "2 1\n4 201\n7 3\n", r"labels\.txt, line 2: class is '201'; .* from 1 to 200"),
+        ("image_class_labels.txt", "2 1\n4 0\n7 3\n", r"labels\.txt, line 2: class is '0'"),
+        ("image_class_labels.txt", "2 1\n4 1_0\n7 3\n", r"labels\.txt, line 2: class is '1_0'"),
+        ("image_class_labels.txt", "2 1\n4 ٣\n7 3\n", r"labels\.txt, line 2: class is '٣'"),
+        (
+            "image_class_labels.txt",
+            f"2 1\n4 {'9' * 5000}\n7 3\n",
+            r"labels\.txt, line 2: class is '999\d+\.\.\.; expected",
+        ),
+    ],
+)
+def test_a_faulty_table_is_named(birds, file, text, message):
+    (birds / file).write_text(text)
+    with pytest.raises(UserError, match=message):
+        official_archives.read_cub200(birds, check_counts=False)
+
+
+def test_text_in_another_encoding_names_the_line(birds):
+    (birds / "classes.txt").write_bytes(b"1 a\n2 \xe9\n")
+    with pytest.raises(UserError, match=r"classes\.txt, line 2: not UTF-8"):
+        official_archives.read_cub200(birds, check_counts=False)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    file=st.sampled_from(["images.txt", "image_class_labels.txt", "classes.txt"]),
+    data=st.binary(max_size=40) | st.text("0123456789 \n\r\t.a\x85\x00", max_size=40).map(str.encode),
+)
+def test_any_bytes_are_read_or_refused_in_one_line_of_cub200(file, data):
+    with tempfile.TemporaryDirectory() as folder:
+        root = _write_of_cub200(Path(folder))
+        (root / file).write_bytes(data)
+        try:
+            labels = official_archives.read_cub200(root, check_counts=False).labels
+        except UserError as error:
+            message = str(error)
+        else:
+            assert set(labels.tolist()) <= set(range(100))
+            return
+    assert len(message.splitlines()) == 1
+    assert message.startswith("cub200: ")
+
+
+def test_the_real_tables(shared_data, tmp_path, monkeypatch):
+    root = tmp_path / "CUB_200_2011"
+    shutil.copytree(shared_data / "data" / "annotations" / "CUB_200_2011", root)
+    with pytest.raises(UserError, match=r"5864 of 5864 images are missing, the first is \S*Albatross_0046_18\.jpg"):
+        official_archives.read_cub200(tmp_path)
+    monkeypatch.setattr(files, "require_files", lambda *arguments: None)
+    train, test = (official_archives.read_cub200(tmp_path, split) for split in ("train", "test"))
+    assert (len(train), len(test)) == (5_864, 5_924)
+    np.testing.assert_array_equal(train.classes, np.arange(100))
+    np.testing.assert_array_equal(test.classes, np.arange(100, 200))
+    assert train.class_names[0] == "001.Black_footed_Albatross"
+    # The folder of an image repeats its class.
+    for dataset in (train, test):
+        folders = [int(Path(path).parent.name.split(".")[0]) for path in dataset.images.paths]
+        np.testing.assert_array_equal(dataset.labels + 1, folders)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.permutations(range(3)), st.permutations(range(3)))
+def test_shuffled_rows_give_the_same_ids_of_cub200(images, labels):
+    with tempfile.TemporaryDirectory() as folder:
+        root = _write_of_cub200(Path(folder))
+        expected = official_archives.read_cub200(root, check_counts=False)
+        for file, order in (("images.txt", images), ("image_class_labels.txt", labels)):
+            lines = (root / file).read_text().splitlines()
+            (root / file).write_text("\n".join(lines[i] for i in order))
+        found = official_archives.read_cub200(root, check_counts=False)
+    assert found.images == expected.images
+    np.testing.assert_array_equal(found.labels, expected.labels)
+
+
+def test_the_real_tables_with_placeholders_for_the_images(shared_data, tmp_path):
+    root = tmp_path / "CUB_200_2011"
+    shutil.copytree(shared_data / "data" / "annotations" / "CUB_200_2011", root)
+    for line in (root / "images.txt").read_text().splitlines():
+        path = root / "images" / line.split()[1]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    train, test = (catalogue.load("cub200", tmp_path, split) for split in ("train", "test"))
+    assert (len(train), len(test), train.num_classes, test.num_classes) == (5_864, 5_924, 100, 100)
+    path.unlink()
+    with pytest.raises(UserError, match=f"1 of 5924 images are missing, the first is {path}"):
+        official_archives.read_cub200(tmp_path, "test")
+
+
+def test_images_are_cut_to_their_boxes(birds):
+    for _, _, path in CUB200_ROWS:
+        Image.new("RGB", (40, 30)).save(birds / "images" / path)
+    (birds / "bounding_boxes.txt").write_text("4 3.0 2.0 20.0 10.0\n2 0.0 0.0 40.0 30.0\n7 1.0 1.0 5.0 5.0\n")
+    train = official_archives.read_cub200(birds, check_counts=False, crop_boxes=True)
+    assert train.images.boxes.tolist() == [[0, 0, 30, 40], [2, 3, 12, 23]]
+    assert official_archives.read_cub200(birds, "test", check_counts=False, crop_boxes=True).images.boxes.tolist() == [
+        [1, 1, 6, 6]
+    ]
+    assert official_archives.read_cub200(birds, check_counts=False).images.boxes is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("2 0 0 40 30\n", "has no box of image 4"),
+        ("2 0 0 40 30\n4 1 2 nan 3\n", "impossible number"),
+        ("2 0 0 40 30\n4 1 2 1e30 3\n", "impossible number"),
+        ("2 0 0 40 30\n4 1 2 wide 3\n", "is no number"),
+        ("2 0 0 40 30\n4 1 2 3\n", "line 2: expected 5 columns"),
+        ("2 0 0 40 30\n4 1 2 0 9\n", "boxes are empty, the first is that of .*c.jpg: rows 2 to 11, columns 1 to 1"),
+    ],
+)
+def test_wrong_boxes_are_refused(birds, text, message):
+    (birds / "bounding_boxes.txt").write_text(text)
+    with pytest.raises(UserError, match=message):
+        official_archives.read_cub200(birds, check_counts=False, crop_boxes=True)
+
+
+def test_the_real_boxes(shared_data):
+    table = shared_data / "data" / "annotations" / "CUB_200_2011" / "bounding_boxes.txt"
+    boxes = official_archives._cub_boxes(str(table), list(range(1, 11_789)))
+    assert boxes.shape == (11_788, 4)
+    assert boxes[0].tolist() == [27, 60, 331, 385]
+    assert boxes.min() == 0
+    assert (boxes[:, 2:] > boxes[:, :2]).all()
+
+
+INSHOP_HEADER = "image_name item_id evaluation_status"
+INSHOP_ROWS = [
+    ("img/WOMEN/Dresses/id_00000002/02_1_front.jpg", "id_00000002", "train"),
+    ("img/MEN/Denim/id_00000007/01_1_front.jpg", "id_00000007", "query"),
+    ("img/MEN/Denim/id_00000080/01_1_front.jpg", "id_00000080", "gallery"),
+    ("img/WOMEN/Dresses/id_00000002/02_2_side.jpg", "id_00000002", "train"),
+    ("img/MEN/Denim/id_00000007/01_2_side.jpg", "id_00000007", "gallery"),
+    ("img/MEN/Denim/id_00000080/01_3_back.jpg", "id_00000080", "query"),
+]
+
+
+def _text(rows):
+    return (
+        "\n".join([str(len(rows)), INSHOP_HEADER, *(f"{name:<70} {item} {status}" for name, item, status in rows)])
+        + "\n"
+    )
+
+
+def _write_of_inshop(root, images="", partition="Eval"):
+    for name, _, _ in INSHOP_ROWS:
+        file = root / images / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"")
+    (root / partition).mkdir(exist_ok=True)
+    (root / partition / "list_eval_partition.txt").write_text(_text(INSHOP_ROWS))
+    return root
+
+
+@pytest.fixture
+def shop(tmp_path):
+    return _write_of_inshop(tmp_path)
+
+
+@pytest.mark.parametrize("images", ["", "Img"])
+@pytest.mark.parametrize("partition", ["Eval", "Anno", "."])
+def test_both_splits_wherever_the_parts_lie(tmp_path, images, partition):
+    root = _write_of_inshop(tmp_path, images, partition)
+    train = official_archives.read_inshop(root, check_counts=False)
+    assert train.images.paths == tuple(str(root / images / INSHOP_ROWS[i][0]) for i in (0, 3))
+    assert train.labels.tolist() == [2, 2]
+    assert train.class_names == {2: "id_00000002"}
+    assert train.is_query is None
+    test = official_archives.read_inshop(root, "test", check_counts=False)
+    assert test.images.paths == tuple(str(root / images / INSHOP_ROWS[i][0]) for i in (1, 2, 4, 5))
+    assert test.labels.tolist() == [7, 80, 7, 80]
+    assert test.is_query.tolist() == [True, False, False, True]
+
+
+def test_queries_and_gallery_by_name(shop):
+    queries = catalogue.load("inshop", shop, "query", check_counts=False)
+    gallery = catalogue.load("inshop", shop, "gallery", check_counts=False)
+    assert queries.labels.tolist() == [7, 80]
+    assert gallery.labels.tolist() == [80, 7]
+    assert (queries.split, gallery.split) == ("query", "gallery")
+    assert queries.is_query is None
+    assert [path[len(str(shop)) + 1 :] for path in queries.images.paths] == [INSHOP_ROWS[1][0], INSHOP_ROWS[5][0]]
+
+
+def test_roles_follow_the_images(shop):
+    test = official_archives.read_inshop(shop, "test", check_counts=False)
+    assert test.take([3, 1]).is_query.tolist() == [True, False]
+    assert test.select_classes([80]).is_query.tolist() == [False, True]
+    assert test.contiguous().is_query.tolist() == [True, False, False, True]
+    assert test.contiguous().queries.labels.tolist() == [0, 1]
+
+
+def test_a_role_that_is_not_there_is_named(shop, tmp_path):
+    test = official_archives.read_inshop(shop, "test", check_counts=False)
+    with pytest.raises(UserError, match="the test split has no query image"):
+        _ = test.take([1, 2]).queries
+    with pytest.raises(UserError, match="the test split has no gallery image"):
+        _ = test.take([0]).gallery
+    with pytest.raises(UserError, match="glyphs: the test split is not divided into queries and a gallery"):
+        catalogue.load("glyphs", split="query", images_per_class=1, size=16)
+
+
+def test_counts_of_every_part_are_checked(shop, monkeypatch):
+    with pytest.raises(UserError, match=r"expected 25,882 train images in \S*list_eval_partition\.txt, found 2"):
+        official_archives.read_inshop(shop)
+    with pytest.raises(UserError, match=r"expected 14,218 query images .*, found 2"):
+        official_archives.read_inshop(shop, "test")
+    monkeypatch.setitem(official_archives.NUM_IMAGES["inshop"], "query", 2)
+    with pytest.raises(UserError, match=r"expected 12,612 gallery images .*, found 2"):
+        official_archives.read_inshop(shop, "test")
+    monkeypatch.setitem(official_archives.NUM_IMAGES["inshop"], "gallery", 2)
+    with pytest.raises(UserError, match=r"expected 3,985 test items .*, found 2"):
+        official_archives.read_inshop(shop, "test")
+
+
+def test_missing_image_is_named_of_inshop(shop):
+    (shop / INSHOP_ROWS[4][0]).unlink()
+    with pytest.raises(
+        UserError, match=rf"1 of 4 images are missing, the first is {shop}/{INSHOP_ROWS[4][0]}; unpack img\.z"
+    ):
+        official_archives.read_inshop(shop, "test", check_counts=False)
+
+
+def test_missing_list_is_named_of_inshop(tmp_path):
+    with pytest.raises(UserError, match=rf"found no list_eval_partition\.txt in {tmp_path} or its Eval/ or Anno/"):
+        official_archives.read_inshop(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"line 2: expected the header 'image_name item_id evaluation_status', found ''"),
+        (f"{INSHOP_HEADER}\n{' '.join(INSHOP_ROWS[0])}\n", r"line 2: expected the header"),
+        (f"1\n{INSHOP_HEADER}\nimg/a.jpg id_00000001\n", r"line 3: expected 3 columns .*, found 2"),
+        (
+            f"1\n{INSHOP_HEADER}\nimg/a.jpg id_00000001 val\n",
+            r"line 3: evaluation_status is 'val'; expected train, query or gal",
+        ),
+        (f"1\n{INSHOP_HEADER}\nimg/a.jpg 1 train\n", r"line 3: item_id is '1'; expected the like of id_00000002"),
+        (f"1\n{INSHOP_HEADER}\nimg/a.jpg id_-0000001 train\n", r"line 3: item_id is 'id_-0000001'"),
+        (f"1\n{INSHOP_HEADER}\nimg/a.jpg id_{'9' * 19} train\n", r"line 3: item_id is 'id_9{19}'"),
+        (
+            f"2\n{INSHOP_HEADER}\nimg/a.jpg id_1 train\n\nimg/a.jpg id_1 train\n",
+            r"lines 3 and 5: image_name 'img/a\.jpg' comes twice",
+        ),
+        (
+            f"2\n{INSHOP_HEADER}\nimg/a.jpg id_1 train\nimg/b.jpg id_1 query\nimg/c.jpg id_1 gallery\n",
+            r"lines 3 and 4: item 1 has split train and test",
+        ),
+        (
+            f"2\n{INSHOP_HEADER}\nimg/a.jpg id_1 query\nimg/b.jpg id_2 gallery\n",
+            r"queries and gallery have no class in common \(the first query: line 3, id_1\)",
+        ),
+        (
+            f"3\n{INSHOP_HEADER}\nimg/a.jpg id_1 train\nimg/b.jpg id_1 train\n",
+            r"line 1: the list should have '3' rows, found 2",
+        ),
+        ("1\n" + "\0".join(INSHOP_HEADER), r"line 2: a NUL byte"),
+    ],
+)
+def test_a_faulty_list_is_named_of_inshop(shop, text, message):
+    (shop / "Eval" / "list_eval_partition.txt").write_text(text)
+    with pytest.raises(UserError, match=message):
+        official_archives.read_inshop(shop)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    start=st.sampled_from([b"", f"1\n{INSHOP_HEADER}\n".encode(), f"1\n{INSHOP_HEADER}\nimg/a.jpg id_3 ".encode()]),
+    data=st.binary(max_size=40) | st.text("train id_019\n\r\t./\x85\x00", max_size=40).map(str.encode),
+)
+def test_any_bytes_are_read_or_refused_in_one_line_of_inshop(start, data):
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "list_eval_partition.txt").write_bytes(start + data)
+        with pytest.raises(UserError) as raised:
+            official_archives.read_inshop(folder, check_counts=False)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_the_real_split(shared_data, tmp_path, monkeypatch):
+    rows, class_of = [], {}
+    for status in ("train", "query", "gallery"):
+        lines = (shared_data / "data" / "annotations" / "inshop" / f"inshop_{status}.txt").read_text().splitlines()
+        for line in lines[1:]:
+            _, number, _, name = line.split()
+            rows.append((name, name.split("/")[3], status))
+            class_of[str(tmp_path / name)] = int(number)
+    (tmp_path / "list_eval_partition.txt").write_text(_text(rows))
+    monkeypatch.setattr(files, "require_files", lambda *arguments: None)
+    train, test = (official_archives.read_inshop(tmp_path, split) for split in ("train", "test"))
+    assert (len(train), len(test.queries), len(test.gallery)) == (25_882, 14_218, 12_612)
+    assert (train.num_classes, test.num_classes) == (3_997, 3_985)
+    assert not set(train.classes) & set(test.classes)
+    assert set(test.queries.classes) == set(test.gallery.classes)
+    for dataset in (train, test):
+        # Our labels and the numbers of the lists name the same classes.
+        pairs = {(label, class_of[path]) for label, path in zip(dataset.labels, dataset.images.paths, strict=True)}
+        assert len(pairs) == len({number for _, number in pairs}) == dataset.num_classes
+    np.testing.assert_array_equal(train.labels[:2], [2, 2])
+
+
+def test_queries_that_the_gallery_cannot_answer_are_counted(shop, caplog):
+    rows = [*INSHOP_ROWS, ("img/MEN/Denim/id_00000081/01_1_front.jpg", "id_00000081", "query")]
+    (shop / "Eval" / "list_eval_partition.txt").write_text(_text(rows))
+    with caplog.at_level("WARNING", logger="absl"):
+        official_archives.read_inshop(shop, check_counts=False)
+    assert "the classes of 1 of 3 queries of" in caplog.text
+    assert "(the first: line 9, id_00000081)" in caplog.text
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.permutations(INSHOP_ROWS))
+def test_shuffled_rows_give_the_same_ids_of_inshop(rows):
+    with tempfile.TemporaryDirectory() as folder:
+        root = _write_of_inshop(Path(folder))
+        expected = official_archives.read_inshop(root, "test", check_counts=False)
+        (root / "Eval" / "list_eval_partition.txt").write_text(_text(rows))
+        found = official_archives.read_inshop(root, "test", check_counts=False)
+    as_rows = [
+        sorted(zip(d.images.paths, d.labels.tolist(), d.is_query.tolist(), strict=True)) for d in (expected, found)
+    ]
+    assert as_rows[0] == as_rows[1]
+    assert found.class_names == expected.class_names
+
+
+# Out of order on purpose: ids must follow the names.
+OMNIGLOT_CLASSES = ["Greek/character02", "Arcadian/character10", "Greek/character01", "Arcadian/character09"]
+
+
+def _png(level: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("L", (5, 5), level).save(file, "PNG")
+    return file.getvalue()
+
+
+def _write_zip(path, stem, classes, per_class=20):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(f"{stem}/", b"")
+        archive.writestr(f"{stem}/.DS_Store", b"x")
+        archive.writestr(f"__MACOSX/{stem}/Greek/character01/._0001_01.png", b"x")
+        for number, name in enumerate(classes):
+            for drawer in range(per_class):
+                archive.writestr(f"{stem}/{name}/{number:04d}_{drawer + 1:02d}.png", _png(number))
+
+
+@pytest.fixture
+def archives(tmp_path):
+    _write_zip(tmp_path / "images_background.zip", "images_background", OMNIGLOT_CLASSES)
+    _write_zip(tmp_path / "images_evaluation.zip", "images_evaluation", ["Tifinagh/character01"], per_class=3)
+    return tmp_path
+
+
+def test_ids_follow_the_sorted_names(archives):
+    train = official_archives.read_omniglot(archives, "train", check_counts=False)
+    assert train.class_names == dict(enumerate(sorted(OMNIGLOT_CLASSES)))
+    assert np.bincount(train.labels).tolist() == [20] * 4
+    assert train.images.name(0) == "images_background/Arcadian/character09/0003_01.png"
+    pixel = np.asarray(Image.open(io.BytesIO(train.images.data[0])))[0, 0]
+    assert pixel == OMNIGLOT_CLASSES.index("Arcadian/character09")
+
+
+def test_evaluation_ids_start_at_964(archives):
+    test = official_archives.read_omniglot(archives, "test", check_counts=False)
+    assert test.labels.tolist() == [964] * 3
+    assert test.class_names == {964: "Tifinagh/character01"}
+
+
+def test_unpacked_folders_give_the_same_labels(archives):
+    expected = official_archives.read_omniglot(archives, "train", check_counts=False)
+    with zipfile.ZipFile(archives / "images_background.zip") as archive:
+        archive.extractall(archives)
+    (archives / "images_background.zip").unlink()
+    unpacked = official_archives.read_omniglot(archives, "train", check_counts=False)
+    np.testing.assert_array_equal(unpacked.labels, expected.labels)
+    assert unpacked.class_names == expected.class_names
+    assert unpacked.images.paths == tuple(str(archives / name) for name in expected.images.names)
+
+
+def test_counts_are_checked(archives):
+    with pytest.raises(UserError, match=r"expected 964 classes in \S*images_background\.zip, found 4"):
+        official_archives.read_omniglot(archives, "train")
+
+
+def test_images_per_class_are_checked(tmp_path, monkeypatch):
+    monkeypatch.setitem(official_archives.NUM_CLASSES["omniglot"], "train", 2)
+    _write_zip(tmp_path / "images_background.zip", "images_background", OMNIGLOT_CLASSES[:2], per_class=19)
+    with pytest.raises(
+        UserError, match=r"expected 20 images of Arcadian/character10 and 1 other classes in .*, found 19"
+    ):
+        official_archives.read_omniglot(tmp_path, "train")
+
+
+def test_missing_archive(tmp_path):
+    with pytest.raises(UserError, match=r"found neither \S*images_evaluation\.zip"):
+        official_archives.read_omniglot(tmp_path, "test")
+
+
+def test_truncated_archive(archives):
+    path = archives / "images_background.zip"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(UserError, match=r"images_background\.zip is not a whole zip archive .*download it again"):
+        official_archives.read_omniglot(archives, "train")
+
+
+def test_damaged_member(archives):
+    path = archives / "images_background.zip"
+    data = bytearray(path.read_bytes())
+    start = data.index(b"character01/0002_01.png") + len("character01/0002_01.png")
+    data[start + 10 : start + 30] = bytes(20)
+    path.write_bytes(data)
+    with pytest.raises(UserError, match="is not a whole zip archive"):
+        official_archives.read_omniglot(archives, "train", check_counts=False)
+
+
+def test_archive_of_something_else(tmp_path):
+    with zipfile.ZipFile(tmp_path / "images_background.zip", "w") as archive:
+        archive.writestr("readme.txt", "hello")
+    with pytest.raises(UserError, match="holds no images_background/<alphabet>/<character>"):
+        official_archives.read_omniglot(tmp_path, "train")
+
+
+def test_the_real_data_set_of_omniglot(shared_data):
+    train = official_archives.read_omniglot(shared_data / "data" / "omniglot", "train")
+    test = official_archives.read_omniglot(shared_data / "data" / "omniglot", "test")
+    assert (len(train), len(test)) == (19_280, 13_180)
+    np.testing.assert_array_equal(train.classes, np.arange(964))
+    np.testing.assert_array_equal(test.classes, np.arange(964, 964 + 659))
+    assert train.class_names[0] == "Alphabet_of_the_Magi/character01"
+    assert Image.open(io.BytesIO(test.images.data[-1])).size == (105, 105)
+
+
+def test_a_member_that_is_there_twice_is_named(tmp_path):
+    with zipfile.ZipFile(tmp_path / "images_background.zip", "w") as archive:
+        for _ in range(2):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                archive.writestr("images_background/Greek/character01/0001_01.png", _png(1))
+    with pytest.raises(UserError, match=r"holds 'images_background/Greek/character01/0001_01\.png' twice"):
+        official_archives.read_omniglot(tmp_path, "train", check_counts=False)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_any_damage_is_read_or_refused_in_one_line_of_omniglot(data):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "images_background.zip")
+        _write_zip(path, "images_background", OMNIGLOT_CLASSES[:2], per_class=1)
+        content = bytearray(path.read_bytes())
+        for _ in range(data.draw(st.integers(1, 4))):
+            place = data.draw(st.integers(0, len(content) - 1))
+            content[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=4))
+        path.write_bytes(content[: data.draw(st.integers(0, len(content)) | st.just(len(content)))])
+        try:
+            dataset = official_archives.read_omniglot(folder, "train", check_counts=False)
+        except UserError as error:
+            message = str(error)
+        else:
+            assert set(dataset.class_names) == set(dataset.labels.tolist())
+            return
+    assert len(message.splitlines()) == 1
+    assert message.startswith("omniglot: ")
+
+
+SOP_HEADER = "image_id class_id super_class_id path"
+TRAIN = ["1 2 1 bicycle_final/222_0.JPG", "2 2 1 bicycle_final/222_1.JPG", "3 1 12 toaster_final/111_0.JPG"]
+TEST = ["59552 11319 4 coffee_maker_final/333_0.JPG"]
+
+
+def _write_of_sop(root, train=TRAIN, test=TEST):
+    root.mkdir(exist_ok=True)
+    for name, rows in (("Ebay_train.txt", train), ("Ebay_test.txt", test)):
+        (root / name).write_text("".join(line + "\n" for line in [SOP_HEADER, *rows]))
+        for row in rows:
+            file = root / row.split()[-1]
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(b"")
+    return root
+
+
+@pytest.fixture
+def products(tmp_path):
+    return _write_of_sop(tmp_path / "Stanford_Online_Products")
+
+
+def test_official_split_with_its_super_classes(products):
+    train = official_archives.read_sop(products, check_counts=False)
+    assert train.images.paths == tuple(str(products / row.split()[-1]) for row in TRAIN)
+    assert train.labels.tolist() == [1, 1, 0]
+    assert train.super_labels.tolist() == [0, 0, 11]
+    assert train.class_names == {0: "toaster 1", 1: "bicycle 2"}
+    test = official_archives.read_sop(products, "test", check_counts=False)
+    assert test.labels.tolist() == [11_318]
+    assert test.class_names == {11_318: "coffee maker 11319"}
+    assert test.is_query is None
+
+
+def test_super_classes_follow_the_images(products):
+    train = official_archives.read_sop(products, check_counts=False)
+    assert train.take([2, 0]).super_labels.tolist() == [11, 0]
+    assert train.select_classes([0]).super_labels.tolist() == [11]
+    contiguous = train.take([0, 1]).contiguous()
+    assert contiguous.labels.tolist() == [0, 0]
+    assert contiguous.super_labels.tolist() == [0, 0]
+
+
+def test_row_order_changes_no_label(products):
+    expected = official_archives.read_sop(products, check_counts=False)
+    _write_of_sop(products, TRAIN[::-1])
+    found = official_archives.read_sop(products, check_counts=False)
+    assert dict(zip(found.images.paths, found.labels, strict=True)) == dict(
+        zip(expected.images.paths, expected.labels, strict=True)
+    )
+    assert found.class_names == expected.class_names
+
+
+def test_parent_folder_will_do(products):
+    assert len(catalogue.load("sop", products.parent, "test", check_counts=False)) == 1
+
+
+def test_image_and_class_counts_are_checked(products, monkeypatch):
+    with pytest.raises(UserError, match=r"expected 59,551 train images in \S*Ebay_train\.txt, found 3; .*again"):
+        official_archives.read_sop(products)
+    monkeypatch.setitem(official_archives.NUM_IMAGES["sop"], "train", 3)
+    with pytest.raises(UserError, match=r"expected 11,318 train classes in \S*Ebay_train\.txt, found 2"):
+        official_archives.read_sop(products)
+
+
+def test_missing_image_is_named_of_sop(products):
+    (products / "bicycle_final" / "222_1.JPG").unlink()
+    with pytest.raises(UserError, match=r"1 of 3 images are missing, the first is \S*222_1\.JPG"):
+        official_archives.read_sop(products, check_counts=False)
+
+
+def test_missing_list_is_named_of_sop(products):
+    (products / "Ebay_test.txt").unlink()
+    with pytest.raises(UserError, match=r"sop: found no Ebay_test\.txt in"):
+        official_archives.read_sop(products, "test")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"line 1: expected the header 'image_id .* path', found ''"),
+        ("1 1 1 a.JPG\n", r"line 1: expected the header .*, found '1 1 1 a\.JPG'"),
+        (f"{SOP_HEADER}\n", r"Ebay_train\.txt has no row"),
+        (f"{SOP_HEADER}\n1 1 1 a.JPG\n2 1 1 b c.JPG\n", r"line 3: expected 4 columns .*, found 5: '2 1 1 b c\.JPG'"),
+        (f"{SOP_HEADER}\n1 0 1 a.JPG\n", r"line 2: class_id is '0'"),
+        (f"{SOP_HEADER}\n1 -5 1 a.JPG\n", r"line 2: class_id is '-5'"),
+        (f"{SOP_HEADER}\n1 5 13 a.JPG\n", r"line 2: super_class_id is '13'; expected a whole number from 1 to 12"),
+        (f"{SOP_HEADER}\n1 {2**63} 1 a.JPG\n", r"line 2: class_id is '9223372036854775808'; expected a whole number"),
+        (f"{SOP_HEADER}\n1 5 2 a.JPG\n\n2 5 2 a.JPG\n", r"lines 2 and 4: path 'a\.JPG' comes twice"),
+        (f"{SOP_HEADER}\n1 5 2 a.JPG\n2 5 3 b.JPG\n", r"lines 2 and 3: class_id 5 has super_class_id 2 and 3"),
+        (f"{SOP_HEADER}\n1 5 2 a.JPG\n2 5", r"line 3: expected 4 columns .*, found 2"),
+    ],
+)
+def test_a_faulty_list_is_named_of_sop(products, text, message):
+    (products / "Ebay_train.txt").write_text(text)
+    with pytest.raises(UserError, match=message):
+        official_archives.read_sop(products, check_counts=False)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    header=st.sampled_from([b"", SOP_HEADER.encode() + b"\n"]),
+    data=st.binary(max_size=40) | st.text("0123456789 \n\r\t.a\x85\x00", max_size=40).map(str.encode),
+)
+def test_any_bytes_are_read_or_refused_in_one_line_of_sop(header, data):
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "Ebay_train.txt").write_bytes(header + data)
+        with pytest.raises(UserError) as raised:
+            official_archives.read_sop(folder, check_counts=False)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_list_of_the_full_size_is_read_in_no_time(tmp_path, monkeypatch):
+    numbers = np.arange(120_053)
+    rows = [f"{i + 1} {i // 6 + 1} {i // 6 % 12 + 1} folder_{i % 12}/{i // 6:012d}_{i % 6}.JPG" for i in numbers]
+    (tmp_path / "Ebay_train.txt").write_text("\n".join([SOP_HEADER, *rows]))
+    listings = {str(tmp_path / f"folder_{k}"): [] for k in range(12)}
+    for row in rows:
+        folder, name = row.split()[-1].split("/")
+        listings[str(tmp_path / folder)].append(name)
+    monkeypatch.setattr("os.listdir", lambda folder: listings.get(folder, []))
+    started = time.process_time()
+    dataset = official_archives.read_sop(tmp_path, check_counts=False)
+    assert time.process_time() - started < 2  # a third of a second where nothing else runs
+    assert len(dataset) == 120_053
+    assert dataset.num_classes == 20_009
+
+
+@pytest.mark.parametrize("field", ["super_labels", "is_query"])
+def test_a_field_of_another_length_is_refused(products, field):
+    train = official_archives.read_sop(products, check_counts=False)
+    with pytest.raises(UserError, match=rf"sop: 3 images but {field} of shape \(2,\)"):
+        dataclasses.replace(train, **{field: np.zeros(2, int)})
+
+
+SIZES = [(40, 60), (50, 33), (64, 64), (37, 41)]
+BOXES = np.array([[5, 7, 33, 52], [0, 0, 50, 33], [20, 1, 21, 64], [3, 30, 36, 41]])
+
+
+@pytest.fixture
+def paths(tmp_path):
+    """JPEGs with colours of less resolution, one that has to be turned, and a PNG."""
+    found = []
+    for number, (height, width) in enumerate(SIZES):
+        noise = np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        path = tmp_path / f"{number}.{'png' if number == 1 else 'jpg'}"
+        image, options = Image.fromarray(noise), {}
+        if number == 3:
+            options["exif"] = Image.Exif()
+            options["exif"][0x0112] = 6
+            image = image.transpose(Image.Transpose.ROTATE_90)
+        image.save(path, **({} if number == 1 else {"quality": 90, "subsampling": 2, **options}))
+        found.append(str(path))
+    return found
+
+
+def cut(path, box):
+    """The box's pixels, by Pillow."""
+    top, left, bottom, right = box
+    return np.asarray(ImageOps.exif_transpose(Image.open(path)).convert("RGB"))[top:bottom, left:right]
+
+
+def dataset(images):
+    return ImageDataset("made", "train", images, np.arange(len(images)), dict.fromkeys(range(len(images)), ""))
+
+
+def test_images_are_cut_to_their_boxes_before_anything_else(paths):
+    data = dataset(FileImages(tuple(paths), BOXES))
+    transform, view = TrainTransform("random_resized_crop", image_size=16), EvaluationTransform(20, 16)
+    images, labels = next(shuffled(data, 4, transform, seed=3).as_numpy_iterator())
+    draws = transform.draw(3, 0, 4)
+    for row, label in enumerate(labels):
+        expected = transform(tf.constant(cut(paths[label], BOXES[label])), draws[row])
+        np.testing.assert_array_equal(images[row], expected)
+    views = next(evaluation_batches(data, view, 4).as_numpy_iterator())[0]
+    for row, (path, box) in enumerate(zip(paths, BOXES, strict=True)):
+        np.testing.assert_array_equal(views[row], view(tf.constant(cut(path, box))))
+    cached = next(shuffled(data, 4, transform, seed=3, cache=True).as_numpy_iterator())[0]
+    np.testing.assert_array_equal(cached, images)
+
+
+def test_boxes_stay_with_their_images(paths):
+    images = FileImages(tuple(paths), BOXES).take(np.array([3, 0]))
+    assert images.paths == (paths[3], paths[0])
+    np.testing.assert_array_equal(images.boxes, BOXES[[3, 0]])
+    assert FileImages(tuple(paths)).take(np.array([1])).boxes is None
+    split = dataset(FileImages(tuple(paths), BOXES)).select_classes([1, 2])
+    np.testing.assert_array_equal(split.images.boxes, BOXES[1:3])
+
+
+def test_the_bytes_of_a_boxed_image_are_those_of_the_cut_one(paths):
+    images = FileImages(tuple(paths), BOXES)
+    for index, (path, box) in enumerate(zip(paths, BOXES, strict=True)):
+        found = Image.open(io.BytesIO(images.encoded(index)))
+        np.testing.assert_array_equal(np.asarray(found), cut(path, box))
+
+
+def test_boxes_beyond_the_image_are_clipped(paths):
+    boxes = BOXES.copy()
+    boxes[0] = [-5, 7, 33, 99]
+    images = FileImages(tuple(paths), boxes)
+    assert inspect(images) == []
+    assert images.size(0) == (33, 53)
+    source = images.lookup()
+    row = [column[0] for column in source.columns(np.array([0]))]
+    np.testing.assert_array_equal(source.read(*row), cut(paths[0], (0, 7, 33, 60)))
+
+
+def test_boxes_without_a_pixel_are_named(paths):
+    empty, outside = BOXES.copy(), BOXES.copy()
+    empty[2] = [9, 5, 9, 20]
+    with pytest.raises(UserError, match=rf"1 of 4 bounding boxes are empty, the first is that of {paths[2]}"):
+        FileImages(tuple(paths), empty)
+    outside[1] = [50, 0, 70, 20]
+    (fault,) = inspect(FileImages(tuple(paths), outside))
+    assert str(fault) == f"{paths[1]}: its bounding box lies outside: rows 50 to 70, columns 0 to 20 of 50 x 33"
+    with pytest.raises(UserError, match=r"4 images but boxes of shape \(3, 4\)"):
+        FileImages(tuple(paths), BOXES[:3])
+    data = dataset(FileImages(tuple(paths), outside))
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        list(evaluation_batches(data, EvaluationTransform(20, 16), 4))
+    assert paths[1] in str(explain_failure(caught.value, data))

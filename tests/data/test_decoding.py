@@ -1,0 +1,322 @@
+"""Every kind of image decodes to what Pillow shows of it: transparency over white, turned upright."""
+
+import contextlib
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from tfdml.data.decoding import EXTENSIONS, FORMATS, decode_image, decode_part, format_of, is_format
+
+HEIGHT, WIDTH = 40, 56
+ROWS, COLUMNS = np.mgrid[0:HEIGHT, 0:WIDTH]
+COLOUR = Image.fromarray(np.stack([COLUMNS * 4, ROWS * 6, 255 - (ROWS + COLUMNS) * 2], -1).astype(np.uint8))
+ALPHA = Image.fromarray(np.minimum(COLUMNS * 8, 255).astype(np.uint8))
+SEE_THROUGH = Image.merge("RGBA", (*COLOUR.split(), ALPHA))
+
+decode = tf.function(decode_image, input_signature=[tf.TensorSpec((), tf.string)], autograph=False)
+
+
+def encoded(image, file_format, **options):
+    file = io.BytesIO()
+    image.save(file, file_format, **options)
+    return file.getvalue()
+
+
+def as_seen(data):
+    """What a person sees, by Pillow."""
+    image = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    if image.mode in ("LA", "RGBA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return np.asarray(image.convert("RGB"))
+
+
+def assert_as_seen(data, tolerance=0):
+    seen, image = as_seen(data), decode(data).numpy()
+    assert image.dtype == np.uint8
+    assert image.shape == seen.shape
+    assert np.abs(image.astype(int) - seen).max() <= tolerance
+
+
+def png(depth, colour_type, width, rows, key=None):
+    """A PNG put together by hand, of kinds that Pillow does not write."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, len(rows), depth, colour_type, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + (b"" if key is None else chunk(b"tRNS", key))
+        + chunk(b"IDAT", zlib.compress(b"".join(b"\0" + row for row in rows)))
+        + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("subsampling", [0, 2])
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+def test_jpeg(mode, subsampling, progressive):
+    image = COLOUR.convert(mode)
+    assert_as_seen(encoded(image, "JPEG", quality=90, subsampling=subsampling, progressive=progressive))
+
+
+def test_jpeg_of_noise_differs_from_pillow_by_nothing():
+    """The fast integer transform is off by up to six levels."""
+    noise = np.random.default_rng(0).integers(0, 256, (61, 83, 3), dtype=np.uint8)
+    assert_as_seen(encoded(Image.fromarray(noise), "JPEG", quality=70))
+
+
+def test_inverted_cmyk_jpeg_of_adobe():
+    """Files with an Adobe marker hold CMYK upside down: read as they are, they come out as negatives."""
+    data = encoded(COLOUR.convert("CMYK"), "JPEG", quality=95)
+    assert b"Adobe" in data
+    image = decode(data).numpy().astype(int)
+    assert np.abs(image - np.asarray(COLOUR)).mean() < 3
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
+def test_png(mode):
+    assert_as_seen(encoded(SEE_THROUGH.convert(mode), "PNG"))
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@pytest.mark.parametrize("transparency", [None, bytes([200, 50])])
+def test_png_with_a_palette(bits, transparency):
+    """libpng fills in alpha 1, 3 or 15 for palettes and greys of less than 8 bits: they came out white."""
+    indices = (COLUMNS % 2**bits).astype(np.uint8)
+    image = Image.frombytes("P", (WIDTH, HEIGHT), indices.tobytes())
+    image.putpalette([level for i in range(2**bits) for level in (i * 15 % 256, i * 7 % 256, 255 - i)])
+    options = {} if transparency is None else {"transparency": transparency}
+    assert_as_seen(encoded(image, "PNG", bits=bits, **options))
+
+
+@pytest.mark.parametrize(
+    ("mode", "key"), [("RGB", COLOUR.getpixel((3, 3))), ("L", COLOUR.convert("L").getpixel((3, 3)))]
+)
+def test_png_with_a_transparent_colour(mode, key):
+    data = encoded(COLOUR.convert(mode), "PNG", transparency=key)
+    assert_as_seen(data)
+    assert decode(data)[3, 3].numpy().tolist() == [255] * 3
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_png_with_few_greys(depth):
+    values = np.arange(8) % 2**depth
+    row = int("".join(f"{value:0{depth}b}" for value in values), 2).to_bytes(depth, "big")
+    grey = values * (255 // (2**depth - 1))
+    assert decode(png(depth, 0, 8, [row]))[0, :, 0].numpy().tolist() == grey.tolist()
+    keyed = decode(png(depth, 0, 8, [row], key=struct.pack(">H", 1)))[0, :, 0].numpy()
+    assert keyed.tolist() == np.where(values == 1, 255, grey).tolist()
+
+
+def test_png_of_16_bits():
+    """Pillow cuts 16 bit greys off at 255, which shows nearly everything as white."""
+    levels = np.array([0, 300, 32768, 65535], ">u2")
+    assert decode(png(16, 0, 4, [levels.tobytes()]))[0, :, 1].numpy().tolist() == [0, 1, 128, 255]
+    colours = np.array([[256, 512, 65535]], ">u2")
+    assert decode(png(16, 2, 1, [colours.tobytes()]))[0, 0].numpy().tolist() == [1, 2, 255]
+    grey_and_alpha = np.array([[2560, 32768], [51200, 65535]], ">u2")
+    assert decode(png(16, 4, 2, [grey_and_alpha.tobytes()]))[0, :, 0].numpy().tolist() == [132, 200]
+
+
+@pytest.mark.parametrize("options", [{"quality": 80}, {"lossless": True}])
+@pytest.mark.parametrize("image", [COLOUR.convert("L"), COLOUR, SEE_THROUGH], ids=["L", "RGB", "RGBA"])
+def test_webp(image, options):
+    assert_as_seen(encoded(image, "WEBP", **options))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP"])
+def test_exif_orientation(file_format, orientation):
+    exif = Image.Exif()
+    exif[0x010F], exif[0x0112] = "a maker", orientation
+    data = encoded(COLOUR, file_format, exif=exif)
+    assert_as_seen(data)
+    upright = decode(data).numpy().shape[:2] == (HEIGHT, WIDTH)
+    assert upright == (orientation <= 4)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("before", [b"", b"\xff\xfe" + struct.pack(">H", 20002) + b"x" * 20000])
+def test_exif_in_either_byte_order_and_behind_other_segments(order, before):
+    tiff = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(order + "I", 8)
+    tiff += struct.pack(order + "HHHIHHI", 1, 0x0112, 3, 1, 6, 0, 0)
+    segment = b"\xff\xe1" + struct.pack(">H", 8 + len(tiff)) + b"Exif\0\0" + tiff
+    plain = encoded(COLOUR, "JPEG")
+    data = plain[:20] + before + segment + plain[20:]
+    assert_as_seen(data)
+    assert decode(data).shape == (WIDTH, HEIGHT, 3)
+    without_jfif = plain[:2] + before + segment + plain[20:]
+    np.testing.assert_array_equal(decode(without_jfif), decode(data))
+
+
+@pytest.mark.parametrize("cut", range(4, 26, 3))
+def test_damaged_exif_counts_as_upright(cut):
+    tiff = (b"MM\0*" + struct.pack(">IHHHIHHI", 8, 1, 0x0112, 3, 1, 6, 0, 0))[:cut]
+    plain = encoded(COLOUR, "JPEG")
+    segment = b"\xff\xe1" + struct.pack(">H", 8 + len(tiff)) + b"Exif\0\0" + tiff
+    for data in (
+        plain[:20] + segment + plain[20:],
+        plain[:20] + segment.replace(b"\0\x08\0\x01", b"\xff\xff\xff\xff") + plain[20:],
+    ):
+        assert sorted(decode(data).shape) == [3, HEIGHT, WIDTH]
+
+
+NOT_IMAGES = {
+    "nothing": b"",
+    "text": b"hello",
+    "not UTF-8": b"\xfe\xff\x80\x81" * 10,
+    "short JPEG": b"\xff\xd8\xff",
+    "short PNG": b"\x89PNG\r\n\x1a\n",
+    "short WebP": b"RIFF\x10\0\0\0WEBPVP8X",
+    "cut JPEG": encoded(COLOUR, "JPEG")[:-200],
+    "cut PNG": encoded(Image.effect_noise((64, 64), 50), "PNG")[:-500],
+    "cut WebP": encoded(COLOUR, "WEBP", lossless=True)[:-20],
+    "GIF": encoded(COLOUR, "GIF"),
+    "BMP": encoded(COLOUR, "BMP"),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_IMAGES)
+def test_what_is_no_image_is_an_error(kind):
+    """Bytes in the message itself made Python fail on decoding the message."""
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        decode(NOT_IMAGES[kind])
+
+
+def test_unsupported_kinds_say_so():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not a JPEG, PNG or WebP image"):
+        decode(b"<!doctype html>")
+    animated = encoded(COLOUR, "WEBP", save_all=True, append_images=[ImageOps.mirror(COLOUR)])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="animated WebP is not supported"):
+        decode(animated)
+
+
+@given(
+    st.sampled_from(["JPEG", "PNG", "WEBP"]),
+    st.integers(0, 400),
+    st.binary(min_size=1, max_size=8),
+)
+@settings(max_examples=150, deadline=None)
+def test_damaged_bytes_give_an_image_or_a_plain_error(file_format, at, junk):
+    data = encoded(COLOUR, file_format)
+    at = min(at, len(data) - len(junk))
+    with contextlib.suppress(tf.errors.InvalidArgumentError, tf.errors.ResourceExhaustedError):
+        assert decode(data[:at] + junk + data[at + len(junk) :]).shape[-1] == 3
+
+
+def test_decodes_inside_a_saved_model(tmp_path):
+    """The serving graph maps it over a batch of strings."""
+
+    class Decoder(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec((None,), tf.string)], autograph=False)
+        def __call__(self, batch):
+            means = tf.map_fn(
+                lambda data: tf.reduce_mean(tf.cast(decode_image(data), tf.float32), (0, 1)),
+                batch,
+                fn_output_signature=tf.TensorSpec((3,), tf.float32),
+            )
+            return {"means": means}
+
+    tf.saved_model.save(Decoder(), str(tmp_path))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    batch = [
+        encoded(COLOUR, "JPEG", exif=exif),
+        encoded(SEE_THROUGH, "PNG"),
+        encoded(SEE_THROUGH, "WEBP"),
+    ]
+    means = tf.saved_model.load(str(tmp_path))(tf.constant(batch))["means"]
+    np.testing.assert_allclose(means, [as_seen(data).mean((0, 1)) for data in batch], atol=1e-2)
+
+
+def part_of(data, window, box=None):
+    decoded = tf.function(lambda data: decode_part(data, lambda size: tf.constant(window), box), autograph=False)(
+        tf.constant(data)
+    )
+    return [tensor.numpy() for tensor in decoded]
+
+
+@pytest.mark.one_quick_case
+@pytest.mark.parametrize("subsampling", [0, 1, 2, "4:1:1"])
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_parts_of_jpegs_have_the_bits_of_the_whole(mode, progressive, subsampling):
+    """Asked for a part, libjpeg fills in colours at its left and right edge otherwise than within an image."""
+    rng = np.random.default_rng(0)
+    image = Image.fromarray(rng.integers(0, 256, (70, 90, 3), dtype=np.uint8)).convert(mode)
+    options = {} if mode == "L" else {"subsampling": subsampling}
+    data = encoded(image, "JPEG", quality=85, progressive=progressive, **options)
+    whole = decode(data).numpy()
+    part_in_graph = tf.function(lambda data, window: decode_part(data, lambda size: window), autograph=False)
+    for _ in range(25):
+        height, width = rng.integers(1, 71), rng.integers(1, 91)
+        top, left = rng.integers(0, 71 - height), rng.integers(0, 91 - width)
+        window = tf.constant([top, left, height, width], tf.int32)
+        part, chosen, size = part_in_graph(tf.constant(data), window)
+        np.testing.assert_array_equal(part, whole[top : top + height, left : left + width])
+        np.testing.assert_array_equal(chosen, window)
+        assert size.numpy().tolist() == [70, 90]
+
+
+@pytest.mark.one_quick_case
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP", "turned JPEG", "CMYK JPEG"])
+def test_parts_of_every_kind(file_format):
+    image, options = SEE_THROUGH if file_format in ("PNG", "WEBP") else COLOUR, {}
+    if file_format == "turned JPEG":
+        options["exif"] = Image.Exif()
+        options["exif"][0x0112] = 6
+    if file_format == "CMYK JPEG":
+        image = image.convert("CMYK")
+    data = encoded(image, file_format.split()[-1], **options)
+    whole = decode(data).numpy()
+    part, window, size = part_of(data, [3, 5, 20, 11])
+    np.testing.assert_array_equal(part, whole[3:23, 5:16])
+    assert window.tolist() == [3, 5, 20, 11]
+    assert size.tolist() == list(whole.shape[:2])
+
+
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG"])
+def test_a_box_is_the_whole_image_to_whoever_chooses(file_format):
+    data = encoded(COLOUR, file_format)
+    whole = decode(data).numpy()
+    for box in ([4, 6, 30, 50], [-9, 6, 30, 400]):
+        part, window, size = part_of(data, [2, 3, 8, 9], box)
+        top = max(box[0], 0) + 2
+        np.testing.assert_array_equal(part, whole[top : top + 8, 9:18])
+        assert window.tolist() == [2, 3, 8, 9]
+        assert size.tolist() == [30 - max(box[0], 0), min(box[3], WIDTH) - 6]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="bounding box lies outside"):
+        part_of(data, [0, 0, 1, 1], [HEIGHT, 0, HEIGHT + 5, 5])
+
+
+FILES = {form: encoded(Image.new("RGB", (3, 2)), form) for form in ("jpeg", "png", "webp", "gif", "bmp", "tiff")} | {
+    "wave": b"RIFF\x24\0\0\0WAVEfmt ",
+    "cut off": b"RIFF\x24\0",
+    "start of a JPEG": b"\xff\xd8",
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_format_of_a_file(name):
+    head = FILES[name][:16]
+    known = [form.name for form in FORMATS if form.matches(head)]
+    assert known == ([name] if name in ("jpeg", "png", "webp") else [])
+    assert format_of(head) == next((form for form in FORMATS if form.name == name), None)
+    in_graph = [form.name for form in FORMATS if is_format(tf.constant(FILES[name]), form)]
+    assert in_graph == known
+
+
+def test_extensions_are_lower_case_and_belong_to_one_format():
+    assert len(set(EXTENSIONS)) == len(EXTENSIONS) == sum(len(form.extensions) for form in FORMATS)
+    assert all(extension == extension.lower() and extension[0] == "." for extension in EXTENSIONS)

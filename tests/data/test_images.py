@@ -1,0 +1,93 @@
+"""Other images have another checksum, whatever they are called; special files are named and not opened."""
+
+import os
+import socket
+
+import numpy as np
+import pytest
+
+from tests.data.preparations import picture
+from tfdml.data.faults import find_faults, inspect
+from tfdml.data.images import ArrayImages, EncodedImages, FileImages, images_checksum
+
+SIZE = 20_000
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Three files of one size."""
+    rng = np.random.default_rng(0)
+    paths = [tmp_path / f"{i}.jpg" for i in range(3)]
+    for path in paths:
+        path.write_bytes(rng.bytes(SIZE))
+    return FileImages(tuple(map(str, paths)))
+
+
+def test_files_that_are_swapped_changed_or_gone_are_noticed(files, tmp_path):
+    before = images_checksum(files)
+    assert images_checksum(files) == before
+    contents = [(tmp_path / f"{i}.jpg").read_bytes() for i in range(3)]
+    for change in ("begin", "end", "length"):
+        data = bytearray(contents[1])
+        data[0 if change == "begin" else -1] ^= 1
+        (tmp_path / "1.jpg").write_bytes(contents[1] + b"x" if change == "length" else bytes(data))
+        assert images_checksum(files) != before
+    (tmp_path / "1.jpg").write_bytes(contents[2])
+    (tmp_path / "2.jpg").write_bytes(contents[1])
+    assert images_checksum(files) != before
+    assert images_checksum(FileImages(tuple(files.paths[i] for i in (0, 2, 1)))) == before
+    (tmp_path / "1.jpg").unlink()
+    assert images_checksum(files) != before
+
+
+def test_names_do_not_count_and_boxes_do(files, tmp_path):
+    moved = tuple(str(tmp_path / f"moved-{i}.jpg") for i in range(3))
+    before = images_checksum(files)
+    for old, new in zip(files.paths, moved, strict=True):
+        (tmp_path / new).write_bytes((tmp_path / old).read_bytes())
+    assert images_checksum(FileImages(moved)) == before
+    boxes = np.array([[0, 0, 2, 2]] * 3)
+    cut = images_checksum(FileImages(moved, boxes))
+    assert cut != before
+    assert images_checksum(FileImages(moved, boxes + np.array([0, 0, 1, 1]))) != cut
+
+
+def test_images_in_memory_count_in_full():
+    names = ("a", "b")
+    array = np.zeros((2, 4, 4, 3), np.uint8)
+    before = images_checksum(ArrayImages(array.copy(), names))
+    array[1, 2, 2, 1] = 1
+    assert images_checksum(ArrayImages(array, names)) != before
+    assert images_checksum(EncodedImages((b"x", b"y"), names)) != images_checksum(EncodedImages((b"y", b"x"), names))
+
+
+@pytest.fixture
+def images(tmp_path, monkeypatch):
+    (tmp_path / "good.png").write_bytes(picture(0, kind="PNG"))
+    os.mkfifo(tmp_path / "fifo.jpg")
+    (tmp_path / "link.jpg").symlink_to("fifo.jpg")
+    (tmp_path / "device.jpg").symlink_to("/dev/zero")
+    monkeypatch.chdir(tmp_path)  # a socket's path must be short
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket.jpg")
+    names = ("good.png", "fifo.jpg", "link.jpg", "device.jpg", "socket.jpg")
+    return FileImages(tuple(str(tmp_path / name) for name in names))
+
+
+@pytest.mark.parametrize("find", [inspect, find_faults])
+@pytest.mark.parametrize("boxed", [False, True])
+def test_they_are_named_before_they_are_opened(find, boxed, images):
+    if boxed:
+        images = FileImages(images.paths, np.tile([0, 0, 9, 9], (5, 1)))
+    assert [(fault.index, fault.reason) for fault in find(images)] == [
+        (index, f"unreadable ({kind}, not a regular file)")
+        for index, kind in enumerate(("a FIFO", "a FIFO", "a device", "a socket"), 1)
+    ]
+
+
+def test_they_have_neither_size_nor_bytes(images):
+    assert images.size(0) is not None
+    for index in range(1, 5):
+        assert images.size(index) is None
+        with pytest.raises(OSError, match="not a regular file"):
+            images.encoded(index)

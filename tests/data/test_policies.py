@@ -1,0 +1,188 @@
+"""Policies by name: repeatable bit by bit, and each does something, to the share of the images that it is asked for."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.data.test_transforms import picture
+from tests.fork_server import fork_server
+from tfdml.data import policies
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.images import ArrayImages
+from tfdml.data.pipeline import class_balanced
+from tfdml.data.policies import Policy, Step
+from tfdml.data.transforms import TrainTransform
+from tfdml.errors import UserError
+
+# Pale, so that stretching contrasts changes it.
+IMAGE = tf.constant((picture(32, 32) * 0.75 + 30).astype(np.uint8))
+QUICK = Policy((Step("erasing"), Step("solarize", rate=0.5), Step("rotation")))
+
+
+def keys(count, seed=0):
+    return tf.constant(np.random.default_rng(seed).integers(0, 2**46, (count, 2)))
+
+
+@pytest.mark.one_quick_case
+@pytest.mark.parametrize("name", policies.names())
+def test_every_policy_is_a_function_of_the_key_and_does_something(name):
+    policy = Policy((Step(name),))
+    found = [policy(IMAGE, key).numpy() for key in keys(8)]
+    again = [policy(IMAGE, key).numpy() for key in reversed(keys(8))][::-1]
+    np.testing.assert_array_equal(found, again)
+    assert all(image.dtype == np.uint8 and image.shape == (32, 32, 3) for image in found)
+    assert sum(not np.array_equal(image, IMAGE) for image in found) >= 4
+    # Neither black nor white: pixels of 0-255 were understood as such.
+    assert all(20 < image.mean() < 235 for image in found)
+    fixed = ("auto_contrast", "equalize", "grayscale", "invert", "posterize")
+    assert len({image.tobytes() for image in found}) >= (1 if name in fixed else 4)
+
+
+@pytest.mark.slow
+def test_another_object_and_any_caller_get_the_same_bits():
+    other = Policy.from_config(QUICK.get_config())
+    assert other == QUICK
+    in_graph = tf.function(lambda image, key: other(image, key), autograph=False)
+    mapped = tf.data.Dataset.from_tensor_slices(keys(6)).map(lambda key: QUICK(IMAGE, key), num_parallel_calls=4)
+    for key, image in zip(keys(6), mapped.as_numpy_iterator(), strict=True):
+        np.testing.assert_array_equal(QUICK(IMAGE, key), image)
+        np.testing.assert_array_equal(in_graph(IMAGE, key), image)
+
+
+def test_the_factor_of_a_step_is_its_share_of_the_images():
+    policy = Policy((Step("grayscale", rate=0.3),))
+    changed = [not np.array_equal(policy(IMAGE, key), IMAGE) for key in keys(300)]
+    assert np.mean(changed) == pytest.approx(0.3, abs=0.08)
+    assert not np.array_equal(Policy((Step("grayscale"),))(IMAGE, keys(1)[0]), IMAGE)
+
+
+def test_the_steps_of_a_policy_draw_independently():
+    policy = Policy((Step("grayscale", rate=0.5), Step("posterize", {"factor": [1, 1]}, rate=0.5)))
+    grey, coarse = [], []
+    for key in keys(200):
+        image = policy(IMAGE, key).numpy()
+        grey.append((image[..., 0] == image[..., 1]).all())
+        coarse.append(len(np.unique(image)) <= 6)
+    assert np.mean(np.array(grey) == np.array(coarse)) == pytest.approx(0.5, abs=0.12)
+
+
+def dataset():
+    images = ArrayImages(np.stack([picture(30, 34, seed) for seed in range(24)]), ("",) * 24)
+    return ImageDataset("made", "train", images, np.arange(24) // 4, dict.fromkeys(range(6), ""))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["random_crop", "random_resized_crop"])
+def test_a_resumed_run_gets_the_bits_of_an_unbroken_one(kind):
+    transform = TrainTransform(kind, resize=24, image_size=20, policy=QUICK)
+    data = dataset()
+    unbroken = list(class_balanced(data, 3, 2, transform, seed=1, num_steps=6).as_numpy_iterator())
+    again = list(class_balanced(data, 3, 2, transform, seed=1, num_steps=6).as_numpy_iterator())
+    resumed = list(class_balanced(data, 3, 2, transform, seed=1, first_step=4, num_steps=2).as_numpy_iterator())
+    plain = next(class_balanced(data, 3, 2, TrainTransform(kind, 24, 20), seed=1).as_numpy_iterator())[0]
+    for (images, labels), (others, other_labels) in zip(unbroken, again, strict=True):
+        np.testing.assert_array_equal(images, others)
+        np.testing.assert_array_equal(labels, other_labels)
+    for (images, _), (others, _) in zip(unbroken[4:], resumed, strict=True):
+        np.testing.assert_array_equal(images, others)
+    assert unbroken[0][0].shape == plain.shape
+    assert unbroken[0][0].dtype == np.uint8
+    assert not np.array_equal(unbroken[0][0], plain)
+
+
+@pytest.mark.parametrize("kind", ["random_crop", "random_resized_crop", "multi_resolution"])
+def test_a_policy_leaves_the_crops_where_they_are_and_draws_by_itself(kind):
+    plain, varied = (TrainTransform(kind, resize=24, image_size=20, policy=policy) for policy in (None, QUICK))
+    expected, draws = plain.draw(3, 7, 16).numpy(), varied.draw(3, 7, 16).numpy()
+    width = expected.shape[1]
+    np.testing.assert_array_equal(draws[:, :width], expected)
+    assert draws.shape[1] > width
+    assert not np.isin(draws[:, width:], expected).any()
+
+
+def test_a_half_precision_policy_of_the_process_changes_no_bit():
+    def jittered():
+        return Policy((Step("color_jitter"),))(IMAGE, keys(1)[0]).numpy()
+
+    expected = jittered()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        np.testing.assert_array_equal(jittered(), expected)
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def test_color_jitter_of_nothing_changes_nothing():
+    still = Policy((Step("color_jitter", {"brightness": 0, "contrast": 0, "saturation": 0, "hue": 0}),))
+    assert np.abs(still(IMAGE, keys(1)[0]).numpy().astype(int) - IMAGE.numpy()).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Step("rainbow"), "no policy 'rainbow'; choose from: aug_mix, auto_contrast"),
+        (lambda: Step("mix_up"), "no policy 'mix_up'"),
+        (lambda: Step("blur", rate=1.5), "share of the images, 0 to 1, not 1.5"),
+        (lambda: Policy(()), "name at least one"),
+        (lambda: Policy((Step("erasing", {"size": 3}),)), "erasing has no argument 'size'; it takes: factor, scale"),
+        (lambda: Policy((Step("erasing", {"seed": 3}),)), "erasing has no argument 'seed'"),
+        (lambda: Policy((Step("rand_augment", {"factor": 7}),)), "rand_augment does not take"),
+        (
+            lambda: Policy((Step("grid_mask", {"ratio": 7}),)),
+            "grid_mask has no argument 'ratio'; it takes: ratio_factor",
+        ),
+        (lambda: Policy((Step("color_jitter", {"hue": "much"}),)), "hue of color_jitter must be a number"),
+    ],
+)
+def test_wrong_policies_are_refused_before_the_first_batch(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+def test_a_layer_with_draws_of_its_own_is_refused(monkeypatch):
+    class Noise(keras.layers.Layer):
+        def call(self, image):
+            return image + tf.random.normal(tf.shape(image))
+
+    monkeypatch.setitem(policies._LAYERS, "noise", (Noise, {}))
+    with pytest.raises(UserError, match="a resumed run could not repeat"):
+        Policy((Step("noise"),))
+
+
+def test_noise_in_a_grid_mask_is_repeatable():
+    policy = Policy((Step("grid_mask", {"fill_mode": "gaussian_noise"}),))
+    np.testing.assert_array_equal(policy(IMAGE, keys(1)[0]), policy(IMAGE, keys(1)[0]))
+
+
+@pytest.mark.slow
+def test_rand_augment_applies_as_many_layers_as_it_is_told():
+    changed = [
+        Policy((Step("rand_augment", {"num_ops": count, "factor": 0.3}),))(IMAGE, keys(1)[0]) for count in (0, 2)
+    ]
+    np.testing.assert_array_equal(changed[0], IMAGE)
+    assert not np.array_equal(changed[1], IMAGE)
+
+
+def test_names_by_which_others_know_them():
+    assert Step("cutout") == Step("erasing")
+    assert Step("greyscale").name == "grayscale"
+
+
+@pytest.mark.slow
+def test_keras_cv_is_imported_only_when_asked_for_and_its_lack_is_explained():
+    script = """
+        import sys
+        from tfdml.data import TrainTransform
+        from tfdml.data.policies import Policy, Step
+        from tfdml.errors import UserError
+        TrainTransform()
+        assert "keras_cv" not in sys.modules
+        sys.modules["keras_cv"] = None
+        try:
+            Policy((Step("grid_mask"),))
+        except UserError as error:
+            print(error)
+    """
+    done = fork_server().run_script(script)
+    assert "pip install 'tfdml[keras-cv]'" in done.stdout, done.stderr[-2000:]

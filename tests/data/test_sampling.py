@@ -1,0 +1,629 @@
+"""Batches are pure functions of (seed, step), and distinct and complete where they promise it."""
+
+import dataclasses
+import itertools
+import json
+import math
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests.sampling_workers import BATCH, FIRST_STEP, STEPS, TRANSFORMS, made, samplers
+from tfdml.data.pipeline import distributed, hierarchical_sampler, training_batches
+from tfdml.data.sampling import (
+    ClassBalancedSampler,
+    HierarchicalSampler,
+    Share,
+    ShuffleSampler,
+    WholeClassSampler,
+    check_divides,
+    permute,
+)
+from tfdml.errors import UserError
+
+
+def labels_of_of_class_balanced(counts, rng=None):
+    labels = np.repeat(np.arange(len(counts)) * 10 + 3, counts)
+    return labels if rng is None else rng.permutation(labels)
+
+
+def keys(seed, *shape):
+    return np.random.default_rng(seed).integers(0, 2**64, (12, *shape), dtype=np.uint64)
+
+
+@given(st.integers(1, 300), st.integers(0, 2**32))
+@settings(max_examples=100, deadline=None)
+def test_permute_is_a_bijection(size, seed):
+    assert sorted(permute(np.arange(size), size, keys(seed))) == list(range(size))
+
+
+def test_permute_handles_several_sizes_at_once():
+    """Cycle walking must stop for each permutation at its own range."""
+    sizes = np.array([1, 2, 5, 17])
+    for place in range(17):
+        wanted = np.minimum(place, sizes - 1)
+        together = permute(wanted, sizes, keys(0, 4))
+        alone = [permute(wanted[i : i + 1], int(sizes[i]), keys(0, 4)[:, i : i + 1])[0] for i in range(4)]
+        assert together.tolist() == alone
+        assert (together < sizes).all()
+
+
+@pytest.mark.parametrize("size", [3, 5, 7])
+def test_permutations_of_a_few_are_uniform(size):
+    """With too few rounds some orders of 5 or 7 items come several times as often as others."""
+    draws = 20_000
+    orders = permute(np.tile(np.arange(size), (draws, 1)), size, keys(size, draws, 1))
+    pairs = np.zeros((size, size))
+    np.add.at(pairs, (orders[:, 0], orders[:, 1]), 1)
+    expected = draws / (size * (size - 1))
+    deviation = ((pairs - expected) ** 2 / expected)[~np.eye(size, dtype=bool)]
+    assert deviation.sum() / (deviation.size - 1) < 2.2
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=2, max_size=40),
+    st.integers(1, 6),
+    st.integers(1, 7),
+    st.integers(0, 10**6),
+)
+@settings(max_examples=100, deadline=None)
+def test_class_balanced_batches(counts, classes_per_batch, images_per_class, step):
+    classes_per_batch = min(classes_per_batch, len(counts))
+    labels = labels_of_of_class_balanced(counts, np.random.default_rng(step))
+    sampler = ClassBalancedSampler(labels, classes_per_batch, images_per_class, seed=5)
+    batch = sampler.batch(step)
+    assert batch.dtype == np.int64
+    assert batch.shape == (sampler.batch_size,) == (classes_per_batch * images_per_class,)
+    groups = batch.reshape(classes_per_batch, images_per_class)
+    classes = labels[groups]
+    assert (classes == classes[:, :1]).all(), "rows are grouped by class"
+    assert len(set(classes[:, 0])) == classes_per_batch, "the classes of a batch are distinct"
+    for row in groups:
+        available = int((labels == labels[row[0]]).sum())
+        # Whole turns through the class first: no image is a turn ahead of another.
+        times = np.bincount(np.unique(row, return_inverse=True)[1])
+        assert len(times) == min(available, images_per_class)
+        assert times.max() - times.min() <= (1 if images_per_class % available else 0)
+
+
+def test_class_balanced_is_a_pure_function_of_seed_and_step():
+    labels = labels_of_of_class_balanced([5] * 50)
+    one, other = (ClassBalancedSampler(labels, 8, 3, seed=1) for _ in range(2))
+    backwards = {step: one.batch(step) for step in reversed(range(40))}
+    for step in range(40):
+        np.testing.assert_array_equal(other.batch(step), backwards[step])
+    assert not np.array_equal(ClassBalancedSampler(labels, 8, 3, seed=2).batch(0), backwards[0])
+
+
+def test_a_pass_uses_every_class_at_most_once_and_leaves_out_others_each_time():
+    labels = labels_of_of_class_balanced([2] * 23)
+    sampler = ClassBalancedSampler(labels, 5, 2, seed=0)
+    left_out = set()
+    for number in range(150):
+        used = np.concatenate([np.unique(labels[sampler.batch(number * 4 + i)]) for i in range(4)])
+        assert len(used) == len(set(used)) == 20
+        left_out |= set(labels) - set(used)
+    assert left_out == set(labels)
+
+
+def test_images_of_a_class_are_drawn_evenly_and_in_new_company():
+    sampler = ClassBalancedSampler(labels_of_of_class_balanced([6, 6]), 2, 2, seed=0)
+    batches = np.array([sampler.batch(step) for step in range(3000)])
+    share = np.bincount(batches.reshape(-1), minlength=12) / len(batches)
+    np.testing.assert_allclose(share, 1 / 3, atol=0.04)
+    companies = {tuple(sorted(batch[:2])) for batch in batches.tolist()}
+    assert len(companies) == 2 * 15
+
+
+def test_a_short_class_comes_in_a_new_order_each_time():
+    """Three images in three turns: one order for all of them would be seen in every step, by chance in one of 36."""
+    sampler = ClassBalancedSampler(labels_of_of_class_balanced([3, 3]), 2, 9, seed=0)
+    orders = np.concatenate([sampler.batch(step).reshape(2, 3, 3) for step in range(300)])
+    assert (np.sort(orders, axis=2) == np.sort(orders, axis=2)[:, :1]).all(), "every turn has every image"
+    for first, second in ((0, 1), (1, 2), (0, 2)):
+        assert (orders[:, first] == orders[:, second]).all(axis=1).mean() == pytest.approx(1 / 6, abs=0.05)
+
+
+def test_short_classes_are_dropped_on_request():
+    labels = labels_of_of_class_balanced([4, 2, 3, 1, 5])
+    sampler = ClassBalancedSampler(labels, 3, 3, seed=0, short_classes="drop")
+    seen = {int(label) for step in range(50) for label in labels[sampler.batch(step)]}
+    assert seen == {3, 23, 43}
+    assert sampler.steps_per_epoch == 12 // 9
+    with pytest.raises(
+        UserError, match=r"`classes_per_batch=4`.*3 classes with at least `images_per_class=3`.*\(of 5\)"
+    ):
+        ClassBalancedSampler(labels, 4, 3, short_classes="drop")
+
+
+def test_an_epoch_is_as_many_batches_as_hold_the_images():
+    assert ClassBalancedSampler(labels_of_of_class_balanced([10] * 10), 4, 4).steps_per_epoch == 6
+    assert ClassBalancedSampler(labels_of_of_class_balanced([1, 1]), 2, 4).steps_per_epoch == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"classes_per_batch": 6}, "`classes_per_batch=6`, but the data has 5 classes"),
+        ({"classes_per_batch": 0}, "`classes_per_batch` must be at least 1, not 0"),
+        ({"images_per_class": 0}, "`images_per_class` must be at least 1, not 0"),
+        ({"seed": -1}, "`seed` must not be negative"),
+        ({"short_classes": "pad"}, "repeat or drop, not 'pad'"),
+        ({"labels": np.array([0.5])}, "float64"),
+        ({"labels": np.zeros(0, np.int64)}, r"\(0,\)"),
+    ],
+)
+def test_class_balanced_says_what_is_wrong(arguments, message):
+    defaults = {"labels": labels_of_of_class_balanced([2] * 5), "classes_per_batch": 2, "images_per_class": 2}
+    with pytest.raises(UserError, match=message):
+        ClassBalancedSampler(**{**defaults, **arguments})
+
+
+@given(st.integers(1, 400), st.integers(1, 50), st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_shuffle_visits_distinct_images_in_an_epoch(num_images, batch_size, epoch):
+    batch_size = min(batch_size, num_images)
+    sampler = ShuffleSampler(num_images, batch_size, seed=3)
+    steps = num_images // batch_size
+    assert sampler.steps_per_epoch == steps
+    seen = np.concatenate([sampler.batch(epoch * steps + i) for i in range(steps)])
+    assert seen.dtype == np.int64
+    assert len(set(seen.tolist())) == steps * batch_size
+    assert seen.min() >= 0
+    assert seen.max() < num_images
+
+
+def test_shuffle_differs_between_epochs_and_seeds():
+    sampler = ShuffleSampler(100, 100, seed=0)
+    assert not np.array_equal(sampler.batch(0), sampler.batch(1))
+    assert not np.array_equal(sampler.batch(0), ShuffleSampler(100, 100, seed=1).batch(0))
+    np.testing.assert_array_equal(sampler.batch(1), ShuffleSampler(100, 100, seed=0).batch(1))
+
+
+def test_shuffle_refuses_batches_larger_than_the_data():
+    with pytest.raises(UserError, match="`batch_size=11`, but the data has 10 images"):
+        ShuffleSampler(10, 11)
+    with pytest.raises(UserError, match="`batch_size` must be at least 1"):
+        ShuffleSampler(10, 0)
+
+
+def test_the_bits_of_a_seed_do_not_change_of_class_balanced():
+    """A resumed run of an older version must get the same batches."""
+    assert ClassBalancedSampler(labels_of_of_class_balanced([3] * 10), 3, 2, seed=7).batch(4).tolist() == [
+        19,
+        20,
+        28,
+        27,
+        15,
+        16,
+    ]
+    assert ShuffleSampler(1000, 6, seed=7).batch(4).tolist() == [382, 782, 827, 661, 618, 806]
+
+
+def data_of(classes_per_kind, images=3, seed=0):
+    """Labels and super-labels, shuffled; ids neither contiguous nor in the order of the super-classes."""
+    kinds = np.repeat(np.arange(len(classes_per_kind)) * 5 - 4, classes_per_kind)
+    labels = np.random.default_rng(seed).permutation(len(kinds)) * 3 + 1
+    order = np.random.default_rng(seed + 1).permutation(len(kinds) * images)
+    return np.repeat(labels, images)[order], np.repeat(kinds, images)[order]
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=8),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.sampled_from(["proportional", "uniform"]),
+    st.sampled_from(["merge", "drop"]),
+    st.integers(0, 10**6),
+)
+@settings(max_examples=200, deadline=None)
+def test_batches(classes_per_kind, group, rows, images_per_class, weights, short, step):
+    labels, kinds = data_of(classes_per_kind)
+    kind_of = dict(zip(labels.tolist(), kinds.tolist(), strict=True))
+    pool = sum(count for count in classes_per_kind if count < group)
+    is_short = {k for k, count in Counter(kind_of.values()).items() if count < group}
+    enough = sum(count >= group for count in classes_per_kind) + (short == "merge" and pool >= group)
+    arguments = (labels, kinds, group * rows, images_per_class, rows)
+    if enough < rows:
+        with pytest.raises(UserError, match=f"`super_classes_per_batch={rows}`, but the data has {enough} super-cl"):
+            HierarchicalSampler(*arguments, weights=weights, short_super_classes=short)
+        return
+    sampler = HierarchicalSampler(*arguments, seed=5, weights=weights, short_super_classes=short)
+    batch = sampler.batch(step)
+    assert batch.dtype == np.int64
+    assert batch.shape == (sampler.batch_size,) == (group * rows * images_per_class,)
+    groups = labels[batch].reshape(rows, group, images_per_class)
+    assert (groups == groups[..., :1]).all(), "rows are grouped by class"
+    assert len(set(groups.reshape(-1).tolist())) == group * rows, "classes are distinct"
+    # Merged super-classes count as one.
+    of = [{"rest" if kind_of[c] in is_short else kind_of[c] for c in row[:, 0].tolist()} for row in groups]
+    assert all(len(kind) == 1 for kind in of), "each part of a batch is of one super-class"
+    assert len(set().union(*of)) == rows, "super-classes are distinct"
+    assert short == "merge" or "rest" not in set().union(*of)
+    np.testing.assert_array_equal(
+        HierarchicalSampler(*arguments, seed=5, weights=weights, short_super_classes=short).batch(step), batch
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_in_proportion_every_class_comes_equally_often(rows):
+    classes_per_kind = [4, 6, 8, 12, 10, 2]
+    labels, kinds = data_of(classes_per_kind)
+    sampler = HierarchicalSampler(labels, kinds, 2 * rows, 1, rows, seed=1)
+    per_pass = sum(classes_per_kind) // 2 // rows
+    for number in range(20):
+        seen = [int(c) for i in range(per_pass) for c in set(labels[sampler.batch(number * per_pass + i)].tolist())]
+        assert len(seen) == len(set(seen)), "no class comes twice in a pass"
+        assert len(seen) >= sum(classes_per_kind) - 2 * (rows - 1)
+
+
+@pytest.mark.slow
+def test_uniformly_every_super_class_comes_equally_often_and_in_all_company():
+    labels, kinds = data_of([4, 6, 8, 12, 10])
+    sampler = HierarchicalSampler(labels, kinds, 4, 2, 2, seed=1, weights="uniform")
+    batches = [sampler.batch(step) for step in range(2000)]
+    pairs = Counter(tuple(sorted(set(kinds[batch].tolist()))) for batch in batches)
+    assert set(pairs) == set(itertools.combinations(sorted(set(kinds.tolist())), 2))
+    share = np.array(list(pairs.values())) / 2000
+    np.testing.assert_allclose(share, 0.1, atol=0.03)
+    # Within a super-class, all classes come equally often too.
+    small = Counter(labels[np.concatenate(batches)].tolist())
+    of_smallest = np.array([small[c] for c in set(labels[kinds == -4].tolist())])
+    assert of_smallest.min() > 0.85 * of_smallest.max()
+
+
+@pytest.mark.slow
+def test_pairs_in_proportion_meet_all_others():
+    labels, kinds = data_of([8, 8, 8, 8, 8])
+    sampler = HierarchicalSampler(labels, kinds, 4, 1, 2, seed=2)
+    pairs = Counter(tuple(sorted(set(kinds[sampler.batch(step)].tolist()))) for step in range(3000))
+    assert len(pairs) == 10
+    assert min(pairs.values()) > 3000 / 10 * 0.7
+
+
+def test_a_dominant_super_class_is_in_every_batch_and_no_more():
+    labels, kinds = data_of([30, 2, 4])
+    sampler = HierarchicalSampler(labels, kinds, 4, 1, 2, seed=0)
+    dominant = np.unique(labels[kinds == -4])
+    seen = Counter()
+    for step in range(600):
+        classes = labels[sampler.batch(step)].tolist()
+        assert len(set(classes) & set(dominant.tolist())) == 2
+        seen.update(set(classes) & set(dominant.tolist()))
+    times = np.array([seen[c] for c in dominant.tolist()])
+    assert times.sum() == 1200
+    assert times.max() - times.min() <= 1, "its classes take turns over the passes"
+
+
+def test_short_super_classes_are_merged_or_counted(caplog):
+    labels, kinds = data_of([6, 6, 2, 1])
+    with caplog.at_level("WARNING", logger="absl"):
+        merged = HierarchicalSampler(labels, kinds, 3, 1)
+    assert caplog.text == ""
+    assert {int(c) for step in range(100) for c in labels[merged.batch(step)]} == set(labels.tolist())
+    with caplog.at_level("WARNING", logger="absl"):
+        HierarchicalSampler(labels, kinds, 3, 1, short_super_classes="drop")
+    assert "3 of 15 classes are never sampled" in caplog.text
+    caplog.clear()
+    with caplog.at_level("WARNING", logger="absl"):
+        HierarchicalSampler(labels, kinds, 4, 1)
+    assert "3 of 15 classes are never sampled" in caplog.text, "merged, they are still too few"
+
+
+def test_short_classes_are_dropped_before_super_classes_are_counted():
+    labels = np.repeat(np.arange(6), [4, 4, 4, 4, 1, 1])
+    kinds = np.repeat([0, 0, 1, 1, 0, 1], [4, 4, 4, 4, 1, 1])
+    sampler = HierarchicalSampler(labels, kinds, 2, 2, short_classes="drop")
+    assert {int(c) for step in range(50) for c in labels[sampler.batch(step)]} == {0, 1, 2, 3}
+    assert sampler.steps_per_epoch == 4
+    with pytest.raises(UserError, match=r"has 0 super-classes with at least 2 classes \(of 0\)"):
+        HierarchicalSampler(labels, kinds, 2, 5, short_classes="drop")
+
+
+def test_extreme_ids_stay_apart():
+    labels = np.repeat([-(2**63), 2**63 - 1, 0, 2**53 + 1], 2)
+    kinds = np.repeat([-(2**63), -(2**63), 2**63 - 1, 2**63 - 1], 2)
+    sampler = HierarchicalSampler(labels, kinds, 2, 2)
+    for step in range(10):
+        assert len(set(kinds[sampler.batch(step)].tolist())) == 1
+        assert len(set(labels[sampler.batch(step)].tolist())) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"super_classes_per_batch": 3}, "`classes_per_batch=4` is no multiple of `super_classes_per_batch=3`"),
+        ({"super_classes_per_batch": 4}, "=4`, but the data has 3 super-classes with at least 1 classes"),
+        ({"classes_per_batch": 12}, "`super_classes_per_batch=2`, but the data has 1 super-classes with at least 6"),
+        ({"super_classes_per_batch": 0}, "`super_classes_per_batch` must be at least 1"),
+        ({"images_per_class": 0}, "`images_per_class` must be at least 1"),
+        ({"weights": "sqrt"}, "`weights` must be proportional or uniform, not 'sqrt'"),
+        ({"short_super_classes": "repeat"}, "`short_super_classes` must be merge or drop, not 'repeat'"),
+        ({"short_classes": "pad"}, "`short_classes` must be repeat or drop, not 'pad'"),
+        ({"super_labels": np.zeros(3, int)}, r"super_labels must be \(45,\) integers"),
+        ({"super_labels": np.zeros(45)}, "not float64"),
+        ({"super_labels": np.arange(45)}, r"15 classes lie in more than one super-class: class 1 in \d+ and \d+"),
+    ],
+)
+def test_hierarchical_says_what_is_wrong(arguments, message):
+    labels, kinds = data_of([5, 5, 5])
+    defaults = {"labels": labels, "super_labels": kinds, "classes_per_batch": 4, "images_per_class": 2}
+    with pytest.raises(UserError, match=message):
+        HierarchicalSampler(**{**defaults, "super_classes_per_batch": 2, **arguments})
+
+
+@given(st.lists(st.integers(1, 30), min_size=2, max_size=6), st.integers(2, 4))
+@settings(max_examples=60, deadline=None)
+def test_a_pass_is_as_long_as_it_can_be(classes_per_kind, rows):
+    """In steps_per_pass batches, no schedule with distinct super-classes can do more."""
+    assume(len(classes_per_kind) >= rows)
+    labels, kinds = data_of(classes_per_kind, images=1)
+    sampler = HierarchicalSampler(labels, kinds, rows, 1, rows)
+    longest = max(
+        length
+        for length in range(sum(classes_per_kind) // rows + 1)
+        if sum(min(count, length) for count in classes_per_kind) >= rows * length
+    )
+    seen = [c for step in range(longest) for c in labels[sampler.batch(step)].tolist()]
+    assert len(seen) == len(set(seen)) == rows * longest
+
+
+def test_the_bits_of_a_seed_do_not_change_of_hierarchical():
+    """A resumed run of an older version must get the same batches."""
+    labels, kinds = np.arange(48) // 2, np.arange(48) // 8
+    assert HierarchicalSampler(labels, kinds, 4, 1, 2, seed=7).batch(4).tolist() == [10, 12, 33, 38]
+
+
+def labels_of_of_whole_classes(counts, seed=0):
+    labels = np.repeat(np.arange(len(counts)) * 10 - 7, counts)
+    return np.random.default_rng(seed).permutation(labels)
+
+
+def fewest_batches(counts, batch_size):
+    """The batches that every order is sure to fill: each uses up what it holds before its last class, and that."""
+    counts = sorted((min(count, batch_size) for count in counts), reverse=True)
+    before_last = max(size for size in range(0, batch_size, math.gcd(*counts)))
+    batches, used = 0, 0
+    while used + batch_size <= sum(counts):
+        used += before_last + counts[batches]
+        batches += 1
+    return batches
+
+
+counts_and_size = st.lists(st.integers(1, 12), min_size=1, max_size=60).flatmap(
+    lambda counts: st.tuples(st.just(counts), st.integers(1, sum(counts)))
+)
+
+
+@given(counts_and_size, st.integers(0, 10**6), st.integers(0, 2**40))
+@settings(max_examples=200, deadline=None)
+def test_a_pass(case, number, seed):
+    counts, batch_size = case
+    labels = labels_of_of_whole_classes(counts)
+    sizes = dict(zip(*np.unique(labels, return_counts=True), strict=True))
+    sampler = WholeClassSampler(labels, batch_size, seed)
+    steps = sampler.steps_per_epoch
+    assert steps == fewest_batches(counts, batch_size)
+    batches = [sampler.batch(number * steps + i) for i in range(steps)]
+    seen = set()
+    for batch in batches:
+        assert batch.dtype == np.int64
+        assert batch.shape == (batch_size,)
+        classes, first = np.unique(labels[batch], return_index=True)
+        classes = classes[np.argsort(first)]
+        assert (labels[batch] == np.repeat(classes, [(labels[batch] == c).sum() for c in classes])).all(), "grouped"
+        assert all((labels[batch] == c).sum() == sizes[c] for c in classes[:-1]), "whole, save the last"
+        assert not seen & set(classes), "no class comes twice"
+        seen |= set(classes)
+    drawn = np.concatenate(batches)
+    assert len(set(drawn.tolist())) == len(drawn) == steps * batch_size
+    clipped = np.minimum(counts, batch_size)
+    assert clipped.sum() - len(drawn) < batch_size + steps * (clipped.max() - 1)
+    # Any step, in any order, in a new sampler.
+    for i in reversed(range(steps)):
+        np.testing.assert_array_equal(WholeClassSampler(labels, batch_size, seed).batch(number * steps + i), batches[i])
+
+
+@pytest.mark.parametrize(
+    ("counts", "batch_size", "steps"), [([3] * 10, 4, 5), ([2] * 10, 4, 5), ([20] * 964, 100, 192), ([5, 5], 10, 1)]
+)
+def test_classes_of_one_size_leave_out_only_what_is_cut(counts, batch_size, steps):
+    assert WholeClassSampler(labels_of_of_whole_classes(counts), batch_size).steps_per_epoch == steps
+
+
+@pytest.mark.slow
+def test_images_are_drawn_evenly_over_passes():
+    counts = [1, 2, 3, 4, 5, 6, 7, 8] * 6
+    labels = labels_of_of_whole_classes(counts)
+    sampler = WholeClassSampler(labels, 20, seed=3)
+    passes = 400
+    drawn = np.zeros(len(labels))
+    for step in range(passes * sampler.steps_per_epoch):
+        drawn[sampler.batch(step)] += 1
+    assert drawn.max() <= passes
+    share = drawn / passes
+    # 9 of 10 batches' worth; an image of a large class is cut a little more often than one of a small.
+    expected = sampler.steps_per_epoch * 20 / len(labels)
+    assert share.mean() == pytest.approx(expected)
+    assert share.min() > expected - 0.12
+    assert share.max() < expected + 0.12
+
+
+def test_the_images_that_are_cut_are_random():
+    sampler = WholeClassSampler(np.repeat([1, 2], 6), 8, seed=0)
+    lasts = [set(sampler.batch(step)[-2:].tolist()) for step in range(300)]
+    assert set().union(*lasts) == set(range(12))
+
+
+def test_a_class_beyond_the_batch_gives_no_more_than_a_batch(caplog):
+    labels = np.repeat([1, 2, 3], [50, 3, 3])
+    with caplog.at_level("WARNING", logger="absl"):
+        sampler = WholeClassSampler(labels, 10)
+    assert "1 of 3 classes have `batch_size=10` images or more" in caplog.text
+    assert sampler.steps_per_epoch == 1
+    seen = {int(i) for step in range(300) for i in sampler.batch(step)}
+    assert seen == set(range(56))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 7}, "`batch_size=7`, but the data has 6 images; lower `batch_size`"),
+        ({"batch_size": 0}, "`batch_size` must be at least 1, not 0"),
+        ({"seed": -1}, "`seed` must not be negative"),
+        ({"labels": np.array([0.5])}, "float64"),
+    ],
+)
+def test_whole_classes_say_what_is_wrong(arguments, message):
+    with pytest.raises(UserError, match=message):
+        WholeClassSampler(**{"labels": np.repeat([1, 2], 3), "batch_size": 4, **arguments})
+
+
+def test_the_bits_of_a_seed_do_not_change_of_whole_classes():
+    """A resumed run of an older version must get the same batches."""
+    assert WholeClassSampler(np.repeat(np.arange(10), 3), 7, seed=7).batch(4).tolist() == [4, 5, 3, 28, 27, 29, 6]
+
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+COMMAND = [sys.executable, "-m", "tests.sampling_workers"]
+
+
+@given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 50))
+@settings(max_examples=60, deadline=None)
+def test_shares_put_together_are_the_batch(count, each, step):
+    sampler = ShuffleSampler(100, count * each, seed=2)
+    shares = [Share(sampler, index, count) for index in range(count)]
+    assert {(part.batch_size, part.steps_per_epoch) for part in shares} == {(each, sampler.steps_per_epoch)}
+    np.testing.assert_array_equal(np.concatenate([part.batch(step) for part in shares]), sampler.batch(step))
+
+
+def test_a_batch_that_does_not_divide_is_refused():
+    with pytest.raises(UserError, match="a batch of 10 images cannot be shared out evenly over 3 workers"):
+        Share(ShuffleSampler(100, 10), 0, 3)
+    with pytest.raises(UserError, match=r"4 replicas: make `batch_size` \(or `classes_per_batch` times `im"):
+        check_divides(10, 4, "replicas")
+    with pytest.raises(UserError, match="worker 2 of 2: workers are numbered from 0 to 1"):
+        Share(ShuffleSampler(100, 10), 2, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", [False, True])
+def test_a_worker_makes_its_rows_bit_by_bit(cache):
+    """With the augmentation that they have in the whole batch."""
+    data = made()
+    for sampler, transform in zip(samplers(data).values(), TRANSFORMS, strict=True):
+        whole = training_batches(data, sampler, transform, 3, FIRST_STEP, STEPS)
+        parts = [
+            training_batches(data, Share(sampler, index, 2), transform, 3, FIRST_STEP, STEPS, cache) for index in (0, 1)
+        ]
+        assert parts[0].element_spec[0].shape == (BATCH // 2, 10, 10, 3)
+        for together, *apart in zip(*(batches.as_numpy_iterator() for batches in (whole, *parts)), strict=True):
+            for rows, *others in zip(together, *apart, strict=True):
+                np.testing.assert_array_equal(np.concatenate(others), rows)
+
+
+def test_the_sampler_of_a_data_sets_own_super_classes():
+    data = made()
+    sampler = hierarchical_sampler(data, 4, 2, 2, 1, "uniform")
+    expected = HierarchicalSampler(data.labels, data.super_labels, 4, 2, 2, 1, "uniform")
+    assert [sampler.batch(step).tolist() for step in range(3)] == [expected.batch(step).tolist() for step in range(3)]
+
+
+def test_super_classes_stay_with_their_images():
+    data = made()
+    part = data.select_classes([9, 2, 4]).contiguous().take([10, 0, 3, 7])
+    # Of classes 2, 4 and 9 of super-classes 0, 1 and 2.
+    assert part.labels.tolist() == part.super_labels.tolist() == [2, 0, 1, 1]
+
+
+def test_data_without_super_classes_are_refused():
+    data = dataclasses.replace(made(), super_labels=None)
+    with pytest.raises(UserError, match="hierarchical sampling needs super-classes, and made has none: sop has them"):
+        hierarchical_sampler(data, 4, 2)
+
+
+def expected():
+    """What one device sees, by sampler: labels and pixel sums of every step."""
+    data = made()
+    return {
+        name: [
+            (labels, images.sum((1, 2, 3), dtype=np.int64), (images.mean((1, 2, 3)) * labels).sum())
+            for images, labels in training_batches(data, sampler, transform, 3, FIRST_STEP, STEPS).as_numpy_iterator()
+        ]
+        for (name, sampler), transform in zip(samplers(data).items(), TRANSFORMS, strict=True)
+    }
+
+
+def check_rows(found, replicas):
+    for name, steps in expected().items():
+        for step, (labels, sums, _) in enumerate(steps):
+            for replica in replicas:
+                rows = slice(replica * BATCH // 2, (replica + 1) * BATCH // 2)
+                np.testing.assert_array_equal(found[f"{name}|{step}|{replica}|labels"], labels[rows])
+                np.testing.assert_array_equal(found[f"{name}|{step}|{replica}|sums"], sums[rows])
+        assert f"{name}|{len(steps)}|{replicas[0]}|labels" not in found
+
+
+@pytest.mark.slow
+def test_every_replica_gets_its_rows_of_the_batch_of_one_device(tmp_path):
+    path = tmp_path / "found.npz"
+    done = subprocess.run([*COMMAND, path], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = dict(np.load(path))
+    check_rows(found, (0, 1))
+    for name, steps in expected().items():
+        np.testing.assert_allclose(found[f"{name}|total"], sum(total for *_, total in steps), rtol=1e-5)
+
+
+def free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("localhost", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@pytest.mark.slow
+def test_every_worker_makes_its_rows_alone(tmp_path):
+    workers = [f"localhost:{port}" for port in free_ports(2)]
+    processes = []
+    for index in (0, 1):
+        config = json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}})
+        command = [*COMMAND, tmp_path / f"{index}.npz"]
+        environment = {**os.environ, "TF_CONFIG": config}
+        processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True))
+    try:
+        errors = [process.communicate(timeout=300)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], errors[0][-3000:] + errors[1][-3000:]
+    totals = []
+    for index in (0, 1):
+        found = dict(np.load(tmp_path / f"{index}.npz"))
+        check_rows(found, (index,))
+        for name in expected():
+            assert set(found[f"{name}|reads"].tolist()) == {BATCH // 2}, "it reads its own rows only"
+        totals.append([float(found[f"{name}|total"]) for name in expected()])
+    whole = [sum(total for *_, total in steps) for steps in expected().values()]
+    np.testing.assert_allclose(totals[0], totals[1], rtol=1e-6)
+    np.testing.assert_allclose(totals[0], whole, rtol=1e-5)
+
+
+def test_distributed_refuses_what_does_not_divide():
+    class Strategy:
+        num_replicas_in_sync = 3
+
+    with pytest.raises(UserError, match="a batch of 8 images cannot be shared out evenly over 3 replicas"):
+        distributed(Strategy(), made(), ShuffleSampler(36, 8))

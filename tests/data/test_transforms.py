@@ -1,0 +1,500 @@
+"""Resizing as Pillow does it, crops in their places, and every random choice a function of the draws alone."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from tfdml.data.decoding import decode_image, decode_part
+from tfdml.data.policies import Policy, Step
+from tfdml.data.resizing import resize, resize_crop, resize_to_side, resize_window, source_window, target_size
+from tfdml.data.transforms import EvaluationTransform, TrainTransform
+from tfdml.errors import UserError
+
+KINDS = ("random_crop", "random_resized_crop", "none")
+
+
+def picture(height, width, seed=0):
+    """Smooth shapes and some noise, like a photograph."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8)).resize((width, height), Image.BICUBIC)
+    return np.clip(np.asarray(coarse) + rng.normal(0, 10, (height, width, 3)), 0, 255).astype(np.uint8)
+
+
+def places():
+    """An image whose pixels say where they are: (row, column, 0)."""
+    return np.stack([*np.mgrid[0:60, 0:80], np.zeros((60, 80), int)], -1).astype(np.uint8)
+
+
+@pytest.mark.parametrize(("height", "width"), [(192, 192), (100, 333), (333, 100), (20, 31), (64, 64), (97, 64)])
+@pytest.mark.parametrize("mode", ["shorter", "squash"])
+def test_evaluation_is_pillows_bilinear_resize_and_a_central_crop(mode, height, width):
+    image = picture(height, width)
+    size = (64, 64)
+    if mode == "shorter":
+        size = (round(64 * height / min(height, width)), round(64 * width / min(height, width)))
+    resized = np.asarray(Image.fromarray(image).resize(size[::-1], Image.BILINEAR)).astype(int)
+    top, left = (size[0] - 56) // 2, (size[1] - 56) // 2
+    expected = resized[top : top + 56, left : left + 56]
+    result = EvaluationTransform(resize=64, image_size=56, resize_mode=mode)(tf.constant(image)).numpy()
+    assert result.dtype == np.uint8
+    assert result.shape == (56, 56, 3)
+    # Pillow rounds between its two passes as well.
+    difference = result - expected
+    assert np.abs(difference).max() <= 1
+    assert np.abs(difference).mean() < 0.25
+    assert abs(difference.mean()) < 0.03
+
+
+def test_evaluation_in_a_graph_of_unknown_sizes_and_over_batches():
+    """The serving graph knows no sizes; it must give the pixels of the input pipeline."""
+    transform = EvaluationTransform(resize=48, image_size=40)
+    one = tf.function(transform, input_signature=[tf.TensorSpec((None, None, 3), tf.uint8)], autograph=False)
+    many = tf.function(transform, input_signature=[tf.TensorSpec((None, None, None, 3), tf.uint8)], autograph=False)
+    mapped = tf.function(lambda batch: tf.map_fn(transform, batch), autograph=False)
+    assert one.get_concrete_function().output_shapes.as_list() == [40, 40, 3]
+    assert many.get_concrete_function().output_shapes.as_list() == [None, 40, 40, 3]
+    for size in ((70, 50), (48, 48), (48, 90)):
+        batch = np.stack([picture(*size, seed) for seed in range(3)])
+        eager = np.stack([transform(tf.constant(image)) for image in batch])
+        np.testing.assert_array_equal(many(batch), eager)
+        np.testing.assert_array_equal(transform(tf.constant(batch)), eager)
+        np.testing.assert_array_equal(mapped(batch), eager)
+        np.testing.assert_array_equal(one(batch[1]), eager[1])
+
+
+def test_images_of_the_right_size_are_left_alone():
+    image = picture(64, 91)
+    result = EvaluationTransform(resize=64, image_size=64)(tf.constant(image))
+    np.testing.assert_array_equal(result, image[:, 13 : 13 + 64])
+
+
+@given(st.integers(1, 90), st.integers(1, 90), st.sampled_from(KINDS), st.sampled_from(["shorter", "squash"]))
+@settings(max_examples=60, deadline=None)
+def test_every_size_of_image_gives_the_crop(height, width, kind, mode):
+    image = tf.constant(picture(height, width))
+    transform = TrainTransform(kind, resize=24, image_size=20, resize_mode=mode)
+    result = transform(image, transform.draw(0, height * 100 + width, 1)[0])
+    assert result.shape == (20, 20, 3)
+    assert result.dtype == tf.uint8
+    assert EvaluationTransform(24, 20, mode)(image).shape == (20, 20, 3)
+
+
+def test_draws_are_a_pure_function_of_seed_step_and_position():
+    transform = TrainTransform("random_resized_crop")
+    draws = transform.draw(3, 70_000_000_000, 16).numpy()
+    np.testing.assert_array_equal(transform.draw(3, 70_000_000_000, 16), draws)
+    np.testing.assert_array_equal(transform.draw(3, 70_000_000_000, 5), draws[:5])
+    assert len(np.unique(draws)) == draws.size
+    for other in (transform.draw(4, 70_000_000_000, 16), transform.draw(3, 70_000_000_001, 16)):
+        assert not np.isin(other, draws).any()
+    assert draws.min() >= 0
+    assert draws.max() < 1
+
+
+def test_the_bits_of_a_seed_do_not_change():
+    """A resumed run of an older version must get the same augmentation."""
+    expected = [
+        [0.39551544189453125, 0.5190510749816895, 0.04291415214538574],
+        [0.7309041023254395, 0.4187159538269043, 0.6553961038589478],
+    ]
+    np.testing.assert_array_equal(TrainTransform().draw(7, 4, 2), np.array(expected, np.float32))
+
+
+def test_random_crops_reach_every_place_evenly():
+    transform = TrainTransform("random_crop", resize=60, image_size=57, flip=False)
+    draws = transform.draw(0, 0, 2000)
+    crops = transform.vary_batch(tf.repeat(places()[None], 2000, axis=0), draws)[:, 0, 0].numpy()
+    rows = np.bincount(crops[:, 0], minlength=4)
+    columns = np.bincount(crops[:, 1], minlength=24)
+    assert len(rows) == 4
+    assert len(columns) == 24
+    np.testing.assert_allclose(rows / 2000, 1 / 4, atol=0.05)
+    np.testing.assert_allclose(columns / 2000, 1 / 24, atol=0.02)
+
+
+def test_the_last_draw_below_one_stays_inside():
+    """In float32, 0.99999994 times the room plus one can round up to a place outside the image."""
+    largest = np.nextafter(np.float32(1), np.float32(0))
+    transform = TrainTransform("random_crop", resize=60, image_size=57)
+    crop = transform(tf.constant(places()), tf.fill((3,), largest))
+    assert crop[0, 0].numpy().tolist() == [3, 23, 0]
+    wide = tf.zeros((60, 4000, 3), tf.uint8)
+    assert transform.vary(wide, tf.fill((3,), largest)).shape == (57, 57, 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_of_the_images_are_mirrored_and_nothing_else_changes(kind):
+    image = tf.constant(picture(60, 80))
+    flipping = TrainTransform(kind, resize=60, image_size=50)
+    plain = TrainTransform(kind, resize=60, image_size=50, flip=False)
+    mirrored = []
+    for draw in flipping.draw(1, 0, 60):
+        expected = plain(image, draw).numpy()
+        result = flipping(image, draw).numpy()
+        mirrored.append(not np.array_equal(result, expected))
+        np.testing.assert_array_equal(result, expected[:, ::-1] if mirrored[-1] else expected)
+    assert 18 <= sum(mirrored) <= 42
+
+
+def test_none_is_the_evaluation_view():
+    image = tf.constant(picture(70, 110))
+    transform = TrainTransform("none", resize=60, image_size=50, flip=False)
+    np.testing.assert_array_equal(transform(image, transform.draw(0, 0, 1)[0]), EvaluationTransform(60, 50)(image))
+
+
+@pytest.mark.slow
+def test_random_resized_crop_is_pillows_resize_of_a_part_within_bounds():
+    image = places()
+    transform = TrainTransform("random_resized_crop", image_size=30, flip=False, scale=(0.2, 0.5))
+    areas, ratios = [], []
+    for draw in transform.draw(0, 0, 300):
+        result = transform(tf.constant(image), draw).numpy().astype(int)
+        # Rows and columns can be read off the pixels, give or take the rounding of their edges.
+        height = (result[-1, 0, 0] - result[0, 0, 0]) * 30 / 29
+        width = (result[0, -1, 1] - result[0, 0, 1]) * 30 / 29
+        areas.append(height * width / (60 * 80))
+        ratios.append(width / height)
+    assert 0.17 < min(areas) < 0.23
+    assert 0.47 < max(areas) < 0.54
+    assert np.mean(areas) == pytest.approx(0.35, abs=0.02)
+    assert 0.68 < min(ratios) < 0.8
+    assert 1.25 < max(ratios) < 1.45
+    assert np.mean(np.log(ratios)) == pytest.approx(0, abs=0.04)
+
+
+@pytest.mark.parametrize("ratio", [(1.5, 2.5), (0.4, 0.6)])
+def test_the_ratio_of_a_random_resized_crop_is_width_to_height(ratio):
+    transform = TrainTransform("random_resized_crop", image_size=30, scale=(0.2, 0.4), ratio=ratio)
+    windows = np.array([transform.window(tf.constant([400, 400]), draw) for draw in transform.draw(0, 0, 50)])
+    ratios = windows[:, 3] / windows[:, 2]
+    assert ratio[0] - 0.02 < ratios.min() < ratios.max() < ratio[1] + 0.02
+
+
+def test_random_resized_crop_of_an_image_that_no_try_fits_is_central():
+    image = np.zeros((10, 200, 3), np.uint8)
+    image[:, :, 0] = np.arange(200)
+    transform = TrainTransform("random_resized_crop", image_size=16, flip=False, scale=(0.9, 1.0))
+    result = transform(tf.constant(image), transform.draw(0, 0, 1)[0]).numpy()[..., 0]
+    assert result.mean() == pytest.approx(99.5, abs=1.0)
+    assert result[0, -1] - result[0, 0] == pytest.approx(13, abs=1.5)
+
+
+@pytest.mark.parametrize("kind", ["random_crop", "none"])
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("shape", [(None, None, None, 3), (9, 60, 80, 3)])
+def test_a_batch_at_once_is_bit_equal_with_one_by_one(kind, flip, shape):
+    transform = TrainTransform(kind, resize=40, image_size=31, flip=flip)
+    images = np.stack([picture(60, 80, seed) for seed in range(9)])
+    draws = transform.draw(0, 5, 9)
+    together = tf.function(
+        lambda batch, draws: transform.vary_batch(transform.prepare(batch), draws),
+        input_signature=[tf.TensorSpec(shape, tf.uint8), tf.TensorSpec((shape[0], 3), tf.float32)],
+        autograph=False,
+    )(images, draws)
+    alone = [transform(tf.constant(image), draw) for image, draw in zip(images, draws, strict=True)]
+    np.testing.assert_array_equal(together, alone)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_prepared_is_prepared_once(kind):
+    transform = TrainTransform(kind, resize=40, image_size=31)
+    prepared = transform.prepare(tf.constant(picture(60, 81)))
+    np.testing.assert_array_equal(transform.prepare(prepared), prepared)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        EvaluationTransform(100, 90, "squash"),
+        TrainTransform("random_resized_crop", image_size=90, scale=(0.2, 0.9), flip=False),
+        TrainTransform("random_crop", 120, 100),
+    ],
+)
+def test_config_round_trip_through_json(transform):
+    config = json.loads(json.dumps(transform.get_config()))
+    assert type(transform).from_config(config) == transform
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: EvaluationTransform(resize=200, image_size=224),
+            "but is 224, and resize is 200",
+        ),
+        (lambda: EvaluationTransform(image_size=0), "but is 0"),
+        (lambda: EvaluationTransform(resize_mode="longer"), "shorter, squash, not 'longer'"),
+        (lambda: TrainTransform("colour"), "random_crop, random_resized_crop, none, not 'colour'"),
+        (lambda: TrainTransform("random_resized_crop", scale=(0, 1)), "scale must be"),
+        (lambda: TrainTransform("random_resized_crop", ratio=(2, 1)), "ratio must be"),
+    ],
+)
+def test_wrong_values_are_named(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+def test_random_resized_crop_does_not_ask_for_a_matching_resize():
+    assert TrainTransform("random_resized_crop", resize=100, image_size=224).image_size == 224
+
+
+IMAGE = tf.TensorSpec((None, None, 3), tf.uint8)
+EDGES = st.integers(1, 90)
+
+
+def whole_resize(image, size):
+    """TensorFlow's own resize, in its usual way."""
+    return tf.cast(tf.image.resize(image, size, method="bilinear", antialias=True) + 0.5, tf.uint8).numpy()
+
+
+@tf.function(input_signature=[IMAGE, tf.TensorSpec((2,), tf.int32)], autograph=False)
+def resized(image, size):
+    return resize(image, tuple(tf.unstack(size)))
+
+
+@tf.function(input_signature=[IMAGE, tf.TensorSpec((2,), tf.int32), tf.TensorSpec((4,), tf.int32)], autograph=False)
+def resized_window(image, target, wanted):
+    size, target, wanted = tf.unstack(tf.shape(image)[:2]), tf.unstack(target), tf.unstack(wanted)
+    top, left, height, width = tf.unstack(source_window(size, target, wanted))
+    part = tf.slice(image, [top, left, 0], [height, width, 3])
+    # What lies outside the part must not matter.
+    return resize_window(part, (top, left), size, target, wanted)
+
+
+@given(EDGES, EDGES, EDGES, EDGES, st.data())
+@settings(max_examples=150, deadline=None)
+def test_resizing_has_the_bits_of_tensorflows_and_a_window_those_of_the_whole(height, width, rows, columns, data):
+    image = np.random.default_rng(height).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    expected = whole_resize(image, (rows, columns))
+    np.testing.assert_array_equal(resized(image, (rows, columns)), expected)
+    top, left = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, columns - 1))
+    down, across = data.draw(st.integers(1, rows - top)), data.draw(st.integers(1, columns - left))
+    window = resized_window(image, (rows, columns), (top, left, down, across))
+    np.testing.assert_array_equal(window, expected[top : top + down, left : left + across])
+
+
+@pytest.mark.slow
+@given(EDGES, EDGES, st.integers(1, 90))
+@settings(max_examples=100, deadline=None)
+def test_a_crop_is_resized_to_the_nearest_of_256_values(height, width, side):
+    """Whichever kernel does it: the weights are those of the triangle, no narrower than a pixel of the crop."""
+    crop = np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+    def weights(length):
+        scale = max(length / side, 1.0)
+        centres = (np.arange(side) + 0.5) * length / side
+        triangle = np.maximum(0, 1 - np.abs(np.arange(length) + 0.5 - centres[:, None]) / scale)
+        return triangle / triangle.sum(axis=1, keepdims=True)
+
+    exact = np.einsum("ih,hwc,jw->ijc", weights(height), crop.astype(np.float64), weights(width))
+    # A half may go either way.
+    assert np.abs(resize_crop(tf.constant(crop), side).numpy() - exact).max() <= 0.5 + 1e-3
+
+
+@pytest.mark.slow
+def test_windows_of_large_and_long_images():
+    """Positions far from the first pixel are where a shifted sum would round differently."""
+    rng = np.random.default_rng(0)
+    large = [((375, 500), (256, 341)), ((700, 900), (120, 154))]
+    for size, target in [*large, ((30, 4000), (24, 3200)), ((9, 700), (256, 19911))]:
+        image = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
+        expected = whole_resize(image, target)
+        for _ in range(5):
+            top, left = (int(rng.integers(0, edge - min(edge, 20) + 1)) for edge in target)
+            window = (top, left, min(20, target[0]), min(20, target[1]))
+            found = resized_window(image, target, window)
+            np.testing.assert_array_equal(found, expected[top : top + window[2], left : left + window[3]])
+
+
+def test_batches_of_images_are_resized_as_single_ones():
+    images = np.stack([picture(40, 60, seed) for seed in range(3)])
+    together = resize(tf.constant(images), (24, 31))
+    np.testing.assert_array_equal(together, [whole_resize(image, (24, 31)) for image in images])
+
+
+TRANSFORMS = [
+    TrainTransform("random_crop", resize=24, image_size=20),
+    TrainTransform("random_crop", resize=24, image_size=20, resize_mode="squash"),
+    TrainTransform("random_crop", resize=24, image_size=20, resize_mode="pad"),
+    TrainTransform("random_resized_crop", image_size=20),
+    TrainTransform("multi_resolution", image_size=20),
+    TrainTransform("multi_resolution", image_size=20, resolutions=(0.1, 3)),
+    TrainTransform("random_crop", resize=24, image_size=20, resize_mode="pad", pad_color="white"),
+    TrainTransform("multi_resolution", image_size=20, resolutions=(0.1, 3), pad_color=(10, 200, 30)),
+    TrainTransform("none", resize=24, image_size=20),
+    TrainTransform("none", resize=20, image_size=20, resize_mode="pad", flip=False),
+]
+VIEWS = [EvaluationTransform(24, 20, mode) for mode in ("shorter", "squash", "pad")]
+VIEWS.append(EvaluationTransform(24, 20, "pad", "white"))
+
+
+def both_ways(transform):
+    """One graph that decodes what the view needs, and one that decodes the image whole."""
+    encoded, draws = tf.TensorSpec((), tf.string), tf.TensorSpec((None,), tf.float32)
+
+    @tf.function(input_signature=[encoded, draws], autograph=False)
+    def in_part(data, draws):
+        arguments = () if isinstance(transform, EvaluationTransform) else (draws,)
+        part, window, size = decode_part(data, lambda size: transform.window(size, *arguments))
+        return transform.finish(part, window, size, *arguments)
+
+    @tf.function(input_signature=[encoded, draws], autograph=False)
+    def whole(data, draws):
+        image = decode_image(data)
+        return transform(image) if isinstance(transform, EvaluationTransform) else transform(image, draws)
+
+    return in_part, whole
+
+
+@pytest.mark.one_quick_case
+@pytest.mark.parametrize("transform", [*TRANSFORMS, *VIEWS], ids=range(len(TRANSFORMS) + len(VIEWS)))
+def test_a_view_of_a_part_has_the_bits_of_a_view_of_the_whole(transform):
+    in_part, whole = both_ways(transform)
+    rng = np.random.default_rng(1)
+    for number in range(24):
+        height, width = rng.integers(1, 120, 2)
+        noise = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        file = io.BytesIO()
+        if number % 4 == 3:
+            noise.save(file, "PNG")
+        else:
+            noise.save(file, "JPEG", quality=80, subsampling=number % 4, progressive=number % 2 == 0)
+        draws = TrainTransform("random_resized_crop").draw(0, number, 1)[0]
+        found = in_part(file.getvalue(), draws)
+        assert found.shape == (20, 20, 3)
+        np.testing.assert_array_equal(found, whole(file.getvalue(), draws))
+
+
+@given(EDGES, EDGES, st.floats(0, 1, width=32, exclude_max=True), st.floats(0, 1, width=32), st.floats(0, 1, width=32))
+@example(90, 1, 0.0, 0.0, 0.0)
+@settings(max_examples=60, deadline=None)
+def test_multi_resolution_is_resize_crop_and_centred_black(height, width, scale, down, across):
+    """HORDE: the longer side is uniform on 0.8 to 1.8 times the crop; black around what is smaller."""
+    down, across = (min(draw, float(np.nextafter(np.float32(1), np.float32(0)))) for draw in (down, across))
+    image = picture(height, width)
+    draws = tf.constant([0.9, down, across, scale], tf.float32)
+    found = TrainTransform("multi_resolution", image_size=20)(tf.constant(image), draws).numpy()
+
+    longer = round(float(np.float32(20) * (np.float32(0.8) + np.float32(scale) * np.float32(1.8 - 0.8))))
+    size = [max(1, int(edge * longer / max(height, width) + 0.5)) for edge in (height, width)]
+    scaled = whole_resize(image, size)
+    expected = np.zeros((20, 20, 3), np.uint8)
+    places, sources = [], []
+    for edge, draw in zip(size, (down, across), strict=True):
+        start = min(int(np.float32(draw) * np.float32(max(edge - 20, 0) + 1)), max(edge - 20, 0))
+        sources.append(slice(start, start + 20))
+        places.append(slice(max(20 - edge, 0) // 2, max(20 - edge, 0) // 2 + min(edge, 20)))
+    expected[tuple(places)] = scaled[tuple(sources)]
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.slow
+def test_resolutions_are_spread_evenly_over_their_range():
+    transform = TrainTransform("multi_resolution", image_size=50, flip=False)
+    image = tf.fill((40, 40, 3), tf.constant(255, tf.uint8))
+    shown = [int(transform(image, draw).numpy()[25, :, 0].astype(bool).sum()) for draw in transform.draw(0, 0, 300)]
+    assert min(shown) in (40, 41)
+    # A fifth of the range lies below the crop's own size.
+    assert np.mean(np.array(shown) < 50) == pytest.approx(0.2, abs=0.06)
+
+
+@pytest.mark.parametrize("size", [(30, 60), (60, 30), (7, 200), (50, 50), (3, 2)])
+def test_pad_shows_the_whole_image_undistorted_on_black(size):
+    image = np.full((*size, 3), 200, np.uint8)
+    view = EvaluationTransform(resize=40, image_size=40, resize_mode="pad")(tf.constant(image)).numpy()
+    rows, columns = view.any((1, 2)).nonzero()[0], view.any((0, 2)).nonzero()[0]
+    expected = [max(1, round(40 * edge / max(size))) for edge in size]
+    assert [len(rows), len(columns)] == expected
+    for found in (rows, columns):
+        assert abs(found[0] - (39 - found[-1])) <= 1
+    assert (view[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] == 200).all()
+
+
+@pytest.mark.parametrize("color", [(255, 255, 255), (1, 128, 254)])
+@pytest.mark.parametrize("size", [(30, 60), (60, 30), (50, 50)])
+def test_a_colour_changes_the_padding_and_nothing_else(size, color):
+    image = tf.constant(picture(*size))
+    black = EvaluationTransform(40, 36, "pad")(image).numpy()
+    found = EvaluationTransform(40, 36, "pad", color)(image).numpy()
+    inside = EvaluationTransform(40, 36, "pad")(tf.fill((*size, 3), tf.constant(255, tf.uint8))).numpy() == 255
+    np.testing.assert_array_equal(found, np.where(inside, black, np.array(color, np.uint8)))
+    batch = EvaluationTransform(40, 36, "pad", color)(tf.stack([image, image])).numpy()
+    np.testing.assert_array_equal(batch, [found, found])
+
+
+def test_training_and_evaluation_pad_with_the_same_colour():
+    image = tf.constant(picture(30, 60))
+    train = TrainTransform("none", 40, 40, "pad", flip=False, pad_color="white")
+    view = EvaluationTransform(40, 40, "pad", "255,255,255")(image).numpy()
+    np.testing.assert_array_equal(train(image, train.draw(0, 0, 1)[0]), view)
+    np.testing.assert_array_equal(view[[0, -1]], 255)
+    small = TrainTransform("multi_resolution", image_size=40, resolutions=(0.5, 0.5), pad_color="white")
+    np.testing.assert_array_equal(small(image, small.draw(0, 0, 1)[0]).numpy()[[0, -1]], 255)
+
+
+def test_black_needs_no_colour_in_a_configuration():
+    black = {"resize": 40, "image_size": 36, "resize_mode": "pad"}
+    assert EvaluationTransform(40, 36, "pad", "black").get_config() == black
+    white = EvaluationTransform(40, 36, "pad", "white")
+    assert white.get_config()["pad_color"] == [255, 255, 255]
+    assert EvaluationTransform.from_config(white.get_config()) == white
+    train = TrainTransform(resize_mode="pad", pad_color="white")
+    assert TrainTransform.from_config(train.get_config()) == train
+    assert "pad_color=(255, 255, 255)" in str(train)
+
+
+@pytest.mark.parametrize("color", ["grey", "1,2", "1,2,256", "-1,0,0", (1, 2), 3, None])
+def test_what_is_no_colour_is_refused(color):
+    with pytest.raises(UserError, match=r"pad_color=.*write black, white, or red, green and blue"):
+        EvaluationTransform(pad_color=color)
+
+
+def test_target_sizes_of_numbers_and_tensors_agree():
+    for size in ((375, 500), (1, 3000), (80, 33)):
+        for mode in ("shorter", "squash", "pad"):
+            numbers = target_size(size, 64, mode)
+            assert numbers == tuple(int(edge) for edge in target_size(tuple(map(tf.constant, size)), 64, mode))
+            if mode != "pad":
+                assert resize_to_side(tf.zeros((*size, 3), tf.uint8), 64, mode).shape == (*numbers, 3)
+
+
+def test_prepared_size_is_what_prepare_makes():
+    for transform in TRANSFORMS:
+        for size in ((31, 47), (90, 12)):
+            prepared = transform.prepare(tf.zeros((*size, 3), tf.uint8))
+            assert transform.prepared_size(*size) == tuple(prepared.shape[:2])
+
+
+def test_a_policy_leaves_the_crops_where_they_are():
+    policy = Policy((Step("grayscale", rate=0.0),))
+    for kind in ("random_crop", "random_resized_crop", "multi_resolution"):
+        plain, with_policy = TrainTransform(kind, 24, 20), TrainTransform(kind, 24, 20, policy=policy)
+        image = tf.constant(picture(40, 50))
+        draws, more = plain.draw(2, 9, 5), with_policy.draw(2, 9, 5)
+        np.testing.assert_array_equal(more[:, : draws.shape[1]], draws)
+        np.testing.assert_array_equal(with_policy.draw(2, 9, 3), more[:3])
+        assert len(np.unique(more)) == more.shape[0] * more.shape[1]
+        np.testing.assert_array_equal(with_policy(image, more[1]), plain(image, draws[1]))
+
+
+def test_config_round_trip_with_a_policy_and_resolutions():
+    steps = (Step("erasing", {"scale": [0.1, 0.2]}), Step("grayscale", rate=0.5))
+    transform = TrainTransform("multi_resolution", image_size=20, resolutions=(0.5, 2), policy=Policy(steps))
+    again = TrainTransform.from_config(json.loads(json.dumps(transform.get_config())))
+    assert again == transform
+    draws = transform.draw(0, 0, 1)[0]
+    np.testing.assert_array_equal(again(picture(40, 50), draws), transform(picture(40, 50), draws))
+
+
+def test_wrong_resolutions_are_named():
+    with pytest.raises(UserError, match="resolutions must be"):
+        TrainTransform("multi_resolution", resolutions=(1.8, 0.8))
+    assert TrainTransform("multi_resolution", resize=100, image_size=224).image_size == 224
+    with pytest.raises(ValueError, match="one by one"):
+        TrainTransform("multi_resolution").vary_batch(tf.zeros((1, 9, 9, 3), tf.uint8), tf.zeros((1, 4)))

@@ -1,0 +1,313 @@
+"""Downloads published data sets: transfers that resume, checksums, archives unpacked atomically."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import posixpath
+import shutil
+import tarfile
+import urllib.parse
+import zipfile
+import zlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import filelock
+
+from tfdml import storage
+from tfdml.disk_space import is_disk_full, require_space, unwritable
+from tfdml.errors import UserError, short_message
+from tfdml.version import __version__
+
+if TYPE_CHECKING:
+    import pooch
+    import requests
+
+Progress = Callable[[str, int, int], None]  # what is being done, bytes done, of how many (0: unknown)
+
+_BLOCK = 2**16  # a dropped connection loses at most so much
+_MEGABYTE = 2**20
+_ATTEMPTS = 10
+_TIMEOUT = 60.0  # seconds without a byte
+# Responses after which another attempt can help.
+_TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
+
+
+@dataclasses.dataclass(frozen=True)
+class Download:
+    """A file that a publisher offers, and what it unpacks to.
+
+    Args:
+        url: Where it is; http or https.
+        size: Its length in bytes.
+        sha256: Its checksum, in hexadecimal.
+        folder: The folder that unpacking it makes; None for an archive that is read as it is.
+    """
+
+    url: str
+    size: int
+    sha256: str
+    folder: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the file."""
+        return posixpath.basename(urllib.parse.urlsplit(self.url).path)
+
+
+# Sizes and checksums as TensorFlow Datasets and other projects independently record them.
+DOWNLOADS: dict[str, tuple[Download, ...]] = {
+    "cub200": (
+        Download(
+            "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz?download=1",
+            1_150_585_339,
+            "0c685df5597a8b24909f6a7c9db6d11e008733779a671760afef78feb49bf081",
+            "CUB_200_2011",
+        ),
+    ),
+    "omniglot": (
+        Download(
+            "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/images_background.zip",
+            9_464_212,
+            "ad41ab679c8b5d90b271ef46be6987cc81211774a695c29dcc5367b2b26ee640",
+        ),
+        Download(
+            "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/images_evaluation.zip",
+            6_462_886,
+            "1f61a8f3366785b057fc117d9228e78a16e3d976c8953b2a10fcc74cf0609cee",
+        ),
+    ),
+    "sop": (
+        Download(
+            "http://ftp.cs.stanford.edu/cs/cvgl/Stanford_Online_Products.zip",
+            3_083_860_082,
+            "b04fa78210e69fab050ce73939550e1cd0f96890bdd98ec9fee732c3b756ef48",
+            "Stanford_Online_Products",
+        ),
+    ),
+}
+# What to do where a publisher offers nothing that could be fetched.
+BY_HAND = {
+    "cars196": (
+        "its publisher has taken the files down (they were at ai.stanford.edu/~jkrause/cars); copies of the images are "
+        "on Kaggle (jessicali9530/stanford-cars-dataset), and https://github.com/pytorch/vision/issues/7545 says "
+        "where to find the devkit with the labels of the test images; data_dir must hold cars_train/, cars_test/, "
+        "devkit/cars_train_annos.mat and devkit/cars_test_annos_withlabels.mat, or car_ims/ and cars_annos.mat"
+    ),
+    "inshop": (
+        "its publisher asks for an agreement: follow "
+        "https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html, then put Eval/list_eval_partition.txt "
+        "and the unpacked img/ into data_dir"
+    ),
+    "tfds": "TFDS fetches its data sets itself: pass its `options` name=... and download=true",
+}
+
+
+def download(name: str, data_dir: str | os.PathLike, progress: Progress = lambda *_: None) -> list[str]:
+    """Downloads and unpacks the files of a data set that are not there yet.
+
+    Args:
+        name: The catalogue's name of the data set.
+        data_dir: The folder to put it in, on a local disk.
+        progress: Called now and then.
+
+    Returns:
+        The paths of the new files and folders; empty if all were there.
+
+    Raises:
+        UserError: The publisher offers no file (the message says where to get it), or the download failed.
+
+    Example:
+        >>> download("cub200", "data")  # data/CUB_200_2011 is there
+        []
+    """
+    folder = os.path.expanduser(os.fspath(data_dir))
+    name = {"cub": "cub200"}.get(name, name)
+    if name in BY_HAND:
+        raise UserError(f"{name} cannot be downloaded: {BY_HAND[name]}")
+    if name not in DOWNLOADS:
+        raise UserError(f"{name} cannot be downloaded, only {', '.join(sorted(DOWNLOADS))}")
+    if "://" in folder or not folder:
+        raise UserError(f"`data_dir` must be a folder on a local disk to download to, not {folder!r}")
+    new = []
+    # The readers take the unpacked folder itself as data_dir as well.
+    if os.path.basename(os.path.abspath(folder)) in [file.folder for file in DOWNLOADS[name]]:
+        folder = os.path.dirname(os.path.abspath(folder))
+    for file in DOWNLOADS[name]:
+        path = os.path.join(folder, file.name)
+        target = os.path.join(folder, file.folder) if file.folder else path
+        if file.folder and os.path.exists(target):
+            continue
+        fetched = fetch(file, path, functools.partial(progress, f"fetching {file.name}"))
+        if file.folder:
+            progress(f"unpacking {file.name}", 0, 0)
+            unpack(path, folder, file.folder)
+        if fetched or file.folder:
+            new.append(target)
+    return new
+
+
+def fetch(file: Download, path: str | os.PathLike, progress: Callable[[int, int], None] = lambda *_: None) -> bool:
+    """Downloads a file, unless it is there already.
+
+    The bytes that have arrived are in `path` + `.part` until the file is complete and its checksum right. Called again
+    after an interruption, it asks only for the rest.
+
+    Args:
+        file: The file.
+        path: Where to put it, on a local disk.
+        progress: Called with the bytes that have arrived, and all of them.
+
+    Returns:
+        Whether anything had to be fetched.
+
+    Raises:
+        UserError: The server refuses, cannot be reached or sends another file; the disk is too small; another process
+            is fetching the same file; or another file is at `path`.
+
+    Example:
+        >>> file = Download("https://example.org/car.jpg", os.path.getsize("car.jpg"), storage.sha256_of("car.jpg"))
+        >>> fetch(file, "car.jpg")  # it is there
+        False
+    """
+    path = os.fspath(path)
+    folder, name = os.path.split(os.path.abspath(path))
+    if os.path.exists(path):
+        if storage.sha256_of(path) != file.sha256:
+            raise UserError(
+                f"{path} is another file (its SHA-256 differs); move it away and run the same command again"
+            )
+        return False
+    import pooch
+
+    pooch.get_logger().setLevel("WARNING")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        part = f"{path}.part"
+        require_space(folder, file.size - _size(part), "data_dir", name)
+        cache = pooch.create(
+            folder, base_url="", registry={name: file.sha256}, urls={name: file.url}, retry_if_failed=_ATTEMPTS - 1
+        )
+        with filelock.FileLock(f"{path}.lock", blocking=False):
+            cache.fetch(name, downloader=_ResumableDownload(file, part, progress))
+        with contextlib.suppress(OSError):
+            os.unlink(f"{path}.lock")
+    except filelock.Timeout:
+        raise UserError(f"another process is fetching {path}; wait for it") from None
+    except _RefusalError as error:
+        raise UserError(f"{error}; fetch it by hand and put it at {path}") from error
+    except OSError as error:  # also those of requests
+        if error.errno is not None:
+            raise unwritable(path, error, file.size) from error
+        raise UserError(
+            f"{file.url} cannot be fetched ({short_message(error, 'last')}, {_ATTEMPTS} attempts); what has arrived "
+            f"({_size(part) / _MEGABYTE:,.1f} MB) is kept: run the same command again to resume"
+        ) from error
+    return True
+
+
+class _RefusalError(Exception):
+    """Another attempt cannot help."""
+
+
+class _ResumableDownload:
+    """A downloader of pooch that resumes a `.part` file; pooch checks the file, moves it into place and retries."""
+
+    def __init__(self, file: Download, part: str, progress: Callable[[int, int], None]):
+        self._file, self._part, self._progress = file, part, progress
+        self._from_start = False  # whether the last answer had the file from its beginning
+        self._whole = False  # whether one answer had all of it
+
+    def __call__(self, url: str, output_file: str, _: pooch.Pooch) -> None:
+        import requests
+
+        if self._whole:  # and pooch found its checksum wrong
+            raise _RefusalError(f"{url} sent another file than the published one (its SHA-256 differs)")
+        have = _size(self._part)
+        if have < self._file.size:
+            headers = {"User-Agent": f"tfdml/{__version__}", "Accept-Encoding": "identity"}
+            if have:
+                headers["Range"] = f"bytes={have}-"
+            with requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT) as answer:
+                self._receive(answer, have)
+        if _size(self._part) < self._file.size:
+            raise requests.ConnectionError("the connection was closed before the end")
+        self._whole = self._from_start
+        os.replace(self._part, output_file)
+
+    def _receive(self, answer: requests.Response, have: int) -> None:
+        if answer.status_code not in (200, 206):
+            if answer.status_code in _TRANSIENT:
+                answer.raise_for_status()
+            raise _RefusalError(f"{answer.url} cannot be fetched (HTTP {answer.status_code} {answer.reason})")
+        if answer.status_code == 200:
+            have = 0
+        self._from_start = not have
+        length = int(answer.headers.get("Content-Length") or self._file.size - have)
+        if answer.status_code == 200 and length != self._file.size:
+            raise _RefusalError(f"{answer.url} is a file of {length:,} bytes instead of {self._file.size:,}")
+        with open(self._part, "ab" if have else "wb") as part:
+            for block in answer.iter_content(_BLOCK):
+                part.write(block)
+                have += len(block)
+                self._progress(have, self._file.size)
+
+
+def unpack(archive: str | os.PathLike, folder: str | os.PathLike, last: str | None = None) -> list[str]:
+    """Unpacks a zip or tar archive into a folder, never outside it, and atomically.
+
+    Args:
+        archive: The archive.
+        folder: Where its content goes. Files that are there already stay.
+        last: The top-level entry to move into place after all others, so that its presence shows that all is there.
+
+    Returns:
+        The new top-level entries.
+
+    Raises:
+        UserError: The archive is damaged, or holds links or names that lead outside the folder; an entry is there
+            already; or the disk is too small. Nothing is left behind.
+
+    Example:
+        >>> unpack("CUB_200_2011.tgz", "unpacked", last="CUB_200_2011")
+        ['attributes.txt', 'CUB_200_2011']
+    """
+    archive, folder = os.fspath(archive), os.fspath(folder)
+    os.makedirs(folder, exist_ok=True)
+    place = os.path.join(folder, f".unpacking-{os.path.basename(archive)}")
+    shutil.rmtree(place, ignore_errors=True)  # of an attempt that was cut short
+    try:
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as file:
+                require_space(folder, sum(info.file_size for info in file.infolist()), "data_dir", "the unpacked files")
+                file.extractall(place)  # leaves out what leads outside
+        else:
+            with tarfile.open(archive) as file:
+                require_space(folder, sum(info.size for info in file), "data_dir", "the unpacked files")
+                file.extractall(place, filter="data")
+        names = sorted(os.listdir(place), key=lambda name: (name == last, name))
+        for name in names:
+            if os.path.lexists(os.path.join(folder, name)):
+                raise UserError(f"{os.path.join(folder, name)} is there already; move it away to unpack {archive}")
+        for name in names:
+            os.rename(os.path.join(place, name), os.path.join(folder, name))
+        return names
+    except tarfile.FilterError as error:
+        raise UserError(f"{archive} is not unpacked for safety: {error}") from error
+    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise UserError(f"{archive} is not a whole archive ({error}); delete it and download it again") from error
+    except OSError as error:
+        if is_disk_full(error):
+            raise unwritable(folder, error) from error
+        # gzip reports damage by an OSError without a number.
+        reason = error.strerror or f"{error}; if it is damaged, delete it and download it again"
+        raise UserError(f"{archive} cannot be unpacked into {folder} ({reason})") from error
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _size(path: str) -> int:
+    return os.path.getsize(path) if os.path.exists(path) else 0

@@ -1,1 +1,0 @@
-"""Fetching data sets from their publishers: transfers that resume, archives, checksums."""

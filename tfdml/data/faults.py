@@ -1,0 +1,395 @@
+"""Finds images that cannot be used: missing, damaged or unsupported files, before training or after a failure in it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import io
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import BinaryIO
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+from PIL import Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.decoding import DECODER_LIMIT, FOREIGN, JPEG, PNG, WEBP, Format, decode_image, format_of
+from tfdml.data.images import Images
+from tfdml.errors import UserError, short_message
+
+_NAMED_IN_MESSAGES = 3
+# Enough to distinguish text from other data.
+_HEAD = 512
+_TAIL = 256
+_PER_TASK = 256
+# Most of the time goes to waiting for the disk or the network.
+_THREADS = 16
+
+_JPEG_END, _JPEG_SCAN = b"\xff\xd9", b"\xff\xda"
+_PNG_END = b"IEND\xaeB`\x82"
+# Read headers alone, and without Pillow's own limit of pixels.
+_HEADERS: dict[Format, Callable] = {
+    JPEG: JpegImagePlugin.JpegImageFile,
+    PNG: PngImagePlugin.PngImageFile,
+    WEBP: WebPImagePlugin.WebPImageFile,
+}
+# Formats that Pillow recognises, whose images can be converted.
+_CONVERTIBLE = ("AVIF", "BMP", "DDS", "GIF", "ICO", "JPEG2000", "PSD", "TIFF")
+_BRANDS = {b"avif": "AVIF", **dict.fromkeys((b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"), "HEIC")}
+_OTHER_FILES = {
+    b"PK\x03\x04": "a zip archive",
+    b"\x1f\x8b": "gzip-compressed data",
+    b"%PDF": "a PDF document",
+    b"version https://git-lfs": "a Git LFS pointer (fetch the files with git lfs pull)",
+    b"\x89HDF": "an HDF5 file",
+}
+# A message of ours that came through TensorFlow, such as that of a damaged record file.
+_USER_ERROR = re.compile(r"UserError: (.+)")
+# What TensorFlow's message holds when reading or decoding an image failed: the operation's name or our own words.
+_IMAGE_FAILURE = re.compile(
+    r"ReadFile|Decode(AndCrop)?(Jpeg|Png|WebP)|ExtractJpegShape|Unknown image file format|"
+    rf"{FOREIGN}|animated WebP|bounding box lies outside"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageError:
+    """What is wrong with one image.
+
+    Args:
+        index: Its place in the images inspected.
+        name: Its path or name.
+        reason: In words, e.g. `"truncated JPEG (no end-of-image marker)"`.
+    """
+
+    index: int
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
+
+
+def check(dataset: ImageDataset, bad_images: str = "error", check_images: str = "headers") -> ImageDataset:
+    """Checks all images of a data set before it is used.
+
+    Args:
+        dataset: The data set.
+        bad_images: `"error"` to stop at bad images, `"skip"` to leave them out and log how many.
+        check_images: `"headers"`: the header and the end of each file; `"decode"`: every image is decoded, at about a
+            millisecond each.
+
+    Returns:
+        The data set, without the bad images.
+
+    Raises:
+        UserError: There are bad images and `bad_images` is `"error"`, no image is left, or an argument is none of
+            these words.
+
+    Example:
+        >>> len(check(load("folder", "photos"), bad_images="skip"))
+        6
+    """
+    for name, value, choices in (
+        ("bad_images", bad_images, ("error", "skip")), ("check_images", check_images, ("headers", "decode")),
+    ):  # fmt: skip
+        if value not in choices:
+            raise UserError(f"`{name}={value}`: must be one of {', '.join(choices)}")
+    find = find_faults if check_images == "decode" else inspect
+    faults = find(dataset.images)
+    if not faults:
+        return dataset
+    where = f"{len(faults)} of {len(dataset)} images of {dataset.name} ({dataset.split})"
+    if bad_images == "error":
+        raise UserError(
+            f"{where} cannot be used: {_named(faults)}; fix or remove them, or leave them out with `bad_images='skip'`"
+        )
+    if len(faults) == len(dataset):
+        raise UserError(f"none of the {where} can be used: {_named(faults)}")
+    logging.warning("skipping %s: %s", where, _named(faults))
+    return dataset.take(np.setdiff1d(np.arange(len(dataset)), [fault.index for fault in faults]))
+
+
+def inspect(images: Images, max_pixels: int = DECODER_LIMIT) -> list[ImageError]:
+    """Checks the header and the end of every image, without decoding any.
+
+    JPEG, PNG and WebP are supported, recognised by content and not by name. Damage in the middle of a file is not
+    found here: see `find_faults`.
+
+    Args:
+        images: Files or encoded images; arrays have nothing to check, and record files were checked when they were
+            made.
+        max_pixels: An image whose header states more pixels is bad: a small file can exhaust the memory.
+
+    Returns:
+        The bad images, ascending by index.
+
+    Example:
+        >>> inspect(EncodedImages((b"<html>",), ("a.jpg",)))[0].reason
+        'not an image: it looks like an HTML page'
+    """
+    if images.verified:
+        return []
+    return _faults(images, range(len(images)), lambda index: _header_fault(images, index, max_pixels), _THREADS)
+
+
+def find_faults(images: Images, indices: Sequence[int] | np.ndarray | None = None) -> list[ImageError]:
+    """Decodes images in full, on all cores, by the decoder that training uses.
+
+    Args:
+        images: The images; arrays have nothing to check.
+        indices: Which of them to decode; all by default, at about a millisecond each.
+
+    Returns:
+        The bad images, in the order of `indices`.
+
+    Example:
+        >>> find_faults(EncodedImages((b"",), ("a.jpg",)))[0].reason
+        'empty file'
+    """
+
+    def fault(index: int) -> str | None:
+        try:
+            return decoding_fault(images.encoded(index), _decode)
+        except Exception as error:  # tf.io.gfile has its own error types
+            return access_fault(error)
+
+    chosen = range(len(images)) if indices is None else [int(index) for index in indices]
+    return [] if images.decoded else _faults(images, chosen, fault, os.cpu_count() or 1)
+
+
+def content_fault(data: bytes, max_pixels: int = DECODER_LIMIT) -> str | None:
+    """What is wrong with the bytes of an image, judged as `inspect` does; None if nothing is.
+
+    Example:
+        >>> content_fault(b"")
+        'empty file'
+    """
+    return _content_fault(io.BytesIO(data), max_pixels)
+
+
+def decoding_fault(data: bytes, decode: Callable[[tf.Tensor], object], max_pixels: int = DECODER_LIMIT) -> str | None:
+    """What is wrong with the bytes of an image, which are decoded; None if nothing is.
+
+    Args:
+        data: The bytes.
+        decode: The decoder.
+        max_pixels: As for `inspect`.
+
+    Example:
+        >>> decoding_fault(jpeg[: len(jpeg) // 2], tfdml.data.decode_image)
+        'truncated JPEG (no end-of-image marker)'
+    """
+    fault = content_fault(data, max_pixels)
+    if fault:
+        return fault
+    try:
+        decode(tf.constant(data))
+    except (tf.errors.OpError, UnicodeDecodeError) as error:  # the second where a message quotes bytes
+        # Pillow's messages on damage are clearer than TensorFlow's.
+        return f"damaged: {_pillow_message(data) or short_message(error, 'last')}"
+    return None
+
+
+def access_fault(error: Exception) -> str:
+    """Why a file cannot be read, in words, from the exception that reading it raised.
+
+    Example:
+        >>> access_fault(FileNotFoundError())
+        'missing'
+    """
+    if isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError":  # the second is TensorFlow's
+        return "missing"
+    if isinstance(error, IsADirectoryError):
+        return "a folder, not a file"
+    if isinstance(error, PermissionError) or type(error).__name__ == "PermissionDeniedError":
+        return "unreadable (no permission)"
+    return f"unreadable ({getattr(error, 'strerror', None) or short_message(error, 'last')})"
+
+
+def explain_failure(
+    error: BaseException, dataset: ImageDataset, leave_out: str = "`check_images='decode'` and `bad_images='skip'`"
+) -> UserError | None:
+    """Finds the images behind an exception that iteration over batches, or `fit`, raised.
+
+    Reads and decodes every image of the data set, at about a millisecond each.
+
+    Args:
+        error: The exception.
+        dataset: The data set that the batches came from.
+        leave_out: By which arguments such images are left out (the default's are those of `tfdml.data.faults.check`);
+            empty where they cannot be.
+
+    Returns:
+        An error that names the images and what is wrong with them; None if the exception has another cause.
+
+    Example:
+        >>> try:
+        ...     history = model.fit(batches, steps_per_epoch=100)
+        ... except tf.errors.OpError as error:
+        ...     raise (explain_failure(error, dataset) or error) from None
+    """
+    if not isinstance(error, tf.errors.OpError):
+        return None
+    raised_below = _USER_ERROR.search(str(error))
+    if raised_below:
+        return UserError(raised_below[1])
+    if not _IMAGE_FAILURE.search(str(error)):
+        return None
+    logging.warning("an image of %s cannot be read; looking for it among %d", dataset.name, len(dataset))
+    faults = find_faults(dataset.images)
+    if not faults:
+        return None
+    return UserError(
+        f"{len(faults)} of {len(dataset)} images of {dataset.name} ({dataset.split}) cannot be decoded: "
+        f"{_named(faults)}; fix or remove them" + (f", or leave them out with {leave_out}" if leave_out else "")
+    )
+
+
+@tf.function(input_signature=[tf.TensorSpec((), tf.string)], autograph=False)
+def _decode(data: tf.Tensor) -> tf.Tensor:
+    return decode_image(data)
+
+
+def _faults(
+    images: Images, indices: Iterable[int], fault: Callable[[int], str | None], threads: int
+) -> list[ImageError]:
+    """The bad images among those at `indices`, in that order, each judged by `fault`."""
+    indices = list(indices)
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        reasons = pool.map(
+            lambda start: [fault(i) for i in indices[start : start + _PER_TASK]], range(0, len(indices), _PER_TASK)
+        )
+        found = zip(indices, (reason for part in reasons for reason in part), strict=True)
+        return [ImageError(index, images.place(index), reason) for index, reason in found if reason]
+
+
+def _named(items: Sequence[object]) -> str:
+    """The first few of several, on one line."""
+    named = "; ".join(str(item).replace("\n", " ") for item in items[:_NAMED_IN_MESSAGES])
+    return named + (f"; and {len(items) - _NAMED_IN_MESSAGES} more" if len(items) > _NAMED_IN_MESSAGES else "")
+
+
+def _header_fault(images: Images, index: int, max_pixels: int) -> str | None:
+    try:
+        with images.open(index) as file:
+            return _content_fault(file, max_pixels) or _box_fault(images, index)
+    except Exception as error:  # tf.io.gfile has its own error types
+        return access_fault(error)
+
+
+def _box_fault(images: Images, index: int) -> str | None:
+    boxes = getattr(images, "boxes", None)
+    size = None if boxes is None else Images.size(images, index)
+    if boxes is None or size is None:
+        return None
+    top, left, bottom, right = boxes[index].tolist()
+    if min(bottom, right) > 0 and top < size[0] and left < size[1]:
+        return None
+    return f"its bounding box lies outside: rows {top} to {bottom}, columns {left} to {right} of {size[0]} x {size[1]}"
+
+
+def _pillow_message(data: bytes) -> str:
+    """What Pillow says of an image that it cannot decode; empty where it can."""
+    try:
+        with warnings.catch_warnings(), Image.open(io.BytesIO(data)) as image:
+            warnings.simplefilter("ignore")
+            image.convert("RGB")
+    except Exception as error:  # many types on damaged data
+        return str(error)
+    return ""
+
+
+def _content_fault(file: BinaryIO, max_pixels: int) -> str | None:
+    head = file.read(_HEAD)
+    if not head:
+        return "empty file"
+    kind = format_of(head)
+    if kind is None:
+        return _foreign(file, head)
+    ended = _END_FAULTS[kind](file, head)
+    if ended:
+        return ended
+    file.seek(0)
+    try:
+        image = _HEADERS[kind](file)
+    except Image.DecompressionBombError as error:
+        return f"too large: {error}"
+    except Exception as error:  # Pillow raises many types on damaged data
+        return f"damaged or unsupported {kind.name.upper()} ({short_message(error)})"
+    width, height = image.size
+    if not width or not height:
+        return f"damaged {kind.name.upper()} (no size in its header)"
+    if width * height > max_pixels:
+        return f"too large: {width:,} x {height:,} pixels, more than {max_pixels:,}; shrink it"
+    if getattr(image, "n_frames", 1) > 1 and kind is WEBP:
+        return "unsupported type: animated WebP; save one frame of it"
+    return None
+
+
+def _jpeg_end_fault(file: BinaryIO, head: bytes) -> str | None:
+    size, tail = _tail(file)
+    if size > _TAIL and _JPEG_END in tail:
+        return None
+    # Some cameras append data of their own, and an embedded thumbnail has an end marker as well: the whole file
+    # must have one after the last start of a scan. Scan data cannot contain either marker.
+    file.seek(0)
+    data = file.read()
+    scan = data.rfind(_JPEG_SCAN)
+    return "truncated JPEG (no end-of-image marker)" if scan < 0 or data.rfind(_JPEG_END) < scan else None
+
+
+def _png_end_fault(file: BinaryIO, head: bytes) -> str | None:
+    if _PNG_END in _tail(file)[1]:
+        return None
+    file.seek(0)
+    return None if _PNG_END in file.read() else "truncated PNG (no IEND chunk)"
+
+
+def _webp_end_fault(file: BinaryIO, head: bytes) -> str | None:
+    stated = int.from_bytes(head[4:8], "little") + 8
+    return "truncated WebP (shorter than its header says)" if _tail(file)[0] < max(stated, 30) else None
+
+
+_END_FAULTS = {JPEG: _jpeg_end_fault, PNG: _png_end_fault, WEBP: _webp_end_fault}
+
+
+def _tail(file: BinaryIO) -> tuple[int, bytes]:
+    """The length of a file, and its last bytes."""
+    file.seek(0, os.SEEK_END)
+    size = file.tell()
+    file.seek(max(size - _TAIL, 0))
+    return size, file.read()
+
+
+def _foreign(file: BinaryIO, head: bytes) -> str:
+    """The kind of a file without the header of a supported image."""
+    kind = _BRANDS.get(head[8:12], "video (MP4)") if head[4:8] == b"ftyp" else _convertible(file)
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if kind or b"<svg" in text:
+        return f"unsupported type: {kind or 'SVG'}; convert it to JPEG or PNG"
+    for magic, other in _OTHER_FILES.items():
+        if head.startswith(magic):
+            return f"not an image: it looks like {other}"
+    if not head.strip(b"\0"):
+        return "not an image: it holds only zero bytes"
+    if text.startswith((b"<!doctype html", b"<html", b"<head", b"<body")):
+        return "not an image: it looks like an HTML page"
+    if all(byte >= 32 or byte in b"\t\r\n\f" for byte in head):
+        return "not an image: it looks like text"
+    return "not an image: its header is of no image type known here"
+
+
+def _convertible(file: BinaryIO) -> str | None:
+    """The format of an image that Pillow could convert."""
+    try:
+        file.seek(0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return Image.open(file, formats=_CONVERTIBLE).format
+    except Exception:  # many types on damaged data
+        return None

@@ -1,0 +1,488 @@
+"""Sets of images, in files or in memory: read, measured and looked up by index.
+
+The images of a batch are looked up in Python, because that copies only what the batch needs: data held in memory is
+never copied into TensorFlow as a whole, and the size of a graph is no limit.
+"""
+
+from __future__ import annotations
+
+import abc
+import atexit
+import concurrent.futures
+import dataclasses
+import functools
+import hashlib
+import io
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, BinaryIO, ClassVar
+
+import numpy as np
+import tensorflow as tf
+from PIL import Image
+
+from tfdml import storage
+from tfdml.data.decoding import decode_image, decode_part, whole
+from tfdml.errors import UserError
+from tfdml.special_files import require_regular
+
+_ORIENTATION_TAG = 0x0112
+
+
+class Images(abc.ABC):
+    """Images by index. A new kind says how its bytes are read and how a batch of it is looked up; the rest follows.
+
+    Attributes:
+        decoded: Whether the images are held as pixels, so that there is nothing to decode and nothing to be damaged.
+        verified: Whether whoever made the set has examined its images, so that headers need no second look.
+    """
+
+    decoded: ClassVar[bool] = False
+    verified: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """How many images there are."""
+
+    def __repr__(self) -> str:
+        # The names of a million images say nothing.
+        return f"<{type(self).__name__} of {len(self)} images>"
+
+    @abc.abstractmethod
+    def name(self, index: int) -> str:
+        """The name of one image in messages and reports."""
+
+    def place(self, index: int) -> str:
+        """Where one image lies, for messages on what is wrong with it."""
+        return self.name(index)
+
+    @abc.abstractmethod
+    def take(self, indices: np.ndarray) -> Images:
+        """The images at `indices`, in that order."""
+
+    @abc.abstractmethod
+    def encoded(self, index: int) -> bytes:
+        """The encoded bytes of one image, cut to its box where it has one.
+
+        Raises:
+            OSError: A local file cannot be read.
+            tf.errors.OpError: A remote file cannot be read.
+            UserError: A record file is damaged.
+        """
+
+    @abc.abstractmethod
+    def lookup(self) -> Source:
+        """How the input pipeline reads a batch of them."""
+
+    def pixels(self) -> np.ndarray:
+        """The images themselves, of a kind whose images are `decoded`."""
+        raise TypeError(f"{type(self).__name__} holds no decoded images")
+
+    @abc.abstractmethod
+    def stamps(self) -> list[tuple[int, int]]:
+        """Size in bytes and time of change in nanoseconds of every image, as far as they have such; else 0."""
+
+    def open(self, index: int) -> BinaryIO:
+        """One image as a file, for those who need only its beginning or its end."""
+        return io.BytesIO(self.encoded(index))
+
+    def size(self, index: int) -> tuple[int, int] | None:
+        """Height and width of one image as it is shown, from its header alone; None for what is no image."""
+        try:
+            with self.open(index) as file, Image.open(file) as image:
+                width, height = image.size
+                return (width, height) if image.getexif().get(_ORIENTATION_TAG, 1) >= 5 else (height, width)
+        except Exception:  # a file system's own errors, and a dozen types that Pillow raises on damaged headers
+            return None
+
+
+_STAT_THREADS = 16
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class FileImages(Images):
+    """Images that lie in files, read when they are needed.
+
+    Args:
+        paths: One path per image, local or on any file system that `tf.io.gfile` knows.
+        boxes: (N, 4) int32, a bounding box in pixels per image, half-open: top, left, bottom, right. Each image is cut
+            to its box after decoding, before anything else; a box that reaches beyond the image is clipped. None
+            for whole images.
+
+    Raises:
+        UserError: There is not one box per image, or a box is empty.
+    """
+
+    paths: tuple[str, ...]
+    boxes: np.ndarray | None = None
+
+    def __post_init__(self):
+        if self.boxes is None:
+            return
+        boxes = np.asarray(self.boxes, np.int32)
+        object.__setattr__(self, "boxes", boxes)
+        if boxes.shape != (len(self.paths), 4):
+            raise UserError(f"{len(self.paths)} images but boxes of shape {boxes.shape}")
+        empty = np.flatnonzero((boxes[:, :2] >= boxes[:, 2:]).any(axis=1))
+        if len(empty):
+            top, left, bottom, right = boxes[empty[0]].tolist()
+            raise UserError(
+                f"{len(empty)} of {len(boxes)} bounding boxes are empty, the first is that of {self.paths[empty[0]]}: "
+                f"rows {top} to {bottom}, columns {left} to {right}; correct its table or load without crop_boxes"
+            )
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def name(self, index: int) -> str:
+        """The path of one image."""
+        return self.paths[index]
+
+    def take(self, indices: np.ndarray) -> FileImages:
+        """The images at `indices`, in that order."""
+        boxes = None if self.boxes is None else self.boxes[np.asarray(indices, np.int64)]
+        return FileImages(tuple(self.paths[i] for i in indices), boxes)
+
+    def open(self, index: int) -> BinaryIO:
+        """The file of one image, whole even where it has a box."""
+        return storage.open_file(self.paths[index], buffering=0)
+
+    def encoded(self, index: int) -> bytes:
+        """The bytes of one file, or what its bounding box leaves of it as PNG, which loses nothing."""
+        if self.boxes is None:
+            return storage.read_bytes(self.paths[index])
+        if not storage.is_remote(self.paths[index]):
+            require_regular(self.paths[index])
+        source = self.lookup()
+        (row,) = zip(*source.columns(np.array([index])), strict=True)
+        return tf.io.encode_png(source.read(*row)).numpy()
+
+    def size(self, index: int) -> tuple[int, int] | None:
+        """See `Images.size`; of what the bounding box leaves of the image."""
+        size = super().size(index)
+        if size is None or self.boxes is None:
+            return size
+        top, left, bottom, right = self.boxes[index].tolist()
+        return max(1, min(bottom, size[0]) - max(top, 0)), max(1, min(right, size[1]) - max(left, 0))
+
+    def stamps(self) -> list[tuple[int, int]]:
+        """See `Images.stamps`; (0, 0) for a file that is not there."""
+        with concurrent.futures.ThreadPoolExecutor(_STAT_THREADS) as pool:
+            return list(pool.map(storage.stamp_of, self.paths, chunksize=256))
+
+    def lookup(self) -> Source:
+        """See `Images.lookup`."""
+        paths, boxes = self.paths, self.boxes
+
+        def names(indices: np.ndarray) -> np.ndarray:
+            return strings(os.fsencode(paths[i]) for i in indices)
+
+        if boxes is None:
+            return Source(
+                lambda indices: [names(indices)],
+                (tf.string,),
+                lambda path: decode_image(tf.io.read_file(path)),
+                decode_part=lambda choose, path: decode_part(tf.io.read_file(path), choose),
+            )
+        return Source(
+            lambda indices: [names(indices), boxes[indices]],
+            (tf.string, tf.int32),
+            lambda path, box: decode_part(tf.io.read_file(path), whole, box)[0],
+            decode_part=lambda choose, path, box: decode_part(tf.io.read_file(path), choose, box),
+        )
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class EncodedImages(Images):
+    """Encoded images (JPEG, PNG ...) held in memory, such as the members of a small archive.
+
+    Args:
+        data: The bytes of each image.
+        names: The name of each image in messages and reports.
+    """
+
+    data: tuple[bytes, ...]
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def name(self, index: int) -> str:
+        """The name of one image."""
+        return self.names[index]
+
+    def take(self, indices: np.ndarray) -> EncodedImages:
+        """The images at `indices`, in that order."""
+        return EncodedImages(tuple(self.data[i] for i in indices), tuple(self.names[i] for i in indices))
+
+    def encoded(self, index: int) -> bytes:
+        """The bytes of one image."""
+        return self.data[index]
+
+    def stamps(self) -> list[tuple[int, int]]:
+        """See `Images.stamps`."""
+        return [(len(data), 0) for data in self.data]
+
+    def lookup(self) -> Source:
+        """See `Images.lookup`."""
+        data = self.data
+        return source_of_encoded(lambda indices: [data[i] for i in indices])
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class ArrayImages(Images):
+    """Decoded images of one size held in memory.
+
+    Args:
+        data: (N, H, W, 3) uint8, pixels 0-255. Images in 0..1 are refused: multiply them by 255 first.
+        names: The name of each image in messages and reports; by default its row, "0", "1" ...
+
+    Raises:
+        UserError: `data` has another shape, or is not uint8.
+
+    Example:
+        >>> ArrayImages(np.zeros((2, 32, 32, 3), np.uint8)).name(1)
+        '1'
+    """
+
+    decoded: ClassVar[bool] = True
+    verified: ClassVar[bool] = True
+
+    data: np.ndarray
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        data = np.asarray(self.data)
+        if data.ndim != 4 or data.shape[-1] != 3:
+            raise UserError(f"images must be an array (N, H, W, 3), not of shape {data.shape}")
+        if data.dtype != np.uint8:
+            in_unit_range = data.dtype.kind == "f" and data.size and data.max() <= 1
+            cure = "(255 * images).round().astype('uint8')" if in_unit_range else "images.round().astype('uint8')"
+            raise UserError(f"images must be uint8 pixels of 0 to 255, not {data.dtype}; convert them: {cure}")
+        object.__setattr__(self, "data", data)
+        names = tuple(self.names) if len(self.names) else tuple(map(str, range(len(data))))
+        if len(names) != len(data):
+            raise UserError(f"{len(data)} images but {len(names)} names")
+        object.__setattr__(self, "names", names)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def name(self, index: int) -> str:
+        """The name of one image."""
+        return self.names[index]
+
+    def take(self, indices: np.ndarray) -> ArrayImages:
+        """The images at `indices`, in that order."""
+        return ArrayImages(self.data[indices], tuple(self.names[i] for i in indices))
+
+    def encoded(self, index: int) -> bytes:
+        """One image as PNG, which loses nothing."""
+        return tf.io.encode_png(self.data[index]).numpy()
+
+    def pixels(self) -> np.ndarray:
+        """See `Images.pixels`."""
+        return self.data
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Height and width."""
+        del index
+        return self.data.shape[1], self.data.shape[2]
+
+    def stamps(self) -> list[tuple[int, int]]:
+        """See `Images.stamps`."""
+        return [(self.data[0].nbytes, 0)] * len(self)
+
+    def lookup(self) -> Source:
+        """See `Images.lookup`."""
+        return source_of_decoded(self.data)
+
+
+# None of our graphs rests on Python's own `if` and loops over tensors: to translate them takes most of the time that
+# tracing does, seconds a start.
+as_written = tf.autograph.experimental.do_not_convert
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where images come from: looked up by index in Python, made into images in the graph."""
+
+    columns: Callable[[np.ndarray], list[np.ndarray]]  # of (n,) indices: arrays of n rows
+    dtypes: tuple[tf.DType, ...]  # of these arrays
+    read: Callable[..., tf.Tensor]  # one row of each to (H, W, 3) uint8
+    size: tuple[int, int] | None = None  # (H, W) where the single column is the (n, H, W, 3) images themselves
+    # Of a choice and one row of each: see `partial_decoding.decode_part`; None where images are not encoded.
+    decode_part: Callable[..., tuple[tf.Tensor, tf.Tensor, tf.Tensor]] | None = None
+
+    def read_part(
+        self, choose: Callable[[tf.Tensor], tf.Tensor], *row: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """The part of an image that `choose` names, given its size; what it named; and that size."""
+        if self.decode_part is not None:
+            return self.decode_part(choose, *row)
+        image = self.read(*row)
+        size = tf.shape(image)[:2]
+        window = choose(size)
+        part = tf.slice(image, tf.concat([window[:2], [0]], 0), tf.concat([window[2:], [3]], 0))
+        return part, window, size
+
+
+def source_of_encoded(read: Callable[[np.ndarray], Iterable[bytes]]) -> Source:
+    """Encoded images, whose bytes `read` gives for (n,) indices."""
+    return Source(
+        lambda indices: [strings(read(indices))],
+        (tf.string,),
+        decode_image,
+        decode_part=lambda choose, encoded: decode_part(encoded, choose),
+    )
+
+
+def source_of_decoded(arrays: Sequence[np.ndarray] | np.ndarray) -> Source:
+    """Images held decoded, each (H, W, 3) uint8."""
+    if isinstance(arrays, np.ndarray) or len({array.shape for array in arrays}) == 1:
+        return Source(
+            lambda indices: [np.stack([arrays[i] for i in indices])],
+            (tf.uint8,),
+            lambda image: tf.ensure_shape(image, arrays[0].shape),
+            arrays[0].shape[:2],
+        )
+    # Only strings may differ in length within a batch.
+    return Source(
+        lambda indices: [
+            strings(arrays[i].tobytes() for i in indices),
+            np.array([arrays[i].shape for i in indices], np.int32),
+        ],
+        (tf.string, tf.int32),
+        lambda pixels, shape: tf.ensure_shape(tf.reshape(tf.io.decode_raw(pixels, tf.uint8), shape), (None, None, 3)),
+    )
+
+
+def look_up(
+    labels: np.ndarray,
+    source: Source,
+    indices_of: Callable[[int], np.ndarray],
+    step: tf.Tensor,
+    batch_size: int | None,
+) -> tuple[tf.Tensor, ...]:
+    """Labels and source columns of one step's images, with what is known of their shapes."""
+
+    def rows(step: np.int64) -> list[np.ndarray]:
+        indices = indices_of(int(step))
+        return [labels[indices], *source.columns(indices)]
+
+    found = _python_calls().call(rows, [step], [tf.int64, *source.dtypes])
+    shapes: list[tuple[int | None, ...]] = [(batch_size,)] * len(found)
+    if source.size is not None:
+        shapes[1] = (batch_size, *source.size, 3)
+    elif len(found) == 3:
+        # A box, or the shape of a decoded image.
+        shapes[2] = (batch_size, 3 if source.decode_part is None else 4)
+    return tuple(tf.ensure_shape(tensor, shape) for tensor, shape in zip(found, shapes, strict=True))
+
+
+class _PythonCalls:
+    """Calls of Python functions from graphs that stop in time before the interpreter shuts down.
+
+    CPython ends any foreign thread that calls into it once shutdown has begun. An iterator that still prefetches then
+    waits for its thread for ever, and the process never exits. So at exit a check within the graph, which needs no
+    Python, refuses further calls, and the calls that are under way are waited for.
+    """
+
+    _PATIENCE = 10.0  # seconds
+    # For threads between the check and the call, or between the call and the conversion of its result.
+    _GRACE = 0.1  # seconds
+
+    def __init__(self) -> None:
+        with tf.init_scope(), tf.device("CPU:0"):
+            # Nothing is ever put in: a queue is a flag, open or closed, that no distribution strategy copies.
+            self._flag = tf.queue.FIFOQueue(1, [tf.bool])
+        self._running = 0
+        self._idle = threading.Condition()
+        atexit.register(self._close)
+
+    def call(self, function: Callable[..., Any], inputs: list[tf.Tensor], dtypes: list[tf.DType]) -> list[tf.Tensor]:
+        def counted(*arguments: Any) -> Any:
+            with self._idle:
+                self._running += 1
+            try:
+                return function(*arguments)
+            finally:
+                with self._idle:
+                    self._running -= 1
+                    self._idle.notify_all()
+
+        closed = tf.raw_ops.QueueIsClosedV2(handle=self._flag.queue_ref)
+        with tf.control_dependencies([tf.debugging.Assert(~closed, ["Python is shutting down"])]):
+            return tf.numpy_function(counted, inputs, dtypes)
+
+    def _close(self) -> None:
+        self._flag.close()
+        with self._idle:
+            self._idle.wait_for(lambda: self._running == 0, self._PATIENCE)
+        time.sleep(self._GRACE)
+
+
+@functools.cache
+def _python_calls() -> _PythonCalls:
+    # Made when first needed: devices can only be configured before TensorFlow has run anything.
+    return _PythonCalls()
+
+
+def strings(values: Iterable[bytes]) -> np.ndarray:
+    """An array that TensorFlow takes for a vector of strings."""
+    # Not NumPy's own string type, which drops zero bytes at the end.
+    return np.array(list(values), object)
+
+
+_SAMPLE = 4096
+_PER_TASK = 256
+# Most of the time goes to waiting for the disk or the network.
+_THREADS = 16
+
+
+def images_checksum(images: Images) -> str:
+    """SHA-256 of the length, the first and the last 4 KiB of each image, in their order, as `"sha256:..."`.
+
+    Pixels in memory count in full; images in record files by their lengths, since records have sums of their own.
+    Bounding boxes count, too; names do not. An image that cannot be read counts as empty.
+
+    Args:
+        images: The images.
+
+    Example:
+        >>> images_checksum(EncodedImages((b"a",), ("a.jpg",))) == images_checksum(EncodedImages((b"b",), ("a.jpg",)))
+        False
+    """
+    digest = hashlib.sha256()
+    boxes = getattr(images, "boxes", None)
+    if boxes is not None:
+        digest.update(boxes.astype("<i4").tobytes())
+    if images.decoded:
+        digest.update(images.pixels().tobytes())
+    elif images.verified:
+        digest.update(np.array(images.stamps(), "<i8").tobytes())
+    else:
+        with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+            tasks = range(0, len(images), _PER_TASK)
+            for sums in pool.map(lambda start: _sums(images, start), tasks):
+                digest.update(sums)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _sums(images: Images, start: int) -> bytes:
+    stop = min(start + _PER_TASK, len(images))
+    return b"".join(hashlib.sha256(_sample(images, index)).digest() for index in range(start, stop))
+
+
+def _sample(images: Images, index: int) -> bytes:
+    try:
+        with images.open(index) as file:
+            head = file.read(_SAMPLE)
+            file.seek(0, os.SEEK_END)
+            size = file.tell()
+            file.seek(max(size - _SAMPLE, 0))
+            return size.to_bytes(8, "little") + head + file.read(_SAMPLE)
+    except (OSError, tf.errors.OpError):
+        return b""

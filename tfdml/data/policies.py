@@ -1,0 +1,288 @@
+"""Augmentation policies by name: Keras's image preprocessing layers, applied to the finished crops.
+
+The layers draw from generators that keep a state, so that an image's augmentation would depend on the order of the
+threads. Here all of them draw from one stateless generator, keyed by the image's own draws and numbered in the order in
+which the graph is built: the same key gives the same bits, whatever ran before.
+
+MixUp and CutMix are left out: they blend images of different classes and their one-hot labels, and metric learning
+compares integer labels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdml.errors import UserError
+
+# Layer and defaults by name; a layer's factor is written as in Keras.
+_LAYERS: dict[str, tuple[type[keras.layers.Layer], dict[str, Any]]] = {
+    "aug_mix": (keras.layers.AugMix, {}),
+    "auto_contrast": (keras.layers.AutoContrast, {}),
+    "blur": (keras.layers.RandomGaussianBlur, {"factor": (1.0, 1.0), "kernel_size": 9, "sigma": (0.1, 2.0)}),
+    "color_jitter": (keras.layers.RandomColorJitter, {}),
+    "equalize": (keras.layers.Equalization, {}),
+    "erasing": (keras.layers.RandomErasing, {"factor": (1.0, 1.0), "scale": (0.02, 0.2)}),
+    "grayscale": (keras.layers.RandomGrayscale, {"factor": 1.0}),
+    "invert": (keras.layers.RandomInvert, {"factor": (1.0, 1.0)}),
+    "perspective": (keras.layers.RandomPerspective, {"factor": (1.0, 1.0), "scale": 0.3}),
+    "posterize": (keras.layers.RandomPosterization, {"factor": (4, 4)}),
+    "rand_augment": (keras.layers.RandAugment, {}),
+    "rotation": (keras.layers.RandomRotation, {"factor": 0.04}),
+    "sharpness": (keras.layers.RandomSharpness, {"factor": 0.5}),
+    "shear": (keras.layers.RandomShear, {"x_factor": 0.2, "y_factor": 0.2}),
+    "solarize": (keras.layers.Solarization, {"threshold_factor": (0.5, 1.0)}),
+    "translation": (keras.layers.RandomTranslation, {"height_factor": 0.1, "width_factor": 0.1}),
+    "zoom": (keras.layers.RandomZoom, {"height_factor": 0.2}),
+}
+# Those that Keras lacks.
+_KERAS_CV_LAYERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "channel_shift": ("RandomChannelShift", {"value_range": (0, 255), "factor": 0.2}),
+    "grid_mask": ("GridMask", {"ratio_factor": (0.2, 0.5), "rotation_factor": 0.15}),
+}
+_ALIASES = {"cutout": "erasing", "random_erasing": "erasing", "colour_jitter": "color_jitter", "greyscale": "grayscale"}
+_COLOR_JITTER = {"brightness": 0.2, "contrast": 0.4, "saturation": 0.4, "hue": 0.05}
+_TRIAL_SIZE = 64  # pixels of the image with which a policy is tried
+# Arguments that have no place here: the pipeline's seed and dtype hold, and pixels are 0-255.
+_RESERVED = ("seed", "kwargs", "value_range", "data_format", "name", "dtype")
+
+
+def names() -> list[str]:
+    """The names of policies, sorted.
+
+    Example:
+        >>> "rand_augment" in names()
+        True
+    """
+    return sorted([*_LAYERS, *_KERAS_CV_LAYERS])
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One step of a policy.
+
+    Args:
+        name: One of `names()`.
+        arguments: Arguments of the layer, as numbers, texts and lists. `color_jitter` takes `brightness` (at
+            most so large a share of 255 is added or taken away), `contrast` and `saturation` (a factor of 1 - value
+            to 1 + value) and `hue` (turned by at most this share of the colour circle).
+        rate: The share of the images to which it happens.
+
+    Raises:
+        UserError: The name is unknown, or the rate is no share.
+    """
+
+    name: str
+    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
+    rate: float = 1.0
+
+    def __post_init__(self):
+        object.__setattr__(self, "name", _ALIASES.get(self.name, self.name))
+        if self.name not in names():
+            raise UserError(f"`policy`: there is no policy {self.name!r}; choose from: {', '.join(names())}")
+        if not 0 <= self.rate <= 1:
+            raise UserError(f"`policy`: the factor of {self.name} is its share of the images, 0 to 1, not {self.rate}")
+
+    def __str__(self) -> str:
+        arguments = ", ".join(f"{name}={value}" for name, value in self.arguments.items())
+        return ("" if self.rate == 1 else f"{self.rate:g} * ") + self.name + (f"({arguments})" if arguments else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """Steps that follow one another, each on its share of the images.
+
+    Args:
+        steps: The steps, in order.
+
+    Raises:
+        UserError: A step's arguments are not those of its layer, it cannot be made repeatable, or it needs
+            keras-cv, which is not installed.
+
+    Example:
+        >>> policy = Policy((Step("rand_augment", {"factor": 0.4}), Step("grayscale", rate=0.2)))
+        >>> policy(tf.zeros((224, 224, 3), tf.uint8), tf.constant([3, 4], tf.int64)).shape
+        TensorShape([224, 224, 3])
+    """
+
+    steps: tuple[Step, ...]
+
+    def __post_init__(self):
+        object.__setattr__(self, "steps", tuple(self.steps))
+        if not self.steps:
+            raise UserError("`policy`: name at least one policy")
+        # Here and not when the first batch is made, so that a wrong argument shows before anything is written.
+        self._function  # noqa: B018
+
+    def __call__(self, image: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        """One image through the policy.
+
+        Args:
+            image: (H, W, 3) uint8, of known size.
+            key: (2,) int64: determines every random choice.
+
+        Returns:
+            (H, W, 3) uint8.
+        """
+        return tf.ensure_shape(self._function(image, key), image.shape)
+
+    def __str__(self) -> str:
+        return " + ".join(map(str, self.steps))
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, as plain values that JSON can hold."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Policy:
+        """The policy that `get_config` described."""
+        return cls(tuple(Step(**step) for step in config["steps"]))
+
+    @functools.cached_property
+    def _function(self) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+        # Layers that are made within a graph would keep their generators there.
+        with tf.init_scope():
+            draws = _KeyedDraws(seed=0)
+            layers = [_layer(step, draws) for step in self.steps]
+
+            # Draws are numbered in the order in which a graph is built, so that every graph has the same ones.
+            @functools.partial(tf.function, autograph=False)
+            def apply(image: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+                draws.begin(key)
+                values = tf.cast(image, tf.float32)
+                for step, layer in zip(self.steps, layers, strict=True):
+                    values = _on_share(layer, values, step.rate, draws)
+                return tf.cast(tf.clip_by_value(values, 0, 255) + 0.5, tf.uint8)
+
+            specs = tf.TensorSpec((_TRIAL_SIZE, _TRIAL_SIZE, 3), tf.uint8), tf.TensorSpec((2,), tf.int64)
+            _refuse_state(apply.get_concrete_function(*specs), self.steps)
+            return apply
+
+
+class _KeyedDraws(keras.random.SeedGenerator):
+    """A generator of seeds that depend on a key and their number alone; for keras-cv, also of the numbers."""
+
+    def begin(self, key: tf.Tensor) -> None:
+        self._key, self._count = key, 0
+
+    def next(self, ordered: bool = True) -> tf.Tensor:
+        self._count += 1
+        return tf.random.fold_in(self._key, self._count, alg="philox")
+
+    def uniform(self, shape, minval=0, maxval=1.0, dtype=tf.float32, name=None) -> tf.Tensor:
+        return tf.random.stateless_uniform(shape, self.next(), minval, maxval, dtype, alg="philox")
+
+    def random_normal(self, shape, mean=0.0, stddev=1.0, dtype=tf.float32) -> tf.Tensor:
+        return tf.random.stateless_normal(shape, self.next(), mean, stddev, dtype, alg="philox")
+
+
+def _layer(step: Step, draws: _KeyedDraws) -> Callable[[tf.Tensor], tf.Tensor]:
+    dtype_policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("float32")  # of the layers within a layer, too
+    try:
+        if step.name in _KERAS_CV_LAYERS:
+            return _keras_cv_layer(step, draws)
+        kind, defaults = _LAYERS[step.name]
+        layer = kind(**(_color_jitter(step) if step.name == "color_jitter" else _arguments(step, kind, defaults)))
+    except (TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"`policy`: {step.name} does not take {step.arguments}: {error}") from error
+    finally:
+        keras.config.set_dtype_policy(dtype_policy)
+    parts = [part for part in vars(layer).values() if isinstance(part, keras.layers.Layer)]
+    for part in (layer, *parts):
+        # Where Keras has another backend, its layers have a second generator for TensorFlow's graphs.
+        part.generator, part._backend_generators = draws, {"tensorflow": draws}
+    if step.name == "rand_augment":
+        return functools.partial(_rand_augment, parts, layer.num_ops, draws)
+    return functools.partial(layer, training=True)
+
+
+def _rand_augment(layers: list[keras.layers.Layer], num_ops: int, draws: _KeyedDraws, image: tf.Tensor) -> tf.Tensor:
+    """RandAugment, of which only the layers drawn are applied; Keras's own layer applies all and chooses among them."""
+    for _ in range(num_ops):
+        choice = draws.uniform((), 0, len(layers), tf.int32)
+        image = tf.switch_case(choice, [functools.partial(_applied, layer, image) for layer in layers])
+    return image
+
+
+def _applied(layer: Callable[..., tf.Tensor], image: tf.Tensor) -> tf.Tensor:
+    return tf.ensure_shape(tf.cast(layer(image), tf.float32), image.shape)
+
+
+def _keras_cv_layer(step: Step, draws: _KeyedDraws) -> keras.layers.Layer:
+    try:
+        import keras_cv  # heavy, and only needed here
+    except ImportError as error:
+        raise UserError(f"`policy`: {step.name} needs keras-cv: pip install 'tfdml[keras-cv]'") from error
+
+    class Factor(keras_cv.core.FactorSampler):
+        def __init__(self, low: float, high: float):
+            self._range = low, high
+
+        def __call__(self, shape=(), dtype="float32") -> tf.Tensor:
+            return draws.uniform(shape, *self._range, tf.as_dtype(dtype))
+
+    name, defaults = _KERAS_CV_LAYERS[step.name]
+    given = _arguments(step, getattr(keras_cv.layers, name), defaults)
+    sampled = "factor" if step.name == "channel_shift" else "ratio_factor"
+    given[sampled] = Factor(*(given[sampled] if isinstance(given[sampled], tuple) else (0.0, given[sampled])))
+    layer = getattr(keras_cv.layers, name)(**given)
+    for part in (layer, *(part for part in vars(layer).values() if isinstance(part, keras.layers.Layer))):
+        part._random_generator = draws
+    return layer
+
+
+def _arguments(step: Step, kind: type, defaults: dict[str, Any]) -> dict[str, Any]:
+    """The defaults, and the step's arguments in their place."""
+    parameters = inspect.signature(kind).parameters
+    _check_arguments(step, [name for name in parameters if name not in _RESERVED])
+    return {**defaults, **{key: tuple(v) if isinstance(v, list) else v for key, v in step.arguments.items()}}
+
+
+def _color_jitter(step: Step) -> dict[str, Any]:
+    _check_arguments(step, list(_COLOR_JITTER))
+    values = {**_COLOR_JITTER, **step.arguments}
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+            raise UserError(f"`policy`: {name} of color_jitter must be a number from 0 to 1, not {value!r}")
+    # Keras's saturation s multiplies by s / (1 - s), and half its hue is a share of the circle.
+    saturation = tuple(factor / (1 + factor) for factor in (1 - values["saturation"], 1 + values["saturation"]))
+    return {
+        "brightness_factor": float(values["brightness"]),
+        "contrast_factor": float(values["contrast"]),
+        "saturation_factor": saturation,
+        "hue_factor": (0.0, min(2.0 * values["hue"], 1.0)),
+    }
+
+
+def _check_arguments(step: Step, known: list[str]) -> None:
+    for argument in step.arguments:
+        if argument not in known:
+            raise UserError(f"`policy`: {step.name} has no argument {argument!r}; it takes: {', '.join(known)}")
+
+
+def _on_share(layer: Callable[..., tf.Tensor], values: tf.Tensor, rate: float, draws: _KeyedDraws) -> tf.Tensor:
+    if rate == 1:
+        return _applied(layer, values)
+    return tf.cond(draws.uniform(()) < rate, lambda: _applied(layer, values), lambda: values)
+
+
+def _refuse_state(function: Any, steps: tuple[Step, ...]) -> None:
+    """Raises an error if a draw is left whose bits depend on what ran before."""
+    graph = function.graph.as_graph_def()
+    nodes = [*graph.node, *(node for part in graph.library.function for node in part.node_def)]
+    left = {node.op for node in nodes if node.op.startswith(("Random", "Rng", "Truncated", "Multinomial"))}
+    left |= {node.op for node in nodes if node.op.startswith("Stateful") and "Call" not in node.op}
+    if left:
+        raise UserError(
+            f"`policy`: {', '.join(step.name for step in steps)} with these arguments draws numbers that a resumed run "
+            f"could not repeat ({', '.join(sorted(left))})"
+        )

@@ -1,0 +1,278 @@
+"""Any list of images as a data set: a CSV file or a file of JSON lines."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import os
+import re
+from collections.abc import Iterator
+
+import numpy as np
+from absl import logging
+
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.images import FileImages
+from tfdml.data.readers import label_files as files
+from tfdml.data.readers.label_files import check_queries, warn_singleton_classes
+from tfdml.errors import UserError
+
+COLUMNS = ("path", "label", "split", "role", "super_label")
+JSON_EXTENSIONS = (".jsonl", ".ndjson", ".json")
+
+_REQUIRED = COLUMNS[:2]
+_VALUES = {"split": ("train", "test"), "role": ("query", "gallery")}
+# 007 and 7 are two names, not one number.
+_INTEGER = re.compile(r"0|-?[1-9][0-9]*")
+_INT64 = np.iinfo(np.int64)
+
+
+@dataclasses.dataclass(slots=True)
+class _Table:
+    """The columns of the file, as text, without duplicate rows."""
+
+    file: str
+    lines: list[int]
+    columns: dict[str, list[str]]
+
+    def where(self, row: int) -> str:
+        return f"list: {self.file}, line {self.lines[row]}"
+
+
+def read(data_dir: str | os.PathLike, split: str = "train", *, test_fraction: float = 0.5) -> ImageDataset:
+    """Reads a list of images from a CSV file with a header, or from a file with a JSON object on each line.
+
+    The columns (or keys) are `path` and `label`, and, if wanted, `split`, `role` and `super_label`, in any order:
+
+    - `path`: of the image; a relative one is relative to the folder of the list.
+    - `label`: if every label of the file is an integer, these are the class ids; otherwise labels are names, whose
+      ids follow their sorted order over both splits. `007` is a name, `7` an integer.
+    - `split`: `train` or `test`. Without this column, the last classes in order are the test split.
+    - `role`: `query` or `gallery` for the test images, nothing for training images. Queries are then looked up in the
+      gallery; without roles, each test image is looked up among all others.
+    - `super_label`: of a coarser class; integers or names, as for `label`.
+
+    White space around the cells of a CSV file is dropped. Rows that repeat another are dropped and counted.
+
+    Args:
+        data_dir: The list itself: `*.jsonl`, `*.ndjson` or `*.json` for JSON lines, any other name for either form.
+        split: `"train"` or `"test"`.
+        test_fraction: Without a `split` column: the share of the classes that is held out as the test split; each
+            split gets at least one class.
+
+    Raises:
+        UserError: The list or an image is missing, or a line is not as it should be; the message names the line.
+
+    Example:
+        >>> read("photos/list.csv", "test", test_fraction=0.25).num_classes
+        1
+    """
+    file = os.fspath(data_dir)
+    files.check_fraction("list", test_fraction)
+    table = _read_table(file)
+    labels, class_names = _ids(table, "label")
+    super_labels = _ids(table, "super_label")[0] if "super_label" in table.columns else None
+    is_test = _test_rows(table, labels, class_names, test_fraction)
+    is_query = _query_rows(table, labels, is_test)
+    rows = np.flatnonzero(is_test == (split == "test"))
+    paths = tuple(table.columns["path"][row] for row in rows)
+    files.require_files(
+        "list",
+        paths,
+        f"correct the list or add the images; a relative path starts from {os.path.dirname(file) or '.'}",
+        [f"line {table.lines[row]}" for row in rows],
+    )
+    if split == "train" or is_query is None:
+        warn_singleton_classes("list", split, labels[rows], class_names)
+    return ImageDataset(
+        name="list",
+        split=split,
+        images=FileImages(paths),
+        labels=labels[rows],
+        class_names={int(c): class_names[int(c)] for c in np.unique(labels[rows])},
+        super_labels=None if super_labels is None else super_labels[rows],
+        is_query=None if is_query is None or split == "train" else is_query[rows],
+    )
+
+
+def _read_table(file: str) -> _Table:
+    text = files.read_text("list", file)
+    if not text.strip():
+        raise UserError(f"list: {file} is empty; expected a CSV header with {', '.join(_REQUIRED)}, or JSON lines")
+    is_json = file.lower().endswith(JSON_EXTENSIONS) or text.lstrip().startswith("{")
+    lines, rows = zip(*(_json_rows if is_json else _csv_rows)(file, text), strict=True)
+    used = {*_REQUIRED}.union(*rows)
+    columns = {column: [row.get(column, "") for row in rows] for column in COLUMNS if column in used}
+    table = _Table(file, list(lines), columns)
+    for column, values in columns.items():
+        allowed = _VALUES.get(column)
+        # Only training images may lack a value, and only that one.
+        if column != "role" and "" in values:
+            raise UserError(f"{table.where(values.index(''))}: no {column}")
+        if allowed and {*values} - {"", *allowed}:
+            row = next(row for row, value in enumerate(values) if value not in ("", *allowed))
+            raise UserError(
+                f"{table.where(row)}: {column} must be {' or '.join(allowed)}, it is {files.quoted(values[row])}"
+            )
+        if files.CONTROL.search("".join(values)):
+            row = next(row for row, value in enumerate(values) if files.CONTROL.search(value))
+            raise UserError(f"{table.where(row)}: the {column} has control characters: {files.quoted(values[row])}")
+    return _without_duplicates(table)
+
+
+def _csv_rows(file: str, text: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """The line of every row, and its cells by column."""
+    reader = csv.reader(io.StringIO(text), skipinitialspace=True, strict=True)
+    header: list[str] = []
+    line = count = 1
+    try:
+        for cells in reader:
+            row = [cell.strip() for cell in cells]
+            where = f"list: {file}, line {line}"
+            if any(row) and not header:
+                header = row
+                _check_header(where, header)
+            elif any(row):
+                if len(row) != len(header):
+                    raise UserError(
+                        f"{where}: expected {len(header)} cells as in the header, found {len(row)}; put a cell with a "
+                        "comma in double quotes"
+                    )
+                count += 1
+                yield line, dict(zip(header, row, strict=True))
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise UserError(f"list: {file}, line {line}: not CSV ({error})") from None
+    if not header:
+        _check_header(f"list: {file}, line 1", header)
+    if count == 1:
+        raise UserError(f"list: {file} has a header but no row")
+
+
+def _check_header(where: str, header: list[str]) -> None:
+    lacking = next((column for column in _REQUIRED if column not in header), None)
+    if lacking:
+        raise UserError(
+            f"{where}: the header has no column {lacking}; expected {','.join(COLUMNS)} (the last three if wanted), "
+            f"found {files.quoted(','.join(header))}"
+        )
+    for i, column in enumerate(header):
+        if column not in COLUMNS or column in header[:i]:
+            kind = "twice" if column in header[:i] else f"unknown; the columns are {', '.join(COLUMNS)}"
+            raise UserError(f"{where}: column {files.quoted(column)} is {kind}")
+
+
+def _json_rows(file: str, text: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """The line of every object, and its values as text."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"list: {file}, line {number}"
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else "unreadable"
+            raise UserError(f"{where}: not JSON ({reason}); expected one JSON object a line") from None
+        if not isinstance(row, dict):
+            raise UserError(
+                f'{where}: expected an object such as {{"path": "a.jpg", "label": "cat"}}, found {files.quoted(row)}'
+            )
+        for key, value in row.items():
+            is_label = key.endswith("label")
+            if key not in COLUMNS:
+                raise UserError(f"{where}: key {files.quoted(key)} is unknown; the keys are {', '.join(COLUMNS)}")
+            if not (value is None or isinstance(value, str) or (is_label and type(value) is int)):
+                kind = "a string or an integer" if is_label else "a string"
+                raise UserError(f"{where}: the {key} must be {kind}, it is {files.quoted(value)}")
+            row[key] = "" if value is None else str(value)
+        yield number, row
+
+
+def _without_duplicates(table: _Table) -> _Table:
+    folder = os.path.dirname(table.file)
+    paths = [path if "://" in path else os.path.join(folder, path) for path in table.columns["path"]]
+    first_row: dict[str, int] = {}
+    for row, path in enumerate(paths):
+        first = first_row.setdefault(os.path.normpath(path), row)
+        if first == row:
+            continue
+        for column, values in table.columns.items():
+            if column != "path" and values[row] != values[first]:
+                raise UserError(
+                    f"{table.where(row)}: {files.quoted(table.columns['path'][row])} has {column} "
+                    f"{files.quoted(values[row])} here but {files.quoted(values[first])} on line {table.lines[first]}"
+                )
+    kept = list(first_row.values())
+    if len(kept) < len(paths):
+        logging.warning("list: dropped %d rows of %s that repeat another.", len(paths) - len(kept), table.file)
+    columns = {**table.columns, "path": paths}
+    return _Table(
+        table.file,
+        [table.lines[row] for row in kept],
+        {column: [values[row] for row in kept] for column, values in columns.items()},
+    )
+
+
+def _ids(table: _Table, column: str) -> tuple[np.ndarray, dict[int, str]]:
+    """The id of every row, and the name of every id."""
+    values = table.columns[column]
+    unique = sorted({*values})
+    if not all(map(_INTEGER.fullmatch, unique)):
+        id_of = {name: i for i, name in enumerate(unique)}
+    else:
+        # Lengths first: Python refuses to read thousands of digits.
+        wrong = {v for v in unique if len(v) > 20 or not _INT64.min <= int(v) <= _INT64.max}
+        if wrong:
+            row = next(row for row, value in enumerate(values) if value in wrong)
+            raise UserError(
+                f"{table.where(row)}: the {column} {files.quoted(values[row])} does not fit in 64 bits; make it "
+                f"smaller, or make names of the {column}s, such as 'id_1'"
+            )
+        id_of = {v: int(v) for v in unique}
+    return np.array([id_of[value] for value in values], np.int64), {i: name for name, i in id_of.items()}
+
+
+def _test_rows(table: _Table, labels: np.ndarray, class_names: dict[int, str], test_fraction: float) -> np.ndarray:
+    """Which rows are the test split, (N,) bool."""
+    if "split" not in table.columns:
+        classes = [class_names[label] for label in np.unique(labels).tolist()]
+        unseen = {*files.split_classes("list", table.file, classes, test_fraction, "a column split")["test"]}
+        return np.isin(labels, [label for label, name in class_names.items() if name in unseen])
+    is_test = np.array([value == "test" for value in table.columns["split"]])
+    for name, rows in (("train", ~is_test), ("test", is_test)):
+        if not rows.any():
+            raise UserError(f"list: {table.file} has no row whose split is {name}")
+    shared = np.intersect1d(labels[is_test], labels[~is_test]).tolist()
+    files.warn_shared_classes("list", table.file, [class_names[label] for label in shared])
+    return is_test
+
+
+def _query_rows(table: _Table, labels: np.ndarray, is_test: np.ndarray) -> np.ndarray | None:
+    """Which rows are queries, (N,) bool; None without roles."""
+    roles = np.array(table.columns.get("role", [""] * len(labels)))
+    if "split" in table.columns and roles[~is_test].any():
+        row = int(np.flatnonzero(~is_test & (roles != ""))[0])
+        raise UserError(f"{table.where(row)}: a training image has the role {roles[row]}; only test images have one")
+    lacking = is_test & (roles == "")
+    if lacking.all(where=is_test):
+        return None
+    if lacking.any():
+        row = int(np.flatnonzero(lacking)[0])
+        raise UserError(
+            f"{table.where(row)}: a test image without a role, where others have one; make it query or gallery"
+        )
+    is_query, is_gallery = is_test & (roles == "query"), is_test & (roles == "gallery")
+    for role, rows in (("query", is_query), ("gallery", is_gallery)):
+        if not rows.any():
+            raise UserError(f"list: {table.file} has roles, but no test image with the role {role}")
+    check_queries(
+        "list",
+        table.file,
+        labels,
+        is_query,
+        is_gallery,
+        lambda row: f"line {table.lines[row]}, label {files.quoted(table.columns['label'][row])}",
+    )
+    return is_query

@@ -1,0 +1,478 @@
+"""The published data sets, read from their official archives as unpacked.
+
+- Cars-196 (Krause et al., 2013)
+- CUB-200-2011 (Wah et al., 2011)
+- In-Shop Clothes Retrieval (DeepFashion, Liu et al., 2016)
+- Omniglot (Lake et al., 2015), whose two archives are read without unpacking them
+- Stanford Online Products (Song et al., 2016)
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pathlib
+import re
+import zipfile
+
+import numpy as np
+import scipy.io
+
+from tfdml import storage
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.images import EncodedImages, FileImages, Images
+from tfdml.data.readers import label_files as files
+from tfdml.data.readers.label_files import CONTROL, quoted
+from tfdml.errors import UserError
+
+# Published numbers, by data set.
+NUM_IMAGES = {
+    "cars196": {"train": 8_054, "test": 8_131},
+    "cub200": {"train": 5_864, "test": 5_924},
+    "inshop": {"train": 25_882, "query": 14_218, "gallery": 12_612},
+    "sop": {"train": 59_551, "test": 60_502},
+}
+NUM_CLASSES = {
+    "cars196": {"train": 98, "test": 98},
+    "cub200": {"train": 100, "test": 100},
+    "inshop": {"train": 3_997, "test": 3_985},
+    "omniglot": {"train": 964, "test": 659},
+    "sop": {"train": 11_318, "test": 11_316},
+}
+OMNIGLOT_IMAGES_PER_CLASS = 20
+# In the order of their ids, which start at 1.
+SOP_SUPER_CLASSES = (
+    "bicycle", "cabinet", "chair", "coffee maker", "fan", "kettle",
+    "lamp", "mug", "sofa", "stapler", "table", "toaster",
+)  # fmt: skip
+
+_CARS_LAYOUT = (
+    "expected cars_train/ and cars_test/ with devkit/cars_train_annos.mat and "
+    "devkit/cars_test_annos_withlabels.mat, or car_ims/ with cars_annos.mat"
+)
+_INSHOP_PARTITION = "list_eval_partition.txt"
+_INSHOP_COLUMNS = ("image_name", "item_id", "evaluation_status")
+# After the number of rows and the header.
+_INSHOP_FIRST_ROW = 3
+_INSHOP_ITEM = re.compile(r"id_[0-9]{1,18}")
+_OMNIGLOT_ARCHIVES = {"train": "images_background", "test": "images_evaluation"}
+_SOP_COLUMNS = ("image_id", "class_id", "super_class_id", "path")
+# Pixels; a row or column beyond it is no annotation, and may not be a finite number.
+_FARTHEST = 1e6
+
+
+def read_cars196(
+    data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True, crop_boxes: bool = False
+) -> ImageDataset:
+    """Reads the zero-shot split: classes 1-98 to train, 99-196 to test; a label is the class number less one.
+
+    Either official form will do: `cars_train/`, `cars_test/` and their two tables, or `car_ims/` and its one
+    table. Tables may lie in `devkit/` or in `data_dir` itself.
+
+    Args:
+        data_dir: The folder with the image folders and `devkit/`.
+        split: `"train"` or `"test"`.
+        check_counts: Whether the split must have its 8,054 or 8,131 images; False for a part of the data set.
+        crop_boxes: Whether to cut each image to the bounding box of its table.
+
+    Raises:
+        UserError: A table or an image is missing, a table cannot be read, or the number of images is wrong.
+
+    Example:
+        >>> read_cars196("data/cars196", "test").num_classes
+        98
+    """
+    root = pathlib.Path(data_dir)
+    if not root.is_dir():
+        raise UserError(f"cars196: there is no folder {root}; {_CARS_LAYOUT}")
+    paths, classes, tables = _cars_rows(root)
+    rows = np.flatnonzero((classes <= NUM_CLASSES["cars196"]["train"]) == (split == "train"))
+    if check_counts:
+        files.check_count("cars196", f"{split} images", NUM_IMAGES["cars196"][split], len(rows), str(root))
+    chosen = tuple(paths[row] for row in rows)
+    files.require_files("cars196", chosen, "unpack the image archives again beside devkit/")
+    images = FileImages(chosen, _cars_boxes(tables)[rows] if crop_boxes else None)
+    labels = classes[rows] - 1
+    class_names = _car_names(root)
+    return ImageDataset(
+        name="cars196",
+        split=split,
+        images=images,
+        labels=labels,
+        class_names={int(c): class_names.get(int(c), f"class {c + 1}") for c in np.unique(labels)},
+    )
+
+
+def _cars_rows(root: pathlib.Path) -> tuple[list[str], np.ndarray, list[np.ndarray]]:
+    """The path and the class (1-196) of every image that the tables list, and the tables."""
+    merged = _find_table(root, "cars_annos.mat")
+    train = _find_table(root, "cars_train_annos.mat")
+    test = _find_table(root, "cars_test_annos_withlabels.mat")
+    # The two forms number the images differently, so the image folder decides which table is the right one.
+    if merged and ((root / "car_ims").is_dir() or not (train or test)):
+        tables = [(merged, "", "relative_im_path")]
+    elif train and test:
+        tables = [(train, "cars_train", "fname"), (test, "cars_test", "fname")]
+    else:
+        lacking = "cars_test_annos_withlabels.mat" if train else "cars_train_annos.mat"
+        raise UserError(
+            f"cars196: found no {lacking} in {root} or {root / 'devkit'} "
+            f"(cars_test_annos.mat, without the labels, cannot replace it); {_CARS_LAYOUT}"
+        )
+    paths, classes, found = zip(*(_cars_table(root, *table) for table in tables), strict=True)
+    return [path for part in paths for path in part], np.concatenate(classes), list(found)
+
+
+def _cars_boxes(tables: list[np.ndarray]) -> np.ndarray:
+    """The bounding box of every row, (N, 4) int64: top, left, bottom, right; the tables count from 1, end included."""
+    corners = []
+    for field in ("bbox_y1", "bbox_x1", "bbox_y2", "bbox_x2"):
+        if any(field not in (table.dtype.names or ()) for table in tables):
+            raise UserError(f"cars196: a table has no annotations.{field}; load without crop_boxes")
+        values = [value for table in tables for value in table[field]]
+        for value in values:
+            if not (isinstance(value, int | float | np.number) and -_FARTHEST < float(value) < _FARTHEST):
+                raise UserError(f"cars196: {field} is {quoted(value)} in a table; expected pixels; unpack it again")
+        corners.append([int(value) for value in values])
+    return np.array(corners, np.int64).T - [1, 1, 0, 0]
+
+
+def _find_table(root: pathlib.Path, name: str) -> pathlib.Path | None:
+    return next((path for path in (root / "devkit" / name, root / name) if path.is_file()), None)
+
+
+def _load_mat(path: pathlib.Path) -> dict:
+    try:
+        return scipy.io.loadmat(path, squeeze_me=True)
+    except PermissionError as error:
+        raise UserError(f"cars196: no permission to read {path}") from error
+    except Exception as error:  # scipy raises a dozen types on a damaged file
+        raise UserError(
+            f"cars196: {path} is not a readable MATLAB file ({quoted(str(error))}); unpack it again"
+        ) from error
+
+
+def _cars_table(
+    root: pathlib.Path, file: pathlib.Path, folder: str, field: str
+) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """The path and the class (1-196) of every row of a table, and the table."""
+    table = np.ravel(_load_mat(file).get("annotations", np.zeros(0)))
+    for needed in (field, "class"):
+        if needed not in (table.dtype.names or ()):
+            raise UserError(f"cars196: {file} has no annotations.{needed}; is it the official file, with labels?")
+    first: dict[str, int] = {}
+    for row, (name, number) in enumerate(zip(table[field], table["class"], strict=True), 1):
+        where = f"cars196: {file}, row {row}"
+        if not isinstance(name, str) or not name.strip() or CONTROL.search(name):
+            raise UserError(f"{where}: {field} is {quoted(name)}; expected a file name")
+        if first.setdefault(name, row) != row:
+            raise UserError(
+                f"cars196: {file}, rows {first[name]} and {row}: {field} {quoted(name)} comes twice; unpack it"
+            )
+        if not (isinstance(number, int | float | np.number) and number in range(1, 197)):
+            raise UserError(f"{where}: class is {quoted(number)}; expected a whole number from 1 to 196")
+    paths = [os.path.join(root, folder, *name.split("/")) for name in table[field]]
+    return paths, np.array([int(number) for number in table["class"]], np.int64), table
+
+
+def _car_names(root: pathlib.Path) -> dict[int, str]:
+    """Names by label, from the meta file or, without it, from the merged table, which repeats them."""
+    for file in ("cars_meta.mat", "cars_annos.mat"):
+        path = _find_table(root, file)
+        if path:
+            found = np.ravel(_load_mat(path).get("class_names", np.zeros(0)))
+            if len(found):
+                return {label: str(name) for label, name in enumerate(found)}
+    return {}
+
+
+def read_cub200(
+    data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True, crop_boxes: bool = False
+) -> ImageDataset:
+    """Reads the zero-shot split: classes 1-100 to train, 101-200 to test; a label is the class number less one.
+
+    The archive's own `train_test_split.txt`, which has every class in both parts, plays no role. Images come in the
+    order of their ids.
+
+    Args:
+        data_dir: The folder `CUB_200_2011`, with `images.txt`, `image_class_labels.txt`, `classes.txt` and
+            `images/`, or the folder that it lies in.
+        split: `"train"` or `"test"`.
+        check_counts: Whether the split must have its 5,864 or 5,924 images; False for a part of the data set.
+        crop_boxes: Whether to cut each image to its box in `bounding_boxes.txt`.
+
+    Raises:
+        UserError: A file or an image is missing, a file is not as it should be, or the number of images is wrong.
+
+    Example:
+        >>> read_cub200("data/CUB_200_2011", "test").num_classes
+        100
+    """
+    root = files.official_root("cub200", data_dir, "CUB_200_2011", "images.txt")
+    images_file, labels_file = (os.path.join(root, file) for file in ("images.txt", "image_class_labels.txt"))
+    paths_of = _cub_table(images_file, ("image_id", "path"))
+    files.check_distinct("cub200", images_file, "path", list(paths_of.values()))
+    cells = _cub_table(labels_file, ("image_id", "class"))
+    numbers = files.integers("cub200", labels_file, "class", list(cells.values()), 1, 200)
+    class_of = dict(zip(cells, numbers.tolist(), strict=True))
+    if paths_of.keys() != class_of.keys():
+        image = min(paths_of.keys() ^ class_of.keys())
+        there, lacking = (images_file, labels_file) if image in paths_of else (labels_file, images_file)
+        raise UserError(f"cub200: image {image} is in {there} but not in {lacking}; unpack the archive again")
+    image_ids = sorted(paths_of)
+    classes = np.array([class_of[image] for image in image_ids])
+    rows = np.flatnonzero((classes <= NUM_CLASSES["cub200"]["train"]) == (split == "train"))
+    if check_counts:
+        files.check_count("cub200", f"{split} images", NUM_IMAGES["cub200"][split], len(rows), labels_file)
+    paths = tuple(os.path.join(root, "images", paths_of[image_ids[row]]) for row in rows)
+    files.require_files("cub200", paths)
+    boxes = None
+    if crop_boxes:
+        boxes = _cub_boxes(os.path.join(root, "bounding_boxes.txt"), [image_ids[row] for row in rows])
+    labels = classes[rows] - 1
+    class_names = _cub_table(os.path.join(root, "classes.txt"), ("class", "name"))
+    return ImageDataset(
+        name="cub200",
+        split=split,
+        images=FileImages(paths, boxes),
+        labels=labels,
+        class_names={int(c): class_names.get(int(c) + 1, f"class {c + 1}") for c in np.unique(labels)},
+    )
+
+
+def _cub_boxes(path: str, image_ids: list[int]) -> np.ndarray:
+    """The boxes of images, (N, 4) int64: top, left, bottom, right."""
+    columns = ("image_id", "x", "y", "width", "height")
+    cells = files.read_table("cub200", path, columns)
+    ids = files.integers("cub200", path, columns[0], cells[0])
+    try:
+        left, top, width, height = (np.array(column, np.float64) for column in cells[1:])
+    except ValueError as error:
+        raise UserError(f"cub200: {path} has a box that is no number ({error}); unpack the archive again") from None
+    edges = np.stack([top, left, top + height, left + width], axis=1)
+    if not (np.abs(edges) < _FARTHEST).all():
+        raise UserError(f"cub200: {path} has a box with an impossible number; unpack the archive again")
+    row_of = {image: row for row, image in enumerate(ids.tolist())}
+    lacking = next((image for image in image_ids if image not in row_of), None)
+    if lacking is not None:
+        raise UserError(f"cub200: {path} has no box of image {lacking}; unpack the archive again")
+    return np.rint(edges[[row_of[image] for image in image_ids]]).astype(np.int64)
+
+
+def _cub_table(path: str, columns: tuple[str, str]) -> dict[int, str]:
+    """A table of ids and values as a dict."""
+    cells, values = files.read_table("cub200", path, columns)
+    ids = files.integers("cub200", path, columns[0], cells)
+    files.check_distinct("cub200", path, columns[0], list(map(str, ids.tolist())))
+    return dict(zip(ids.tolist(), values, strict=True))
+
+
+def read_inshop(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
+    """Reads the official split, whose items are disjoint; the test split is queries and gallery in one.
+
+    A label is the number of the item: 2 for `id_00000002`. In the test split, `is_query` distinguishes the queries from
+    the gallery; `load("inshop", data_dir, "query")` and `"gallery"` give either alone.
+
+    Args:
+        data_dir: The folder with `list_eval_partition.txt`, in `Eval/`, in `Anno/` or right inside, and with the
+            images, in `img/` or `Img/img/`.
+        split: `"train"` or `"test"`.
+        check_counts: Whether the split must have its published numbers of images and items; False for a part of the
+            data set.
+
+    Raises:
+        UserError: The list or an image is missing, the list is not as it should be, or a number is wrong.
+
+    Example:
+        >>> read_inshop("data/inshop", "test").num_classes
+        3985
+    """
+    root = os.fspath(data_dir)
+    candidates = [os.path.join(root, *folder, _INSHOP_PARTITION) for folder in (("Eval",), ("Anno",), ())]
+    source = next((path for path in candidates if storage.is_file(path)), None)
+    if source is None:
+        raise UserError(
+            f"inshop: found no {_INSHOP_PARTITION} in {root} or its Eval/ or Anno/; data_dir must be the official "
+            "archive as unpacked"
+        )
+    # The first line is the number of rows.
+    names, items, statuses = files.read_table("inshop", source, _INSHOP_COLUMNS, first_line=2, header=True)
+    for column, cells, is_right, expected in (
+        ("evaluation_status", statuses, NUM_IMAGES["inshop"].__contains__, "train, query or gallery"),
+        ("item_id", items, _INSHOP_ITEM.fullmatch, "the like of id_00000002"),
+    ):
+        wrong = next((row for row, cell in enumerate(cells) if not is_right(cell)), None)
+        if wrong is not None:
+            line = files.line_of("inshop", source, wrong, _INSHOP_FIRST_ROW)
+            raise UserError(
+                f"inshop: {source}, line {line}: {column} is {files.quoted(cells[wrong])}; expected {expected}"
+            )
+    files.check_distinct("inshop", source, "image_name", names, first_line=_INSHOP_FIRST_ROW)
+    status = np.array(statuses)
+    all_labels = np.array([int(item[3:]) for item in items], np.int64)
+    in_training = status == "train"
+    splits = np.where(in_training, "train", "test")
+    files.check_one_to_one("inshop", source, ("item", "split"), all_labels, splits, first_line=_INSHOP_FIRST_ROW)
+    files.check_queries(
+        "inshop",
+        source,
+        all_labels,
+        status == "query",
+        status == "gallery",
+        lambda row: f"line {files.line_of('inshop', source, row, _INSHOP_FIRST_ROW)}, {items[row]}",
+    )
+    rows = np.flatnonzero(in_training == (split == "train"))
+    labels = all_labels[rows]
+    if check_counts:
+        promised = files.read_text("inshop", source).split("\n", 1)[0].strip()
+        if promised != str(len(names)):
+            raise UserError(
+                f"inshop: {source}, line 1: the list should have {files.quoted(promised)} rows, found {len(names)}; "
+                "is it cut off? Download it again"
+            )
+        for part in ("train",) if split == "train" else ("query", "gallery"):
+            files.check_count(
+                "inshop", f"{part} images", NUM_IMAGES["inshop"][part], int((status == part).sum()), source
+            )
+        files.check_count("inshop", f"{split} items", NUM_CLASSES["inshop"][split], len(np.unique(labels)), source)
+    images = os.path.join(root, "Img") if storage.is_folder(os.path.join(root, "Img", "img")) else root
+    paths = tuple(os.path.join(images, names[row]) for row in rows)
+    files.require_files("inshop", paths, "unpack img.zip so that its folder img/ lies in data_dir or in its Img/")
+    return ImageDataset(
+        name="inshop",
+        split=split,
+        images=FileImages(paths),
+        labels=labels,
+        class_names={int(label): items[row] for row, label in zip(rows, labels, strict=True)},
+        is_query=None if split == "train" else status[rows] == "query",
+    )
+
+
+def read_omniglot(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
+    """Reads the background set (964 classes) to train, the evaluation set (659 classes) to test.
+
+    A class is one character of one alphabet, drawn by 20 people. Labels follow the sorted names: 0 to 963 for the
+    background set, from 964 on for the evaluation set. The images come from `images_background.zip` and
+    `images_evaluation.zip`, or from the folders of the same names if only those are there.
+
+    Args:
+        data_dir: The folder with the two archives.
+        split: `"train"` or `"test"`.
+        check_counts: Whether to require the official number of classes and of images per class.
+
+    Raises:
+        UserError: The archive is missing or damaged, or the counts are wrong.
+
+    Example:
+        >>> read_omniglot("data/omniglot", "test").num_classes
+        659
+    """
+    root, stem = pathlib.Path(data_dir), _OMNIGLOT_ARCHIVES[split]
+    archive, folder = root / f"{stem}.zip", root / stem
+    if archive.is_file():
+        images = _omniglot_zip(archive, stem)
+    elif folder.is_dir():
+        images = _omniglot_folder(folder)
+    else:
+        raise UserError(f"omniglot: found neither {archive} nor {folder}/; data_dir must hold the official {stem}.zip")
+    # Names read .../<alphabet>/<character>/<image>.png
+    classes = ["/".join(images.name(i).replace(os.sep, "/").split("/")[-3:-1]) for i in range(len(images))]
+    class_names, labels = np.unique(classes, return_inverse=True)
+    if check_counts:
+        _check_omniglot(str(archive if archive.is_file() else folder), split, class_names, labels)
+    first = 0 if split == "train" else NUM_CLASSES["omniglot"]["train"]
+    return ImageDataset(
+        name="omniglot",
+        split=split,
+        images=images,
+        labels=labels + first,
+        class_names={first + i: str(name) for i, name in enumerate(class_names)},
+    )
+
+
+def _is_omniglot_image(parts: list[str], stem: str) -> bool:
+    return len(parts) == 4 and parts[0] == stem and parts[3].endswith(".png") and parts[3][0] != "."
+
+
+def _omniglot_zip(archive: pathlib.Path, stem: str) -> Images:
+    try:
+        with zipfile.ZipFile(archive) as file:
+            members = sorted(name for name in file.namelist() if _is_omniglot_image(name.split("/"), stem))
+            twice = next((name for name, following in itertools.pairwise(members) if name == following), None)
+            if twice is not None:
+                raise UserError(f"omniglot: {archive} holds {quoted(twice)} twice; download it again")
+            data = tuple(file.read(name) for name in members)
+    except UserError:
+        raise
+    except PermissionError as error:
+        raise UserError(f"omniglot: no permission to read {archive}") from error
+    except Exception as error:  # zipfile raises a dozen types on a damaged file
+        raise UserError(
+            f"omniglot: {archive} is not a whole zip archive ({quoted(str(error))}); download it again"
+        ) from error
+    if not members:
+        raise UserError(f"omniglot: {archive} holds no {stem}/<alphabet>/<character>/<image>.png")
+    return EncodedImages(data, tuple(members))
+
+
+def _omniglot_folder(folder: pathlib.Path) -> Images:
+    paths = sorted(str(path) for path in folder.glob("*/*/*.png") if not path.name.startswith("."))
+    if not paths:
+        raise UserError(f"omniglot: {folder} holds no <alphabet>/<character>/<image>.png")
+    return FileImages(tuple(paths))
+
+
+def _check_omniglot(source: str, split: str, class_names: np.ndarray, labels: np.ndarray) -> None:
+    files.check_count("omniglot", "classes", NUM_CLASSES["omniglot"][split], len(class_names), source)
+    counts = np.bincount(labels)
+    wrong = np.flatnonzero(counts != OMNIGLOT_IMAGES_PER_CLASS)
+    if len(wrong):
+        name = f"images of {class_names[wrong[0]]} and {len(wrong) - 1} other classes"
+        files.check_count("omniglot", name, OMNIGLOT_IMAGES_PER_CLASS, int(counts[wrong[0]]), source)
+
+
+def read_sop(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
+    """Reads the official split, whose classes are disjoint.
+
+    A label is the class id less one: 0 to 11,317 to train, 11,318 to 22,633 to test. `super_labels` holds the kind
+    of product, 0 to 11 (see `SOP_SUPER_CLASSES`).
+
+    Args:
+        data_dir: The folder `Stanford_Online_Products`, with `Ebay_train.txt`, `Ebay_test.txt` and the image
+            folders, or the folder that it lies in.
+        split: `"train"` or `"test"`.
+        check_counts: Whether the split must have its published numbers of images and classes; False for a part of
+            the data set.
+
+    Raises:
+        UserError: The list or an image is missing, the list is not as it should be, or a number is wrong.
+
+    Example:
+        >>> read_sop("data/Stanford_Online_Products", "test").num_classes
+        11316
+    """
+    file = f"Ebay_{split}.txt"
+    root = files.official_root("sop", data_dir, "Stanford_Online_Products", file)
+    source = os.path.join(root, file)
+    _, class_cells, super_cells, names = files.read_table("sop", source, _SOP_COLUMNS, header=True)
+    labels = files.integers("sop", source, "class_id", class_cells, 1, first_line=2) - 1
+    kinds = files.integers("sop", source, "super_class_id", super_cells, 1, len(SOP_SUPER_CLASSES), first_line=2)
+    super_labels = kinds - 1
+    files.check_distinct("sop", source, "path", names, first_line=2)
+    files.check_one_to_one("sop", source, ("class_id", "super_class_id"), labels + 1, kinds, first_line=2)
+    classes, first = np.unique(labels, return_index=True)
+    if check_counts:
+        files.check_count("sop", f"{split} images", NUM_IMAGES["sop"][split], len(labels), source)
+        files.check_count("sop", f"{split} classes", NUM_CLASSES["sop"][split], len(classes), source)
+    paths = tuple(os.path.join(root, name) for name in names)
+    files.require_files("sop", paths)
+    return ImageDataset(
+        name="sop",
+        split=split,
+        images=FileImages(paths),
+        labels=labels,
+        class_names={
+            int(c): f"{SOP_SUPER_CLASSES[kind]} {c + 1}" for c, kind in zip(classes, super_labels[first], strict=True)
+        },
+        super_labels=super_labels,
+    )

@@ -1,0 +1,683 @@
+"""Samplers: the images in the batch of a training step, as a pure function of the seed and the step.
+
+Nothing is iterated and nothing remembered, so a run resumed at any step sees the batches of an uninterrupted run.
+Orders come from keyed permutations, evaluated only at the positions needed, and from the plan of a pass: a batch costs
+the same whether there are a hundred classes or a million.
+"""
+
+from __future__ import annotations
+
+import array
+import bisect
+import dataclasses
+import functools
+from typing import Protocol
+
+import numpy as np
+from absl import logging
+
+from tfdml.errors import UserError
+
+
+class Sampler(Protocol):
+    """What `tfdml.data.training_batches` needs of a sampler."""
+
+    @property
+    def batch_size(self) -> int:
+        """Images per batch, B."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches per epoch."""
+
+    def batch(self, step: int) -> np.ndarray:
+        """(B,) int64 indices of the images of step `step`."""
+
+
+def check_positive(argument: str, value: int) -> None:
+    """Refuses a number below 1."""
+    if value < 1:
+        raise UserError(f"`{argument}` must be at least 1, not {value}")
+
+
+def check_seed(seed: int) -> None:
+    """Refuses a negative seed."""
+    if seed < 0:
+        raise UserError(f"`seed` must not be negative, but is {seed}")
+
+
+def check_choice(argument: str, value: str, choices: tuple[str, ...]) -> None:
+    """Refuses a word that is none of the choices."""
+    if value not in choices:
+        raise UserError(f"`{argument}` must be {' or '.join(choices)}, not {value!r}")
+
+
+# Separates the random streams that one seed feeds; never reorder.
+CLASS_STREAM, IMAGE_STREAM, SHUFFLE_STREAM, PASS_STREAM, SUPER_STREAM = 0, 1, 2, 3, 4
+# Fewer than 12 rounds show in the frequencies of permutations of 5 or 7 items.
+ROUNDS = 12
+
+
+def permute(positions: np.ndarray, size: int | np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Where a keyed random permutation of 0 .. size-1 sends some positions, without building the permutation.
+
+    A Feistel network over the smallest a x b grid that holds `size` cells, a and b close to its root; positions that
+    leave 0 .. size-1 go round again until they come back, which keeps it a bijection.
+
+    Args:
+        positions: Integers in [0, size), any shape.
+        size: Size of the permuted range; a scalar or of the shape of `positions` (several permutations at once).
+        keys: (rounds, ...) uint64, one key per round; further axes broadcast against `positions`.
+
+    Returns:
+        int64, of the shape of `positions`.
+
+    Example:
+        >>> keys = np.arange(12, dtype=np.uint64)
+        >>> sorted(permute(np.arange(5), 5, keys).tolist())
+        [0, 1, 2, 3, 4]
+    """
+    shape = positions.shape
+    keys = np.broadcast_to(keys.reshape(len(keys), *keys.shape[1:] or (1,) * len(shape)), (len(keys), *shape))
+    keys = keys.reshape(len(keys), -1)
+    values = positions.reshape(-1).astype(np.uint64)
+    sizes = np.broadcast_to(np.asarray(size, np.uint64), shape).reshape(-1)
+    rows = np.ceil(np.sqrt(sizes)).astype(np.uint64)
+    columns = (sizes + rows - np.uint64(1)) // rows
+    outside = np.arange(values.size)
+    while outside.size:
+        turned = _feistel(values[outside], rows[outside], columns[outside], keys[:, outside])
+        values[outside] = turned
+        outside = outside[turned >= sizes[outside]]
+    return values.astype(np.int64).reshape(shape)
+
+
+def _feistel(values: np.ndarray, rows: np.ndarray, columns: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """One pass of the network: the halves are a cell's row and column, added to modulo their ranges in turn."""
+    row, column = np.divmod(values, columns)
+    for number, key in enumerate(keys):
+        if number % 2:
+            row = (row + mix(column ^ key) % rows) % rows
+        else:
+            column = (column + mix(row ^ key) % columns) % columns
+    return row * columns + column
+
+
+def mix(x: np.ndarray) -> np.ndarray:
+    """A well-mixed uint64 of each uint64 (the finaliser of SplitMix64)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def round_keys(seed: int, stream: int, *numbers: int, shape: tuple[int, ...] = ()) -> np.ndarray:
+    """(rounds, *shape) uint64 that depend on nothing but the arguments."""
+    philox = np.random.Philox(np.random.SeedSequence((seed, stream, *numbers)))
+    return philox.random_raw(ROUNDS * int(np.prod(shape, dtype=np.int64))).reshape(ROUNDS, *shape)
+
+
+def shuffled_order(size: int, seed: int, stream: int, *numbers: int) -> np.ndarray:
+    """(size,) int32: a whole random permutation that depends on nothing but the arguments.
+
+    Cheaper than `permute` where every position is wanted.
+    """
+    philox = np.random.Philox(np.random.SeedSequence((seed, stream, *numbers)))
+    return np.argsort(philox.random_raw(size), kind="stable").astype(np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassIndex:
+    """The images of every class, one class after another; int32 unless there are 2^31 images or more.
+
+    Args:
+        order: (N,) image indices grouped by class, classes in ascending order of their ids.
+        starts: (C,) where in `order` each class begins.
+        counts: (C,) how many images it has.
+    """
+
+    order: np.ndarray
+    starts: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, labels: np.ndarray) -> ClassIndex:
+        """The index of (N,) integer labels, by one sort.
+
+        Raises:
+            UserError: The labels are no integers, not one-dimensional or none.
+
+        Example:
+            >>> ClassIndex.of([7, 5, 7]).counts.tolist()
+            [1, 2]
+        """
+        labels = np.asarray(labels)
+        if labels.ndim != 1 or not len(labels) or not np.issubdtype(labels.dtype, np.integer):
+            raise UserError(f"labels must be (N,) integers with N > 0, not {labels.dtype} of shape {labels.shape}")
+        small = np.int32 if len(labels) < 2**31 else np.int64
+        order = np.argsort(labels, kind="stable").astype(small)
+        grouped = labels[order]
+        starts = np.flatnonzero(grouped[1:] != grouped[:-1]) + 1
+        starts = np.concatenate([[0], starts]).astype(small)
+        return cls(order, starts, np.diff(starts, append=small(len(labels))))
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    @property
+    def num_images(self) -> int:
+        """The images of all classes."""
+        return int(self.counts.sum(dtype=np.int64))
+
+    def select(self, classes: np.ndarray) -> ClassIndex:
+        """Some of the classes, by position or by a mask."""
+        return dataclasses.replace(self, starts=self.starts[classes], counts=self.counts[classes])
+
+    def draw(self, classes: np.ndarray, images_per_class: int, seed: int, step: int) -> np.ndarray:
+        """K images of each class without replacement; a class of fewer gives all of them before any comes again.
+
+        Args:
+            classes: (P,) positions of classes.
+            images_per_class: K.
+            seed: A non-negative integer.
+            step: The training step.
+
+        Returns:
+            (P * K,) int64 image indices, grouped by class.
+        """
+        counts = self.counts[classes].astype(np.int64)[:, None]
+        # Image k of a class is place k mod n of the order drawn for its turn, k div n.
+        turn, place = np.divmod(np.arange(images_per_class)[None, :], counts)
+        keys = round_keys(seed, IMAGE_STREAM, step, shape=(len(classes), 1)) + mix(turn.astype(np.uint64))
+        places = permute(place, np.broadcast_to(counts, place.shape), keys)
+        return self.order[(self.starts[classes][:, None] + places).reshape(-1)].astype(np.int64)
+
+    def draw_some(self, classes: np.ndarray, numbers: np.ndarray, seed: int, step: int) -> np.ndarray:
+        """A number of images of each class, at most as many as it has, without replacement.
+
+        Args:
+            classes: (P,) positions of classes.
+            numbers: (P,) how many images of each.
+            seed: A non-negative integer.
+            step: The training step.
+
+        Returns:
+            (sum of `numbers`,) int64 image indices, grouped by class.
+        """
+        owner = np.repeat(np.arange(len(classes)), numbers)
+        place = np.arange(len(owner)) - np.repeat(np.cumsum(numbers) - numbers, numbers)
+        keys = round_keys(seed, IMAGE_STREAM, step, shape=(len(classes),))[:, owner]
+        places = permute(place, self.counts[classes][owner], keys)
+        return self.order[self.starts[classes][owner] + places].astype(np.int64)
+
+
+class ShuffleSampler:
+    """Every image once an epoch, in an order that is new each epoch.
+
+    An epoch visits floor(N / B) * B distinct images; the N mod B left over are others in every epoch.
+
+    Args:
+        num_images: N.
+        batch_size: B.
+        seed: A non-negative integer.
+
+    Attributes:
+        batch_size: B.
+        steps_per_epoch: floor(N / B).
+
+    Raises:
+        UserError: B > N, or a number is out of range.
+
+    Example:
+        >>> sampler = ShuffleSampler(num_images=100, batch_size=10, seed=0)
+        >>> len({i for step in range(10) for i in sampler.batch(step).tolist()})
+        100
+    """
+
+    def __init__(self, num_images: int, batch_size: int, seed: int = 0):
+        check_positive("batch_size", batch_size)
+        check_seed(seed)
+        if batch_size > num_images:
+            raise UserError(f"`batch_size={batch_size}`, but the data has {num_images} images; lower `batch_size`")
+        self._num_images, self._seed = num_images, seed
+        self.batch_size = batch_size
+        self.steps_per_epoch = num_images // batch_size
+
+    def batch(self, step: int) -> np.ndarray:
+        """The images of a step.
+
+        Args:
+            step: From 0.
+
+        Returns:
+            (B,) int64 indices.
+        """
+        epoch, place = divmod(int(step), self.steps_per_epoch)
+        positions = np.arange(place * self.batch_size, (place + 1) * self.batch_size)
+        return permute(positions, self._num_images, round_keys(self._seed, SHUFFLE_STREAM, epoch))
+
+
+SHORT_CLASSES = ("repeat", "drop")
+
+
+class ClassBalancedSampler:
+    """P distinct classes a batch, K images of each.
+
+    Classes come in shuffled passes of floor(C / P) batches: within a pass no class comes twice, and the C mod P
+    classes left over are others in every pass. The K images of a class are drawn without replacement. Rows are
+    grouped by class: rows 0 .. K-1 are the first class, and so on.
+
+    Args:
+        labels: (N,) integer class ids, any values.
+        classes_per_batch: P.
+        images_per_class: K.
+        seed: A non-negative integer.
+        short_classes: What to do with classes of fewer than K images. `"repeat"`: all images of the class in random
+            order, again (in a new order) as often as needed. `"drop"`: never sample the class.
+
+    Attributes:
+        batch_size: P * K.
+        steps_per_epoch: floor(N / batch_size), at least 1, where N counts the images that can be sampled.
+
+    Raises:
+        UserError: There are fewer than P classes, a number is out of range, or the policy is unknown.
+
+    Example:
+        >>> sampler = ClassBalancedSampler(labels=[7, 7, 7, 9, 9, 9], classes_per_batch=2, images_per_class=2, seed=0)
+        >>> sampler.batch(step=0).shape
+        (4,)
+    """
+
+    def __init__(
+        self,
+        labels: np.ndarray,
+        classes_per_batch: int,
+        images_per_class: int,
+        seed: int = 0,
+        short_classes: str = "repeat",
+    ):
+        check_positive("classes_per_batch", classes_per_batch)
+        check_positive("images_per_class", images_per_class)
+        check_seed(seed)
+        check_choice("short_classes", short_classes, SHORT_CLASSES)
+        self._classes = ClassIndex.of(labels)
+        available = len(self._classes)
+        if short_classes == "drop":
+            self._classes = self._classes.select(self._classes.counts >= images_per_class)
+        if classes_per_batch > len(self._classes):
+            short = f" with at least `images_per_class={images_per_class}` images" if short_classes == "drop" else ""
+            dropped = len(self._classes) < available
+            raise UserError(
+                f"`classes_per_batch={classes_per_batch}`, but the data has {len(self._classes)} classes{short}"
+                f"{f' (of {available})' if dropped else ''}; lower `classes_per_batch`"
+                + (", lower `images_per_class` or use `short_classes='repeat'`" if dropped else "")
+            )
+        self._classes_per_batch, self._images_per_class, self._seed = classes_per_batch, images_per_class, seed
+        self.batch_size = classes_per_batch * images_per_class
+        self.steps_per_epoch = max(1, self._classes.num_images // self.batch_size)
+
+    def batch(self, step: int) -> np.ndarray:
+        """The images of a step.
+
+        Args:
+            step: From 0.
+
+        Returns:
+            (P * K,) int64 indices into `labels`, grouped by class.
+        """
+        num_classes, p = len(self._classes), self._classes_per_batch
+        number, place = divmod(int(step), num_classes // p)
+        keys = round_keys(self._seed, CLASS_STREAM, number)
+        classes = permute(np.arange(place * p, (place + 1) * p), num_classes, keys)
+        return self._classes.draw(classes, self._images_per_class, self._seed, int(step))
+
+
+WEIGHTS = ("proportional", "uniform")
+SHORT_SUPER_CLASSES = ("merge", "drop")
+
+
+class HierarchicalSampler:
+    """P distinct classes a batch, K images of each, P / S of them from each of S distinct super-classes.
+
+    On Stanford Online Products a batch then holds bicycles and lamps, say, and most of its negative pairs are of one
+    kind of product and hard (Cakir et al., "Deep Metric Learning to Rank", CVPR 2019: S = 2, uniform).
+
+    The classes of a super-class are cut, in an order that is new every time, into groups of Q = P / S. A pass gives
+    each super-class as many turns as it has groups (`"proportional"`: all classes are drawn equally often) or one
+    (`"uniform"`: all super-classes are drawn equally often, the classes of small ones more often), but to no
+    super-class more turns than the pass has batches. Turns are assigned by McNaughton's wrap-around rule: the
+    super-classes, in an order and from a place that are new every pass, are laid end to end and cut into S rows of
+    equal length; a batch is a column. The turns left over, and those that a dominant super-class has too many, are
+    left out of the pass. In the next, a super-class goes on with its groups where its turns ended.
+
+    Rows are grouped by super-class, then by class.
+
+    Args:
+        labels: (N,) integer class ids, any values.
+        super_labels: (N,) integer ids of the super-classes, any values.
+        classes_per_batch: P, a multiple of S.
+        images_per_class: K.
+        super_classes_per_batch: S.
+        seed: A non-negative integer.
+        weights: `"proportional"` or `"uniform"`.
+        short_classes: What to do with classes of fewer than K images, see `ClassBalancedSampler`.
+        short_super_classes: What to do with super-classes of fewer than P / S classes. `"merge"`: all of them together
+            make one more super-class. `"drop"`: never sample them. Classes that are never sampled are counted in a
+            warning.
+
+    Attributes:
+        batch_size: P * K.
+        steps_per_epoch: floor(N / batch_size), at least 1, where N counts the images that can be sampled.
+
+    Raises:
+        UserError: S does not divide P, fewer than S super-classes have P / S classes, a class lies in two
+            super-classes, a number is out of range, or a policy is unknown.
+
+    Example:
+        >>> labels, kinds = np.repeat(np.arange(8), 3), np.repeat([0, 1], 12)
+        >>> sampler = HierarchicalSampler(labels, kinds, classes_per_batch=4, images_per_class=2)
+        >>> len(set(kinds[sampler.batch(step=0)]))
+        1
+    """
+
+    def __init__(
+        self,
+        labels: np.ndarray,
+        super_labels: np.ndarray,
+        classes_per_batch: int,
+        images_per_class: int,
+        super_classes_per_batch: int = 1,
+        seed: int = 0,
+        weights: str = "proportional",
+        short_classes: str = "repeat",
+        short_super_classes: str = "merge",
+    ):
+        check_positive("classes_per_batch", classes_per_batch)
+        check_positive("images_per_class", images_per_class)
+        check_positive("super_classes_per_batch", super_classes_per_batch)
+        check_seed(seed)
+        check_choice("weights", weights, WEIGHTS)
+        check_choice("short_classes", short_classes, SHORT_CLASSES)
+        check_choice("short_super_classes", short_super_classes, SHORT_SUPER_CLASSES)
+        self._group, remainder = divmod(classes_per_batch, super_classes_per_batch)
+        if remainder:
+            raise UserError(
+                f"`classes_per_batch={classes_per_batch}` is no multiple of "
+                f"`super_classes_per_batch={super_classes_per_batch}`: each super-class gives as many classes"
+            )
+        self._classes = ClassIndex.of(labels)
+        kinds = _kind_of_classes(self._classes, labels, super_labels)
+        if short_classes == "drop":
+            keep = self._classes.counts >= images_per_class
+            self._classes, kinds = self._classes.select(keep), kinds[keep]
+        self._by_kind, self._starts, self._counts = _members(kinds, self._group, short_super_classes == "merge")
+        if len(self._counts) < super_classes_per_batch:
+            raise UserError(
+                f"`super_classes_per_batch={super_classes_per_batch}`, but the data has {len(self._counts)} "
+                f"super-classes with at least {self._group} classes (of {len(np.unique(kinds))}); lower "
+                "`super_classes_per_batch` or `classes_per_batch`"
+            )
+        self._images_per_class, self._seed, self._rows = images_per_class, seed, super_classes_per_batch
+        turns = self._counts // self._group if weights == "proportional" else np.ones_like(self._counts)
+        self._columns = _longest_pass(turns, super_classes_per_batch)
+        self._turns = np.minimum(turns, self._columns)
+        self.batch_size = classes_per_batch * images_per_class
+        num_images = int(self._classes.counts[self._by_kind].sum(dtype=np.int64))
+        self.steps_per_epoch = max(1, num_images // self.batch_size)
+        # Batches are asked for in order; at the end of a pass, two passes may be at work at once.
+        self._pass = functools.lru_cache(maxsize=2)(self._lay_out)
+
+    def batch(self, step: int) -> np.ndarray:
+        """The images of a step.
+
+        Args:
+            step: From 0.
+
+        Returns:
+            (P * K,) int64 indices into `labels`, grouped by super-class and class.
+        """
+        number, place = divmod(int(step), self._columns)
+        order, ends, first, keys = self._pass(number)
+        column = int(permute(np.array([place]), self._columns, keys)[0])
+        turns = (first + column + self._columns * np.arange(self._rows)) % ends[-1]
+        found = np.searchsorted(ends, turns, side="right")
+        classes = [
+            self._classes_of(int(order[i]), number, int(turn - (ends[i] - self._turns[order[i]])))
+            for i, turn in zip(found, turns, strict=True)
+        ]
+        return self._classes.draw(np.concatenate(classes), self._images_per_class, self._seed, int(step))
+
+    def _lay_out(self, number: int) -> tuple[np.ndarray, np.ndarray, int, np.ndarray]:
+        """The order of the super-classes in a pass, where each one's turns end, the first turn, and the keys."""
+        order = shuffled_order(len(self._turns), self._seed, SUPER_STREAM, number)
+        ends = np.cumsum(self._turns[order], dtype=np.int64)
+        keys = round_keys(self._seed, PASS_STREAM, number)
+        first = int(round_keys(self._seed, PASS_STREAM, number, 1)[0] % np.uint64(ends[-1]))
+        return order, ends, first, keys
+
+    def _classes_of(self, kind: int, number: int, turn: int) -> np.ndarray:
+        """The classes of a turn of a super-class, (Q,)."""
+        count = int(self._counts[kind])
+        again, group = divmod(number * int(self._turns[kind]) + turn, count // self._group)
+        places = np.arange(group * self._group, (group + 1) * self._group)
+        members = permute(places, count, round_keys(self._seed, CLASS_STREAM, again, kind))
+        return self._by_kind[self._starts[kind] + members]
+
+
+def _kind_of_classes(classes: ClassIndex, labels: np.ndarray, super_labels: np.ndarray) -> np.ndarray:
+    """The super-class id of each class, (C,)."""
+    super_labels = np.asarray(super_labels)
+    if super_labels.shape != np.shape(labels) or not np.issubdtype(super_labels.dtype, np.integer):
+        raise UserError(
+            f"super_labels must be {np.shape(labels)} integers as the labels are, not {super_labels.dtype} of shape "
+            f"{super_labels.shape}"
+        )
+    grouped = super_labels[classes.order]
+    lowest, highest = (function.reduceat(grouped, classes.starts) for function in (np.minimum, np.maximum))
+    split = np.flatnonzero(lowest != highest)
+    if len(split):
+        label = np.asarray(labels)[classes.order[classes.starts[split[0]]]]
+        raise UserError(
+            f"{len(split)} classes lie in more than one super-class: class {label} in {lowest[split[0]]} and "
+            f"{highest[split[0]]}; correct the super-classes, or use class_balanced sampling"
+        )
+    return lowest
+
+
+def _members(kinds: np.ndarray, at_least: int, merge: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The classes grouped by super-class, and where each super-class that has enough begins and how many it has."""
+    _, kinds = np.unique(kinds, return_inverse=True)
+    counts = np.bincount(kinds) if len(kinds) else np.zeros(0, np.int64)
+    short = counts < at_least
+    if merge and short.any():
+        kinds = np.where(short[kinds], len(counts), kinds)
+        counts = np.bincount(kinds)
+    order = np.argsort(kinds, kind="stable").astype(np.int32)
+    keep = counts >= at_least
+    never = int(counts[~keep].sum())
+    if never:
+        logging.warning(
+            "%d of %d classes are never sampled: their super-classes have fewer than the %d classes that "
+            "`classes_per_batch` and `super_classes_per_batch` ask of each",
+            never,
+            len(kinds),
+            at_least,
+        )
+    # Grouped again without those that are never sampled.
+    order = order[np.repeat(keep, counts)]
+    counts = counts[keep]
+    return order, np.cumsum(counts) - counts, counts
+
+
+def _longest_pass(turns: np.ndarray, rows: int) -> int:
+    """The largest L with sum of min(turns, L) >= rows * L: how many batches can have distinct super-classes."""
+    low, high = 1, int(turns.sum()) // rows
+    while low < high:
+        middle = (low + high + 1) // 2
+        if int(np.minimum(turns, middle).sum()) >= rows * middle:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+class WholeClassSampler:
+    """Batches that accumulate all images of randomly chosen classes until they hold B images.
+
+    The batches of DML-DA on Stanford Online Products, whose classes have too few images for a fixed number of each (Li
+    et al., "Deep Metric Learning with Density Adaptivity", IV-A). At every step, and without replaying any other:
+
+    - A batch has exactly B distinct images, grouped by class. Every class is whole, save the last, which is cut at
+      random to what still fits; a class of more than B images never gives more than B.
+    - Classes come in shuffled passes of S batches: within a pass no class comes twice, hence no image. A pass leaves
+      out N - S B images, fewer than B + S (n_max - 1), which are others in every pass.
+    - S is the same for every pass: as many batches as any order of the classes is sure to fill. Before its last class
+      a batch holds at most b images, the largest multiple of the sizes' common divisor below B, so S is the largest s
+      with (s - 1) b + (images of the s - 1 largest classes) + B <= N, where a class counts at most B images (as it does
+      in n_max and N).
+
+    The order of a pass is laid out when its first batch is asked for, in O(C) (a tenth of a second per million
+    classes), and each of its batches then costs O(B).
+
+    Args:
+        labels: (N,) integer class ids, any values.
+        batch_size: B.
+        seed: A non-negative integer.
+
+    Attributes:
+        batch_size: B.
+        steps_per_epoch: S; an epoch is a pass.
+
+    Raises:
+        UserError: B > N, or a number is out of range.
+
+    Example:
+        >>> sampler = WholeClassSampler(labels=[7, 7, 8, 8, 8, 9, 9, 9], batch_size=4, seed=0)
+        >>> sampler.batch(step=0).shape
+        (4,)
+    """
+
+    def __init__(self, labels: np.ndarray, batch_size: int, seed: int = 0):
+        check_positive("batch_size", batch_size)
+        check_seed(seed)
+        self._classes = ClassIndex.of(labels)
+        num_images = self._classes.num_images
+        if batch_size > num_images:
+            raise UserError(f"`batch_size={batch_size}`, but the data has {num_images} images; lower `batch_size`")
+        large = int((self._classes.counts >= batch_size).sum())
+        if large:
+            logging.warning(
+                "%d of %d classes have `batch_size=%d` images or more: a batch that begins with one has no other class "
+                "and no negative pair; raise `batch_size`, or use class_balanced sampling",
+                large,
+                len(self._classes),
+                batch_size,
+            )
+        self._seed = seed
+        self.batch_size = batch_size
+        self.steps_per_epoch = self._sure_batches()
+        # Batches are asked for in order; at the end of a pass, two passes may be at work at once.
+        self._pass = functools.lru_cache(maxsize=2)(self._lay_out)
+
+    def batch(self, step: int) -> np.ndarray:
+        """The images of a step.
+
+        Args:
+            step: From 0.
+
+        Returns:
+            (B,) int64 indices into `labels`, grouped by class.
+        """
+        number, place = divmod(int(step), self.steps_per_epoch)
+        order, first = self._pass(number)
+        classes = order[first[place] : first[place + 1]]
+        numbers = self._classes.counts[classes].astype(np.int64)
+        numbers[-1] = self.batch_size - numbers[:-1].sum()
+        return self._classes.draw_some(classes, numbers, self._seed, int(step))
+
+    def _sizes(self) -> np.ndarray:
+        return np.minimum(self._classes.counts, self.batch_size)
+
+    def _sure_batches(self) -> int:
+        sizes = self._sizes()
+        num_images, divisor = int(sizes.sum(dtype=np.int64)), int(np.gcd.reduce(sizes))
+        # What the first 0, 1, 2 ... batches use up at most.
+        used = np.concatenate([[0], np.cumsum(np.sort(sizes)[: -(num_images // self.batch_size) : -1], dtype=np.int64)])
+        used += np.arange(len(used)) * ((self.batch_size - 1) // divisor * divisor)
+        return int(np.searchsorted(used, num_images - self.batch_size, side="right"))
+
+    def _lay_out(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """The order of the classes in a pass, (C,), and where in it each batch begins and the last ends, (S + 1,)."""
+        order = shuffled_order(len(self._classes), self._seed, PASS_STREAM, number)
+        ends = array.array("q", np.cumsum(self._sizes()[order], dtype=np.int64).tobytes())
+        first = np.zeros(self.steps_per_epoch + 1, np.int64)
+        begin = 0
+        for batch in range(self.steps_per_epoch):
+            full = (ends[begin - 1] if begin else 0) + self.batch_size
+            begin = bisect.bisect_left(ends, full, lo=begin) + 1
+            first[batch + 1] = begin
+        return order, first
+
+
+class Share:
+    """The part of a sampler's batches that one of several workers makes; a sampler itself.
+
+    Worker r of R makes rows r B / R .. (r + 1) B / R - 1 of the global batch, as a strategy that splits the global
+    batch over its replicas gives them to replica r. So the workers together see the batches of one device.
+
+    Args:
+        whole: The sampler of the global batch, of B images.
+        index: r, from 0.
+        count: R.
+
+    Raises:
+        UserError: The workers do not divide the batch, or there is no such worker.
+
+    Example:
+        >>> sampler = ShuffleSampler(num_images=100, batch_size=8)
+        >>> Share(sampler, 1, 2).batch(0).tolist() == sampler.batch(0)[4:].tolist()
+        True
+
+    Attributes:
+        whole: The sampler of the global batch.
+        rows: Which rows of the global batch these are.
+        batch_size: B / count.
+        steps_per_epoch: As of the whole.
+    """
+
+    def __init__(self, whole: Sampler, index: int, count: int):
+        if not 0 <= index < count:
+            raise UserError(f"worker {index} of {count}: workers are numbered from 0 to {count - 1}")
+        check_divides(whole.batch_size, count, "workers")
+        self.whole = whole
+        self.batch_size = whole.batch_size // count
+        self.steps_per_epoch = whole.steps_per_epoch
+        self.rows = slice(index * self.batch_size, (index + 1) * self.batch_size)
+
+    def batch(self, step: int) -> np.ndarray:
+        """The images of a step that this worker makes.
+
+        Args:
+            step: From 0.
+
+        Returns:
+            (B / count,) int64 indices.
+        """
+        return self.whole.batch(step)[self.rows]
+
+
+def check_divides(batch_size: int, count: int, what: str) -> None:
+    """Refuses a batch that cannot be divided evenly.
+
+    Args:
+        batch_size: B.
+        count: How many share it.
+        what: What they are, e.g. `"replicas"`.
+
+    Raises:
+        UserError: The remainder is not 0.
+    """
+    if batch_size % count:
+        raise UserError(
+            f"a batch of {batch_size} images cannot be shared out evenly over {count} {what}: make `batch_size` (or "
+            f"`classes_per_batch` times `images_per_class`) a multiple of {count}"
+        )

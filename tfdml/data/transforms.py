@@ -1,0 +1,497 @@
+"""The views of images: augmentation in training, the one view of evaluation and serving."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from tfdml.data.decoding import whole
+from tfdml.data.policies import Policy
+from tfdml.data.resizing import (
+    BLACK,
+    MODES,
+    Color,
+    pad_to_square,
+    resize_crop,
+    resize_to_side,
+    resize_window,
+    source_window,
+    target_size,
+)
+from tfdml.errors import UserError
+
+_COLORS = {"black": BLACK, "white": (255, 255, 255)}
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationTransform:
+    """Resize, then the central crop: the same image gives the same pixels, in training, evaluation and serving.
+
+    Args:
+        resize: Pixels of the shorter side (`resize_mode="shorter"`, keeps proportions), of both
+            (`resize_mode="squash"`), or of the longer side (`resize_mode="pad"`, keeps proportions; the image then
+            lies on the centre of a square).
+            Smaller images are enlarged.
+        image_size: Pixels of the side S of the square cut from the centre, at most `resize`.
+        resize_mode: `"shorter"`, `"squash"` or `"pad"`.
+        pad_color: Of that square: `"black"`, `"white"`, `"R,G,B"` or three whole numbers of 0 to 255.
+
+    The test-time forms of the papers: `(256, 224)` (JRD), `(256, 256, "squash")` (HORDE), `(293, 256, "squash")` (its
+    authors' code), `(256, 227, "squash")` (ECAML on Cars-196) and `(256, 227, "pad", "white")` (elsewhere); `(224, 224,
+    "pad")` shows the whole image undistorted.
+
+    Raises:
+        UserError: A number is out of range, or the mode or colour is unknown.
+
+    Example:
+        >>> transform = EvaluationTransform(resize=256, image_size=224)
+        >>> transform(tf.zeros((480, 640, 3), tf.uint8)).shape
+        TensorShape([224, 224, 3])
+    """
+
+    resize: int = 256
+    image_size: int = 224
+    resize_mode: str = "shorter"
+    pad_color: Color = BLACK
+
+    def __post_init__(self):
+        check_sizes(self.resize, self.image_size, self.resize_mode)
+        object.__setattr__(self, "pad_color", as_color(self.pad_color))
+
+    @classmethod
+    def of(cls, embedder: Any) -> EvaluationTransform:
+        """The view in which an embedder is evaluated and served.
+
+        Args:
+            embedder: What has `resize`, `image_size`, `resize_mode` and `pad_color`, as every model that embeds has.
+        """
+        return cls(embedder.resize, embedder.image_size, embedder.resize_mode, embedder.pad_color)
+
+    def window(self, size: tf.Tensor) -> tf.Tensor:
+        """The part of an image that the view is made from; the rest need not be decoded.
+
+        Args:
+            size: (2,) int32, height and width of the image.
+
+        Returns:
+            (4,) int32: top, left, height and width.
+        """
+        if self.resize_mode == "pad":
+            return whole(size)
+        target, top_left = self._geometry(size)
+        return source_window(tf.unstack(size), target, (*top_left, self.image_size, self.image_size))
+
+    def finish(self, part: tf.Tensor, window: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+        """The view, from the part of an image that `window` named; bit by bit that of the whole image.
+
+        Args:
+            part: (h, w, 3) uint8.
+            window: (4,) int32, what `window` returned.
+            size: (2,) int32, height and width of the whole image.
+
+        Returns:
+            (S, S, 3) uint8.
+        """
+        if self.resize_mode == "pad":
+            return self(part)
+        target, top_left = self._geometry(size)
+        origin, size = tf.unstack(window[:2]), tf.unstack(size)
+        view = resize_window(part, origin, size, target, (*top_left, self.image_size, self.image_size))
+        return tf.ensure_shape(view, (self.image_size, self.image_size, 3))
+
+    def __call__(self, images: tf.Tensor) -> tf.Tensor:
+        """Transforms one image or a batch of equally sized ones.
+
+        Args:
+            images: (H, W, 3) or (B, H, W, 3) uint8; sizes may be unknown while a graph is traced.
+
+        Returns:
+            (S, S, 3) or (B, S, S, 3) uint8.
+        """
+        resized = resize_to_side(images, self.resize, self.resize_mode, self.pad_color)
+        size = tf.shape(resized)[-3:-1]
+        top, left = self.place((size[0], size[1]))
+        views = resized[..., top : top + self.image_size, left : left + self.image_size, :]
+        return tf.ensure_shape(views, (*resized.shape[:-3], self.image_size, self.image_size, 3))
+
+    def place(self, size: tuple) -> list:
+        """The top and left edge of the crop in a resized image of this height and width."""
+        return [(edge - self.image_size) // 2 for edge in size]
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, as plain values that JSON can hold; `pad_color` where it is not black."""
+        config = {**dataclasses.asdict(self), "pad_color": list(self.pad_color)}
+        return config if self.pad_color != BLACK else {key: config[key] for key in config if key != "pad_color"}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> EvaluationTransform:
+        """The transform that `get_config` described."""
+        return cls(**config)
+
+    def _geometry(self, size: tf.Tensor) -> tuple[tuple, list]:
+        """The size to which an image is resized, and the top and left edge of the crop."""
+        target = target_size(tf.unstack(size), self.resize, self.resize_mode)
+        return target, self.place(target)
+
+
+def as_color(value: Any) -> Color:
+    """Red, green and blue of a colour.
+
+    Args:
+        value: `"black"`, `"white"`, `"R,G,B"`, or three whole numbers of 0 to 255.
+
+    Raises:
+        UserError: It is none of these.
+
+    Example:
+        >>> as_color("white"), as_color("255, 128, 0")
+        ((255, 255, 255), (255, 128, 0))
+    """
+    parts = _COLORS.get(value.strip().lower(), value.split(",")) if isinstance(value, str) else value
+    try:
+        red, green, blue = (int(part) for part in parts)
+        if all(0 <= part <= 255 for part in (red, green, blue)):
+            return red, green, blue
+    except (OverflowError, TypeError, ValueError):
+        pass
+    raise UserError(f"`pad_color={value!r}`: write black, white, or red, green and blue of 0 to 255, e.g. 255,255,255")
+
+
+def check_sizes(resize: int, image_size: int, resize_mode: str) -> None:
+    """Raises an error where no view could be taken."""
+    if resize_mode not in MODES:
+        raise UserError(f"resize_mode must be one of {', '.join(MODES)}, not {resize_mode!r}")
+    if not 1 <= image_size <= resize:
+        raise UserError(f"image_size must be from 1 px to resize, but is {image_size}, and resize is {resize}")
+
+
+KINDS = ("multi_resolution", "random_crop", "random_resized_crop", "none")
+# Random bits in a float32 draw, and how many draws make the key of a policy.
+_DRAW_BITS, _KEY_DRAWS = 23, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainTransform:
+    """Augmentation by crop, mirror image and, if asked for, a policy.
+
+    All randomness comes from outside, as `draws`: a transform called twice with the same draws gives the same bits.
+    There are two ways through. `prepare` is the same for every epoch, so that its result can be kept in memory, and
+    `vary` uses the draws. `window` says which part of an image the view needs, so that only that part is decoded, and
+    `finish` makes the view from it. Both ways lead to the same bits.
+
+    Args:
+        augmentation: `"random_crop"`: resize to `resize` as in evaluation, then a crop at a random place.
+            `"random_resized_crop"`: a random part of the image, of random area and proportions, resized to the crop.
+            `"multi_resolution"`: resize to a random resolution, keeping proportions, then a crop at a random place;
+            where the image is smaller than the crop it lies on the centre of `pad_color` (HORDE: Jacob et al., 2019).
+            `"none"`: the evaluation view.
+        resize: See `EvaluationTransform`; without effect for `"random_resized_crop"` and `"multi_resolution"`.
+        image_size: Pixels of the side S of the square output, at most `resize`.
+        resize_mode: See `EvaluationTransform`.
+        scale: Smallest and largest part of the image's area for `"random_resized_crop"`.
+        ratio: Smallest and largest width / height for `"random_resized_crop"`, drawn evenly on a log scale.
+        flip: Whether to mirror every second image, at random, left to right.
+        resolutions: Smallest and largest longer side for `"multi_resolution"`, as multiples of `image_size`.
+        policy: What happens to the finished crops, such as colour jitter; None for nothing.
+        pad_color: Of what lies around an image with `resize_mode="pad"` or `"multi_resolution"`; see
+            `EvaluationTransform`.
+
+    The papers' views: `("random_crop", 256, 224)` and `("random_resized_crop", image_size=224)` (JRD and its authors'
+    code), `("random_crop", 256, 227, "squash")` (ECAML on Cars-196) and `("random_crop", 256, 227, "pad",
+    pad_color="white")` (elsewhere), `("multi_resolution", image_size=256)` (HORDE).
+
+    Raises:
+        UserError: A number is out of range, or the augmentation or resize_mode is unknown.
+
+    Example:
+        >>> transform = TrainTransform(augmentation="random_resized_crop", image_size=224)
+        >>> draws = transform.draw(seed=0, step=7, batch_size=32)
+        >>> transform(tf.zeros((480, 640, 3), tf.uint8), draws[0]).shape
+        TensorShape([224, 224, 3])
+    """
+
+    augmentation: str = "random_crop"
+    resize: int = 256
+    image_size: int = 224
+    resize_mode: str = "shorter"
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: bool = True
+    resolutions: tuple[float, float] = (0.8, 1.8)
+    policy: Policy | None = None
+    pad_color: Color = BLACK
+
+    def __post_init__(self):
+        object.__setattr__(self, "pad_color", as_color(self.pad_color))
+        for name in ("scale", "ratio", "resolutions"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if self.augmentation not in KINDS:
+            raise UserError(f"augmentation must be one of {', '.join(KINDS)}, not {self.augmentation!r}")
+        # A crop that varies in size never passes through `resize`.
+        check_sizes(self.image_size if self.varies_size else self.resize, self.image_size, self.resize_mode)
+        if len(self.scale) != 2 or not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise UserError(f"scale must be (low, high) with 0 < low <= high <= 1, not {self.scale}")
+        for name in ("ratio", "resolutions"):
+            bounds = getattr(self, name)
+            if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1]:
+                raise UserError(f"{name} must be (low, high) with 0 < low <= high, not {bounds}")
+
+    @property
+    def varies_size(self) -> bool:
+        """Whether the part that is cut out differs in size from image to image."""
+        return self.augmentation in ("random_resized_crop", "multi_resolution")
+
+    @property
+    def works_on_batches(self) -> bool:
+        """Whether `vary_batch` will do; else images are varied one by one."""
+        return not self.varies_size and self.policy is None
+
+    def draw(self, seed: int, step: int | tf.Tensor, batch_size: int) -> tf.Tensor:
+        """The draws of a step: the same for the same seed, step and position, whatever ran before.
+
+        Args:
+            seed: A non-negative integer.
+            step: The training step.
+            batch_size: B.
+
+        Returns:
+            (B, D) float32, uniform on [0, 1), one row per position of the batch.
+        """
+        size = {"random_resized_crop": 3 + 2 * TRIES, "multi_resolution": 4}.get(self.augmentation, 3)
+        key = tf.stack([tf.constant(seed, tf.int64), tf.cast(step, tf.int64)])
+        draws = tf.random.stateless_uniform((batch_size, size), key, alg="philox")
+        if self.policy is None:
+            return draws
+        # Of another stream, so that a policy leaves the crops where they are.
+        key = tf.random.fold_in(key, 1, alg="philox")
+        return tf.concat([draws, tf.random.stateless_uniform((batch_size, _KEY_DRAWS), key, alg="philox")], 1)
+
+    def prepare(self, images: tf.Tensor) -> tf.Tensor:
+        """The deterministic part; it is idempotent.
+
+        Args:
+            images: (H, W, 3) or (B, H, W, 3) uint8.
+
+        Returns:
+            (H', W', 3) or (B, H', W', 3) uint8: resized to `resize`, or unchanged where the crop varies in size.
+        """
+        return images if self.varies_size else resize_to_side(images, self.resize, self.resize_mode, self.pad_color)
+
+    def prepared_size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of what `prepare` makes of an image of this size."""
+        if self.varies_size:
+            return height, width
+        if self.resize_mode == "pad":
+            return self.resize, self.resize
+        return target_size((height, width), self.resize, self.resize_mode)
+
+    def vary(self, image: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
+        """The random part, for one image.
+
+        Args:
+            image: (H, W, 3) uint8, what `prepare` returned.
+            draws: (D,) float32, a row of `draw`.
+
+        Returns:
+            (S, S, 3) uint8.
+        """
+        if self.varies_size:
+            size = tf.shape(image)[:2]
+            window = self.window(size, draws)
+            return self.finish(_cut(image, window), window, size, draws)
+        top, left = self._offsets(tf.shape(image)[:2], draws)
+        return self._flip_and_augment(tf.slice(image, [top, left, 0], [self.image_size, self.image_size, 3]), draws)
+
+    def vary_batch(self, images: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
+        """`vary` for equally sized images at once, bit by bit the same; only where `works_on_batches`.
+
+        Args:
+            images: (B, H, W, 3) uint8.
+            draws: (B, D) float32.
+
+        Returns:
+            (B, S, S, 3) uint8.
+        """
+        if not self.works_on_batches:
+            raise ValueError("crops that vary in size, and policies, are made one by one: use vary")
+        size = tf.shape(images)[1:3]
+        top, left = self._offsets(size, draws)
+        within = tf.range(self.image_size)
+        rows, columns = top[..., None] + within, left[..., None] + within
+        if self.flip:
+            columns = tf.where(draws[:, :1] < 0.5, columns[..., ::-1], columns)
+        # Rows first: whole rows are copied fast, and the slow copy of single pixels has fewer left to do.
+        images = tf.gather(images, tf.broadcast_to(rows, (tf.shape(draws)[0], self.image_size)), batch_dims=1, axis=1)
+        return tf.gather(images, tf.broadcast_to(columns, (tf.shape(draws)[0], self.image_size)), batch_dims=1, axis=2)
+
+    def window(self, size: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
+        """The part of an image that the view is made from; the rest need not be decoded.
+
+        Args:
+            size: (2,) int32, height and width of the image.
+            draws: (D,) float32, a row of `draw`.
+
+        Returns:
+            (4,) int32: top, left, height and width.
+        """
+        if self.augmentation == "random_resized_crop":
+            return random_part(size, draws[1:], self.scale, self.ratio)
+        if self.resize_mode == "pad" and self.augmentation != "multi_resolution":
+            return whole(size)
+        target, window = self._geometry(size, draws)
+        return source_window(tf.unstack(size), target, window)
+
+    def finish(self, part: tf.Tensor, window: tf.Tensor, size: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
+        """The view, from the part of an image that `window` named; bit by bit that of the whole image.
+
+        Args:
+            part: (h, w, 3) uint8.
+            window: (4,) int32, what `window` returned.
+            size: (2,) int32, height and width of the whole image.
+            draws: (D,) float32, a row of `draw`.
+
+        Returns:
+            (S, S, 3) uint8.
+        """
+        if self.augmentation == "random_resized_crop":
+            return self._flip_and_augment(resize_crop(part, self.image_size), draws)
+        if self.resize_mode == "pad" and self.augmentation != "multi_resolution":
+            return self.vary(self.prepare(part), draws)
+        target, wanted = self._geometry(size, draws)
+        view = resize_window(part, tf.unstack(window[:2]), tf.unstack(size), target, wanted)
+        if self.augmentation == "multi_resolution":
+            view = pad_to_square(view, self.image_size, self.pad_color)
+        return self._flip_and_augment(view, draws)
+
+    def __call__(self, image: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
+        """Transforms one image.
+
+        Args:
+            image: (H, W, 3) uint8.
+            draws: (D,) float32, a row of `draw`.
+
+        Returns:
+            (S, S, 3) uint8.
+        """
+        return self.vary(self.prepare(image), draws)
+
+    def __str__(self) -> str:
+        names = {
+            "random_resized_crop": ("image_size", "scale", "ratio"),
+            "multi_resolution": ("image_size", "resolutions"),
+        }.get(self.augmentation, ("resize", "image_size", "resize_mode"))
+        if self.pad_color != BLACK:
+            names = (*names, "pad_color")
+        values = ", ".join(f"{name}={getattr(self, name)}" for name in (*names, "flip"))
+        return f"{self.augmentation}({values})" + (f", then {self.policy}" if self.policy else "")
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, as plain values that JSON can hold."""
+        config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        config.update({name: list(config[name]) for name in ("scale", "ratio", "resolutions", "pad_color")})
+        return {**config, "policy": self.policy and self.policy.get_config()}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> TrainTransform:
+        """The transform that `get_config` described."""
+        policy = config.get("policy")
+        return cls(**{**config, "policy": policy and Policy.from_config(policy)})
+
+    def _geometry(self, size: tf.Tensor, draws: tf.Tensor) -> tuple[tuple, tuple]:
+        """The size to which an image is resized, and the window of the result that the view shows."""
+        if self.augmentation == "multi_resolution":
+            target = multi_resolution(tf.unstack(size), draws[3], self.image_size, self.resolutions)
+            shown = [tf.minimum(edge, self.image_size) for edge in target]
+            top_left = (random_offset(draws[1 + axis], target[axis] - shown[axis]) for axis in (0, 1))
+            return target, (*top_left, *shown)
+        target = target_size(tf.unstack(size), self.resize, self.resize_mode)
+        return target, (*self._offsets(tf.stack(target), draws), self.image_size, self.image_size)
+
+    def _offsets(self, size: tf.Tensor, draws: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Top and left edge of the crop: at random, or central for `"none"`."""
+        room = size - self.image_size
+        if self.augmentation == "none":
+            return room[0] // 2, room[1] // 2
+        return random_offset(draws[..., 1], room[0]), random_offset(draws[..., 2], room[1])
+
+    def _flip_and_augment(self, view: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
+        """A crop mirrored or not, then through the policy."""
+        if self.flip:
+            view = tf.raw_ops.Reverse(tensor=view, dims=tf.stack([False, draws[0] < 0.5, False]))
+        view = tf.ensure_shape(view, (self.image_size, self.image_size, 3))
+        if self.policy is None:
+            return view
+        digits = tf.cast(draws[-_KEY_DRAWS:] * 2.0**_DRAW_BITS, tf.int64)
+        return self.policy(view, digits[::2] * 2**_DRAW_BITS + digits[1::2])
+
+
+def _cut(image: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
+    return tf.slice(image, tf.concat([window[:2], [0]], 0), tf.concat([window[2:], [3]], 0))
+
+
+# A random resized crop that has not fitted after this many tries is the largest central one.
+TRIES = 10
+
+
+def random_part(size: tf.Tensor, draws: tf.Tensor, scale: tuple[float, float], ratio: tuple[float, float]) -> tf.Tensor:
+    """A part of random area and proportions: the first of ten tries that fits, else the largest central one.
+
+    Args:
+        size: (2,) int32, height and width of the image.
+        draws: (2 + 2 * `TRIES`,) float32, uniform on [0, 1); any that follow are not used.
+        scale: Smallest and largest share of the image's area.
+        ratio: Smallest and largest width / height, drawn evenly on a log scale.
+
+    Returns:
+        (4,) int32: top, left, height and width.
+    """
+    height, width = tf.unstack(tf.cast(size, tf.float32))
+    area = height * width * between(draws[2 : 2 + TRIES], *scale)
+    low, high = ratio
+    ratios = tf.exp(between(draws[2 + TRIES : 2 + 2 * TRIES], math.log(low), math.log(high)))
+    heights, widths = tf.round(tf.sqrt(area / ratios)), tf.round(tf.sqrt(area * ratios))
+    fits = (heights >= 1) & (heights <= height) & (widths >= 1) & (widths <= width)
+    # Where no try fits: the largest central part with a permitted ratio.
+    fallback_height = tf.minimum(height, tf.maximum(1.0, tf.round(width / low)))
+    fallback_width = tf.minimum(width, tf.maximum(1.0, tf.round(height * high)))
+    found = tf.reduce_any(fits)
+    first = tf.argmax(tf.cast(fits, tf.int32))
+    part_height = tf.cast(tf.where(found, heights[first], fallback_height), tf.int32)
+    part_width = tf.cast(tf.where(found, widths[first], fallback_width), tf.int32)
+    part = tf.stack([part_height, part_width])
+    room = size - part
+    return tf.concat([tf.where(found, random_offset(draws[:2], room), room // 2), part], 0)
+
+
+def multi_resolution(
+    size: tuple[tf.Tensor, tf.Tensor], draw: tf.Tensor, crop: int, resolutions: tuple[float, float]
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Height and width of the image when its longer side is a random multiple of the crop (HORDE: Jacob et al., 2019).
+
+    Args:
+        size: Height and width of the image.
+        draw: Uniform on [0, 1).
+        crop: Pixels of the crop.
+        resolutions: Smallest and largest longer side, as multiples of `crop`.
+
+    Returns:
+        Two int32; proportions are kept to the nearest pixel.
+    """
+    longer = tf.maximum(1, tf.cast(tf.round(crop * between(draw, *resolutions)), tf.int32))
+    reference = tf.maximum(*size)
+    height, width = (tf.maximum(1, (2 * edge * longer + reference) // (2 * reference)) for edge in size)
+    return height, width
+
+
+def random_offset(draws: tf.Tensor, room: tf.Tensor) -> tf.Tensor:
+    """Whole numbers from 0 to `room`, evenly, from uniform draws."""
+    # The product can round up to room + 1 itself.
+    return tf.minimum(tf.cast(draws * tf.cast(room + 1, tf.float32), tf.int32), room)
+
+
+def between(draw: tf.Tensor, low: float, high: float) -> tf.Tensor:
+    """A uniform draw from [0, 1) stretched to [low, high)."""
+    return low + draw * (high - low)
