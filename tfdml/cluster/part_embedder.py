@@ -45,8 +45,8 @@ class PartEmbedder:
         """Embed one part; see `BulkFolder.write`."""
         from tfdml.cluster.stored_images import images_at
         from tfdml.data.dataset import ImageDataset
+        from tfdml.embeddings.backends import embed_readable
         from tfdml.embeddings.parquet import table_of
-        from tfdml.embeddings.readable import embed_readable
 
         listed = self.folder.images(part)
         count = len(listed["path"])

@@ -10,12 +10,12 @@ from tfdml.embeddings.compute import embed, embed_batches
 from tfdml.embeddings.reader import read_embeddings, read_names
 
 if TYPE_CHECKING:
-    from tfdml.embeddings.backends.load import load_backend
+    from tfdml.embeddings.backends import load_backend
 
 __all__ = ["embed", "embed_batches", "load_backend", "read_embeddings", "read_names"]
 
 
 def __getattr__(name):
     if name == "load_backend":
-        return importlib.import_module("tfdml.embeddings.backends.load").load_backend
+        return importlib.import_module("tfdml.embeddings.backends").load_backend
     raise AttributeError(f"module 'tfdml.embeddings' has no attribute {name!r}")

@@ -10,9 +10,7 @@ import pytest
 from tests.export import models_on_disk
 from tests.serving_double import Failure, serving
 from tfdml.embeddings.backends import load_backend
-from tfdml.embeddings.backends.endpoint import Address
-from tfdml.embeddings.backends.grpc_endpoint import GrpcEndpoint
-from tfdml.embeddings.backends.rest_endpoint import RestEndpoint
+from tfdml.embeddings.backends.endpoints import Address, GrpcEndpoint, RestEndpoint
 from tfdml.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -188,7 +186,6 @@ def test_addresses_that_are_none(text):
 
 
 def test_missing_stubs_are_told_with_the_command(monkeypatch):
-    monkeypatch.delitem(sys.modules, "tfdml.embeddings.backends.grpc_endpoint")
     monkeypatch.setitem(sys.modules, "tensorflow_serving.apis", None)
     with pytest.raises(UserError, match=r"pip install 'tfdml\[serving\]'"):
         load_backend("grpc://127.0.0.1:1/cars")

@@ -4,14 +4,18 @@ from tfdml.embeddings.backends.base import (
     EmbeddingBackend,
     EncodedImagesBackend,
     ImageRefused,
-    encoded_batches,
+    embed_readable,
     encoded_image,
 )
-from tfdml.embeddings.backends.keras_file import KerasEmbedder, load_embedder
-from tfdml.embeddings.backends.litert import LiteRTEmbedder
-from tfdml.embeddings.backends.load import load_backend, quickest_on_cpu
-from tfdml.embeddings.backends.onnx_file import OnnxEmbedder
-from tfdml.embeddings.backends.saved_model import SavedModelEmbedder
+from tfdml.embeddings.backends.model_card import quickest_on_cpu
+from tfdml.embeddings.backends.model_files import (
+    KerasEmbedder,
+    LiteRTEmbedder,
+    OnnxEmbedder,
+    SavedModelEmbedder,
+    load_backend,
+    load_embedder,
+)
 
 __all__ = [
     "EmbeddingBackend",
@@ -21,7 +25,7 @@ __all__ = [
     "LiteRTEmbedder",
     "OnnxEmbedder",
     "SavedModelEmbedder",
-    "encoded_batches",
+    "embed_readable",
     "encoded_image",
     "load_backend",
     "load_embedder",

@@ -1,8 +1,9 @@
-"""The interface of everything that embeds images."""
+"""The interface of models that embed images, and embedding a set whose images cannot all be read."""
 
 from __future__ import annotations
 
 import abc
+import dataclasses
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import tensorflow as tf
 
 from tfdml import storage
 from tfdml.data.dataset import ImageDataset
+from tfdml.data.faults import ImageError, find_faults
 from tfdml.data.images import Images
 from tfdml.data.pipeline import readable_batches
 from tfdml.errors import UserError
@@ -150,12 +152,6 @@ def checked_vectors(vectors: np.ndarray, count: int, address: str) -> np.ndarray
     return vectors.astype(np.float32)
 
 
-def encoded_batches(images: Images, batch_size: int) -> Iterator[list[bytes]]:
-    """The encoded bytes of images, in order; arrays are encoded as PNG, which loses nothing."""
-    for first in range(0, len(images), batch_size):
-        yield [encoded_image(images, index) for index in range(first, min(first + batch_size, len(images)))]
-
-
 def encoded_image(images: Images, index: int) -> bytes:
     """The encoded bytes of one image.
 
@@ -177,3 +173,52 @@ def checksum_of(path: Path) -> str:
     for part in sorted(entry for entry in path.rglob("*") if entry.is_file()):
         digest.update(f"{part.relative_to(path).as_posix()}\0{checksum_of(part)}\0".encode())
     return f"sha256:{digest.hexdigest()}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Readable:
+    """What `embed_readable` finds.
+
+    Args:
+        rows: (M,) which images of the set could be read, ascending.
+        vectors: (M, d) float32 their embeddings.
+        faults: What is wrong with the others.
+    """
+
+    rows: np.ndarray
+    vectors: np.ndarray
+    faults: list[ImageError]
+
+
+def embed_readable(backend: EmbeddingBackend, dataset: ImageDataset, batch_size: int) -> Readable:
+    """Embed the images of a set that can be read, in one pass.
+
+    Args:
+        backend: The model.
+        dataset: The images.
+        batch_size: B.
+
+    Raises:
+        UserError: An embedding is not finite; as the backend.
+
+    Example:
+        >>> images = tfdml.data.EncodedImages((jpeg, jpeg[:300]), ("1.jpg", "2.jpg"))
+        >>> dataset = tfdml.data.ImageDataset("cars", "test", images, [0, 0], {0: "coupe"})
+        >>> found = embed_readable(tfdml.embeddings.backends.load_backend("models/cars_jrd"), dataset, batch_size=100)
+        >>> [str(fault) for fault in found.faults]
+        ['2.jpg: truncated JPEG (no end-of-image marker)']
+    """
+    found = list(backend.stream_readable(dataset, batch_size))
+    rows = np.concatenate([rows for rows, _ in found]) if found else np.zeros(0, np.int64)
+    vectors = np.concatenate([vectors for _, vectors in found]) if found else np.zeros((0, 0), np.float32)
+    diverged = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if len(diverged):
+        raise UserError(
+            f"the embedding of {dataset.images.name(rows[diverged[0]])} holds NaN or infinite values; look for a "
+            "diverged model"
+        )
+    left_out = np.setdiff1d(np.arange(len(dataset)), rows)
+    known = {fault.index: fault for fault in find_faults(dataset.images, left_out)}
+    # One may be readable again by now.
+    faults = [known.get(i) or ImageError(i, dataset.images.place(i), "cannot be decoded") for i in left_out.tolist()]
+    return Readable(rows, vectors, faults)

@@ -1,13 +1,12 @@
-"""A model that is not the one its card tells of is not loaded, and a file made to do harm is refused in one line."""
+"""Model cards: damaged files and impossible views are refused, and the quickest accepted file is found."""
 
 import json
 import shutil
-import zipfile
 
 import pytest
 
 from tests.export import models_on_disk
-from tfdml.embeddings.backends import load_backend, load_embedder
+from tfdml.embeddings.backends import load_backend, quickest_on_cpu
 from tfdml.embeddings.backends.model_card import compare_with_card, describe_files, view_of_card
 from tfdml.errors import UserError
 
@@ -94,21 +93,21 @@ def test_a_malformed_list_of_files_is_refused(artefacts, says, version):
     "view",
     [
         {"resize": 60_000, "image_size": 60_000, "resize_mode": "shorter"},
-        {"resize": 60_000, "crop": 60_000, "mode": "shorter"},
+        {"resize": 40, "crop": 32, "mode": "shorter"},
         {"resize": 40, "image_size": 32, "mode": "shorter"},
         {"resize": 40, "crop": 32, "image_size": 32, "resize_mode": "shorter"},
         {"resize": 40, "image_size": "32", "resize_mode": "shorter"},
-        {"resize": 2**70, "crop": 32, "mode": "shorter"},
-        {"resize": float("nan"), "crop": 32, "mode": "shorter"},
-        {"resize": float("inf"), "crop": 32, "mode": "shorter"},
-        {"resize": 40, "crop": -1, "mode": "shorter"},
-        {"resize": 40, "crop": True, "mode": "shorter"},
-        {"resize": "40", "crop": 32, "mode": "shorter"},
-        {"resize": 40, "crop": 32, "mode": ["shorter"]},
-        {"resize": 40, "crop": 32, "mode": "sideways"},
-        {"resize": 40, "crop": 32, "mode": "pad", "pad_color": 3},
-        {"resize": 40, "crop": 32, "mode": "pad", "pad_color": [float("inf"), 0, 0]},
-        {"resize": 40, "crop": 32, "mode": "pad", "pad_color": "no such"},
+        {"resize": 2**70, "image_size": 32, "resize_mode": "shorter"},
+        {"resize": float("nan"), "image_size": 32, "resize_mode": "shorter"},
+        {"resize": float("inf"), "image_size": 32, "resize_mode": "shorter"},
+        {"resize": 40, "image_size": -1, "resize_mode": "shorter"},
+        {"resize": 40, "image_size": True, "resize_mode": "shorter"},
+        {"resize": "40", "image_size": 32, "resize_mode": "shorter"},
+        {"resize": 40, "image_size": 32, "resize_mode": ["shorter"]},
+        {"resize": 40, "image_size": 32, "resize_mode": "sideways"},
+        {"resize": 40, "image_size": 32, "resize_mode": "pad", "pad_color": 3},
+        {"resize": 40, "image_size": 32, "resize_mode": "pad", "pad_color": [float("inf"), 0, 0]},
+        {"resize": 40, "image_size": 32, "resize_mode": "pad", "pad_color": "no such"},
         {"resize": 40},
         [40, 32, "shorter"],
     ],
@@ -121,40 +120,50 @@ def test_a_view_that_cannot_be_is_refused(view, tmp_path):
     one_line(lambda: view_of_card(path), "nested more than")
 
 
-def rewrite(source, target, **members):
-    """A .keras file with other members; what stands under a name is called with the old content."""
-    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
-        for name in old.namelist():
-            change = members.get(name.partition(".")[0])
-            new.writestr(name, change(old.read(name)) if change else old.read(name))
+def export(folder, version="1", **acceptance):
+    """A version whose card states an acceptance for each format; the files are empty."""
+    place = folder / version
+    (place / "litert").mkdir(parents=True)
+    (place / "saved_model.pb").write_bytes(b"")
+    for name in acceptance:
+        (place / "litert" / f"{name}.tflite").write_bytes(b"")
+    card = {"artefacts": {f"litert_{name}": {"acceptance": each} for name, each in acceptance.items()}}
+    (place / "model_card.json").write_text(json.dumps(card))
+    return folder
 
 
-def test_keras_files_made_to_do_harm(models, tmp_path):
-    def layer(module, name, /, **config):
-        return json.dumps({"module": module, "class_name": name, "config": config, "registered_name": name}).encode()
-
-    crafted = {
-        "a layer of another package": layer("keras.layers", "FlaxLayer", module=None),
-        "a layer of torch": layer("keras.layers", "TorchModuleWrapper", module="x", name="y"),
-        "code": layer("keras.layers", "Lambda", function={"class_name": "__lambda__", "config": {"code": "4wE="}}),
-        "a function of the system": layer("os", "system", command="touch made"),
-        "deep": b'{"a":' * 100_000,
-        "no JSON": b"{",
-        "a list": b"[]",
-        "another model": layer("keras.layers", "Dense", units=3),
-    }
-    for name, config in crafted.items():
-        path = tmp_path / f"{name}.keras"
-        rewrite(models.keras, path, config=lambda _, config=config: config)
-        one_line(lambda path=path: load_embedder(path), "cannot be loaded|holds a Dense, not an Embedder")
-    assert not (tmp_path / "made").exists()
+EXACT = {"min_cosine": 1.0, "recall@1_drop": 0.0}
+CLOSE = {"min_cosine": 0.9995, "recall@1_drop": 0.0005}
 
 
-def test_a_flipped_keras_file_without_a_card_is_seen(models, tmp_path):
-    path = tmp_path / "embedder.keras"
-    shutil.copyfile(models.keras, path)
-    load_embedder(path)
-    flip(path)
-    one_line(lambda: load_embedder(path), "cannot be loaded")
-    path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(99))
-    one_line(lambda: load_embedder(path), "cannot be loaded: BadZipFile")
+@pytest.mark.parametrize(
+    ("acceptance", "taken"),
+    [
+        ({"float32": EXACT}, "litert/float32.tflite"),
+        ({"float32": EXACT, "float16": CLOSE}, "litert/float16.tflite"),
+        ({"float32": EXACT, "float16": CLOSE, "int8": {**CLOSE, "min_cosine": 0.89}}, "litert/float16.tflite"),
+        ({"float32": EXACT, "float16": {**CLOSE, "recall@1_drop": 0.002}}, "litert/float32.tflite"),
+        ({"float16": {"min_cosine": 0.9995, "recall@1_drop": None}}, "litert/float16.tflite"),
+        ({"float16": {"min_cosine": None}}, None),
+        ({"dynamic_range": EXACT}, None),
+        ({}, None),
+    ],
+)
+def test_the_quickest_whose_vectors_are_the_same(acceptance, taken, tmp_path):
+    pytest.importorskip("ai_edge_litert", reason="pip install 'tfdml[litert]'")
+    folder = export(tmp_path / "models", **acceptance)
+    expected = folder if taken is None else folder / "1" / taken
+    assert quickest_on_cpu(folder) == expected
+    assert quickest_on_cpu(folder / "1") == (folder / "1" if taken is None else expected)
+
+
+def test_of_the_newest_version_and_of_nothing_else(tmp_path):
+    pytest.importorskip("ai_edge_litert", reason="pip install 'tfdml[litert]'")
+    folder = export(tmp_path / "models", float32=EXACT)
+    export(folder, "12")
+    assert quickest_on_cpu(folder) == folder
+    file = folder / "1" / "litert" / "float32.tflite"
+    assert quickest_on_cpu(file) == file
+    (folder / "1" / "model_card.json").unlink()
+    assert quickest_on_cpu(folder / "1") == folder / "1"
+    assert quickest_on_cpu(tmp_path / "run") == tmp_path / "run"

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.embeddings.backends.test_quickest import CLOSE, EXACT, export
+from tests.embeddings.backends.test_model_card import CLOSE, EXACT, export
 from tests.export import models_on_disk
 from tfdml import backbones
 from tfdml.data import EvaluationTransform, evaluation_batches

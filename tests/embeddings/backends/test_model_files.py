@@ -1,15 +1,15 @@
-"""The same embedder from a .keras file, a SavedModel and a .tflite file embeds the same."""
+"""The same embedder from a .keras file, a SavedModel and a .tflite file embeds the same; other files are refused."""
 
 import json
 import shutil
 import sys
+import zipfile
 
 import numpy as np
 import pytest
 
 from tests.export import models_on_disk
-from tfdml.embeddings.backends import load_backend
-from tfdml.embeddings.backends.litert import LiteRTEmbedder
+from tfdml.embeddings.backends import LiteRTEmbedder, load_backend, load_embedder
 from tfdml.errors import UserError
 
 FORMS = ("keras", "saved_model", "litert")
@@ -112,6 +112,7 @@ def test_a_card_of_another_model_is_refused(models, tmp_path):
     shutil.copyfile(models.litert, _made(lone))
     for card, says in (
         ({"view": {**models_on_disk.VIEW, "image_size": 36}}, "states 36 px"),
+        ({"view": {"resize": 40, "crop": 32, "mode": "shorter"}}, "does not state the view"),
         ({"view": {**models_on_disk.VIEW, "resize": 20}}, "an impossible view"),
         ({"view": {"resize": 40}}, "does not state the view"),
         ({"view": {"size": 40}}, "does not state the view"),
@@ -181,3 +182,50 @@ def test_what_is_no_model_is_told_in_one_line(models, tmp_path):
         assert "\n" not in str(refused.value)
     with pytest.raises(UserError, match="has its view inside"):
         load_backend(models.keras, resize=40)
+
+
+def one_line(look, says):
+    with pytest.raises(UserError, match=says) as error:
+        look()
+    assert "\n" not in str(error.value)
+
+
+def rewrite(source, target, **members):
+    """A .keras file with other members; what stands under a name is called with the old content."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            change = members.get(name.partition(".")[0])
+            new.writestr(name, change(old.read(name)) if change else old.read(name))
+
+
+def test_keras_files_made_to_do_harm(models, tmp_path):
+    def layer(module, name, /, **config):
+        return json.dumps({"module": module, "class_name": name, "config": config, "registered_name": name}).encode()
+
+    crafted = {
+        "a layer of another package": layer("keras.layers", "FlaxLayer", module=None),
+        "a layer of torch": layer("keras.layers", "TorchModuleWrapper", module="x", name="y"),
+        "code": layer("keras.layers", "Lambda", function={"class_name": "__lambda__", "config": {"code": "4wE="}}),
+        "a function of the system": layer("os", "system", command="touch made"),
+        "deep": b'{"a":' * 100_000,
+        "no JSON": b"{",
+        "a list": b"[]",
+        "another model": layer("keras.layers", "Dense", units=3),
+    }
+    for name, config in crafted.items():
+        path = tmp_path / f"{name}.keras"
+        rewrite(models.keras, path, config=lambda _, config=config: config)
+        one_line(lambda path=path: load_embedder(path), "cannot be loaded|holds a Dense, not an Embedder")
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_flipped_keras_file_without_a_card_is_seen(models, tmp_path):
+    path = tmp_path / "embedder.keras"
+    shutil.copyfile(models.keras, path)
+    load_embedder(path)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    one_line(lambda: load_embedder(path), "cannot be loaded")
+    path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(99))
+    one_line(lambda: load_embedder(path), "cannot be loaded: BadZipFile")

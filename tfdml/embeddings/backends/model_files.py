@@ -1,0 +1,403 @@
+"""Models in files (Keras, SavedModel, LiteRT, ONNX), and `load_backend`, from a path or address to its model."""
+
+from __future__ import annotations
+
+import abc
+import os
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.faults import explain_failure
+from tfdml.data.pipeline import evaluation_batches, readable_views
+from tfdml.data.resizing import BLACK
+from tfdml.data.transforms import EvaluationTransform, as_color
+from tfdml.embeddings.backends.base import (
+    EmbeddingBackend,
+    EncodedImagesBackend,
+    ImageRefused,
+    checked_vectors,
+    checksum_of,
+)
+from tfdml.embeddings.backends.endpoints import open_endpoint
+from tfdml.embeddings.backends.model_card import CARD, compare_with_card, served_version, view_of_card
+from tfdml.embeddings.compute import embed_batches
+from tfdml.errors import UserError, short_message
+from tfdml.models import AnyEmbedder
+
+
+class KerasEmbedder(EmbeddingBackend):
+    """A Keras embedder, fed by the evaluation pipeline.
+
+    Args:
+        path: A run folder or a .keras file.
+
+    Raises:
+        UserError: There is none, or the file is not an embedder.
+    """
+
+    kind = "keras"
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = _file(path)
+        self.address = str(path)
+        self.embedder = load_embedder(path)
+        self.transform = EvaluationTransform.of(self.embedder)
+        self.view = self.transform.get_config()
+
+    def checksum(self) -> str:
+        """Of the .keras file."""
+        return checksum_of(self.path)
+
+    def stream(self, dataset: ImageDataset, batch_size: int, first: int = 0) -> Iterator[np.ndarray]:
+        """See `EmbeddingBackend.stream`."""
+        rest = dataset.take(np.arange(first, len(dataset))) if first else dataset
+        options = tf.data.Options()
+        # The input has threads of its own, where the model's are kept to one operation at a time.
+        options.threading.private_threadpool_size = os.cpu_count() or 1
+        batches = evaluation_batches(rest, self.transform, batch_size).with_options(options)
+        try:
+            yield from embed_batches(self.embedder, batches, batch_size=min(batch_size, len(dataset)))
+        except tf.errors.OpError as error:
+            raise (explain_failure(error, rest, leave_out="`bad_images='skip'`") or error) from None
+
+    def stream_readable(self, dataset: ImageDataset, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """See `EmbeddingBackend.stream_readable`."""
+        for images, rows in readable_views(dataset.images, self.transform, batch_size):
+            yield rows, next(embed_batches(self.embedder, [images], batch_size=min(batch_size, len(dataset))))
+
+
+def _file(path: str | os.PathLike) -> Path:
+    path = Path(path)
+    return path / "embedder.keras" if path.is_dir() else path
+
+
+def _check_archive(path: Path) -> None:
+    """Refuse what is no .keras archive, such as a legacy HDF5 model, or is damaged, for which Keras does not look."""
+    with zipfile.ZipFile(path) as archive:
+        damaged = archive.testzip()
+    if damaged:
+        raise ValueError(f"{damaged} in it is damaged")
+
+
+def load_embedder(path: str | os.PathLike) -> AnyEmbedder:
+    """The Keras embedder of a run folder or a .keras file.
+
+    Raises:
+        UserError: There is none, or the file is not an embedder.
+    """
+    path = _file(path)
+    if not path.is_file():
+        of_seeds = sorted(path.parent.glob("seed_*/embedder.keras"))
+        ask = f"name the run of one seed, such as {of_seeds[0].parent}" if of_seeds else "has the run finished?"
+        raise UserError(f"there is no embedder at {path}; {ask}")
+    compare_with_card(path)
+    try:
+        _check_archive(path)
+        # Code in the file, such as that of a Lambda layer, is refused; `safe_mode` is Keras's default.
+        embedder = keras.saving.load_model(path, compile=False, safe_mode=True)
+    except Exception as error:  # unknown layers, and whatever else Keras raises on a foreign file
+        raise UserError(f"{path} cannot be loaded: {short_message(error, named=True)}") from error
+    if not isinstance(embedder, AnyEmbedder):
+        raise UserError(f"{path} holds a {type(embedder).__name__}, not an Embedder")
+    return embedder
+
+
+class SavedModelEmbedder(EncodedImagesBackend):
+    """A SavedModel whose signature `serving_default` takes `image_bytes` (B,) and gives `embedding` (B, d).
+
+    Args:
+        path: The path of a version.
+
+    Raises:
+        UserError: It cannot be loaded, or has no such signature.
+    """
+
+    kind = "saved_model"
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = Path(path)
+        self.address = str(path)
+        self.view = view_of_card(self.path / CARD)
+        compare_with_card(self.path)
+        try:
+            # Kept, because what the signature refers to lives only as long as this.
+            self.loaded = tf.saved_model.load(str(path))
+        except Exception as error:  # whatever TensorFlow raises on a damaged graph
+            raise UserError(
+                f"`model={path}` cannot be loaded as a SavedModel: {short_message(error, 'last')}"
+            ) from error
+        if "serving_default" not in self.loaded.signatures:
+            raise UserError(f"`model={path}`: the SavedModel has no signature serving_default")
+        self.serve = self.loaded.signatures["serving_default"]
+        inputs, outputs = self.serve.structured_input_signature[1], self.serve.structured_outputs
+        if list(inputs) != ["image_bytes"] or "embedding" not in outputs:
+            raise UserError(
+                f"`model={path}`: serving_default must take image_bytes and give embedding; it takes "
+                f"{', '.join(inputs)} and gives {', '.join(outputs)}"
+            )
+
+    def checksum(self) -> str:
+        """Of all files of the version."""
+        return checksum_of(self.path)
+
+    def request(self, encoded_images: list[bytes]) -> np.ndarray:
+        """See `EncodedImagesBackend.request`."""
+        try:
+            return self.serve(image_bytes=tf.constant(encoded_images))["embedding"].numpy()
+        except tf.errors.InvalidArgumentError as error:
+            raise ImageRefused(short_message(error, "last")) from error
+
+    def request_each(self, encoded_images: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        """See `EncodedImagesBackend.request_each`; by the signature `embed_each`, where there is one."""
+        if "embed_each" not in self.loaded.signatures:
+            return super().request_each(encoded_images)
+        found = self.loaded.signatures["embed_each"](image_bytes=tf.constant(encoded_images))
+        return found["embedding"].numpy(), found["error"].numpy() == b""
+
+
+class ViewFileEmbedder(EmbeddingBackend):
+    """A file from (1 or B, S, S, 3) uint8 views to (1 or B, d) float embeddings.
+
+    Args:
+        path: The file.
+        resize: Pixels to which images are resized before the central crop; 0: as the export's model card says, which
+            lies beside the file or in the folder above.
+        resize_mode: How they are resized; empty: as the card says, else `"shorter"`.
+        image_size: The size of the crop, checked against the file's input; 0: not checked.
+        pad_color: The colour around the image in the square of `resize_mode="pad"`; empty: as the card says, else
+            black.
+        threads: That compute; 0: as many as there are CPUs.
+
+    Raises:
+        UserError: The file is no such model, or its view is not known.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        resize: int = 0,
+        resize_mode: str = "",
+        image_size: int = 0,
+        pad_color: str = "",
+        threads: int = 0,
+    ):
+        self.path = Path(path)
+        self.address = str(path)
+        if not self.path.is_file():
+            raise UserError(f"there is no file {path}")
+        compare_with_card(self.path)
+        shape = self._open(threads or os.cpu_count() or 1)
+        if len(shape) != 4 or shape[3] != 3 or shape[1] != shape[2] or shape[1] < 1:
+            raise UserError(f"`model={path}`: its input must be square images (B, S, S, 3), not {shape}")
+        if image_size not in (0, shape[1]):
+            raise UserError(f"`image_size={image_size}`, but {path} takes images of {shape[1]} px")
+        # How many images it takes at once; 0 for any number.
+        self._rows = max(shape[0], 0)
+        self.transform = _view(self.path, shape[1], resize, resize_mode, pad_color)
+        self.view = self.transform.get_config()
+
+    @abc.abstractmethod
+    def _open(self, threads: int) -> list[int]:
+        """Load the file; the shape of its input, at most 0 where it is free."""
+
+    @abc.abstractmethod
+    def _run(self, images: np.ndarray) -> np.ndarray:
+        """The vectors of (B, S, S, 3) uint8 images, as many as the file takes at once."""
+
+    def checksum(self) -> str:
+        """Of the file."""
+        return checksum_of(self.path)
+
+    def stream(self, dataset: ImageDataset, batch_size: int, first: int = 0) -> Iterator[np.ndarray]:
+        """See `EmbeddingBackend.stream`."""
+        rest = dataset.take(np.arange(first, len(dataset))) if first else dataset
+        try:
+            for images, _ in evaluation_batches(rest, self.transform, batch_size):
+                yield checked_vectors(self._embed(images.numpy()), len(images), self.address)
+        except tf.errors.OpError as error:
+            raise (explain_failure(error, rest, leave_out="`bad_images='skip'`") or error) from None
+
+    def stream_readable(self, dataset: ImageDataset, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """See `EmbeddingBackend.stream_readable`."""
+        for images, rows in readable_views(dataset.images, self.transform, batch_size):
+            yield rows, checked_vectors(self._embed(images), len(images), self.address)
+
+    def _embed(self, images: np.ndarray) -> np.ndarray:
+        rows = self._rows or len(images)
+        parts = []
+        for start in range(0, len(images), rows):
+            batch = images[start : start + rows]
+            missing = rows - len(batch)
+            filled = np.concatenate([batch, np.repeat(batch[-1:], missing, axis=0)]) if missing else batch
+            parts.append(self._run(filled)[: len(batch)])
+        return np.concatenate(parts)
+
+    def _wrong_types(self) -> UserError:
+        return UserError(f"`model={self.path}`: it must take uint8 images and give one float32 output, the embedding")
+
+
+def _view(path: Path, image_size: int, resize: int, resize_mode: str, pad_color: str) -> EvaluationTransform:
+    stored = view_of_card(path.parent.parent / CARD) or view_of_card(path.parent / CARD)
+    if stored is None and not resize:
+        raise UserError(
+            f"`model={path}`: such a file sees images after resizing and the crop, and there is no {CARD} that "
+            "says how: pass `resize` and, unless the shorter side is meant, `resize_mode`"
+        )
+    if stored is not None and stored["image_size"] != image_size:
+        raise UserError(
+            f"`model={path}` takes images of {image_size} px, but its {CARD} states {stored['image_size']} px"
+        )
+    known = {"resize_mode": "shorter", "pad_color": BLACK, **(stored or {})}
+    color = as_color(pad_color or known["pad_color"])
+    return EvaluationTransform(resize or known["resize"], image_size, resize_mode or known["resize_mode"], color)
+
+
+class LiteRTEmbedder(ViewFileEmbedder):
+    """A .tflite file from (1 or B, S, S, 3) uint8 images, after the evaluation view, to float embeddings.
+
+    Args: those of `ViewFileEmbedder`.
+
+    Raises:
+        UserError: The file is no such model, its view is not known, or LiteRT is not installed.
+    """
+
+    kind = "litert"
+
+    def _open(self, threads: int) -> list[int]:
+        self._interpreter = _interpreter(self.path, threads)
+        inputs, outputs = self._interpreter.get_input_details(), self._interpreter.get_output_details()
+        self._input, self._output = inputs[0], _embedding(outputs)
+        if self._input["dtype"] != np.uint8 or self._output is None or self._output["dtype"] != np.float32:
+            raise self._wrong_types()
+        return self._input["shape_signature"].tolist() if len(inputs) == 1 else []
+
+    def _run(self, images: np.ndarray) -> np.ndarray:
+        if self._interpreter.get_input_details()[0]["shape"][0] != len(images):
+            self._interpreter.resize_tensor_input(self._input["index"], images.shape)
+            self._interpreter.allocate_tensors()
+        self._interpreter.set_tensor(self._input["index"], images)
+        self._interpreter.invoke()
+        return self._interpreter.get_tensor(self._output["index"])
+
+
+def _interpreter(path: Path, threads: int) -> Any:
+    try:
+        from ai_edge_litert.interpreter import Interpreter
+    except ImportError:
+        if not hasattr(tf, "lite"):
+            raise UserError("a .tflite file needs LiteRT: pip install 'tfdml[litert]'") from None
+        Interpreter = tf.lite.Interpreter
+    try:
+        interpreter = Interpreter(model_path=str(path), num_threads=threads)
+        interpreter.allocate_tensors()
+    except (ValueError, RuntimeError) as error:
+        raise UserError(f"`model={path}` cannot be loaded as a .tflite file: {short_message(error, 'last')}") from error
+    return interpreter
+
+
+def _embedding(outputs: list[dict[str, Any]]) -> Any:
+    """The output that is the embedding: the only one, or the only one of two axes so named."""
+    if len(outputs) > 1:
+        outputs = [output for output in outputs if "embedding" in output["name"]]
+    return outputs[0] if len(outputs) == 1 else None
+
+
+class OnnxEmbedder(ViewFileEmbedder):
+    """An .onnx file from (1 or B, S, S, 3) uint8 images, after the evaluation view, to float embeddings.
+
+    Args: those of `ViewFileEmbedder`.
+
+    Raises:
+        UserError: The file is no such model, its view is not known, or ONNX Runtime is not installed.
+    """
+
+    kind = "onnx"
+
+    def _open(self, threads: int) -> list[int]:
+        try:
+            import onnxruntime
+        except ImportError:
+            raise UserError("an .onnx file needs ONNX Runtime: pip install 'tfdml[onnx]'") from None
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        try:
+            self._session = onnxruntime.InferenceSession(self.path, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # its own kinds derive from nothing narrower
+            raise UserError(
+                f"`model={self.path}` cannot be loaded as an .onnx file: {short_message(error, 'last')}"
+            ) from error
+        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
+        if len(outputs) > 1:
+            outputs = [output for output in outputs if "embedding" in output.name]
+        types = [given.type for given in (*inputs, *outputs)]
+        if types != ["tensor(uint8)", "tensor(float)"]:
+            raise self._wrong_types()
+        self._input, self._output = inputs[0].name, outputs[0].name
+        return [size if isinstance(size, int) else 0 for size in inputs[0].shape]
+
+    def _run(self, images: np.ndarray) -> np.ndarray:
+        return self._session.run([self._output], {self._input: images})[0]
+
+
+# Files that see views, which their model card describes.
+_VIEW_FILES: dict[str, type[ViewFileEmbedder]] = {".tflite": LiteRTEmbedder, ".onnx": OnnxEmbedder}
+
+
+def load_backend(
+    model: str | os.PathLike,
+    *,
+    resize: int = 0,
+    resize_mode: str = "",
+    image_size: int = 0,
+    pad_color: str = "",
+    timeout: float = 60.0,
+    threads: int = 0,
+) -> EmbeddingBackend:
+    """The model at a path or address.
+
+    Args:
+        model: A run folder, a .keras file, a SavedModel, a folder of versions (the newest that holds a SavedModel is
+            taken), a .tflite or .onnx file, `grpc://host:port/name`, `rest://host:port/name` or
+            `http://host:port/v1/models/name`.
+        resize: For a .tflite or .onnx file, see `ViewFileEmbedder`.
+        resize_mode: Likewise.
+        image_size: Likewise.
+        pad_color: Likewise.
+        timeout: Seconds that a request to an endpoint may take.
+        threads: Likewise.
+
+    Returns:
+        The source, loaded or reached.
+
+    Raises:
+        UserError: There is none of these, it cannot be loaded or reached, or a view is given to a model that has its
+            own.
+
+    Example:
+        >>> load_backend("runs/cars_jrd").embed(test, batch_size=100).shape
+        (256, 16)
+    """
+    path = Path(model)
+    if path.suffix in _VIEW_FILES:
+        return _VIEW_FILES[path.suffix](path, resize, resize_mode, image_size, pad_color, threads)
+    if resize or resize_mode or image_size or pad_color:
+        raise UserError(
+            f"`model={model}` has its view inside: `resize`, `resize_mode`, `image_size` and `pad_color` go with a "
+            ".tflite or .onnx file"
+        )
+    if "://" in str(model):
+        return open_endpoint(str(model), timeout)
+    version = served_version(path)
+    if version is not None:
+        return SavedModelEmbedder(version)
+    files = sorted(str(file.relative_to(path)) for suffix in _VIEW_FILES for file in path.rglob(f"*{suffix}"))
+    if files:
+        raise UserError(f"`model={model}` holds no SavedModel: name one of {', '.join(files)}")
+    return KerasEmbedder(path)
