@@ -40,7 +40,7 @@ def named_flags(source, flags):
 
 def test_the_search_finds_flags():
     flags = defined_flags()
-    assert {"batch_size", "out", "from", "model", "gallery"} <= flags
+    assert {"batch_size", "out", "model", "gallery"} <= flags
     source = """'''See --batch_size.'''; x = f"--{name}={value}"; y = f"use --noflip or --bad_images={z}"; w = "--ink"
 """
     assert sorted(named_flags(source, flags)) == ["--", "--bad_images=", "--batch_size", "--noflip"]

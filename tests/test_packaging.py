@@ -30,9 +30,8 @@ def test_every_command_is_installed_under_its_name():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     points = dict(line.split(" = ") for line in setup["options.entry_points"]["console_scripts"].strip().splitlines())
-    # These two work on the flag files of a checkout.
-    of_a_checkout = {"quickstart", "zoo"}
-    commands = {path.name for path in (ROOT / "bin").iterdir() if path.name[0] != "_"} - of_a_checkout
+    # The quickstart works on a flag file of a checkout.
+    commands = {path.name for path in (ROOT / "bin").iterdir() if path.name[0] != "_"} - {"quickstart"}
     assert set(points) == {f"tfdml-{name.replace('_', '-')}" for name in commands}
 
 
@@ -50,7 +49,7 @@ def archives(tmp_path_factory):
     out = tmp_path_factory.mktemp("dist")
     tree = tmp_path_factory.mktemp("tree")
     for name in TRACKED:
-        if name.startswith("tfdml/") or "/" not in name:
+        if name.startswith(("tfdml/", "tools/")) or "/" not in name:
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             (tree / name).write_bytes((ROOT / name).read_bytes())
     _run(sys.executable, "-m", "build", "--outdir", str(out), cwd=tree)
@@ -58,11 +57,12 @@ def archives(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_archives_hold_the_whole_package(archives):
+def test_the_archives_hold_the_whole_package_and_the_wheel_no_tools(archives):
     source, wheel = archives
     needed = {name for name in TRACKED if name.startswith("tfdml/")}
     with zipfile.ZipFile(wheel) as opened:
         assert needed <= set(opened.namelist())
+        assert {name.partition("/")[0].partition("-")[0] for name in opened.namelist()} == {"tfdml"}
         metadata = opened.read(next(name for name in opened.namelist() if name.endswith("METADATA"))).decode()
     with tarfile.open(source) as opened:
         assert needed <= {name.partition("/")[2] for name in opened.getnames()}

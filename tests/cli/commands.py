@@ -17,8 +17,6 @@ MODULES = {
     "evaluate": ("evaluate", "model_flags", "after_embedding"),
     "index": ("index",),
     "export": ("export", "export_gallery"),
-    "convert_weights": ("convert_weights",),
-    "zoo": ("zoo",),
 }
 
 

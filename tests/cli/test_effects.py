@@ -138,13 +138,6 @@ CASES = {
         "shrink_format": ("png", {"out": "records"}, {"out": "records", "shrink": 64}),
         "shard_mb": (1.0, {"check_only": True}, {"out": "records"}),
     },
-    "convert_weights": {
-        "stride_in_1x1": (True, {"architecture": "bn_inception"}, {"architecture": "resnet50", "from": "a.pth"}),
-    },
-    "zoo": {
-        "data": (["omniglot:/data"], {"models": ["glyphs"]}, {"models": ["omniglot"]}),
-        "weights": ("imagenet", {"models": ["omniglot"]}, {"models": ["cars_small"]}),
-    },
 }
 BY_FLAG = [(command, flag) for command, cases in CASES.items() for flag in cases]
 

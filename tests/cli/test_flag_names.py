@@ -64,7 +64,6 @@ def test_only_our_own_flags_are_known():
 @pytest.mark.parametrize(
     ("command", "arguments", "says"),
     [
-        ("convert_weights", ["--from=no.pth", "--architecture=resnet50", "--out=x.weights.h5"], "--from=no.pth cannot"),
         ("prepare", ["--dataset=folder", "--check_only"], "read from a folder; name it, --data_dir=DIR"),
         ("prepare", ["--dataset=tfds", "--check_only"], "(one of its --dataset_options)"),
         ("prepare", ["--dataset=glyphs", "--check_only", "--shrink=-1"], "--shrink=-1: give the pixels"),

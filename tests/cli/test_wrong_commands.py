@@ -42,7 +42,6 @@ VECTORS = ["--model={files}/vectors.npz"]
 PREPARE = ["--dataset=folder", "--data_dir={photos}", "--check_only"]
 EXPORT = ["--run_dir={files}/no_run", "--out=models"]
 GALLERY = ["--gallery={photos}", "--embedder={files}", "--out=models"]
-CONVERT = ["--architecture=resnet50", "--from={files}/zeros.pth", "--out=x.weights.h5"]
 
 
 @pytest.fixture(scope="module")
@@ -365,21 +364,6 @@ WRONG += [
         (["--formats=litert"], "--gallery makes a SavedModel"),
     ]
 ]
-WRONG += [
-    ("convert_weights", [*CONVERT, *flags], says)
-    for flags, says in [
-        ([], "zeros.pth"),
-        (["--from="], "--from is missing"),
-        (["--from=/no/file"], "/no/file"),
-        (["--from={photos}"], "photos"),
-        ([f"--from={LONG}"], LONG),
-        (["--architecture=nope"], "--architecture=nope"),
-        (["--out=x.h5"], "must end in .weights.h5"),
-        (["--out=/no/folder/x.weights.h5"], "its folder does not exist"),
-        (["--out={files}/flipped.weights.h5"], "exists already"),
-        ([f"--out={LONG}.weights.h5"], "File name too long"),
-    ]
-]
 
 
 def _named(case):
@@ -479,8 +463,6 @@ BASE = {
     "index": ["--embeddings={files}/vectors.npz", "--to=lancedb://{files}/gallery", "--dry_run"],
     "prepare": [*PREPARE, "--dry_run"],
     "export": [*EXPORT, "--dry_run"],
-    "convert_weights": [*CONVERT, "--dry_run"],
-    "zoo": ["--out=out", "--dry_run"],
 }
 
 

@@ -13,7 +13,7 @@ import sys
 
 from absl import flags
 
-COMMANDS = ("convert_weights", "embed", "evaluate", "export", "index", "prepare", "train", "zoo")
+COMMANDS = ("embed", "evaluate", "export", "index", "prepare", "train")
 
 
 def typed(words):

@@ -138,16 +138,6 @@ def _write_archive(path: pathlib.Path, names: dict) -> None:
             archive.addfile(tarfile.TarInfo(name), io.BytesIO())
 
 
-def _write_checkpoint(path: pathlib.Path, names: dict) -> None:
-    import pytest
-
-    from tests.backbones.checkpoint_files import write_torch
-    from tests.backbones.test_conversion import random_model, torch_state
-
-    with pytest.MonkeyPatch.context() as patch:
-        write_torch(path, torch_state(random_model("bn_inception"), "bn_inception"), patch)
-
-
 def _write_models(path: pathlib.Path, names: dict) -> None:
     options = tfdml.export.ExportOptions(formats=["all"])
     with stand_ins.untrained_exports():
@@ -193,7 +183,6 @@ QUICK = {
     "records/cars196": _write_records,
 }
 COSTLY = {
-    "bn_inception-52deb4733.pth": _write_checkpoint,
     "models/cars_jrd": _write_models,
     "models/cars_retriever": _write_versions,
     "runs/cars_am": write_run,

@@ -14,7 +14,7 @@ OF_ALL = {"flagfile", "help"}
 # Flags of TF Serving, which the page on serving names.
 OF_SERVERS = {"enable_batching"}
 _COMMAND = re.compile(
-    r"^\s*(?:bin/(?P<command>\w+)|python -m benchmarks\.(?P<benchmark>\w+)|make (?P<target>[\w-]+))\b"
+    r"^\s*(?:bin/(?P<command>\w+)|python -m (?P<script>(?:benchmarks|tools)\.\w+)|make (?P<target>[\w-]+))\b"
 )
 _FLAG_IN_TEXT = re.compile(r"`--(?:no)?([a-z]\w*)")
 _OBJECTIVES = re.compile(r"--objectives=(?P<quote>['\"])(?P<text>.+?)(?P=quote)")
@@ -83,7 +83,7 @@ def test_command_lines_parse(answer):
 
 
 def test_flags_named_in_the_text_exist(answer):
-    sources = [ROOT / "export" / "client.py", *(ROOT / "benchmarks").glob("*.py")]
+    sources = [ROOT / "export" / "client.py", *(ROOT / "benchmarks").glob("*.py"), *(ROOT / "tools").glob("*.py")]
     others = set(re.findall(r'"--(\w+)"', "".join(path.read_text() for path in sources)))
     known = {*answer["flags"], *others, *OF_ALL, *OF_SERVERS}
     missing = [
@@ -95,10 +95,10 @@ def test_flags_named_in_the_text_exist(answer):
     assert not missing
 
 
-def test_flags_of_the_benchmarks_exist():
+def test_flags_of_the_benchmarks_and_tools_exist():
     for where, line, match in _command_lines():
-        if match["benchmark"]:
-            source = (ROOT / "benchmarks" / f"{match['benchmark']}.py").read_text()
+        if match["script"]:
+            source = (ROOT / f"{match['script'].replace('.', '/')}.py").read_text()
             for flag in re.findall(r"\s--(\w+)", line):
                 assert f'"--{flag}"' in source, f"{where}: {line}"
 

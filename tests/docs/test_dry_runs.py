@@ -82,17 +82,6 @@ def test_a_preparing_command_is_planned(words, run, trees, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("words", lines_of("zoo"))
-def test_a_zoo_is_planned(words, run, trees, tmp_path):
-    words = [word.replace(":/data/", f":{trees}/") for word in words if not word.startswith("--out")]
-    if "cars_small" in str(words):
-        (tmp_path / "mnv2.weights.h5").touch()
-        data = [] if "--data" in str(words) else [f"--data=cars196:{trees / 'cars196'}"]
-        words = [*words, f"--weights={tmp_path / 'mnv2.weights.h5'}", *data]
-    status, _, errors = run("zoo", *words, f"--out={tmp_path / 'zoo'}", "--dry_run")
-    assert status == 0, errors
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A run of one tiny training."""

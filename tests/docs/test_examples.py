@@ -9,8 +9,6 @@ from tests.docs import examples, files, stand_ins
 # They train a network, export one, build one of hundreds of layers, start Ray, or read thousands of files.
 SLOW = {
     "tfdml.backbones.bn_inception",
-    "tfdml.backbones.conversion.convert",
-    "tfdml.backbones.conversion.readers",
     "tfdml.backbones.cutting",
     "tfdml.backbones.googlenet",
     "tfdml.backbones.hub",
@@ -18,7 +16,6 @@ SLOW = {
     "tfdml.backbones.resnet",
     "tfdml.backbones.resolver",
     "tfdml.backbones.tokens",
-    "tfdml.cli.checkout",
     "tfdml.cluster.bulk_embedding",
     "tfdml.cluster.query_blocks",
     "tfdml.cluster.ray_session",

@@ -24,7 +24,7 @@ def test_random_weights_behind_frozen_statistics_are_doubted(mobilenet, batch_no
 def test_weights_that_are_published_as_a_checkpoint_are_to_be_converted():
     embedder = Embedder("googlenet_bn", embedding_dim=4, image_size=64)
     (line,) = doubts(ModelSettings(backbone="googlenet_bn"), embedder)
-    assert "--weights=FILE that bin/convert_weights made" in line
+    assert "--weights=FILE that python -m tools.convert_weights writes" in line
 
 
 @pytest.mark.parametrize(

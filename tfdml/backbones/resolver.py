@@ -129,7 +129,7 @@ def published_weights(name: str) -> str:
 
     Args:
         name: One of `names()`, or a preset of KerasHub, which has its weights and needs none. Files are made by
-            `bin/convert_weights`.
+            `python -m tools.convert_weights` in a checkout.
 
     Example:
         >>> published_weights("mobilenetv2"), published_weights("bn_inception"), published_weights("conv4")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
-from tfdml.cli import checkout
-from tfdml.cli.checkout import ROOT
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def _run(*command: str) -> None:
-    status = checkout.run(*command)
+    print(f"\n$ {' '.join(command)}", flush=True)
+    status = subprocess.run([sys.executable, *command], cwd=ROOT, check=False).returncode
     if status:
         print(f"quickstart: {command[0]} ended with status {status}", file=sys.stderr)
         sys.exit(status)

@@ -39,7 +39,7 @@ def doubts(settings: ModelSettings, embedder: Embedder) -> list[str]:
     normalized = any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers)
     if not (random and published and normalized and settings.batch_norm != "train"):
         return []
-    made = " that bin/convert_weights made" if published == "FILE" else ""
+    made = " that python -m tools.convert_weights writes" if published == "FILE" else ""
     return [
         f"WARNING: --weights=none with --batch_norm={settings.batch_norm}: {name} begins with random weights, and its "
         "BatchNorm keeps statistics that are those of no images, so that it hardly learns. To fine-tune it, use "

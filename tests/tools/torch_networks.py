@@ -199,11 +199,10 @@ class BNInception(Named):
 
 
 class Bottleneck(nn.Module):
-    def __init__(self, inputs, width, stride, stride_in_1x1):
+    def __init__(self, inputs, width, stride):
         super().__init__()
-        first, second = (stride, 1) if stride_in_1x1 else (1, stride)
-        self.conv1, self.bn1 = nn.Conv2d(inputs, width, 1, first, bias=False), nn.BatchNorm2d(width)
-        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, second, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv1, self.bn1 = nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
         self.conv3, self.bn3 = nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width)
         self.downsample = None
         if stride > 1 or inputs != 4 * width:
@@ -217,16 +216,16 @@ class Bottleneck(nn.Module):
 
 
 class ResNet50(nn.Module):
-    """torchvision's ResNet-50 (v1.5), or the original with the stride in the first 1 x 1 convolution."""
+    """torchvision's ResNet-50 (v1.5)."""
 
-    def __init__(self, stride_in_1x1=False):
+    def __init__(self):
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)
         inputs = 64
         for stage, (blocks, width) in enumerate(RESNET50, start=1):
             made = []
             for block in range(blocks):
-                made.append(Bottleneck(inputs, width, 2 if stage > 1 and block == 0 else 1, stride_in_1x1))
+                made.append(Bottleneck(inputs, width, 2 if stage > 1 and block == 0 else 1))
                 inputs = 4 * width
             self.add_module(f"layer{stage}", nn.Sequential(*made))
         self.fc = nn.Linear(2048, 7)
