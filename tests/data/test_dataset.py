@@ -27,6 +27,7 @@ def test_arrays_alone_make_a_data_set():
 def test_repr_is_one_short_line():
     paths = tuple(f"/photos/{row}.jpg" for row in range(5000))
     dataset = ImageDataset("folder", "train", FileImages(paths), np.arange(5000) // 5, None)
+    assert dataset.names == paths
     assert repr(dataset) == "ImageDataset('folder', 'train', images=5000, classes=1000)"
     for images in (dataset.images, ArrayImages(PIXELS)):
         assert len(repr(images)) < 60

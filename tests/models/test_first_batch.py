@@ -60,6 +60,11 @@ def test_fit_warns_once_of_images_in_the_unit_range(form):
     assert not warned(lambda: made.predict(UNIT, verbose=0))
 
 
+def test_a_largest_pixel_of_one_is_warned_of():
+    assert warned(lambda: check(learner(), np.ones_like(UNIT)))
+    assert not warned(lambda: check(learner(), 2 * np.ones_like(UNIT)))
+
+
 def test_predict_warns_of_them_at_its_caller():
     (warning,) = warned(lambda: learner().predict(UNIT, verbose=0))
     assert "largest pixel of the first images is 0.99" in str(warning.message)

@@ -64,6 +64,7 @@ def test_a_saturated_metric_is_warned_of(metric, advice):
     (line,) = saturated(records(0.3, 0.985, 0.99, 0.98), "validation", metric)
     assert line.startswith(f"WARNING: {metric} on the validation classes is saturated: 99.0 % in the selected epoch 2")
     assert advice in line
+    assert len(saturated(records(0.3, 0.98), "validation", metric)) == 1
     assert saturated(records(0.99, 0.97, 0.96), "validation", metric) == []
     assert saturated(records(0.99, 0.99), "last", metric) == []
 
@@ -87,6 +88,11 @@ def test_epochs_that_were_not_measured_do_not_win():
     assert selected_epoch(history(0.1, None, 0.3, None), "validation") == 2
     # Until one is, the newest counts.
     assert selected_epoch(history(0.1, None, None), "validation") == 2
+    # A rate that has decayed and risen again changes nothing.
+    records = history(0.1, None, None, None)
+    for record, rate in zip(records[1:], (1.0, 0.1, 1.0), strict=True):
+        record["learning_rate"] = rate
+    assert selected_epoch(records, "validation") == 3
 
 
 def test_another_metric_may_choose_another_epoch():
