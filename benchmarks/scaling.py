@@ -17,7 +17,6 @@ import statistics
 import subprocess
 import sys
 import time
-from unittest import mock
 
 import numpy as np
 
@@ -36,15 +35,16 @@ FLOPS, MEMORY = 0.5 * 67e12, 0.5 * 3.35e12
 
 
 def terms():
-    """Losses and objectives by name: functions of (embeddings, labels). XLA counts no loops, as RankMI has them."""
+    """Losses and objectives by name: functions of `Pairs`. XLA counts no loops, as RankMI has them."""
     from tfdml import losses, objectives
 
+    jrs, ecaml = objectives.JointRepresentationSimilarity("embedding"), objectives.EnergyConfusion()
     return {
-        "contrastive": lambda x, y: losses.ContrastiveLoss().of_batch(y, x),
-        "triplet": lambda x, y: losses.TripletLoss().of_batch(y, x),
-        "multi_similarity": lambda x, y: losses.MultiSimilarityLoss().of_batch(y, x),
-        "jrs": lambda x, y: objectives.JointRepresentationSimilarity("embedding").compute({"embedding": x}, y),
-        "ecaml": lambda x, y: objectives.EnergyConfusion().compute({"detached_embedding": x}, y),
+        "contrastive": losses.ContrastiveLoss().of_pairs,
+        "triplet": losses.TripletLoss().of_pairs,
+        "multi_similarity": losses.MultiSimilarityLoss().of_pairs,
+        "jrs": lambda pairs: jrs.compute_pairs({"embedding": pairs}),
+        "ecaml": lambda pairs: ecaml.compute_pairs({"detached_embedding": pairs}),
     }
 
 
@@ -72,10 +72,8 @@ def seconds(run, rounds):
 def work(arguments):
     """One replica's share, for 1 replica and more: operations, bytes moved and held, seconds."""
     import jax
-    import keras
 
-    import tfdml.replicas
-    from tfdml import pairwise
+    from tfdml.pairs import Pairs, Rows
 
     size, dim = arguments.batch, arguments.dim
     x, y = batch(size, dim)
@@ -84,15 +82,13 @@ def work(arguments):
     counts = {}
     for name, term in terms().items():
         for replicas in (1, 2, 4, 8):
-            rows = pairwise.Rows(0, size // replicas, size)
+            rows = None if replicas == 1 else Rows(0, size // replicas)
 
             def share(x, y, rows=rows, term=term, replicas=replicas):
-                # The other replicas are stood in for by this one.
-                others = mock.patch.object(tfdml.replicas, "gather", lambda a: keras.ops.concatenate([a] * replicas))
-                with others, pairwise.only_rows(rows):
-                    return term(x, y)
+                # This replica stands in for the others.
+                return term(Pairs.of_batch(x, y, rows=rows, total=lambda part: replicas * part))
 
-            function = jax.value_and_grad(term if replicas == 1 else share)
+            function = jax.value_and_grad(share)
             compiled = jax.jit(function).lower(x, y).compile()
             cost, held = compiled.cost_analysis(), compiled.memory_analysis().temp_size_in_bytes
             cost = cost[0] if isinstance(cost, list) else cost
@@ -217,7 +213,7 @@ def _divided_by_xla(arguments, x, y):
 
     from tfdml import losses
 
-    gradient = jax.jit(jax.grad(lambda x, y: losses.ContrastiveLoss().of_batch(y, x)))
+    gradient = jax.jit(jax.grad(lambda x, y: losses.ContrastiveLoss()(y, x)))
     whole = np.asarray(gradient(x, y))
     for replicas in (1, 2, 4):
         mesh = jax.sharding.Mesh(np.array(jax.devices()[:replicas]), ("batch",))

@@ -15,6 +15,7 @@ import numpy as np
 import tfdml
 from tfdml import kernels, losses, models, objectives
 from tfdml.layers.moments import MODES
+from tfdml.pairs import pairs_by_name
 
 DENSITIES = [1.0, 2.0, 0.5]
 FAR_LABELS = np.array([2**53, 2**53 + 1, 2**53, 2**24, 2**24 + 1, 2**24])
@@ -98,7 +99,7 @@ def rank_mi_statistics(labels, x):
 
     def loss(values):
         with keras.StatelessScope(list(zip(variables, values, strict=True))):
-            return objective.statistics_loss({"embedding": x}, labels)
+            return objective.statistics_loss(pairs_by_name({"embedding": x}, labels))
 
     value, gradients = jax.jit(jax.value_and_grad(loss))([v.value for v in variables])
     found = {"rank mi statistics|value": value}

@@ -14,6 +14,7 @@ from tests.mathematics import (
     value_and_gradients,
 )
 from tfdml import kernels
+from tfdml.pairs import Pairs
 
 # Each kernel with its reference, and the bandwidth that the reference keeps while it is differentiated.
 CASES = {
@@ -111,7 +112,7 @@ def test_adaptive_bandwidth_follows_the_units(kernel, scale):
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 def test_factor_and_exponent_make_the_matrix(kernel, reference, spread, scale):
     x = random_batch(4, 8, 1, 8)[1] * np.float32(scale)
-    factor, exponent = kernel.scaled(x)
+    factor, exponent = kernel.scaled(Pairs.of_batch(x))
     assert_close(factor * (1.0 if exponent is None else ops.exp(exponent)), reference(x))
     assert np.max(np.abs(factor)) <= 1.0
 
@@ -120,7 +121,7 @@ def test_factor_and_exponent_make_the_matrix(kernel, reference, spread, scale):
 def test_factor_and_exponent_do_not_overflow_where_the_matrix_does(kernel):
     x = random_batch(4, 8, 1, 8)[1] * np.float32(1e5)
     assert not np.all(np.isfinite(kernels.Polynomial(5)(x)))
-    factor, exponent = kernel.scaled(x)
+    factor, exponent = kernel.scaled(Pairs.of_batch(x))
     assert np.all(np.isfinite(factor))
     assert np.all(np.isfinite(exponent))
 

@@ -242,15 +242,7 @@ def test_large_ids_do_not_collide(base, make):
     if make is tf.constant:
         labels = tf.constant([base, base + 1, base], tf.int64)
     labels = pairwise.as_labels(labels)
-    np.testing.assert_array_equal(pairwise.negative_mask(labels)[0], [False, True, False])
-    np.testing.assert_array_equal(pairwise.positive_mask(labels)[0], [False, False, True])
-
-
-def test_masks_count_every_ordered_pair_once():
-    labels = np.array([0, 0, 1, 2, 2, 2])
-    tensor = pairwise.as_labels(labels)
-    assert np.argwhere(pairwise.positive_mask(tensor)).tolist() == [list(p) for p in references.positive_pairs(labels)]
-    assert np.argwhere(pairwise.negative_mask(tensor)).tolist() == [list(p) for p in references.negative_pairs(labels)]
+    np.testing.assert_array_equal(pairwise.together(labels, labels)[0], [True, False, True])
 
 
 @pytest.mark.parametrize("axis", [None, 0, 1])

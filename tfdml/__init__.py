@@ -8,7 +8,7 @@ imported with the package; what needs TensorFlow itself or is heavy (`data`, `tr
 import importlib
 from typing import TYPE_CHECKING
 
-from tfdml import backbones, interop, kernels, layers, losses, mining, models, objectives, pairwise
+from tfdml import backbones, interop, kernels, layers, losses, mining, models, objectives, pairs, pairwise
 from tfdml.errors import UserError
 from tfdml.version import __version__
 
@@ -44,6 +44,7 @@ __all__ = [
     "mining",
     "models",
     "objectives",
+    "pairs",
     "pairwise",
     "report",
     "retrieval",

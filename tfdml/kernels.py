@@ -1,4 +1,4 @@
-"""Reproducing kernels: k(x) is the (B, B) Gram matrix of a batch, k(x, y) the (B, B') one between two.
+"""Reproducing kernels: k(x) is the (B, B) Gram matrix of a batch, k(x, y) the (B, B') one between two sets.
 
 The bandwidth of the translation-invariant kernels adapts to the batch as in Chu et al., "Distance Metric Learning
 with Joint Representation Diversification", ICML 2020, sec. 5.1: it is the mean distance between different images
@@ -12,8 +12,9 @@ from collections.abc import Iterable, Sequence
 import keras
 from keras import ops
 
-from tfdml import pairwise, replicas
+from tfdml import pairwise
 from tfdml.arguments import integer, number
+from tfdml.pairs import Pairs
 from tfdml.saving import SavedByArguments, in_words
 
 
@@ -21,31 +22,35 @@ class Kernel(SavedByArguments):
     """A reproducing kernel on vectors; subclasses give `matrix`, and keep their arguments under their names.
 
     A subclass whose values may be too large for float32 also gives `scaled_matrix`.
+
+    Attributes:
+        whole_batch: Whether the values of an anchor depend on those of others, so that all anchors are needed.
     """
 
-    #: Whether `matrix` within `tfdml.pairwise.only_rows` gives these rows of what it gives outside.
-    divides = False
+    whole_batch = False
 
     def __call__(self, x, y=None):
-        """The Gram matrix: (B, D) -> (B, B), or (B, D), (B', D) -> (B, B')."""
-        _check_vectors(x, y)
-        return self.matrix(x, y)
+        """Computes the Gram matrix: (B, D) -> (B, B), or (B, D), (B', D) -> (B, B')."""
+        pairs = Pairs.of_batch(x) if y is None else Pairs.between(x, y)
+        return self.matrix(_checked(pairs))
 
-    def scaled(self, x, y=None):
-        """The Gram matrix as factor * exp(exponent), neither of which overflows where the matrix itself would.
+    def scaled(self, pairs: Pairs):
+        """Computes the Gram matrix as factor * exp(exponent), neither of which overflows where the matrix would.
+
+        Args:
+            pairs: Those of a batch.
 
         Returns:
-            The factor (B, B'), and the exponent: (B, B'), or a scalar, or None for 0.
+            The factor (b, B), and the exponent: (b, B), or a scalar, or None for 0.
         """
-        _check_vectors(x, y)
-        return self.scaled_matrix(x, y)
+        return self.scaled_matrix(_checked(pairs))
 
-    def scaled_matrix(self, x, y):
-        """The factor and the exponent of validated inputs; by default the matrix itself, and None."""
-        return self.matrix(x, y), None
+    def scaled_matrix(self, pairs):
+        """Computes the factor and the exponent of validated pairs; by default the matrix itself, and None."""
+        return self.matrix(pairs), None
 
-    def matrix(self, x, y):
-        """The Gram matrix of validated inputs."""
+    def matrix(self, pairs):
+        """Computes the Gram matrix (b, B) of validated pairs."""
         raise TypeError(f"{type(self).__name__} must define matrix()")
 
     @classmethod
@@ -57,15 +62,12 @@ class Kernel(SavedByArguments):
         return in_words(self)
 
 
-def _mean_distance(distances, between_two: bool):
+def _mean_distance(distances, pairs):
     """The mean over pairs of different images, gradient stopped; 1 where every distance is 0."""
-    if between_two:
-        mean = ops.mean(distances)
-    else:
-        # The diagonal is 0, so the sum over all pairs is that over pairs of different images.
-        size = ops.cast(ops.shape(distances)[1], "float32")
-        mean = replicas.summed(ops.sum(distances)) / ops.maximum(size * (size - 1.0), 1.0)
-    mean = ops.stop_gradient(mean)
+    anchors, references = (ops.cast(n, "float32") for n in (pairs.num_anchors, ops.shape(distances)[1]))
+    # An anchor's distance to itself is 0, so the sum over all pairs is that over pairs of different images.
+    others = references - 1.0 if pairs.within else references
+    mean = pairs.total(ops.sum(distances)) / ops.maximum(anchors * others, 1.0)
     return ops.where(mean > 0, mean, 1.0)
 
 
@@ -92,8 +94,6 @@ class GaussianMixture(Kernel):
     Source: Chu et al., ICML 2020, sec. 5.1, "Kernel design".
     """
 
-    divides = True
-
     def __init__(self, multipliers: Sequence[float] = (0.5, 1.0, 2.0), bandwidth: float | None = None):
         listed = tuple(multipliers) if isinstance(multipliers, Iterable) else ()
         if not listed:
@@ -101,10 +101,10 @@ class GaussianMixture(Kernel):
         self.multipliers = tuple(number("each of multipliers", m, above=0) for m in listed)
         self.bandwidth = _check_bandwidth(bandwidth)
 
-    def matrix(self, x, y):
-        """The Gram matrix of validated inputs."""
-        squared = pairwise.squared_distances(x, y)
-        tau = _mean_distance(squared, y is not None) if self.bandwidth is None else self.bandwidth
+    def matrix(self, pairs):
+        """Computes the Gram matrix (b, B) of validated pairs."""
+        squared = pairs.distances("sqeuclidean")
+        tau = _mean_distance(squared, pairs) if self.bandwidth is None else self.bandwidth
         total = sum(ops.exp(-squared / (m * tau)) for m in self.multipliers)
         return total / len(self.multipliers)
 
@@ -130,16 +130,14 @@ class Laplace(Kernel):
     Source: Chu et al., ICML 2020, table 4.
     """
 
-    divides = True
-
     def __init__(self, multiplier: float = 1.0, bandwidth: float | None = None):
         self.multiplier = number("multiplier", multiplier, above=0)
         self.bandwidth = _check_bandwidth(bandwidth)
 
-    def matrix(self, x, y):
-        """The Gram matrix of validated inputs."""
-        absolute = pairwise.absolute_distances(x, y)
-        sigma = _mean_distance(absolute, y is not None) if self.bandwidth is None else self.bandwidth
+    def matrix(self, pairs):
+        """Computes the Gram matrix (b, B) of validated pairs."""
+        absolute = pairwise.absolute_distances(pairs.anchors, pairs.references)
+        sigma = _mean_distance(absolute, pairs) if self.bandwidth is None else self.bandwidth
         return ops.exp(-absolute / (self.multiplier * sigma))
 
 
@@ -160,16 +158,18 @@ class Polynomial(Kernel):
     Source: Chu et al., ICML 2020, table 4.
     """
 
+    whole_batch = True
+
     def __init__(self, degree: int = 2):
         self.degree = integer("degree", degree, at_least=1, at_most=100)
 
-    def matrix(self, x, y):
-        """The Gram matrix of validated inputs."""
-        return self._power(pairwise.dot_products(x, y) + 1.0)
+    def matrix(self, pairs):
+        """Computes the Gram matrix (b, B) of validated pairs."""
+        return self._power(pairs.products() + 1.0)
 
-    def scaled_matrix(self, x, y):
-        """((x . x' + 1) / c)^p and p ln(c), with c the largest |x . x' + 1|, gradient stopped."""
-        base = pairwise.dot_products(x, y) + 1.0
+    def scaled_matrix(self, pairs):
+        """Computes ((x . x' + 1) / c)^p and p ln(c), with c the largest |x . x' + 1|, gradient stopped."""
+        base = pairs.products() + 1.0
         largest = ops.maximum(ops.max(ops.abs(ops.stop_gradient(base))), 1.0)
         return self._power(base / largest), self.degree * ops.log(largest)
 
@@ -200,22 +200,26 @@ class Exponential(Kernel):
     Source: Chu et al., ICML 2020, table 4.
     """
 
+    whole_batch = True
+
     def __init__(self, max_exponent: float = 80.0):
         self.max_exponent = number("max_exponent", max_exponent, above=0, at_most=88)
 
-    def matrix(self, x, y):
-        """The Gram matrix of validated inputs."""
-        return ops.exp(ops.minimum(pairwise.dot_products(x, y), self.max_exponent))
+    def matrix(self, pairs):
+        """Computes the Gram matrix (b, B) of validated pairs."""
+        return ops.exp(ops.minimum(pairs.products(), self.max_exponent))
 
-    def scaled_matrix(self, x, y):
-        """1 and x . x'."""
-        exponent = pairwise.dot_products(x, y)
+    def scaled_matrix(self, pairs):
+        """Computes 1 and x . x'."""
+        exponent = pairs.products()
         return ops.ones_like(exponent), exponent
 
 
-def _check_vectors(x, y):
-    if len(x.shape) != 2 or (y is not None and len(y.shape) != 2):
-        raise ValueError(f"a kernel takes vectors (B, D), not shape {x.shape if y is None else (x.shape, y.shape)}")
+def _checked(pairs):
+    shapes = [tuple(x.shape) for x in (pairs.anchors, pairs.references)]
+    if any(len(shape) != 2 for shape in shapes):
+        raise ValueError(f"a kernel takes vectors (B, D), not shape {' and '.join(map(str, dict.fromkeys(shapes)))}")
+    return pairs
 
 
 def _check_bandwidth(bandwidth):

@@ -1,4 +1,4 @@
-"""Distances, similarities, masks and masked reductions over the pairs of a batch.
+"""Distances and similarities between vectors, masks and masked reductions.
 
 Everything is computed in float32 whatever the dtype policy, costs O(B^2) memory for B images, and has finite
 values and gradients for duplicates, zero vectors and empty masks.
@@ -6,10 +6,8 @@ values and gradients for duplicates, zero vectors and empty masks.
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -21,89 +19,8 @@ from tfdml.errors import UserError
 DISTANCES = ("euclidean", "sqeuclidean", "cosine", "dot")
 
 
-class Rows(NamedTuple):
-    """The rows `first` to `first + count - 1` of `total`.
-
-    There may be more columns than rows: vectors that no row belongs to stand behind the others. `counted`, (columns,)
-    boolean, says which of them are there at all; one that is not makes no pair, in its column nor in its row. None: all
-    are. With `constant_columns` no gradient reaches a vector through its column.
-    """
-
-    first: Any
-    count: Any
-    total: Any
-    counted: Any = None
-    constant_columns: bool = False
-
-
 # Of a sum of products in float32, whatever their order.
 _ROUNDING = 8.0 * float(np.finfo(np.float32).eps)
-_rows: contextvars.ContextVar[Rows | None] = contextvars.ContextVar("rows", default=None)
-
-
-@contextlib.contextmanager
-def only_rows(rows: Rows) -> Iterator[None]:
-    """A block in which what is (B, B) here has these rows alone, (b, B): distances, similarities, and masks.
-
-    So each of several replicas works on the pairs of its own images with all. Matrices of two arguments stay whole.
-
-    Example:
-        >>> with only_rows(Rows(1, 2, 3)):
-        ...     tuple(squared_distances(keras.ops.ones((3, 5))).shape)
-        (2, 3)
-    """
-    token = _rows.set(rows)
-    try:
-        yield
-    finally:
-        _rows.reset(token)
-
-
-def present_rows() -> Rows | None:
-    """The rows of the surrounding `only_rows`; None where matrices are whole."""
-    return _rows.get()
-
-
-def own(x):
-    """Of x (B, ...) what belongs to the rows of the surrounding `only_rows`; all of it outside."""
-    rows = _rows.get()
-    if rows is None:
-        return x
-    if not isinstance(rows.count, int):
-        return x[rows.first : rows.first + rows.count]
-    # So that the size stays known where the first row is not.
-    others = ops.shape(x)[1:]
-    return ops.slice(x, (rows.first, *[0] * len(others)), (rows.count, *others))
-
-
-def _columns(x):
-    """X (B, ...) as what the columns are made of."""
-    rows = _rows.get()
-    return x if rows is None or not rows.constant_columns else ops.stop_gradient(x)
-
-
-_relation: contextvars.ContextVar[Callable | None] = contextvars.ContextVar("relation", default=None)
-
-
-@contextlib.contextmanager
-def positives_by(relation: Callable | None) -> Iterator[None]:
-    """A block in which `relation` says which images belong together, in the place of the equality of labels.
-
-    Labels are rows (B, L) in it. None changes nothing.
-
-    Args:
-        relation: From rows (N, L) and (M, L) to booleans (N, M), see `tfdml.mining.Relation`.
-
-    Example:
-        >>> with positives_by(tfdml.mining.shares_a_label):
-        ...     np.array(positive_mask(as_labels([[1, 1, 0], [0, 1, 1], [0, 0, 1]]))).astype(int)
-        array([[0, 1, 0], [1, 0, 1], [0, 1, 0]])
-    """
-    token = _relation.set(relation or _relation.get())
-    try:
-        yield
-    finally:
-        _relation.reset(token)
 
 
 def integer_labels(labels: Any, what: str = "labels") -> np.ndarray:
@@ -180,20 +97,23 @@ def _not_a_vector(what: str, labels: Any) -> str:
     return f"{message}: {one_hot if flags and (labels.sum(axis=1) == 1).all() else several}"
 
 
-def as_labels(labels):
-    """Class labels as a vector of integers (B,); within `positives_by` rows of them (B, L).
+def as_labels(labels, rows=False):
+    """Class labels as a vector of integers (B,); with `rows` as rows of them (B, L).
 
     Accepts (B,) or (B, 1) integers, booleans, or floats that are whole numbers; see `integer_labels`. Where values are
     not known yet, in a graph, floats are rounded to the nearest integer. On a backend without 64-bit integers, concrete
     ids that need them are renumbered within the batch, so they never collide.
 
+    Args:
+        labels: The labels.
+        rows: Whether each image has several, as label sets and hierarchies do; a vector then becomes (B, 1).
+
     Raises:
-        ValueError: The labels are not a vector (within `positives_by`, neither a vector nor a matrix), or concrete
-            values are not whole numbers.
+        ValueError: The labels are not a vector (with `rows`, neither a vector nor a matrix), or concrete values are not
+            whole numbers.
     """
     if not (ops.is_tensor(labels) or isinstance(labels, keras.KerasTensor)):
         labels = _as_array(labels, "labels")
-    rows = _relation.get() is not None
     # A TensorFlow graph that has seen both forms knows no rank.
     if getattr(labels.shape, "rank", 1) is None:
         labels = ops.reshape(labels, (ops.shape(labels)[0], -1) if rows else (-1,))
@@ -254,7 +174,7 @@ def safe_sqrt(x):
 def dot_products(x, y=None):
     """The matrix of x_i . y_j: (B, D), (B', D) -> (B, B'); `y` defaults to `x`."""
     x = ops.cast(x, "float32")
-    x, y = (own(x), _columns(x)) if y is None else (x, ops.cast(y, "float32"))
+    y = x if y is None else ops.cast(y, "float32")
     return ops.matmul(x, ops.transpose(y))
 
 
@@ -264,29 +184,31 @@ def cosine_similarities(x, y=None):
 
 
 def squared_distances(x, y=None):
-    """The matrix of |x_i - y_j|^2, clamped at 0: (B, D), (B', D) -> (B, B'); `y` defaults to `x`.
+    """The matrix of |x_i - y_j|^2: (B, D), (B', D) -> (B, B'); `y` defaults to `x`.
 
-    Without `y` the diagonal is exactly 0, and so is what rounding cannot tell from it: below 8 units of float32's
-    rounding of |x_i|^2 + |x_j|^2. On some processors the product of duplicates depends on where they are in the matrix.
-    Both sides are first shifted by the mean of `x`, which changes no distance and keeps the rounding error small for
+    What rounding cannot tell from 0 is 0: below 8 units of float32's rounding of |x_i|^2 + |y_j|^2. On some processors
+    the product of duplicates depends on where they are in the matrix. Without `y` the diagonal is exactly 0 too. Both
+    sides are first shifted by the mean of `y`, which changes no distance and keeps the rounding error small for
     features that share a large offset.
     """
     x = ops.cast(x, "float32")
-    centre = ops.stop_gradient(ops.mean(x, axis=0, keepdims=True))
-    x = x - centre
+    y = None if y is None else ops.cast(y, "float32")
+    center = ops.stop_gradient(ops.mean(x if y is None else y, axis=0, keepdims=True))
+    x = x - center
     if y is None:
         products = dot_products(x)
-        # Norms from the same product, so that they round alike; some rows hold only some of them.
-        norms = ops.diagonal(products) if present_rows() is None else ops.sum(ops.square(x), axis=1)
-        sums = own(norms)[:, None] + _columns(norms)[None, :]
-        squared = sums - 2.0 * products
-        zero = ops.logical_or(identity_mask(ops.shape(x)[0]), squared <= _ROUNDING * sums)
-        squared = ops.where(zero, 0.0, squared)
+        # Norms from the same product, so that they round alike.
+        norms = ops.diagonal(products)
+        sums = norms[:, None] + norms[None, :]
     else:
-        y = ops.cast(y, "float32") - centre
-        x_norms, y_norms = ops.sum(ops.square(x), axis=1), ops.sum(ops.square(y), axis=1)
-        squared = x_norms[:, None] + y_norms[None, :] - 2.0 * ops.matmul(x, ops.transpose(y))
-    return ops.maximum(squared, 0.0)
+        y = y - center
+        products = dot_products(x, y)
+        sums = ops.sum(ops.square(x), axis=1)[:, None] + ops.sum(ops.square(y), axis=1)[None, :]
+    squared = sums - 2.0 * products
+    zero = squared <= _ROUNDING * sums
+    if y is None:
+        zero = ops.logical_or(zero, identity_mask(ops.shape(x)[0]))
+    return ops.where(zero, 0.0, squared)
 
 
 def distances(x, y=None, distance="euclidean"):
@@ -316,7 +238,7 @@ def absolute_distances(x, y=None):
     Computed anchor by anchor in both directions, so that memory stays O(B^2 + B D) and not O(B^2 D).
     """
     x = ops.cast(x, "float32")
-    return _absolute_distances(*((own(x), _columns(x)) if y is None else (x, ops.cast(y, "float32"))))
+    return _absolute_distances(x, x if y is None else ops.cast(y, "float32"))
 
 
 @ops.custom_gradient
@@ -335,42 +257,38 @@ def _absolute_distances(x, y):
     return value, grad
 
 
-def identity_mask(size):
-    """(B, B) boolean, true on the diagonal: an image paired with itself."""
-    index = ops.arange(size)
-    return own(index)[:, None] == index[None, :]
+def identity_mask(count, size=None, first=0):
+    """(count, size) booleans, true where a row is an image and the column the same image.
+
+    Args:
+        count: The number of rows.
+        size: The number of columns; by default as many.
+        first: The column of the first row's image.
+    """
+    rows = first + ops.arange(count)
+    return rows[:, None] == ops.arange(count if size is None else size, dtype=rows.dtype)[None, :]
 
 
-def positive_mask(labels):
-    """(B, B) boolean: pairs of different images of the same class; of those that belong together in `positives_by`."""
-    return _counted(ops.logical_and(_together(labels), ops.logical_not(identity_mask(ops.shape(labels)[0]))))
+def together(a, b, relation: Callable | None = None):
+    """(N, M) booleans: whether images of labels `a` and `b` belong together.
 
+    Args:
+        a: (N,) integers, or rows (N, L).
+        b: (M,), or (M, L).
+        relation: A `tfdml.mining.Relation`; None for equal labels.
 
-def negative_mask(labels):
-    """(B, B) boolean: pairs of images of different classes; of those that do not belong together in `positives_by`."""
-    apart = ops.logical_not(_together(labels))
-    if _relation.get() is None:
-        return _counted(apart)
-    # An image without any label belongs to none, not even to itself.
-    return _counted(ops.logical_and(apart, ops.logical_not(identity_mask(ops.shape(labels)[0]))))
-
-
-def _counted(mask):
-    rows = _rows.get()
-    if rows is None or rows.counted is None:
-        return mask
-    return ops.logical_and(mask, ops.logical_and(own(rows.counted)[:, None], rows.counted[None, :]))
-
-
-def _together(labels):
-    relation = _relation.get()
+    Raises:
+        ValueError: The relation does not return a matrix.
+    """
     if relation is None:
-        return own(labels)[:, None] == labels[None, :]
-    rows = labels[:, None] if len(labels.shape) == 1 else labels
-    together = ops.convert_to_tensor(relation(own(rows), rows))
-    if len(together.shape) != 2:
-        raise ValueError(f"positives must give a matrix (N, M) for labels (N, L) and (M, L), not {together.shape}")
-    return ops.cast(together, "bool")
+        return a[:, None] == b[None, :]
+    rows = [labels[:, None] if len(labels.shape) == 1 else labels for labels in (a, b)]
+    found = ops.convert_to_tensor(relation(*rows))
+    if len(found.shape) != 2:
+        raise ValueError(
+            f"a relation must return a matrix (N, M) for labels (N, L) and (M, L), not one of shape {found.shape}"
+        )
+    return ops.cast(found, "bool")
 
 
 def mean(x):
@@ -402,6 +320,15 @@ def index_of_largest(values):
     """
     # Behind a column that is never chosen, as no backend has an argmax of no columns.
     return ops.argmax(ops.pad(values, ((0, 0), (0, 1)), constant_values=float("-inf")), axis=1)
+
+
+def masked_logsumexp(values, mask, axis):
+    """Log of the sum of exp(values) where `mask` is true.
+
+    Where it is true nowhere the result is about -1e30 and not -inf: its softplus is 0 with gradient 0, and sums and
+    differences with it stay numbers.
+    """
+    return ops.logsumexp(ops.where(mask, values, -1e30), axis=axis)
 
 
 def fold_over_positives(step, state, positives):

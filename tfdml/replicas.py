@@ -1,4 +1,4 @@
-"""What one replica sees of the others, so that pairs are those of the global batch.
+"""What one replica knows of the others, so that pairs are those of the global batch.
 
 Outside a `tf.distribute` strategy, or on another backend (where arrays are global already), every function
 here is the identity of a single replica. TensorFlow is imported only when it is the backend.
@@ -7,15 +7,11 @@ here is the identity of a single replica. TensorFlow is imported only when it is
 from __future__ import annotations
 
 import contextlib
-import contextvars
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 from keras import ops
-
-from tfdml import pairwise
 
 
 def _context() -> Any:
@@ -81,96 +77,37 @@ def gather(x):
     Replicas may hold different numbers of rows.
     """
     context = _context()
-    return x if context is None else _all_gather(context, x)
-
-
-def local_rows(x, num_local):
-    """The rows of a gathered tensor (N, ...) that are this replica's own: (num_local, ...)."""
-    context = _context()
     if context is None:
         return x
-    first = _first_row(context, num_local)
-    return x[first : first + num_local]
+    import tensorflow as tf
+
+    # Several workers gather to the device of what they gather, and an argument of a traced function has none.
+    return context.all_gather(tf.identity(x), 0)
 
 
-def own_rows(num_local, total):
-    """A block in which matrices over the pairs of the gathered batch have this replica's rows alone.
-
-    See `tfdml.pairwise.only_rows`. With a single replica matrices stay whole.
+def first_row(num_local):
+    """Where this replica's rows begin in what `gather` returns: 0 with a single replica.
 
     Args:
-        num_local: How many images this replica has.
-        total: How many all replicas have.
+        num_local: How many rows this replica has.
     """
     context = _context()
     if context is None:
-        return contextlib.nullcontext()
-    return pairwise.only_rows(pairwise.Rows(_first_row(context, num_local), num_local, total))
-
-
-_sums: contextvars.ContextVar[Callable | None] = contextvars.ContextVar("sums", default=None)
-
-
-@contextlib.contextmanager
-def sums_by(answer: Callable) -> Iterator[None]:
-    """A block in which `answer(x)` says what `summed(x)` is, for rows that are worked out one block after another."""
-    token = _sums.set(answer)
-    try:
-        yield
-    finally:
-        _sums.reset(token)
-
-
-def summed(x):
-    """The sum over replicas of what each has of its own rows; x itself where matrices are whole. Differentiable."""
-    if pairwise.present_rows() is None:
-        return x
-    answer = _sums.get()
-    return ops.sum(gather(ops.expand_dims(x, 0)), axis=0) if answer is None else answer(x)
-
-
-def total(tensors: list) -> list:
-    """The sum over replicas of each tensor, which have it in one shape. Not differentiable."""
-    context = _context()
-    return tensors if context is None else context.all_reduce("SUM", tensors)
-
-
-def all_rows(x):
-    """The values (N, ...) of all images, of those that each replica has for its own rows. Differentiable."""
-    rows = pairwise.present_rows()
-    if rows is None or _sums.get() is None:
-        return x if rows is None else gather(x)
-    # A sum in which every block has its values in their places.
-    index = ops.arange(rows.total)
-    places = ops.cast(index[:, None] == pairwise.own(index)[None, :], "float32")
-    flat = ops.reshape(ops.cast(x, "float32"), (ops.shape(x)[0], math.prod(x.shape[1:])))
-    return ops.cast(ops.reshape(summed(ops.matmul(places, flat)), (-1, *x.shape[1:])), x.dtype)
-
-
-def mean_of(values, mask):
-    """As `pairwise.masked_mean`, over the rows of all replicas: the same on each."""
-    return summed(pairwise.masked_sum(values, mask)) / ops.maximum(summed(pairwise.masked_count(mask)), 1.0)
-
-
-def part_of_mean(values, mask):
-    """As `pairwise.masked_mean`; within `own_rows` the part of it that these rows make up."""
-    return pairwise.masked_sum(values, mask) / ops.maximum(summed(pairwise.masked_count(mask)), 1.0)
-
-
-def share_of_rows():
-    """The share of the batch whose rows this replica works on, a number or scalar; 1 where matrices are whole."""
-    rows = pairwise.present_rows()
-    return 1.0 if rows is None else ops.cast(rows.count, "float32") / ops.cast(rows.total, "float32")
-
-
-def _first_row(context, num_local):
+        return 0
     counts = gather(ops.reshape(ops.cast(num_local, "int32"), (1,)))
     index = ops.cast(context.replica_id_in_sync_group, "int32")
     return ops.sum(ops.where(ops.arange(context.num_replicas_in_sync) < index, counts, 0))
 
 
-def _all_gather(context, x):
-    import tensorflow as tf
+def local_rows(x, num_local):
+    """The rows of a gathered tensor (N, ...) that are this replica's own: (num_local, ...)."""
+    if count() == 1:
+        return x
+    first = first_row(num_local)
+    return x[first : first + num_local]
 
-    # Several workers gather to the device of what they gather, and an argument of a traced function has none.
-    return context.all_gather(tf.identity(x), 0)
+
+def total(tensors: list) -> list:
+    """The sum over replicas of each tensor, which they have in the same shape. Not differentiable."""
+    context = _context()
+    return tensors if context is None else context.all_reduce("SUM", tensors)

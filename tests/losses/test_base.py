@@ -11,6 +11,7 @@ from tests.marks import first_quick
 from tests.mathematics import assert_close, random_batch, value_and_gradients
 from tfdml import losses, objectives
 from tfdml.mining.composing import named_miners
+from tfdml.pairs import Pairs
 
 MAKE = {
     "contrastive": losses.ContrastiveLoss,
@@ -219,21 +220,21 @@ def test_half_precision_is_computed_in_float32_on_every_path(name, dtype):
     exact = tf.cast(half, "float32")
     for loss in (getattr(losses, name)(), *([losses.NPairLoss(l2=0.1)] if name == "NPairLoss" else [])):
         np.testing.assert_array_equal(loss.call(labels, half), loss.call(labels, exact))
-        if isinstance(loss, losses.EmbeddingLoss):
-            expected = loss.of_batch(tf.constant(labels), exact)
+        if isinstance(loss, losses.PairLoss):
+            expected = loss.of_pairs(Pairs.of_batch(exact, labels))
             term = objectives.MetricLoss(loss, representation="projection")
-            for value in (loss.of_batch(tf.constant(labels), half), term({"projection": half}, labels)):
+            for value in (loss.of_pairs(Pairs.of_batch(half, labels)), term({"projection": half}, labels)):
                 assert value.dtype == tf.float32
                 np.testing.assert_array_equal(value, expected)
 
 
-class ReducesItself(losses.EmbeddingLoss):
-    def anchor_losses(self, labels, embeddings):
-        return keras.ops.mean(embeddings)
+class ReducesItself(losses.PairLoss):
+    def anchor_losses(self, pairs):
+        return keras.ops.mean(pairs.anchors)
 
 
 def test_a_scalar_from_anchor_losses_is_refused():
     loss = ReducesItself(name="mine")
-    for call in (loss, loss.of_batch):
-        with pytest.raises(ValueError, match=r"mine: expected one value per anchor \(B,\) from anchor_losses.*\(\)"):
+    for call in (loss, lambda labels, x: loss.of_pairs(Pairs.of_batch(x, labels))):
+        with pytest.raises(ValueError, match=r"mine: expected one value per anchor \(b,\) from anchor_losses.*\(\)"):
             call(np.array([0, 0]), np.eye(2, dtype="float32"))

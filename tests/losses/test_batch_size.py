@@ -13,8 +13,7 @@ LOSSES = {
     **{
         name: getattr(losses, name)()
         for name in losses.__all__
-        if name not in ("TripletLoss", "SoftTripleLoss")
-        and issubclass(getattr(losses, name), losses.base.EmbeddingLoss)
+        if name not in ("TripletLoss", "SoftTripleLoss") and issubclass(getattr(losses, name), losses.base.PairLoss)
     },
     "ProxyAnchorLoss": losses.ProxyAnchorLoss(),
 }

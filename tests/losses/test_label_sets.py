@@ -12,13 +12,13 @@ from tests.mathematics import assert_close, random_batch, value_and_gradients
 from tests.models.networks import coloured_batch, tiny_embedder
 from tests.played_replicas import sum_and_gradient
 from tfdml import losses, models, objectives
-from tfdml.losses.base import EmbeddingLoss
+from tfdml.losses.base import PairLoss
 from tfdml.mining import AngularMiner, EasyPositiveMiner, SameLabel, shares_a_label
 
 ON_PAIRS = [
     getattr(losses, name)
     for name in losses.__all__
-    if issubclass(getattr(losses, name), EmbeddingLoss) and getattr(losses, name) is not EmbeddingLoss
+    if issubclass(getattr(losses, name), PairLoss) and getattr(losses, name) is not PairLoss
 ]
 every_loss = pytest.mark.parametrize("make", ON_PAIRS, ids=lambda make: make.__name__)
 
@@ -86,9 +86,9 @@ def test_miners_choose_among_the_pairs_of_the_relation():
     seen = []
 
     @keras.saving.register_keras_serializable("tests.label_sets")
-    def everything(distances, positives, negatives):
-        seen.append([np.argwhere(mask).tolist() for mask in (positives, negatives)])
-        return positives, negatives
+    def everything(pairs):
+        seen.append([np.argwhere(mask).tolist() for mask in (pairs.positives, pairs.negatives)])
+        return pairs
 
     losses.ContrastiveLoss(mining=everything).with_positives(shares_a_label)(sets, x)
     assert seen == [[[list(pair) for pair in together], [list(pair) for pair in apart]]]
@@ -164,7 +164,7 @@ def test_label_rows_without_a_relation_are_refused():
             lambda loss: loss.with_positives(SameLabel(3))([[0, 1], [0, 1]], np.eye(2)),
             "column=3, but the labels have",
         ),
-        (lambda loss: loss.with_positives(lambda a, b: a[:, 0])([0, 1], np.eye(2)), r"positives must give a matrix"),
+        (lambda loss: loss.with_positives(lambda a, b: a[:, 0])([0, 1], np.eye(2)), r"a relation must return a matrix"),
         (lambda loss: loss.with_positives(SameLabel())(np.zeros((2, 2, 2)), np.eye(2)), r"shape \(B,\) or \(B, L\)"),
     ],
 )

@@ -15,6 +15,7 @@ from tests.losses.checks import (
 from tests.mathematics import MODES, assert_close, random_batch, value_and_gradients
 from tfdml.losses import TripletLoss
 from tfdml.mining import negative_probabilities, sample_negatives
+from tfdml.pairs import Pairs
 
 MINING = ("all", "hard", "semi_hard", "distance_weighted")
 
@@ -142,7 +143,7 @@ def test_averages_over_active_or_over_all_triplets():
 
 def test_distance_weighted_is_the_mean_of_many_draws():
     labels, x = random_batch(1, 8, 3, 4)
-    probabilities = negative_probabilities(x, labels)
+    probabilities = negative_probabilities(Pairs.of_batch(x, labels))
     squared = ((x[:, None] - x[None]) ** 2).sum(-1)
     total, draws = 0.0, 500
     pairs = references.positive_pairs(labels)

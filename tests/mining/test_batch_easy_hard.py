@@ -2,8 +2,10 @@ import numpy as np
 import pytest
 
 from tests.mathematics import degenerate_batches, random_batch
+from tests.mining.given_pairs import given_pairs, masks
 from tfdml import losses, pairwise
 from tfdml.mining import BatchEasyHardMiner, BatchHardMiner, EasyPositiveMiner
+from tfdml.pairs import Pairs
 
 PAIRS = [
     (positives, negatives)
@@ -11,11 +13,6 @@ PAIRS = [
     for negatives in ("easy", "hard", "semi_hard", "all")
     if "semi_hard" not in (positives, negatives) or {positives, negatives} & {"easy", "hard"}
 ]
-
-
-def masks(labels):
-    labels = pairwise.as_labels(labels)
-    return pairwise.positive_mask(labels), pairwise.negative_mask(labels)
 
 
 def chosen(d, a, near, far, positives, negatives):
@@ -45,7 +42,7 @@ def test_keeps_what_the_strategies_say(positives, negatives):
     for seed, (size, classes) in enumerate([(14, 4), (9, 8), (6, 1), (1, 1)]):
         labels, x = random_batch(seed, size, classes, 2)
         distances = np.asarray(pairwise.distances(x))
-        kept = BatchEasyHardMiner(positives, negatives)(distances, *masks(labels))
+        kept = masks(BatchEasyHardMiner(positives, negatives)(given_pairs(distances, labels)))
         for a in range(size):
             near = [j for j in range(size) if labels[j] == labels[a] and j != a]
             far = [j for j in range(size) if labels[j] != labels[a]]
@@ -57,10 +54,10 @@ def test_keeps_what_the_strategies_say(positives, negatives):
 
 def test_every_degenerate_batch_gives_pairs_of_the_batch():
     for labels, x in degenerate_batches().values():
-        pairs = masks(labels)
+        pairs = Pairs.of_batch(x, labels)
         for miner in (BatchEasyHardMiner(), BatchHardMiner(), BatchEasyHardMiner("semi_hard", "hard")):
-            for mask, pair in zip(miner(pairwise.distances(x), *pairs), pairs, strict=True):
-                assert not np.any(np.asarray(mask) & ~np.asarray(pair))
+            for mask, pair in zip(masks(miner(pairs)), masks(pairs), strict=True):
+                assert not np.any(mask & ~pair)
                 assert np.max(np.sum(mask, axis=1)) <= 1
 
 

@@ -46,8 +46,9 @@ class Between(mining.Miner):
     def __init__(self, least=0.3, most=1.1):
         self.least, self.most = least, most
 
-    def __call__(self, distances, positives, negatives):
-        return ops.logical_and(positives, distances > self.least), distances < self.most
+    def __call__(self, pairs):
+        distances = pairs.distances()
+        return pairs.keep(distances > self.least, distances < self.most)
 
 
 DISTANCES = {
@@ -218,9 +219,10 @@ def test_a_name_is_stored_as_it_is_and_what_was_saved_without_a_miner_is_loaded(
 def test_a_miner_cannot_make_pairs_and_gets_no_gradient():
     seen = []
 
-    def everything(distances, positives, negatives):
-        seen.append((distances.shape, positives.dtype, negatives.dtype))
-        return ops.ones_like(positives), ops.ones_like(distances)
+    def everything(pairs):
+        seen.append((pairs.distances().shape, pairs.positives.dtype, pairs.negatives.dtype))
+        pairs.positives = pairs.negatives = ops.ones_like(pairs.positives)
+        return pairs
 
     y, x = random_batch(1, 7, 3, 4)
     plain, mined = losses.ContrastiveLoss(), losses.ContrastiveLoss(mining=everything)
@@ -240,10 +242,7 @@ class _NoConfig:
         ({"distance": 3}, "distance must be one of .* not 3"),
         ({"distance": Stretched}, r"distance must be an object and not the class Stretched: write Stretched\(\)"),
         ({"distance": _NoConfig()}, "distance: a _NoConfig has no get_config.* subclass of tfdml.mining.Distance"),
-        (
-            {"mining": "hard"},
-            r"mining must be one of all, or an object called with \(distances, positives, negatives\)",
-        ),
+        ({"mining": "hard"}, r"mining must be one of all, or an object called with \(pairs\)"),
         ({"mining": Between}, r"mining must be an object and not the class Between: write Between\(\)"),
         ({"mining": _NoConfig()}, "mining: a _NoConfig has no get_config.* subclass of tfdml.mining.Miner"),
     ],
@@ -254,7 +253,7 @@ def test_what_cannot_be_composed_is_refused(arguments, message):
 
 
 def test_multi_similarity_names_no_miner():
-    with pytest.raises(ValueError, match=r"mining must be an object called with \(distances, positives, negatives\)"):
+    with pytest.raises(ValueError, match=r"mining must be an object called with \(pairs\)"):
         losses.MultiSimilarityLoss(mining="all")
 
 
@@ -265,11 +264,14 @@ def first_row(a, b):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"distance": first_row}, r"distance first_row must give a matrix \(6, 6\) for 6 embeddings, not \(1, 6\)"),
+        ({"distance": first_row}, r"distance first_row must return a matrix \(6, 6\), not \(1, 6\)"),
         ({"distance": mining.Distance()}, r"Distance must define __call__\(a, b\)"),
-        ({"mining": lambda d, p, n: n}, "mining <lambda> must give two masks, of positives and of negatives"),
-        ({"mining": lambda d, p, n: (p, n[0])}, r"mining <lambda> must give a matrix \(6, 6\) .* not \(6,\)"),
-        ({"mining": mining.Miner()}, r"Miner must define __call__\(distances, positives, negatives\)"),
+        ({"mining": lambda pairs: pairs.negatives}, r"mining <lambda> must return pairs.keep\(positives, negatives\)"),
+        (
+            {"mining": lambda pairs: pairs.keep(pairs.positives, pairs.negatives[0])},
+            r"negatives to keep must have shape \(6, 6\), not \(6,\)",
+        ),
+        ({"mining": mining.Miner()}, r"Miner must define __call__\(pairs\)"),
     ],
 )
 def test_what_an_object_gives_is_checked(arguments, message):

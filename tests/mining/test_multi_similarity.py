@@ -3,8 +3,10 @@ import pytest
 import tensorflow as tf
 
 from tests.mathematics import degenerate_batches, random_batch
+from tests.mining.given_pairs import masks
 from tfdml import pairwise
 from tfdml.mining import multi_similarity_pairs
+from tfdml.pairs import Pairs
 
 
 def expected_masks(similarities, labels, epsilon):
@@ -26,24 +28,20 @@ def expected_masks(similarities, labels, epsilon):
 def test_keeps_the_violating_pairs(epsilon, mode):
     labels, x = random_batch(3, 12, 4, 5)
     similarities = np.asarray(pairwise.cosine_similarities(x))
-    masks = tf.function(
-        lambda s: multi_similarity_pairs(s, labels, epsilon), jit_compile=mode == "xla", autograph=False
-    )(similarities)
+
+    def kept(x):
+        pairs = multi_similarity_pairs(Pairs.of_batch(x, labels), epsilon)
+        return pairs.positives, pairs.negatives
+
+    found = tf.function(kept, jit_compile=mode == "xla", autograph=False)(x)
     expected = expected_masks(similarities, labels, np.float32(epsilon))
     assert expected.any()
-    np.testing.assert_array_equal(masks[0], expected[0])
-    np.testing.assert_array_equal(masks[1], expected[1])
+    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_array_equal(found[1], expected[1])
 
 
 @pytest.mark.parametrize("batch", ["no positive", "no negative", "one image", "two images of two classes"])
 def test_an_anchor_without_both_kinds_keeps_nothing(batch):
     labels, x = degenerate_batches()[batch]
-    for mask in multi_similarity_pairs(pairwise.cosine_similarities(x), labels):
+    for mask in masks(multi_similarity_pairs(Pairs.of_batch(x, labels))):
         assert not np.any(mask)
-
-
-def test_worked_example_of_the_docstring():
-    similarities = np.tile(np.array([1.0, 0.8, 0.75, 0.1], "float32"), (4, 1))
-    positives, negatives = multi_similarity_pairs(similarities, [0, 0, 1, 2], epsilon=0.1)
-    np.testing.assert_array_equal(positives[0], [False, True, False, False])
-    np.testing.assert_array_equal(negatives[0], [False, False, True, False])

@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 
 from tests.mathematics import degenerate_batches, random_batch
-from tests.mining.test_batch_easy_hard import masks
+from tests.mining.given_pairs import given_pairs, masks
 from tfdml import losses, pairwise
 from tfdml.mining import AngularMiner, HardAwareMiner, UniformHistogramMiner
 from tfdml.mining.composing import named_miners
+from tfdml.pairs import Pairs, Rows
 
 
 def pairs_of(labels, same):
@@ -25,8 +26,8 @@ def test_hard_aware_keeps_the_hardest_share(fraction):
     labels, x = random_batch(5, 11, 4, 3)
     distances = np.asarray(pairwise.distances(x))
     # Pairs at one distance, such as those from both ends, are kept together.
-    kept = HardAwareMiner(fraction)(distances, *masks(labels))
-    for mask, same, sign in zip(kept, (True, False), (-1, 1), strict=True):
+    kept = HardAwareMiner(fraction)(given_pairs(distances, labels))
+    for mask, same, sign in zip(masks(kept), (True, False), (-1, 1), strict=True):
         pairs = sorted(pairs_of(labels, same), key=lambda pair: sign * distances[pair])
         last = sign * distances[pairs[math.ceil(fraction * len(pairs)) - 1]]
         assert kept_pairs(mask) == {pair for pair in pairs if sign * distances[pair] <= last}
@@ -36,8 +37,9 @@ def test_hard_aware_keeps_the_hardest_share(fraction):
     ("fraction", "count", "wanted"), [(0.6, 50, 30), (0.3, 10, 3), (0.15, 20, 3), (1 / 3, 9, 3), (0.301, 10, 4)]
 )
 def test_hard_aware_rounds_no_exact_share_up(fraction, count, wanted):
-    distances = np.arange(64, dtype="float32").reshape(8, 8)
-    for mask in HardAwareMiner(fraction)(distances, distances < count, distances < count):
+    pairs = given_pairs(np.arange(64, dtype="float32").reshape(8, 8), np.zeros(8, "int64"))
+    pairs.positives = pairs.negatives = pairs.distances() < count
+    for mask in masks(HardAwareMiner(fraction)(pairs)):
         assert np.sum(mask) == wanted
 
 
@@ -46,7 +48,7 @@ def test_uniform_histogram_keeps_as_many_of_each_bin(most):
     labels, x = random_batch(1, 40, 3, 3)
     distances = np.asarray(pairwise.distances(x))
     miner = UniformHistogramMiner(bins=6, positives_per_bin=most, negatives_per_bin=2 * most)
-    kept = miner(distances, *masks(labels))
+    kept = masks(miner(given_pairs(distances, labels)))
     for mask, same, limit in zip(kept, (True, False), (most, 2 * most), strict=True):
         pairs = pairs_of(labels, same)
         values = np.array([distances[pair] for pair in pairs])
@@ -55,10 +57,10 @@ def test_uniform_histogram_keeps_as_many_of_each_bin(most):
         there, drawn = (np.histogram(part, edges)[0] for part in (values, chosen))
         np.testing.assert_array_equal(drawn, np.minimum(there, limit))
         assert kept_pairs(mask) <= set(pairs)
-    again = UniformHistogramMiner(6, most, 2 * most)(distances, *masks(labels))
+    again = masks(UniformHistogramMiner(6, most, 2 * most)(given_pairs(distances, labels)))
     np.testing.assert_array_equal(again[0], kept[0])
     if most == 4:
-        other = UniformHistogramMiner(6, most, 2 * most, seed=1)(distances, *masks(labels))
+        other = masks(UniformHistogramMiner(6, most, 2 * most, seed=1)(given_pairs(distances, labels)))
         assert np.any(np.asarray(other[0]) != np.asarray(kept[0]))
 
 
@@ -79,8 +81,8 @@ def wide_triplets(labels, x, angle):
 def test_angular_keeps_the_pairs_of_wide_triplets(angle):
     labels, x = random_batch(3, 13, 4, 3, unit=False)
     near, far = wide_triplets(labels, x, angle)
-    kept = AngularMiner(angle)(pairwise.squared_distances(x), *masks(labels))
-    assert [kept_pairs(mask) for mask in kept] == [kept_pairs(near), kept_pairs(far)]
+    kept = AngularMiner(angle)(Pairs.of_batch(x, labels))
+    assert [kept_pairs(mask) for mask in masks(kept)] == [kept_pairs(near), kept_pairs(far)]
     assert 0 < near.sum() < len(pairs_of(labels, True)) or angle not in (35.0, 60.0)
 
 
@@ -90,8 +92,9 @@ def mined_losses():
         make = getattr(losses, name)
         parameters = inspect.signature(make).parameters
         if "mining" in parameters and "distance" in parameters:
-            for distance in ("euclidean", "sqeuclidean", "cosine"):
-                yield pytest.param(make, {"distance": distance}, distance == "cosine", id=f"{name} {distance}")
+            for distance in ("euclidean", "sqeuclidean", "cosine", "dot", pairwise.absolute_distances):
+                kind = distance if isinstance(distance, str) else "object"
+                yield pytest.param(make, {"distance": distance}, distance == "cosine", id=f"{name} {kind}")
         elif "mining" in parameters:
             yield pytest.param(make, {}, name not in ("RankedListLoss", "LiftedStructureLoss"), id=name)
 
@@ -102,9 +105,9 @@ def test_angular_mining_is_by_the_angle_whatever_the_distance_of_the_loss(make, 
     kept = []
 
     class Recorded(AngularMiner):
-        def __call__(self, *pairs):
-            kept.append(super().__call__(*pairs))
-            return kept[-1]
+        def __call__(self, pairs):
+            kept.append(masks(super().__call__(pairs)))
+            return pairs
 
     make(mining=Recorded(angle_degrees=35), **arguments).call(labels, x)
     lengths = np.linalg.norm(x, axis=1, keepdims=True) if on_cosines else 1.0
@@ -114,27 +117,29 @@ def test_angular_mining_is_by_the_angle_whatever_the_distance_of_the_loss(make, 
     assert type(make(mining="angular", **arguments).mining) is AngularMiner
 
 
-@pytest.mark.parametrize("distance", ["dot", pairwise.absolute_distances], ids=["dot", "an object"])
-def test_angular_mining_without_an_angle_is_refused(distance):
-    for mining in ("angular", AngularMiner(30)):
-        with pytest.raises(ValueError, match=r"mining=AngularMiner needs squared Euclidean .* one of sqeuclidean"):
-            losses.ContrastiveLoss(distance=distance, mining=mining)
+def test_angular_mining_of_some_rows_is_that_of_the_batch():
+    labels, x = random_batch(3, 13, 4, 3, unit=False)
+    for distance in ("euclidean", "cosine"):
+        whole = masks(AngularMiner(35)(Pairs.of_batch(x, labels).using(distance)))
+        rows = masks(AngularMiner(35)(Pairs.of_batch(x, labels, rows=Rows(4, 6)).using(distance)))
+        for one, other in zip(rows, whole, strict=True):
+            np.testing.assert_array_equal(one, other[4:10])
 
 
 @pytest.mark.parametrize("miner", [HardAwareMiner(), UniformHistogramMiner(5, 2, 2), AngularMiner()])
 def test_every_degenerate_batch_gives_pairs_of_the_batch(miner):
     for labels, x in degenerate_batches().values():
-        pairs = masks(labels)
-        for mask, pair in zip(miner(pairwise.distances(x), *pairs), pairs, strict=True):
-            assert not np.any(np.asarray(mask) & ~np.asarray(pair))
+        pairs = Pairs.of_batch(x, labels)
+        for mask, pair in zip(masks(miner(pairs)), masks(pairs), strict=True):
+            assert not np.any(mask & ~pair)
             assert isinstance(miner, AngularMiner) or np.any(mask) == np.any(pair)
 
 
 @pytest.mark.parametrize("name", sorted(named_miners()))
 def test_every_miner_keeps_nothing_of_a_batch_without_images(name):
-    empty = np.zeros((0, 0))
-    for mask in named_miners()[name]()(empty.astype("float32"), empty.astype(bool), empty.astype(bool)):
-        assert tuple(mask.shape) == (0, 0)
+    empty = Pairs.of_batch(np.zeros((0, 3), "float32"), np.zeros(0, "int64"))
+    for mask in masks(named_miners()[name]()(empty)):
+        assert mask.shape == (0, 0)
 
 
 @pytest.mark.parametrize(

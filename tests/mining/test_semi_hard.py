@@ -3,15 +3,18 @@ import pytest
 import tensorflow as tf
 
 from tests.mathematics import MODES, random_batch
+from tests.mining.given_pairs import given_pairs
 from tfdml import pairwise
 from tfdml.mining import semi_hard_negatives
 
 
 def run(distances, labels, mode):
-    function = semi_hard_negatives
+    def function(distances):
+        return semi_hard_negatives(given_pairs(distances, labels))
+
     if mode != "eager":
-        function = tf.function(semi_hard_negatives, jit_compile=mode == "xla", autograph=False)
-    return np.asarray(function(tf.constant(distances, tf.float32), tf.constant(labels)))
+        function = tf.function(function, jit_compile=mode == "xla", autograph=False)
+    return np.asarray(function(tf.constant(distances, tf.float32)))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -36,11 +39,6 @@ def test_a_negative_at_the_positive_s_distance_is_not_beyond_it(mode):
 
 
 def test_rows_without_negatives_stay_in_range():
-    chosen = np.asarray(semi_hard_negatives(np.ones((3, 3), "float32"), [0, 0, 0]))
+    chosen = np.asarray(semi_hard_negatives(given_pairs(np.ones((3, 3)), [0, 0, 0])))
     assert np.all((chosen >= 0) & (chosen < 3))
-    assert np.asarray(semi_hard_negatives(np.zeros((1, 1), "float32"), [0])).shape == (1, 1)
-
-
-def test_worked_example_of_the_docstring():
-    distances = np.tile(np.array([0.0, 0.5, 0.4, 0.7, 0.9], "float32"), (5, 1))
-    assert semi_hard_negatives(distances, [0, 0, 1, 1, 2])[0, 1] == 3
+    assert np.asarray(semi_hard_negatives(given_pairs(np.zeros((1, 1)), [0]))).shape == (1, 1)

@@ -12,6 +12,7 @@ from tfdml import losses
 from tfdml.models import MetricLearner
 from tfdml.models.alternating_optimizer import EMBEDDER, STATISTICS, AlternatingOptimizer
 from tfdml.objectives import MetricLoss, RankMI
+from tfdml.pairs import pairs_by_name
 from tfdml.training import checkpoints
 from tfdml.training.optimizers import build_optimizer
 from tfdml.training.schedules import step_schedule
@@ -100,7 +101,7 @@ def test_equals_two_optimisers_by_hand():
         with tf.GradientTape() as tape:
             r = twin.embedder.represent(x, training=True)
             if phase == STATISTICS:
-                loss = mutual.statistics_loss(r, labels)
+                loss = mutual.statistics_loss(pairs_by_name({"embedding": r["embedding"]}, labels))
             else:
                 loss = mutual(r, labels) + contrastive(r, labels)
         optimizers[phase].apply(tape.gradient(loss, [v.value for v in variables[phase]]), variables[phase])

@@ -5,11 +5,12 @@ import numpy as np
 from tests.mathematics import assert_close
 from tests.played_replicas import sum_and_gradient
 from tfdml import losses, replicas
+from tfdml.pairs import pairs_of_replica
 
 
 def all_losses():
     found = [getattr(losses, name) for name in losses.__all__]
-    return {cls.__name__: cls() for cls in found if issubclass(cls, losses.EmbeddingLoss)}
+    return {cls.__name__: cls() for cls in found if issubclass(cls, losses.PairLoss)}
 
 
 REFUSED = {"LiftedStructureLoss", "AngularLoss", "QuadrupletLoss", "VICRegLoss"}
@@ -24,9 +25,10 @@ def check_replicas(objective, labels, x, sizes):
     """Replicas of these sizes make the value and the gradient of one device."""
 
     def share(own_labels, own):
-        every, all_labels = replicas.gather(own), replicas.gather(own_labels)
-        with replicas.own_rows(own.shape[0], all_labels.shape[0]):
-            return objective.compute({"embedding": every}, all_labels)
+        every, all_labels = {"embedding": replicas.gather(own)}, replicas.gather(own_labels)
+        whole = objective.whole_batch
+        pairs = pairs_of_replica(every, all_labels, objective.positives, own.shape[0], whole)
+        return objective.compute_pairs(pairs) / (replicas.count() if whole else 1)
 
     expected = sum_and_gradient(share, (labels, x), [sum(sizes)])
     actual = sum_and_gradient(share, (labels, x), sizes)

@@ -6,11 +6,12 @@ from tests.mathematics import assert_close, random_batch, value_and_gradients
 from tests.objectives import references_classes as references
 from tfdml.objectives.class_statistics import (
     averaging_matrix,
+    class_index,
     class_pairs,
     means_and_spreads,
     of_own_class,
-    one_per_class,
 )
+from tfdml.pairs import Pairs, Rows
 
 
 def test_means_and_spreads_of_each_image_s_class():
@@ -32,8 +33,13 @@ def test_a_large_offset_costs_no_digits():
 
 def test_classes_are_counted_once():
     labels = tf.constant([4, 2, 4, 2, 9, 4])
-    np.testing.assert_array_equal(one_per_class(labels), [True, True, False, False, True, False])
-    assert np.asarray(class_pairs(labels)).sum() == 6
+    index, first = class_index(labels)
+    np.testing.assert_array_equal(index, [1, 0, 1, 0, 2, 1])
+    np.testing.assert_array_equal(first, [True, True, False, False, True, False])
+    whole = np.asarray(class_pairs(Pairs.of_batch(tf.zeros((6, 2)), labels)))
+    np.testing.assert_array_equal(np.argwhere(whole), [[0, 1], [0, 4], [1, 0], [1, 4], [4, 0], [4, 1]])
+    rows = class_pairs(Pairs.of_batch(tf.zeros((6, 2)), labels, rows=Rows(3, 2)))
+    np.testing.assert_array_equal(rows, whole[3:5])
     np.testing.assert_allclose(np.asarray(averaging_matrix(labels)).sum(axis=1), 1.0, rtol=1e-6)
 
 
@@ -48,6 +54,12 @@ def test_values_of_the_own_class_have_a_dense_gradient(dtype):
     gradient = tape.gradient(total, variable)
     assert isinstance(gradient, tf.Tensor)
     np.testing.assert_array_equal(gradient, [1.0, 1.0, 2.0])
+
+
+def test_a_batch_without_images_has_no_classes():
+    index, first = class_index(tf.zeros(0, tf.int64))
+    means, spreads = means_and_spreads(tf.zeros((0, 3)), tf.zeros(0, tf.int64))
+    assert [tuple(x.shape) for x in (index, first, means, spreads)] == [(0,), (0,), (0, 3), (0,)]
 
 
 def test_it_runs_under_xla_with_labels_of_unknown_value():

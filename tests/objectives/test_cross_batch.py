@@ -13,6 +13,7 @@ from tests.played_replicas import play
 from tfdml import losses, mining, replicas
 from tfdml.models import MetricLearner
 from tfdml.objectives import CrossBatchMemory
+from tfdml.pairs import pairs_by_name
 from tfdml.training import checkpoints
 from tfdml.training.checkpoints import TrainingState
 
@@ -47,7 +48,7 @@ def test_value_and_gradient_from_the_first_step_on(name, mode):
                 lambda e, y=labels, m=memory, x=x: reference(of_anchors, y, unit(e), m, compared=unit(x)), x
             )
             value, (gradient,) = value_and_gradients(
-                lambda e, y=labels: objective.reduce(objective.compute(normalised(e), tf.constant(y))), x, mode=mode
+                lambda e, y=labels: objective.compute_pairs(pairs_by_name(normalised(e), y)), x, mode=mode
             )
             assert_close(value, reference(of_anchors, labels, unit(x), memory))
             assert_close(gradient, expected)
@@ -131,13 +132,7 @@ def test_label_sets_that_do_not_fit_are_refused_with_what_helps():
         CrossBatchMemory(losses.ContrastiveLoss(), 3, label_columns=3)
 
 
-def keep_all(distances, positives, negatives):
-    return positives, negatives
-
-
-@pytest.mark.parametrize(
-    "loss", [losses.AMSoftmaxLoss(), keras.losses.MeanSquaredError(), losses.ContrastiveLoss(mining=keep_all)]
-)
+@pytest.mark.parametrize("loss", [losses.AMSoftmaxLoss(), keras.losses.MeanSquaredError()])
 def test_other_losses_are_refused(loss):
     with pytest.raises(ValueError, match="takes a loss of tfdml over pairs"):
         CrossBatchMemory(loss)

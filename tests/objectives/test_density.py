@@ -22,6 +22,7 @@ from tests.objectives.checks import (
 from tfdml import losses, models
 from tfdml.objectives import DensityAdaptivity, MetricLoss
 from tfdml.objectives.density import class_densities
+from tfdml.pairs import pairs_by_name
 from tfdml.training.terms import build_objectives
 
 REFERENCE = [4.0, 1.0, 0.25, 9.0, 2.0, 0.0, 1.5, 3.0, 7.0]
@@ -297,7 +298,7 @@ def test_configuration(arguments):
 def test_observes_the_mean_density_and_target_of_the_classes_of_a_batch(constraint):
     objective = make(constraint=constraint)
     labels, x = random_batch(4, 13, 4, 5)
-    observed = objective.observe({"embedding": x}, tf.constant(labels))
+    observed = objective.observe(pairs_by_name({"embedding": x}, labels))
     present = references.classes_of(labels)
     assert set(observed) == set(objective.observes)
     expected = {

@@ -19,6 +19,7 @@ from tests.objectives.checks import (
 )
 from tfdml import losses, models
 from tfdml.objectives import EnergyConfusion, MetricLoss
+from tfdml.pairs import pairs_by_name
 from tfdml.training.terms import build_objectives
 
 FORMS = ("log", "plain", "log_of_mean")
@@ -190,7 +191,7 @@ def test_observes_the_mean_energy_of_pairs_of_classes(form):
     for size, classes in ((13, 4), (5, 1)):
         labels, x = random_batch(4, size, classes, 5)
         objective = EnergyConfusion(form)
-        ((value, count),) = objective.observe({"detached_embedding": x}, tf.constant(labels)).values()
+        ((value, count),) = objective.observe(pairs_by_name({"detached_embedding": x}, labels)).values()
         assert_close(value, references.energy_confusion(labels, x, "plain"))
         assert count == len(references.class_pairs(labels))
 

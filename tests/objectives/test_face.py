@@ -164,10 +164,10 @@ def test_t_follows_the_mean_cosine_in_training_alone():
     # A label without a proxy does not count, and no label at all changes nothing.
     objective.t.assign(0.5)
     two = objective.represent({"embedding": x[:2]})
-    objective.follow(two, keras.ops.array([labels[0], CLASSES]))
+    objective.update(two, keras.ops.array([labels[0], CLASSES]))
     assert_close(objective.t, 0.75 * 0.5 + 0.25 * own[0])
     objective.t.assign(0.5)
-    objective.follow(two, keras.ops.array([-1, CLASSES]))
+    objective.update(two, keras.ops.array([-1, CLASSES]))
     assert float(objective.t) == 0.5
     assert not objective.t.trainable
 
@@ -181,7 +181,7 @@ def test_t_is_that_of_the_images_of_all_replicas():
     def moved(labels, x):
         objective = built(CurricularFace(CLASSES, momentum=0.25))
         objective.class_proxies.proxies.assign(proxies)
-        objective.follow(objective.represent({"embedding": x}), keras.ops.convert_to_tensor(labels))
+        objective.update(objective.represent({"embedding": x}), keras.ops.convert_to_tensor(labels))
         return keras.ops.convert_to_tensor(objective.t)
 
     for value in play(moved, (labels[:7], x[:7]), (labels[7:], x[7:])):

@@ -20,6 +20,7 @@ from tests.mathematics import (
 from tests.objectives import references_rankmi as slow
 from tfdml.objectives import RankMI
 from tfdml.objectives.mutual_information import _draw, divergence_loss
+from tfdml.pairs import Pairs, pairs_by_name
 
 
 def weights_of(objective):
@@ -51,7 +52,7 @@ def call(objective, labels, x):
 
 
 def of_statistics(objective, labels, x):
-    return objective.statistics_loss({"embedding": x}, labels)
+    return objective.statistics_loss(pairs_by_name({"embedding": x}, labels))
 
 
 def beta_of(objective):
@@ -281,10 +282,10 @@ def test_each_image_draws_as_many_different_negatives_as_it_has_positives():
     labels, x = random_batch(3, 16, 4, 5)
     objective = make(negatives="distance_weighted", root=1.5)
     distances = slow.distances(x)
-    arguments = (1.5, tf.constant(x), tf.constant(distances, tf.float32), tf.constant(labels))
+    pairs = Pairs.of_batch(x, labels)
     seen = np.zeros((16, 16))
     for _ in range(30):
-        positives, negatives = (np.asarray(part) for part in objective.pairs_around(*arguments))
+        positives, negatives = (np.asarray(part) for part in objective.pairs_around(1.5, pairs))
         for i in range(16):
             same = int(np.sum(labels == labels[i])) - 1
             possible = [j for j in range(16) if labels[j] != labels[i] and distances[i, j] < 1.7]
@@ -302,8 +303,7 @@ def test_value_with_drawn_negatives_equals_the_paper():
     labels, x = random_batch(6, 12, 4, 5)
     objective, twin = make(negatives="distance_weighted"), make(negatives="distance_weighted")
     beta = beta_of(objective)
-    distances = tf.constant(slow.distances(x), tf.float32)
-    drawn = np.asarray(twin.pairs_around(beta, tf.constant(x), distances, tf.constant(labels))[1])
+    drawn = np.asarray(twin.pairs_around(beta, Pairs.of_batch(x, labels))[1])
     assert 0 < drawn.sum() < len(references.negative_pairs(labels))
     assert_close(call(objective, labels, x), slow.violating_pairs(labels, x, v_of(objective), beta, 0.2, drawn))
 
@@ -312,7 +312,7 @@ def test_draws_follow_the_probabilities():
     probabilities = np.array([[0.0, 0.5, 0.3, 0.2], [1.0, 0.0, 0.0, 0.0], [0.0] * 4, [0.25, 0.25, 0.5, 0.0]], "float32")
     counts = np.array([[1], [3], [2], [0]])
     seed = keras.random.SeedGenerator(0)
-    draw = tf.function(lambda: _draw(probabilities, counts, seed), autograph=False)
+    draw = tf.function(lambda: _draw(probabilities, counts, seed, None), autograph=False)
     drawn = np.mean([np.asarray(draw()) for _ in range(2000)], axis=0)
     np.testing.assert_allclose(drawn, [[0, 0.5, 0.3, 0.2], [1, 0, 0, 0], [0] * 4, [0] * 4], atol=0.04)
 
@@ -332,7 +332,7 @@ def test_beta_follows_the_root_and_is_reported():
     objective = make(root=0.7)
     labels, x = random_batch(0, 8, 3, 4)
     assert float(objective.beta) == 1.0
-    loss = objective.statistics_step({"embedding": x}, labels)
+    loss = objective.statistics_step(pairs_by_name({"embedding": x}, labels))
     assert float(objective.beta) == pytest.approx(0.7, abs=1e-5)
     logs = {metric.name: float(metric.result()) for metric in objective.metrics}
     assert logs == {
@@ -345,10 +345,10 @@ def test_beta_follows_the_root_and_is_reported():
 def test_without_a_root_beta_stays_and_is_counted():
     objective = make(root=0.7)
     labels, x = random_batch(0, 8, 3, 4)
-    objective.statistics_step({"embedding": x}, labels)
+    objective.statistics_step(pairs_by_name({"embedding": x}, labels))
     objective.network.biases[-1].assign([50.0])
     for _ in range(3):
-        objective.statistics_step({"embedding": x}, labels)
+        objective.statistics_step(pairs_by_name({"embedding": x}, labels))
     assert float(objective.beta) == pytest.approx(0.7, abs=1e-5)
     assert {m.name: float(m.result()) for m in objective.metrics}["rank_mi_no_root"] == pytest.approx(0.75)
     assert np.isfinite(float(call(objective, labels, x)))
@@ -357,8 +357,8 @@ def test_without_a_root_beta_stays_and_is_counted():
 def test_batch_without_positives_does_not_count_in_the_bound():
     objective = make()
     labels, x = random_batch(0, 8, 3, 4)
-    expected = -float(objective.statistics_step({"embedding": x}, labels)) / 2
-    objective.statistics_step({"embedding": x}, np.arange(8))
+    expected = -float(objective.statistics_step(pairs_by_name({"embedding": x}, labels))) / 2
+    objective.statistics_step(pairs_by_name({"embedding": x}, np.arange(8)))
     assert {m.name: float(m.result()) for m in objective.metrics}["rank_mi_jsd"] == pytest.approx(expected)
 
 
@@ -423,7 +423,7 @@ def test_a_batch_of_a_thousand():
     objective = make(negatives="distance_weighted")
     for function in (
         lambda e: call(objective, labels, e),
-        lambda e: objective.statistics_loss({"embedding": e}, labels),
+        lambda e: of_statistics(objective, labels, e),
     ):
         value, (gradient,) = value_and_gradients(function, x, mode="graph")
         assert np.isfinite(value)

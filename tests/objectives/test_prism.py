@@ -10,9 +10,10 @@ from tests.models.networks import SIZE, coloured_batch, config_of, tiny_embedder
 from tests.objectives.memories import REFUSED, all_losses, check_replicas, unit
 from tests.objectives.references_memory import PrismReference, contrastive, multi_similarity, reference
 from tests.played_replicas import play
-from tfdml import losses, mining, pairwise, replicas
+from tfdml import losses, mining, replicas
 from tfdml.models import MetricLearner
 from tfdml.objectives import Prism
+from tfdml.pairs import Pairs, pairs_by_name
 from tfdml.training import checkpoints
 from tfdml.training.checkpoints import TrainingState
 
@@ -44,7 +45,7 @@ def test_equals_the_procedure_image_by_image(of_anchors, noise_rate, window, sta
     for labels, x in rounds(1):
         before = list(expected.memory)
         kept = expected.step(labels, x)
-        objective.follow({"embedding": tf.constant(x)}, tf.constant(labels))
+        objective.update({"embedding": tf.constant(x)}, tf.constant(labels))
         np.testing.assert_array_equal(objective.kept(tf.constant(labels), tf.constant(x)), kept)
         dropped += np.sum(~kept)
 
@@ -59,7 +60,7 @@ def test_equals_the_procedure_image_by_image(of_anchors, noise_rate, window, sta
             return {"embedding": e / tf.norm(e, axis=1, keepdims=True)}
 
         value, (gradient,) = value_and_gradients(
-            lambda e, y=labels: objective.reduce(objective.compute(normalised(e), tf.constant(y))), x
+            lambda e, y=labels: objective.compute_pairs(pairs_by_name(normalised(e), y)), x
         )
         assert_close(value, value_of(x))
         assert_close(gradient, finite_differences(value_of, x)[0])
@@ -97,11 +98,10 @@ def test_what_does_not_count_is_as_if_it_were_not_there_whatever_the_loss(name):
     counted = np.array([True, True, False, True, True, True, False, True, True, True])
 
     def of_some(e):
-        with pairwise.only_rows(pairwise.Rows(0, 10, 10, tf.constant(counted))):
-            return loss.of_batch(tf.constant(labels), e)
+        return loss.of_pairs(Pairs.of_batch(e, labels).keep_images(tf.constant(counted)))
 
     value, (gradient,) = value_and_gradients(of_some, x)
-    alone, (expected,) = value_and_gradients(lambda e: loss.of_batch(tf.constant(labels[counted]), e), x[counted])
+    alone, (expected,) = value_and_gradients(lambda e: loss(labels[counted], e), x[counted])
     # A mean over pairs, or one over all images of the batch.
     share = next(share for share in (1.0, 0.8) if abs(value - share * alone) < 1e-5 * (1 + abs(alone)))
     assert abs(alone) > 1e-3
@@ -142,7 +142,7 @@ def test_replicas_share_one_memory_and_make_one_devices_gradient():
         for variable, value in zip(objective.variables, state, strict=True):
             variable.assign(value)
         every, all_labels = {"embedding": replicas.gather(own)}, replicas.gather(own_labels)
-        objective.follow(every, all_labels)
+        objective.update(every, all_labels)
         objective.remember(every, all_labels)
         return values(objective.variables)
 

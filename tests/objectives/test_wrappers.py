@@ -15,7 +15,7 @@ from tests.mathematics import (
 from tests.models.networks import images, tiny_embedder
 from tests.played_replicas import play
 from tfdml import losses, models, objectives
-from tfdml.losses.base import EmbeddingLoss
+from tfdml.losses.base import PairLoss
 from tfdml.objectives import MetricLoss, Objective, ProxyLoss
 
 PAIR_LOSSES = {
@@ -307,5 +307,5 @@ def test_serialisation_restores_the_objective(objective):
 
 
 def test_pair_losses_are_told_from_per_image_losses():
-    assert isinstance(losses.BinomialDevianceLoss(), EmbeddingLoss)
-    assert not isinstance(losses.AMSoftmaxLoss(), EmbeddingLoss)
+    assert isinstance(losses.BinomialDevianceLoss(), PairLoss)
+    assert not isinstance(losses.AMSoftmaxLoss(), PairLoss)

@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from tests.mathematics import DEGENERATE
 from tests.parity.pml_cases import CASES, MINERS, PROXIES, batches
-from tfdml import mining, pairwise
+from tfdml import mining
 from tfdml.interop import from_pml
+from tfdml.pairs import Pairs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PYTHON = pathlib.Path(os.environ.get("TFDML_PML_PYTHON", ROOT / ".venv-pml" / "bin" / "python"))
@@ -156,15 +157,15 @@ def test_a_loss_equals_theirs(name, theirs):
 def test_miners_keep_the_same_pairs_and_draw_with_the_same_probabilities(theirs):
     for batch in MINERS["pairs"]["batches"]:
         labels, x = BATCHES[batch]
-        kept = mining.multi_similarity_pairs(pairwise.cosine_similarities(x), labels)
-        for mask, expected in zip(kept, ("positives", "negatives"), strict=True):
-            np.testing.assert_array_equal(mask, found(theirs, "pairs", batch)[expected])
+        kept = mining.multi_similarity_pairs(Pairs.of_batch(x, labels))
+        for name in ("positives", "negatives"):
+            np.testing.assert_array_equal(getattr(kept, name), found(theirs, "pairs", batch)[name])
     for batch in MINERS["weights"]["batches"]:
         labels, x = BATCHES[batch]
         expected = found(theirs, "weights", batch)["weights"]
         drawn = np.all(np.isfinite(expected), axis=1)  # without a near negative there is no draw there
         assert np.any(drawn)
-        assert agree(np.asarray(mining.negative_probabilities(x, labels))[drawn], expected[drawn])
+        assert agree(np.asarray(mining.negative_probabilities(Pairs.of_batch(x, labels)))[drawn], expected[drawn])
 
 
 def test_what_is_wrong_there_still_is(theirs):
@@ -173,7 +174,7 @@ def test_what_is_wrong_there_still_is(theirs):
     assert not np.isclose(*values)  # the order of the images matters
     weights = found(theirs, "weights of 512 dimensions", "512 dimensions")["weights"]
     labels, x = BATCHES["512 dimensions"]
-    here = np.asarray(mining.negative_probabilities(x, labels))
+    here = np.asarray(mining.negative_probabilities(Pairs.of_batch(x, labels)))
     np.testing.assert_allclose(here.sum(1), 1.0, rtol=1e-5)
     assert not np.all(np.isfinite(weights))  # rows underflow to 0 / 0
     assert "index" in str(found(theirs, "histogram", "all identical")["error"])

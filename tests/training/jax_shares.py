@@ -9,6 +9,7 @@ import numpy as np
 
 from tests.mathematics import random_batch
 from tfdml import losses, objectives
+from tfdml.pairs import pairs_by_name
 
 BATCH, CLASSES = 12, 3
 LOSSES = ("TripletLoss", "MultiSimilarityLoss", "HistogramLoss")
@@ -66,7 +67,7 @@ def _terms():
             scope = list(zip(objective.trainable_variables, weights, strict=True))
             with keras.StatelessScope(scope):
                 if name == "rank mi statistics":
-                    return objective.statistics_loss(given, labels)
+                    return objective.statistics_loss(pairs_by_name({"embedding": given["embedding"]}, labels))
                 return objective(given, labels)
 
         terms[name] = (run, [variable.value for variable in objective.trainable_variables])

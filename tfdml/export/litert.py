@@ -12,7 +12,6 @@ import tensorflow as tf
 from tfdml.errors import UserError, short_message
 from tfdml.export.litert_tail import finish_int8, read_model
 from tfdml.export.network import Network, frozen_module, quiet
-from tfdml.layers.streaming import in_one_block
 from tfdml.models import AnyEmbedder, AttentionEnsemble, Embedder, MomentEmbedder, WhitenedEmbedder
 
 PRECISIONS = ("float32", "float16", "dynamic_range", "int8")
@@ -79,9 +78,15 @@ def convert_litert(
 
 
 def _module(network: Network, size: int, dtype: tf.DType = tf.uint8) -> tf.Module:
-    # LiteRT's variables of lists, which a loop over blocks of moments would need, cannot be made constants.
-    with in_one_block():
+    if not isinstance(network, MomentEmbedder):
         return frozen_module(network, size, dtype)
+    # LiteRT's variables of lists, which a loop over blocks of moments would need, cannot be made constants.
+    layer = network.moments.moments
+    layer.in_blocks = False
+    try:
+        return frozen_module(network, size, dtype)
+    finally:
+        layer.in_blocks = True
 
 
 def _before_normalisation(embedder: Embedder) -> Network:

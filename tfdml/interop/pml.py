@@ -13,14 +13,14 @@ from typing_extensions import override
 from tfdml import losses, pairwise
 from tfdml.arguments import boolean, number
 from tfdml.errors import UserError
-from tfdml.losses import EmbeddingLoss
+from tfdml.losses import PairLoss
 from tfdml.mining import BatchEasyHardMiner, BatchHardMiner, Miner
 from tfdml.objectives import ProxyLoss
 from tfdml.saving import restore
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class NormalizedLoss(EmbeddingLoss):
+class NormalizedLoss(PairLoss):
     """A loss on pairs, of embeddings that are L2-normalised first: loss(labels, x / |x|).
 
     pytorch-metric-learning normalises in its distances, tfdml in its `Embedder`; so what another model gives reaches
@@ -42,19 +42,24 @@ class NormalizedLoss(EmbeddingLoss):
 
     def __init__(self, loss, name=None):
         loss = restore(loss)
-        if not isinstance(loss, EmbeddingLoss):
+        if not isinstance(loss, PairLoss):
             raise ValueError(f"expected a loss on pairs of embeddings, got {loss!r}")
         super().__init__(reduction=loss.reduction, name=name or loss.name)
         self.loss = loss
 
     @property
-    def divides(self):
+    def whole_batch(self):
         """As the loss."""
-        return self.loss.divides
+        return self.loss.needs_whole_batch
 
-    def anchor_losses(self, labels, embeddings):
-        """The loss's values: (N,), (N, d) -> (N,)."""
-        return self.loss.anchor_losses(labels, pairwise.l2_normalize(embeddings))
+    @property
+    def within_batch(self):
+        """As the loss."""
+        return self.loss.within_batch
+
+    def anchor_losses(self, pairs):
+        """Computes the loss's values: (b,)."""
+        return self.loss.values_of(pairs.map(pairwise.l2_normalize))
 
     @override
     def get_config(self):
@@ -287,7 +292,7 @@ LOSSES = {
 NEAREST = {
     "CrossBatchMemory": "`tfdml.objectives.CrossBatchMemory` of the loss",
     "DynamicSoftMarginLoss": "`tfdml.losses.TripletLoss(mining='hard')`",
-    "GenericPairLoss": "a `tfdml.losses.EmbeddingLoss` of your own",
+    "GenericPairLoss": "a `tfdml.losses.PairLoss` of your own",
     "InstanceLoss": "`tfdml.objectives.InstanceLoss`, the paper's classification over instances; the one there takes "
     "classes for positions in the batch",
     "IntraPairVarianceLoss": "`tfdml.losses.TupletMarginLoss(variance_weight=0.5)`, which has it as a term",

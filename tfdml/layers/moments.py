@@ -59,6 +59,8 @@ class HighOrderMoments(SavedByArguments, keras.layers.Layer):
         self.mode = one_of("mode", mode, MODES)
         self.scaled = boolean("scaled", scaled)
         self.seed = None if seed is None else integer("seed", seed, at_least=0)
+        #: False computes all products at once, for formats that hold no loop.
+        self.in_blocks = True
 
     @property
     def chains(self) -> list[tuple[int, tuple[int, ...]]]:
@@ -99,7 +101,9 @@ class HighOrderMoments(SavedByArguments, keras.layers.Layer):
         for length, orders in self.chains:
             chain = [ops.convert_to_tensor(weight) for weight in self.projections[first : first + length]]
             first += length
-            averages = streaming.average_products(features, chain, orders, trained=self.mode != "random")
+            averages = streaming.average_products(
+                features, chain, orders, trained=self.mode != "random", in_blocks=self.in_blocks
+            )
             moments.update(zip(orders, ops.unstack(averages, len(orders)), strict=True))
         scale = self.dim**-0.5 if self.scaled else 1.0
         return {order: scale * moments[order] for order in self.orders}

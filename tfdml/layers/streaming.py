@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -13,22 +11,6 @@ from keras import ops
 
 # Moments that are computed at a time: wide enough for efficient products of matrices, narrow enough to stay small.
 _BLOCK = 256
-_whole = contextvars.ContextVar("_whole", default=False)
-
-
-@contextlib.contextmanager
-def in_one_block() -> Iterator[None]:
-    """Compute all at once within it, for formats that hold no loop; memory is that of the whole.
-
-    Example:
-        >>> with in_one_block():
-        ...     frozen = tf.function(embedder).get_concrete_function(tf.TensorSpec((None, 28, 28, 3)))
-    """
-    token = _whole.set(True)
-    try:
-        yield
-    finally:
-        _whole.reset(token)
 
 
 def scan(body: Callable[[Any, Any], tuple[Any, tuple]], carry, length: int, shapes: Sequence[tuple]):
@@ -69,29 +51,29 @@ def scan(body: Callable[[Any, Any], tuple[Any, tuple]], carry, length: int, shap
     return carry, tuple(array.stack() for array in arrays)
 
 
-def average_products(features, projections, lengths, trained=True):
+def average_products(features, projections, lengths, trained=True, in_blocks=True):
     """Averages over positions of the products of the first l projections, for each l of `lengths`, block by block.
 
     m_l = (1/n) sum over positions p of (V_1 x_p) * ... * (V_l x_p)
 
-    Memory is that of three blocks (B n, 256), and of about 2 K for the gradient, which computes the products again; in
-    `in_one_block` it is that of all products.
+    Memory is that of three blocks (B n, 256), and of about 2 K for the gradient, which computes the products again.
 
     Args:
         features: (B, n, c) float32.
         projections: K matrices V (d, c).
         lengths: Which products are averaged, each between 1 and K.
         trained: Whether a gradient to the projections is wanted.
+        in_blocks: False computes all at once, for formats that hold no loop. Memory is then that of all products.
 
     Returns:
         (len(lengths), B, d) float32.
     """
     dim = projections[0].shape[0]
-    count = 1 if _whole.get() else math.ceil(dim / _BLOCK)
+    count = math.ceil(dim / _BLOCK) if in_blocks else 1
     size = math.ceil(dim / count)
     blocks = [_in_blocks(matrix, count, size) for matrix in projections]
     stream = _Stream(lengths, count, size)
-    if _whole.get():
+    if not in_blocks:
         return stream.forward(features, blocks)
     if trained:
         averages = ops.custom_gradient(stream.averages)(features, *blocks)

@@ -1,6 +1,6 @@
 """Stateless losses, one family a file; each is `loss(labels, y_pred)`, and `loss.call` gives one value per image."""
 
-from tfdml.losses.base import EmbeddingLoss as EmbeddingLoss
+from tfdml.losses.base import PairLoss as PairLoss
 from tfdml.losses.classification import AMSoftmaxLoss, ArcFaceLoss, NormSoftmaxLoss
 from tfdml.losses.classification import ClassSimilarityLoss as ClassSimilarityLoss
 from tfdml.losses.contrastive import BinomialDevianceLoss, ContrastiveLoss, CosineContrastiveLoss

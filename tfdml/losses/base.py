@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import keras
 from keras import ops
 from typing_extensions import override
 
 from tfdml import pairwise, replicas
-from tfdml.losses.masked import scale_to_mean
-from tfdml.mining.composing import Distance, Miner, is_named
-from tfdml.mining.relations import as_relation
+from tfdml.mining.composing import Distance, Miner
+from tfdml.mining.relations import Relation, as_relation
+from tfdml.pairs import Pairs, pairs_of_replica
 from tfdml.saving import SavedByArguments, in_words
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
@@ -35,7 +37,7 @@ class LabelledLoss(SavedByArguments, keras.losses.Loss):
         """The reduced loss of labels (B,) and predictions (B, ...), scaled for the replicas as Keras does."""
         with keras.name_scope(self.name):
             y_pred = ops.cast(ops.convert_to_tensor(y_pred), "float32")
-            values = self.call(pairwise.as_labels(y_true), y_pred)
+            values = self.call(self.as_labels(y_true), y_pred)
             value = self.reduce(values, sample_weight)
             if self.reduction not in _MEANS or replicas.count() == 1:
                 return value
@@ -43,6 +45,10 @@ class LabelledLoss(SavedByArguments, keras.losses.Loss):
             # expects the local mean divided by their number, which differs if replicas hold unequal numbers of images.
             exact = value * self._share(values, sample_weight)
             return exact + ops.stop_gradient(value / replicas.count() - exact)
+
+    def as_labels(self, labels):
+        """Labels as `call` takes them: integers (B,)."""
+        return pairwise.as_labels(labels)
 
     def _share(self, values, sample_weight):
         """How much this replica's mean weighs in that of the global batch."""
@@ -72,29 +78,56 @@ class LabelledLoss(SavedByArguments, keras.losses.Loss):
         return in_words(self)
 
 
-class EmbeddingLoss(LabelledLoss):
+class PairLoss(LabelledLoss):
     """A loss over the pairs of a batch of embeddings (B, d).
 
-    Subclasses define `anchor_losses(labels, embeddings)`. Under a distribution strategy the pairs are those of the
-    global batch: each replica gathers the embeddings of all and keeps the values of its own anchors, so that the
-    update equals the one of a single device on the whole batch. A loss that `divides` computes no more than those: its
-    matrices are (n, N) for n of N images.
+    A subclass defines `anchor_losses(pairs)`, one value per anchor. It works unchanged on one device, on several
+    replicas and workers, with gradient caching, with a cross-batch memory and with label sets: `tfdml.pairs.Pairs`
+    holds what differs. Under a distribution strategy the pairs are those of the global batch, and the update equals
+    that of a single device on the whole batch.
 
     Attributes:
-        positives: What says which images belong together, see `with_positives`; None for the equality of labels.
+        positives: Which images belong together, see `with_positives`; None for equal labels.
+        distance: What `pairs.distances()` are: a name of `tfdml.pairwise.DISTANCES`, a `tfdml.mining.Distance`, or a
+            function of two matrices.
+        mining: A `tfdml.mining.Miner` or a function from `Pairs` to `Pairs`; a name or None for a choice that the
+            subclass makes itself.
+        whole_batch: Whether `anchor_losses` needs all anchors of the batch, because values depend on one another. Each
+            replica then computes them all.
+        within_batch: Whether the references must be the anchors themselves, so that no memory can be added to them.
+
+    Example:
+        >>> @keras.saving.register_keras_serializable("mine")
+        ... class NearestNegativeLoss(tfdml.losses.PairLoss):
+        ...     def anchor_losses(self, pairs):
+        ...         nearest = keras.ops.min(keras.ops.where(pairs.negatives, pairs.distances(), 2.0), axis=1)
+        ...         return 2.0 - nearest
+        >>> float(NearestNegativeLoss()([0, 1], [[1.0, 0.0], [0.0, 1.0]]))  # 2 - sqrt(2)
+        0.5857864
     """
 
-    positives = None
+    positives: Relation | Callable | None = None
+    distance: str | Distance | Callable = "euclidean"
+    mining: str | Miner | Callable | None = None
+
+    @property
+    def whole_batch(self) -> bool:
+        """Whether `anchor_losses` needs all anchors of the batch; by default not."""
+        return False
+
+    @property
+    def within_batch(self) -> bool:
+        """Whether the references must be the anchors themselves; by default not."""
+        return False
 
     def with_positives(self, positives):
-        """The same loss where labels are sets or hierarchies: rows (B, L), of which `positives` makes the pairs.
+        """Returns the same loss for labels that are sets or levels of a hierarchy: rows (B, L).
 
-        Every loss on pairs and every miner takes the positives and negatives from it. Pairs are judged one by one, so
-        that two positives of an image need not belong together.
+        Pairs are judged one by one, so that two positives of an image need not belong together.
 
         Args:
-            positives: `tfdml.mining.SameLabel(column)`, `tfdml.mining.shares_a_label`, or an object or function of
-                one's own: a `tfdml.mining.Relation`. Labels (B,) reach it as (B, 1).
+            positives: Which images belong together: `tfdml.mining.SameLabel(column)`, `tfdml.mining.shares_a_label`,
+                or another `tfdml.mining.Relation` or function. Labels (B,) reach it as (B, 1).
 
         Returns:
             A new loss, saved with `positives`.
@@ -108,9 +141,9 @@ class EmbeddingLoss(LabelledLoss):
             >>> float(tfdml.losses.TripletLoss(0.1).with_positives(by_make)(model_and_make, embeddings))
             0.1
         """
-        again = type(self).from_config(self.get_config())
-        again.positives = as_relation(positives)
-        return again
+        loss = type(self).from_config(self.get_config())
+        loss.positives = as_relation(positives)
+        return loss
 
     @override
     def get_config(self):
@@ -121,59 +154,55 @@ class EmbeddingLoss(LabelledLoss):
 
     @classmethod
     def from_config(cls, config):
-        """The loss that `get_config` describes."""
+        """Creates the loss that `get_config` describes."""
         loss = super().from_config({name: value for name, value in config.items() if name != "positives"})
         if config.get("positives") is not None:
             loss.positives = as_relation(config["positives"])
         return loss
 
-    def __call__(self, y_true, y_pred, sample_weight=None):
-        """The reduced loss of labels (B,), or (B, L) with `positives`, and embeddings (B, d)."""
-        with pairwise.positives_by(self.positives):
-            return super().__call__(y_true, y_pred, sample_weight)
+    @override
+    def as_labels(self, labels):
+        return pairwise.as_labels(labels, rows=self.positives is not None)
 
     def call(self, labels, embeddings):
-        """One value per anchor: (B,), (B, d) -> (B,)."""
-        with pairwise.positives_by(self.positives):
-            return self._own_values(labels, embeddings)
-
-    def _own_values(self, labels, embeddings):
-        labels = pairwise.as_labels(labels)
+        """Computes one value per anchor: (B,), or (B, L) with `positives`, and (B, d) -> (B,)."""
+        labels = self.as_labels(labels)
         check_rank(self.name, embeddings, 2, "embeddings (B, d)")
         num_local = ops.shape(labels)[0]
         labels, embeddings = replicas.gather(labels), replicas.gather(ops.cast(embeddings, "float32"))
-        if not self.divides:
-            return replicas.local_rows(self._values(labels, embeddings), num_local)
-        with replicas.own_rows(num_local, ops.shape(labels)[0]):
-            return self._values(labels, embeddings)
-
-    def of_batch(self, labels, embeddings):
-        """The reduced loss of the global batch; within `pairwise.only_rows` the part of it that its rows make up."""
-        with pairwise.positives_by(self.positives):
-            value = self.reduce(self._values(labels, ops.cast(embeddings, "float32")))
-        return value if self.reduction == "sum" else value * replicas.share_of_rows()
-
-    def _values(self, labels, embeddings):
-        """`anchor_losses`, and NaN for every anchor if an embedding has a NaN, which masks and miners may hide."""
-        values = ops.convert_to_tensor(self.anchor_losses(labels, embeddings))
-        check_rank(self.name, values, 1, "one value per anchor (B,) from anchor_losses, which the base class reduces")
-        return values + nan_if_any(embeddings)
+        whole = self.needs_whole_batch
+        pairs = pairs_of_replica({"": embeddings}, labels, self.positives, num_local, whole)[""]
+        values = self.values_of(pairs)
+        return replicas.local_rows(values, num_local) if whole else values
 
     @property
-    def divides(self) -> bool:
-        """Whether `anchor_losses` within `pairwise.only_rows` gives the values of these rows alone, at their cost."""
-        return False
+    def needs_whole_batch(self) -> bool:
+        """Whether the loss or its miner needs all anchors of the batch."""
+        return self.whole_batch or getattr(self.mining, "whole_batch", False)
 
-    @property
-    def takes_more_columns(self) -> bool:
-        """Whether the value of an anchor depends on no other row of the matrices, but for sums over rows.
+    def values_of(self, pairs: Pairs):
+        """Computes one value per anchor, (b,), of the pairs that `mining` keeps."""
+        pairs = pairs.map(lambda x: ops.cast(x, "float32")).using(self.distance)
+        if callable(self.mining):
+            kept = self.mining(pairs.without_gradient())
+            if not isinstance(kept, Pairs):
+                name = getattr(self.mining, "__name__", type(self.mining).__name__)
+                raise ValueError(f"mining {name} must return pairs.keep(positives, negatives), not {kept!r}")
+            pairs = pairs.keep(kept.positives, kept.negatives)
+        values = ops.convert_to_tensor(self.anchor_losses(pairs))
+        check_rank(self.name, values, 1, "one value per anchor (b,) from anchor_losses, which the base class reduces")
+        # A mask or a miner may hide a NaN.
+        return values + nan_if_any(pairs.references)
 
-        Then vectors may be added to compare with that are no anchors, such as those of a memory.
-        """
-        return self.divides
+    def of_pairs(self, pairs: Pairs):
+        """Computes the reduced loss of the batch, or the part of it that these anchors make up."""
+        total = ops.sum(self.values_of(pairs))
+        if self.reduction == "sum":
+            return total
+        return total / ops.maximum(ops.cast(pairs.num_anchors, "float32"), 1.0)
 
-    def anchor_losses(self, labels, embeddings):
-        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
+    def anchor_losses(self, pairs: Pairs):
+        """Computes one value per anchor: (b,)."""
         raise TypeError(f"{type(self).__name__} must define anchor_losses()")
 
     @property
@@ -181,36 +210,18 @@ class EmbeddingLoss(LabelledLoss):
         """Whether values are scaled so that their mean is a mean over pairs (else their sum is a sum over pairs)."""
         return self.reduction != "sum"
 
-    def over_pairs(self, values, mask):
-        """One value per anchor from pair values (N, N): their mean over anchors is the mean over the pairs of `mask`.
+    def over_pairs(self, pairs: Pairs, values, mask):
+        """Computes one value per anchor, whose mean over anchors is the mean of `values` over the pairs of `mask`.
 
-        Under `reduction="sum"` the row sums themselves, so that the loss is the plain sum over (ordered) pairs.
+        Under `reduction="sum"` these are the row sums, so that the loss is the plain sum over (ordered) pairs.
 
         Args:
-            values: (N, N) pair values.
-            mask: (N, N) the pairs that count.
+            pairs: The pairs that `anchor_losses` was given.
+            values: (b, B), one for each pair; or (b, 1), one for each anchor.
+            mask: Booleans of the same shape, the pairs that count.
         """
         rows = pairwise.masked_sum(values, mask, axis=1)
-        if not self.averages_pairs:
-            return rows
-        return scale_to_mean(rows, pairwise.masked_count(mask))
-
-
-class MinedLoss(EmbeddingLoss):
-    """A loss whose user may choose the pairs by `mining`, and perhaps the `distance`: a name, or an object.
-
-    Attributes:
-        mining: A name, or a `tfdml.mining.Miner`; None for all pairs.
-        distance: A name, or a `tfdml.mining.Distance`; None where the loss has one of its own.
-    """
-
-    mining: str | Miner | None = "all"
-    distance: str | Distance | None = None
-
-    @property
-    def divides(self):
-        """Yes, save with objects, which see square matrices."""
-        return is_named(self.distance, self.mining)
+        return pairs.scale_to_mean(rows, pairwise.masked_count(mask)) if self.averages_pairs else rows
 
 
 def nan_if_any(x, axis=None):

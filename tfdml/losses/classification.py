@@ -11,7 +11,6 @@ from tfdml import pairwise
 from tfdml.arguments import number, share
 from tfdml.errors import UserError
 from tfdml.losses.base import LabelledLoss, check_rank, nan_if_any
-from tfdml.losses.masked import masked_logsumexp
 
 
 def target_mask(labels, num_classes):
@@ -94,7 +93,7 @@ class ClassSimilarityLoss(LabelledLoss):
         """One value per image: (B, C), (B, C) -> (B,); `target_mask` is true at each image's own class."""
         logits = self.logits(similarities, target_mask)
         # softplus(log sum of the others - own) keeps its digits where the softmax is all but sure.
-        others = masked_logsumexp(logits, ops.logical_not(target_mask), axis=1)
+        others = pairwise.masked_logsumexp(logits, ops.logical_not(target_mask), axis=1)
         own = pairwise.masked_sum(logits, target_mask, axis=1)
         values = ops.softplus(others - own)
         # The cross-entropy with (1 - e) of the target at the own class and e / C at each.

@@ -5,14 +5,13 @@ from __future__ import annotations
 import keras
 from keras import ops
 
-from tfdml import pairwise
 from tfdml.arguments import number, one_of
-from tfdml.losses.base import MinedLoss
-from tfdml.mining.composing import as_distance, as_miner, keep_pairs, matrix_of
+from tfdml.losses.base import PairLoss
+from tfdml.mining.composing import as_distance, as_miner
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class ContrastiveLoss(MinedLoss):
+class ContrastiveLoss(PairLoss):
     """Contrastive loss: positives are pulled together, negatives pushed beyond a margin.
 
     L = (1/|P|) sum over positives of d_ij + (1/|N|) sum over negatives of [margin - d_ij]_+
@@ -54,24 +53,23 @@ class ContrastiveLoss(MinedLoss):
     ):
         super().__init__(reduction=reduction, name=name)
         self.distance = as_distance(distance)
-        self.mining = as_miner(mining, distance=self.distance)
+        self.mining = as_miner(mining)
         # -x.y is negative where vectors are alike, as may be what an object gives; no other distance is below 0.
         may_be_negative = self.distance == "dot" or not isinstance(self.distance, str)
         self.margin = number("margin", margin, at_least=None if may_be_negative else 0)
         one_of("average", average, ("active", "all"))
         self.average = average
 
-    def anchor_losses(self, labels, embeddings):
-        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
-        distances = matrix_of(self.distance, embeddings)
-        positives, negatives = keep_pairs(self.mining, distances, labels, self.distance)
+    def anchor_losses(self, pairs):
+        """Computes one value per anchor: (b,)."""
+        distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
         hinge = ops.relu(self.margin - distances)
         counted = ops.logical_and(negatives, hinge > 0) if self.average == "active" else negatives
-        return self.over_pairs(distances, positives) + self.over_pairs(hinge, counted)
+        return self.over_pairs(pairs, distances, positives) + self.over_pairs(pairs, hinge, counted)
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class CosineContrastiveLoss(MinedLoss):
+class CosineContrastiveLoss(PairLoss):
     """Contrastive loss on cosine similarities s_ij, squared in the positives and linear in the negatives.
 
     L = (1/|P|) sum over positives of (s_ij - 1)^2 / 2 + (1/|N|) sum over negatives of [s_ij - margin]_+ / 2
@@ -95,23 +93,24 @@ class CosineContrastiveLoss(MinedLoss):
     Source: the contrastive loss of the public code of Jacob et al., "Metric Learning With HORDE", ICCV 2019.
     """
 
+    distance = "cosine"
+
     def __init__(self, margin=0.5, reduction="sum_over_batch_size", name="cosine_contrastive_loss", mining="all"):
         super().__init__(reduction=reduction, name=name)
         self.margin = number("margin", margin, at_least=-1, at_most=1)
-        self.mining = as_miner(mining, distance="cosine")
+        self.mining = as_miner(mining)
 
-    def anchor_losses(self, labels, embeddings):
-        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
-        cosines = pairwise.cosine_similarities(embeddings)
-        positives, negatives = keep_pairs(self.mining, 1.0 - cosines, labels, "cosine")
+    def anchor_losses(self, pairs):
+        """Computes one value per anchor: (b,)."""
+        cosines, positives, negatives = pairs.cosines(), pairs.positives, pairs.negatives
         hinge = ops.relu(cosines - self.margin)
         active = ops.logical_and(negatives, hinge > 0)
-        pull = self.over_pairs(ops.square(cosines - 1.0), positives)
-        return 0.5 * (pull + self.over_pairs(hinge, active))
+        pull = self.over_pairs(pairs, ops.square(cosines - 1.0), positives)
+        return 0.5 * (pull + self.over_pairs(pairs, hinge, active))
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class BinomialDevianceLoss(MinedLoss):
+class BinomialDevianceLoss(PairLoss):
     """Binomial deviance on cosine similarities s_ij.
 
     L = (1/|P|) sum over positives of ln(1 + exp(-alpha (s_ij - beta)))
@@ -140,6 +139,8 @@ class BinomialDevianceLoss(MinedLoss):
     Confused Adversarial Metric Learning", AAAI 2019, eq. 10.
     """
 
+    distance = "cosine"
+
     def __init__(
         self,
         alpha=2.0,
@@ -153,12 +154,11 @@ class BinomialDevianceLoss(MinedLoss):
         self.alpha = number("alpha", alpha, above=0)
         self.beta = number("beta", beta)
         self.negative_cost = number("negative_cost", negative_cost, above=0)
-        self.mining = as_miner(mining, distance="cosine")
+        self.mining = as_miner(mining)
 
-    def anchor_losses(self, labels, embeddings):
-        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
-        cosines = pairwise.cosine_similarities(embeddings)
-        positives, negatives = keep_pairs(self.mining, 1.0 - cosines, labels, "cosine")
+    def anchor_losses(self, pairs):
+        """Computes one value per anchor: (b,)."""
+        cosines, positives, negatives = pairs.cosines(), pairs.positives, pairs.negatives
         logits = self.alpha * (cosines - self.beta)
-        pull = self.over_pairs(ops.softplus(-logits), positives)
-        return pull + self.over_pairs(ops.softplus(self.negative_cost * logits), negatives)
+        pull = self.over_pairs(pairs, ops.softplus(-logits), positives)
+        return pull + self.over_pairs(pairs, ops.softplus(self.negative_cost * logits), negatives)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import keras
 from keras import ops
 
-from tfdml import pairwise
 from tfdml.arguments import number
-from tfdml.losses.base import EmbeddingLoss
-from tfdml.losses.masked import scale_to_mean
+from tfdml.losses.base import PairLoss
 from tfdml.mining import negative_probabilities
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class MarginLoss(EmbeddingLoss):
+class MarginLoss(PairLoss):
     """Margin loss with distance-weighted negatives and a fixed boundary.
 
     L = (1/#active) sum over positive pairs (a, p) of [d_ap - beta + alpha]_+ + [beta + alpha - d_an]_+
@@ -48,33 +46,27 @@ class MarginLoss(EmbeddingLoss):
         self.alpha = number("alpha", alpha, at_least=0)
         self.beta = number("beta", beta, at_least=0, at_most=2)
 
-    @property
-    def divides(self):
-        """Yes."""
-        return True
-
-    def anchor_losses(self, labels, embeddings):
-        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
-        rows, active = margin_hinges(labels, embeddings, self.alpha, self.beta)
-        return scale_to_mean(rows, active) if self.averages_pairs else rows
+    def anchor_losses(self, pairs):
+        """Computes one value per anchor: (b,)."""
+        rows, active = margin_hinges(pairs, self.alpha, self.beta)
+        return pairs.scale_to_mean(rows, active) if self.averages_pairs else rows
 
 
-def margin_hinges(labels, embeddings, alpha, beta):
+def margin_hinges(pairs, alpha, beta):
     """The hinges around the boundary beta, in expectation over distance-weighted negatives.
 
     Args:
-        labels: (B,) integers.
-        embeddings: (B, d).
+        pairs: `tfdml.pairs.Pairs`.
         alpha: The margin.
-        beta: The boundary: a number, or (B, 1), one for each anchor.
+        beta: The boundary: a number, or (b, 1), one for each anchor.
 
     Returns:
-        (B,), the sum of each anchor's hinges, and the expected number of active ones in the batch.
+        (b,), the sum of each anchor's hinges, and the expected number of active ones of these anchors.
     """
-    distances = pairwise.distances(embeddings)
-    positives = ops.cast(pairwise.positive_mask(labels), "float32")
+    distances = pairs.distances("euclidean")
+    positives = ops.cast(pairs.positives, "float32")
     # Each positive of an anchor brings a negative: expected, the probability times the number of positives.
-    drawn = ops.sum(positives, axis=1, keepdims=True) * negative_probabilities(embeddings, labels)
+    drawn = ops.sum(positives, axis=1, keepdims=True) * negative_probabilities(pairs)
     pull, push = ops.relu(distances - beta + alpha), ops.relu(beta + alpha - distances)
     active = ops.sum(ops.where(pull > 0, positives, 0.0) + ops.where(push > 0, drawn, 0.0))
     return ops.sum(positives * pull + drawn * push, axis=1), active

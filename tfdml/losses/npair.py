@@ -9,12 +9,11 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.arguments import number
-from tfdml.losses.base import EmbeddingLoss
-from tfdml.losses.masked import masked_logsumexp
+from tfdml.losses.base import PairLoss
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class NPairLoss(EmbeddingLoss):
+class NPairLoss(PairLoss):
     """N-pair loss on dot products.
 
     L = (1/|P|) sum over positive pairs (a, p) of ln(1 + sum over negatives n of a of exp(x_a.x_n - x_a.x_p))
@@ -56,23 +55,18 @@ class NPairLoss(EmbeddingLoss):
         self.l2 = number("l2", l2, at_least=0)
         self.scale = None if scale is None else number("scale", scale, above=0)
 
-    @property
-    def divides(self):
-        """Yes."""
-        return True
-
-    def anchor_losses(self, labels, embeddings):
-        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
+    def anchor_losses(self, pairs):
+        """Computes one value per anchor: (b,)."""
         if self.scale is not None:
-            embeddings = self.scale * pairwise.l2_normalize(embeddings)
-        products = pairwise.dot_products(embeddings)
-        negatives = masked_logsumexp(products, pairwise.negative_mask(labels), axis=1)
-        rows = self.over_pairs(ops.softplus(negatives[:, None] - products), pairwise.positive_mask(labels))
-        return rows + self.l2 * ops.sum(ops.square(pairwise.own(embeddings)), axis=1) if self.l2 else rows
+            pairs = pairs.map(lambda x: self.scale * pairwise.l2_normalize(x))
+        products = pairs.products()
+        negatives = pairwise.masked_logsumexp(products, pairs.negatives, axis=1)
+        rows = self.over_pairs(pairs, ops.softplus(negatives[:, None] - products), pairs.positives)
+        return rows + self.l2 * ops.sum(ops.square(pairs.anchors), axis=1) if self.l2 else rows
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class AngularLoss(EmbeddingLoss):
+class AngularLoss(PairLoss):
     """Angular loss: the angle at the negative of the triangle anchor, positive, negative is bounded by alpha.
 
     L = (1/|P|) sum over positive pairs (a, p) of ln(1 + sum over negatives n of exp(f_apn)),
@@ -101,16 +95,18 @@ class AngularLoss(EmbeddingLoss):
     Source: Wang et al., "Deep Metric Learning with Angular Loss", ICCV 2017, sec. 3.
     """
 
+    whole_batch = within_batch = True
+
     def __init__(self, alpha_degrees=45.0, reduction="sum_over_batch_size", name="angular_loss"):
         super().__init__(reduction=reduction, name=name)
         self.alpha_degrees = number("alpha_degrees", alpha_degrees, above=0, at_most=65)
 
-    def anchor_losses(self, labels, embeddings):
-        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
+    def anchor_losses(self, pairs):
+        """Computes one value per anchor: (b,)."""
         squared_tangent = math.tan(math.radians(self.alpha_degrees)) ** 2
-        cosines = pairwise.cosine_similarities(embeddings)
-        negatives = pairwise.negative_mask(labels)
-        positives = ops.logical_and(pairwise.positive_mask(labels), ops.any(negatives, axis=1, keepdims=True))
+        cosines = pairs.cosines()
+        negatives = pairs.negatives
+        positives = ops.logical_and(pairs.positives, ops.any(negatives, axis=1, keepdims=True))
         scaled = 4.0 * squared_tangent * cosines
         # exp(c s_an) exp(c s_pn), each relative to its row's largest: at 65 degrees the product is above e^-74.
         largest = ops.stop_gradient(ops.max(ops.where(negatives, scaled, -1e30), axis=1, keepdims=True, initial=-1e30))
@@ -122,4 +118,4 @@ class AngularLoss(EmbeddingLoss):
         summed = ops.where(positives, summed, 1.0)
         over_negatives = ops.log(summed) + largest + ops.transpose(largest)
         exponents = over_negatives - 2.0 * (1.0 + squared_tangent) * cosines
-        return self.over_pairs(ops.softplus(ops.where(positives, exponents, 0.0)), positives)
+        return self.over_pairs(pairs, ops.softplus(ops.where(positives, exponents, 0.0)), positives)

@@ -7,15 +7,14 @@ import math
 import keras
 from keras import ops
 
-from tfdml import pairwise, replicas
+from tfdml import pairwise
 from tfdml.arguments import number
-from tfdml.losses.base import MinedLoss
-from tfdml.losses.masked import masked_logsumexp
-from tfdml.mining.composing import as_distance, as_miner, keep_pairs, matrix_of
+from tfdml.losses.base import PairLoss
+from tfdml.mining.composing import as_distance, as_miner
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class NTXentLoss(MinedLoss):
+class NTXentLoss(PairLoss):
     """Normalised temperature-scaled cross-entropy (InfoNCE) on cosines s, with one term for each positive pair.
 
     L = -(1/|P|) sum over positive pairs (a, p) of
@@ -45,23 +44,24 @@ class NTXentLoss(MinedLoss):
     den Oord, Li, Vinyals, "Representation Learning with Contrastive Predictive Coding", 2018, eq. 4.
     """
 
+    distance = "cosine"
+
     def __init__(self, temperature=0.07, reduction="sum_over_batch_size", name="nt_xent_loss", mining="all"):
         super().__init__(reduction=reduction, name=name)
         self.temperature = number("temperature", temperature, above=0)
-        self.mining = as_miner(mining, distance="cosine")
+        self.mining = as_miner(mining)
 
-    def anchor_losses(self, labels, embeddings):
-        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
-        cosines = pairwise.cosine_similarities(embeddings)
-        positives, negatives = keep_pairs(self.mining, 1.0 - cosines, labels, "cosine")
+    def anchor_losses(self, pairs):
+        """Computes one value per anchor: (b,)."""
+        cosines, positives, negatives = pairs.cosines(), pairs.positives, pairs.negatives
         logits = cosines / self.temperature
         # Relative to each positive, so that a sure pair keeps its digits.
-        relative = masked_logsumexp(logits, negatives, axis=1)[:, None] - logits
-        return self.over_pairs(ops.softplus(relative), positives)
+        relative = pairwise.masked_logsumexp(logits, negatives, axis=1)[:, None] - logits
+        return self.over_pairs(pairs, ops.softplus(relative), positives)
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class SoftNearestNeighborLoss(MinedLoss):
+class SoftNearestNeighborLoss(PairLoss):
     """Soft nearest neighbour loss: how likely an anchor's neighbour, drawn by distance, is of another class.
 
     L_a = -ln( sum over positives p of exp(-d_ap / T) / sum over all j != a of exp(-d_aj / T) )
@@ -104,20 +104,21 @@ class SoftNearestNeighborLoss(MinedLoss):
         super().__init__(reduction=reduction, name=name)
         self.temperature = number("temperature", temperature, above=0)
         self.distance = as_distance(distance)
-        self.mining = as_miner(mining, distance=self.distance)
+        self.mining = as_miner(mining)
 
-    def anchor_losses(self, labels, embeddings):
-        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
-        distances = matrix_of(self.distance, embeddings)
-        positives, negatives = keep_pairs(self.mining, distances, labels, self.distance)
+    def anchor_losses(self, pairs):
+        """Computes one value per anchor: (b,)."""
+        distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
         logits = -distances / self.temperature
         # ln(1 + others / positives), which keeps its digits where the anchor is sure.
-        values = ops.softplus(masked_logsumexp(logits, negatives, 1) - masked_logsumexp(logits, positives, 1))
-        return self.over_pairs(values[:, None], ops.any(positives, axis=1)[:, None])
+        values = ops.softplus(
+            pairwise.masked_logsumexp(logits, negatives, 1) - pairwise.masked_logsumexp(logits, positives, 1)
+        )
+        return self.over_pairs(pairs, values[:, None], ops.any(positives, axis=1)[:, None])
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class TupletMarginLoss(MinedLoss):
+class TupletMarginLoss(PairLoss):
     """Tuplet margin loss: a positive, brought nearer by an angle, among all negatives of its anchor; on cosines.
 
     L = (1/|P|) sum over positive pairs (a, p) of
@@ -154,6 +155,8 @@ class TupletMarginLoss(MinedLoss):
     Source: Yu and Tao, "Deep Metric Learning with Tuplet Margin Loss", ICCV 2019, sec. 3.
     """
 
+    distance = "cosine"
+
     def __init__(
         self,
         margin_degrees=5.73,
@@ -169,33 +172,36 @@ class TupletMarginLoss(MinedLoss):
         self.scale = number("scale", scale, above=0)
         self.variance_weight = number("variance_weight", variance_weight, at_least=0)
         self.variance_slack = number("variance_slack", variance_slack, at_least=0, at_most=1)
-        self.mining = as_miner(mining, distance="cosine")
+        self.mining = as_miner(mining)
 
-    def anchor_losses(self, labels, embeddings):
-        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
-        cosines = pairwise.cosine_similarities(embeddings)
-        positives, negatives = keep_pairs(self.mining, 1.0 - cosines, labels, "cosine")
-        push = masked_logsumexp(self.scale * cosines, negatives, axis=1)
-        rows = self.over_pairs(
-            ops.softplus(push[:, None] - self.scale * self._with_slack(cosines, embeddings)), positives
-        )
-        return rows + self.variance_weight * self._variance(cosines, positives, negatives)
+    def anchor_losses(self, pairs):
+        """Computes one value per anchor: (b,)."""
+        cosines, positives, negatives = pairs.cosines(), pairs.positives, pairs.negatives
+        push = pairwise.masked_logsumexp(self.scale * cosines, negatives, axis=1)
+        rows = self.over_pairs(pairs, ops.softplus(push[:, None] - self.scale * self._with_slack(pairs)), positives)
+        return rows + self.variance_weight * self._variance(pairs)
 
-    def _with_slack(self, cosines, embeddings):
+    @property
+    def whole_batch(self):
+        """Whether the mean cosines of the batch count, which carry a gradient."""
+        return self.variance_weight > 0
+
+    def _with_slack(self, pairs):
         """cos(theta - margin)."""
         margin = math.radians(self.margin_degrees)
-        unit = pairwise.l2_normalize(embeddings)
-        nonzero = ops.any(unit != 0, axis=1)
+        unit = pairs.map(pairwise.l2_normalize)
+        anchors, references = (ops.any(vectors != 0, axis=1) for vectors in (unit.anchors, unit.references))
         # 1 - cos as half a squared distance, which is exactly 0 for duplicates: the sine is steep there.
-        both = ops.logical_and(pairwise.own(nonzero)[:, None], nonzero[None, :])
-        apart = ops.where(both, 0.5 * pairwise.squared_distances(unit), 1.0 - cosines)
+        nonzero = ops.logical_and(anchors[:, None], references[None, :])
+        apart = ops.where(nonzero, 0.5 * unit.distances("sqeuclidean"), pairs.distances("cosine"))
         sines = pairwise.safe_sqrt(apart * (2.0 - apart))
         return (1.0 - apart) * math.cos(margin) + sines * math.sin(margin)
 
-    def _variance(self, cosines, positives, negatives):
+    def _variance(self, pairs):
         if not self.variance_weight:
             return 0.0
-        least = (1.0 - self.variance_slack) * replicas.mean_of(cosines, positives)
-        most = (1.0 + self.variance_slack) * replicas.mean_of(cosines, negatives)
-        pull = self.over_pairs(ops.square(ops.relu(least - cosines)), positives)
-        return pull + self.over_pairs(ops.square(ops.relu(cosines - most)), negatives)
+        cosines, positives, negatives = pairs.cosines(), pairs.positives, pairs.negatives
+        least = (1.0 - self.variance_slack) * pairwise.masked_mean(cosines, positives)
+        most = (1.0 + self.variance_slack) * pairwise.masked_mean(cosines, negatives)
+        pull = self.over_pairs(pairs, ops.square(ops.relu(least - cosines)), positives)
+        return pull + self.over_pairs(pairs, ops.square(ops.relu(cosines - most)), negatives)

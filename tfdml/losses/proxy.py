@@ -9,7 +9,6 @@ from tfdml import pairwise, replicas
 from tfdml.arguments import number
 from tfdml.losses.base import check_rank, nan_if_any
 from tfdml.losses.classification import ClassSimilarityLoss, target_mask
-from tfdml.losses.masked import masked_logsumexp
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -45,7 +44,7 @@ class ProxyNCALoss(ClassSimilarityLoss):
         """One value per image; 0 where there is no other class."""
         logits = self.scale * similarities
         others = ops.logical_not(target_mask)
-        values = masked_logsumexp(logits, others, axis=1) - pairwise.masked_sum(logits, target_mask, axis=1)
+        values = pairwise.masked_logsumexp(logits, others, axis=1) - pairwise.masked_sum(logits, target_mask, axis=1)
         return ops.where(ops.any(others, axis=1), values, 0.0)
 
 
@@ -123,8 +122,10 @@ class ProxyAnchorLoss(ClassSimilarityLoss):
         num_local, num_classes = ops.shape(labels)[0], similarities.shape[1]
         labels, similarities = replicas.gather(labels), replicas.gather(ops.cast(similarities, "float32"))
         mask = target_mask(labels, num_classes)
-        pull = ops.softplus(masked_logsumexp(-self.alpha * (similarities - self.margin), mask, axis=0))
-        push = ops.softplus(masked_logsumexp(self.alpha * (similarities + self.margin), ops.logical_not(mask), axis=0))
+        pull = ops.softplus(pairwise.masked_logsumexp(-self.alpha * (similarities - self.margin), mask, axis=0))
+        push = ops.softplus(
+            pairwise.masked_logsumexp(self.alpha * (similarities + self.margin), ops.logical_not(mask), axis=0)
+        )
         present = pairwise.masked_count(ops.any(mask, axis=0))
         if self.reduction == "sum":
             value = (ops.sum(pull) + ops.sum(push)) / ops.cast(ops.shape(labels)[0], "float32")

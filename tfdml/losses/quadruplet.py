@@ -7,12 +7,12 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.arguments import number, one_of
-from tfdml.losses.base import EmbeddingLoss
-from tfdml.mining.composing import as_distance, as_miner, keep_pairs, matrix_of
+from tfdml.losses.base import PairLoss
+from tfdml.mining.composing import as_distance, as_miner
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class QuadrupletLoss(EmbeddingLoss):
+class QuadrupletLoss(PairLoss):
     """Quadruplet loss over all triplets and quadruplets of a batch.
 
     L = (1/N) sum over images i of ( E_jk [d_ij - d_ik + margin]_+ + E_jkl [d_ij - d_kl + pair_margin]_+ )
@@ -49,6 +49,8 @@ class QuadrupletLoss(EmbeddingLoss):
     for Person Re-Identification", CVPR 2017.
     """
 
+    whole_batch = within_batch = True
+
     def __init__(
         self,
         margin=0.2,
@@ -64,13 +66,12 @@ class QuadrupletLoss(EmbeddingLoss):
         self.margin = number("margin", margin)
         self.pair_margin = number("pair_margin", pair_margin)
         self.distance = as_distance(distance)
-        self.mining = as_miner(mining, distance=self.distance)
+        self.mining = as_miner(mining)
         self.average = average
 
-    def anchor_losses(self, labels, embeddings):
-        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
-        distances = matrix_of(self.distance, embeddings)
-        positives, negatives = keep_pairs(self.mining, distances, labels, self.distance)
+    def anchor_losses(self, pairs):
+        """Computes one value per anchor: (b,)."""
+        distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
         hinges, active = _below(distances, positives, negatives, self.margin)
         triplets = self._mean(hinges, active, positives, pairwise.masked_count(negatives, axis=1))
         size = ops.shape(distances)[0]

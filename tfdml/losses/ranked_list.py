@@ -7,13 +7,12 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.arguments import number
-from tfdml.losses.base import MinedLoss
-from tfdml.losses.masked import masked_logsumexp
-from tfdml.mining.composing import as_miner, keep_pairs
+from tfdml.losses.base import PairLoss
+from tfdml.mining.composing import as_miner
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class RankedListLoss(MinedLoss):
+class RankedListLoss(PairLoss):
     """Ranked list loss on Euclidean distances d.
 
     L = (1/B) sum over anchors i of (1 - balance) sum over P_i of w_ij (d_ij - (boundary - margin))
@@ -68,12 +67,11 @@ class RankedListLoss(MinedLoss):
         self.negative_temperature = number("negative_temperature", negative_temperature, at_least=0)
         self.positive_temperature = number("positive_temperature", positive_temperature, at_least=0)
         self.balance = number("balance", balance, at_least=0, at_most=1)
-        self.mining = as_miner(mining, distance="euclidean")
+        self.mining = as_miner(mining)
 
-    def anchor_losses(self, labels, embeddings):
-        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
-        distances = pairwise.distances(embeddings)
-        positives, negatives = keep_pairs(self.mining, distances, labels, "euclidean")
+    def anchor_losses(self, pairs):
+        """Computes one value per anchor: (b,)."""
+        distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
         pull = _weighted(distances - (self.boundary - self.margin), positives, self.positive_temperature)
         push = _weighted(self.boundary - distances, negatives, self.negative_temperature)
         return (1.0 - self.balance) * pull + self.balance * push
@@ -83,6 +81,6 @@ def _weighted(violations, mask, temperature):
     """The mean of each row's positive violations, weighted by exp(temperature * violation)."""
     active = ops.logical_and(mask, violations > 0)
     logits = temperature * ops.stop_gradient(violations)
-    shares = logits - masked_logsumexp(logits, active, axis=1)[:, None]
+    shares = logits - pairwise.masked_logsumexp(logits, active, axis=1)[:, None]
     weights = ops.where(active, ops.exp(ops.where(active, shares, 0.0)), 0.0)
     return ops.sum(ops.stop_gradient(weights) * ops.where(active, violations, 0.0), axis=1)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import keras
 from keras import ops
 
-from tfdml import pairwise, replicas
+from tfdml import pairwise
 from tfdml.arguments import integer
-from tfdml.losses.base import EmbeddingLoss
-from tfdml.losses.masked import scale_to_mean
+from tfdml.losses.base import PairLoss
 
 
 def soft_histograms(positions, mask, bins):
@@ -35,7 +34,7 @@ def soft_histograms(positions, mask, bins):
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class HistogramLoss(EmbeddingLoss):
+class HistogramLoss(PairLoss):
     """Histogram loss: the probability that a random negative pair is more similar than a random positive pair.
 
     L = sum over nodes r of p-_r (p+_1 + ... + p+_r)
@@ -62,30 +61,27 @@ class HistogramLoss(EmbeddingLoss):
     Source: Ustinova and Lempitsky, "Learning Deep Embeddings with Histogram Loss", NIPS 2016, sec. 3.
     """
 
+    whole_batch = True
+
     def __init__(self, bins=100, reduction="sum_over_batch_size", name="histogram_loss"):
         super().__init__(reduction=reduction, name=name)
         self.bins = integer("bins", bins, at_least=1)
 
-    @property
-    def divides(self):
-        """Yes."""
-        return True
-
-    def anchor_losses(self, labels, embeddings):
-        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
-        positions = (pairwise.cosine_similarities(embeddings) + 1.0) * (0.5 * self.bins)
-        positives, negatives = pairwise.positive_mask(labels), pairwise.negative_mask(labels)
-        positive_nodes = replicas.summed(ops.sum(soft_histograms(positions, positives, self.bins), axis=0))
-        num_positives = replicas.summed(pairwise.masked_count(positives))
+    def anchor_losses(self, pairs):
+        """Computes one value per anchor: (b,)."""
+        positions = (pairs.cosines() + 1.0) * (0.5 * self.bins)
+        positives, negatives = pairs.positives, pairs.negatives
+        positive_nodes = ops.sum(soft_histograms(positions, positives, self.bins), axis=0)
+        num_positives = pairwise.masked_count(positives)
         cumulative = ops.cumsum(positive_nodes) / ops.maximum(num_positives, 1.0)
         rows = ops.matmul(soft_histograms(positions, negatives, self.bins), cumulative)
         if not self.averages_pairs:
             return rows
-        return scale_to_mean(rows, pairwise.masked_count(negatives))
+        return pairs.scale_to_mean(rows, pairwise.masked_count(negatives))
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class FastAPLoss(EmbeddingLoss):
+class FastAPLoss(PairLoss):
     """FastAP: 1 minus the average precision of each anchor's ranking, with soft histograms for ranks.
 
     L_i = 1 - (1/|P_i|) sum over nodes r of h+_r H+_r / H_r
@@ -114,21 +110,16 @@ class FastAPLoss(EmbeddingLoss):
         super().__init__(reduction=reduction, name=name)
         self.bins = integer("bins", bins, at_least=1)
 
-    @property
-    def divides(self):
-        """Yes."""
-        return True
-
-    def anchor_losses(self, labels, embeddings):
-        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
-        positions = (1.0 - pairwise.cosine_similarities(embeddings)) * (0.5 * self.bins)
-        positives = pairwise.positive_mask(labels)
+    def anchor_losses(self, pairs):
+        """Computes one value per anchor: (b,)."""
+        positions = (1.0 - pairs.cosines()) * (0.5 * self.bins)
+        positives = pairs.positives
         relevant = soft_histograms(positions, positives, self.bins)
-        irrelevant = soft_histograms(positions, pairwise.negative_mask(labels), self.bins)
+        irrelevant = soft_histograms(positions, pairs.negatives, self.bins)
         relevant_within = ops.cumsum(relevant, axis=1)
         all_within = relevant_within + ops.cumsum(irrelevant, axis=1)
         reached = all_within > 0
         precision = ops.where(reached, relevant_within / ops.where(reached, all_within, 1.0), 0.0)
         num_positives = pairwise.masked_count(positives, axis=1)
         values = 1.0 - ops.sum(relevant * precision, axis=1) / ops.maximum(num_positives, 1.0)
-        return self.over_pairs(values[:, None], num_positives[:, None] > 0)
+        return self.over_pairs(pairs, values[:, None], num_positives[:, None] > 0)

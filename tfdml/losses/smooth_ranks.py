@@ -7,7 +7,7 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.arguments import integer, number
-from tfdml.losses.base import EmbeddingLoss
+from tfdml.losses.base import PairLoss
 from tfdml.losses.comparing import compare_with_positives
 
 
@@ -25,7 +25,7 @@ def _ahead(similarities, positives, others, temperature):
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class SmoothAPLoss(EmbeddingLoss):
+class SmoothAPLoss(PairLoss):
     """Smooth-AP: 1 minus the average precision of each anchor's ranking, its ranks counted by sigmoids of cosines s.
 
     L_i = 1 - (1/|P_i|) sum over positives j of (1 + sum over positives k != j of g(s_ik - s_ij))
@@ -57,23 +57,18 @@ class SmoothAPLoss(EmbeddingLoss):
         super().__init__(reduction=reduction, name=name)
         self.temperature = number("temperature", temperature, above=0)
 
-    @property
-    def divides(self):
-        """Yes."""
-        return True
-
-    def anchor_losses(self, labels, embeddings):
-        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
-        cosines = pairwise.cosine_similarities(embeddings)
-        positives, negatives = pairwise.positive_mask(labels), pairwise.negative_mask(labels)
+    def anchor_losses(self, pairs):
+        """Computes one value per anchor: (b,)."""
+        cosines = pairs.cosines()
+        positives, negatives = pairs.positives, pairs.negatives
         among_positives = 0.5 + _ahead(cosines, positives, positives, self.temperature)
         rank = among_positives + _ahead(cosines, positives, negatives, self.temperature)
         values = 1.0 - pairwise.masked_mean(among_positives / rank, positives, axis=1)
-        return self.over_pairs(values[:, None], ops.any(positives, axis=1)[:, None])
+        return self.over_pairs(pairs, values[:, None], ops.any(positives, axis=1)[:, None])
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class RecallAtKLoss(EmbeddingLoss):
+class RecallAtKLoss(PairLoss):
     """Recall@k surrogate: 1 minus a smooth recall among the first k of each anchor's ranking, averaged over several k.
 
     L_i = mean over k of 1 - min(sum over positives j of g_r(k - r_ij), k) / min(k, |P_i|),
@@ -117,16 +112,11 @@ class RecallAtKLoss(EmbeddingLoss):
         self.rank_temperature = number("rank_temperature", rank_temperature, above=0)
         self.recall_temperature = number("recall_temperature", recall_temperature, above=0)
 
-    @property
-    def divides(self):
-        """Yes."""
-        return True
-
-    def anchor_losses(self, labels, embeddings):
-        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
-        cosines = pairwise.cosine_similarities(embeddings)
-        positives = pairwise.positive_mask(labels)
-        others = ops.logical_or(positives, pairwise.negative_mask(labels))
+    def anchor_losses(self, pairs):
+        """Computes one value per anchor: (b,)."""
+        cosines = pairs.cosines()
+        positives = pairs.positives
+        others = ops.logical_or(positives, pairs.negatives)
         ranks = 0.5 + _ahead(cosines, positives, others, self.rank_temperature)
         num_positives = ops.maximum(pairwise.masked_count(positives, axis=1), 1.0)
         recalls = ops.zeros_like(num_positives)
@@ -134,4 +124,4 @@ class RecallAtKLoss(EmbeddingLoss):
             found = pairwise.masked_sum(ops.sigmoid((k - ranks) / self.recall_temperature), positives, axis=1)
             recalls = recalls + ops.minimum(found, float(k)) / ops.minimum(num_positives, float(k))
         values = 1.0 - recalls / len(self.k)
-        return self.over_pairs(values[:, None], ops.any(positives, axis=1)[:, None])
+        return self.over_pairs(pairs, values[:, None], ops.any(positives, axis=1)[:, None])

@@ -5,16 +5,15 @@ from __future__ import annotations
 import keras
 from keras import ops
 
-from tfdml import pairwise, replicas
+from tfdml import pairwise
 from tfdml.arguments import number
-from tfdml.losses.base import EmbeddingLoss, MinedLoss
-from tfdml.losses.masked import masked_logsumexp
+from tfdml.losses.base import PairLoss
 from tfdml.mining import multi_similarity_pairs
-from tfdml.mining.composing import as_distance, as_miner, keep_pairs, matrix_of
+from tfdml.mining.composing import as_distance, as_miner
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class MultiSimilarityLoss(MinedLoss):
+class MultiSimilarityLoss(PairLoss):
     """Multi-similarity loss on cosines s, with its mining of pairs.
 
     L = (1/B) sum over anchors i of (1/alpha) ln(1 + sum over mined positives of exp(-alpha (s_ik - base)))
@@ -43,6 +42,8 @@ class MultiSimilarityLoss(MinedLoss):
     Source: Wang et al., "Multi-Similarity Loss with General Pair Weighting", CVPR 2019, sec. 4.
     """
 
+    distance = "cosine"
+
     def __init__(
         self,
         alpha=2.0,
@@ -58,22 +59,22 @@ class MultiSimilarityLoss(MinedLoss):
         self.beta = number("beta", beta, above=0)
         self.base = number("base", base)
         self.mining_epsilon = None if mining_epsilon is None else number("mining_epsilon", mining_epsilon, at_least=0)
-        self.mining = None if mining is None else as_miner(mining, (), distance="cosine")
+        self.mining = None if mining is None else as_miner(mining, ())
 
-    def anchor_losses(self, labels, embeddings):
-        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
-        similarities = pairwise.cosine_similarities(embeddings)
-        positives, negatives = keep_pairs(self.mining, 1.0 - similarities, labels, "cosine")
+    def anchor_losses(self, pairs):
+        """Computes one value per anchor: (b,)."""
+        similarities, positives, negatives = pairs.cosines(), pairs.positives, pairs.negatives
         if self.mining is None and self.mining_epsilon is not None:
-            positives, negatives = multi_similarity_pairs(similarities, labels, self.mining_epsilon)
+            kept = multi_similarity_pairs(pairs, self.mining_epsilon)
+            positives, negatives = kept.positives, kept.negatives
         offsets = similarities - self.base
-        pull = ops.softplus(masked_logsumexp(-self.alpha * offsets, positives, axis=1)) / self.alpha
-        push = ops.softplus(masked_logsumexp(self.beta * offsets, negatives, axis=1)) / self.beta
+        pull = ops.softplus(pairwise.masked_logsumexp(-self.alpha * offsets, positives, axis=1)) / self.alpha
+        push = ops.softplus(pairwise.masked_logsumexp(self.beta * offsets, negatives, axis=1)) / self.beta
         return pull + push
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class LiftedStructureLoss(MinedLoss):
+class LiftedStructureLoss(PairLoss):
     """Lifted structured loss on Euclidean distances.
 
     L = (1 / 2|P|) sum over positive pairs (i, j) of [J_ij]_+^2,
@@ -98,27 +99,23 @@ class LiftedStructureLoss(MinedLoss):
     Source: Oh Song et al., "Deep Metric Learning via Lifted Structured Feature Embedding", CVPR 2016, eq. 4.
     """
 
+    whole_batch = within_batch = True
+
     def __init__(self, margin=1.0, reduction="sum_over_batch_size", name="lifted_structure_loss", mining="all"):
         super().__init__(reduction=reduction, name=name)
         self.margin = number("margin", margin, at_least=0)
-        self.mining = as_miner(mining, distance="euclidean")
+        self.mining = as_miner(mining)
 
-    @property
-    def takes_more_columns(self):
-        """No: a pair's value depends on the negatives of both of its images."""
-        return False
-
-    def anchor_losses(self, labels, embeddings):
-        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
-        distances = pairwise.distances(embeddings)
-        positives, negatives = keep_pairs(self.mining, distances, labels, "euclidean")
-        push = masked_logsumexp(self.margin - distances, negatives, axis=1)
-        violation = ops.relu(distances + ops.logaddexp(push[:, None], replicas.all_rows(push)[None, :]))
-        return self.over_pairs(0.5 * ops.square(violation), positives)
+    def anchor_losses(self, pairs):
+        """Computes one value per anchor: (b,)."""
+        distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
+        push = pairwise.masked_logsumexp(self.margin - distances, negatives, axis=1)
+        violation = ops.relu(distances + ops.logaddexp(push[:, None], push[None, :]))
+        return self.over_pairs(pairs, 0.5 * ops.square(violation), positives)
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class GeneralizedLiftedStructureLoss(MinedLoss):
+class GeneralizedLiftedStructureLoss(PairLoss):
     """Lifted structured loss with all positives of an anchor at once, "batch all lifted" with a smooth maximum.
 
     L = mean over anchors a of [ ln(sum over positives p of exp(d_ap - positive_margin))
@@ -160,20 +157,19 @@ class GeneralizedLiftedStructureLoss(MinedLoss):
         self.margin = number("margin", margin, at_least=0)
         self.positive_margin = number("positive_margin", positive_margin, at_least=0)
         self.distance = as_distance(distance)
-        self.mining = as_miner(mining, distance=self.distance)
+        self.mining = as_miner(mining)
 
-    def anchor_losses(self, labels, embeddings):
-        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
-        distances = matrix_of(self.distance, embeddings)
-        positives, negatives = keep_pairs(self.mining, distances, labels, self.distance)
-        pull = masked_logsumexp(distances - self.positive_margin, positives, axis=1)
-        push = masked_logsumexp(self.margin - distances, negatives, axis=1)
+    def anchor_losses(self, pairs):
+        """Computes one value per anchor: (b,)."""
+        distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
+        pull = pairwise.masked_logsumexp(distances - self.positive_margin, positives, axis=1)
+        push = pairwise.masked_logsumexp(self.margin - distances, negatives, axis=1)
         counted = ops.logical_and(ops.any(positives, axis=1), ops.any(negatives, axis=1))
-        return self.over_pairs(ops.relu(pull + push)[:, None], counted[:, None])
+        return self.over_pairs(pairs, ops.relu(pull + push)[:, None], counted[:, None])
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class CircleLoss(MinedLoss):
+class CircleLoss(PairLoss):
     """Circle loss on cosines s: each pair is weighted by how far it is from its optimum.
 
     L_i = ln(1 + sum over positives of exp(-gamma [1 + m - s_p]_+ (s_p - 1 + m))
@@ -200,27 +196,30 @@ class CircleLoss(MinedLoss):
     Source: Sun et al., "Circle Loss", CVPR 2020, sec. 3.
     """
 
+    distance = "cosine"
+
     def __init__(self, margin=0.4, gamma=80.0, reduction="sum_over_batch_size", name="circle_loss", mining="all"):
         super().__init__(reduction=reduction, name=name)
         self.margin = number("margin", margin, at_least=-1, at_most=1)
         self.gamma = number("gamma", gamma, above=0)
-        self.mining = as_miner(mining, distance="cosine")
+        self.mining = as_miner(mining)
 
-    def anchor_losses(self, labels, embeddings):
-        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
-        similarities = pairwise.cosine_similarities(embeddings)
-        positives, negatives = keep_pairs(self.mining, 1.0 - similarities, labels, "cosine")
+    def anchor_losses(self, pairs):
+        """Computes one value per anchor: (b,)."""
+        similarities, positives, negatives = pairs.cosines(), pairs.positives, pairs.negatives
         positive_weight = ops.stop_gradient(ops.relu(1.0 + self.margin - similarities))
         negative_weight = ops.stop_gradient(ops.relu(similarities + self.margin))
         pull = -self.gamma * positive_weight * (similarities - 1.0 + self.margin)
         push = self.gamma * negative_weight * (similarities - self.margin)
-        values = ops.softplus(masked_logsumexp(pull, positives, axis=1) + masked_logsumexp(push, negatives, axis=1))
+        values = ops.softplus(
+            pairwise.masked_logsumexp(pull, positives, axis=1) + pairwise.masked_logsumexp(push, negatives, axis=1)
+        )
         counted = ops.logical_and(ops.any(positives, axis=1), ops.any(negatives, axis=1))
-        return self.over_pairs(values[:, None], counted[:, None])
+        return self.over_pairs(pairs, values[:, None], counted[:, None])
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class SupConLoss(EmbeddingLoss):
+class SupConLoss(PairLoss):
     """Supervised contrastive loss on cosines s.
 
     L_i = -(1/|P_i|) sum over positives p of ln( exp(s_ip / t) / sum over all a != i of exp(s_ia / t) )
@@ -248,17 +247,14 @@ class SupConLoss(EmbeddingLoss):
         super().__init__(reduction=reduction, name=name)
         self.temperature = number("temperature", temperature, above=0)
 
-    @property
-    def divides(self):
-        """Yes."""
-        return True
-
-    def anchor_losses(self, labels, embeddings):
-        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
-        logits = pairwise.cosine_similarities(embeddings) / self.temperature
-        positives = pairwise.positive_mask(labels)
-        others = ops.logical_or(positives, pairwise.negative_mask(labels))
+    def anchor_losses(self, pairs):
+        """Computes one value per anchor: (b,)."""
+        logits = pairs.cosines() / self.temperature
+        positives = pairs.positives
+        others = ops.logical_or(positives, pairs.negatives)
         has_positive = ops.any(positives, axis=1)
         # Relative to each positive, so that a sure anchor keeps its digits.
-        values = pairwise.masked_mean(masked_logsumexp(logits, others, axis=1)[:, None] - logits, positives, axis=1)
-        return self.over_pairs(values[:, None], has_positive[:, None])
+        values = pairwise.masked_mean(
+            pairwise.masked_logsumexp(logits, others, axis=1)[:, None] - logits, positives, axis=1
+        )
+        return self.over_pairs(pairs, values[:, None], has_positive[:, None])

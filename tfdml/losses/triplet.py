@@ -9,17 +9,16 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.arguments import number, one_of
-from tfdml.losses.base import MinedLoss
+from tfdml.losses.base import PairLoss
 from tfdml.losses.comparing import compare_with_positives
-from tfdml.losses.masked import scale_to_mean
 from tfdml.mining import negative_probabilities, semi_hard_negatives
-from tfdml.mining.composing import as_distance, as_miner, keep_pairs, matrix_of
+from tfdml.mining.composing import as_distance, as_miner
 
 MINING = ("all", "hard", "semi_hard", "distance_weighted")
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class TripletLoss(MinedLoss):
+class TripletLoss(PairLoss):
     """Triplet loss over the triplets of a batch.
 
     L = (1/|T|) sum over (a, p, n) in T of [d_ap - d_an + margin]_+
@@ -84,27 +83,26 @@ class TripletLoss(MinedLoss):
         if distance is None:
             distance = "euclidean" if margin == "soft" else "sqeuclidean"
         self.distance = as_distance(distance)
-        self.mining = as_miner(mining, MINING, distance=self.distance)
+        self.mining = as_miner(mining, MINING)
         self.average = average
 
-    def anchor_losses(self, labels, embeddings):
-        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
-        distances = matrix_of(self.distance, embeddings)
-        positives, negatives = keep_pairs(self.mining, distances, labels, self.distance)
+    def anchor_losses(self, pairs):
+        """Computes one value per anchor: (b,)."""
+        distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
         soft = self.margin == "soft"
         if self.mining == "hard":
             rows, active, mined = _hardest(distances, positives, negatives, self._cost)
         elif self.mining == "semi_hard":
-            rows, active, mined = _semi_hard(distances, positives, negatives, labels, self._cost)
+            rows, active, mined = _semi_hard(pairs, self._cost)
         else:
             weights = ops.cast(negatives, "float32")
             if self.mining == "distance_weighted":
-                weights = negative_probabilities(embeddings, labels)
+                weights = negative_probabilities(pairs)
             weighted = _softly_weighted if soft else functools.partial(_weighted, margin=self.margin)
             rows, active, mined = weighted(distances, positives, weights)
         if not self.averages_pairs:
             return rows
-        return scale_to_mean(rows, ops.sum(active if self.average == "active" and not soft else mined))
+        return pairs.scale_to_mean(rows, ops.sum(active if self.average == "active" and not soft else mined))
 
     def _cost(self, differences):
         """What a triplet costs, from d_ap - d_an."""
@@ -126,9 +124,10 @@ def _hardest(distances, positives, negatives, cost):
     return value, ops.cast(value > 0, "float32"), ops.cast(mined, "float32")
 
 
-def _semi_hard(distances, positives, negatives, labels, cost):
-    to_negative = ops.take_along_axis(distances, semi_hard_negatives(distances, labels), axis=1)
-    mined = ops.logical_and(positives, ops.any(negatives, axis=1, keepdims=True))
+def _semi_hard(pairs, cost):
+    distances = pairs.distances()
+    to_negative = ops.take_along_axis(distances, semi_hard_negatives(pairs), axis=1)
+    mined = ops.logical_and(pairs.positives, ops.any(pairs.negatives, axis=1, keepdims=True))
     values = ops.where(mined, cost(distances - to_negative), 0.0)
     return ops.sum(values, axis=1), pairwise.masked_count(values > 0, axis=1), pairwise.masked_count(mined, axis=1)
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import keras
 from keras import ops
 
-from tfdml import pairwise
 from tfdml.arguments import number
-from tfdml.losses.base import EmbeddingLoss
+from tfdml.losses.base import PairLoss
 
 # Within the root of a variance, as in the paper: its gradient stays finite where a coordinate is constant.
 _EPSILON = 1e-4
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class VICRegLoss(EmbeddingLoss):
+class VICRegLoss(PairLoss):
     """Variance-invariance-covariance regularisation, with labels: positive pairs take the place of two views.
 
     L = invariance (1/|P|) sum over ordered positive pairs of |x_i - x_j|^2 / d
@@ -53,6 +52,8 @@ class VICRegLoss(EmbeddingLoss):
     ICLR 2022, sec. 4.
     """
 
+    within_batch = True
+
     def __init__(
         self,
         invariance=25.0,
@@ -68,21 +69,11 @@ class VICRegLoss(EmbeddingLoss):
         self.covariance = number("covariance", covariance, at_least=0)
         self.deviation = number("deviation", deviation, at_least=0)
 
-    @property
-    def divides(self):
-        """Yes."""
-        return True
-
-    @property
-    def takes_more_columns(self):
-        """No: variance and covariance are of the batch, not of pairs."""
-        return False
-
-    def anchor_losses(self, labels, embeddings):
-        """One value per anchor of the global batch: (N,), (N, d) -> (N,)."""
-        size, dim = (ops.cast(length, "float32") for length in ops.shape(embeddings))
-        pull = self.over_pairs(pairwise.squared_distances(embeddings) / dim, pairwise.positive_mask(labels))
-        centred = embeddings - ops.mean(embeddings, axis=0, keepdims=True)
+    def anchor_losses(self, pairs):
+        """Computes one value per anchor: (b,)."""
+        size, dim = (ops.cast(length, "float32") for length in ops.shape(pairs.references))
+        pull = self.over_pairs(pairs, pairs.distances("sqeuclidean") / dim, pairs.positives)
+        centred = pairs.references - ops.mean(pairs.references, axis=0, keepdims=True)
         covariances = ops.matmul(ops.transpose(centred), centred) / ops.maximum(size - 1.0, 1.0)
         variances = ops.diagonal(covariances)
         shortfall = ops.mean(ops.relu(self.deviation - ops.sqrt(variances + _EPSILON)))

@@ -20,7 +20,7 @@ class AngularMiner(Miner):
     atan(|a - p| / (2 |n - c|)) > angle,   c = (a + p) / 2
 
     which is the angle that `AngularLoss` bounds. With `distance="cosine"`, and for losses on cosines, it is that of the
-    embeddings scaled to length 1. A loss whose distance is neither this nor Euclidean refuses the miner.
+    embeddings scaled to length 1, and of the embeddings themselves with any other distance.
 
     A positive is kept if it makes such a triplet with a negative of the anchor, and a negative if it does so with a
     positive. The distances suffice: 4 |n - c|^2 = 2 |a - n|^2 + 2 |p - n|^2 - |a - p|^2. Takes O(B^2) memory and
@@ -44,25 +44,31 @@ class AngularMiner(Miner):
     pytorch-metric-learning.
     """
 
-    needs_squared_distances = True
-
     def __init__(self, angle_degrees=20.0):
         self.angle_degrees = number("angle_degrees", angle_degrees, at_least=0, at_most=90)
 
-    def __call__(self, distances, positives, negatives):
-        """The pairs to keep: see `Miner`; `distances` are squared Euclidean ones."""
+    def __call__(self, pairs):
+        """Returns the pairs to keep: see `Miner`."""
+        # The angle at which a loss on cosines sees them is that of unit vectors.
+        pairs = pairs.map(pairwise.l2_normalize) if pairs.distance == "cosine" else pairs
+        squared = pairs.distances("sqeuclidean")
         sine = math.sin(math.radians(self.angle_degrees)) ** 2
+
+        def from_positive(chosen):
+            index = ops.argmax(chosen, axis=1)
+            if pairs.square:
+                return ops.take(squared, index, axis=0)
+            return pairwise.squared_distances(ops.take(pairs.references, index, axis=0), pairs.references)
 
         def with_positive(kept, chosen):
             kept_positives, kept_negatives = kept
             exists = ops.any(chosen, axis=1, keepdims=True)
-            to_positive = ops.sum(ops.where(chosen, distances, 0.0), axis=1, keepdims=True)
-            from_positive = ops.take(distances, ops.argmax(chosen, axis=1), axis=0)
+            to_positive = ops.sum(ops.where(chosen, squared, 0.0), axis=1, keepdims=True)
             # tan(angle)^2 < |a - p|^2 / (4 |n - c|^2), freed of its denominators.
-            wide = to_positive > 2.0 * sine * (distances + from_positive)
-            wide = ops.logical_and(ops.logical_and(negatives, exists), wide)
+            wide = to_positive > 2.0 * sine * (squared + from_positive(chosen))
+            wide = ops.logical_and(ops.logical_and(pairs.negatives, exists), wide)
             found = ops.logical_and(chosen, ops.any(wide, axis=1, keepdims=True))
             return ops.logical_or(kept_positives, found), ops.logical_or(kept_negatives, wide)
 
-        none = ops.zeros_like(positives)
-        return pairwise.fold_over_positives(with_positive, (none, none), positives)
+        none = ops.zeros_like(pairs.positives)
+        return pairs.keep(*pairwise.fold_over_positives(with_positive, (none, none), pairs.positives))

@@ -47,8 +47,9 @@ class BatchEasyHardMiner(Miner):
                 "relation to one pair of the other kind, 'easy' or 'hard'"
             )
 
-    def __call__(self, distances, positives, negatives):
-        """The pairs to keep: see `Miner`."""
+    def __call__(self, pairs):
+        """Returns the pairs to keep: see `Miner`."""
+        distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
         if self.positives == "semi_hard":
             chosen_negatives = _one(distances, negatives, furthest=self.negatives == "easy")
             positives = ops.logical_and(positives, distances < _value(distances, chosen_negatives, float("-inf")))
@@ -61,9 +62,9 @@ class BatchEasyHardMiner(Miner):
             else:
                 chosen_negatives = _chosen(distances, negatives, self.negatives, furthest="easy")
         if "all" in (self.positives, self.negatives):
-            return chosen_positives, chosen_negatives
+            return pairs.keep(chosen_positives, chosen_negatives)
         both = ops.logical_and(ops.any(chosen_positives, 1), ops.any(chosen_negatives, 1))[:, None]
-        return ops.logical_and(chosen_positives, both), ops.logical_and(chosen_negatives, both)
+        return pairs.keep(ops.logical_and(chosen_positives, both), ops.logical_and(chosen_negatives, both))
 
 
 @named_miner("easy_positive")

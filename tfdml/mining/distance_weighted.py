@@ -8,8 +8,8 @@ from keras import ops
 from tfdml import pairwise
 
 
-def negative_probabilities(embeddings, labels, cutoff=0.5, nonzero_loss_cutoff=1.4):
-    """The probability with which each anchor draws each image as its negative: (B, d), (B,) -> (B, B).
+def negative_probabilities(pairs, cutoff=0.5, nonzero_loss_cutoff=1.4):
+    """Computes the probability with which each anchor draws each image as its negative: (b, B).
 
     Proportional to 1/q(D), with D the distance of the L2-normalised embeddings and q its density between uniform
     points of the unit sphere in d dimensions:
@@ -21,8 +21,7 @@ def negative_probabilities(embeddings, labels, cutoff=0.5, nonzero_loss_cutoff=1
     underflow to no candidate at all. Rows sum to 1, or to 0 where there is no negative. No gradient flows through.
 
     Args:
-        embeddings: (B, d).
-        labels: Class labels (B,).
+        pairs: `tfdml.pairs.Pairs`.
         cutoff: Nearer negatives weigh as much as those at this distance, to bound the variance.
         nonzero_loss_cutoff: Negatives at this distance or beyond are not drawn; below 2.
 
@@ -30,19 +29,18 @@ def negative_probabilities(embeddings, labels, cutoff=0.5, nonzero_loss_cutoff=1
         ValueError: Not 0 < cutoff < nonzero_loss_cutoff < 2.
 
     Example:
-        >>> embeddings = [[1.0, 0.0], [0.6, 0.8], [-1.0, 0.0]]
-        >>> np.array(negative_probabilities(embeddings, [0, 1, 2]))[0]  # only the second is near
+        >>> pairs = tfdml.pairs.Pairs.of_batch([[1.0, 0.0], [0.6, 0.8], [-1.0, 0.0]], labels=[0, 1, 2])
+        >>> np.array(negative_probabilities(pairs))[0]  # only the second is near
         array([0., 1., 0.], dtype=float32)
 
     Source: Wu et al., "Sampling Matters in Deep Embedding Learning", ICCV 2017, sec. 4.
     """
     if not 0 < cutoff < nonzero_loss_cutoff < 2:
         raise ValueError(f"0 < cutoff < nonzero_loss_cutoff < 2 does not hold for {cutoff} and {nonzero_loss_cutoff}")
-    embeddings = ops.stop_gradient(ops.convert_to_tensor(embeddings))
     # Not the static shape, which is unknown after a gather from replicas of unequal size.
-    dim = ops.cast(ops.shape(embeddings)[-1], "float32")
-    negatives = pairwise.negative_mask(pairwise.as_labels(labels))
-    distances = pairwise.distances(pairwise.l2_normalize(embeddings))
+    dim = ops.cast(ops.shape(pairs.anchors)[-1], "float32")
+    negatives = pairs.negatives
+    distances = pairs.without_gradient().map(pairwise.l2_normalize).distances("euclidean")
     near = ops.logical_and(negatives, distances < nonzero_loss_cutoff)
     # Clamped above as well, so that the logarithm is finite at the pairs that are masked out.
     clamped = ops.clip(distances, cutoff, nonzero_loss_cutoff)
@@ -55,18 +53,19 @@ def negative_probabilities(embeddings, labels, cutoff=0.5, nonzero_loss_cutoff=1
     return weights / ops.maximum(ops.sum(weights, axis=1, keepdims=True), 1.0)
 
 
-def sample_negatives(probabilities, count=1, seed=None):
-    """Draw `count` different negatives for each anchor: (B, B) -> indices (B, count) and whether each is one.
+def sample_negatives(probabilities, count=1, seed=None, pairs=None):
+    """Draws `count` different negatives for each anchor: (b, B) -> indices (b, count) and whether each is one.
 
     Gumbel-top-k: the largest of log p + Gumbel noise are a draw without replacement.
 
     Args:
-        probabilities: (B, B), as `negative_probabilities` gives them; rows need not sum to 1.
+        probabilities: (b, B), as `negative_probabilities` gives them; rows need not sum to 1.
         count: Draws per anchor, at most B.
         seed: An integer, or a `keras.random.SeedGenerator` for fresh draws at every call.
+        pairs: The pairs whose anchors are some of the batch's; their draws are then those of one device. None for all.
 
     Returns:
-        Integers (B, count), and booleans (B, count) that are false where an anchor has fewer candidates than `count`.
+        Integers (b, count), and booleans (b, count) that are false where an anchor has fewer candidates than `count`.
 
     Example:
         >>> drawn, exists = sample_negatives([[0.0, 1.0], [1.0, 0.0]], seed=0)
@@ -75,10 +74,10 @@ def sample_negatives(probabilities, count=1, seed=None):
     """
     probabilities = ops.convert_to_tensor(probabilities)
     possible = probabilities > 0
-    # Of some rows alone, those of what one device draws.
-    rows = ops.shape(probabilities)[0 if pairwise.present_rows() is None else 1]
-    shape = (rows, ops.shape(probabilities)[1])
-    uniform = pairwise.own(keras.random.uniform(shape, minval=1e-20, maxval=1.0, seed=seed))
+    rows, columns = ops.shape(probabilities)
+    shape = (rows if pairs is None or pairs.whole else columns, columns)
+    uniform = keras.random.uniform(shape, minval=1e-20, maxval=1.0, seed=seed)
+    uniform = uniform if pairs is None else pairs.of_anchors(uniform)
     noisy = ops.log(ops.where(possible, probabilities, 1.0)) - ops.log(-ops.log(uniform))
     indices = ops.top_k(ops.where(possible, noisy, -1e30), count)[1]
     return indices, ops.take_along_axis(possible, indices, axis=1)

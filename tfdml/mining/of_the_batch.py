@@ -39,12 +39,15 @@ class HardAwareMiner(Miner):
     Source: Yuan, Yang, Zhang, "Hard-Aware Deeply Cascaded Embedding", ICCV 2017.
     """
 
+    whole_batch = True
+
     def __init__(self, fraction=0.5):
         self.fraction = number("fraction", fraction, above=0, at_most=1)
 
-    def __call__(self, distances, positives, negatives):
-        """The pairs to keep: see `Miner`."""
-        return self._smallest(-distances, positives), self._smallest(distances, negatives)
+    def __call__(self, pairs):
+        """Returns the pairs to keep: see `Miner`."""
+        distances = pairs.distances()
+        return pairs.keep(self._smallest(-distances, pairs.positives), self._smallest(distances, pairs.negatives))
 
     def _smallest(self, values, mask):
         # In integers: 0.6 of 50 is 30, and not what float32 rounds up to 31. No product leaves 32 bits.
@@ -80,14 +83,15 @@ class UniformHistogramMiner(Miner):
     Example:
         >>> generator = np.random.default_rng(0)
         >>> labels, x = generator.integers(0, 2, 50), generator.normal(size=(50, 4)).astype("float32")
-        >>> same = labels[:, None] == labels[None, :]
         >>> miner = UniformHistogramMiner(bins=5, positives_per_bin=3, negatives_per_bin=7)
-        >>> distances = tfdml.pairwise.distances(x)
-        >>> [int(keras.ops.sum(mask)) for mask in miner(distances, same & ~np.eye(50, dtype=bool), ~same)]
+        >>> kept = miner(tfdml.pairs.Pairs.of_batch(x, labels))
+        >>> [int(keras.ops.sum(mask)) for mask in (kept.positives, kept.negatives)]
         [15, 35]
 
     Source: `UniformHistogramMiner` of pytorch-metric-learning.
     """
+
+    whole_batch = True
 
     def __init__(self, bins=100, positives_per_bin=10, negatives_per_bin=10, seed=0):
         self.bins = integer("bins", bins, at_least=1)
@@ -95,12 +99,13 @@ class UniformHistogramMiner(Miner):
         self.negatives_per_bin = integer("negatives_per_bin", negatives_per_bin, at_least=1)
         self.seed = integer("seed", seed, at_least=0)
 
-    def __call__(self, distances, positives, negatives):
-        """The pairs to keep: see `Miner`."""
+    def __call__(self, pairs):
+        """Returns the pairs to keep: see `Miner`."""
+        distances = pairs.distances()
         draws = keras.random.uniform(ops.shape(distances), seed=self.seed)
-        return (
-            self._drawn(distances, positives, draws, self.positives_per_bin),
-            self._drawn(distances, negatives, draws, self.negatives_per_bin),
+        return pairs.keep(
+            self._drawn(distances, pairs.positives, draws, self.positives_per_bin),
+            self._drawn(distances, pairs.negatives, draws, self.negatives_per_bin),
         )
 
     def _drawn(self, distances, mask, draws, most):

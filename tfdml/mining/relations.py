@@ -11,7 +11,7 @@ from tfdml.saving import restore
 
 
 class Relation(Composed):
-    """Which images belong together, for `EmbeddingLoss.with_positives`; a subclass gives `__call__`.
+    """Which images belong together, for `PairLoss.with_positives`; a subclass gives `__call__`.
 
     It keeps its arguments in the attributes of their names, by which it is saved. Register it with
     `keras.saving.register_keras_serializable`, so that what holds it can be loaded. A function that is called in the

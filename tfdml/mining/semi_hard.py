@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from keras import ops
 
-from tfdml import pairwise
 
-
-def semi_hard_negatives(distances, labels):
-    """For every (anchor, positive), the column of its negative: (B, B), (B,) -> integers (B, B).
+def semi_hard_negatives(pairs):
+    """Finds for every (anchor, positive) the column of its negative: integers (b, B).
 
     The nearest negative with d_an > d_ap; where there is none, the furthest negative. At columns that are not
     positives the index is that of the same rule; in rows without any negative it means nothing.
@@ -17,19 +15,17 @@ def semi_hard_negatives(distances, labels):
     negatives that come before a positive is the rank, among negatives, of the one to choose.
 
     Args:
-        distances: (B, B), smaller is more alike.
-        labels: Class labels (B,).
+        pairs: `tfdml.pairs.Pairs`, of which `pairs.distances()` decide.
 
     Example:
-        >>> distances = [[0.0, 0.5, 0.4, 0.7, 0.9]] * 5
-        >>> int(semi_hard_negatives(distances, [0, 0, 1, 1, 2])[0, 1])  # 0.7 is the first beyond 0.5
+        >>> pairs = tfdml.pairs.Pairs.of_batch([[0.0], [0.5], [0.4], [0.7], [0.9]], labels=[0, 0, 1, 1, 2])
+        >>> int(semi_hard_negatives(pairs)[0, 1])  # 0.7 is the first beyond 0.5
         3
 
     Source: Schroff, Kalenichenko, Philbin, "FaceNet", CVPR 2015, sec. 3.2; with the rule of TensorFlow Addons for the
     case that there is none.
     """
-    distances = ops.stop_gradient(ops.convert_to_tensor(distances, "float32"))
-    negatives = pairwise.negative_mask(pairwise.as_labels(labels))
+    distances, negatives = ops.stop_gradient(pairs.distances()), pairs.negatives
     size = distances.shape[1] or ops.shape(distances)[1]
     others_last = ops.where(negatives, distances, float("inf"))
     by_distance = ops.argsort(others_last, axis=1)

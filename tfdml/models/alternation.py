@@ -12,6 +12,8 @@ from keras import ops
 from tfdml import replicas
 from tfdml.models.alternating_optimizer import EMBEDDER, STATISTICS, AlternatingOptimizer
 from tfdml.models.learner import MetricLearner
+from tfdml.objectives import WithStatistics
+from tfdml.pairs import pairs_by_name
 
 
 class _EmbedderLoss(keras.metrics.Mean):
@@ -49,7 +51,7 @@ class AlternatingLearner(MetricLearner):
 
     def __init__(self, embedder, objectives, name="metric_learner", **kwargs):
         super().__init__(embedder, objectives, name=name, **kwargs)
-        steps = {objective.statistics_steps for objective in self.objectives if objective.statistics_steps}
+        steps = {objective.statistics_steps for objective in self._with_statistics}
         if len(steps) != 1:
             found = f"those of {sorted(steps)} steps cannot alternate together" if steps else "none of them has one"
             raise ValueError(f"objectives with different statistics_steps or without a statistics phase: {found}")
@@ -57,12 +59,16 @@ class AlternatingLearner(MetricLearner):
     @classmethod
     def suits(cls, objectives) -> bool:
         """Whether an objective has a statistics phase."""
-        return any(getattr(objective, "statistics_steps", 0) for objective in objectives)
+        return any(isinstance(objective, WithStatistics) for objective in objectives)
+
+    @property
+    def _with_statistics(self) -> list:
+        return [objective for objective in self.objectives if isinstance(objective, WithStatistics)]
 
     @property
     def statistics_steps(self) -> int:
         """K."""
-        return max(objective.statistics_steps for objective in self.objectives)
+        return self._with_statistics[0].statistics_steps
 
     def _in_statistics_phase(self, training) -> bool:
         """Whether this is a training step of the statistics."""
@@ -101,18 +107,10 @@ class AlternatingLearner(MetricLearner):
         if not self._in_statistics_phase(training):
             return super().loss_of(representations, labels, training)
         self._track_distances(representations["embedding"], labels)
-        members = [objective for objective in self.objectives if objective.statistics_steps]
-        names = sorted({name for objective in members for name in objective.reads})
+        names = sorted({name for objective in self._with_statistics for name in objective.reads})
         gathered, labels = {name: replicas.gather(representations[name]) for name in names}, replicas.gather(labels)
-        num_local = ops.shape(representations["embedding"])[0]
-        return sum(self._statistics_share(o, o.select(gathered), labels, num_local) for o in members)
-
-    @staticmethod
-    def _statistics_share(objective, representations, labels, num_local):
-        if not objective.divides:
-            return objective.statistics_step(representations, labels) / replicas.count()
-        with replicas.own_rows(num_local, ops.shape(labels)[0]):
-            return objective.statistics_step(representations, labels)
+        pairs = pairs_by_name(gathered, labels)
+        return sum(objective.statistics_step(pairs) for objective in self._with_statistics) / replicas.count()
 
     def _alternating(self, optimizer, options: dict) -> AlternatingOptimizer:
         if not isinstance(optimizer, AlternatingOptimizer):

@@ -11,7 +11,7 @@ from keras import ops
 
 from tfdml import replicas
 from tfdml.errors import UserError
-from tfdml.objectives import AutoWeight, CrossBatchMemory
+from tfdml.objectives import AutoWeight, CrossBatchMemory, WithStatistics
 
 # The parts of the embedder in which gradients are compared.
 PARTS = ("backbone", "projection")
@@ -159,7 +159,7 @@ def _check(objectives, autos: list[str], gradient_cache: int) -> None:
             "number"
         )
     for objective in objectives:
-        if objective.statistics_steps:
+        if isinstance(objective, WithStatistics):
             raise ValueError(
                 f"auto weights do not go with {objective.name}, whose steps alternate with those of its statistics: "
                 "write numbers"

@@ -10,7 +10,7 @@ import numpy as np
 from keras import ops
 
 from tfdml.models.inference import compiled
-from tfdml.objectives import Objective
+from tfdml.objectives import Calibrated, Objective
 
 
 def measure(embedder, names: list[str], batches: Iterable[Any]) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -44,7 +44,7 @@ def measure(embedder, names: list[str], batches: Iterable[Any]) -> tuple[dict[st
 def warn_of_uncalibrated(objectives: list[Objective]) -> None:
     """Say which objectives train without what they should have measured first, and what that means."""
     for objective in objectives:
-        if not objective.calibrated:
+        if isinstance(objective, Calibrated) and not objective.calibrated:
             without = f" ({objective.without_calibration})" if objective.without_calibration else ""
             warnings.warn(
                 f"{objective.name} is not calibrated and trains without what it should know of the training set"

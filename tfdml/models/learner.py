@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import keras
 from keras import ops
 from typing_extensions import override
@@ -17,7 +15,18 @@ from tfdml.models.embedder import Embedder, warn_of_untrained_batch_norm
 from tfdml.models.first_batch import check_training_data
 from tfdml.models.gradient_cache import GradientCache
 from tfdml.models.several_workers import SeveralWorkers
-from tfdml.objectives import AutoWeight, InstanceLoss, MetricLoss, Objective, ProxyLoss
+from tfdml.objectives import (
+    AutoWeight,
+    Calibrated,
+    InstanceLoss,
+    MetricLoss,
+    Objective,
+    Observed,
+    ProxyLoss,
+    Stateful,
+    WithStatistics,
+)
+from tfdml.pairs import Pairs, pairs_by_name, pairs_of_replica
 from tfdml.saving import restore
 
 
@@ -36,7 +45,7 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
     positive and negative pairs on a replica (a collapse shows as both going to 0).
 
     Labels may be rows (B, L), sets or levels of a hierarchy, where the losses say which images belong together
-    (`EmbeddingLoss.with_positives`); then each objective needs such a loss, and the first one's pairs are those of
+    (`PairLoss.with_positives`); then each objective needs such a loss, and the first one's pairs are those of
     `d_pos` and `d_neg`.
 
     An objective that measures the training set before the first step, such as `DensityAdaptivity`, does so in
@@ -90,6 +99,7 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
         self.observation_trackers = {
             f"{objective.name}_{key}": keras.metrics.Mean(name=f"{objective.name}_{key}")
             for objective in self.objectives
+            if isinstance(objective, Observed)
             for key in objective.observes
         }
         self.distance_trackers = [keras.metrics.Mean(name="d_pos"), keras.metrics.Mean(name="d_neg")]
@@ -154,8 +164,9 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
         for objective, tracker in zip(self.objectives, self.term_trackers, strict=True):
             selected = objective.select(representations if objective.per_image else gathered)
             its_labels, all_its_labels = objective.as_labels(labels), objective.as_labels(all_labels)
-            if training:
-                objective.follow(selected, its_labels if objective.per_image else all_its_labels)
+            stateful = training and isinstance(objective, Stateful)
+            if stateful:
+                objective.update(selected, its_labels if objective.per_image else all_its_labels)
             if objective.per_image and objective.reduction == "mean":
                 local = ops.sum(objective.compute(selected, its_labels))
                 share, value = local / num_images, local / ops.maximum(num_local, 1.0)
@@ -163,9 +174,8 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
                 share = ops.sum(objective.compute(selected, its_labels))
                 value = share * num_replicas
             else:
-                share, observed = self._over_pairs(objective, selected, all_its_labels, ops.shape(labels)[0])
-                self._track_observations(objective, observed)
-                if training:
+                share = self._over_pairs(objective, selected, all_its_labels, ops.shape(labels)[0])
+                if stateful:
                     objective.remember(selected, all_its_labels)
                 share, value = self._share_and_value(objective, share, num_local, num_images)
             # Weighted as Keras weighs the loss in its logs: by the images of this replica.
@@ -188,29 +198,27 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
         return total if num_replicas == 1 else total + ops.stop_gradient(reported - total)
 
     def _over_pairs(self, objective, representations, labels, num_local):
-        """What an objective gives of the global batch, or the part of this replica if it divides; what it observes."""
+        """What a pair objective gives of the global batch, or the part of it that this replica's anchors make up."""
+        blocks = None if objective.whole_batch else self.row_blocks(labels)
+        if blocks is None:
+            pairs = pairs_of_replica(representations, labels, objective.positives, num_local, objective.whole_batch)
+            self._track_observations(objective, pairs)
+            return objective.compute_pairs(pairs)
+        if isinstance(objective, Observed):
+            self._track_observations(objective, pairs_by_name(representations, labels, objective.positives))
         names = list(representations)
 
-        def value(*tensors):
-            return objective.reduce(objective.compute(dict(zip(names, tensors, strict=True)), labels))
+        def part(rows, total, *tensors):
+            named = dict(zip(names, tensors, strict=True))
+            return objective.compute_pairs(pairs_by_name(named, labels, objective.positives, rows, total))
 
-        def observed(*tensors):
-            return objective.observe(dict(zip(names, tensors, strict=True)), labels)
-
-        tensors = list(representations.values())
-        blocks = self.row_blocks(labels) if objective.divides else None
-        if blocks is not None:
-            found = blocks.sum_of(value, tensors, objective.trainable_variables, objective.non_trainable_variables)
-            return found, blocks.same_of_each(observed, tensors) if objective.observes else {}
-        # An objective that can be divided works on this replica's rows alone.
-        own = replicas.own_rows(num_local, ops.shape(labels)[0]) if objective.divides else contextlib.nullcontext()
-        with own:
-            return value(*tensors), observed(*tensors)
+        states = objective.non_trainable_variables
+        return blocks.sum_of(part, list(representations.values()), objective.trainable_variables, states)
 
     @staticmethod
     def _share_and_value(objective, computed, num_local, num_images):
         """What this replica adds to the loss, and the term's value as it reports it."""
-        if not objective.divides or replicas.count() == 1:
+        if objective.whole_batch or replicas.count() == 1:
             return computed / replicas.count(), computed
         # So that the mean over replicas, weighted by their images, is the sum of the shares.
         return computed, computed * num_images / ops.maximum(num_local, 1.0)
@@ -223,25 +231,25 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
     def _labels(self, y, sample_weight):
         if sample_weight is not None:
             raise ValueError("MetricLearner takes (images, labels), without sample weights")
-        with pairwise.positives_by(self.positives):
-            return pairwise.as_labels(y)
+        return pairwise.as_labels(y, rows=self.positives is not None)
 
     def _track_distances(self, embeddings, labels):
-        def sums(embeddings):
-            distances = pairwise.distances(embeddings)
-            with pairwise.positives_by(self.positives):
-                masks = (pairwise.positive_mask(labels), pairwise.negative_mask(labels))
-            totals = [pairwise.masked_sum(distances, mask) for mask in masks]
+        def sums(rows, total, embeddings):
+            pairs = Pairs.of_batch(embeddings, labels, self.positives, rows, total)
+            masks = (pairs.positives, pairs.negatives)
+            totals = [pairwise.masked_sum(pairs.distances(), mask) for mask in masks]
             return ops.stack([*totals, *(pairwise.masked_count(mask) for mask in masks)])
 
         embeddings, blocks = ops.stop_gradient(embeddings), self.row_blocks(labels)
-        found = ops.unstack(sums(embeddings) if blocks is None else blocks.sum_of(sums, [embeddings]))
+        found = ops.unstack(sums(None, None, embeddings) if blocks is None else blocks.sum_of(sums, [embeddings]))
         for tracker, total, count in zip(self.distance_trackers, found[:2], found[2:], strict=True):
             # Weighted by the number of pairs, so that a batch without any does not count.
             tracker.update_state(total / ops.maximum(count, 1.0), count)
 
-    def _track_observations(self, objective, observed):
-        for key, (mean, count) in observed.items():
+    def _track_observations(self, objective, pairs):
+        if not isinstance(objective, Observed):
+            return
+        for key, (mean, count) in objective.observe(pairs).items():
             # On every replica the same, of the global batch.
             tracker = self.observation_trackers[f"{objective.name}_{key}"]
             tracker.update_state(ops.stop_gradient(mean), ops.cast(count, "float32"))
@@ -289,7 +297,8 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
             >>> learner.compile("adam")
             >>> history = learner.fit(batches, steps_per_epoch=100)
         """
-        chosen = [o for o in (self.objectives if objectives is None else objectives) if o.calibrates_on]
+        chosen = self.objectives if objectives is None else objectives
+        chosen = [o for o in chosen if isinstance(o, Calibrated) and o.calibrates_on]
         if not chosen:
             return
         if not self.built:
@@ -337,7 +346,8 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
     @property
     def statistics_variables(self) -> list:
         """The variables that steps of the statistics train, and no step of the embedder does."""
-        return [variable for objective in self.objectives for variable in objective.statistics_variables]
+        members = [objective for objective in self.objectives if isinstance(objective, WithStatistics)]
+        return [variable for objective in members for variable in objective.statistics_variables]
 
     def parts(self) -> dict[str, list]:
         """The trainable variables by part: `backbone`, `projection`, `objectives`."""
@@ -377,7 +387,7 @@ def _check_objectives(objectives: list[Objective], representations: tuple[str, .
     if not objectives:
         raise ValueError("a MetricLearner needs at least one objective")
     names = [objective.name for objective in objectives]
-    names += [f"{objective.name}_{key}" for objective in objectives for key in objective.observes]
+    names += [f"{o.name}_{key}" for o in objectives if isinstance(o, Observed) for key in o.observes]
     names += [f"{objective.name}_weight" for objective in objectives if isinstance(objective.weight, AutoWeight)]
     for name in names:
         if names.count(name) > 1:

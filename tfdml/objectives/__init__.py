@@ -1,7 +1,11 @@
 """The terms of a training loss, as layers from (representations, labels) to a scalar."""
 
 from tfdml.objectives.auto_weight import AutoWeight
+from tfdml.objectives.base import Calibrated as Calibrated
 from tfdml.objectives.base import Objective
+from tfdml.objectives.base import Observed as Observed
+from tfdml.objectives.base import Stateful as Stateful
+from tfdml.objectives.base import WithStatistics as WithStatistics
 from tfdml.objectives.cross_batch import CrossBatchMemory
 from tfdml.objectives.density import DensityAdaptivity
 from tfdml.objectives.energy_confusion import EnergyConfusion

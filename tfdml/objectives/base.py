@@ -8,26 +8,37 @@ from keras import ops
 from tfdml import pairwise
 from tfdml.arguments import number
 from tfdml.objectives.auto_weight import AutoWeight
+from tfdml.pairs import pairs_by_name
 from tfdml.saving import SavedByArguments, in_words, restore
 
 
 class Objective(SavedByArguments, keras.layers.Layer):
     """One weighted term of a `MetricLearner`'s loss.
 
-    Called as `objective(representations, labels)` with the dict that `Embedder.represent` returns; the result is
-    the term's value, unweighted (the learner multiplies it by `weight`). An objective is a layer, so that weights
-    of its own (proxies, projections ...) are trained, checkpointed and saved with the learner.
+    Called as `objective(representations, labels)` with the dict that `Embedder.represent` returns; the result is the
+    term's value, unweighted (the learner multiplies it by `weight`). An objective is a layer, so that weights of its
+    own (proxies, projections ...) are trained, checkpointed and saved with the learner.
 
-    A subclass says which representations it `reads`, and defines
+    A subclass names the representations that it `reads`, and defines one of
 
-    - `represent(representations)`: its work on each image alone, as further named representations (optional). It runs
-      on each replica before anything is gathered.
-    - `compute(representations, labels)`: the value. With `per_image = True` it returns one value per image, (B,), from
-      the replica's own images, and nothing is gathered; otherwise a scalar, from the images of the global batch.
+    - `compute_pairs(pairs)`: a scalar from the pairs of the batch;
+    - `compute(representations, labels)`: one value per image, (B,), with `per_image = True`. Nothing is gathered
+      across replicas then.
+
+    It may also define `represent(representations)`, its work on each image alone. What else an objective may do is in
+    `Calibrated`, `Stateful`, `Observed` and `WithStatistics`.
 
     Args:
         weight: The factor of this term in the learner's loss: a number, or an `AutoWeight` for one that is measured.
         name: The term's name in logs.
+
+    Attributes:
+        per_image: Whether `compute` gives one value per image.
+        reduction: `"mean"` or `"sum"`, of the values per image.
+        whole_batch: Whether `compute_pairs` needs all anchors of the batch. By default it returns the part of the value
+            that the given anchors make up, and the parts of all replicas add up.
+        learns_from: The pairs of images that it learns from, of one class (`"positive"`) or of two (`"negative"`); a
+            batch without any would teach it nothing.
 
     Raises:
         ValueError: `weight` is negative or not finite, or a representation that the objective reads is missing.
@@ -35,17 +46,7 @@ class Objective(SavedByArguments, keras.layers.Layer):
 
     per_image = False
     reduction = "mean"
-    #: The representation that `calibrate` wants of all training images before the first step; None for nothing.
-    calibrates_on: str | None = None
-    #: What it does until then, for the warning of `MetricLearner.fit`.
-    without_calibration = ""
-    #: How many calls of `statistics_step` go before each step of the embedder; 0 for an objective without that phase.
-    statistics_steps = 0
-    #: The pairs of images that it learns from, of one class ("positive") or of two ("negative"); a batch without any
-    #: would teach it nothing.
     learns_from: tuple[str, ...] = ()
-    #: What `observe` tells, by name.
-    observes: tuple[str, ...] = ()
 
     def __init__(self, weight=1.0, name=None, **kwargs):
         # Losses are float32 under every dtype policy.
@@ -54,8 +55,13 @@ class Objective(SavedByArguments, keras.layers.Layer):
         self.weight = weight if isinstance(weight, AutoWeight) else number("weight", weight, at_least=0)
 
     @property
+    def whole_batch(self) -> bool:
+        """Whether `compute_pairs` needs all anchors of the batch; by default not."""
+        return False
+
+    @property
     def reads(self) -> tuple[str, ...]:
-        """The names of the representations that `compute` needs."""
+        """The names of the representations that the value needs."""
         return ("embedding",)
 
     @property
@@ -64,111 +70,64 @@ class Objective(SavedByArguments, keras.layers.Layer):
         return ()
 
     def build_from(self, shapes: dict) -> None:
-        """Create weights for representations of these shapes; by default there are none."""
+        """Creates weights for representations of these shapes; by default none."""
         del shapes
 
     def build(self, representations_shape, labels_shape=None):
-        """Keras's hook: create weights on first use."""
+        """Creates weights on first use."""
         del labels_shape
         self.build_from(representations_shape)
 
     def represent(self, representations, training=None) -> dict:
-        """Further representations of each image, from its own ones; by default none."""
+        """Computes further representations of each image from its own; by default none."""
         del representations, training
         return {}
 
-    @property
-    def divides(self) -> bool:
-        """Whether `compute` within `pairwise.only_rows` gives the part of the value that these rows make up.
-
-        The parts of all replicas then add up to the value, and none computes more than its own.
-        """
-        return False
-
-    @property
-    def calibrated(self) -> bool:
-        """Whether all is known that `calibrate` measures; an objective that cannot tell says yes."""
-        return True
-
-    def calibrate(self, features, labels) -> None:
-        """Measure on the training set, before the first step, what stays fixed in training; by default nothing.
-
-        Args:
-            features: (N, D) NumPy, the representation `calibrates_on` of the training images, before training.
-            labels: (N,) NumPy integers.
-        """
-        del features, labels
-
-    @property
-    def statistics_variables(self) -> list:
-        """The trainable weights that only `statistics_step` trains; by default none."""
-        return []
-
-    def statistics_step(self, representations, labels):
-        """The loss of the `statistics_variables`, a scalar, in a step in which the embedder is fixed.
-
-        Called by the learner once per step of that phase, with the representations and labels of the global batch; the
-        place to update state and metrics too.
-        """
-        raise TypeError(f"{type(self).__name__} must define statistics_step()")
-
-    def follow(self, representations, labels) -> None:
-        """Update what the objective keeps of the batches that it sees; by default nothing.
-
-        Called before `compute`, in training steps alone, with the same arguments: those of the replica's own images
-        when `per_image`, of the global batch otherwise. What is kept has to come out the same on every replica.
-        """
-        del representations, labels
-
     def compute(self, representations, labels):
-        """The unweighted value: a scalar, or (B,) when `per_image`."""
-        raise TypeError(f"{type(self).__name__} must define compute()")
+        """Computes one value per image, (B,), if `per_image`."""
+        raise TypeError(f"{type(self).__name__} must define compute(representations, labels)")
 
-    def remember(self, representations, labels) -> None:
-        """Take note of a batch for those after it; by default nothing.
-
-        Called by the learner in training, once per step of the embedder and after `compute`, with the representations
-        and labels of the global batch, on every replica the same.
-        """
-        del representations, labels
-
-    def forget(self) -> None:
-        """Drop what was remembered, as at the start of a run; by default nothing."""
-
-    def observe(self, representations, labels) -> dict:
-        """What is worth logging beside the value, which the learner reports as `<name>_<key>`; by default nothing.
+    def compute_pairs(self, pairs):
+        """Computes the unweighted value, or the part of it that the anchors make up.
 
         Args:
-            representations: As of `compute`, of the global batch.
-            labels: (B,) integers.
-
-        Returns:
-            For each of `observes` a mean over the batch, a scalar, and how many values it is the mean of.
+            pairs: `tfdml.pairs.Pairs` of each representation that the objective reads, by name.
         """
-        del representations, labels
-        return {}
+        raise TypeError(f"{type(self).__name__} must define compute_pairs(pairs)")
 
     def __call__(self, representations, labels, **kwargs):
-        """The unweighted value, a scalar, of labels in any form that `as_labels` takes."""
+        """Computes the unweighted value, a scalar, of labels in any form that `as_labels` takes."""
         # Made integers before Keras converts them: it would cast float ids to float32, and on JAX cut off 64-bit ones.
         if not isinstance(labels, keras.KerasTensor):
             labels = self.as_labels(labels)
         return super().__call__(representations, labels, **kwargs)
 
     def call(self, representations, labels, training=None):
-        """The unweighted value, a scalar."""
+        """Computes the unweighted value, a scalar."""
         available = {**representations, **self.represent(representations, training=training)}
         selected, labels = self.select(available), self.as_labels(labels)
-        if training:
-            self.follow(selected, labels)
-        value = self.reduce(self.compute(selected, labels))
-        if training:
+        stateful = training and isinstance(self, Stateful)
+        if stateful:
+            self.update(selected, labels)
+        value = self.value_of(selected, labels)
+        if stateful:
             self.remember(selected, labels)
         return value
 
+    def value_of(self, representations, labels):
+        """Computes the unweighted value, a scalar, of a whole batch on one device.
+
+        Args:
+            representations: Those that the objective reads.
+            labels: Integers, as `as_labels` returns them.
+        """
+        if self.per_image:
+            return self.reduce(self.compute(representations, labels))
+        return self.compute_pairs(pairs_by_name(representations, labels, self.positives))
+
     @property
     def positives(self):
-        """What says which images belong together (`EmbeddingLoss.with_positives`); None for the equality of labels."""
+        """Which images belong together (`PairLoss.with_positives`); None for equal labels."""
         return None
 
     @property
@@ -177,22 +136,21 @@ class Objective(SavedByArguments, keras.layers.Layer):
         return False
 
     def as_labels(self, labels):
-        """Labels as `compute` takes them: integers (B,), or rows (B, L) where there are `positives`.
+        """Labels as integers (B,), or rows (B, L) where there are `positives`.
 
         Raises:
             ValueError: They are rows, and this objective takes one label for each image.
         """
-        with pairwise.positives_by(self.positives):
-            if self.positives is None and len(getattr(labels, "shape", ())) == 2 and labels.shape[1] not in (None, 1):
-                raise ValueError(
-                    f"{self.name} takes one label for each image, not labels {tuple(labels.shape)}: "
-                    + (
-                        f"give it {type(self.loss).__name__}(...).with_positives(...)"
-                        if self.takes_label_sets
-                        else "only MetricLoss and CrossBatchMemory of a loss over pairs take label sets"
-                    )
+        if self.positives is None and len(getattr(labels, "shape", ())) == 2 and labels.shape[1] not in (None, 1):
+            raise ValueError(
+                f"{self.name} takes one label for each image, not labels {tuple(labels.shape)}: "
+                + (
+                    f"give it {type(self.loss).__name__}(...).with_positives(...)"
+                    if self.takes_label_sets
+                    else "only MetricLoss and CrossBatchMemory of a loss over pairs take label sets"
                 )
-            return pairwise.as_labels(labels)
+            )
+        return pairwise.as_labels(labels, rows=self.positives is not None)
 
     def select(self, representations) -> dict:
         """Those that this objective reads.
@@ -209,11 +167,9 @@ class Objective(SavedByArguments, keras.layers.Layer):
             )
         return {name: representations[name] for name in self.reads}
 
-    def reduce(self, value):
-        """The scalar of what `compute` returns."""
-        if len(value.shape) == 0:
-            return value
-        return ops.sum(value) if self.reduction == "sum" else pairwise.mean(value)
+    def reduce(self, values):
+        """Reduces the values of the images, (B,), to a scalar."""
+        return ops.sum(values) if self.reduction == "sum" else pairwise.mean(values)
 
     def compute_output_spec(self, representations, labels, training=None):
         """A float32 scalar."""
@@ -221,3 +177,88 @@ class Objective(SavedByArguments, keras.layers.Layer):
 
     def __repr__(self):
         return in_words(self)
+
+
+class Calibrated(Objective):
+    """An objective that measures the training set before the first step."""
+
+    #: The representation that `calibrate` needs of all training images; None for nothing.
+    calibrates_on: str | None = None
+    #: What it does until then, for the warning of `MetricLearner.fit`.
+    without_calibration = ""
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether `calibrate` has run, or need not."""
+        return True
+
+    def calibrate(self, features, labels) -> None:
+        """Measures what stays fixed in training.
+
+        Args:
+            features: (N, D) NumPy, the representation `calibrates_on` of the training images, before training.
+            labels: (N,) NumPy integers.
+        """
+        raise TypeError(f"{type(self).__name__} must define calibrate(features, labels)")
+
+
+class Stateful(Objective):
+    """An objective that keeps something of the batches of training, the same on every replica."""
+
+    def update(self, representations, labels) -> None:
+        """Updates its state before the value of a training step is computed; by default not at all.
+
+        Args:
+            representations: Those of the replica's own images if `per_image`, of the global batch otherwise.
+            labels: (B,) integers.
+        """
+        del representations, labels
+
+    def remember(self, representations, labels) -> None:
+        """Keeps a batch for those after it, once the value is computed; by default not at all.
+
+        Args:
+            representations: Those of the global batch. Not called if `per_image`.
+            labels: (B,) integers.
+        """
+        del representations, labels
+
+    def forget(self) -> None:
+        """Drops what was remembered, as at the start of a run; by default nothing."""
+
+
+class Observed(Objective):
+    """An objective that logs more than its value, as `<name>_<key>`."""
+
+    #: The keys.
+    observes: tuple[str, ...] = ()
+
+    def observe(self, pairs) -> dict:
+        """Computes means over the batch, by the keys of `observes`.
+
+        Args:
+            pairs: As of `compute_pairs`.
+
+        Returns:
+            For each key a scalar, and how many values it is the mean of: of the whole batch, see `Pairs.total`.
+        """
+        raise TypeError(f"{type(self).__name__} must define observe(pairs)")
+
+
+class WithStatistics(Objective):
+    """An objective whose own statistics train in steps between those of the embedder."""
+
+    #: How many calls of `statistics_step` go before each step of the embedder.
+    statistics_steps = 1
+
+    @property
+    def statistics_variables(self) -> list:
+        """The trainable weights that only `statistics_step` trains."""
+        raise TypeError(f"{type(self).__name__} must define statistics_variables")
+
+    def statistics_step(self, pairs):
+        """Computes the loss of the `statistics_variables`, a scalar, in a step in which the embedder is fixed.
+
+        The place to update state and metrics too. Called once per step of that phase, with all anchors.
+        """
+        raise TypeError(f"{type(self).__name__} must define statistics_step(pairs)")

@@ -1,7 +1,5 @@
 """Statistics of the classes of a batch, for objectives that compare distributions and not images.
 
-Within `pairwise.only_rows` each replica works out those of its own rows, and gathers the others'.
-
 Without a tensor whose size depends on how many classes the batch has: what belongs to a class stands at each of its
 images, so that shapes are static.
 """
@@ -10,43 +8,45 @@ from __future__ import annotations
 
 from keras import ops
 
-from tfdml import pairwise, replicas
-
 
 def averaging_matrix(labels):
-    """(B, B) float32 (the present rows): row i is 1/n at the n images of the class of i, and 0 elsewhere.
+    """(B, B) float32: row i is 1/n at the n images of the class of i, and 0 elsewhere.
 
     Example:
         >>> np.array(averaging_matrix(keras.ops.array([0, 0, 1]))).tolist()
         [[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]
     """
-    same = ops.cast(pairwise.own(labels)[:, None] == labels[None, :], "float32")
+    same = ops.cast(labels[:, None] == labels[None, :], "float32")
     return same / ops.sum(same, axis=1, keepdims=True)
 
 
-def one_per_class(labels):
-    """(B,) boolean, true at the first image of each class.
+def class_index(labels):
+    """Numbers the classes of a batch from 0, and marks the first image of each.
+
+    Returns:
+        (B,) integers below B, and (B,) booleans.
 
     Example:
-        >>> np.array(one_per_class(keras.ops.array([4, 4, 1]))).tolist()
-        [True, False, True]
+        >>> index, first = class_index(keras.ops.array([4, 4, 1]))
+        >>> np.array(index).tolist(), np.array(first).tolist()
+        ([1, 1, 0], [True, False, True])
     """
-    index = ops.arange(ops.shape(labels)[0])
-    same = pairwise.own(labels)[:, None] == labels[None, :]
-    seen_before = ops.logical_and(same, index[None, :] < pairwise.own(index)[:, None])
-    # Integers, as not everything gathers booleans.
-    return replicas.all_rows(ops.cast(ops.any(seen_before, axis=1), "int32")) == 0
+    # Stable: the first of a class in the order of the batch is its first in this order.
+    order = ops.argsort(labels)
+    ordered = ops.take(labels, order)
+    starts = ops.concatenate([ops.ones((1,), "bool"), ordered[1:] != ordered[:-1]], axis=0)[: ops.shape(labels)[0]]
+    back = ops.argsort(order)
+    return ops.take(ops.cumsum(ops.cast(starts, "int32")) - 1, back), ops.take(starts, back)
 
 
-def class_pairs(labels):
-    """(B, B) boolean (the present rows), true once for every ordered pair of different classes."""
-    first = one_per_class(labels)
-    both = ops.logical_and(pairwise.own(first)[:, None], first[None, :])
-    return ops.logical_and(both, pairwise.negative_mask(labels))
+def class_pairs(pairs):
+    """(b, B) booleans, true once for every ordered pair of different classes of the batch."""
+    first = class_index(pairs.labels)[1]
+    return ops.logical_and(ops.logical_and(pairs.of_anchors(first)[:, None], first[None, :]), pairs.negatives)
 
 
 def means_and_spreads(x, labels):
-    """The mean of each image's class, and the class's mean squared distance to it.
+    """Computes the mean of each image's class, and the class's mean squared distance to it, in O(B D) memory.
 
     Args:
         x: (B, D).
@@ -63,10 +63,15 @@ def means_and_spreads(x, labels):
     x = ops.cast(x, "float32")
     # The shift changes no distance, and keeps the rounding small for features that share a large offset.
     x = x - ops.stop_gradient(ops.mean(x, axis=0, keepdims=True))
-    averaging = averaging_matrix(labels)
-    means = replicas.all_rows(ops.matmul(averaging, x))
-    squared = ops.sum(ops.square(x - means), axis=1, keepdims=True)
-    return means, replicas.all_rows(ops.matmul(averaging, squared)[:, 0])
+    index, _ = class_index(labels)
+
+    def mean_of_class(values):
+        size = ops.shape(values)[0]
+        sums, counts = (ops.segment_sum(part, index, size) for part in (values, ops.ones_like(values[:, :1])))
+        return ops.take(sums / ops.maximum(counts, 1.0), index, axis=0)
+
+    means = mean_of_class(x)
+    return means, mean_of_class(ops.sum(ops.square(x - means), axis=1, keepdims=True))[:, 0]
 
 
 def of_own_class(values, labels):

@@ -5,15 +5,14 @@ from __future__ import annotations
 import keras
 from keras import ops
 
-from tfdml import pairwise
 from tfdml.arguments import integer
-from tfdml.losses.base import EmbeddingLoss, check_rank
-from tfdml.objectives.base import Objective
+from tfdml.losses.base import PairLoss, check_rank
+from tfdml.objectives.base import Stateful
 from tfdml.saving import restore
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class CrossBatchMemory(Objective):
+class CrossBatchMemory(Stateful):
     """A loss over the pairs of the batch's images with those of the batch and of a memory of earlier ones.
 
     L = loss over pairs (i, j),   i of the batch,   j of the batch or of the memory
@@ -39,7 +38,7 @@ class CrossBatchMemory(Objective):
     Args:
         loss: A loss of tfdml over pairs in which each anchor's value comes from its own pairs, such as
             `tfdml.losses.ContrastiveLoss()`; not `LiftedStructureLoss`, `AngularLoss`, `QuadrupletLoss` or
-            `VICRegLoss`, nor one with an object for `mining` or `distance`.
+            `VICRegLoss`.
         size: How many embeddings are remembered. The default is that of the authors' code.
         start: For this many steps nothing is remembered, while embeddings change fast. The authors' code has 2,000 of
             4,000 steps. The default is 0, since the memory of a shorter training would stay empty.
@@ -76,10 +75,10 @@ class CrossBatchMemory(Objective):
         **kwargs,
     ):
         loss = restore(loss)
-        if not isinstance(loss, EmbeddingLoss) or not loss.takes_more_columns:
+        if not isinstance(loss, PairLoss) or loss.within_batch:
             raise ValueError(
                 "CrossBatchMemory takes a loss of tfdml over pairs in which each anchor's value comes from its own "
-                f"pairs, such as ContrastiveLoss(), with mining and distance by name; not {type(loss).__name__}"
+                f"pairs, such as ContrastiveLoss(), not {type(loss).__name__}"
             )
         super().__init__(weight=weight, name=name or f"cross_batch_{loss.name}", **kwargs)
         self.loss = loss
@@ -138,23 +137,16 @@ class CrossBatchMemory(Objective):
         self.steps = state("steps", (), "int32")
 
     @property
-    def divides(self):
-        """Yes."""
-        return True
+    def whole_batch(self):
+        """As the loss."""
+        return self.loss.needs_whole_batch
 
-    def compute(self, representations, labels):
-        """The loss over the pairs of the batch's images with the batch and the memory."""
-        x = representations[self.representation]
-        check_rank(self.name, x, 2, f"{self.representation!r} to be vectors (B, d)")
-        counted = ops.concatenate([self.kept(labels, x), self._there()], axis=0)
-        every_label, vectors = self._with_memory(labels, x)
-        return self._over_pairs(ops.shape(labels)[0], counted, every_label, vectors, constant_columns=True)
-
-    def _over_pairs(self, batch, counted, labels, x, constant_columns=False):
-        """The loss of the first `batch` vectors, over their pairs with all that are counted."""
-        rows = pairwise.present_rows() or pairwise.Rows(0, batch, batch)
-        with pairwise.only_rows(rows._replace(counted=counted, constant_columns=constant_columns)):
-            return self.loss.of_batch(labels, x)
+    def compute_pairs(self, pairs):
+        """Computes the loss over the pairs of the batch's images with the batch and the memory."""
+        batch = pairs[self.representation]
+        check_rank(self.name, batch.references, 2, f"{self.representation!r} to be vectors (B, d)")
+        kept = ops.concatenate([self.kept(batch.labels, batch.references), self._there()], axis=0)
+        return self.loss.of_pairs(batch.with_memory(self.memory, self.memory_labels).keep_images(kept))
 
     def kept(self, labels, x):
         """(B,) boolean: the images of a batch that count; here all."""

@@ -8,8 +8,8 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.arguments import boolean, integer, number, one_of
-from tfdml.objectives.base import Objective
-from tfdml.objectives.class_statistics import means_and_spreads, of_own_class, one_per_class
+from tfdml.objectives.base import Calibrated, Observed
+from tfdml.objectives.class_statistics import class_index, means_and_spreads, of_own_class
 
 CONSTRAINTS = ("soft", "hard", None)
 
@@ -49,7 +49,7 @@ def class_densities(features, labels, num_classes):
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class DensityAdaptivity(Objective):
+class DensityAdaptivity(Calibrated, Observed):
     """The density regulariser: each class spreads towards a learned target, and the targets grow.
 
     L = (1/C) sum over classes c of (D_c - a_c)^2 - (1/C) sum over c of a_c
@@ -214,32 +214,31 @@ class DensityAdaptivity(Objective):
         mean = pairwise.masked_mean(ratios, ratios > 0)
         return self.target_density * ops.where(ratios > 0, ratios / ops.where(mean > 0, mean, 1.0), 1.0)
 
-    @property
-    def divides(self):
-        """Yes."""
-        return True
-
-    def compute(self, representations, labels):
-        """The value for the classes of the batch."""
-        _, densities = means_and_spreads(representations[self.representation], labels)
+    def compute_pairs(self, pairs):
+        """Computes the value for the classes of the batch."""
+        batch = pairs[self.representation]
+        labels = batch.labels
+        _, densities = means_and_spreads(batch.references, labels)
         targets = of_own_class(self.targets(), labels)
-        first = one_per_class(labels)
+        _, first = class_index(labels)
         count = pairwise.masked_count(first) if self.reduction == "mean" else 1.0
         costs = ops.square(densities - targets) - targets
-        value = pairwise.masked_sum(pairwise.own(costs), pairwise.own(first)) / count
+        value = pairwise.masked_sum(batch.of_anchors(costs), batch.of_anchors(first)) / count
         if self.constraint != "soft":
             return value
         ratios = of_own_class(self.ratios(), labels)
         counted = ops.logical_and(first, ratios != 0)
-        own_ratios, own_targets, own_counted = (pairwise.own(x)[:, None] for x in (ratios, targets, counted))
+        own_ratios, own_targets, own_counted = (batch.of_anchors(x)[:, None] for x in (ratios, targets, counted))
         gaps = ratios[None, :] * own_targets - own_ratios * targets[None, :]
-        pairs = ops.logical_and(own_counted, counted[None, :])
-        return value + pairwise.masked_sum(ops.square(gaps), pairs) / (count * count)
+        both = ops.logical_and(own_counted, counted[None, :])
+        return value + pairwise.masked_sum(ops.square(gaps), both) / (count * count)
 
-    def observe(self, representations, labels):
-        """The mean D_c and the mean target of the classes of the batch."""
-        _, densities = means_and_spreads(representations[self.representation], labels)
-        first = one_per_class(labels)
+    def observe(self, pairs):
+        """Computes the mean D_c and the mean target of the classes of the batch."""
+        batch = pairs[self.representation]
+        labels = batch.labels
+        _, densities = means_and_spreads(batch.references, labels)
+        _, first = class_index(labels)
         values = {"d_avg": densities, "target": of_own_class(self.targets(), labels)}
         count = pairwise.masked_count(first)
         return {key: (pairwise.masked_mean(value, first), count) for key, value in values.items()}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import keras
 from keras import ops
 
-from tfdml import pairwise, replicas
+from tfdml import pairwise
 from tfdml.arguments import one_of
-from tfdml.objectives.base import Objective
+from tfdml.objectives.base import Observed
 from tfdml.objectives.class_statistics import class_pairs, means_and_spreads
 
 FORMS = ("log", "plain", "log_of_mean")
@@ -16,7 +16,7 @@ _SMALLEST = 1e-12
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class EnergyConfusion(Objective):
+class EnergyConfusion(Observed):
     """The energy confusion term: the expected squared distance between images of different classes, to be minimised.
 
     L = sum over ordered pairs of classes I != J of ln(1 + E_IJ),
@@ -104,30 +104,30 @@ class EnergyConfusion(Objective):
         return super().select({**representations, **self.represent(representations)})
 
     @property
-    def divides(self):
-        """Yes."""
-        return True
+    def whole_batch(self):
+        """Whether the logarithm is of a mean over the batch."""
+        return self.form == "log_of_mean"
 
-    def compute(self, representations, labels):
-        """The mean (or sum) over ordered pairs of different classes."""
-        energies = self._energies(representations, labels)
+    def compute_pairs(self, pairs):
+        """Computes the mean (or sum) over ordered pairs of different classes."""
+        batch = pairs[self.reads[0]]
+        energies = _energies(batch)
         if self.form == "log_of_mean":
-            negatives = pairwise.negative_mask(labels)
             # Entries belong to classes: over all pairs of images they weigh as much as the pairs themselves.
-            half = 0.5 * replicas.mean_of(energies, negatives)
-            some = replicas.summed(pairwise.masked_count(negatives)) > 0
-            return replicas.share_of_rows() * ops.where(some, ops.log(ops.maximum(half, _SMALLEST)), 0.0)
+            half = 0.5 * pairwise.masked_mean(energies, batch.negatives)
+            return ops.where(ops.any(batch.negatives), ops.log(ops.maximum(half, _SMALLEST)), 0.0)
         values = ops.log1p(energies) if self.form == "log" else energies
-        reduce = pairwise.masked_sum if self.reduction == "sum" else replicas.part_of_mean
-        return reduce(values, class_pairs(labels))
+        reduce = pairwise.masked_sum if self.reduction == "sum" else batch.mean
+        return reduce(values, class_pairs(batch))
 
-    def observe(self, representations, labels):
-        """The mean energy of the pairs of classes of the batch."""
-        pairs = class_pairs(labels)
-        energies = self._energies(representations, labels)
-        return {"energy": (replicas.mean_of(energies, pairs), replicas.summed(pairwise.masked_count(pairs)))}
+    def observe(self, pairs):
+        """Computes the mean energy of the pairs of classes of the batch."""
+        batch = pairs[self.reads[0]]
+        counted = class_pairs(batch)
+        return {"energy": (batch.total(batch.mean(_energies(batch), counted)), batch.count(counted))}
 
-    def _energies(self, representations, labels):
-        """(B, B), E_IJ of the classes of each two images."""
-        means, spreads = means_and_spreads(representations[self.reads[0]], labels)
-        return pairwise.squared_distances(means) + pairwise.own(spreads)[:, None] + spreads[None, :]
+
+def _energies(batch):
+    """(b, B), E_IJ of the classes of each two images."""
+    means, spreads = means_and_spreads(batch.references, batch.labels)
+    return batch.on(means).distances("sqeuclidean") + batch.of_anchors(spreads)[:, None] + spreads[None, :]

@@ -13,11 +13,12 @@ from tfdml.arguments import boolean, number
 from tfdml.losses import ArcFaceLoss, NormSoftmaxLoss
 from tfdml.losses.base import nan_if_any
 from tfdml.losses.classification import ClassSimilarityLoss, target_mask
+from tfdml.objectives.base import Stateful
 from tfdml.objectives.wrappers import ProxyLoss
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class CurricularFace(ProxyLoss):
+class CurricularFace(Stateful, ProxyLoss):
     """ArcFace in which hard negatives weigh little at first, and more as training goes on.
 
     L = -log( e^{s cos(theta_y + m)} / ( e^{s cos(theta_y + m)} + sum_{j != y} e^{s N_j} ) ),
@@ -72,7 +73,7 @@ class CurricularFace(ProxyLoss):
         super().build_from(shapes)
         self.t = self.add_weight(name="t", shape=(), initializer="zeros", trainable=False, aggregation="mean")
 
-    def follow(self, representations, labels):
+    def update(self, representations, labels):
         """Move t towards the mean cosine of the images of all replicas to their own proxies."""
         similarities = ops.stop_gradient(ops.cast(representations["class"], "float32"))
         own = target_mask(labels, self.num_classes)

@@ -7,9 +7,9 @@ import itertools
 import keras
 from keras import ops
 
-from tfdml import pairwise, replicas
+from tfdml import pairwise
 from tfdml.arguments import number, one_of
-from tfdml.losses.base import EmbeddingLoss
+from tfdml.losses.base import PairLoss
 from tfdml.objectives.base import Objective
 from tfdml.saving import restore
 
@@ -30,11 +30,14 @@ class HeadsObjective(Objective):
         """Note how many heads there are."""
         self.heads_shape = tuple(self.select(shapes)["heads"][1:])
 
-    def heads(self, representations) -> list:
-        """The vectors of each head, M times (N, d/M)."""
-        # Gathering the heads of all replicas loses the static shape.
-        heads = ops.reshape(representations["heads"], (-1, *self.heads_shape))
-        return [heads[:, m] for m in range(self.heads_shape[0])]
+    def heads(self, pairs) -> list:
+        """The pairs of each head's vectors, M times (b, d/M) and (B, d/M)."""
+
+        def head(m):
+            # Gathering the heads of all replicas loses the static shape.
+            return pairs["heads"].map(lambda x: ops.reshape(x, (-1, *self.heads_shape))[:, m])
+
+        return [head(m) for m in range(self.heads_shape[0])]
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -65,20 +68,20 @@ class HeadwiseLoss(HeadsObjective):
 
     def __init__(self, loss, weight=1.0, name=None, **kwargs):
         loss = restore(loss)
-        if not isinstance(loss, EmbeddingLoss):
+        if not isinstance(loss, PairLoss):
             raise ValueError(f"HeadwiseLoss takes a loss of tfdml over pairs, not {loss!r}")
         super().__init__(weight=weight, name=name or f"headwise_{loss.name}", **kwargs)
         self.loss = loss
 
     @property
-    def divides(self):
+    def whole_batch(self):
         """As the loss."""
-        return self.loss.divides
+        return self.loss.needs_whole_batch
 
-    def compute(self, representations, labels):
-        """The mean of the heads' losses."""
-        heads = self.heads(representations)
-        return sum(self.loss.of_batch(labels, head) for head in heads) / len(heads)
+    def compute_pairs(self, pairs):
+        """Computes the mean of the heads' losses."""
+        heads = self.heads(pairs)
+        return sum(self.loss.of_pairs(head) for head in heads) / len(heads)
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -119,25 +122,20 @@ class HeadDivergence(HeadsObjective):
         self.pairs = pairs
         self.average = average
 
-    @property
-    def divides(self):
-        """Yes."""
-        return True
-
-    def compute(self, representations, labels):
-        """The mean hinge over pairs of heads."""
-        del labels
-        heads = [pairwise.l2_normalize(head) for head in self.heads(representations)]
+    def compute_pairs(self, pairs):
+        """Computes the mean hinge over pairs of heads."""
+        heads = [head.map(pairwise.l2_normalize) for head in self.heads(pairs)]
         # (p, q) and (q, p) have the same pairs.
         couples = list(itertools.combinations(heads, 2))
         if not couples:
             return ops.zeros((), "float32")
         if self.pairs == "all":
-            cosines = [pairwise.dot_products(pairwise.own(a), b) for a, b in couples]
+            cosines = [pairwise.dot_products(a.anchors, b.references) for a, b in couples]
         else:
-            cosines = [pairwise.own(ops.sum(a * b, axis=-1)) for a, b in couples]
+            cosines = [ops.sum(a.anchors * b.anchors, axis=-1) for a, b in couples]
         hinges = [ops.relu(cosine - self.margin) for cosine in cosines]
+        batch = heads[0]
         if self.average == "all":
-            return replicas.share_of_rows() * sum(pairwise.mean(hinge) for hinge in hinges) / len(hinges)
-        active = replicas.summed(sum(pairwise.masked_count(hinge > 0) for hinge in hinges))
-        return sum(ops.sum(hinge) for hinge in hinges) / ops.maximum(ops.stop_gradient(active), 1.0)
+            return sum(batch.mean(hinge) for hinge in hinges) / len(hinges)
+        active = batch.total(sum(pairwise.masked_count(hinge > 0) for hinge in hinges))
+        return sum(ops.sum(hinge) for hinge in hinges) / ops.maximum(active, 1.0)

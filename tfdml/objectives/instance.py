@@ -10,7 +10,6 @@ from keras import ops
 from tfdml import pairwise
 from tfdml.arguments import boolean, integer, one_of
 from tfdml.losses.classification import refuse_unknown_classes, target_mask
-from tfdml.losses.masked import masked_logsumexp
 from tfdml.objectives.base import Objective
 
 
@@ -86,6 +85,6 @@ class InstanceLoss(Objective):
         if self.bias is not None:
             logits = logits + self.bias
         mask = target_mask(labels, self.num_classes)
-        others = masked_logsumexp(logits, ops.logical_not(mask), axis=1)
+        others = pairwise.masked_logsumexp(logits, ops.logical_not(mask), axis=1)
         values = ops.softplus(others - pairwise.masked_sum(logits, mask, axis=1))
         return ops.where(ops.any(mask, axis=1), values, float("nan"))

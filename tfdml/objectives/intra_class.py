@@ -5,10 +5,9 @@ from __future__ import annotations
 import keras
 from keras import ops
 
-from tfdml import pairwise, replicas
+from tfdml import pairwise
 from tfdml.arguments import one_of
 from tfdml.objectives.base import Objective
-from tfdml.objectives.class_statistics import one_per_class
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -52,20 +51,17 @@ class IntraClassPenalty(Objective):
         """The one representation."""
         return (self.representation,)
 
-    @property
-    def divides(self):
-        """Yes."""
-        return True
-
-    def compute(self, representations, labels):
-        """The sum (or mean) over the classes with several images in the batch; 0 where there is none."""
-        positives = pairwise.positive_mask(labels)
+    def compute_pairs(self, pairs):
+        """Computes the sum (or mean) over the classes with several images in the batch; 0 where there is none."""
+        batch = pairs[self.representation]
+        positives = batch.positives
         partners = pairwise.masked_count(positives, axis=1)
-        kernel = ops.exp(-0.5 * pairwise.squared_distances(representations[self.representation]))
+        kernel = ops.exp(-0.5 * batch.distances("sqeuclidean"))
         # Each image's mean over its partners; their sum over a class of n is n times the class's own mean.
         rows = pairwise.masked_sum(kernel, positives, axis=1) / ops.maximum(partners, 1.0)
         total = ops.sum(rows / (partners + 1.0))
         if self.reduction == "sum":
             return -total
-        classes = pairwise.masked_count(ops.logical_and(pairwise.own(one_per_class(labels)), partners > 0))
-        return -total / ops.maximum(replicas.summed(classes), 1.0)
+        # Each of a class's n images counts 1/n.
+        classes = ops.sum(ops.where(partners > 0, 1.0 / (partners + 1.0), 0.0))
+        return -total / ops.maximum(batch.total(classes), 1.0)

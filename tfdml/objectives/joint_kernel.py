@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from keras import ops
 
-from tfdml import pairwise, replicas
+from tfdml import pairwise
 from tfdml.arguments import one_of
 from tfdml.kernels import GaussianMixture, Kernel
 from tfdml.objectives.base import Objective
@@ -92,20 +92,25 @@ class JointKernelObjective(Objective):
         if len(shape) != 2:
             raise ValueError(f"{self.name}: the level {level!r} takes vectors (B, D), not shape {tuple(shape)}")
 
-    def joint_kernel(self, representations, mask=None):
-        """The product over levels of their Gram matrices, (N, N).
+    @property
+    def whole_batch(self):
+        """Whether the largest value of the batch decides the scale of a kernel."""
+        return any(kernel.whole_batch for kernel in self.kernels.values())
+
+    def joint_kernel(self, pairs, mask=None):
+        """Computes the product over levels of their Gram matrices, (b, B).
 
         Where its largest value is beyond e^70, all values are divided by what is too much, a constant.
 
         Args:
-            representations: Those of the levels.
-            mask: (N, N) boolean, the pairs that count; the others have no meaning. None for all.
+            pairs: `tfdml.pairs.Pairs` by level.
+            mask: (b, B) boolean, the pairs that count; the others have no meaning. None for all.
         """
         product, exponent = None, None
         for level, kernel in self.kernels.items():
-            x = representations[level]
-            self._check_vectors(level, x.shape)
-            factor, power = kernel.scaled(pairwise.l2_normalize(x) if level in self.unit_length else x)
+            vectors = pairs[level]
+            self._check_vectors(level, vectors.references.shape)
+            factor, power = kernel.scaled(vectors.map(pairwise.l2_normalize) if level in self.unit_length else vectors)
             product = factor if product is None else product * factor
             if power is not None:
                 exponent = power if exponent is None else exponent + power
@@ -121,16 +126,16 @@ class JointKernelObjective(Objective):
         return product * ops.exp(ops.minimum(exponent - excess, _MAX_EXPONENT + 15.0))
 
     def between(self, gram, labels):
-        """The value at each pair of images of different class: (N, N), (N,) -> (N, N)."""
+        """Computes the value at each pair of images of different class: (b, B), labels (B,) -> (b, B)."""
         raise TypeError(f"{type(self).__name__} must define between()")
 
-    def compute(self, representations, labels):
-        """The mean (or sum) over ordered pairs of different class; 0 for a batch of one class."""
-        negatives = ops.stop_gradient(pairwise.negative_mask(labels))
-        values = self.between(self.joint_kernel(representations, self.counted(negatives)), labels)
-        reduce = pairwise.masked_sum if self.reduction == "sum" else replicas.part_of_mean
-        return reduce(values, negatives)
+    def compute_pairs(self, pairs):
+        """Computes the mean (or sum) over ordered pairs of different class; 0 for a batch of one class."""
+        batch = pairs[self.levels[0]]
+        values = self.between(self.joint_kernel(pairs, self.counted(batch.negatives)), batch.labels)
+        reduce = pairwise.masked_sum if self.reduction == "sum" else batch.mean
+        return reduce(values, batch.negatives)
 
     def counted(self, negatives):
-        """The pairs whose joint kernel `between` reads, (N, N) boolean; None for all."""
+        """The pairs whose joint kernel `between` reads, (b, B) boolean; None for all."""
         del negatives

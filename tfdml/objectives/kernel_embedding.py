@@ -66,11 +66,6 @@ class JointRepresentationSimilarity(JointKernelObjective):
     ):
         super().__init__(levels, kernels, reduction, weight, name, unit_length, **kwargs)
 
-    @property
-    def divides(self):
-        """With kernels whose scale no largest value of the batch decides."""
-        return all(kernel.divides for kernel in self.kernels.values())
-
     def counted(self, negatives):
         """The pairs of different class."""
         return negatives
@@ -82,7 +77,9 @@ class JointRepresentationSimilarity(JointKernelObjective):
 
 
 class _NormObjective(JointKernelObjective):
-    """Base of the rivals, which look at norms of the classes' embeddings C_I = (1/n_I) sum over i in I of k(., x_i)."""
+    """Base of the alternatives, on norms of the classes' embeddings C_I = (1/n_I) sum over i in I of k(., x_i)."""
+
+    whole_batch = True
 
     def __init__(self, levels, kernels, squared, reduction, weight, name, unit_length, **kwargs):
         super().__init__(levels, kernels, reduction, weight, name, unit_length, **kwargs)

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 from typing_extensions import override
 
-from tfdml import pairwise, replicas
+from tfdml import pairwise
 from tfdml.arguments import integer, number, one_of
 from tfdml.losses import SoftTripleLoss
 from tfdml.losses.margin import margin_hinges
@@ -84,20 +84,16 @@ class LearnedMargin(Objective):
         start = keras.initializers.Constant(self.initial_beta)
         self.beta = self.add_weight(name="beta", shape=(self.num_classes,), initializer=start)
 
-    @property
-    def divides(self):
-        """Yes."""
-        return True
-
-    def compute(self, representations, labels):
-        """The mean (or sum) over the expected hinges."""
-        beta = pairwise.own(of_own_class(self.beta, labels))[:, None]
-        rows, active = margin_hinges(labels, representations[self.representation], self.alpha, beta)
-        num_positives = ops.sum(ops.cast(pairwise.positive_mask(labels), "float32"), axis=1, keepdims=True)
+    def compute_pairs(self, pairs):
+        """Computes the mean (or sum) over the expected hinges."""
+        batch = pairs[self.representation]
+        beta = of_own_class(self.beta, batch.anchor_labels)[:, None]
+        rows, active = margin_hinges(batch, self.alpha, beta)
+        num_positives = pairwise.masked_count(batch.positives, axis=1)[:, None]
         total = ops.sum(rows) + self.nu * ops.sum(num_positives * beta)
         if self.reduction == "sum":
             return total
-        active = replicas.summed(active)
+        active = batch.total(active)
         return total / ops.where(active > 0, active, 1.0)
 
     @override

@@ -165,17 +165,23 @@ class HighOrderMomentLoss(Objective):
         return {**named, **dict(zip(self.reads, similarities, strict=True))}
 
     @property
-    def divides(self):
+    def whole_batch(self):
         """As the loss."""
-        return all(term.divides for term in self.terms)
+        return self.terms[0].whole_batch
 
     def compute(self, representations, labels):
-        """The weighted sum over orders: a scalar, or (B,) for a loss that works image by image."""
+        """Computes the weighted sum over orders, (B,), of a loss that works image by image."""
         total = 0.0
         for term, source, weight in zip(self.terms, self.reads, self.order_weights, strict=True):
             name = "class" if self._has_proxies else source
             total = total + weight * term.compute({name: representations[source]}, labels)
         return total
+
+    def compute_pairs(self, pairs):
+        """Computes the weighted sum over orders of a loss on pairs."""
+        return sum(
+            weight * term.compute_pairs(pairs) for term, weight in zip(self.terms, self.order_weights, strict=True)
+        )
 
     @override
     def get_config(self):

@@ -7,18 +7,18 @@ import math
 import keras
 from keras import ops
 
-from tfdml import pairwise, replicas
+from tfdml import pairwise
 from tfdml.arguments import integer, number, one_of
 from tfdml.layers import StatisticsNetwork
 from tfdml.mining import negative_probabilities, sample_negatives
-from tfdml.objectives.base import Objective
+from tfdml.objectives.base import WithStatistics
 
 NEGATIVES = ("distance_weighted", "all")
 # Points between the smallest and the largest distance of a batch at which the slope of V is penalised.
 _SLOPES = 64
 
 
-def divergence_loss(values, positives, negatives):
+def divergence_loss(values, positives, negatives, total=ops.stop_gradient):
     """The RankMI loss of pairs whose statistic V is known (eq. 6 and 3): minus twice a bound on a divergence.
 
     L = mean over positives of (softplus(-V) - ln 2) + mean over negatives of (softplus(V) - ln 2)
@@ -30,6 +30,7 @@ def divergence_loss(values, positives, negatives):
         values: V of each pair, of any shape.
         positives: How often each pair counts as a positive, in the same shape; all 0 leaves the mean out.
         negatives: How often it counts as a negative.
+        total: From a sum over these pairs to that over all pairs of the batch, `Pairs.total`.
 
     Example:
         >>> float(divergence_loss(keras.ops.zeros(4), keras.ops.array([1, 1, 0, 0]), keras.ops.array([0, 0, 1, 1])))
@@ -37,16 +38,16 @@ def divergence_loss(values, positives, negatives):
     """
     pulls = ops.softplus(-values) - math.log(2.0)
     pushes = ops.softplus(values) - math.log(2.0)
-    return _weighted_mean(pulls, positives) + _weighted_mean(pushes, negatives)
+    return _weighted_mean(pulls, positives, total) + _weighted_mean(pushes, negatives, total)
 
 
-def _weighted_mean(values, weights):
+def _weighted_mean(values, weights, total):
     weights = ops.cast(weights, "float32")
-    return ops.sum(weights * values) / ops.maximum(replicas.summed(ops.sum(weights)), 1.0)
+    return ops.sum(weights * values) / ops.maximum(total(ops.sum(weights)), 1.0)
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class RankMI(Objective):
+class RankMI(WithStatistics):
     """The RankMI loss, by updates that alternate between a statistics network and the embedder.
 
     L = mean over P of softplus(-V(d+)) + mean over N of softplus(V(d-)) - 2 ln 2,    V(d) = MLP(d) - d
@@ -95,6 +96,7 @@ class RankMI(Objective):
     """
 
     learns_from = ("positive", "negative")
+    whole_batch = True
 
     def __init__(
         self,
@@ -150,77 +152,74 @@ class RankMI(Objective):
         """The weights of V."""
         return self.network.trainable_variables
 
-    def compute(self, representations, labels):
-        """The loss of the embedder: over the pairs that violate the margins around beta, with V fixed."""
-        embeddings = pairwise.l2_normalize(representations["embedding"])
-        distances = pairwise.distances(embeddings)
-        positives, negatives = self.pairs_around(self.network.root(self.beta), embeddings, distances, labels)
-        return self._loss(distances, positives, negatives, frozen=True)
+    def compute_pairs(self, pairs):
+        """Computes the loss of the embedder: over the pairs that violate the margins around beta, with V fixed."""
+        pairs = pairs["embedding"].map(pairwise.l2_normalize)
+        positives, negatives = self.pairs_around(self.network.root(self.beta), pairs)
+        return self._loss(pairs, positives, negatives, frozen=True)
 
-    def statistics_loss(self, representations, labels):
-        """The loss of V: over all pairs, with the embeddings fixed, and the soft constraint if there is one."""
-        distances = self._fixed_distances(representations)
-        return self._statistics_loss(distances, labels) + self._penalty(distances)
+    def statistics_loss(self, pairs):
+        """Computes the loss of V over all pairs, with the embeddings fixed, and the soft constraint if there is one."""
+        pairs = _fixed(pairs)
+        return self._statistics_loss(pairs) + self._penalty(pairs)
 
-    def statistics_step(self, representations, labels):
-        """What the learner does in a step of V: find beta for V as it is, log it and the bound, and give the loss."""
+    def statistics_step(self, pairs):
+        """Finds beta for V as it is, logs it and the bound, and returns the loss of V."""
         beta, found = self.network.find_root(self.beta)
         self.beta.assign(beta)
-        distances = self._fixed_distances(representations)
-        loss = self._statistics_loss(distances, labels)
-        positives, negatives = pairwise.positive_mask(labels), pairwise.negative_mask(labels)
-        counts = [replicas.summed(pairwise.masked_count(mask)) for mask in (positives, negatives)]
-        informative = ops.logical_and(counts[0] > 0, counts[1] > 0)
-        bound = -0.5 * replicas.summed(ops.stop_gradient(loss))
+        pairs = _fixed(pairs)
+        loss = self._statistics_loss(pairs)
+        informative = ops.logical_and(pairs.count(pairs.positives) > 0, pairs.count(pairs.negatives) > 0)
+        bound = -0.5 * pairs.total(loss)
         self.trackers["jsd"].update_state(bound, ops.cast(informative, "float32"))
         self.trackers["beta"].update_state(beta)
         self.trackers["no_root"].update_state(1.0 - ops.cast(found, "float32"))
-        return loss + self._penalty(distances)
+        return loss + self._penalty(pairs)
 
-    def pairs_around(self, beta, embeddings, distances, labels):
-        """Which pairs teach the embedder: (B, B) floats, 1 for the positives, and 1 for the negatives drawn.
+    def pairs_around(self, beta, pairs):
+        """Chooses the pairs that teach the embedder: (b, B) floats, 1 for the positives, and 1 for the negatives drawn.
 
         Args:
             beta: The root of V.
-            embeddings: (B, d), of length 1.
-            distances: (B, B), theirs.
-            labels: (B,) integers.
+            pairs: `tfdml.pairs.Pairs` of unit vectors.
         """
-        positives, negatives = pairwise.positive_mask(labels), pairwise.negative_mask(labels)
-        counts = ops.sum(ops.cast(positives, "int32"), axis=1, keepdims=True)
-        positives = ops.logical_and(positives, distances > beta - self.margin)
-        negatives = ops.logical_and(negatives, distances < beta + self.margin)
+        distances = pairs.distances("euclidean")
+        counts = ops.sum(ops.cast(pairs.positives, "int32"), axis=1, keepdims=True)
+        positives = ops.logical_and(pairs.positives, distances > beta - self.margin)
+        negatives = ops.logical_and(pairs.negatives, distances < beta + self.margin)
         if self.negatives == "distance_weighted":
-            near = negative_probabilities(embeddings, labels, self.cutoff, self.nonzero_loss_cutoff)
-            negatives = _draw(ops.where(negatives, near, 0.0), counts, self.seed_generator)
+            near = negative_probabilities(pairs, self.cutoff, self.nonzero_loss_cutoff)
+            negatives = _draw(ops.where(negatives, near, 0.0), counts, self.seed_generator, pairs)
         return ops.cast(positives, "float32"), ops.cast(negatives, "float32")
 
-    def _fixed_distances(self, representations):
-        return ops.stop_gradient(pairwise.distances(pairwise.l2_normalize(representations["embedding"])))
+    def _statistics_loss(self, pairs):
+        return self._loss(pairs, *(ops.cast(mask, "float32") for mask in (pairs.positives, pairs.negatives)))
 
-    def _statistics_loss(self, distances, labels):
-        masks = (pairwise.positive_mask(labels), pairwise.negative_mask(labels))
-        return self._loss(distances, *(ops.cast(mask, "float32") for mask in masks))
-
-    def _loss(self, distances, positives, negatives, frozen=False):
-        if pairwise.present_rows() is None:
-            # V once for (i, j) and (j, i): half the work. Of some rows alone, the other is elsewhere.
+    def _loss(self, pairs, positives, negatives, frozen=False):
+        distances = pairs.distances("euclidean")
+        if pairs.square:
+            # V once for (i, j) and (j, i): half the work. Of some anchors alone, the other is elsewhere.
             distances, positives, negatives = _unordered(distances, positives, negatives)
-        return divergence_loss(self.network(distances, frozen=frozen), positives, negatives)
+        return divergence_loss(self.network(distances, frozen=frozen), positives, negatives, pairs.total)
 
-    def _penalty(self, distances):
+    def _penalty(self, pairs):
         if not self.monotonicity:
             return 0.0
-        others = ops.logical_not(pairwise.identity_mask(ops.shape(distances)[0]))
-        low = ops.minimum(ops.min(ops.where(others, distances, 2.0)), ops.max(distances))
+        distances = pairs.distances("euclidean")
+        low = ops.minimum(ops.min(ops.where(pairs.others, distances, 2.0)), ops.max(distances))
         points = low + (ops.max(distances) - low) * ops.linspace(0.0, 1.0, _SLOPES, dtype="float32")
         return self.monotonicity * ops.mean(ops.relu(self.network.value_and_slope(points)[1]))
 
 
-def _draw(probabilities, counts, seed):
-    """Booleans (B, B), true for `counts` (B, 1) different images of each row, or all that are possible."""
+def _fixed(pairs):
+    """The pairs of unit embeddings, through which no gradient flows."""
+    return pairs["embedding"].without_gradient().map(pairwise.l2_normalize)
+
+
+def _draw(probabilities, counts, seed, pairs):
+    """Booleans (b, B), true for `counts` (B, 1) different images of each row, or all that are possible."""
     size = ops.shape(probabilities)[1]
-    order, possible = sample_negatives(probabilities, size, seed)
+    order, possible = sample_negatives(probabilities, size, seed, pairs)
     drawn = ops.logical_and(possible, ops.arange(size)[None, :] < counts)
     return ops.take_along_axis(drawn, ops.argsort(order, axis=1), axis=1)
 

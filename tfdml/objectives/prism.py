@@ -8,12 +8,13 @@ from keras import ops
 from tfdml import pairwise
 from tfdml.arguments import integer, one_of, share
 from tfdml.losses.classification import target_mask
+from tfdml.objectives.base import Observed
 from tfdml.objectives.cross_batch import CrossBatchMemory
 from tfdml.objectives.wrappers import share_of
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class Prism(CrossBatchMemory):
+class Prism(Observed, CrossBatchMemory):
     """A loss over pairs with a memory, without the images whose labels look wrong beside what the memory holds.
 
     P_i = exp(w_y . x_i) / sum over classes k in the memory of exp(w_k . x_i),   y the label of image i
@@ -108,14 +109,14 @@ class Prism(CrossBatchMemory):
         own = ops.logical_and(target_mask(labels, self.num_classes), held[None, :])
         return ops.where(ops.any(own, axis=1), pairwise.masked_sum(ops.softmax(logits, axis=1), own, axis=1), 1.0)
 
-    def compute(self, representations, labels):
-        """The loss over the pairs of the images that count, with the memory or by themselves."""
+    def compute_pairs(self, pairs):
+        """Computes the loss over the pairs of the images that count, with the memory or by themselves."""
         if self.pairs == "memory":
-            return super().compute(representations, labels)
-        x = representations[self.representation]
-        return self._over_pairs(ops.shape(labels)[0], self.kept(labels, x), labels, ops.cast(x, "float32"))
+            return super().compute_pairs(pairs)
+        batch = pairs[self.representation]
+        return self.loss.of_pairs(batch.keep_images(self.kept(batch.labels, batch.references)))
 
-    def follow(self, representations, labels):
+    def update(self, representations, labels):
         """Take the batch's Q into the window; where the window's mean would leave no image, Q alone."""
         likely = self.clean_probabilities(labels, representations[self.representation])
         dropped = share_of(self.noise_rate, ops.shape(likely)[0])
@@ -158,7 +159,8 @@ class Prism(CrossBatchMemory):
         for variable in (self.thresholds, self.known):
             variable.assign(ops.zeros_like(variable))
 
-    def observe(self, representations, labels):
-        """The share of the batch that counts."""
-        kept = ops.cast(self.kept(labels, representations[self.representation]), "float32")
+    def observe(self, pairs):
+        """Computes the share of the batch that counts."""
+        batch = pairs[self.representation]
+        kept = ops.cast(self.kept(batch.labels, batch.references), "float32")
         return {"kept": (ops.mean(kept), ops.shape(kept)[0])}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 from keras import ops
 
-from tfdml import pairwise, replicas
+from tfdml import pairwise
 from tfdml.arguments import number, one_of
 from tfdml.objectives.base import Objective
 
@@ -77,24 +77,19 @@ class EntropySpread(Objective):
         """The one representation."""
         return (self.representation,)
 
-    @property
-    def divides(self):
-        """Yes."""
-        return True
-
-    def compute(self, representations, labels):
-        """The mean (or sum) over ordered pairs, or over images."""
-        x = ops.cast(representations[self.representation], "float32")
-        squared = pairwise.squared_distances(x)
-        others = ops.logical_not(pairwise.identity_mask(ops.shape(labels)[0]))
-        reduce = pairwise.masked_sum if self.reduction == "sum" else replicas.part_of_mean
+    def compute_pairs(self, pairs):
+        """Computes the mean (or sum) over ordered pairs, or over images."""
+        batch = pairs[self.representation]
+        squared, others = batch.distances("sqeuclidean"), batch.others
+        reduce = pairwise.masked_sum if self.reduction == "sum" else batch.mean
         if self.form == "pairs":
             # H is even in the logit; of its absolute value nothing large is taken from anything large.
             logits = ops.abs(squared - self.threshold)
             return -reduce(ops.softplus(-logits) + logits * ops.sigmoid(-logits), others)
         nearest = ops.argmin(ops.where(others, ops.stop_gradient(squared), 1e30), axis=1)
         # The difference itself: the matrix has lost the digits of small distances.
-        gaps = ops.sum(ops.square(pairwise.own(x) - ops.take(x, nearest, axis=0)), axis=1)
+        anchors, references = (ops.cast(x, "float32") for x in (batch.anchors, batch.references))
+        gaps = ops.sum(ops.square(anchors - ops.take(references, nearest, axis=0)), axis=1)
         return reduce(-0.5 * ops.log(ops.maximum(gaps, _SMALLEST)), ops.any(others, axis=1))
 
 
@@ -120,6 +115,7 @@ class GlobalOrthogonal(Objective):
     """
 
     learns_from = ("negative",)
+    whole_batch = True
 
     def __init__(self, representation="embedding", weight=1.0, name="global_orthogonal", **kwargs):
         super().__init__(weight=weight, name=name, **kwargs)
@@ -130,17 +126,11 @@ class GlobalOrthogonal(Objective):
         """The one representation."""
         return (self.representation,)
 
-    @property
-    def divides(self):
-        """Yes."""
-        return True
-
-    def compute(self, representations, labels):
-        """The value for the batch."""
-        x = representations[self.representation]
-        cosines, negatives = pairwise.cosine_similarities(x), pairwise.negative_mask(labels)
-        first = replicas.mean_of(cosines, negatives)
-        second = replicas.mean_of(ops.square(cosines), negatives)
+    def compute_pairs(self, pairs):
+        """Computes the value for the batch."""
+        batch = pairs[self.representation]
+        first = pairwise.masked_mean(batch.cosines(), batch.negatives)
+        second = pairwise.masked_mean(ops.square(batch.cosines()), batch.negatives)
         # Not the static shape, which is unknown after a gather from replicas of unequal size.
-        dim = ops.cast(ops.shape(x)[-1], "float32")
-        return replicas.share_of_rows() * (ops.square(first) + ops.relu(second - 1.0 / dim))
+        dim = ops.cast(ops.shape(batch.references)[-1], "float32")
+        return ops.square(first) + ops.relu(second - 1.0 / dim)

@@ -9,7 +9,7 @@ from typing_extensions import override
 from tfdml import pairwise, replicas
 from tfdml.arguments import share
 from tfdml.layers import CosineProxies
-from tfdml.losses.base import EmbeddingLoss, check_rank
+from tfdml.losses.base import PairLoss, check_rank
 from tfdml.losses.classification import ClassSimilarityLoss, refuse_unknown_classes
 from tfdml.losses.proxy import ProxyAnchorLoss
 from tfdml.objectives.base import Objective
@@ -66,7 +66,7 @@ class MetricLoss(Objective):
             )
         self.loss = loss
         self.representation = representation
-        self.per_image = not isinstance(loss, EmbeddingLoss)
+        self.per_image = not isinstance(loss, PairLoss)
         self.learns_from = () if self.per_image else ("positive", "negative")
         self.reduction = _reduction(loss)
 
@@ -76,9 +76,9 @@ class MetricLoss(Objective):
         return (self.representation,)
 
     @property
-    def divides(self):
+    def whole_batch(self):
         """As the loss."""
-        return not self.per_image and self.loss.divides
+        return not self.per_image and self.loss.needs_whole_batch
 
     @property
     def positives(self):
@@ -88,15 +88,17 @@ class MetricLoss(Objective):
     @property
     def takes_label_sets(self):
         """Whether the loss is one over pairs."""
-        return isinstance(self.loss, EmbeddingLoss)
+        return isinstance(self.loss, PairLoss)
 
     def compute(self, representations, labels):
-        """The loss of the global batch, or (B,) values of a loss that works image by image."""
-        predictions = ops.cast(representations[self.representation], "float32")
-        if self.per_image:
-            return self.loss.call(labels, predictions)
-        check_rank(self.name, predictions, 2, f"{self.representation!r} to be vectors (B, d)")
-        return self.loss.of_batch(labels, predictions)
+        """Computes the values of a loss that works image by image, (B,)."""
+        return self.loss.call(labels, ops.cast(representations[self.representation], "float32"))
+
+    def compute_pairs(self, pairs):
+        """Computes the value of a loss on pairs."""
+        batch = pairs[self.representation]
+        check_rank(self.name, batch.references, 2, f"{self.representation!r} to be vectors (B, d)")
+        return self.loss.of_pairs(batch)
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -150,7 +152,7 @@ class ProxyLoss(Objective):
         **kwargs,
     ):
         loss = _loss_from(loss)
-        if isinstance(loss, EmbeddingLoss):
+        if isinstance(loss, PairLoss):
             raise ValueError(f"{loss.name} works on pairs of embeddings: use MetricLoss, not ProxyLoss")
         super().__init__(weight=weight, name=name or loss.name, **kwargs)
         self.loss = loss

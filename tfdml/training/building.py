@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdml import backbones, data, pairwise
+from tfdml import backbones, data
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.faults import check
 from tfdml.data.images import images_checksum
@@ -345,4 +345,4 @@ def _try_objectives(learner: MetricLearner, num_classes: int) -> None:
     with keras.StatelessScope():
         for objective in learner.objectives:
             representations.update(objective.represent(representations, training=True))
-            objective.compute(objective.select(representations), pairwise.as_labels(labels))
+            objective.value_of(objective.select(representations), objective.as_labels(labels))

@@ -11,7 +11,7 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.models import MetricLearner
-from tfdml.objectives import Objective
+from tfdml.objectives import Calibrated, Objective
 from tfdml.storage import atomic_write
 
 
@@ -29,7 +29,8 @@ def calibrate(
         batch_size: Images per batch.
         folder: Where the measurements are kept.
     """
-    pending = [o for o in learner.objectives if o.calibrates_on and not _restore(o, folder / f"{o.name}.npz")]
+    calibrated = [o for o in learner.objectives if isinstance(o, Calibrated) and o.calibrates_on]
+    pending = [o for o in calibrated if not _restore(o, folder / f"{o.name}.npz")]
     if not pending:
         return
     names = sorted({str(objective.calibrates_on) for objective in pending})

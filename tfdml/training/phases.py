@@ -16,6 +16,7 @@ from tfdml.data.faults import explain_failure
 from tfdml.data.pipeline import training_batches
 from tfdml.data.sampling import Share
 from tfdml.errors import UserError, differences
+from tfdml.objectives import Calibrated
 from tfdml.training import checkpoints, distribution, jax_devices
 from tfdml.training.advice import doubts, warned_of_batch_norm
 from tfdml.training.assembly import assemble
@@ -141,7 +142,7 @@ class RunPhases:
             self.workers.of_chief(
                 lambda: calibrate(self.learner, self.splits.train, self.evaluator.transform, size, folder)
             )
-        if any(objective.calibrates_on for objective in self.learner.objectives):
+        if any(isinstance(o, Calibrated) and o.calibrates_on for o in self.learner.objectives):
             checkpoints.share_weights(self.workers, self.learner)
 
     def complete(self) -> dict[str, Any]:

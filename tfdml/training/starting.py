@@ -13,6 +13,7 @@ from keras import ops
 from tfdml.embeddings.backends import load_embedder
 from tfdml.errors import UserError
 from tfdml.models import Embedder, MetricLearner
+from tfdml.objectives import Stateful
 from tfdml.training import checkpoints
 from tfdml.training.run_folder import RunFolder
 
@@ -44,7 +45,8 @@ def start_from(path: str, learner: MetricLearner) -> None:
         for weight, array in zip(parts[part], found.get(part, []), strict=True):
             weight.assign(array)
     for objective in learner.objectives:
-        objective.forget()  # of the images of the old run
+        if isinstance(objective, Stateful):
+            objective.forget()  # of the images of the old run
     taken = [part for part in alike if parts[part]]
     fresh = "".join(f", {part} as new" for part in parts if part not in alike)
     logging.info("starting from %s: %s taken over%s", source, ", ".join(taken), fresh)

@@ -11,7 +11,7 @@ import keras
 from tfdml import kernels, losses, objectives
 from tfdml.errors import UserError, short_message
 from tfdml.kernels import Kernel
-from tfdml.losses import EmbeddingLoss
+from tfdml.losses import PairLoss
 from tfdml.losses.classification import ClassSimilarityLoss
 from tfdml.mining.composing import named_miners
 from tfdml.objectives import AutoWeight, CrossBatchMemory, MetricLoss, Objective, ProxyLoss
@@ -87,7 +87,7 @@ def check_objectives(text: str, memory: int = 0) -> None:
     read = [(_read(call, said)[0], call) for _, call in _terms(text)]
     if memory:
         # These need not know the number of classes.
-        over_pairs = [_build(call, 1.0, 1, said) for cls, call in read if issubclass(cls, EmbeddingLoss)]
+        over_pairs = [_build(call, 1.0, 1, said) for cls, call in read if issubclass(cls, PairLoss)]
         with_memory(over_pairs, memory, 0, text)
 
 

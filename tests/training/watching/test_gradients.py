@@ -18,17 +18,16 @@ class Long(Objective):
 
     reads = ("projection",)
 
-    def compute(self, representations, labels):
-        return ops.mean(ops.sum(ops.square(representations["projection"]), axis=1))
+    def compute_pairs(self, pairs):
+        return ops.mean(ops.sum(ops.square(pairs["projection"].anchors), axis=1))
 
 
 class Alike(Objective):
     """The mean cosine of images of different classes."""
 
-    def compute(self, representations, labels):
-        x = representations["embedding"]
-        apart = ops.cast(labels[:, None] != labels[None, :], "float32")
-        return ops.sum(apart * ops.matmul(x, ops.transpose(x))) / ops.sum(apart)
+    def compute_pairs(self, pairs):
+        batch = pairs["embedding"]
+        return batch.mean(batch.products(), batch.negatives)
 
 
 def linear_learner():

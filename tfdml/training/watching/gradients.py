@@ -11,6 +11,7 @@ import numpy as np
 from keras import ops
 
 from tfdml.models import MetricLearner
+from tfdml.objectives import Stateful
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,9 +100,9 @@ class GradientSampler:
 
     def _term(self, objective, representations, labels):
         selected, labels = objective.select(representations), objective.as_labels(labels)
-        objective.follow(selected, labels)
-        weight = self._learner.weight_of(objective)
-        return weight * ops.cast(objective.reduce(objective.compute(selected, labels)), "float32")
+        if isinstance(objective, Stateful):
+            objective.update(selected, labels)
+        return self._learner.weight_of(objective) * ops.cast(objective.value_of(selected, labels), "float32")
 
     def _norms_and_gram(self, gradients: Sequence[Sequence[Any]]):
         """Squared norms by part of the sum over terms, and the products of terms over the embedder."""
