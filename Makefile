@@ -111,7 +111,7 @@ docs: $(DOCS)
 	$(BIN)/mkdocs build --strict
 
 code-map: $(STAMP)
-	$(BIN)/python docs/tools/code_map.py
+	$(BIN)/python -m tools.code_map
 
 wheel: $(STAMP)
 	$(BIN)/python -m build

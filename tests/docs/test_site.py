@@ -1,6 +1,5 @@
 """The site: pages, links, the picture of the code map, and the notebook."""
 
-import importlib.util
 import json
 import re
 
@@ -8,17 +7,11 @@ import pytest
 from keras.losses import Loss
 
 from tests.docs.examples import PAGES, ROOT
+from tools import code_map
 
 _LINK = re.compile(r"\]\((?!https?:|mailto:|data:)([^)#\s]*)(#[^)\s]+)?\)")
 _HEADING = re.compile(r"^#+ (.+?)\s*$", re.MULTILINE)
 DOCS = ROOT / "docs"
-
-
-def _tool(name):
-    spec = importlib.util.spec_from_file_location(name, DOCS / "tools" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _anchors(page):
@@ -63,14 +56,13 @@ def test_every_loss_and_objective_has_a_row_in_the_table_of_choices():
 
 
 def test_the_picture_of_the_code_map_shows_the_imports_of_today():
-    code_map = _tool("code_map")
     drawn = set(re.findall(r'data-imports="(\w+) (\w+)"', code_map.PICTURE.read_text()))
     assert drawn == code_map.reduced(code_map.imports()), "draw it anew: make code-map"
     assert {name for row in code_map.layers() for name in row} >= {name for edge in drawn for name in edge}
 
 
 def test_an_arrow_that_follows_from_others_is_left_out():
-    reduced = _tool("code_map").reduced
+    reduced = code_map.reduced
     assert reduced({("a", "b"), ("b", "c"), ("a", "c"), ("a", "d")}) == {("a", "b"), ("b", "c"), ("a", "d")}
 
 

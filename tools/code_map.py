@@ -11,7 +11,7 @@ import html
 import pathlib
 import tomllib
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "images" / "code_map.svg"
 WIDTH, BOX_WIDTH, BOX_HEIGHT, ROW = 1230, 190, 46, 88
 # The middle of each box, and what it says: the mathematics to the left, images and files to the right.
