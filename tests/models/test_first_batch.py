@@ -55,7 +55,7 @@ def test_fit_warns_once_of_images_in_the_unit_range(form):
     made = learner()
     with pytest.warns(UserWarning, match=ADVICE) as caught:
         made.fit(*FORMS[form](UNIT), epochs=2, verbose=0)
-    assert sum("0 to 255" in str(warning.message) for warning in caught) == 1
+    assert [warning.filename for warning in caught if "0 to 255" in str(warning.message)] == [__file__]
     assert not warned(lambda: made.fit(*FORMS[form](UNIT), epochs=1, verbose=0))
     assert not warned(lambda: made.predict(UNIT, verbose=0))
 
@@ -69,6 +69,7 @@ def test_predict_warns_of_them_at_its_caller():
     (warning,) = warned(lambda: learner().predict(UNIT, verbose=0))
     assert "largest pixel of the first images is 0.99" in str(warning.message)
     (warning,) = warned(lambda: learner().embedder.predict(UNIT, verbose=0))
+    assert warning.filename == __file__
 
 
 def check(made, images, form="arrays"):
@@ -110,7 +111,9 @@ def test_fit_refuses_labels_that_are_no_class_ids(form, labels, message):
 
 
 def test_fit_asks_for_steps_of_batches_without_end():
-    batches = tf.data.Dataset.from_tensors((255 * UNIT, LABELS)).repeat()
+    # Endless by its cardinality alone, so that a fit that accepts it fails and does not run forever.
+    batches = tf.data.Dataset.from_tensors((255 * UNIT, LABELS))
+    batches = batches.apply(tf.data.experimental.assert_cardinality(tf.data.experimental.INFINITE_CARDINALITY))
     with pytest.raises(UserError, match=r"never end: give fit steps_per_epoch=\.\.\."):
         learner().fit(batches, epochs=1)
     learner().fit(batches, epochs=1, steps_per_epoch=1, verbose=0)
