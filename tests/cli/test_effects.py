@@ -77,9 +77,7 @@ CASES = {
         "split": ("train", {"cluster": "local"}, {}),
         "bad_images": ("skip", {"cluster": "local"}, {}),
         "actors": (2, {}, {"cluster": "local"}),
-        "rows_per_file": (64, {}, {"cluster": "local"}),
         "quickest": (False, {}, {"cluster": "local"}),
-        "dtype": ("int8", {"format": "npy"}, {"format": "parquet"}),
     },
     "evaluate": {
         "resize": (64, VECTORS, LITERT),

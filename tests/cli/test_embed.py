@@ -1,4 +1,4 @@
-"""bin/embed: what it writes, and going on after a kill."""
+"""bin/embed: what it writes, and resuming after a kill."""
 
 import json
 import os
@@ -16,13 +16,16 @@ from tfdml.embeddings.reader import read_embeddings, read_names
 from tfdml.errors import UserError
 
 GLYPHS = ["--dataset=glyphs", "--dataset_options=images_per_class=4, size=32"]
+FLAGS = ["--split=all", "--batch_size=16", "--rows_per_file=64"]
 
 
 @pytest.fixture(scope="module")
 def embedded(finished_run, command, tmp_path_factory):
     """The folder of an unbroken pass over both splits in batches of 16."""
     out = tmp_path_factory.mktemp("embeddings") / "whole"
-    done = command("embed", f"--model={finished_run}", f"--out={out}", "--split=all", "--batch_size=16")
+    done = command(
+        "embed", f"--model={finished_run}", f"--out={out}", "--split=all", "--batch_size=16", "--rows_per_file=64"
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "1,280 embeddings of 16 dimensions" in done.stdout
     return out
@@ -52,7 +55,13 @@ def test_what_is_written(embedded, finished_run):
 
 @pytest.mark.slow
 def test_killed_and_run_again_gives_the_same_bytes(embedded, finished_run, tmp_path):
-    flags = [f"--model={finished_run}", f"--out={tmp_path / 'x'}", "--split=all", "--batch_size=16"]
+    flags = [
+        f"--model={finished_run}",
+        f"--out={tmp_path / 'x'}",
+        "--split=all",
+        "--batch_size=16",
+        "--rows_per_file=64",
+    ]
     started = subprocess.Popen(
         [sys.executable, str(ROOT / "bin" / "embed"), *flags],
         cwd=ROOT,
@@ -61,11 +70,11 @@ def test_killed_and_run_again_gives_the_same_bytes(embedded, finished_run, tmp_p
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
     )
     progress = tmp_path / "x" / "progress.json"
-    while not progress.exists() and started.poll() is None:
+    while not (tmp_path / "x" / "part-000002.parquet").exists() and started.poll() is None:
         time.sleep(0.01)
     os.kill(started.pid, signal.SIGSTOP)
     assert started.poll() is None, started.stdout.read()
-    rows = json.loads(progress.read_text())["rows"]
+    rows = sum(entry["rows"] for entry in json.loads(progress.read_text())["files"].values())
     assert 0 < rows < 1280
     # Stopped, it still has the folder.
     ((status, _, error),) = run_many("embed", tmp_path, [flags])
@@ -77,22 +86,22 @@ def test_killed_and_run_again_gives_the_same_bytes(embedded, finished_run, tmp_p
         read_embeddings(tmp_path / "x")
     ((status, output, error),) = run_many("embed", tmp_path, [flags])
     assert status == 0, error
-    assert f"going on after {rows:,} of 1,280 images" in output
+    assert f"resuming after {rows:,} of 1,280 images" in output
     assert content(tmp_path / "x") == content(embedded)
 
 
 @pytest.mark.slow
 def test_only_the_same_command_goes_on(embedded, finished_run, tmp_path):
     before = content(embedded)
-    same = [f"--model={finished_run}", f"--out={embedded}", "--batch_size=16"]
-    finished, images, batches, form, planned = run_many(
+    same = [f"--model={finished_run}", f"--out={embedded}", "--batch_size=16", "--rows_per_file=64"]
+    finished, images, batches, dtype, planned = run_many(
         "embed",
         tmp_path,
         [
             [*same, "--split=all"],
             [*same, "--split=test"],
             [*same, "--split=all", "--batch_size=8"],
-            [*same, "--split=all", "--format=npz"],
+            [*same, "--split=all", "--dtype=int8"],
             [f"--model={finished_run}", "--out=new", "--dry_run"],
         ],
     )
@@ -101,7 +110,7 @@ def test_only_the_same_command_goes_on(embedded, finished_run, tmp_path):
     for refused, says in (
         (images, "images was"),
         (batches, "batch_size was 16 and is now 8"),
-        (form, "format was npy"),
+        (dtype, "dtype was float32"),
     ):
         assert refused[0] == 2
         assert says in refused[2]
@@ -113,12 +122,13 @@ def test_only_the_same_command_goes_on(embedded, finished_run, tmp_path):
 
 @pytest.mark.slow
 def test_what_is_embedded_measures_as_the_model_does(embedded, finished_run, tmp_path):
-    """From memory-mapped arrays, from an .npz of them, and from the run folder: the same numbers."""
+    """From Parquet, from an .npz of the same embeddings, and from the run folder: the same numbers."""
     stored = read_embeddings(embedded).split("test")
     np.savez(tmp_path / "x.npz", embeddings=stored.embeddings, labels=stored.labels)
     places = {"run": finished_run, "folder": embedded, "npz": tmp_path / "x.npz"}
+    batches = ([], ["--batch_size=16"])  # stored embeddings have no batches
     lines = [
-        [f"--model={model}", f"--json={name}.json", "--batch_size=16", "--intervals=classes"]
+        [f"--model={model}", f"--json={name}.json", "--intervals=classes", *batches[name == "run"]]
         for name, model in places.items()
     ]
     for status, _, error in run_many("evaluate", tmp_path, lines):

@@ -120,7 +120,7 @@ def test_wrong_input_is_one_clear_line(vectors):
         (["--model=nowhere.npz"], "there is no file nowhere.npz"),
         (["--model=text.npz"], "text.npz cannot be read as .npz"),
         (["--model=keys.npz"], "keys.npz has no array embeddings; it holds vectors, labels"),
-        (["--model=bare.npz"], "no array labels"),
+        (["--model=bare.npz"], "has no labels"),
         (["--model=short.npz"], "240 embeddings but labels of shape (239,)"),
         (["--model=nan.npz"], "1 of 240 rows hold NaN or infinite values (the first is row 7)"),
         (["--model=good.npz", *DATA], "holds 240 embeddings, but glyphs (test) has 428 images"),

@@ -270,7 +270,7 @@ WRONG += [
         ([f"--out={LONG}"], "File name too long"),
         (["--out={files}/zeros.pth"], "is a file"),
         (["--out={photos}"], "holds other files"),
-        (["--out=out", "--format=foo"], "--format=foo"),
+        (["--out=out", "--dtype=foo"], "--dtype=foo"),
         (["--out=gs://bucket/embeddings"], "only local folders can be used here"),
     ]
 ]

@@ -5,7 +5,7 @@ import pytest
 
 import tfdml
 from tfdml.data import ArrayImages, FileImages, ImageDataset
-from tfdml.embeddings.image_table import ImageTable
+from tfdml.embeddings.reader import ImageTable
 from tfdml.errors import UserError
 
 PIXELS = np.arange(4 * 8 * 8 * 3, dtype=np.uint8).reshape(4, 8, 8, 3)

@@ -108,14 +108,14 @@ def write_retriever(path: pathlib.Path, names: dict) -> None:
     shutil.rmtree(photos)
 
 
-def write_embeddings(path: pathlib.Path, names: dict, form: str = "npy") -> None:
+def write_embeddings(path: pathlib.Path, names: dict) -> None:
     """`embeddings` of the data set `test`, as bin/embed writes them."""
-    from tfdml.embeddings.image_table import ImageTable
+    from tfdml.embeddings.reader import ImageTable
     from tfdml.embeddings.writer import EmbeddingWriter
 
     with EmbeddingWriter(str(path), {"model": "random"}, ImageTable.of([names["test"]])) as writer:
         writer.append(names["embeddings"])
-        writer.finish({}, form)
+        writer.finish({})
 
 
 def _write_records(path: pathlib.Path, names: dict) -> None:
@@ -178,7 +178,6 @@ QUICK = {
     "data/inshop": _tree("inshop", 1, 3985, 2),
     "data/omniglot": _tree("omniglot", 1, 659, 1),
     "embeddings/cars": write_embeddings,
-    "embeddings/cars_parquet": lambda path, names: write_embeddings(path, names, "parquet"),
     "photos": write_photos,
     "records/cars196": _write_records,
 }

@@ -1,58 +1,20 @@
 """Embeddings as Parquet: written, read back, read by others, and read from elsewhere."""
 
-import json
-import os
-import signal
-import subprocess
-
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from tests.embeddings.test_stored import EMBEDDINGS, IDENTITY, content, table
+from tests.embeddings.test_writer import EMBEDDINGS, table, write
 from tfdml.embeddings import parquet
-from tfdml.embeddings.reader import holds_embeddings, read_embeddings, read_names
-from tfdml.embeddings.writer import EmbeddingWriter
+from tfdml.embeddings.reader import read_embeddings
 from tfdml.errors import UserError
 from tfdml.evaluation import evaluate_dataset
 from tfdml.evaluation.search.exact import is_memory_mapped
 
-pa = pytest.importorskip("pyarrow", reason="pip install 'tfdml[parquet]'")
-pq = pytest.importorskip("pyarrow.parquet")
-
-
-def write(folder, stop_after=None, dtype="float32", roles=None, file_bytes=150):
-    with EmbeddingWriter(folder, IDENTITY, table(roles=roles)) as writer:
-        for number, first in enumerate(range(writer.rows, 10, 4)):
-            if number == stop_after:
-                return
-            writer.append(EMBEDDINGS[first : first + 4])
-        writer.finish({"view": {"resize": 40}}, "parquet", dtype, file_bytes)
-
-
-def test_read_back_as_written_in_files_of_bounded_size(tmp_path):
-    roles = ["train"] * 3 + ["query", "gallery", "gallery", "query", "gallery", "gallery", "gallery"]
-    write(tmp_path / "x", roles=roles)
-    stored = read_embeddings(tmp_path / "x")
-    np.testing.assert_array_equal(stored.embeddings, EMBEDDINGS)
-    assert stored.embeddings.dtype == np.float32
-    assert stored.labels.tolist() == (np.arange(10) // 2).tolist()
-    assert stored.roles.tolist() == roles
-    assert stored.split("test").is_query.tolist() == [role == "query" for role in roles[3:]]
-    assert read_names(tmp_path / "x") == table().names
-    assert holds_embeddings(tmp_path / "x")
-    manifest = json.loads((tmp_path / "x" / "manifest.json").read_text())
-    assert (manifest["complete"], manifest["count"], manifest["dimension"]) == (True, 10, 3)
-    assert manifest["identity"] == IDENTITY
-    assert set(manifest["files"]) == {path.name for path in (tmp_path / "x").iterdir()} - {"manifest.json"}
-    # 44 bytes a row: three rows in 150.
-    assert [about["rows"] for _, about in sorted(manifest["files"].items())] == [3, 3, 3, 1]
-    for name, about in manifest["files"].items():
-        listed = subprocess.run(["sha256sum", tmp_path / "x" / name], capture_output=True, text=True, check=True)
-        assert listed.stdout.split()[0] == about["sha256"]
-
 
 def test_other_tools_see_plain_columns(tmp_path):
-    write(tmp_path / "x", roles=["test"] * 10)
+    write(tmp_path / "x")
     whole = pq.read_table(sorted((tmp_path / "x").glob("*.parquet")))
     assert whole.schema.field("embedding").type == pa.list_(pa.float32(), 3)
     assert whole.column_names == ["id", "path", "label", "class", "role", "embedding"]
@@ -73,56 +35,18 @@ def test_int8_keeps_each_component_to_half_a_scale(tmp_path):
         assert scale == np.float32(max(abs(float(x)) for x in vector) / 127)
         for component in range(3):
             assert abs(float(found[row, component]) - float(vector[component])) <= 0.501 * scale
-    codes, scale = parquet.quantised(np.zeros((2, 3), np.float32))
+    codes, scale = parquet.quantized(np.zeros((2, 3), np.float32))
     assert not codes.any()
     assert not scale.any()
     tiny = np.float32([[1e-45, -1e-45]])
-    assert np.isfinite(parquet.quantised(tiny)[0]).all()
-
-
-def test_stopped_and_continued_is_bit_equal_to_unbroken(tmp_path):
-    write(tmp_path / "whole")
-    for stop in (1, 1):
-        write(tmp_path / "broken", stop_after=stop)
-        with pytest.raises(UserError, match="run the same bin/embed again"):
-            read_embeddings(tmp_path / "broken")
-    write(tmp_path / "broken")
-    assert content(tmp_path / "broken") == content(tmp_path / "whole")
-
-
-@pytest.mark.parametrize("moment", [1, 3, 5])
-def test_killed_while_it_finishes(moment, tmp_path):
-    """SIGKILL before the first file, the third, and the manifest."""
-    write(tmp_path / "whole")
-    pid = os.fork()
-    if pid == 0:
-        replace, files = os.replace, []
-
-        def killing(source, target):
-            files.append(target)
-            finished = [path for path in files if str(path).endswith((".parquet", "manifest.json"))]
-            if len(finished) == moment:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return replace(source, target)
-
-        os.replace = killing
-        write(tmp_path / "broken")
-        os._exit(0)
-    assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
-    # What was written by then is not taken for all.
-    with pytest.raises(UserError, match="no finished embeddings"):
-        read_embeddings(tmp_path / "broken")
-    write(tmp_path / "broken")
-    assert content(tmp_path / "broken") == content(tmp_path / "whole")
+    assert np.isfinite(parquet.quantized(tiny)[0]).all()
 
 
 def test_measures_as_the_arrays_do(tmp_path):
     roles = ["query", "gallery"] * 5
-    write(tmp_path / "parquet", roles=roles)
-    with EmbeddingWriter(tmp_path / "npy", IDENTITY, table(roles=roles)) as writer:
-        writer.append(EMBEDDINGS)
-        writer.finish()
-    read = [read_embeddings(tmp_path / name) for name in ("parquet", "npy")]
+    write(tmp_path / "x", images=table(roles=roles))
+    np.savez(tmp_path / "x.npz", embeddings=EMBEDDINGS, labels=np.arange(10) // 2, roles=roles)
+    read = [read_embeddings(tmp_path / name) for name in ("x", "x.npz")]
     options = {"ks": [1, 2], "metrics": ["recall", "map@r", "r_precision"]}
     found = [evaluate_dataset(one.embeddings, one, **options) for one in read]
     assert found[0] == found[1]
@@ -186,20 +110,3 @@ def test_files_that_are_damaged(tmp_path):
             read_embeddings(tmp_path / "x.parquet")
     with pytest.raises(UserError, match="cannot be read as Parquet"):
         read_embeddings(tmp_path / "nowhere.parquet")
-
-
-def test_what_cannot_be_written_is_refused(tmp_path):
-    with pytest.raises(UserError, match="not: rename the file"):
-        parquet.require_utf8(["a.jpg", "\udcff.jpg"])
-    with EmbeddingWriter(tmp_path / "x", IDENTITY, table()) as writer:
-        writer.append(EMBEDDINGS)
-        with pytest.raises(UserError, match="int8 with the format parquet"):
-            writer.finish(form="npy", dtype="int8")
-        with pytest.raises(UserError, match="int8 with the format parquet"):
-            writer.finish(form="parquet", dtype="float16")
-
-
-def test_without_pyarrow_one_line_names_the_extra(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(UserError, match=r"pip install 'tfdml\[parquet\]'"):
-        parquet.arrow()

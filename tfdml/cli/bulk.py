@@ -32,7 +32,7 @@ flags.DEFINE_integer(
 flags.DEFINE_integer(
     "rows_per_file",
     4096,
-    "With --cluster: images of a Parquet file, which one process embeds at a time; a kill loses the files under way.",
+    "Images of a Parquet file, which one process embeds at a time; a kill loses the files under way.",
     lower_bound=1,
     module_name=__name__,
 )
@@ -55,8 +55,6 @@ def asked_for() -> bool:
     if bool(values.cluster) != bool(values.input):
         missing = "input" if values.cluster else "cluster"
         raise UserError(f"--{missing} is missing: --cluster and --input go together")
-    if values.cluster and values["format"].present and values.format != "parquet":
-        raise UserError(f"--format={values.format}: with --cluster embeddings are written as parquet")
     return bool(values.cluster)
 
 
@@ -89,7 +87,7 @@ def embed_in_bulk() -> None:
         if line is None:
             line, begun_with = Progress(total, done), done
             if done:
-                print(f"going on after {done:,} of {total:,} images")
+                print(f"resuming after {done:,} of {total:,} images")
         line.images(done)
 
     manifest, worked = bulk_embedding.embed_in_bulk(request, progress)

@@ -11,33 +11,33 @@ from absl import flags
 from tfdml.cli import bulk, model_flags
 from tfdml.cli import main as command_line
 from tfdml.cli.progress import Progress
-from tfdml.effects import Effect, both, either, needs
+from tfdml.effects import Effect, both, needs
 from tfdml.errors import UserError
 from tfdml.output_paths import require_local
 
 if TYPE_CHECKING:
     from tfdml.data.dataset import ImageDataset
     from tfdml.embeddings.backends import EmbeddingBackend
-    from tfdml.embeddings.image_table import ImageTable
+    from tfdml.embeddings.reader import ImageTable
 
 USAGE = f"""
 Write the embeddings of a data set, with the names, labels and roles of its images.
 
   bin/embed --model=runs/cars_jrd --out=embeddings/cars
   bin/embed --model=models/cars --dataset=cars196 --data_dir=/data/cars196 --split=all --out=embeddings/cars
-  bin/embed --model=grpc://localhost:8500/cars --dataset=folder --data_dir=photos --out=embeddings/photos --format=npz
-  bin/embed --model=runs/cars_jrd --out=embeddings/cars --format=parquet --dtype=int8
+  bin/embed --model=grpc://localhost:8500/cars --dataset=folder --data_dir=photos --out=embeddings/photos
+  bin/embed --model=runs/cars_jrd --out=embeddings/cars --dtype=int8
   bin/embed --model=models/cars --cluster=local --input='/data/**/*.jpg' --out=embeddings/photos
   bin/embed --model=models/cars --cluster=ray://head:10001 --input=list.parquet --out=/shared/embeddings/photos
 
 {model_flags.SOURCES}
 
---out gets embeddings.npy (N, d) float32, labels.npy, roles.npy, images.csv and, last of all, manifest.json. Stopped at
-any moment, the same command goes on after the last whole batch and ends with the same bytes. bin/evaluate
---model=OUT measures what is in the folder; embeddings.npy can be opened with numpy.load(..., mmap_mode="r").
+--out gets part-*.parquet, a row per image, and, last of all, manifest.json. Stopped at any moment, the same command
+resumes after the last whole file and ends with the same bytes. bin/evaluate --model=OUT measures the embeddings;
+pyarrow.parquet.read_table, pandas and other Parquet tools read them.
 
-With --cluster the images of --input are embedded over many processes, of this machine or of a cluster of Ray, into
-part-*.parquet; images that cannot be read are left out and listed in bad_images.csv.
+With --cluster the images of --input are embedded over many processes, of this machine or of a cluster of Ray. Images
+that cannot be read are left out and listed in bad_images.csv.
 """
 
 flags.DEFINE_string("out", "", "Folder to write: new, empty, or begun by the same command.", module_name=__name__)
@@ -49,17 +49,10 @@ flags.DEFINE_enum(
     module_name=__name__,
 )
 flags.DEFINE_enum(
-    "format",
-    "npy",
-    ["npy", "npz", "parquet"],
-    "Arrays in files of their own (npy), all in one file (npz), or a row per image in files of bounded size (parquet).",
-    module_name=__name__,
-)
-flags.DEFINE_enum(
     "dtype",
     "float32",
     ["float32", "int8"],
-    "Of the vectors in Parquet: as they are, or 8 bits with a scale for each row, in a quarter of the space.",
+    "Of the vectors: as they are, or 8 bits with a scale for each row, in a quarter of the space.",
     module_name=__name__,
 )
 flags.DEFINE_bool("dry_run", False, "Say what would be done, write nothing.", module_name=__name__)
@@ -70,10 +63,9 @@ EFFECTS = command_line.Effects(
         **model_flags.EFFECTS,
         **dict.fromkeys(("dataset", "data_dir", "dataset_options", "split", "bad_images"), _ONE_PROCESS),
         "timeout": both(_ONE_PROCESS, model_flags.EFFECTS["timeout"]),
-        **dict.fromkeys(("actors", "rows_per_file", "quickest"), needs("cluster")),
-        "dtype": either(needs("format", "parquet"), needs("cluster")),
+        **dict.fromkeys(("actors", "quickest"), needs("cluster")),
     },
-    frozenset({"model", "out", "format", "batch_size", "cluster", "input", "dry_run"}),
+    frozenset({"model", "out", "dtype", "batch_size", "rows_per_file", "cluster", "input", "dry_run"}),
 )
 
 # The flags whose names are not those of the arguments that they set.
@@ -90,9 +82,7 @@ def embed() -> None:
     if bulk.asked_for():
         bulk.embed_in_bulk()
         return
-    from tfdml.embeddings import parquet
-    from tfdml.embeddings.image_table import ImageTable
-    from tfdml.embeddings.output_folder import read_state
+    from tfdml.embeddings.reader import ImageTable
     from tfdml.embeddings.writer import EmbeddingWriter
 
     out = os.path.expanduser(values.out)
@@ -100,33 +90,32 @@ def embed() -> None:
     source = model_flags.chosen_source(values.model)
     splits = [choice.load(split) for split in (("train", "test") if values.split == "all" else (values.split,))]
     table = ImageTable.of(splits, os.path.expanduser(choice.directory))
-    if values.format == "parquet":
-        parquet.arrow()
-        parquet.require_utf8(table.names)
-    identity = _identity(source, choice.name, table)
-    manifest, progress = read_state(out, identity)
+    embedding_writer = EmbeddingWriter(
+        out, _identity(source, choice.name, table), table, values.dtype, values.rows_per_file
+    )
+    written = embedding_writer.written()
     if values.dry_run:
-        begun = f", of which {progress['rows']:,} are there" if progress else ""
+        begun = f", of which {written:,} are written" if written else ""
         print(
             f"{out} is finished already: nothing would be done (--dry_run)"
-            if manifest
+            if written == len(table)
             else f"would write embeddings of {len(table):,} images of {choice.name}, {values.split}{begun}, by "
             f"{source.address} to {out}; nothing was written (--dry_run)"
         )
         return
-    with EmbeddingWriter(out, identity, table) as writer:
+    with embedding_writer as writer:
         if writer.manifest:
             print(f"{out} is finished already: nothing to do")
             return
         if writer.rows:
-            print(f"going on after {writer.rows:,} of {len(table):,} images")
+            print(f"resuming after {writer.rows:,} of {len(table):,} images")
         begun_with = writer.rows
         with Progress(len(table), begun_with) as progress_line:
             for vectors in _stream(source, splits, values.batch_size, begun_with):
                 writer.append(vectors)
                 progress_line.images(writer.rows)
             seconds = progress_line.seconds
-        manifest = writer.finish(_about(source, choice, values.split), values.format, values.dtype)
+        manifest = writer.finish(_about(source, choice, values.split))
     rate = (len(table) - begun_with) / max(seconds, 1e-9)
     print(
         f"{manifest['count']:,} embeddings of {manifest['dimension']} dimensions in {out}, {rate:,.0f} images a second"
@@ -141,8 +130,6 @@ def _identity(source: EmbeddingBackend, dataset: str, table: ImageTable) -> dict
         "dataset": dataset,
         "images": table.checksum(),
         "batch_size": flags.FLAGS.batch_size,
-        "format": flags.FLAGS.format,
-        **({"dtype": flags.FLAGS.dtype} if flags.FLAGS.format == "parquet" else {}),
     }
 
 

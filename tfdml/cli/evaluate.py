@@ -34,6 +34,7 @@ Measure an embedder: Recall@K, precision, MAP@R, R-precision, mAP, NMI, AMI, pai
 
 {model_flags.SOURCES}
   a folder that bin/embed wrote; a Parquet file or a folder of them, with the columns embedding and label
+  an .npy file of embeddings (N, d), with --dataset for the labels
   an .npz file with the arrays embeddings (N, d) and labels (N,), and for queries that are searched in the rest
   is_query (N,) bool
   the address of a gallery that bin/index wrote: what a search of the database finds, beside the exact search

@@ -20,9 +20,9 @@ Write the embeddings of a data set into a database, where they are searched.
   bin/index --embeddings=embeddings/cars --to=qdrant://localhost:6333 --prefix=cars/
   bin/index --embeddings=vectors.npz --to='lancedb:///data/galleries?distance=cosine&index=ivf&effort=32'
 
---embeddings is a folder that bin/embed wrote, or an .npz file. A row's id is the name of its image; path, label, role
-and source (which embeddings it is of) are its attributes. Rows whose id is there are replaced. Stopped at any moment,
-the same command goes on after the last whole batch.
+--embeddings is a folder that bin/embed wrote, or a Parquet, .npz or .npy file. A row's id is the name of its image;
+path, label, role and source (which embeddings it is of) are its attributes. Rows whose id is there are replaced.
+Stopped at any moment, the same command goes on after the last whole batch.
 
 --to names the database; options follow as ?name=value&name=value, in quotes for the shell:
   table       the table or collection (default gallery)
@@ -34,7 +34,9 @@ A password may also come from the environment (PGPASSWORD) and is never printed.
 What a search of the gallery finds is measured by bin/evaluate --model=URI.
 """
 
-flags.DEFINE_string("embeddings", "", "A folder that bin/embed wrote, or an .npz file.", module_name=__name__)
+flags.DEFINE_string(
+    "embeddings", "", "A folder that bin/embed wrote, or a Parquet, .npz or .npy file.", module_name=__name__
+)
 flags.DEFINE_string("to", "", "The gallery's address, see above.", module_name=__name__)
 flags.DEFINE_string("prefix", "", "Put before the name of each image, for its id.", module_name=__name__)
 flags.DEFINE_bool("dry_run", False, "Say what would be done, write nothing.", module_name=__name__)

@@ -82,7 +82,7 @@ def stored(path: str, split: str, metrics: list[str]) -> Subject:
         dataset = choice.load(split)
         part = _with_labels_of(part, dataset, f"{choice.name} ({split})")
     if part.labels is None:
-        raise UserError(f"{path} has no array labels: put the class id of each embedding there, or name a --dataset")
+        raise UserError(f"{path} has no labels: put the class id of each embedding there, or name a --dataset")
     about = part.manifest.get("dataset", {}).get("name") or (choice.name if choice else Path(path).name)
     name = f"{about}, {split}" if part.roles is not None or choice else about
     return Subject(name, about, part.embeddings, part, dataset, None, choice, everything)

@@ -81,7 +81,7 @@ def embed_in_bulk(
         The manifest, and whether anything was done.
 
     Raises:
-        UserError: Ray or pyarrow is missing, there is no image, the folder is of something else, or as `load_backend`.
+        UserError: Ray is missing, there is no image, the folder is of something else, or as `load_backend`.
 
     Example:
         >>> request = BulkRequest("models/cars_jrd", "photos/**/*.jpg", "embeddings/photos")
@@ -128,7 +128,6 @@ def identity_of(request: BulkRequest) -> tuple[dict[str, Any], dict[str, Any]]:
         "dtype": request.dtype,
         "rows_per_file": request.rows_per_file,
         "batch_size": request.batch_size,
-        "format": "parquet",
     }
     return identity, {"model": about, "view": backend.view, "dataset": {"name": request.source}}
 

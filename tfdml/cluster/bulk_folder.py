@@ -17,14 +17,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from tfdml.cluster import inputs
 from tfdml.embeddings import parquet
-from tfdml.embeddings import reader as disk
-from tfdml.embeddings.output_folder import lock_folder, read_state, tidy
+from tfdml.embeddings.reader import FORMAT, PROGRESS, VERSION
+from tfdml.embeddings.writer import lock_folder, read_state, tidy, write_manifest
 from tfdml.errors import UserError
 from tfdml.manifests import read_json
 from tfdml.storage import atomic_write, sha256_of, sweep, write_json
-from tfdml.version import __version__
 
 BAD_IMAGES = "bad_images.csv"
 _KINDS = {"rows": int, "dimension": int, "bytes": int, "sha256": str, "bad": list}
@@ -74,12 +76,11 @@ class BulkFolder:
 
     def _plan(self, source: str, identity: Mapping[str, Any], rows: int) -> dict[str, Any]:
         # The keys of another writer's progress, too, so that either refuses the other's folder by its identity.
-        progress = {"format": disk.FORMAT, "version": disk.VERSION, "identity": dict(identity)}
-        progress |= {"rows": 0, "dimension": 0, "sha256": "", "count": 0, "parts": 0}
-        pa, pq = parquet.arrow()
+        progress = {"format": FORMAT, "version": VERSION, "identity": dict(identity)}
+        progress |= {"dimension": 0, "files": {}, "count": 0, "parts": 0}
         plan = self.folder / "plan"
         try:
-            write_json(self.folder / disk.PROGRESS, progress)
+            write_json(self.folder / PROGRESS, progress)
             shutil.rmtree(plan, ignore_errors=True)
             plan.mkdir()
             (self.folder / "done").mkdir(exist_ok=True)
@@ -93,11 +94,11 @@ class BulkFolder:
             if not progress["count"]:
                 raise UserError(f"`input={source}` names no image")
         except BaseException:
-            for name in (disk.PROGRESS, "plan", "done"):
+            for name in (PROGRESS, "plan", "done"):
                 path = self.folder / name
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             raise
-        write_json(self.folder / disk.PROGRESS, progress)
+        write_json(self.folder / PROGRESS, progress)
         return progress
 
     def images(self, part: int) -> dict[str, list]:
@@ -106,7 +107,6 @@ class BulkFolder:
         Raises:
             UserError: This machine does not see the folder.
         """
-        pa, pq = parquet.arrow()
         path = self.folder / "plan" / parquet.part_name(part)
         try:
             return pq.ParquetFile(path).read().to_pydict()
@@ -170,21 +170,9 @@ class BulkFolder:
             table = csv.writer(file, lineterminator="\n")
             table.writerows([["id", "path", "reason"], *bad])
         files[BAD_IMAGES] = {"sha256": sha256_of(self.folder / BAD_IMAGES)}
-        manifest = {
-            "format": disk.FORMAT,
-            "version": disk.VERSION,
-            "tfdml": __version__,
-            "complete": True,
-            "count": rows,
-            "bad_images": len(bad),
-            "dimension": dimensions.pop(),
-            "dtype": dtype,
-            "identity": dict(identity),
-            **about,
-            "files": files,
-        }
-        write_json(self.folder / disk.MANIFEST, manifest)
-        (self.folder / disk.PROGRESS).unlink()
+        about = {"bad_images": len(bad), **about}
+        manifest = write_manifest(self.folder, identity, rows, dimensions.pop(), dtype, about, files)
+        (self.folder / PROGRESS).unlink()
         for name in ("plan", "done"):
             shutil.rmtree(self.folder / name)
         return manifest

@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tfdml.embeddings.parquet import arrow
+from pyarrow import fs
+
 from tfdml.errors import UserError, short_message
 from tfdml.storage import is_remote
 
@@ -20,8 +21,6 @@ _WILD = re.compile(r"[*?]")
 @functools.cache
 def _filesystem(scheme: str, authority: str) -> tuple[Any, str]:
     """The file system of a URL and the path of its root there."""
-    from pyarrow import fs
-
     try:
         return fs.FileSystem.from_uri(f"{scheme}://{authority}")
     except Exception as error:  # Arrow's own, and those of the clients behind it
@@ -32,15 +31,12 @@ def located(path: str) -> tuple[Any, str]:
     """The `pyarrow.fs.FileSystem` of a path or URL, and its path there.
 
     Raises:
-        UserError: pyarrow is missing, or there is no such file system.
+        UserError: There is no such file system.
 
     Example:
         >>> located("/data/a.jpg")[1]
         '/data/a.jpg'
     """
-    arrow()
-    from pyarrow import fs
-
     match = _URL.fullmatch(path)
     if match is None:
         return fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
@@ -108,8 +104,6 @@ def _kind(filesystem: Any, path: str, shown: str) -> str:
 
 def _walk(filesystem: Any, folder: str, depth: int | None) -> Iterator[str]:
     """The files below a folder; holds the listing of one folder a level."""
-    from pyarrow import fs
-
     try:
         found = filesystem.get_file_info(fs.FileSelector(folder))
     except OSError as error:

@@ -8,8 +8,11 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from tfdml.cluster import files
-from tfdml.embeddings.parquet import arrow, require_utf8
+from tfdml.embeddings.parquet import require_utf8
 from tfdml.embeddings.reader import ROLE_NAMES
 from tfdml.errors import UserError, short_message
 from tfdml.storage import is_remote
@@ -95,11 +98,10 @@ def _absolute(path: Any, folder: str, source: str) -> str:
 
 
 def _parquet_rows(source: str) -> Iterator[dict[str, list]]:
-    pa, parquet = arrow()
     filesystem, there = files.located(source)
     try:
         with filesystem.open_input_file(there) as opened:
-            file = parquet.ParquetFile(opened)
+            file = pq.ParquetFile(opened)
             names = file.schema_arrow.names
             if "path" not in names:
                 raise UserError(f"{source} has no column path; it has {', '.join(names)}")

@@ -1,45 +1,33 @@
-"""Embeddings as Parquet files of bounded size, which any Parquet tool reads: the columns, writing and reading them."""
+"""The Parquet files of embeddings, which any Parquet tool reads: their columns, writing and reading them."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 
 from tfdml.errors import UserError, short_message
 from tfdml.memory import free_memory
 from tfdml.special_files import require_regular
 
 DTYPES = ("float32", "int8")
-# What a row may tell of its image, in this order; `embedding` alone must be there in files from elsewhere.
+# The columns, in this order. A file from elsewhere needs `embedding` only.
 COLUMNS = ("id", "path", "label", "class", "role", "embedding", "scale")
 # Rows of one group, which readers take at once.
 _GROUP_BYTES = 2**24
 _BATCH_ROWS = 8192
-# Of the free memory, what embeddings may take; beyond, they are put into a file that is mapped.
+# The share of the free memory that embeddings may take. Larger ones are copied into a file that is memory-mapped.
 _SHARE_OF_MEMORY = 0.25
 
 
-def arrow() -> tuple[Any, Any]:
-    """The modules `pyarrow` and `pyarrow.parquet`.
-
-    Raises:
-        UserError: They are not installed.
-    """
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise UserError(f"Parquet files need pyarrow: pip install 'tfdml[parquet]' ({error})") from error
-    return pyarrow, pyarrow.parquet
-
-
-def quantised(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def quantized(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rows in 8 bits with a scale each: v is about scale * q, to half a scale in each component.
 
     Args:
@@ -49,7 +37,7 @@ def quantised(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         q (N, d) int8 in -127 .. 127 and the scales (N,) float32, max |v| / 127; a zero row has scale 0.
 
     Example:
-        >>> q, scale = quantised(np.array([[1.27, -0.5], [0.0, 0.0]]))
+        >>> q, scale = quantized(np.array([[1.27, -0.5], [0.0, 0.0]]))
         >>> q.tolist(), np.round(scale, 4).tolist()
         ([[127, -50], [0, 0]], [0.01, 0.0])
     """
@@ -65,21 +53,20 @@ def table_of(images: Mapping[str, Any], vectors: np.ndarray, dtype: str = "float
     Args:
         images: (N,) values of `id`, `path` and, where known, `label`, `class` and `role`; None where they are not.
         vectors: (N, d) float32.
-        dtype: `"float32"`, or `"int8"` with a `scale` for each row, see `quantised`.
+        dtype: `"float32"`, or `"int8"` with a `scale` for each row, see `quantized`.
 
     Returns:
         A `pyarrow.Table` with `COLUMNS`; `embedding` is a fixed-size list.
 
     Raises:
-        UserError: pyarrow is missing; a path is not UTF-8.
+        UserError: A path is not UTF-8.
 
     Example:
         >>> table_of({"id": [0], "path": ["a.jpg"], "label": [3]}, np.ones((1, 2), np.float32)).column_names
         ['id', 'path', 'label', 'class', 'role', 'embedding']
     """
-    pa, _ = arrow()
     require_utf8(images["path"])
-    values, scale = (vectors.astype(np.float32, copy=False), None) if dtype == "float32" else quantised(vectors)
+    values, scale = (vectors.astype(np.float32, copy=False), None) if dtype == "float32" else quantized(vectors)
     text = pa.dictionary(pa.int32(), pa.string())
     kinds = {"id": pa.int64(), "path": pa.string(), "label": pa.int64(), "class": text, "role": text}
     empty = [None] * len(values)
@@ -95,8 +82,8 @@ def _or(values: Any, otherwise: list) -> Any:
     return otherwise if values is None else values
 
 
-def require_utf8(paths: Sequence[str]) -> None:
-    """Raise a `UserError` where a path has bytes that are no UTF-8, which Parquet's texts are."""
+def require_utf8(paths: Iterable[str]) -> None:
+    """Raise a `UserError` for a path that is not UTF-8, as Parquet's texts are."""
     for path in paths:
         try:
             path.encode()
@@ -118,13 +105,12 @@ def write_file(path: str | os.PathLike | Any, table: Any, filesystem: Any = None
         table: The table.
         filesystem: A `pyarrow.fs.FileSystem` in which `path` is; None for local files.
     """
-    _, parquet = arrow()
     field = table.schema.field("embedding").type
     width = field.value_type.bit_width // 8 * field.list_size
     # Numbers that look random do not shrink; the rest does.
     names = [name for name in table.column_names if name != "embedding"]
     compression = {**dict.fromkeys(names, "zstd"), "embedding.list.element": "none"}
-    parquet.write_table(
+    pa.parquet.write_table(
         table,
         path,
         row_group_size=max(1, _GROUP_BYTES // width),
@@ -168,10 +154,10 @@ def read_files(files: Sequence[Path]) -> ParquetRows:
             column `scale`, each row is multiplied by its own. `id`, `label` and `role` may be there.
 
     Raises:
-        UserError: pyarrow is missing; a file cannot be read, or holds no such columns.
+        UserError: A file cannot be read, or holds no such columns.
 
     Example:
-        >>> read_files(sorted(Path("embeddings/cars_parquet").glob("*.parquet"))).embeddings.shape
+        >>> read_files(sorted(Path("embeddings/cars").glob("*.parquet"))).embeddings.shape
         (256, 8)
     """
     opened = [_open(path) for path in files]
@@ -204,10 +190,9 @@ def read_paths(files: Sequence[Path]) -> tuple[str, ...] | None:
 
 
 def _open(path: Path) -> Any:
-    pa, parquet = arrow()
     try:
         require_regular(path)
-        file = parquet.ParquetFile(path, memory_map=True)
+        file = pa.parquet.ParquetFile(path, memory_map=True)
         names = file.schema_arrow.names
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{path} cannot be read as Parquet: {short_message(error, 'first')}") from error
@@ -217,7 +202,6 @@ def _open(path: Path) -> Any:
 
 
 def _batches(files: Sequence[Path], opened: Sequence[Any], names: Sequence[str]) -> Iterator[tuple[Path, Any]]:
-    pa, _ = arrow()
     for path, file in zip(files, opened, strict=True):
         wanted = [name for name in names if name in file.schema_arrow.names]
         try:
@@ -229,7 +213,6 @@ def _batches(files: Sequence[Path], opened: Sequence[Any], names: Sequence[str])
 
 def _vectors(path: Path, batch: Any) -> np.ndarray:
     """(B, d) float32 of a batch."""
-    pa, _ = arrow()
     column = batch.column("embedding")
     column = getattr(column, "storage", column)  # of an extension type, such as another library's tensors
     if not (pa.types.is_fixed_size_list(column.type) or pa.types.is_list(column.type)):
@@ -268,7 +251,6 @@ def _places(files: Sequence[Path], opened: Sequence[Any]) -> np.ndarray | None:
 
 def _column(files: Sequence[Path], opened: Sequence[Any], name: str, order: np.ndarray | None) -> np.ndarray | None:
     """All of a column, (N,); None where no file has it, or no value."""
-    pa, _ = arrow()
     parts, nulls = [], 0
     if not all(name in file.schema_arrow.names for file in opened):
         return None

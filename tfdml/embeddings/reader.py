@@ -1,12 +1,13 @@
-"""Embeddings that lie on disk with their labels: a folder that is memory-mapped, Parquet files, or one .npz file."""
+"""Stored embeddings: the images that they are of, and reading them from Parquet, .npz and .npy files."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
+import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,17 +15,86 @@ from tfdml.errors import UserError, short_message
 from tfdml.manifests import confined, fields, read_json
 from tfdml.special_files import require_regular
 
+if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which measuring does not
+    from tfdml.data.dataset import ImageDataset
+
 MANIFEST = "manifest.json"
-EMBEDDINGS = "embeddings.npy"
-LABELS = "labels.npy"
-ROLES = "roles.npy"
-IMAGES = "images.csv"
-ARCHIVE = "embeddings.npz"
 PROGRESS = "progress.json"
 FORMAT = "tfdml-embeddings"
-VERSION = 1
+VERSION = 2
 # The role of an image: `train`; `test` where a set is searched all in all; or one side of a test split.
 ROLE_NAMES = ("train", "test", "query", "gallery")
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageTable:
+    """The images that embeddings are of, in their order.
+
+    Args:
+        names: What each image is called.
+        labels: (N,) class ids.
+        roles: (N,) of `ROLE_NAMES`.
+        class_names: Names of the class ids.
+
+    Raises:
+        UserError: They differ in number.
+    """
+
+    names: tuple[str, ...]
+    labels: np.ndarray
+    roles: np.ndarray
+    class_names: dict[int, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        object.__setattr__(self, "labels", np.asarray(self.labels, np.int64))
+        object.__setattr__(self, "roles", np.asarray(self.roles, "<U7"))
+        if not len(self.names) == len(self.labels) == len(self.roles):
+            raise UserError(f"{len(self.names)} names, {len(self.labels)} labels and {len(self.roles)} roles")
+
+    @classmethod
+    def of(cls, splits: Sequence[ImageDataset], directory: str | os.PathLike = "") -> ImageTable:
+        """The images of several splits, one after another.
+
+        Args:
+            splits: The splits; one named `"train"` holds training images, one named `"all"` images to measure.
+            directory: Where the data set lies, or the file that lists it: names of files below it become relative to
+                it, so that they mean the same wherever it lies.
+        """
+        directory = os.fspath(directory)
+        base = directory if os.path.isdir(directory) else os.path.dirname(directory)
+        prefix = os.path.join(base, "") if base else ""
+        names = [part.images.name(index).removeprefix(prefix) for part in splits for index in range(len(part))]
+        roles = [
+            np.full(len(part), "test" if part.split == "all" else part.split, "<U7")
+            if part.is_query is None
+            else np.where(part.is_query, "query", "gallery")
+            for part in splits
+        ]
+        class_names = {label: name for part in splits for label, name in part.class_names.items()}
+        labels = np.concatenate([part.labels for part in splits])
+        return cls(tuple(names), labels, np.concatenate(roles), class_names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def checksum(self) -> str:
+        """SHA-256 of names, labels and roles, as `"sha256:..."`."""
+        digest = hashlib.sha256()
+        for name in self.names:
+            digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
+        digest.update(self.labels.astype("<i8").tobytes() + self.roles.astype("<U7").tobytes())
+        return f"sha256:{digest.hexdigest()}"
+
+    def columns(self, rows: slice) -> dict[str, list]:
+        """What `tfdml.embeddings.parquet.table_of` takes of some of the images."""
+        labels = self.labels[rows].tolist()
+        return {
+            "id": list(range(*rows.indices(len(self)))),
+            "path": list(self.names[rows]),
+            "label": labels,
+            "class": [str(self.class_names.get(label, label)) for label in labels],
+            "role": self.roles[rows].tolist(),
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +103,7 @@ class StoredEmbeddings:
 
     Args:
         source: Where they were read from.
-        embeddings: (N, d); memory-mapped where they lie in a folder.
+        embeddings: (N, d); memory-mapped if they come from an .npy file or are too large for the memory.
         labels: (N,) int64 class ids, or None where the file holds none.
         roles: (N,) of `ROLE_NAMES`, or None where the file does not say.
         names: What each image is called, or None.
@@ -91,7 +161,7 @@ class StoredEmbeddings:
 
 
 def holds_embeddings(path: str | os.PathLike) -> bool:
-    """Whether a path is a folder of `bin/embed`, finished or not, or Parquet files, or an .npz or .npy file.
+    """Whether a path is a folder of `bin/embed`, finished or not, or a Parquet, .npz or .npy file.
 
     Example:
         >>> holds_embeddings("vectors.npz")
@@ -103,15 +173,15 @@ def holds_embeddings(path: str | os.PathLike) -> bool:
 
 
 def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
-    """The embeddings of a folder that `bin/embed` wrote, or of Parquet or an .npz file from anywhere.
+    """Read the embeddings of a folder that `bin/embed` wrote, or of Parquet, .npz or .npy files from anywhere.
 
-    An .npz holds `embeddings` (N, d) and `labels` (N,), integers or names of classes; optionally `is_query` (N,) bool,
-    for queries that are searched in the rest, or `roles` (N,), and `names` (N,). It is read into memory; a folder's
-    embeddings are memory-mapped. Parquet files have the column `embedding`, lists of d numbers, and optionally `label`,
-    `role`, `id` (numbers, by which the rows are ordered) and `scale` (each row is multiplied by its own).
+    Parquet files have the column `embedding`, lists of d numbers, and optionally `label`, `role`, `id` (numbers, by
+    which the rows are ordered) and `scale` (each row is multiplied by its own). An .npz holds `embeddings` (N, d) and
+    `labels` (N,), integers or names of classes; optionally `is_query` (N,) bool, for queries that are searched in the
+    rest, or `roles` (N,), and `names` (N,). An .npy holds the embeddings only, and is memory-mapped.
 
     Args:
-        path: The folder, its manifest or its `embeddings.npy`; a Parquet file, or a folder of them; the .npz file.
+        path: The folder or its manifest; a Parquet file, or a folder of them; the .npz or .npy file.
 
     Raises:
         UserError: There is nothing, something else, something unfinished, or arrays that do not go together.
@@ -122,77 +192,59 @@ def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
         0.555
     """
     path = Path(path)
-    if path.is_dir():
-        return _read_folder(path)
-    if path.suffix == ".parquet":
-        return _read_parquet(path, [path])
-    if path.name in (MANIFEST, EMBEDDINGS) and (path.parent / MANIFEST).is_file():
-        return _read_folder(path.parent)
     if path.suffix == ".npz":
         return _read_archive(path)
     if path.suffix == ".npy":
-        raise UserError(f"{path} holds vectors but no labels: put both into an .npz, as embeddings and labels")
-    raise UserError(f"there are no embeddings at {path}")
+        return _checked(str(path), _open_array(path), None, None, None)
+    if path.name == MANIFEST:
+        path = path.parent
+    if not path.is_dir() and path.suffix != ".parquet":
+        raise UserError(f"there are no embeddings at {path}")
+    from tfdml.embeddings import parquet  # pyarrow takes a while to import
+
+    files, manifest = _files_of(path)
+    rows = parquet.read_files(files)
+    stored = dataclasses.replace(_checked(str(path), rows.embeddings, rows.labels, rows.roles, None), manifest=manifest)
+    if manifest and len(stored) != manifest["count"]:
+        raise UserError(f"{path}: {MANIFEST} states {manifest['count']} images, the files hold {len(stored)}")
+    return stored
 
 
 def read_names(path: str | os.PathLike) -> tuple[str, ...]:
-    """The names of the images of a folder of `bin/embed`, in the order of its rows.
+    """Read the names of the images of a folder of `bin/embed`, or of Parquet files, in the order of the rows.
 
     Raises:
-        UserError: There is no table, or it is not one of ours.
+        UserError: The files cannot be read, or have no column `path`.
     """
-    table = Path(path) / IMAGES
-    if not table.exists() and (files := _parquet_files(Path(path))):
-        from tfdml.embeddings import parquet
+    from tfdml.embeddings import parquet
 
-        names = parquet.read_paths(files)
-        if names is None:
-            raise UserError(f"{files[0]} has no column path")
-        return names
-    try:
-        with open(table, encoding="utf-8", errors="surrogateescape", newline="") as file:
-            return tuple(row["id"] for row in csv.DictReader(file))
-    except OSError as error:
-        raise UserError(f"{table} cannot be read: {error.strerror}") from error
-    except KeyError as error:
-        raise UserError(f"{table} has no column id") from error
+    files, _ = _files_of(Path(path))
+    names = parquet.read_paths(files)
+    if names is None:
+        raise UserError(f"{files[0]} has no column path")
+    return names
 
 
-def _read_folder(folder: Path) -> StoredEmbeddings:
-    manifest = read_manifest(folder)
-    if not manifest and not (folder / PROGRESS).is_file() and (files := _parquet_files(folder)):
-        return _read_parquet(folder, files)
-    if not manifest:
-        hint = "; it is unfinished: run the same bin/embed again" if (folder / PROGRESS).is_file() else ""
-        raise UserError(f"{folder} holds no finished embeddings: there is no {MANIFEST}{hint}")
-    files = [folder / name for name in sorted(manifest["files"]) if name.endswith(".parquet")]
-    if files:
-        stored = dataclasses.replace(_read_parquet(folder, files), manifest=manifest)
-        return _as_many_as_stated(stored, folder)
-    if (folder / ARCHIVE).is_file() and not (folder / EMBEDDINGS).is_file():
-        return dataclasses.replace(_read_archive(folder / ARCHIVE), source=str(folder), manifest=manifest)
-    arrays = {name: _open_array(folder / name, mapped=name == EMBEDDINGS) for name in (EMBEDDINGS, LABELS, ROLES)}
-    stored = _checked(str(folder), arrays[EMBEDDINGS], arrays[LABELS], arrays[ROLES], None)
-    return _as_many_as_stated(dataclasses.replace(stored, manifest=manifest), folder)
-
-
-def _as_many_as_stated(stored: StoredEmbeddings, folder: Path) -> StoredEmbeddings:
-    stated = stored.manifest.get("count")
-    if len(stored) != stated:
-        raise UserError(f"{folder}: {MANIFEST} states {stated} images, the arrays of {len(stored)}")
-    return stored
+def _files_of(path: Path) -> tuple[list[Path], dict[str, Any]]:
+    """The Parquet files at a path, and the manifest of the folder; empty where there is none."""
+    if not path.is_dir():
+        return [path], {}
+    manifest = read_manifest(path)
+    if manifest:
+        files = [path / name for name in sorted(manifest["files"]) if name.endswith(".parquet")]
+    else:
+        files = [] if (path / PROGRESS).is_file() else _parquet_files(path)
+    if manifest and not files:
+        raise UserError(f"{path / MANIFEST} lists no Parquet file; delete {path} and run bin/embed again")
+    if not files:
+        hint = "; it is unfinished: run the same bin/embed again" if (path / PROGRESS).is_file() else ""
+        raise UserError(f"{path} holds no finished embeddings: there is no {MANIFEST}{hint}")
+    return files, manifest
 
 
 def _parquet_files(folder: Path) -> list[Path]:
     """The Parquet files of a folder by name; none where it is none."""
     return sorted(path for path in folder.glob("*.parquet") if not path.name.startswith("."))
-
-
-def _read_parquet(source: Path, files: list[Path]) -> StoredEmbeddings:
-    from tfdml.embeddings import parquet
-
-    rows = parquet.read_files(files)
-    return _checked(str(source), rows.embeddings, rows.labels, rows.roles, None)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -217,10 +269,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _open_array(path: Path, mapped: bool = False) -> np.ndarray:
+def _open_array(path: Path) -> np.ndarray:
     try:
         require_regular(path)
-        return np.load(path, mmap_mode="r" if mapped else None)
+        return np.load(path, mmap_mode="r")
     except Exception as error:  # whatever NumPy raises on a damaged file
         raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 

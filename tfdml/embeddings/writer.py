@@ -1,56 +1,50 @@
-"""Embeddings written batch by batch into a folder: killed at any moment, they go on after the last whole batch."""
+"""Writes embeddings batch by batch into a folder of Parquet files; killed at any moment, it resumes."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import hashlib
-import io
+import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from tfdml.disk_space import as_size, free_space, require_space
+from tfdml.disk_space import require_space
 from tfdml.embeddings import parquet
-from tfdml.embeddings import reader as disk
-from tfdml.embeddings.image_table import ImageTable
-from tfdml.embeddings.output_folder import (
-    PARTIAL,
-    lock_folder,
-    read_state,
-    tidy,
-    write_archive,
-)
-from tfdml.errors import UserError
-from tfdml.storage import atomic_write, sha256_of, write_json
+from tfdml.embeddings.reader import FORMAT, MANIFEST, PROGRESS, VERSION, ImageTable, read_manifest
+from tfdml.errors import UserError, differences
+from tfdml.manifests import compare_files, fields, read_json
+from tfdml.output_paths import require_local
+from tfdml.storage import PARTIAL_PREFIX, atomic_write, lock, sha256_of, write_json
 from tfdml.version import __version__
 
-FORMATS = ("npy", "npz", "parquet")
-FILE_BYTES = 2**28
-_MEGABYTE = 2**20
+ROWS_PER_FILE = 4096
 
 
 class EmbeddingWriter:
     """Writes embeddings into a folder of its own; a context manager.
 
-    Every batch is on the disk before the progress file records it, and the progress file is replaced whole. The
-    manifest comes last: a folder without it is unfinished. While open, the folder is locked against other writers.
+    Every file is written atomically before the progress file records it and its checksum. The manifest comes last: a
+    folder without it is unfinished. While open, the folder is locked against other writers.
 
     Args:
-        folder: A new or empty folder, or one that was begun with the same `identity`.
+        folder: A new or empty folder, or one that was begun with the same arguments.
         identity: What decides the embeddings, such as the checksums of model and data, as JSON holds it.
-        images: What the embeddings are of, in their order.
+        images: The images that the embeddings are of, in their order.
+        dtype: `"float32"`, or `"int8"` with a scale for each row.
+        rows_per_file: A file ends with the batch by which it has so many rows. A kill loses the rows of one file at
+            most.
 
     Attributes:
-        rows: How many embeddings are written; on entering, by an earlier process.
+        rows: How many embeddings have been appended; on entering, how many an earlier process wrote.
         manifest: What `finish` wrote; empty before.
 
     Raises:
-        UserError: On entering: the folder holds something else, was begun with another identity, is written by another
-            process, or what lies in it is damaged. Later: the disk is full, or embeddings are not as announced.
+        UserError: A name is not UTF-8. On entering: the folder holds something else, was begun with another identity,
+            is written by another process, or has damaged files. Later: the disk is full, or embeddings are not as
+            announced.
 
     Example:
         >>> with EmbeddingWriter("embeddings", {"model": "sha256:..."}, ImageTable.of([test])) as writer:
@@ -61,30 +55,45 @@ class EmbeddingWriter:
         256
     """
 
-    def __init__(self, folder: str | os.PathLike, identity: Mapping[str, Any], images: ImageTable):
+    def __init__(
+        self,
+        folder: str | os.PathLike,
+        identity: Mapping[str, Any],
+        images: ImageTable,
+        dtype: str = "float32",
+        rows_per_file: int = ROWS_PER_FILE,
+    ):
+        if dtype not in parquet.DTYPES:
+            raise UserError(f"`dtype={dtype}`: one of {', '.join(parquet.DTYPES)}")
+        if rows_per_file < 1:
+            raise UserError(f"`rows_per_file={rows_per_file}`: must be at least 1")
+        parquet.require_utf8(images.names)
+        parquet.require_utf8(images.class_names.values())
         self.folder = Path(folder)
-        self.identity = dict(identity)
+        self.identity = {**identity, "dtype": dtype, "rows_per_file": rows_per_file}
         self.images = images
+        self.dtype = dtype
+        self.rows_per_file = rows_per_file
         self.count = len(images)
         self.rows = 0
         self.manifest: dict[str, Any] = {}
-        self._digest = hashlib.sha256()
         self._dimension = 0
-        self._file: BinaryIO | None = None
-        self._held = contextlib.ExitStack()
+        self._batches: list[np.ndarray] = []  # appended, and not yet in a file
+        self._files: dict[str, dict[str, Any]] = {}
+        self._lock = contextlib.ExitStack()
 
     def __enter__(self) -> EmbeddingWriter:
         try:
             with self._as_user_error():
                 read_state(self.folder, self.identity)
                 self.folder.mkdir(parents=True, exist_ok=True)
-                self._held.callback(os.close, lock_folder(self.folder))
+                self._lock.callback(os.close, lock_folder(self.folder))
                 tidy(self.folder)
                 # Once more, now that nobody else can write.
                 self.manifest, progress = read_state(self.folder, self.identity)
                 if self.manifest:
                     self.rows = self.count
-                    self._clear()
+                    (self.folder / PROGRESS).unlink(missing_ok=True)
                 elif progress:
                     self._resume(progress)
         except BaseException:
@@ -93,12 +102,19 @@ class EmbeddingWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):  # a full disk has been reported
-            self._held.close()
-        self._file = None
+        self._lock.close()
+
+    def written(self) -> int:
+        """How many embeddings are in the files of the folder; reads the folder without changing it.
+
+        Raises:
+            UserError: As on entering.
+        """
+        manifest, progress = read_state(self.folder, self.identity)
+        return self.count if manifest else _rows_of(self.folder, progress.get("files", {}))
 
     def append(self, embeddings: np.ndarray) -> None:
-        """Write the embeddings (B, d) of the next images.
+        """Add the embeddings (B, d) of the next images.
 
         Raises:
             UserError: They are not finite (the first image is named), of another dimension, or too many; the disk is
@@ -118,31 +134,20 @@ class EmbeddingWriter:
             )
         with self._as_user_error():
             if not self.rows:
-                self._begin(embeddings.shape[1])
-            assert self._file is not None
-            data = embeddings.tobytes()
-            self._file.write(data)
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._digest.update(data)
-            self._note(self.rows + len(embeddings))
+                self._dimension = embeddings.shape[1]
+                size = parquet.row_bytes(self._dimension, self.dtype) * self.count
+                require_space(self.folder, size, "folder", "the embeddings")
+                self._record()
+            self._batches.append(embeddings)
             self.rows += len(embeddings)
+            if sum(map(len, self._batches)) >= self.rows_per_file:
+                self._write_file()
 
-    def finish(
-        self,
-        about: Mapping[str, Any] | None = None,
-        form: str = "npy",
-        dtype: str = "float32",
-        file_bytes: int = FILE_BYTES,
-    ) -> dict[str, Any]:
-        """Write what goes with the embeddings and, last of all, the manifest.
+    def finish(self, about: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Write the last file and then the manifest.
 
         Args:
             about: Further entries of the manifest.
-            form: `"npy"`: each array in a file of its own, which can be memory-mapped; `"npz"`: all in one file;
-                `"parquet"`: one row per image in files of bounded size.
-            dtype: Of Parquet: `"float32"`, or `"int8"` with a scale for each row.
-            file_bytes: About the bytes of a Parquet file.
 
         Returns:
             The manifest.
@@ -150,141 +155,158 @@ class EmbeddingWriter:
         Raises:
             UserError: Embeddings are missing; the disk is full.
         """
-        if form not in FORMATS:
-            raise UserError(f"unknown format {form!r}; one of {', '.join(FORMATS)}")
-        if dtype not in (parquet.DTYPES if form == "parquet" else parquet.DTYPES[:1]):
-            raise UserError(f"`dtype={dtype}`: float32, or int8 with the format parquet")
         if self.rows != self.count:
             raise UserError(f"there are {self.rows} embeddings of {self.count} images")
         with self._as_user_error():
-            if form == "parquet":
-                files = self._pack_parquet(dtype, file_bytes)
-            else:
-                with atomic_write(self.folder / disk.IMAGES) as path:
-                    self.images.write(path)
-                files = self._pack() if form == "npz" else self._settle()
-                files[disk.IMAGES] = {"sha256": sha256_of(self.folder / disk.IMAGES)}
-            self.manifest = {
-                "format": disk.FORMAT,
-                "version": disk.VERSION,
-                "tfdml": __version__,
-                "complete": True,
-                "count": self.count,
-                "dimension": self._dimension,
-                "dtype": dtype,
-                "identity": self.identity,
-                **(about or {}),
-                "files": files,
-            }
-            write_json(self.folder / disk.MANIFEST, self.manifest)
-            self._clear()
+            if self._batches:
+                self._write_file()
+            self.manifest = write_manifest(
+                self.folder, self.identity, self.count, self._dimension, self.dtype, about or {}, self._files
+            )
+            (self.folder / PROGRESS).unlink(missing_ok=True)
         return self.manifest
 
-    def _clear(self) -> None:
-        """Remove what only an unfinished folder needs."""
-        for leftover in (disk.PROGRESS, PARTIAL):
-            (self.folder / leftover).unlink(missing_ok=True)
+    def _write_file(self) -> None:
+        vectors = np.concatenate(self._batches)
+        table = parquet.table_of(self.images.columns(slice(self.rows - len(vectors), self.rows)), vectors, self.dtype)
+        path = self.folder / parquet.part_name(len(self._files))
+        with atomic_write(path, parquet.row_bytes(self._dimension, self.dtype) * len(vectors)) as temporary:
+            parquet.write_file(temporary, table)
+        self._files[path.name] = {"sha256": sha256_of(path), "rows": len(vectors)}
+        self._batches = []
+        self._record()
+
+    def _record(self) -> None:
+        progress = {"format": FORMAT, "version": VERSION, "identity": self.identity, "count": self.count}
+        write_json(self.folder / PROGRESS, {**progress, "dimension": self._dimension, "files": self._files})
 
     def _resume(self, progress: Mapping[str, Any]) -> None:
-        """Open what an earlier process wrote, up to its last recorded batch."""
-        path = self._data()
-        rows, self._dimension = progress["rows"], progress["dimension"]
-        if not (0 <= rows <= self.count and self._dimension > 0):
-            raise UserError(f"{self.folder / disk.PROGRESS} is damaged; delete {self.folder} to start again")
-        noted = len(self._header()) + 4 * rows * self._dimension
-        try:
-            self._file = self._held.enter_context(open(path, "r+b"))  # noqa: SIM115
-        except FileNotFoundError as error:
-            raise UserError(f"{path} is missing; delete {self.folder} to start again") from error
-        left = noted
-        while left and (piece := self._file.read(min(left, _MEGABYTE))):
-            self._digest.update(piece)
-            left -= len(piece)
-        if self._digest.hexdigest() != progress["sha256"]:
-            raise UserError(f"{path} is not as {disk.PROGRESS} says: damaged; delete {self.folder} to start again")
-        self._file.truncate(noted)
-        self._file.seek(noted)
-        self.rows = rows
-
-    def _begin(self, dimension: int) -> None:
-        require_space(self.folder, 4 * self.count * dimension, "folder", "the embeddings")
-        self._dimension = dimension
-        self._digest = hashlib.sha256(self._header())
-        self._file = self._held.enter_context(open(self.folder / PARTIAL, "wb"))  # noqa: SIM115
-        self._file.write(self._header())
-
-    def _header(self) -> bytes:
-        header = io.BytesIO()
-        shape = (self.count, self._dimension)
-        np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": shape})
-        return header.getvalue()
-
-    def _note(self, rows: int) -> None:
-        progress = {
-            "format": disk.FORMAT,
-            "version": disk.VERSION,
-            "identity": self.identity,
-            "rows": rows,
-            "count": self.count,
-            "dimension": self._dimension,
-            "sha256": self._digest.hexdigest(),
-        }
-        write_json(self.folder / disk.PROGRESS, progress)
-
-    def _data(self) -> Path:
-        """Where the embeddings are: under their final name only if a process was killed while it finished."""
-        partial = self.folder / PARTIAL
-        return partial if partial.is_file() else self.folder / disk.EMBEDDINGS
-
-    def _settle(self) -> dict[str, Any]:
-        if self._data().name == PARTIAL:
-            os.replace(self.folder / PARTIAL, self.folder / disk.EMBEDDINGS)
-        files = {disk.EMBEDDINGS: {"sha256": self._digest.hexdigest(), "shape": [self.count, self._dimension]}}
-        for name, array in ((disk.LABELS, self.images.labels), (disk.ROLES, self.images.roles)):
-            with atomic_write(self.folder / name) as path:
-                np.save(path, array)
-            files[name] = {"sha256": sha256_of(self.folder / name), "shape": [self.count]}
-        return files
-
-    def _pack(self) -> dict[str, Any]:
-        arrays = {
-            "embeddings": np.load(self._data(), mmap_mode="r"),
-            "labels": self.images.labels,
-            "roles": self.images.roles,
-            "names": np.array(self.images.names, np.str_),
-        }
-        write_archive(self.folder / disk.ARCHIVE, arrays)
-        path = self.folder / disk.ARCHIVE
-        return {disk.ARCHIVE: {"sha256": sha256_of(path), "shape": [self.count, self._dimension]}}
-
-    def _pack_parquet(self, dtype: str, file_bytes: int) -> dict[str, Any]:
-        per_row = parquet.row_bytes(self._dimension, dtype)
-        require_space(self.folder, per_row * self.count, "folder", "the Parquet files, beside what they are made of,")
-        for left in self.folder.glob("part-*.parquet"):  # by a process that was killed while it finished
-            left.unlink()
-        embeddings, files = np.load(self._data(), mmap_mode="r"), {}
-        rows = max(1, file_bytes // per_row)
-        for number, first in enumerate(range(0, self.count, rows)):
-            part = slice(first, min(first + rows, self.count))
-            table = parquet.table_of(self.images.columns(part), embeddings[part], dtype)
-            path = self.folder / parquet.part_name(number)
-            with atomic_write(path) as temporary:
-                parquet.write_file(temporary, table)
-            files[path.name] = {"sha256": sha256_of(path), "rows": table.num_rows}
-        return files
+        """Go on after the files that an earlier process wrote and recorded."""
+        remedy = f"delete {self.folder} to start again"
+        self._dimension, self._files = progress["dimension"], progress["files"]
+        self.rows = _rows_of(self.folder, self._files)
+        names = [parquet.part_name(number) for number in range(len(self._files))]
+        if not (0 <= self.rows <= self.count and self._dimension > 0 and sorted(self._files) == names):
+            raise UserError(f"{self.folder / PROGRESS} is damaged; {remedy}")
+        compare_files(self.folder, self._files, str(self.folder / PROGRESS), remedy)
 
     @contextlib.contextmanager
     def _as_user_error(self) -> Iterator[None]:
-        """Errors of the operating system as one line that says how to go on."""
+        """Raise errors of the operating system as one line."""
         try:
             yield
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                needed = 4 * (self.count - self.rows) * max(self._dimension, 1)
-                raise UserError(
-                    f"`folder={self.folder}`: the disk is full ({error.strerror}) after {self.rows:,} of "
-                    f"{self.count:,} embeddings; the rest needs about {as_size(needed)}, and "
-                    f"{as_size(free_space(self.folder) or 0)} are free; free some "
-                    "space and run the same command again: it goes on from there"
-                ) from error
             raise UserError(f"`folder={self.folder}` cannot be written: {error.strerror or error}") from error
+
+
+def write_manifest(
+    folder: Path,
+    identity: Mapping[str, Any],
+    count: int,
+    dimension: int,
+    dtype: str,
+    about: Mapping[str, Any],
+    files: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Write the manifest of a folder whose files are all there.
+
+    Args:
+        folder: The folder.
+        identity: What decides the embeddings.
+        count: N.
+        dimension: d.
+        dtype: One of `parquet.DTYPES`.
+        about: Further entries.
+        files: By name, the `sha256` of each file, and the `rows` of those that hold embeddings.
+
+    Returns:
+        The manifest.
+    """
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "tfdml": __version__,
+        "complete": True,
+        "count": count,
+        "dimension": dimension,
+        "dtype": dtype,
+        "identity": dict(identity),
+        **about,
+        "files": dict(files),
+    }
+    write_json(folder / MANIFEST, manifest)
+    return manifest
+
+
+def _rows_of(folder: Path, files: dict[str, Any]) -> int:
+    """The rows of the files that a progress file records."""
+    where, remedy = f"{folder / PROGRESS}: files", f"delete {folder} or name another folder"
+    fields(files, dict.fromkeys(files, dict), where, remedy)
+    return sum(fields(entry, {"rows": int, "sha256": str}, where, remedy)["rows"] for entry in files.values())
+
+
+def read_state(folder: str | os.PathLike, identity: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read the manifest and the progress of a folder, either or both empty.
+
+    Args:
+        folder: The folder; it need not exist.
+        identity: What decides the embeddings that are to be written there.
+
+    Raises:
+        UserError: It holds something else, or was begun with another identity: what differs is named.
+
+    Example:
+        >>> read_state("no/such/folder", {})
+        ({}, {})
+    """
+    require_local(folder, "folder")
+    folder = Path(folder)
+    if not folder.exists():
+        return {}, {}
+    if not folder.is_dir():
+        raise UserError(f"`folder={folder}` is a file; name a folder")
+    manifest, progress = read_manifest(folder), _read_progress(folder)
+    others = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith(PARTIAL_PREFIX))
+    if not manifest and not progress and others:
+        raise UserError(f"`folder={folder}` holds other files ({others[0]} ...); name a new or an empty folder")
+    begun = (manifest or progress).get("identity", identity)
+    different = differences(begun, identity, lambda value: value if isinstance(value, str) else json.dumps(value))
+    if different:
+        raise UserError(
+            f"`folder={folder}` was begun with something else: {different}; name another folder, or delete it"
+        )
+    return manifest, progress
+
+
+def _read_progress(folder: Path) -> dict[str, Any]:
+    path, remedy = folder / PROGRESS, f"delete {folder} or name another folder"
+    if not path.exists():
+        return {}
+    progress = read_json(path, remedy=remedy)
+    if progress.get("format") != FORMAT:
+        raise UserError(f"{path} is damaged or of something else; {remedy}")
+    return fields(progress, {"identity": dict, "dimension": int, "files": dict}, str(path), remedy)
+
+
+def lock_folder(folder: Path) -> int:
+    """Lock a folder until the returned descriptor is closed or the process ends.
+
+    Raises:
+        UserError: Another process has the lock.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        lock(descriptor, wait=False)
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            raise UserError(f"`folder={folder}`: another process is writing into it; wait for it or stop it") from error
+        raise
+    return descriptor
+
+
+def tidy(folder: Path) -> None:
+    """Remove the temporary files of a process that was killed while it wrote."""
+    for entry in folder.iterdir():
+        if entry.name.startswith(PARTIAL_PREFIX):
+            entry.unlink(missing_ok=True)

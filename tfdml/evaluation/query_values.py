@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfdml.embeddings.image_table import ImageTable
+from tfdml.embeddings.reader import ImageTable
 from tfdml.errors import UserError, short_message
 from tfdml.evaluation.retrieval import dataset_roles
 from tfdml.special_files import require_regular

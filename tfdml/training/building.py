@@ -17,7 +17,7 @@ from tfdml.data.pipeline import hierarchical_sampler
 from tfdml.data.policies import Policy, Step
 from tfdml.data.sampling import ClassBalancedSampler, Sampler, ShuffleSampler, WholeClassSampler, check_divides
 from tfdml.data.transforms import EvaluationTransform, TrainTransform, as_color
-from tfdml.embeddings.image_table import ImageTable
+from tfdml.embeddings.reader import ImageTable
 from tfdml.errors import UserError, short_message
 from tfdml.models import AttentionEnsemble, Embedder, MetricLearner
 from tfdml.training import limits
