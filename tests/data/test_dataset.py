@@ -29,8 +29,8 @@ def test_repr_is_one_short_line():
     dataset = ImageDataset("folder", "train", FileImages(paths), np.arange(5000) // 5, None)
     assert dataset.names == paths
     assert repr(dataset) == "ImageDataset('folder', 'train', images=5000, classes=1000)"
-    for images in (dataset.images, ArrayImages(PIXELS)):
-        assert len(repr(images)) < 60
+    assert repr(dataset.images) == "<FileImages of 5000 images>"
+    assert repr(ArrayImages(PIXELS)) == "<ArrayImages of 4 images>"
 
 
 def test_replace_keeps_the_other_fields():

@@ -176,6 +176,15 @@ def test_a_replica_without_images_is_refused():
         raise ZeroDivisionError
 
 
+def test_fit_explains_a_replica_without_images(monkeypatch):
+    def fail(*arguments, **options):
+        raise tf.errors.InvalidArgumentError(None, None, "a batch has fewer images than there are replicas")
+
+    monkeypatch.setattr(keras.Model, "fit", fail)
+    with pytest.raises(ValueError, match="drop_remainder=True"):
+        learner(losses.ContrastiveLoss()).fit(*reversed(coloured_batch()))
+
+
 UNEVEN = """
 import keras, numpy as np, tensorflow as tf
 from tests.models.networks import coloured_batch, tiny_embedder
