@@ -228,13 +228,17 @@ class Hostile:
         return os.mkdir, (str(self.path),)
 
 
-@pytest.mark.parametrize("zipped", [False, True])
-def test_code_in_a_file_is_not_run(zipped, tmp_path):
-    torch = pytest.importorskip("torch", reason="pip install 'tfdml[parity]'")
-    path, made = tmp_path / "x.pth", tmp_path / "made"
-    state = {"conv1_7x7_s2.weight": torch.zeros(4, 3, 7, 7)}
-    torch.save({"state_dict": state, "hook": Hostile(made)}, path, _use_new_zipfile_serialization=zipped)
-    with pytest.raises(UserError, match=r"holds more than tensors \(posix.mkdir\).*state_dict\(\)") as error:
+@pytest.mark.parametrize("kind", ["pth", "pth before 1.6", "npz"])
+def test_code_in_a_file_is_not_run(kind, tmp_path):
+    path, made = tmp_path / f"x.{kind.split()[0]}", tmp_path / "made"
+    if kind == "npz":
+        np.savez(path, **{"conv1_7x7_s2.weight": np.array([Hostile(made)], object)})
+    else:
+        torch = pytest.importorskip("torch", reason="pip install 'tfdml[parity]'")
+        content = {"state_dict": {"conv1_7x7_s2.weight": torch.zeros(4, 3, 7, 7)}, "hook": Hostile(made)}
+        torch.save(content, path, _use_new_zipfile_serialization=kind == "pth")
+    says = r"is damaged" if kind == "npz" else r"holds more than tensors \(\w+.mkdir\).*state_dict\(\)"
+    with pytest.raises(UserError, match=says) as error:
         convert(path, "tiny")
     assert "\n" not in str(error.value)
     assert not made.exists()
