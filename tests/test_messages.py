@@ -9,7 +9,7 @@ import tfdml
 from tfdml.training import Experiment
 
 ROOT = pathlib.Path(tfdml.__file__).parent
-KNOW_FLAGS = ("cli", "training", "cluster/training.py", "cluster/sweep.py")
+KNOW_FLAGS = ("cli", "training", "effects.py", "cluster/training.py", "cluster/sweep.py")
 # Strings that name a flag all the same, and why.
 ALLOWED = {"errors.py": ["--batch_size=0"]}  # what becomes of an argument in a message
 
