@@ -66,7 +66,7 @@ def test_only_our_own_flags_are_known():
     [
         ("prepare", ["--dataset=folder", "--check_only"], "read from a folder; name it, --data_dir=DIR"),
         ("prepare", ["--dataset=tfds", "--check_only"], "(one of its --dataset_options)"),
-        ("prepare", ["--dataset=glyphs", "--check_only", "--shrink=-1"], "--shrink=-1: give the pixels"),
+        ("prepare", ["--dataset=glyphs", "--out=x", "--shrink=-1"], "--shrink=-1: give the pixels"),
         ("train", ["--run_dir=gs://bucket/run"], "--run_dir=gs://bucket/run: only local folders"),
         ("export", ["--run_dir=run", "--out=gs://bucket/x"], "--out=gs://bucket/x: only local folders"),
         ("export", ["--run_dir=run", "--out=x", "--formats=onnxx"], "--formats=onnxx: must be of"),
