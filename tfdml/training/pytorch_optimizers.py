@@ -78,8 +78,8 @@ class PyTorchAdam(_Slots, keras.optimizers.Adam):
 class PyTorchAdamW(PyTorchAdam, keras.optimizers.AdamW):
     """AdamW with the epsilon of `PyTorchAdam`; its decay, x = x - rate decay x before the step, is alike in both.
 
-    Args: those of `keras.optimizers.AdamW`, with PyTorch's defaults: rate 0.001, decay 0.01 (Keras: 0.004) and epsilon
-        1e-8.
+    The arguments are those of `keras.optimizers.AdamW`, with PyTorch's defaults: rate 0.001, decay 0.01 (Keras: 0.004)
+    and epsilon 1e-8.
     """
 
     def __init__(self, learning_rate=0.001, *, weight_decay=0.01, **arguments):
@@ -92,8 +92,8 @@ class PyTorchSGD(_Slots, keras.optimizers.SGD):
 
     s = momentum s + g,    x = x - rate s;    with `nesterov` x = x - rate (g + momentum s)
 
-    Args: those of `keras.optimizers.SGD`, with PyTorch's default rate of 0.001 (Keras: 0.01). PyTorch's dampening is 0
-        here, its default.
+    The arguments are those of `keras.optimizers.SGD`, with PyTorch's default rate of 0.001 (Keras: 0.01). PyTorch's
+    dampening is 0 here, its default.
     """
 
     def __init__(self, learning_rate=0.001, **arguments):
@@ -118,8 +118,8 @@ class PyTorchRMSprop(_Slots, keras.optimizers.RMSprop):
     as `torch.optim.RMSprop` has it, where `keras.optimizers.RMSprop` adds epsilon to v. With `centered` the square of
     the mean gradient is subtracted from v.
 
-    Args: those of `keras.optimizers.RMSprop`, with PyTorch's defaults: rate 0.01 (Keras: 0.001), rho, its alpha, of
-        0.99 (Keras: 0.9), and epsilon 1e-8 (Keras: 1e-7).
+    The arguments are those of `keras.optimizers.RMSprop`, with PyTorch's defaults: rate 0.01 (Keras: 0.001), rho, its
+    alpha, of 0.99 (Keras: 0.9), and epsilon 1e-8 (Keras: 1e-7).
     """
 
     def __init__(self, learning_rate=0.01, *, rho=0.99, epsilon=1e-8, **arguments):
