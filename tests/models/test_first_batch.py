@@ -117,3 +117,10 @@ def test_fit_asks_for_steps_of_batches_without_end():
     with pytest.raises(UserError, match=r"never end: give fit steps_per_epoch=\.\.\."):
         learner().fit(batches, epochs=1)
     learner().fit(batches, epochs=1, steps_per_epoch=1, verbose=0)
+
+
+def test_fit_does_not_warn_of_the_order_of_a_data_set():
+    batches = tf.data.Dataset.from_tensors((255 * UNIT, LABELS))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        learner().fit(batches, epochs=1, verbose=0)

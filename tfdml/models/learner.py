@@ -321,6 +321,9 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
         warn_of_untrained_batch_norm(self.embedder)
         check_training_data(self.embedder, x, y, kwargs.get("steps_per_epoch"), self.positives is None)
         self._check_classes(y)
+        if y is None and hasattr(x, "cardinality"):
+            # Keras warns that it does not shuffle a tf.data.Dataset, though nobody asked it to.
+            kwargs.setdefault("shuffle", False)
         with replicas.explaining_empty_replicas():
             return super().fit(x, y, *args, **kwargs)
 
