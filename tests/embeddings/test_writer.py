@@ -141,8 +141,10 @@ def test_a_finished_folder_stays_as_it_is(tmp_path):
     (tmp_path / "x" / "progress.json").write_bytes(progress)
     with EmbeddingWriter(tmp_path / "x", IDENTITY, table(), rows_per_file=4) as writer:
         assert writer.rows == writer.written() == 10
+        assert writer.finish() == writer.manifest
         assert writer.manifest["complete"]
     assert content(tmp_path / "x") == before
+    assert len(read_embeddings(tmp_path / "x")) == 10
 
 
 def test_a_second_writer_is_refused(tmp_path):

@@ -144,7 +144,7 @@ class EmbeddingWriter:
                 self._write_file()
 
     def finish(self, about: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Write the last file and then the manifest.
+        """Write the last file and then the manifest; a finished folder stays as it is.
 
         Args:
             about: Further entries of the manifest.
@@ -155,6 +155,8 @@ class EmbeddingWriter:
         Raises:
             UserError: Embeddings are missing; the disk is full.
         """
+        if self.manifest:
+            return self.manifest
         if self.rows != self.count:
             raise UserError(f"there are {self.rows} embeddings of {self.count} images")
         with self._as_user_error():
