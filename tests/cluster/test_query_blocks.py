@@ -1,5 +1,7 @@
 """Exact evaluation over several processes: bit for bit the numbers of one."""
 
+import types
+
 import numpy as np
 import pytest
 
@@ -45,6 +47,17 @@ def test_every_query_is_in_one_block(monkeypatch):
     for count, workers in ((1, 4), (7, 2), (1000, 3), (39, 4)):
         rows = [row for block in query_blocks._blocks(count, workers) for row in range(block.start, block.stop)]
         assert rows == list(range(count))
+
+
+def test_workers_map_a_file_only_if_it_has_a_name(tmp_path):
+    values = np.memmap(tmp_path / "values", np.float32, "w+", shape=(4, 3))
+    values[:] = np.arange(12).reshape(4, 3)
+    ray = types.SimpleNamespace(put=lambda value: value)
+    np.testing.assert_array_equal(query_blocks._shared(ray, values[1:]).open(), values[1:])
+    (tmp_path / "values").unlink()  # as `tfdml.embeddings.parquet` does with the file of large embeddings
+    shared = query_blocks._shared(ray, values[1:])
+    assert type(shared) is np.ndarray
+    np.testing.assert_array_equal(shared, values[1:])
 
 
 @pytest.mark.slow

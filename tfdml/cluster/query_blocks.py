@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,8 +37,8 @@ class _Mapped:
 def values_over_ray(cluster: str = "local", workers: int = 0) -> ValuesPerQuery:
     """What computes the metrics of every query over several processes, for `evaluate_retrieval`'s `per_query`.
 
-    Each block of queries is compared with the whole gallery, by the same functions as in one process. Embeddings that
-    are memory-mapped are mapped by each worker; others are put into Ray's shared memory once for each machine.
+    Each block of queries is compared with the whole gallery, by the same functions as in one process. Embeddings of
+    an .npy file are memory-mapped by each worker; others are put into Ray's shared memory once for each machine.
 
     Args:
         cluster: See `ray_session`.
@@ -111,6 +112,9 @@ def _shared(ray: Any, array: np.ndarray | None) -> Any:
     root: Any = array
     while not (isinstance(root, np.memmap) and not isinstance(root.base, np.ndarray)):
         root = root.base
+    if not root.filename or not os.path.exists(root.filename):
+        # Embeddings of large Parquet files are mapped from a file without a name.
+        return ray.put(np.asarray(array))
     offset = root.offset + array.ctypes.data - root.ctypes.data
     return ray.put(_Mapped(str(root.filename), offset, array.shape, array.dtype.str))
 
