@@ -1,7 +1,10 @@
 """The source archive and the wheel: built, complete, and installed into an empty environment."""
 
+import ast
 import configparser
+import importlib.metadata
 import pathlib
+import re
 import subprocess
 import sys
 import sysconfig
@@ -38,6 +41,30 @@ def test_every_command_is_installed_under_its_name():
 def test_constraints_name_every_tool_that_lint_and_docs_run():
     pinned = {line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().split()}
     assert {"ruff", "mypy", "import-linter", "build", "mkdocs-material", "mkdocstrings", "pytest"} <= pinned
+
+
+def _imports(path):
+    """The modules that importing a file imports, those of functions and of TYPE_CHECKING left out."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module.partition(".")[0]
+
+
+def test_what_modules_import_is_required_and_pinned():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    listed = [re.match(r"[\w-]+", line) for line in setup["options"]["install_requires"].splitlines()]
+    required = {name[0].replace("_", "-").lower() for name in listed if name}
+    # The clients of databases are extras: these modules are imported where an address names one.
+    modules = [path for path in (ROOT / "tfdml").rglob("*.py") if not path.name.endswith("_gallery.py")]
+    imported = {name for path in modules for name in _imports(path)} - sys.stdlib_module_names - {"tfdml"}
+    distributions = importlib.metadata.packages_distributions()
+    for name in imported:
+        assert required & {found.replace("_", "-").lower() for found in distributions[name]}, name
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    assert required <= {line.partition("==")[0].replace("_", "-").lower() for line in lines}
 
 
 @pytest.fixture(scope="module")
