@@ -316,7 +316,7 @@ def decode_part(
     return tf.ensure_shape(part, (None, None, 3)), tf.ensure_shape(window, (4,)), tf.ensure_shape(size, (2,))
 
 
-# Not inlined: see `tfdml.data.decoding`; of most images nothing in it is needed.
+# Not inlined: see `_decode_other`; of most images nothing in it is needed.
 @tf.function(
     input_signature=[tf.TensorSpec((), tf.string)], autograph=False, experimental_attributes={"_noinline": True}
 )

@@ -37,8 +37,8 @@ _HEADERS: dict[Format, Callable] = {
     PNG: PngImagePlugin.PngImageFile,
     WEBP: WebPImagePlugin.WebPImageFile,
 }
-# Formats that Pillow recognises, whose images can be converted.
-_CONVERTIBLE = ("AVIF", "BMP", "DDS", "GIF", "ICO", "JPEG2000", "PSD", "TIFF")
+# Formats that every supported Pillow recognises, whose images can be converted. AVIF and HEIC are known by `_BRANDS`.
+_CONVERTIBLE = ("BMP", "DDS", "GIF", "ICO", "JPEG2000", "PSD", "TIFF")
 _BRANDS = {b"avif": "AVIF", **dict.fromkeys((b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"), "HEIC")}
 _OTHER_FILES = {
     b"PK\x03\x04": "a zip archive",

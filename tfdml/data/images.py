@@ -313,7 +313,7 @@ class Source:
     dtypes: tuple[tf.DType, ...]  # of these arrays
     read: Callable[..., tf.Tensor]  # one row of each to (H, W, 3) uint8
     size: tuple[int, int] | None = None  # (H, W) where the single column is the (n, H, W, 3) images themselves
-    # Of a choice and one row of each: see `partial_decoding.decode_part`; None where images are not encoded.
+    # Of a choice and one row of each: see `decode_part`; None where images are not encoded.
     decode_part: Callable[..., tuple[tf.Tensor, tf.Tensor, tf.Tensor]] | None = None
 
     def read_part(

@@ -1,7 +1,7 @@
 """The size that an encoded image states in its header, read in the graph.
 
 A few hundred bytes can state gigabytes of pixels. A server that reads the header first refuses such an image without
-decoding it. `tfdml.data.headers` does the same for files in Python.
+decoding it. `tfdml.data.faults` does the same for files in Python.
 """
 
 from __future__ import annotations
