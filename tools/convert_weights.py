@@ -28,7 +28,7 @@ from tfdml.backbones.bn_inception import bn_inception
 from tfdml.backbones.googlenet import googlenet
 from tfdml.backbones.resnet import resnet50_v1_5
 from tfdml.errors import UserError, short_message
-from tfdml.storage import atomic_write
+from tfdml.storage import atomic_write, sweep
 
 # The classifier, auxiliary classifiers and counters of a checkpoint: left out without complaint.
 _TOP = re.compile(r"(last_linear|fc|fc1000|classifier|aux\d?|loss\d)\b.*|loss\d_.*|.*\.num_batches_tracked")
@@ -216,6 +216,7 @@ def convert_weights(path: Path, architecture: str, out: Path, allow_extra: bool,
     if dry_run:
         print(f"would write {out}")
         return
+    sweep(out.parent)  # temporary files of processes that were killed
     with atomic_write(out) as temporary:
         model.save_weights(temporary)
         backbones.load_weights(model, str(temporary))

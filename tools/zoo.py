@@ -32,7 +32,7 @@ from tfdml.errors import UserError
 from tfdml.evaluation.intervals import Interval
 from tfdml.manifests import Kinds, fields, objects, read_json
 from tfdml.output_paths import require_local
-from tfdml.storage import atomic_write, scratch_folder, sha256_of, write_json, write_whole
+from tfdml.storage import atomic_write, scratch_folder, sha256_of, sweep, write_json, write_whole
 from tfdml.version import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -370,6 +370,7 @@ def zoo(models: str, data: str, weights: str, runs: Path, out: Path, dry_run: bo
             print(f"would train {name} in {runs / name} by {' '.join(given[name])} and pack it into {out}")
         return
     out.mkdir(parents=True, exist_ok=True)
+    sweep(out)  # temporary files of processes that were killed
     for name, entry in chosen.items():
         entries[name] = build(name, entry, given[name], runs, out)
         write_listing(out, entries)
