@@ -26,12 +26,8 @@ _FORMS = {
     "qdrant": Form("qdrant://:key@host:port or qdrant:///folder", {"hnsw": _HNSW}, has_host=True, further=("tls",)),
 }
 SCHEMES = tuple(_FORMS)
-# The class, and the extra and packages that it needs.
-_CLASSES = {
-    "lancedb": ("lancedb", "LanceGallery"),
-    "pgvector": ("pgvector", "PostgresGallery"),
-    "qdrant": ("qdrant", "QdrantGallery"),
-}
+# By scheme, which is also the extra and the beginning of the module's name.
+_CLASSES = {"lancedb": "LanceGallery", "pgvector": "PostgresGallery", "qdrant": "QdrantGallery"}
 
 
 def is_gallery(text: str) -> bool:
@@ -72,9 +68,9 @@ def connect(uri: str) -> GalleryDatabase:
         ([['b']], [[8]])
     """
     address = parse(uri, _FORMS)
-    module, name = _CLASSES[address.scheme]
     try:
-        made = getattr(importlib.import_module(f"tfdml.retrieval.{module}_gallery"), name)
+        module = importlib.import_module(f"tfdml.retrieval.{address.scheme}_gallery")
+        made = getattr(module, _CLASSES[address.scheme])
     except ImportError as error:
         if (error.name or "").startswith("tfdml"):
             raise
