@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import dataclasses
 import functools
 import json
 import os
@@ -81,6 +82,14 @@ def in_this_process(asked, stop_after=None):
 
 def good():
     return [number for number in range(COUNT) if number not in (*BROKEN, MISSING)]
+
+
+def test_a_folder_that_was_begun_with_another_view_is_refused(models, photos, tmp_path):
+    asked = request(models, photos, tmp_path / "out", model=str(models.litert), options={"resize": 40})
+    in_this_process(asked, stop_after=1)
+    other = dataclasses.replace(asked, options={"resize": 48})
+    with pytest.raises(UserError, match=r"begun with something else: view .*40.*48"):
+        in_this_process(other)
 
 
 @pytest.mark.one_quick_case

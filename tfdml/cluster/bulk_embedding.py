@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import logging
 import os
 from collections.abc import Callable
@@ -124,6 +125,7 @@ def identity_of(request: BulkRequest) -> tuple[dict[str, Any], dict[str, Any]]:
     about = {"source": backend.address, "kind": backend.kind, "checksum": backend.checksum()}
     identity = {
         "model": about["checksum"],
+        "view": json.dumps(backend.view, sort_keys=True),
         "input": request.source,
         "dtype": request.dtype,
         "rows_per_file": request.rows_per_file,
