@@ -1,4 +1,4 @@
-"""Flags that have an effect only beside certain values of others: a condition each, and the message where it fails."""
+"""When a flag has an effect: a condition on the values of other flags, and the message where it fails."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ Write the embeddings of a data set into a database, where they are searched.
 
 --embeddings is a folder that bin/embed wrote, or a Parquet, .npz or .npy file. A row's id is the name of its image;
 path, label, role and source (which embeddings it is of) are its attributes. Rows whose id is there are replaced.
-Stopped at any moment, the same command goes on after the last whole batch.
+Stopped at any moment, the same command resumes after the last whole batch.
 
 --to names the database; options follow as ?name=value&name=value, in quotes for the shell:
   table       the table or collection (default gallery)

@@ -113,7 +113,7 @@ def chosen_source(model: str) -> EmbeddingBackend:
 
     values = flags.FLAGS
     if Path(model).suffix == ".keras" or (Path(model) / "embedder.keras").is_file():
-        # So that a pass that was stopped and continued gives the bits of an unbroken one.
+        # So that a pass that was stopped and continued gives the bits of an uninterrupted one.
         distribution.one_operation_at_a_time()
     return load_backend(
         model,

@@ -24,7 +24,7 @@ Check every image of a data set, and pack it into record files for large or remo
   bin/prepare --verify --out=/data/sop_records        compare the files with their checksums
   bin/train --dataset=records --data_dir=/data/sop_records --run_dir=runs/sop ...
 
-Interrupted, the same command goes on where it was. The folder holds manifest.json (written last), *.tfrecord,
+Interrupted, the same command resumes where it stopped. The folder holds manifest.json (written last), *.tfrecord,
 *.npz, copies.json (byte-identical images) and, where there are any, bad_images.txt.
 """
 

@@ -42,8 +42,8 @@ def training_batches(
 ) -> tf.data.Dataset:
     """The batches of training steps `first_step`, `first_step + 1` and so on.
 
-    A run resumed at step t with `first_step=t` gets bit by bit the batches that an unbroken run would have got. Under
-    a distribution strategy the batch is the global one, which `keras.Model.fit` splits over the replicas.
+    A run resumed at step t with `first_step=t` gets bit by bit the batches of an uninterrupted run. Under a
+    distribution strategy the batch is the global one, which `keras.Model.fit` splits over the replicas.
 
     Args:
         dataset: The training images.

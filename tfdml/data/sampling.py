@@ -347,7 +347,7 @@ class HierarchicalSampler:
     super-class more turns than the pass has batches. Turns are assigned by McNaughton's wrap-around rule: the
     super-classes, in an order and from a place that are new every pass, are laid end to end and cut into S rows of
     equal length; a batch is a column. The turns left over, and those that a dominant super-class has too many, are
-    left out of the pass. In the next, a super-class goes on with its groups where its turns ended.
+    left out of the pass. In the next, a super-class continues with its groups where its turns ended.
 
     Rows are grouped by super-class, then by class.
 

@@ -458,5 +458,5 @@ def warn_singleton_classes(name: str, split: str, labels: np.ndarray, class_name
             class_names[int(lone[0])],
             "they give no positive pair to learn from."
             if split == "train"
-            else "as queries they have no right answer, and are left out of the figures.",
+            else "as queries they have no right answer, and are left out of the metrics.",
         )

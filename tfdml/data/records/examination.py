@@ -69,7 +69,7 @@ class RecordSettings:
                 raise UserError(f"`{name}={getattr(self, name)}` must be one of {', '.join(values)}")
 
     def job(self) -> dict[str, Any]:
-        """The settings that decide what the records hold; a job goes on only with the same ones."""
+        """The settings that decide what the records hold; a job is resumed only with the same ones."""
         values = dataclasses.asdict(self)
         return {name: value for name, value in values.items() if name not in ("bad_images", "workers")}
 

@@ -33,7 +33,8 @@ class Sources:
 
 @dataclasses.dataclass(frozen=True)
 class TestViews:
-    """`views(flip=true, crops=5)`: embed several views of every image, and average; see `tfdml.embeddings.Views`."""
+    """`views(flip=true, crops=5)`: embed several views of every image, and average; see
+    `tfdml.embeddings.views.Views`."""
 
     flip: bool = True
     crops: int = 1

@@ -63,9 +63,7 @@ EFFECTS: dict[str, Effect] = {
     # A flag file may carry it for terms that a command line adds.
     "objective_rate": Effect(_have_weights, "a term with weights in --objectives, such as am_softmax", in_files=False),
     "final_rate": needs("schedule", "cosine", "linear"),
-    "drop_epochs": both(
-        needs("schedule", "step"), Effect(_drops, "an epoch in it that is below --epochs, after which training goes on")
-    ),
+    "drop_epochs": both(needs("schedule", "step"), Effect(_drops, "an epoch in it that is below --epochs")),
     "drop_factor": both(needs("schedule", "step"), needs("drop_epochs")),
     "layer_decay": _TRAINED_BACKBONE,
     "unfreeze_epochs": _TRAINED_BACKBONE,
