@@ -21,9 +21,9 @@ help:
 	@echo "make parity-pml  losses against pytorch-metric-learning itself, in an environment of its own ($(PML))"
 	@echo "make parity-tfsim, make parity-tfa   the same against TensorFlow Similarity and TensorFlow Addons"
 	@echo "make lint        ruff (lint, format), mypy and the layers of the imports"
-	@echo "make docs        the documentation as a site, in site/;  make code-map: draw the picture of its code map anew"
+	@echo "make docs        the documentation as a site, in site/;  make code-map: draw the picture of the code map"
 	@echo "make wheel       a source archive and a wheel, in dist/"
-	@echo "make lock        write constraints.txt anew from the versions installed in $(VENV)"
+	@echo "make lock        write constraints.txt from the versions installed in $(VENV)"
 
 $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
