@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, locks and checksums, on local disks and where `tf.io.gfile` reaches."""
+"""Atomic writes, locks and checksums of files, on local disks and where `tf.io.gfile` reaches."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def atomic_write(path: _Path, size: int = 0) -> Iterator[_Path]:
 
 
 def write_whole(path: str | Path, data: bytes) -> None:
-    """Writes a file that is there whole or not at all.
+    """Writes a file atomically.
 
     Args:
         path: The file.
@@ -263,12 +263,12 @@ def write_whole(path: str | Path, data: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file, whole or not at all; numbers that are not finite become null."""
+    """Write a JSON file atomically; numbers that are not finite become null."""
     write_whole(path, (json.dumps(finite(value), indent=2, sort_keys=True) + "\n").encode())
 
 
 def write_lines(path: Path, values: list[dict]) -> None:
-    """Write a JSON-lines file, whole or not at all."""
+    """Write a JSON-lines file atomically."""
     write_whole(path, "".join(json.dumps(finite(value)) + "\n" for value in values).encode())
 
 

@@ -210,7 +210,7 @@ def evaluate() -> None:
 
 
 def _checked_flags() -> tuple[int, ...]:
-    """The K of `--ks`, after what can be told to be wrong before anything is loaded."""
+    """Checks the flags before anything is loaded, and returns the K of `--ks`."""
     values = flags.FLAGS
     if values.compare and values.model:
         raise UserError("--compare takes the place of --model: name one of them")

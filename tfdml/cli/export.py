@@ -20,7 +20,7 @@ Export the embedder of a run.
   bin/export --run_dir=runs/cars_jrd --out=models/cars --whitening='dim=64, power=0.5'
   bin/export --run_dir=runs/cars_jrd --out=models/cars --dry_run
 
-Writes the next version below --out, e.g. models/cars/1, whole or not at all; earlier versions stay. Formats:
+Writes the next version below --out, e.g. models/cars/1, atomically; earlier versions stay. Formats:
 saved_model; litert_float32, litert_float16, litert_dynamic_range, litert_int8, or litert for the four; onnx; all.
 Each is loaded in a fresh process and compared with the Keras embedder on images of the run's test split; where one
 differs by more than its tolerance, nothing is written and the exit status is 2. model_card.json has the figures.

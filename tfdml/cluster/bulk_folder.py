@@ -117,7 +117,7 @@ class BulkFolder:
             ) from error
 
     def write(self, part: int, table: Any, bad: list[list]) -> dict[str, Any]:
-        """Write the embeddings of a part, whole or not at all, then that it is done.
+        """Write the embeddings of a part atomically, then the record that it is done.
 
         Args:
             part: Its number.

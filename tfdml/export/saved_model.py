@@ -26,7 +26,7 @@ def export_saved_model(
     accept: Callable[[Path], None] | None = None,
     max_pixels: int = SERVING_LIMIT,
 ) -> Path:
-    """Write the next version of a servable SavedModel, whole or not at all, and nothing besides.
+    """Write the next version of a servable SavedModel atomically, and nothing else.
 
     `tfdml.export.export_model` writes other formats too, compares each with the embedder, and adds a model card.
 

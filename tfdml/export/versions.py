@@ -1,4 +1,4 @@
-"""Numbered versions of an exported model, each there whole or not at all."""
+"""Numbered versions of an exported model, each written atomically."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that survive a kill at any moment: each is one file, there whole or not at all."""
+"""Checkpoints that survive a kill at any moment: each is one file, written atomically."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be told to be impossible before a run begins: batches that teach nothing, and more memory than there is."""
+"""Checks that fail before training starts: batches without positive pairs, and models that do not fit in memory."""
 
 from __future__ import annotations
 

@@ -475,7 +475,7 @@ def read_json(path: str) -> dict[str, Any]:
 
 
 def write_json(path: str, value: Any) -> None:
-    """Writes JSON, whole or not at all.
+    """Writes JSON atomically.
 
     Raises:
         UserError: The file cannot be written.

@@ -21,7 +21,7 @@ def draw_scattering(path: str | os.PathLike, curves: Mapping[str, Sequence[Mappi
     falls off: the figure shows by how much HORDE, or any other training, gathers them.
 
     Args:
-        path: A .png, .svg or .pdf file, written whole or not at all.
+        path: A .png, .svg or .pdf file, written atomically.
         curves: What `scattering_curve` gave, by the name of the model; one to four.
 
     Raises:

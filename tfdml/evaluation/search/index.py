@@ -166,7 +166,7 @@ class GalleryIndex:
         return np.sqrt(np.maximum(scores, 0)) if self.distance == "euclidean" else np.maximum(scores, 0)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the index into a file, whole or not at all; `faiss.read_index` reads it, too.
+        """Write the index into a file atomically; `faiss.read_index` reads it, too.
 
         Raises:
             UserError: The file cannot be written.

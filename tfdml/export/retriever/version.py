@@ -201,7 +201,7 @@ def _write_warm_up(folder: Path, gallery: Gallery, searchable: bool) -> None:
 
 @contextlib.contextmanager
 def one_writer(folder: Path) -> Iterator[None]:
-    """Nobody else makes or prunes a version in the block, in this process or another.
+    """Holds the lock of the export folder.
 
     Raises:
         UserError: There is no such folder.

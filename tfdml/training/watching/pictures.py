@@ -126,6 +126,6 @@ def write_projector(
 
 
 def save_png(image: Image.Image, path: Path) -> None:
-    """Write a picture, whole or not at all."""
+    """Write a picture atomically."""
     with atomic_write(path) as temporary:
         image.save(temporary, "PNG")
