@@ -11,7 +11,7 @@ from tests.losses import references_pairs
 from tests.mathematics import assert_close, random_batch, value_and_gradients
 from tests.models.networks import coloured_batch, tiny_embedder
 from tests.played_replicas import sum_and_gradient
-from tfdml import losses, models, objectives
+from tfdml import interop, losses, models, objectives
 from tfdml.losses.base import PairLoss
 from tfdml.mining import AngularMiner, EasyPositiveMiner, SameLabel, shares_a_label
 
@@ -138,6 +138,46 @@ def test_a_learner_trains_on_two_levels_of_a_hierarchy(tmp_path):
     again = keras.models.load_model(tmp_path / "learner.keras")
     assert repr(again.objectives[1].loss) == repr(terms[1].loss)
     assert_close(again.objectives[1]({"embedding": x}, rows), coarse)
+
+
+def test_a_normalized_loss_has_the_relation_of_its_loss_or_one_of_its_own():
+    sets, x = label_sets()
+    expected = losses.ContrastiveLoss().with_positives(shares_a_label)(sets, x)
+    inner = interop.NormalizedLoss(losses.ContrastiveLoss().with_positives(shares_a_label))
+    outer = interop.NormalizedLoss(losses.ContrastiveLoss()).with_positives(shares_a_label)
+    for loss in (inner, outer):
+        again = keras.losses.deserialize(json.loads(json.dumps(keras.losses.serialize(loss))))
+        assert_close([loss(sets, 3.0 * x), again(sets, 3.0 * x)], [expected, expected])
+
+
+def neighbors(a, b):
+    return keras.ops.abs(a[:, 0][:, None] - b[:, 0][None, :]) <= 1
+
+
+@pytest.mark.parametrize(
+    ("make", "representation"),
+    [
+        (objectives.MetricLoss, {"embedding": (9, 5)}),
+        (objectives.CrossBatchMemory, {"embedding": (9, 5)}),
+        (objectives.HeadwiseLoss, {"heads": (9, 1, 5)}),
+        (
+            lambda loss: objectives.HighOrderMomentLoss(loss, 2, 8, embedding_dim=5, seed=0),
+            {"feature_map": (9, 1, 1, 5)},
+        ),
+    ],
+)
+def test_objectives_on_a_loss_over_pairs_have_its_relation(make, representation):
+    ((name, shape),) = representation.items()
+    sets, x = label_sets()
+    ordered, vectors = np.arange(9) // 2, {name: x.reshape(shape)}
+    for relation, labels in ((neighbors, ordered), (shares_a_label, sets)):
+        # A memory takes rows of as many labels as it is told; the others take any.
+        options = {"label_columns": 4} if make is objectives.CrossBatchMemory and labels is sets else {}
+        objective = make(losses.ContrastiveLoss().with_positives(relation), **options)
+        value = objective(vectors, labels)
+        e = {**vectors, **objective.represent(vectors)}[objective.reads[0]]
+        assert_close(value, objective.loss(labels, keras.ops.reshape(e, (9, -1))))
+    assert abs(value - make(losses.ContrastiveLoss())(vectors, np.arange(9) % 3)) > 1e-3
 
 
 def test_label_rows_without_a_relation_are_refused():

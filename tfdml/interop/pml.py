@@ -28,7 +28,8 @@ class NormalizedLoss(PairLoss):
     are, but for rounding.
 
     Args:
-        loss: A loss on pairs of embeddings, such as `tfdml.losses.TripletLoss()`. Its reduction is this one's.
+        loss: A loss on pairs of embeddings, such as `tfdml.losses.TripletLoss()`. Its reduction and `with_positives`
+            are this one's.
         name: The loss's name in logs; by default the inner loss's.
 
     Raises:
@@ -45,7 +46,7 @@ class NormalizedLoss(PairLoss):
         if not isinstance(loss, PairLoss):
             raise ValueError(f"expected a loss on pairs of embeddings, got {loss!r}")
         super().__init__(reduction=loss.reduction, name=name or loss.name)
-        self.loss = loss
+        self.loss, self.positives = loss, loss.positives
 
     @property
     def whole_batch(self):
@@ -64,7 +65,7 @@ class NormalizedLoss(PairLoss):
     @override
     def get_config(self):
         config = super().get_config()
-        return {key: config[key] for key in ("loss", "name")}
+        return {key: config[key] for key in ("loss", "name", "positives") if key in config}
 
 
 class Part(NamedTuple):

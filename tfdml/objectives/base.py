@@ -7,6 +7,7 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.arguments import number
+from tfdml.losses.base import PairLoss
 from tfdml.objectives.auto_weight import AutoWeight
 from tfdml.pairs import pairs_by_name
 from tfdml.saving import SavedByArguments, in_words, restore
@@ -35,6 +36,7 @@ class Objective(SavedByArguments, keras.layers.Layer):
     Attributes:
         per_image: Whether `compute` gives one value per image.
         reduction: `"mean"` or `"sum"`, of the values per image.
+        representation: The name of the representation that it reads, where it reads one.
         whole_batch: Whether `compute_pairs` needs all anchors of the batch. By default it returns the part of the value
             that the given anchors make up, and the parts of all replicas add up.
         learns_from: The pairs of images that it learns from, of one class (`"positive"`) or of two (`"negative"`); a
@@ -46,6 +48,7 @@ class Objective(SavedByArguments, keras.layers.Layer):
 
     per_image = False
     reduction = "mean"
+    representation = "embedding"
     learns_from: tuple[str, ...] = ()
 
     def __init__(self, weight=1.0, name=None, **kwargs):
@@ -61,8 +64,8 @@ class Objective(SavedByArguments, keras.layers.Layer):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The names of the representations that the value needs."""
-        return ("embedding",)
+        """The names of the representations that the value needs; by default `representation` alone."""
+        return (self.representation,)
 
     @property
     def provides(self) -> tuple[str, ...]:
@@ -127,13 +130,13 @@ class Objective(SavedByArguments, keras.layers.Layer):
 
     @property
     def positives(self):
-        """Which images belong together (`PairLoss.with_positives`); None for equal labels."""
-        return None
+        """Which images belong together, as its `loss` has them (`PairLoss.with_positives`); None for equal labels."""
+        return getattr(getattr(self, "loss", None), "positives", None)
 
     @property
     def takes_label_sets(self) -> bool:
-        """Whether labels may be rows (B, L), where the objective's loss has `positives`."""
-        return False
+        """Whether labels may be rows (B, L): whether its `loss` is one over pairs, which may have `positives`."""
+        return isinstance(getattr(self, "loss", None), PairLoss)
 
     def as_labels(self, labels):
         """Labels as integers (B,), or rows (B, L) where there are `positives`.
@@ -147,7 +150,7 @@ class Objective(SavedByArguments, keras.layers.Layer):
                 + (
                     f"give it {type(self.loss).__name__}(...).with_positives(...)"
                     if self.takes_label_sets
-                    else "only MetricLoss and CrossBatchMemory of a loss over pairs take label sets"
+                    else "only objectives on a loss over pairs, such as MetricLoss, take label sets"
                 )
             )
         return pairwise.as_labels(labels, rows=self.positives is not None)

@@ -93,21 +93,6 @@ class CrossBatchMemory(Stateful):
             )
         self.reduction = "sum" if loss.reduction == "sum" else "mean"
 
-    @property
-    def reads(self):
-        """The one representation."""
-        return (self.representation,)
-
-    @property
-    def positives(self):
-        """As the loss."""
-        return self.loss.positives
-
-    @property
-    def takes_label_sets(self):
-        """Yes."""
-        return True
-
     def as_labels(self, labels):
         """As of `Objective`; rows of `label_columns` labels where the loss has `positives`."""
         labels = super().as_labels(labels)

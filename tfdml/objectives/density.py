@@ -158,11 +158,6 @@ class DensityAdaptivity(Calibrated, Observed):
             raise ValueError(f"{self.name}: reference_density must be finite and not negative")
         return reference
 
-    @property
-    def reads(self):
-        """The one representation."""
-        return (self.representation,)
-
     def build_from(self, shapes):
         """Create the targets, and the place of the reference densities."""
         del shapes

@@ -63,11 +63,6 @@ class InstanceLoss(Objective):
         self.representation = representation
         self.reduction = reduction
 
-    @property
-    def reads(self):
-        """The one representation."""
-        return (self.representation,)
-
     def build_from(self, shapes):
         """Create the head."""
         size = shapes[self.representation][-1]

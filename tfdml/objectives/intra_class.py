@@ -46,11 +46,6 @@ class IntraClassPenalty(Objective):
         self.representation = representation
         self.reduction = reduction
 
-    @property
-    def reads(self):
-        """The one representation."""
-        return (self.representation,)
-
     def compute_pairs(self, pairs):
         """Computes the sum (or mean) over the classes with several images in the batch; 0 where there is none."""
         batch = pairs[self.representation]

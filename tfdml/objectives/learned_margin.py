@@ -73,11 +73,6 @@ class LearnedMargin(Objective):
         self.representation = representation
         self.reduction = reduction
 
-    @property
-    def reads(self):
-        """The one representation."""
-        return (self.representation,)
-
     def build_from(self, shapes):
         """Create the boundaries."""
         del shapes

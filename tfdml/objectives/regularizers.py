@@ -72,11 +72,6 @@ class EntropySpread(Objective):
         self.representation = representation
         self.reduction = reduction
 
-    @property
-    def reads(self):
-        """The one representation."""
-        return (self.representation,)
-
     def compute_pairs(self, pairs):
         """Computes the mean (or sum) over ordered pairs, or over images."""
         batch = pairs[self.representation]
@@ -120,11 +115,6 @@ class GlobalOrthogonal(Objective):
     def __init__(self, representation="embedding", weight=1.0, name="global_orthogonal", **kwargs):
         super().__init__(weight=weight, name=name, **kwargs)
         self.representation = representation
-
-    @property
-    def reads(self):
-        """The one representation."""
-        return (self.representation,)
 
     def compute_pairs(self, pairs):
         """Computes the value for the batch."""

@@ -71,24 +71,9 @@ class MetricLoss(Objective):
         self.reduction = _reduction(loss)
 
     @property
-    def reads(self):
-        """The one representation."""
-        return (self.representation,)
-
-    @property
     def whole_batch(self):
         """As the loss."""
         return not self.per_image and self.loss.needs_whole_batch
-
-    @property
-    def positives(self):
-        """As the loss."""
-        return getattr(self.loss, "positives", None)
-
-    @property
-    def takes_label_sets(self):
-        """Whether the loss is one over pairs."""
-        return isinstance(self.loss, PairLoss)
 
     def compute(self, representations, labels):
         """Computes the values of a loss that works image by image, (B,)."""
