@@ -108,14 +108,9 @@ class Pairs:
             self.negatives = ops.logical_and(self.negatives, self.others)
 
     @property
-    def whole(self) -> bool:
-        """Whether the anchors are all images of the batch."""
-        return self._rows is None
-
-    @property
     def square(self) -> bool:
         """Whether the references are the anchors, in their order."""
-        return self.whole and self.within
+        return self._rows is None and self.within
 
     @property
     def itself(self):

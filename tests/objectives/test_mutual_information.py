@@ -312,7 +312,7 @@ def test_draws_follow_the_probabilities():
     probabilities = np.array([[0.0, 0.5, 0.3, 0.2], [1.0, 0.0, 0.0, 0.0], [0.0] * 4, [0.25, 0.25, 0.5, 0.0]], "float32")
     counts = np.array([[1], [3], [2], [0]])
     seed = keras.random.SeedGenerator(0)
-    draw = tf.function(lambda: _draw(probabilities, counts, seed, None), autograph=False)
+    draw = tf.function(lambda: _draw(probabilities, counts, seed), autograph=False)
     drawn = np.mean([np.asarray(draw()) for _ in range(2000)], axis=0)
     np.testing.assert_allclose(drawn, [[0, 0.5, 0.3, 0.2], [1, 0, 0, 0], [0] * 4, [0] * 4], atol=0.04)
 

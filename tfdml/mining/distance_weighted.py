@@ -53,7 +53,7 @@ def negative_probabilities(pairs, cutoff=0.5, nonzero_loss_cutoff=1.4):
     return weights / ops.maximum(ops.sum(weights, axis=1, keepdims=True), 1.0)
 
 
-def sample_negatives(probabilities, count=1, seed=None, pairs=None):
+def sample_negatives(probabilities, count=1, seed=None):
     """Draws `count` different negatives for each anchor: (b, B) -> indices (b, count) and whether each is one.
 
     Gumbel-top-k: the largest of log p + Gumbel noise are a draw without replacement.
@@ -62,7 +62,6 @@ def sample_negatives(probabilities, count=1, seed=None, pairs=None):
         probabilities: (b, B), as `negative_probabilities` gives them; rows need not sum to 1.
         count: Draws per anchor, at most B.
         seed: An integer, or a `keras.random.SeedGenerator` for fresh draws at every call.
-        pairs: The pairs whose anchors are some of the batch's; their draws are then those of one device. None for all.
 
     Returns:
         Integers (b, count), and booleans (b, count) that are false where an anchor has fewer candidates than `count`.
@@ -74,10 +73,7 @@ def sample_negatives(probabilities, count=1, seed=None, pairs=None):
     """
     probabilities = ops.convert_to_tensor(probabilities)
     possible = probabilities > 0
-    rows, columns = ops.shape(probabilities)
-    shape = (rows if pairs is None or pairs.whole else columns, columns)
-    uniform = keras.random.uniform(shape, minval=1e-20, maxval=1.0, seed=seed)
-    uniform = uniform if pairs is None else pairs.of_anchors(uniform)
+    uniform = keras.random.uniform(ops.shape(probabilities), minval=1e-20, maxval=1.0, seed=seed)
     noisy = ops.log(ops.where(possible, probabilities, 1.0)) - ops.log(-ops.log(uniform))
     indices = ops.top_k(ops.where(possible, noisy, -1e30), count)[1]
     return indices, ops.take_along_axis(possible, indices, axis=1)

@@ -18,7 +18,7 @@ NEGATIVES = ("distance_weighted", "all")
 _SLOPES = 64
 
 
-def divergence_loss(values, positives, negatives, total=ops.stop_gradient):
+def divergence_loss(values, positives, negatives):
     """The RankMI loss of pairs whose statistic V is known (eq. 6 and 3): minus twice a bound on a divergence.
 
     L = mean over positives of (softplus(-V) - ln 2) + mean over negatives of (softplus(V) - ln 2)
@@ -30,7 +30,6 @@ def divergence_loss(values, positives, negatives, total=ops.stop_gradient):
         values: V of each pair, of any shape.
         positives: How often each pair counts as a positive, in the same shape; all 0 leaves the mean out.
         negatives: How often it counts as a negative.
-        total: From a sum over these pairs to that over all pairs of the batch, `Pairs.total`.
 
     Example:
         >>> float(divergence_loss(keras.ops.zeros(4), keras.ops.array([1, 1, 0, 0]), keras.ops.array([0, 0, 1, 1])))
@@ -38,12 +37,12 @@ def divergence_loss(values, positives, negatives, total=ops.stop_gradient):
     """
     pulls = ops.softplus(-values) - math.log(2.0)
     pushes = ops.softplus(values) - math.log(2.0)
-    return _weighted_mean(pulls, positives, total) + _weighted_mean(pushes, negatives, total)
+    return _weighted_mean(pulls, positives) + _weighted_mean(pushes, negatives)
 
 
-def _weighted_mean(values, weights, total):
+def _weighted_mean(values, weights):
     weights = ops.cast(weights, "float32")
-    return ops.sum(weights * values) / ops.maximum(total(ops.sum(weights)), 1.0)
+    return ops.sum(weights * values) / ops.maximum(ops.sum(weights), 1.0)
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -169,15 +168,14 @@ class RankMI(WithStatistics):
         self.beta.assign(beta)
         pairs = _fixed(pairs)
         loss = self._statistics_loss(pairs)
-        informative = ops.logical_and(pairs.count(pairs.positives) > 0, pairs.count(pairs.negatives) > 0)
-        bound = -0.5 * pairs.total(loss)
-        self.trackers["jsd"].update_state(bound, ops.cast(informative, "float32"))
+        informative = ops.logical_and(ops.any(pairs.positives), ops.any(pairs.negatives))
+        self.trackers["jsd"].update_state(-0.5 * ops.stop_gradient(loss), ops.cast(informative, "float32"))
         self.trackers["beta"].update_state(beta)
         self.trackers["no_root"].update_state(1.0 - ops.cast(found, "float32"))
         return loss + self._penalty(pairs)
 
     def pairs_around(self, beta, pairs):
-        """Chooses the pairs that teach the embedder: (b, B) floats, 1 for the positives, and 1 for the negatives drawn.
+        """Chooses the pairs that teach the embedder: (B, B) floats, 1 for the positives, and 1 for the negatives drawn.
 
         Args:
             beta: The root of V.
@@ -189,18 +187,16 @@ class RankMI(WithStatistics):
         negatives = ops.logical_and(pairs.negatives, distances < beta + self.margin)
         if self.negatives == "distance_weighted":
             near = negative_probabilities(pairs, self.cutoff, self.nonzero_loss_cutoff)
-            negatives = _draw(ops.where(negatives, near, 0.0), counts, self.seed_generator, pairs)
+            negatives = _draw(ops.where(negatives, near, 0.0), counts, self.seed_generator)
         return ops.cast(positives, "float32"), ops.cast(negatives, "float32")
 
     def _statistics_loss(self, pairs):
         return self._loss(pairs, *(ops.cast(mask, "float32") for mask in (pairs.positives, pairs.negatives)))
 
     def _loss(self, pairs, positives, negatives, frozen=False):
-        distances = pairs.distances("euclidean")
-        if pairs.square:
-            # V once for (i, j) and (j, i): half the work. Of some anchors alone, the other is elsewhere.
-            distances, positives, negatives = _unordered(distances, positives, negatives)
-        return divergence_loss(self.network(distances, frozen=frozen), positives, negatives, pairs.total)
+        # V once for (i, j) and (j, i): half the work.
+        distances, positives, negatives = _unordered(pairs.distances("euclidean"), positives, negatives)
+        return divergence_loss(self.network(distances, frozen=frozen), positives, negatives)
 
     def _penalty(self, pairs):
         if not self.monotonicity:
@@ -216,10 +212,10 @@ def _fixed(pairs):
     return pairs["embedding"].without_gradient().map(pairwise.l2_normalize)
 
 
-def _draw(probabilities, counts, seed, pairs):
-    """Booleans (b, B), true for `counts` (B, 1) different images of each row, or all that are possible."""
+def _draw(probabilities, counts, seed):
+    """Booleans (B, B), true for `counts` (B, 1) different images of each row, or all that are possible."""
     size = ops.shape(probabilities)[1]
-    order, possible = sample_negatives(probabilities, size, seed, pairs)
+    order, possible = sample_negatives(probabilities, size, seed)
     drawn = ops.logical_and(possible, ops.arange(size)[None, :] < counts)
     return ops.take_along_axis(drawn, ops.argsort(order, axis=1), axis=1)
 
