@@ -170,7 +170,7 @@ class Polynomial(Kernel):
     def scaled_matrix(self, pairs):
         """Computes ((x . x' + 1) / c)^p and p ln(c), with c the largest |x . x' + 1|, gradient stopped."""
         base = pairs.products() + 1.0
-        largest = ops.maximum(ops.max(ops.abs(ops.stop_gradient(base))), 1.0)
+        largest = ops.max(ops.abs(ops.stop_gradient(base)), initial=1.0)
         return self._power(base / largest), self.degree * ops.log(largest)
 
     def _power(self, base):

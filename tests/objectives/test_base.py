@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import tfdml
 from tests.mathematics import random_batch
 from tfdml import losses, objectives
 
@@ -45,12 +46,18 @@ def test_a_nan_is_not_hidden(name):
     assert np.isnan(value_of(objective, inputs, labels))
 
 
-IMAGE_BY_IMAGE = ["ProxyLoss", "CurricularFace", "SphereFace2", "InstanceLoss", "RegularizedSoftTriple"]
+POLYNOMIAL = tfdml.kernels.Polynomial(2)
+OTHER_FORMS = {
+    "nearest": lambda: objectives.EntropySpread("nearest"),
+    "polynomial": lambda: objectives.JointRepresentationSimilarity("embedding", POLYNOMIAL),
+    "log_of_mean": lambda: objectives.EnergyConfusion("log_of_mean"),
+}
 
 
-@pytest.mark.parametrize("name", [*IMAGE_BY_IMAGE, "MetricLoss", "HeadwiseLoss", "HeadDivergence"])
+@pytest.mark.parametrize("name", [*NAMES, *OTHER_FORMS])
 def test_a_batch_without_images_costs_nothing(name):
-    objective, inputs = MAKE.get(name, getattr(objectives, name))(), representations()
+    make = {**MAKE, **OTHER_FORMS}.get(name) or getattr(objectives, name)
+    objective, inputs = make(), representations()
     value_of(objective, inputs, random_batch(1, 8, 3, 6)[0])
     empty = {key: x[:0] for key, x in inputs.items()}
     tau = 0.0 if name != "RegularizedSoftTriple" else float(objective.tau * objective.regularizer())

@@ -190,7 +190,7 @@ class MomentEmbeddings(keras.layers.Layer):
 
     def _embed(self, order, moments):
         # The direction is all that matters: without its scale, x^5 of small features is not taken for a zero vector.
-        largest = ops.stop_gradient(ops.max(ops.abs(moments), axis=-1, keepdims=True))
+        largest = ops.stop_gradient(ops.max(ops.abs(moments), axis=-1, keepdims=True, initial=0.0))
         moments = moments / ops.where(largest > 0, largest, 1.0)
         return pairwise.l2_normalize(self.dense[f"order_{order}"](moments) if self.dense else moments)
 

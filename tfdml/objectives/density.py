@@ -216,7 +216,7 @@ class DensityAdaptivity(Calibrated, Observed):
         _, densities = means_and_spreads(batch.references, labels)
         targets = of_own_class(self.targets(), labels)
         _, first = class_index(labels)
-        count = pairwise.masked_count(first) if self.reduction == "mean" else 1.0
+        count = ops.maximum(pairwise.masked_count(first), 1.0) if self.reduction == "mean" else 1.0
         costs = ops.square(densities - targets) - targets
         value = pairwise.masked_sum(batch.of_anchors(costs), batch.of_anchors(first)) / count
         if self.constraint != "soft":

@@ -120,7 +120,7 @@ class Prism(Observed, CrossBatchMemory):
         """Take the batch's Q into the window; where the window's mean would leave no image, Q alone."""
         likely = self.clean_probabilities(labels, representations[self.representation])
         dropped = share_of(self.noise_rate, ops.shape(likely)[0])
-        own = ops.sort(likely)[ops.maximum(dropped - 1, 0)]
+        own = _ascending(likely)[ops.maximum(dropped - 1, 0)]
         moved = ops.concatenate([self.thresholds[1:], own[None]], axis=0)
         known = ops.minimum(self.known + 1, self.window)
         some = ops.any(likely > self._mean(moved, known))
@@ -134,7 +134,7 @@ class Prism(Observed, CrossBatchMemory):
         likely = self.clean_probabilities(labels, x)
         above = likely > self._mean(self.thresholds, self.known)
         by_window = ops.logical_and(self.known > 0, ops.any(above))
-        lowest = ops.sort(likely)[share_of(self.noise_rate, ops.shape(likely)[0])]
+        lowest = _ascending(likely)[share_of(self.noise_rate, ops.shape(likely)[0])]
         return ops.logical_or(ops.where(by_window, above, likely >= lowest), likely >= 1)
 
     def _mean(self, thresholds, known):
@@ -164,3 +164,8 @@ class Prism(Observed, CrossBatchMemory):
         batch = pairs[self.representation]
         kept = ops.cast(self.kept(batch.labels, batch.references), "float32")
         return {"kept": (ops.mean(kept), ops.shape(kept)[0])}
+
+
+def _ascending(values):
+    # One more, so that a batch without images has a value too.
+    return ops.pad(ops.sort(values), ((0, 1),), constant_values=float("inf"))

@@ -81,7 +81,7 @@ class EntropySpread(Objective):
             # H is even in the logit; of its absolute value nothing large is taken from anything large.
             logits = ops.abs(squared - self.threshold)
             return -reduce(ops.softplus(-logits) + logits * ops.sigmoid(-logits), others)
-        nearest = ops.argmin(ops.where(others, ops.stop_gradient(squared), 1e30), axis=1)
+        nearest = pairwise.index_of_largest(ops.where(others, -ops.stop_gradient(squared), -1e30))
         # The difference itself: the matrix has lost the digits of small distances.
         anchors, references = (ops.cast(x, "float32") for x in (batch.anchors, batch.references))
         gaps = ops.sum(ops.square(anchors - ops.take(references, nearest, axis=0)), axis=1)
