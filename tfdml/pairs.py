@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from tfdml import pairwise, replicas
+from tfdml.arguments import one_of
 
 
 class Rows(NamedTuple):
@@ -139,14 +140,14 @@ class Pairs:
     def distances(self, distance=None):
         """Computes the dissimilarities of anchors and references: (b, B) float32, smaller is more alike.
 
-        Each matrix is computed once.
+        Each matrix is computed once. In a loop or branch of a graph, use a matrix that was computed before it.
 
         Args:
             distance: One of `tfdml.pairwise.DISTANCES`, or a `tfdml.mining.Distance` or function of two matrices. By
                 default that of the loss that the pairs were made for.
 
         Raises:
-            ValueError: An object does not return a matrix (b, B).
+            ValueError: `distance` is none of these, or does not return a matrix (b, B).
         """
         distance = self.distance if distance is None else distance
         if distance not in self._matrices:
@@ -165,6 +166,8 @@ class Pairs:
                 return pairwise.squared_distances(self.anchors)
             squared = pairwise.squared_distances(self.anchors, self.references)
             return ops.where(self.itself, 0.0, squared)
+        if isinstance(distance, str):
+            one_of("distance", distance, pairwise.DISTANCES)
         matrix = ops.convert_to_tensor(distance(self.anchors, self.references))
         size = (self.anchors.shape[0], self.references.shape[0])
         if not _fits(matrix, size):
@@ -312,7 +315,7 @@ def pairs_of_replica(
     Args:
         representations: Vectors (N, ...) by name, gathered from all replicas.
         labels: (N,) integers, gathered; with `relation` rows (N, L) too.
-        relation: As of `Pairs.of_batch`.
+        relation: Which images belong together, as of `Pairs.of_batch`.
         num_local: The number of this replica's images.
         whole: Whether the images of all replicas are anchors.
     """
