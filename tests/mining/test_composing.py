@@ -278,3 +278,20 @@ def test_what_an_object_gives_is_checked(arguments, message):
     y, x = random_batch(1, 6, 3, 4)
     with pytest.raises((ValueError, TypeError), match=message):
         losses.ContrastiveLoss(**arguments)(y, x)
+
+
+def test_a_miner_and_its_loss_share_the_distances():
+    calls = []
+
+    def counted(a, b):
+        calls.append(a.shape)
+        return taxicab(a, b)
+
+    labels, x = random_batch(2, 8, 3, 4)
+    loss = losses.ContrastiveLoss(margin=3.0, distance=counted, mining=mining.BatchHardMiner())
+    value, (gradient,) = value_and_gradients(lambda e: loss(labels, e), x)
+    assert len(calls) == 1
+    expected = losses.ContrastiveLoss(margin=3.0, distance=taxicab, mining=mining.BatchHardMiner())
+    assert_close(gradient, value_and_gradients(lambda e: expected(labels, e), x)[1][0])
+    assert np.any(gradient)
+    assert_close(value, expected(labels, x))

@@ -184,6 +184,8 @@ class PairLoss(LabelledLoss):
         """Computes one value per anchor, (b,), of the pairs that `mining` keeps."""
         pairs = pairs.map(lambda x: ops.cast(x, "float32")).using(self.distance)
         if callable(self.mining):
+            # Before its copy without a gradient, so that miner and loss share one matrix.
+            pairs.distances()
             kept = self.mining(pairs.without_gradient())
             if not isinstance(kept, Pairs):
                 name = getattr(self.mining, "__name__", type(self.mining).__name__)
