@@ -128,7 +128,7 @@ def test_pairs_that_are_kept_are_no_others():
         pairs.keep(pairs.positives, pairs.negatives[0])
     with pytest.raises(ValueError, match=r"distance <lambda> must return a matrix \(10, 10\), not \(10,\)"):
         pairs.distances(lambda a, b: a[:, 0])
-    with pytest.raises(ValueError, match="distance must be 'euclidean', .* or 'dot', not 'manhattan'"):
+    with pytest.raises(ValueError, match=r"distance must be 'euclidean', .* or 'dot', not 'manhattan'"):
         pairs.distances("manhattan")
 
 

@@ -1,4 +1,4 @@
-"""JMMD and JIntra, the rivals of joint representation similarity."""
+"""JMMD and JIntra, the baselines of joint representation similarity."""
 
 import itertools
 

@@ -215,5 +215,5 @@ def test_label_sets_are_refused():
     loss = losses.ContrastiveLoss()
     with pytest.raises(ValueError, match="Prism compares images with the means of classes"):
         Prism(loss.with_positives(mining.shares_a_label), CLASSES)
-    with pytest.raises(ValueError, match=r"prism takes one label for each image, not labels \(2, 3\): only objectives on a"):
+    with pytest.raises(ValueError, match=r"prism takes one label for each image, not labels \(2, 3\): only objectives"):
         Prism(loss, CLASSES).as_labels(np.zeros((2, 3), "int64"))

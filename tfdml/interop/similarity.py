@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def sampler_dataset(sampler: Any) -> tf.data.Dataset:
     """The batches of one of TensorFlow Similarity's samplers, as a data set that `fit` takes.
 
-    One pass is an epoch of the sampler: `len(sampler)` batches, after which its `on_epoch_end` is called. A pass draws
-    anew, so that no two epochs are alike; unlike tfdml's own samplers, these have no seed by which a run could resume.
+    One pass is an epoch of the sampler: `len(sampler)` batches, after which its `on_epoch_end` is called. Each
+    pass draws other images. Unlike tfdml's own samplers, these have no seed by which a run could resume.
 
     Args:
         sampler: A `MultiShotMemorySampler`, a `TFDatasetMultiShotMemorySampler` or whatever else gives a batch

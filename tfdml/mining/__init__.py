@@ -1,7 +1,7 @@
-"""Choosing pairs and tuples of a batch: functions from distances or similarities to masks, weights or indices.
+"""Miners, which choose the pairs that a loss learns from, and the base classes of your own.
 
-`Miner` and `Distance` are what one gives a loss as `mining` and `distance` where none of its own will do; the other
-miners are ready to be given. `Relation` says which images belong together where labels are sets or hierarchies.
+A loss takes a `Miner` as `mining` and a `Distance` as `distance`. A `Relation` decides which images belong together
+where labels are sets or hierarchies. The functions compute masks, weights or indices from `tfdml.pairs.Pairs`.
 """
 
 from tfdml.mining.angular import AngularMiner

@@ -1,4 +1,4 @@
-"""Miners and distances of one's own: what a loss asks of an object given as `mining=` or `distance=`."""
+"""The base classes `Miner` and `Distance`, and the checks of a loss's `mining` and `distance`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tfdml.saving import SavedByArguments, in_words, restore
 
 
 class Composed(SavedByArguments):
-    """What both have: they are saved with a loss, by the arguments that they keep under their names."""
+    """Base of what is saved with a loss, by the arguments that it keeps in the attributes of their names."""
 
     @classmethod
     def from_config(cls, config):
@@ -21,15 +21,15 @@ class Composed(SavedByArguments):
 
 
 class Distance(Composed):
-    """How far apart embeddings are, for the `distance` of a loss; a subclass gives `__call__`.
+    """Computes how far apart embeddings are, for the `distance` of a loss; a subclass defines `__call__`.
 
     It keeps its arguments in the attributes of their names, by which it is saved. Register it with
-    `keras.saving.register_keras_serializable`, so that what holds it can be loaded. A function that is called in the
-    same way does as well. A loss compares each vector with itself too, whose value it does not use: the
-    gradient has to be finite there (`tfdml.pairwise.safe_sqrt`).
+    `keras.saving.register_keras_serializable`, so that a loss with it can be loaded. A function of the same arguments
+    works too. A loss also compares each vector with itself and does not use the value. The gradient must be finite
+    there (`tfdml.pairwise.safe_sqrt`).
 
     Attributes:
-        larger_is_closer: Whether it is a similarity. A loss then takes its negative, and so does its margin.
+        larger_is_closer: Whether it is a similarity. The loss and its margin then use its negative.
 
     Example:
         >>> @keras.saving.register_keras_serializable("mine")
@@ -44,16 +44,16 @@ class Distance(Composed):
     larger_is_closer = False
 
     def __call__(self, a, b):
-        """The matrix of distances: (N, d), (M, d) -> (N, M), float32."""
+        """Computes the matrix of distances: (N, d), (M, d) -> (N, M), float32."""
         raise TypeError(f"{type(self).__name__} must define __call__(a, b)")
 
 
 class Miner(Composed):
-    """Chooses the pairs that a loss learns from, for its `mining`; a subclass gives `__call__`.
+    """Chooses the pairs that a loss learns from, for its `mining`; a subclass defines `__call__`.
 
     It keeps its arguments in the attributes of their names, by which it is saved. Register it with
-    `keras.saving.register_keras_serializable`, so that what holds it can be loaded. A function that is called in the
-    same way does as well. It must be a function of its argument alone, as every replica calls it.
+    `keras.saving.register_keras_serializable`, so that a loss with it can be loaded. A function of the same argument
+    works too. Every replica calls it, so its result must depend on the pairs alone.
 
     Attributes:
         whole_batch: Whether it needs all anchors of the batch, for example to find the hardest pairs of all. By default

@@ -1,4 +1,4 @@
-"""Which images belong together where that is more than the equality of their labels: label sets and hierarchies."""
+"""Relations, which decide which images belong together where labels are sets or levels of a hierarchy."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tfdml.saving import restore
 
 
 class Relation(Composed):
-    """Which images belong together, for `PairLoss.with_positives`; a subclass gives `__call__`.
+    """Decides which images belong together, for `PairLoss.with_positives`; a subclass defines `__call__`.
 
     It keeps its arguments in the attributes of their names, by which it is saved. Register it with
-    `keras.saving.register_keras_serializable`, so that what holds it can be loaded. A function that is called in the
-    same way does as well.
+    `keras.saving.register_keras_serializable`, so that a loss with it can be loaded. A function of the same arguments
+    works too.
 
     Example:
         >>> @keras.saving.register_keras_serializable("mine")
@@ -31,14 +31,14 @@ class Relation(Composed):
     """
 
     def __call__(self, a, b):
-        """Whether each image of the rows `a` and each of the rows `b` belong together, in either order.
+        """Returns whether each image of `a` and each image of `b` belong together; the order must not matter.
 
         Args:
             a: (N, L) integers, the labels of each image; L = 1 where it has a single one.
             b: (M, L).
 
         Returns:
-            (N, M) booleans. What it says of an image and itself is not used.
+            (N, M) booleans. The value of an image with itself is not used.
         """
         raise TypeError(f"{type(self).__name__} must define __call__(a, b)")
 
@@ -85,7 +85,7 @@ def shares_a_label(a, b):
 
 
 def as_relation(positives):
-    """What `with_positives` takes: an object or a function, or what was saved of it.
+    """Returns the argument of `with_positives`, an object or a function, or restores it from what was saved.
 
     Raises:
         ValueError: It is neither.

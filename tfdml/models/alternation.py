@@ -30,10 +30,10 @@ class _EmbedderLoss(keras.metrics.Mean):
 class AlternatingLearner(MetricLearner):
     """A `MetricLearner` that trains in turn the embedder and what the objectives learn about it.
 
-    Of every k + 1 steps, the first is the embedder's and k are those of the objectives' `statistics_variables`, each on
-    a batch of its own, with k their `statistics_steps`. Which one is due follows from `optimizer.iterations`, so that a
-    resumed run goes on where it was. Each phase is a compiled function of its own, so that the one of the statistics
-    has no backward pass through the embedder.
+    Of every k + 1 steps, the first is the embedder's. The other k train the objectives' `statistics_variables`, with k
+    their `statistics_steps`. Each step has a batch of its own. The phase follows from `optimizer.iterations`, so that a
+    resumed run continues with the same phase. Each phase is a compiled function of its own, so that the one of the
+    statistics has no backward pass through the embedder.
 
     In a step of the statistics the embedder runs forward only, normalised as in training, and nothing of it changes,
     BatchNorm's moving statistics included; `loss` and the terms are reported over the embedder's steps.
@@ -67,7 +67,7 @@ class AlternatingLearner(MetricLearner):
 
     @property
     def statistics_steps(self) -> int:
-        """K."""
+        """The number of steps of the statistics for each step of the embedder."""
         return self._with_statistics[0].statistics_steps
 
     def _in_statistics_phase(self, training) -> bool:

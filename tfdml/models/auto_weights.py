@@ -70,7 +70,7 @@ class WeightMeasurement(keras.layers.Layer):
         self._taken = 0
 
     def read(self) -> None:
-        """Go on where the variables are, which may have been restored."""
+        """Reads the number of steps from the variables, which may have been restored."""
         self._taken = int(ops.convert_to_numpy(self.taken))
 
     @property

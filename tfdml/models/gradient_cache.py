@@ -14,15 +14,14 @@ from tfdml.models.row_blocks import RowBlocks
 class GradientCache:
     """A mixin of `keras.Model` whose training step keeps the activations of a few images at a time.
 
-    1. The images are represented in chunks, without a gradient.
-    2. The loss of the whole batch, and its gradient with respect to the representations that objectives read (and to
-       the weights that they use there).
-       The matrices of pairs are worked out a chunk of rows at a time, by objectives that divide.
-    3. The images are represented once more, chunk by chunk, and that gradient is carried on to the weights. The sum
-       over chunks is the gradient of the batch, and the optimiser makes one step with it.
+    1. Represents the images in chunks, without a gradient.
+    2. Computes the loss of the whole batch, and its gradient with respect to the representations that objectives read
+       (and to the weights that they use there). Objectives that do not need the whole batch compute their matrices of
+       pairs for a chunk of anchors at a time.
+    3. Represents the images again, chunk by chunk, and propagates that gradient to the weights. The sum over chunks is
+       the gradient of the batch, and the optimiser makes one step with it.
 
-    A layer with a random state, such as dropout, draws in both passes the same; what a chunk changes, such as moving
-    statistics, it changes once.
+    Layers with a random state, such as dropout, draw the same in both passes. A chunk updates moving statistics once.
 
     Source: Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup", RepL4NLP 2021.
     """
@@ -46,9 +45,9 @@ class GradientCache:
         return _cached_step(self, images, y, sample_weight)
 
     def row_blocks(self, labels) -> RowBlocks | None:
-        """How objectives are to work out the pairs of a batch with these labels; None: all at once.
+        """Returns the blocks of anchors that pairs of a batch with these labels are computed in; None: all at once.
 
-        Several replicas divide the rows among them.
+        Replicas have no blocks: the anchors of each are its own images.
         """
         total = keras.ops.shape(labels)[0]
         if not self.gradient_cache or replicas.count() > 1 or keras.backend.backend() != "tensorflow":

@@ -66,5 +66,5 @@ def _jitted(model: Any, function: Any, variables: list) -> Callable[..., Any]:
 
     if function is not model:
         return jax.jit(stateless)
-    # Kept with the model, so that the next pass does not compile it anew.
+    # Kept with the model, so that the next pass does not compile it again.
     return vars(model).setdefault("_compiled_by_tfdml", jax.jit(stateless))

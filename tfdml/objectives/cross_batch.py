@@ -48,8 +48,8 @@ class CrossBatchMemory(Stateful):
         name: The term's name in logs; by default `cross_batch_` and the loss's.
 
     Raises:
-        ValueError: The loss cannot be divided so, an argument is out of range, or labels have another number of
-            columns.
+        ValueError: The loss is not one over pairs, or takes no memory. An argument is out of range, or labels have
+            another number of columns.
 
     Example:
         >>> objective = CrossBatchMemory(tfdml.losses.ContrastiveLoss(distance="euclidean"), size=4)

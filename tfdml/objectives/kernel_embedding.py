@@ -1,4 +1,4 @@
-"""Kernel embedding: joint representation similarity between classes (JRD), and its rivals JMMD and JIntra."""
+"""Kernel embedding: joint representation similarity between classes (JRD), and the baselines JMMD and JIntra."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Prism(Observed, CrossBatchMemory):
         name: The term's name in logs.
 
     Raises:
-        ValueError: The loss cannot be divided so, or an argument is out of range.
+        ValueError: The loss is not one over pairs, or takes no memory; or an argument is out of range.
 
     Example:
         >>> objective = Prism(tfdml.losses.ContrastiveLoss(), num_classes=2, noise_rate=0.25, size=8)

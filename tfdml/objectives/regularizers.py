@@ -1,4 +1,4 @@
-"""Regularisers that spread embeddings out: rivals of density adaptivity."""
+"""Regularisers that spread embeddings out: the baselines of density adaptivity."""
 
 from __future__ import annotations
 
