@@ -1,4 +1,4 @@
-"""What one replica knows of the others, so that pairs are those of the global batch.
+"""Communication between replicas, so that pairs are those of the global batch.
 
 Outside a `tf.distribute` strategy, or on another backend (where arrays are global already), every function
 here is the identity of a single replica. TensorFlow is imported only when it is the backend.
@@ -28,7 +28,7 @@ def _context() -> Any:
 
 
 def count() -> int:
-    """The number of replicas that work on the present batch."""
+    """Returns the number of replicas that share the batch."""
     context = _context()
     return 1 if context is None else context.num_replicas_in_sync
 
@@ -39,7 +39,7 @@ _UNEQUAL = "must have the same size and shape"
 
 
 def require_images(images):
-    """Return `images`, after a check within the step that this replica has at least one."""
+    """Returns `images`, and checks within the step that this replica has at least one."""
     if _context() is None:
         return images
     import tensorflow as tf
@@ -50,7 +50,7 @@ def require_images(images):
 
 @contextlib.contextmanager
 def explaining_empty_replicas() -> Iterator[None]:
-    """A block in which batches that replicas cannot share end with one clear error.
+    """Explains the errors of batches that replicas cannot share, raised in this block.
 
     Raises:
         ValueError: A replica had no image; or the first batch has not as many for each.
@@ -71,7 +71,7 @@ def explaining_empty_replicas() -> Iterator[None]:
 
 
 def gather(x):
-    """The rows of `x` (n, ...) of every replica, in replica order: (N, ...).
+    """Gathers the rows of `x` (n, ...) of every replica, in replica order: (N, ...).
 
     Differentiable: the gradient that reaches the local rows is the sum of what every replica sends to them.
     Replicas may hold different numbers of rows.
@@ -86,7 +86,7 @@ def gather(x):
 
 
 def first_row(num_local):
-    """Where this replica's rows begin in what `gather` returns: 0 with a single replica.
+    """Returns where this replica's rows begin in what `gather` returns: 0 with a single replica.
 
     Args:
         num_local: How many rows this replica has.
@@ -100,7 +100,7 @@ def first_row(num_local):
 
 
 def local_rows(x, num_local):
-    """The rows of a gathered tensor (N, ...) that are this replica's own: (num_local, ...)."""
+    """Returns this replica's own rows (num_local, ...) of a gathered tensor (N, ...)."""
     if count() == 1:
         return x
     first = first_row(num_local)
@@ -108,6 +108,6 @@ def local_rows(x, num_local):
 
 
 def total(tensors: list) -> list:
-    """The sum over replicas of each tensor, which they have in the same shape. Not differentiable."""
+    """Sums each tensor over replicas, which have it in the same shape. Not differentiable."""
     context = _context()
     return tensors if context is None else context.all_reduce("SUM", tensors)

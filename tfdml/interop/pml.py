@@ -104,7 +104,7 @@ PAIR_MINERS = ("BatchEasyHardMiner", "BatchHardMiner")
 
 
 class Given(NamedTuple):
-    """What a loss is given there besides its own arguments, in our words."""
+    """Arguments that several losses share there, in our words."""
 
     name: str
     distance: str
@@ -114,12 +114,12 @@ class Given(NamedTuple):
     mining: str | Miner
 
     def refuse(self, what: str, nearest: str) -> UserError:
-        """The error that states what cannot be expressed."""
+        """Creates the error for what cannot be expressed."""
         return _refuse(self.name, what, nearest)
 
 
 class Loss(NamedTuple):
-    """A loss there, and what makes ours of it.
+    """A loss there, and how to create ours from its arguments.
 
     Args:
         make: Ours, of `Given` and the arguments there, which have the defaults there.
@@ -333,7 +333,7 @@ _WITHOUT_EFFECT = ("collect_stats", "embedding_reg_weight", "weight_reg_weight")
 
 
 def from_pml(name: str, miner: str | Part | None = None, **arguments: Any) -> Any:
-    """What pytorch-metric-learning calls `name`, as tfdml has it, with its arguments, defaults and conventions.
+    """Creates the equal of a class of pytorch-metric-learning, with its arguments, defaults and conventions.
 
     Losses come with the distance, the normalisation and the reduction that they have there: `TripletMarginLoss`
     compares Euclidean distances of normalised embeddings, and averages over the triplets that are not 0. A miner is

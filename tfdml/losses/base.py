@@ -1,4 +1,4 @@
-"""What every loss of tfdml shares: integer labels, one value per anchor, pairs of the global batch."""
+"""Base classes of the losses: `LabelledLoss` for integer labels, and `PairLoss` for pairs of the global batch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LabelledLoss(SavedByArguments, keras.losses.Loss):
         super().__init__(reduction=reduction, name=name)
 
     def __call__(self, y_true, y_pred, sample_weight=None):
-        """The reduced loss of labels (B,) and predictions (B, ...), scaled for the replicas as Keras does."""
+        """Computes the reduced loss of labels (B,) and predictions (B, ...), scaled for the replicas as Keras does."""
         with keras.name_scope(self.name):
             y_pred = ops.cast(ops.convert_to_tensor(y_pred), "float32")
             values = self.call(self.as_labels(y_true), y_pred)
@@ -47,11 +47,11 @@ class LabelledLoss(SavedByArguments, keras.losses.Loss):
             return exact + ops.stop_gradient(value / replicas.count() - exact)
 
     def as_labels(self, labels):
-        """Labels as `call` takes them: integers (B,)."""
+        """Converts labels to what `call` takes: integers (B,)."""
         return pairwise.as_labels(labels)
 
     def _share(self, values, sample_weight):
-        """How much this replica's mean weighs in that of the global batch."""
+        """The weight of this replica's mean in that of the global batch."""
         if self.reduction == "mean_with_sample_weight" and sample_weight is not None:
             local = ops.sum(ops.cast(sample_weight, "float32"))
         else:
@@ -59,7 +59,7 @@ class LabelledLoss(SavedByArguments, keras.losses.Loss):
         return ops.divide_no_nan(local, ops.sum(replicas.gather(ops.reshape(local, (1,)))))
 
     def reduce(self, values, sample_weight=None):
-        """Reduce one value per image (B,) as `reduction` says, without regard to replicas."""
+        """Reduces one value per image (B,) by `reduction`, without regard to replicas."""
         if sample_weight is not None:
             sample_weight = ops.cast(sample_weight, values.dtype)
             if len(sample_weight.shape) == 2:
@@ -227,7 +227,7 @@ class PairLoss(LabelledLoss):
 
 
 def nan_if_any(x, axis=None):
-    """NaN where `x` has a NaN along `axis` (by default anywhere), and 0 elsewhere; without a gradient.
+    """Returns NaN where `x` has a NaN along `axis` (by default anywhere), and 0 elsewhere; without a gradient.
 
     Example:
         >>> np.array(nan_if_any(keras.ops.array([[1.0, float("nan")], [0.0, 1.0]]), axis=1))
@@ -237,6 +237,6 @@ def nan_if_any(x, axis=None):
 
 
 def check_rank(name, tensor, rank, what):
-    """Raise a `ValueError` that names the loss if `tensor` has another rank than its argument must have."""
+    """Raises a `ValueError` that names the loss if `tensor` does not have this rank."""
     if len(tensor.shape) != rank:
         raise ValueError(f"{name}: expected {what}, got shape {tuple(tensor.shape)}")

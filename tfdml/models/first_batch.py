@@ -1,4 +1,4 @@
-"""What the data of `fit` and `predict` show before the first step: steps without end, wrong labels, images in 0..1."""
+"""Checks of the data of `fit` and `predict` before the first step: endless batches, wrong labels, images in 0..1."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COUNT = 100
 
 
 def check_training_data(embedder: Any, x: Any, y: Any, steps_per_epoch: int | None, one_label: bool) -> None:
-    """Refuse data that `fit` cannot train on; warn of images in 0..1.
+    """Raises an error for data that `fit` cannot train on, and warns of images in 0..1.
 
     Args:
         embedder: What images go to.
@@ -42,7 +42,7 @@ def check_training_data(embedder: Any, x: Any, y: Any, steps_per_epoch: int | No
 
 
 def check_images(embedder: Any, x: Any) -> None:
-    """Warn of images in 0..1."""
+    """Warns of images in 0..1."""
     if embedder.warns_of_small_pixels:
         _warn_of_small_pixels(embedder, _first_batch(x)[0])
 

@@ -30,7 +30,7 @@ def _reduction(loss) -> str:
 
 
 def share_of(part, size):
-    """How many of `size` images a share of them is, rounded down."""
+    """Computes how many of `size` images a share of them is, rounded down."""
     # A little more, as 0.3 of 10 is a little below 3 in float32.
     return ops.cast(ops.floor(part * ops.cast(size, "float32") + 1e-4), "int32")
 
