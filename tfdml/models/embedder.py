@@ -114,8 +114,9 @@ class Embedder(keras.Model):
         pad_color: Red, green and blue, 0-255, of what `resize_mode="pad"` fills up.
         projection_bias: Whether the dense layer has a bias. The code of HORDE's authors has none.
         head: A layer or model from pooled features (B, D) to the projection (B, d), in the place of the dense layer.
-            Its weights belong to the part `"projection"`. Random layers in it draw again for the detached forms. It is saved with the embedder: register classes of your own
-            with `keras.saving.register_keras_serializable`.
+            Its weights belong to the part `"projection"`. Random layers in it, such as dropout, draw again for the
+            detached forms. It is saved with the embedder: register classes of your own with
+            `keras.saving.register_keras_serializable`.
 
     Raises:
         ValueError: An argument is none of the values above, or the backbone or the head gives another shape.
