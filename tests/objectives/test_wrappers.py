@@ -258,10 +258,12 @@ def as_dataset(*arrays):
     return tf.data.Dataset.from_tensor_slices(arrays).batch(4)
 
 
-def test_a_learner_refuses_labels_without_a_proxy_in_the_batches_of_a_data_set():
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_learner_refuses_labels_without_a_proxy_in_the_batches_of_a_data_set(compiled):
+    """Also where XLA compiles the steps, which leaves assertions out."""
     x, right = images(1, 4, "uint8"), np.array([0, 1, 2, 0])
     learner = models.MetricLearner(tiny_embedder(), ProxyLoss(losses.AMSoftmaxLoss(), 3))
-    learner.compile("sgd", jit_compile=False)
+    learner.compile("sgd", jit_compile=compiled)
     with pytest.raises(tf.errors.InvalidArgumentError, match=ADVICE):
         learner.fit(as_dataset(x, BEYOND), verbose=0)
     with pytest.raises(tf.errors.InvalidArgumentError, match=ADVICE):

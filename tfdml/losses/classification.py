@@ -21,8 +21,8 @@ def target_mask(labels, num_classes):
 def refuse_unknown_classes(labels, num_classes, name):
     """Refuse labels outside 0 .. C - 1: at once where their values are known, else when a TensorFlow graph runs.
 
-    XLA leaves assertions out and JAX has none: in a program compiled by one of them the value is NaN. Labels in arrays
-    are refused there too, by `MetricLearner.fit` and `evaluate`, before the first step.
+    XLA leaves assertions out and JAX has none: in a program compiled by one of them the value is NaN.
+    `MetricLearner.fit` and `evaluate` refuse labels there too, of arrays and of a `tf.data.Dataset`.
 
     Args:
         labels: (B,) integers.
@@ -41,10 +41,11 @@ def refuse_unknown_classes(labels, num_classes, name):
     try:
         known = ops.convert_to_numpy(labels)
     except Exception:  # each backend has its own type for a tensor without values
-        if keras.backend.backend() == "tensorflow":
+        # Of TensorFlow whatever the backend is: so are the batches of a tf.data.Dataset.
+        if type(labels).__module__.startswith("tensorflow"):
             import tensorflow as tf
 
-            inside = ops.logical_and(labels >= 0, labels < num_classes)
+            inside = tf.logical_and(labels >= 0, labels < num_classes)
             tf.debugging.Assert(tf.reduce_all(inside), [message, "Labels:", labels], summarize=8)
         return
     outside = known[(known < 0) | (known >= num_classes)]

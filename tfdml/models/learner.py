@@ -322,21 +322,42 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
         check_training_data(self.embedder, x, y, kwargs.get("steps_per_epoch"), self.positives is None)
         self._check_classes(y)
         if y is None and hasattr(x, "cardinality"):
+            x = self._with_checked_classes(x)
             # Keras warns that it does not shuffle a tf.data.Dataset, though nobody asked it to.
             kwargs.setdefault("shuffle", False)
+        if hasattr(kwargs.get("validation_data"), "cardinality"):
+            kwargs["validation_data"] = self._with_checked_classes(kwargs["validation_data"])
         with replicas.explaining_empty_replicas():
             return super().fit(x, y, *args, **kwargs)
 
     def evaluate(self, x=None, y=None, *args, **kwargs):
         """As in Keras, of classes that were trained on."""
         self._check_classes(y)
+        if y is None and hasattr(x, "cardinality"):
+            x = self._with_checked_classes(x)
         return super().evaluate(x, y, *args, **kwargs)
 
     def _check_classes(self, y):
         # Before the first step, as a program compiled by XLA or JAX cannot refuse labels.
-        for objective in self.objectives if y is not None else ():
-            if isinstance(objective, (ProxyLoss, InstanceLoss)):
-                refuse_unknown_classes(objective.as_labels(y), objective.num_classes, objective.name)
+        for objective in self._with_classes if y is not None else ():
+            refuse_unknown_classes(objective.as_labels(y), objective.num_classes, objective.name)
+
+    def _with_checked_classes(self, batches):
+        """A `tf.data.Dataset` of (images, labels) that refuses labels without a proxy, whatever compiles the steps."""
+        if not self._with_classes or not isinstance(batches.element_spec, tuple) or len(batches.element_spec) != 2:
+            return batches
+
+        def check(images, labels):
+            for objective in self._with_classes:
+                refuse_unknown_classes(labels, objective.num_classes, objective.name)
+            return images, labels
+
+        return batches.map(check)
+
+    @property
+    def _with_classes(self) -> list:
+        """The objectives that have a proxy for each training class."""
+        return [objective for objective in self.objectives if isinstance(objective, (ProxyLoss, InstanceLoss))]
 
     def predict(self, x, **kwargs):
         """The embeddings of the images, as NumPy (N, d)."""
