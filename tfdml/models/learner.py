@@ -344,7 +344,9 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
 
     def _with_checked_classes(self, batches):
         """A `tf.data.Dataset` of (images, labels) that refuses labels without a proxy, whatever compiles the steps."""
-        if not self._with_classes or not isinstance(batches.element_spec, tuple) or len(batches.element_spec) != 2:
+        pairs = isinstance(getattr(batches, "element_spec", None), tuple) and len(batches.element_spec) == 2
+        # A data set that is distributed already takes no map.
+        if not self._with_classes or not pairs or not hasattr(batches, "map"):
             return batches
 
         def check(images, labels):
