@@ -89,7 +89,7 @@ class RankMI(WithStatistics):
     Example:
         >>> learner = MetricLearner(Embedder("conv4", image_size=28), RankMI(margin=0.2))
         >>> learner.compile("adam")
-        >>> history = learner.fit(batches)
+        >>> history = learner.fit(batches, steps_per_epoch=4)
 
     Source: Kemertas et al., "RankMI: A Mutual Information Maximizing Ranking Loss", CVPR 2020, eq. 6-10, algorithm 1.
     """
