@@ -84,8 +84,8 @@ def check(arrays, case):
             # Keras logs a mean of the replicas' sums, which is not the sum where they hold unequal numbers of images.
             continue
         # A bias that all embeddings share moves no distance: what is left of its gradient is the rounding of terms that
-        # cancel, as large as those of the other weights. An update is a difference of stored weights, up to 2 here, which
-        # each step rounds by up to half a unit on either side.
+        # cancel, as large as those of the other weights. An update is a difference of stored weights, up to 2 here,
+        # which each step rounds by up to half a unit on either side.
         rounding = -(-int(rows) // BATCH) * float(np.finfo(np.float32).eps)
         assert_close(arrays[key.replace("|1|", "|2|")], expected, 1e-5, floor=max(1e-6 * largest, rounding))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Mapping
 
 from absl import flags
@@ -47,8 +48,11 @@ def as_flags(message: str, flag_of: Mapping[str, str] | None = None) -> str:
 
 def own_flags() -> dict[str, flags.Flag]:
     """The flags that tfdml defines for the command at work, by name."""
+    # Under `python -m tfdml.cli.train` the command's own module is called __main__.
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    ours = ("tfdml", "__main__") if spec is not None and spec.name.startswith("tfdml.") else ("tfdml",)
     modules = flags.FLAGS.flags_by_module_dict().items()
-    return {flag.name: flag for module, members in modules if module.startswith("tfdml") for flag in members}
+    return {flag.name: flag for module, members in modules if module.startswith(ours) for flag in members}
 
 
 class Formatter(logging.Formatter):
