@@ -119,12 +119,13 @@ def test_a_kill_and_a_second_one_at_once(command, tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.005)
     process.send_signal(signal.SIGSTOP)
-    assert f"another bin/prepare is at work in {out}" in error_of(command("prepare", *flags))
+    assert f"process {process.pid} on" in error_of(command("prepare", *flags))
     process.kill()
     process.wait()
     done = command("prepare", *flags)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "kept from an earlier run" in done.stdout
+    assert "taking over" in done.stderr
     assert [path.name for path in out.iterdir() if path.name.startswith((".", "job", "progress"))] == []
     assert command("prepare", "--verify", f"--out={out}").returncode == 0
 

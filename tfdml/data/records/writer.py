@@ -13,6 +13,7 @@ import io
 import itertools
 import json
 import os
+import socket
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import filelock
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from tfdml import manifests, storage
 from tfdml.data.dataset import ImageDataset
@@ -517,6 +519,7 @@ def _locked(out: str) -> Iterator[None]:
         UserError: Another preparation is at work in it, or it cannot be made.
     """
     path = os.path.join(out, LOCK)
+    holder = f"{path}.holder"
     with contextlib.ExitStack() as stack:
         try:
             tf.io.gfile.makedirs(out)
@@ -525,18 +528,31 @@ def _locked(out: str) -> Iterator[None]:
             else:
                 stack.enter_context(filelock.FileLock(path, blocking=False))
                 stack.callback(_remove_if_possible, path)
+                if os.path.exists(holder):
+                    logging.warning("taking over from %s, which ended without finishing", _named(holder))
+                write_json(holder, {"pid": os.getpid(), "host": socket.gethostname()})
+                stack.callback(_remove_if_possible, holder)
             # Of processes that were killed: while the lock is held, nobody writes.
             for name in storage.listing(out):
                 if name.startswith(storage.PARTIAL_PREFIX):
                     storage.remove(os.path.join(out, name))
         except filelock.Timeout:
-            raise UserError(f"another bin/prepare is at work in {out}; wait for it") from None
+            raise UserError(f"another bin/prepare is at work in {out}: {_named(holder)}; wait for it") from None
         except (OSError, tf.errors.OpError) as error:
             if is_disk_full(error):
                 raise unwritable(out, error) from error
             reason = getattr(error, "strerror", None) or getattr(error, "message", None) or type(error).__name__
             raise UserError(f"`out={out}` cannot be written ({reason})") from error
         yield
+
+
+def _named(holder: str) -> str:
+    """The process that holds the lock, or held it."""
+    try:
+        known = read_json(holder)
+        return f"process {known['pid']} on {known['host']}"
+    except (OSError, ValueError, KeyError, TypeError, UserError, tf.errors.OpError):
+        return "another process"
 
 
 def _remove_if_possible(path: str) -> None:
