@@ -35,19 +35,25 @@ def density(**options):
 
 
 def with_memory():
+    """The images are compared with the batch as it is: no gradient reaches them as references."""
     memory = list(enumerate(np.eye(4)[:3]))
-    return lambda y, x, t: references_memory.reference(references_memory.contrastive, y, x, memory)
+
+    def value(y, x, t, batch):
+        return references_memory.reference(references_memory.contrastive, y, x, memory, compared=batch)
+
+    return value
 
 
 def of_clean_labels():
     prism = references_memory.PrismReference(0.3, 5, 5, 0)
 
-    def value(y, x, t):
+    def value(y, x, t, batch):
         prism.memory, prism.thresholds = list(enumerate(np.eye(4)[:3])), []
         memory = list(prism.memory)
         kept = prism.step(y, x)
         assert not kept.all()
-        return references_memory.reference(references_memory.contrastive, y[kept], x[kept], memory)
+        contrastive = references_memory.contrastive
+        return references_memory.reference(contrastive, y[kept], x[kept], memory, compared=batch[kept])
 
     return value
 
@@ -83,6 +89,9 @@ CASES = {
 }
 
 
+WITH_MEMORY = ("cross batch", "prism")
+
+
 @pytest.fixture(scope="module")
 def inputs():
     labels, embedding = random_batch(3, 6, 3, 4)
@@ -109,8 +118,9 @@ def test_values_and_gradients_equal_the_references(inputs, outputs, name):
     by, reference, spread = CASES[name]
     labels, x = inputs["labels"], inputs[by]
     tau = references.bandwidth(x, kind=spread) if spread else None
-    assert_close(outputs[f"{name}|value"], reference(labels, x, tau))
-    (expected,) = finite_differences(lambda e: reference(labels, e, tau), x)
+    batch = {"batch": x} if name in WITH_MEMORY else {}
+    assert_close(outputs[f"{name}|value"], reference(labels, x, tau, **batch))
+    (expected,) = finite_differences(lambda e: reference(labels, e, tau, **batch), x)
     assert_close(outputs[f"{name}|gradient"], expected)
 
 

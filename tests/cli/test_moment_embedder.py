@@ -50,8 +50,8 @@ def check_orders(result, run, printed):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--moment_embedder"], "needs one horde"),
-        (["--evaluate_orders=epochs"], "--evaluate_orders=epochs needs one horde"),
+        (["--moment_embedder"], "needs horde(...) in --objectives"),
+        (["--evaluate_orders=epochs"], "--evaluate_orders=epochs has no effect: it needs horde(...)"),
         ([HORDE, "--moment_embedder", "--selection=test"], "--selection=last"),
     ],
 )

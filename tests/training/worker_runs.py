@@ -61,7 +61,9 @@ def main(folder):
         for index, config in enumerate(worker_processes.tf_configs(count)):
             # Only the chief's is written; that of the others need not be there.
             own = "unbroken" if count == 1 else f"several {index}" if index else "several"
-            flags = runs.experiment(folder / own, **SETTINGS).as_flags().splitlines() + ["--resume"] * goes_on
+            settings = folder / f"{name} {index}.txt"
+            settings.write_text(runs.experiment(folder / own, **SETTINGS).as_flags())
+            flags = [f"--flagfile={settings}", *["--resume"] * goes_on]
             here = killed_at if index == 1 else None
             children.append(worker_processes.fork(_work, folder / f"{name} {index}", flags, here, config=config))
         statuses = worker_processes.wait(children)
