@@ -2,6 +2,8 @@ import dataclasses
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import tfdml
 from tfdml.data import ArrayImages, FileImages, ImageDataset
@@ -61,3 +63,37 @@ def test_the_images_of_a_whole_folder_are_test_images_in_files_of_embeddings():
 def test_what_makes_no_data_set_is_refused(arguments, message):
     with pytest.raises(UserError, match=message):
         ImageDataset(**{"images": PIXELS, "labels": [0, 0, 1, 1], **arguments})
+
+
+def of_labels(labels):
+    return ImageDataset(images=FileImages(tuple(map(str, range(len(labels))))), labels=labels)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 300), st.integers(0, 9))
+def test_balanced_rows_are_drawn_evenly(sizes, limit, seed):
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)) * 7, sizes))
+    dataset = of_labels(labels)
+    rows = dataset.balanced_rows(limit, seed)
+    assert 0 < len(rows) <= limit
+    assert (np.diff(rows) > 0).all()
+    np.testing.assert_array_equal(rows, dataset.balanced_rows(limit, seed))
+    counts = {int(c): int((labels[rows] == c).sum()) for c in np.unique(labels[rows])}
+    most = max(counts.values())
+    if len(counts) > 1:
+        # Each class has as many as the others, or all its images.
+        assert all(n == most or n == (labels == c).sum() for c, n in counts.items())
+    if sum(sizes) <= limit:
+        assert len(rows) == sum(sizes)
+
+
+def test_balanced_rows_of_many_classes_are_fewer_classes_of_ten():
+    labels = np.repeat(np.arange(1000), 12)
+    dataset = of_labels(labels)
+    rows = dataset.balanced_rows(500)
+    classes, counts = np.unique(labels[rows], return_counts=True)
+    assert len(classes) == 50
+    assert set(counts) == {10}
+    assert classes.max() > 500  # drawn, not the first ones
+    asked = [c for c in range(1000) if c not in classes][:3]
+    assert set(asked) <= set(labels[dataset.balanced_rows(500, include=asked)])

@@ -1,14 +1,17 @@
 """Other images have another checksum, whatever they are called; special files are named and not opened."""
 
+import io
 import os
 import socket
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.data.preparations import picture
 from tfdml.data.faults import find_faults, inspect
 from tfdml.data.images import ArrayImages, EncodedImages, FileImages, images_checksum
+from tfdml.errors import UserError
 
 SIZE = 20_000
 
@@ -91,3 +94,29 @@ def test_they_have_neither_size_nor_bytes(images):
         assert images.size(index) is None
         with pytest.raises(OSError, match="not a regular file"):
             images.encoded(index)
+
+
+def encoded(image, kind, **options):
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def test_pictures_are_upright_opaque_and_rgb(tmp_path):
+    half = Image.new("RGBA", (4, 2), (255, 0, 0, 0))
+    half.putpixel((0, 0), (0, 0, 255, 255))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn a quarter clockwise
+    wide = Image.fromarray(np.concatenate([np.zeros((16, 16)), np.full((16, 16), 255)], 1).astype(np.uint8))
+    files = (encoded(half, "PNG"), encoded(wide, "JPEG", exif=exif), b"not an image")
+    paths = [tmp_path / name for name in ("a.png", "b.jpg", "c.jpg")]
+    for path, data in zip(paths, files, strict=True):
+        path.write_bytes(data)
+    for images in (FileImages(tuple(map(str, paths))), EncodedImages(files, ("a.png", "b.jpg", "c.jpg"))):
+        read = images.picture
+        assert read(0)[0].tolist() == [[0, 0, 255], *[[255, 255, 255]] * 3]
+        assert read(1).shape == (32, 16, 3)
+        assert read(1)[0, 0].max() < 10
+        assert read(1)[-1, 0].min() > 245
+        with pytest.raises(UserError, match=r"c\.jpg cannot be read as an image"):
+            read(2)

@@ -67,12 +67,25 @@ def embedded(seed=0, classes=6, per_class=7, spread=0.6):
     return rng.normal(size=(classes, 4))[labels // 11] + spread * rng.normal(size=(len(labels), 4)), labels
 
 
-def made(labels, name="toys", names=None, **fields):
-    """Images whose grey value tells their index."""
-    data = np.stack([np.full((20, 30, 3), 5 * i % 256, np.uint8) for i in range(len(labels))])
+def made(labels, name="toys", names=None, pixels=None, **fields):
+    """Images whose grey value tells their index, unless other pixels are given."""
+    if pixels is None:
+        pixels = np.stack([np.full((20, 30, 3), 5 * i % 256, np.uint8) for i in range(len(labels))])
     names = names or {int(c): f"class {c}" for c in np.unique(labels)}
-    images = ArrayImages(data, tuple(f"{i}.png" for i in range(len(labels))))
+    images = ArrayImages(pixels, tuple(f"{i}.png" for i in range(len(labels))))
     return ImageDataset(name, "test", images, labels, names, **fields)
+
+
+def pictures_read(monkeypatch):
+    """The names of the images of which pictures are read from now on, as numbers."""
+    read, picture = set(), ArrayImages.picture
+
+    def record(self, index):
+        read.add(int(self.name(index).split(".")[0]))
+        return picture(self, index)
+
+    monkeypatch.setattr(ArrayImages, "picture", record)
+    return read
 
 
 def check_page(text):

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.report.pages import EVIL, check_page, embedded, made, rows_of
+from tests.report.pages import EVIL, check_page, embedded, made, pictures_read, rows_of
 from tfdml.errors import UserError
 from tfdml.evaluation import evaluate_retrieval
 from tfdml.report import write_comparison
@@ -121,18 +121,13 @@ def test_embeddings_add_curves_histograms_and_queries(tmp_path):
     assert "Mean distances of pairs in training" not in text
 
 
-def test_embeddings_of_queries_and_gallery(tmp_path):
+def test_embeddings_of_queries_and_gallery(tmp_path, monkeypatch):
     embeddings, labels = embedded(3, classes=10, per_class=6)
     asked = np.arange(60) % 3 == 0
-    seen = set()
-
-    def read(index):
-        seen.add(index)
-        return np.full((8, 8, 3), index, np.uint8)
-
+    seen = pictures_read(monkeypatch)
     runs = [run_folder(tmp_path / name) for name in ("a", "b")]
     dataset = made(labels, is_query=asked)
-    text, page = compared(tmp_path, *runs, dataset=dataset, embeddings=[embeddings, -embeddings], read_image=read)
+    text, page = compared(tmp_path, *runs, dataset=dataset, embeddings=[embeddings, -embeddings])
     measured = evaluate_retrieval(
         embeddings[asked], labels[asked], embeddings[~asked], labels[~asked], ks=[4], metrics=["recall"]
     )

@@ -2,14 +2,9 @@ import base64
 import io
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from tests.report.pages import embedded
-from tfdml.data.dataset import ImageDataset
-from tfdml.data.images import EncodedImages, FileImages
-from tfdml.errors import UserError
-from tfdml.report import dataset_reader
 from tfdml.report.gallery import choose_examples, choose_queries, rank_queries, spread_over_classes
 from tfdml.report.thumbnails import sprite_sheet
 
@@ -48,33 +43,6 @@ def test_queries_of_a_comparison_gain_and_lose():
     assert len(set(everything)) == len(everything)
     same = choose_queries([ranked[0], ranked[0]], labels, 7)
     assert (same["better"], same["worse"]) == ([], [])
-
-
-def encoded(image, kind, **options):
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
-
-
-def test_images_are_read_upright_opaque_and_rgb(tmp_path):
-    half = Image.new("RGBA", (4, 2), (255, 0, 0, 0))
-    half.putpixel((0, 0), (0, 0, 255, 255))
-    exif = Image.Exif()
-    exif[0x0112] = 6  # turn a quarter clockwise
-    wide = Image.fromarray(np.concatenate([np.zeros((16, 16)), np.full((16, 16), 255)], 1).astype(np.uint8))
-    files = (encoded(half, "PNG"), encoded(wide, "JPEG", exif=exif), b"not an image")
-    paths = [tmp_path / name for name in ("a.png", "b.jpg", "c.jpg")]
-    for path, data in zip(paths, files, strict=True):
-        path.write_bytes(data)
-    names = {0: "x"}
-    for images in (FileImages(tuple(map(str, paths))), EncodedImages(files, ("a.png", "b.jpg", "c.jpg"))):
-        read = dataset_reader(ImageDataset("demo", "test", images, np.zeros(3, int), names))
-        assert read(0)[0].tolist() == [[0, 0, 255], *[[255, 255, 255]] * 3]
-        assert read(1).shape == (32, 16, 3)
-        assert read(1)[0, 0].max() < 10
-        assert read(1)[-1, 0].min() > 245
-        with pytest.raises(UserError, match=r"c\.jpg cannot be read as an image"):
-            read(2)
 
 
 def test_sheet_holds_every_picture_in_its_cell():

@@ -158,7 +158,7 @@ def test_matrix_of_confusions_adds_up():
     embeddings, labels = embedded(7, classes=40, per_class=5, spread=1.5)
     found = retrieve(embeddings, labels)
     pairs = confusions(found, labels, labels)
-    pictures = Pictures(made(labels), lambda i: np.zeros((4, 4, 3), np.uint8))
+    pictures = Pictures(made(labels))
     text = str(confusions_html(pairs, found, labels, pictures, pictures))
     matrix = text.split('<table class="matrix">')[1].split("</table>")[0]
     for row in matrix.split("<tbody>")[1].split("<tr>")[1:]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.report.pages import EVIL, check_page, embedded, made, rows_of
+from tests.report.pages import EVIL, check_page, embedded, made, pictures_read, rows_of
 from tfdml.errors import UserError
 from tfdml.evaluation import evaluate_retrieval
 from tfdml.report import Run, write_report
@@ -158,7 +158,7 @@ def test_every_section_can_be_reached(report):
     assert all(e.get("aria-label") and e["tabindex"] == "0" for e in page.all("div", role="region"))
 
 
-def test_query_gallery_without_before_or_history(tmp_path):
+def test_query_gallery_without_before_or_history(tmp_path, monkeypatch):
     embeddings, labels = (np.concatenate(pair) for pair in zip(embedded(1), embedded(2), strict=True))
     asked = np.random.default_rng(0).permutation(84) < 42
     after = evaluate_retrieval(
@@ -171,12 +171,7 @@ def test_query_gallery_without_before_or_history(tmp_path):
     )
     after["parts"] = {"recall@1": [0.25, 0.125, 0.375, 0.05]}
     after["generalisation"] = {"density": 1.5, "note": "text"}
-    seen = set()
-
-    def read(index):
-        seen.add(index)
-        return np.zeros((8, 8, 3), np.uint8)
-
+    seen = pictures_read(monkeypatch)
     write_report(
         tmp_path / "r.html",
         Run("Shop", {"metrics": after, "auto_weights": {"density": {"weight": 1727.6, "share": 0.3, "steps": 100}}}),
@@ -184,7 +179,6 @@ def test_query_gallery_without_before_or_history(tmp_path):
         embeddings,
         num_queries=4,
         neighbours=3,
-        read_image=read,
         distance="cosine",
     )
     text = (tmp_path / "r.html").read_text("utf-8")
@@ -259,12 +253,12 @@ def test_parts_that_grow_with_the_data_are_bounded(tmp_path, monkeypatch):
     labels = np.arange(3600) // 3
     embeddings = rng.normal(size=(1200, 8))[labels] + 0.8 * rng.normal(size=(3600, 8))
     names = {c: f"class {c} " + "x" * 60 for c in range(1200)}
-    dataset = made(labels, names=names)
+    noise = rng.integers(0, 256, size=(50, 80, 80, 3), dtype=np.uint8)
+    dataset = made(labels, names=names, pixels=noise[np.arange(3600) % 50])
     # Where the points lie does not change the size.
     monkeypatch.setattr("tfdml.report.map_html.lay_out", lambda x, **_: rng.random((len(x), 2)))
-    noise = rng.integers(0, 256, size=(50, 80, 80, 3), dtype=np.uint8)
     path = tmp_path / "r.html"
-    write_report(path, Run("t", {"metrics": {}}), dataset, embeddings, read_image=lambda i: noise[i % 50])
+    write_report(path, Run("t", {"metrics": {}}), dataset, embeddings)
     text = path.read_text("utf-8")
     page = check_page(text)
     assert len(rows_of(text, "Classes, those found worst first")) == 100

@@ -7,6 +7,7 @@ import numpy as np
 
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import ArrayImages
+from tfdml.report import write_run_report
 from tfdml.training import Experiment, trainer
 from tfdml.training.building import Splits, make_learner, make_transforms
 
@@ -56,7 +57,7 @@ def learner(settings, num_classes, steps_per_epoch=2):
 
 def train(run_dir, resume=False, restart=False, **changes):
     """Train a tiny run, as `tfdml.training.train` does."""
-    return trainer.train(experiment(run_dir, **changes), resume, restart)
+    return trainer.train(experiment(run_dir, **changes), resume, restart, write_report=write_run_report)
 
 
 def records(folder):

@@ -11,7 +11,7 @@ from tests.training.stopping import make_quick
 from tfdml.losses import ContrastiveLoss
 from tfdml.models import MetricLearner
 from tfdml.objectives import RankMI
-from tfdml.training import averaged, build_optimizer, finishing
+from tfdml.training import averaged, build_optimizer
 from tfdml.training.evaluating import Evaluator
 from tfdml.training.monitor import TrainingMonitor
 
@@ -123,9 +123,7 @@ def test_a_run_measures_selects_and_reports_the_averages(selection, tmp_path, mo
 
     monkeypatch.setattr(TrainingMonitor, "on_train_batch_end", step)
     monkeypatch.setattr(Evaluator, "embed", record)
-    monkeypatch.setattr(
-        finishing, "write_report", lambda path, run, images, embeddings, **rest: reported.append(embeddings)
-    )
+    monkeypatch.setattr(runs, "write_run_report", lambda folder, images, embeddings: reported.append(embeddings))
     # The first epoch is the best on held-out classes.
     worse = iter((0.9, 0.5, 0.4))
     measure = Evaluator.measure

@@ -127,6 +127,7 @@ EFFECTS = command_line.Effects(
 
 def train() -> None:
     """Run the experiment that the flags describe."""
+    from tfdml.report import write_run_report
     from tfdml.training import Experiment, RunFolder, trainer
     from tfdml.training.interruption import Interrupted
     from tfdml.training.preview import write_preview
@@ -163,7 +164,8 @@ def train() -> None:
         if flags.FLAGS.cluster:
             result = _on_cluster(experiment)
         else:
-            result = trainer.train(experiment, resume=flags.FLAGS.resume, restart=flags.FLAGS.restart)
+            resume, restart = flags.FLAGS.resume, flags.FLAGS.restart
+            result = trainer.train(experiment, resume, restart, write_report=write_run_report)
     except (Interrupted, Halted) as stop:
         print(f"train: {stop}", file=sys.stderr)
         sys.exit(stop.status)

@@ -15,6 +15,7 @@ from absl import logging
 from tfdml.cluster.messages import Outbox, ToOutbox, shown
 from tfdml.cluster.ray_session import LOCAL, ray_session
 from tfdml.errors import UserError, short_message
+from tfdml.report import write_run_report
 from tfdml.storage import PARTIAL_PREFIX
 from tfdml.training import Experiment, RunFolder, trainer
 from tfdml.training.workers import WorkerLost
@@ -145,7 +146,7 @@ def _work(config: dict[str, Any]) -> None:
 
         experiment = Experiment.from_flags(config["flags"], run_dir=str(path))
         try:
-            result = trainer.train(experiment, resume=before is not None, saved=saved)
+            result = trainer.train(experiment, before is not None, saved=saved, write_report=write_run_report)
         except WorkerLost as lost:
             raise RuntimeError(str(lost)) from lost
         except UserError as refused:

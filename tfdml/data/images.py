@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 import tensorflow as tf
-from PIL import Image
+from PIL import Image, ImageOps
 
 from tfdml import storage
 from tfdml.data.decoding import decode_image, decode_part, whole
@@ -71,6 +71,26 @@ class Images(abc.ABC):
             tf.errors.OpError: A remote file cannot be read.
             UserError: A record file is damaged.
         """
+
+    def picture(self, index: int) -> np.ndarray:
+        """One image as a person sees it: (H, W, 3) uint8, upright, transparency laid over white.
+
+        Raises:
+            UserError: It cannot be read as an image.
+
+        Example:
+            >>> ArrayImages(np.zeros((1, 4, 6, 3), np.uint8)).picture(0).shape
+            (4, 6, 3)
+        """
+        try:
+            with Image.open(io.BytesIO(self.encoded(index))) as file:
+                image = ImageOps.exif_transpose(file)
+            if image.has_transparency_data:
+                image = image.convert("RGBA")
+                image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+            return np.asarray(image.convert("RGB"))
+        except (OSError, ValueError, SyntaxError) as error:  # what Pillow raises for damaged files
+            raise UserError(f"{self.name(index)} cannot be read as an image: {error}") from error
 
     @abc.abstractmethod
     def lookup(self) -> Source:

@@ -20,7 +20,6 @@ from tfdml.report.rendering import write_page
 from tfdml.report.retrieved import retrieve
 from tfdml.report.runs import Run, read_runs
 from tfdml.report.subject import Subject
-from tfdml.report.thumbnails import ReadImage
 
 if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which measuring does not
     from tfdml.data.dataset import ImageDataset
@@ -38,7 +37,6 @@ def write_comparison(
     curve_metric: str = "recall@1",
     num_queries: int = 6,
     neighbours: int = 8,
-    read_image: ReadImage | None = None,
     seed: int = 0,
 ) -> list[Paired]:
     """Write a page that sets finished runs side by side: metrics, training curves, distances, flags that differ.
@@ -61,7 +59,6 @@ def write_comparison(
         curve_metric: What the training curves show.
         num_queries: How many queries to show.
         neighbours: How many neighbours of each under each run.
-        read_image: Reads image `index` of `dataset` as (H, W, 3) uint8; default `dataset_reader(dataset)`.
         seed: Of the choice of queries and pairs.
 
     Returns:
@@ -85,7 +82,7 @@ def write_comparison(
     if dataset is not None and embeddings is not None:
         if len(embeddings) != len(read):
             raise UserError(f"embeddings of {len(embeddings)} runs for {len(read)} runs; give one array each")
-        shown = _of_embeddings(read, Subject(dataset, read_image), embeddings, distance, num_queries, neighbours, seed)
+        shown = _of_embeddings(read, Subject(dataset), embeddings, distance, num_queries, neighbours, seed)
         measured = measured_queries(dataset, embeddings, distance)
     pairs = paired_with_first(read, measured)
     differing, shared = differences.split_flags(read)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,62 +10,11 @@ from tfdml.evaluation.search.exact import nearest_neighbours, unit_rows
 
 # Images on the map: t-SNE of them takes some ten seconds of one core, their thumbnails 1 to 2 MB.
 MAX_IMAGES = 2000
-# With fewer images of a class nobody sees whether it keeps together: rather fewer classes.
-_PER_CLASS = 10
 _PERPLEXITY = 30.0
 _ITERATIONS = 750
 _DIMENSIONS = 50
 # Nearest points that tell whether a class keeps together on the map.
 _NEAR = 10
-
-
-def choose_images(
-    labels: np.ndarray, limit: int = MAX_IMAGES, seed: int = 0, include: Sequence[int] = ()
-) -> np.ndarray:
-    """Up to `limit` images, equally many of every class as far as there are.
-
-    Where that would leave fewer than ten of a class, whole classes are drawn instead, up to ten images of each.
-
-    Args:
-        labels: (N,) class ids.
-        limit: How many images at most.
-        seed: Of the draw.
-        include: Classes that are drawn before the others.
-
-    Returns:
-        Ascending rows.
-
-    Example:
-        >>> labels = np.repeat([3, 8], [50, 15])
-        >>> np.bincount(labels[choose_images(labels, limit=24)])[[3, 8]].tolist()
-        [12, 12]
-    """
-    rng = np.random.default_rng(seed)
-    shuffled = rng.permutation(len(labels))
-    order = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    classes, starts, sizes = np.unique(labels[order], return_index=True, return_counts=True)
-    rank = np.arange(len(labels)) - np.repeat(starts, sizes)  # of an image in its class
-    cap = max(_PER_CLASS, _largest_cap(sizes, limit))
-    kept = np.minimum(sizes, cap)
-    drawn = rng.permutation(len(sizes))
-    drawn = drawn[np.argsort(~np.isin(classes[drawn], include), kind="stable")]
-    inside = drawn[np.cumsum(kept[drawn]) <= limit]
-    if not len(inside):
-        return np.sort(order[rank < cap][:limit])
-    in_class = np.repeat(np.isin(np.arange(len(sizes)), inside), sizes)
-    return np.sort(order[in_class & (rank < cap)])
-
-
-def _largest_cap(sizes: np.ndarray, limit: int) -> int:
-    """The most images per class, so that all classes together have at most `limit`."""
-    low, high = 0, int(sizes.max())
-    while low < high:
-        middle = (low + high + 1) // 2
-        if np.minimum(sizes, middle).sum() <= limit:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def lay_out(embeddings: np.ndarray, *, distance: str = "euclidean", seed: int = 0) -> np.ndarray | None:

@@ -8,7 +8,7 @@ import numpy as np
 from markupsafe import Markup
 
 from tfdml.report.axes import svg
-from tfdml.report.embedding_map import choose_images, lay_out, mixing
+from tfdml.report.embedding_map import MAX_IMAGES, lay_out, mixing
 from tfdml.report.figures import STYLES, marker
 from tfdml.report.rendering import element, render
 from tfdml.report.thumbnails import Pictures, sprite_sheet
@@ -36,7 +36,7 @@ def map_html(
         distance: As `nearest_neighbours`.
         seed: Of the choice of images and of t-SNE.
     """
-    rows = choose_images(pictures.labels, seed=seed, include=emphasised[:STYLES])
+    rows = pictures.dataset.balanced_rows(MAX_IMAGES, seed, emphasised[:STYLES])
     places = lay_out(embeddings[rows], distance=distance, seed=seed)
     if places is None:
         return Markup("<p>There are too few different images for a map.</p>")

@@ -18,13 +18,14 @@ from tfdml.report.map_html import map_html
 from tfdml.report.paper_figures import objectives_html, statistics_html
 from tfdml.report.rendering import render, write_page
 from tfdml.report.retrieved import retrieve
-from tfdml.report.runs import Run
+from tfdml.report.runs import Run, read_run
+from tfdml.report.seeds_report import write_seeds_report
 from tfdml.report.subject import Subject
-from tfdml.report.thumbnails import ReadImage
 from tfdml.report.watched import watched_html
 
 if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which measuring does not
     from tfdml.data.dataset import ImageDataset
+    from tfdml.training import RunFolder
 
 
 def write_report(
@@ -38,7 +39,6 @@ def write_report(
     interval_name: str = "95% interval",
     num_queries: int = 10,
     neighbours: int = 8,
-    read_image: ReadImage | None = None,
     seed: int = 0,
 ) -> None:
     """Write the report: metrics, curves, retrieval examples, the map, pair distances, classes, confusions, settings.
@@ -59,7 +59,6 @@ def write_report(
         interval_name: What the intervals of the metrics are called.
         num_queries: How many queries to show.
         neighbours: How many neighbours of each.
-        read_image: Reads image `index` of `dataset` as (H, W, 3) uint8; default `dataset_reader(dataset)`.
         seed: Of the choice of queries, of the pairs in the histogram, and of the map.
 
     Raises:
@@ -70,7 +69,7 @@ def write_report(
         >>> run = Run("cars", {"metrics": evaluate_dataset(embeddings, test)})
         >>> write_report("report.html", run, test, embeddings)
     """
-    subject = Subject(dataset, read_image)
+    subject = Subject(dataset)
     embeddings = subject.checked(embeddings)
     queries, gallery = subject.queries, subject.gallery
     protocol = subject.protocol(embeddings)
@@ -108,6 +107,24 @@ def write_report(
         confusions=confusion,
         settings=render("settings.html", groups=[("Flags", run.flags), ("Environment", run.environment)]),
     )
+
+
+def write_run_report(
+    folder: RunFolder, dataset: ImageDataset | None = None, embeddings: np.ndarray | None = None
+) -> None:
+    """Write the report of a finished run into its folder; of several seeds, their common one.
+
+    Args:
+        folder: The run's folder.
+        dataset: The test images; None for a run of several seeds.
+        embeddings: (N, d) one row per image, after training; None for a run of several seeds.
+    """
+    run = read_run(folder.path)
+    if run.seeds:
+        write_seeds_report(folder.report, run)
+    else:
+        assert dataset is not None
+        write_report(folder.report, run, dataset, embeddings, interval_name="95% interval over classes")
 
 
 def _summary(run: Run) -> str:

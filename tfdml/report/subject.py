@@ -9,7 +9,7 @@ import numpy as np
 from tfdml.errors import UserError
 from tfdml.evaluation.retrieval import dataset_protocol, dataset_roles
 from tfdml.evaluation.search.exact import check_embeddings
-from tfdml.report.thumbnails import Pictures, ReadImage, dataset_reader
+from tfdml.report.thumbnails import Pictures
 
 if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which measuring does not
     from tfdml.data.dataset import ImageDataset
@@ -20,7 +20,6 @@ class Subject:
 
     Args:
         dataset: The images; with query and gallery roles queries are searched in the gallery, else all in all.
-        read_image: Reads image `index` of `dataset` as (H, W, 3) uint8; None: `dataset_reader(dataset)`.
 
     Attributes:
         pictures: All images.
@@ -28,13 +27,12 @@ class Subject:
         gallery: Those that are searched; without roles the same.
     """
 
-    def __init__(self, dataset: ImageDataset, read_image: ReadImage | None = None):
+    def __init__(self, dataset: ImageDataset):
         self.dataset = dataset
-        read_image = read_image or dataset_reader(dataset)
-        self.pictures = self.queries = self.gallery = Pictures(dataset, read_image)
+        self.pictures = self.queries = self.gallery = Pictures(dataset)
         queries, gallery = dataset_roles(dataset)
         if gallery is not None:
-            self.queries, self.gallery = (Pictures(dataset, read_image, rows) for rows in (queries, gallery))
+            self.queries, self.gallery = (Pictures(dataset, rows) for rows in (queries, gallery))
 
     def checked(self, embeddings: Any, what: str = "embeddings") -> np.ndarray:
         """(N, d) embeddings, one row per image.

@@ -1,60 +1,17 @@
-"""Pictures inside a page: reading an image as a person sees it, small copies of it, and sheets of many."""
+"""Pictures inside a report: the images of a data set, small copies of them, and sheets of many."""
 
 from __future__ import annotations
 
 import base64
 import dataclasses
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfdml.errors import UserError
-
 if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which measuring does not
     from tfdml.data.dataset import ImageDataset
-
-# Reads image `index` as (H, W, 3) uint8.
-ReadImage = Callable[[int], np.ndarray]
-
-
-def dataset_reader(dataset: ImageDataset) -> ReadImage:
-    """A function that reads one image of `dataset` as a person sees it.
-
-    Args:
-        dataset: Files, encoded bytes or arrays. Transparency is laid over white and the EXIF orientation is applied.
-
-    Returns:
-        A function from an index to (H, W, 3) uint8. It raises `UserError` with the image's name where an image
-        cannot be read.
-
-    Example:
-        >>> from tfdml.data import ArrayImages, ImageDataset
-        >>> images = ArrayImages(np.zeros((1, 4, 6, 3), np.uint8), ("black",))
-        >>> dataset_reader(ImageDataset("demo", "test", images, np.array([0]), {0: "night"}))(0).shape
-        (4, 6, 3)
-    """
-    images = dataset.images
-
-    def read(index: int) -> np.ndarray:
-        try:
-            return _decode(images.encoded(index))
-        except (OSError, ValueError, SyntaxError) as error:  # what Pillow raises for damaged files
-            raise UserError(f"{images.name(index)} cannot be read as an image: {error}") from error
-
-    return read
-
-
-def _decode(data: bytes) -> np.ndarray:
-    from PIL import Image, ImageOps
-
-    with Image.open(io.BytesIO(data)) as file:
-        image = ImageOps.exif_transpose(file)
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return np.asarray(image.convert("RGB"))
 
 
 def thumbnail(image: np.ndarray, size: int, quality: int = 80) -> str:
@@ -101,13 +58,11 @@ class Pictures:
     """The images of a data set, or some of them, that a page may show.
 
     Args:
-        dataset: Their labels and names.
-        reader: Reads image `index` of `dataset`.
+        dataset: The images, their labels and names.
         rows: (n,) which images of `dataset`; None: all.
     """
 
     dataset: ImageDataset
-    reader: ReadImage
     rows: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -132,7 +87,7 @@ class Pictures:
 
     def read(self, index: int) -> np.ndarray:
         """One image, (H, W, 3) uint8."""
-        return self.reader(self._row(index))
+        return self.dataset.images.picture(self._row(index))
 
     def thumbnail(self, index: int, size: int) -> str:
         """One image as a data URI."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -16,7 +16,6 @@ from tfdml.evaluation import QueryValues, embed
 from tfdml.evaluation.per_query import recording
 from tfdml.models import Embedder, MetricLearner, MomentEmbedder
 from tfdml.models.inference import compiled
-from tfdml.report import read_run, write_report
 from tfdml.saving import saved_size
 from tfdml.storage import atomic_write, write_json
 from tfdml.training.building import Splits
@@ -43,6 +42,7 @@ def finish(
     folder: RunFolder,
     seconds: float,
     about: Mapping[str, Any],
+    write_report: Callable[..., None] | None,
 ) -> dict[str, Any]:
     """Write what of `embedder.keras`, `moments.keras`, `statistics_network.keras` with `statistics.json`,
     `queries.npz`, `result.json` and the report is not there yet.
@@ -55,6 +55,7 @@ def finish(
         folder: The run's folder.
         seconds: How long the run has taken in this process.
         about: What the result says in place of what is said here.
+        write_report: See `trainer.train`.
 
     Returns:
         What `result.json` holds; on a worker that is not the chief, and writes nothing, an empty mapping.
@@ -85,11 +86,8 @@ def finish(
         if settings.moment_embedder:
             result["metrics_moments"] = _write_moments(learner, evaluator, folder)
         write_json(folder.result, result)
-    if settings.report and not folder.report.is_file():
-        interval_name = "95% interval over classes"
-        write_report(
-            folder.report, read_run(folder.path), evaluator.splits.test, embeddings, interval_name=interval_name
-        )
+    if settings.report and write_report is not None and not folder.report.is_file():
+        write_report(folder, evaluator.splits.test, embeddings)
     return result
 
 

@@ -47,6 +47,7 @@ class Place:
     interruption: Interruption
     workers: Workers
     saved: Callable[[], None] | None
+    write_report: Callable[..., None] | None = None
 
 
 class RunPhases:
@@ -66,6 +67,7 @@ class RunPhases:
         self.experiment = experiment = final_run(asked)
         self.epochs = epochs_to_train(asked)
         self.folder, self.interruption, self.workers = place.folder, place.interruption, place.workers
+        self.write_report = place.write_report
         run, evaluation = experiment.run, experiment.evaluation
         self.parts = assemble(experiment, self.workers)
         self.learner, self.splits = self.parts.learner, self.parts.splits
@@ -158,7 +160,9 @@ class RunPhases:
             about = {"selection": WORDS} if self.asked.refit else {}
             data = self.experiment.data
             with averaged(self.learner):
-                return finish(data, self.learner, self.evaluator, self.monitor, self.folder, seconds, about)
+                return finish(
+                    data, self.learner, self.evaluator, self.monitor, self.folder, seconds, about, self.write_report
+                )
 
     def _fit(self) -> None:
         monitor, steps, epochs = self.monitor, self.monitor.steps_per_epoch, self.epochs

@@ -13,7 +13,6 @@ from absl import logging
 
 from tfdml.errors import UserError
 from tfdml.evaluation import Interval, QueryValues, confidence_intervals, student_interval
-from tfdml.report import read_run, write_seeds_report
 from tfdml.storage import write_json
 from tfdml.training.backends import require_one_process
 from tfdml.training.experiment import Experiment
@@ -35,7 +34,13 @@ def run_of_seed(experiment: Experiment, seed: int) -> Experiment:
     return dataclasses.replace(experiment, seeds="", seed=seed, run_dir=f"{experiment.run_dir}/seed_{seed}")
 
 
-def train_seeds(experiment: Experiment, train: Train, resume: bool = False, restart: bool = False) -> dict[str, Any]:
+def train_seeds(
+    experiment: Experiment,
+    train: Train,
+    resume: bool = False,
+    restart: bool = False,
+    write_report: Callable[..., None] | None = None,
+) -> dict[str, Any]:
     """Train a run for each of `experiment.seeds`, one after another, then write their common result and page.
 
     Each is an ordinary run in its own folder; with `resume`, those that have ended are kept and the others go on.
@@ -45,6 +50,7 @@ def train_seeds(experiment: Experiment, train: Train, resume: bool = False, rest
         train: Trains one of them.
         resume: Continue what is in the folder.
         restart: As for a single run.
+        write_report: See `trainer.train`.
 
     Returns:
         What `result.json` holds: see `combine`.
@@ -86,8 +92,8 @@ def train_seeds(experiment: Experiment, train: Train, resume: bool = False, rest
         values = [QueryValues.read(RunFolder(run_of_seed(experiment, seed).run_dir).queries) for seed in results]
         result = combine(results, values)
         write_json(folder.result, result)
-        if experiment.report:
-            write_seeds_report(folder.report, read_run(folder.path))
+        if experiment.report and write_report is not None:
+            write_report(folder)
     return result
 
 

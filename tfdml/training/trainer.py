@@ -29,7 +29,11 @@ from tfdml.training.workers import LOST, Workers, join
 
 
 def train(
-    experiment: Experiment, resume: bool = False, restart: bool = False, saved: Callable[[], None] | None = None
+    experiment: Experiment,
+    resume: bool = False,
+    restart: bool = False,
+    saved: Callable[[], None] | None = None,
+    write_report: Callable[..., None] | None = None,
 ) -> dict[str, Any]:
     """Run an experiment to its end and return what `result.json` holds.
 
@@ -42,6 +46,8 @@ def train(
             make what is missing of its results.
         restart: With `resume`: where there are checkpoints, but none can be used, train again from the first step.
         saved: Called after every checkpoint.
+        write_report: Called at the end, where the settings ask for a report, to write it: with the run's folder, and,
+            but for a run of several seeds, its test images and their embeddings; see `tfdml.report.write_run_report`.
 
     Returns:
         What `result.json` holds (of several seeds: see `seeds.combine`); empty in all but the first of several
@@ -53,17 +59,18 @@ def train(
         Halted: An alarm of `stop_on` did; a `UserError` too.
     """
     check_backend(experiment.run)
+    one = functools.partial(train, saved=saved, write_report=write_report)
     if experiment.seeds:
-        return train_seeds(experiment, functools.partial(train, saved=saved), resume, restart)
+        return train_seeds(experiment, one, resume, restart, write_report)
     if experiment.refit:
-        select_epochs(experiment, functools.partial(train, saved=saved), resume, restart)
+        select_epochs(experiment, one, resume, restart)
         resume = True
     folder = RunFolder(experiment.run_dir)
     if experiment.run.deterministic and experiment.run.logical_devices < 2:
         distribution.one_operation_at_a_time()
     workers = join()
     with Interruption() as interruption, workers.ending_together():
-        place = Place(folder, interruption, workers, saved)
+        place = Place(folder, interruption, workers, saved, write_report)
         if processes().index:
             return _follow(experiment, place, resume)
         try:

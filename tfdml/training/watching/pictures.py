@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from tfdml.report.thumbnails import ReadImage
 from tfdml.storage import atomic_write, write_whole
 
 _CELL, _GAP, _LINE, _FONT = 112, 6, 16, 12
@@ -92,7 +91,11 @@ def _shortened(text: str, longest: int = 34) -> str:
 
 
 def write_projector(
-    folder: Path, embeddings: np.ndarray, labels: np.ndarray, class_names: Mapping[int, str], read_image: ReadImage
+    folder: Path,
+    embeddings: np.ndarray,
+    labels: np.ndarray,
+    class_names: Mapping[int, str],
+    read_image: Callable[[int], np.ndarray],
 ) -> None:
     """Write what TensorBoard's projector shows: `projector_config.pbtxt`, vectors, names of classes, and thumbnails.
 

@@ -9,8 +9,6 @@ from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.evaluation import embed
 from tfdml.models import Embedder
-from tfdml.report.embedding_map import choose_images
-from tfdml.report.thumbnails import dataset_reader
 from tfdml.training.watching.pictures import PROJECTOR_MOST, write_projector
 
 
@@ -26,11 +24,11 @@ class Projector:
     """
 
     def __init__(self, images: ImageDataset, count: int, transform: EvaluationTransform, batch_size: int, folder: Path):
-        self._images = images.take(choose_images(images.labels, min(count, PROJECTOR_MOST)))
+        self._images = images.take(images.balanced_rows(min(count, PROJECTOR_MOST)))
         self._batches = evaluation_batches(self._images, transform, batch_size)
         self._folder = folder
 
     def write(self, embedder: Embedder) -> None:
         """Embed the images and write what the projector shows."""
         embeddings, images = embed(embedder, self._batches), self._images
-        write_projector(self._folder, embeddings, images.labels, images.class_names, dataset_reader(images))
+        write_projector(self._folder, embeddings, images.labels, images.class_names, images.images.picture)
