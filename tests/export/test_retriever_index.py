@@ -5,6 +5,7 @@ import pytest
 
 from tests.export.test_retriever_exact import units
 from tfdml.errors import UserError
+from tfdml.evaluation import load_index
 from tfdml.export.retriever import version
 from tfdml.export.retriever.loaded import LoadedVersion
 
@@ -48,12 +49,12 @@ def test_a_gallery_of_nearly_the_same_items_takes_the_cells_over(index):
 
 def test_a_written_index_is_read_and_a_damaged_one_refused(index, tmp_path):
     index.save(tmp_path / version.INDEX)
-    read, queries = version.read_index(tmp_path), clustered(5, seed=4)
+    read, queries = load_index(tmp_path / version.INDEX), clustered(5, seed=4)
     for found, expected in zip(read.search(queries, k=3), index.search(queries, k=3), strict=True):
         np.testing.assert_array_equal(found, expected)
     (tmp_path / version.INDEX).write_bytes(b"no index")
-    with pytest.raises(UserError, match=r"gallery\.faiss cannot be read"):
-        version.read_index(tmp_path)
+    with pytest.raises(UserError, match=r"gallery\.faiss is not an index that was saved here"):
+        load_index(tmp_path / version.INDEX)
 
 
 def test_a_recall_that_is_no_fraction_and_a_gallery_of_one_item(index):

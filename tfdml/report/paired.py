@@ -103,10 +103,7 @@ def _stored(run: Run) -> list[QueryValues] | str:
     for one in run.seeds or [run]:
         path = None if one.path is None else one.path / FILE_NAME
         if path is None or not path.is_file():
-            return (
-                f"{run.name} has no {FILE_NAME}, which runs of earlier versions did not write; with the data set "
-                "named, images are embedded anew"
-            )
+            return f"{run.name} has no {FILE_NAME}; name the data set, and the command embeds the images again"
         values.append(QueryValues.read(path))
     return values
 

@@ -243,7 +243,7 @@ class RunFolder:
             )
 
     def _environment(self) -> dict[str, Any] | None:
-        """What the run began on; None for one that begins, empty where that is not told, as by earlier versions."""
+        """What the run began on; None for a new run, empty if the file is damaged."""
         try:
             known = {"backend": str, "packages": dict}
             return read_json(self.environment, known) if self.environment.is_file() else None

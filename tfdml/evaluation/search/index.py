@@ -270,14 +270,12 @@ def build_index(
     return made
 
 
-def load_index(path: str | os.PathLike, *, mapped: bool = False, plain: str | None = None) -> GalleryIndex:
+def load_index(path: str | os.PathLike, *, mapped: bool = False) -> GalleryIndex:
     """The index of a file that `GalleryIndex.save` wrote.
 
     Args:
         path: The file.
         mapped: Whether to leave the vectors of an `ivf` index on disk, mapped into memory: for galleries beyond it.
-        plain: The distance of an `ivf` index of which faiss alone wrote the file, which does not tell it; None: such a
-            file is refused.
 
     Raises:
         UserError: There is no such file, or it is damaged or something else.
@@ -288,18 +286,16 @@ def load_index(path: str | os.PathLike, *, mapped: bool = False, plain: str | No
         with open(path, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST_TRAILER))
             trailer = file.read().rpartition(_TRAILER)
-        if not trailer[1] and plain is None:
+        if not trailer[1]:
             raise UserError(f"{path} is not an index that was saved here, or not whole; build it again")
-        about = {"kind": "ivf", "distance": plain, "count": None}
-        if trailer[1]:
-            about = fields(parse_json(trailer[2], str(path)), {"kind": str, "distance": str, "count": int}, str(path))
+        about = fields(parse_json(trailer[2], str(path)), {"kind": str, "distance": str, "count": int}, str(path))
         if about["kind"] not in KINDS or about["distance"] not in DISTANCES:
             raise UserError(f"{path} is an index of a kind not known here; build it again")
         mapped = mapped and about["kind"] == "ivf"
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP if mapped else 0)
         if about["kind"] == "ivf" and not hasattr(index, "nlist"):
             raise UserError(f"{path} is an index of another kind, {type(index).__name__}; build it again")
-        if about["count"] not in (index.ntotal, None):
+        if about["count"] != index.ntotal:
             raise UserError(f"{path} is damaged: it holds {index.ntotal} images of {about['count']}; build it again")
     except (OSError, RuntimeError) as error:
         raise UserError(f"{path} cannot be read: {_said(error)}") from error

@@ -15,12 +15,13 @@ from tfdml import storage
 from tfdml.arguments import number
 from tfdml.errors import UserError, short_message
 from tfdml.evaluation.reranking.searched import summed, weights_of
-from tfdml.evaluation.search.index import GalleryIndex
+from tfdml.evaluation.search.index import GalleryIndex, load_index
 from tfdml.evaluation.search.scoring import unit_rows
 from tfdml.export.retriever.endpoints import MAX_NEIGHBOURS
 from tfdml.export.retriever.gallery import Gallery
-from tfdml.export.retriever.version import RETRIEVER_CARD, compare_with_checksums, read_card, read_index
+from tfdml.export.retriever.version import INDEX, RETRIEVER_CARD, read_card
 from tfdml.export.versions import version_numbers
+from tfdml.manifests import compare_files
 
 Queries = np.ndarray | bytes | str | os.PathLike | Sequence[bytes | str | os.PathLike]
 _ATTEMPTS = 5
@@ -73,7 +74,7 @@ class LoadedVersion:
             UserError: It cannot be read.
         """
         card = read_card(path)
-        compare_with_checksums(path, card)
+        compare_files(path, card["files"], str(path / RETRIEVER_CARD), "copy the version again, or build it again")
         try:
             loaded = tf.saved_model.load(str(path))
             columns = {name: loaded.table[name].numpy() for name in ("ids", "labels", "metadata")}
@@ -81,7 +82,7 @@ class LoadedVersion:
             raise UserError(
                 f"{path} cannot be loaded as a retriever's SavedModel: {short_message(error, 'last')}"
             ) from error
-        index = read_index(path) if card["kind"] == "indexed" else None
+        index = load_index(path / INDEX) if card["kind"] == "indexed" else None
         held = {len(column) for column in columns.values()} | ({len(index)} if index else set())
         if held != {card["items"]} or (index and index.dimension != card["embedding_dim"]):
             raise UserError(f"{path} is damaged: {RETRIEVER_CARD} states {card['items']} items; build it again")

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdml.embeddings.backends.model_card import CARD, describe_files
 from tfdml.errors import UserError
-from tfdml.evaluation.search.index import GalleryIndex, build_index, load_index
+from tfdml.evaluation.search.index import GalleryIndex, build_index
 from tfdml.evaluation.search.recall import least_effort
 from tfdml.export.retriever.endpoints import MAX_NEIGHBOURS, MAX_RESULTS
 from tfdml.export.retriever.gallery import NO_LABEL, Gallery
@@ -24,7 +24,7 @@ from tfdml.export.saved_model import SIGNATURES
 from tfdml.export.versions import new_version, version_numbers
 from tfdml.export.warm_up import FILE as WARM_UP
 from tfdml.export.warm_up import prediction_log, write_warm_up
-from tfdml.manifests import Kinds, compare_files, fields, read_json
+from tfdml.manifests import Kinds, fields, read_json
 from tfdml.storage import lock, partial_folder, write_json
 
 RETRIEVER_CARD = "retriever.json"
@@ -32,6 +32,7 @@ INDEX = "gallery.faiss"
 # Above it a search through all of it would take tens of milliseconds for each query.
 EXACT_LIMIT = 200_000
 _CARD: Kinds = {
+    "files": dict,
     "items": int,
     "classes": int,
     "embedding_dim": int,
@@ -98,15 +99,6 @@ def _model_files(folder: Path) -> list[Path]:
     return [folder / "saved_model.pb", *sorted((folder / "variables").iterdir()), *index]
 
 
-def compare_with_checksums(path: Path, card: dict[str, Any]) -> None:
-    """Compare a version's files with the checksums in its card; those of earlier releases have none.
-
-    Raises:
-        UserError: A file is missing or damaged.
-    """
-    compare_files(path, card.get("files", {}), str(path / RETRIEVER_CARD), "copy the version again, or build it again")
-
-
 def read_card(path: Path) -> dict[str, Any]:
     """The card of a retriever's version.
 
@@ -149,15 +141,6 @@ def _card(gallery: Gallery, settings: Settings, index: dict[str, Any] | None) ->
         "recall_wanted": settings.recall,
         "index": index,
     }
-
-
-def read_index(folder: Path) -> GalleryIndex:
-    """A version's index, in memory; faiss alone wrote the file in releases up to 0.1.
-
-    Raises:
-        UserError: It cannot be read.
-    """
-    return load_index(folder / INDEX, plain="sqeuclidean")
 
 
 def _index(embeddings: np.ndarray, like: GalleryIndex | None) -> GalleryIndex:
