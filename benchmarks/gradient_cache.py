@@ -80,7 +80,7 @@ def in_own_process(variant, argv):
 def memory_there_is():
     """In MB: that of the GPU where there is one (its process tells when it is full), else what is free."""
     from tfdml.memory import free_memory
-    from tfdml.training.distribution import on_gpu
+    from tfdml.training.distributed.devices import on_gpu
 
     return float("inf") if on_gpu() else free_memory() / 1e6
 

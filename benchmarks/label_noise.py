@@ -15,9 +15,10 @@ import statistics
 import numpy as np
 
 from tfdml.data.pipeline import training_batches
-from tfdml.training import building
-from tfdml.training.evaluating import Evaluator
+from tfdml.training.build.images import load_splits, make_sampler, make_transforms
+from tfdml.training.build.learner import make_learner
 from tfdml.training.experiment import Experiment
+from tfdml.training.run.evaluator import Evaluator
 
 FLAGS = pathlib.Path(__file__).resolve().parents[1] / "configs" / "small" / "omniglot_contrastive.flags"
 PAIRS = "contrastive(margin=1, distance=sqeuclidean, reduction=sum)"
@@ -53,12 +54,12 @@ def recall(data_dir, objectives, noise, seed):
     changes |= {"epochs": 6, "drop_epochs": "4"}
     experiment = Experiment.from_flags(FLAGS.read_text(), run_dir="unused", selection="last", **changes)
     data, optimization = experiment.data, experiment.optimization
-    splits = building.load_splits(data, seed)
+    splits = load_splits(data, seed)
     clean = splits.train
     train = dataclasses.replace(clean, labels=exchanged(clean.labels, noise, seed))
-    sampler, (transform, view) = building.make_sampler(data, train, seed), building.make_transforms(data)
+    sampler, (transform, view) = make_sampler(data, train, seed), make_transforms(data)
     steps = optimization.steps_per_epoch or sampler.steps_per_epoch
-    learner = building.make_learner(experiment.model, optimization, view, train.num_classes, steps, seed)
+    learner = make_learner(experiment.model, optimization, view, train.num_classes, steps, seed)
     batches = training_batches(train, sampler, transform, seed, num_steps=steps * optimization.epochs)
     learner.fit(batches, steps_per_epoch=steps, epochs=optimization.epochs, verbose=0)
     evaluator = Evaluator(experiment.evaluation, optimization.epochs, splits, view)

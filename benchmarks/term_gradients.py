@@ -22,7 +22,10 @@ import tensorflow as tf
 
 from tfdml.data.pipeline import training_batches
 from tfdml.embeddings.backends import load_embedder
-from tfdml.training import building, calibration, checkpoints
+from tfdml.training import checkpoints
+from tfdml.training.build import initial_weights
+from tfdml.training.build.images import load_splits, make_sampler, make_transforms
+from tfdml.training.build.learner import make_learner
 from tfdml.training.experiment import Experiment
 from tfdml.training.run_folder import RunFolder
 
@@ -71,17 +74,17 @@ def main():
     changes = {name: getattr(arguments, name) for name in ("objectives", "data_dir") if getattr(arguments, name)}
     experiment = Experiment.from_flags(run.load_experiment().as_flags(), run_dir=arguments.run_dir, **changes)
     data, seed = experiment.data, experiment.seed
-    transform, view = building.make_transforms(data)
-    train = building.load_splits(data, seed).train
-    sampler = building.make_sampler(data, train, seed)
+    transform, view = make_transforms(data)
+    train = load_splits(data, seed).train
+    sampler = make_sampler(data, train, seed)
     steps = experiment.steps_per_epoch or 1
-    learner = building.make_learner(experiment.model, experiment.optimization, view, train.num_classes, steps, seed)
+    learner = make_learner(experiment.model, experiment.optimization, view, train.num_classes, steps, seed)
     if arguments.objectives:
         if learner.auto_weights is not None:
             parser.error("--objectives: only training measures auto; write numbers")
         # What a term measures before training, it measures before the trained weights come.
         with tempfile.TemporaryDirectory() as folder:
-            calibration.calibrate(learner, train, view, sampler.batch_size, pathlib.Path(folder))
+            initial_weights.calibrate(learner, train, view, sampler.batch_size, pathlib.Path(folder))
         learner.embedder.set_weights(load_embedder(run.embedder).get_weights())
     elif checkpoints.restore_latest(run.checkpoints, learner) is None:
         parser.error(f"there is no checkpoint in {run.checkpoints}")

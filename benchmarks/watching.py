@@ -21,10 +21,10 @@ _TIMES = 15
 def main(_):
     """Measure and print."""
     from tfdml.training import Experiment
-    from tfdml.training.assembly import assemble
-    from tfdml.training.watching import statistics as measures
-    from tfdml.training.watching.building import sampled_batches
-    from tfdml.training.watching.gradients import GradientSampler
+    from tfdml.training.build.components import assemble
+    from tfdml.training.watching import measures
+    from tfdml.training.watching.measures import GradientSampler
+    from tfdml.training.watching.watcher import sampled_batches
 
     experiment = Experiment(**experiment_flags.given())
     parts = assemble(experiment)

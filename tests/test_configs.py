@@ -13,8 +13,8 @@ from tests.experiments import ROOT, experiment_of, terms_of
 from tests.training.runs import learner as learner_of
 from tfdml import backbones, data
 from tfdml.data.pipeline import training_batches
-from tfdml.training import Experiment, building
-from tfdml.training.evaluating import check_measurable
+from tfdml.training import Experiment
+from tfdml.training.build.images import check_measurable, load_splits, make_sampler, make_transforms
 from tfdml.training.expressions import parse_call, parse_terms
 from tfdml.training.settings import DataSettings
 
@@ -264,7 +264,7 @@ def trees(tmp_path_factory):
         if not (folder / name).exists():
             write_tree(name, folder / name, *sizes[name])
         options = {"data_dir": str(folder / name), "dataset_options": "check_counts=false"}
-        return building.load_splits(DataSettings(dataset=name, holdout_classes=holdout_classes, **options), seed=0)
+        return load_splits(DataSettings(dataset=name, holdout_classes=holdout_classes, **options), seed=0)
 
     return load
 
@@ -285,8 +285,8 @@ def batch_shapes(trees, characters):
         )
         name, share = experiment.dataset, experiment.holdout_classes
         train = characters if name == "glyphs" else trees(name, share).train
-        sampler = building.make_sampler(experiment.data, train, experiment.seed)
-        transform, _ = building.make_transforms(experiment.data)
+        sampler = make_sampler(experiment.data, train, experiment.seed)
+        transform, _ = make_transforms(experiment.data)
         ((images, labels),) = training_batches(train, sampler, transform, num_steps=1)
         return tuple(images.shape), tuple(labels.shape)
 
@@ -307,8 +307,8 @@ def test_an_experiment_is_resolved_on_files_in_the_data_sets_layout(path, trees,
 
 def takes_a_step(experiment, characters):
     """Trains an experiment for two steps, so that alternating updates have their turn, and looks at its projection."""
-    sampler = building.make_sampler(experiment.data, characters, experiment.seed)
-    transform, _ = building.make_transforms(experiment.data)
+    sampler = make_sampler(experiment.data, characters, experiment.seed)
+    transform, _ = make_transforms(experiment.data)
     # The networks of the experiments before hang in cycles of references.
     keras.backend.clear_session()
     gc.collect()

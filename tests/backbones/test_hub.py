@@ -16,7 +16,7 @@ from tfdml.backbones.tokens import TokenBackbone
 from tfdml.export.network import in_float32
 from tfdml.models import AttentionEnsemble, Embedder, MetricLearner
 from tfdml.training import checkpoints
-from tfdml.training.layer_groups import depths
+from tfdml.training.optimizers import depths
 
 pytest.importorskip("keras_hub", reason="pip install 'tfdml[hub]'")
 # The others take the same way, and seconds.

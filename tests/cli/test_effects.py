@@ -10,7 +10,7 @@ from tfdml.cli import flag_files
 from tfdml.effects import in_vain
 from tfdml.manifests import parse_flags
 from tfdml.training import Experiment
-from tfdml.training.settings.effects import EFFECTS as SETTINGS
+from tfdml.training.experiment import EFFECTS as SETTINGS
 
 HORDE = {"objectives": "contrastive + 0.5 * horde(loss=contrastive)"}
 RATES = {"backbone_rate": 1e-5, "projection_rate": 1e-3, "objective_rate": 1e-2}

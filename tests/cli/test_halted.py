@@ -1,7 +1,7 @@
 """A run that an alarm has ended."""
 
 from tests.cli.commands import Commands
-from tfdml.training import trainer
+from tfdml.training.run import trainer
 from tfdml.training.watching.alarms import Halted
 
 

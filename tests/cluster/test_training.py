@@ -18,7 +18,7 @@ from tfdml.cluster.sweep import sweep
 from tfdml.cluster.training import ClusterSettings, train_on_cluster
 from tfdml.errors import UserError
 from tfdml.storage import write_json
-from tfdml.training import trainer
+from tfdml.training.run import trainer
 from tfdml.training.sweeping import parse_sweep, trials
 
 EXPERIMENT = experiment_of(

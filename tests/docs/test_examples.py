@@ -41,8 +41,8 @@ SLOW = {
     "tfdml.report.comparison",
     "tfdml.report.seeds_report",
     "tfdml.training.experiment",
-    "tfdml.training.preview",
-    "tfdml.training.starting",
+    "tfdml.training.run.dry_run",
+    "tfdml.training.build.initial_weights",
 }
 CONTEXTS = (
     stand_ins.short_training,

@@ -15,7 +15,8 @@ from tests.models.networks import SIZE, coloured_batch, config_of, images, value
 from tfdml import UserError, backbones, losses, objectives
 from tfdml.models import AttentionEnsemble, Embedder, MetricLearner
 from tfdml.training import Experiment
-from tfdml.training.building import make_embedder, make_transforms
+from tfdml.training.build.images import make_transforms
+from tfdml.training.build.learner import make_embedder
 
 POLICIES = ["float32", "mixed_bfloat16", "mixed_float16"]
 

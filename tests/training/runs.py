@@ -8,8 +8,10 @@ import numpy as np
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import ArrayImages
 from tfdml.report import write_run_report
-from tfdml.training import Experiment, trainer
-from tfdml.training.building import Splits, make_learner, make_transforms
+from tfdml.training import Experiment
+from tfdml.training.build.images import Splits, make_transforms
+from tfdml.training.build.learner import make_learner
+from tfdml.training.run import trainer
 
 SIZE = 16
 EPOCHS, STEPS = 2, 3

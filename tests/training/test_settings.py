@@ -6,13 +6,7 @@ import pytest
 
 from tfdml.errors import UserError
 from tfdml.training.experiment import Experiment
-from tfdml.training.settings import (
-    DataSettings,
-    EvaluationSettings,
-    ModelSettings,
-    OptimizationSettings,
-    RunSettings,
-)
+from tfdml.training.settings import DataSettings, EvaluationSettings, ModelSettings, OptimizationSettings, RunSettings
 
 STAGES = (DataSettings, ModelSettings, OptimizationSettings, EvaluationSettings, RunSettings)
 

@@ -9,13 +9,7 @@ from collections.abc import Callable
 from absl import flags
 
 from tfdml.training.experiment import Experiment
-from tfdml.training.settings import (
-    DataSettings,
-    EvaluationSettings,
-    ModelSettings,
-    OptimizationSettings,
-    RunSettings,
-)
+from tfdml.training.settings import DataSettings, EvaluationSettings, ModelSettings, OptimizationSettings, RunSettings
 
 _STAGES = {
     "Data: images, views and batches": DataSettings,

@@ -203,8 +203,8 @@ def train_side(subject: Subject, views: Views | None = None) -> tuple[Any, Any]:
 def _trained_on(train: ImageDataset, name: str) -> ImageDataset:
     """Without the classes that a run held out: it has not seen them."""
     from tfdml.training import RunFolder
-    from tfdml.training.building import split_training_classes
-    from tfdml.training.refit import trained_on
+    from tfdml.training.build.images import split_training_classes
+    from tfdml.training.run.several import trained_on
 
     if not (Path(flags.FLAGS.model) / "flags.txt").is_file():
         return train

@@ -109,12 +109,12 @@ def chosen_data(model: str) -> DataChoice:
 def chosen_source(model: str) -> EmbeddingBackend:
     """The model of the flags, loaded or reached."""
     from tfdml.embeddings.backends import load_backend
-    from tfdml.training import distribution
+    from tfdml.training.distributed import devices
 
     values = flags.FLAGS
     if Path(model).suffix == ".keras" or (Path(model) / "embedder.keras").is_file():
         # So that a pass that was stopped and continued gives the bits of an uninterrupted one.
-        distribution.one_operation_at_a_time()
+        devices.one_operation_at_a_time()
     return load_backend(
         model,
         resize=values.resize,

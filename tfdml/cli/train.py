@@ -14,11 +14,12 @@ from tfdml.cli import main as command_line
 from tfdml.cli.flag_names import own_flags
 from tfdml.effects import Effect, either, needs
 from tfdml.errors import UserError
-from tfdml.training.settings.effects import ALWAYS
-from tfdml.training.settings.effects import EFFECTS as SETTINGS
+from tfdml.training.experiment import ALWAYS
+from tfdml.training.experiment import EFFECTS as SETTINGS
 
 if TYPE_CHECKING:
     from tfdml.cluster.training import ClusterSettings
+    from tfdml.report import write_run_report
     from tfdml.training import Experiment
 
 USAGE = """
@@ -127,14 +128,13 @@ EFFECTS = command_line.Effects(
 
 def train() -> None:
     """Run the experiment that the flags describe."""
-    from tfdml.report import write_run_report
-    from tfdml.training import Experiment, RunFolder, trainer
-    from tfdml.training.interruption import Interrupted
-    from tfdml.training.preview import write_preview
-    from tfdml.training.selection import caution
-    from tfdml.training.summary import describe
+    from tfdml.training import Experiment, RunFolder
+    from tfdml.training.distributed.tensorflow_workers import from_environment
+    from tfdml.training.run import trainer
+    from tfdml.training.run.dry_run import describe, write_preview
+    from tfdml.training.run.interruption import Interrupted
+    from tfdml.training.run.selection import caution
     from tfdml.training.watching.alarms import Halted
-    from tfdml.training.workers import from_environment
 
     given = experiment_flags.given()
     folder = RunFolder(str(given.get("run_dir", "")))

@@ -19,7 +19,8 @@ from tfdml.errors import UserError
 from tfdml.manifests import read_json
 from tfdml.report.sweep import write_sweep
 from tfdml.storage import write_json
-from tfdml.training import Experiment, RunFolder, trainer
+from tfdml.training import Experiment, RunFolder
+from tfdml.training.run import trainer
 from tfdml.training.sweeping import parse_sweep, trials
 
 

@@ -17,8 +17,9 @@ from tfdml.cluster.ray_session import LOCAL, ray_session
 from tfdml.errors import UserError, short_message
 from tfdml.report import write_run_report
 from tfdml.storage import PARTIAL_PREFIX
-from tfdml.training import Experiment, RunFolder, trainer
-from tfdml.training.workers import WorkerLost
+from tfdml.training import Experiment, RunFolder
+from tfdml.training.distributed.tensorflow_workers import WorkerLost
+from tfdml.training.run import trainer
 
 
 @dataclasses.dataclass(frozen=True)

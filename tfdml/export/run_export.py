@@ -22,9 +22,9 @@ from tfdml.manifests import parse_flags, read_json
 from tfdml.models import AnyEmbedder, WhitenedEmbedder, with_whitening
 from tfdml.storage import is_remote
 from tfdml.training import RunFolder
-from tfdml.training.building import Splits, load_splits
+from tfdml.training.build.images import Splits, load_splits
 from tfdml.training.experiment import Experiment
-from tfdml.training.refit import trained_on
+from tfdml.training.run.several import trained_on
 
 # Of the training images that a whitening is fitted to.
 _BATCH_SIZE = 100

@@ -72,7 +72,7 @@ class AlternatingOptimizer(keras.optimizers.Optimizer):
                     schedule = GlobalStepSchedule(schedule)
                     inner.learning_rate = schedule
                 schedule.iterations = self._iterations
-            # For `tfdml.training.part_rates`. A function, as Keras would track a variable.
+            # For `tfdml.training.optimizers.part_rates`. A function, as Keras would track a variable.
             inner.clock = lambda: self._iterations
 
     @property

@@ -1,19 +1,12 @@
 """Experiments: from settings to a run folder."""
 
-from tfdml.training.averaging import averaged
 from tfdml.training.experiment import Experiment
-from tfdml.training.optimizers import build_optimizer
+from tfdml.training.optimizers import averaged, build_optimizer
 from tfdml.training.pytorch_optimizers import PyTorchAdam, PyTorchAdamW, PyTorchRMSprop, PyTorchSGD
+from tfdml.training.run.trainer import train
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.schedules import rate_schedule, step_schedule
-from tfdml.training.settings import (
-    DataSettings,
-    EvaluationSettings,
-    ModelSettings,
-    OptimizationSettings,
-    RunSettings,
-)
-from tfdml.training.trainer import train
+from tfdml.training.settings import DataSettings, EvaluationSettings, ModelSettings, OptimizationSettings, RunSettings
 
 __all__ = [
     "DataSettings",

@@ -17,8 +17,8 @@ from keras import ops
 from tfdml.errors import UserError
 from tfdml.models import Embedder, MetricLearner
 from tfdml.storage import atomic_write
-from tfdml.training.jax_devices import assign_here
-from tfdml.training.workers import Workers
+from tfdml.training.distributed.jax_processes import assign_here
+from tfdml.training.distributed.tensorflow_workers import Workers
 
 _NAME = re.compile(r"step-(\d+)\.npz")
 _STATE = "state"

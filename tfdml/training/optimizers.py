@@ -2,17 +2,284 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import math
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import keras
 from keras import ops
 
 from tfdml.errors import UserError
 from tfdml.models.alternating_optimizer import AlternatingOptimizer
-from tfdml.training.layer_groups import depths, layer_factor, thaw_step
-from tfdml.training.part_rates import PartRates, part_optimizers
 from tfdml.training.pytorch_optimizers import PyTorchAdam, PyTorchAdamW, PyTorchRMSprop, PyTorchSGD
 from tfdml.training.schedules import WarmUp
+
+
+class PartRates:
+    """Mixed into a Keras optimizer: a rate, weight decay and an average for each variable, clipping over replicas.
+
+    A Keras optimizer has one learning rate. Settings of a variable are found by its index in the list that `build`
+    takes, so that they work with every backend and under a distribution strategy, and can be saved with the optimizer.
+    """
+
+    _tfdml_factors: Sequence[float] = ()
+    _tfdml_coupled = 0.0
+    _tfdml_decoupled = 0.0
+    _tfdml_norm: float | None = None
+    _tfdml_by_part = False
+    _tfdml_thaw: Sequence[int] = ()
+    _tfdml_ema = 0.0
+    _tfdml_parts: Mapping[str, Sequence[int]] = types.MappingProxyType({})
+    #: Returns the step that `thaw_steps` refer to, where it is not the optimizer's own: that of both phases.
+    clock: Callable[[], Any] | None = None
+    averages: Sequence[Any] = ()
+
+    def configure(
+        self,
+        factors: Sequence[float] = (),
+        coupled_decay: float = 0.0,
+        decoupled_decay: float = 0.0,
+        norm: float | None = None,
+        norm_by_part: bool = False,
+        thaw_steps: Sequence[int] = (),
+        ema: float = 0.0,
+        parts: dict[str, Sequence[int]] | None = None,
+    ) -> None:
+        """Set what is applied in each update. Call it before `build`.
+
+        Args:
+            factors: The rate of each variable as a multiple of the base rate; empty for the base rate.
+            coupled_decay: Weight decay that is added to the gradient.
+            decoupled_decay: Weight decay at the variable's own rate.
+            norm: The largest norm of a group's gradient; None for any.
+            norm_by_part: Whether the group is a part; otherwise all are one.
+            thaw_steps: The first step at which each variable changes; empty for step 0.
+            ema: The share of the old value in the average of each variable; 0 for no averages.
+            parts: The indices of the variables of each part.
+        """
+        self._tfdml_factors = list(factors)
+        self._tfdml_coupled, self._tfdml_decoupled = float(coupled_decay), float(decoupled_decay)
+        self._tfdml_parts = {part: list(indices) for part, indices in (parts or {}).items()}
+        self._tfdml_norm, self._tfdml_by_part = norm, norm_by_part
+        self._tfdml_thaw = list(thaw_steps)
+        self._tfdml_ema = float(ema)
+
+    def build(self, variables):
+        """Create the optimizer's state for these variables, their averages included."""
+        if self.built:  # type: ignore[attr-defined]
+            return
+        super().build(variables)  # type: ignore[misc]
+        if self._tfdml_ema:
+            self.averages = [self.add_variable_from_reference(v, name="average") for v in variables]  # type: ignore[attr-defined]
+
+    def get_config(self):
+        """Return Keras's config, with the arguments of `configure` as `part_rates`."""
+        own = {
+            "factors": list(self._tfdml_factors),
+            "coupled_decay": self._tfdml_coupled,
+            "decoupled_decay": self._tfdml_decoupled,
+            "norm": self._tfdml_norm,
+            "norm_by_part": self._tfdml_by_part,
+            "thaw_steps": list(self._tfdml_thaw),
+            "ema": self._tfdml_ema,
+            "parts": {part: list(indices) for part, indices in self._tfdml_parts.items()},
+        }
+        return {**super().get_config(), "part_rates": own}  # type: ignore[misc]
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Return the optimizer of `get_config`, not built yet."""
+        config = dict(config)
+        own = config.pop("part_rates", {})
+        optimizer = super().from_config(config, custom_objects)  # type: ignore[misc]
+        optimizer.configure(**own)
+        return optimizer
+
+    def update_step(self, gradient, variable, learning_rate):
+        """One variable's update, at its own rate."""
+        index = self._get_variable_index(variable)  # type: ignore[attr-defined]
+        if self._tfdml_coupled:
+            gradient = gradient + ops.cast(self._tfdml_coupled, variable.dtype) * ops.cast(variable, gradient.dtype)
+        rate = self.rate_of(index, learning_rate)
+        if self._tfdml_decoupled:
+            self.assign_sub(variable, variable * ops.cast(rate * self._tfdml_decoupled, variable.dtype))  # type: ignore[attr-defined]
+        super().update_step(gradient, variable, rate)  # type: ignore[misc]
+        if self.averages:
+            self._average(self.averages[index], variable)
+
+    def rate_of(self, index, learning_rate):
+        """The rate of a variable, where the optimiser's is `learning_rate`."""
+        rate = learning_rate * self._tfdml_factors[index] if self._tfdml_factors else learning_rate
+        if thaw := self._tfdml_thaw[index] if self._tfdml_thaw else 0:
+            step = self.iterations if self.clock is None else self.clock()  # type: ignore[attr-defined]
+            rate = rate * ops.cast(ops.convert_to_tensor(step) >= thaw, rate.dtype)
+        return rate
+
+    def highest_rates(self) -> dict[str, float]:
+        """The present rate of each part that has weights here, of a backbone's layers the highest."""
+        now = ops.cast(self.learning_rate, "float32")  # type: ignore[attr-defined]
+        members = {part: indices for part, indices in self._tfdml_parts.items() if indices}
+        return {
+            part: max(float(ops.convert_to_numpy(self.rate_of(index, now))) for index in indices)
+            for part, indices in members.items()
+        }
+
+    def with_averages(self) -> Iterator[tuple]:
+        """Each weight with its average; nothing before the first step, when there is none."""
+        if self.averages and int(ops.convert_to_numpy(self.iterations)):  # type: ignore[attr-defined]
+            yield from zip(self._trainable_variables, self.averages, strict=True)  # type: ignore[attr-defined]
+
+    def _average(self, average, variable):
+        # Early on the average follows fast: it must not keep what the weights were before training.
+        step = ops.cast(self.iterations, "float32")  # type: ignore[attr-defined]
+        kept = ops.minimum(self._tfdml_ema, (1.0 + step) / (10.0 + step))
+        kept = ops.cast(ops.where(step > 0, kept, 0.0), variable.dtype)
+        self.assign(average, kept * average + (1.0 - kept) * variable)  # type: ignore[attr-defined]
+
+    def _apply_weight_decay(self, variables):
+        """Nothing: Keras's decay goes at the base rate, that of `update_step` at the variable's own."""
+
+    def _all_reduce_sum_gradients(self, grads_and_vars):
+        # Keras clips before it sums over replicas; the norm that counts is that of the sum.
+        reduced = super()._all_reduce_sum_gradients(grads_and_vars)  # type: ignore[misc]
+        return list(zip(self._clipped([g for g, _ in reduced]), [v for _, v in reduced], strict=True))
+
+    def _clip_gradients(self, grads):
+        # Elsewhere than on TensorFlow gradients are of the global batch already, and the hook above is not called.
+        grads = super()._clip_gradients(grads)  # type: ignore[misc]
+        return grads if keras.backend.backend() == "tensorflow" else self._clipped(grads)
+
+    def _clipped(self, grads: list) -> list:
+        if self._tfdml_norm is None:
+            return grads
+        clipped = list(grads)
+        for group in self._tfdml_parts.values() if self._tfdml_by_part else [range(len(grads))]:
+            members = [index for index in group if grads[index] is not None]
+            total = sum((ops.sum(ops.square(ops.cast(grads[i], "float32"))) for i in members), ops.zeros(()))
+            scale = self._tfdml_norm / ops.maximum(ops.sqrt(total), self._tfdml_norm)
+            for index in members:
+                clipped[index] = grads[index] * ops.cast(scale, grads[index].dtype)
+        return clipped
+
+
+def part_optimizers(optimizer) -> Iterator[PartRates]:
+    """The optimisers with `PartRates` that one of `build_optimizer` is made of; of two phases, the embedder's last.
+
+    Args:
+        optimizer: Also one within Keras's `LossScaleOptimizer`; of another kind there is none.
+    """
+    if isinstance(optimizer, AlternatingOptimizer):
+        yield from part_optimizers(optimizer.statistics_optimizer)
+        yield from part_optimizers(optimizer.embedder_optimizer)
+        return
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer
+    if isinstance(optimizer, PartRates):
+        yield optimizer
+
+
+# As many as BEiT's and ConvNeXt's recipes have, whatever the network.
+GROUPS = 12
+# A block of a transformer, in the path of a weight: encoder/layers_3/attention/query/kernel.
+_BLOCK = re.compile(r".*?(?:^|/)\w*?(?:layers|blocks?)_\d+(?=/)")
+
+
+def depths(variables: Sequence[Any]) -> list[tuple[Any, float]]:
+    """Each weight with the depth of its layer: 0 for that nearest to the output, below 1 for that of the image.
+
+    The layers that have weights are counted in the order in which Keras lists them, from the image on: with n of them,
+    the i-th from 0 has the depth (n - 1 - i) / n. A block of a transformer counts as one layer, as do the weights of
+    all that lies before the first block (patches, positions and tokens).
+
+    Args:
+        variables: The trainable variables of a backbone, in Keras's order.
+
+    Example:
+        >>> model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(2)])
+        >>> [depth for _, depth in depths(model.trainable_variables)]
+        [0.5, 0.5, 0.0, 0.0]
+    """
+    layers: dict[str, int] = {}
+    places = [layers.setdefault(layer, len(layers)) for layer in _layers([variable.path for variable in variables])]
+    return [(variable, (len(layers) - 1 - i) / len(layers)) for variable, i in zip(variables, places, strict=True)]
+
+
+def _layers(paths: Sequence[str]) -> list[str]:
+    """The layer, or the block, of each path."""
+    blocks = [_BLOCK.match(path) for path in paths]
+    first = next((i for i, block in enumerate(blocks) if block), 0)
+    return [
+        block[0] if block else "" if i < first else path.rpartition("/")[0]
+        for i, (path, block) in enumerate(zip(paths, blocks, strict=True))
+    ]
+
+
+def layer_factor(depth: float, decay: float) -> float:
+    """What the backbone's rate is multiplied by at a depth: decay^(1 + g) in the g-th of 12 groups from above.
+
+    Bao et al., "BEiT", ICLR 2022, appendix; Liu et al., "A ConvNet for the 2020s", CVPR 2022, appendix A: the layers of
+    the head keep the rate, and each group below has `decay` of the one above.
+
+    Args:
+        depth: Of `depths`.
+        decay: 1 for the same rate everywhere.
+
+    Example:
+        >>> layer_factor(0.0, 0.5), layer_factor(0.5, 0.5), layer_factor(0.9, 1.0)
+        (0.5, 0.0078125, 1.0)
+    """
+    return 1.0 if decay == 1 else decay ** (1 + math.floor(GROUPS * depth))
+
+
+def thaw_step(depth: float, steps: Sequence[int]) -> int:
+    """The first step in which a weight changes: the n parts of the layers thaw one after another, from above.
+
+    Howard and Ruder, "Universal Language Model Fine-tuning for Text Classification", ACL 2018, section 3.3.
+
+    Args:
+        depth: Of `depths`.
+        steps: When each part thaws, ascending; none for never frozen.
+
+    Example:
+        >>> [thaw_step(depth, [100, 200]) for depth in (0.0, 0.49, 0.5, 0.9)]
+        [100, 100, 200, 200]
+    """
+    return int(steps[math.floor(len(steps) * depth)]) if steps else 0
+
+
+@contextlib.contextmanager
+def averaged(learner) -> Iterator[None]:
+    """A block in which the learner has the averages of its weights, where its optimiser keeps them.
+
+    With a share m, after step t from 0 a weight w has the average a:
+
+        a_0 = w_0,    a_t = m_t a_(t-1) + (1 - m_t) w_t,    m_t = min(m, (1 + t) / (10 + t))
+
+    Polyak and Juditsky, 1992; the shorter memory of the first steps as in TensorFlow's `ExponentialMovingAverage`. What
+    is not trained, such as the statistics of BatchNorm, is as training left it.
+
+    Args:
+        learner: Compiled with an optimiser of `build_optimizer`.
+
+    Example:
+        >>> learner.compile(build_optimizer("adam", learner, 1e-3, ema=0.999))
+        >>> history = learner.fit(batches, steps_per_epoch=2, verbose=0)
+        >>> with averaged(learner):
+        ...     learner.embedder.save("embedder.keras")
+    """
+    pairs = [pair for part in part_optimizers(learner.optimizer) for pair in part.with_averages()]
+    trained = [ops.convert_to_numpy(variable) for variable, _ in pairs]
+    for variable, average in pairs:
+        variable.assign(average)
+    try:
+        yield
+    finally:
+        for (variable, _), value in zip(pairs, trained, strict=True):
+            variable.assign(value)
+
 
 PARTS = ("backbone", "projection", "objectives")
 
@@ -142,10 +409,10 @@ def build_optimizer(
             `tfdml.training.pytorch_optimizers`.
         clip: What `clip_norm` bounds: the whole gradient (`"all"`), or that of each part by itself (`"part"`).
         layer_decay: What the backbone's rate is multiplied by from each of its 12 groups of layers to the one below:
-            see `tfdml.training.layer_groups`. 1 for one rate.
+            see `layer_factor`. 1 for one rate.
         unfreeze_steps: Ascending steps. With one, the backbone does not change before it; with n, the n-th part of its
             layers nearest to the output trains from the first step named, and so on downwards.
-        ema: With 0.999, say, `averages` of the weights are kept: see `tfdml.training.averaging`. 0 for none.
+        ema: With 0.999, say, `averages` of the weights are kept: see `averaged`. 0 for none.
 
     Raises:
         UserError: The name, the form or a part is unknown, there is no such form of the optimiser, or the base rate

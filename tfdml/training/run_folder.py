@@ -22,8 +22,8 @@ from tfdml.evaluation.query_values import FILE_NAME as QUERIES
 from tfdml.manifests import read_json
 from tfdml.output_paths import require_local
 from tfdml.storage import PARTIAL_PREFIX, atomic_write, lock, sweep, write_json
-from tfdml.training.backends import check_same_backend
 from tfdml.training.checkpoints import list_checkpoints, step_of
+from tfdml.training.distributed.devices import check_same_backend
 from tfdml.training.experiment import Experiment
 from tfdml.training.settings import EvaluationSettings
 from tfdml.version import __version__, installed

@@ -12,9 +12,8 @@ import numpy as np
 
 from tfdml.effects import in_vain
 from tfdml.errors import UserError
-from tfdml.training.experiment import Experiment
+from tfdml.training.experiment import EFFECTS, Experiment
 from tfdml.training.expressions import with_weight
-from tfdml.training.settings.effects import EFFECTS
 
 _FORM = "write e.g. --sweep='objectives.weight=0.1,0.3,1; learning_rate=1e-4..1e-3'"
 _FIXED = (

@@ -8,7 +8,7 @@ import keras
 import pytest
 
 from tests.training import runs
-from tests.training.stopping import make_quick
+from tests.training.run.stopping import make_quick
 from tfdml.errors import UserError
 from tfdml.training.watching.loggers import Logger, flat
 

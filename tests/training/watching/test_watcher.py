@@ -10,20 +10,20 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.training import runs
+from tests.training.run.stopping import finished, make_quick
 from tests.training.runs import EPOCHS, STEPS, train
-from tests.training.stopping import finished, make_quick
 from tfdml.errors import UserError
 from tfdml.layers import InputScaling
 from tfdml.report import read_run
 from tfdml.report.watched import watched_html
 from tfdml.training import RunFolder, checkpoints
-from tfdml.training.assembly import assemble
+from tfdml.training.build.components import assemble
 from tfdml.training.checkpoints import TrainingState
-from tfdml.training.monitor import TrainingMonitor
+from tfdml.training.run.monitor import TrainingMonitor
 from tfdml.training.watching import watcher
 from tfdml.training.watching.alarms import Halted
-from tfdml.training.watching.divergence import Divergence
-from tfdml.training.watching.gradients import GradientSampler
+from tfdml.training.watching.measures import GradientSampler
+from tfdml.training.watching.watcher import Divergence
 
 OBJECTIVES = "am_softmax + jrs"
 TOTAL = EPOCHS * STEPS
@@ -240,7 +240,7 @@ def test_an_image_that_is_not_finite_is_named_with_the_last_good_state(tmp_path,
 
 def batch_names(folder, step):
     settings = runs.experiment(folder)
-    from tfdml.training.building import make_sampler
+    from tfdml.training.build.images import make_sampler
 
     sampler = make_sampler(settings.data, runs.SPLITS.train, settings.seed)
     return [runs.SPLITS.train.images.name(int(index)) for index in sampler.batch(step)]

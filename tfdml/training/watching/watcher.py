@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,16 +11,21 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml.data.dataset import ImageDataset
+from tfdml.data.pipeline import training_batches
+from tfdml.data.sampling import Share
 from tfdml.errors import UserError
 from tfdml.manifests import read_json
 from tfdml.models import MetricLearner
 from tfdml.objectives import ProxyLoss
 from tfdml.storage import write_json
+from tfdml.training import checkpoints
+from tfdml.training.build.components import Assembly
+from tfdml.training.distributed import devices
 from tfdml.training.run_folder import RunFolder
-from tfdml.training.watching import alarms, statistics
-from tfdml.training.watching.gradients import GradientSampler
-from tfdml.training.watching.pictures import PicturedTriplet, save_png, triplet_sheet
-from tfdml.training.watching.proxies import ProxyWatch
+from tfdml.training.settings import RunSettings
+from tfdml.training.watching import alarms, measures
+from tfdml.training.watching.measures import GradientSampler, ProxyWatch
+from tfdml.training.watching.pictures import PicturedTriplet, Projector, save_png, triplet_sheet
 
 # first step -> (images, labels) of that step and of every so-manieth after it.
 Batches = Callable[[int], Iterator[tuple[np.ndarray, np.ndarray]]]
@@ -104,14 +110,14 @@ class Watcher:
         embeddings = found.vectors["embedding"]
         if not np.isfinite(embeddings).all():
             return []  # the step itself will tell, with all of its batch
-        matrix = statistics.distances(embeddings)
-        d_pos, d_neg = statistics.pair_distances(matrix, labels)
+        matrix = measures.distances(embeddings)
+        d_pos, d_neg = measures.pair_distances(matrix, labels)
         sample: dict[str, Any] = {
             "step": step,
             "terms": found.terms,
             "gradient_norm": found.norms,
-            "gradient_share": dict(zip(found.terms, statistics.gradient_shares(found.gram).tolist(), strict=True)),
-            **statistics.spread(embeddings),
+            "gradient_share": dict(zip(found.terms, measures.gradient_shares(found.gram).tolist(), strict=True)),
+            **measures.spread(embeddings),
             "classes": len(np.unique(labels)),
             "images": len(labels),
             "d_pos": float(d_pos.mean()) if len(d_pos) else None,
@@ -194,7 +200,7 @@ class Watcher:
 
     def _keep_hardest(self, step: int, images: np.ndarray, labels: np.ndarray, matrix: np.ndarray) -> None:
         names, indices = self._images.class_names, self._indices(step)
-        for triplet in statistics.hardest_triplets(matrix, labels, self._num_pictures):
+        for triplet in measures.hardest_triplets(matrix, labels, self._num_pictures):
             rows = triplet[:3]
             pictured = PicturedTriplet(
                 step,
@@ -218,3 +224,163 @@ class Watcher:
                 if len(values):
                     tf.summary.histogram(f"watch/{name}", values)
             writer.flush()
+
+
+class Divergence:
+    """Describes the batches of the last two steps: a gradient that is not finite shows in the loss one step later.
+
+    Args:
+        learner: The learner, whose present weights tell nothing any more.
+        folder: The run folder; its newest checkpoint holds the last good weights.
+        batches: From a step on, the images that are looked at of each batch.
+        indices: step -> the rows of `images` that the batch of that step holds.
+        images: The training images, for their names.
+    """
+
+    def __init__(
+        self,
+        learner: MetricLearner,
+        folder: RunFolder,
+        batches: Batches,
+        indices: Callable[[int], np.ndarray],
+        images: ImageDataset,
+    ):
+        self._learner, self._folder, self._batches = learner, folder, batches
+        self._indices, self._images = indices, images
+
+    def __call__(self, step: int) -> dict[str, Any]:
+        """What `diverged.json` tells besides the terms.
+
+        Args:
+            step: The step, from 0, after which something was not finite.
+
+        Returns:
+            `indices` and `images` of its batch; those of the batch before as `before`; as `last_good` the checkpoint,
+            and as `at_last_good_weights` which embeddings, terms and gradients of those batches are not finite by it.
+        """
+        told: dict[str, Any] = self._named(step)
+        if step:
+            told["before"] = {"step": step, **self._named(step - 1)}
+        known = checkpoints.list_checkpoints(self._folder.checkpoints)
+        if known:
+            told["last_good"] = str(known[-1])
+            told["at_last_good_weights"] = self._looked_at(step)
+        return told
+
+    def _named(self, step: int) -> dict[str, Any]:
+        indices = [int(index) for index in self._indices(step)]
+        return {"indices": indices, "images": [self._images.images.name(index) for index in indices]}
+
+    def _looked_at(self, step: int) -> list[dict[str, Any]]:
+        """By batch, what is not finite; a batch of which all is finite tells that it was not to blame alone."""
+        sampler = GradientSampler(self._learner)
+        path = checkpoints.list_checkpoints(self._folder.checkpoints)[-1]
+        values = checkpoints.values_of(path, self._learner, sampler.variables)
+        first = max(0, step - 1)
+        found = []
+        for number, (images, labels) in zip(range(first, step + 1), self._batches(first), strict=False):
+            sample = sampler(images, labels, values)
+            bad = np.flatnonzero(~np.isfinite(sample.vectors["embedding"]).all(axis=1))
+            names = self._named(number)["images"]
+            found.append(
+                {
+                    "step": number + 1,
+                    "images": [names[row] for row in bad],
+                    "terms": [name for name, value in sample.terms.items() if not np.isfinite(value)],
+                    "gradients": [part for part, value in sample.norms.items() if not np.isfinite(value)],
+                }
+            )
+        return found
+
+
+def blamed(told: dict[str, Any], most: int = 3) -> str:
+    """What of the description of a divergence is worth its line: the images that are not finite by good weights.
+
+    Args:
+        told: What `Divergence` tells.
+        most: How many images are named.
+
+    Example:
+        >>> blamed({"at_last_good_weights": [{"images": ["a.png"], "terms": ["triplet"], "gradients": []}]})
+        ', where the embedding of a.png is not finite by the last good weights either'
+    """
+    names = [name for batch in told.get("at_last_good_weights", ()) for name in batch["images"]]
+    if not names:
+        return ""
+    shown = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return f", where the embedding of {shown} is not finite by the last good weights either"
+
+
+@dataclasses.dataclass(frozen=True)
+class Watching:
+    """What watches a run.
+
+    Args:
+        watcher: Looks at batches along the training.
+        divergence: Describes the end of a run that is not finite any more.
+        projector: Writes embeddings after each epoch; None: none are wanted.
+    """
+
+    watcher: Watcher
+    divergence: Divergence
+    projector: Projector | None
+
+
+def make_watching(
+    run: RunSettings, evaluation_batch_size: int, parts: Assembly, folder: RunFolder, looks: bool = True
+) -> Watching:
+    """Put together what watches a run; writes nothing.
+
+    Args:
+        run: Its settings.
+        evaluation_batch_size: Images that are embedded at a time.
+        parts: What the run is made of.
+        folder: Its folder.
+        looks: Whether this process is to look at batches at all.
+    """
+    learner, splits, sampler = parts.learner, parts.splits, parts.sampler
+    every = run.watch_every if looks else 0
+    watched = (sampler.batch, splits.train)
+    watcher = Watcher(
+        learner,
+        folder,
+        every,
+        sampled_batches(run.seed, parts, every or 1),
+        *watched,
+        run.watch_triplets,
+        run.stops_on(),
+    )
+    divergence = Divergence(learner, folder, sampled_batches(run.seed, parts, 1), *watched)
+    projector = None
+    if run.watch_projector and looks:
+        images = splits.test if splits.validation is None else splits.validation
+        projector = Projector(
+            images, run.watch_projector, parts.evaluation_view, evaluation_batch_size, folder.tensorboard
+        )
+    return Watching(watcher, divergence, projector)
+
+
+def sampled_batches(seed: int, parts: Assembly, every: int) -> Batches:
+    """The images of a step that are looked at: one device's share, as much as its memory takes.
+
+    Args:
+        seed: Of the run.
+        parts: What the run is made of.
+        every: Steps from one batch to the next.
+    """
+    share = Share(parts.sampler, 0, _count(parts))
+
+    def from_step(first: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        batches = training_batches(
+            parts.splits.train, share, parts.train_view, seed=seed, first_step=first, every=every
+        )
+        yield from devices.own_threads(batches).as_numpy_iterator()
+
+    return from_step
+
+
+def _count(parts: Assembly) -> int:
+    """Into how many equal shares a batch is cut, of which the first is looked at."""
+    whole, most = parts.sampler.batch_size, parts.learner.gradient_cache or parts.sampler.batch_size
+    devices = parts.strategy.num_replicas_in_sync
+    return next(count for count in range(devices, whole + 1) if whole % count == 0 and whole // count <= most)

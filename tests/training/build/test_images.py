@@ -1,0 +1,377 @@
+"""The images of a run: splits, samplers, views and what is kept in memory."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tests.sampling_workers import made
+from tests.training.runs import learner, noise
+from tfdml import data
+from tfdml.data import sampling
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.images import ArrayImages, EncodedImages
+from tfdml.data.policies import Policy, Step
+from tfdml.data.transforms import EvaluationTransform, TrainTransform
+from tfdml.errors import UserError
+from tfdml.training import Experiment, RunFolder
+from tfdml.training.build import images as memory
+from tfdml.training.build.images import (
+    CachePlan,
+    Splits,
+    load_splits,
+    make_sampler,
+    make_transforms,
+    plan_cache,
+    sample_seen_classes,
+    split_training_classes,
+)
+from tfdml.training.build.learner import make_embedder
+from tfdml.training.run import trainer
+from tfdml.training.settings import DataSettings
+
+
+def experiment(**changes):
+    settings = Experiment(run_dir="runs/any", dataset="glyphs", image_size=28, resize=32, backbone="conv4", flip=False)
+    return dataclasses.replace(settings, **changes)
+
+
+def test_held_out_and_seen_classes_make_up_the_training_classes():
+    train = data.load("glyphs", split="train", images_per_class=2, size=16)
+    seen, held_out = split_training_classes(train, 0.2, seed=3)
+    assert len(held_out.classes) == round(0.2 * len(train.classes))
+    assert sorted([*seen.classes, *held_out.classes]) == sorted(train.classes)
+    again, _ = split_training_classes(train, 0.2, seed=3)
+    other, _ = split_training_classes(train, 0.2, seed=4)
+    np.testing.assert_array_equal(again.classes, seen.classes)
+    assert set(other.classes) != set(seen.classes)
+
+
+def test_stratified_classes_are_one_of_each_size():
+    sizes = np.array([3, 50, 4, 52, 9, 10, 49, 3, 9, 51, 10, 4])
+    labels = np.repeat(7 * np.arange(12), sizes)
+    images = noise("train", 12, 0, 1).take(np.zeros(len(labels), int))
+    train = dataclasses.replace(images, labels=labels, class_names={int(c): str(c) for c in labels})
+    drawn = set()
+    for seed in range(20):
+        seen, held_out = split_training_classes(train, 0.25, seed, "stratified")
+        assert sorted([*seen.classes, *held_out.classes]) == sorted(train.classes)
+        found = sorted(sizes[held_out.classes // 7])
+        assert all(low <= size <= high for size, low, high in zip(found, (3, 9, 49), (4, 10, 52), strict=True))
+        again = split_training_classes(train, 0.25, seed, "stratified")[1]
+        np.testing.assert_array_equal(again.classes, held_out.classes)
+        drawn |= set(held_out.classes)
+    assert len(drawn) == 12
+    # What was drawn before there was a choice.
+    order = np.random.default_rng(5).permutation(train.classes)
+    assert set(split_training_classes(train, 0.25, 5)[1].classes) == set(order[:3])
+
+
+def test_without_a_share_every_class_is_seen_and_with_all_of_it_none():
+    train = data.load("glyphs", split="train", images_per_class=2, size=16)
+    assert split_training_classes(train, 0.0, seed=0) == (train, None)
+    with pytest.raises(UserError, match=r"--holdout_classes=0\.999 leaves no class"):
+        split_training_classes(train, 0.999, seed=0)
+
+
+@pytest.mark.parametrize("wanted", [0.25, 9.0, 10.0, 1.0, 500.0])
+def test_seen_classes_are_whole_and_just_as_many_as_are_wanted(wanted):
+    labels = np.repeat(np.arange(6), [3, 6, 3, 6, 6, 6])
+    train = dataclasses.replace(noise("train", 6, 0, 5), labels=labels)
+    seen = sample_seen_classes(train, wanted, seed=5)
+    for c in seen.classes:
+        assert np.sum(seen.labels == c) == np.sum(labels == c)
+    order = np.random.default_rng(5).permutation(6)
+    assert sorted(order[: seen.num_classes]) == list(seen.classes)
+    # Without the class drawn last there would be too few.
+    wanted = min(wanted * 30 if wanted <= 1 else wanted, 30)
+    assert len(seen) - np.sum(labels == order[seen.num_classes - 1]) < wanted <= len(seen)
+
+
+def test_seen_classes_are_measured_where_asked_for_and_are_no_data_of_their_own():
+    options = {"dataset_options": "images_per_class=2, size=16", "holdout_classes": 0.2}
+    assert load_splits(experiment(**options).data, seed=0).seen is None
+    splits = load_splits(experiment(**options).data, seed=0, evaluate_train=20)
+    assert list(splits.evaluated()) == ["validation", "test", "seen"]
+    assert len(splits.seen) == 20
+    assert set(splits.seen.images.names) <= set(splits.train.images.names)
+    assert set(splits.describe()) == {"train", "validation", "test"}
+
+
+def test_generalisation_needs_seen_classes():
+    with pytest.raises(UserError, match=r"--generalisation_every .* e.g. --evaluate_train=1 for all"):
+        experiment(generalisation_every=2)
+
+
+def test_the_views_are_those_of_the_flags():
+    settings = experiment(
+        resize=48,
+        resize_mode="pad",
+        augmentation="random_resized_crop",
+        min_scale=0.3,
+        min_resolution=0.5,
+        max_resolution=2.5,
+    )
+    train, evaluation = make_transforms(settings.data)
+    assert (train.augmentation, train.resize_mode) == ("random_resized_crop", "pad")
+    assert (train.resize, train.image_size) == (48, 28)
+    assert (train.scale, train.resolutions, train.flip, train.policy) == ((0.3, 1.0), (0.5, 2.5), False, None)
+    assert (evaluation.resize, evaluation.image_size, evaluation.resize_mode) == (48, 28, "pad")
+    # Nothing smaller than the crop can be cut.
+    train, evaluation = make_transforms(dataclasses.replace(settings, resize=20).data)
+    assert train.resize == evaluation.resize == 28
+
+
+def test_images_of_a_run_are_told_from_others():
+    splits = Splits(noise("train", 3, 0), None, noise("test", 2, 1))
+    before = splits.describe()
+    assert set(before) == set(splits.evaluated()) | {"train"} == {"train", "test"}
+    assert (before["train"]["images"], before["train"]["classes"]) == (12, 3)
+    changes = {
+        "content": dataclasses.replace(splits, test=noise("test", 2, 2)),
+        "names and labels": dataclasses.replace(
+            splits, test=dataclasses.replace(splits.test, labels=[0] * 4 + [2] * 4)
+        ),
+    }
+    for name, changed in changes.items():
+        now = changed.describe()
+        assert now["train"] == before["train"]
+        assert [key for key in now["test"] if now["test"][key] != before["test"][key]] == [name]
+
+
+@pytest.mark.parametrize(
+    "objectives",
+    [
+        "soft_triple + jrs",
+        "regularized_soft_triple(proxies_per_class=3) + jrs(levels=[embedding, class])",
+        "am_softmax + jrs(kernels=exponential)",
+        "rank_mi",
+        "triplet(mining=distance_weighted) + horde(loss=am_softmax, orders=3, dim=16)",
+    ],
+)
+def test_objectives_are_tried_without_a_trace(objectives):
+    settings = experiment(objectives=objectives)
+    first, second = (learner(settings, 5) for _ in range(2))
+    assert len(first.variables) == len(second.variables)
+    for metric in first.metrics:
+        assert metric.name == "loss" or not np.any([np.asarray(variable) for variable in metric.variables])
+    for one, other in zip(first.variables, second.variables, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.one_quick_case
+@pytest.mark.parametrize(
+    ("objectives", "says"),
+    [
+        ("am_softmax + jrs(levels=[feature_map, embedding])", r"the level 'feature_map' takes vectors \(B, D\)"),
+        ("am_softmax + jrs(levels=[pool, embedding])", "needs the representation 'pool'"),
+        ("am_softmax(proxies_per_class=2) + jrs", "one proxy per class"),
+        ("contrastive(representation=feature_map)", "expected 'feature_map' to be vectors"),
+    ],
+)
+def test_what_cannot_be_computed_leaves_no_run_folder(objectives, says, tmp_path):
+    settings = experiment(objectives=objectives, run_dir=str(tmp_path / "run"), epochs=1, steps_per_epoch=1)
+    settings = dataclasses.replace(settings, dataset_options="images_per_class=4, size=32", classes_per_batch=4)
+    with pytest.raises(UserError, match=says) as caught:
+        trainer.train(settings)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_generalisation_counts_no_held_out_class_as_seen(tmp_path):
+    from absl import flags
+    from absl.testing import flagsaver
+
+    from tfdml.cli import measuring
+
+    settings = experiment(run_dir=str(tmp_path / "run"), holdout_classes=0.2)
+    with RunFolder(settings.run_dir).created(settings):
+        pass
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(["test"])
+    train = data.load("glyphs", split="train")
+    with flagsaver.flagsaver(model=settings.run_dir):
+        seen = measuring._trained_on(train, "glyphs")
+        assert measuring._trained_on(train, "folder") is train
+    assert set(seen.classes) < set(train.classes)
+    assert len(seen) == len(load_splits(settings.data, settings.seed).train)
+
+
+def test_the_colour_of_the_padding_and_dropout_reach_every_view_and_the_embedder():
+    chosen = experiment(backbone="conv4", resize_mode="pad", pad_color="white", dropout=0.25)
+    train, evaluation = make_transforms(chosen.data)
+    embedder = make_embedder(chosen.model, evaluation)
+    assert train.pad_color == evaluation.pad_color == (255, 255, 255)
+    assert EvaluationTransform.of(embedder) == evaluation
+    assert embedder.drop.rate == 0.25
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"pad_color": "grey"}, "`pad_color='grey'`: write black, white"),
+        ({"dropout": 1.0}, "--dropout=1.0: out of range"),
+        ({"optimizer_form": "caffe"}, "--optimizer_form=caffe: must be one of keras, pytorch"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_the_name_of_its_flag(changes, says):
+    with pytest.raises(UserError) as caught:
+        experiment(**changes)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "train", "evaluation"),
+    [
+        (
+            {"augmentation": "random_crop", "resize_mode": "squash", "resize": 40, "flip": True},
+            TrainTransform("random_crop", 40, 28, "squash", scale=(0.08, 1.0)),
+            EvaluationTransform(40, 28, "squash"),
+        ),
+        (
+            {"augmentation": "random_resized_crop", "min_scale": 0.3, "resize": 36},
+            TrainTransform("random_resized_crop", 36, 28, scale=(0.3, 1.0), flip=False),
+            EvaluationTransform(36, 28),
+        ),
+        (
+            {"augmentation": "multi_resolution", "min_resolution": 0.5, "max_resolution": 1.5, "policy": "0.5 * blur"},
+            TrainTransform(
+                "multi_resolution",
+                32,
+                28,
+                scale=(0.08, 1.0),
+                flip=False,
+                resolutions=(0.5, 1.5),
+                policy=Policy((Step("blur", {}, 0.5),)),
+            ),
+            EvaluationTransform(32, 28),
+        ),
+        # Nothing is resized to less than what is cut out of it.
+        (
+            {"augmentation": "random_resized_crop", "resize": 20},
+            TrainTransform("random_resized_crop", 28, 28, flip=False),
+            EvaluationTransform(28, 28),
+        ),
+    ],
+)
+def test_the_views_of_the_flags(flags, train, evaluation):
+    assert make_transforms(experiment(**{"min_scale": 0.08, **flags}).data) == (train, evaluation)
+
+
+NEVER, ALWAYS = CachePlan(False, False), CachePlan(True, True)
+
+
+def dataset(count, side):
+    images = ArrayImages(np.zeros((count, side, side, 3), np.uint8), ("",) * count)
+    return ImageDataset("made", "train", images, np.zeros(count), {0: ""})
+
+
+def plan(spare, monkeypatch, drawn=1000, **settings):
+    monkeypatch.setattr(memory, "memory_to_spare", lambda limit: spare)
+    chosen = DataSettings(image_size=16, resize=20, **settings)
+    transform = TrainTransform("random_crop", 20, 16)
+    return plan_cache(chosen, dataset(100, 40), [dataset(30, 40)], transform, drawn)
+
+
+def test_auto_keeps_what_fits(monkeypatch):
+    training, views = 100 * 20 * 20 * 3, 30 * 16 * 16 * 3
+    assert plan(training + views, monkeypatch) == ALWAYS
+    assert plan(training + views - 1, monkeypatch) == CachePlan(True, False)
+    assert plan(training - 1, monkeypatch) == NEVER
+
+
+def test_a_run_that_sees_its_images_hardly_once_keeps_none(monkeypatch):
+    assert plan(1e9, monkeypatch, drawn=199) == NEVER
+    assert plan(1e9, monkeypatch, drawn=200) == ALWAYS
+
+
+@pytest.mark.parametrize(("given", "expected"), [("true", ALWAYS), (True, ALWAYS), ("false", NEVER), (False, NEVER)])
+def test_true_and_false_are_obeyed(monkeypatch, given, expected):
+    assert plan(0, monkeypatch, drawn=0, cache=given) == expected
+
+
+def test_flag_files_from_when_it_was_a_switch():
+    for text in ("true", "false"):
+        experiment = Experiment.from_flags(f"--cache={text}\n--run_dir=a\n")
+        assert experiment.cache == text
+        assert f"--cache={text}\n" in experiment.as_flags()
+    assert "--cache=auto\n" in Experiment(run_dir="a").as_flags()
+    with pytest.raises(UserError, match="--cache=maybe: must be one of auto, true, false"):
+        Experiment(run_dir="a", cache="maybe")
+
+
+def test_images_that_cannot_be_read_take_no_memory(monkeypatch):
+    monkeypatch.setattr(memory, "memory_to_spare", lambda limit: 1e9)
+    data = ImageDataset("made", "train", EncodedImages((b"?",), ("a",)), np.zeros(1), {0: ""})
+    assert plan_cache(DataSettings(), data, [], TrainTransform(), 100) == ALWAYS
+
+
+def batches_of(**settings):
+    return Experiment(**{"run_dir": "none", "classes_per_batch": 4, "images_per_class": 2, "batch_size": 8, **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, lambda d: sampling.ClassBalancedSampler(d.labels, 4, 2, 7)),
+        ({"short_classes": "drop"}, lambda d: sampling.ClassBalancedSampler(d.labels, 4, 2, 7, "drop")),
+        ({"sampling": "shuffle"}, lambda d: sampling.ShuffleSampler(len(d), 8, 7)),
+        ({"sampling": "whole_classes"}, lambda d: sampling.WholeClassSampler(d.labels, 8, 7)),
+        (
+            {"sampling": "hierarchical", "super_classes_per_batch": 2, "super_class_weights": "uniform"},
+            lambda d: sampling.HierarchicalSampler(d.labels, d.super_labels, 4, 2, 2, 7, "uniform"),
+        ),
+        (
+            {
+                "sampling": "hierarchical",
+                "classes_per_batch": 3,
+                "short_classes": "drop",
+                "short_super_classes": "drop",
+            },
+            lambda d: sampling.HierarchicalSampler(
+                d.labels, d.super_labels, 3, 2, 1, 7, "proportional", "drop", "drop"
+            ),
+        ),
+    ],
+)
+def test_the_sampler_of_the_flags(settings, expected):
+    data = made()
+    run = batches_of(seed=7, **settings)
+    assert Experiment.from_flags(run.as_flags()) == run
+    for step in range(20):
+        assert make_sampler(run.data, data, run.seed).batch(step).tolist() == expected(data).batch(step).tolist()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sampling": "classes"}, "--sampling=classes: must be one of class_balanced, shuffle, whole_classes, hierarc"),
+        ({"super_classes_per_batch": 0}, "--super_classes_per_batch=0: out of range"),
+        ({"super_class_weights": "even"}, "--super_class_weights=even: must be one of proportional, uniform"),
+        ({"short_super_classes": "keep"}, "--short_super_classes=keep: must be one of merge, drop"),
+        (
+            {"sampling": "hierarchical", "super_classes_per_batch": 3},
+            "=4` is no multiple of `super_classes_per_batch=3`",
+        ),
+        (
+            {"sampling": "hierarchical", "super_classes_per_batch": 4},
+            "`super_classes_per_batch=4`, but the data has 3 su",
+        ),
+        ({"sampling": "whole_classes", "batch_size": 37}, "`batch_size=37`, but the data has 36 images"),
+        (
+            {"sampling": "whole_classes", "batch_size": 9},
+            "9 images cannot be shared out evenly over 2 replicas: make `b",
+        ),
+        ({"classes_per_batch": 3, "images_per_class": 3}, "9 images cannot be shared out evenly over 2 replicas: make"),
+    ],
+)
+def test_flags_say_what_is_wrong(settings, message):
+    with pytest.raises(UserError, match=message):
+        make_sampler(batches_of(**settings).data, made(), seed=0, replicas=2)
+
+
+def test_hierarchical_batches_need_super_classes():
+    data = dataclasses.replace(made(), super_labels=None)
+    with pytest.raises(UserError, match="hierarchical sampling needs super-classes, and made has none"):
+        make_sampler(batches_of(sampling="hierarchical").data, data, seed=0)

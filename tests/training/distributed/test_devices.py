@@ -1,0 +1,56 @@
+"""What goes with which backend."""
+
+import keras
+import pytest
+
+from tests.training.runs import experiment
+from tfdml import UserError
+from tfdml.training.distributed import jax_processes
+from tfdml.training.distributed.devices import check_backend, check_same_backend
+from tfdml.training.distributed.jax_processes import Processes, processes
+
+ADDRESSES, COUNT, INDEX = (f"KERAS_DISTRIBUTION_{name}" for name in ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID"))
+
+
+def refused(monkeypatch, backend, message, environment=(), **settings):
+    with monkeypatch.context() as patched:
+        patched.setattr(keras.backend, "backend", lambda: backend)
+        for name, value in dict(environment).items():
+            patched.setenv(name, value)
+        with pytest.raises(UserError, match=message):
+            check_backend(experiment("unused", **settings).run)
+
+
+def test_what_means_nothing_on_a_backend_is_refused(monkeypatch):
+    check_backend(experiment("unused").run)
+    refused(monkeypatch, "torch", "KERAS_BACKEND=torch: training runs on tensorflow or jax")
+    refused(monkeypatch, "jax", "--nodeterministic is for TensorFlow", deterministic=False)
+    refused(monkeypatch, "jax", "TF_CONFIG names workers of TensorFlow", {"TF_CONFIG": "{}"})
+    refused(monkeypatch, "tensorflow", "names processes of JAX", {COUNT: "2"})
+
+
+def test_a_run_goes_on_where_it_began(monkeypatch):
+    check_same_backend("tensorflow")
+    check_same_backend(None)
+    with pytest.raises(UserError, match="started on jax and this is tensorflow, which rounds otherwise: set KERAS_BA"):
+        check_same_backend("jax")
+
+
+def test_processes_are_named_by_the_environment(monkeypatch):
+    assert processes() == Processes(0, 1)
+    monkeypatch.setenv(COUNT, "2")
+    with pytest.raises(UserError, match=f"{ADDRESSES} is not set, but others"):
+        processes()
+    monkeypatch.setenv(ADDRESSES, "localhost:1234")
+    monkeypatch.setenv(INDEX, "1")
+    assert processes() == Processes(1, 2)
+    for wrong in ("2", "-1", "first"):
+        monkeypatch.setenv(INDEX, wrong)
+        with pytest.raises(UserError, match=f"PROCESS_ID={wrong} of {COUNT}=2: processes are numbered from 0"):
+            processes()
+
+
+def test_a_value_is_assigned_as_it_is_in_one_process():
+    variable = keras.Variable([1.0, 2.0])
+    jax_processes.assign_here(variable, [3.0, 4.0])
+    assert keras.ops.convert_to_numpy(variable).tolist() == [3.0, 4.0]

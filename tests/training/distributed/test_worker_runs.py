@@ -1,0 +1,68 @@
+"""A run by two workers, one of which is killed, ends by three as that of one process."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.mathematics import assert_close
+from tests.training import runs
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("workers")
+
+
+@pytest.fixture(scope="module")
+def ended(folder):
+    command = [sys.executable, "-m", "tests.training.distributed.worker_runs", str(folder)]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.rpartition("ENDED")[2])
+    assert found["unbroken"]["statuses"] == [0], found["unbroken"]["errors"]
+    return found
+
+
+def test_where_one_is_killed_the_others_end_with_one_line(ended):
+    killed = ended["killed"]
+    assert killed["statuses"] == [2, -9], killed["errors"]
+    line = killed["errors"][0].strip().splitlines()[-1]
+    assert line.startswith("train: error: worker 1 (127.0.0.1:")
+    assert "has ended or cannot be reached" in line
+    assert "--resume" in line
+    assert "Traceback" not in killed["errors"][0]
+    assert killed["saved"] == ["step-00000000.npz", "step-00000001.npz"]
+
+
+def test_the_run_ends_as_that_of_one_process(ended, folder):
+    assert ended["resumed"]["statuses"] == [0, 0, 0], ended["resumed"]["errors"]
+    one, several = folder / "unbroken", folder / "several"
+    expected, found = (runs.arrays(run / "checkpoints" / "step-00000006.npz") for run in (one, several))
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        # Means over a replica's pairs are reported of each replica's own.
+        if not name.startswith("metrics/"):
+            assert_close(found[name], value, 1e-5, floor=1e-6 * max(1e-3, np.abs(value).max()))
+    for wanted, record in zip(runs.records(one), runs.records(several), strict=True):
+        assert record["step"] == wanted["step"]
+        if wanted["train"]:
+            assert record["train"]["loss"] == pytest.approx(wanted["train"]["loss"], rel=1e-5)
+
+
+def test_only_the_chief_writes(ended, folder):
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["several", "unbroken"]
+    assert (folder / "several" / "result.json").is_file()
+    samples = json.loads((folder / "several" / "watch.json").read_text())["samples"]
+    # Of a batch of 12 images the chief looks at a third.
+    assert [(sample["step"], sample["images"]) for sample in samples] == [(2, 4), (4, 4)]
+    assert "worker 1 of 2 (127.0.0.1:" in ended["killed"]["errors"][1]

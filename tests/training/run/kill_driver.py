@@ -1,0 +1,139 @@
+"""Runs of `bin/train` that are killed at moments named by what is on disk, or by the clock, each in its own process.
+
+    python -m tests.training.run.kill_driver '[{"flags": [...], "kill": ["after", "flags.txt", 1]}, ...]'
+
+Each is forked from one process that has TensorFlow loaded, but not begun to use it. Prints what became of each: its
+exit status, or the number of the signal that ended it, negative.
+
+A kill leaves a folder as it is. So a run may also go on, and leave copies of its folder as kills at many moments would
+have: `"copies": [[["after", "flags.txt", 1], "copy"], ...]`.
+
+`"command": "export"` runs another command than `train`. `"clock": [first, seconds, last]` kills so long after the file
+`first` is written, or, where there is one already or it is empty, after the start, in whichever instruction that is; at
+the latest before `last` is written. `"times": path` writes which file was written when, to know how long that may be. A
+run that has begun is gone on with where it says `"go_on": true`. `"cores": 1` leaves a process that many.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib
+import json
+import os
+import pathlib
+import shutil
+import signal
+import sys
+import threading
+import time
+
+import tfdml.cli.main
+import tfdml.export
+import tfdml.report
+import tfdml.training  # noqa: F401  (what every fork would import)
+
+
+def _at(when: str, pattern: str, nth: int, act) -> None:
+    """Call `act(truncated)` at the nth time that a file of this name is written; `truncated`: a path to cut in half."""
+    seen = 0
+    inner = os.replace
+
+    def replace(source, target):
+        nonlocal seen
+        here = fnmatch.fnmatch(os.path.basename(target), pattern)
+        seen += here
+        mine = here and seen == nth
+        if mine and when != "after":
+            act(source if when == "half of" else None)
+        inner(source, target)
+        if mine and when == "after":
+            act(None)
+
+    os.replace = replace
+
+
+def _halve(path) -> None:
+    os.truncate(path, os.path.getsize(path) // 2)
+
+
+def _kill(truncated) -> None:
+    if truncated:
+        _halve(truncated)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _copy(run_dir: str, to: str):
+    def act(truncated):
+        if os.path.isdir(run_dir):
+            shutil.copytree(run_dir, to, symlinks=True)
+        if truncated:
+            _halve(os.path.join(to, os.path.relpath(truncated, run_dir)))
+
+    return act
+
+
+def _by_the_clock(folder: pathlib.Path, first: str, seconds: float, last: str) -> None:
+    def begin(_=None) -> None:
+        timer = threading.Timer(seconds, _kill, [None])
+        timer.daemon = True
+        timer.start()
+
+    if first and not any(folder.rglob(first)):
+        _at("after", first, 1, begin)
+    else:
+        begin()
+    _at("before", last, 1, _kill)
+
+
+def _note_times(path: str) -> None:
+    started = time.monotonic()
+    inner = os.replace
+
+    def replace(source, target):
+        inner(source, target)
+        with open(path, "a") as file:
+            file.write(f"{os.path.basename(target)}\t{time.monotonic() - started:.3f}\n")
+
+    os.replace = replace
+
+
+def _one(
+    flags: list[str],
+    command: str = "train",
+    kill: list | None = None,
+    clock: list | None = None,
+    copies: list | None = None,
+    times: str = "",
+    go_on: bool = False,
+    cores: int | None = None,
+) -> int:
+    if go_on and os.path.exists(os.path.join(_value_of("run_dir", flags), "flags.txt")):
+        flags = [f"--run_dir={_value_of('run_dir', flags)}", "--resume"]
+    child = os.fork()
+    if child == 0:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
+        if kill:
+            _at(*kill, _kill)
+        for moment, to in copies or []:
+            _at(*moment, _copy(_value_of("run_dir", flags), to))
+        if times:
+            _note_times(times)
+        if clock:
+            _by_the_clock(pathlib.Path(_value_of("run_dir", flags) if command == "train" else "."), *clock)
+        sys.argv = [command, *flags]
+        try:
+            importlib.import_module(f"tfdml.cli.{command}").main()
+        except SystemExit as ended:
+            sys.stdout.flush()
+            os._exit(int(ended.code or 0))
+        finally:
+            os._exit(70)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _value_of(name: str, flags: list[str]) -> str:
+    return next(flag.partition("=")[2] for flag in flags if flag.startswith(f"--{name}="))
+
+
+if __name__ == "__main__":
+    print("ENDED" + json.dumps([_one(**run) for run in json.loads(sys.argv[1])]))

@@ -1,0 +1,242 @@
+"""What a run would do, in words; a few steps of it; and its first batch as a picture."""
+
+import types
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.training import runs
+from tfdml.data.contact_sheets import contact_sheet, whole_images
+from tfdml.data.pipeline import training_batches
+from tfdml.errors import UserError
+from tfdml.training.build import components
+from tfdml.training.build.components import assemble
+from tfdml.training.build.images import load_splits, make_sampler, make_transforms
+from tfdml.training.run import dry_run as probing
+from tfdml.training.run.dry_run import Probe, describe, probe, write_preview
+from tfdml.training.settings import DataSettings
+
+
+@pytest.fixture
+def said(tmp_path, monkeypatch):
+    """The lines on a tiny experiment on noise, their blanks as one."""
+    monkeypatch.setattr(components, "load_splits", lambda *arguments: runs.SPLITS)
+
+    def lines(**changes):
+        text = describe(runs.experiment(tmp_path / "run", **changes))
+        assert not (tmp_path / "run").exists()
+        return [" ".join(line.split()) for line in text.splitlines()]
+
+    return lines
+
+
+def test_images_and_classes_of_each_split(said):
+    lines = said()
+    assert lines[:4] == [
+        "data glyphs from the library itself",
+        "train 32 images of 8 classes",
+        "validation 20 images of 5 classes",
+        "test 24 images of 6 classes",
+    ]
+
+
+def test_trained_parameters_and_rate_of_each_part(said):
+    rates = {"backbone_rate": 0.001, "objective_rate": 0.1}
+    lines = said(objectives="am_softmax + jrs", drop_epochs="1", drop_factor=0.5, **rates)
+    first = lines.index("trained parameters learning rate")
+    tiny = runs.learner(runs.experiment("unused"), 8).parts()
+    backbone, projection = (sum(np.size(value) for value in tiny[part]) for part in ("backbone", "projection"))
+    assert lines[first + 1 : first + 5] == [
+        f"backbone {backbone:,} 0.001",
+        f"projection {projection:,} 0.01",
+        f"am_softmax {8 * 8:,} 0.1",
+        "jrs 0 -",
+    ]
+    assert "optimiser adam in keras form, times 0.5 after epoch 1" in lines
+
+
+def test_a_backbone_that_does_not_train_has_no_rate(said):
+    assert "backbone 0 -" in said(backbone_rate=0.0)
+
+
+def test_steps_in_an_epoch_and_in_all(said):
+    lines = said(epochs=50, steps_per_epoch=40)
+    assert "schedule 40 steps an epoch, 50 epochs: 2,000 steps, 16,000 images, 500.0 times the training images" in lines
+    assert "schedule 4 steps an epoch, 3 epochs: 12 steps, 96 images, 3.0 times the training images" in said(
+        epochs=3, steps_per_epoch=0
+    )
+
+
+def test_a_batch_by_chunks_and_the_memory_of_a_term(said):
+    lines = said(gradient_cache=3, cross_batch_memory=64, xbm_start=2, objectives="contrastive(margin=0.5)")
+    assert "batches 8 images (4 classes x 2), in chunks of 3" in lines
+    (term,) = [line for line in lines if line.startswith("1 * contrastive")]
+    assert "margin=0.5" in term
+    assert "size=64, start=2" in term
+
+
+def test_a_weight_that_will_be_measured(said):
+    lines = said(objectives="2 * contrastive + auto(share=0.25) * gor")
+    assert "auto(share=0.25, steps=100) * gor representation=embedding" in lines
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        ({"cache": "auto", "epochs": 10, "steps_per_epoch": 100}, "both are kept"),
+        ({"cache": "auto", "epochs": 1}, "neither is kept, as the run sees its images hardly more than once"),
+        ({"cache": "true", "epochs": 1}, "both are kept"),
+        ({"cache": "false"}, "neither is kept"),
+    ],
+)
+def test_the_memory_of_the_cache_and_whether_it_is_on(said, changes, kept):
+    (line,) = [line for line in said(**changes) if line.startswith("cache ")]
+    assert line.startswith(f"cache --cache={changes['cache']}: training images take about 0.0 MB decoded, evaluation")
+    assert line.endswith(f"MB may be used: {kept}")
+
+
+def test_a_doubt_stands_first(said):
+    lines = said(backbone="mobilenetv2(alpha=0.35)", batch_norm="frozen", image_size=32, resize=32)
+    assert lines[0].startswith("WARNING: --weights=none with --batch_norm=frozen: mobilenetv2 begins with random")
+    assert not any(line.startswith("WARNING") for line in said())
+
+
+def test_a_start_that_is_not_there_is_found_before_the_images_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(components, "load_splits", None)
+    with pytest.raises(UserError, match="--start_from=/no/run: there is no such file or folder"):
+        describe(runs.experiment(tmp_path / "run", start_from="/no/run"))
+
+
+def found(**changes):
+    values = {
+        "batch_size": 100,
+        "steps": 3600,
+        "together": 0.5,
+        "input": 0.1,
+        "decoding": 0.4,
+        "model": 0.4,
+        "evaluations": 3,
+        "evaluated": 1200,
+        "embedding": 0.5,
+        "peak": 2.0 * 2**30,
+        "free": 8.0 * 2**30,
+    }
+    return Probe(**{**values, **changes})
+
+
+def test_the_figures_of_the_run_follow_from_those_of_the_steps():
+    assert found().images_per_second == pytest.approx(200)
+    # 3,600 steps of half a second, and 3 passes over 1,200 images of half a second each.
+    assert found().hours == pytest.approx(0.5 + 0.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said", "not_said"),
+    [
+        ({}, "the model is the bottleneck", "advice"),
+        ({"input": 0.6, "decoding": 0.6}, "--cache=true", "CPU cores"),
+        ({"input": 0.6, "decoding": 1.2}, "more CPU cores", "--cache=true"),
+        ({"free": 0.1 * 2**30}, "--cache=false", "CPU cores"),
+        (
+            {"free": 0.1 * 2**30},
+            "--gradient_cache, a smaller batch, --image_size or --evaluation_batch_size",
+            "the input",
+        ),
+    ],
+)
+def test_the_bottleneck_and_the_advice(changes, said, not_said):
+    text = "\n".join(found(**changes).lines())
+    assert said in text
+    assert not_said not in text
+
+
+def test_a_run_is_probed_without_a_trace(tmp_path, monkeypatch):
+    monkeypatch.setattr(components, "load_splits", lambda *arguments: runs.SPLITS)
+    experiment = runs.experiment(tmp_path / "run", cache="true", evaluate_every=1, epochs=4)
+    result = probe(experiment, assemble(experiment), steps=2)
+    assert (result.batch_size, result.steps, result.evaluations) == (8, 4 * runs.STEPS, 5)
+    assert result.evaluated == sum(len(split) for split in runs.SPLITS.evaluated().values())
+    measured = (result.together, result.input, result.decoding, result.model, result.embedding, result.peak)
+    assert np.isfinite(measured).all()
+    assert min(measured) > 0
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_time_of_compiling_is_probed(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(components, "load_splits", lambda *arguments: runs.SPLITS)
+    monkeypatch.setattr(probing, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    parts = assemble(runs.experiment(tmp_path / "run", evaluation_batch_size=8))
+    fits = []
+
+    def fit(batches, steps_per_epoch, **options):
+        # The first steps of a process take 100 seconds longer.
+        now[0] += 2.0 * steps_per_epoch + (0.0 if fits else 100.0)
+        fits.append(steps_per_epoch)
+
+    def compiled(model, function):
+        def embed(batch):
+            now[0] += 3.0 * len(batch) + (0.0 if seen else 100.0)
+            seen.append(len(batch))
+            return batch
+
+        seen = []
+        return embed
+
+    monkeypatch.setattr(parts.learner, "fit", fit)
+    monkeypatch.setattr(probing, "compiled", compiled)
+    found = probe(runs.experiment(tmp_path / "run", evaluation_batch_size=8), parts, steps=4)
+    assert (found.model, found.together, found.embedding) == pytest.approx((2.0, 2.0, 3.0))
+
+
+def test_the_first_batch_of_images_is_not_timed(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(probing, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def batches():
+        for seconds in (100.0, 2.0, 2.0, 2.0):
+            now[0] += seconds
+            yield
+
+    assert probing._seconds_per_batch(batches(), 3) == pytest.approx(2.0)
+
+
+def chosen(**settings):
+    tiny = {"dataset_options": "images_per_class=3, size=32", "image_size": 80, "resize": 80, "flip": False}
+    return DataSettings(**{**tiny, "classes_per_batch": 4, "images_per_class": 2, **settings})
+
+
+def test_the_first_batch_is_drawn_and_nothing_else_written(tmp_path):
+    settings = chosen(augmentation="multi_resolution", policy="cutout")
+    said = write_preview(settings, 0, str(tmp_path / "batch.png"))
+    assert "8 views of 80 x 80 px from glyphs" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["batch.png"]
+
+    train = load_splits(settings, seed=0).train
+    sampler, (transform, _) = make_sampler(settings, train, seed=0), make_transforms(settings)
+    images, labels = next(training_batches(train, sampler, transform, seed=0).as_numpy_iterator())
+    expected = contact_sheet(images, labels, train.class_names, whole_images(train, sampler.batch(0)))
+    np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "batch.png")), np.asarray(expected))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("batch.jpg", "name a PNG file"),
+        ("no/such/batch.png", "there is no folder"),
+        ("folder.png", "cannot be written"),
+    ],
+)
+def test_files_that_cannot_be_written(tmp_path, path, message):
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(UserError, match=f"--preview=.*: {message}|--preview=.* {message}"):
+        write_preview(chosen(), 0, str(tmp_path / path))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["folder.png"]
+
+
+def test_wrong_policies_are_refused(tmp_path):
+    with pytest.raises(UserError, match="`policy`: there is no policy 'blurr'"):
+        write_preview(chosen(policy="0.5 * blurr"), 0, str(tmp_path / "a.png"))
+    with pytest.raises(UserError, match=r"--policy='blur \+': it cannot be read"):
+        chosen(policy="blur +")

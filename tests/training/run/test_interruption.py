@@ -1,0 +1,124 @@
+"""Signals: at once or at the next check, the second ends the process, and nothing stays behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from tfdml.training.distributed.tensorflow_workers import Workers
+from tfdml.training.run.interruption import SIGNALS, Interrupted, Interruption
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_is_raised_where_it_finds_the_program(number):
+    before = signal.getsignal(number)
+    with pytest.raises(Interrupted) as stop, Interruption():
+        os.kill(os.getpid(), number)
+    assert stop.value.status == 128 + number
+    assert str(stop.value) == f"stopped by {number.name}"
+    assert signal.getsignal(number) is before
+
+
+def stopped(run):
+    """How far `run(interruption, reached)` came before it was interrupted."""
+    reached = []
+    with Interruption() as interruption, pytest.raises(Interrupted):
+        run(interruption, reached.append)
+    return reached
+
+
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_deferred_signal_waits_for_the_next_check():
+    def run(interruption, reached):
+        with interruption.deferred():
+            terminate()
+            reached("the end of the step")
+            interruption.check()
+            reached("the next step")
+
+    assert stopped(run) == ["the end of the step"]
+
+
+def test_a_deferred_signal_waits_no_longer_than_the_block():
+    def run(interruption, reached):
+        with interruption.deferred():
+            terminate()
+            reached("the end of the block")
+        reached("what follows")
+
+    assert stopped(run) == ["the end of the block"]
+
+
+def test_within_a_deferred_block_there_may_be_an_immediate_one():
+    def signal_within(interruption, reached):
+        with interruption.deferred(), interruption.immediate():
+            reached("the evaluation")
+            terminate()
+            reached("its end")
+
+    def signal_before(interruption, reached):
+        with interruption.deferred():
+            terminate()
+            with interruption.immediate():
+                reached("the evaluation")
+
+    assert stopped(signal_within) == ["the evaluation"]
+    assert stopped(signal_before) == []
+
+
+def test_a_signal_to_one_of_several_workers_is_one_to_all(monkeypatch):
+    received = [0, signal.SIGTERM, 0]
+    monkeypatch.setattr(Workers, "gather", lambda self, rows: np.array([*received[: self.index], *rows, 0]))
+    last = Interruption()
+    last.agree(Workers(2, ("host",) * 3))
+    assert last.received == signal.SIGTERM
+    nobody = Interruption()
+    nobody.agree(Workers(0, ("host",) * 3))
+    nobody.agree(Workers())
+    assert nobody.received is None
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_the_process_at_once():
+    program = (
+        "import os, signal\n"
+        "from tfdml.training.run.interruption import Interruption\n"
+        "with Interruption() as interruption, interruption.deferred():\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    print('still here', flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGHUP)\n"
+        "    print('here no more', flush=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (129, "still here\n")
+
+
+def test_ignored_signals_stay_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interruption() as interruption:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert interruption.received is None
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_thread_may_train():
+    entered = []
+
+    def run():
+        with Interruption() as interruption, interruption.deferred():
+            entered.append(interruption)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert entered[0].received is None

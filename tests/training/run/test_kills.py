@@ -1,0 +1,210 @@
+"""A run killed at any moment, named by what is on disk then, ends as one that never was."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import pytest
+
+import tfdml  # noqa: F401  (registers the classes that a saved embedder names)
+from tests.cli.conftest import ROOT, TINY
+from tests.fork_server import fork_server
+from tfdml.training import checkpoints
+
+# The last epoch counts; with everything that a run can write.
+LAST = [
+    *TINY,
+    "--objectives=contrastive + 10 * density + horde(loss=contrastive, orders=2, dim=8)",
+    "--moment_embedder",
+    "--steps_per_epoch=4",
+    "--checkpoint_steps=2",
+]
+# The best epoch counts.
+BEST = [
+    *TINY,
+    "--holdout_classes=0.2",
+    "--selection=validation",
+    "--steps_per_epoch=4",
+    "--checkpoint_steps=2",
+    "--noreport",
+]
+# With a statistics network, and what figures of papers show.
+SHOWN = [
+    *TINY,
+    "--objectives=rank_mi + 10 * density + 0.1 * ecaml",
+    "--evaluate_train=0.5",
+    "--generalisation_every=1",
+    "--steps_per_epoch=4",
+    "--checkpoint_steps=2",
+]
+UNBROKEN = {"last": LAST, "best": BEST, "shown": SHOWN}
+MOMENTS = {
+    "no flags yet": (LAST, "before", "flags.txt", 1),
+    "flags half written": (LAST, "half of", "flags.txt", 1),
+    "flags alone": (LAST, "after", "flags.txt", 1),
+    "flags and data": (LAST, "after", "data.json", 1),
+    "flags, data and environment": (LAST, "after", "environment.json", 1),
+    "calibration half written": (LAST, "half of", "density*.npz", 1),
+    "calibration": (LAST, "after", "density*.npz", 1),
+    "metrics before training": (LAST, "after", "metrics.jsonl", 1),
+    "first checkpoint half written": (LAST, "half of", "step-00000000.npz", 1),
+    "first checkpoint": (LAST, "after", "step-00000000.npz", 1),
+    "checkpoint within an epoch half written": (LAST, "half of", "step-00000002.npz", 1),
+    "checkpoint within an epoch": (LAST, "after", "step-00000006.npz", 1),
+    "metrics of an epoch, without its checkpoint": (LAST, "after", "metrics.jsonl", 2),
+    "checkpoint of an epoch": (LAST, "after", "step-00000004.npz", 1),
+    "last checkpoint half written": (LAST, "half of", "step-00000008.npz", 1),
+    "last checkpoint": (LAST, "after", "step-00000008.npz", 1),
+    "embedder half written": (LAST, "half of", "embedder.keras", 1),
+    "embedder": (LAST, "after", "embedder.keras", 1),
+    "moments": (LAST, "after", "moments.keras", 1),
+    "result half written": (LAST, "half of", "result.json", 1),
+    "result": (LAST, "after", "result.json", 1),
+    "report half written": (LAST, "half of", "index.html", 1),
+    "report": (LAST, "after", "index.html", 1),
+    "selected embedder, without its checkpoint": (BEST, "after", "selected-epoch-*.keras", 1),
+    "selected embedder and its checkpoint": (BEST, "after", "step-00000004.npz", 1),
+    "selected embedder, last checkpoint": (BEST, "after", "step-00000008.npz", 1),
+    "metrics of an epoch with seen classes": (SHOWN, "after", "metrics.jsonl", 2),
+    "checkpoint within an epoch of the statistics": (SHOWN, "after", "step-00000006.npz", 1),
+    "statistics network half written": (SHOWN, "half of", "statistics_network.keras", 1),
+    "statistics": (SHOWN, "after", "statistics.json", 1),
+}
+
+
+def drive(runs):
+    """What became of runs; see `kill_driver`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.training.run.kill_driver", json.dumps(runs)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=3600,
+        check=False,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    assert "ENDED" in done.stdout, done.stderr[-3000:]
+    return json.loads(done.stdout.partition("ENDED")[2]), done.stderr
+
+
+def folder_of(place, moment):
+    return place / moment.replace(" ", "_").replace(",", "")
+
+
+# These are killed; the others are copies of the folder, taken at the moment, of a run that goes on.
+KILLED = ("flags half written", "checkpoint within an epoch", "embedder half written", "statistics")
+
+
+ONE_CORE = "on_one_core"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The folder of runs: the unbroken ones, and for each moment one that ended there and was continued."""
+    place = tmp_path_factory.mktemp("kills")
+    unbroken, killed, resumed = [], [], []
+    for name, flags in UNBROKEN.items():
+        moments = {name: moment for name, (theirs, *moment) in MOMENTS.items() if theirs is flags}
+        copies = [[moment, str(folder_of(place, name))] for name, moment in moments.items() if name not in KILLED]
+        unbroken.append({"flags": [*flags, f"--run_dir={place / name}"], "copies": copies})
+    for name, (flags, *moment) in MOMENTS.items():
+        folder = f"--run_dir={folder_of(place, name)}"
+        if name in KILLED:
+            killed.append({"flags": [*flags, folder], "kill": moment})
+        # Without flags on disk, they are needed once more.
+        again = flags if moment[1] == "flags.txt" and moment[0] != "after" else []
+        resumed.append({"flags": [*again, folder, "--resume"]})
+    unbroken[0]["copies"].append([["after", "step-00000006.npz", 1], str(place / ONE_CORE)])
+    resumed.append({"flags": [f"--run_dir={place / ONE_CORE}", "--resume"], "cores": 1})
+    status, errors = drive(unbroken + killed)
+    assert status == [0] * len(unbroken) + [-9] * len(killed), errors[-3000:]
+    assert all(folder_of(place, name).is_dir() for name in MOMENTS if name != "no flags yet")
+    status, errors = drive(resumed)
+    assert status == [0] * len(resumed), errors[-3000:]
+    (place / "errors").write_text(errors)
+    return place
+
+
+def weights(path):
+    return [keras.ops.convert_to_numpy(v) for v in keras.saving.load_model(path, compile=False).weights]
+
+
+def figures(folder):
+    """What a run measured, without what depends on the clock."""
+    result = json.loads((folder / "result.json").read_text())
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    clock = ("seconds", "train_seconds", "images_per_second")
+    return [{key: value for key, value in figures.items() if key not in clock} for figures in (result, *records)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_killed_run_ends_as_the_unbroken_one(moment, runs):
+    flags = MOMENTS[moment][0]
+    (unbroken,) = (runs / name for name, theirs in UNBROKEN.items() if theirs is flags)
+    continued = folder_of(runs, moment)
+    assert figures(continued) == figures(unbroken)
+    for old, new in zip(weights(unbroken / "embedder.keras"), weights(continued / "embedder.keras"), strict=True):
+        np.testing.assert_array_equal(old, new)
+    names = [sorted(path.relative_to(run).as_posix() for path in run.rglob("*")) for run in (unbroken, continued)]
+    for name in names[0]:
+        assert name in names[1] or name.startswith("tensorboard/")
+    assert not list(continued.rglob(".*"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is but one core")
+def test_a_run_goes_on_with_fewer_cores_and_says_that_its_bits_are_others(runs):
+    cores = len(os.sched_getaffinity(0))
+    said = (
+        f"{runs / ONE_CORE}: cpus was {cores} and is now 1: the run goes on from the same weights with the same batches"
+    )
+    assert (runs / "errors").read_text().count("not to the same bits") == 1
+    assert said in (runs / "errors").read_text()
+    unbroken, continued = (runs / name / "checkpoints" for name in ("last", ONE_CORE))
+    before, after = ("step-00000006.npz", "step-00000008.npz")
+    assert_equal_weights(unbroken / before, continued / before, atol=0)
+    # Two steps later: the same batches, summed in another order.
+    assert_equal_weights(unbroken / after, continued / after, atol=1e-3)
+
+
+def assert_equal_weights(one, other, atol):
+    with np.load(one) as one, np.load(other) as other:
+        names = [name for name in one.files if one[name].dtype == np.float32]
+        for name in names:
+            np.testing.assert_allclose(other[name], one[name], rtol=0, atol=atol, err_msg=name)
+    assert names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+def test_a_signal_is_answered_in_one_line(number, status, tmp_path):
+    folder = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "bin" / "train"), *TINY, "--epochs=1000", f"--run_dir={folder}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 300
+    while not (folder / "checkpoints" / "step-00000006.npz").is_file() and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    if number == signal.SIGTERM:
+        second = fork_server().run("train", f"--run_dir={folder}", "--resume")
+        (line,) = [line for line in second.stderr.splitlines() if line.startswith("train: ")]
+        assert second.returncode == 2
+        assert f"another bin/train is at work in it (process {process.pid} on " in line
+    process.send_signal(number)
+    last = process.communicate(timeout=120)[1].splitlines()[-1]
+    assert process.returncode == status, last
+    step = checkpoints.step_of(checkpoints.list_checkpoints(folder / "checkpoints")[-1])
+    assert last == (
+        f"train: stopped by {number.name}: the checkpoint of step {step} is saved; continue with "
+        f"--run_dir={folder} --resume"
+    )

@@ -1,0 +1,263 @@
+"""Several seeds, and a training anew on all classes."""
+
+import json
+import shutil
+import signal
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tests.report.pages import check_page, rows_of
+from tests.training import runs
+from tests.training.run.stopping import Killed, finished, kill_after, make_quick, signal_at
+from tests.training.runs import EPOCHS, STEPS, experiment, records, train
+from tfdml.errors import UserError
+from tfdml.evaluation import QueryValues, confidence_intervals
+from tfdml.report import read_run
+from tfdml.training import Experiment
+from tfdml.training.build import components
+from tfdml.training.run.evaluator import Evaluator
+from tfdml.training.run.interruption import Interrupted
+from tfdml.training.run.several import WORDS, epochs_to_train, final_run, run_of_seed, selection_run, trained_on
+
+RECALL = "recall@1"
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    make_quick(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """The folder of three seeds that were never stopped."""
+    return finished(tmp_path_factory.mktemp("runs") / "three", seeds="3", report=True)
+
+
+def result(folder):
+    return json.loads((folder / "result.json").read_text())
+
+
+@pytest.mark.slow
+def test_the_result_of_all_is_made_of_those_of_each(unbroken):
+    of_all = result(unbroken)
+    each = [result(unbroken / f"seed_{seed}") for seed in range(3)]
+    assert [(row["seed"], row["metrics"]) for row in of_all["seeds"]] == [
+        (seed, one["metrics"]) for seed, one in enumerate(each)
+    ]
+    assert len({one["metrics"]["map@r"] for one in each}) == 3
+    for part in ("metrics", "metrics_before"):
+        for name, value in of_all[part].items():
+            assert value == pytest.approx(np.mean([one[part][name] for one in each]), rel=1e-12)
+    assert of_all["metrics"]["num_queries"] == 24
+    mine = [one["metrics"]["map@r"] for one in each]
+    ends = stats.t.interval(0.95, 2, np.mean(mine), stats.sem(mine))
+    np.testing.assert_allclose(of_all["intervals_seeds"]["map@r"][1:3], ends, rtol=1e-9)
+    values = [QueryValues.read(unbroken / f"seed_{seed}" / "queries.npz") for seed in range(3)]
+    per_query = {RECALL: np.mean([of.values[RECALL] for of in values], axis=0)}
+    expected = confidence_intervals(per_query, values[0].labels)[RECALL]
+    np.testing.assert_allclose(of_all["intervals"][RECALL], expected, rtol=1e-12)
+    assert of_all["train_seconds"] == sum(one["train_seconds"] for one in each)
+
+
+@pytest.mark.slow
+def test_one_page_and_one_run_to_compare(unbroken):
+    text = (unbroken / "report" / "index.html").read_text("utf-8")
+    page = check_page(text)
+    assert "3 runs that differ in the seed alone" in page.all("header")[0]["text"]
+    rows = rows_of(text, "Metrics of each seed")
+    assert [row[0] for row in rows] == ["seed 0", "seed 1", "seed 2"]
+    assert rows_of(text, "Means over the seeds")[0][0] == "Recall@1"
+    curves = rows_of(text, "Recall@1 per epoch, in percent")
+    run = read_run(unbroken)
+    assert [one.flags["seed"] for one in run.seeds] == ["0", "1", "2"]
+    for row, record in zip(curves, run.measured, strict=True):
+        assert np.mean([float(value) for value in row[1:]]) == pytest.approx(100 * record[RECALL], abs=0.1)
+
+
+@pytest.mark.slow
+def test_each_seed_is_an_ordinary_run(unbroken, tmp_path):
+    train(tmp_path / "alone", seed=1)
+    assert records(tmp_path / "alone") == records(unbroken / "seed_1")
+    assert result(tmp_path / "alone")["metrics"] == result(unbroken / "seed_1")["metrics"]
+
+
+@pytest.mark.slow
+def test_stopped_and_killed_it_ends_as_one_that_was_not(unbroken, tmp_path, monkeypatch):
+    folder = tmp_path / "three"
+    kill_after(monkeypatch, "flags.txt")
+    with pytest.raises(Killed):
+        train(folder, seeds="3", report=True)
+    with monkeypatch.context() as patch:
+        signal_at(patch, 2, signal.SIGTERM)
+        with pytest.raises(Interrupted, match=r"0 of 3 seeds have ended; continue with --run_dir=\S*three --resume"):
+            train(folder, resume=True, seeds="3", report=True)
+    # Of the first seed the training has ended, then its figures, then the second one has begun.
+    for name in (f"step-{EPOCHS * STEPS:08d}.npz", "queries.npz", "data.json"):
+        kill_after(monkeypatch, name)
+        with pytest.raises(Killed):
+            train(folder, resume=True, seeds="3", report=True)
+    assert not (folder / "result.json").exists()
+    first = (folder / "seed_0" / "result.json").stat().st_mtime_ns
+    train(folder, resume=True, seeds="3", report=True)
+    assert (folder / "seed_0" / "result.json").stat().st_mtime_ns == first
+    for name in ("metrics", "metrics_before", "intervals", "intervals_seeds"):
+        assert result(folder)[name] == result(unbroken)[name]
+    for seed in range(3):
+        assert records(folder / f"seed_{seed}") == records(unbroken / f"seed_{seed}")
+    assert not list(folder.rglob(".*"))
+
+
+@pytest.mark.slow
+def test_a_finished_one_is_left_as_it_is(unbroken, monkeypatch):
+    before = {path: path.stat().st_mtime_ns for path in unbroken.rglob("*") if path.is_file()}
+    assert train(unbroken, resume=True, seeds="3", report=True)["metrics"] == result(unbroken)["metrics"]
+    assert {path: path.stat().st_mtime_ns for path in unbroken.rglob("*") if path.is_file()} == before
+    with pytest.raises(UserError, match="--resume: the run was started with --seeds=3, not 0,1"):
+        train(unbroken, resume=True, seeds="0,1", report=True)
+    with pytest.raises(UserError, match="exists already"):
+        train(unbroken, seeds="3", report=True)
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}')
+    with pytest.raises(UserError, match="--seeds trains run after run in one process"):
+        train(unbroken, resume=True, seeds="3", report=True)
+
+
+@pytest.mark.slow
+def test_what_makes_a_seed_fail_is_told(unbroken, tmp_path):
+    with pytest.raises(UserError, match=r"seed 4: .*needs 99"):
+        train(tmp_path / "runs", seeds="4,5", ks="99")
+    assert not (tmp_path / "runs").exists()
+    folder = tmp_path / "three"
+    shutil.copytree(unbroken, folder)
+    (folder / "result.json").unlink()
+    (folder / "seed_1" / "queries.npz").unlink()
+    with pytest.raises(UserError, match=r"seed_1/queries\.npz cannot be read"):
+        train(folder, resume=True, seeds="3", report=True)
+
+
+def test_which_seeds():
+    def seeds(text, **changes):
+        return experiment("unused", seeds=text, **changes).seed_list()
+
+    assert seeds("") == ()
+    assert seeds("2", seed=5) == (5, 6)
+    assert seeds("7,0, 3") == (7, 0, 3)
+    assert run_of_seed(experiment("runs/a", seeds="2"), 1).as_flags() == experiment("runs/a/seed_1", seed=1).as_flags()
+    for wrong in ("1", "0", "a", "0,0", "-1,2", "1001", "1,", f"0,{2**31}", "1" * 5000):
+        with pytest.raises(UserError, match="--seeds="):
+            seeds(wrong)
+
+
+CHOSEN = {"selection": "validation", "holdout_classes": 0.3, "refit": True}
+CHOSEN |= {"epochs": 3, "drop_epochs": "1,2"}
+ALL = runs.Splits(runs.noise("train", 12, 4), None, runs.SPLITS.test)
+
+
+def make_refit_quick(patch):
+    """Of three epochs the second is the best on held-out classes, by MAP@R; all training classes are more images."""
+    make_quick(patch)
+    patch.setattr(components, "load_splits", lambda data, *rest: runs.SPLITS if data.holdout_classes else ALL)
+    each_epoch = Evaluator.each_epoch
+
+    def measured(self, learner, epoch):
+        found = each_epoch(self, learner, epoch)
+        if "validation" in found:
+            found["validation"]["map@r"] = (0.9, 0.4, 0.6, 0.5)[epoch]
+        return found
+
+    patch.setattr(Evaluator, "each_epoch", measured)
+
+
+@pytest.fixture
+def _refit_quick(monkeypatch):
+    make_refit_quick(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def refit(tmp_path_factory):
+    """The folder of a run that was never stopped."""
+    return finished(tmp_path_factory.mktemp("runs") / "refit", make_refit_quick, **CHOSEN)
+
+
+@pytest.mark.usefixtures("_refit_quick")
+@pytest.mark.slow
+def test_it_is_the_run_of_all_classes_for_the_epochs_that_were_found(refit, tmp_path):
+    assert result(refit / "selection")["epoch"] == 2
+    by_hand = tmp_path / "by_hand"
+    train(by_hand, epochs=2, drop_epochs="1,2")
+    assert records(refit) == records(by_hand)
+    for one, other in zip(runs.embedder(refit), runs.embedder(by_hand), strict=True):
+        np.testing.assert_array_equal(one, other)
+    found, expected = result(refit), result(by_hand)
+    assert found["selection"] == WORDS
+    for name in ("metrics", "metrics_before", "epoch", "steps", "protocol"):
+        assert found[name] == expected[name]
+    assert "trained on 12 classes" in found["protocol"]
+    assert "trained on 8 classes" in result(refit / "selection")["protocol"]
+    assert "--refit=true" in (refit / "flags.txt").read_text().splitlines()
+
+
+@pytest.mark.usefixtures("_refit_quick")
+@pytest.mark.slow
+def test_a_refit_stopped_and_killed_ends_as_one_that_was_not(refit, tmp_path, monkeypatch):
+    folder = tmp_path / "refit"
+    kill_after(monkeypatch, "flags.txt")
+    with pytest.raises(Killed):
+        train(folder, **CHOSEN)
+    with monkeypatch.context() as patch:
+        signal_at(patch, STEPS + 1, signal.SIGTERM)
+        with pytest.raises(Interrupted, match=r"not found yet; continue with --run_dir=\S*refit --resume"):
+            train(folder, resume=True, **CHOSEN)
+    # Before the figures of the first training, and twice in the second one.
+    for name in ("queries.npz", "data.json", f"step-{STEPS:08d}.npz"):
+        kill_after(monkeypatch, name)
+        with pytest.raises(Killed):
+            train(folder, resume=True, **CHOSEN)
+    assert (folder / "selection" / "result.json").is_file()
+    assert not (folder / "result.json").exists()
+    train(folder, resume=True, **CHOSEN)
+    assert records(folder) == records(refit)
+    for one, other in zip(runs.embedder(refit), runs.embedder(folder), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert result(folder)["metrics"] == result(refit)["metrics"]
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    assert train(folder, resume=True, **CHOSEN)["metrics"] == result(refit)["metrics"]
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.usefixtures("_refit_quick")
+@pytest.mark.slow
+def test_of_several_seeds_each_finds_its_own(tmp_path):
+    folder = tmp_path / "two"
+    train(folder, **{**CHOSEN, "seeds": "2", "epochs": 1, "steps_per_epoch": 1})
+    assert [row["epoch"] for row in result(folder)["seeds"]] == [1, 1]
+    assert (folder / "seed_1" / "selection" / "result.json").is_file()
+    assert result(folder)["selection"] == WORDS
+
+
+@pytest.mark.usefixtures("_refit_quick")
+def test_what_makes_it_fail_leaves_no_folder(tmp_path):
+    with pytest.raises(UserError, match="recall@99"):
+        train(tmp_path / "refit", **CHOSEN, ks="1,99")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(UserError, match=r"selection/result\.json"):
+        epochs_to_train(experiment(tmp_path / "refit", **CHOSEN))
+
+
+@pytest.mark.usefixtures("_refit_quick")
+def test_the_two_trainings_differ_in_what_they_say():
+    asked = Experiment(run_dir="runs/a", **CHOSEN, moment_embedder=True)
+    first = selection_run(asked)
+    assert (first.run_dir, first.refit, first.moment_embedder, first.report) == (
+        "runs/a/selection",
+        False,
+        False,
+        False,
+    )
+    assert (first.selection, first.holdout_classes, first.epochs) == ("validation", 0.3, 3)
+    assert final_run(first) is first
+    # The rates follow the same schedule, however early it ends.
+    assert final_run(asked).rate_schedule(10).get_config() == asked.rate_schedule(10).get_config()
+    assert trained_on(asked).holdout_classes == 0.0
+    assert trained_on(first).holdout_classes == 0.3

@@ -1,0 +1,362 @@
+"""A run that was killed, stopped or damaged, phase by phase, against one that was not."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.training import runs
+from tests.training.run.stopping import Killed, assert_alike, finished, kill_after, make_quick, signal_at
+from tests.training.runs import EPOCHS, STEPS, train
+from tfdml.errors import UserError
+from tfdml.training import checkpoints
+from tfdml.training.build import components
+from tfdml.training.distributed.tensorflow_workers import Workers
+from tfdml.training.run import trainer
+from tfdml.training.run.evaluator import Evaluator
+from tfdml.training.run.interruption import Interrupted, Interruption
+from tfdml.training.run.monitor import TrainingMonitor
+from tfdml.training.run_folder import RunFolder
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    make_quick(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """The folder of a run that was never stopped."""
+    return finished(tmp_path_factory.mktemp("runs") / "unbroken", report=True, checkpoint_steps=1)
+
+
+@pytest.mark.slow
+def test_a_run_killed_in_every_phase_ends_as_one_that_was_not(unbroken, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    settings = {"report": True, "checkpoint_steps": 1}
+    killed_at = (
+        "data.json",
+        "metrics.jsonl",
+        "step-00000000.npz",
+        f"step-{STEPS + 2:08d}.npz",  # within the second epoch
+        f"step-{EPOCHS * STEPS:08d}.npz",
+        "embedder.keras",
+        "queries.npz",
+        "result.json",
+    )
+    for phase, name in enumerate(killed_at):
+        kill_after(monkeypatch, name)
+        with pytest.raises(Killed):
+            train(folder, resume=phase > 0, **settings)
+    result = (folder / "result.json").read_bytes()
+    train(folder, resume=True, **settings)
+    assert_alike(folder, unbroken)
+    assert (folder / "report" / "index.html").is_file()
+    # What was there already is not made again, and a finished run is left as it is.
+    assert (folder / "result.json").read_bytes() == result
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    assert train(folder, resume=True, **settings)["metrics"] == json.loads(result)["metrics"]
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
+    assert not list(folder.rglob(".*"))
+
+
+@pytest.mark.one_quick_case
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+def test_a_signal_saves_a_checkpoint_at_the_end_of_the_step(number, status, unbroken, tmp_path, monkeypatch):
+    # A step within an epoch, the last step of one, and the last step of all.
+    step = {signal.SIGTERM: STEPS + 1, signal.SIGHUP: STEPS, signal.SIGINT: EPOCHS * STEPS}[number]
+    folder = tmp_path / "run"
+    handlers = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)]
+    with monkeypatch.context() as patch:
+        signal_at(patch, step, number)
+        with pytest.raises(Interrupted) as stop:
+            train(folder)
+    assert stop.value.status == status
+    assert f"the checkpoint of step {step} is saved; continue with --run_dir={folder} --resume" in str(stop.value)
+    assert checkpoints.list_checkpoints(folder / "checkpoints")[-1].name == f"step-{step:08d}.npz"
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)] == handlers
+    train(folder, resume=True)
+    assert_alike(folder, unbroken)
+
+
+@pytest.mark.slow
+def test_a_signal_in_an_epochs_evaluation_loses_nothing(unbroken, tmp_path, monkeypatch):
+    folder, each_epoch = tmp_path / "run", Evaluator.each_epoch
+
+    def interrupted(self, learner, epoch):
+        if epoch == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return each_epoch(self, learner, epoch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "each_epoch", interrupted)
+        with pytest.raises(Interrupted, match=f"the checkpoint of step {STEPS} is saved"):
+            train(folder)
+    assert [record["epoch"] for record in runs.records(folder)] == [0]
+    train(folder, resume=True)
+    assert_alike(folder, unbroken)
+
+
+@pytest.mark.slow
+def test_the_selected_embedder_is_measured_and_the_earlier_of_equals_wins(tmp_path, monkeypatch):
+    folder, measure, seen = tmp_path / "run", Evaluator.measure, []
+
+    def measured(self, embeddings, name, *options, **more):
+        found = measure(self, embeddings, name, *options, **more)
+        if name == "validation":
+            seen.append(name)
+            found["map@r"] = (0.9, 0.5, 0.5, 0.3)[len(seen) - 1]  # before training, and of three epochs
+        return found
+
+    monkeypatch.setattr(Evaluator, "measure", measured)
+    settings = {"selection": "validation", "holdout_classes": 0.2, "epochs": 3}
+    # Killed with the first epoch's embedder, but not its checkpoint: that epoch counts anew.
+    kill_after(monkeypatch, "selected-epoch-0001.keras")
+    with pytest.raises(Killed):
+        train(folder, **settings)
+    seen.pop()
+    result = train(folder, resume=True, **settings)
+    assert result["epoch"] == 1
+    assert [path.name for path in (folder / "checkpoints").glob("*.keras")] == ["selected-epoch-0001.keras"]
+    assert (folder / "checkpoints" / "selected-epoch-0001.keras").read_bytes() == (
+        folder / "embedder.keras"
+    ).read_bytes()
+    history = [record["test"] for record in runs.records(folder)]
+    for name, value in history[1].items():
+        assert result["metrics"][name] == pytest.approx(value)
+    assert history[1]["map@r"] != history[3]["map@r"]
+
+
+@pytest.mark.slow
+def test_a_run_with_every_schedule_goes_on_where_it_was_killed_and_keeps_the_averages(tmp_path, monkeypatch):
+    settings = {
+        "optimizer": "adamw",
+        "weight_decay": 0.01,
+        "schedule": "cosine",
+        "warm_up_epochs": 0.5,
+        "final_rate": 0.1,
+        "layer_decay": 0.9,
+        "unfreeze_epochs": "1",
+        "clip_norm": 1.0,
+        "clip": "part",
+        "ema": 0.9,
+        "selection": "validation",
+        "holdout_classes": 0.2,
+        "checkpoint_steps": 1,
+        "report": True,
+    }
+    unbroken, folder = tmp_path / "unbroken", tmp_path / "run"
+    train(unbroken, **settings)
+    kill_after(monkeypatch, f"step-{STEPS + 2:08d}.npz")
+    with pytest.raises(Killed):
+        train(folder, **settings)
+    train(folder, resume=True, **settings)
+    assert_alike(folder, unbroken)
+    history = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    # At the end of the first epoch the step at which the backbone thaws has come.
+    assert history[1]["rates"]["backbone"] == pytest.approx(0.9 * history[1]["learning_rate"])
+    assert history[2]["rates"]["projection"] == pytest.approx(history[2]["learning_rate"]) == pytest.approx(0.001)
+    trained = runs.arrays(folder / "checkpoints" / f"step-{EPOCHS * STEPS:08d}.npz")
+    kept = np.concatenate([weights.ravel() for weights in runs.embedder(folder)])
+    assert not any(np.array_equal(kept[-array.size :], array.ravel()) for array in trained.values() if array.ndim == 2)
+    assert "Learning rates" in (folder / "report" / "index.html").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_the_numbers_of_the_papers_figures_survive_kills(tmp_path, monkeypatch):
+    splits = runs.Splits(runs.SPLITS.train, None, runs.SPLITS.test, runs.SPLITS.train.select_classes([1, 4, 6]))
+    monkeypatch.setattr(components, "load_splits", lambda *arguments: splits)
+    settings = {
+        "objectives": "rank_mi + 10 * density + 0.1 * ecaml",
+        "evaluate_train": 0.4,
+        "evaluate_every": 0,
+        "generalisation_every": 1,
+        "checkpoint_steps": 1,
+        "report": True,
+    }
+    unbroken, folder = tmp_path / "unbroken", tmp_path / "run"
+    train(unbroken, **settings)
+    first, second = f"step-{STEPS - 1:08d}.npz", f"step-{STEPS + 2:08d}.npz"
+    for phase, name in enumerate((first, second, "statistics_network.keras", "statistics.json", "result.json")):
+        kill_after(monkeypatch, name)
+        with pytest.raises(Killed):
+            train(folder, resume=phase > 0, **settings)
+    result = train(folder, resume=True, **settings)
+    assert_alike(folder, unbroken)
+    assert (folder / "statistics.json").read_bytes() == (unbroken / "statistics.json").read_bytes()
+    networks = [keras.saving.load_model(run / "statistics_network.keras").get_weights() for run in (unbroken, folder)]
+    for one, other in zip(*networks, strict=True):
+        np.testing.assert_array_equal(one, other)
+    # The first epoch compares seen and unseen classes, and evaluates nothing else.
+    history = runs.records(folder)
+    assert [record["seen"] is None for record in history] == [False, True, False]
+    assert [record["generalisation"] is None for record in history] == [False] * 3
+    assert {"density_d_avg", "density_target", "ecaml_energy", "rank_mi_beta"} <= set(history[1]["train"])
+    assert result["metrics_seen"] == history[-1]["seen"]
+    assert result["generalisation"] == history[-1]["generalisation"]
+    page = (folder / "report" / "index.html").read_text("utf-8")
+    for title in ("seen classes", "What the objectives did", "What a distance costs"):
+        assert title in page
+
+
+def test_calibration_sees_the_training_images(tmp_path, monkeypatch):
+    seen = []
+
+    def calibrate(learner, images, *rest):
+        seen.append(images)
+        raise Killed
+
+    monkeypatch.setattr(trainer, "calibrate", calibrate)
+    with pytest.raises(Killed):
+        train(tmp_path / "run")
+    assert seen == [runs.SPLITS.train]
+
+
+def test_two_runs_do_not_share_a_folder(unbroken, tmp_path):
+    from tfdml.training import RunFolder
+
+    with RunFolder(unbroken).locked(), pytest.raises(UserError, match=f"process {os.getpid()} on .*; wait for it"):
+        train(unbroken, resume=True, report=True, checkpoint_steps=1)
+    with RunFolder(unbroken).locked():
+        pass
+
+
+def test_a_finished_run_says_so(unbroken, caplog):
+    result = (unbroken / "result.json").read_bytes()
+    with caplog.at_level(logging.INFO, logger="absl"):
+        train(unbroken, resume=True, report=True, checkpoint_steps=1)
+    assert f"{unbroken} is finished already: there is nothing left to do" in caplog.text
+    assert (unbroken / "result.json").read_bytes() == result
+
+
+@pytest.mark.slow
+def test_images_that_have_changed_are_refused(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    kill_after(monkeypatch, "metrics.jsonl")
+    with pytest.raises(Killed):
+        train(folder)
+    test = runs.noise("test", 6, 3)
+    changed = runs.Splits(runs.SPLITS.train, runs.SPLITS.validation, test)
+    monkeypatch.setattr(components, "load_splits", lambda *arguments: changed)
+    with pytest.raises(UserError, match=r"test: content was .* and is now"):
+        train(folder, resume=True)
+    fewer = runs.Splits(runs.SPLITS.train.take(range(31)), runs.SPLITS.validation, runs.SPLITS.test)
+    monkeypatch.setattr(components, "load_splits", lambda *arguments: fewer)
+    with pytest.raises(UserError, match=r"train: .*images was 32 and is now 31"):
+        train(folder, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"ks": "1,24"}, "--ks=1,24: recall@24 of the validation images of noise needs 24 gallery images"),
+        ({"objectives": "contrastive(levels=2)"}, "contrastive"),
+        ({"objectives": "horde(loss=contrastive, representation=pooled)"}, "--objectives="),
+        ({"classes_per_batch": 9}, "classes_per_batch"),
+    ],
+)
+def test_a_run_that_fails_its_first_checks_leaves_no_folder(changes, says, tmp_path):
+    with pytest.raises(UserError, match=says.replace("(", r"\(")):
+        train(tmp_path / "run", **changes)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_killed_before_its_flags_is_as_good_as_new(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / ".partial-999999-flags.txt").write_text("--dataset=gl")
+    (folder / ".train.lock").write_text("{}")
+    kill_after(monkeypatch, "data.json")
+    with pytest.raises(Killed):
+        train(folder, resume=True)
+    assert sorted(path.name for path in folder.iterdir()) == ["data.json", "flags.txt"]
+
+
+@pytest.mark.slow
+def test_damaged_checkpoints_are_told_and_need_a_flag(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    kill_after(monkeypatch, "step-00000002.npz")
+    with pytest.raises(Killed):
+        train(folder, checkpoint_steps=1)
+    for path in checkpoints.list_checkpoints(folder / "checkpoints"):
+        path.write_bytes(b"PK")
+    with pytest.raises(UserError, match=r"step-00000002.npz is damaged.*step-00000001.npz is damaged.*--restart"):
+        train(folder, resume=True, checkpoint_steps=1)
+    kill_after(monkeypatch, "step-00000001.npz")
+    with pytest.raises(Killed):
+        train(folder, resume=True, restart=True, checkpoint_steps=1)
+    left = [path.name for path in checkpoints.list_checkpoints(folder / "checkpoints")]
+    assert left == ["step-00000000.npz", "step-00000001.npz"]
+    assert (folder / "checkpoints" / "damaged-step-00000002.npz").read_bytes() == b"PK"
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_told_and_the_run_goes_on(unbroken, tmp_path, monkeypatch):
+    folder, record = tmp_path / "run", TrainingMonitor._record
+
+    def no_space(*_):
+        raise tf.errors.ResourceExhaustedError(None, None, "events.out; No space left on device")
+
+    with monkeypatch.context() as patch:
+
+        def full(self, values):
+            if values["epoch"] == 2:
+                patch.setattr(tf.summary, "scalar", no_space)
+            record(self, values)
+
+        patch.setattr(TrainingMonitor, "_record", full)
+        with pytest.raises(UserError, match=r"tensorboard cannot be written: the disk is full .*again, with --resume$"):
+            train(folder)
+    train(folder, resume=True)
+    assert_alike(folder, unbroken)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_a_disk_that_is_really_full(share, unbroken, small_disk):
+    whole = sum(path.stat().st_blocks * 512 for path in unbroken.rglob("*"))
+    disk = small_disk(int(share * whole))
+    folder = disk / "run"
+    settings = {"report": True, "checkpoint_steps": 1}
+    with pytest.raises(UserError, match=r"disk is full|are free"):
+        train(folder, **settings)
+    assert not [path for path in disk.rglob(".partial*") if path.is_file()]
+    subprocess.run(["mount", "-o", f"remount,size={4 * whole}", disk], check=True)
+    train(folder, resume=folder.exists(), **settings)
+    assert_alike(folder, unbroken)
+
+
+def test_a_diverged_run_tells_how_to_start_again_and_that_works(unbroken, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    with pytest.raises(UserError, match="the run diverged at step") as diverged:
+        train(folder, learning_rate=1e30, optimizer="sgd")
+    told = json.loads((folder / "diverged.json").read_text())
+    assert f"at step {told['step']}: {told['what']} (its batch: {folder / 'diverged.json'})" in str(diverged.value)
+    assert told["terms"]["contrastive"] == "nan"
+    assert [runs.SPLITS.train.images.name(index) for index in told["indices"]] == told["images"]
+    assert len(told["images"]) == 8
+    (advised,) = [word for word in str(diverged.value).split() if word.startswith("--start_from=")]
+    kill_after(monkeypatch, "step-00000000.npz")
+    with pytest.raises(Killed):
+        train(tmp_path / "next", start_from=advised.removeprefix("--start_from="))
+    old, new = (runs.arrays(run / "checkpoints" / "step-00000000.npz") for run in (folder, tmp_path / "next"))
+    taken = [name for name in old if name.startswith(("backbone", "projection"))]
+    assert taken
+    for name in taken:
+        np.testing.assert_array_equal(old[name], new[name])
+
+
+def test_what_is_hardly_meant_is_told_before_training(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(trainer.logging, "warning", lambda text, *values: said.append(text % values))
+    monkeypatch.setattr(trainer, "doubts", lambda settings, embedder: [f"WARNING: {settings.backbone}"])
+    place = trainer.Place(RunFolder(tmp_path / "run"), Interruption(), Workers(), saved=None)
+    trainer.RunPhases(runs.experiment(tmp_path / "run"), place)
+    assert "WARNING: conv4(width=4)" in said
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,292 @@
+"""What a batch shows: gradients, spread, triplets and proxies."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from tests.training import runs
+from tfdml.losses import AMSoftmaxLoss
+from tfdml.models import Embedder, MetricLearner
+from tfdml.objectives import Objective, ProxyLoss
+from tfdml.training.watching.measures import (
+    GradientSampler,
+    ProxyWatch,
+    distances,
+    gradient_shares,
+    hardest_triplets,
+    nearest_proxies,
+    pair_distances,
+    spread,
+)
+
+SIZE, DIM = 4, 3
+
+
+class Long(Objective):
+    """The mean squared length of projections."""
+
+    reads = ("projection",)
+
+    def compute_pairs(self, pairs):
+        return ops.mean(ops.sum(ops.square(pairs["projection"].anchors), axis=1))
+
+
+class Alike(Objective):
+    """The mean cosine of images of different classes."""
+
+    def compute_pairs(self, pairs):
+        batch = pairs["embedding"]
+        return batch.mean(batch.products(), batch.negatives)
+
+
+def linear_learner():
+    inputs = keras.Input((SIZE, SIZE, 3))
+    backbone = keras.Model(inputs, keras.layers.Activation("linear")(inputs))
+    embedder = Embedder(backbone, embedding_dim=DIM, image_size=SIZE, scaling="tf")
+    learner = MetricLearner(embedder, [Long(weight=0.5, name="long"), Alike(weight=2.0, name="alike")])
+    learner.build((None, SIZE, SIZE, 3))
+    learner.compile("sgd")
+    return learner
+
+
+def test_terms_norms_and_shares_are_those_of_the_formulas():
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (6, SIZE, SIZE, 3)).astype(np.uint8)
+    labels = np.array([0, 0, 1, 1, 2, 2])
+    learner = linear_learner()
+    weights = [np.asarray(v, np.float64) for v in learner.embedder.dense.get_weights()]
+    weights[1] = np.array([0.3, -0.2, 0.5])
+    learner.embedder.dense.set_weights(weights)
+    weights = [np.asarray(v, np.float64) for v in learner.embedder.dense.get_weights()]
+    pooled = (images.astype(np.float64) / 127.5 - 1).mean(axis=(1, 2))
+
+    def terms(kernel, bias):
+        y = pooled @ kernel + bias
+        x = y / np.linalg.norm(y, axis=1, keepdims=True)
+        pairs = [(i, j) for i in range(6) for j in range(6) if labels[i] != labels[j]]
+        return np.array([0.5 * (y**2).sum(axis=1).mean(), 2.0 * np.mean([x[i] @ x[j] for i, j in pairs])])
+
+    gradients = []
+    for which, weight in enumerate(weights):
+        for place in np.ndindex(weight.shape):
+            ends = []
+            for move in (1e-6, -1e-6):
+                moved = [w.copy() for w in weights]
+                moved[which][place] += move
+                ends.append(terms(*moved))
+            gradients.append((ends[0] - ends[1]) / 2e-6)
+    gradients = np.array(gradients).T  # (terms, weights)
+
+    found = GradientSampler(learner)(images, labels)
+    assert list(found.terms.values()) == pytest.approx(terms(*weights), rel=1e-5)
+    assert found.norms == {"projection": pytest.approx(np.linalg.norm(gradients.sum(axis=0)), rel=1e-4)}
+    np.testing.assert_allclose(found.gram, gradients @ gradients.T, rtol=1e-3, atol=1e-5)
+
+
+CASES = {
+    "proxies": {"objectives": "am_softmax + jrs", "dropout": 0.5},
+    "memory": {"objectives": "contrastive", "cross_batch_memory": 32},
+    "alternation": {"objectives": "rank_mi"},
+    "gradient cache": {"objectives": "contrastive + horde(loss=contrastive, orders=2, dim=8)", "gradient_cache": 4},
+    "moving state": {"objectives": "curricular_face"},
+    "measured weight": {"objectives": "contrastive + auto(steps=1) * entropy"},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_sample_is_the_step_to_come_and_changes_nothing(case, tmp_path):
+    plain = {"optimizer": "sgd", "learning_rate": 1.0, "momentum": 0.0, "batch_norm": "statistics"}
+    settings = runs.experiment(tmp_path, **plain, **CASES[case])
+    learner = runs.learner(settings, 8)
+    learner.run_eagerly = True
+    rng = np.random.default_rng(1)
+    images = rng.integers(0, 256, (8, runs.SIZE, runs.SIZE, 3)).astype(np.uint8)
+    labels = np.repeat(np.arange(4), 2)
+    if case == "measured weight":
+        learner.train_on_batch(images, labels)
+        assert learner.term_weights()[learner.objectives[1].name] > 0
+    before = [np.array(v) for v in learner.variables]
+    found = GradientSampler(learner)(images, labels)
+    for value, variable in zip(before, learner.variables, strict=True):
+        np.testing.assert_array_equal(value, np.array(variable), err_msg=variable.path)
+    own = {id(variable) for variable in learner.statistics_variables}
+    parts = {part: [v for v in members if id(v) not in own] for part, members in learner.parts().items()}
+    old = {part: [np.array(v, np.float64) for v in members] for part, members in parts.items()}
+    logs = learner.train_on_batch(images, labels, return_dict=True)
+    for part, members in parts.items():
+        if members:
+            moved = sum(((np.array(v, np.float64) - w) ** 2).sum() for v, w in zip(members, old[part], strict=True))
+            assert found.norms[part] == pytest.approx(np.sqrt(moved), rel=1e-3, abs=1e-6), part
+    assert set(found.norms) == {part for part, members in parts.items() if members}
+    for objective in learner.objectives:
+        weight = learner.term_weights()[objective.name]
+        assert found.terms[objective.name] == pytest.approx(weight * float(logs[objective.name]), rel=1e-4)
+
+
+def batch(seed=0, size=12, dim=5, classes=4):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(size, dim)) * np.arange(1, dim + 1)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    return x.astype(np.float32), rng.integers(0, classes, size)
+
+
+def looped_distances(x):
+    return np.array(
+        [[math.sqrt(sum((float(a) - float(b)) ** 2 for a, b in zip(r, s, strict=True))) for s in x] for r in x]
+    )
+
+
+@pytest.mark.parametrize(("size", "dim"), [(12, 5), (4, 9)])
+def test_spread_is_that_of_the_covariance(size, dim):
+    x = batch(size=size, dim=dim)[0].astype(np.float64)
+    centre = [sum(float(row[j]) for row in x) / size for j in range(dim)]
+    covariance = np.zeros((dim, dim))
+    for row in x:
+        for i in range(dim):
+            for j in range(dim):
+                covariance[i, j] += (row[i] - centre[i]) * (row[j] - centre[j]) / size
+    values = [value for value in np.linalg.eigvalsh(covariance) if value > 1e-15]
+    total = sum(values)
+    entropy = -sum(value / total * math.log(value / total) for value in values)
+    found = spread(x)
+    assert found["variance"] == pytest.approx(np.trace(covariance), rel=1e-9)
+    assert found["effective_rank"] == pytest.approx(math.exp(entropy), rel=1e-6)
+    assert found["participation_ratio"] == pytest.approx(total**2 / sum(v**2 for v in values), rel=1e-6)
+    assert 1 <= found["participation_ratio"] <= found["effective_rank"] <= min(size - 1, dim)
+    # Of unit vectors half the mean squared distance.
+    assert found["variance"] == pytest.approx((looped_distances(x) ** 2).mean() / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize("x", [np.ones((5, 3)), np.zeros((4, 2)), np.ones((1, 3)), np.full((8, 3), 1 / 3, np.float32)])
+def test_a_point_has_no_spread(x):
+    assert spread(x) == {"variance": pytest.approx(0, abs=1e-12), "effective_rank": 1.0, "participation_ratio": 1.0}
+
+
+def test_distances_of_pairs_each_once():
+    x, labels = batch()
+    x[3] = x[7]
+    matrix = looped_distances(x)
+    np.testing.assert_allclose(distances(x), matrix, atol=1e-7)
+    positive, negative = [], []
+    for i in range(len(x)):
+        for j in range(i + 1, len(x)):
+            (positive if labels[i] == labels[j] else negative).append(matrix[i, j])
+    found = pair_distances(matrix, labels)
+    np.testing.assert_allclose(sorted(found[0]), sorted(positive))
+    np.testing.assert_allclose(sorted(found[1]), sorted(negative))
+
+
+def test_the_hardest_triplets_are_those_that_loops_find():
+    x, labels = batch(1)
+    matrix = looped_distances(x)
+    expected = []
+    for a in range(len(x)):
+        own = [(matrix[a, p], p) for p in range(len(x)) if p != a and labels[p] == labels[a]]
+        others = [(matrix[a, n], n) for n in range(len(x)) if labels[n] != labels[a]]
+        if own and others:
+            (d_pos, p), (d_neg, n) = max(own), min(others)
+            expected.append((d_pos - d_neg, a, p, n))
+    expected.sort(reverse=True)
+    found = hardest_triplets(matrix, labels, 3)
+    assert [(t.anchor, t.positive, t.negative) for t in found] == [row[1:] for row in expected[:3]]
+    assert [t.violation for t in found] == pytest.approx([row[0] for row in expected[:3]])
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 0], [0, 1, 2], [0]])
+def test_no_triplets_without_positives_or_negatives(labels):
+    x = np.eye(3)[: len(labels)]
+    assert hardest_triplets(distances(x), np.array(labels), 5) == []
+
+
+def test_nearest_proxies_by_cosine():
+    x, _ = batch(2)
+    proxies = np.random.default_rng(3).normal(size=(6, 5)) * [[9], [1], [1], [1], [1], [0]]
+    expected = []
+    for row in x:
+        cosines = [sum(a * b for a, b in zip(row, p, strict=True)) / max(math.hypot(*p), 1e-12) for p in proxies]
+        expected.append(cosines.index(max(cosines)))
+    assert nearest_proxies(x, proxies).tolist() == expected
+
+
+def test_shares_add_up_and_tell_a_conflict():
+    gradients = np.random.default_rng(0).normal(size=(3, 20))
+    gram, total = gradients @ gradients.T, gradients.sum(axis=0)
+    shares = gradient_shares(gram)
+    assert shares == pytest.approx([sum(g * total) / sum(total**2) for g in gradients])
+    assert shares.sum() == pytest.approx(1)
+    assert gradient_shares(np.array([[4.0, -2.0], [-2.0, 1.0]])) == pytest.approx([2, -1])
+    assert gradient_shares(np.array([[1.0, -1.0], [-1.0, 1.0]])).tolist() == [0, 0]
+
+
+CLASSES = 6
+
+
+def watch_of(proxies, per_class=1):
+    objective = ProxyLoss(AMSoftmaxLoss(), num_classes=CLASSES, proxies_per_class=per_class, name="am")
+    objective.build({"embedding": (None, proxies.shape[-1])})
+    objective.class_proxies.proxies.assign(proxies)
+    return ProxyWatch(objective)
+
+
+def test_idle_is_the_nearest_of_none_of_twenty_images_of_its_class():
+    proxies = np.eye(CLASSES, dtype=np.float32)
+    proxies[4] = -1  # where no image is
+    watch = watch_of(proxies)
+    images, labels = np.repeat(np.eye(CLASSES), 5, axis=0), np.repeat(np.arange(CLASSES), 5)
+    for _ in range(3):
+        watch.follow(images, labels)
+        assert watch.idle().tolist() == []
+    watch.follow(images[labels != 5], labels[labels != 5])
+    # Class 5 has been drawn 15 times, its proxy being used or not.
+    assert watch.idle().tolist() == [4]
+    assert watch.dead() == (
+        "1 proxies (classes 4) are the nearest of none of the last 20 sampled images of their classes, of the 6 "
+        "proxies of am"
+    )
+    watch.follow(-np.ones((1, CLASSES)), np.array([0]))
+    assert watch.idle().tolist() == []
+    assert watch.dead() == ""
+
+
+def test_several_proxies_of_a_class_wait_for_as_many_more_images():
+    proxies = np.stack([np.eye(CLASSES), -np.eye(CLASSES)], axis=1).astype(np.float32)
+    watch = watch_of(proxies, per_class=2)
+    for _ in range(2):
+        assert watch.idle().tolist() == []
+        watch.follow(np.repeat(np.eye(CLASSES), 20, axis=0), np.repeat(np.arange(CLASSES), 20))
+    assert watch.idle().tolist() == [1, 3, 5, 7, 9, 11]
+
+
+def test_few_idle_proxies_of_many_are_no_alarm():
+    # One of twelve.
+    proxies = np.stack([np.eye(CLASSES), np.eye(CLASSES) + 0.1 * np.roll(np.eye(CLASSES), 1, 1)], 1).astype(np.float32)
+    watch = watch_of(proxies, per_class=2)
+    images = np.concatenate([proxies[:, 0], proxies[1:, 1]])
+    labels = np.concatenate([np.arange(CLASSES), np.arange(1, CLASSES)])
+    for _ in range(40):
+        watch.follow(images, labels)
+    assert watch.idle().tolist() == [1]
+    assert watch.dead() == ""
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+def test_unmoved_has_not_turned_whatever_its_length(decay):
+    rng = np.random.default_rng(0)
+    proxies = rng.normal(size=(CLASSES, 4)).astype(np.float32)
+    watch = watch_of(proxies)
+    assert watch.dead() == ""
+    watch.begin_epoch()
+    moved = proxies + 0.1 * rng.normal(size=proxies.shape).astype(np.float32)
+    moved[2] = decay * proxies[2]
+    watch.objective.class_proxies.proxies.assign(moved)
+    assert watch.unmoved().tolist() == [2]
+    assert watch.dead() == "1 proxies (classes 2) got no gradient in an epoch, of the 6 proxies of am"
+
+
+def test_where_none_moves_none_is_told():
+    watch = watch_of(np.eye(CLASSES, dtype=np.float32))
+    watch.begin_epoch()
+    assert watch.dead() == ""

@@ -1,0 +1,265 @@
+"""From settings to the images of a run: its splits, sampler and views, and what of them is kept in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from tfdml import data
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.faults import check
+from tfdml.data.images import images_checksum
+from tfdml.data.pipeline import MEGABYTE, decoded_bytes, hierarchical_sampler, memory_to_spare
+from tfdml.data.policies import Policy, Step
+from tfdml.data.sampling import ClassBalancedSampler, Sampler, ShuffleSampler, WholeClassSampler, check_divides
+from tfdml.data.transforms import EvaluationTransform, TrainTransform, as_color
+from tfdml.embeddings.reader import ImageTable
+from tfdml.errors import UserError
+from tfdml.evaluation import dataset_protocol
+from tfdml.evaluation.per_query import retrieval_task
+from tfdml.evaluation.retrieval import ks_within
+from tfdml.training.settings import DataSettings
+
+
+@dataclasses.dataclass(frozen=True)
+class Splits:
+    """The images of a run.
+
+    Args:
+        train: With class ids 0 .. C - 1.
+        validation: Held-out training classes, or None.
+        test: The unseen classes.
+        seen: A sample of `train` that the embedder is measured on, or None.
+    """
+
+    train: ImageDataset
+    validation: ImageDataset | None
+    test: ImageDataset
+    seen: ImageDataset | None = None
+
+    def evaluated(self) -> dict[str, ImageDataset]:
+        """The splits that the embedder is measured on, by name."""
+        splits = {"validation": self.validation, "test": self.test, "seen": self.seen}
+        return {name: split for name, split in splits.items() if split is not None}
+
+    def describe(self, directory: str = "") -> dict[str, dict[str, Any]]:
+        """What tells the images of a run from others: how many there are, their names and labels, and their content.
+
+        Args:
+            directory: Where the data set lies; names count from there.
+        """
+        return {
+            name: {
+                "images": len(split),
+                "classes": split.num_classes,
+                "names and labels": ImageTable.of([split], directory).checksum(),
+                "content": images_checksum(split.images),
+            }
+            for name, split in ({"train": self.train} | self.evaluated()).items()
+            if split is not self.seen  # a part of `train`
+        }
+
+
+def load_splits(settings: DataSettings, seed: int, evaluate_train: float = 0.0) -> Splits:
+    """Load and check the images of a run.
+
+    Args:
+        settings: Which images.
+        seed: Of the choice of the classes that are held out, or measured though they are trained on.
+        evaluate_train: How many of the training images are measured; see `sample_seen_classes`.
+
+    Raises:
+        UserError: Something about the data is wrong; the message says what and where.
+    """
+    options = settings.data_options()
+    directory = settings.data_dir or None
+    train, test = (data.load(settings.dataset, directory, split, **options) for split in ("train", "test"))
+    train, test = (check(split, settings.bad_images, settings.check_images) for split in (train, test))
+    train, validation = split_training_classes(train, settings.holdout_classes, seed, settings.holdout_sampling)
+    train = train.contiguous()
+    return Splits(train, validation, test, sample_seen_classes(train, evaluate_train, seed))
+
+
+def split_training_classes(
+    train: ImageDataset, share: float, seed: int, sampling: str = "random"
+) -> tuple[ImageDataset, ImageDataset | None]:
+    """The training classes that a run trains on, and those that it holds out, if any.
+
+    `stratified` orders the classes by their number of images, those of as many images by chance, cuts that order into
+    as many groups as are held out, as equal as they can be, and draws one class of each.
+
+    Args:
+        train: The training images.
+        share: The share of the classes that is held out.
+        seed: Of their choice.
+        sampling: `"random"` or `"stratified"`.
+
+    Raises:
+        UserError: No class would be left.
+    """
+    if not share:
+        return train, None
+    rng = np.random.default_rng(seed)
+    classes = rng.permutation(train.classes)
+    held_out = max(1, round(share * len(classes)))
+    if held_out >= len(classes):
+        raise UserError(f"--holdout_classes={share} leaves no class to train on")
+    if sampling == "stratified":
+        known, counts = np.unique(train.labels, return_counts=True)
+        by_size = classes[np.argsort(counts[np.searchsorted(known, classes)], kind="stable")]
+        drawn = [rng.choice(group) for group in np.array_split(by_size, held_out)]
+        classes = np.concatenate([drawn, np.setdiff1d(classes, drawn)])
+    return train.select_classes(classes[held_out:]), train.select_classes(classes[:held_out])
+
+
+def sample_seen_classes(train: ImageDataset, wanted: float, seed: int) -> ImageDataset | None:
+    """The training classes that the embedder is measured on: whole ones, drawn by the seed until they are enough.
+
+    Args:
+        train: The training images, with class ids 0 .. C - 1.
+        wanted: How many images or, at most 1, which share of them; 0 for none.
+        seed: Of the choice.
+    """
+    if not wanted:
+        return None
+    wanted = wanted * len(train) if wanted <= 1 else wanted
+    classes = np.random.default_rng(seed).permutation(train.num_classes)
+    images = np.cumsum(np.bincount(train.labels)[classes])
+    return train.select_classes(classes[: np.searchsorted(images, wanted) + 1])
+
+
+def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replicas: int = 1) -> Sampler:
+    """What chooses the images of each batch.
+
+    Args:
+        settings: How batches are composed.
+        train: The training images.
+        seed: Of the choice.
+        replicas: Among how many devices a batch is shared out.
+
+    Raises:
+        UserError: The data has too few images, classes or super-classes for it, or the replicas do not divide a batch.
+    """
+    sampler: Sampler
+    if settings.sampling == "shuffle":
+        sampler = ShuffleSampler(len(train), settings.batch_size, seed)
+    elif settings.sampling == "whole_classes":
+        sampler = WholeClassSampler(train.labels, settings.batch_size, seed)
+    elif settings.sampling == "hierarchical":
+        sampler = hierarchical_sampler(
+            train,
+            settings.classes_per_batch,
+            settings.images_per_class,
+            settings.super_classes_per_batch,
+            seed,
+            settings.super_class_weights,
+            settings.short_classes,
+            settings.short_super_classes,
+        )
+    else:
+        sampler = ClassBalancedSampler(
+            train.labels, settings.classes_per_batch, settings.images_per_class, seed, settings.short_classes
+        )
+    check_divides(sampler.batch_size, replicas, "replicas")
+    return sampler
+
+
+def make_transforms(settings: DataSettings) -> tuple[TrainTransform, EvaluationTransform]:
+    """The views of the images, in training and in evaluation.
+
+    Raises:
+        UserError: The policy is not one that can be had.
+    """
+    resize = max(settings.resize, settings.image_size)
+    color = as_color(settings.pad_color)
+    steps = tuple(Step(call.name, call.arguments, share) for share, call in settings.policy_steps())
+    train = TrainTransform(
+        augmentation=settings.augmentation,
+        resize=resize,
+        image_size=settings.image_size,
+        resize_mode=settings.resize_mode,
+        scale=(settings.min_scale, 1.0),
+        flip=settings.flip,
+        resolutions=(settings.min_resolution, settings.max_resolution),
+        policy=Policy(steps) if steps else None,
+        pad_color=color,
+    )
+    return train, EvaluationTransform(resize, settings.image_size, settings.resize_mode, color)
+
+
+@dataclasses.dataclass(frozen=True)
+class CachePlan:
+    """What is kept in memory; batches are the same bit by bit either way.
+
+    Args:
+        training: The decoded training images.
+        evaluation: The evaluation views.
+        reason: Why, in words, with the memory that they take.
+    """
+
+    training: bool
+    evaluation: bool
+    reason: str = dataclasses.field(default="", compare=False)
+
+
+def plan_cache(
+    settings: DataSettings,
+    train: ImageDataset,
+    evaluated: list[ImageDataset],
+    transform: TrainTransform,
+    images_drawn: int,
+) -> CachePlan:
+    """Decide what `--cache` means for a run.
+
+    Args:
+        settings: What is asked for.
+        train: The training images.
+        evaluated: The splits that are evaluated.
+        transform: The augmentation.
+        images_drawn: How many training images the run will draw.
+
+    Returns:
+        With `--cache=auto`: both where they fit together, else the training images where they fit alone. A run that
+        sees its images hardly once gains nothing, and keeps none.
+    """
+    images = decoded_bytes(train, transform)
+    views = sum(len(split) for split in evaluated) * 3 * transform.image_size**2
+    spare = memory_to_spare(settings.cache_limit_mb)
+    used_again = images_drawn >= 2 * len(train)
+    if settings.cache == "auto":
+        keep = used_again and images <= spare, used_again and images + views <= spare
+    else:
+        keep = settings.cache == "true", settings.cache == "true"
+    kept = "both are kept" if keep[1] else "the training images are kept" if keep[0] else "neither is kept"
+    once = ", as the run sees its images hardly more than once" if settings.cache == "auto" and not used_again else ""
+    reason = (
+        f"--cache={settings.cache}: training images take about {images / MEGABYTE:,.1f} MB decoded, evaluation views "
+        f"{views / MEGABYTE:,.1f} MB; {spare / MEGABYTE:,.0f} MB may be used: {kept}{once}"
+    )
+    return CachePlan(*keep, reason)
+
+
+def check_measurable(splits: Splits, ks: tuple[int, ...]) -> None:
+    """Refuse splits on which Recall@K cannot be measured for each of `ks`.
+
+    Args:
+        splits: The images of a run.
+        ks: The K.
+
+    Raises:
+        UserError: No image has another of its class to find, or there are fewer than K images to look in.
+    """
+    for name, split in splits.evaluated().items():
+        task = retrieval_task(**dataset_protocol(np.zeros((len(split), 1), np.float32), split))
+        try:
+            task.require_answerable()
+        except UserError as error:
+            raise UserError(f"the {name} images of {split.name} cannot be measured: {error}") from error
+        if max(ks) > task.available:
+            fitting = ",".join(map(str, ks_within(ks, task.available)))
+            raise UserError(
+                f"--ks={','.join(map(str, ks))}: recall@{max(ks)} of the {name} images of {split.name} needs {max(ks)} "
+                f"gallery images, and there are {task.available}; choose smaller ones, e.g. --ks={fitting}"
+            )

@@ -1,0 +1,151 @@
+"""What a run starts from: the weights of an old one, and what objectives measure on the training images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import logging
+from keras import ops
+
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.pipeline import evaluation_batches
+from tfdml.data.transforms import EvaluationTransform
+from tfdml.embeddings.backends import load_embedder
+from tfdml.errors import UserError
+from tfdml.models import Embedder, MetricLearner
+from tfdml.objectives import Calibrated, Objective, Stateful
+from tfdml.storage import atomic_write
+from tfdml.training import checkpoints
+from tfdml.training.run_folder import RunFolder
+
+
+def start_from(path: str, learner: MetricLearner) -> None:
+    """Take over weights: the backbone's, and those of the projection and of each objective that are alike.
+
+    A part is taken over if it has as many weights of the same shapes; an objective, if it has the same name, too. What
+    an optimiser has gathered is left behind.
+
+    Args:
+        path: A run folder, whose newest checkpoint is taken, else its embedder; a checkpoint; or a .keras file.
+        learner: A built learner.
+
+    Raises:
+        UserError: The file is none of those, holds weights that are not finite, or has another backbone.
+
+    Example:
+        >>> start_from("runs/cars_jrd", learner)
+    """
+    source, found = _read(Path(path).expanduser())
+    if not all(np.isfinite(array).all() for arrays in found.values() for array in arrays):
+        raise UserError(f"--start_from={source} holds weights that are not finite: its run had diverged")
+    parts = checkpoints.parts(learner)
+    alike = [part for part, weights in parts.items() if _shapes(weights) == _shapes(found.get(part, []))]
+    if "backbone" not in alike:
+        raise UserError(f"--start_from={source} has another backbone than this run: use the same --backbone")
+    for part in alike:
+        for weight, array in zip(parts[part], found.get(part, []), strict=True):
+            weight.assign(array)
+    for objective in learner.objectives:
+        if isinstance(objective, Stateful):
+            objective.forget()  # of the images of the old run
+    taken = [part for part in alike if parts[part]]
+    fresh = "".join(f", {part} as new" for part in parts if part not in alike)
+    logging.info("starting from %s: %s taken over%s", source, ", ".join(taken), fresh)
+
+
+def check_start(path: str) -> None:
+    """Refuse a `--start_from` that is not there, before the images are read.
+
+    Raises:
+        UserError: There is no such file or folder.
+    """
+    if path and not Path(path).expanduser().exists():
+        raise UserError(f"--start_from={path}: there is no such file or folder")
+
+
+def _shapes(arrays: Sequence[Any]) -> list[tuple[int, ...]]:
+    return [tuple(array.shape) for array in arrays]
+
+
+def _read(path: Path) -> tuple[Path, dict[str, Sequence[np.ndarray]]]:
+    """Where weights were found, and the arrays of each part."""
+    if path.is_dir():
+        return _of_run(RunFolder(path))
+    if path.suffix == ".npz":
+        try:
+            return path, _of_checkpoint(path)
+        except ValueError as error:
+            raise UserError(f"--start_from={path}: {error}") from error
+    return path, _of_embedder(path)
+
+
+def _of_run(run: RunFolder) -> tuple[Path, dict[str, Sequence[np.ndarray]]]:
+    for path in reversed(checkpoints.list_checkpoints(run.checkpoints)):
+        try:
+            return path, _of_checkpoint(path)
+        except ValueError as error:
+            logging.warning("%s; trying the one before", error)
+    if run.embedder.is_file():
+        return run.embedder, _of_embedder(run.embedder)
+    raise UserError(f"--start_from={run.path} holds neither a checkpoint nor an embedder")
+
+
+def _of_checkpoint(path: Path) -> dict[str, Sequence[np.ndarray]]:
+    arrays, _ = checkpoints.read(path)
+    found: dict[str, list[np.ndarray]] = {}
+    for name in sorted(arrays):
+        found.setdefault(name.rpartition("/")[0], []).append(arrays[name])
+    return {part: members for part, members in found.items() if part not in checkpoints.NOT_WEIGHTS}
+
+
+def _of_embedder(path: Path) -> dict[str, Sequence[np.ndarray]]:
+    embedder = load_embedder(path)
+    if not isinstance(embedder, Embedder):
+        raise UserError(f"--start_from={path} holds a {type(embedder).__name__}: name the run's embedder.keras")
+    parts = checkpoints.embedder_parts(embedder)
+    return {part: [ops.convert_to_numpy(weight) for weight in weights] for part, weights in parts.items()}
+
+
+def calibrate(
+    learner: MetricLearner, train: ImageDataset, transform: EvaluationTransform, batch_size: int, folder: Path
+) -> None:
+    """Calibrate every objective that asks for it, by one pass over the training images.
+
+    What was measured is kept in `folder`, one file per objective, and taken from there if the run starts again.
+
+    Args:
+        learner: A built learner, untrained.
+        train: The training images, with class ids 0 .. C - 1.
+        transform: The view in which they are measured.
+        batch_size: Images per batch.
+        folder: Where the measurements are kept.
+    """
+    calibrated = [o for o in learner.objectives if isinstance(o, Calibrated) and o.calibrates_on]
+    pending = [o for o in calibrated if not _restore(o, folder / f"{o.name}.npz")]
+    if not pending:
+        return
+    names = sorted({str(objective.calibrates_on) for objective in pending})
+    logging.info("measuring %s of %d training images for %s", ", ".join(names), len(train), _named(pending))
+    batches = evaluation_batches(train, transform, batch_size)
+    learner.calibrate(batches, pending)
+    folder.mkdir(parents=True, exist_ok=True)
+    for objective in pending:
+        with atomic_write(folder / f"{objective.name}.npz") as temporary, open(temporary, "wb") as file:
+            np.savez(file, *(np.asarray(variable) for variable in objective.non_trainable_variables))
+
+
+def _restore(objective: Objective, path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with np.load(path) as file:
+        for name, variable in zip(file.files, objective.non_trainable_variables, strict=True):
+            variable.assign(file[name])
+    logging.info("%s: measurements taken from %s", objective.name, path)
+    return True
+
+
+def _named(objectives: list[Objective]) -> str:
+    return ", ".join(objective.name for objective in objectives)

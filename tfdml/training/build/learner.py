@@ -1,0 +1,403 @@
+"""From settings to a compiled learner, with checks that fail before training starts."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdml import backbones
+from tfdml.data.transforms import EvaluationTransform, TrainTransform
+from tfdml.errors import UserError, short_message
+from tfdml.memory import free_memory, require_memory
+from tfdml.models import AttentionEnsemble, Embedder, MetricLearner
+from tfdml.objectives import HighOrderMomentLoss, Objective
+from tfdml.training.distributed import devices
+from tfdml.training.expressions import shortened
+from tfdml.training.optimizers import build_optimizer
+from tfdml.training.settings import DataSettings, EvaluationSettings, ModelSettings, OptimizationSettings
+from tfdml.training.terms import build_objectives, with_memory
+
+_FLOAT32 = 4
+# What an optimiser keeps beside each weight, in numbers.
+_OPTIMIZER_STATE = {"adam": 2, "adamw": 2, "rmsprop": 1, "sgd": 1, "lion": 1, "muon": 2}
+
+
+def check_pairs(settings: DataSettings, objectives: Sequence[Objective]) -> None:
+    """Refuse batches in which a term would never find what it learns from.
+
+    Args:
+        settings: How batches are composed.
+        objectives: The terms.
+
+    Raises:
+        UserError: A term needs pairs of images of one class, or of two, and no batch would hold one.
+    """
+    needed = {pair: term.name for term in objectives for pair in term.learns_from}
+    by_class = settings.sampling in ("class_balanced", "hierarchical")
+    batch_size = settings.classes_per_batch * settings.images_per_class if by_class else settings.batch_size
+    if needed and batch_size == 1:
+        flag = "--classes_per_batch=1 --images_per_class=1" if by_class else "--batch_size=1"
+        raise UserError(
+            f"{flag}: {next(iter(needed.values()))} learns from pairs of images, and no batch would hold one"
+        )
+    if by_class and "positive" in needed and settings.images_per_class == 1:
+        raise UserError(
+            f"--images_per_class=1: {needed['positive']} learns from pairs of images of one class, and no batch would "
+            "hold one; use 2 or more"
+        )
+    if by_class and "negative" in needed and settings.classes_per_batch == 1:
+        raise UserError(
+            f"--classes_per_batch=1: {needed['negative']} learns from pairs of images of different classes, and no "
+            "batch would hold one; use 2 or more"
+        )
+
+
+def check_starts(objectives: Sequence[Objective], steps: int) -> None:
+    """Refuse a memory that would be empty to the end of the run.
+
+    Args:
+        objectives: The terms.
+        steps: How many steps the run has.
+
+    Raises:
+        UserError: A term's memory starts after them.
+    """
+    for term in objectives:
+        start = getattr(term, "start", 0)
+        if 0 < steps <= start:
+            raise UserError(
+                f"{term.name}: the memory starts after {start:,} steps (--xbm_start, or start in --objectives), and "
+                f"the run has {steps:,}: start earlier, or train for longer"
+            )
+
+
+def step_memory(embedder: Embedder, view: TrainTransform, batch_size: int, chunk: int = 0) -> float:
+    """Bytes that a training step takes at least, besides the weights: the images, and what the backbone keeps.
+
+    Counted are the outputs of the layers with weights, which their neighbours' gradients need; of a backbone that does
+    not train, the largest output and its input.
+
+    Args:
+        embedder: The built embedder.
+        view: The view of training.
+        batch_size: Images per step.
+        chunk: How many of them the backbone sees at a time; 0 for all.
+    """
+    outputs = [_size(layer) for layer in embedder.backbone.layers if layer.weights]
+    kept = sum(outputs) if embedder.backbone.trainable else 2 * max(outputs, default=0)
+    width = _FLOAT32 if embedder.compute_dtype == "float32" else 2
+    floats = 3 * view.image_size**2 * _FLOAT32
+    return images_memory(view, batch_size) + min(batch_size, chunk or batch_size) * (floats + kept * width)
+
+
+def images_memory(view: TrainTransform, batch_size: int) -> float:
+    """Bytes that the images of a step take at least in the host's memory: the batch, and one that is being resized.
+
+    Args:
+        view: The view of training.
+        batch_size: Images per step.
+    """
+    side: float = view.resize
+    if view.augmentation == "multi_resolution":
+        side = max(side, view.resolutions[1] * view.image_size)
+    return _FLOAT32 * 3 * side**2 + batch_size * 3 * view.image_size**2
+
+
+def check_memory(embedder: Embedder, view: TrainTransform, batch_size: int, chunk: int = 0) -> None:
+    """Refuse a run whose steps need more memory than is free; of a GPU's memory, the GPU tells so itself.
+
+    Args:
+        embedder: The built embedder.
+        view: The view of training.
+        batch_size: Images per step.
+        chunk: How many of them the backbone sees at a time; 0 for all.
+
+    Raises:
+        UserError: It does not fit.
+    """
+    what = f"a step on {batch_size:,} images of --image_size={view.image_size}"
+    advice = "lower --image_size, --resize or the batch"
+    if devices.on_gpu():
+        require_memory(images_memory(view, batch_size), what, advice)
+    else:
+        advice += ", choose a smaller --backbone, or add --gradient_cache"
+        require_memory(step_memory(embedder, view, batch_size, chunk), what, advice)
+
+
+@contextlib.contextmanager
+def weights_within_memory(optimizer: str, averages: bool = False) -> Iterator[None]:
+    """Refuse a weight, before it is made, with which training would take more memory than was free at the start.
+
+    Args:
+        optimizer: Its name, which says how much it keeps of each weight.
+        averages: Whether it keeps an average of each, too.
+
+    Raises:
+        UserError: The weights made in the scope, their gradients and the optimiser's state for them do not fit.
+    """
+    free, total = free_memory(), 0.0
+    # A random initial value takes three times its size while it is drawn.
+    copies = max(3, 2 + _OPTIMIZER_STATE[optimizer] + averages)
+
+    def create(next_creator, **arguments):
+        nonlocal total
+        shape, size = _shape_and_bytes(arguments)
+        total += size * (copies if arguments.get("trainable") else 1)
+        if total > free:
+            raise UserError(
+                f"training the network would take more than {total / 2**30:,.1f} GB of memory, and "
+                f"{free / 2**30:,.1f} GB are free: a weight ({arguments.get('name')}) has the shape {shape}; lower "
+                "--embedding_dim, or the sizes in --backbone and --objectives"
+            )
+        return next_creator(**arguments)
+
+    # A GPU has memory of its own, and tells when it is full.
+    guard = contextlib.nullcontext() if devices.on_gpu() else tf.variable_creator_scope(create)
+    try:
+        with guard:
+            yield
+    except tf.errors.ResourceExhaustedError as error:
+        raise UserError(
+            "the network does not fit the device's memory: lower --embedding_dim, or the sizes in --backbone and "
+            "--objectives"
+        ) from error
+
+
+def _shape_and_bytes(arguments: dict[str, Any]) -> tuple[tuple[int, ...], float]:
+    """Of a variable that is to be made: its initial value is asked in a graph, where nothing is computed."""
+    value = arguments["initial_value"]
+    if callable(value):
+        with tf.Graph().as_default():
+            value = value()
+    # A single weight may begin as a plain number.
+    shape = tuple(tf.TensorShape(getattr(value, "shape", ())).as_list())
+    dtype = tf.as_dtype(arguments.get("dtype") or getattr(value, "dtype", tf.float32))
+    return shape, float(math.prod(shape)) * dtype.size
+
+
+def _size(layer: keras.layers.Layer) -> int:
+    """Numbers in a layer's output for one image; 0 for a layer that stands in several places."""
+    try:
+        shapes = [tensor.shape[1:] for tensor in keras.tree.flatten(layer.output)]
+    except (AttributeError, ValueError):
+        return 0
+    return sum(math.prod(shape) for shape in shapes if None not in shape)
+
+
+@contextlib.contextmanager
+def warned_of_batch_norm() -> Iterator[None]:
+    """Silence what `fit` warns of that `doubts` has reported already."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "batch_norm=.* keeps the BatchNorm statistics")
+        yield
+
+
+def doubts(settings: ModelSettings, embedder: Embedder) -> list[str]:
+    """What is almost always a mistake, though it can be run: a line each.
+
+    Args:
+        settings: The network.
+        embedder: What was built of them.
+
+    Example:
+        >>> doubts(ModelSettings(backbone="conv4", batch_norm="train"), embedder)
+        []
+    """
+    name = settings.backbone_call().name
+    published = backbones.published_weights(name)
+    random = settings.weights in ("", "none") and not settings.start_from
+    layers = embedder.backbone._flatten_layers()
+    normalized = any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers)
+    if not (random and published and normalized and settings.batch_norm != "train"):
+        return []
+    made = " that python -m tools.convert_weights writes" if published == "FILE" else ""
+    return [
+        f"WARNING: --weights=none with --batch_norm={settings.batch_norm}: {name} begins with random weights, and its "
+        "BatchNorm keeps statistics that are those of no images, so that it hardly learns. To fine-tune it, use "
+        f"--weights={published}{made}; to train it from scratch, --batch_norm=train"
+    ]
+
+
+def make_embedder(settings: ModelSettings, view: EvaluationTransform) -> Embedder:
+    """The embedder, its backbone with its weights.
+
+    Args:
+        settings: The network.
+        view: How it sees images in evaluation and serving.
+
+    Raises:
+        UserError: The backbone cannot be built, not be made an ensemble of, or not be adapted.
+    """
+    embedder = _make_embedder(settings, view)
+    if settings.lora_rank:
+        try:
+            embedder.enable_lora(settings.lora_rank)
+        except ValueError as error:
+            raise UserError(f"--lora_rank={settings.lora_rank}: {error}") from error
+    return embedder
+
+
+def _make_embedder(settings: ModelSettings, view: EvaluationTransform) -> Embedder:
+    options: dict[str, Any] = {
+        "embedding_dim": settings.embedding_dim,
+        "image_size": view.image_size,
+        "resize": view.resize,
+        "resize_mode": view.resize_mode,
+        "pad_color": view.pad_color,
+        "dropout": settings.dropout,
+        "pooling": settings.pooling,
+        "batch_norm": settings.batch_norm,
+        "projection_bias": settings.projection_bias,
+    }
+    call = settings.backbone_call()
+    backbone = backbones.resolve(call.name, view.image_size, settings.weights, **call.arguments)
+    if not settings.ensemble_heads:
+        try:
+            return Embedder(backbone, **options)
+        except ValueError as error:
+            raise UserError(f"--backbone={settings.backbone}: {error}") from error
+    cut = [name.strip() for name in settings.ensemble_cut.split(",") if name.strip()]
+    try:
+        return AttentionEnsemble(backbone, cut=cut or None, heads=settings.ensemble_heads, **options)
+    except ValueError as error:
+        raise UserError(f"--ensemble_cut={settings.ensemble_cut}: {error}") from error
+
+
+def make_learner(
+    model: ModelSettings,
+    optimization: OptimizationSettings,
+    view: EvaluationTransform,
+    num_classes: int,
+    steps_per_epoch: int,
+    seed: int,
+) -> MetricLearner:
+    """The compiled learner of a run; call it in the strategy's scope.
+
+    Args:
+        model: The network.
+        optimization: The objectives, the optimiser and the rates.
+        view: How the embedder sees images in evaluation and serving.
+        num_classes: How many training classes there are.
+        steps_per_epoch: After how many steps an epoch ends, for the drops of the rates.
+        seed: Of the weights.
+
+    Raises:
+        UserError: It cannot be built, or takes more memory than is free.
+    """
+    if optimization.gradient_cache and keras.backend.backend() != "tensorflow":
+        raise UserError(
+            f"--gradient_cache={optimization.gradient_cache} works on TensorFlow, and KERAS_BACKEND is "
+            f"{keras.backend.backend()}: leave it out, or unset KERAS_BACKEND"
+        )
+    if model.lora_rank and optimization.backbone_rate == 0:
+        raise UserError(
+            f"--lora_rank={model.lora_rank} trains changes of the backbone, and with --backbone_rate=0 nothing of it "
+            "trains: leave one of them out"
+        )
+    keras.utils.set_random_seed(seed)
+    keras.config.set_dtype_policy(model.mixed_precision)
+    try:
+        with weights_within_memory(optimization.optimizer, bool(optimization.ema)):
+            embedder = make_embedder(model, view)
+            if optimization.backbone_rate == 0:
+                embedder.freeze_backbone()
+            learner = _with_objectives(embedder, optimization, num_classes)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    if model.mixed_precision == "mixed_float16" and learner.statistics_variables and keras.backend.backend() == "jax":
+        raise UserError(
+            "--mixed_precision=mixed_float16 does not go with the two phases of rank_mi on JAX: use mixed_bfloat16"
+        )
+    optimizer = build_optimizer(
+        optimization.optimizer,
+        learner,
+        optimization.rate_schedule(steps_per_epoch),
+        optimization.learning_rates(),
+        weight_decay=optimization.weight_decay,
+        epsilon=None if optimization.epsilon == -1 else optimization.epsilon,
+        momentum=optimization.momentum,
+        clip_norm=optimization.clip_norm,
+        form=optimization.optimizer_form,
+        clip=optimization.clip,
+        layer_decay=optimization.layer_decay,
+        unfreeze_steps=optimization.unfreeze_steps(steps_per_epoch),
+        ema=optimization.ema,
+    )
+    learner.compile(optimizer=optimizer, jit_compile=_compiles(model.jit_compile))
+    return learner
+
+
+def _compiles(setting: str) -> bool | str:
+    """Whether XLA compiles the step, as Keras takes it."""
+    if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        # Across replicas it fails to place the variables.
+        if setting == "true":
+            raise UserError(
+                "--jit_compile=true goes with one device: leave it at auto, or train on JAX, which compiles"
+            )
+        return False
+    return "auto" if setting == "auto" else setting == "true"
+
+
+def _with_objectives(embedder: Embedder, optimization: OptimizationSettings, num_classes: int) -> MetricLearner:
+    objectives = optimization.objectives
+    terms = build_objectives(objectives, num_classes)
+    if optimization.cross_batch_memory:
+        terms = with_memory(terms, optimization.cross_batch_memory, optimization.xbm_start, objectives)
+    size = embedder.image_size
+    try:
+        learner = MetricLearner(embedder, terms, gradient_cache=optimization.gradient_cache)
+        learner.check_backend()
+        learner.build((None, size, size, 3))
+        _try_objectives(learner, num_classes)
+    except UserError:
+        raise
+    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+        raise UserError(f"--objectives={shortened(objectives)!r}: {short_message(error, longest=1000)}") from error
+    return learner
+
+
+def _try_objectives(learner: MetricLearner, num_classes: int) -> None:
+    """Compute every objective once, of random representations: what does not fit is found before a run begins."""
+    labels = np.array([0, 0, 1, 1]) % num_classes
+    size = learner.embedder.image_size
+    shapes = learner.embedder.representation_shapes((len(labels), size, size, 3))
+    generator = np.random.default_rng(0)
+    representations = {
+        name: keras.ops.convert_to_tensor(generator.random(shape, "float32")) for name, shape in shapes.items()
+    }
+    # The scope keeps what an objective would remember of it, such as a metric, out of the run.
+    with keras.StatelessScope():
+        for objective in learner.objectives:
+            representations.update(objective.represent(representations, training=True))
+            objective.value_of(objective.select(representations), objective.as_labels(labels))
+
+
+def has_orders(learner: MetricLearner) -> bool:
+    """Whether there is one HORDE, so that it is plain which orders of moments are meant."""
+    return sum(isinstance(objective, HighOrderMomentLoss) for objective in learner.objectives) == 1
+
+
+def check_orders(settings: EvaluationSettings, learner: MetricLearner) -> None:
+    """Refuse settings that ask for orders of moments where there are none.
+
+    Args:
+        settings: What is to be measured and written.
+        learner: The learner.
+
+    Raises:
+        UserError: There is not one HORDE among its objectives.
+    """
+    for flag, given in (
+        ("moment_embedder", settings.moment_embedder),
+        ("evaluate_orders=epochs", settings.evaluate_orders == "epochs"),
+    ):
+        if given and not has_orders(learner):
+            raise UserError(f"--{flag} needs one horde(...) in --objectives")

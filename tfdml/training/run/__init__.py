@@ -1,0 +1,1 @@
+"""One run of an experiment, from its first step to its results."""

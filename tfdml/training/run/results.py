@@ -1,0 +1,288 @@
+"""What a run writes after its last step: the embedder, its metrics, RankMI's statistics network, and the report."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import logging
+from keras import ops
+
+from tfdml.data.pipeline import evaluation_batches
+from tfdml.evaluation import QueryValues, embed
+from tfdml.evaluation.generalisation import PairHistogram, count_pair_distances
+from tfdml.evaluation.per_query import recording
+from tfdml.evaluation.search.scoring import unit_rows
+from tfdml.layers import StatisticsNetwork
+from tfdml.models import Embedder, MetricLearner, MomentEmbedder
+from tfdml.models.inference import compiled
+from tfdml.objectives import RankMI
+from tfdml.saving import saved_size
+from tfdml.storage import atomic_write, write_json
+from tfdml.training.build.images import Splits
+from tfdml.training.run.evaluator import CLUSTERING, RETRIEVAL, Evaluator
+from tfdml.training.run.monitor import TrainingMonitor
+from tfdml.training.run.selection import saturated, selected_epoch
+from tfdml.training.run_folder import RunFolder
+from tfdml.training.settings import DataSettings
+
+_PROTOCOL = "zero-shot: trained on {train} classes, evaluated {how} on {test} classes never seen in training"
+_SELECTION = {
+    "last": "the last epoch",
+    "validation": "the best epoch on held-out training classes",
+    "test": "the best epoch on the test classes themselves: the figure is flattered by that choice",
+}
+
+
+def finish(
+    data: DataSettings,
+    learner: MetricLearner,
+    evaluator: Evaluator,
+    monitor: TrainingMonitor,
+    folder: RunFolder,
+    seconds: float,
+    about: Mapping[str, Any],
+    write_report: Callable[..., None] | None,
+) -> dict[str, Any]:
+    """Write what of `embedder.keras`, `moments.keras`, `statistics_network.keras` with `statistics.json`,
+    `queries.npz`, `result.json` and the report is not there yet.
+
+    Args:
+        data: Which images they are.
+        learner: As it is after the last step.
+        evaluator: Measures the embedder; its settings say what is written.
+        monitor: Holds the records of the epochs.
+        folder: The run's folder.
+        seconds: How long the run has taken in this process.
+        about: What the result says in place of what is said here.
+        write_report: See `trainer.train`.
+
+    Returns:
+        What `result.json` holds; on a worker that is not the chief, and writes nothing, an empty mapping.
+
+    Raises:
+        UserError: A file cannot be written.
+    """
+    settings, workers = evaluator.settings, evaluator.workers
+    if workers.is_chief:
+        for warning in saturated(monitor.records, monitor.selection, monitor.selection_metric):
+            logging.warning("%s", warning)
+    embedder = _write_embedder(learner, monitor, folder) if workers.is_chief else learner.embedder
+    # An embedder of an earlier epoch is on the chief alone.
+    together = workers.of_chief(lambda: embedder is learner.embedder)
+    embeddings = evaluator.embed_together(embedder, "test") if together else None
+    if not workers.is_chief:
+        return {}
+    if embeddings is None:
+        embeddings = evaluator.embed(embedder, "test")
+    result = folder.read_result()
+    if result is None or (settings.moment_embedder and not folder.moments.is_file()):
+        values: dict[str, np.ndarray] = {}
+        measured = _result(evaluator, embeddings, monitor, values)
+        weights = {} if learner.auto_weights is None else {"auto_weights": learner.auto_weights.describe()}
+        result = {"dataset": data.dataset, **measured, **weights, "seconds": seconds, **about}
+        QueryValues.of(evaluator.splits.test, values, data.data_dir).write(folder.queries)
+        _write_statistics(learner, evaluator, monitor, folder, embeddings if embedder is learner.embedder else None)
+        if settings.moment_embedder:
+            result["metrics_moments"] = _write_moments(learner, evaluator, folder)
+        write_json(folder.result, result)
+    if settings.report and write_report is not None and not folder.report.is_file():
+        write_report(folder, evaluator.splits.test, embeddings)
+    return result
+
+
+def _write_embedder(learner: MetricLearner, monitor: TrainingMonitor, folder: RunFolder) -> Embedder:
+    epoch = selected_epoch(monitor.records, monitor.selection, monitor.selection_metric)
+    if epoch == monitor.records[-1]["epoch"]:
+        with atomic_write(folder.embedder, saved_size(learner.embedder)) as temporary:
+            learner.embedder.save(temporary)
+        return learner.embedder
+    logging.info("the embedder is that of epoch %d", epoch)
+    with atomic_write(folder.embedder, folder.selected(epoch).stat().st_size) as temporary:
+        shutil.copyfile(folder.selected(epoch), temporary)
+    return keras.saving.load_model(folder.embedder)
+
+
+def _result(
+    evaluator: Evaluator, embeddings: np.ndarray, monitor: TrainingMonitor, values: dict[str, np.ndarray]
+) -> dict[str, Any]:
+    """What `result.json` holds; the metrics of each query are left in `values`."""
+    selection = evaluator.settings.selection
+    how = evaluator.settings.selection_metric
+    metrics = evaluator.measure(
+        embeddings, "test", RETRIEVAL + CLUSTERING, intervals="classes", per_query=recording(values)
+    )
+    intervals = metrics.pop("intervals")
+    epoch = selected_epoch(monitor.records, selection, how)
+    # Moments are not saved with the embedder: those of the epoch that was chosen were measured then, or not at all.
+    chosen = next(record for record in monitor.records if record["epoch"] == epoch)
+    measured = {"metrics_orders": "orders", "metrics_seen": "seen", "generalisation": "generalisation"}
+    return {
+        "metrics": metrics,
+        "intervals": intervals,
+        "metrics_before": monitor.records[0].get("test", {}),
+        "protocol": _protocol(evaluator.splits),
+        "selection": _SELECTION[selection] + (f", by {how}" if selection != "last" else ""),
+        "epoch": epoch,
+        "steps": monitor.step,
+        "train_seconds": monitor.train_seconds,
+        "images_per_second": monitor.images_per_second(),
+        **{name: chosen[part] for name, part in measured.items() if part in chosen},
+    }
+
+
+def _protocol(splits: Splits) -> str:
+    how = "all-to-all" if splits.test.is_query is None else "queries against gallery"
+    return _PROTOCOL.format(train=splits.train.num_classes, test=splits.test.num_classes, how=how)
+
+
+def _write_statistics(
+    learner: MetricLearner,
+    evaluator: Evaluator,
+    monitor: TrainingMonitor,
+    folder: RunFolder,
+    test_embeddings: np.ndarray | None,
+) -> None:
+    """Write RankMI's network and figure, of the last epoch: before the result, so that a finished run has them."""
+    objective = rank_mi_of(learner)
+    if objective is None:
+        return
+    network = statistics_model(objective)
+    with atomic_write(folder.statistics_network, saved_size(network)) as temporary:
+        network.save(temporary)
+    splits = {}
+    for name, split in evaluator.splits.evaluated().items():
+        known = test_embeddings if name == "test" else None
+        splits[name] = (evaluator.embed(learner.embedder, name) if known is None else known, split.labels)
+    write_json(folder.statistics, describe_statistics(objective, splits, monitor.records[-1]["epoch"]))
+
+
+def _write_moments(learner: MetricLearner, evaluator: Evaluator, folder: RunFolder) -> dict[str, Any]:
+    batch_size = evaluator.settings.evaluation_batch_size
+    train = evaluation_batches(evaluator.splits.train, evaluator.transform, batch_size)
+    model = moment_embedder(learner, train)
+    with atomic_write(folder.moments, saved_size(model)) as temporary:
+        model.save(temporary)
+    return evaluator.measure(evaluator.embed(model, "test"), "test", RETRIEVAL + CLUSTERING)
+
+
+def moment_embedder(learner: MetricLearner, train: tf.data.Dataset) -> MomentEmbedder:
+    """The learner's `MomentEmbedder`, with the principal components of its training images.
+
+    Args:
+        learner: A trained learner with one `HighOrderMomentLoss`.
+        train: Batches of the training images in the view of evaluation.
+    """
+    model = MomentEmbedder.from_learner(learner)
+    features = embed(compiled(model, model.features), train)
+    logging.info(
+        "principal components of %d moments: %d of %d dimensions", len(features), model.embedding_dim, features.shape[1]
+    )
+    model.adapt(features)
+    return model
+
+
+# Distances at which the curves are told: embeddings of length 1 are 0 to 2 apart.
+_POINTS = 201
+_BINS = 80
+
+
+def rank_mi_of(learner: MetricLearner) -> RankMI | None:
+    """The learner's RankMI; None without exactly one."""
+    found = [objective for objective in learner.objectives if isinstance(objective, RankMI)]
+    if len(found) > 1:
+        logging.warning("no statistics network is saved: there are %d", len(found))
+    return found[0] if len(found) == 1 else None
+
+
+def statistics_model(objective: RankMI) -> keras.Model:
+    """The objective's V as a model of its own: distances (N,) -> V (N,), which Keras saves and loads."""
+    network = StatisticsNetwork.from_config(objective.network.get_config())
+    distances = keras.Input(shape=(), name="distance")
+    model = keras.Model(distances, network(distances), name="statistics_network")
+    network.set_weights(objective.network.get_weights())
+    return model
+
+
+def describe_statistics(
+    objective: RankMI, splits: Mapping[str, tuple[np.ndarray, np.ndarray]], epoch: int
+) -> dict[str, Any]:
+    """What RankMI's figure 3 shows, as numbers.
+
+    The loss of a pair at distance d is softplus(-V(d)) - ln 2 if it is a positive, softplus(V(d)) - ln 2 if it is a
+    negative: `divergence_loss` is the sum of the two means.
+
+    Args:
+        objective: RankMI, trained.
+        splits: By name, embeddings (N, d) by the embedder that was trained with it, and labels (N,).
+        epoch: After which this is.
+
+    Returns:
+        `objective`, `epoch`, `margin`; `beta`, V's root, and `has_root`, false where V has none and beta is that of an
+        earlier step; `distances`, 0 to 2, and there `v`, `positive_loss` and `negative_loss`; and under `pairs`, for
+        each split, `edges` of equal bins of distance, in each bin the number of pairs of one class, `positive`, and of
+        different classes, `negative`, `mean_positive` and `mean_negative`, the mean distances, and three means over
+        pairs: `statistics_loss`, the loss of V, over all; `jsd`, minus half of it, the lower bound on the
+        Jensen-Shannon divergence in nats; and `embedder_loss`, that of the embedder, over the positives beyond
+        beta - margin and the negatives within beta + margin, all of them, where training may draw among the negatives.
+
+    Source: Kemertas et al., "RankMI: A Mutual Information Maximizing Ranking Loss", CVPR 2020, sec. 3.3, figure 3.
+    """
+    beta, has_root = (ops.convert_to_numpy(value).item() for value in objective.network.find_root(objective.beta))
+    distances = np.linspace(0.0, 2.0, _POINTS)
+    values = _values(objective, distances)
+    pairs = {}
+    for name, (embeddings, labels) in splits.items():
+        counts = np.unique(labels, return_counts=True)[1]
+        if len(counts) > 1 and counts.max() > 1:
+            pairs[name] = _pairs(objective, count_pair_distances(unit_rows(embeddings), labels), beta)
+    return {
+        "objective": objective.name,
+        "epoch": epoch,
+        "margin": objective.margin,
+        "beta": beta,
+        "has_root": bool(has_root),
+        "distances": distances.tolist(),
+        "v": values.tolist(),
+        "positive_loss": _cost(-values).tolist(),
+        "negative_loss": _cost(values).tolist(),
+        "pairs": pairs,
+    }
+
+
+def _values(objective: RankMI, distances: np.ndarray) -> np.ndarray:
+    return ops.convert_to_numpy(objective.network(distances.astype(np.float32), frozen=True)).astype(np.float64)
+
+
+def _cost(values: np.ndarray) -> np.ndarray:
+    """Softplus - ln 2, in float64."""
+    return np.logaddexp(0.0, values) - np.log(2.0)
+
+
+def _pairs(objective: RankMI, histogram: PairHistogram, beta: float) -> dict[str, Any]:
+    # The fine bins, 16,384 of them, are as good as the distances themselves.
+    centres = (histogram.edges[:-1] + histogram.edges[1:]) / 2
+    values = _values(objective, centres)
+    positive, negative = histogram.positive, histogram.negative
+    loss = _mean(_cost(-values), positive) + _mean(_cost(values), negative)
+    hard_positive = np.where(centres > beta - objective.margin, positive, 0)
+    hard_negative = np.where(centres < beta + objective.margin, negative, 0)
+    shown = histogram.rebinned(_BINS)
+    return {
+        "edges": shown.edges.tolist(),
+        "positive": shown.positive.tolist(),
+        "negative": shown.negative.tolist(),
+        "mean_positive": float(histogram.mean_positive),
+        "mean_negative": float(histogram.mean_negative),
+        "statistics_loss": loss,
+        "jsd": -loss / 2,
+        "embedder_loss": _mean(_cost(-values), hard_positive) + _mean(_cost(values), hard_negative),
+    }
+
+
+def _mean(values: np.ndarray, counts: np.ndarray) -> float:
+    return float(np.sum(values * counts) / max(int(counts.sum()), 1))

@@ -1,0 +1,678 @@
+"""The settings of a training run, stage by stage: every choice with its default, its meaning and its bounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from tfdml import arguments
+from tfdml.backbones.hub import PREFIX
+from tfdml.data.transforms import KINDS, as_color
+from tfdml.errors import UserError
+from tfdml.models.embedder import BATCH_NORM_MODES, POOLINGS
+from tfdml.training.expressions import Call, parse_arguments, parse_call, parse_sum, parse_terms
+from tfdml.training.optimizers import CLIPPED, FORMS, OPTIMIZERS, check_form
+from tfdml.training.schedules import SCHEDULES, rate_schedule
+
+# Counts and seeds beyond this do not fit the 32-bit integers of TensorFlow and Keras.
+LARGEST_INTEGER = 2**31 - 1
+_CHECKS: dict[type, Callable[[str, Any], Any]] = {
+    bool: arguments.boolean,
+    float: arguments.number,
+    int: functools.partial(arguments.integer, at_most=LARGEST_INTEGER),
+    str: arguments.text,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What every stage's settings share: each field is checked by its type, its choices and its bounds.
+
+    Raises:
+        UserError: A value is out of range; the message names the flag.
+    """
+
+    def __post_init__(self):
+        types = typing.get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            try:
+                value = _CHECKS[types[field.name]](f"--{field.name}", getattr(self, field.name))
+            except ValueError as error:
+                raise UserError(str(error)) from error
+            object.__setattr__(self, field.name, value)
+            choices = field.metadata.get("choices")
+            if choices and value not in choices:
+                raise UserError(f"--{field.name}={value}: must be one of {', '.join(choices)}")
+            check: Callable | None = field.metadata.get("check")
+            if check and not check(value):
+                raise UserError(f"--{field.name}={value}: out of range. {field.metadata['help']}")
+
+
+def choice(default: Any, help_text: str, **checks: Any) -> Any:
+    """A field of settings, which is also a flag.
+
+    Args:
+        default: Its default.
+        help_text: What it means; the one place where that stands.
+        **checks: `choices`: the values that there are; `check`: whether a value is in range; `switch`: `--name` alone
+            means true, although it takes words.
+    """
+    return dataclasses.field(default=default, metadata={"help": help_text, **checks})
+
+
+def positive(value) -> bool:
+    """Whether a value is above 0."""
+    return value > 0
+
+
+def not_negative(value) -> bool:
+    """Whether a value is 0 or above."""
+    return value >= 0
+
+
+def fraction(value) -> bool:
+    """Whether a value is a share that leaves something over."""
+    return 0 <= value < 1
+
+
+def integers(text: str, flag: str, required: bool = False) -> tuple[int, ...]:
+    """Positive integers from text, such as `1,2,4`.
+
+    Args:
+        text: The integers, with commas.
+        flag: The flag's name, for the message.
+        required: Whether there must be one.
+
+    Raises:
+        UserError: The text is something else.
+
+    Example:
+        >>> integers("20,40", "--drop_epochs")
+        (20, 40)
+    """
+    wanted = UserError(f"{flag}={text}: write integers of 1 to {LARGEST_INTEGER:,} with commas, e.g. 1,2,4")
+    try:
+        values = tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError as error:
+        raise wanted from error
+    if (required and not values) or any(not 1 <= value <= LARGEST_INTEGER for value in values):
+        raise wanted
+    return values
+
+
+def as_text(value: Any) -> str:
+    """A setting as it stands in a flag file.
+
+    Example:
+        >>> as_text(True), as_text(0.5)
+        ('true', '0.5')
+    """
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSettings(Settings):
+    """Which images a run sees, in which views, and which of them form a batch.
+
+    Raises:
+        UserError: A value is out of range, or two do not go together.
+
+    Example:
+        >>> DataSettings(dataset="glyphs", dataset_options="size=32", image_size=28, resize=32).data_options()
+        {'size': 32}
+    """
+
+    dataset: str = choice("glyphs", "Data set: a name of the catalogue, or folder for any tree of class folders.")
+    data_dir: str = choice("", "Where the unpacked data set lies. glyphs needs none.")
+    dataset_options: str = choice("", "Options of the data set, e.g. 'images_per_class=40' or 'test_fraction=0.3'.")
+    bad_images: str = choice("error", "What to do with files that are no readable images.", choices=("error", "skip"))
+    check_images: str = choice(
+        "headers",
+        "How images are checked before training: the header and the end of each file, or all of it (decode), at about "
+        "a millisecond an image and core.",
+        choices=("headers", "decode"),
+    )
+    holdout_classes: float = choice(
+        0.0, "Share of the training classes that is held out of training, as validation classes.", check=fraction
+    )
+    holdout_sampling: str = choice(
+        "random",
+        "How --holdout_classes are drawn, by the seed: all alike (random); or one of each of as many groups of classes "
+        "of about the same size (stratified), so that large and small classes are held out in proportion.",
+        choices=("random", "stratified"),
+    )
+    cache: str = choice(
+        "auto",
+        "Keep the decoded images in memory; auto: where they take less than --cache_limit_mb and less than half of the "
+        "free memory, and the run sees them more than once.",
+        choices=("auto", "true", "false"),
+        switch=True,
+    )
+    cache_limit_mb: int = choice(4096, "Most memory that --cache may take, in MiB.", check=positive)
+    # Views
+    image_size: int = choice(224, "Height and width in pixels of the crops that the network sees.", check=positive)
+    resize: int = choice(256, "Pixels to which images are resized before the crop.", check=positive)
+    resize_mode: str = choice(
+        "shorter",
+        "Whether the shorter side becomes --resize; both sides do (squash); or the longer side does and --pad_color "
+        "fills up the square (pad).",
+        choices=("shorter", "squash", "pad"),
+    )
+    pad_color: str = choice(
+        "black", "Colour around images, for --resize_mode=pad and multi_resolution: black, white, or R,G,B of 0 to 255."
+    )
+    augmentation: str = choice("random_crop", "How training crops are taken.", choices=KINDS)
+    min_scale: float = choice(
+        0.08, "Smallest share of the image's area that random_resized_crop takes.", check=lambda v: 0 < v <= 1
+    )
+    min_resolution: float = choice(
+        0.8, "Smallest longer side in multi_resolution, as a multiple of --image_size.", check=positive
+    )
+    max_resolution: float = choice(
+        1.8, "Largest longer side in multi_resolution, as a multiple of --image_size.", check=positive
+    )
+    flip: bool = choice(True, "Mirror every second training image.")
+    policy: str = choice(
+        "",
+        "What happens to the finished crops, by Keras's layers: e.g. 'rand_augment(factor=0.4) + 0.2 * grayscale' "
+        "(the second on a fifth of the images).",
+    )
+    # Batches
+    sampling: str = choice(
+        "class_balanced",
+        "P classes x K images; the same from a few super-classes (hierarchical); all images of random classes up to "
+        "--batch_size (whole_classes); or a plain shuffle.",
+        choices=("class_balanced", "shuffle", "whole_classes", "hierarchical"),
+    )
+    classes_per_batch: int = choice(20, "P, for class_balanced and hierarchical.", check=positive)
+    images_per_class: int = choice(5, "K, for class_balanced and hierarchical.", check=positive)
+    batch_size: int = choice(100, "Images per batch, over all replicas, for shuffle and whole_classes.", check=positive)
+    short_classes: str = choice(
+        "repeat", "Classes of fewer than K images: repeat their images, or drop them.", choices=("repeat", "drop")
+    )
+    super_classes_per_batch: int = choice(
+        1, "S, for hierarchical: a batch has P / S classes of each of S super-classes.", check=positive
+    )
+    super_class_weights: str = choice(
+        "proportional",
+        "For hierarchical: super-classes in proportion to their classes, or all equally often (uniform).",
+        choices=("proportional", "uniform"),
+    )
+    short_super_classes: str = choice(
+        "merge",
+        "Super-classes of fewer than P / S classes: merge them into one, or drop them.",
+        choices=("merge", "drop"),
+    )
+
+    def __post_init__(self):
+        # A truth value from Python, or from flag files of when it was a switch.
+        object.__setattr__(self, "cache", as_text(self.cache))
+        super().__post_init__()
+        if self.resize < self.image_size and self.augmentation not in ("random_resized_crop", "multi_resolution"):
+            raise UserError(
+                f"--resize={self.resize} is smaller than --image_size={self.image_size}: no such crop can be cut"
+            )
+        as_color(self.pad_color)
+        if self.min_resolution > self.max_resolution:
+            raise UserError(
+                f"--min_resolution={self.min_resolution:g} is above --max_resolution={self.max_resolution:g}"
+            )
+        self.data_options()
+        self.policy_steps()
+
+    def data_options(self) -> dict[str, Any]:
+        """The options of the data set."""
+        return parse_arguments(self.dataset_options, "--dataset_options")
+
+    def policy_steps(self) -> list[tuple[float, Call]]:
+        """The steps of the augmentation policy: the share of the images, and what happens to them."""
+        return parse_sum(self.policy, "--policy") if self.policy.strip() else []
+
+
+_POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSettings(Settings):
+    """The embedder: its backbone and weights, and what stands behind them.
+
+    Raises:
+        UserError: A value is out of range, or two do not go together.
+
+    Example:
+        >>> ModelSettings(backbone="conv4(width=32)", batch_norm="train", embedding_dim=64).backbone_call()
+        Call(name='conv4', arguments={'width': 32})
+    """
+
+    backbone: str = choice(
+        "mobilenetv2",
+        "Backbone, with its options: e.g. 'mobilenetv2(alpha=0.35)'; or a preset of KerasHub with its weights, by name "
+        "or folder: hub:dinov2_small.",
+    )
+    weights: str = choice("none", "Backbone weights: none, imagenet, or the path of a .weights.h5 file.")
+    embedding_dim: int = choice(
+        128,
+        "Size of the embedding; 0: that of the pooled features, which the untrained embedding then is.",
+        check=not_negative,
+    )
+    projection_bias: bool = choice(True, "Give the projection to the embedding a bias.")
+    pooling: str = choice(
+        "avg",
+        "Pooling over the positions of the feature map: avg; max; gem, a trained power mean; attention, to a trained "
+        "query; or cls, a transformer's class token.",
+        choices=tuple(POOLINGS),
+    )
+    dropout: float = choice(
+        0.0, "Share of the pooled features that is left out before the projection, in training.", check=fraction
+    )
+    batch_norm: str = choice(
+        "frozen",
+        "BatchNorm of the backbone: frozen; statistics (frozen statistics, trained gamma and beta); train.",
+        choices=BATCH_NORM_MODES,
+    )
+    ensemble_heads: int = choice(
+        0, "Heads of an attention ensemble (ABE), which share --embedding_dim; 0: no ensemble.", check=not_negative
+    )
+    ensemble_cut: str = choice(
+        "", "Layers of the backbone that begin and end the attention network, as 'a,b'; empty: the backbone's usual."
+    )
+    lora_rank: int = choice(
+        0,
+        "Freeze the backbone but for changes of this rank to its attention layers (LoRA); 0: all of it trains.",
+        check=not_negative,
+    )
+    mixed_precision: str = choice("float32", "Dtype policy of the network.", choices=_POLICIES)
+    jit_compile: str = choice(
+        "auto",
+        "Compile the training step by XLA: true, false, or auto, where it is quicker: on one GPU.",
+        choices=("auto", "true", "false"),
+    )
+    start_from: str = choice(
+        "",
+        "Start from the weights of an old run, matched by part: a run folder (its newest checkpoint), a checkpoint, or "
+        "a .keras file.",
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.ensemble_heads and (not self.embedding_dim or self.embedding_dim % self.ensemble_heads):
+            raise UserError(
+                f"--embedding_dim={self.embedding_dim} is no multiple of --ensemble_heads={self.ensemble_heads}"
+            )
+        if self.ensemble_cut and not self.ensemble_heads:
+            raise UserError("--ensemble_cut needs --ensemble_heads, e.g. --ensemble_heads=8")
+        self.backbone_call()
+
+    def backbone_call(self) -> Call:
+        """The backbone's name and options."""
+        if self.backbone.startswith(PREFIX):
+            return Call(self.backbone, {})  # a folder may have any name
+        return parse_call(self.backbone, "--backbone")
+
+
+def _rate(value) -> bool:
+    return value == -1 or value >= 0
+
+
+def _epsilon(value) -> bool:
+    return value == -1 or value > 0
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizationSettings(Settings):
+    """What is minimised, how, and for how long.
+
+    Raises:
+        UserError: A value is out of range, or text cannot be read.
+
+    Example:
+        >>> OptimizationSettings(learning_rate=1e-3, backbone_rate=1e-5).learning_rates()
+        {'backbone': 1e-05, 'projection': 0.001, 'objectives': 0.001}
+    """
+
+    objectives: str = choice(
+        "am_softmax",
+        "Terms of the loss: e.g. 'am_softmax(margin=0.05) + 0.4 * jrs'. A factor may be auto, e.g. 'contrastive + "
+        "auto(share=0.03) * ecaml': the first 100 steps measure it, so that the gradient is this share of that of the "
+        "terms with numbers.",
+    )
+    epochs: int = choice(12, "Number of epochs.", check=not_negative)
+    steps_per_epoch: int = choice(0, "Steps per epoch; 0 for one pass over the training images.", check=not_negative)
+    optimizer: str = choice("adam", "Optimiser.", choices=OPTIMIZERS)
+    optimizer_form: str = choice(
+        "keras",
+        "Whose formulas the optimiser follows: those of Keras, TensorFlow and Caffe, or PyTorch's. They differ in "
+        "where epsilon is added (adam, adamw, rmsprop) and, when the rate drops, in momentum (sgd).",
+        choices=FORMS,
+    )
+    learning_rate: float = choice(1e-4, "Base learning rate.", check=positive)
+    backbone_rate: float = choice(
+        -1.0, "Learning rate of the backbone; -1: the base rate, 0: it does not train.", check=_rate
+    )
+    projection_rate: float = choice(-1.0, "Learning rate of the projection; -1: the base rate.", check=_rate)
+    objective_rate: float = choice(
+        -1.0, "Learning rate of the objectives' own weights; -1: the base rate.", check=_rate
+    )
+    schedule: str = choice(
+        "step",
+        "How the rates fall: in steps, by --drop_epochs, or along half a cosine or a line to --final_rate at the end.",
+        choices=SCHEDULES,
+    )
+    warm_up_epochs: float = choice(0.0, "Epochs, or a part of one, in which the rates rise evenly.", check=not_negative)
+    final_rate: float = choice(
+        0.0, "Which share of the rates is left at the end, with --schedule=cosine or linear.", check=fraction
+    )
+    drop_epochs: str = choice("", "Epochs after which every rate drops, e.g. '8' or '20,40'.")
+    drop_factor: float = choice(0.1, "What each drop multiplies the rates by.", check=positive)
+    layer_decay: float = choice(
+        1.0,
+        "What the backbone's rate is multiplied by from each of 12 groups of its layers to the one below; 1: one rate.",
+        check=lambda value: 0 < value <= 1,
+    )
+    unfreeze_epochs: str = choice(
+        "",
+        "Epochs after which the backbone trains: '2' for all of it, '1,2,4' for its upper, middle and lower third in "
+        "turn. By default all of it trains from the start.",
+    )
+    weight_decay: float = choice(
+        0.0,
+        "Weight decay: coupled (added to the gradient), decoupled for adamw, lion and muon.",
+        check=not_negative,
+    )
+    epsilon: float = choice(
+        -1.0,
+        "Adam's, RMSprop's and Muon's epsilon; -1: 1e-7 in keras form and 1e-8 in pytorch form, their defaults (Caffe: "
+        "1e-8).",
+        check=_epsilon,
+    )
+    momentum: float = choice(0.9, "SGD's momentum.", check=fraction)
+    clip_norm: float = choice(0.0, "Largest norm of the gradient; 0: no clipping.", check=not_negative)
+    clip: str = choice(
+        "all",
+        "What --clip_norm bounds: the whole gradient, or that of backbone, projection and objectives each by itself.",
+        choices=CLIPPED,
+    )
+    ema: float = choice(
+        0.0,
+        "Which share of its old value the running average of each weight keeps in a step, e.g. 0.999: the averages are "
+        "evaluated and kept. 0: none.",
+        check=fraction,
+    )
+    cross_batch_memory: int = choice(
+        0,
+        "Give every loss over pairs in --objectives a memory of this many embeddings of earlier batches to compare "
+        "with (XBM); 0: none.",
+        check=not_negative,
+    )
+    xbm_start: int = choice(
+        0, "For this many steps nothing is remembered, while embeddings change fast.", check=not_negative
+    )
+    gradient_cache: int = choice(
+        0,
+        "Keep the activations of this many images of the batch (of each device) at a time: batches beyond the memory, "
+        "for one more pass forward; 0: of all at once.",
+        check=not_negative,
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.drop_steps(1)
+        self.unfreeze_steps(1)
+        if self.schedule != "step" and self.drop_epochs:
+            raise UserError(f"--drop_epochs={self.drop_epochs} goes with --schedule=step, not with {self.schedule}")
+        if self.schedule == "step" and self.final_rate:
+            raise UserError(f"--final_rate={self.final_rate:g} goes with --schedule=cosine or linear")
+        if self.warm_up_epochs and self.warm_up_epochs >= self.epochs:
+            raise UserError(f"--warm_up_epochs={self.warm_up_epochs:g} leaves none of --epochs={self.epochs}")
+        check_form(self.optimizer, self.optimizer_form, "--optimizer_form")
+        parse_terms(self.objectives, "--objectives")
+        if self.xbm_start and not self.cross_batch_memory:
+            raise UserError(f"--xbm_start={self.xbm_start} needs --cross_batch_memory, e.g. --cross_batch_memory=4096")
+
+    def drop_steps(self, steps_per_epoch: int) -> list[int]:
+        """The steps at which the rates drop."""
+        return self._steps("drop_epochs", steps_per_epoch)
+
+    def unfreeze_steps(self, steps_per_epoch: int) -> list[int]:
+        """The steps from which parts of the backbone train, from above; none where all does from the start."""
+        return self._steps("unfreeze_epochs", steps_per_epoch)
+
+    def _steps(self, flag: str, steps_per_epoch: int) -> list[int]:
+        text = getattr(self, flag)
+        epochs = integers(text, f"--{flag}")
+        if list(epochs) != sorted(set(epochs)):
+            raise UserError(f"--{flag}={text}: the epochs must ascend")
+        return [epoch * steps_per_epoch for epoch in epochs]
+
+    def rate_schedule(self, steps_per_epoch: int) -> Any:
+        """The base rate along the run: a number, or a Keras schedule."""
+        return rate_schedule(
+            self.schedule,
+            self.learning_rate,
+            self.epochs * steps_per_epoch,
+            round(self.warm_up_epochs * steps_per_epoch),
+            self.drop_steps(steps_per_epoch),
+            self.drop_factor,
+            self.final_rate,
+        )
+
+    def learning_rates(self) -> dict[str, float]:
+        """The rate of each part at the first step."""
+        rates = {"backbone": self.backbone_rate, "projection": self.projection_rate, "objectives": self.objective_rate}
+        return {part: self.learning_rate if rate < 0 else rate for part, rate in rates.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationSettings(Settings):
+    """What is measured, when, and what counts and is written in the end.
+
+    Raises:
+        UserError: A value is out of range, or two do not go together.
+
+    Example:
+        >>> EvaluationSettings(ks="1,10", selection="test").recall_ks()
+        (1, 10)
+    """
+
+    ks: str = choice("1,2,4,8", "The K of Recall@K.")
+    evaluate_every: int = choice(
+        1, "Evaluate the unseen classes every this many epochs; 0: at the end only.", check=not_negative
+    )
+    evaluate_train: float = choice(
+        0.0,
+        "Measure training classes too, with every evaluation: whole classes, drawn by the seed until they have this "
+        "many images or, at most 1, this share of the training images; 0: none.",
+        check=not_negative,
+    )
+    generalisation_every: int = choice(
+        0,
+        "Measure lambda, the H-divergence and the density of classes, between the images of --evaluate_train and the "
+        "test images, before training, every this many epochs and at the end; 0: not.",
+        check=not_negative,
+    )
+    evaluation_batch_size: int = choice(100, "Images per batch in evaluation.", check=positive)
+    selection: str = choice(
+        "last",
+        "Which epoch's embedder is kept: the last; the best on the held-out training classes (validation); the best "
+        "on the test classes (test: the papers' way, which flatters the figure).",
+        choices=("last", "validation", "test"),
+    )
+    selection_metric: str = choice(
+        "map@r",
+        "The metric that selects the epoch. MAP@R depends on all images of a class, and differs between epochs "
+        "where Recall@1 is saturated.",
+        choices=("map@r", "recall@1"),
+    )
+    refit: bool = choice(
+        False,
+        "With --selection=validation: then train anew, from the same start, on all training classes (the held-out ones "
+        "too) for as many epochs as were best; that embedder and its figures are the run's.",
+    )
+    moment_embedder: bool = choice(
+        False, "With horde: also write and measure moments.keras, which searches with all orders, reduced by a PCA."
+    )
+    evaluate_orders: str = choice(
+        "end",
+        "With one horde: measure the embedding of each order of moments by itself, and all side by side, on the unseen "
+        "classes: at the end; with every evaluation (epochs); or never.",
+        choices=("end", "epochs", "never"),
+    )
+    report: bool = choice(True, "Write report/index.html at the end.")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.refit and self.selection != "validation":
+            raise UserError(
+                "--refit trains anew for the epochs that were best on held-out classes: add --selection=validation "
+                "--holdout_classes=0.1"
+            )
+        if self.moment_embedder and self.selection != "last" and not self.refit:
+            raise UserError("--moment_embedder needs the moments of the last epoch: use --selection=last, or --refit")
+        if self.generalisation_every and not self.evaluate_train:
+            raise UserError(
+                "--generalisation_every compares seen with unseen classes: say how many images of training classes are "
+                "measured, e.g. --evaluate_train=1 for all"
+            )
+        if self.selection_metric != "map@r" and self.selection == "last":
+            raise UserError(
+                f"--selection_metric={self.selection_metric}: --selection=last keeps the last epoch, whatever it "
+                "measures; add --selection=validation --holdout_classes=0.1"
+            )
+        if 1 not in self.recall_ks() and self.selection != "last" and self.selection_metric == "recall@1":
+            raise UserError(f"--selection={self.selection} goes by recall@1: add 1 to --ks={self.ks}")
+
+    def recall_ks(self) -> tuple[int, ...]:
+        """The K of Recall@K."""
+        return integers(self.ks, "--ks", required=True)
+
+
+_MOST_SEEDS = 1000
+#: What a run is watched for.
+ALARMS = ("collapse", "explosion", "nan", "dead_proxies")
+#: Libraries that may be told of the epochs: extras of the same names.
+LOGGERS = ("wandb", "mlflow")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSettings(Settings):
+    """Where a run is written, and what makes it repeatable and resumable.
+
+    Raises:
+        UserError: A value is out of range, or the folder is not named.
+
+    Example:
+        >>> RunSettings(run_dir="runs/first", seed=3).seed
+        3
+    """
+
+    run_dir: str = choice("", "Folder of the run; must not exist yet, unless --resume.")
+    seed: int = choice(0, "Seed of weights, batches and augmentation.", check=not_negative)
+    seeds: str = choice(
+        "",
+        "Train a run for each of several seeds, in seed_N of --run_dir, and report their mean with intervals: how "
+        "many, from --seed on (3), or which (0,1,2).",
+    )
+    deterministic: bool = choice(
+        True,
+        "On a CPU, run one operation at a time (each on all cores), so that the same run gives the same bits. Without "
+        "it training is up to a fifth faster, and runs may differ in the last digits.",
+    )
+    logical_devices: int = choice(
+        0, "Split the CPU into this many logical devices and train on all; 0: the GPUs there are.", check=not_negative
+    )
+    checkpoint_steps: int = choice(0, "Checkpoint every this many steps, besides each epoch.", check=not_negative)
+    keep_checkpoints: int = choice(2, "How many checkpoints stay.", check=positive)
+    watch_every: int = choice(
+        100,
+        "Look at a batch every this many steps: gradients by part and term, how far embeddings spread, alarms; 0: "
+        "never.",
+        check=not_negative,
+    )
+    watch_triplets: int = choice(
+        8, "With --watch_every: how many of the hardest triplets of an epoch are pictured; 0: none.", check=not_negative
+    )
+    watch_projector: int = choice(
+        0,
+        "Write so many embeddings of held-out (else test) images for TensorBoard's projector after each epoch, with "
+        "thumbnails; 0: none.",
+        check=not_negative,
+    )
+    stop_on: str = choice(
+        "nan",
+        "Which alarms end the run, with a checkpoint and status 3: collapse, explosion, dead_proxies, with commas. "
+        "What is not finite (nan) always ends it.",
+    )
+    log_to: str = choice("", "Tell another library of each epoch too: wandb:PROJECT or mlflow:URI.")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.run_dir:
+            raise UserError("--run_dir is missing: name the folder that the run shall write, e.g. --run_dir=runs/first")
+        self.seed_list()
+        self.stops_on()
+        if not self.watch_every and self.stops_on() - {"nan"}:
+            raise UserError(f"--stop_on={self.stop_on} needs --watch_every, which is 0: nothing would be seen")
+        if self.log_to:
+            self.logger()
+
+    def seed_list(self) -> tuple[int, ...]:
+        """The seeds of `seeds`; empty where `seed` is the only one.
+
+        Raises:
+            UserError: They are no two or more different numbers.
+
+        Example:
+            >>> RunSettings(run_dir="runs/first", seeds="3").seed_list()
+            (0, 1, 2)
+        """
+        if not self.seeds.strip():
+            return ()
+        try:
+            found = [int(part) for part in self.seeds.split(",")]
+        except ValueError:
+            found = []
+        if len(found) == 1:
+            found = list(range(self.seed, self.seed + min(found[0], _MOST_SEEDS + 1)))
+        if not 2 <= len(set(found)) == len(found) <= _MOST_SEEDS or min(found) < 0 or max(found) > LARGEST_INTEGER:
+            raise UserError(
+                f"--seeds={self.seeds}: say how many, 2 to {_MOST_SEEDS}, or which, as different numbers with commas, "
+                "e.g. --seeds=3 or --seeds=0,1,2"
+            )
+        return tuple(found)
+
+    def stops_on(self) -> frozenset[str]:
+        """The kinds of alarms of `stop_on`.
+
+        Raises:
+            UserError: There is none of that name.
+
+        Example:
+            >>> sorted(RunSettings(run_dir="runs/first", stop_on="collapse, nan").stops_on())
+            ['collapse', 'nan']
+        """
+        kinds = frozenset(part.strip() for part in self.stop_on.split(",") if part.strip())
+        for unknown in sorted(kinds - set(ALARMS)):
+            raise UserError(
+                f"--stop_on={self.stop_on}: there is no alarm {unknown!r}; name some of {', '.join(ALARMS)}"
+            )
+        return kinds
+
+    def logger(self) -> tuple[str, str]:
+        """The library of `log_to`, and what of it is meant.
+
+        Raises:
+            UserError: It names none.
+
+        Example:
+            >>> RunSettings(run_dir="runs/first", log_to="mlflow:sqlite:///runs.db").logger()
+            ('mlflow', 'sqlite:///runs.db')
+        """
+        name, _, rest = self.log_to.partition(":")
+        if name not in LOGGERS or not rest:
+            raise UserError(
+                f"--log_to={self.log_to}: name wandb:PROJECT or mlflow:URI, e.g. wandb:cars or mlflow:sqlite:///runs.db"
+            )
+        return name, rest

@@ -1,0 +1,375 @@
+"""What a batch shows: gradients by part and term, how far embeddings spread, triplets, and proxies of no use."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfdml.models import MetricLearner
+from tfdml.objectives import ProxyLoss, Stateful
+from tfdml.training.watching.alarms import IDLE_IMAGES, IDLE_SHARE, UNMOVED_SHARE
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """What a step on a batch would meet.
+
+    Args:
+        terms: By name, what each objective adds to the loss: its value times its weight.
+        norms: By part, the norm of the gradient of the loss, before any clipping.
+        gram: (T, T) <g_s, g_t> of the terms' gradients g_t with respect to the embedder's weights.
+        vectors: By name, the representations (B, d) that were asked for, `embedding` among them.
+    """
+
+    terms: dict[str, float]
+    norms: dict[str, float]
+    gram: np.ndarray
+    vectors: dict[str, np.ndarray]
+
+
+class GradientSampler:
+    """Measures batches by a learner as it stands, on one device.
+
+    The loss is a function of the values of the learner's variables: what a step would change, such as moving statistics
+    and random states, is dropped. Losses that layers add by `add_loss` are not among the terms.
+
+    Args:
+        learner: A built learner.
+        vectors: Names of representations that are wanted besides `embedding`.
+
+    Example:
+        >>> images, labels = next(iter(batches))
+        >>> sample = GradientSampler(learner)(images, labels)
+        >>> sorted(sample.norms)
+        ['backbone', 'projection']
+    """
+
+    def __init__(self, learner: MetricLearner, vectors: Sequence[str] = ()):
+        self._learner = learner
+        self._names = sorted({"embedding", *vectors})
+        self._trained = list(learner.trainable_variables)
+        self._others = list(learner.non_trainable_variables)
+        place = {id(variable): index for index, variable in enumerate(self._trained)}
+        fixed = {id(variable) for variable in learner.statistics_variables}
+        #: The places of each part's variables, of those that a step of the embedder trains.
+        self._parts = {
+            part: [place[id(v)] for v in variables if id(v) in place and id(v) not in fixed]
+            for part, variables in learner.parts().items()
+        }
+        backend = keras.backend.backend()
+        measure = _on_jax if backend == "jax" else _on_tensorflow
+        self._run = measure(self._terms, self._norms_and_gram, eagerly=learner.run_eagerly)
+
+    def __call__(self, images: Any, labels: Any, values: Sequence[np.ndarray] | None = None) -> Sample:
+        """Measure a batch.
+
+        Args:
+            images: (B, H, W, 3).
+            labels: (B,) integers.
+            values: Of the trainable and then the other variables, in place of the present ones.
+        """
+        if values is None:
+            values = [_value(variable) for variable in (*self._trained, *self._others)]
+        count = len(self._trained)
+        terms, vectors, squares, gram = self._run(values[:count], values[count:], images, labels)
+        names = [objective.name for objective in self._learner.objectives]
+        return Sample(
+            dict(zip(names, np.asarray(terms, np.float64).tolist(), strict=True)),
+            {part: float(np.sqrt(np.float64(squares[part]))) for part, members in self._parts.items() if members},
+            np.asarray(gram, np.float64),
+            {name: np.asarray(vector) for name, vector in vectors.items()},
+        )
+
+    @property
+    def variables(self) -> list:
+        """Whose values a call takes: the trainable variables, then the others."""
+        return [*self._trained, *self._others]
+
+    def _terms(self, trained, others, images, labels):
+        """The weighted terms (T,), and the representations that were asked for."""
+        learner = self._learner
+        mapping = [*zip(self._trained, trained, strict=True), *zip(self._others, others, strict=True)]
+        with keras.StatelessScope(mapping, initialize_variables=False):
+            found = learner._with_those_of_objectives(learner(images, training=True), True)
+            terms = [self._term(objective, found, labels) for objective in learner.objectives]
+        return ops.stack(terms), {name: ops.cast(found[name], "float32") for name in self._names}
+
+    def _term(self, objective, representations, labels):
+        selected, labels = objective.select(representations), objective.as_labels(labels)
+        if isinstance(objective, Stateful):
+            objective.update(selected, labels)
+        return self._learner.weight_of(objective) * ops.cast(objective.value_of(selected, labels), "float32")
+
+    def _norms_and_gram(self, gradients: Sequence[Sequence[Any]]):
+        """Squared norms by part of the sum over terms, and the products of terms over the embedder."""
+
+        def product(a, b, part):
+            pairs = [(a[i], b[i]) for i in self._parts[part] if a[i] is not None and b[i] is not None]
+            return sum((ops.sum(ops.cast(x, "float32") * ops.cast(y, "float32")) for x, y in pairs), ops.zeros(()))
+
+        total = [_sum([term[i] for term in gradients]) for i in range(len(self._trained))]
+        squares = {part: product(total, total, part) for part in self._parts}
+        embedder = [part for part in self._parts if part != "objectives"]
+        gram = [[sum(product(a, b, part) for part in embedder) for b in gradients] for a in gradients]
+        return squares, ops.stack([ops.stack(row) for row in gram])
+
+
+def _sum(gradients: Sequence[Any]):
+    known = [gradient for gradient in gradients if gradient is not None]
+    return sum(known[1:], known[0]) if known else None
+
+
+def _on_tensorflow(terms_of: Callable, summarise: Callable, eagerly: bool) -> Callable:
+    import tensorflow as tf
+
+    def run(trained, others, images, labels):
+        own = [tf.identity(value) for value in trained]
+        with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+            tape.watch(own)
+            terms, vectors = terms_of(own, others, images, labels)
+            each = tf.unstack(terms)
+        # A gradient of gathered rows lists the rows.
+        gradients = [
+            [None if found is None else tf.convert_to_tensor(found) for found in tape.gradient(term, own)]
+            for term in each
+        ]
+        del tape
+        return (terms, vectors, *summarise(gradients))
+
+    return run if eagerly else tf.function(run, autograph=False)
+
+
+def _on_jax(terms_of: Callable, summarise: Callable, eagerly: bool) -> Callable:
+    import jax
+
+    def run(trained, others, images, labels):
+        terms, back, vectors = jax.vjp(lambda own: terms_of(own, others, images, labels), list(trained), has_aux=True)
+        gradients = [back(one)[0] for one in jax.numpy.eye(len(terms), dtype=terms.dtype)]
+        return (terms, vectors, *summarise(gradients))
+
+    compiled = run if eagerly else jax.jit(run)
+
+    def on_one_device(trained, others, images, labels):
+        # Whatever the training is shared out over, this is the work of one device.
+        given = [np.asarray(x) for x in (images, labels)]
+        labels = given[1].astype(np.int32)
+        return compiled(trained, others, given[0], labels)
+
+    return on_one_device
+
+
+def _value(variable: Any):
+    """What a variable holds, on this process's first device."""
+    if keras.backend.backend() == "jax":
+        return np.asarray(variable.value.addressable_data(0))
+    import tensorflow as tf
+
+    return tf.convert_to_tensor(variable.value)
+
+
+def spread(embeddings: np.ndarray) -> dict[str, float]:
+    """How far embeddings spread, and over how many directions.
+
+    With the eigenvalues l_1 .. l_d of their covariance and p_i = l_i / sum_j l_j:
+
+        variance = sum_i l_i
+        effective_rank = exp(-sum_i p_i ln p_i)
+        participation_ratio = (sum_i l_i)^2 / sum_i l_i^2
+
+    Both ranks lie between 1 and min(B - 1, d). Of unit vectors the variance is at most 1, and half the mean squared
+    distance of two of them (drawn with replacement).
+
+    Args:
+        embeddings: (B, d).
+
+    Returns:
+        The three by name; of images that all have one embedding, variance 0 and ranks of 1.
+
+    Example:
+        >>> spread(np.array([[1.0, 0], [-1, 0], [0, 1], [0, -1]]))["effective_rank"]
+        2.0
+
+    Source: Roy and Vetterli, "The effective rank", EUSIPCO 2007.
+    """
+    x = np.asarray(embeddings, np.float64)
+    # The singular values of the centred rows are those of the covariance, of the smaller of both sizes.
+    values = np.linalg.svd(x - x.mean(axis=0), compute_uv=False) ** 2 / len(x)
+    total = float(values.sum())
+    # Rounding of float32 is no direction.
+    if total <= 1e-12:
+        return {"variance": total, "effective_rank": 1.0, "participation_ratio": 1.0}
+    shares = values[values > 0] / total
+    return {
+        "variance": total,
+        "effective_rank": float(np.exp(-(shares * np.log(shares)).sum())),
+        "participation_ratio": float(1.0 / (shares**2).sum()),
+    }
+
+
+def distances(embeddings: np.ndarray) -> np.ndarray:
+    """The Euclidean distances of all pairs: (B, d) -> (B, B) float64."""
+    x = np.asarray(embeddings, np.float64)
+    norms = (x**2).sum(axis=1)
+    squared = norms[:, None] + norms[None, :] - 2.0 * (x @ x.T)
+    np.fill_diagonal(squared, 0.0)
+    return np.sqrt(np.maximum(squared, 0.0))
+
+
+def pair_distances(matrix: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distances of positive and of negative pairs, each pair once.
+
+    Args:
+        matrix: (B, B) distances.
+        labels: (B,) class ids.
+    """
+    first, second = np.triu_indices(len(labels), 1)
+    same = labels[first] == labels[second]
+    values = matrix[first, second]
+    return values[same], values[~same]
+
+
+class Triplet(NamedTuple):
+    """An anchor with its farthest positive and its nearest negative, as rows of a batch."""
+
+    anchor: int
+    positive: int
+    negative: int
+    d_pos: float
+    d_neg: float
+
+    @property
+    def violation(self) -> float:
+        """d_pos - d_neg: by how much the wrong image is nearer."""
+        return self.d_pos - self.d_neg
+
+
+def hardest_triplets(matrix: np.ndarray, labels: np.ndarray, count: int) -> list[Triplet]:
+    """The worst triplets of a batch, one for each anchor at most, the worst first.
+
+    Args:
+        matrix: (B, B) distances.
+        labels: (B,) class ids.
+        count: How many.
+
+    Example:
+        >>> x = np.array([[0.0], [3.0], [1.0]])
+        >>> hardest_triplets(distances(x), np.array([0, 0, 1]), 1)
+        [Triplet(anchor=0, positive=1, negative=2, d_pos=3.0, d_neg=1.0)]
+    """
+    same = labels[:, None] == labels[None, :]
+    positives = same & ~np.eye(len(labels), dtype=bool)
+    farthest = np.where(positives, matrix, -np.inf)
+    nearest = np.where(same, np.inf, matrix)
+    found = []
+    for anchor in np.flatnonzero(positives.any(axis=1) & ~same.all(axis=1)):
+        positive, negative = int(farthest[anchor].argmax()), int(nearest[anchor].argmin())
+        d_pos, d_neg = float(matrix[anchor, positive]), float(matrix[anchor, negative])
+        found.append(Triplet(int(anchor), positive, negative, d_pos, d_neg))
+    return sorted(found, key=lambda triplet: -triplet.violation)[:count]
+
+
+def nearest_proxies(vectors: np.ndarray, proxies: np.ndarray) -> np.ndarray:
+    """The row of the proxy with the largest cosine to each vector: (B, d), (P, d) -> (B,)."""
+    lengths = np.linalg.norm(proxies, axis=1, keepdims=True)
+    return (np.asarray(vectors, np.float32) @ (proxies / np.maximum(lengths, 1e-12)).T).argmax(axis=1)
+
+
+def gradient_shares(gram: np.ndarray) -> np.ndarray:
+    """The share of each term's gradient g_t in their sum g: <g_t, g> / |g|^2, which add up to 1.
+
+    A share below 0 pulls against the sum of all.
+
+    Args:
+        gram: (T, T) <g_s, g_t>.
+
+    Returns:
+        (T,); 0 where the gradients cancel out.
+    """
+    total = float(gram.sum())
+    return gram.sum(axis=1) / total if total > 0 else np.zeros(len(gram))
+
+
+# Of more proxies only so many are watched.
+_MOST = 65536
+
+
+class ProxyWatch:
+    """Follows the proxies of one objective along the sampled batches.
+
+    Idle is a proxy that was the nearest of no image since 20 images (times the proxies of a class) of its class were
+    sampled. Unmoved is one whose direction has turned in an epoch by less than a thousandth of the median of all:
+    weight decay shortens a proxy without a gradient, and does not turn it.
+
+    Args:
+        objective: The objective that owns the proxies.
+    """
+
+    def __init__(self, objective: ProxyLoss):
+        self.objective = objective
+        per_class = objective.proxies_per_class
+        count = min(objective.num_classes, _MOST // per_class) * per_class
+        self._classes = np.arange(count) // per_class
+        self._images = np.zeros(objective.num_classes, np.int64)
+        #: How many images of its class had been sampled when a proxy was last the nearest.
+        self._when_used = np.zeros(count, np.int64)
+        self._patience = IDLE_IMAGES * per_class
+        self._directions: np.ndarray | None = None
+
+    def follow(self, vectors: np.ndarray, labels: np.ndarray) -> None:
+        """Count a batch.
+
+        Args:
+            vectors: (B, d) what the objective compares with its proxies.
+            labels: (B,) class ids.
+        """
+        self._images += np.bincount(labels, minlength=len(self._images))
+        used = np.unique(nearest_proxies(vectors, self._rows()))
+        self._when_used[used] = self._images[self._classes[used]]
+
+    def idle(self) -> np.ndarray:
+        """The idle proxies, by their rows: proxy k of class c is row c K + k."""
+        return np.flatnonzero(self._images[self._classes] - self._when_used >= self._patience)
+
+    def begin_epoch(self) -> None:
+        """Note where the proxies point."""
+        self._directions = self._pointing()
+
+    def unmoved(self) -> np.ndarray:
+        """The proxies that have not turned since the epoch began."""
+        if self._directions is None:
+            return np.zeros(0, np.int64)
+        turned = np.linalg.norm(self._pointing() - self._directions, axis=1)
+        median = float(np.median(turned))
+        return np.flatnonzero(turned < UNMOVED_SHARE * median)
+
+    def dead(self) -> str:
+        """What says that proxies are dead; empty: nothing."""
+        idle, unmoved, count = self.idle(), self.unmoved(), len(self._classes)
+        if len(unmoved):
+            return (
+                f"{self._named(unmoved)} got no gradient in an epoch, of the {count} proxies of {self.objective.name}"
+            )
+        if len(idle) >= IDLE_SHARE * count:
+            return (
+                f"{self._named(idle)} are the nearest of none of the last {self._patience} sampled images of their "
+                f"classes, of the {count} proxies of {self.objective.name}"
+            )
+        return ""
+
+    def _named(self, rows: np.ndarray, most: int = 5) -> str:
+        shown = ", ".join(str(self._classes[row]) for row in rows[:most])
+        return f"{len(rows)} proxies (classes {shown}{', ...' if len(rows) > most else ''})"
+
+    def _rows(self) -> np.ndarray:
+        proxies: Any = self.objective.class_proxies.proxies
+        values = np.asarray(ops.convert_to_numpy(proxies), np.float32)
+        return values.reshape(-1, values.shape[-1])[: len(self._classes)]
+
+    def _pointing(self) -> np.ndarray:
+        rows = self._rows()
+        return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
