@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests import references, references_moments
-from tests.losses.references_ranking import draw_probabilities
+from tests.losses.references import draw_probabilities
 from tests.mathematics import assert_close, finite_differences, random_batch
 from tests.objectives import references_classes, references_memory, references_rankmi
 

@@ -11,7 +11,7 @@ PORTABLE = ("pairwise", "replicas", "kernels", "mining", "layers", "losses", "ob
 # These have a path for TensorFlow alone.
 WITH_TENSORFLOW = {
     "replicas",
-    "layers/streaming",
+    "layers/moments",
     "losses/classification",
     *(f"models/{name}" for name in ("auto_weights", "gradient_cache", "inference", "row_blocks", "several_workers")),
 }

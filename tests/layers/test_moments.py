@@ -1,3 +1,5 @@
+"""Moments, and the loop in which they are computed."""
+
 import keras
 import numpy as np
 import pytest
@@ -5,12 +7,35 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import mathematics
 from tests import references_moments as slow
 from tests.mathematics import MODES as COMPILATIONS
 from tests.mathematics import assert_close, finite_differences
 from tests.models.networks import values
-from tfdml.layers import HighOrderMoments, MomentEmbeddings, streaming
-from tfdml.layers.moments import MODES, as_orders
+from tfdml.layers import HighOrderMoments, MomentEmbeddings, moments
+from tfdml.layers.moments import MODES, as_orders, scan
+
+
+def totals(x):
+    """Sums of the rows so far, and each row doubled, by a loop."""
+
+    def body(total, i):
+        row = keras.ops.reshape(keras.ops.slice(x, (i, 0), (1, x.shape[1])), (-1,))
+        return total + row, (total + row, 2.0 * row)
+
+    return scan(body, keras.ops.zeros(x.shape[1]), x.shape[0], [x.shape[1:]] * 2)
+
+
+@pytest.mark.parametrize("mode", mathematics.MODES)
+@pytest.mark.parametrize("length", [1, 5])
+def test_carries_a_value_and_stacks_what_each_step_gives(mode, length):
+    x = np.random.default_rng(0).normal(size=(length, 3)).astype("float32")
+    function = totals if mode == "eager" else tf.function(totals, jit_compile=mode == "xla", autograph=False)
+    carry, (sums, doubled) = function(tf.constant(x))
+    np.testing.assert_allclose(carry, x.sum(0), rtol=1e-5)
+    np.testing.assert_allclose(sums, np.cumsum(x, 0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(doubled, 2 * x)
+
 
 every_mode = pytest.mark.parametrize("mode", MODES)
 POLICIES = {"mixed_bfloat16": "bfloat16", "mixed_float16": "float16"}
@@ -19,7 +44,7 @@ POLICIES = {"mixed_bfloat16": "bfloat16", "mixed_float16": "float16"}
 @pytest.fixture
 def narrow_blocks(monkeypatch):
     """Blocks of at most three moments, so that small layers have several."""
-    monkeypatch.setattr(streaming, "_BLOCK", 3)
+    monkeypatch.setattr(moments, "_BLOCK", 3)
 
 
 def maps(seed=0, batch=3, height=2, width=2, channels=4, scale=1.0):
@@ -50,7 +75,7 @@ def test_equals_the_papers_algorithm(mode, batch, height, width, channels, dim, 
     x = maps(dim, batch, height, width, channels)
     layer = layer_for(x, orders, dim, mode)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streaming, "_BLOCK", block)
+        patch.setattr(moments, "_BLOCK", block)
         found = layer(x)
     expected = slow.moments(x, values(layer.projections), as_orders(orders), mode)
     assert list(found) == list(expected)

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tests import references
-from tests.losses.references_ranking import arc_face
+from tests.losses.references import arc_face
 from tests.mathematics import assert_close, finite_differences, random_batch, value_and_gradients
 from tfdml import losses
 from tfdml.layers import CosineProxies

@@ -1,8 +1,21 @@
+"""Contrastive, binomial deviance, margin, ranked list and VICReg losses."""
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import references
+from tests import references as plain_references
+from tests.losses import references
+from tests.losses.checks import (
+    both_reductions,
+    by_mode,
+    check_contract,
+    check_degenerate,
+    check_formula,
+    check_gradient,
+    check_large,
+    check_nothing_to_learn,
+)
 from tests.mathematics import (
     DEGENERATE,
     assert_close,
@@ -12,6 +25,7 @@ from tests.mathematics import (
     value_and_gradients,
 )
 from tfdml import losses
+from tfdml.losses import MarginLoss, RankedListLoss, VICRegLoss
 
 # Margins that leave some negatives of random unit vectors inside and some outside.
 MARGINS = {"euclidean": 1.3, "sqeuclidean": 1.9, "cosine": 0.9, "dot": 0.1}
@@ -24,19 +38,19 @@ def contrastive(kind, average, reduction):
         average=average,
         reduction="sum" if reduction == "sum" else "sum_over_batch_size",
     )
-    return loss, lambda y, x: references.contrastive(y, x, MARGINS[kind], kind, average, reduction)
+    return loss, lambda y, x: plain_references.contrastive(y, x, MARGINS[kind], kind, average, reduction)
 
 
 def binomial(alpha, beta, cost, reduction):
     loss = losses.BinomialDevianceLoss(
         alpha, beta, cost, reduction="sum" if reduction == "sum" else "sum_over_batch_size"
     )
-    return loss, lambda y, x: references.binomial(y, x, alpha, beta, cost, reduction)
+    return loss, lambda y, x: plain_references.binomial(y, x, alpha, beta, cost, reduction)
 
 
 def cosine_contrastive(margin, reduction):
     loss = losses.CosineContrastiveLoss(margin, reduction="sum" if reduction == "sum" else "sum_over_batch_size")
-    return loss, lambda y, x: references.cosine_contrastive(y, x, margin, reduction)
+    return loss, lambda y, x: plain_references.cosine_contrastive(y, x, margin, reduction)
 
 
 CASES = {
@@ -191,3 +205,183 @@ def test_positives_are_pulled_the_harder_the_farther_they_are():
     assert_close(losses.CosineContrastiveLoss()([0, 0], far), 0.5)
     # In the linear form a positive costs its distance.
     assert_close(losses.ContrastiveLoss(0.5, "cosine")([0, 0], far), 1.0)
+
+
+def cases(alpha, beta):
+    def value(labels, x, reduction):
+        return references.margin_loss(labels, x, alpha, beta, reduction)
+
+    def frozen(labels, x, reduction):
+        probabilities = references.draw_probabilities(labels, x)
+        return lambda e: references.margin_loss(labels, e, alpha, beta, reduction, probabilities)
+
+    return both_reductions(f"{alpha} {beta}", MarginLoss, value, frozen, alpha=alpha, beta=beta)
+
+
+MARGIN_CASES = {**cases(0.2, 1.2), **cases(0.5, 0.9), **cases(0.0, 1.0)}
+every_margin_case = pytest.mark.parametrize("case", MARGIN_CASES.values(), ids=MARGIN_CASES)
+
+
+@every_margin_case
+def test_margin_equals_the_formula(case):
+    check_formula(case)
+
+
+@by_mode(MARGIN_CASES)
+def test_margin_gradient_equals_finite_differences(case, mode):
+    check_gradient(case, mode)
+
+
+@every_margin_case
+def test_contract(case):
+    check_contract(case.loss)
+
+
+@pytest.mark.parametrize("mode", ["eager", "xla"])
+def test_degenerate_batches(mode):
+    check_degenerate(MARGIN_CASES["0.2 1.2 mean"], mode)
+
+
+def test_a_batch_without_positives_teaches_nothing():
+    check_nothing_to_learn(MarginLoss(), "no positive", "one image", "two images of two classes")
+
+
+def test_one_class_is_pulled_together():
+    x = np.array([[1.0, 0.0], [-1.0, 0.0]], "float32")
+    assert_close(MarginLoss()([0, 0], x), 1.0, 1e-6)
+
+
+@pytest.mark.slow
+def test_margin_a_batch_of_four_thousand():
+    check_large(MarginLoss())
+
+
+def test_worked_example_of_the_docstring():
+    assert_close(MarginLoss()([0, 0, 1], [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]), 0.7675445, 1e-6)
+
+
+def test_a_negative_margin_is_refused():
+    with pytest.raises(ValueError, match="alpha must not be negative"):
+        MarginLoss(alpha=-0.1)
+
+
+def ranked_list(*numbers):
+    def value(labels, x, reduction):
+        return references.ranked_list(labels, x, *numbers, reduction)
+
+    def frozen(labels, x, reduction):
+        return lambda e: references.ranked_list(labels, e, *numbers, reduction, frozen=x)
+
+    names = ("margin", "boundary", "negative_temperature", "positive_temperature", "balance")
+    arguments = dict(zip(names, numbers, strict=True))
+    return both_reductions(f"ranked list {numbers}", RankedListLoss, value, frozen, **arguments)
+
+
+RANKED_LIST_CASES = {**ranked_list(0.4, 1.2, 10.0, 0.0, 0.5), **ranked_list(0.6, 1.4, 0.0, 3.0, 0.3)}
+every_ranked_list_case = pytest.mark.parametrize("case", RANKED_LIST_CASES.values(), ids=RANKED_LIST_CASES)
+
+
+@every_ranked_list_case
+def test_ranked_list_equals_the_formula(case):
+    check_formula(case)
+
+
+@every_ranked_list_case
+def test_ranked_list_gradient_equals_finite_differences(case):
+    check_gradient(case, "eager")
+
+
+@every_ranked_list_case
+def test_ranked_list_contract(case):
+    check_contract(case.loss)
+
+
+@every_ranked_list_case
+def test_ranked_list_degenerate_batches(case):
+    check_degenerate(case, "eager")
+
+
+def test_pairs_on_their_side_of_the_spheres_teach_nothing():
+    check_nothing_to_learn(RankedListLoss(), "one image")
+    apart = np.array([[0.0, 0.0], [0.5, 0.0], [2.0, 0.0]], "float32")
+    np.testing.assert_array_equal(RankedListLoss().call([0, 0, 1], apart), 0.0)
+
+
+@pytest.mark.slow
+def test_ranked_list_a_batch_of_four_thousand():
+    check_large(RankedListLoss())
+
+
+def test_a_boundary_within_the_margin_is_refused():
+    with pytest.raises(ValueError, match=r"boundary must be at least 0\.4, not 0\.3"):
+        RankedListLoss(margin=0.4, boundary=0.3)
+    with pytest.raises(ValueError, match="balance must be at least 0 and at most 1"):
+        RankedListLoss(balance=2)
+
+
+def vic_reg(*numbers):
+    def value(labels, x, reduction):
+        return references.vic_reg(labels, x, *numbers, reduction)
+
+    names = ("invariance", "variance", "covariance", "deviation")
+    return both_reductions(f"vicreg {numbers}", VICRegLoss, value, **dict(zip(names, numbers, strict=True)))
+
+
+VIC_REG_CASES = {**vic_reg(25.0, 25.0, 1.0, 1.0), **vic_reg(1.0, 0.5, 2.0, 0.3)}
+every_vic_reg_case = pytest.mark.parametrize("case", VIC_REG_CASES.values(), ids=VIC_REG_CASES)
+
+
+@every_vic_reg_case
+def test_vic_reg_equals_the_formula(case):
+    check_formula(case)
+
+
+@every_vic_reg_case
+def test_vic_reg_gradient_equals_finite_differences(case):
+    check_gradient(case, "eager")
+
+
+@every_vic_reg_case
+def test_vic_reg_contract(case):
+    check_contract(case.loss)
+
+
+@every_vic_reg_case
+def test_vic_reg_degenerate_batches(case):
+    check_degenerate(case, "eager")
+
+
+@pytest.mark.slow
+def test_vic_reg_a_batch_of_four_thousand():
+    check_large(VICRegLoss())
+
+
+def test_each_weight_is_that_of_its_term():
+    labels, x = random_batch(2, 10, 3, 4, unit=False)
+    terms = [VICRegLoss(*weights)(labels, x) for weights in np.eye(3)]
+    assert_close(VICRegLoss(2.0, 3.0, 5.0)(labels, x), np.dot([2.0, 3.0, 5.0], terms))
+    # In any place, the coordinates vary alike.
+    assert_close(VICRegLoss()(labels, x + 100.0), VICRegLoss()(labels, x), 1e-4)
+    # One coordinate alone has no covariance.
+    assert float(VICRegLoss(0.0, 0.0, 1.0)(labels, x[:, :1])) == 0.0
+
+
+def test_the_default_weights_are_those_of_the_authors_code_on_two_views():
+    views = np.random.default_rng(3).normal(size=(2, 5, 3)) * 0.5
+    views[1] = views[0]  # with equal views, both batches have the statistics of one
+
+    def statistics(z):
+        covariances = np.cov(z.T)
+        shortfall = np.mean(np.maximum(1 - np.sqrt(np.diag(covariances) + 1e-4), 0))
+        return shortfall, (np.sum(covariances**2) - np.sum(np.diag(covariances) ** 2)) / z.shape[1]
+
+    deviations, squares = zip(*map(statistics, views), strict=True)
+    authors = 25 * np.mean((views[0] - views[1]) ** 2) + 25 * sum(deviations) / 2 + 1 * sum(squares)
+    # Of 10 images in place of 5, a variance is divided by 9 and not by 8.
+    batch = np.concatenate(views) * np.sqrt(9 / 8)
+    assert_close(VICRegLoss()(np.tile(np.arange(5), 2), batch.astype("float32")), authors)
+
+
+def test_a_negative_weight_is_refused():
+    with pytest.raises(ValueError, match="covariance must not be negative"):
+        VICRegLoss(covariance=-1)

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.losses import references_ranking as references
+from tests.losses import references
 from tests.mathematics import assert_close, finite_differences, value_and_gradients
 from tfdml.losses import AMSoftmaxLoss, ArcFaceLoss, NormSoftmaxLoss, ProxyAnchorLoss, ProxyNCALoss, SoftTripleLoss
 from tfdml.objectives import ProxyLoss

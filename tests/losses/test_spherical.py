@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.losses.references_ranking import arc_face, cross_entropy
+from tests.losses.references import arc_face, cross_entropy
 from tests.mathematics import assert_close, finite_differences, value_and_gradients
 from tests.references import mean, total
 from tfdml.losses import (

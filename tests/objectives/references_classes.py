@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from tests.losses.references_ranking import draw_probabilities, negatives, positives, soft_triple
+from tests.losses.references import draw_probabilities, negatives, positives, soft_triple
 from tests.references import (
     cosine,
     distance,

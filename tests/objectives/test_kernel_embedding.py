@@ -1,9 +1,12 @@
+"""JRD and its baselines."""
+
 import itertools
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from scipy.io import loadmat
 
 from tests import references
 from tests.mathematics import (
@@ -14,8 +17,12 @@ from tests.mathematics import (
     random_batch,
     value_and_gradients,
 )
-from tfdml import kernels, losses
+from tests.objectives import references_classes
+from tests.objectives.checks import check_config, check_labels, check_large, check_nothing_to_learn, check_symmetries
+from tfdml import backbones, kernels, losses
+from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import JointIntra, JointMMD, JointRepresentationSimilarity, ProxyLoss
+from tfdml.training.terms import build_objectives
 
 DIMS = {"pooled": 7, "embedding": 4, "class": 3}
 SUBSETS = [levels for n in (1, 2, 3) for levels in itertools.combinations(DIMS, n)]
@@ -345,3 +352,206 @@ def test_a_batch_of_four_thousand():
     value, gradients = evaluate(objective, labels, ("embedding", "class"), arrays)
     assert np.isfinite(value)
     assert all(np.all(np.isfinite(gradient)) for gradient in gradients)
+
+
+SIZE = 96
+IMAGES_KERNELS = [
+    "gaussian_mixture(multipliers=[1])",
+    "laplace",
+    "polynomial(degree=2)",
+    "polynomial(degree=5)",
+    "exponential",
+]
+
+
+@pytest.fixture(scope="module")
+def cars(shared_data):
+    """32 images of eight models of cars, and their labels."""
+    folder = shared_data / "data" / "cars196"
+    table = loadmat(folder / "devkit" / "cars_train_annos.mat", squeeze_me=True)["annotations"]
+    named = [(int(row["class"]), str(row["fname"])) for row in table if row["class"] <= 8]
+    chosen = [row for c in range(1, 9) for row in [row for row in named if row[0] == c][:4]]
+    encoded = [tf.io.read_file(str(folder / "cars_train" / name)) for _, name in chosen]
+    images = [tf.image.resize(tf.io.decode_jpeg(image, channels=3), (SIZE, SIZE)) for image in encoded]
+    return tf.stack(images), np.array([c - 1 for c, _ in chosen])
+
+
+@pytest.fixture(scope="module")
+def embedder(shared_data):
+    """MobileNetV2 as ImageNet left it."""
+    keras.utils.set_random_seed(0)
+    weights = shared_data / "weights" / "mnv2_035_notop.weights.h5"
+    return Embedder(backbones.resolve("mobilenetv2", SIZE, str(weights), alpha=0.35), 128, SIZE)
+
+
+@pytest.mark.parametrize("kernel", IMAGES_KERNELS)
+@pytest.mark.parametrize("unit_length", ["[]", "pooled"])
+def test_every_kernel_is_finite_on_real_images(cars, embedder, kernel, unit_length):
+    images, labels = cars
+    jrs = f"jrs(kernels={kernel}, unit_length={unit_length})"
+    learner = MetricLearner(embedder, build_objectives(f"am_softmax + 0.001 * {jrs}", 8))
+    learner.build(images.shape)
+    with tf.GradientTape() as tape:
+        loss = learner.compute_loss(y=labels, y_pred=learner(images, training=True))
+    gradients = tape.gradient(loss, learner.trainable_variables)
+    pooled = np.asarray(embedder.represent(images)["pooled"])
+    assert (pooled @ pooled.T).max() > 159
+    assert np.isfinite(loss)
+    assert all(np.all(np.isfinite(gradient)) for gradient in gradients)
+    norm = np.sqrt(sum(float(tf.reduce_sum(tf.cast(gradient, tf.float64) ** 2)) for gradient in gradients))
+    assert norm > 0
+    if unit_length == "pooled":
+        # Then the term is no larger than the loss that it stands beside.
+        assert norm < 1e3
+
+
+KINDS = {"mmd": JointMMD, "intra": JointIntra}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+every_form = pytest.mark.parametrize(("kind", "squared"), list(itertools.product(KINDS, (False, True))))
+
+
+def norms_batch(seed=0, size=6, classes=3, levels=tuple(DIMS)):
+    labels = random_batch(seed, size, classes)[0]
+    return labels, [random_batch(seed + DIMS[n], size, 1, DIMS[n], unit=n != "pooled")[1] for n in levels]
+
+
+def norms_reference(labels, levels, arrays, kind, taus=None, **arguments):
+    taus = taus or [None] * len(levels)
+    grams = [references.gaussian(x, None, MULTIPLIERS[n], t) for n, x, t in zip(levels, arrays, taus, strict=True)]
+    return references_classes.joint_norms(labels, grams, kind, **arguments)
+
+
+def call(objective, labels, levels, arrays):
+    return objective(dict(zip(levels, arrays, strict=True)), labels)
+
+
+@every_form
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("levels", [tuple(DIMS), ("embedding",), ("pooled", "embedding")], ids="+".join)
+def test_norms_equals_the_paper(kind, squared, reduction, levels):
+    objective = KINDS[kind](levels, squared=squared, reduction=reduction)
+    for seed, (size, classes) in enumerate([(2, 2), (6, 3), (12, 2), (10, 10), (13, 5)]):
+        labels, arrays = norms_batch(seed, size, classes, levels)
+        expected = norms_reference(labels, levels, arrays, kind, squared=squared, reduction=reduction)
+        assert_close(call(objective, labels, levels, arrays), expected)
+
+
+@every_form
+@pytest.mark.parametrize("mode", ["eager", "xla"])
+def test_norms_gradient_reaches_every_level_and_not_the_bandwidth(kind, squared, mode):
+    labels, arrays = norms_batch(1, 7, 3)
+    taus = [references.bandwidth(x) for x in arrays]
+    objective = KINDS[kind](squared=squared)
+    value, gradients = value_and_gradients(lambda *t: call(objective, labels, DIMS, t), *arrays, mode=mode)
+    assert_close(value, norms_reference(labels, tuple(DIMS), arrays, kind, squared=squared))
+    expected = finite_differences(
+        lambda *a: norms_reference(labels, tuple(DIMS), a, kind, taus, squared=squared), *arrays
+    )
+    for actual, wanted in zip(gradients, expected, strict=True):
+        assert np.any(actual)
+        assert_close(actual, wanted)
+
+
+@every_kind
+@pytest.mark.parametrize("kernel", ["laplace", "polynomial"])
+def test_other_kernels(kind, kernel):
+    labels, arrays = norms_batch(2, 8, 3, ("embedding", "class"))
+    gram = {"laplace": references.laplace, "polynomial": lambda x: references.polynomial(x, degree=2)}[kernel]
+    objective = KINDS[kind](
+        ("embedding", "class"), {"laplace": kernels.Laplace(), "polynomial": kernels.Polynomial(2)}[kernel]
+    )
+    expected = references_classes.joint_norms(labels, [gram(x) for x in arrays], kind)
+    assert_close(call(objective, labels, ("embedding", "class"), arrays), expected)
+
+
+@every_form
+@pytest.mark.parametrize("name", DEGENERATE)
+def test_norms_degenerate_batches_are_finite(kind, squared, name):
+    labels, x = degenerate_batches()[name]
+    arrays = [3 * x, x, x[:, :3]]
+    objective = KINDS[kind](squared=squared)
+    value, gradients = value_and_gradients(lambda *t: call(objective, labels, DIMS, t), *arrays)
+    assert_close(value, norms_reference(labels, tuple(DIMS), arrays, kind, squared=squared), floor=1e-6)
+    assert all(np.all(np.isfinite(gradient)) for gradient in gradients)
+    halves = [a.astype("float16") for a in arrays]
+    half = call(objective, labels, DIMS, halves)
+    assert half.dtype == "float32"
+    assert np.isfinite(half)
+
+
+@every_kind
+def test_one_class_teaches_nothing(kind):
+    check_nothing_to_learn(lambda y, x: KINDS[kind]("embedding")({"embedding": x}, y), "no negative", "one image")
+
+
+def test_the_squared_distance_is_made_of_the_norms_and_the_similarity():
+    labels, arrays = norms_batch(3, 12, 4)
+    mmd, intra = (call(KINDS[kind](squared=True), labels, DIMS, arrays) for kind in KINDS)
+    similarity = call(JointRepresentationSimilarity(), labels, DIMS, arrays)
+    assert_close(mmd, intra + 2 * similarity)
+
+
+@pytest.mark.parametrize("squared", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_classes_that_coincide_are_not_parted_by_rounding(squared, seed):
+    """The root of a rounding error of 1e-7 would be a distance of 3e-4, with a huge slope."""
+    x = random_batch(seed, 24, 1, 16)[1]
+    both = np.concatenate([x, x[np.random.default_rng(seed).permutation(24)]])
+    objective = JointMMD("embedding", squared=squared)
+    value, (gradient,) = value_and_gradients(lambda e: objective({"embedding": e}, np.repeat([0, 1], 24)), both)
+    assert value == 0.0
+    np.testing.assert_array_equal(gradient, np.zeros_like(both))
+
+
+@pytest.mark.parametrize("squared", [False, True])
+def test_classes_that_all_but_coincide_are_apart(squared):
+    x = random_batch(1, 24, 1, 16)[1]
+    both = np.concatenate([x, x + 0.02 * random_batch(2, 24, 1, 16)[1]])
+    labels = np.repeat([0, 1], 24)
+    expected = norms_reference(labels, ("embedding",), [both], "mmd", squared=squared)
+    assert 0 < -expected < 0.05
+    assert_close(JointMMD("embedding", squared=squared)({"embedding": both}, labels), expected, 0.02)
+
+
+@every_kind
+def test_descending_draws_each_class_together(kind):
+    labels, x = random_batch(3, 12, 3, 5)
+    _, (gradient,) = value_and_gradients(lambda e: KINDS[kind]("embedding")({"embedding": e}, labels), x)
+    moved = x - 0.05 * gradient / np.abs(gradient).max()
+
+    def spread(x):
+        return sum(references_classes.density(labels, x, c) for c in range(3))
+
+    assert spread(moved) < spread(x)
+
+
+@every_form
+def test_symmetries(kind, squared):
+    objective = KINDS[kind]("embedding", squared=squared)
+    check_symmetries(lambda labels, x: objective({"embedding": x}, labels))
+
+
+@every_kind
+def test_labels(kind):
+    check_labels(lambda labels, x: KINDS[kind]("embedding")({"embedding": x}, labels))
+
+
+@pytest.mark.slow
+@every_kind
+def test_a_batch_of_two_thousand(kind):
+    check_large(lambda labels, x: KINDS[kind]("embedding")({"embedding": x}, labels), size=2048)
+
+
+@every_kind
+def test_configuration(kind):
+    check_config(KINDS[kind]())
+    check_config(KINDS[kind](("embedding", "class"), kernels.Laplace(), True, "sum", 0.1, "rival"))
+    with pytest.raises(ValueError, match="'mean' or 'sum'"):
+        KINDS[kind](reduction="max")
+
+
+def test_command_line_names_them():
+    mmd, intra = build_objectives("0.1 * joint_mmd(squared=true) + joint_intra(levels=[embedding])", 3)
+    assert isinstance(mmd, JointMMD)
+    assert isinstance(intra, JointIntra)
+    assert (mmd.weight, mmd.squared, intra.levels) == (0.1, True, ("embedding",))

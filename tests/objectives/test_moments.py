@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tests import references
 from tests import references_moments as slow
-from tests.losses import references_ranking
+from tests.losses.references import soft_triple
 from tests.marks import first_quick
 from tests.mathematics import DEGENERATE, MODES, assert_close, degenerate_batches, finite_differences, random_batch
 from tests.models.networks import SIZE, coloured_batch, config_of, images, tiny_embedder, values
@@ -259,7 +259,7 @@ def test_every_order_has_the_proxies_per_class_asked_for(given, expected):
         proxies = values([term.class_proxies.proxies])[0].reshape(3, expected, 4)
         vectors = values([objective.represent({"feature_map": x})[f"high_order_moment_{order}"]])[0]
         cosines = np.einsum("nd,ckd->nck", vectors, proxies / np.linalg.norm(proxies, axis=2, keepdims=True))
-        total += references_ranking.soft_triple(labels, cosines, scale=5.0)
+        total += soft_triple(labels, cosines, scale=5.0)
     assert_close(value, total)
 
 

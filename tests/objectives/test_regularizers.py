@@ -1,10 +1,17 @@
+"""Density adaptivity, energy confusion, entropy, orthogonality, intra-class."""
+
 import functools
 import math
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from tests.mathematics import assert_close, random_batch, value_and_gradients
+from tests import references as plain_references
+from tests.marks import first_quick
+from tests.mathematics import assert_close, finite_differences, random_batch, value_and_gradients
+from tests.models.networks import coloured_batch, images, tiny_embedder, values
 from tests.objectives import references_classes as references
 from tests.objectives.checks import (
     check_config,
@@ -14,12 +21,497 @@ from tests.objectives.checks import (
     check_labels,
     check_large,
     check_nothing_to_learn,
+    check_saved_with_its_learner,
     check_symmetries,
+    total_loss,
 )
-from tfdml.objectives import EntropySpread, GlobalOrthogonal
+from tfdml import losses, models
+from tfdml.objectives import (
+    DensityAdaptivity,
+    EnergyConfusion,
+    EntropySpread,
+    GlobalOrthogonal,
+    IntraClassPenalty,
+    MetricLoss,
+)
+from tfdml.objectives.regularizers import class_densities
+from tfdml.pairs import pairs_by_name
 from tfdml.training.terms import build_objectives
 
+REFERENCE = [4.0, 1.0, 0.25, 9.0, 2.0, 0.0, 1.5, 3.0, 7.0]
+TARGETS = [0.5, 0.2, 0.9, 0.4, 0.7, 0.3, 0.6, 0.1, 0.8]
 CASES = {
+    "soft": {},
+    "soft sum": {"reduction": "sum"},
+    "soft, eta 1": {"eta": 1.0},
+    "soft, eta 0": {"eta": 0.0},
+    "hard": {"constraint": "hard"},
+    "none": {"constraint": None},
+    "none sum": {"constraint": None, "reduction": "sum"},
+}
+every_case = pytest.mark.parametrize("arguments", CASES.values(), ids=CASES)
+# The paper's: margins of 1, and sums.
+BASES = {
+    "contrastive": lambda: MetricLoss(losses.ContrastiveLoss(1.0, reduction="sum")),
+    "triplet": lambda: MetricLoss(losses.TripletLoss(1.0, reduction="sum")),
+    "n pair": lambda: MetricLoss(losses.NPairLoss(reduction="sum")),
+}
+
+
+def make(reference=REFERENCE, targets=TARGETS, **arguments):
+    """An objective with these targets, or (hard) with the first of them as their mean."""
+    objective = DensityAdaptivity(len(TARGETS), reference_density=reference, **arguments)
+    objective.build({})
+    objective.target_density.assign(targets[0] if objective.constraint == "hard" else targets)
+    return objective
+
+
+def on_embedding(**arguments):
+    objective = make(**arguments)
+    return lambda labels, x: objective({"embedding": x}, labels)
+
+
+def reference(labels, x, targets=None, given=REFERENCE, **arguments):
+    if targets is None:
+        targets = TARGETS[0] if arguments.get("constraint") == "hard" else TARGETS
+    return references.density_adaptivity(labels, x, targets, given, **arguments)
+
+
+@every_case
+def test_equals_the_paper(arguments):
+    check_formula(on_embedding(**arguments), functools.partial(reference, **arguments))
+
+
+@every_case
+@pytest.mark.parametrize("mode", ["eager", "xla"])
+def test_gradients_of_embeddings_and_targets_equal_finite_differences(arguments, mode):
+    labels, x = random_batch(11, 8, 4, 4)
+    objective = make(**arguments)
+
+    @tf.function(jit_compile=mode == "xla", autograph=False)
+    def run(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            value = objective({"embedding": x}, labels)
+        return value, tape.gradient(value, [x, objective.target_density.value])
+
+    tf.config.run_functions_eagerly(mode == "eager")
+    try:
+        value, gradients = run(tf.constant(x))
+    finally:
+        tf.config.run_functions_eagerly(False)
+    start = np.asarray(objective.target_density)
+    assert_close(value, reference(labels, x, start, **arguments))
+    expected = finite_differences(lambda e, t: reference(labels, e, t, **arguments), x, start)
+    for actual, wanted in zip(gradients, expected, strict=True):
+        assert np.any(wanted)
+        assert_close(actual, wanted)
+
+
+@pytest.mark.parametrize("mode", ["eager", "xla"])
+@pytest.mark.parametrize("arguments", [{}, {"constraint": "hard"}, {"constraint": None}], ids=["soft", "hard", "none"])
+def test_degenerate_batches(arguments, mode):
+    check_degenerate(on_embedding(**arguments), functools.partial(reference, **arguments), mode)
+
+
+def test_symmetries():
+    check_symmetries(on_embedding(), relabelling=False)
+
+
+def test_labels():
+    check_labels(on_embedding())
+
+
+@pytest.mark.slow
+def test_a_batch_of_four_thousand():
+    objective = DensityAdaptivity(100, reference_density=np.linspace(1.0, 2.0, 100))
+    check_large(lambda labels, x: objective({"embedding": x}, labels))
+
+
+def test_the_paper_s_defaults():
+    objective = DensityAdaptivity(3)
+    objective.build({})
+    assert (objective.eta, objective.constraint, objective.reduction) == (0.5, "soft", "mean")
+    np.testing.assert_array_equal(values([objective.target_density])[0], [0.5, 0.5, 0.5])
+    assert [v.path.split("/")[-1] for v in objective.trainable_variables] == ["target_density"]
+    assert objective.calibrates_on == "pooled"
+
+
+def test_the_hard_constraint_holds_exactly():
+    objective = make(constraint="hard", eta=0.5)
+    targets, given = values([objective.targets()])[0], np.array(REFERENCE)
+    known = given > 0
+    assert_close(targets[known] / targets[0], np.sqrt(given[known] / given[0]), 1e-6)
+    assert_close(targets[known].mean(), TARGETS[0], 1e-6)
+    assert_close(targets[~known], [TARGETS[0]], 1e-6)
+
+
+def test_the_soft_constraint_vanishes_where_the_hard_one_holds():
+    labels, x = random_batch(3, 10, 4, 5)
+    targets = values([make(constraint="hard").targets()])[0]
+    soft, none = (on_embedding(targets=targets, constraint=name)(labels, x) for name in ("soft", None))
+    assert_close(soft, none, 1e-6)
+
+
+def test_targets_and_densities_grow():
+    labels, x = np.repeat([0, 1], 5), random_batch(3, 10, 2, 5)[1] * np.float32(0.1)
+    objective = make()
+    with tf.GradientTape() as tape:
+        embeddings = tf.Variable(x)
+        value = objective({"embedding": embeddings}, labels)
+    by_x, by_target = tape.gradient(value, [embeddings, objective.target_density.value])
+    moved = x - 0.01 * by_x.numpy() / np.abs(by_x.numpy()).max()
+    assert references.density(labels, moved, 0) > references.density(labels, x, 0)
+    # Of the two classes in the batch; those outside it stay.
+    np.testing.assert_array_equal(by_target.numpy()[2:], 0.0)
+
+
+def test_fixed_targets_are_not_trained():
+    objective = make(learn_targets=False)
+    assert objective.trainable_variables == []
+    labels, x = random_batch(3, 10, 4, 5)
+    assert_close(objective({"embedding": x}, labels), reference(labels, x))
+
+
+def test_a_normalised_reference_has_no_scale():
+    labels, x = random_batch(3, 10, 4, 5)
+    given = np.array(REFERENCE)
+    scaled = given / given[given > 0].mean()
+    for factor in (1.0, 1000.0):
+        value = on_embedding(reference=given * factor, normalize_reference=True)(labels, x)
+        assert_close(value, reference(labels, x, given=scaled))
+
+
+@pytest.mark.parametrize("label", [-1, 9, 2**40])
+@pytest.mark.parametrize("constraint", ["soft", "hard", None])
+def test_a_label_without_a_target_is_not_a_number(label, constraint):
+    labels, x = random_batch(3, 6, 3, 4)
+    labels[2] = label
+    assert np.isnan(on_embedding(constraint=constraint)(labels, x))
+
+
+@pytest.mark.parametrize("labels", [np.arange(3).repeat(4), np.array([0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 4])])
+def test_reference_densities_are_those_of_the_classes(labels):
+    x = 100.0 + random_batch(3, len(labels), 1, 6, unit=False)[1]
+    order = np.random.default_rng(0).permutation(len(labels))
+    densities = class_densities(x[order], labels[order], 5)
+    assert densities.dtype == np.float32
+    present = references.classes_of(labels)
+    expected = [references.density(labels, x, c) if c in present else 0.0 for c in range(5)]
+    assert_close(densities, expected, 1e-6)
+    np.testing.assert_array_equal(class_densities(x[:0], labels[:0], 2), [0.0, 0.0])
+
+
+def test_calibration_is_the_same_as_giving_the_densities():
+    labels, x = random_batch(3, 10, 4, 5)
+    features, of = random_batch(4, 40, 1, 7, unit=False)[1], np.arange(40) % 9
+    objective = make(reference=None)
+    objective.calibrate(features, of)
+    expected = reference(labels, x, given=[references.density(of, features, c) for c in range(9)])
+    assert_close(objective({"embedding": x}, labels), expected)
+
+
+def test_before_calibration_there_is_no_constraint():
+    labels, x = random_batch(3, 10, 4, 5)
+    assert_close(on_embedding(reference=None)(labels, x), reference(labels, x, constraint=None))
+    hard = on_embedding(reference=None, constraint="hard")(labels, x)
+    assert_close(hard, reference(labels, x, [TARGETS[0]] * 9, constraint=None))
+
+
+@pytest.mark.parametrize("arguments", [{"reference": REFERENCE}, {"reference": None, "constraint": None}])
+def test_what_needs_no_calibration_ignores_it(arguments):
+    objective = make(**arguments)
+    assert objective.calibrates_on is None
+    before = values(objective.weights)
+    objective.calibrate(np.ones((4, 2)), np.arange(4))
+    for old, new in zip(before, values(objective.weights), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+@pytest.mark.parametrize(
+    ("features", "labels", "message"),
+    [
+        (np.ones((4, 2, 2)), np.arange(4), "expected features"),
+        (np.ones((4, 2)), np.arange(3), "expected features"),
+        (np.ones((4, 2)), np.arange(4), "labels must lie in 0 .. 2"),
+        (np.full((3, 2), np.nan), np.arange(3), "finite"),
+    ],
+)
+def test_measurements_that_make_no_sense_are_refused(features, labels, message):
+    with pytest.raises(ValueError, match=message):
+        DensityAdaptivity(3).calibrate(features, labels)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_classes": 0}, "num_classes must be a positive integer"),
+        ({"eta": -1.0}, "eta must not be negative"),
+        ({"eta": float("nan")}, "eta must be a finite number"),
+        ({"initial_target": 0.0}, "initial_target must be positive"),
+        ({"constraint": "firm"}, "constraint must be .soft., .hard. or None"),
+        ({"reduction": "max"}, "'mean' or 'sum'"),
+        ({"reference_density": [1.0, 2.0]}, r"must have shape \(3,\)"),
+        ({"reference_density": [1.0, 2.0, -1.0]}, "finite and not negative"),
+        ({"reference_density": [1.0, 2.0, float("inf")]}, "finite and not negative"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        DensityAdaptivity(**{"num_classes": 3, **arguments})
+
+
+def make_learner(base, **options):
+    learner = models.MetricLearner(
+        tiny_embedder(batch_norm="statistics", **options), [BASES[base](), DensityAdaptivity(3, weight=10.0)]
+    )
+    learner.build((None, 12, 12, 3))
+    return learner
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("base", first_quick(BASES))
+def test_learner_steps_with_the_base_losses_of_the_paper(base):
+    labels, x = coloured_batch()
+    learner = make_learner(base)
+    density = learner.objectives[1]
+    density.calibrate(np.asarray(learner(x, training=False)["pooled"]), labels)
+    learner.compile(optimizer=keras.optimizers.Adam(0.01))
+    history = learner.fit(x, labels, batch_size=len(x), epochs=3, verbose=0).history
+    assert np.all(np.isfinite(history["loss"]))
+    assert np.all(values([density.target_density])[0] != 0.5)
+
+
+def test_mixed_precision():
+    labels, x = coloured_batch()
+    learner = make_learner("contrastive", dtype="mixed_bfloat16")
+    embeddings = np.asarray(learner(x, training=False)["embedding"])
+    objective = learner.objectives[1]
+    assert_close(objective({"embedding": embeddings}, labels), reference(labels, embeddings, [0.5] * 3, None))
+    assert np.isfinite(total_loss(learner, labels, x))
+    half, _ = value_and_gradients(lambda e: on_embedding()(labels, tf.cast(e, "bfloat16")), embeddings)
+    assert half.dtype == np.float32
+
+
+def test_targets_and_measurements_are_saved_with_the_learner(tmp_path):
+    labels, x = coloured_batch()
+    learner = make_learner("contrastive")
+    learner.objectives[1].calibrate(np.random.default_rng(0).normal(size=(30, 6)), np.arange(30) % 3)
+    learner.objectives[1].target_density.assign([0.1, 0.2, 0.3])
+    check_saved_with_its_learner(learner, tmp_path / "learner.keras", lambda m: total_loss(m, labels, x))
+
+
+@every_case
+def test_configuration(arguments):
+    check_config(make(**arguments))
+    check_config(DensityAdaptivity(7, 0.3, 0.4, None, weight=10.0, name="da", learn_targets=False))
+
+
+@pytest.mark.parametrize("constraint", ["soft", "hard", None])
+def test_observes_the_mean_density_and_target_of_the_classes_of_a_batch(constraint):
+    objective = make(constraint=constraint)
+    labels, x = random_batch(4, 13, 4, 5)
+    observed = objective.observe(pairs_by_name({"embedding": x}, labels))
+    present = references.classes_of(labels)
+    assert set(observed) == set(objective.observes)
+    expected = {
+        "d_avg": np.mean([references.density(labels, x, c) for c in present]),
+        "target": np.mean([float(objective.targets()[c]) for c in present]),
+    }
+    for key, (value, count) in observed.items():
+        assert_close(value, expected[key])
+        assert count == len(present)
+
+
+def test_command_line_names_it_and_gives_it_the_classes():
+    (term,) = build_objectives("10 * density(eta=0.3, constraint=none)", 98)
+    assert isinstance(term, DensityAdaptivity)
+    assert (term.weight, term.eta, term.num_classes, term.constraint) == (10.0, 0.3, 98, None)
+
+
+FORMS = ("log", "plain", "log_of_mean")
+every_form = pytest.mark.parametrize("form", FORMS)
+every_mode = pytest.mark.parametrize("mode", ["eager", "xla"])
+every_energy_case = pytest.mark.parametrize(
+    ("form", "reduction"), [(form, reduction) for form in FORMS for reduction in ("mean", "sum")]
+)
+# The paper's, as it writes them: sums.
+ENERGY_BASES = {
+    "triplet": lambda: MetricLoss(losses.TripletLoss(margin=0.1, reduction="sum")),
+    "n pair": lambda: MetricLoss(losses.NPairLoss(reduction="sum"), "projection"),
+    "binomial": lambda: MetricLoss(losses.BinomialDevianceLoss(2.0, 0.5, 25.0, reduction="sum")),
+}
+WEIGHTS = {"triplet": 0.02, "n pair": 0.3, "binomial": 0.13}
+
+
+def energy_on_embedding(form="log", reduction="mean"):
+    objective = EnergyConfusion(form, reduction=reduction)
+    return lambda labels, x: objective({"embedding": x}, labels)
+
+
+def energy_reference(form="log", reduction="mean"):
+    return lambda labels, x: references.energy_confusion(labels, x, form, reduction)
+
+
+def gradients(learner, labels, x):
+    """Of the learner's loss, by part; None where there is no path."""
+    parts = learner.parts()
+    with tf.GradientTape() as tape:
+        loss = learner.compute_loss(x, tf.constant(labels), learner(x, training=True), training=True)
+    return tape.gradient(loss, {part: [v.value for v in variables] for part, variables in parts.items()})
+
+
+def energy_make_learner(objectives, **options):
+    learner = models.MetricLearner(tiny_embedder(batch_norm="statistics", **options), objectives)
+    learner.build((None, 12, 12, 3))
+    return learner
+
+
+@every_energy_case
+def test_energy_equals_the_paper(form, reduction):
+    check_formula(energy_on_embedding(form, reduction), energy_reference(form, reduction))
+
+
+@every_energy_case
+@every_mode
+def test_gradient_equals_finite_differences(form, reduction, mode):
+    check_gradient(energy_on_embedding(form, reduction), energy_reference(form, reduction), mode)
+
+
+@every_form
+@every_mode
+def test_energy_degenerate_batches(form, mode):
+    check_degenerate(energy_on_embedding(form), energy_reference(form), mode)
+
+
+@every_form
+def test_one_class_teaches_nothing(form):
+    check_nothing_to_learn(energy_on_embedding(form), "no negative", "one image")
+
+
+@every_form
+def test_energy_symmetries(form):
+    check_symmetries(energy_on_embedding(form))
+
+
+@every_form
+def test_energy_labels(form):
+    check_labels(energy_on_embedding(form))
+    labels, x = random_batch(2, 12, 3, 6)
+    np.testing.assert_array_equal(energy_on_embedding(form)(labels + 2**53, x), energy_on_embedding(form)(labels, x))
+
+
+@pytest.mark.slow
+def test_energy_a_batch_of_four_thousand():
+    check_large(energy_on_embedding())
+
+
+@every_form
+def test_descending_pulls_classes_together(form):
+    labels, x = random_batch(3, 12, 3, 5)
+    _, (gradient,) = value_and_gradients(lambda e: energy_on_embedding(form)(labels, e), x)
+    moved = x - 0.1 * gradient / np.abs(gradient).max()
+    assert references.energy_confusion(labels, moved, "plain") < references.energy_confusion(labels, x, "plain")
+
+
+@pytest.mark.parametrize("representation", ["embedding", "projection"])
+def test_the_gradient_reaches_the_projection_and_no_other_layer(representation):
+    labels, x = coloured_batch()
+    learner = energy_make_learner([EnergyConfusion(representation=representation)])
+    parts = gradients(learner, labels, x)
+    assert len(parts["backbone"]) > 0
+    for gradient in parts["backbone"]:
+        assert gradient is None or not np.any(gradient)
+    assert np.any(parts["projection"][0])
+
+
+@pytest.mark.parametrize("base", ENERGY_BASES)
+def test_beside_a_base_loss_the_backbone_sees_the_base_alone(base):
+    labels, x = np.arange(12) % 3, images(size=12)
+    alone = gradients(energy_make_learner([ENERGY_BASES[base]()]), labels, x)
+    both = gradients(
+        energy_make_learner([ENERGY_BASES[base](), EnergyConfusion(reduction="sum", weight=WEIGHTS[base])]), labels, x
+    )
+    for before, after in zip(alone["backbone"], both["backbone"], strict=True):
+        assert np.any(before)
+        assert_close(after, before, 1e-5)
+    assert np.any(np.abs(both["projection"][0] - alone["projection"][0]) > 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("base", first_quick(ENERGY_BASES))
+def test_energy_learner_steps_with_the_base_losses_of_the_paper(base):
+    labels, x = coloured_batch()
+    learner = energy_make_learner([ENERGY_BASES[base](), EnergyConfusion(reduction="sum", weight=WEIGHTS[base])])
+    learner.compile(optimizer="adam")
+    before = values(learner.trainable_variables)
+    history = learner.fit(x, labels, batch_size=len(x), epochs=3, verbose=0).history
+    assert np.all(np.isfinite(history["loss"]))
+    assert np.all(np.array(history["energy_confusion"]) > 0)
+    assert any(np.any(old != new) for old, new in zip(before, values(learner.trainable_variables), strict=True))
+
+
+def test_two_of_them_share_a_learner_and_a_detached_form_is_read_where_there_is_one():
+    labels, x = coloured_batch()
+    learner = energy_make_learner([EnergyConfusion(), EnergyConfusion("plain", "projection", weight=0.5, name="raw")])
+    given = learner(x, training=False)
+    expected = references.energy_confusion(labels, np.asarray(given["embedding"]))
+    expected += 0.5 * references.energy_confusion(labels, np.asarray(given["projection"]), "plain")
+    assert_close(total_loss(learner, labels, x), expected)
+    # Were the plain form read, its value would count.
+    value = EnergyConfusion()({"embedding": 9.0 * x[:, 0, 0, :], "detached_embedding": given["embedding"]}, labels)
+    assert_close(value, references.energy_confusion(labels, np.asarray(given["embedding"])))
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_energy_mixed_precision(policy):
+    labels, x = coloured_batch()
+    learner = energy_make_learner([EnergyConfusion()], dtype=policy)
+    parts = gradients(learner, labels, x)
+    assert np.all(np.isfinite(parts["projection"][0]))
+    expected = references.energy_confusion(labels, np.asarray(learner(x, training=False)["embedding"]))
+    assert_close(total_loss(learner, labels, x), expected)
+
+
+def test_missing_representation_is_named():
+    with pytest.raises(ValueError, match="needs the representation 'detached_projection'"):
+        EnergyConfusion(representation="projection")({"embedding": np.eye(2, dtype="float32")}, [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"form": "exp"}, "form must be .log., .plain. or .log_of_mean."),
+        ({"representation": "pooled"}, "'embedding' or 'projection'"),
+        ({"reduction": "max"}, "'mean' or 'sum'"),
+    ],
+)
+def test_energy_arguments_that_make_no_sense_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        EnergyConfusion(**arguments)
+
+
+def test_energy_configuration():
+    check_config(EnergyConfusion("plain", "projection", "sum", weight=0.3, name="ec"))
+
+
+@pytest.mark.parametrize("form", ["log", "plain", "log_of_mean"])
+def test_observes_the_mean_energy_of_pairs_of_classes(form):
+    for size, classes in ((13, 4), (5, 1)):
+        labels, x = random_batch(4, size, classes, 5)
+        objective = EnergyConfusion(form)
+        ((value, count),) = objective.observe(pairs_by_name({"detached_embedding": x}, labels)).values()
+        assert_close(value, references.energy_confusion(labels, x, "plain"))
+        assert count == len(references.class_pairs(labels))
+
+
+def test_command_line_names_it():
+    (term,) = build_objectives("0.13 * ecaml(form=plain, reduction=sum)", 3)
+    assert isinstance(term, EnergyConfusion)
+    assert (term.weight, term.form, term.reduction, term.name) == (0.13, "plain", "sum", "ecaml")
+
+
+SPREAD_CASES = {
     "pairs": (EntropySpread(), references.entropy_of_pairs),
     "pairs sum": (EntropySpread(reduction="sum"), functools.partial(references.entropy_of_pairs, reduction="sum")),
     "pairs at 2.5": (EntropySpread(threshold=2.5), functools.partial(references.entropy_of_pairs, threshold=2.5)),
@@ -30,59 +522,56 @@ CASES = {
     ),
     "orthogonal": (GlobalOrthogonal(), references.global_orthogonal),
 }
-every_case = pytest.mark.parametrize(("objective", "reference"), CASES.values(), ids=CASES)
+every_spread_case = pytest.mark.parametrize(("objective", "reference"), SPREAD_CASES.values(), ids=SPREAD_CASES)
 every_objective = pytest.mark.parametrize(
-    "objective", [CASES[name][0] for name in ("pairs", "nearest", "orthogonal")], ids=lambda o: o.name
+    "objective", [SPREAD_CASES[name][0] for name in ("pairs", "nearest", "orthogonal")], ids=lambda o: o.name
 )
 
 
-def on_embedding(objective):
+def spread_on_embedding(objective):
     return lambda labels, x: objective({"embedding": x}, labels)
 
 
-@every_case
+@every_spread_case
 def test_equals_the_formula(objective, reference):
-    check_formula(on_embedding(objective), reference)
+    check_formula(spread_on_embedding(objective), reference)
 
 
-every_mode = pytest.mark.parametrize("mode", ["eager", "xla"])
-
-
-@every_case
+@every_spread_case
 @every_mode
-def test_gradient_equals_finite_differences(objective, reference, mode):
-    check_gradient(on_embedding(objective), reference, mode)
+def test_spread_gradient_equals_finite_differences(objective, reference, mode):
+    check_gradient(spread_on_embedding(objective), reference, mode)
 
 
-@every_case
+@every_spread_case
 @every_mode
-def test_degenerate_batches(objective, reference, mode):
-    check_degenerate(on_embedding(objective), reference, mode)
+def test_spread_degenerate_batches(objective, reference, mode):
+    check_degenerate(spread_on_embedding(objective), reference, mode)
 
 
 @every_objective
-def test_symmetries(objective):
-    check_symmetries(on_embedding(objective))
+def test_spread_symmetries(objective):
+    check_symmetries(spread_on_embedding(objective))
 
 
 @every_objective
-def test_labels(objective):
-    check_labels(on_embedding(objective))
+def test_spread_labels(objective):
+    check_labels(spread_on_embedding(objective))
 
 
 @pytest.mark.slow
 @every_objective
-def test_a_batch_of_four_thousand(objective):
-    check_large(on_embedding(objective))
+def test_spread_a_batch_of_four_thousand(objective):
+    check_large(spread_on_embedding(objective))
 
 
 def test_one_class_teaches_no_orthogonality():
-    check_nothing_to_learn(on_embedding(GlobalOrthogonal()), "no negative", "one image")
+    check_nothing_to_learn(spread_on_embedding(GlobalOrthogonal()), "no negative", "one image")
 
 
 @pytest.mark.parametrize("form", ["pairs", "nearest"])
 def test_one_image_has_no_entropy(form):
-    check_nothing_to_learn(on_embedding(EntropySpread(form)), "one image")
+    check_nothing_to_learn(spread_on_embedding(EntropySpread(form)), "one image")
 
 
 def test_entropy_of_pairs_is_largest_at_the_threshold():
@@ -95,7 +584,7 @@ def test_entropy_of_pairs_is_largest_at_the_threshold():
 @pytest.mark.parametrize("form", ["pairs", "nearest"])
 def test_labels_do_not_count(form):
     labels, x = random_batch(2, 10, 3, 5)
-    function = on_embedding(EntropySpread(form))
+    function = spread_on_embedding(EntropySpread(form))
     np.testing.assert_array_equal(function(labels, x), function(np.zeros_like(labels), x))
 
 
@@ -104,7 +593,7 @@ def test_descending_spreads_a_bundle(objective):
     labels = np.arange(12) % 3
     x = np.ones((12, 5)) + 0.1 * np.random.default_rng(0).normal(size=(12, 5))
     x = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype("float32")
-    _, (gradient,) = value_and_gradients(lambda e: on_embedding(objective)(labels, e), x)
+    _, (gradient,) = value_and_gradients(lambda e: spread_on_embedding(objective)(labels, e), x)
     moved = x - 0.01 * gradient / np.abs(gradient).max()
     moved /= np.linalg.norm(moved, axis=1, keepdims=True)
 
@@ -118,21 +607,21 @@ def test_descending_spreads_a_bundle(objective):
 def test_orthogonality_looks_at_angles_alone():
     labels, x = random_batch(2, 10, 3, 5)
     lengths = np.linspace(0.5, 3.0, 10, dtype="float32")[:, None]
-    assert_close(on_embedding(GlobalOrthogonal())(labels, lengths * x), references.global_orthogonal(labels, x))
+    assert_close(spread_on_embedding(GlobalOrthogonal())(labels, lengths * x), references.global_orthogonal(labels, x))
 
 
 def test_neighbours_at_a_small_distance_keep_their_digits():
     x = np.eye(4, dtype="float32")
     x = np.concatenate([x, x + np.float32(1e-3)])
     expected = references.nearest_entropy(np.arange(8), x.astype("float64"))
-    assert_close(on_embedding(EntropySpread("nearest"))(np.arange(8), x), expected)
+    assert_close(spread_on_embedding(EntropySpread("nearest"))(np.arange(8), x), expected)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [({"form": "kl"}, "form must be .pairs. or .nearest."), ({"reduction": "max"}, "'mean' or 'sum'")],
 )
-def test_arguments_that_make_no_sense_are_refused(arguments, message):
+def test_spread_arguments_that_make_no_sense_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         EntropySpread(**arguments)
 
@@ -142,7 +631,7 @@ def test_arguments_that_make_no_sense_are_refused(arguments, message):
     [EntropySpread("nearest", 2.0, "projection", "sum", 0.3, "kl"), GlobalOrthogonal("pooled", 0.5, "gor")],
     ids=lambda o: o.name,
 )
-def test_configuration(objective):
+def test_spread_configuration(objective):
     check_config(objective)
 
 
@@ -151,3 +640,67 @@ def test_command_line_names_them():
     assert isinstance(entropy, EntropySpread)
     assert isinstance(gor, GlobalOrthogonal)
     assert (entropy.form, entropy.weight) == ("nearest", 0.1)
+
+
+both_reductions = pytest.mark.parametrize("reduction", ["mean", "sum"])
+
+
+def penalty(reduction="mean"):
+    objective = IntraClassPenalty(reduction=reduction)
+    return lambda labels, x: objective({"embedding": x}, labels)
+
+
+def intra_class_reference(reduction):
+    return lambda labels, x: plain_references.intra_class_penalty(labels, x, reduction)
+
+
+@both_reductions
+def test_intra_class_equals_the_paper(reduction):
+    check_formula(penalty(reduction), intra_class_reference(reduction))
+
+
+@both_reductions
+@every_mode
+def test_intra_class_gradient_equals_finite_differences(reduction, mode):
+    check_gradient(penalty(reduction), intra_class_reference(reduction), mode)
+
+
+@pytest.mark.one_quick_case
+@both_reductions
+@every_mode
+def test_intra_class_degenerate_batches(reduction, mode):
+    check_degenerate(penalty(reduction), intra_class_reference(reduction), mode)
+    check_nothing_to_learn(penalty(reduction), "one image", "two images of two classes")
+
+
+def test_neither_order_nor_names_nor_axes_count():
+    check_symmetries(penalty("sum"))
+    check_labels(penalty("sum"))
+
+
+@pytest.mark.slow
+def test_intra_class_a_batch_of_four_thousand():
+    check_large(penalty("sum"))
+
+
+def test_every_class_counts_once_whatever_its_size():
+    labels = [0] * 5 + [1] * 2
+    x = np.array([[0.0], [1.0], [2.0], [3.0], [4.0], [0.0], [0.5]], "float32")
+    alone = [penalty("sum")([c] * len(part), part) for c, part in ((0, x[:5]), (1, x[5:]))]
+    assert_close(penalty("sum")(labels, x), sum(float(value) for value in alone))
+
+
+@pytest.mark.parametrize(("name", "reduction"), [("embedding", "mean"), ("pooled", "sum")])
+def test_configuration_restores_it(name, reduction):
+    check_config(IntraClassPenalty(name, reduction, weight=0.3))
+
+
+def test_command_line_makes_it():
+    _, objective = build_objectives("am_softmax + 0.5 * intra_class_penalty(reduction=sum)", 4)
+    assert isinstance(objective, IntraClassPenalty)
+    assert (objective.weight, objective.reduction) == (0.5, "sum")
+
+
+def test_another_reduction_is_refused():
+    with pytest.raises(ValueError, match="reduction must be 'mean' or 'sum'"):
+        IntraClassPenalty(reduction="max")

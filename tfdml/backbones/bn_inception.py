@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 
 from tfdml.backbones.inception import Blocks, average_pool
-from tfdml.layers.caffe import CeilMaxPooling2D
+from tfdml.layers.feature_maps import CeilMaxPooling2D
 
 # Channels of 1x1 (0: none, and a stride of 2); 3x3 reduce, 3x3; double 3x3 reduce, 3x3; pool projection.
 MODULES = {

@@ -6,7 +6,7 @@ import keras
 
 from tfdml.arguments import one_of
 from tfdml.backbones.inception import Blocks
-from tfdml.layers.caffe import CeilMaxPooling2D, LocalResponseNormalization
+from tfdml.layers.feature_maps import CeilMaxPooling2D, LocalResponseNormalization
 
 # Channels of 1x1; 3x3 reduce, 3x3; 5x5 reduce, 5x5; pool projection (Szegedy et al., table 1).
 MODULES = {

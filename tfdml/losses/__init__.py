@@ -1,27 +1,37 @@
 """Stateless losses, one family a file; each is `loss(labels, y_pred)`, and `loss.call` gives one value per image."""
 
 from tfdml.losses.base import PairLoss as PairLoss
-from tfdml.losses.classification import AMSoftmaxLoss, ArcFaceLoss, NormSoftmaxLoss
+from tfdml.losses.classification import (
+    AMSoftmaxLoss,
+    ArcFaceLoss,
+    NormSoftmaxLoss,
+    SphereFaceLoss,
+    SubCenterArcFaceLoss,
+)
 from tfdml.losses.classification import ClassSimilarityLoss as ClassSimilarityLoss
-from tfdml.losses.contrastive import BinomialDevianceLoss, ContrastiveLoss, CosineContrastiveLoss
-from tfdml.losses.margin import MarginLoss
-from tfdml.losses.npair import AngularLoss, NPairLoss
-from tfdml.losses.pair_softmax import NTXentLoss, SoftNearestNeighborLoss, TupletMarginLoss
-from tfdml.losses.proxy import ProxyAnchorLoss, ProxyNCALoss, ProxyNCAPlusPlusLoss, SoftTripleLoss
-from tfdml.losses.quadruplet import QuadrupletLoss
-from tfdml.losses.ranked_list import RankedListLoss
-from tfdml.losses.ranking import FastAPLoss, HistogramLoss
-from tfdml.losses.smooth_ranks import RecallAtKLoss, SmoothAPLoss
-from tfdml.losses.spherical import SphereFaceLoss, SubCenterArcFaceLoss
-from tfdml.losses.structured import (
+from tfdml.losses.contrastive import (
+    BinomialDevianceLoss,
+    ContrastiveLoss,
+    CosineContrastiveLoss,
+    MarginLoss,
+    RankedListLoss,
+    VICRegLoss,
+)
+from tfdml.losses.pair_softmax import (
+    AngularLoss,
     CircleLoss,
     GeneralizedLiftedStructureLoss,
     LiftedStructureLoss,
     MultiSimilarityLoss,
+    NPairLoss,
+    NTXentLoss,
+    SoftNearestNeighborLoss,
     SupConLoss,
+    TupletMarginLoss,
 )
-from tfdml.losses.triplet import TripletLoss
-from tfdml.losses.variance import VICRegLoss
+from tfdml.losses.proxy import ProxyAnchorLoss, ProxyNCALoss, ProxyNCAPlusPlusLoss, SoftTripleLoss
+from tfdml.losses.ranking import FastAPLoss, HistogramLoss, RecallAtKLoss, SmoothAPLoss
+from tfdml.losses.triplet import QuadrupletLoss, TripletLoss
 
 __all__ = [
     "AMSoftmaxLoss",

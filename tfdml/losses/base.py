@@ -9,8 +9,7 @@ from keras import ops
 from typing_extensions import override
 
 from tfdml import pairwise, replicas
-from tfdml.mining.composing import Distance, Miner
-from tfdml.mining.relations import Relation, as_relation
+from tfdml.mining.base import Distance, Miner, Relation, as_relation
 from tfdml.pairs import Pairs, pairs_of_replica
 from tfdml.saving import SavedByArguments, in_words
 

@@ -1,13 +1,15 @@
-"""Losses on single pairs: each pair is judged alone, by its distance or similarity."""
+"""Losses that bound single distances: contrastive, binomial deviance, margin, ranked list, VICReg."""
 
 from __future__ import annotations
 
 import keras
 from keras import ops
 
+from tfdml import pairwise
 from tfdml.arguments import number, one_of
 from tfdml.losses.base import PairLoss
-from tfdml.mining.composing import as_distance, as_miner
+from tfdml.mining import negative_probabilities
+from tfdml.mining.base import as_distance, as_miner
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -162,3 +164,214 @@ class BinomialDevianceLoss(PairLoss):
         logits = self.alpha * (cosines - self.beta)
         pull = self.over_pairs(pairs, ops.softplus(-logits), positives)
         return pull + self.over_pairs(pairs, ops.softplus(self.negative_cost * logits), negatives)
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class MarginLoss(PairLoss):
+    """Margin loss with distance-weighted negatives and a fixed boundary.
+
+    L = (1/#active) sum over positive pairs (a, p) of [d_ap - beta + alpha]_+ + [beta + alpha - d_an]_+
+
+    with Euclidean distances, one negative n per ordered positive pair, and #active the number of terms above 0. n is
+    distributed as `tfdml.mining.negative_probabilities` says; the sum and #active are their expectations over it and
+    not one draw: the same gradient on average with none of the noise, and the same value in every process, on every
+    replica and under jit.
+
+    The authors' code and pytorch-metric-learning draw n, and may learn beta (per class); here it is fixed at their
+    initial value.
+
+    Args:
+        alpha: The margin on either side of the boundary.
+        beta: The boundary between positive and negative distances of unit vectors.
+        reduction: `"sum"` gives the plain (expected) sum.
+        name: The loss's name in logs.
+
+    Raises:
+        ValueError: `alpha` is negative, or `beta` not in 0 .. 2.
+
+    Example:
+        >>> embeddings = [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]
+        >>> float(MarginLoss()([0, 0, 1], embeddings))  # only [1.4 - sqrt(0.4)]_+, of the second anchor, is active
+        0.7675445
+
+    Source: Wu et al., "Sampling Matters in Deep Embedding Learning", ICCV 2017, sec. 4.
+    """
+
+    def __init__(self, alpha=0.2, beta=1.2, reduction="sum_over_batch_size", name="margin_loss"):
+        super().__init__(reduction=reduction, name=name)
+        self.alpha = number("alpha", alpha, at_least=0)
+        self.beta = number("beta", beta, at_least=0, at_most=2)
+
+    def anchor_losses(self, pairs):
+        """Computes one value per anchor: (b,)."""
+        rows, active = margin_hinges(pairs, self.alpha, self.beta)
+        return pairs.scale_to_mean(rows, active) if self.averages_pairs else rows
+
+
+def margin_hinges(pairs, alpha, beta):
+    """The hinges around the boundary beta, in expectation over distance-weighted negatives.
+
+    Args:
+        pairs: `tfdml.pairs.Pairs`.
+        alpha: The margin.
+        beta: The boundary: a number, or (b, 1), one for each anchor.
+
+    Returns:
+        (b,), the sum of each anchor's hinges, and the expected number of active ones of these anchors.
+    """
+    distances = pairs.distances("euclidean")
+    positives = ops.cast(pairs.positives, "float32")
+    # Each positive of an anchor brings a negative: expected, the probability times the number of positives.
+    drawn = ops.sum(positives, axis=1, keepdims=True) * negative_probabilities(pairs)
+    pull, push = ops.relu(distances - beta + alpha), ops.relu(beta + alpha - distances)
+    active = ops.sum(ops.where(pull > 0, positives, 0.0) + ops.where(push > 0, drawn, 0.0))
+    return ops.sum(positives * pull + drawn * push, axis=1), active
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class RankedListLoss(PairLoss):
+    """Ranked list loss on Euclidean distances d.
+
+    L = (1/B) sum over anchors i of (1 - balance) sum over P_i of w_ij (d_ij - (boundary - margin))
+                                  + balance sum over N_i of w_ij (boundary - d_ij)
+
+    with P_i the positives further than boundary - margin, N_i the negatives nearer than the boundary, and weights that
+    grow with the violation and sum to 1 in each of these sets:
+
+    w_ij proportional to exp(T_p (d_ij - (boundary - margin))) in P_i, to exp(T_n (boundary - d_ij)) in N_i.
+
+    Weights carry no gradient, as in the paper, so that they alone say how strongly a pair pulls
+    (pytorch-metric-learning's carry one). Positives keep a sphere of radius boundary - margin to themselves. The mean
+    is over all anchors, as in the paper and in pytorch-metric-learning, whose loss has no value for an anchor without
+    a violating positive; here such a set costs 0. Takes O(B^2) memory: 4,096 images at once are well possible.
+
+    Args:
+        margin: m, the gap between the spheres of positives and negatives.
+        boundary: The radius beyond which negatives cost nothing (the paper's alpha); at least `margin`.
+        negative_temperature: T_n; 0 weighs negatives alike.
+        positive_temperature: T_p; 0, the paper's simpler form, weighs positives alike.
+        balance: The share of the negatives, 0 to 1 (pytorch-metric-learning's `imbalance`). The paper's sum of both is
+            twice the value at 0.5.
+        reduction: `"sum"` gives the sum over anchors.
+        name: The loss's name in logs.
+        mining: `"all"`, or what chooses the pairs: a `tfdml.mining.Miner`, or the name of one.
+
+    Raises:
+        ValueError: An argument is negative, or out of range.
+
+    Example:
+        >>> embeddings = [[0.0, 0.0], [1.0, 0.0], [0.2, 0.0]]
+        >>> float(RankedListLoss(reduction="sum")([0, 0, 1], embeddings))  # ((0.2 + 1.0) + (0.2 + 0.4) + 0.9985) / 2
+        1.3992582
+
+    Source: Wang et al., "Ranked List Loss for Deep Metric Learning", CVPR 2019, sec. 3.
+    """
+
+    def __init__(
+        self,
+        margin=0.4,
+        boundary=1.2,
+        negative_temperature=10.0,
+        positive_temperature=0.0,
+        balance=0.5,
+        reduction="sum_over_batch_size",
+        name="ranked_list_loss",
+        mining="all",
+    ):
+        super().__init__(reduction=reduction, name=name)
+        self.margin = number("margin", margin, at_least=0)
+        self.boundary = number("boundary", boundary, at_least=self.margin)
+        self.negative_temperature = number("negative_temperature", negative_temperature, at_least=0)
+        self.positive_temperature = number("positive_temperature", positive_temperature, at_least=0)
+        self.balance = number("balance", balance, at_least=0, at_most=1)
+        self.mining = as_miner(mining)
+
+    def anchor_losses(self, pairs):
+        """Computes one value per anchor: (b,)."""
+        distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
+        pull = _weighted(distances - (self.boundary - self.margin), positives, self.positive_temperature)
+        push = _weighted(self.boundary - distances, negatives, self.negative_temperature)
+        return (1.0 - self.balance) * pull + self.balance * push
+
+
+def _weighted(violations, mask, temperature):
+    """The mean of each row's positive violations, weighted by exp(temperature * violation)."""
+    active = ops.logical_and(mask, violations > 0)
+    logits = temperature * ops.stop_gradient(violations)
+    shares = logits - pairwise.masked_logsumexp(logits, active, axis=1)[:, None]
+    weights = ops.where(active, ops.exp(ops.where(active, shares, 0.0)), 0.0)
+    return ops.sum(ops.stop_gradient(weights) * ops.where(active, violations, 0.0), axis=1)
+
+
+# Within the root of a variance, as in the paper: its gradient stays finite where a coordinate is constant.
+_EPSILON = 1e-4
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class VICRegLoss(PairLoss):
+    """Variance-invariance-covariance regularisation, with labels: positive pairs take the place of two views.
+
+    L = invariance (1/|P|) sum over ordered positive pairs of |x_i - x_j|^2 / d
+      + variance (1/d) sum over coordinates c of [deviation - sqrt(Var(x_c) + 0.0001)]_+
+      + covariance (1/d) sum over c != c' of Cov(x_c, x_c')^2
+
+    with variances and covariances over the batch, divided by B - 1. It needs no negatives: coordinates that vary and
+    are not correlated keep the embeddings from one point. Squared distances are divided by d, as in the authors' code
+    and pytorch-metric-learning.
+
+    The paper has two batches, of the two views of each image. The authors' code averages their variance terms and adds
+    up their covariance terms, with weights 25, 25 and 1. Here there is one batch with each term once, so that the same
+    weights are 25, 25 and 2, the defaults.
+
+    Made for embeddings that are not normalised (`representation="projection"` of an `Embedder`). The coordinates of
+    unit vectors deviate by at most about d^-0.5: give that as `deviation`. Takes O(B^2 + d^2) memory: 4,096 images at
+    once are well possible.
+
+    Args:
+        invariance: The weight of the positive pairs.
+        variance: The weight of the coordinates' variances.
+        covariance: The weight of their covariances.
+        deviation: The standard deviation that each coordinate shall have.
+        reduction: `"sum"` gives the sum over ordered positive pairs, and the other terms for each image.
+        name: The loss's name in logs.
+
+    Raises:
+        ValueError: An argument is negative.
+
+    Example:
+        >>> loss = VICRegLoss(invariance=1.0, variance=1.0, covariance=1.0)
+        >>> float(loss([0, 0, 1], [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]))  # 0 + (1 - 0.5774) + 0.3333^2
+        0.5336742
+
+    Source: Bardes, Ponce, LeCun, "VICReg: Variance-Invariance-Covariance Regularization for Self-Supervised Learning",
+    ICLR 2022, sec. 4.
+    """
+
+    within_batch = True
+
+    def __init__(
+        self,
+        invariance=25.0,
+        variance=25.0,
+        covariance=2.0,
+        deviation=1.0,
+        reduction="sum_over_batch_size",
+        name="vic_reg_loss",
+    ):
+        super().__init__(reduction=reduction, name=name)
+        self.invariance = number("invariance", invariance, at_least=0)
+        self.variance = number("variance", variance, at_least=0)
+        self.covariance = number("covariance", covariance, at_least=0)
+        self.deviation = number("deviation", deviation, at_least=0)
+
+    def anchor_losses(self, pairs):
+        """Computes one value per anchor: (b,)."""
+        size, dim = (ops.cast(length, "float32") for length in ops.shape(pairs.references))
+        pull = self.over_pairs(pairs, pairs.distances("sqeuclidean") / dim, pairs.positives)
+        centred = pairs.references - ops.mean(pairs.references, axis=0, keepdims=True)
+        covariances = ops.matmul(ops.transpose(centred), centred) / ops.maximum(size - 1.0, 1.0)
+        variances = ops.diagonal(covariances)
+        shortfall = ops.mean(ops.relu(self.deviation - ops.sqrt(variances + _EPSILON)))
+        between = ops.sum(ops.square(covariances - ops.diag(variances))) / dim
+        # The last two are of the batch: they stand in the value of every image.
+        return self.invariance * pull + self.variance * shortfall + self.covariance * between

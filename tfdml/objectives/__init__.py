@@ -6,20 +6,26 @@ from tfdml.objectives.base import Objective
 from tfdml.objectives.base import Observed as Observed
 from tfdml.objectives.base import Stateful as Stateful
 from tfdml.objectives.base import WithStatistics as WithStatistics
-from tfdml.objectives.cross_batch import CrossBatchMemory
-from tfdml.objectives.density import DensityAdaptivity
-from tfdml.objectives.energy_confusion import EnergyConfusion
-from tfdml.objectives.face import CurricularFace, SphereFace2
+from tfdml.objectives.class_weights import (
+    CurricularFace,
+    InstanceLoss,
+    LearnedMargin,
+    RegularizedSoftTriple,
+    SphereFace2,
+)
 from tfdml.objectives.heads import HeadDivergence, HeadwiseLoss
-from tfdml.objectives.instance import InstanceLoss
-from tfdml.objectives.intra_class import IntraClassPenalty
 from tfdml.objectives.kernel_embedding import JointIntra, JointMMD, JointRepresentationSimilarity
-from tfdml.objectives.learned_margin import LearnedMargin, RegularizedSoftTriple
+from tfdml.objectives.memory import CrossBatchMemory, Prism
 from tfdml.objectives.moments import HighOrderMomentLoss
 from tfdml.objectives.mutual_information import RankMI
 from tfdml.objectives.mutual_information import divergence_loss as divergence_loss
-from tfdml.objectives.prism import Prism
-from tfdml.objectives.regularizers import EntropySpread, GlobalOrthogonal
+from tfdml.objectives.regularizers import (
+    DensityAdaptivity,
+    EnergyConfusion,
+    EntropySpread,
+    GlobalOrthogonal,
+    IntraClassPenalty,
+)
 from tfdml.objectives.wrappers import MetricLoss, ProxyLoss
 
 __all__ = [

@@ -13,7 +13,7 @@ from tfdml.errors import UserError, short_message
 from tfdml.kernels import Kernel
 from tfdml.losses import PairLoss
 from tfdml.losses.classification import ClassSimilarityLoss
-from tfdml.mining.composing import named_miners
+from tfdml.mining.base import named_miners
 from tfdml.objectives import AutoWeight, CrossBatchMemory, MetricLoss, Objective, ProxyLoss
 from tfdml.training.expressions import AUTO, Call, parse_terms, shortened
 

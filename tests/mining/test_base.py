@@ -1,4 +1,4 @@
-"""Losses with miners and distances of one's own, against loops over what these say."""
+"""Losses with distances, miners and relations of their own."""
 
 import json
 

@@ -1,0 +1,224 @@
+"""Unit length, class proxies, principal components."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from sklearn.decomposition import PCA
+
+from tests import references
+from tests.mathematics import assert_close, finite_differences, random_batch, value_and_gradients
+from tests.models.networks import values
+from tfdml.layers import CosineProxies, L2Normalize, PrincipalComponents
+
+
+def test_unit_length_in_float32_under_every_policy(policy):
+    x = random_batch(0, 6, 1, 64, unit=False)[1]
+    output = L2Normalize()(tf.cast(x, "float32" if policy == "float32" else policy.removeprefix("mixed_")))
+    assert output.dtype == tf.float32
+    assert_close(np.linalg.norm(output, axis=1), np.ones(6), 1e-6)
+
+
+@pytest.mark.parametrize("mode", ["eager", "xla"])
+def test_zero_vector_stays_zero_and_gets_no_gradient(mode):
+    x = np.zeros((2, 4), "float32")
+    x[1] = [3, 0, 4, 0]
+    value, (gradient,) = value_and_gradients(lambda v: tf.reduce_sum(L2Normalize()(v)), x, mode=mode)
+    assert_close(value, 1.4)
+    np.testing.assert_array_equal(gradient[0], 0)
+    assert np.all(np.isfinite(gradient))
+
+
+def test_direction_alone_has_a_gradient():
+    x = random_batch(0, 5, 1, 8, unit=False)[1]
+    _, (gradient,) = value_and_gradients(lambda v: tf.reduce_sum(L2Normalize()(v)[:, 0]), x)
+    assert np.max(np.abs(np.sum(gradient * x, axis=1))) < 1e-6
+
+
+@pytest.mark.parametrize("per_class", [1, 3])
+def test_equals_the_cosines_to_every_proxy(per_class):
+    x = random_batch(0, 5, 1, 6, unit=False)[1]
+    layer = CosineProxies(4, per_class)
+    output = layer(x)
+    proxies = keras.ops.convert_to_numpy(layer.proxies)
+    assert proxies.shape == ((4, 6) if per_class == 1 else (4, 3, 6))
+    expected = references.class_similarities(x, proxies.reshape(-1, 6))
+    assert_close(output, expected.reshape((5, 4) if per_class == 1 else (5, 4, 3)))
+    assert layer.compute_output_shape((5, 6)) == tuple(output.shape)
+
+
+@pytest.mark.parametrize("per_class", [1, 2])
+def test_gradient_reaches_embeddings_and_proxies(per_class):
+    x = random_batch(0, 4, 1, 3, unit=False)[1]
+    layer = CosineProxies(2, per_class)
+    layer.build((None, 3))
+    weights = np.random.default_rng(1).normal(size=(4, 2 * per_class)).astype("float32")
+    with tf.GradientTape() as tape:
+        embeddings = tf.constant(x)
+        tape.watch(embeddings)
+        value = tf.reduce_sum(weights * tf.reshape(layer(embeddings), (4, -1)))
+    gradients = tape.gradient(value, [embeddings, layer.proxies.value])
+    proxies = keras.ops.convert_to_numpy(layer.proxies)
+    expected = finite_differences(
+        lambda e, p: float(np.sum(weights * references.class_similarities(e, p.reshape(-1, 3)))), x, proxies
+    )
+    for actual, wanted in zip(gradients, expected, strict=True):
+        assert_close(actual, wanted)
+
+
+def test_starts_uniform_within_one_over_root_d():
+    keras.utils.set_random_seed(0)
+    layer = CosineProxies(500)
+    layer.build((None, 64))
+    proxies = keras.ops.convert_to_numpy(layer.proxies)
+    assert np.abs(proxies).max() <= 1 / 8
+    # The variance of a uniform variable on +-b is b^2 / 3.
+    assert_close(proxies.std(), 1 / 8 / np.sqrt(3), 0.02)
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_weights_and_cosines_are_float32_under_a_mixed_policy(policy):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        layer = CosineProxies(4)
+        output = layer(tf.cast(random_batch(0, 5, 1, 6)[1], policy.removeprefix("mixed_")))
+    finally:
+        keras.config.set_dtype_policy(before)
+    assert output.dtype == tf.float32
+    assert layer.proxies.dtype == "float32"
+
+
+def test_zero_embedding_and_zero_proxy_have_cosine_zero_and_finite_gradients():
+    layer = CosineProxies(2)
+    layer.build((None, 3))
+    layer.proxies.assign(np.array([[0, 0, 0], [1, 2, 3]], "float32"))
+    with tf.GradientTape() as tape:
+        embeddings = tf.constant([[0.0, 0, 0], [1, 1, 1]])
+        tape.watch(embeddings)
+        value = layer(embeddings)
+    gradients = tape.gradient(value, [embeddings, layer.proxies.value])
+    np.testing.assert_array_equal(value[0], [0, 0])
+    assert value[1, 0] == 0
+    assert all(np.all(np.isfinite(gradient)) for gradient in gradients)
+    np.testing.assert_array_equal(gradients[0][0], [0, 0, 0])
+    np.testing.assert_array_equal(gradients[1][0], [0, 0, 0])
+
+
+@pytest.mark.parametrize("arguments", [(0,), (-2,), (3, 0)])
+def test_counts_that_make_no_sense_are_refused(arguments):
+    with pytest.raises(ValueError, match="must be a positive integer"):
+        CosineProxies(*arguments)
+
+
+@pytest.mark.parametrize("per_class", [1, 3])
+def test_saves_and_loads_with_its_weights(tmp_path, per_class):
+    x = random_batch(0, 5, 1, 6)[1]
+    model = keras.Sequential([keras.Input((6,)), CosineProxies(4, per_class)])
+    model.save(tmp_path / "model.keras")
+    np.testing.assert_array_equal(keras.models.load_model(tmp_path / "model.keras")(x), model(x))
+
+
+def vectors(count=50, size=8, seed=0):
+    """Correlated vectors about a mean, with variances well apart."""
+    generator = np.random.default_rng(seed)
+    mixing = generator.normal(size=(size, size))
+    scales = 1.5 ** -np.arange(size)
+    return ((generator.normal(size=(count, size)) * scales) @ mixing + generator.normal(size=size)).astype("float32")
+
+
+def adapted(x, *arguments, **options):
+    layer = PrincipalComponents(*arguments, **options)
+    layer.adapt(x)
+    return layer
+
+
+@pytest.mark.parametrize("whiten", [False, True])
+@pytest.mark.parametrize("shape", [(50, 8), (9000, 5), (8, 8), (7, 30)], ids=str)
+def test_equals_scikit_learn(shape, whiten):
+    x = vectors(*shape)
+    dim = min(4, shape[0] - 1)
+    layer = adapted(x, dim, whiten)
+    pca = PCA(dim, whiten=whiten, svd_solver="full").fit(x.astype("float64"))
+    expected = pca.transform(x.astype("float64"))
+    found = np.asarray(layer(x))
+    signs = np.sign(np.sum(found * expected, axis=0))
+    assert_close(found * signs, expected, 2e-5)
+    assert found.dtype == np.float32
+
+
+def check_leading(x, dim, whiten=False):
+    """The randomised components are as orthogonal, catch as much variance and give the same cosines as the exact."""
+    layer = adapted(x, dim, whiten)
+    centred = x.astype("float64") - x.mean(axis=0, dtype="float64")
+    variances = np.linalg.svd(centred, compute_uv=False)[:dim] ** 2 / (len(x) - 1)
+    found = np.asarray(layer(x), "float64")
+    assert_close(found.mean(axis=0), np.zeros(dim), floor=1e-3)
+    assert_close(found.var(axis=0, ddof=1), np.ones(dim) if whiten else variances, 1e-3)
+    assert_close(np.corrcoef(found.T), np.eye(dim), 2e-3)
+
+
+@pytest.mark.parametrize("whiten", [False, True])
+@pytest.mark.parametrize("shape", [(300, 60), (60, 300)], ids=str)
+def test_randomised_components_catch_the_variance_of_the_exact_ones(shape, whiten, monkeypatch):
+    monkeypatch.setattr("tfdml.layers.vectors._EXACT", 20)
+    check_leading(vectors(*shape), 6, whiten)
+
+
+def test_many_vectors_of_many_dimensions_need_no_covariance():
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(4100, 3)).astype("float32") @ generator.normal(size=(3, 4100)).astype("float32")
+    first, second = (adapted(x, 3) for _ in range(2))
+    np.testing.assert_array_equal(first.components, second.components)
+    # Three directions are all that there is to be found.
+    assert_close(np.sum(np.var(np.asarray(first(x)), axis=0)), np.sum(np.var(x, axis=0, dtype="float64")), 1e-4)
+
+
+def test_components_point_where_their_largest_entry_is_positive():
+    components = values([adapted(vectors(), 5).components])[0]
+    assert np.all(components[np.abs(components).argmax(axis=0), np.arange(5)] > 0)
+
+
+@pytest.mark.parametrize("whiten", [False, True])
+def test_directions_without_variance_are_finite(whiten):
+    x = np.repeat(vectors(20, 2), 2, axis=1)
+    found = np.asarray(adapted(x, 4, whiten)(x))
+    assert np.all(np.isfinite(found))
+    assert np.abs(found[:, 2:]).max() < 1e-5
+
+
+def test_is_not_trained():
+    assert not adapted(vectors(), 3).trainable_variables
+
+
+def test_saves_and_loads_what_it_was_adapted_to(tmp_path):
+    x = vectors()
+    model = keras.Sequential([keras.Input((8,)), adapted(x, 3)])
+    model.save(tmp_path / "model.keras")
+    np.testing.assert_array_equal(keras.saving.load_model(tmp_path / "model.keras")(x), model(x))
+
+
+def test_is_refused_before_it_is_adapted():
+    with pytest.raises(ValueError, match="adapt"):
+        PrincipalComponents(3)(vectors())
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (vectors(3), "more than 3 vectors"),
+        (vectors()[0], "more than 3 vectors"),
+        (np.full((9, 8), np.nan), "finite"),
+        (vectors(size=2), "3 components of vectors of size 2"),
+    ],
+    ids=["few", "one", "nan", "small"],
+)
+def test_vectors_that_do_not_do_are_refused(x, message):
+    with pytest.raises(ValueError, match=message):
+        PrincipalComponents(3).adapt(x)
+
+
+def test_adapting_again_needs_vectors_of_the_same_size():
+    layer = adapted(vectors(), 3)
+    with pytest.raises(ValueError, match="size 9, not 8"):
+        layer.adapt(vectors(size=9))

@@ -1,0 +1,408 @@
+"""Miners and the functions that choose negatives."""
+
+import inspect
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.losses import references
+from tests.mathematics import MODES, assert_close, degenerate_batches, random_batch, value_and_gradients
+from tests.mining.given_pairs import given_pairs, masks
+from tfdml import losses, pairwise
+from tfdml.mining import (
+    AngularMiner,
+    BatchEasyHardMiner,
+    BatchHardMiner,
+    EasyPositiveMiner,
+    HardAwareMiner,
+    UniformHistogramMiner,
+    multi_similarity_pairs,
+    negative_probabilities,
+    sample_negatives,
+    semi_hard_negatives,
+)
+from tfdml.mining.base import named_miners
+from tfdml.pairs import Pairs, Rows
+
+
+def run(distances, labels, mode):
+    def function(distances):
+        return semi_hard_negatives(given_pairs(distances, labels))
+
+    if mode != "eager":
+        function = tf.function(function, jit_compile=mode == "xla", autograph=False)
+    return np.asarray(function(tf.constant(distances, tf.float32)))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("size", "classes"), [(12, 3), (25, 10), (4, 2)])
+def test_is_the_nearest_beyond_the_positive_or_the_furthest(mode, size, classes):
+    labels, x = random_batch(size, size, classes, 3)
+    distances = np.asarray(pairwise.distances(x))
+    chosen = run(distances, labels, mode)
+    for a in range(size):
+        far = np.flatnonzero(labels != labels[a])
+        for p in np.flatnonzero((labels == labels[a]) & (np.arange(size) != a)):
+            beyond = [n for n in far if distances[a, n] > distances[a, p]]
+            expected = min(beyond, key=lambda n: distances[a, n]) if beyond else max(far, key=lambda n: distances[a, n])
+            assert distances[a, chosen[a, p]] == distances[a, expected]
+            assert labels[chosen[a, p]] != labels[a]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_negative_at_the_positive_s_distance_is_not_beyond_it(mode):
+    distances = np.tile([0.0, 0.5, 0.5, 0.5, 0.8], (5, 1))
+    assert run(distances, [0, 0, 1, 1, 1], mode)[0, 1] == 4
+
+
+def test_rows_without_negatives_stay_in_range():
+    chosen = np.asarray(semi_hard_negatives(given_pairs(np.ones((3, 3)), [0, 0, 0])))
+    assert np.all((chosen >= 0) & (chosen < 3))
+    assert np.asarray(semi_hard_negatives(given_pairs(np.zeros((1, 1)), [0]))).shape == (1, 1)
+
+
+def expected_masks(similarities, labels, epsilon):
+    size = len(labels)
+    masks = np.zeros((2, size, size), bool)
+    for i in range(size):
+        near = [j for j in range(size) if j != i and labels[j] == labels[i]]
+        far = [j for j in range(size) if labels[j] != labels[i]]
+        if near and far:
+            for j in near:
+                masks[0, i, j] = similarities[i, j] - epsilon < max(similarities[i, far])
+            for j in far:
+                masks[1, i, j] = similarities[i, j] + epsilon > min(similarities[i, near])
+    return masks
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.5])
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+def test_keeps_the_violating_pairs(epsilon, mode):
+    labels, x = random_batch(3, 12, 4, 5)
+    similarities = np.asarray(pairwise.cosine_similarities(x))
+
+    def kept(x):
+        pairs = multi_similarity_pairs(Pairs.of_batch(x, labels), epsilon)
+        return pairs.positives, pairs.negatives
+
+    found = tf.function(kept, jit_compile=mode == "xla", autograph=False)(x)
+    expected = expected_masks(similarities, labels, np.float32(epsilon))
+    assert expected.any()
+    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_array_equal(found[1], expected[1])
+
+
+@pytest.mark.parametrize("batch", ["no positive", "no negative", "one image", "two images of two classes"])
+def test_an_anchor_without_both_kinds_keeps_nothing(batch):
+    labels, x = degenerate_batches()[batch]
+    for mask in masks(multi_similarity_pairs(Pairs.of_batch(x, labels))):
+        assert not np.any(mask)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 16, 128])
+def test_equals_the_formula(dim):
+    labels, x = random_batch(dim, 14, 4, dim)
+    assert_close(negative_probabilities(Pairs.of_batch(x, labels)), references.draw_probabilities(labels, x))
+    assert_close(negative_probabilities(Pairs.of_batch(5 * x, labels)), references.draw_probabilities(labels, x))
+
+
+@pytest.mark.parametrize("batch", degenerate_batches())
+def test_rows_sum_to_one_or_to_zero_without_negatives(batch):
+    labels, x = degenerate_batches()[batch]
+    rows = np.asarray(negative_probabilities(Pairs.of_batch(x, labels)))
+    assert_close(rows, references.draw_probabilities(labels, x), floor=1e-6)
+    has_negative = (labels[:, None] != labels[None]).any(axis=1)
+    np.testing.assert_allclose(rows.sum(axis=1), has_negative, rtol=1e-6)
+    assert np.all(rows[labels[:, None] == labels[None]] == 0)
+
+
+def test_each_row_has_its_own_maximum():
+    """With one maximum for the batch, the row of negatives at 1.3 would underflow beside the one at 0.5."""
+    x = np.zeros((4, 512), "float32")
+    x[0, 0] = x[1, 0] = 1.0
+    x[2, 1], x[3, 1], x[3, 2] = 1.0, 1 - 1.3**2 / 2, np.sqrt(1 - (1 - 1.3**2 / 2) ** 2)
+    rows = np.asarray(negative_probabilities(Pairs.of_batch(x, [0, 1, 2, 3])))
+    np.testing.assert_allclose(rows[2], [0, 0, 0, 1], atol=1e-6)
+    np.testing.assert_allclose(rows[0], [0, 1, 0, 0], atol=1e-6)
+
+
+def test_an_anchor_without_a_near_negative_draws_uniformly():
+    x = np.array([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [-1.0, 0.1]], "float32")
+    np.testing.assert_allclose(negative_probabilities(Pairs.of_batch(x, [0, 0, 1, 1]))[0], [0, 0, 0.5, 0.5])
+
+
+def test_no_gradient_flows_through():
+    labels, x = random_batch(0, 6, 2, 4)
+    _, (gradient,) = value_and_gradients(
+        lambda e: tf.reduce_sum(negative_probabilities(Pairs.of_batch(e, labels)) ** 2), x
+    )
+    np.testing.assert_array_equal(gradient, 0.0)
+
+
+@pytest.mark.parametrize(("cutoff", "last"), [(0.0, 1.4), (1.5, 1.4), (0.5, 2.0)])
+def test_cutoffs_out_of_order_are_refused(cutoff, last):
+    with pytest.raises(ValueError, match="0 < cutoff < nonzero_loss_cutoff < 2"):
+        negative_probabilities(Pairs.of_batch(np.eye(3), [0, 1, 2]), cutoff, last)
+
+
+def test_draws_follow_the_probabilities():
+    probabilities = np.tile(np.array([[0.0, 0.1, 0.2, 0.7]], "float32"), (4000, 1))
+    indices, valid = sample_negatives(probabilities, seed=1)
+    assert np.all(valid)
+    np.testing.assert_allclose(np.bincount(np.asarray(indices)[:, 0], minlength=4) / 4000, probabilities[0], atol=0.03)
+
+
+def test_several_draws_differ_and_say_when_candidates_run_out():
+    indices, valid = sample_negatives([[0.5, 0.0, 0.5, 0.0], [0.0, 0.0, 0.0, 0.0]], count=3, seed=0)
+    assert set(np.asarray(indices)[0, :2]) == {0, 2}
+    np.testing.assert_array_equal(valid, [[True, True, False], [False, False, False]])
+
+
+def test_a_seed_repeats_and_a_generator_does_not():
+    probabilities = np.full((50, 50), 0.02, "float32")
+    again = [np.asarray(sample_negatives(probabilities, seed=3)[0]) for _ in range(2)]
+    np.testing.assert_array_equal(*again)
+    generator = keras.random.SeedGenerator(3)
+    fresh = [np.asarray(sample_negatives(probabilities, seed=generator)[0]) for _ in range(2)]
+    assert np.any(fresh[0] != fresh[1])
+
+
+def test_works_under_jit():
+    labels, x = random_batch(1, 6, 3, 4)
+    jit = tf.function(
+        lambda e: sample_negatives(negative_probabilities(Pairs.of_batch(e, labels)), 2, 5),
+        jit_compile=True,
+        autograph=False,
+    )
+    indices, valid = jit(tf.constant(x))
+    chosen = labels[np.asarray(indices)]
+    assert np.all((chosen != labels[:, None]) | ~np.asarray(valid))
+
+
+PAIRS = [
+    (positives, negatives)
+    for positives in ("easy", "hard", "semi_hard", "all")
+    for negatives in ("easy", "hard", "semi_hard", "all")
+    if "semi_hard" not in (positives, negatives) or {positives, negatives} & {"easy", "hard"}
+]
+
+
+def chosen(d, a, near, far, positives, negatives):
+    """What an anchor keeps, in the words of the strategies."""
+    by_distance = d[a].__getitem__
+    easy = {"easy": lambda: min(near, key=by_distance), "hard": lambda: max(near, key=by_distance)}
+    hard = {"easy": lambda: max(far, key=by_distance), "hard": lambda: min(far, key=by_distance)}
+    if positives == "all" or negatives == "all":
+        kept = near if positives == "all" else [easy[positives]()] if near else []
+        return kept, far if negatives == "all" else [hard[negatives]()] if far else []
+    if not near or not far:
+        return [], []
+    if positives == "semi_hard":
+        n = hard[negatives]()
+        within = [p for p in near if d[a][p] < d[a][n]]
+        return ([max(within, key=by_distance)], [n]) if within else ([], [])
+    p = easy[positives]()
+    if negatives == "semi_hard":
+        beyond = [n for n in far if d[a][n] > d[a][p]]
+        return ([p], [min(beyond, key=by_distance)]) if beyond else ([], [])
+    return [p], [hard[negatives]()]
+
+
+@pytest.mark.parametrize(("positives", "negatives"), PAIRS)
+def test_keeps_what_the_strategies_say(positives, negatives):
+    dropped = 0
+    for seed, (size, classes) in enumerate([(14, 4), (9, 8), (6, 1), (1, 1)]):
+        labels, x = random_batch(seed, size, classes, 2)
+        distances = np.asarray(pairwise.distances(x))
+        kept = masks(BatchEasyHardMiner(positives, negatives)(given_pairs(distances, labels)))
+        for a in range(size):
+            near = [j for j in range(size) if labels[j] == labels[a] and j != a]
+            far = [j for j in range(size) if labels[j] != labels[a]]
+            expected = chosen(distances, a, near, far, positives, negatives)
+            assert [np.flatnonzero(mask[a]).tolist() for mask in kept] == [sorted(part) for part in expected]
+            dropped += not expected[0]
+    assert dropped
+
+
+def test_every_degenerate_batch_gives_pairs_of_the_batch():
+    for labels, x in degenerate_batches().values():
+        pairs = Pairs.of_batch(x, labels)
+        for miner in (BatchEasyHardMiner(), BatchHardMiner(), BatchEasyHardMiner("semi_hard", "hard")):
+            for mask, pair in zip(masks(miner(pairs)), masks(pairs), strict=True):
+                assert not np.any(mask & ~pair)
+                assert np.max(np.sum(mask, axis=1)) <= 1
+
+
+def test_losses_know_miners_by_name():
+    labels, x = random_batch(4, 12, 4, 5)
+    by_name = losses.NTXentLoss(mining="easy_positive")
+    assert repr(by_name.mining) == "EasyPositiveMiner(negatives='semi_hard')"
+    np.testing.assert_array_equal(by_name(labels, x), losses.NTXentLoss(mining=EasyPositiveMiner())(labels, x))
+    # The loss's own name for the same pairs comes first.
+    assert losses.TripletLoss(mining="hard").mining == "hard"
+    own, object_ = losses.TripletLoss(mining="hard"), losses.TripletLoss(mining="batch_hard")
+    np.testing.assert_allclose(own(labels, x), object_(labels, x), rtol=1e-6)
+    with pytest.raises(ValueError, match=r"or the name of a miner \(angular, batch_easy_hard, .*\), not 'batch_soft'"):
+        losses.TripletLoss(mining="batch_soft")
+
+
+def test_named_ones_are_their_strategies():
+    assert (BatchHardMiner().positives, BatchHardMiner().negatives) == ("hard", "hard")
+    assert (EasyPositiveMiner().positives, EasyPositiveMiner("all").negatives) == ("easy", "all")
+    assert EasyPositiveMiner("hard").get_config() == {"negatives": "hard"}
+    assert BatchHardMiner().get_config() == {}
+
+
+@pytest.mark.parametrize("pair", [("semi_hard", "semi_hard"), ("all", "semi_hard"), ("semi_hard", "all")])
+def test_what_gives_no_bound_does_not_go_with_semi_hard(pair):
+    with pytest.raises(ValueError, match="do not go together"):
+        BatchEasyHardMiner(*pair)
+    with pytest.raises(ValueError, match="negatives must be 'easy', 'semi_hard', 'hard' or 'all', not 'near'"):
+        EasyPositiveMiner("near")
+
+
+def pairs_of(labels, same):
+    size = len(labels)
+    return [(i, j) for i in range(size) for j in range(size) if i != j and (labels[i] == labels[j]) == same]
+
+
+def kept_pairs(mask):
+    return {tuple(pair) for pair in np.argwhere(mask).tolist()}
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.3, 1.0])
+def test_hard_aware_keeps_the_hardest_share(fraction):
+    labels, x = random_batch(5, 11, 4, 3)
+    distances = np.asarray(pairwise.distances(x))
+    # Pairs at one distance, such as those from both ends, are kept together.
+    kept = HardAwareMiner(fraction)(given_pairs(distances, labels))
+    for mask, same, sign in zip(masks(kept), (True, False), (-1, 1), strict=True):
+        pairs = sorted(pairs_of(labels, same), key=lambda pair: sign * distances[pair])
+        last = sign * distances[pairs[math.ceil(fraction * len(pairs)) - 1]]
+        assert kept_pairs(mask) == {pair for pair in pairs if sign * distances[pair] <= last}
+
+
+@pytest.mark.parametrize(
+    ("fraction", "count", "wanted"), [(0.6, 50, 30), (0.3, 10, 3), (0.15, 20, 3), (1 / 3, 9, 3), (0.301, 10, 4)]
+)
+def test_hard_aware_rounds_no_exact_share_up(fraction, count, wanted):
+    pairs = given_pairs(np.arange(64, dtype="float32").reshape(8, 8), np.zeros(8, "int64"))
+    pairs.positives = pairs.negatives = pairs.distances() < count
+    for mask in masks(HardAwareMiner(fraction)(pairs)):
+        assert np.sum(mask) == wanted
+
+
+@pytest.mark.parametrize("most", [1, 4, 1000])
+def test_uniform_histogram_keeps_as_many_of_each_bin(most):
+    labels, x = random_batch(1, 40, 3, 3)
+    distances = np.asarray(pairwise.distances(x))
+    miner = UniformHistogramMiner(bins=6, positives_per_bin=most, negatives_per_bin=2 * most)
+    kept = masks(miner(given_pairs(distances, labels)))
+    for mask, same, limit in zip(kept, (True, False), (most, 2 * most), strict=True):
+        pairs = pairs_of(labels, same)
+        values = np.array([distances[pair] for pair in pairs])
+        edges = np.linspace(values.min(), values.max(), 7)
+        chosen = np.array([distances[pair] for pair in kept_pairs(mask)])
+        there, drawn = (np.histogram(part, edges)[0] for part in (values, chosen))
+        np.testing.assert_array_equal(drawn, np.minimum(there, limit))
+        assert kept_pairs(mask) <= set(pairs)
+    again = masks(UniformHistogramMiner(6, most, 2 * most)(given_pairs(distances, labels)))
+    np.testing.assert_array_equal(again[0], kept[0])
+    if most == 4:
+        other = masks(UniformHistogramMiner(6, most, 2 * most, seed=1)(given_pairs(distances, labels)))
+        assert np.any(np.asarray(other[0]) != np.asarray(kept[0]))
+
+
+def wide_triplets(labels, x, angle):
+    """The positives and the negatives of triplets whose negative sees the two positives under more than `angle`."""
+    x = np.asarray(x, np.float64)
+    near, far = np.zeros((2, len(x), len(x)), bool)
+    for a, p in pairs_of(labels, True):
+        for b, n in pairs_of(labels, False):
+            if a == b:
+                to_centre = np.linalg.norm(x[n] - (x[a] + x[p]) / 2)
+                if math.degrees(math.atan(np.linalg.norm(x[a] - x[p]) / (2 * to_centre))) > angle:
+                    near[a, p] = far[a, n] = True
+    return near, far
+
+
+@pytest.mark.parametrize("angle", [0.0, 20.0, 35.0, 60.0, 90.0])
+def test_angular_keeps_the_pairs_of_wide_triplets(angle):
+    labels, x = random_batch(3, 13, 4, 3, unit=False)
+    near, far = wide_triplets(labels, x, angle)
+    kept = AngularMiner(angle)(Pairs.of_batch(x, labels))
+    assert [kept_pairs(mask) for mask in masks(kept)] == [kept_pairs(near), kept_pairs(far)]
+    assert 0 < near.sum() < len(pairs_of(labels, True)) or angle not in (35.0, 60.0)
+
+
+def mined_losses():
+    """Each loss that takes a miner, with each distance from which the angle follows: (class, arguments, on cosines)."""
+    for name in losses.__all__:
+        make = getattr(losses, name)
+        parameters = inspect.signature(make).parameters
+        if "mining" in parameters and "distance" in parameters:
+            for distance in ("euclidean", "sqeuclidean", "cosine", "dot", pairwise.absolute_distances):
+                kind = distance if isinstance(distance, str) else "object"
+                yield pytest.param(make, {"distance": distance}, distance == "cosine", id=f"{name} {kind}")
+        elif "mining" in parameters:
+            yield pytest.param(make, {}, name not in ("RankedListLoss", "LiftedStructureLoss"), id=name)
+
+
+@pytest.mark.parametrize(("make", "arguments", "on_cosines"), list(mined_losses()))
+def test_angular_mining_is_by_the_angle_whatever_the_distance_of_the_loss(make, arguments, on_cosines):
+    labels, x = random_batch(3, 13, 4, 3, unit=False)
+    kept = []
+
+    class Recorded(AngularMiner):
+        def __call__(self, pairs):
+            kept.append(masks(super().__call__(pairs)))
+            return pairs
+
+    make(mining=Recorded(angle_degrees=35), **arguments).call(labels, x)
+    lengths = np.linalg.norm(x, axis=1, keepdims=True) if on_cosines else 1.0
+    right = wide_triplets(labels, x / lengths, 35.0)
+    np.testing.assert_array_equal(kept[0], right)
+    assert 0 < right[0].sum() < len(pairs_of(labels, True))
+    assert type(make(mining="angular", **arguments).mining) is AngularMiner
+
+
+def test_angular_mining_of_some_rows_is_that_of_the_batch():
+    labels, x = random_batch(3, 13, 4, 3, unit=False)
+    for distance in ("euclidean", "cosine"):
+        whole = masks(AngularMiner(35)(Pairs.of_batch(x, labels).using(distance)))
+        rows = masks(AngularMiner(35)(Pairs.of_batch(x, labels, rows=Rows(4, 6)).using(distance)))
+        for one, other in zip(rows, whole, strict=True):
+            np.testing.assert_array_equal(one, other[4:10])
+
+
+@pytest.mark.parametrize("miner", [HardAwareMiner(), UniformHistogramMiner(5, 2, 2), AngularMiner()])
+def test_batch_every_degenerate_batch_gives_pairs_of_the_batch(miner):
+    for labels, x in degenerate_batches().values():
+        pairs = Pairs.of_batch(x, labels)
+        for mask, pair in zip(masks(miner(pairs)), masks(pairs), strict=True):
+            assert not np.any(mask & ~pair)
+            assert isinstance(miner, AngularMiner) or np.any(mask) == np.any(pair)
+
+
+@pytest.mark.parametrize("name", sorted(named_miners()))
+def test_every_miner_keeps_nothing_of_a_batch_without_images(name):
+    empty = Pairs.of_batch(np.zeros((0, 3), "float32"), np.zeros(0, "int64"))
+    for mask in masks(named_miners()[name]()(empty)):
+        assert mask.shape == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: HardAwareMiner(0), "fraction must be above 0 and at most 1"),
+        (lambda: UniformHistogramMiner(bins=0), "bins must be a positive integer"),
+        (lambda: UniformHistogramMiner(seed=-1), "seed must be"),
+        (lambda: AngularMiner(angle_degrees=91), "angle_degrees must be at least 0 and at most 90"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,446 @@
+"""Objectives that learn weights for each class: linear heads, boundaries, centres, and those of face recognition."""
+
+from __future__ import annotations
+
+import math
+
+import keras
+from keras import ops
+from typing_extensions import override
+
+from tfdml import pairwise, replicas
+from tfdml.arguments import boolean, integer, number, one_of
+from tfdml.losses import ArcFaceLoss, NormSoftmaxLoss, SoftTripleLoss
+from tfdml.losses.base import nan_if_any
+from tfdml.losses.classification import ClassSimilarityLoss, refuse_unknown_classes, target_mask
+from tfdml.losses.contrastive import margin_hinges
+from tfdml.objectives.base import Objective, Stateful
+from tfdml.objectives.class_statistics import of_own_class
+from tfdml.objectives.wrappers import ProxyLoss
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class InstanceLoss(Objective):
+    """Classification by a learned linear head: cross-entropy of W x + b.
+
+    L = -log( e^{w_y.x + b_y} / sum_j e^{w_j.x + b_j} ), averaged over the batch.
+
+    In the paper every instance (an image with its descriptions) is a class of its own, so that images of one class are
+    told apart by what is their own: give it labels of instances (`labels = arange(N)`) and as many classes. With labels
+    of classes it is the plain softmax loss. `NormSoftmaxLoss` is the same with vectors x and w_j of length 1, no bias,
+    and a fixed scale in the place of the lengths. On unit embeddings, as an `Embedder` gives them, the lengths of the
+    w_j are the scale, and are learned; `representation="projection"` reads embeddings before normalisation.
+
+    Args:
+        num_classes: C, the number of instances or classes; labels must lie in 0 .. C - 1.
+        use_bias: Whether there is a b. The paper's head has none.
+        representation: What is classified.
+        reduction: `"mean"` over the images, or `"sum"`.
+        weight: The factor of this term.
+        name: The term's name in logs.
+
+    Raises:
+        ValueError: An argument is none of the values above.
+
+    Example:
+        >>> objective = InstanceLoss(num_classes=98)
+        >>> tuple(objective({"embedding": keras.random.normal((4, 128))}, keras.ops.arange(4)).shape)
+        ()
+
+    Source: Zheng et al., "Dual-Path Convolutional Image-Text Embeddings with Instance Loss", ACM TOMM 2020.
+    """
+
+    per_image = True
+
+    def __init__(
+        self,
+        num_classes,
+        use_bias=False,
+        representation="embedding",
+        reduction="mean",
+        weight=1.0,
+        name="instance",
+        **kwargs,
+    ):
+        super().__init__(weight=weight, name=name, **kwargs)
+        one_of(f"{self.name}: reduction", reduction, ("mean", "sum"))
+        self.num_classes = integer("num_classes", num_classes, at_least=1)
+        self.use_bias = boolean("use_bias", use_bias)
+        self.representation = representation
+        self.reduction = reduction
+
+    def build_from(self, shapes):
+        """Create the head."""
+        size = shapes[self.representation][-1]
+        bound = 1.0 / math.sqrt(size)
+        uniform = keras.initializers.RandomUniform(-bound, bound)
+        self.head = self.add_weight(name="head", shape=(self.num_classes, size), initializer=uniform)
+        self.bias = None
+        if self.use_bias:
+            self.bias = self.add_weight(name="bias", shape=(self.num_classes,), initializer="zeros")
+
+    def compute(self, representations, labels):
+        """One value per image."""
+        refuse_unknown_classes(labels, self.num_classes, self.name)
+        logits = pairwise.dot_products(representations[self.representation], self.head)
+        if self.bias is not None:
+            logits = logits + self.bias
+        mask = target_mask(labels, self.num_classes)
+        others = pairwise.masked_logsumexp(logits, ops.logical_not(mask), axis=1)
+        values = ops.softplus(others - pairwise.masked_sum(logits, mask, axis=1))
+        return ops.where(ops.any(mask, axis=1), values, float("nan"))
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class LearnedMargin(Objective):
+    """Margin loss whose boundary between positives and negatives is learned for each class.
+
+    L = (1/#active) sum over positive pairs (a, p) of
+        [d_ap - beta_c + alpha]_+ + [beta_c + alpha - d_an]_+ + nu beta_c,   c the class of a
+
+    with Euclidean distances and one distance-weighted negative n per ordered positive pair, in expectation over the
+    draw, as in `tfdml.losses.MarginLoss`, whose beta is fixed. #active is the number of hinges above 0.
+
+    nu > 0 draws the boundaries inwards. The authors train beta at a rate of its own, 0.1. A label outside
+    0 .. num_classes - 1 makes the value NaN, so that the mistake cannot pass unseen.
+
+    Args:
+        num_classes: The number of training classes.
+        alpha: The margin on either side of the boundary.
+        beta: Where every boundary starts.
+        nu: The weight of the boundaries themselves.
+        representation: The representation that it reads.
+        reduction: `"mean"` over the active hinges, or `"sum"`.
+        weight: The factor of this term.
+        name: The term's name in logs.
+
+    Raises:
+        ValueError: `alpha` is negative, or an argument is none of the values above.
+
+    Example:
+        >>> embeddings = keras.ops.array([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
+        >>> objective = LearnedMargin(num_classes=2)  # [1.4 - sqrt(0.4)]_+ of the second image is active
+        >>> float(objective({"embedding": embeddings}, keras.ops.array([0, 0, 1])))
+        0.7675445
+
+    Source: Wu et al., "Sampling Matters in Deep Embedding Learning", ICCV 2017, sec. 4.
+    """
+
+    learns_from = ("positive", "negative")
+
+    def __init__(
+        self,
+        num_classes,
+        alpha=0.2,
+        beta=1.2,
+        nu=0.0,
+        representation="embedding",
+        reduction="mean",
+        weight=1.0,
+        name="learned_margin",
+        **kwargs,
+    ):
+        super().__init__(weight=weight, name=name, **kwargs)
+        one_of(f"{self.name}: reduction", reduction, ("mean", "sum"))
+        self.num_classes = integer("num_classes", num_classes, at_least=1)
+        self.alpha = number("alpha", alpha, at_least=0)
+        self.initial_beta = number("beta", beta, at_least=0, at_most=2)
+        self.nu = number("nu", nu, at_least=0)
+        self.representation = representation
+        self.reduction = reduction
+
+    def build_from(self, shapes):
+        """Create the boundaries."""
+        del shapes
+        start = keras.initializers.Constant(self.initial_beta)
+        self.beta = self.add_weight(name="beta", shape=(self.num_classes,), initializer=start)
+
+    def compute_pairs(self, pairs):
+        """Computes the mean (or sum) over the expected hinges."""
+        batch = pairs[self.representation]
+        beta = of_own_class(self.beta, batch.anchor_labels)[:, None]
+        rows, active = margin_hinges(batch, self.alpha, beta)
+        num_positives = pairwise.masked_count(batch.positives, axis=1)[:, None]
+        total = ops.sum(rows) + self.nu * ops.sum(num_positives * beta)
+        if self.reduction == "sum":
+            return total
+        active = batch.total(active)
+        return total / ops.where(active > 0, active, 1.0)
+
+    @override
+    def get_config(self):
+        return {**super().get_config(), "beta": self.initial_beta}
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class RegularizedSoftTriple(ProxyLoss):
+    """SoftTriple with its regulariser, which merges the centres of a class that needs fewer than it has.
+
+    L = SoftTripleLoss + tau / (C K (K - 1)) sum over classes c, centres s < t of c, of sqrt(2 - 2 w_cs.w_ct)
+
+    with K unit centres w_c per class. Where two centres coincide, the root has the gradient 0 here (the authors add
+    1e-5 under it). `reduction="sum"` makes the whole value a sum over images, B times the mean, as in `ProxyLoss`.
+
+    Args:
+        num_classes: C; labels must lie in 0 .. C - 1.
+        proxies_per_class: K. The paper starts from 10 (CUB, CARS) and 2 (SOP).
+        scale: The loss's lambda.
+        gamma: The loss's softness of the choice among centres.
+        margin: The loss's delta.
+        tau: The regulariser's weight.
+        reduction: As in Keras.
+        representation: What the centres are compared with.
+        weight: The factor of this term.
+        name: The term's name in logs.
+
+    Raises:
+        ValueError: An argument is out of range.
+
+    Example:
+        >>> objective = RegularizedSoftTriple(num_classes=98, proxies_per_class=10)
+        >>> tuple(objective({"embedding": keras.random.normal((4, 128))}, keras.ops.arange(4)).shape)
+        ()
+
+    Source: Qian et al., "SoftTriple Loss: Deep Metric Learning Without Triplet Sampling", ICCV 2019, sec. 3.3.
+    """
+
+    def __init__(
+        self,
+        num_classes,
+        proxies_per_class=10,
+        scale=20.0,
+        gamma=0.1,
+        margin=0.01,
+        tau=0.2,
+        reduction="sum_over_batch_size",
+        representation="embedding",
+        weight=1.0,
+        name="regularized_soft_triple",
+        **kwargs,
+    ):
+        loss = SoftTripleLoss(scale, gamma, margin, reduction)
+        super().__init__(loss, num_classes, proxies_per_class, representation, weight, name, **kwargs)
+        self.tau = number("tau", tau, at_least=0)
+
+    def regularizer(self):
+        """The mean over classes of the distances between their centres, without tau."""
+        classes, centres = self.num_classes, self.proxies_per_class
+        if centres == 1:
+            return ops.zeros((), "float32")
+        unit = pairwise.l2_normalize(self.class_proxies.proxies)
+        products = ops.matmul(unit, ops.transpose(unit, (0, 2, 1)))
+        # Lengths from the same product, so that centres that coincide are at a distance of exactly 0.
+        lengths = ops.diagonal(products, axis1=1, axis2=2)
+        squared = ops.maximum(lengths[:, :, None] + lengths[:, None, :] - 2.0 * products, 0.0)
+        below = ops.arange(centres)[:, None] < ops.arange(centres)[None, :]
+        return pairwise.masked_sum(pairwise.safe_sqrt(squared), below[None]) / (classes * centres * (centres - 1))
+
+    def compute(self, representations, labels):
+        """One value per image, the regulariser in each."""
+        return super().compute(representations, labels) + self.tau * self.regularizer()
+
+    @override
+    def get_config(self):
+        loss = self.loss.get_config()
+        return {**super().get_config(), **{key: loss[key] for key in ("scale", "gamma", "margin", "reduction")}}
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class CurricularFace(Stateful, ProxyLoss):
+    """ArcFace in which hard negatives weigh little at first, and more as training goes on.
+
+    L = -log( e^{s cos(theta_y + m)} / ( e^{s cos(theta_y + m)} + sum_{j != y} e^{s N_j} ) ),
+    N_j = cos_j where cos_j <= cos(theta_y + m) (an easy negative), (t + cos_j) cos_j elsewhere (a hard one),
+    t <- (1 - momentum) t + momentum mean(cos_y), over the global batch, before the loss of a training step
+
+    averaged over the batch. As in `ArcFaceLoss`, cos(theta_y) - m sin(m) takes the place of cos(theta_y + m) beyond pi.
+    t starts at 0; it is a weight that is not trained: saved with the learner, float32 under every dtype policy, the
+    same on every replica, and left as it is in evaluation.
+
+    Args:
+        num_classes: C; labels must lie in 0 .. C - 1.
+        scale: s.
+        margin: m in radians, in [0, pi / 2].
+        momentum: The share of the newest batch in t. The authors' code takes 0.01.
+        reduction: As in Keras.
+        representation: What the proxies are compared with.
+        weight: The factor of this term.
+        name: The term's name in logs.
+
+    Raises:
+        ValueError: An argument is out of range.
+
+    Example:
+        >>> objective = CurricularFace(num_classes=98, scale=32.0)
+        >>> value = objective({"embedding": keras.random.normal((4, 128))}, keras.ops.arange(4), training=True)
+        >>> bool(keras.ops.abs(objective.t) < 0.01)
+        True
+
+    Source: Huang et al., "CurricularFace: Adaptive Curriculum Learning Loss for Deep Face Recognition", CVPR 2020,
+    sec. 3; t starts and moves as in the authors' code.
+    """
+
+    def __init__(
+        self,
+        num_classes,
+        scale=64.0,
+        margin=0.5,
+        momentum=0.01,
+        reduction="sum_over_batch_size",
+        representation="embedding",
+        weight=1.0,
+        name="curricular_face",
+        **kwargs,
+    ):
+        loss = ArcFaceLoss(scale, margin, reduction=reduction)
+        super().__init__(loss, num_classes, 1, representation, weight, name, **kwargs)
+        self.momentum = number("momentum", momentum, above=0, at_most=1)
+
+    def build_from(self, shapes):
+        """Create the proxies and t."""
+        super().build_from(shapes)
+        self.t = self.add_weight(name="t", shape=(), initializer="zeros", trainable=False, aggregation="mean")
+
+    def update(self, representations, labels):
+        """Move t towards the mean cosine of the images of all replicas to their own proxies."""
+        similarities = ops.stop_gradient(ops.cast(representations["class"], "float32"))
+        own = target_mask(labels, self.num_classes)
+        # Of (sum, count), as replicas may hold unequal numbers of images.
+        parts = ops.stack([pairwise.masked_sum(similarities, own), pairwise.masked_count(own)])
+        total, count = ops.unstack(ops.sum(replicas.gather(parts[None, :]), axis=0), 2)
+        moved = (1.0 - self.momentum) * self.t + self.momentum * total / ops.maximum(count, 1.0)
+        self.t.assign(ops.where(count > 0, moved, self.t))
+
+    def image_values(self, representations, labels):
+        """One value per image, with t as it is."""
+        similarities = ops.cast(representations["class"], "float32")
+        mask = target_mask(labels, self.num_classes)
+        logits = self.loss.logits(similarities, mask)
+        own = ops.clip(pairwise.masked_sum(similarities, mask, axis=1), -1.0, 1.0)
+        # What is hard is judged by cos(theta_y + m) even beyond pi, as in the authors' code.
+        threshold = ops.stop_gradient(self.loss.shifted(own))
+        hard = ops.logical_and(ops.logical_not(mask), similarities > threshold[:, None])
+        reweighed = self.loss.scale * (ops.stop_gradient(ops.convert_to_tensor(self.t)) + similarities) * similarities
+        return _Given().call(labels, ops.where(hard, reweighed, logits))
+
+    @override
+    def get_config(self):
+        return _with_loss(super().get_config(), self.loss, ("scale", "margin", "reduction"))
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class SphereFace2(ProxyLoss):
+    """A binary classification for each class, "is it of this class", in the place of one among all classes.
+
+    L = (lambda / r) ln(1 + exp(-(r (g(cos_y) - m) + b)))
+        + ((1 - lambda) / r) sum over j != y of ln(1 + exp(r (g(cos_j) + m) + b)),   g(z) = 2 ((z + 1) / 2)^t - 1
+
+    averaged over the batch (SphereFace2-C). b, one for all classes, is learned. It starts where images that are alike
+    to no proxy pull as much as they push. The gradient of an image and a class needs no other class. The authors' code
+    multiplies the value by 50 (`50 * sphere_face2` on the command line, `weight=50` here).
+
+    As in the authors' code, g and m change the value but carry no gradient: d logit / d cos is r everywhere, and not
+    r g'(cos), which vanishes at opposite directions and is t times as steep at equal ones. The paper's formula does not
+    show this. `detached=False` differentiates the formula as printed.
+
+    Args:
+        num_classes: C; labels must lie in 0 .. C - 1.
+        scale: r.
+        margin: m, a difference of adjusted cosines, in [0, 2].
+        balance: lambda, the weight of the own class, above 0 and below 1.
+        adjustment: t, how strongly similarities are spread; 1 leaves cosines as they are.
+        detached: Whether the gradient passes g by, as in the authors' code.
+        reduction: As in Keras.
+        representation: What the proxies are compared with.
+        weight: The factor of this term.
+        name: The term's name in logs.
+
+    Raises:
+        ValueError: An argument is out of range.
+
+    Example:
+        >>> objective = SphereFace2(num_classes=98)
+        >>> tuple(objective({"embedding": keras.random.normal((4, 128))}, keras.ops.arange(4)).shape)
+        ()
+
+    Source: Wen et al., "SphereFace2: Binary Classification is All You Need for Deep Face Recognition", ICLR 2022,
+    sec. 3; the start of b, and what carries a gradient, from the authors' code (OpenSphere).
+    """
+
+    def __init__(
+        self,
+        num_classes,
+        scale=40.0,
+        margin=0.4,
+        balance=0.7,
+        adjustment=3.0,
+        reduction="sum_over_batch_size",
+        representation="embedding",
+        weight=1.0,
+        name="sphere_face2",
+        detached=True,
+        **kwargs,
+    ):
+        loss = NormSoftmaxLoss(scale, reduction=reduction)
+        super().__init__(loss, num_classes, 1, representation, weight, name, **kwargs)
+        self.scale = self.loss.scale
+        self.margin = number("margin", margin, at_least=0, at_most=2)
+        self.balance = number("balance", balance, above=0, at_most=1)
+        if self.balance == 1:
+            raise ValueError("balance must be below 1, for other classes to count")
+        self.adjustment = number("adjustment", adjustment, at_least=1)
+        self.detached = boolean("detached", detached)
+
+    def build_from(self, shapes):
+        """Create the proxies and the bias."""
+        super().build_from(shapes)
+        start = keras.initializers.Constant(self.balanced_bias())
+        self.bias = self.add_weight(name="bias", shape=(), initializer=start)
+
+    def balanced_bias(self) -> float:
+        """The b at which, with all cosines 0, the pull of the own class and the push of the others are equal.
+
+        lambda sigmoid(-(a_y + b)) = (1 - lambda) (C - 1) sigmoid(a_j + b), a quadratic equation in e^b, with a_y and
+        a_j = r (g(0) -+ m).
+        """
+        at_zero = 2.0 * 0.5**self.adjustment - 1.0
+        own, other = self.scale * (at_zero - self.margin), self.scale * (at_zero + self.margin)
+        if self.num_classes == 1:
+            return -own
+        ratio = self.balance / ((1.0 - self.balance) * (self.num_classes - 1))
+        root = math.hypot(1.0 - ratio, 2.0 * math.sqrt(ratio) * math.exp((own - other) / 2.0))
+        # Each form without the difference of nearly equal numbers.
+        if ratio > 1.0:
+            return math.log((ratio - 1.0 + root) / 2.0) - own
+        return math.log(2.0 * ratio / (1.0 - ratio + root)) - other
+
+    def image_values(self, representations, labels):
+        """One value per image."""
+        similarities = ops.clip(ops.cast(representations["class"], "float32"), -1.0, 1.0)
+        mask = target_mask(labels, self.num_classes)
+        # Above 0, so that the power of a half has a finite slope.
+        adjusted = 2.0 * ops.power(ops.maximum((similarities + 1.0) / 2.0, 1e-7), self.adjustment) - 1.0
+        if self.detached:
+            adjusted = similarities + ops.stop_gradient(adjusted - similarities)
+        pull = ops.softplus(-(self.scale * (adjusted - self.margin) + self.bias))
+        push = ops.softplus(self.scale * (adjusted + self.margin) + self.bias)
+        costs = ops.where(mask, self.balance * pull, (1.0 - self.balance) * push)
+        values = ops.sum(costs, axis=1) / self.scale
+        return ops.where(ops.any(mask, axis=1), values + nan_if_any(similarities, axis=1), float("nan"))
+
+    @override
+    def get_config(self):
+        return _with_loss(super().get_config(), self.loss, ("scale", "reduction"))
+
+
+class _Given(ClassSimilarityLoss):
+    """The cross-entropy of logits."""
+
+    def logits(self, similarities, target_mask):
+        del target_mask
+        return similarities
+
+
+def _with_loss(config, loss, names):
+    of_loss = loss.get_config()
+    return {**config, **{name: of_loss[name] for name in names}}
