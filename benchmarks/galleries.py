@@ -48,7 +48,7 @@ def answers(folder, vectors, queries):
     """The distances of the ten nearest of the queries: computed once, and kept."""
     path = pathlib.Path(folder, f"answers-{len(vectors)}.npy")
     if not path.exists():
-        from tfdml.evaluation import nearest_neighbours
+        from tfdml.retrieval import nearest_neighbours
 
         np.save(path, nearest_neighbours(vectors[queries], vectors, k=NEAREST, own_rows=queries)[1])
     return np.load(path)
@@ -91,8 +91,7 @@ def one(arguments):
 
 def asked_of(database, rows, arguments):
     """Ask one table exactly and by each index; the seconds that it took to write, and to build what is no graph."""
-    from tfdml.evaluation import nearest_neighbours
-    from tfdml.retrieval import connect
+    from tfdml.retrieval import connect, nearest_neighbours
 
     vectors = np.load(f"{arguments.folder}/gallery.npy", mmap_mode="r")[:rows]
     queries = np.random.default_rng(0).choice(rows, min(arguments.queries, rows), replace=False)

@@ -27,7 +27,7 @@ CHAINS = (
 
 def measured(chain, images, dim, classes, queries):
     """The last row of a chain in this process, and its peak memory in MiB; of the plain search where it is empty."""
-    from tfdml.evaluation.reranking import Sources, measure_chains, steps_of
+    from tfdml.evaluation import Sources, measure_chains, steps_of
     from tfdml.training.expressions import parse_sum
 
     embeddings, labels = made_embeddings(images, dim, classes)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.cli.many import run_many
 from tfdml.evaluation import evaluate_retrieval
-from tfdml.evaluation.reranking import expand_queries
+from tfdml.retrieval import expand_queries
 
 
 @pytest.fixture(scope="module")

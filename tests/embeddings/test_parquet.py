@@ -10,7 +10,7 @@ from tfdml.embeddings import parquet
 from tfdml.embeddings.reader import read_embeddings
 from tfdml.errors import UserError
 from tfdml.evaluation import evaluate_dataset
-from tfdml.evaluation.search.exact import is_memory_mapped
+from tfdml.retrieval.exact import is_memory_mapped
 
 
 def test_other_tools_see_plain_columns(tmp_path):

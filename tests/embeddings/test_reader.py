@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.embeddings.test_writer import EMBEDDINGS, table, write
 from tfdml.embeddings.reader import ImageTable, StoredEmbeddings, holds_embeddings, read_embeddings, read_names
 from tfdml.errors import UserError
-from tfdml.evaluation.search.exact import is_memory_mapped
+from tfdml.retrieval.exact import is_memory_mapped
 
 
 @pytest.fixture

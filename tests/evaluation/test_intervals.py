@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from tfdml.errors import UserError
-from tfdml.evaluation import Interval, confidence_intervals
+from tfdml.evaluation import Interval, confidence_intervals, paired_differences, seed_difference, student_interval
 
 
 def reference(per_query, labels, over, resamples, level, seed):
@@ -129,3 +129,112 @@ def test_one_class_has_no_width():
 def test_bad_arguments_say_what_is_wrong(arguments, message):
     with pytest.raises(UserError, match=message):
         confidence_intervals(**{"per_query": {"m": np.ones(4)}, "labels": [0, 0, 1, 1], **arguments})
+
+
+def paired_reference(first, second, labels, resamples, seed):
+    """Mean, ends and standard error of one metric: resample by resample, class by class, query by query, run by run."""
+    classes = sorted(set(labels))
+    queries = {y: [i for i in range(len(labels)) if labels[i] == y and not np.isnan(first[0][i])] for y in classes}
+    classes = [y for y in classes if queries[y]]
+
+    def mean_difference(drawn):
+        sides = []
+        for side in (first, second):
+            total = sum(run[i] for run in side for y in drawn for i in queries[y])
+            sides.append(total / len(side) / sum(len(queries[y]) for y in drawn))
+        return sides[0] - sides[1]
+
+    rng = np.random.default_rng(seed)
+    found = [
+        mean_difference([classes[c] for c in rng.integers(len(classes), size=len(classes))]) for _ in range(resamples)
+    ]
+    low, high = np.percentile(found, [2.5, 97.5])
+    return mean_difference(classes), low, high, np.std(found, ddof=1)
+
+
+@pytest.mark.parametrize("seeds", [(1, 1), (3, 2)])
+def test_differences_match_a_slow_reference(seeds):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 9, 70) * 2**33
+    sides = [[{"recall@1": rng.random(70).round(), "map@r": rng.random(70)} for _ in range(count)] for count in seeds]
+    for run in sides[0] + sides[1]:
+        for column in run.values():
+            column[[3, 40]] = np.nan
+    found = paired_differences(*sides, labels, resamples=60, seed=4)
+    for name, interval in found.items():
+        columns = [[run[name] for run in side] for side in sides]
+        np.testing.assert_allclose(interval, paired_reference(*columns, labels, 60, 4), rtol=1e-12, atol=1e-15)
+    if seeds == (1, 1):
+        assert paired_differences(sides[0][0], sides[1][0], labels, resamples=60, seed=4) == found
+    backwards = paired_differences(*sides[::-1], labels, resamples=60, seed=4)
+    assert backwards["map@r"].mean == pytest.approx(-found["map@r"].mean, rel=1e-12)
+
+
+def test_only_metrics_of_all_runs_are_compared():
+    whole, part = {"recall@1": np.ones(4), "map@r": np.ones(4)}, {"map@r": np.zeros(4)}
+    assert list(paired_differences(whole, part, [0, 0, 1, 1])) == ["map@r"]
+
+
+def paired_coverage(seeds, spread, trials, effect=0.3):
+    """How often the interval holds `effect`: runs share classes' hardness, each has its own on top of it per class."""
+    rng = np.random.default_rng(1)
+    labels = np.repeat(np.arange(60), 6)
+    inside = 0
+    for trial in range(trials):
+        shared, gain = rng.normal(size=60), effect + 0.5 * rng.normal(size=60)
+        sides = [
+            [
+                {"m": (shared + up * gain + spread * rng.normal(size=60))[labels] + rng.normal(size=360)}
+                for _ in range(count)
+            ]
+            for count, up in zip(seeds, (1, 0), strict=True)
+        ]
+        interval = paired_differences(*sides, labels, resamples=300, seed=trial)["m"]
+        inside += interval.low <= effect <= interval.high
+    return inside / trials
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [(1, 1), (3, 2)])
+def test_intervals_of_differences_cover_the_truth_as_often_as_they_claim(seeds):
+    """The gain varies from class to class, and each run's classes by chance; 60 classes cost the bootstrap a point.
+
+    1,000 trials leave a standard error of 0.7 points.
+    """
+    assert 0.92 <= paired_coverage(seeds, spread=0.4, trials=1000) <= 0.965
+
+
+@pytest.mark.slow
+def test_intervals_over_seeds_cover_the_truth_as_often_as_they_claim():
+    rng = np.random.default_rng(2)
+    runs = rng.normal(size=(4000, 6)) * [1, 1, 1, 2, 2, 2]
+    inside = [interval.low <= 0 <= interval.high for interval in (seed_difference(r[:3], r[3:]) for r in runs)]
+    assert np.mean(inside) == pytest.approx(0.95, abs=0.02)
+    inside = [interval.low <= 0 <= interval.high for interval in (student_interval(r[:3]) for r in runs)]
+    assert np.mean(inside) == pytest.approx(0.95, abs=0.012)
+
+
+def test_intervals_over_seeds_are_those_of_scipy():
+    first, second = [0.41, 0.44, 0.46], [0.38, 0.42]
+    found = seed_difference(first, second)
+    theirs = stats.ttest_ind(first, second, equal_var=False).confidence_interval()
+    np.testing.assert_allclose(found[1:3], theirs, rtol=1e-10)
+    one = student_interval(first, level=0.9)
+    np.testing.assert_allclose(one[1:3], stats.t.interval(0.9, 2, np.mean(first), stats.sem(first)), rtol=1e-10)
+    assert seed_difference([0.5, 0.5], [0.25, 0.25]) == (0.25, 0.25, 0.25, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: paired_differences([], {"m": np.ones(2)}, [0, 1]), "at least one run on each side"),
+        (lambda: paired_differences({"a": np.ones(2)}, {"b": np.ones(2)}, [0, 1]), "no metric in common"),
+        (lambda: paired_differences({"a": np.ones(2)}, {"a": np.ones(3)}, [0, 1]), "on the same queries"),
+        (lambda: student_interval([0.5]), r"at least 2 values; got shape \(1,\)"),
+        (lambda: seed_difference([0.5, 0.6], [0.5]), "at least 2 values"),
+        (lambda: seed_difference([0.5, 0.6], [0.5, 0.6], level=95), "between 0 and 1"),
+    ],
+)
+def test_bad_comparisons_say_what_is_wrong(call, message):
+    with pytest.raises(UserError, match=message):
+        call()

@@ -1,7 +1,142 @@
 import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from tests.report.pages import embedded
-from tfdml.evaluation import sample_pair_distances
+from tfdml.errors import UserError
+from tfdml.evaluation import pair_distances, sample_pair_distances
+from tfdml.evaluation.pair_distances import count_pair_distances, sample_pair_histogram
+from tfdml.pairwise import DISTANCES
+
+
+def all_distances(embeddings, labels, distance):
+    """Every d+ and every d-, by loops in float64."""
+    points = np.asarray(embeddings, np.float64)
+    found = {True: [], False: []}
+    for i in range(len(points)):
+        for j in range(i):
+            x, y = points[i], points[j]
+            if distance == "dot":
+                value = -float(x @ y)
+            elif distance == "cosine":
+                lengths = np.linalg.norm(x) * np.linalg.norm(y)
+                value = 1 - (float(x @ y) / lengths if lengths else 0.0)
+            else:
+                value = float(((x - y) ** 2).sum())
+                value = value**0.5 if distance == "euclidean" else value
+            found[bool(labels[i] == labels[j])].append(value)
+    return np.array(found[True]), np.array(found[False])
+
+
+def assert_same_counts(counts, distances, edges, slack):
+    """Cumulated counts are between those of the distances moved by `slack` either way."""
+    above = np.cumsum(counts)
+    assert counts.sum() == len(distances)
+    assert (above <= [(distances <= edge + slack).sum() for edge in edges[1:]]).all()
+    assert (above >= [(distances < edge - slack).sum() for edge in edges[1:]]).all()
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("tile", [7, 1024])
+def test_every_pair_is_counted_in_its_bin(distance, tile, monkeypatch):
+    monkeypatch.setattr(pair_distances, "_TILE", tile)
+    rng = np.random.default_rng(0)
+    embeddings, labels = rng.normal(2, 1, size=(60, 5)).astype(np.float32), rng.integers(0, 9, 60) * 10**12
+    histogram = count_pair_distances(embeddings, labels, distance=distance, bins=50)
+    positive, negative = all_distances(embeddings, labels, distance)
+    slack = 1e-5 * max(abs(histogram.edges[0]), histogram.edges[-1])
+    assert_same_counts(histogram.positive, positive, histogram.edges, slack)
+    assert_same_counts(histogram.negative, negative, histogram.edges, slack)
+    assert histogram.mean_positive == pytest.approx(positive.mean(), rel=1e-5)
+    assert histogram.mean_negative == pytest.approx(negative.mean(), rel=1e-5)
+    assert histogram.exact
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    values=st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 2)), min_size=3, max_size=40),
+    scale=st.sampled_from([1e-18, 1e-3, 1.0, 1e12]),
+    tile=st.sampled_from([3, 16]),
+)
+def test_ties_and_duplicates_at_any_scale(values, scale, tile):
+    embeddings = np.array([[x] for x, _ in values], np.float32) * np.float32(scale)
+    labels = np.array([c for _, c in values])
+    assume(1 < len(np.unique(labels)) < len(labels))
+    before = pair_distances._TILE
+    pair_distances._TILE = tile
+    try:
+        histogram = count_pair_distances(embeddings, labels, bins=64)
+    finally:
+        pair_distances._TILE = before
+    positive, negative = all_distances(embeddings, labels, "euclidean")
+    slack = 1e-3 * histogram.edges[-1]
+    assert_same_counts(histogram.positive, positive, histogram.edges, slack)
+    assert_same_counts(histogram.negative, negative, histogram.edges, slack)
+
+
+def test_collapsed_embeddings_lie_in_the_first_bin():
+    histogram = count_pair_distances(np.full((4, 3), 0.7), [0, 0, 1, 1], bins=8)
+    assert histogram.positive.tolist() == [2] + [0] * 7
+    assert histogram.negative.tolist() == [4] + [0] * 7
+    assert histogram.mean_positive == histogram.mean_negative == 0
+
+
+def test_bins_are_joined_without_losing_a_pair():
+    rng = np.random.default_rng(1)
+    fine = count_pair_distances(rng.normal(size=(80, 4)), rng.integers(0, 5, 80), bins=997)
+    coarse = fine.rebinned(10)
+    occupied = np.flatnonzero(fine.positive + fine.negative)
+    assert len(coarse.positive) == len(coarse.edges) - 1 == 10
+    assert (coarse.edges[0], coarse.edges[-1]) == (fine.edges[occupied[0]], fine.edges[occupied[-1] + 1])
+    widths = np.diff(coarse.edges)
+    assert np.ptp(widths) <= np.diff(fine.edges).max() * 1.001
+    for fine_counts, counts in ((fine.positive, coarse.positive), (fine.negative, coarse.negative)):
+        for k in range(10):
+            inside = (fine.edges[:-1] >= coarse.edges[k] - 1e-12) & (fine.edges[1:] <= coarse.edges[k + 1] + 1e-12)
+            assert counts[k] == fine_counts[inside].sum()
+
+
+def test_no_more_bins_than_there_were():
+    fine = count_pair_distances([[0.0], [1.0], [2.0]], [0, 0, 1], bins=4)
+    assert len(fine.rebinned(100).positive) <= 4
+
+
+def test_sample_is_of_the_pairs_of_either_kind():
+    rng = np.random.default_rng(2)
+    embeddings, labels = rng.normal(size=(50, 3)), rng.integers(0, 4, 50)
+    histogram = sample_pair_histogram(embeddings, labels, num_pairs=20_000, bins=64, seed=3)
+    positive, negative = all_distances(embeddings, labels, "euclidean")
+    assert (histogram.positive.sum(), histogram.negative.sum(), histogram.exact) == (20_000, 20_000, False)
+    assert histogram.mean_positive == pytest.approx(positive.mean(), abs=4 * positive.std() / 20_000**0.5)
+    assert histogram.mean_negative == pytest.approx(negative.mean(), abs=4 * negative.std() / 20_000**0.5)
+    again = sample_pair_histogram(embeddings, labels, num_pairs=20_000, bins=64, seed=3)
+    np.testing.assert_array_equal(histogram.positive, again.positive)
+    other = sample_pair_histogram(embeddings, labels, num_pairs=20_000, bins=64, seed=4)
+    assert (histogram.positive != other.positive).any()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([[0.0], [1.0]], [0, 1]), "no pair of images of one class"),
+        (([[0.0], [1.0]], [0, 0]), "no pair of images of different classes"),
+        (([[0.0]], [0]), "no pair"),
+        (([[0.0], [np.nan], [1.0]], [0, 0, 1]), "NaN"),
+        (([[0.0], [2.0], [1.0]], [0, 0]), "one class id per embedding"),
+    ],
+)
+@pytest.mark.parametrize("count", [count_pair_distances, lambda x, y: sample_pair_histogram(x, y, num_pairs=5)])
+def test_bad_input_is_refused(arguments, message, count):
+    with pytest.raises(UserError, match=message):
+        count(*arguments)
+
+
+def test_unknown_distance_and_no_pairs_are_refused():
+    with pytest.raises(UserError, match="unknown distance"):
+        count_pair_distances([[0.0], [1.0], [2.0]], [0, 0, 1], distance="manhattan")
+    with pytest.raises(UserError, match="at least 1"):
+        sample_pair_histogram([[0.0], [1.0], [2.0]], [0, 0, 1], num_pairs=0)
 
 
 def test_pair_distances_are_of_the_right_pairs():

@@ -1,12 +1,16 @@
 """The values of each query: whose they are, NaN where there is nothing to find, and their means."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from sklearn import metrics as sk
 
+from tests.report import pages
 from tfdml.errors import UserError
-from tfdml.evaluation import average_precision, evaluate_retrieval, neighbour_blocks, retrieval_per_query
+from tfdml.evaluation import QueryValues, evaluate_retrieval, per_query, retrieval_per_query
 from tfdml.pairwise import DISTANCES
+from tfdml.retrieval import neighbour_blocks
 
 ALL = ("recall", "precision@3", "map@5", "map@r", "r_precision", "map")
 
@@ -45,7 +49,7 @@ def test_each_query_has_its_own_value():
 @pytest.mark.parametrize("counted", [0, 64])
 def test_full_ranking_agrees_with_scikit_learn(distance, counted, monkeypatch):
     """Its average precision of the same scores, where none are tied; whether rows are counted or sorted."""
-    monkeypatch.setattr(average_precision, "_COUNTED", counted)
+    monkeypatch.setattr(per_query, "_COUNTED", counted)
     points, labels = made(classes=4, per_class=30)
     found = retrieval_per_query(points, labels, metrics=["map"], distance=distance, memory_budget=10_000)["map"]
     for query in range(0, len(labels), 5):
@@ -62,7 +66,7 @@ def test_full_ranking_agrees_with_scikit_learn(distance, counted, monkeypatch):
 @pytest.mark.parametrize("counted", [0, 64])
 def test_full_ranking_orders_copies_by_row(counted, monkeypatch):
     """A product may give copies results that differ in the last bit, by where their columns stand."""
-    monkeypatch.setattr(average_precision, "_COUNTED", counted)
+    monkeypatch.setattr(per_query, "_COUNTED", counted)
     rng = np.random.default_rng(1)
     which = rng.integers(0, 23, 301)
     distinct = rng.normal(size=(23, 37)).astype(np.float32)
@@ -79,7 +83,7 @@ def test_full_ranking_orders_copies_by_row(counted, monkeypatch):
 @pytest.mark.parametrize("counted", [0, 64])
 def test_full_ranking_orders_equal_distances_by_row(counted, monkeypatch):
     """Small integers, whose products are exact: different images at one distance, and copies among them."""
-    monkeypatch.setattr(average_precision, "_COUNTED", counted)
+    monkeypatch.setattr(per_query, "_COUNTED", counted)
     rng = np.random.default_rng(1)
     points, labels = rng.integers(-3, 4, size=(301, 2)), rng.integers(0, 3, 301)
     found = retrieval_per_query(points, labels, metrics=["map"], memory_budget=100_000)["map"]
@@ -150,3 +154,67 @@ def test_another_search_is_measured_by_what_it_finds():
     assert found["map@r"] == pytest.approx((precision * hits[:, :8]).sum(axis=1).mean() / 8)
     with pytest.raises(UserError, match="map ranks the whole gallery"):
         evaluate_retrieval(points, labels, metrics=["map"], neighbours=search)
+
+
+LABELS = np.repeat([4, 9, 2], 4)
+
+
+def values(count=12, **columns):
+    return {"recall@1": np.arange(count) % 2.0, "map@r": np.linspace(0, 1, count), **columns}
+
+
+def test_what_is_written_is_read(tmp_path):
+    answers = values()
+    answers["recall@1"][3] = answers["map@r"][3] = np.nan
+    one = QueryValues.of(pages.made(LABELS), answers)
+    one.write(tmp_path / "queries.npz")
+    read = QueryValues.read(tmp_path / "queries.npz")
+    assert read.difference_to(one) == one.difference_to(read) == ""
+    assert (read.images, list(read.values)) == (one.images, ["recall@1", "map@r"])
+    np.testing.assert_array_equal(read.values["recall@1"], answers["recall@1"])
+    np.testing.assert_allclose(read.values["map@r"], answers["map@r"], atol=1e-7)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_with_roles_the_queries_alone_count():
+    asked = np.arange(12) % 3 == 0
+    one = QueryValues.of(pages.made(LABELS, is_query=asked), values(4))
+    assert one.labels.tolist() == LABELS[asked].tolist()
+    other = QueryValues.of(pages.made(LABELS), values())
+    assert set(one.ids) < set(other.ids)
+
+
+def test_why_queries_are_not_the_same():
+    one = QueryValues.of(pages.made(LABELS), values())
+    relabelled = QueryValues.of(pages.made(np.where(LABELS == 4, 5, LABELS)), values())
+    fewer = QueryValues.of(pages.made(LABELS[:8]), values(8))
+    ids = one.ids.copy()
+    ids[0] = 1
+    for other, reason in (
+        (fewer, "12 queries and 8"),
+        (dataclasses.replace(one, ids=one.ids[::-1]), "the same queries in another order"),
+        (dataclasses.replace(one, ids=ids), "of 12 queries 11 are the same images"),
+        (relabelled, "the same queries with other classes"),
+        (dataclasses.replace(one, images="sha256:0"), "the same queries, searched among other images"),
+    ):
+        assert one.difference_to(other) == reason
+
+
+def test_a_damaged_file_is_refused(tmp_path):
+    path = tmp_path / "queries.npz"
+    one = QueryValues.of(pages.made(LABELS), values())
+    arrays = {"ids": one.ids, "labels": LABELS, "images": np.array("x"), "metrics": np.array(["m"])}
+    for content in (
+        {"ids": one.ids},
+        {**arrays, "values": np.ones((1, 11))},
+        {**arrays, "values": np.ones((2, 12))},
+        {**arrays, "values": np.ones(12)},
+        {**arrays, "values": np.array(["x"])},
+        {**arrays, "values": np.array([None])},
+    ):
+        np.savez(path, **content)
+        with pytest.raises(UserError):
+            QueryValues.read(path)
+    path.write_bytes(b"PK")
+    with pytest.raises(UserError, match=r"queries\.npz cannot be read"):
+        QueryValues.read(path)

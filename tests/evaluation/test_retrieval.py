@@ -1,11 +1,22 @@
+"""A data set with roles is measured query against gallery, any other all-to-all."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
+from tfdml.data import ArrayImages, ImageDataset
 from tfdml.errors import UserError
-from tfdml.evaluation import confidence_intervals, evaluate_clustering, evaluate_retrieval, retrieval_per_query
-from tfdml.evaluation.retrieval import DEFAULT_METRICS, METRICS
+from tfdml.evaluation import (
+    confidence_intervals,
+    evaluate_clustering,
+    evaluate_retrieval,
+    part_protocol,
+    retrieval_per_query,
+    split_into_parts,
+)
+from tfdml.evaluation.retrieval import DEFAULT_METRICS, METRICS, dataset_protocol, evaluate_dataset
 
 RETRIEVAL = ("recall", "precision@1", "precision@2", "map@1", "map@2", "map@r", "r_precision", "map")
 
@@ -227,3 +238,115 @@ LABELS = np.array([0, 0, 1, 1, 2, 2])
 def test_bad_arguments_say_what_is_wrong(arguments, message):
     with pytest.raises(UserError, match=message):
         evaluate_retrieval(**{"embeddings": POINTS, "labels": LABELS, **arguments})
+
+
+def make(is_query):
+    images = ArrayImages(np.zeros((6, 4, 4, 3), np.uint8), tuple("abcdef"))
+    labels = np.array([0, 0, 1, 1, 1, 0])
+    return ImageDataset("made", "test", images, labels, {0: "zero", 1: "one"}, is_query=is_query)
+
+
+EMBEDDINGS = np.array([[0.0], [0.1], [5.0], [5.2], [0.3], [4.9]])
+
+
+def test_roles_decide_the_protocol():
+    query = np.array([True, False, True, False, True, False])
+    found = evaluate_dataset(EMBEDDINGS, make(query), ks=(1,), metrics=("recall",))
+    # Query 0 finds row 1 (its class); query 2 finds row 5 (another); query 4 finds row 1 (another).
+    assert found["recall@1"] == 1 / 3
+    assert (found["num_queries"], found["num_gallery"]) == (3, 3)
+    everything = evaluate_dataset(EMBEDDINGS, make(None), ks=(1,), metrics=("recall",))
+    assert everything == evaluate_retrieval(EMBEDDINGS, make(None).labels, ks=(1,), metrics=("recall",))
+    assert everything["num_gallery"] == 5
+
+
+def test_values_per_query_by_the_same_protocol():
+    query = np.array([True, False, True, False, True, False])
+    values = retrieval_per_query(**dataset_protocol(EMBEDDINGS, make(query)), metrics=["recall@1"])
+    assert values["recall@1"].tolist() == [1.0, 0.0, 0.0]
+    assert len(retrieval_per_query(**dataset_protocol(EMBEDDINGS, make(None)), metrics=["recall@1"])["recall@1"]) == 6
+    with pytest.raises(UserError, match="5 embeddings for the 6 images of made"):
+        dataset_protocol(EMBEDDINGS[:5], make(query))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 7), st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 99))
+def test_parts_are_disjoint_even_and_hold_every_class(parts, more, seed):
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(more)) - 3, parts + np.array(more)))
+    part = split_into_parts(labels, parts, seed)
+    assert part.shape == labels.shape
+    sizes = np.bincount(part, minlength=parts)
+    assert sizes.max() - sizes.min() <= 1
+    for label in set(labels):
+        shares = np.bincount(part[labels == label], minlength=parts)
+        assert shares.min() >= 1
+        assert shares.max() - shares.min() <= 1
+
+
+def test_images_are_dealt_at_random_and_by_seed():
+    labels = np.repeat([0, 1], 100)
+    one = split_into_parts(labels, 10, seed=1)
+    np.testing.assert_array_equal(one, split_into_parts(labels, 10, seed=1))
+    assert (one != split_into_parts(labels, 10, seed=2)).mean() > 0.7
+    assert len(set(one[:10])) < 10  # not in the order of the rows
+
+
+def made():
+    rng = np.random.default_rng(0)
+    labels = rng.permutation(np.repeat(np.arange(6), 40))
+    return rng.normal(size=(6, 4))[labels] + 0.9 * rng.normal(size=(240, 4)), labels
+
+
+def test_mean_and_student_interval_of_parts_measured_each_by_itself():
+    points, labels = made()
+    metrics = ("recall", "map@r", "nmi")
+    found = part_protocol(points, labels, parts=5, ks=(1, 2), metrics=metrics, seed=4)
+    part = split_into_parts(labels, 5, seed=4)
+    measured = [
+        evaluate_retrieval(points[part == i], labels[part == i], ks=(1, 2), metrics=metrics, seed=0) for i in range(5)
+    ]
+    assert set(found) == {"recall@1", "recall@2", "map@r", "nmi"}
+    for name, interval in found.items():
+        values = [one[name] for one in measured]
+        expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+        assert interval.mean == pytest.approx(np.mean(values))
+        assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high))
+        assert interval.standard_error == pytest.approx(stats.sem(values))
+        assert 0 < interval.standard_error < 0.1
+
+
+def test_a_part_is_harder_than_the_whole():
+    """A query finds fewer images of its class in its part: values compare with others of the protocol alone."""
+    points, labels = made()
+    whole = evaluate_retrieval(points, labels, metrics=["recall@1"])["recall@1"]
+    assert part_protocol(points, labels, metrics=["recall@1"])["recall@1"].high < whole
+
+
+def test_levels_and_equal_parts():
+    points, labels = made()
+    narrow, wide = (part_protocol(points, labels, ks=[1], level=level)["recall@1"] for level in (0.5, 0.99))
+    assert wide.low < narrow.low < narrow.mean == wide.mean < narrow.high < wide.high
+    perfect = part_protocol(labels[:, None].astype(float), labels, ks=[1])["recall@1"]
+    assert perfect == (1.0, 1.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"parts": 1}, "at least 2; got 1"),
+        ({"parts": 41}, "41 parts need 41 images of every class; 6 of 6 classes have fewer .the smallest 40"),
+        ({"labels": np.arange(240)}, "240 of 240 classes have fewer .the smallest 1.. Take fewer parts, or bootstrap"),
+        ({"labels": np.arange(10)}, "one class id per embedding, 240"),
+        ({"level": 1.0}, "between 0 and 1"),
+        ({"embeddings": np.zeros((0, 3)), "labels": []}, "neither of them 0"),
+    ],
+)
+def test_bad_arguments_of_parts_say_what_is_wrong(arguments, message):
+    points, labels = made()
+    with pytest.raises(UserError, match=message):
+        part_protocol(**{"embeddings": points, "labels": labels, **arguments})
+
+
+def test_no_image_at_all():
+    with pytest.raises(UserError, match="0 of 0 classes"):
+        split_into_parts(np.zeros(0, int))

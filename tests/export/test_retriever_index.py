@@ -5,9 +5,9 @@ import pytest
 
 from tests.export.test_retriever_exact import units
 from tfdml.errors import UserError
-from tfdml.evaluation import load_index
 from tfdml.export.retriever import version
 from tfdml.export.retriever.loaded import LoadedVersion
+from tfdml.retrieval import load_index
 
 
 def clustered(count, dimensions=8, classes=40, seed=0):

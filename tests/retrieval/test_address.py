@@ -5,22 +5,21 @@ import pytest
 
 from tfdml.errors import UserError
 from tfdml.retrieval import SCHEMES, connect, is_gallery
-from tfdml.retrieval.address import shown
-from tfdml.retrieval.connecting import _FORMS, parse
+from tfdml.retrieval.address import parse, shown
 
 SECRET = "s3cr/et@#?x"
 QUOTED = "s3cr%2Fet%40%23%3Fx"
 
 
 def test_what_an_address_says():
-    address = parse(f"pgvector://me:{QUOTED}@[::1]:5433/shop?table=cars&distance=cosine&index=hnsw&links=8", _FORMS)
+    address = parse(f"pgvector://me:{QUOTED}@[::1]:5433/shop?table=cars&distance=cosine&index=hnsw&links=8")
     assert (address.host, address.port, address.path) == ("::1", 5433, "/shop")
     assert (address.user, address.password) == ("me", SECRET)
     assert (address.table, address.distance, address.index, address.options) == ("cars", "cosine", "hnsw", {"links": 8})
     assert str(address) == "pgvector://[::1]:5433/shop?table=cars"
-    plain = parse("lancedb:///data/my%20cars", _FORMS)
+    plain = parse("lancedb:///data/my%20cars")
     assert (plain.path, plain.table, plain.distance, plain.index) == ("/data/my cars", "gallery", None, "")
-    assert parse("qdrant://:key@host", _FORMS).password == "key"
+    assert parse("qdrant://:key@host").password == "key"
 
 
 def test_no_text_made_of_an_address_holds_what_is_secret():
@@ -34,7 +33,7 @@ def test_no_text_made_of_an_address_holds_what_is_secret():
         f"lancedb://me:{SECRET}@host",
     ):
         try:
-            told = f"{parse(uri, _FORMS)!r} {parse(uri, _FORMS)}"
+            told = f"{parse(uri)!r} {parse(uri)}"
         except UserError as error:
             told = f"{error} {error.__cause__}"
         for part in ("s3cr", "et@", "et%40"):

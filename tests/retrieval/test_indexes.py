@@ -6,8 +6,7 @@ import pytest
 from qdrant_client import QdrantClient
 
 from tfdml.errors import UserError
-from tfdml.evaluation import nearest_neighbours
-from tfdml.retrieval import connect, qdrant_gallery
+from tfdml.retrieval import connect, nearest_neighbours, qdrant_gallery
 
 ROWS, NEAREST = 1500, 10
 

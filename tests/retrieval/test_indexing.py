@@ -12,8 +12,8 @@ from tests.retrieval.databases import KINDS
 from tfdml.embeddings.reader import ImageTable
 from tfdml.embeddings.writer import EmbeddingWriter
 from tfdml.errors import UserError
-from tfdml.evaluation import evaluate_retrieval
-from tfdml.retrieval import connect, evaluate_gallery, evaluating, index_embeddings
+from tfdml.evaluation import approximate_search, evaluate_gallery, evaluate_retrieval
+from tfdml.retrieval import connect, index_embeddings
 from tfdml.retrieval.indexing import EmbeddingsToIndex
 
 PASSWORD = "s3cret"
@@ -179,7 +179,7 @@ def test_what_cannot_be_measured_is_left_out_or_refused(databases, monkeypatch):
     labels, roles = np.arange(12) // 4, np.array(["test"] * 8 + ["gallery"] * 3 + ["train"])
     with databases.gallery("lancedb") as gallery:
         gallery.upsert(list(map(str, range(12))), np.random.default_rng(0).normal(size=(12, 3)), {"label": labels})
-        monkeypatch.setattr(evaluating, "MOST", 3)
+        monkeypatch.setattr(approximate_search, "MOST", 3)
         measured = evaluate_gallery(gallery, ks=(1,))
         assert measured.left_out == ("map@r", "r_precision")
         assert set(measured.found) == {"recall@1", "num_queries", "num_gallery", "queries_without_match"}

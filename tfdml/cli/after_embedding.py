@@ -14,7 +14,7 @@ from tfdml.errors import UserError
 
 if TYPE_CHECKING:
     from tfdml.embeddings.views import Views
-    from tfdml.evaluation.reranking.steps import Step
+    from tfdml.evaluation.chains import Step
 
 flags.DEFINE_multi_string(
     "after",
@@ -34,7 +34,7 @@ def chains() -> list[list[Step]]:
     Raises:
         UserError: One cannot be read, or has an unknown step, argument or order.
     """
-    from tfdml.evaluation.reranking.steps import steps_of
+    from tfdml.evaluation.chains import steps_of
     from tfdml.training.expressions import parse_sum, shortened
 
     result = []
@@ -57,7 +57,7 @@ def measure(
     subject: measuring.Subject, chosen: Sequence[Sequence[Step]], ks: Sequence[int], metrics: Sequence[str]
 ) -> list[dict[str, Any]]:
     """The rows of `measure_chains` for what was embedded."""
-    from tfdml.evaluation.reranking import Sources, measure_chains
+    from tfdml.evaluation import Sources, measure_chains
     from tfdml.evaluation.retrieval import CLUSTERING_METRICS, dataset_protocol
 
     # Chains that need the same images embedded share them.

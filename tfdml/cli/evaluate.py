@@ -229,7 +229,7 @@ def _checked_flags() -> tuple[int, ...]:
             require_writable(path, name)
             sweep(os.path.dirname(os.path.realpath(path)))
     if values.quantised:
-        from tfdml.evaluation.quantised import check_kinds
+        from tfdml.evaluation.approximate_search import check_kinds
 
         check_kinds(values.quantised)
     if values.metrics:

@@ -97,7 +97,8 @@ def fitting_ks(images: Any) -> tuple[int, ...]:
     Raises:
         UserError: A query is compared with fewer than K images, for a K that was asked for.
     """
-    from tfdml.evaluation.retrieval import dataset_roles, ks_within
+    from tfdml.evaluation.per_query import dataset_roles
+    from tfdml.evaluation.retrieval import ks_within
 
     ks = tuple(int(k) for k in flags.FLAGS.ks)
     queries, gallery = dataset_roles(images)
@@ -130,7 +131,7 @@ def kmeans_sample(subject: Subject, metrics: list[str]) -> int:
     Raises:
         UserError: Not even as many as there are classes fit.
     """
-    from tfdml.evaluation.search.exact import is_memory_mapped
+    from tfdml.retrieval.exact import is_memory_mapped
 
     wanted = sorted(set(metrics) & set(_CLUSTERING))
     # Three times over: in memory k-means holds the embeddings, a copy that it moves, and faiss's own.
@@ -149,7 +150,7 @@ def kmeans_sample(subject: Subject, metrics: list[str]) -> int:
 
 def quantised(subject: Subject, kinds: list[str], distance: str) -> dict[str, Any]:
     """Recall@1 in galleries of fewer bytes, see `quantised_recall`."""
-    from tfdml.evaluation.quantised import quantised_recall
+    from tfdml.evaluation.approximate_search import quantised_recall
     from tfdml.evaluation.retrieval import dataset_protocol
 
     return quantised_recall(**dataset_protocol(subject.embeddings, subject.images), kinds=kinds, distance=distance)

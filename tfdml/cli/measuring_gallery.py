@@ -19,9 +19,10 @@ def measure_gallery(uri: str) -> None:
         UserError: As `connect` and `evaluate_gallery`, or `--distance` is not the gallery's.
     """
     from tfdml.cli.measuring import fitting_ks
+    from tfdml.evaluation import evaluate_gallery
+    from tfdml.evaluation.approximate_search import METRICS
     from tfdml.evaluation.per_query import requested
-    from tfdml.retrieval import connect, evaluate_gallery
-    from tfdml.retrieval.evaluating import METRICS
+    from tfdml.retrieval import connect
 
     values = flags.FLAGS
     metrics = values.metrics or list(METRICS)

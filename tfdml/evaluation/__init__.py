@@ -1,46 +1,54 @@
-"""Measuring embeddings: exact neighbours, retrieval and clustering metrics, generalisation."""
+"""Measuring embeddings: retrieval and clustering metrics, intervals, generalisation, what a search loses."""
 
 from tfdml.embeddings.compute import embed, embed_batches
 from tfdml.embeddings.reader import read_embeddings
+from tfdml.evaluation.approximate_search import (
+    GalleryMetrics,
+    IndexRecall,
+    evaluate_gallery,
+    index_recall,
+    least_effort,
+    quantised_recall,
+)
+from tfdml.evaluation.chains import STEPS, Sources, hubness, measure_chains, steps_of
 from tfdml.evaluation.clustering import clustering_agreement, evaluate_clustering, kmeans, pairwise_f1
-from tfdml.evaluation.disjoint_parts import part_protocol, split_into_parts
 from tfdml.evaluation.generalisation import (
     GENERALISATION_MEASURES,
     class_density,
-    draw_scattering,
     evaluate_divergence,
     evaluate_generalisation,
     evaluate_overlap,
-    evaluate_scattering,
-    partial_embeddings,
-    scattering_curve,
 )
-from tfdml.evaluation.intervals import Interval, confidence_intervals
+from tfdml.evaluation.intervals import (
+    Interval,
+    confidence_intervals,
+    paired_differences,
+    seed_difference,
+    student_interval,
+)
 from tfdml.evaluation.pair_distances import sample_pair_distances
-from tfdml.evaluation.paired import paired_differences, seed_difference, student_interval
-from tfdml.evaluation.per_query import retrieval_per_query
-from tfdml.evaluation.query_values import QueryValues
+from tfdml.evaluation.per_query import QueryValues, dataset_roles, retrieval_per_query
 from tfdml.evaluation.retrieval import (
     DEFAULT_METRICS,
     METRICS,
     dataset_protocol,
-    dataset_roles,
     evaluate_dataset,
     evaluate_retrieval,
+    part_protocol,
+    split_into_parts,
 )
-from tfdml.evaluation.search.exact import nearest_neighbours, neighbour_blocks
-from tfdml.evaluation.search.index import GalleryIndex, build_index, load_index
-from tfdml.evaluation.search.recall import IndexRecall, index_recall, least_effort
+from tfdml.evaluation.scattering import draw_scattering, evaluate_scattering, partial_embeddings, scattering_curve
 
 __all__ = [
     "DEFAULT_METRICS",
     "GENERALISATION_MEASURES",
     "METRICS",
-    "GalleryIndex",
+    "STEPS",
+    "GalleryMetrics",
     "IndexRecall",
     "Interval",
     "QueryValues",
-    "build_index",
+    "Sources",
     "class_density",
     "clustering_agreement",
     "confidence_intervals",
@@ -52,25 +60,27 @@ __all__ = [
     "evaluate_clustering",
     "evaluate_dataset",
     "evaluate_divergence",
+    "evaluate_gallery",
     "evaluate_generalisation",
     "evaluate_overlap",
     "evaluate_retrieval",
     "evaluate_scattering",
+    "hubness",
     "index_recall",
     "kmeans",
     "least_effort",
-    "load_index",
-    "nearest_neighbours",
-    "neighbour_blocks",
+    "measure_chains",
     "paired_differences",
     "pairwise_f1",
     "part_protocol",
     "partial_embeddings",
+    "quantised_recall",
     "read_embeddings",
     "retrieval_per_query",
     "sample_pair_distances",
     "scattering_curve",
     "seed_difference",
     "split_into_parts",
+    "steps_of",
     "student_interval",
 ]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfdml.errors import UserError
-from tfdml.evaluation.search.exact import check_embeddings, unit_rows
+from tfdml.retrieval.exact import check_embeddings, unit_rows
 
 CLUSTERING_METRICS = ("nmi", "ami", "f1")
 # Of a block of embeddings that is assigned to clusters at once, where they are not all held in memory.

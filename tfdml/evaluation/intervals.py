@@ -1,8 +1,8 @@
-"""The uncertainty of retrieval metrics: bootstrap intervals over queries or over classes."""
+"""Confidence intervals of metrics, and of the difference of two models, over classes, queries or seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -123,3 +123,133 @@ def _answered(per_query: Mapping[str, Any], labels: Any) -> tuple[np.ndarray, np
     if not keep.any():
         raise UserError("no query has a value; an interval needs at least one")
     return values[keep], labels[keep]
+
+
+# Of one run: metric name to (N,) values, as `retrieval_per_query` returns them.
+PerQuery = Mapping[str, Any]
+
+
+def paired_differences(
+    first: PerQuery | Sequence[PerQuery],
+    second: PerQuery | Sequence[PerQuery],
+    labels: Any,
+    *,
+    over: str = "classes",
+    resamples: int = 1000,
+    level: float = 0.95,
+    seed: int = 0,
+) -> dict[str, Interval]:
+    """How much better the first model is than the second on the same queries, with bootstrap intervals.
+
+    With x_si the metric of query i under the run of seed s of the first model, y_ti that under seed t of the second,
+
+        d_i = 1/S sum_s x_si - 1/T sum_t y_ti,
+
+    and the result is the mean of d_i over queries with its percentile bootstrap interval (`confidence_intervals`). The
+    bootstrap has two levels, of which the upper one is resampled: a resample draws as many classes as there are, with
+    replacement, each with all of its queries, and within a class every run of both sides answers the same queries and
+    counts with equal weight. Seeds are averaged, not drawn: two or three are too few to draw from. So the interval says
+    how the difference between these S and T trained networks would vary with other classes; how it varies with other
+    seeds is what `seed_difference` says.
+
+    Args:
+        first: Metric name to (N,) values of one run, or a sequence of these, one for each seed; NaN in all metrics and
+            all runs of a query: it is left out.
+        second: The same of the other model; the number of seeds may be another.
+        labels: (N,) class ids of the queries.
+        over: `"classes"`, or `"queries"`: see `confidence_intervals`.
+        resamples: How many resamples.
+        level: Coverage aimed at, between 0 and 1.
+        seed: Of the resampling.
+
+    Returns:
+        An `Interval` for each metric that all runs have; positive where the first model is better. One without 0 shows
+        them apart.
+
+    Raises:
+        UserError: A side without a run, no metric in common, or as `confidence_intervals`.
+
+    Example:
+        >>> labels = np.repeat([0, 1, 2], 2)
+        >>> first, second = {"recall@1": np.ones(6)}, {"recall@1": np.array([1.0, 0.0, 1.0, 0.0, 1.0, 0.0])}
+        >>> paired_differences(first, second, labels)["recall@1"].low
+        0.5
+    """
+    sides = [[side] if isinstance(side, Mapping) else list(side) for side in (first, second)]
+    if not all(sides):
+        raise UserError("a comparison needs at least one run on each side")
+    runs = sides[0] + sides[1]
+    metrics = [name for name in runs[0] if all(name in run for run in runs)]
+    if not metrics:
+        raise UserError("the runs have no metric in common to compare")
+    for name in metrics:
+        shapes = {np.shape(run[name]) for run in runs}
+        if len(shapes) > 1:
+            raise UserError(f"{name} has values of shapes {sorted(shapes)}; compare runs on the same queries")
+    means = [{name: np.mean([run[name] for run in side], axis=0) for name in metrics} for side in sides]
+    differences = {name: means[0][name] - means[1][name] for name in metrics}
+    return confidence_intervals(differences, labels, over=over, resamples=resamples, level=level, seed=seed)
+
+
+def student_interval(values: Any, level: float = 0.95) -> Interval:
+    """The mean of some measurements, such as those of several seeds, with the interval of Student's distribution.
+
+    mean +- t s / sqrt(S), with s the standard deviation of the S values (divisor S - 1) and t the quantile with S - 1
+    degrees of freedom. Of seeds: how the mean would vary with other seeds, on the same test images.
+
+    Args:
+        values: (S,) the metric of each seed.
+        level: Coverage aimed at, between 0 and 1.
+
+    Raises:
+        UserError: Fewer than 2 values; `level` not between 0 and 1.
+
+    Example:
+        >>> [round(value, 3) for value in student_interval([0.5, 0.6, 0.7])]
+        [0.6, 0.352, 0.848, 0.058]
+    """
+    count, mean, variance = _moments(values, level)
+    return _student(mean, variance / count, count - 1, level)
+
+
+def seed_difference(first: Any, second: Any, level: float = 0.95) -> Interval:
+    """The difference of a metric's means over the seeds of two models, with Welch's interval.
+
+    With means m, n, variances s^2, r^2 (divisors S - 1, T - 1) and e^2 = s^2/S + r^2/T it is m - n +- t e, t the
+    quantile of Student's distribution with e^4 / ((s^2/S)^2/(S-1) + (r^2/T)^2/(T-1)) degrees of freedom (Welch, 1947):
+    how the difference would vary with other seeds, on the same test images.
+
+    Args:
+        first: (S,) the metric of each seed of the first model.
+        second: (T,) that of the second.
+        level: Coverage aimed at, between 0 and 1.
+
+    Raises:
+        UserError: Fewer than 2 values of either; `level` not between 0 and 1.
+
+    Example:
+        >>> [round(value, 3) for value in seed_difference([0.5, 0.6, 0.7], [0.5, 0.5, 0.5])]
+        [0.1, -0.148, 0.348, 0.058]
+    """
+    sides = [_moments(values, level) for values in (first, second)]
+    parts = [variance / count for count, _, variance in sides]
+    below = sum(part**2 / (count - 1) for part, (count, _, _) in zip(parts, sides, strict=True))
+    # Without any spread the interval has no width, whatever the degrees of freedom.
+    freedom = sum(parts) ** 2 / below if below else 1.0
+    return _student(sides[0][1] - sides[1][1], sum(parts), freedom, level)
+
+
+def _moments(values: Any, level: float) -> tuple[int, float, float]:
+    check_level(level)
+    values = np.asarray(values, np.float64)
+    if values.ndim != 1 or len(values) < 2:
+        raise UserError(f"Student's interval needs at least 2 values; got shape {values.shape}")
+    return len(values), float(values.mean()), float(values.var(ddof=1))
+
+
+def _student(mean: float, variance: float, freedom: float, level: float) -> Interval:
+    from scipy import stats
+
+    error = float(np.sqrt(variance))
+    half = float(stats.t.ppf((1 + level) / 2, freedom)) * error
+    return Interval(mean, mean - half, mean + half, error)

@@ -1,15 +1,16 @@
-"""Distances d+ between images of one class and d- between images of different classes, from sampled pairs."""
+"""Distances d+ between images of one class and d- of different classes: sampled, or all counted in a histogram."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 
 from tfdml.errors import UserError
-from tfdml.evaluation.retrieval import check_labels
-from tfdml.evaluation.search.exact import check_embeddings, unit_rows
+from tfdml.evaluation.per_query import check_labels
 from tfdml.pairwise import DISTANCES
+from tfdml.retrieval.exact import check_embeddings, unit_rows
 
 # Differences held at once, in pairs.
 _CHUNK = 8192
@@ -89,3 +90,201 @@ def _measure(embeddings: np.ndarray, first: np.ndarray, second: np.ndarray, dist
             squared = np.square(x - y).sum(axis=1)
             result[part] = np.sqrt(squared) if distance == "euclidean" else squared
     return result
+
+
+# Rows and columns of the distance matrix that are counted at once: 16 MB with the bins.
+_TILE = 1024
+# So many that what happens within one bin does not matter, and their counts still stay in the cache.
+_BINS = 2**14
+
+
+@dataclasses.dataclass(frozen=True)
+class PairHistogram:
+    """Counts of the pairs of images by distance.
+
+    Args:
+        edges: (K + 1,) float64, ascending: bin k reaches from `edges[k]` to `edges[k + 1]`.
+        positive: (K,) int64 pairs of one class.
+        negative: (K,) int64 pairs of different classes.
+        mean_positive: The mean d+, of the distances and not of the bins.
+        mean_negative: The mean d-.
+        exact: Whether every pair of the images is counted, once; else they are a sample.
+    """
+
+    edges: np.ndarray
+    positive: np.ndarray
+    negative: np.ndarray
+    mean_positive: float
+    mean_negative: float
+    exact: bool
+
+    def rebinned(self, bins: int) -> PairHistogram:
+        """The same pairs in at most `bins` bins, from the least distance that occurs to the largest.
+
+        They are as wide as one another as far as the present edges allow, at which they begin and end.
+
+        Example:
+            >>> histogram = count_pair_distances([[0.0], [1.0], [5.0]], [0, 0, 1]).rebinned(2)
+            >>> histogram.positive.tolist(), histogram.negative.tolist()
+            ([1, 0], [0, 2])
+        """
+        occupied = np.flatnonzero(self.positive + self.negative)
+        first, stop = int(occupied[0]), int(occupied[-1]) + 1
+        starts = first + np.unique(np.arange(bins) * (stop - first) // bins)
+        positive, negative = (np.add.reduceat(counts[:stop], starts) for counts in (self.positive, self.negative))
+        return dataclasses.replace(
+            self, edges=self.edges[np.append(starts, stop)], positive=positive, negative=negative
+        )
+
+
+def count_pair_distances(
+    embeddings: Any, labels: Any, *, distance: str = "euclidean", bins: int = _BINS
+) -> PairHistogram:
+    """The histogram of the distances of all pairs of images, each unordered pair counted once.
+
+    The bins are equal and cover every distance that embeddings of these lengths can have. Distances come from float32
+    products, tile by tile of the matrix, of the embeddings shifted to their mean: with an error of some 1e-7 of the
+    largest squared length, so that copies may seem up to 1e-3 of the largest length apart. Beside the embeddings it
+    takes two copies of them and some 30 MB; 60,502 images of 512 dimensions take about a minute on two cores.
+
+    Args:
+        embeddings: (N, d).
+        labels: (N,) integer class ids.
+        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`, as `nearest_neighbours`.
+        bins: How many.
+
+    Raises:
+        UserError: Embeddings that are empty or not finite, labels that do not go with them, an unknown distance, or
+            not both pairs of one class and pairs of different classes.
+
+    Example:
+        >>> histogram = count_pair_distances([[0.0], [1.0], [5.0]], [0, 0, 1])
+        >>> histogram.positive.sum().item(), histogram.negative.sum().item(), round(histogram.mean_negative, 3)
+        (1, 2, 4.5)
+    """
+    embeddings, labels = _checked(embeddings, labels, distance)
+    # Sorted by class, the pairs of one class lie in few tiles.
+    order = np.argsort(labels, kind="stable")
+    labels = labels[order]
+    points, unit = _prepared(embeddings[order], distance)
+    squares = np.einsum("nd,nd->n", points, points)
+    low, high = _range(float(squares.max()), distance)
+    per_bin = np.float32(bins / (high - low))
+    everything, positive = np.zeros(bins, np.int64), np.zeros(bins, np.int64)
+    sum_of_all = sum_of_positive = 0.0
+    above_diagonal = np.triu(np.ones((_TILE, _TILE), bool), 1)
+    for i in range(0, len(points), _TILE):
+        rows = slice(i, i + _TILE)
+        for j in range(i, len(points), _TILE):
+            columns = slice(j, j + _TILE)
+            distances = _from_products(points[rows] @ points[columns].T, squares[rows], squares[columns], distance)
+            kept: Any = above_diagonal[: len(distances), : len(distances)] if i == j else slice(None)
+            distances = distances[kept]
+            bin_of = np.clip(((distances - np.float32(low)) * per_bin).astype(np.intp), 0, bins - 1)
+            everything += np.bincount(bin_of.ravel(), minlength=bins)
+            sum_of_all += float(distances.sum(dtype=np.float64))
+            if labels[rows][-1] >= labels[j]:
+                same = (labels[rows, None] == labels[columns])[kept]
+                positive += np.bincount(bin_of[same], minlength=bins)
+                sum_of_positive += float(distances[same].sum(dtype=np.float64))
+    scale = {"euclidean": unit, "cosine": 1.0}.get(distance, unit**2)
+    num_positive, num_negative = int(positive.sum()), int(everything.sum() - positive.sum())
+    return PairHistogram(
+        scale * np.linspace(low, high, bins + 1),
+        positive,
+        everything - positive,
+        scale * sum_of_positive / num_positive,
+        scale * (sum_of_all - sum_of_positive) / num_negative,
+        exact=True,
+    )
+
+
+def sample_pair_histogram(
+    embeddings: Any,
+    labels: Any,
+    *,
+    num_pairs: int,
+    distance: str = "euclidean",
+    bins: int = _BINS,
+    seed: int = 0,
+) -> PairHistogram:
+    """The histogram of pairs drawn at random, `num_pairs` of each kind, as `sample_pair_distances` draws them.
+
+    Args:
+        embeddings: (N, d).
+        labels: (N,) integer class ids.
+        num_pairs: How many pairs of each kind.
+        distance: As `count_pair_distances`.
+        bins: How many, from the least distance drawn to the largest.
+        seed: Of the draw.
+
+    Raises:
+        UserError: As `count_pair_distances`, or no pair is asked for.
+
+    Example:
+        >>> histogram = sample_pair_histogram([[0.0], [1.0], [5.0]], [0, 0, 1], num_pairs=100)
+        >>> histogram.positive.sum().item(), histogram.mean_positive
+        (100, 1.0)
+    """
+    if num_pairs < 1:
+        raise UserError(f"num_pairs must be at least 1; got {num_pairs}")
+    embeddings, labels = _checked(embeddings, labels, distance)
+    pairs = sample_pair_distances(embeddings, labels, distance=distance, num_pairs=num_pairs, seed=seed)
+    positive, negative = (distances.astype(np.float64) for distances in pairs)
+    low, high = min(positive.min(), negative.min()), max(positive.max(), negative.max())
+    edges = np.linspace(low, high if high > low else low + 1.0, bins + 1)
+    return PairHistogram(
+        edges,
+        np.histogram(positive, edges)[0].astype(np.int64),
+        np.histogram(negative, edges)[0].astype(np.int64),
+        float(positive.mean()),
+        float(negative.mean()),
+        exact=False,
+    )
+
+
+def _checked(embeddings: Any, labels: Any, distance: str) -> tuple[np.ndarray, np.ndarray]:
+    if distance not in DISTANCES:
+        raise UserError(f"unknown distance {distance!r}; one of {', '.join(DISTANCES)}")
+    embeddings = check_embeddings(embeddings)
+    labels = check_labels(labels, len(embeddings))
+    classes = len(np.unique(labels))
+    if not 1 < classes < len(labels):
+        missing = "of one class" if classes == len(labels) else "of different classes"
+        raise UserError(f"there is no pair of images {missing}: {len(labels)} images of {classes} classes")
+    return embeddings, labels
+
+
+def _prepared(points: np.ndarray, distance: str) -> tuple[np.ndarray, float]:
+    """The points (overwritten) such that float32 products neither cancel nor overflow, and their unit of length."""
+    if distance == "cosine":
+        return unit_rows(points), 1.0
+    if distance != "dot":
+        points -= points.mean(axis=0, dtype=np.float64).astype(np.float32)
+    unit = max(float(np.abs(points).max()), float(np.finfo(np.float32).tiny))
+    points /= np.float32(unit)
+    return points, unit
+
+
+def _range(largest_square: float, distance: str) -> tuple[float, float]:
+    """Between what bounds all distances lie, given the largest squared length."""
+    largest_square = largest_square or 1.0
+    return {
+        "euclidean": (0.0, 2 * largest_square**0.5),
+        "sqeuclidean": (0.0, 4 * largest_square),
+        "cosine": (0.0, 2.0),
+        "dot": (-largest_square, largest_square),
+    }[distance]
+
+
+def _from_products(products: np.ndarray, left: np.ndarray, right: np.ndarray, distance: str) -> np.ndarray:
+    """The distances, written over the products <x, y>, from these and the squared lengths of x and y."""
+    if distance == "dot":
+        return np.negative(products, out=products)
+    if distance == "cosine":
+        return np.subtract(np.float32(1), products, out=products)
+    products *= np.float32(-2)
+    products += left[:, None]
+    products += right
+    np.maximum(products, 0, out=products)
+    return np.sqrt(products, out=products) if distance == "euclidean" else products

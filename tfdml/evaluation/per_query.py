@@ -1,25 +1,43 @@
-"""Retrieval metrics of every query: what the means, the intervals and the tables per class are made of."""
+"""Retrieval metrics of every query: computed from neighbours or whole rankings, and kept in a file."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from keras import ops
 
-from tfdml.errors import UserError
-from tfdml.evaluation.average_precision import full_average_precision
-from tfdml.evaluation.search.exact import check_dimensions, check_embeddings, check_own_rows, neighbour_blocks
-from tfdml.pairwise import integer_labels
+from tfdml.embeddings.reader import ImageTable
+from tfdml.errors import UserError, short_message
+from tfdml.pairwise import DISTANCES, integer_labels
+from tfdml.retrieval.exact import (
+    block_scores,
+    check_dimensions,
+    check_embeddings,
+    check_own_rows,
+    neighbour_blocks,
+    one_ahead,
+    placed_together,
+    score_table,
+)
+from tfdml.special_files import require_regular
+from tfdml.storage import atomic_write
+
+if TYPE_CHECKING:
+    from tfdml.data.dataset import ImageDataset
 
 # `recall` stands for every K of `ks`; recall@K, precision@K and map@K name one K each.
 PER_QUERY_METRICS = ("recall", "precision@1", "map@r", "r_precision", "map")
 # Called with what is being done, how much of it is done and how much there is.
 Progress = Callable[[str, int, int], None]
 # Called with k: what `neighbour_blocks` yields, of another search; row -1 where it has found fewer than k.
-Neighbours = Callable[[int], Iterator[tuple[slice, np.ndarray, np.ndarray]]]
+NeighbourSearch = Callable[[int], Iterator[tuple[slice, np.ndarray, np.ndarray]]]
 
 _AT_K = re.compile(r"(recall|precision|map)@([1-9]\d*)")
 
@@ -202,7 +220,7 @@ def values_per_query(
     distance: str,
     memory_budget: int,
     progress: Progress | None = None,
-    neighbours: Neighbours | None = None,
+    neighbours: NeighbourSearch | None = None,
 ) -> dict[str, np.ndarray]:
     """What `retrieval_per_query` returns, for a checked task and the names of `requested`.
 
@@ -250,7 +268,7 @@ def values_of_task(
     memory_budget: int,
     progress: Progress | None = None,
     depth: int | None = None,
-    neighbours: Neighbours | None = None,
+    neighbours: NeighbourSearch | None = None,
 ) -> dict[str, np.ndarray]:
     """As `values_per_query`, also for a part of the queries, of which perhaps none can be answered.
 
@@ -320,3 +338,229 @@ def _fill_from_neighbours(
                     values[name][queries] = found
         if progress is not None:
             progress("neighbours", block.stop, len(task.labels))
+
+
+# Up to this many relevant images, comparing a row with each of their scores is faster than sorting the row.
+_COUNTED = 64
+
+
+def full_average_precision(
+    queries: np.ndarray,
+    labels: np.ndarray,
+    gallery: np.ndarray | None,
+    gallery_labels: np.ndarray,
+    distance: str,
+    own_rows: np.ndarray | None,
+    memory_budget: int,
+    progress: Callable[[int], None] | None = None,
+) -> np.ndarray:
+    """AP of every query: the mean, over its R relevant gallery images, of the precision at the rank of each.
+
+    AP = 1/R sum_{i = 1..R} i / rank_i, where rank_i is the place of the i-th relevant image in the ranking of the
+    whole gallery by distance, equal distances by gallery row. No row is sorted by index: the rank of an image is one
+    more than the number of images before it, which are counted.
+
+    The ranking is that of float32 products of embeddings shifted to the gallery's mean: images whose squared distances
+    differ by less than about 1e-7 of the squared spread may change places. Exact copies never do: they share a score.
+
+    Args:
+        queries: (N, d) float32.
+        labels: (N,) class ids of the queries.
+        gallery: (G, d) float32; None: the queries.
+        gallery_labels: (G,) class ids of what is searched.
+        distance: As `nearest_neighbours`.
+        own_rows: (N,) the gallery row of each query itself, left out of its ranking; None: there is none.
+        memory_budget: Bytes that a block may take, beside about three copies of the gallery.
+        progress: Called after every block with the number of queries done.
+
+    Returns:
+        (N,) float64; NaN where R = 0.
+
+    Raises:
+        UserError: An unknown distance.
+    """
+    if distance not in DISTANCES:
+        raise UserError(f"unknown distance {distance!r}; one of {', '.join(DISTANCES)}")
+    space = placed_together(queries, queries if gallery is None else gallery, distance)
+    size = len(space.gallery)
+    copies, originals = _copies(space.gallery)
+    table = score_table(space, size)
+    by_class = np.argsort(gallery_labels, kind="stable")
+    in_order = gallery_labels[by_class]
+    first, last = np.searchsorted(in_order, labels, "left"), np.searchsorted(in_order, labels, "right")
+
+    def scores_of(block: slice) -> np.ndarray:
+        scores = ops.convert_to_numpy(block_scores(space, table, block))
+        if len(copies):  # a product need not give equal columns equal results in their last bit
+            scores = np.array(scores)
+            scores[:, copies] = scores[:, originals]
+        return scores
+
+    result = np.full(len(queries), np.nan)
+    rows = max(1, min(memory_budget // (12 * size), len(queries)))  # three at once: in use, coming, and its copy
+    for block, scores in one_ahead(scores_of, len(queries), rows):
+        for query in range(block.start, block.stop):
+            relevant = by_class[first[query] : last[query]]
+            own = -1 if own_rows is None else int(own_rows[query])
+            relevant = relevant[relevant != own]
+            if len(relevant):
+                ranks = 1 + np.sort(_images_before(scores[query - block.start], relevant, own))
+                result[query] = np.mean(np.arange(1, len(ranks) + 1) / ranks)
+        if progress is not None:
+            progress(block.stop)
+    return result
+
+
+def _copies(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of rows that equal an earlier one, and of the first that they equal."""
+    rows = np.ascontiguousarray(rows) + np.float32(0)  # so that -0 has the bytes of 0
+    whole = rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1])))[:, 0]
+    _, first, inverse = np.unique(whole, return_index=True, return_inverse=True)
+    originals = first[inverse]
+    copies = np.flatnonzero(originals != np.arange(len(rows)))
+    return copies, originals[copies]
+
+
+def _images_before(scores: np.ndarray, relevant: np.ndarray, own: int) -> np.ndarray:
+    """(R,) how many images come before each of `relevant`: better score, or the same and a lower row; not `own`."""
+    wanted = scores[relevant]
+    if len(relevant) <= _COUNTED:
+        before = np.array(
+            [
+                np.count_nonzero(scores[:row] >= score) + np.count_nonzero(scores[row:] > score)
+                for row, score in zip(relevant, wanted, strict=True)
+            ]
+        )
+    else:
+        ascending = np.sort(scores)
+        not_better = np.searchsorted(ascending, wanted, "right")
+        before = len(scores) - not_better
+        for i in np.flatnonzero(not_better - np.searchsorted(ascending, wanted, "left") > 1):
+            before[i] += np.count_nonzero(scores[: relevant[i]] == wanted[i])
+    if own >= 0:
+        before = before - ((scores[own] > wanted) | ((scores[own] == wanted) & (own < relevant)))
+    return before
+
+
+QUERIES_FILE = "queries.npz"
+
+
+def dataset_roles(dataset: Any) -> tuple[np.ndarray, np.ndarray | None]:
+    """Which images are queries, and which are searched.
+
+    Args:
+        dataset: What has `labels` (N,), and `is_query` (N,) bool or None.
+
+    Returns:
+        The rows of the queries and those of the gallery; without roles all rows, and None: each against all others.
+
+    Example:
+        >>> dataset_roles(dataset)[1] is None
+        True
+    """
+    if dataset.is_query is None:
+        return np.arange(len(dataset.labels)), None
+    return np.flatnonzero(dataset.is_query), np.flatnonzero(~dataset.is_query)
+
+
+@dataclasses.dataclass(frozen=True)
+class QueryValues:
+    """Retrieval metrics of every query of a test set.
+
+    Args:
+        ids: (N,) uint64, which image each query is: the first eight bytes of the SHA-256 of its name.
+        labels: (N,) int64 class ids of the queries.
+        images: Checksum of the names, labels and roles of all test images, so also of what is searched.
+        values: Metric name to (N,) values; NaN where a query has nothing to find.
+
+    Raises:
+        UserError: They differ in number.
+
+    Example:
+        >>> ids, labels = np.array([7, 9], np.uint64), np.array([0, 0])
+        >>> one = QueryValues(ids, labels, "sha256:a", {"recall@1": np.array([1.0, 0.0])})
+        >>> one.difference_to(dataclasses.replace(one, ids=ids[::-1]))
+        'the same queries in another order'
+    """
+
+    ids: np.ndarray
+    labels: np.ndarray
+    images: str
+    values: Mapping[str, np.ndarray]
+
+    def __post_init__(self):
+        for name, column in {"labels": self.labels, **self.values}.items():
+            if np.shape(column) != np.shape(self.ids) or np.ndim(column) != 1:
+                raise UserError(f"{name} of shape {np.shape(column)} for ids of shape {np.shape(self.ids)}")
+
+    @classmethod
+    def of(cls, dataset: ImageDataset, values: Mapping[str, Any], directory: str | os.PathLike = "") -> QueryValues:
+        """Those of a data set.
+
+        Args:
+            dataset: The images; with roles its queries alone have values.
+            values: As `retrieval_per_query` returns them.
+            directory: Where the data set lies: names count from there.
+        """
+        table = ImageTable.of([dataset], directory)
+        queries, _ = dataset_roles(dataset)
+        names = (table.names[i].encode("utf-8", "surrogateescape") for i in queries)
+        ids = np.array([int.from_bytes(hashlib.sha256(name).digest()[:8], "little") for name in names], np.uint64)
+        return cls(ids, dataset.labels[queries], table.checksum(), {name: np.asarray(v) for name, v in values.items()})
+
+    @classmethod
+    def read(cls, path: str | os.PathLike) -> QueryValues:
+        """Those that `write` has written.
+
+        Raises:
+            UserError: The file cannot be read, or is of something else.
+        """
+        try:
+            require_regular(path)
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in ("ids", "labels", "images", "metrics", "values")}
+        except Exception as error:  # whatever NumPy raises on a damaged file
+            raise UserError(f"{path} cannot be read: {short_message(error)}") from error
+        metrics, values = arrays["metrics"], arrays["values"]
+        kinds = {name: array.dtype.kind for name, array in arrays.items()}
+        if kinds != {"ids": "u", "labels": "i", "images": "U", "metrics": "U", "values": "f"} or values.ndim != 2:
+            raise UserError(f"{path} is damaged or of something else")
+        if metrics.shape != values.shape[:1]:
+            raise UserError(f"{path} is damaged: {metrics.shape} metrics for values of shape {values.shape}")
+        columns = dict(zip(metrics.tolist(), values.astype(np.float64), strict=True))
+        return cls(arrays["ids"], arrays["labels"], str(arrays["images"]), columns)
+
+    def write(self, path: Path) -> None:
+        """Write them as a compressed .npz, values in single precision.
+
+        Args:
+            path: The file.
+        """
+        arrays: dict[str, Any] = {
+            "ids": self.ids,
+            "labels": self.labels,
+            "images": np.array(self.images),
+            "metrics": np.array(list(self.values)),
+            "values": np.stack(list(self.values.values())).astype(np.float32),
+        }
+        with atomic_write(path) as temporary, open(temporary, "wb") as file:
+            np.savez_compressed(file, **arrays)
+
+    def difference_to(self, other: QueryValues) -> str:
+        """Why the values of another run are not of the same queries, in words; empty where they are.
+
+        Args:
+            other: Those of the other run.
+        """
+        if len(self.ids) != len(other.ids):
+            return f"{len(self.ids):,} queries and {len(other.ids):,}"
+        if not np.array_equal(self.ids, other.ids):
+            shared = len(np.intersect1d(self.ids, other.ids))
+            if shared == len(np.unique(self.ids)):
+                return "the same queries in another order"
+            return f"of {len(self.ids):,} queries {shared:,} are the same images"
+        if not np.array_equal(self.labels, other.labels):
+            return "the same queries with other classes"
+        if self.images != other.images:
+            return "the same queries, searched among other images"
+        return ""

@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 from markupsafe import Markup
 
-from tfdml.evaluation.search.exact import unit_rows
 from tfdml.report.rendering import render
 from tfdml.report.retrieved import Retrieved
 from tfdml.report.thumbnails import Pictures
+from tfdml.retrieval.exact import unit_rows
 
 # Up to this many classes are all listed; of more, the worst and the best.
 LISTED = 300

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdml.errors import UserError
 from tfdml.evaluation.pair_distances import sample_pair_distances
-from tfdml.evaluation.per_query import retrieval_per_query
-from tfdml.evaluation.query_values import QueryValues
+from tfdml.evaluation.per_query import QueryValues, retrieval_per_query
 from tfdml.evaluation.retrieval import dataset_protocol
 from tfdml.report import differences
 from tfdml.report.curves import recall_curves, training_curves

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from tfdml.evaluation.search.exact import nearest_neighbours, unit_rows
+from tfdml.retrieval.exact import nearest_neighbours, unit_rows
 
 # Images on the map: t-SNE of them takes some ten seconds of one core, their thumbnails 1 to 2 MB.
 MAX_IMAGES = 2000

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from markupsafe import Markup
 
-from tfdml.evaluation.generalisation.overlap import overlap_coefficient, share_ordered
+from tfdml.evaluation.generalisation import overlap_coefficient, share_ordered
 from tfdml.report.axes import BOTTOM, HEIGHT, TOP, WIDTH, Axes, log_ticks, svg, ticks
 from tfdml.report.rendering import element, render
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from tfdml.evaluation.retrieval import matches_in_gallery, precision_sums
-from tfdml.evaluation.search.exact import nearest_neighbours
+from tfdml.evaluation.per_query import matches_in_gallery, precision_sums
 from tfdml.report.rendering import render
 from tfdml.report.thumbnails import Pictures
+from tfdml.retrieval.exact import nearest_neighbours
 
 # The page needs only a few queries; ranking this many finds good and bad ones without another pass over everything.
 _RANKED_QUERIES = 2000

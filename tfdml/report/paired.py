@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tfdml.evaluation.intervals import Interval
-from tfdml.evaluation.paired import paired_differences, seed_difference
-from tfdml.evaluation.query_values import FILE_NAME, QueryValues
+from tfdml.evaluation.intervals import Interval, paired_differences, seed_difference
+from tfdml.evaluation.per_query import QUERIES_FILE, QueryValues
 from tfdml.report.metric_text import metric_name, metric_order, metric_value
 from tfdml.report.runs import Run
 
@@ -101,9 +100,9 @@ def _stored(run: Run) -> list[QueryValues] | str:
     """What the seeds of a run have found for each query, or why that is not known."""
     values = []
     for one in run.seeds or [run]:
-        path = None if one.path is None else one.path / FILE_NAME
+        path = None if one.path is None else one.path / QUERIES_FILE
         if path is None or not path.is_file():
-            return f"{run.name} has no {FILE_NAME}; name the data set, and the command embeds the images again"
+            return f"{run.name} has no {QUERIES_FILE}; name the data set, and the command embeds the images again"
         values.append(QueryValues.read(path))
     return values
 

@@ -6,8 +6,8 @@ import dataclasses
 
 import numpy as np
 
-from tfdml.evaluation.retrieval import matches_in_gallery, precision_sums
-from tfdml.evaluation.search.exact import neighbour_blocks
+from tfdml.evaluation.per_query import matches_in_gallery, precision_sums
+from tfdml.retrieval.exact import neighbour_blocks
 
 # As far as the curve of Recall@K goes. Average precision at R is known for R up to this too.
 DEPTH = 1000

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfdml.errors import UserError
-from tfdml.evaluation.retrieval import dataset_protocol, dataset_roles
-from tfdml.evaluation.search.exact import check_embeddings
+from tfdml.evaluation.per_query import dataset_roles
+from tfdml.evaluation.retrieval import dataset_protocol
 from tfdml.report.thumbnails import Pictures
+from tfdml.retrieval.exact import check_embeddings
 
 if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which measuring does not
     from tfdml.data.dataset import ImageDataset

@@ -1,17 +1,38 @@
-"""Galleries in databases: one interface to LanceDB, PostgreSQL with pgvector, and Qdrant."""
+"""Searching embeddings: exactly, by an index, re-ranked, or in a database (LanceDB, PostgreSQL, Qdrant)."""
 
-from tfdml.retrieval.connecting import SCHEMES, connect, is_gallery
-from tfdml.retrieval.database import GalleryDatabase, Neighbours
-from tfdml.retrieval.evaluating import evaluate_gallery
+from tfdml.retrieval.address import SCHEMES, is_gallery
+from tfdml.retrieval.database import GalleryDatabase, Neighbours, connect
+from tfdml.retrieval.exact import nearest_neighbours, neighbour_blocks
+from tfdml.retrieval.faiss_index import GalleryIndex, build_index, load_index
 from tfdml.retrieval.indexing import EmbeddingsToIndex, index_embeddings
+from tfdml.retrieval.reranking import (
+    Augmented,
+    Whitening,
+    augment_gallery,
+    csls_densities,
+    expand_queries,
+    fit_whitening,
+    k_reciprocal_neighbours,
+)
 
 __all__ = [
     "SCHEMES",
+    "Augmented",
     "EmbeddingsToIndex",
     "GalleryDatabase",
+    "GalleryIndex",
     "Neighbours",
+    "Whitening",
+    "augment_gallery",
+    "build_index",
     "connect",
-    "evaluate_gallery",
+    "csls_densities",
+    "expand_queries",
+    "fit_whitening",
     "index_embeddings",
     "is_gallery",
+    "k_reciprocal_neighbours",
+    "load_index",
+    "nearest_neighbours",
+    "neighbour_blocks",
 ]

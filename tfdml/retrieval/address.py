@@ -36,6 +36,33 @@ class Form:
     further: tuple[str, ...] = ()
 
 
+_IVF, _HNSW = ("lists", "effort"), ("links", "effort")
+_FORMS = {
+    "lancedb": Form(
+        "lancedb:///folder",
+        {"ivf": _IVF, "ivf_pq": ("lists", "bytes", "effort", "refine"), "hnsw": ("lists", "links", "effort")},
+    ),
+    "pgvector": Form(
+        "pgvector://user:password@host:port/database",
+        {"ivf": _IVF, "hnsw": _HNSW},
+        has_host=True,
+        further=("socket",),
+    ),
+    "qdrant": Form("qdrant://:key@host:port or qdrant:///folder", {"hnsw": _HNSW}, has_host=True, further=("tls",)),
+}
+SCHEMES = tuple(_FORMS)
+
+
+def is_gallery(text: str) -> bool:
+    """Whether a text is the URI of a gallery, by its scheme.
+
+    Example:
+        >>> is_gallery("lancedb:///data/cars"), is_gallery("grpc://localhost:8500/cars")
+        (True, False)
+    """
+    return text.partition("://")[0] in SCHEMES and "://" in text
+
+
 @dataclasses.dataclass(frozen=True)
 class Address:
     """A URI, read.
@@ -89,28 +116,26 @@ def shown(uri: str) -> str:
     return scheme + mark + rest.rpartition("@")[2].partition("?")[0] if mark else "the address"
 
 
-def parse(uri: str, forms: Mapping[str, Form]) -> Address:
+def parse(uri: str) -> Address:
     """Read a URI.
 
     Args:
         uri: Such as `pgvector://user:password@host/db?index=hnsw&links=16`.
-        forms: What each scheme may say.
 
     Raises:
         UserError: It says something else. The message has no part of it that may be secret.
 
     Example:
-        >>> form = Form("lancedb:///folder", {"ivf": ("lists", "effort")})
-        >>> address = parse("lancedb:///data/cars?index=ivf&lists=100", {"lancedb": form})
+        >>> address = parse("lancedb:///data/cars?index=ivf&lists=100")
         >>> address.path, address.index, address.options
         ('/data/cars', 'ivf', {'lists': 100})
     """
     where = f"`uri={shown(uri)}`"
     scheme = str(uri).partition("://")[0]
-    if "://" not in str(uri) or scheme not in forms:
-        places = ", ".join(form.place for form in forms.values())
+    if "://" not in str(uri) or scheme not in _FORMS:
+        places = ", ".join(form.place for form in _FORMS.values())
         raise UserError(f"{where}: no database is known by that; write one of {places}")
-    form = forms[scheme]
+    form = _FORMS[scheme]
     try:
         parts = urllib.parse.urlsplit(uri)
         host, port = parts.hostname or "", parts.port

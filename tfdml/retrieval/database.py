@@ -1,24 +1,186 @@
-"""The face of every gallery: checks at the edge, and one order of what is found whichever database finds it."""
+"""Galleries in databases: the interface that each implements, checks of rows, the order of what is found, `connect`."""
 
 from __future__ import annotations
 
 import abc
+import collections
 import contextlib
 import dataclasses
+import importlib
 import json
+import re
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from tfdml import arguments
 from tfdml.arguments import integer
 from tfdml.errors import UserError, short_message
-from tfdml.evaluation.search.scoring import unit_rows
 from tfdml.manifests import fields, parse_json
-from tfdml.retrieval.address import Address
-from tfdml.retrieval.ranking import SPARE, ranked
-from tfdml.retrieval.rows import Rows, checked_attributes, checked_filter, checked_ids, checked_vectors
+from tfdml.retrieval.address import Address, parse
+from tfdml.retrieval.exact import Space, check_embeddings, measure, unit_rows
+
+# PostgreSQL's indexes of texts end at about 2,700 bytes, the others' later.
+LONGEST_ID = 1000
+LONGEST_TEXT = 65_535
+# Databases sum squares in float32.
+LARGEST = 1e15
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,59}")
+_TAKEN = ("id", "vector")
+_INT64 = np.iinfo(np.int64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Rows of a gallery.
+
+    Args:
+        ids: M names.
+        vectors: (M, d) float32.
+        attributes: M values each, by name.
+    """
+
+    ids: list[str]
+    vectors: np.ndarray
+    attributes: dict[str, list[Any]]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def checked_ids(ids: Any) -> list[str]:
+    """Ids as a list of texts, each once.
+
+    Raises:
+        UserError: One is empty, no text, too long, or occurs twice.
+    """
+    if isinstance(ids, str):
+        raise UserError("`ids` must be a list of texts, not one text")
+    names = [name.item() if isinstance(name, np.str_) else name for name in ids]
+    for name in names:
+        _checked_text("an id", name, LONGEST_ID)
+        if not name:
+            raise UserError("an id of `ids` is empty")
+    twice = [name for name, times in collections.Counter(names).items() if times > 1]
+    if twice:
+        raise UserError(f"{len(twice)} `ids` occur more than once, the first is {twice[0]}")
+    return names
+
+
+def checked_vectors(vectors: Any, what: str, dimension: int | None) -> np.ndarray:
+    """Vectors as (N, d) float32.
+
+    Raises:
+        UserError: They are not (N, d) or not finite, of another dimension than the gallery, or too large.
+    """
+    checked = check_embeddings(vectors, what)
+    if dimension is not None and checked.shape[1] != dimension:
+        raise UserError(
+            f"{what} have {checked.shape[1]} dimensions, the gallery {dimension}; both must come from the same model"
+        )
+    if max(checked.max(), -checked.min()) > LARGEST:
+        raise UserError(f"{what} hold numbers beyond {LARGEST:g}, of which float32 cannot sum the squares")
+    return checked
+
+
+def checked_attributes(attributes: Mapping[str, Sequence[Any]] | None, count: int) -> dict[str, list[Any]]:
+    """Attributes as lists of Python's integers or texts, one value per row.
+
+    Raises:
+        UserError: A name that databases do not take; not one value per row; values that are neither all integers nor
+            all texts.
+    """
+    checked: dict[str, list[Any]] = {}
+    for name, values in (attributes or {}).items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _TAKEN:
+            raise UserError(
+                f"the attribute {name!r:.40} must be of a .. z, 0 .. 9 and _, a letter first, and neither id nor vector"
+            )
+        column = values.tolist() if isinstance(values, np.ndarray) else list(values)
+        if len(column) != count:
+            raise UserError(f"the attribute {name} has {len(column)} values for {count} rows")
+        kinds = {kind_of(name, value) for value in column}
+        if len(kinds) > 1:
+            raise UserError(f"the attribute {name} holds integers and texts: one of them in all rows")
+        checked[name] = [int(value) if kinds == {"integer"} else str(value) for value in column]
+    return checked
+
+
+def kind_of(name: str, value: Any) -> str:
+    """`"integer"` or `"text"`.
+
+    Raises:
+        UserError: It is neither, an integer beyond 64 bits, or a text that not every database holds.
+    """
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        if not _INT64.min <= value <= _INT64.max:
+            raise UserError(f"the attribute {name} must fit 64 bits, which {value} does not")
+        return "integer"
+    _checked_text(f"the attribute {name}", value, LONGEST_TEXT)
+    return "text"
+
+
+def checked_filter(conditions: Mapping[str, Any] | None, kinds: Mapping[str, str]) -> dict[str, Any]:
+    """The values that rows must have.
+
+    Raises:
+        UserError: There is no such attribute, or it is of another type.
+    """
+    checked: dict[str, Any] = {}
+    for name, value in (conditions or {}).items():
+        if name not in kinds:
+            known = f"it has {', '.join(kinds)}" if kinds else "it has none"
+            raise UserError(f"`filter` names {name!r:.40}, which is no attribute of the gallery; {known}")
+        if kind_of(name, value) != kinds[name]:
+            raise UserError(f"`filter`: the attribute {name} is of type {kinds[name]}, which {value!r:.40} is not")
+        checked[name] = int(value) if kinds[name] == "integer" else str(value)
+    return checked
+
+
+def _checked_text(what: str, value: Any, longest: int) -> None:
+    try:
+        size = len(arguments.text(what, value).encode())
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    if "\0" in value or size > longest:
+        raise UserError(f"{what} must be at most {longest:,} bytes without a NUL among them; got {value[:40]!r}")
+
+
+# Candidates fetched beyond k, so that a database's rounding cannot decide what is among the k.
+SPARE = 4
+# Of the squared lengths: how far off a database's float32 distances may be.
+_ROUNDING = 1e-6
+
+
+def ranked(query: np.ndarray, rows: Rows, k: int, distance: str) -> tuple[list[int], np.ndarray, bool]:
+    """The k nearest of a query's candidates.
+
+    Args:
+        query: (d,) as the database was asked for it.
+        rows: The candidates, in any order.
+        k: How many to keep.
+        distance: What near means.
+
+    Returns:
+        Which candidates, nearest first, equally near ones by id; their (k,) float32 distances; and whether a row that
+        is no candidate, at least as far as they are by the database's own rounding, cannot be among the k.
+
+    Example:
+        >>> rows = Rows(["b", "a", "c"], np.array([[1.0], [1.0], [5.0]], np.float32), {})
+        >>> ranked(np.array([0.0], np.float32), rows, 2, "euclidean")
+        ([1, 0], array([1., 1.], dtype=float32), True)
+    """
+    if not len(rows):
+        return [], np.zeros(0, np.float32), True
+    space = Space(query[None], rows.vectors, distance, 1.0)
+    measured = measure(space, slice(0, 1), np.arange(len(rows))[None])[0]
+    order = sorted(range(len(rows)), key=lambda row: (measured[row], rows.ids[row]))[:k]
+    lengths = float(query @ query) + float(np.einsum("md,md->m", rows.vectors, rows.vectors).max())
+    settled = bool(measured.max() > measured[order[-1]] + _ROUNDING * lengths)
+    return order, space.in_callers_scale(measured[order]), settled
+
 
 # The largest k; and how many candidates are fetched at most where images at one distance crowd.
 MOST = 4096
@@ -390,3 +552,49 @@ def _with_parameters(kind: str, parameters: Mapping[str, int]) -> str:
 
 def _listed(kinds: Mapping[str, str]) -> str:
     return ", ".join(f"{name} ({kind})" for name, kind in sorted(kinds.items())) or "none"
+
+
+# By scheme, which is also the extra and the beginning of the module's name.
+_CLASSES = {"lancedb": "LanceGallery", "pgvector": "PostgresGallery", "qdrant": "QdrantGallery"}
+
+
+def connect(uri: str) -> GalleryDatabase:
+    """Open a gallery where it lives.
+
+    `lancedb:///folder`, `pgvector://user:password@host:port/database`, `qdrant://:key@host:port` (or
+    `qdrant:///folder`, its client's local mode). Options follow as `?name=value&name=value`: `table` (`gallery`),
+    `distance` (`euclidean`, for a new gallery) and, for approximate search, `index` with the parameters of its kind;
+    without it the search is exact, whatever indexes are there.
+    Nothing is written yet: the first `upsert` makes the table.
+
+    Args:
+        uri: The address.
+
+    Returns:
+        The gallery; close it, or use it in a `with`.
+
+    Raises:
+        UserError: The address is none of these; its client is not installed; the server cannot be reached or refuses;
+            the table is of something else, or was made with another distance. No message holds a password.
+
+    Example:
+        >>> import tempfile, numpy as np
+        >>> with tempfile.TemporaryDirectory() as folder, connect(f"lancedb://{folder}/cars") as gallery:
+        ...     gallery.upsert(["a", "b"], np.array([[0.0, 1.0], [1.0, 0.0]]), {"label": [3, 8]})
+        ...     found = gallery.search(np.array([[0.9, 0.1]]), k=1)
+        >>> found.ids.tolist(), found.attributes["label"].tolist()
+        ([['b']], [[8]])
+    """
+    address = parse(uri)
+    try:
+        module = importlib.import_module(f"tfdml.retrieval.{address.scheme}_gallery")
+        made = getattr(module, _CLASSES[address.scheme])
+    except ImportError as error:
+        if (error.name or "").startswith("tfdml"):
+            raise
+        raise UserError(f"`uri={address}` needs {_what(error)}: pip install 'tfdml[{address.scheme}]'") from error
+    return made(address)
+
+
+def _what(error: ImportError) -> str:
+    return f"the package {error.name}" if isinstance(error, ModuleNotFoundError) else short_message(error)

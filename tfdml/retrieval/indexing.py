@@ -13,8 +13,7 @@ from typing import Any
 
 from tfdml.embeddings.reader import StoredEmbeddings, read_embeddings, read_names
 from tfdml.errors import UserError
-from tfdml.retrieval.database import GalleryDatabase
-from tfdml.retrieval.rows import checked_ids
+from tfdml.retrieval.database import GalleryDatabase, checked_ids
 from tfdml.storage import sha256_of
 
 # The attribute that tells of which embeddings a row is.

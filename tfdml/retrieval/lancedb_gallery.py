@@ -17,8 +17,7 @@ import pyarrow as pa
 from lancedb.index import HnswFlat, IvfFlat, IvfPq
 
 from tfdml.errors import UserError
-from tfdml.retrieval.database import About, GalleryDatabase
-from tfdml.retrieval.rows import Rows
+from tfdml.retrieval.database import About, GalleryDatabase, Rows
 
 _KEY = b"tfdml"
 # Product quantization learns 256 codes.

@@ -11,8 +11,7 @@ from pgvector.psycopg import register_vector
 from psycopg import sql
 
 from tfdml.errors import UserError
-from tfdml.retrieval.database import About, GalleryDatabase
-from tfdml.retrieval.rows import Rows
+from tfdml.retrieval.database import About, GalleryDatabase, Rows
 
 _TYPES = {"integer": "bigint", "text": "text"}
 _MOST_EFFORT = 1000

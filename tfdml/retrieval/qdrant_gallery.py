@@ -13,8 +13,7 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ApiException, ResponseHandlingException, UnexpectedResponse
 
 from tfdml.errors import UserError
-from tfdml.retrieval.database import About, GalleryDatabase
-from tfdml.retrieval.rows import Rows
+from tfdml.retrieval.database import About, GalleryDatabase, Rows
 
 # Qdrant's ids are numbers or UUIDs: this one, of the text that the gallery calls it.
 _NAMES = uuid.UUID("6f1d1ee4-5b0f-4c6e-9f62-0f7f2d6d9a53")

@@ -18,7 +18,7 @@ import keras
 from absl import logging
 
 from tfdml.errors import UserError, differences
-from tfdml.evaluation.query_values import FILE_NAME as QUERIES
+from tfdml.evaluation.per_query import QUERIES_FILE as QUERIES
 from tfdml.manifests import read_json
 from tfdml.output_paths import require_local
 from tfdml.storage import PARTIAL_PREFIX, atomic_write, lock, sweep, write_json

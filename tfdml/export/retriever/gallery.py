@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tfdml.errors import UserError
-from tfdml.evaluation.search.exact import check_embeddings, unit_rows
+from tfdml.retrieval.exact import check_embeddings, unit_rows
 
 NO_LABEL = -1
 _LABELS = np.iinfo(np.int64)

@@ -14,14 +14,14 @@ import tensorflow as tf
 from tfdml import storage
 from tfdml.arguments import number
 from tfdml.errors import UserError, short_message
-from tfdml.evaluation.reranking.searched import summed, weights_of
-from tfdml.evaluation.search.index import GalleryIndex, load_index
-from tfdml.evaluation.search.scoring import unit_rows
 from tfdml.export.retriever.endpoints import MAX_NEIGHBOURS
 from tfdml.export.retriever.gallery import Gallery
 from tfdml.export.retriever.version import INDEX, RETRIEVER_CARD, read_card
 from tfdml.export.versions import version_numbers
 from tfdml.manifests import compare_files
+from tfdml.retrieval.exact import unit_rows
+from tfdml.retrieval.faiss_index import GalleryIndex, load_index
+from tfdml.retrieval.reranking import summed, weights_of
 
 Queries = np.ndarray | bytes | str | os.PathLike | Sequence[bytes | str | os.PathLike]
 _ATTEMPTS = 5

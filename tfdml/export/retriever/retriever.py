@@ -129,7 +129,7 @@ class Retriever:
     def search(self, queries: Queries, k: int, *, expand: int = 0, alpha: float = 3.0) -> Neighbours:
         """The k nearest items of every query; the whole gallery where k is more than it holds.
 
-        With `expand`, queries are first moved by their nearest items (`tfdml.evaluation.reranking.expand_queries`),
+        With `expand`, queries are first moved by their nearest items (`tfdml.retrieval.expand_queries`),
         and searched a second time.
 
         Args:

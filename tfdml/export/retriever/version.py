@@ -15,8 +15,7 @@ import tensorflow as tf
 
 from tfdml.embeddings.backends.model_card import CARD, describe_files
 from tfdml.errors import UserError
-from tfdml.evaluation.search.index import GalleryIndex, build_index
-from tfdml.evaluation.search.recall import least_effort
+from tfdml.evaluation.approximate_search import least_effort
 from tfdml.export.retriever.endpoints import MAX_NEIGHBOURS, MAX_RESULTS
 from tfdml.export.retriever.gallery import NO_LABEL, Gallery
 from tfdml.export.retriever.graph import SEARCHES, copy_with_gallery
@@ -25,6 +24,7 @@ from tfdml.export.versions import new_version, version_numbers
 from tfdml.export.warm_up import FILE as WARM_UP
 from tfdml.export.warm_up import prediction_log, write_warm_up
 from tfdml.manifests import Kinds, fields, read_json
+from tfdml.retrieval.faiss_index import GalleryIndex, build_index
 from tfdml.storage import lock, partial_folder, write_json
 
 RETRIEVER_CARD = "retriever.json"

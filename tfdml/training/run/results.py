@@ -14,13 +14,13 @@ from keras import ops
 
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.evaluation import QueryValues, embed
-from tfdml.evaluation.generalisation import PairHistogram, count_pair_distances
+from tfdml.evaluation.pair_distances import PairHistogram, count_pair_distances
 from tfdml.evaluation.per_query import recording
-from tfdml.evaluation.search.scoring import unit_rows
 from tfdml.layers import StatisticsNetwork
 from tfdml.models import Embedder, MetricLearner, MomentEmbedder
 from tfdml.models.inference import compiled
 from tfdml.objectives import RankMI
+from tfdml.retrieval.exact import unit_rows
 from tfdml.saving import saved_size
 from tfdml.storage import atomic_write, write_json
 from tfdml.training.build.images import Splits

@@ -9,9 +9,10 @@ from hypothesis.extra import numpy as hnp
 from tests.retrieval.databases import KINDS
 from tfdml import kernels
 from tfdml.errors import UserError
-from tfdml.evaluation import nearest_neighbours
 from tfdml.pairwise import DISTANCES
-from tfdml.retrieval import connect
+from tfdml.retrieval import connect, nearest_neighbours
+from tfdml.retrieval.address import Address
+from tfdml.retrieval.database import GalleryDatabase, Rows, ranked
 
 # Signs that mean something in SQL, in expressions, in JSON, or to a terminal; and beyond ASCII.
 AWKWARD = [
@@ -238,3 +239,56 @@ def test_what_is_wrong_is_told_before_anything_is_written(gallery):
         gallery.count({"role": "x"})
     assert len(gallery) == 3
     assert gallery.search(queries, k=1).ids.ravel().tolist() == ["a", "b", "c"]
+
+
+class Rounding(GalleryDatabase):
+    """A database that ranks by |q|^2 + |g|^2 - 2 q g in float32, which far from the origin is noise."""
+
+    def _open(self):
+        self.fetched = []
+
+    def _create(self, about):
+        pass
+
+    def _upsert(self, rows):
+        self.held = rows
+
+    def _nearest(self, vectors, k, conditions):
+        self.fetched.append(k)
+        lengths = np.einsum("md,md->m", self.held.vectors, self.held.vectors)
+        answers = []
+        for query in vectors:
+            far = np.float32(query @ query) + lengths - np.float32(2) * (self.held.vectors @ query)
+            rows = np.argsort(far, kind="stable")[:k]
+            answers.append(Rows([self.held.ids[row] for row in rows], self.held.vectors[rows], {}))
+        return answers
+
+    def _close(self):
+        pass
+
+    _delete = _count = _rows = _indexes = _optimize = None
+
+
+def test_candidates_as_near_as_the_database_can_tell_are_all_fetched():
+    """The nearest is the last of 40 that the database's rounding leaves in any order."""
+    far = np.linspace(0.02, 0.01, 40, dtype=np.float32)
+    vectors = np.full((41, 2), 1000, np.float32)
+    vectors[:40, 0] += far
+    vectors[40] = 0
+    with Rounding(Address("lancedb", path="/x", distance="euclidean")) as gallery:
+        gallery.upsert([f"{row:02d}" for row in range(41)], vectors)
+        found = gallery.search(np.full((1, 2), 1000), k=3)
+        assert found.ids.tolist() == [["39", "38", "37"]]
+        assert gallery.fetched == [7, 14, 28, 56]
+        gallery.fetched.clear()
+        assert gallery.search(np.zeros((1, 2)), k=1).ids.tolist() == [["40"]]
+        assert gallery.fetched == [5]
+
+
+@pytest.mark.parametrize(("gap", "settled"), [(0.4e-6, False), (4e-6, True)])
+def test_settled_is_a_candidate_beyond_the_rounding(gap, settled):
+    """Squared distances of 1 and 1 + gap (|q|^2 + |g|^2), of a query of length 1."""
+    query = np.array([1.0, 0.0], np.float32)
+    near, beyond = (np.array([1.0, np.sqrt(1 + gap * part)], np.float64) for part in (0, 3))
+    rows = Rows(["a", "b"], np.stack([near, beyond]).astype(np.float32), {})
+    assert ranked(query, rows, 1, "sqeuclidean")[2] is settled

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from tfdml.errors import UserError
-from tfdml.evaluation import build_index, index_recall, load_index, nearest_neighbours
-from tfdml.evaluation.search import index as index_module
-from tfdml.evaluation.search.index import KINDS, STORAGES, GalleryIndex
-from tfdml.evaluation.search.recall import least_effort
+from tfdml.evaluation import index_recall
+from tfdml.evaluation.approximate_search import least_effort
 from tfdml.pairwise import DISTANCES
+from tfdml.retrieval import build_index, faiss_index, load_index, nearest_neighbours
+from tfdml.retrieval.faiss_index import KINDS, STORAGES, GalleryIndex
 
 # Enough to search every list, or keep every image of the small galleries here.
 EVERYTHING = 10_000
@@ -207,11 +207,11 @@ def test_a_gallery_on_disk_is_added_block_by_block(gallery, kind, tmp_path, monk
     threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)  # the order in which a graph grows is then the same
     try:
-        monkeypatch.setattr(index_module, "_BLOCK_BYTES", 4 * 12 * 250)
+        monkeypatch.setattr(faiss_index, "_BLOCK_BYTES", 4 * 12 * 250)
         steps, sizes = [], []
-        plain = index_module.check_embeddings
+        plain = faiss_index.check_embeddings
         monkeypatch.setattr(
-            index_module, "check_embeddings", lambda rows, what: sizes.append(len(rows)) or plain(rows, what)
+            faiss_index, "check_embeddings", lambda rows, what: sizes.append(len(rows)) or plain(rows, what)
         )
         built = build_index(disk, kind=kind, lists=3, progress=lambda *step: steps.append(step))
         assert [step for step in steps if step[0] == "adding"] == [("adding", n, 600) for n in (250, 500, 600)]
@@ -257,7 +257,7 @@ def test_bad_galleries_and_arguments_say_what_is_wrong(gallery, arguments, messa
 def test_bad_rows_are_named_with_their_block(gallery, monkeypatch):
     bad = gallery.copy()
     bad[530, 2] = np.nan
-    monkeypatch.setattr(index_module, "_BLOCK_BYTES", 4 * 12 * 250)
+    monkeypatch.setattr(faiss_index, "_BLOCK_BYTES", 4 * 12 * 250)
     with pytest.raises(UserError, match=r"gallery rows 500 .. 599, .* 1 of 100 rows .* is row 30"):
         build_index(bad, kind="hnsw")
 

@@ -8,7 +8,7 @@ import pytest
 from tests.cli.commands import Commands
 from tfdml.errors import UserError
 from tfdml.evaluation import evaluate_retrieval
-from tfdml.evaluation.quantised import quantised_recall
+from tfdml.evaluation.approximate_search import quantised_recall
 
 
 def made(count=400, dim=16, classes=40):

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from tfdml.errors import UserError, short_message
-from tfdml.evaluation.search.exact import check_embeddings, check_own_rows
-from tfdml.evaluation.search.scoring import unit_rows
 from tfdml.manifests import fields, parse_json
 from tfdml.pairwise import DISTANCES
+from tfdml.retrieval.exact import check_embeddings, check_own_rows, unit_rows
 
 KINDS = ("ivf", "hnsw")
 # How the index keeps a vector, by the name that faiss's factory has for it.

@@ -1,0 +1,529 @@
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from keras import ops
+from scipy import stats
+from scipy.spatial.distance import jensenshannon
+from sklearn.metrics import roc_auc_score
+from sklearn.neighbors import KNeighborsClassifier
+
+from tests.evaluation.test_pair_distances import all_distances
+from tests.models.networks import coloured_batch, images, tiny_embedder
+from tfdml.errors import UserError
+from tfdml.evaluation import (
+    GENERALISATION_MEASURES,
+    class_density,
+    embed,
+    evaluate_divergence,
+    evaluate_generalisation,
+    evaluate_overlap,
+    evaluate_retrieval,
+    evaluate_scattering,
+    generalisation,
+    part_protocol,
+    partial_embeddings,
+)
+from tfdml.evaluation.generalisation import (
+    default_bins,
+    jensen_shannon_bits,
+    overlap_coefficient,
+    probability_nearer,
+    share_ordered,
+)
+from tfdml.evaluation.pair_distances import sample_pair_histogram
+from tfdml.objectives.class_statistics import means_and_spreads
+
+COUNTS = st.lists(st.integers(0, 50), min_size=1, max_size=12)
+
+
+@settings(max_examples=80, deadline=None)
+@given(p=COUNTS, q=COUNTS)
+def test_measures_of_histograms_match_references(p, q):
+    size = min(len(p), len(q))
+    p, q = np.array(p[:size]), np.array(q[:size])
+    assume(p.any() and q.any())
+    p_share, q_share = p / p.sum(), q / q.sum()
+    assert overlap_coefficient(p, q) == pytest.approx(sum(min(a, b) for a, b in zip(p_share, q_share, strict=True)))
+    assert jensen_shannon_bits(p, q) == pytest.approx(jensenshannon(p_share, q_share, base=2) ** 2, abs=1e-7)
+    assert jensen_shannon_bits(q, p) == pytest.approx(jensen_shannon_bits(p, q), abs=1e-12)
+    # As a classifier that is sure of "one class" the nearer the bin.
+    truth = np.repeat([1, 0], [p.sum(), q.sum()])
+    nearness = np.concatenate([np.repeat(-np.arange(size), p), np.repeat(-np.arange(size), q)])
+    assert probability_nearer(p, q) == pytest.approx(roc_auc_score(truth, nearness), abs=1e-9)
+
+
+def test_same_and_separate_histograms_give_the_ends_of_the_scales():
+    assert overlap_coefficient([2, 3], [4, 6]) == pytest.approx(1)
+    assert jensen_shannon_bits([2, 3], [4, 6]) == pytest.approx(0, abs=1e-12)
+    assert probability_nearer([2, 3], [4, 6]) == pytest.approx(0.5)
+    assert overlap_coefficient([2, 0], [0, 7]) == 0
+    assert jensen_shannon_bits([2, 0], [0, 7]) == 1
+    assert probability_nearer([2, 0], [0, 7]) == 1
+    assert probability_nearer([0, 2], [7, 0]) == 0
+
+
+@pytest.mark.parametrize("measure", [overlap_coefficient, jensen_shannon_bits, probability_nearer])
+def test_histograms_that_do_not_fit_are_refused(measure):
+    with pytest.raises(UserError, match="same bins"):
+        measure([1, 2], [1, 2, 3])
+    with pytest.raises(UserError, match="hold a pair"):
+        measure([0, 0], [1, 2])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=30), st.lists(st.integers(0, 6), min_size=1, max_size=30))
+def test_order_of_distances_counts_ties_half(positive, negative):
+    positive, negative = np.array(positive, np.float32) / 3, np.array(negative, np.float32) / 3
+    pairs = [(a < b) + (a == b) / 2 for a in positive for b in negative]
+    assert share_ordered(positive, negative) == pytest.approx(np.mean(pairs), abs=1e-12)
+    truth = np.r_[np.zeros(len(positive)), np.ones(len(negative))]
+    assert share_ordered(positive, negative) == pytest.approx(roc_auc_score(truth, np.r_[positive, negative]), abs=1e-9)
+
+
+def test_distances_however_close_are_no_ties():
+    assert share_ordered([1.0], [1.0 + 1e-15]) == 1
+    assert share_ordered([1.0 + 1e-15], [1.0]) == 0
+    with pytest.raises(UserError, match="hold a pair"):
+        share_ordered([], [1.0])
+
+
+def test_figures_match_those_of_all_pairs():
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(12), 10)
+    embeddings = rng.normal(size=(12, 6))[labels] + 0.6 * rng.normal(size=(120, 6))
+    figures = evaluate_overlap(embeddings, labels, bins=20)
+    positive, negative = all_distances(embeddings, labels, "euclidean")
+    edges = np.linspace(min(positive.min(), negative.min()), max(positive.max(), negative.max()) + 1e-9, 21)
+    p, q = np.histogram(positive, edges)[0], np.histogram(negative, edges)[0]
+    truth = np.repeat([1, 0], [len(positive), len(negative)])
+    # The edges are those of the fine bins nearest to the reference's.
+    assert figures["overlap"] == pytest.approx(np.minimum(p / p.sum(), q / q.sum()).sum(), abs=5e-3)
+    assert figures["jsd_bits"] == pytest.approx(jensenshannon(p, q, base=2) ** 2, abs=5e-3)
+    assert figures["auc"] == pytest.approx(roc_auc_score(truth, -np.concatenate([positive, negative])), abs=1e-4)
+    assert figures["mean_positive_distance"] == pytest.approx(positive.mean(), rel=1e-5)
+    assert figures["mean_negative_distance"] == pytest.approx(negative.mean(), rel=1e-5)
+    assert (figures["num_positive_pairs"], figures["num_negative_pairs"]) == (len(positive), len(negative))
+    assert figures["all_pairs"] is True
+    assert figures["bins"] == 20
+
+
+def test_normal_distributions_give_their_known_overlap():
+    rng = np.random.default_rng(1)
+    positive, negative = rng.normal(0, 1, 400_000), rng.normal(1, 1, 400_000)
+    edges = np.linspace(-5, 6, 101)
+    counts = [np.histogram(d, edges)[0] for d in (positive, negative)]
+    assert overlap_coefficient(*counts) == pytest.approx(2 * stats.norm.cdf(-0.5), abs=5e-3)
+    assert probability_nearer(*counts) == pytest.approx(stats.norm.cdf(2**-0.5), abs=5e-3)
+
+
+def test_scaled_embeddings_have_the_same_figures():
+    rng = np.random.default_rng(2)
+    embeddings, labels = rng.normal(size=(90, 4)), rng.integers(0, 6, 90)
+    once, scaled = evaluate_overlap(embeddings, labels), evaluate_overlap(1024 * embeddings, labels)
+    for name in ("overlap", "jsd_bits", "auc"):
+        assert once[name] == scaled[name]
+    assert scaled["mean_negative_distance"] == pytest.approx(1024 * once["mean_negative_distance"])
+
+
+def test_a_sample_comes_near_all_pairs_and_says_so():
+    rng = np.random.default_rng(3)
+    labels = np.repeat(np.arange(20), 15)
+    embeddings = rng.normal(size=(20, 5))[labels] + rng.normal(size=(300, 5))
+    every = evaluate_overlap(embeddings, labels, bins=20)
+    drawn = evaluate_overlap(embeddings, labels, num_pairs=50_000, bins=20, seed=1)
+    assert drawn["all_pairs"] is False
+    assert drawn["num_positive_pairs"] == drawn["num_negative_pairs"] == 50_000
+    for name in ("overlap", "auc", "mean_positive_distance", "mean_negative_distance"):
+        assert drawn[name] == pytest.approx(every[name], abs=0.03)
+    assert drawn == evaluate_overlap(embeddings, labels, num_pairs=50_000, bins=20, seed=1)
+
+
+@pytest.mark.parametrize(("pairs", "bins"), [(1, 2), (8, 4), (1000, 20), (10**6, 100)])
+def test_bins_follow_the_number_of_the_rarer_pairs(pairs, bins):
+    histogram = sample_pair_histogram([[0.0], [1.0], [2.0]], [0, 0, 1], num_pairs=pairs)
+    assert default_bins(histogram) == bins
+
+
+@pytest.mark.parametrize(("labels", "bins"), [([0, 0, *range(1, 20)], 2), ([0] * 20 + [1], 6)])
+def test_few_pairs_of_either_kind_ask_for_wide_bins(labels, bins):
+    """One positive pair of 210; 20 negative ones."""
+    figures = evaluate_overlap(np.random.default_rng(0).normal(size=(21, 3)), labels)
+    assert min(figures["num_positive_pairs"], figures["num_negative_pairs"]) in (1, 20)
+    assert figures["bins"] == bins
+
+
+def test_collapsed_embeddings_overlap_wholly():
+    figures = evaluate_overlap(np.ones((6, 3)), [0, 0, 1, 1, 2, 2])
+    assert (figures["overlap"], figures["jsd_bits"], figures["auc"], figures["bins"]) == (1, 0, 0.5, 1)
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(UserError, match="bins must be"):
+        evaluate_overlap([[0.0], [1.0], [2.0]], [0, 0, 1], bins=0)
+    with pytest.raises(UserError, match="no pair of images"):
+        evaluate_overlap([[0.0], [1.0]], [0, 1])
+
+
+def density_by_hand(embeddings, labels):
+    """Class id -> (D_avg, nearest squared distance between means, mean of them), by loops."""
+    points, labels = np.asarray(embeddings, np.float64), np.asarray(labels)
+    means = {c: sum(points[i] for i in range(len(points)) if labels[i] == c) / (labels == c).sum() for c in set(labels)}
+    table = {}
+    for c, mean in means.items():
+        own = [((points[i] - mean) ** 2).sum() for i in range(len(points)) if labels[i] == c]
+        others = [((mean - other) ** 2).sum() for d, other in means.items() if d != c]
+        table[c] = (sum(own) / len(own), min(others), sum(others) / len(others))
+    return table
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 1000), count=st.integers(5, 60), classes=st.integers(2, 8), rows=st.sampled_from([4, 8192]))
+def test_table_matches_loops(seed, count, classes, rows):
+    rng = np.random.default_rng(seed)
+    labels = np.append([0, 1], rng.integers(0, classes, count)) * 10**10
+    embeddings = rng.normal(3, 1, size=(count + 2, 4)).astype(np.float32)
+    before, generalisation._ROWS = generalisation._ROWS, rows
+    try:
+        table = class_density(embeddings, labels)
+    finally:
+        generalisation._ROWS = before
+    expected = density_by_hand(embeddings, labels)
+    assert table.classes.tolist() == sorted(expected)
+    for i, c in enumerate(table.classes):
+        found = (table.d_avg[i], table.d_nearest[i], table.d_others[i])
+        assert found == pytest.approx(expected[c], rel=1e-9, abs=1e-9)
+        assert table.counts[i] == (labels == c).sum()
+        assert table.nearest_class[i] != c
+
+
+def test_the_definition_is_that_of_the_objective():
+    rng = np.random.default_rng(0)
+    embeddings, labels = rng.normal(size=(40, 6)).astype(np.float32), rng.integers(0, 5, 40)
+    table = class_density(embeddings, labels)
+    spreads = ops.convert_to_numpy(means_and_spreads(ops.array(embeddings), ops.array(labels))[1])
+    np.testing.assert_allclose(table.d_avg[np.searchsorted(table.classes, labels)], spreads, rtol=1e-5)
+
+
+def test_unit_vectors_have_one_minus_the_squared_length_of_the_mean():
+    rng = np.random.default_rng(1)
+    embeddings = rng.normal(size=(30, 5))
+    embeddings /= np.linalg.norm(embeddings, axis=1, keepdims=True)
+    labels = np.arange(30) % 3
+    lengths = [np.square(embeddings[labels == c].mean(axis=0)).sum() for c in range(3)]
+    np.testing.assert_allclose(class_density(embeddings, labels).d_avg, 1 - np.array(lengths), rtol=1e-6)
+
+
+def test_an_offset_changes_nothing():
+    rng = np.random.default_rng(2)
+    embeddings, labels = rng.integers(-8, 8, size=(50, 3)).astype(np.float32), rng.integers(0, 5, 50)
+    near, far = class_density(embeddings, labels), class_density(embeddings + 2.0**20, labels)
+    np.testing.assert_allclose(near.d_avg, far.d_avg, rtol=1e-9)
+    np.testing.assert_allclose(near.d_others, far.d_others, rtol=1e-9)
+
+
+def test_summary_leaves_classes_of_one_image_out_of_the_density():
+    table = class_density([[0.0], [2.0], [10.0], [14.0], [100.0]], [0, 0, 1, 1, 2])
+    assert table.d_avg.tolist() == [1, 4, 0]
+    summary = table.summary()
+    assert summary["num_dense_classes"] == 2
+    assert (summary["d_avg_mean"], summary["d_avg_min"], summary["d_avg_max"], summary["d_avg_std"]) == (2.5, 1, 4, 1.5)
+    assert summary["d_nearest_min"] == 121
+    assert summary["d_nearest_mean"] == pytest.approx((121 + 121 + 88**2) / 3)
+    assert summary["d_others_mean"] == pytest.approx((121 + 88**2 + 99**2) / 3)
+    assert summary["separation"] == pytest.approx(summary["d_nearest_mean"] / 2.5)
+
+
+def test_classes_collapsed_to_points_have_no_separation():
+    summary = class_density([[0.0], [0.0], [3.0], [3.0]], [0, 0, 1, 1]).summary()
+    assert summary["d_avg_mean"] == 0
+    assert summary["d_nearest_mean"] == 9
+    assert "separation" not in summary
+
+
+def test_density_refuses_bad_input():
+    with pytest.raises(UserError, match="two classes"):
+        class_density([[0.0], [1.0]], [3, 3])
+    with pytest.raises(UserError, match="two images"):
+        class_density([[0.0], [1.0]], [0, 1]).summary()
+    with pytest.raises(UserError, match="infinite"):
+        class_density([[0.0], [np.inf]], [0, 1])
+    with pytest.raises(UserError, match="one class id per embedding"):
+        class_density([[0.0], [1.0]], [0])
+
+
+def groups(seed, classes, per_class, noise, shift=0.0, dim=6):
+    """Classes around random means, all moved by `shift` along the first axis."""
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(classes), per_class)
+    points = rng.normal(size=(classes, dim))[labels] + noise * rng.normal(size=(len(labels), dim))
+    points[:, 0] += shift
+    return points.astype(np.float32), labels
+
+
+def divergence_by_hand(seen, seen_labels, unseen, unseen_labels, splits):
+    """Errors of scikit-learn's 1-NN classifiers, for the splits given as masks over seen and unseen images."""
+    points = np.concatenate([seen, unseen]).astype(np.float64)
+    sides = np.repeat([0, 1], [len(seen), len(unseen)])
+    classes = np.concatenate([seen_labels, unseen_labels]) + 1000 * sides
+    lambdas, divergences = [], []
+    for labelled in splits:
+        joint = KNeighborsClassifier(1, algorithm="brute").fit(points[labelled], classes[labelled])
+        domain = KNeighborsClassifier(1, algorithm="brute").fit(points[labelled], sides[labelled])
+        wrong = {"class": [[], []], "side": [[], []]}
+        rest = np.flatnonzero(~labelled)
+        for i, c, side in zip(rest, joint.predict(points[rest]), domain.predict(points[rest]), strict=True):
+            wrong["class"][sides[i]].append(c != classes[i])
+            wrong["side"][sides[i]].append(side != sides[i])
+        lambdas.append(np.mean(wrong["class"][0]) + np.mean(wrong["class"][1]))
+        divergences.append(1 - (np.mean(wrong["side"][0]) + np.mean(wrong["side"][1])) / 2)
+    return np.array(lambdas), np.array(divergences)
+
+
+def splits_of(monkeypatch):
+    """The splits that are drawn, as they are drawn."""
+    drawn, split = [], generalisation._split
+
+    def recorded(*arguments):
+        drawn.append(split(*arguments))
+        return drawn[-1]
+
+    monkeypatch.setattr(generalisation, "_split", recorded)
+    return drawn
+
+
+@pytest.mark.parametrize("labelled", [0.15, 0.5, 0.9])
+@pytest.mark.parametrize("deepest", [1, 64])
+def test_errors_are_those_of_nearest_neighbour_classifiers(labelled, deepest, monkeypatch):
+    """Whether the labelled neighbour is in the list of the nearest or is searched for."""
+    monkeypatch.setattr(generalisation, "_DEEPEST", deepest)
+    drawn = splits_of(monkeypatch)
+    seen, unseen = groups(0, 7, 8, 0.5), groups(1, 5, 12, 0.7, shift=0.5)
+    figures = evaluate_divergence(*seen, *unseen, labelled=labelled, repeats=3, seed=5)
+    lambdas, divergences = divergence_by_hand(*seen, *unseen, drawn)
+    assert figures["lambda"] == pytest.approx(lambdas.mean())
+    assert figures["h_divergence"] == pytest.approx(divergences.mean())
+    assert figures["lambda_plus_h_divergence"] == pytest.approx(lambdas.mean() + divergences.mean())
+    assert figures["joint_error"] == pytest.approx(lambdas.mean() / 2)
+    assert figures["joint_error_seen"] + figures["joint_error_unseen"] == pytest.approx(figures["lambda"])
+    assert figures["domain_error"] == pytest.approx(1 - divergences.mean())
+    assert figures["proxy_a_distance"] == pytest.approx(2 * (1 - 2 * (1 - divergences.mean())))
+    assert (figures["held_out_seen"], figures["held_out_unseen"]) == (
+        (~drawn[0][:56]).sum(),
+        (~drawn[0][56:]).sum(),
+    )
+    low, high = stats.t.interval(0.95, 2, lambdas.mean(), stats.sem(lambdas))
+    assert figures["lambda_ci95"] == pytest.approx((high - low) / 2)
+    low, high = stats.t.interval(0.95, 2, divergences.mean(), stats.sem(divergences))
+    assert figures["h_divergence_ci95"] == pytest.approx((high - low) / 2)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 12), min_size=1, max_size=8), labelled=st.floats(0.01, 0.99), seed=st.integers(0, 99)
+)
+def test_each_class_is_split_by_its_share(counts, labelled, seed):
+    rng = np.random.default_rng(seed)
+    classes = rng.permutation(np.repeat(np.arange(len(counts)), counts))
+    mask = generalisation._split(classes, labelled, rng)
+    for c, count in enumerate(counts):
+        chosen = mask[classes == c].sum()
+        if count == 1:
+            assert chosen == 1
+        else:
+            assert 1 <= chosen <= count - 1
+            assert abs(chosen - labelled * count) <= 0.5 + 1e-9 or chosen in (1, count - 1)
+
+
+def test_which_images_are_labelled_is_even():
+    classes = np.repeat([0, 1], [6, 10])
+    drawn = [generalisation._split(classes, 0.5, np.random.default_rng([0, i])) for i in range(2000)]
+    np.testing.assert_allclose(np.mean(drawn, axis=0), 0.5, atol=0.05)
+
+
+def test_the_right_class_implies_the_right_side():
+    """So 1 - d_H is at most lambda / 2."""
+    for noise in (0.1, 0.5, 2.0):
+        figures = evaluate_divergence(*groups(2, 9, 6, noise), *groups(3, 9, 6, noise))
+        assert figures["domain_error"] <= figures["joint_error"] + 1e-12
+
+
+def test_ends_of_the_scales():
+    apart = evaluate_divergence(*groups(4, 6, 8, 0.01), *groups(5, 6, 8, 0.01, shift=50))
+    assert (apart["lambda"], apart["h_divergence"], apart["proxy_a_distance"]) == (0, 1, 2)
+    rng = np.random.default_rng(6)
+    noise, labels = rng.normal(size=(1500, 3)), np.arange(1500) % 50
+    chance = evaluate_divergence(noise, labels, rng.normal(size=(500, 3)), labels[:500])
+    assert chance["h_divergence"] == pytest.approx(0.5, abs=0.03)
+    assert chance["lambda"] > 1.8
+
+
+def test_collapsed_embeddings_tell_nothing():
+    """Equal distances go to the lower row, a seen image: right of seen images, wrong of unseen ones."""
+    labels = np.repeat([0, 1], 40)
+    figures = evaluate_divergence(np.ones((80, 3)), labels, np.ones((80, 3)), labels)
+    assert figures["h_divergence"] == 0.5
+    assert figures["joint_error_unseen"] == 1
+
+
+def test_class_ids_of_the_two_sides_are_apart():
+    seen, unseen = groups(7, 5, 8, 0.6), groups(8, 5, 8, 0.6)
+    moved = (unseen[0], unseen[1] + 2**40)
+    assert evaluate_divergence(*seen, *unseen) == evaluate_divergence(*seen, *moved)
+
+
+def test_seeded_and_without_interval_for_one_split():
+    seen, unseen = groups(9, 6, 8, 0.8), groups(10, 6, 8, 0.8)
+    assert evaluate_divergence(*seen, *unseen, seed=1) == evaluate_divergence(*seen, *unseen, seed=1)
+    assert evaluate_divergence(*seen, *unseen, seed=1) != evaluate_divergence(*seen, *unseen, seed=2)
+    once = evaluate_divergence(*seen, *unseen, repeats=1)
+    assert once["splits"] == 1
+    assert not [name for name in once if name.endswith("ci95")]
+
+
+def test_classes_of_one_image_are_labelled_and_not_measured():
+    seen = np.array([[0.0], [0.1], [100.0]]), np.array([0, 0, 1])
+    unseen = np.array([[50.0], [50.1], [100.1], [100.2]]), np.array([0, 0, 1, 2])
+    figures = evaluate_divergence(*seen, *unseen)
+    assert (figures["held_out_seen"], figures["held_out_unseen"]) == (1, 1)
+    assert (figures["lambda"], figures["h_divergence"]) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seen": [[0.0]]}, "seen_labels must be one class id"),
+        ({"unseen": [[0.0, 1.0], [2.0, 3.0]]}, "unseen 2"),
+        ({"unseen_labels": [0, 1]}, "unseen classes: none has two images"),
+        ({"seen": [[0.0], [np.nan]]}, "seen embeddings: 1 of 2 rows hold NaN"),
+        ({"labelled": 0.0}, "labelled must be"),
+        ({"labelled": 1.0}, "labelled must be"),
+        ({"repeats": 0}, "repeats must be"),
+        ({"distance": "manhattan"}, "unknown distance"),
+    ],
+)
+def test_divergence_refuses_bad_input(change, message):
+    arguments = {"seen": [[0.0], [1.0]], "seen_labels": [0, 0], "unseen": [[5.0], [6.0]], "unseen_labels": [0, 0]}
+    with pytest.raises(UserError, match=message):
+        evaluate_divergence(**(arguments | change))
+
+
+@pytest.fixture(scope="module")
+def sides():
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(10), 9)
+    return [(rng.normal(size=(10, 4))[labels] + 0.7 * rng.normal(size=(90, 4)), labels + first) for first in (0, 10)]
+
+
+def recall(embeddings, labels):
+    return evaluate_retrieval(embeddings, labels, ks=(1,), metrics=("recall",))["recall@1"]
+
+
+def test_all_that_applies_is_there_under_its_name(sides):
+    train, test = sides
+    figures = evaluate_generalisation(*test, *train, seed=3, repeats=4)
+    expected = evaluate_divergence(*train, *test, seed=3, repeats=4)
+    for side, (embeddings, labels) in (("seen", train), ("unseen", test)):
+        found = {"recall@1": recall(embeddings, labels)}
+        found |= evaluate_overlap(embeddings, labels) | class_density(embeddings, labels).summary()
+        expected |= {f"{side}_{name}": value for name, value in found.items()}
+    assert figures == expected
+    assert json.loads(json.dumps(figures, allow_nan=False)) == figures
+
+
+def test_without_training_embeddings_only_the_unseen_are_measured(sides):
+    figures = evaluate_generalisation(*sides[1])
+    assert all(name.startswith("unseen_") for name in figures)
+    assert "unseen_overlap" in figures
+    assert "unseen_d_avg_mean" in figures
+
+
+def test_scattering_comes_with_an_embedder_and_its_images():
+    labels, data = coloured_batch(per_class=5)
+    embedder = tiny_embedder()
+    embeddings = embed(embedder, [data])
+    figures = evaluate_generalisation(embeddings, labels, embedder=embedder, test_batches=[data], share=0.5, seed=1)
+    expected = evaluate_scattering(embedder, [data], labels, share=0.5, seed=1)
+    assert expected.items() <= figures.items()
+    assert figures["whole_recall@1"] == figures["unseen_recall@1"]
+
+
+def test_large_classes_have_recall_by_parts_too():
+    rng = np.random.default_rng(1)
+    labels = np.repeat([0, 1, 2], 20)
+    embeddings = rng.normal(size=(3, 2))[labels] + rng.normal(size=(60, 2))
+    figures = evaluate_generalisation(embeddings, labels, measures=["recall"], seed=4)
+    interval = part_protocol(embeddings, labels, ks=(1,), seed=4)["recall@1"]
+    assert figures["unseen_recall@1_parts"] == interval.mean
+    assert figures["unseen_recall@1_parts_ci95"] == pytest.approx(interval.high - interval.mean)
+    assert "unseen_recall@1_parts" not in evaluate_generalisation(embeddings[1:], labels[1:], measures=["recall"])
+
+
+def test_measures_can_be_chosen(sides):
+    train, test = sides
+    assert set(evaluate_generalisation(*test, *train, measures=["recall"])) == {"unseen_recall@1", "seen_recall@1"}
+    assert "lambda" in evaluate_generalisation(*test, *train, measures=["divergence"])
+    parts = [evaluate_generalisation(*test, *train, measures=[name]) for name in GENERALISATION_MEASURES]
+    assert {key: value for part in parts for key, value in part.items()} == evaluate_generalisation(*test, *train)
+
+
+def test_what_the_classes_do_not_allow_is_left_out(sides):
+    train, _ = sides
+    alone = evaluate_generalisation(np.eye(4), [0, 1, 2, 3], *train)
+    assert not [name for name in alone if name.startswith("unseen_")]
+    assert "lambda" not in alone
+    assert "seen_recall@1" in alone
+    one_class = evaluate_generalisation(np.eye(4), [0, 0, 0, 0])
+    assert one_class == {"unseen_recall@1": 1.0}
+
+
+def test_the_summary_refuses_bad_input(sides):
+    embeddings, labels = sides[0]
+    with pytest.raises(UserError, match="unknown measures"):
+        evaluate_generalisation(embeddings, labels, measures=["recal"])
+    with pytest.raises(UserError, match="train_embeddings and train_labels"):
+        evaluate_generalisation(embeddings, labels, embeddings)
+    with pytest.raises(UserError, match="embedder and test_batches"):
+        evaluate_generalisation(embeddings, labels, embedder=tiny_embedder())
+    with pytest.raises(UserError, match="train_labels must be one class id"):
+        evaluate_generalisation(embeddings, labels, embeddings, labels[1:])
+
+
+WITHOUT_TENSORFLOW = """
+import sys
+sys.modules["tensorflow"] = None
+from tfdml.evaluation import evaluate_generalisation, partial_embeddings
+import numpy as np
+from tests.models.networks import images, tiny_embedder
+embedder, data = tiny_embedder(), images(size=3)
+embedder(data)
+embedder.load_weights(sys.argv[1])
+np.save(sys.argv[2], partial_embeddings(embedder, [data], seed=5).parts[0])
+train, test = ([[0.0], [1.0]], [0, 0]), ([[5.0], [6.0]], [0, 0])
+assert evaluate_generalisation(*test, *train)["h_divergence"] == 1
+"""
+
+
+@pytest.mark.slow
+def test_no_tensorflow_is_needed(tmp_path):
+    pytest.importorskip("jax")
+    embedder, data = tiny_embedder(seed=7), images(size=3)
+    expected = partial_embeddings(embedder, [data], seed=5).parts[0]
+    embedder.save_weights(tmp_path / "tiny.weights.h5")
+    result = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TENSORFLOW, str(tmp_path / "tiny.weights.h5"), str(tmp_path / "parts.npy")],
+        cwd=pathlib.Path(__file__).resolve().parents[3],
+        env={**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    np.testing.assert_allclose(np.load(tmp_path / "parts.npy"), expected, atol=1e-5)

@@ -1,0 +1,285 @@
+"""Expanded queries and augmented galleries against sums written out, and what a query may not see."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.retrieval import references
+from tests.retrieval.references import unit
+from tfdml.errors import UserError
+from tfdml.evaluation.chains import AugmentGallery, ExpandQueries, RerankReciprocal, ScaleLocally, Sources
+from tfdml.retrieval import (
+    augment_gallery,
+    csls_densities,
+    expand_queries,
+    fit_whitening,
+    k_reciprocal_neighbours,
+    reranking,
+)
+from tfdml.retrieval.reranking import encode, searched
+
+
+def made(count=40, dim=6, classes=5, seed=0):
+    rng = np.random.default_rng(seed)
+    return (rng.normal(size=(classes, dim))[np.arange(count) % classes] + rng.normal(size=(count, dim))).astype(
+        "float32"
+    )
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    count=st.integers(2, 30),
+    k=st.integers(1, 40),
+    alpha=st.sampled_from([0, 0.5, 1, 3]),
+    roles=st.booleans(),
+    seed=st.integers(0, 100),
+)
+def test_queries_are_expanded_as_by_hand(count, k, alpha, roles, seed):
+    points = made(count + 7, seed=seed)
+    queries, gallery = (points[:count], points[count:]) if roles else (points, None)
+    found = expand_queries(queries, gallery, k=k, alpha=alpha)
+    np.testing.assert_allclose(found, references.expansion(queries, gallery, k, alpha), atol=2e-5)
+    assert found.dtype == np.float32
+
+
+@pytest.mark.parametrize("alpha", [0, 3])
+@pytest.mark.parametrize("k", [1, 4, 60])
+def test_a_gallery_is_augmented_as_by_hand(k, alpha):
+    points = made()
+    expected = references.augmentation(points, k, alpha)
+    found = augment_gallery(points, k=k, alpha=alpha).vectors
+    np.testing.assert_allclose(found, [expected[row] for row in range(len(points))], atol=2e-5)
+
+
+@pytest.mark.parametrize(("k", "count"), [(1, 30), (3, 30), (8, 9), (50, 12)])
+def test_in_leave_one_out_the_gallery_has_not_seen_the_query(k, count, monkeypatch):
+    monkeypatch.setattr(reranking, "_GATHERED_AT_ONCE", 300)
+    points = made(count, seed=3)
+    queries = references.unit(points)
+    what = AugmentGallery(k, 3.0).apply(searched(points), Sources(), None)
+    depth = min(6, count - 1)
+    expected = references.searched_without_own(points, queries, k, 3.0, depth)
+    rows, similarities = what.neighbours(depth)
+    np.testing.assert_array_equal(rows, expected)
+    for own in range(count):
+        vectors = references.augmentation(points, k, 3.0, {own})
+        np.testing.assert_allclose(similarities[own], [queries[own] @ vectors[row] for row in rows[own]], atol=2e-6)
+    # Expanded by those vectors, and not by those that its own image has moved.
+    expanded = ExpandQueries(2, 1.0).apply(what, Sources(), None).queries
+    for own in range(count):
+        vectors = references.augmentation(points, k, 3.0, {own})
+        near = np.array([vectors[row] for row in rows[own, :2]])
+        np.testing.assert_allclose(
+            expanded[own], references.moved(queries[own], near, range(len(near)), 1.0), atol=2e-5
+        )
+
+
+def test_what_the_own_image_is_does_not_matter_to_a_query():
+    """The same search, were the query's image somewhere else in the gallery."""
+    points = made(20)
+    gallery = np.concatenate([points[1:], points[:1]])
+    alone = searched(points[:1], points[1:])
+    chain = (AugmentGallery(3, 3.0), ExpandQueries(4, 3.0))
+    among = searched(gallery)
+    for step in chain:
+        alone, among = (step.apply(what, Sources(), None) for what in (alone, among))
+    np.testing.assert_allclose(among.queries[-1], alone.queries[0], atol=1e-5)
+    np.testing.assert_array_equal(among.neighbours(12)[0][-1], alone.neighbours(12)[0][0])
+
+
+@pytest.mark.parametrize("budget", [1, 500])
+def test_blocks_give_what_the_whole_gives(budget, monkeypatch):
+    points = made(50)
+    chain = (AugmentGallery(4, 3.0), ExpandQueries(5, 2.0))
+
+    def answer():
+        what = searched(points)
+        for step in chain:
+            what = step.apply(what, Sources(), None)
+        return what.queries, *what.neighbours(9)
+
+    whole = answer()
+    monkeypatch.setattr(reranking, "_GATHERED_AT_ONCE", budget)
+    for part, expected in zip(answer(), whole, strict=True):
+        np.testing.assert_allclose(part, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [0, 3])
+def test_degenerate_galleries_give_finite_vectors(alpha):
+    same = np.ones((6, 3))
+    np.testing.assert_allclose(expand_queries(same, k=3, alpha=alpha), references.unit(same), atol=1e-6)
+    opposite = np.array([[1.0, 0.0], [-1.0, 0.0]])
+    assert np.isfinite(expand_queries(opposite, k=3, alpha=alpha)).all()
+    zeros = np.zeros((4, 2))
+    assert not augment_gallery(zeros, k=2, alpha=alpha).vectors.any()
+    two = AugmentGallery(3, alpha).apply(searched(made(2)), Sources(), None)
+    assert two.neighbours(5)[0].tolist() == [[1], [0]]
+    # Of two images, each is by itself where the other is the query.
+    np.testing.assert_allclose(
+        two.vectors(slice(0, 2), np.array([[1], [0]]))[:, 0], references.unit(made(2))[::-1], atol=1e-6
+    )
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(UserError, match="no other"):
+        searched(np.ones((1, 2)))
+    with pytest.raises(ValueError, match="k must be a positive integer"):
+        expand_queries(np.eye(3), k=0)
+    with pytest.raises(ValueError, match="alpha must not be negative"):
+        augment_gallery(np.eye(3), alpha=-1)
+
+
+def csls_by_hand(queries, gallery, k):
+    own = gallery is None
+    queries = unit(queries)
+    gallery = queries if own else unit(gallery)
+
+    def density(vector, others, row):
+        cosines = sorted((vector @ other for i, other in enumerate(others) if not (own and i == row)), reverse=True)
+        return np.mean(cosines[:k])
+
+    of_queries = [density(query, gallery, row) for row, query in enumerate(queries)]
+    of_gallery = [density(image, queries, row) for row, image in enumerate(gallery)]
+    scores = 2 * queries @ gallery.T - np.array(of_queries)[:, None] - np.array(of_gallery)
+    if own:
+        np.fill_diagonal(scores, -np.inf)
+    return np.array(of_queries), np.array(of_gallery), scores
+
+
+@pytest.mark.parametrize("roles", [False, True])
+@pytest.mark.parametrize("k", [1, 5, 100])
+def test_equals_the_definition(roles, k):
+    points = made(33, seed=1)
+    queries, gallery = (points[:20], points[20:]) if roles else (points, None)
+    of_queries, of_gallery, scores = csls_by_hand(queries, gallery, k)
+    found = csls_densities(queries, gallery, k=k)
+    np.testing.assert_allclose(found[0], of_queries, atol=2e-6)
+    np.testing.assert_allclose(found[1], of_gallery, atol=2e-6)
+    rows, near = ScaleLocally(k).apply(searched(queries, gallery), Sources(), None).neighbours(10)
+    np.testing.assert_array_equal(rows, np.argsort(-scores, axis=1, kind="stable")[:, :10])
+    in_full = 2 * near - of_queries[:, None]
+    np.testing.assert_allclose(in_full, np.take_along_axis(scores, rows, axis=1), atol=5e-6)
+
+
+def test_csls_of_degenerate_galleries():
+    assert csls_densities(np.ones((4, 2)), k=2)[1].tolist() == [1, 1, 1, 1]
+    assert csls_densities(np.eye(2)[:1], np.eye(2)[1:], k=9)[0].tolist() == [0]
+    with pytest.raises(ValueError, match="k must be a positive integer"):
+        csls_densities(np.eye(3), k=0)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    count=st.integers(3, 28),
+    k1=st.integers(1, 12),
+    k2=st.integers(1, 5),
+    weight=st.sampled_from([0.0, 0.3, 1.0]),
+    roles=st.booleans(),
+    seed=st.integers(0, 50),
+)
+def test_the_whole_re_ranking_is_that_of_the_paper(count, k1, k2, weight, roles, seed):
+    points = made(count + 9, seed=seed)
+    queries, gallery = (points[:count], points[count:]) if roles else (points, None)
+    expected = references.reranked(queries, gallery, min(k1, len(points) - 1), min(k2, len(points)), weight)
+    depth = 9 if roles else len(points) - 1
+    rows, distances = k_reciprocal_neighbours(queries, gallery, k=depth, k1=k1, k2=k2, weight=weight, top=len(points))
+    np.testing.assert_allclose(distances, np.take_along_axis(expected, rows, axis=1), atol=2e-5)
+    np.testing.assert_allclose(distances, np.sort(expected, axis=1)[:, :depth], atol=2e-5)
+    assert all(len(set(row)) == depth for row in rows.tolist())
+    if not roles:
+        assert not (rows == np.arange(len(points))[:, None]).any()
+
+
+@pytest.mark.parametrize("roles", [False, True])
+def test_of_the_top_each_distance_is_exact_and_the_rest_stays_behind(roles):
+    points = made(60, seed=2)
+    queries, gallery = (points[:20], points[20:]) if roles else (points, None)
+    expected = references.reranked(queries, gallery, 8, 3, 0.3)
+    plain = searched(queries, gallery).neighbours(30)[0]
+    rows, distances = k_reciprocal_neighbours(queries, gallery, k=30, k1=8, k2=3, top=12)
+    np.testing.assert_array_equal(np.sort(rows[:, :12], axis=1), np.sort(plain[:, :12], axis=1))
+    np.testing.assert_allclose(distances[:, :12], np.take_along_axis(expected, rows[:, :12], axis=1), atol=2e-5)
+    assert (np.diff(distances[:, :12], axis=1) >= 0).all()
+    np.testing.assert_array_equal(rows[:, 12:], plain[:, 12:])
+    assert np.isinf(distances[:, 12:]).all()
+    # Fewer neighbours than are re-ranked are the first of these.
+    np.testing.assert_array_equal(k_reciprocal_neighbours(queries, gallery, k=3, k1=8, k2=3, top=12)[0], rows[:, :3])
+
+
+@pytest.mark.parametrize("k1", [1, 3, 5, 7, 20])
+def test_half_of_k1_is_rounded_as_in_the_authors_code(k1):
+    points = made(60, seed=6)
+    vectors = references.reciprocal_vectors(points, k1, 1)
+    codes = encode(references.unit(points).astype(np.float32), k1, 1).codes.toarray()
+    for row, vector in enumerate(vectors):
+        assert set(np.flatnonzero(codes[row])) == set(vector)
+        np.testing.assert_allclose(codes[row, list(vector)], list(vector.values()), atol=1e-6)
+
+
+def test_blocks_of_k_reciprocal_give_what_the_whole_gives(monkeypatch):
+    points = made(70, seed=4)
+    whole = k_reciprocal_neighbours(points, k=20, k1=9, k2=4)
+    monkeypatch.setattr(reranking, "_GATHERED_AT_ONCE", 1)
+    for part, expected in zip(k_reciprocal_neighbours(points, k=20, k1=9, k2=4), whole, strict=True):
+        np.testing.assert_array_equal(part, expected)
+
+
+def test_reranking_degenerate_galleries():
+    same = np.ones((7, 3))
+    rows, distances = k_reciprocal_neighbours(same, k=6, k1=3, k2=2)
+    assert np.isfinite(distances).all()
+    assert sorted(rows[3].tolist()) == [0, 1, 2, 4, 5, 6]
+    rows, distances = k_reciprocal_neighbours(np.eye(2), k=20)
+    assert rows.tolist() == [[1], [0]]
+    expected = references.reranked(np.eye(2), None, 1, 2, 0.3)
+    np.testing.assert_allclose(distances.ravel(), [expected[0, 1], expected[1, 0]], atol=1e-6)
+    assert k_reciprocal_neighbours(np.eye(2)[:1], np.eye(2)[1:], k=3)[0].tolist() == [[0]]
+    assert np.isfinite(k_reciprocal_neighbours(np.zeros((5, 2)), k=4, k1=2, k2=2)[1]).all()
+    assert encode(np.eye(4, dtype=np.float32), 1, 1).codes.shape == (4, 4)
+
+
+def test_where_the_queries_are_the_gallery_both_must_be_what_they_were():
+    for step in (ExpandQueries(2), AugmentGallery(2)):
+        changed = step.apply(searched(made(12)), Sources(), None)
+        with pytest.raises(UserError, match="cannot follow"):
+            RerankReciprocal().apply(changed, Sources(), None)
+        roles = step.apply(searched(made(12), made(9, seed=1)), Sources(), None)
+        assert RerankReciprocal(k1=3, k2=2).apply(roles, Sources(), None).neighbours(4)[0].shape == (12, 4)
+
+
+def whitened_by_hand(train, rows, dim, power, shrinkage):
+    train, rows = unit(train), unit(rows)
+    mean = train.mean(axis=0)
+    values, vectors = np.linalg.eigh(np.cov(train.T))
+    order = np.argsort(-values)
+    values, vectors = values[order], vectors[:, order]
+    values = (1 - shrinkage) * values + shrinkage * values.mean()
+    return unit((rows - mean) @ vectors[:, :dim] / values[:dim] ** (power / 2))
+
+
+@pytest.mark.parametrize("power", [0, 0.5, 1])
+@pytest.mark.parametrize("shrinkage", [0, 0.3, 1])
+@pytest.mark.parametrize("dim", [3, 0])
+def test_equals_the_eigendecomposition(power, shrinkage, dim):
+    train, rows = made(90, seed=1) * 3, made(20, seed=2)
+    found = fit_whitening(train, dim, power=power, shrinkage=shrinkage)(rows)
+    expected = whitened_by_hand(train, rows, dim or 6, power, shrinkage)
+    np.testing.assert_allclose(found @ found.T, expected @ expected.T, atol=2e-5)  # signs are free
+    assert found.shape == (20, dim or 6)
+
+
+def test_a_direction_without_variance_stays_without_weight():
+    train = np.repeat(made(30), 2, axis=1)
+    for power in (0.5, 1):
+        found = fit_whitening(train, 12, power=power)(train)
+        assert np.isfinite(found).all()
+        assert np.abs(found[:, 6:]).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("count", "dim", "message"), [(40, 7, "fewer components"), (5, 5, "fewer components"), (40, 2, "6")]
+)
+def test_what_whitening_refuses(count, dim, message):
+    with pytest.raises(UserError, match=message):
+        fit_whitening(made(count), dim)(np.ones((2, 5)))

@@ -1,0 +1,572 @@
+"""How an embedding treats classes it was not trained on: overlap of distances, density, divergence, and a summary."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdml.errors import UserError
+from tfdml.evaluation.pair_distances import PairHistogram, count_pair_distances, sample_pair_histogram
+from tfdml.evaluation.per_query import check_labels
+from tfdml.evaluation.retrieval import evaluate_retrieval, part_protocol
+from tfdml.evaluation.scattering import evaluate_scattering
+from tfdml.retrieval.exact import check_embeddings, nearest_neighbours
+
+
+def overlap_coefficient(positive: Any, negative: Any) -> float:
+    """The integral of the lesser of two densities: sum_k min(p_k, q_k), of histograms over the same bins.
+
+    1 where the distributions are the same, 0 where they share no bin.
+
+    Args:
+        positive: (K,) counts or probabilities; scaled to the sum 1.
+        negative: (K,) the same.
+
+    Example:
+        >>> overlap_coefficient([1, 1, 0], [0, 1, 1])
+        0.5
+    """
+    p, q = _shares(positive, negative)
+    return float(np.minimum(p, q).sum())
+
+
+def jensen_shannon_bits(positive: Any, negative: Any) -> float:
+    """The Jensen-Shannon divergence in bits, of histograms over the same bins.
+
+    JSD = KL(p | m) / 2 + KL(q | m) / 2 with m = (p + q) / 2 and logarithms of base 2: 0 where the distributions are the
+    same, 1 where they share no bin. It measures what a pair's distance says about whether its images are of one class,
+    when half of the pairs are. In nats it is ln 2 times as much.
+
+    Args:
+        positive: (K,) counts or probabilities; scaled to the sum 1.
+        negative: (K,) the same.
+
+    Example:
+        >>> jensen_shannon_bits([1, 1, 0], [0, 1, 1])
+        0.5
+    """
+    p, q = _shares(positive, negative)
+    m = (p + q) / 2
+
+    def divergence(x: np.ndarray) -> float:
+        inside = x > 0  # x log x is 0 at 0
+        return float((x[inside] * np.log2(x[inside] / m[inside])).sum())
+
+    return min(max((divergence(p) + divergence(q)) / 2, 0.0), 1.0)
+
+
+def probability_nearer(positive: Any, negative: Any) -> float:
+    """P(d+ < d-) + P(d+ = d-) / 2, the area under the ROC curve, of histograms over the same ascending bins.
+
+    Pairs in one bin count as ties: with fine bins the error is at most half of sum_k p_k q_k.
+
+    Args:
+        positive: (K,) counts or probabilities of d+; scaled to the sum 1.
+        negative: (K,) the same of d-.
+
+    Example:
+        >>> probability_nearer([1, 1, 0], [0, 1, 1])
+        0.875
+    """
+    p, q = _shares(positive, negative)
+    further = 1 - np.cumsum(q)
+    return float((p * (further + q / 2)).sum())
+
+
+def share_ordered(positive: Any, negative: Any) -> float:
+    """The same of the distances themselves: only equal distances are ties, a bin for each that occurs.
+
+    Args:
+        positive: (P,) d+.
+        negative: (Q,) d-.
+
+    Example:
+        >>> share_ordered([1.0, 2.0], [2.0, 3.0])
+        0.875
+    """
+    distances, place = np.unique(np.concatenate([positive, negative]), return_inverse=True)
+    counts = [np.bincount(part, minlength=len(distances)) for part in np.split(place, [len(positive)])]
+    return probability_nearer(*counts)
+
+
+def default_bins(histogram: PairHistogram) -> int:
+    """Rice's rule for the rarer kind of n pairs, ceil(2 n^(1/3)), and at most 100 bins.
+
+    Between histograms of few pairs chance alone keeps the overlap below 1 and the divergence above 0, the more so the
+    more bins there are. The rule depends on nothing but n, so that two models on one data set are compared alike.
+    """
+    rarer = min(int(histogram.positive.sum()), int(histogram.negative.sum()))
+    return min(100, int(np.ceil(2 * rarer ** (1 / 3) - 1e-9)))
+
+
+def evaluate_overlap(
+    embeddings: Any,
+    labels: Any,
+    *,
+    distance: str = "euclidean",
+    num_pairs: int | None = None,
+    bins: int | None = None,
+    seed: int = 0,
+) -> dict[str, float | int | bool]:
+    """Compare the distances d+ of pairs of one class with the distances d- of pairs of different classes.
+
+    The densities are histograms over equal bins from the least distance that occurs to the largest, so scaling all
+    embeddings changes nothing. The paper shows such densities (figure 1) and gives no figure for their overlap; the
+    overlap coefficient, the Jensen-Shannon divergence that its loss bounds (eq. 2), and the probability that d+ is less
+    than d- are those chosen here. Every pair counts the same, as in a batch of the paper's algorithm 1; its text draws
+    the class of a positive pair first, which would count pairs of small classes more.
+
+    Relation to RankMI: minus half of its loss, logged as `<name>_jsd`, is a lower bound on this divergence in nats,
+    that is on `jsd_bits` times ln 2, between the distances of the pairs it saw; binning lowers the divergence too.
+
+    Args:
+        embeddings: (N, d).
+        labels: (N,) integer class ids.
+        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`. The first three rank pairs of unit vectors alike, but
+            equal bins of one are not equal bins of another.
+        num_pairs: How many pairs to draw of each kind, with replacement; None: all pairs, each once (a minute for
+            60,000 images of 512 dimensions).
+        bins: How many; by default what `default_bins` gives.
+        seed: Of the draw.
+
+    Returns:
+        `overlap`, `jsd_bits`, `auc`; `mean_positive_distance` and `mean_negative_distance`, in the distance's unit;
+        `num_positive_pairs`, `num_negative_pairs`, `all_pairs` (False where they were drawn) and `bins`.
+
+    Raises:
+        UserError: As `count_pair_distances`; fewer than one pair or bin asked for.
+
+    Example:
+        >>> figures = evaluate_overlap([[0.0], [0.1], [5.0], [5.1]], [3, 3, 8, 8])
+        >>> figures["overlap"], figures["jsd_bits"], figures["auc"]
+        (0.0, 1.0, 1.0)
+
+    Source: Kemertas et al., "RankMI: A Mutual Information Maximizing Ranking Loss", CVPR 2020, fig. 1 and eq. 2.
+    """
+    if bins is not None and bins < 1:
+        raise UserError(f"bins must be at least 1; got {bins}")
+    if num_pairs is None:
+        fine = count_pair_distances(embeddings, labels, distance=distance)
+    else:
+        fine = sample_pair_histogram(embeddings, labels, num_pairs=num_pairs, distance=distance, seed=seed)
+    coarse = fine.rebinned(bins or default_bins(fine))
+    return {
+        "overlap": overlap_coefficient(coarse.positive, coarse.negative),
+        "jsd_bits": jensen_shannon_bits(coarse.positive, coarse.negative),
+        "auc": probability_nearer(fine.positive, fine.negative),
+        "mean_positive_distance": fine.mean_positive,
+        "mean_negative_distance": fine.mean_negative,
+        "num_positive_pairs": int(fine.positive.sum()),
+        "num_negative_pairs": int(fine.negative.sum()),
+        "all_pairs": fine.exact,
+        "bins": len(coarse.positive),
+    }
+
+
+def _shares(positive: Any, negative: Any) -> tuple[np.ndarray, np.ndarray]:
+    p, q = np.asarray(positive, np.float64), np.asarray(negative, np.float64)
+    if p.shape != q.shape or p.ndim != 1:
+        raise UserError(f"histograms must be over the same bins; got shapes {p.shape} and {q.shape}")
+    if not (p.sum() > 0 and q.sum() > 0):
+        raise UserError("each histogram must hold a pair")
+    return p / p.sum(), q / q.sum()
+
+
+# Rows whose differences from their class's mean are held in float64 at once.
+_ROWS = 8192
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassDensity:
+    """One row per class; all distances are squared Euclidean, as in the paper's eq. 1.
+
+    Args:
+        classes: (C,) int64 class ids, ascending.
+        counts: (C,) int64 images of each class.
+        d_avg: (C,) float64, D_avg: the mean squared distance of the class's images to their mean. The denser a class,
+            the smaller. Exactly 0 for a class of one image.
+        d_nearest: (C,) float64, the squared distance of the class's mean to the nearest other class's.
+        nearest_class: (C,) int64, the id of that class.
+        d_others: (C,) float64, the mean squared distance of the class's mean to all other classes'.
+    """
+
+    classes: np.ndarray
+    counts: np.ndarray
+    d_avg: np.ndarray
+    d_nearest: np.ndarray
+    nearest_class: np.ndarray
+    d_others: np.ndarray
+
+    def summary(self) -> dict[str, float | int]:
+        """The classes taken together.
+
+        Returns:
+            `d_avg_mean`, `d_avg_std`, `d_avg_min` and `d_avg_max` over the classes with at least two images, which are
+            counted in `num_dense_classes`; `d_nearest_mean`, `d_nearest_min` and `d_others_mean` over all classes;
+            and `separation`, `d_nearest_mean` over `d_avg_mean`, left out where every class has collapsed to a point.
+
+        Raises:
+            UserError: Every class has one image only.
+        """
+        several = self.counts > 1
+        if not several.any():
+            raise UserError("the density of classes needs a class of two images or more")
+        d_avg = self.d_avg[several]
+        result = {
+            "d_avg_mean": d_avg.mean(),
+            "d_avg_std": d_avg.std(),
+            "d_avg_min": d_avg.min(),
+            "d_avg_max": d_avg.max(),
+            "d_nearest_mean": self.d_nearest.mean(),
+            "d_nearest_min": self.d_nearest.min(),
+            "d_others_mean": self.d_others.mean(),
+        }
+        if d_avg.any():
+            result["separation"] = self.d_nearest.mean() / d_avg.mean()
+        return {name: float(value) for name, value in result.items()} | {"num_dense_classes": int(several.sum())}
+
+
+def class_density(embeddings: Any, labels: Any) -> ClassDensity:
+    """The density of each class and the distances between their means.
+
+        D_avg(c) = 1/n_c sum_{i in c} |f_i - mu_c|^2,   mu_c = 1/n_c sum_{i in c} f_i
+
+    as `tfdml.objectives.DensityAdaptivity` has it of a batch, here of the whole data set, in float64. With unit vectors
+    D_avg(c) = 1 - |mu_c|^2. The mean of few images lies closer to them than that of the class: for images drawn from a
+    distribution of variance s, D_avg is s (1 - 1/n_c) on average, so compare models on the same images, or classes of
+    one size. The paper states no figure for how far classes spread from each other; the squared distances between the
+    means are those chosen here.
+
+    Args:
+        embeddings: (N, d).
+        labels: (N,) integer class ids, of at least two classes.
+
+    Raises:
+        UserError: Embeddings that are empty or not finite, labels that do not go with them, or one class only.
+
+    Example:
+        >>> table = class_density([[0.0], [2.0], [5.0], [5.0]], [7, 7, 9, 9])
+        >>> table.d_avg.tolist(), table.d_nearest.tolist(), table.nearest_class.tolist()
+        ([1.0, 0.0], [16.0, 16.0], [9, 7])
+
+    Source: Li et al., "Deep Metric Learning with Density Adaptivity", IEEE T-MM 2019, eq. 5.
+    """
+    embeddings = check_embeddings(embeddings)
+    labels = check_labels(labels, len(embeddings))
+    classes, place, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    if len(classes) < 2:
+        raise UserError("the density of classes needs at least two classes")
+    # Moved to the common mean, which changes no distance, sums of squares cancel least.
+    centre = embeddings.mean(axis=0, dtype=np.float64)
+    means, d_avg = np.zeros((len(classes), embeddings.shape[1])), np.zeros(len(classes))
+    order = np.argsort(place, kind="stable")
+    chunks = [order[start : start + _ROWS] for start in range(0, len(order), _ROWS)]
+    for rows in chunks:
+        _add_by_class(means, place[rows], embeddings[rows] - centre)
+    means /= counts[:, None]
+    for rows in chunks:
+        differences = embeddings[rows] - centre - means[place[rows]]
+        _add_by_class(d_avg, place[rows], np.einsum("nd,nd->n", differences, differences))
+    nearest = nearest_neighbours(means, k=1)[0][:, 0]
+    squares = np.einsum("cd,cd->c", means, means)
+    others = len(classes) - 1
+    return ClassDensity(
+        classes=classes,
+        counts=counts,
+        d_avg=d_avg / counts,
+        d_nearest=np.square(means - means[nearest]).sum(axis=1),
+        nearest_class=classes[nearest],
+        # sum_j |m_i - m_j|^2, without a matrix of all pairs
+        d_others=(len(classes) * squares + squares.sum() - 2 * means @ means.sum(axis=0)) / others,
+    )
+
+
+def _add_by_class(sums: np.ndarray, place: np.ndarray, values: np.ndarray) -> None:
+    """Add the values of each class, `place` being sorted, to the class's row of `sums`."""
+    starts = np.flatnonzero(np.append(True, place[1:] != place[:-1]))
+    sums[place[starts]] += np.add.reduceat(values, starts, axis=0)
+
+
+# An image whose `depth` nearest images are all held out has its labelled neighbour searched by itself: rarely needed.
+_RARE = 1e-4
+_DEEPEST = 64
+
+
+def evaluate_divergence(
+    seen: Any,
+    seen_labels: Any,
+    unseen: Any,
+    unseen_labels: Any,
+    *,
+    labelled: float = 0.5,
+    repeats: int = 10,
+    distance: str = "euclidean",
+    seed: int = 0,
+) -> dict[str, float | int]:
+    """Estimate lambda and the H-divergence between the embeddings of seen and of unseen classes.
+
+    For every classifier h of a space H, the errors on the unseen and the seen classes satisfy (eq. 1)
+
+        e_unseen(h) <= e_seen(h) + d_H + lambda
+
+    with d_H = 1 - e*, where e* is the least error of telling images of seen classes from images of unseen classes
+    (eq. 2), and lambda = e_seen(h*) + e_unseen(h*), where h* is the best classifier of all classes of both together
+    (eq. 3). H are nearest neighbour classifiers. As in the paper (sec. 2), a part of the images of both sides is
+    labelled and is what the classifiers are fitted to; the errors are those on the rest, which is held out. One
+    neighbour decides both: h* gives an image the class of its nearest labelled image of either side, and the other
+    classifier the side of that image. Exact: of all labelled images, equal distances decided by the lower row, seen
+    classes before unseen.
+
+    Settled here, for the paper leaves it open: half of the images of each class, drawn at random, are labelled (a class
+    of one image is labelled, and not measured); an error is the mean of the errors on either side, for d_H and for
+    `joint_error`, so that neither counts more where it has more images, and d_H is 0.5 by chance; the split is drawn
+    `repeats` times, and the intervals are t * s / sqrt(repeats) with Student's t, the half width of a 95 % interval of
+    the mean. They speak of the choice of the split alone, not of the images or of the training. Table 3's lambda of
+    0.310 is less than the 0.321 that Recall@1 in table 1 leaves for e_unseen by itself, so it may be the mean of the
+    two errors and not eq. 3's sum: compare it with `joint_error` also.
+
+    An image given its right class is given its right side, so that 1 - d_H <= lambda / 2: an embedding that finds
+    classes well has a d_H near 1. Read the two together, as the paper does, by their sum.
+
+    Classes of the two sides are different classes even where their ids coincide. Cost: one search of all images in all
+    (four times that of one side), whatever `repeats` is; 60,000 + 60,000 images of 512 dimensions take some minutes on
+    two cores, and about four copies of the embeddings beside 256 MB.
+
+    Args:
+        seen: (N, d) embeddings of the classes trained on.
+        seen_labels: (N,) integer class ids.
+        unseen: (M, d) embeddings of the other classes, by the same model.
+        unseen_labels: (M,) integer class ids.
+        labelled: The share of each class's images that is labelled, above 0 and below 1; of two images or more, at
+            least one is labelled and one held out.
+        repeats: How many splits.
+        distance: As `nearest_neighbours`.
+        seed: Of the splits.
+
+    Returns:
+        Fractions, means over the splits: `lambda` (0 .. 2), `joint_error_seen` and `joint_error_unseen`, whose sum it
+        is, and `joint_error`, their mean; `h_divergence` and `domain_error`, its e*; `lambda_plus_h_divergence`;
+        `proxy_a_distance`, 2 (1 - 2 e*), as the field on domain adaptation has it. `lambda_ci95`, `joint_error_ci95`,
+        `h_divergence_ci95` and `lambda_plus_h_divergence_ci95` where there are several splits. The counts
+        `held_out_seen`, `held_out_unseen` and `splits`.
+
+    Raises:
+        UserError: Embeddings that are empty, not finite or of different dimensions; labels that do not go with them; no
+            class of two images on a side; an argument out of range.
+
+    Example:
+        >>> seen, unseen = [[0.0], [0.1], [5.0], [5.1]], [[50.0], [50.1], [70.0], [70.1]]
+        >>> figures = evaluate_divergence(seen, [0, 0, 1, 1], unseen, [2, 2, 3, 3])
+        >>> figures["lambda"], figures["h_divergence"]
+        (0.0, 1.0)
+
+    Source: Chu et al., "Distance Metric Learning with Joint Representation Diversification", ICML 2020, sec. 2, eq.
+    1-3, fig. 2 and table 3; the bound is that of Ben-David et al., "A theory of learning from different domains", 2010.
+    """
+    if not 0 < labelled < 1:
+        raise UserError(f"labelled must be a share above 0 and below 1; got {labelled}")
+    if repeats < 1:
+        raise UserError(f"repeats must be at least 1; got {repeats}")
+    points, classes, is_seen = _joined(seen, seen_labels, unseen, unseen_labels)
+    depth = min(len(points) - 1, _DEEPEST, math.ceil(math.log(_RARE) / math.log(1 - labelled)))
+    near = nearest_neighbours(points, k=max(depth, 1), distance=distance)[0]
+    errors = []
+    for repeat in range(repeats):
+        is_labelled = _split(classes, labelled, np.random.default_rng([seed, repeat]))
+        held_out = np.flatnonzero(~is_labelled)
+        nearest = _nearest_labelled(points, near, held_out, is_labelled, distance)
+        wrong_class, wrong_side = classes[nearest] != classes[held_out], is_seen[nearest] != is_seen[held_out]
+        sides = (is_seen[held_out], ~is_seen[held_out])
+        errors.append([wrong[side].mean() for wrong in (wrong_class, wrong_side) for side in sides])
+    joint_seen, joint_unseen, side_seen, side_unseen = np.array(errors).T
+    domain_error = (side_seen + side_unseen) / 2
+    values = {
+        "lambda": joint_seen + joint_unseen,
+        "joint_error": (joint_seen + joint_unseen) / 2,
+        "h_divergence": 1 - domain_error,
+        "lambda_plus_h_divergence": joint_seen + joint_unseen + 1 - domain_error,
+    }
+    result: dict[str, float | int] = {}
+    for name, per_split in values.items():
+        result[name] = float(per_split.mean())
+        if repeats > 1:
+            result[f"{name}_ci95"] = _half_width(per_split)
+    return result | {
+        "joint_error_seen": float(joint_seen.mean()),
+        "joint_error_unseen": float(joint_unseen.mean()),
+        "domain_error": float(domain_error.mean()),
+        "proxy_a_distance": float(2 - 4 * domain_error.mean()),
+        "held_out_seen": int(sides[0].sum()),
+        "held_out_unseen": int(sides[1].sum()),
+        "splits": repeats,
+    }
+
+
+def _joined(seen: Any, seen_labels: Any, unseen: Any, unseen_labels: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All embeddings, their classes as 0 .. C - 1, those of either side apart, and whether each is of a seen class."""
+    sides, classes = [], []
+    first_class = 0
+    for points, labels, name in ((seen, seen_labels, "seen"), (unseen, unseen_labels, "unseen")):
+        points = check_embeddings(points, f"{name} embeddings")
+        labels = check_labels(labels, len(points), f"{name}_labels")
+        _, place, counts = np.unique(labels, return_inverse=True, return_counts=True)
+        if counts.max() < 2:
+            raise UserError(f"{name} classes: none has two images, one to be labelled and one to be held out")
+        sides.append(points)
+        classes.append(place + first_class)
+        first_class += len(counts)
+    if sides[0].shape[1] != sides[1].shape[1]:
+        raise UserError(
+            f"seen embeddings have {sides[0].shape[1]} dimensions, unseen {sides[1].shape[1]}; "
+            "both must come from the same model"
+        )
+    return np.concatenate(sides), np.concatenate(classes), np.arange(len(sides[0]) + len(sides[1])) < len(sides[0])
+
+
+def _split(classes: np.ndarray, labelled: float, rng: np.random.Generator) -> np.ndarray:
+    """(N,) bool, whether each image is labelled; classes are 0 .. C - 1."""
+    counts = np.bincount(classes)
+    wanted = np.floor(labelled * counts + 0.5).astype(np.int64)
+    wanted = np.where(counts > 1, np.clip(wanted, 1, np.maximum(counts - 1, 1)), counts)
+    order = np.lexsort((rng.random(len(classes)), classes))  # class by class, at random within each
+    rank = np.empty(len(classes), np.int64)
+    rank[order] = np.arange(len(classes)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return rank < wanted[classes]
+
+
+def _nearest_labelled(
+    points: np.ndarray, near: np.ndarray, rows: np.ndarray, is_labelled: np.ndarray, distance: str
+) -> np.ndarray:
+    """The nearest labelled image of each of `rows`: the first in its list of neighbours, or else by a search."""
+    usable = is_labelled[near[rows]]
+    nearest = near[rows, usable.argmax(axis=1)]
+    missing = np.flatnonzero(~usable.any(axis=1))
+    if len(missing):
+        gallery = np.flatnonzero(is_labelled)
+        nearest[missing] = gallery[
+            nearest_neighbours(points[rows[missing]], points[gallery], k=1, distance=distance)[0][:, 0]
+        ]
+    return nearest
+
+
+def _half_width(values: np.ndarray) -> float:
+    """Half of the 95 % interval of the mean, by Student's t."""
+    from scipy import stats
+
+    return float(stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
+
+
+GENERALISATION_MEASURES = ("recall", "overlap", "density", "divergence", "scattering")
+# Of which each needs two images of every class.
+_PARTS = 10
+
+
+def evaluate_generalisation(
+    test_embeddings: Any,
+    test_labels: Any,
+    train_embeddings: Any = None,
+    train_labels: Any = None,
+    *,
+    embedder: Any = None,
+    test_batches: Iterable[Any] | None = None,
+    measures: Sequence[str] = GENERALISATION_MEASURES,
+    distance: str = "euclidean",
+    num_pairs: int | None = None,
+    repeats: int = 10,
+    share: float = 1 / 6,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, float | int | bool]:
+    """Measure how far an embedding that was trained on some classes carries over to others.
+
+    Of the test (unseen) classes, and of the training (seen) classes too where their embeddings are given:
+
+    - `recall`: Recall@1 all-to-all, whose difference is the generalisation gap (DML-DA's figure 1d); and, where every
+      class has 20 images or more, its mean over ten disjoint parts with the 95 % interval (JRD's table 3);
+    - `overlap`: of the distances of pairs of one class and of different classes (`evaluate_overlap`);
+    - `density`: of classes, and how far their means lie apart (`class_density`).
+
+    Of both together: `divergence`, lambda and the H-divergence (`evaluate_divergence`). With the embedder and the test
+    images: `scattering` of deep features (`evaluate_scattering`). What cannot be measured on the classes given, for
+    want of a second class or of a second image of any class, is left out.
+
+    Args:
+        test_embeddings: (N, d), of classes not trained on.
+        test_labels: (N,) integer class ids.
+        train_embeddings: (M, d), of the classes trained on; None: what needs them is left out.
+        train_labels: (M,) integer class ids, given exactly if `train_embeddings` are.
+        embedder: A `tfdml.models.Embedder`, for `scattering`; None leaves it out.
+        test_batches: The test images in the order of `test_labels`, given exactly if `embedder` is.
+        measures: Which of `GENERALISATION_MEASURES`.
+        distance: Of `recall`, `overlap`, `divergence` and `scattering`, as `nearest_neighbours`.
+        num_pairs: Of `evaluate_overlap`: how many pairs to draw; None: all.
+        repeats: Of `evaluate_divergence`: how many splits.
+        share: Of `evaluate_scattering`: of the positions.
+        seed: Of whatever is drawn.
+        progress: Of `evaluate_scattering`.
+
+    Returns:
+        Numbers by name, suited to JSON: those of `evaluate_divergence` and `evaluate_scattering` as they are;
+        `unseen_` and `seen_` before `recall@1`, `recall@1_parts`, `recall@1_parts_ci95` and those of
+        `evaluate_overlap` and `ClassDensity.summary`. Their
+        meanings are the pages' of those functions; distances are not fractions, and lambda may exceed 1.
+
+    Raises:
+        UserError: Embeddings or labels that do not go together, an unknown measure, or an argument out of range.
+
+    Example:
+        >>> figures = evaluate_generalisation([[0.0], [0.1], [5.0], [5.1]], [3, 3, 8, 8])
+        >>> figures["unseen_recall@1"], figures["unseen_overlap"]
+        (1.0, 0.0)
+    """
+    unknown = [name for name in measures if name not in GENERALISATION_MEASURES]
+    if unknown or not measures:
+        raise UserError(f"unknown measures {unknown}; choose from {', '.join(GENERALISATION_MEASURES)}")
+    if (train_embeddings is None) != (train_labels is None):
+        raise UserError("train_embeddings and train_labels go together: give both or none")
+    if (embedder is None) != (test_batches is None):
+        raise UserError("embedder and test_batches go together: give both or none")
+    sides = {"unseen": _checked(test_embeddings, test_labels, "test")}
+    if train_embeddings is not None:
+        sides["seen"] = _checked(train_embeddings, train_labels, "train")
+    result: dict[str, float | int | bool] = {}
+    for side, (embeddings, labels) in sides.items():
+        counts = np.unique(labels, return_counts=True)[1]
+        found: dict[str, float | int | bool] = {}
+        if "recall" in measures and counts.max() > 1:
+            found |= _recall(embeddings, labels, int(counts.min()), distance, seed)
+        if len(counts) > 1 and counts.max() > 1:
+            if "overlap" in measures:
+                found |= evaluate_overlap(embeddings, labels, distance=distance, num_pairs=num_pairs, seed=seed)
+            if "density" in measures:
+                found |= class_density(embeddings, labels).summary()
+        result |= {f"{side}_{name}": value for name, value in found.items()}
+    paired = all(np.unique(labels, return_counts=True)[1].max() > 1 for _, labels in sides.values())
+    if "divergence" in measures and len(sides) == 2 and paired:
+        result |= evaluate_divergence(*sides["seen"], *sides["unseen"], distance=distance, repeats=repeats, seed=seed)
+    if "scattering" in measures and embedder is not None and test_batches is not None:
+        labels = sides["unseen"][1]
+        result |= evaluate_scattering(
+            embedder, test_batches, labels, share=share, distance=distance, seed=seed, progress=progress
+        )
+    return result
+
+
+def _recall(
+    embeddings: np.ndarray, labels: np.ndarray, smallest: int, distance: str, seed: int
+) -> dict[str, float | int | bool]:
+    options: dict[str, Any] = {"ks": (1,), "metrics": ("recall",), "distance": distance}
+    result: dict[str, float | int | bool] = {"recall@1": evaluate_retrieval(embeddings, labels, **options)["recall@1"]}
+    if smallest >= 2 * _PARTS:
+        interval = part_protocol(embeddings, labels, parts=_PARTS, seed=seed, **options)["recall@1"]
+        result |= {"recall@1_parts": interval.mean, "recall@1_parts_ci95": (interval.high - interval.low) / 2}
+    return result
+
+
+def _checked(embeddings: Any, labels: Any, side: str) -> tuple[np.ndarray, np.ndarray]:
+    embeddings = check_embeddings(embeddings, f"{side}_embeddings")
+    return embeddings, check_labels(labels, len(embeddings), f"{side}_labels")

@@ -1,0 +1,450 @@
+"""Exact nearest neighbours by brute force: checks of embeddings, blocks of scores, the few best of each row."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfdml.errors import UserError
+from tfdml.pairwise import DISTANCES
+
+
+def check_embeddings(embeddings: Any, what: str = "embeddings") -> np.ndarray:
+    """`embeddings` as float32, refused where distances between them would mean nothing.
+
+    Args:
+        embeddings: (N, d), N and d at least 1, real and finite.
+        what: What to call them in the message.
+
+    Returns:
+        (N, d) float32, C-contiguous; not a copy where none is needed.
+
+    Raises:
+        UserError: Not two axes, no row, no column, not numbers, or NaN or infinite values (counted, first row named).
+    """
+    array = np.asarray(embeddings)
+    if array.ndim != 2 or 0 in array.shape:
+        raise UserError(f"{what} must be (images, dimensions), neither of them 0; got shape {array.shape}")
+    if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
+        raise UserError(f"{what} must be real numbers; got dtype {array.dtype}")
+    with np.errstate(over="ignore"):  # a float64 too large for float32 is reported as infinite below
+        array = np.ascontiguousarray(array, np.float32)
+    # A sum is finite only if every term is, and costs no (N, d) mask; huge finite terms get the exact test.
+    with np.errstate(over="ignore", invalid="ignore"):
+        suspects = np.flatnonzero(~np.isfinite(array.sum(axis=1)))
+    bad = suspects[~np.isfinite(array[suspects]).all(axis=1)]
+    if len(bad):
+        raise UserError(
+            f"{what}: {len(bad)} of {len(array)} rows hold NaN or infinite values (the first is row {bad[0]}); "
+            "look for a diverged model or a corrupt image"
+        )
+    return array
+
+
+def check_dimensions(queries: np.ndarray, gallery: np.ndarray) -> None:
+    """Raise UserError where queries (N, d) and gallery (G, d) are not of one dimension."""
+    if gallery.shape[1] != queries.shape[1]:
+        raise UserError(
+            f"queries have {queries.shape[1]} dimensions, the gallery {gallery.shape[1]}; "
+            "both must come from the same model"
+        )
+
+
+def check_own_rows(own_rows: Any, num_queries: int, num_gallery: int) -> np.ndarray:
+    """`own_rows` as one gallery row per query.
+
+    Raises:
+        UserError: Not integers, not one per query, or outside the gallery.
+    """
+    array = np.asarray(own_rows)
+    if array.shape != (num_queries,) or array.dtype.kind not in "iu":
+        raise UserError(f"own_rows must be one integer per query, {num_queries}; got shape {array.shape}")
+    if array.min() < 0 or array.max() >= num_gallery:
+        raise UserError(f"own_rows must lie in 0 .. {num_gallery - 1}, the rows of the gallery")
+    return array.astype(np.int64)
+
+
+def neighbour_blocks(
+    queries: Any,
+    gallery: Any = None,
+    *,
+    k: int,
+    distance: str = "euclidean",
+    own_rows: Any = None,
+    memory_budget: int = 256 * 2**20,
+) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+    """The neighbours that `nearest_neighbours` returns, one block of queries at a time.
+
+    For when (N, k) is too large to hold. Same arguments, same results. A gallery that is memory-mapped (`np.memmap`,
+    or a slice of one) is searched chunk by chunk, for embeddings beyond the memory; the result is the same.
+
+    Yields:
+        The slice of queries, their (B, k) int64 gallery rows and their (B, k) float32 distances.
+
+    Raises:
+        UserError: As `nearest_neighbours`, before anything is computed.
+    """
+    if distance not in DISTANCES:
+        raise UserError(f"unknown distance {distance!r}; one of {', '.join(DISTANCES)}")
+    all_to_all = gallery is None
+    queries = check_embeddings(queries, "embeddings" if all_to_all else "query embeddings")
+    if all_to_all:
+        if own_rows is not None:
+            raise UserError("own_rows goes with a gallery; without one each query's own row is its own index")
+        gallery, own_rows = queries, np.arange(len(queries))
+    else:
+        gallery = check_embeddings(gallery, "gallery embeddings")
+        check_dimensions(queries, gallery)
+    if own_rows is not None:
+        own_rows = check_own_rows(own_rows, len(queries), len(gallery))
+    available = len(gallery) - (own_rows is not None)
+    if not 1 <= k <= available:
+        besides = " besides the query itself" if own_rows is not None else ""
+        raise UserError(f"k must be in 1 .. {available}, the gallery images there are{besides}; got {k}")
+    if is_memory_mapped(gallery):
+        return _mapped_blocks(queries, gallery, k, distance, own_rows, memory_budget)
+    return _blocks(placed_together(queries, gallery, distance), k, own_rows, memory_budget)
+
+
+def is_memory_mapped(array: np.ndarray) -> bool:
+    """Whether an array, or what it is a view of, lies in a file that is mapped into memory.
+
+    Example:
+        >>> is_memory_mapped(np.zeros(3)[1:])
+        False
+    """
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        if isinstance(owner, np.memmap):
+            return True
+        owner = owner.base
+    return False
+
+
+def _blocks(
+    space: Space, k: int, own_rows: np.ndarray | None, memory_budget: int
+) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+    for block, indices, measured in ranked_blocks(space, k, own_rows, memory_budget):
+        yield block, indices, space.in_callers_scale(measured)
+
+
+def nearest_neighbours(
+    queries: Any,
+    gallery: Any = None,
+    *,
+    k: int,
+    distance: str = "euclidean",
+    own_rows: Any = None,
+    memory_budget: int = 256 * 2**20,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The k nearest gallery images of every query, nearest first, by exact search.
+
+    Every query is compared with every gallery image: one matrix product per block of queries, then the few best
+    of each row. All-to-all (no `gallery`), a query is left out of its own neighbours by identity: copies of it
+    stay, at distance 0. Equal distances are ordered by gallery row, lower first.
+
+    Precision: candidates are chosen by float32 products of embeddings shifted to the gallery's mean, whose error
+    is about 1e-7 of the squared spread; a few more than k are chosen, and those are measured and ordered by
+    sum((q - g)^2) in float32. So copies are at exactly 0, and the block size does not change a distance. Only where
+    more than four images crowd within that error of the k-th may another of them be returned in its place. On a
+    GPU, TF32 is switched off meanwhile.
+
+    Args:
+        queries: (N, d) embeddings, normalised or not.
+        gallery: (G, d) embeddings to search; None: the queries themselves.
+        k: How many neighbours, at most G (less one where the query's own row is left out).
+        distance: `"euclidean"`: |q - g|; `"sqeuclidean"`: |q - g|^2; `"cosine"`: 1 - cos(q, g), where a zero
+            vector has cosine 0 with everything; `"dot"`: -<q, g>.
+        own_rows: (N,) the gallery row that holds each query itself, for queries that are a part of the gallery.
+        memory_budget: Bytes that a block may take, beside about three copies of the gallery; of one that is
+            memory-mapped, three copies of a chunk of about this size.
+
+    Returns:
+        (N, k) int64 gallery rows and (N, k) float32 distances.
+
+    Raises:
+        UserError: Embeddings that are empty, not finite, or of different dimensions; k out of range; an unknown
+            distance.
+
+    Example:
+        >>> import numpy as np
+        >>> indices, distances = nearest_neighbours(np.array([[0.0], [1.0], [3.0]]), k=1)
+        >>> indices.ravel().tolist(), distances.ravel().tolist()
+        ([1, 0, 1], [1.0, 1.0, 2.0])
+    """
+    blocks = list(
+        neighbour_blocks(queries, gallery, k=k, distance=distance, own_rows=own_rows, memory_budget=memory_budget)
+    )
+    return np.concatenate([indices for _, indices, _ in blocks]), np.concatenate([d for _, _, d in blocks])
+
+
+def _mapped_blocks(
+    queries: np.ndarray,
+    gallery: np.ndarray,
+    k: int,
+    distance: str,
+    own_rows: np.ndarray | None,
+    memory_budget: int,
+) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+    """What `neighbour_blocks` yields, holding a block of queries and a chunk of the gallery at a time.
+
+    The k nearest of the whole are among the k nearest of each chunk, and distances are measured in one frame, so
+    that the result is that of a search in memory. The gallery is read once, and once more for every block of queries.
+
+    Args:
+        queries: (N, d) float32.
+        gallery: (G, d) float32.
+        k: How many neighbours.
+        distance: As `nearest_neighbours`.
+        own_rows: (N,) the gallery row of each query itself, or None.
+        memory_budget: Bytes that a block of queries, a chunk of the gallery and their scores may take, each.
+
+    Yields:
+        The slice of queries, their (B, k) int64 gallery rows and their (B, k) float32 distances.
+    """
+    shift, unit = frame_of(queries, gallery, distance)
+    dim = gallery.shape[1]
+    # Three copies of a chunk are alive at once; of a query, two, and two lists of neighbours that are being merged.
+    chunk_rows = min(max(memory_budget // (12 * dim), k), len(gallery))
+    block_rows = max(memory_budget // (8 * dim + 72 * k), 1)
+    for start in range(0, len(queries), block_rows):
+        block = slice(start, min(start + block_rows, len(queries)))
+        moved = placed(queries[block], distance, shift, unit)
+        rows = np.zeros((len(moved), 0), np.int64)
+        measured = np.zeros((len(moved), 0), np.float32)
+        for first in range(0, len(gallery), chunk_rows):
+            chunk = placed(gallery[first : first + chunk_rows], distance, shift, unit)
+            space = Space(moved, chunk, distance, unit)
+            # The row of a query that lies in another chunk is outside this one, and so meets no column.
+            own = None if own_rows is None else own_rows[block] - first
+            parts = list(ranked_blocks(space, min(k, len(chunk)), own, memory_budget))
+            rows = np.concatenate([rows, first + np.concatenate([found for _, found, _ in parts])], axis=1)
+            measured = np.concatenate([measured, np.concatenate([far for _, _, far in parts])], axis=1)
+            order = np.lexsort((rows, measured), axis=-1)[:, :k]
+            rows, measured = np.take_along_axis(rows, order, axis=1), np.take_along_axis(measured, order, axis=1)
+        yield block, rows, space.in_callers_scale(measured)
+
+
+# Candidates taken beyond k, so that rounding in the block product cannot decide what is among the k returned.
+_SPARE = 4
+# Elements of the (queries, candidates, d) differences that are measured at once: 1 MB, which stays in the cache.
+_MEASURED_AT_ONCE = 2**18
+# The score of the rows that fill the gallery up to whole groups: below every real score, which is at most about d.
+_PADDING_SCORE = -1e30
+
+
+@dataclasses.dataclass(frozen=True)
+class Space:
+    """Queries and gallery, transformed so that one product ranks them and plain differences measure them."""
+
+    queries: np.ndarray
+    gallery: np.ndarray
+    distance: str
+    unit: float  # what a length of 1 is in the caller's scale
+
+    def gallery_bias(self) -> np.ndarray | float:
+        """What to add to <q, g>: |q - g|^2 is smallest where <q, g> - |g|^2 / 2 is largest."""
+        if self.distance in ("euclidean", "sqeuclidean"):
+            return -0.5 * np.einsum("gd,gd->g", self.gallery, self.gallery)
+        return 0.0
+
+    @functools.cached_property
+    def zero_gallery(self) -> Any:
+        """(G,) bool: gallery rows without a direction."""
+        return np.logical_not(np.any(self.gallery, axis=1))
+
+    def in_callers_scale(self, measured: np.ndarray) -> np.ndarray:
+        """The float32 distances that the caller asked for, from those of `measure`."""
+        if self.distance == "cosine":
+            return measured
+        scaled = measured.astype(np.float64) * self.unit**2
+        if self.distance == "euclidean":
+            scaled = np.sqrt(scaled)
+        with np.errstate(over="ignore"):
+            return scaled.astype(np.float32)
+
+
+def unit_rows(rows: np.ndarray) -> np.ndarray:
+    """Rows (N, d) divided by their length; a zero row stays zero."""
+    tiny = np.finfo(np.float32).tiny
+    rows = rows / np.maximum(np.abs(rows).max(axis=1, keepdims=True), tiny)  # so that squares do not overflow
+    return rows / np.maximum(np.sqrt(np.einsum("nd,nd->n", rows, rows)), tiny)[:, None]
+
+
+def _power_of_two(x: float) -> float:
+    """The largest power of two that is at most x, within what float32 can also invert; 1 for 0."""
+    return float(2.0 ** np.clip(np.floor(np.log2(x)), -100, 126)) if x > 0 else 1.0
+
+
+def frame_of(queries: np.ndarray, gallery: np.ndarray, distance: str) -> tuple[np.ndarray, float]:
+    """The shift (d,) and the unit by which float32 products neither cancel nor overflow."""
+    shift = np.zeros(gallery.shape[1], np.float32)
+    if distance == "cosine":
+        return shift, 1.0
+    if distance != "dot":
+        # Distances do not change when everything moves by the gallery's mean, and the squares that cancel are then
+        # smallest. On a coarse grid of powers of two the subtraction adds no error of its own to simple data.
+        sample = gallery[:: -(-len(gallery) // 4096)].astype(np.float64)
+        grid = _power_of_two(float(np.sqrt(sample.var(axis=0).mean()))) / 8
+        shift = (np.round(sample.mean(axis=0) / grid) * grid).astype(np.float32)
+    sides = [gallery] if queries is gallery else [gallery, queries]
+    extremes = [np.abs(edge - shift).max() for side in sides for edge in (side.min(axis=0), side.max(axis=0))]
+    return shift, _power_of_two(float(max(extremes)))
+
+
+def placed(rows: np.ndarray, distance: str, shift: np.ndarray, unit: float) -> np.ndarray:
+    """Rows (N, d) as the search compares them: of length 1 for cosine, else shifted and scaled."""
+    if distance == "cosine":
+        return unit_rows(rows)
+    rows = rows - shift
+    rows *= np.float32(1 / unit)
+    return rows
+
+
+def placed_together(queries: np.ndarray, gallery: np.ndarray, distance: str) -> Space:
+    """Queries and gallery in the frame that `frame_of` finds for them."""
+    shift, unit = frame_of(queries, gallery, distance)
+    moved = placed(gallery, distance, shift, unit)
+    return Space(moved if queries is gallery else placed(queries, distance, shift, unit), moved, distance, unit)
+
+
+@contextlib.contextmanager
+def _full_float32() -> Iterator[None]:
+    """Products in float32 proper: GPUs round the factors to 10 bits (TF32) where they are allowed to."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        allowed = tf.config.experimental.tensor_float_32_execution_enabled()
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        try:
+            yield
+        finally:
+            tf.config.experimental.enable_tensor_float_32_execution(allowed)
+    elif keras.backend.backend() == "jax":
+        import jax
+
+        with jax.default_matmul_precision("highest"):
+            yield
+    else:
+        yield
+
+
+def _group_size(gallery_size: int, candidates: int) -> int:
+    """Gallery rows per group (a power of two near sqrt(G / m)); 1 where grouping would not pay."""
+    if gallery_size < 32 * candidates:
+        return 1
+    return int(_power_of_two((gallery_size / candidates) ** 0.5))
+
+
+def _top_columns(scores: Any, candidates: int, group: int) -> Any:
+    """(B, m) int32 columns of the largest scores of each row, equal scores by lower column.
+
+    A row's m largest lie in the m groups of consecutive columns whose maxima are largest: any other group's elements
+    come after those m maxima. So most of the row is read once, for the maxima, and only m groups are searched.
+    """
+    if group == 1:
+        return ops.top_k(scores, candidates)[1]
+    rows, columns = scores.shape
+    groups = columns // group
+    grouped = ops.reshape(scores, (rows, groups, group))
+    # Ascending group order keeps columns ascending, so that top_k's "lower position first" means lower column.
+    chosen = ops.sort(ops.top_k(ops.max(grouped, axis=2), candidates)[1], axis=1)
+    row_start = ops.expand_dims(ops.arange(rows, dtype="int32") * groups, 1)
+    kept = ops.take(ops.reshape(scores, (rows * groups, group)), chosen + row_start, axis=0)
+    place = ops.top_k(ops.reshape(kept, (rows, candidates * group)), candidates)[1]
+    return ops.take_along_axis(chosen, place // group, axis=1) * group + place % group
+
+
+def measure(space: Space, block: slice, columns: np.ndarray) -> np.ndarray:
+    """(B, m) distances of a block of queries to the gallery rows `columns` (B, m), before `in_callers_scale`.
+
+    From differences, so that exact copies are at exactly 0. In NumPy on every backend: m is small, and a few rows at
+    a time never leave the processor's cache.
+    """
+    queries = space.queries[block]
+    measured = np.empty(columns.shape, np.float32)
+    step = max(1, _MEASURED_AT_ONCE // (columns.shape[1] * queries.shape[1]))
+    for start in range(0, len(columns), step):
+        rows = slice(start, start + step)
+        near = space.gallery[columns[rows]]
+        if space.distance == "dot":
+            measured[rows] = -np.einsum("bmd,bd->bm", near, queries[rows])
+        else:
+            near -= queries[rows, None]
+            np.einsum("bmd,bmd->bm", near, near, out=measured[rows])
+    if space.distance == "cosine":  # |q - g|^2 / 2 = 1 - cos of unit vectors; zero vectors have cosine 0 with all
+        zero = np.logical_not(np.any(queries, axis=1))[:, None] | space.zero_gallery[columns]
+        return np.where(zero, np.float32(1), measured / 2)
+    return measured
+
+
+def score_table(space: Space, columns: int) -> Any:
+    """(d + 1, columns) tensor of the gallery; columns beyond it score below every image.
+
+    The bias rides along as one more row of the product, which saves a pass over every block.
+    """
+    size, dim = space.gallery.shape
+    table = np.zeros((dim + 1, columns), np.float32)
+    table[:dim, :size] = space.gallery.T
+    table[dim, :size] = space.gallery_bias()
+    table[dim, size:] = _PADDING_SCORE
+    return ops.convert_to_tensor(table)
+
+
+def block_scores(space: Space, table: Any, block: slice) -> Any:
+    """(B, columns) tensor, larger for nearer gallery images, from `score_table`'s table."""
+    rows = space.queries[block]
+    queries = np.ones((len(rows), rows.shape[1] + 1), np.float32)
+    queries[:, :-1] = rows
+    with _full_float32():
+        return ops.matmul(ops.convert_to_tensor(queries), table)
+
+
+def one_ahead(compute: Callable[[slice], Any], count: int, size: int) -> Iterator[tuple[slice, Any]]:
+    """Slices of up to `size` that cover `count`, and what `compute` makes of each.
+
+    The next is computed in a thread while the caller works on one: the product keeps the processor busy meanwhile.
+    """
+    blocks = [slice(start, min(start + size, count)) for start in range(0, count, size)]
+    if len(blocks) == 1:
+        yield blocks[0], compute(blocks[0])
+        return
+    with concurrent.futures.ThreadPoolExecutor(1) as worker:
+        coming = worker.submit(compute, blocks[0])
+        for i, block in enumerate(blocks):
+            found = coming.result()
+            if i + 1 < len(blocks):
+                coming = worker.submit(compute, blocks[i + 1])
+            yield block, found
+
+
+def ranked_blocks(
+    space: Space, k: int, own_rows: np.ndarray | None, memory_budget: int
+) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+    """The k nearest of every query, with distances as measured in the space; its own row is infinitely far."""
+    size = len(space.gallery)
+    candidates = min(k + (own_rows is not None) + _SPARE, size)
+    group = _group_size(size, candidates)
+    padded = -(-size // group) * group
+    per_query = 4 * (padded + padded // group + 2 * candidates * (group + 4))
+    rows = max(1, min(memory_budget // per_query, len(space.queries)))
+    table = score_table(space, padded)
+
+    def columns_of(block: slice) -> np.ndarray:
+        columns = _top_columns(block_scores(space, table, block), candidates, group)
+        return ops.convert_to_numpy(columns).astype(np.int64)
+
+    for block, indices in one_ahead(columns_of, len(space.queries), rows):
+        distances = measure(space, block, indices)
+        if own_rows is not None:
+            distances = np.where(indices == own_rows[block, None], np.float32(np.inf), distances)
+        order = np.lexsort((indices, distances), axis=-1)[:, :k]
+        yield block, np.take_along_axis(indices, order, axis=1), np.take_along_axis(distances, order, axis=1)

@@ -1,0 +1,588 @@
+"""Before and after a search: whitening, query expansion, database augmentation, CSLS, k-reciprocal re-ranking."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from tfdml.arguments import integer, number
+from tfdml.errors import UserError
+from tfdml.layers import PrincipalComponents
+from tfdml.retrieval.exact import check_dimensions, check_embeddings, nearest_neighbours, unit_rows
+
+# Numbers of the gathered neighbours that are held at once: 64 MB.
+_GATHERED_AT_ONCE = 2**24
+
+
+@dataclasses.dataclass(frozen=True)
+class Augmented:
+    """A gallery whose images were each moved by their neighbours; `augment_gallery` makes it.
+
+    In leave-one-out the query's own image may be such a neighbour. No search of that query may see it: `without`
+    gives the images as they are in a gallery that lacks it, the next neighbour in its place.
+
+    Args:
+        plain: (G, d) the images before.
+        vectors: (G, d) float32 of length 1, the images after.
+        neighbours: (G, k + 1) rows of each image's neighbours, one more than it is moved by.
+        weights: (G, k + 1) their weights.
+        k: How many neighbours an image is moved by.
+    """
+
+    plain: np.ndarray
+    vectors: np.ndarray
+    neighbours: np.ndarray
+    weights: np.ndarray
+    k: int
+
+    def saw(self, rows: np.ndarray, own: np.ndarray) -> np.ndarray:
+        """Whether images `rows` (B, m) were moved by the image `own` (B,) of the query."""
+        return (self.neighbours[rows, : self.k] == own[:, None, None]).any(axis=2)
+
+    def without(self, rows: np.ndarray, own: np.ndarray) -> np.ndarray:
+        """(P, d) images `rows` (P,), which image `own` (P,) had moved, as they are where it is not in the gallery."""
+        result = np.empty((len(rows), self.plain.shape[1]), np.float32)
+        for part in blocks(len(rows), self.neighbours.shape[1] * self.plain.shape[1]):
+            near = self.neighbours[rows[part]]
+            weights = np.where(near == own[part, None], np.float32(0), self.weights[rows[part]])
+            result[part] = summed(self.plain[rows[part]], self.plain[near], weights)
+        return result
+
+    def seeing(self) -> tuple[np.ndarray, np.ndarray]:
+        """For each image the images that it moved: their rows one after another, and (G + 1,) where each begins."""
+        moved_by = self.neighbours[:, : self.k].ravel()
+        order = np.argsort(moved_by, kind="stable")
+        starts = np.searchsorted(moved_by[order], np.arange(len(self.plain) + 1))
+        return order // max(self.k, 1), starts
+
+
+@dataclasses.dataclass(frozen=True)
+class Searched:
+    """Queries and the gallery that they are searched in; made by `searched`.
+
+    Args:
+        queries: (N, d) float32.
+        gallery: (G, d) float32.
+        leave_one_out: Whether query i is row i of the gallery, and left out of its own search.
+        distance: As `nearest_neighbours`; `"cosine"` until a step scores otherwise.
+        augmented: How the gallery was moved; None: it was not, or no query lies in it.
+        extra_bytes: What a step keeps beside the gallery's vectors.
+    """
+
+    queries: np.ndarray
+    gallery: np.ndarray
+    leave_one_out: bool
+    distance: str = "cosine"
+    augmented: Augmented | None = None
+    extra_bytes: int = 0
+
+    @property
+    def available(self) -> int:
+        """How many images a query is compared with."""
+        return len(self.gallery) - self.leave_one_out
+
+    @property
+    def bytes(self) -> int:
+        """What is kept to search in: the gallery's vectors and what a step has put beside them."""
+        return self.gallery.nbytes + self.extra_bytes
+
+    def neighbours(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The k nearest gallery images of every query, all where they are fewer.
+
+        Returns:
+            (N, m) int64 rows and (N, m) float32 similarities: cosines, or what a step scores by.
+        """
+        k = min(k, self.available)
+        if k < 1:
+            return np.zeros((len(self.queries), 0), np.int64), np.zeros((len(self.queries), 0), np.float32)
+        if self.augmented is not None:
+            return self._neighbours_without_own(self.augmented, k)
+        own = np.arange(len(self.queries)) if self.leave_one_out else None
+        rows, distances = nearest_neighbours(self.queries, self.gallery, k=k, distance=self.distance, own_rows=own)
+        return rows, (-distances if self.distance == "dot" else 1 - distances)
+
+    def vectors(self, part: slice, rows: np.ndarray) -> np.ndarray:
+        """(B, m, d) the gallery images `rows` (B, m) as the queries of a part (B of them) may see them."""
+        found = self.gallery[rows]
+        if self.augmented is not None:
+            own = np.arange(part.start, part.start + len(rows))
+            query, column = np.nonzero(self.augmented.saw(rows, own))
+            found[query, column] = self.augmented.without(rows[query, column], own[query])
+        return found
+
+    def _neighbours_without_own(self, augmented: Augmented, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """As `neighbours`, where some gallery images differ from query to query.
+
+        Those that a query's own image has moved are measured as they are without it; the rest come from one search,
+        deep enough to hold k of them. Queries are taken by how many they have moved, for hubs move many.
+        """
+        moved, starts = augmented.seeing()
+        counts = np.diff(starts)
+        rows = np.empty((len(self.queries), k), np.int64)
+        similarities = np.empty((len(self.queries), k), np.float32)
+        sizes = np.ceil(np.log2(np.maximum(counts, 1))).astype(int)
+        for size in np.unique(sizes):
+            members, most = np.flatnonzero(sizes == size), int(2**size)
+            deepest = min(k + most, self.available)
+            # Their vectors, and the comparisons of lists that find them.
+            held = most * self.gallery.shape[1] + 2 * (deepest + most) * (augmented.k + 8)
+            for piece in blocks(len(members), held):
+                own = members[piece]
+                near, distances = nearest_neighbours(
+                    self.queries[own], self.gallery, k=deepest, distance="cosine", own_rows=own
+                )
+                distances[augmented.saw(near, own)] = np.inf
+                query = np.repeat(np.arange(len(own)), counts[own])
+                column = np.arange(len(query)) - np.repeat(np.cumsum(counts[own]) - counts[own], counts[own])
+                image = moved[starts[own][query] + column]
+                others = np.full((len(own), most), len(self.gallery), np.int64)
+                far = np.full((len(own), most), np.inf, np.float32)
+                others[query, column] = image
+                vectors = augmented.without(image, own[query])
+                far[query, column] = 1 - np.einsum("pd,pd->p", vectors, self.queries[own[query]])
+                near, distances = np.concatenate([near, others], axis=1), np.concatenate([distances, far], axis=1)
+                order = np.lexsort((near, distances), axis=-1)[:, :k]
+                rows[own] = np.take_along_axis(near, order, axis=1)
+                similarities[own] = 1 - np.take_along_axis(distances, order, axis=1)
+        return rows, similarities
+
+
+def searched(queries: Any, gallery: Any = None) -> Searched:
+    """Embeddings, checked and scaled to length 1, as what is searched in what.
+
+    Args:
+        queries: (N, d) embeddings.
+        gallery: (G, d) what is searched; None: each query in all others.
+
+    Raises:
+        UserError: As `nearest_neighbours`; there is nothing to search in.
+
+    Example:
+        >>> searched(np.eye(3)).neighbours(2)[0].tolist()
+        [[1, 2], [0, 2], [0, 1]]
+    """
+    queries = check_embeddings(queries, "embeddings" if gallery is None else "query embeddings")
+    if gallery is None:
+        if len(queries) < 2:
+            raise UserError("one image has no other to be compared with")
+        queries = unit_rows(queries)
+        return Searched(queries, queries, True)
+    gallery = check_embeddings(gallery, "gallery embeddings")
+    check_dimensions(queries, gallery)
+    return Searched(unit_rows(queries), unit_rows(gallery), False)
+
+
+def summed(own: np.ndarray, near: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """(B, d) own + sum_i weights_i near_i, of length 1: own (B, d), near (B, m, d), weights (B, m)."""
+    return unit_rows(own + np.einsum("bmd,bm->bd", near, weights))
+
+
+def weights_of(similarities: np.ndarray, alpha: float) -> np.ndarray:
+    """max(s, 0)^alpha of each similarity; 1 for all where alpha is 0."""
+    return (np.maximum(similarities, 0) ** np.float32(alpha)).astype(np.float32)
+
+
+def blocks(count: int, numbers_each: int) -> list[slice]:
+    """Slices that cover `count` rows, few enough in each for what they gather, `numbers_each` a row.
+
+    Example:
+        >>> blocks(5, 2**23)
+        [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    rows = max(1, _GATHERED_AT_ONCE // max(numbers_each, 1))
+    return [slice(start, min(start + rows, count)) for start in range(0, count, rows)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Whitening:
+    """z = (x - mean) C, scaled to length 1; made by `fit_whitening`.
+
+    Args:
+        mean: (D,) float32.
+        components: (D, d) float32.
+    """
+
+    mean: np.ndarray
+    components: np.ndarray
+
+    def __call__(self, embeddings: Any) -> np.ndarray:
+        """(N, D) -> (N, d) float32 of length 1; the embeddings are scaled to length 1 first, as in the fit.
+
+        Raises:
+            UserError: They are not (N, D) finite numbers.
+        """
+        embeddings = check_embeddings(embeddings)
+        if embeddings.shape[1] != len(self.mean):
+            raise UserError(f"embeddings have {embeddings.shape[1]} dimensions, the whitening {len(self.mean)}")
+        return unit_rows((unit_rows(embeddings) - self.mean) @ self.components)
+
+
+def fit_whitening(embeddings: Any, dim: int = 0, *, power: float = 1.0, shrinkage: float = 0.0) -> Whitening:
+    """Fit a PCA whitening: z_i = <x - mean, u_i> / v_i^(power / 2), the first d of the principal components u_i.
+
+    v_i = (1 - shrinkage) s_i^2 + shrinkage mean_j s_j^2, with s_i^2 the variance along u_i. What it is fitted to must
+    be embeddings of training classes: fitted to the gallery, it would have seen the test.
+
+    Args:
+        embeddings: (M, D) of the training images.
+        dim: d; 0: all D.
+        power: 1 whitens, 0 only projects, 0.5 is half-way.
+        shrinkage: 0 .. 1.
+
+    Raises:
+        ValueError: `power` or `shrinkage` is out of range.
+        UserError: There are not more embeddings than components, or fewer dimensions.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> whitening = fit_whitening(rng.normal(size=(50, 4)), dim=2)
+        >>> whitening(rng.normal(size=(3, 4))).shape
+        (3, 2)
+
+    Source: Jegou and Chum, "Negative Evidences and Co-occurences in Image Retrieval", ECCV 2012, sec. 2; powers below
+    1: Mukundan et al., "Understanding and Improving Kernel Local Descriptors", IJCV 2019, sec. 4.3.
+    """
+    embeddings = unit_rows(check_embeddings(embeddings, "training embeddings"))
+    dim = int(dim) or embeddings.shape[1]
+    if dim > embeddings.shape[1] or dim >= len(embeddings):
+        raise UserError(
+            f"whitening(dim={dim}): {len(embeddings):,} training embeddings of {embeddings.shape[1]} dimensions have "
+            "fewer components"
+        )
+    layer = PrincipalComponents(dim, whiten=True, power=power, shrinkage=shrinkage)
+    layer.adapt(embeddings)
+    return Whitening(np.asarray(layer.mean), np.asarray(layer.components))
+
+
+def expand_queries(queries: Any, gallery: Any = None, *, k: int = 10, alpha: float = 3.0) -> np.ndarray:
+    """Alpha query expansion: q' = q + sum_{i <= k} max(<q, g_i>, 0)^alpha g_i, scaled to length 1.
+
+    g_1 .. g_k are the query's nearest gallery images, all vectors of length 1. With alpha = 0 all weigh as much as the
+    query: average query expansion. All-to-all a query's own row is not among them: it counts once, as the query.
+
+    The source takes k = 50 and alpha = 3, for landmarks with many images each. The default here is k = 10, because
+    classes of metric learning are often smaller: neighbors beyond the class pull the query away from it.
+
+    Args:
+        queries: (N, d) embeddings.
+        gallery: (G, d) what they are searched in; None: each in all others.
+        k: How many neighbours; all where there are fewer.
+        alpha: The exponent, at least 0.
+
+    Returns:
+        (N, d) float32. They are to be searched in the gallery as it was.
+
+    Raises:
+        ValueError: `k` or `alpha` is out of range.
+        UserError: As `nearest_neighbours`.
+
+    Example:
+        >>> expand_queries(np.array([[1.0, 0.0]]), np.array([[0.6, 0.8], [-1.0, 0.0]]), k=1, alpha=0).round(3)
+        array([[0.894, 0.447]], dtype=float32)
+
+    Source: Radenovic, Tolias and Chum, "Fine-tuning CNN Image Retrieval with No Human Annotation", TPAMI 2019, sec.
+    3.4; alpha = 0: Chum et al., "Total Recall", ICCV 2007.
+    """
+    return expanded(searched(queries, gallery), k, alpha)
+
+
+def expanded(what: Searched, k: int, alpha: float) -> np.ndarray:
+    """(N, d) the expanded queries of a search; see `expand_queries`."""
+    k, alpha = integer("k", k, at_least=1), number("alpha", alpha, at_least=0)
+    rows, similarities = what.neighbours(k)
+    result = np.empty_like(what.queries)
+    for part in blocks(len(rows), rows.shape[1] * what.queries.shape[1]):
+        weights = weights_of(similarities[part], alpha)
+        result[part] = summed(what.queries[part], what.vectors(part, rows[part]), weights)
+    return result
+
+
+def augment_gallery(gallery: Any, *, k: int = 10, alpha: float = 3.0) -> Augmented:
+    """Database-side augmentation: g' = g + sum_{i <= k} max(<g, g_i>, 0)^alpha g_i, scaled to length 1.
+
+    g_1 .. g_k are the nearest other images of the gallery, all vectors of length 1. It is done once, before any
+    query; a search then costs what it did. The defaults are those of `expand_queries`.
+
+    Args:
+        gallery: (G, d) embeddings.
+        k: How many neighbours; all where there are fewer.
+        alpha: The exponent; 0: all weigh as much as the image.
+
+    Returns:
+        The augmented `vectors` (G, d), and what tells how they would be without one of the images.
+
+    Raises:
+        ValueError: `k` or `alpha` is out of range.
+        UserError: As `nearest_neighbours`.
+
+    Example:
+        >>> augment_gallery(np.array([[1.0, 0.0], [0.6, 0.8]]), k=1, alpha=1).vectors.round(3)
+        array([[0.943, 0.333],
+               [0.832, 0.555]], dtype=float32)
+
+    Source: Arandjelovic and Zisserman, "Three things everyone should know to improve object retrieval", CVPR 2012,
+    sec. 5, where all weigh the same; weighted: Gordo et al., IJCV 2017; these weights: Radenovic et al., TPAMI 2019.
+    """
+    k, alpha = integer("k", k, at_least=1), number("alpha", alpha, at_least=0)
+    what = searched(gallery)
+    # One more, which takes the place of an image that is left out.
+    rows, similarities = what.neighbours(k + 1)
+    k = min(k, rows.shape[1])
+    weights = weights_of(similarities, alpha)
+    vectors = np.empty_like(what.gallery)
+    for part in blocks(len(rows), k * vectors.shape[1]):
+        vectors[part] = summed(what.gallery[part], what.gallery[rows[part, :k]], weights[part, :k])
+    return Augmented(what.gallery, vectors, rows, weights, k)
+
+
+def csls_densities(queries: Any, gallery: Any = None, *, k: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    """The mean cosine of each query and of each gallery image to its k nearest on the other side.
+
+    CSLS(q, g) = 2 cos(q, g) - r(q) - r(g), where r(q) is the mean cosine of the query to its k nearest gallery images,
+    r(g) that of the gallery image to its k nearest queries. All-to-all both sides are all images, and none is its own
+    neighbour. It takes other queries to know r(g): where these come one at a time, use those of yesterday.
+
+    Args:
+        queries: (N, d) embeddings.
+        gallery: (G, d); None: all-to-all.
+        k: How many neighbours; all where there are fewer.
+
+    Returns:
+        (N,) r(q) and (G,) r(g), float32.
+
+    Raises:
+        ValueError: `k` is not positive.
+        UserError: As `nearest_neighbours`.
+
+    Example:
+        >>> of_queries, of_gallery = csls_densities(np.eye(2), np.array([[1.0, 0.0], [0.6, 0.8]]), k=2)
+        >>> of_gallery.round(3)
+        array([0.5, 0.7], dtype=float32)
+
+    Source: Conneau et al., "Word Translation Without Parallel Data", ICLR 2018, eq. 7.
+    """
+    return _densities(searched(queries, gallery), k)
+
+
+def scaled(what: Searched, k: int) -> Searched:
+    """A search by CSLS: the queries with a 1 behind them, the gallery with -r(g) / 2, compared by their product.
+
+    That is (CSLS + r(q)) / 2, whose order for each query is that of CSLS.
+    """
+    _, density = _densities(what, k)
+    queries = np.concatenate([what.queries, np.ones((len(what.queries), 1), np.float32)], axis=1)
+    gallery = np.concatenate([what.gallery, -density[:, None] / 2], axis=1)
+    return Searched(queries, gallery, what.leave_one_out, "dot", extra_bytes=what.extra_bytes)
+
+
+def _densities(what: Searched, k: int) -> tuple[np.ndarray, np.ndarray]:
+    k = integer("k", k, at_least=1)
+    other_side = Searched(what.gallery, what.queries, what.leave_one_out)
+    return what.neighbours(k)[1].mean(axis=1), other_side.neighbours(k)[1].mean(axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reciprocal:
+    """What k-reciprocal re-ranking keeps of all images; `encode` makes it.
+
+    Args:
+        codes: (n, n) sparse, row i the vector V_i of image i.
+        sums: (n,) the sum of each row.
+    """
+
+    codes: sparse.csr_array
+    sums: np.ndarray
+
+    @property
+    def bytes(self) -> int:
+        """What it takes."""
+        return self.codes.data.nbytes + self.codes.indices.nbytes + self.codes.indptr.nbytes + self.sums.nbytes
+
+    def jaccard(self, image: int, others: np.ndarray, scratch: np.ndarray) -> np.ndarray:
+        """Jaccard distances of an image to others, 1 - sum_j min(V_ij, V_gj) / sum_j max(V_ij, V_gj).
+
+        Args:
+            image: i.
+            others: (m,) the g.
+            scratch: (n,) zeros, which it leaves as they were.
+
+        Returns:
+            (m,) float32.
+        """
+        mine = slice(self.codes.indptr[image], self.codes.indptr[image + 1])
+        starts, ends = self.codes.indptr[others], self.codes.indptr[others + 1]
+        offsets = np.cumsum(ends - starts) - (ends - starts)
+        entries = np.repeat(starts - offsets, ends - starts) + np.arange((ends - starts).sum())
+        scratch[self.codes.indices[mine]] = self.codes.data[mine]
+        lesser = np.minimum(scratch[self.codes.indices[entries]], self.codes.data[entries])
+        scratch[self.codes.indices[mine]] = 0
+        # No row is empty: an image is its own neighbour.
+        least = np.add.reduceat(lesser, offsets)
+        return 1 - least / (self.sums[image] + self.sums[others] - least)
+
+
+def encode(images: np.ndarray, k1: int, k2: int) -> Reciprocal:
+    """The vectors V of all images.
+
+    L_i lists image i itself and then its nearest others. With k-reciprocal neighbours
+    R(i, k) = {j in the first k + 1 of L_i : i in the first k + 1 of L_j}:
+
+    1. R*(i) = R(i, k1), joined with R(j, k1 / 2) of each j in it that shares two thirds of it:
+       |R(i, k1) and R(j, k1 / 2)| >= 2/3 |R(j, k1 / 2)|.
+    2. V_ij = exp(-d(i, j)) for j in R*(i), else 0, divided by their sum; d is the squared Euclidean distance.
+    3. Each V_i becomes the mean of V_j over the first k2 of L_i (local query expansion).
+
+    Args:
+        images: (n, d) of length 1.
+        k1: k1, at most n - 1; half of it is rounded down.
+        k2: k2, at most n.
+    """
+    count = len(images)
+    rows, _ = nearest_neighbours(images, k=max(k1, k2 - 1, 1), distance="cosine")
+    lists = np.concatenate([np.arange(count)[:, None], rows], axis=1)
+    near, half = lists[:, : k1 + 1], lists[:, : k1 // 2 + 1]
+    mutual, mutual_half = _mutual(near), _mutual(half)
+    keys = [
+        _members(part, near, mutual, half, mutual_half) for part in blocks(count, near.shape[1] ** 2 * half.shape[1])
+    ]
+    row, column = np.divmod(np.concatenate(keys), count)
+    weights = np.empty(len(row), np.float32)
+    for part in blocks(len(row), 2 * images.shape[1]):
+        weights[part] = np.exp(-np.square(images[row[part]] - images[column[part]]).sum(axis=1))
+    weights /= np.bincount(row, weights, count)[row]
+    starts = np.searchsorted(row, np.arange(count + 1))
+    codes = sparse.csr_array((weights, column.astype(np.int32), starts.astype(np.int32)), shape=(count, count))
+    if k2 > 1:
+        places = np.arange(count + 1, dtype=np.int32) * k2
+        data = np.full(count * k2, 1 / k2, np.float32)
+        mean = sparse.csr_array((data, lists[:, :k2].ravel().astype(np.int32), places), shape=(count, count))
+        codes = mean @ codes
+    return Reciprocal(codes, np.asarray(codes.sum(axis=1), np.float32).ravel())
+
+
+def _mutual(lists: np.ndarray) -> np.ndarray:
+    """(n, k) whether row i is in the list of the j-th of its own list."""
+    result = np.empty(lists.shape, bool)
+    for part in blocks(len(lists), 2 * lists.shape[1] ** 2):
+        owners = np.arange(part.start, part.stop)
+        result[part] = (lists[lists[part]] == owners[:, None, None]).any(axis=2)
+    return result
+
+
+def _members(
+    part: slice, near: np.ndarray, mutual: np.ndarray, half: np.ndarray, mutual_half: np.ndarray
+) -> np.ndarray:
+    """R*(i) of a part of the images: i n + j for each member j, ascending, once each."""
+    count = len(near)
+    own = np.where(mutual[part], near[part], -1)  # (B, a), R(i, k1)
+    theirs = np.where(mutual_half[near[part]], half[near[part]], -2)  # (B, a, h), R(j, k1 / 2) of each j in the list
+    shared = (theirs[..., None] == own[:, None, None, :]).any(axis=3)
+    sizes = (theirs >= 0).sum(axis=2)
+    joined = mutual[part] & (3 * shared.sum(axis=2) >= 2 * sizes)
+    both = np.concatenate([own, np.where(joined[..., None], theirs, -2).reshape(len(own), -1)], axis=1)
+    row, _ = np.nonzero(both >= 0)
+    return np.unique((row + part.start) * count + both[both >= 0])
+
+
+def k_reciprocal_neighbours(
+    queries: Any,
+    gallery: Any = None,
+    *,
+    k: int,
+    k1: int = 20,
+    k2: int = 6,
+    weight: float = 0.3,
+    top: int = 200,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The k nearest gallery images by d* = (1 - weight) d_J + weight d, where d = |q - g|^2 for vectors of length 1.
+
+    d_J is the Jaccard distance of the vectors V that `encode` makes, 1 - sum min(V_q, V_g) / sum max(V_q, V_g). All-to-
+    all the images are those given, each once: the query is one of them, and its own row is left out of its answer.
+    With a gallery they are the queries and the gallery together, as in the authors' code: the other queries take part
+    in the lists of neighbours, though not in the answer.
+
+    The authors published MATLAB code, and list a version in Python. This function differs from them in two places and
+    follows the paper there: both divide each row of d by its largest value, and both ask for more than two thirds
+    where eq. 5 has at least two thirds. The paper does not define k1 / 2 for odd k1. MATLAB's `round((k1 + 1) / 2)`
+    with the image itself rounds it down, as here; Python's `around(k1 / 2)` rounds up where k1 is 3, 7, 11, ...
+
+    What is exact: V is that of all images, and so is d* of each image that is re-ranked. Only the `top` nearest of each
+    query by d are; the rest stay behind them in the order of d. With `top` as large as the gallery it is the whole
+    re-ranking. Memory grows with n, not with n^2: n (k1 + top) for the lists and some 100 numbers an image for V.
+
+    Args:
+        queries: (N, d) embeddings.
+        gallery: (G, d) what they are searched in; None: each in all others.
+        k: How many neighbours; all where there are fewer.
+        k1: Neighbours that may be reciprocal.
+        k2: Images that the local query expansion takes the mean of; 1: none.
+        weight: Of d, the paper's lambda, 0 .. 1.
+        top: How many of each query's nearest images are re-ranked.
+
+    Returns:
+        (N, k) int64 gallery rows and (N, k) float32 distances d*, infinite for those that were not re-ranked.
+
+    Raises:
+        ValueError: A number is out of range.
+        UserError: As `nearest_neighbours`.
+
+    Example:
+        >>> points = np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
+        >>> k_reciprocal_neighbours(points, k=1, k1=1, k2=1)[0].ravel().tolist()
+        [1, 0, 3, 2]
+
+    Source: Zhong, Zheng, Cao and Li, "Re-ranking Person Re-identification with k-reciprocal Encoding", CVPR 2017, eq. 1
+    and 3 to 12.
+    """
+    return Reranked.of(searched(queries, gallery), k1, k2, weight, top).neighbours(k)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reranked:
+    """A search whose answers are re-ranked; see `k_reciprocal_neighbours`."""
+
+    what: Searched
+    reciprocal: Reciprocal
+    weight: float
+    top: int
+
+    @classmethod
+    def of(cls, what: Searched, k1: int, k2: int, weight: float, top: int) -> Reranked:
+        """Encode the images of a search.
+
+        Raises:
+            ValueError: A number is out of range.
+            UserError: The queries were changed and the gallery was not, or the gallery differs from query to query.
+        """
+        k1, k2, top = (integer(name, n, at_least=1) for name, n in (("k1", k1), ("k2", k2), ("top", top)))
+        weight = number("weight", weight, at_least=0, at_most=1)
+        if what.augmented is not None or (what.leave_one_out and what.queries is not what.gallery):
+            raise UserError(
+                "k_reciprocal compares the neighbours of queries and gallery: where the queries are the gallery it "
+                "cannot follow query_expansion or database_augmentation"
+            )
+        images = what.gallery if what.leave_one_out else np.concatenate([what.queries, what.gallery])
+        return cls(what, encode(images, min(k1, len(images) - 1), min(k2, len(images))), weight, top)
+
+    @property
+    def bytes(self) -> int:
+        """What is kept to search in."""
+        return self.what.bytes + self.reciprocal.bytes
+
+    def neighbours(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """(N, k) rows, and distances d*; infinite for those that were not re-ranked."""
+        rows, similarities = self.what.neighbours(max(k, self.top))
+        first = 0 if self.what.leave_one_out else len(self.what.queries)
+        result = np.full(rows.shape, np.inf, np.float32)
+        top = min(self.top, rows.shape[1])
+        scratch = np.zeros(len(self.reciprocal.sums), np.float32)
+        for query in range(len(rows)):
+            jaccard = self.reciprocal.jaccard(query, rows[query, :top] + first, scratch)
+            plain = np.maximum(2 - 2 * similarities[query, :top], 0)
+            distances = (1 - self.weight) * jaccard + self.weight * plain
+            order = np.lexsort((rows[query, :top], distances))
+            rows[query, :top], result[query, :top] = rows[query, order], distances[order]
+        return rows[:, :k], result[:, :k]
