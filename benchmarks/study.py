@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.study_rows import STUDIES
 from benchmarks.study_table import KEPT, draw, lines
 from tfdml.evaluation import QueryValues
-from tfdml.storage import write_whole
+from tfdml.io.files import write_whole
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 

@@ -28,7 +28,7 @@ from tfdml.backbones.bn_inception import bn_inception
 from tfdml.backbones.googlenet import googlenet
 from tfdml.backbones.resnet import resnet50_v1_5
 from tfdml.errors import UserError, short_message
-from tfdml.storage import atomic_write, sweep
+from tfdml.io.files import atomic_write, sweep
 
 # The classifier, auxiliary classifiers and counters of a checkpoint: left out without complaint.
 _TOP = re.compile(r"(last_linear|fc|fc1000|classifier|aux\d?|loss\d)\b.*|loss\d_.*|.*\.num_batches_tracked")

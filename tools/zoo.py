@@ -26,13 +26,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdml.disk_space import require_space
 from tfdml.embeddings.backends.model_card import CARD
 from tfdml.errors import UserError
 from tfdml.evaluation.intervals import Interval
-from tfdml.manifests import Kinds, fields, objects, read_json
-from tfdml.output_paths import require_local
-from tfdml.storage import atomic_write, scratch_folder, sha256_of, sweep, write_json, write_whole
+from tfdml.io.files import (
+    atomic_write,
+    require_local,
+    require_space,
+    scratch_folder,
+    sha256_of,
+    sweep,
+    write_json,
+    write_whole,
+)
+from tfdml.io.manifests import Kinds, fields, objects, read_json
 from tfdml.version import __version__
 
 ROOT = Path(__file__).resolve().parents[1]

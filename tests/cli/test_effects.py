@@ -8,7 +8,7 @@ from tests.cli.commands import MODULES
 from tests.experiments import ROOT, experiment_of
 from tfdml.cli import flag_files
 from tfdml.effects import in_vain
-from tfdml.manifests import parse_flags
+from tfdml.io.manifests import parse_flags
 from tfdml.training import Experiment
 from tfdml.training.experiment import EFFECTS as SETTINGS
 

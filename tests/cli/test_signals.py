@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from tfdml import storage
 from tfdml.cli import main, signals
+from tfdml.io import files
 
 
 def ended(command, tmp_path, begun=None, output=os.devnull, ignored=()):
@@ -46,7 +46,7 @@ def ended(command, tmp_path, begun=None, output=os.devnull, ignored=()):
 
 def writing():
     """A command in the midst of writing a file."""
-    with storage.atomic_write("result.json") as temporary:
+    with files.atomic_write("result.json") as temporary:
         open(temporary, "w").close()
         open("begun", "w").close()
         time.sleep(60)

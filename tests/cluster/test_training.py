@@ -17,7 +17,7 @@ from tfdml.cluster.ray_session import ray_session
 from tfdml.cluster.sweep import sweep
 from tfdml.cluster.training import ClusterSettings, train_on_cluster
 from tfdml.errors import UserError
-from tfdml.storage import write_json
+from tfdml.io.files import write_json
 from tfdml.training.run import trainer
 from tfdml.training.sweeping import parse_sweep, trials
 

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tfdml import storage
 from tfdml.data import faults as inspection
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.decoding import decode_image
@@ -20,6 +19,7 @@ from tfdml.data.faults import check, find_faults
 from tfdml.data.images import ArrayImages, EncodedImages, FileImages
 from tfdml.data.readers import official_archives
 from tfdml.errors import UserError
+from tfdml.io import files
 
 
 def _encode(kind: str, mode: str = "RGB", size=(40, 30), **options) -> bytes:
@@ -270,7 +270,7 @@ def test_files_that_cannot_be_opened(tmp_path, monkeypatch):
             raise PermissionError(13, "Permission denied", path)
         return open(path, *args, **kwargs)
 
-    monkeypatch.setattr(storage, "open", open_unless_locked, raising=False)
+    monkeypatch.setattr(files, "open", open_unless_locked, raising=False)
     assert [(fault.index, fault.reason) for fault in inspection.inspect(images)] == [
         (1, "unreadable (no permission)"),
         (2, "a folder, not a file"),

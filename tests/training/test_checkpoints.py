@@ -9,9 +9,9 @@ import pytest
 
 from tests.training.test_optimizers import make_learner
 from tfdml.errors import UserError
+from tfdml.io.files import atomic_write, write_json
 from tfdml.losses import ContrastiveLoss
 from tfdml.models import Embedder, MetricLearner
-from tfdml.storage import atomic_write, write_json
 from tfdml.training import checkpoints
 from tfdml.training.checkpoints import TrainingState
 from tfdml.training.optimizers import build_optimizer

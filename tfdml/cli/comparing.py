@@ -10,7 +10,7 @@ from absl import flags
 
 from tfdml.cli import model_flags
 from tfdml.errors import UserError
-from tfdml.storage import write_json
+from tfdml.io.files import write_json
 
 if TYPE_CHECKING:
     from tfdml.report.paired import Paired

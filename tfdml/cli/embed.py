@@ -13,7 +13,7 @@ from tfdml.cli import main as command_line
 from tfdml.cli.progress import Progress
 from tfdml.effects import Effect, both, needs
 from tfdml.errors import UserError
-from tfdml.output_paths import require_local
+from tfdml.io.files import require_local
 
 if TYPE_CHECKING:
     from tfdml.data.dataset import ImageDataset

@@ -15,8 +15,7 @@ from tfdml.cli import after_embedding, model_flags
 from tfdml.cli import main as command_line
 from tfdml.effects import Effect, both, either, needs
 from tfdml.errors import UserError
-from tfdml.output_paths import require_writable
-from tfdml.storage import sweep, write_json
+from tfdml.io.files import require_writable, sweep, write_json
 
 USAGE = f"""
 Measure an embedder: Recall@K, precision, MAP@R, R-precision, mAP, NMI, AMI, pairwise F1.

@@ -9,7 +9,7 @@ from tfdml.cli import export_gallery
 from tfdml.cli import main as command_line
 from tfdml.effects import Effect
 from tfdml.errors import UserError
-from tfdml.output_paths import require_local
+from tfdml.io.files import require_local
 
 USAGE = """
 Export the embedder of a run.

@@ -76,7 +76,7 @@ def export_gallery(options: ExportOptions, report: Callable[[str], None]) -> Non
         raise UserError(f"--index_recall={values.index_recall}: must be a fraction above 0")
     from tfdml.export.retriever import Retriever
     from tfdml.export.retriever.loaded import newest_version
-    from tfdml.storage import scratch_folder
+    from tfdml.io.files import scratch_folder
 
     items = gallery_items()
     if values.dry_run:

@@ -14,9 +14,9 @@ from absl import flags, logging
 
 from tfdml.cli import flag_files, signals
 from tfdml.cli.flag_names import Formatter, as_flags, own_flags
-from tfdml.disk_space import GO_ON, is_disk_full, unwritable
 from tfdml.effects import Effect, in_vain
 from tfdml.errors import UserError, short_message
+from tfdml.io.files import GO_ON, is_disk_full, unwritable
 
 
 @dataclasses.dataclass(frozen=True)

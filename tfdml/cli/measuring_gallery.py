@@ -9,7 +9,7 @@ from absl import flags
 
 from tfdml.cli.progress import Progress
 from tfdml.errors import UserError
-from tfdml.storage import write_json
+from tfdml.io.files import write_json
 
 
 def measure_gallery(uri: str) -> None:

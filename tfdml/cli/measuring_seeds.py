@@ -12,8 +12,8 @@ from typing import Any
 from absl import flags
 
 from tfdml.errors import UserError
-from tfdml.manifests import read_json
-from tfdml.storage import write_json
+from tfdml.io.files import write_json
+from tfdml.io.manifests import read_json
 
 
 def holds_seeds(model: str) -> bool:

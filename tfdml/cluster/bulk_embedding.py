@@ -15,7 +15,7 @@ from tfdml.cluster.part_embedder import PartEmbedder
 from tfdml.cluster.ray_session import as_user_error, import_ray, ray_session
 from tfdml.embeddings.parquet import DTYPES
 from tfdml.errors import UserError
-from tfdml.output_paths import require_local
+from tfdml.io.files import require_local
 
 # Ray plans each block of a data set by itself: beyond so many, parts share one.
 _MOST_BLOCKS = 10_000

@@ -25,8 +25,8 @@ from tfdml.embeddings import parquet
 from tfdml.embeddings.reader import FORMAT, PROGRESS, VERSION
 from tfdml.embeddings.writer import lock_folder, read_state, tidy, write_manifest
 from tfdml.errors import UserError
-from tfdml.manifests import read_json
-from tfdml.storage import atomic_write, sha256_of, sweep, write_json
+from tfdml.io.files import atomic_write, sha256_of, sweep, write_json
+from tfdml.io.manifests import read_json
 
 BAD_IMAGES = "bad_images.csv"
 _KINDS = {"rows": int, "dimension": int, "bytes": int, "sha256": str, "bad": list}

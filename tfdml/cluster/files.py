@@ -11,7 +11,7 @@ from typing import Any
 from pyarrow import fs
 
 from tfdml.errors import UserError, short_message
-from tfdml.storage import is_remote
+from tfdml.io.files import is_remote
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 _URL = re.compile(r"(\w+)://([^/]+)/?(.*)")

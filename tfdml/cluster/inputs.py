@@ -15,7 +15,7 @@ from tfdml.cluster import files
 from tfdml.embeddings.parquet import require_utf8
 from tfdml.embeddings.reader import ROLE_NAMES
 from tfdml.errors import UserError, short_message
-from tfdml.storage import is_remote
+from tfdml.io.files import is_remote
 
 _LISTS = (".parquet", ".csv")
 _ROWS = 65_536

@@ -10,7 +10,7 @@ import numpy as np
 
 from tfdml.cluster import files
 from tfdml.data.images import FileImages, Images, Source, source_of_encoded
-from tfdml.storage import is_remote
+from tfdml.io.files import is_remote
 
 # Most of the time goes to waiting for the store.
 _THREADS = 16

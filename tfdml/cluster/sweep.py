@@ -16,9 +16,9 @@ from tfdml.cluster.messages import Outbox, ToOutbox, shown
 from tfdml.cluster.ray_session import ray_session
 from tfdml.cluster.training import ClusterSettings
 from tfdml.errors import UserError
-from tfdml.manifests import read_json
+from tfdml.io.files import write_json
+from tfdml.io.manifests import read_json
 from tfdml.report.sweep import write_sweep
-from tfdml.storage import write_json
 from tfdml.training import Experiment, RunFolder
 from tfdml.training.run import trainer
 from tfdml.training.sweeping import parse_sweep, trials

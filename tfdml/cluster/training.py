@@ -15,8 +15,8 @@ from absl import logging
 from tfdml.cluster.messages import Outbox, ToOutbox, shown
 from tfdml.cluster.ray_session import LOCAL, ray_session
 from tfdml.errors import UserError, short_message
+from tfdml.io.files import PARTIAL_PREFIX
 from tfdml.report import write_run_report
-from tfdml.storage import PARTIAL_PREFIX
 from tfdml.training import Experiment, RunFolder
 from tfdml.training.distributed.tensorflow_workers import WorkerLost
 from tfdml.training.run import trainer

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import filelock
 
-from tfdml import storage
-from tfdml.disk_space import is_disk_full, require_space, unwritable
 from tfdml.errors import UserError, short_message
+from tfdml.io import files
+from tfdml.io.files import is_disk_full, require_space, unwritable
 from tfdml.version import __version__
 
 if TYPE_CHECKING:
@@ -169,14 +169,14 @@ def fetch(file: Download, path: str | os.PathLike, progress: Callable[[int, int]
             is fetching the same file; or another file is at `path`.
 
     Example:
-        >>> file = Download("https://example.org/car.jpg", os.path.getsize("car.jpg"), storage.sha256_of("car.jpg"))
+        >>> file = Download("https://example.org/car.jpg", os.path.getsize("car.jpg"), files.sha256_of("car.jpg"))
         >>> fetch(file, "car.jpg")  # it is there
         False
     """
     path = os.fspath(path)
     folder, name = os.path.split(os.path.abspath(path))
     if os.path.exists(path):
-        if storage.sha256_of(path) != file.sha256:
+        if files.sha256_of(path) != file.sha256:
             raise UserError(
                 f"{path} is another file (its SHA-256 differs); move it away and run the same command again"
             )

@@ -23,10 +23,10 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image, ImageOps
 
-from tfdml import storage
 from tfdml.data.decoding import decode_image, decode_part, whole
 from tfdml.errors import UserError
-from tfdml.special_files import require_regular
+from tfdml.io import files
+from tfdml.io.files import require_regular
 
 _ORIENTATION_TAG = 0x0112
 
@@ -167,13 +167,13 @@ class FileImages(Images):
 
     def open(self, index: int) -> BinaryIO:
         """The file of one image, whole even where it has a box."""
-        return storage.open_file(self.paths[index], buffering=0)
+        return files.open_file(self.paths[index], buffering=0)
 
     def encoded(self, index: int) -> bytes:
         """The bytes of one file, or what its bounding box leaves of it as PNG, which loses nothing."""
         if self.boxes is None:
-            return storage.read_bytes(self.paths[index])
-        if not storage.is_remote(self.paths[index]):
+            return files.read_bytes(self.paths[index])
+        if not files.is_remote(self.paths[index]):
             require_regular(self.paths[index])
         source = self.lookup()
         (row,) = zip(*source.columns(np.array([index])), strict=True)
@@ -190,7 +190,7 @@ class FileImages(Images):
     def stamps(self) -> list[tuple[int, int]]:
         """See `Images.stamps`; (0, 0) for a file that is not there."""
         with concurrent.futures.ThreadPoolExecutor(_STAT_THREADS) as pool:
-            return list(pool.map(storage.stamp_of, self.paths, chunksize=256))
+            return list(pool.map(files.stamp_of, self.paths, chunksize=256))
 
     def lookup(self) -> Source:
         """See `Images.lookup`."""

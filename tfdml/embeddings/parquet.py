@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from tfdml.errors import UserError, short_message
+from tfdml.io.files import require_regular
 from tfdml.memory import free_memory
-from tfdml.special_files import require_regular
 
 DTYPES = ("float32", "int8")
 # The columns, in this order. A file from elsewhere needs `embedding` only.

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfdml.errors import UserError, short_message
-from tfdml.manifests import confined, fields, read_json
-from tfdml.special_files import require_regular
+from tfdml.io.files import require_regular
+from tfdml.io.manifests import confined, fields, read_json
 
 if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which measuring does not
     from tfdml.data.dataset import ImageDataset

@@ -11,13 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from tfdml.disk_space import require_space
 from tfdml.embeddings import parquet
 from tfdml.embeddings.reader import FORMAT, MANIFEST, PROGRESS, VERSION, ImageTable, read_manifest
 from tfdml.errors import UserError, differences
-from tfdml.manifests import compare_files, fields, read_json
-from tfdml.output_paths import require_local
-from tfdml.storage import PARTIAL_PREFIX, atomic_write, lock, sha256_of, write_json
+from tfdml.io.files import PARTIAL_PREFIX, atomic_write, lock, require_local, require_space, sha256_of, write_json
+from tfdml.io.manifests import compare_files, fields, read_json
 from tfdml.version import __version__
 
 ROWS_PER_FILE = 4096

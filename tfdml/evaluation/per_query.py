@@ -15,6 +15,7 @@ from keras import ops
 
 from tfdml.embeddings.reader import ImageTable
 from tfdml.errors import UserError, short_message
+from tfdml.io.files import atomic_write, require_regular
 from tfdml.pairwise import DISTANCES, integer_labels
 from tfdml.retrieval.exact import (
     block_scores,
@@ -26,8 +27,6 @@ from tfdml.retrieval.exact import (
     placed_together,
     score_table,
 )
-from tfdml.special_files import require_regular
-from tfdml.storage import atomic_write
 
 if TYPE_CHECKING:
     from tfdml.data.dataset import ImageDataset

@@ -16,7 +16,7 @@ from tfdml.embeddings.compute import embed
 from tfdml.errors import UserError
 from tfdml.evaluation.per_query import check_labels
 from tfdml.evaluation.retrieval import evaluate_retrieval
-from tfdml.storage import atomic_write
+from tfdml.io.files import atomic_write
 
 # Of the positions of the feature map, as in the figure.
 SIXTH = 1 / 6

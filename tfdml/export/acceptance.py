@@ -15,12 +15,11 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.data.faults import explain_failure
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
-from tfdml.disk_space import unwritable
 from tfdml.embeddings.backends import encoded_image
 from tfdml.errors import UserError
 from tfdml.evaluation import embed, evaluate_dataset
+from tfdml.io.files import scratch_folder, unwritable
 from tfdml.models import AnyEmbedder
-from tfdml.storage import scratch_folder
 
 _RUNNER = Path(__file__).with_name("fresh_process.py")
 _BATCH_SIZE = 32

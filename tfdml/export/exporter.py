@@ -28,8 +28,8 @@ from tfdml.export.request import RequestPreprocessor
 from tfdml.export.saved_model import SIGNATURES, write_saved_model
 from tfdml.export.versions import new_version
 from tfdml.export.warm_up import write_warm_up
+from tfdml.io.files import write_json
 from tfdml.models import AnyEmbedder
-from tfdml.storage import write_json
 
 FORMATS = ("saved_model", *(f"litert_{precision}" for precision in PRECISIONS), "onnx")
 # About how many bytes a file has for each parameter; of those not named here, 4.

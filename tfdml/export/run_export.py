@@ -18,9 +18,9 @@ from tfdml.embeddings.backends import load_embedder
 from tfdml.embeddings.compute import embed
 from tfdml.errors import UserError
 from tfdml.export.exporter import ExportOptions, export_model
-from tfdml.manifests import parse_flags, read_json
+from tfdml.io.files import is_remote
+from tfdml.io.manifests import parse_flags, read_json
 from tfdml.models import AnyEmbedder, WhitenedEmbedder, with_whitening
-from tfdml.storage import is_remote
 from tfdml.training import RunFolder
 from tfdml.training.build.images import Splits, load_splits
 from tfdml.training.experiment import Experiment

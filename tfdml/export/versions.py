@@ -11,10 +11,8 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from tfdml.disk_space import as_size, free_space, is_disk_full, require_space
 from tfdml.errors import UserError
-from tfdml.output_paths import require_local
-from tfdml.storage import partial_folder, sweep
+from tfdml.io.files import as_size, free_space, is_disk_full, partial_folder, require_local, require_space, sweep
 
 
 class NewVersion:

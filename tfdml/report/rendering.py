@@ -16,8 +16,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from tfdml.io.files import write_whole
 from tfdml.report import metric_text
-from tfdml.storage import write_whole
 
 _ATTRIBUTES = {"css": "class", "aria_label": "aria-label", "aria_hidden": "aria-hidden"}
 

@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib.figure
 import numpy as np
 
-from tfdml.storage import atomic_write
+from tfdml.io.files import atomic_write
 
 
 def sweep_table(rows: Sequence[dict[str, Any]], score: str) -> list[str]:

@@ -18,7 +18,7 @@ import numpy as np
 from tfdml import arguments
 from tfdml.arguments import integer
 from tfdml.errors import UserError, short_message
-from tfdml.manifests import fields, parse_json
+from tfdml.io.manifests import fields, parse_json
 from tfdml.retrieval.address import Address, parse
 from tfdml.retrieval.exact import Space, check_embeddings, measure, unit_rows
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tfdml.errors import UserError, short_message
-from tfdml.manifests import fields, parse_json
+from tfdml.io.manifests import fields, parse_json
 from tfdml.pairwise import DISTANCES
 from tfdml.retrieval.exact import check_embeddings, check_own_rows, unit_rows
 
@@ -170,7 +170,7 @@ class GalleryIndex:
         Raises:
             UserError: The file cannot be written.
         """
-        from tfdml.storage import atomic_write
+        from tfdml.io.files import atomic_write
 
         about = json.dumps({"distance": self.distance, "kind": self.kind, "count": len(self)})
         try:

@@ -13,8 +13,8 @@ from typing import Any
 
 from tfdml.embeddings.reader import StoredEmbeddings, read_embeddings, read_names
 from tfdml.errors import UserError
+from tfdml.io.files import sha256_of
 from tfdml.retrieval.database import GalleryDatabase, checked_ids
-from tfdml.storage import sha256_of
 
 # The attribute that tells of which embeddings a row is.
 SOURCE = "source"

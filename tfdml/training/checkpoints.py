@@ -15,8 +15,8 @@ from absl import logging
 from keras import ops
 
 from tfdml.errors import UserError
+from tfdml.io.files import atomic_write
 from tfdml.models import Embedder, MetricLearner
-from tfdml.storage import atomic_write
 from tfdml.training.distributed.jax_processes import assign_here
 from tfdml.training.distributed.tensorflow_workers import Workers
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from tfdml.effects import Effect, both, either, needs
 from tfdml.errors import UserError
-from tfdml.manifests import parse_flags
+from tfdml.io.manifests import parse_flags
 from tfdml.training.expressions import parse_terms
 from tfdml.training.settings import (
     DataSettings,

@@ -19,9 +19,8 @@ from absl import logging
 
 from tfdml.errors import UserError, differences
 from tfdml.evaluation.per_query import QUERIES_FILE as QUERIES
-from tfdml.manifests import read_json
-from tfdml.output_paths import require_local
-from tfdml.storage import PARTIAL_PREFIX, atomic_write, lock, sweep, write_json
+from tfdml.io.files import PARTIAL_PREFIX, atomic_write, lock, require_local, sweep, write_json
+from tfdml.io.manifests import read_json
 from tfdml.training.checkpoints import list_checkpoints, step_of
 from tfdml.training.distributed.devices import check_same_backend
 from tfdml.training.experiment import Experiment

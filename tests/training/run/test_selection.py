@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.training import runs
-from tfdml.disk_space import as_size
 from tfdml.errors import UserError
+from tfdml.io.files import as_size
 from tfdml.models import Embedder
 from tfdml.training import RunFolder
 from tfdml.training.build import components

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from absl import logging
 
-from tfdml import storage
 from tfdml.errors import UserError
+from tfdml.io import files
 
 # Characters that no valid path has, and that break a file system, a log or a report; the last are what Python
 # makes of a name that is no UTF-8.
@@ -81,7 +81,7 @@ def official_root(name: str, data_dir: str | os.PathLike, folder: str, marker: s
     root = os.fspath(data_dir)
     inner = os.path.join(root, folder)
     for candidate in (root, inner):
-        if storage.is_file(os.path.join(candidate, marker)):
+        if files.is_file(os.path.join(candidate, marker)):
             return candidate
     raise UserError(
         f"{name}: found no {marker} in {root} or {inner}; data_dir must be the official {folder} as unpacked, or "
@@ -204,11 +204,11 @@ def warn_shared_classes(name: str, source: str, shared: list) -> None:
 
 
 def _read_bytes(name: str, path: str) -> bytes:
-    if not storage.is_file(path):
-        kind = "is a folder, not a file" if storage.is_folder(path) else "is missing"
+    if not files.is_file(path):
+        kind = "is a folder, not a file" if files.is_folder(path) else "is missing"
         raise UserError(f"{name}: {path} {kind}; check data_dir")
     try:
-        return storage.read_bytes(path)
+        return files.read_bytes(path)
     except Exception as error:  # remote file systems have their own error types
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise UserError(f"{name}: {path} cannot be read ({reason})") from error
@@ -216,7 +216,7 @@ def _read_bytes(name: str, path: str) -> bytes:
 
 def _listing(folder: str) -> set[str]:
     try:
-        return set(storage.listing(folder or "."))
+        return set(files.listing(folder or "."))
     except Exception:  # no permission, or a name that no file system takes
         return set()
 

@@ -18,12 +18,12 @@ import zipfile
 import numpy as np
 import scipy.io
 
-from tfdml import storage
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import EncodedImages, FileImages, Images
 from tfdml.data.readers import label_files as files
 from tfdml.data.readers.label_files import CONTROL, quoted
 from tfdml.errors import UserError
+from tfdml.io.files import is_file, is_folder
 
 # Published numbers, by data set.
 NUM_IMAGES = {
@@ -289,7 +289,7 @@ def read_inshop(data_dir: str | os.PathLike, split: str = "train", *, check_coun
     """
     root = os.fspath(data_dir)
     candidates = [os.path.join(root, *folder, _INSHOP_PARTITION) for folder in (("Eval",), ("Anno",), ())]
-    source = next((path for path in candidates if storage.is_file(path)), None)
+    source = next((path for path in candidates if is_file(path)), None)
     if source is None:
         raise UserError(
             f"inshop: found no {_INSHOP_PARTITION} in {root} or its Eval/ or Anno/; data_dir must be the official "
@@ -335,7 +335,7 @@ def read_inshop(data_dir: str | os.PathLike, split: str = "train", *, check_coun
                 "inshop", f"{part} images", NUM_IMAGES["inshop"][part], int((status == part).sum()), source
             )
         files.check_count("inshop", f"{split} items", NUM_CLASSES["inshop"][split], len(np.unique(labels)), source)
-    images = os.path.join(root, "Img") if storage.is_folder(os.path.join(root, "Img", "img")) else root
+    images = os.path.join(root, "Img") if is_folder(os.path.join(root, "Img", "img")) else root
     paths = tuple(os.path.join(images, names[row]) for row in rows)
     files.require_files("inshop", paths, "unpack img.zip so that its folder img/ lies in data_dir or in its Img/")
     return ImageDataset(

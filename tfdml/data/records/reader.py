@@ -26,11 +26,11 @@ from typing import Any, ClassVar
 import numpy as np
 import tensorflow as tf
 
-from tfdml import storage
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import Images, Source, source_of_encoded
 from tfdml.errors import UserError, short_message
-from tfdml.manifests import Kinds, confined, fields, read_json
+from tfdml.io import files
+from tfdml.io.manifests import Kinds, confined, fields, read_json
 
 MANIFEST = "manifest.json"
 FORMAT = "tfdml-records"
@@ -91,7 +91,7 @@ def read_manifest(folder: str) -> dict[str, Any]:
         'cars196'
     """
     path = os.path.join(folder, MANIFEST)
-    if storage.size_of(path) is None:
+    if files.size_of(path) is None:
         raise UserError(f"{folder} holds no finished record files: it has no {MANIFEST}; run bin/prepare to its end")
     manifest = read_json(path, remedy=REMEDY)
     if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
@@ -185,9 +185,9 @@ def _read_entry(folder: str, entry: dict[str, Any]) -> bytes:
     """A file that the manifest lists, if it is as it should be."""
     path = os.path.join(folder, entry["file"])
     try:
-        data = storage.read_bytes(path)
+        data = files.read_bytes(path)
     except Exception as error:  # tf.io.gfile has its own error types
-        missing = storage.size_of(path) is None
+        missing = files.size_of(path) is None
         reason = "is missing" if missing else f"cannot be read ({type(error).__name__})"
         raise UserError(f"{path} {reason}; {REMEDY}") from error
     if len(data) != entry["bytes"]:
@@ -282,7 +282,7 @@ class RecordTable:
         """The table of shards as the manifest lists them, if each has its size."""
         paths = tuple(os.path.join(folder, shard["file"]) for shard in shards)
         with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-            found = list(pool.map(storage.size_of, paths))
+            found = list(pool.map(files.size_of, paths))
         for path, shard, size in zip(paths, shards, found, strict=True):
             if size != shard["bytes"]:
                 fault = "is missing" if size is None else f"has {size:,} bytes instead of {shard['bytes']:,}"

@@ -23,7 +23,6 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdml import manifests, storage
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.decoding import format_of
 from tfdml.data.faults import ImageError
@@ -39,9 +38,10 @@ from tfdml.data.records.examination import (
     one_line,
 )
 from tfdml.data.records.reader import ENCODED, FORMAT, MANIFEST, REMEDY, SHARD, VERSION, read
-from tfdml.disk_space import is_disk_full, require_space, unwritable
 from tfdml.errors import UserError, differences
-from tfdml.manifests import Kinds, confined, fields
+from tfdml.io import files, manifests
+from tfdml.io.files import is_disk_full, require_space, unwritable
+from tfdml.io.manifests import Kinds, confined, fields
 from tfdml.version import __version__
 
 DUPLICATES = "copies.json"
@@ -255,7 +255,7 @@ def _part(out: str, stem: str, key: str, settings: RecordSettings) -> dict[str, 
     if shard:
         fields(shard, SHARD, path, _BEGIN_ANEW)
         is_listed = len(part["sizes"]) == shard["images"] and all(type(size) is int for size in part["sizes"])
-        if not is_listed or storage.size_of(confined(out, shard["file"], path)) != shard["bytes"]:
+        if not is_listed or files.size_of(confined(out, shard["file"], path)) != shard["bytes"]:
             return None
     return part
 
@@ -274,7 +274,7 @@ def _starts(
             raise UserError(f"{path} does not say where the shards begin; {_BEGIN_ANEW}")
         return stored["starts"]
     sizes = {split: [size for size, _ in found] for split, found in stamps.items()}
-    if not settings.shrink and not storage.is_remote(out):
+    if not settings.shrink and not files.is_remote(out):
         needed = sum(map(sum, sizes.values()))
         require_space(out, needed, "out", "the records", "shrink the images with `shrink`")
     starts = {split: cut_into_shards(found, settings.shard_mb * _MEGABYTE) for split, found in sizes.items()}
@@ -314,7 +314,7 @@ def _finish(found: SplitReport, split: str, out: str) -> dict[str, Any]:
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **columns)
     table = buffer.getvalue()
-    storage.write_whole(os.path.join(out, f"{split}.npz"), table)
+    files.write_whole(os.path.join(out, f"{split}.npz"), table)
     classes = np.unique(columns["labels"])
     return {
         "images": len(kept),
@@ -331,19 +331,19 @@ def _finish(found: SplitReport, split: str, out: str) -> dict[str, Any]:
 
 def _tidy(out: str) -> None:
     """Removes what only an unfinished preparation needs."""
-    for name in storage.listing(out):
+    for name in files.listing(out):
         if name == JOB or (name.startswith(f"{PROGRESS}-") and name.endswith(".json")):
-            storage.remove(os.path.join(out, name))
+            files.remove(os.path.join(out, name))
 
 
 def _report_bad_images(report: Report, out: str, settings: RecordSettings) -> None:
     path = os.path.join(out, BAD_IMAGES)
     faults = [fault for found in report.splits.values() for fault in found.faults]
     if not faults:
-        storage.remove(path)
+        files.remove(path)
         return
     text = "".join(f"{one_line(fault.name)}\t{one_line(fault.reason)}\n" for fault in faults)
-    storage.write_whole(path, text.encode("utf-8", "surrogateescape"))
+    files.write_whole(path, text.encode("utf-8", "surrogateescape"))
     if settings.bad_images == "error":
         raise UserError(
             f"{bad_images_in_words(report)}; all of them are in {path}: fix or remove them and run the same command "
@@ -406,13 +406,13 @@ def write_shard(
     """
     path = os.path.join(folder, f"{stem}.tfrecord")
     images, sizes = list(images), []
-    with storage.atomic_write(path, sum(len(image.data) for image in images)) as temporary:
+    with files.atomic_write(path, sum(len(image.data) for image in images)) as temporary:
         with tf.io.TFRecordWriter(temporary) as writer:
             for image in images:
                 record = _example(dataset, image).SerializeToString(deterministic=True)
                 writer.write(record)
                 sizes.append(len(record) + _FRAME)
-        digest = storage.sha256_of(temporary)
+        digest = files.sha256_of(temporary)
     return {"file": f"{stem}.tfrecord", "images": len(images), "bytes": sum(sizes), "sha256": digest}, sizes
 
 
@@ -455,7 +455,7 @@ def claim(out: str) -> None:
     """
     if tf.io.gfile.exists(out) and not tf.io.gfile.isdir(out):
         raise UserError(f"`out={out}` is a file; name a folder")
-    found = [name for name in storage.listing(out) if name != LOCK and not name.startswith(storage.PARTIAL_PREFIX)]
+    found = [name for name in files.listing(out) if name != LOCK and not name.startswith(files.PARTIAL_PREFIX)]
     if found and not {MANIFEST, JOB} & set(found):
         raise UserError(f"`out={out}` holds other files ({found[0]} ...); name a new or an empty folder")
     for name in (MANIFEST, JOB):
@@ -486,7 +486,7 @@ def write_json(path: str, value: Any) -> None:
         >>> write_json("copies.json", [])
     """
     # Names that are not UTF-8 hold lone surrogates, which only ASCII escapes can carry.
-    storage.write_whole(path, (json.dumps(value, indent=1, ensure_ascii=True) + "\n").encode("ascii"))
+    files.write_whole(path, (json.dumps(value, indent=1, ensure_ascii=True) + "\n").encode("ascii"))
 
 
 def require_same_job(out: str, stored: dict[str, Any], job: dict[str, Any]) -> None:
@@ -523,7 +523,7 @@ def _locked(out: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             tf.io.gfile.makedirs(out)
-            if storage.is_remote(out):
+            if files.is_remote(out):
                 stack.enter_context(_remote_lock(path))
             else:
                 stack.enter_context(filelock.FileLock(path, blocking=False))
@@ -533,9 +533,9 @@ def _locked(out: str) -> Iterator[None]:
                 write_json(holder, {"pid": os.getpid(), "host": socket.gethostname()})
                 stack.callback(_remove_if_possible, holder)
             # Of processes that were killed: while the lock is held, nobody writes.
-            for name in storage.listing(out):
-                if name.startswith(storage.PARTIAL_PREFIX):
-                    storage.remove(os.path.join(out, name))
+            for name in files.listing(out):
+                if name.startswith(files.PARTIAL_PREFIX):
+                    files.remove(os.path.join(out, name))
         except filelock.Timeout:
             raise UserError(f"another bin/prepare is at work in {out}: {_named(holder)}; wait for it") from None
         except (OSError, tf.errors.OpError) as error:
@@ -574,4 +574,4 @@ def _remote_lock(path: str) -> Iterator[None]:
         yield
     finally:
         if read_json(path) == owner:
-            storage.remove(path)
+            files.remove(path)

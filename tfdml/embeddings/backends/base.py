@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdml import storage
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.faults import ImageError, find_faults
 from tfdml.data.images import Images
 from tfdml.data.pipeline import readable_batches
 from tfdml.errors import UserError
+from tfdml.io import files
 
 
 class EmbeddingBackend(abc.ABC):
@@ -168,7 +168,7 @@ def encoded_image(images: Images, index: int) -> bytes:
 def checksum_of(path: Path) -> str:
     """SHA-256 of a file, or of the names and contents of all files below a folder, as `"sha256:..."`."""
     if path.is_file():
-        return f"sha256:{storage.sha256_of(path)}"
+        return f"sha256:{files.sha256_of(path)}"
     digest = hashlib.sha256()
     for part in sorted(entry for entry in path.rglob("*") if entry.is_file()):
         digest.update(f"{part.relative_to(path).as_posix()}\0{checksum_of(part)}\0".encode())

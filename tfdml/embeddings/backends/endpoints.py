@@ -19,7 +19,7 @@ from absl import logging
 
 from tfdml.embeddings.backends.base import EncodedImagesBackend, ImageRefused
 from tfdml.errors import UserError, short_message
-from tfdml.manifests import parse_json
+from tfdml.io.manifests import parse_json
 
 _Answer = TypeVar("_Answer")
 _FORMS = (

@@ -10,9 +10,9 @@ from typing import Any
 
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import UserError
-from tfdml.manifests import Kinds, compare_files, fields, objects, read_json
+from tfdml.io.files import sha256_of
+from tfdml.io.manifests import Kinds, compare_files, fields, objects, read_json
 from tfdml.models import AnyEmbedder
-from tfdml.storage import sha256_of
 from tfdml.version import __version__, installed
 
 CARD = "model_card.json"

@@ -10,12 +10,12 @@ from typing import TypeVar
 import numpy as np
 import tensorflow as tf
 
-from tfdml import storage
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.decoding import EXTENSIONS
 from tfdml.data.faults import access_fault
 from tfdml.errors import UserError
 from tfdml.export.retriever.gallery import NO_LABEL, Gallery, GalleryItem, UnreadableItem
+from tfdml.io.files import read_bytes
 
 _BATCH_SIZE = 32
 
@@ -59,7 +59,7 @@ def items_of_folder(folder: str | os.PathLike) -> Iterator[GalleryItem | Unreada
 def _item(root: Path, path: Path, label_of: dict[str, int]) -> GalleryItem | UnreadableItem:
     name, label = path.as_posix(), label_of[path.parts[0]] if len(path.parts) > 1 else NO_LABEL
     try:
-        image = storage.read_bytes(root / path)
+        image = read_bytes(root / path)
     except OSError as error:
         return UnreadableItem(name, access_fault(error))
     about = {"path": name, **({"class": path.parts[0]} if label != NO_LABEL else {})}

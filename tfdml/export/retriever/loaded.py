@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdml import storage
 from tfdml.arguments import number
 from tfdml.errors import UserError, short_message
 from tfdml.export.retriever.endpoints import MAX_NEIGHBOURS
 from tfdml.export.retriever.gallery import Gallery
 from tfdml.export.retriever.version import INDEX, RETRIEVER_CARD, read_card
 from tfdml.export.versions import version_numbers
-from tfdml.manifests import compare_files
+from tfdml.io import files
+from tfdml.io.manifests import compare_files
 from tfdml.retrieval.exact import unit_rows
 from tfdml.retrieval.faiss_index import GalleryIndex, load_index
 from tfdml.retrieval.reranking import summed, weights_of
@@ -216,7 +216,7 @@ def _bytes(image: bytes | str | os.PathLike) -> bytes:
     if isinstance(image, bytes):
         return image
     try:
-        return storage.read_bytes(Path(image))
+        return files.read_bytes(Path(image))
     except (OSError, TypeError) as error:
         raise UserError(f"{image} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 

@@ -20,8 +20,8 @@ from tfdml.export.retriever.loaded import LoadedVersion, Neighbours, Queries, ne
 from tfdml.export.retriever.version import EXACT_LIMIT, Settings, one_writer, write_embedder_card, write_version
 from tfdml.export.saved_model import write_saved_model
 from tfdml.export.versions import version_numbers
+from tfdml.io.files import scratch_folder
 from tfdml.models import AnyEmbedder
-from tfdml.storage import scratch_folder
 
 
 class Retriever:

@@ -23,9 +23,9 @@ from tfdml.export.saved_model import SIGNATURES
 from tfdml.export.versions import new_version, version_numbers
 from tfdml.export.warm_up import FILE as WARM_UP
 from tfdml.export.warm_up import prediction_log, write_warm_up
-from tfdml.manifests import Kinds, fields, read_json
+from tfdml.io.files import lock, partial_folder, write_json
+from tfdml.io.manifests import Kinds, fields, read_json
 from tfdml.retrieval.faiss_index import GalleryIndex, build_index
-from tfdml.storage import lock, partial_folder, write_json
 
 RETRIEVER_CARD = "retriever.json"
 INDEX = "gallery.faiss"

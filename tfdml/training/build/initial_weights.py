@@ -15,9 +15,9 @@ from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.embeddings.backends import load_embedder
 from tfdml.errors import UserError
+from tfdml.io.files import atomic_write
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import Calibrated, Objective, Stateful
-from tfdml.storage import atomic_write
 from tfdml.training import checkpoints
 from tfdml.training.run_folder import RunFolder
 

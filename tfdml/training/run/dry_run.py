@@ -18,11 +18,11 @@ from tfdml.data.faults import explain_failure
 from tfdml.data.pipeline import evaluation_batches, training_batches
 from tfdml.data.sampling import ShuffleSampler
 from tfdml.errors import UserError
+from tfdml.io.files import atomic_write, sweep
 from tfdml.memory import free_memory
 from tfdml.models import MetricLearner
 from tfdml.models.inference import compiled
 from tfdml.objectives import AutoWeight
-from tfdml.storage import atomic_write, sweep
 from tfdml.training.build.components import Assembly, assemble
 from tfdml.training.build.images import load_splits, make_sampler, make_transforms
 from tfdml.training.build.initial_weights import check_start

@@ -11,9 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdml.disk_space import is_disk_full, unwritable
 from tfdml.errors import UserError
-from tfdml.storage import write_json, write_lines
+from tfdml.io.files import is_disk_full, unwritable, write_json, write_lines
 from tfdml.training import checkpoints
 from tfdml.training.checkpoints import TrainingState
 from tfdml.training.distributed.tensorflow_workers import Workers

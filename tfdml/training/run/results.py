@@ -16,13 +16,13 @@ from tfdml.data.pipeline import evaluation_batches
 from tfdml.evaluation import QueryValues, embed
 from tfdml.evaluation.pair_distances import PairHistogram, count_pair_distances
 from tfdml.evaluation.per_query import recording
+from tfdml.io.files import atomic_write, write_json
 from tfdml.layers import StatisticsNetwork
 from tfdml.models import Embedder, MetricLearner, MomentEmbedder
 from tfdml.models.inference import compiled
 from tfdml.objectives import RankMI
 from tfdml.retrieval.exact import unit_rows
 from tfdml.saving import saved_size
-from tfdml.storage import atomic_write, write_json
 from tfdml.training.build.images import Splits
 from tfdml.training.run.evaluator import CLUSTERING, RETRIEVAL, Evaluator
 from tfdml.training.run.monitor import TrainingMonitor

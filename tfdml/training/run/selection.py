@@ -6,9 +6,9 @@ import shutil
 from typing import Any
 
 from tfdml.data.dataset import ImageDataset
+from tfdml.io.files import atomic_write
 from tfdml.models import Embedder
 from tfdml.saving import saved_size
-from tfdml.storage import atomic_write
 from tfdml.training import checkpoints
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.settings import EvaluationSettings

@@ -13,8 +13,8 @@ from absl import logging
 
 from tfdml.errors import UserError
 from tfdml.evaluation import Interval, QueryValues, confidence_intervals, student_interval
-from tfdml.manifests import read_json
-from tfdml.storage import write_json
+from tfdml.io.files import write_json
+from tfdml.io.manifests import read_json
 from tfdml.training.build.initial_weights import check_start
 from tfdml.training.distributed.devices import require_one_process
 from tfdml.training.experiment import Experiment

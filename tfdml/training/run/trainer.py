@@ -18,8 +18,8 @@ from absl import logging
 from tfdml.data.faults import explain_failure
 from tfdml.data.pipeline import training_batches
 from tfdml.data.sampling import Share
-from tfdml.disk_space import is_disk_full
 from tfdml.errors import UserError, differences
+from tfdml.io.files import is_disk_full
 from tfdml.objectives import Calibrated
 from tfdml.training import checkpoints
 from tfdml.training.build.components import assemble

@@ -14,8 +14,8 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.evaluation import embed
+from tfdml.io.files import atomic_write, write_whole
 from tfdml.models import Embedder
-from tfdml.storage import atomic_write, write_whole
 
 _CELL, _GAP, _LINE, _FONT = 112, 6, 16, 12
 _PAPER, _INK = (255, 255, 255), (20, 20, 20)

@@ -14,10 +14,10 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import training_batches
 from tfdml.data.sampling import Share
 from tfdml.errors import UserError
-from tfdml.manifests import read_json
+from tfdml.io.files import write_json
+from tfdml.io.manifests import read_json
 from tfdml.models import MetricLearner
 from tfdml.objectives import ProxyLoss
-from tfdml.storage import write_json
 from tfdml.training import checkpoints
 from tfdml.training.build.components import Assembly
 from tfdml.training.distributed import devices

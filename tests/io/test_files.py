@@ -11,10 +11,9 @@ import types
 
 import pytest
 
-from tfdml import storage
-from tfdml.disk_space import require_space
 from tfdml.errors import UserError
-from tfdml.output_paths import require_local, require_writable
+from tfdml.io import files
+from tfdml.io.files import require_local, require_space, require_writable
 
 
 def ended_process():
@@ -30,7 +29,7 @@ def test_a_link_is_followed_and_stays(tmp_path):
         (tmp_path / name).symlink_to(tmp_path / "there" / name)
     (tmp_path / "there" / "old.json").write_text("before")
     for name in ("old.json", "new.json"):
-        storage.write_whole(tmp_path / name, b"after")
+        files.write_whole(tmp_path / name, b"after")
         assert (tmp_path / name).is_symlink()
         assert (tmp_path / "there" / name).read_bytes() == b"after"
     assert sorted(os.listdir(tmp_path / "there")) == ["new.json", "old.json"]
@@ -41,7 +40,7 @@ def test_a_pipe_gets_the_bytes_and_stays_a_pipe(tmp_path):
     os.mkfifo(pipe)
     reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
     reader.start()
-    storage.write_whole(pipe, b"{}\n")
+    files.write_whole(pipe, b"{}\n")
     reader.join(timeout=10)
     assert got == [b"{}\n"]
     assert pipe.is_fifo()
@@ -49,7 +48,7 @@ def test_a_pipe_gets_the_bytes_and_stays_a_pipe(tmp_path):
 
 
 def test_a_device_stays_a_device():
-    storage.write_whole("/dev/null", b"gone")
+    files.write_whole("/dev/null", b"gone")
     assert pathlib.Path("/dev/null").is_char_device()
 
 
@@ -61,7 +60,7 @@ def test_the_output_of_the_process_is_written_behind_what_was_printed(kind, tmp_
         os.dup2(write, 1)
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
         print("before")
-        storage.write_whole("/dev/stdout", b"bytes\n")
+        files.write_whole("/dev/stdout", b"bytes\n")
         print("after", flush=True)
         os._exit(0)
     os.close(write)
@@ -73,7 +72,7 @@ def test_the_output_of_the_process_is_written_behind_what_was_printed(kind, tmp_
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
 def test_a_full_device_is_told_in_one_line():
     with pytest.raises(UserError, match=r"^/dev/full cannot be written: the disk is full; .* again$"):
-        storage.write_whole("/dev/full", b"{}")
+        files.write_whole("/dev/full", b"{}")
 
 
 def test_a_full_disk_is_told_with_what_is_needed_and_free_and_keeps_the_old_file(tmp_path, monkeypatch):
@@ -89,7 +88,7 @@ def test_a_full_disk_is_told_with_what_is_needed_and_free_and_keeps_the_old_file
     monkeypatch.setattr(os, "fsync", full)
     monkeypatch.setattr("shutil.disk_usage", usage)
     with pytest.raises(UserError, match=r"needs about 3\.0 MB \(700 bytes are free\)"):
-        storage.write_whole(path, bytes(3 * 2**20))
+        files.write_whole(path, bytes(3 * 2**20))
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["metrics.json"]
 
@@ -97,7 +96,7 @@ def test_a_full_disk_is_told_with_what_is_needed_and_free_and_keeps_the_old_file
 def test_a_folder_in_the_place_of_a_file_is_told_in_one_line(tmp_path):
     (tmp_path / "metrics.json").mkdir()
     with pytest.raises(UserError, match=r"metrics\.json cannot be written \(Is a directory\)"):
-        storage.write_whole(tmp_path / "metrics.json", b"{}")
+        files.write_whole(tmp_path / "metrics.json", b"{}")
     assert os.listdir(tmp_path) == ["metrics.json"]
 
 
@@ -122,15 +121,15 @@ def test_what_ended_processes_left_is_swept_and_nothing_else(tmp_path):
     kept = {"kept", ".partial-x", f".partial-{os.getpid()}-file", f"partial-{dead}-file"}
     for name in kept:
         (tmp_path / name).touch()
-    storage.sweep(tmp_path)
+    files.sweep(tmp_path)
     assert set(os.listdir(tmp_path)) == kept
-    storage.sweep(tmp_path / "nowhere")
+    files.sweep(tmp_path / "nowhere")
 
 
 def test_a_scratch_folder_ends_with_its_block_and_those_of_ended_processes_go(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / f"tfdml-{ended_process()}-x" / "below").mkdir(parents=True)
-    with storage.scratch_folder() as folder:
+    with files.scratch_folder() as folder:
         pathlib.Path(folder, "file").touch()
         assert os.listdir(tmp_path) == [os.path.basename(folder)]
     assert not os.listdir(tmp_path)

@@ -11,9 +11,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from tfdml import storage
 from tfdml.errors import UserError
-from tfdml.special_files import require_regular
+from tfdml.io.files import read_bytes, require_regular, sha256_of, size_of
 
 # Manifests name every class of a data set, of which there may be a million; parsed, they take up to twenty times that.
 MAX_BYTES = 2**27
@@ -154,7 +153,7 @@ def compare_files(folder: str | os.PathLike, files: Any, where: str, remedy: str
         path, expected = confined(folder, name, where), fields(entry, {"sha256": str}, where)["sha256"]
         try:
             require_regular(path)
-            found = storage.sha256_of(path)
+            found = sha256_of(path)
         except OSError as error:
             raise UserError(f"{path}, which {where} lists, cannot be read ({error.strerror}){_and(remedy)}") from error
         if found != expected:
@@ -188,11 +187,11 @@ def confined(folder: str | os.PathLike, name: Any, where: str) -> str:
 
 
 def _read(path: str, remedy: str) -> bytes:
-    size = storage.size_of(path)
+    size = size_of(path)
     if size is not None and size > MAX_BYTES:
         raise _unreadable(path, f"it has {size:,} bytes, more than the limit of {MAX_BYTES:,}", remedy)
     try:
-        return storage.read_bytes(path)
+        return read_bytes(path)
     except Exception as error:  # tf.io.gfile has its own error types
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise UserError(f"{path} cannot be read ({reason}){_and(remedy)}") from error

@@ -1,4 +1,4 @@
-"""Atomic writes, locks and checksums of files, on local disks and where `tf.io.gfile` reaches."""
+"""Files, local or where `tf.io.gfile` reaches: atomic writes, locks, checksums, full disks, where a file may go."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
+import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from tfdml.disk_space import is_disk_full, unwritable
 from tfdml.errors import UserError
-from tfdml.output_paths import copy_into_stream, is_stream
-from tfdml.special_files import require_regular
 
 # Of the temporary names, which go on with the writing process's number: see `sweep`.
 PARTIAL_PREFIX = ".partial-"
@@ -89,7 +89,7 @@ def read_bytes(path: str | os.PathLike) -> bytes:
 
 
 def open_file(path: str | os.PathLike, buffering: int = -1) -> BinaryIO:
-    r"""Open a file for reading, if it is a regular one; see `special_files.require_regular`.
+    r"""Open a file for reading, if it is a regular one; see `require_regular`.
 
     Args:
         path: The file.
@@ -366,3 +366,219 @@ def _is_running(process: int) -> bool:
     except OSError:
         return True
     return True
+
+
+def require_local(path: str | os.PathLike, argument: str) -> None:
+    """Refuse a path of a file system of its own, which as a local one would be a folder called `gs:`.
+
+    Args:
+        path: The path.
+        argument: The argument that names it.
+
+    Raises:
+        UserError: It is not local.
+
+    Example:
+        >>> require_local("runs/cars", "run_dir")
+    """
+    # A `Path` has made one slash of two.
+    if re.match(r"\w+:/", os.fspath(path)):
+        raise UserError(
+            f"`{argument}={path}`: only local folders can be used here; name one, and copy it there and back with the "
+            "tools of that file system"
+        )
+
+
+def require_writable(path: str | os.PathLike, argument: str) -> None:
+    """Refuse, before any work, what is no place for a file; the trial leaves nothing.
+
+    Args:
+        path: Where a file is to be written.
+        argument: The argument that names it.
+
+    Raises:
+        UserError: It is a folder or not local, its folder does not exist, or nothing can be written there.
+
+    Example:
+        >>> require_writable("metrics.json", "json")
+    """
+    require_local(path, argument)
+    if os.path.isdir(path):
+        raise UserError(f"`{argument}={path}` is a folder: name a file to write")
+    if is_stream(path):
+        return
+    folder = os.path.dirname(os.path.realpath(path))
+    if not os.path.isdir(folder):
+        raise UserError(f"`{argument}={path}`: its folder does not exist")
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def is_stream(path: str | os.PathLike) -> bool:
+    """Whether a path leads to a device, a pipe or a socket, or to what this process prints to.
+
+    Example:
+        >>> is_stream("/dev/null")
+        True
+    """
+    try:
+        status = os.stat(path)
+    except OSError:
+        return False
+    return not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)) or _printed_to(status) is not None
+
+
+def copy_into_stream(source: str | os.PathLike, path: str | os.PathLike) -> None:
+    """Writes the content of a file to where a path leads, behind what has been printed there.
+
+    Args:
+        source: The file.
+        path: What `is_stream` is true of.
+
+    Raises:
+        UserError: It cannot be written.
+        BrokenPipeError: The reader of this process's own output has had enough.
+
+    Example:
+        >>> copy_into_stream("photos/list.csv", "/dev/stdout")
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    # A file that the output was redirected to has a place to go on at, which only its descriptor knows.
+    own = _printed_to(os.stat(path))
+    try:
+        with open(source, "rb") as file, open(path if own is None else os.dup(own), "wb") as target:
+            shutil.copyfileobj(file, target)
+    except BrokenPipeError as error:
+        if own is not None:
+            raise
+        raise UserError(f"{path} cannot be written: its reader has gone") from error
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def _printed_to(status: os.stat_result) -> int | None:
+    """Which of the process's own output streams a file is, by its descriptor."""
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(descriptor), status):
+                return descriptor
+    return None
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+GO_ON = "what was finished is kept: free some space and run the same command again"
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an error says that there is no space left, whoever raised it.
+
+    Example:
+        >>> is_disk_full(OSError(errno.ENOSPC, "No space left on device"))
+        True
+    """
+    return getattr(error, "errno", None) in _FULL or "No space left" in str(error)
+
+
+def unwritable(path: str | os.PathLike, error: BaseException, size: int = 0) -> UserError:
+    """What to tell of a file that could not be written.
+
+    Args:
+        path: The file.
+        error: Why.
+        size: About how many bytes it would have had; 0 where that is not known.
+
+    Example:
+        >>> str(unwritable("metrics.json", PermissionError(errno.EACCES, "Permission denied")))
+        'metrics.json cannot be written (Permission denied)'
+    """
+    if is_disk_full(error):
+        needs = f", and this file needs about {as_size(size)}" if size else ""
+        return UserError(f"{path} cannot be written: the disk is full{needs}{_free_words(path)}; {GO_ON}")
+    reason = getattr(error, "strerror", None) or getattr(error, "message", None) or type(error).__name__
+    return UserError(f"{path} cannot be written ({reason})")
+
+
+def require_space(folder: str | os.PathLike, needed: int, argument: str, what: str, advice: str = "") -> None:
+    """Refuse work whose result the disk cannot hold.
+
+    Args:
+        folder: Where it goes; it need not exist yet.
+        needed: About how many bytes.
+        argument: The argument that names the folder.
+        what: What needs them, in the plural.
+        advice: What else could be done besides freeing space or naming another disk.
+
+    Raises:
+        UserError: Fewer bytes are free.
+
+    Example:
+        >>> require_space("records", 10, "out", "the records")
+    """
+    free = free_space(folder)
+    if free is not None and needed > free:
+        raise UserError(
+            f"`{argument}={folder}`: {what} need about {as_size(needed)}, and {as_size(free)} are free; free some space"
+            f"{',' if advice else ' or'} name another disk{f', or {advice}' if advice else ''}"
+        )
+
+
+def free_space(path: str | os.PathLike) -> int | None:
+    """Free bytes on the disk of a file or folder, which need not exist yet; None where that cannot be known.
+
+    Example:
+        >>> free_space(".") > 0
+        True
+    """
+    place = os.path.abspath(os.fspath(path))
+    while not os.path.exists(place):
+        place = os.path.dirname(place)
+    try:
+        return shutil.disk_usage(place).free
+    except OSError:
+        return None
+
+
+def as_size(size: int) -> str:
+    """A number of bytes in words.
+
+    Example:
+        >>> as_size(3 * 2**20), as_size(700)
+        ('3.0 MB', '700 bytes')
+    """
+    return f"{size / 2**20:,.1f} MB" if size >= 2**20 / 10 else f"{size:,} bytes"
+
+
+def _free_words(path: str | os.PathLike) -> str:
+    device = os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
+    free = None if device or "://" in os.fspath(path) else free_space(path)
+    return "" if free is None else f" ({as_size(free)} are free)"
+
+
+_KINDS = (
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def require_regular(path: str | os.PathLike) -> None:
+    """Refuse a local path that is there but no regular file: opening a FIFO would wait for a writer for ever.
+
+    Raises:
+        OSError: There is no such file, it cannot be looked at, or it is a folder, FIFO, socket or device.
+
+    Example:
+        >>> require_regular(".")
+        Traceback (most recent call last):
+        IsADirectoryError: [Errno 21] Is a directory: '.'
+    """
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if not stat.S_ISREG(mode):
+        kind = next((word for test, word in _KINDS if test(mode)), "something special")
+        raise OSError(errno.EINVAL, f"{kind}, not a regular file", os.fspath(path))

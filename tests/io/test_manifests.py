@@ -6,7 +6,8 @@ import os
 import pytest
 
 from tfdml.errors import UserError
-from tfdml.manifests import (
+from tfdml.io.files import open_file, sha256_of
+from tfdml.io.manifests import (
     MAX_BYTES,
     MAX_DEPTH,
     compare_files,
@@ -17,7 +18,6 @@ from tfdml.manifests import (
     parse_json,
     read_json,
 )
-from tfdml.storage import open_file, sha256_of
 
 MALFORMED = {
     "empty": b"",

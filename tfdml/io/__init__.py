@@ -1,0 +1,1 @@
+"""Files, resumable folders, and manifests."""
