@@ -11,6 +11,11 @@ from tfdml.evaluation.approximate_search import (
     quantised_recall,
 )
 from tfdml.evaluation.chains import STEPS, Sources, hubness, measure_chains, steps_of
+from tfdml.evaluation.classification import (
+    CentroidClassifier,
+    KNNClassifier,
+    evaluate_classification,
+)
 from tfdml.evaluation.clustering import clustering_agreement, evaluate_clustering, kmeans, pairwise_f1
 from tfdml.evaluation.generalisation import (
     GENERALISATION_MEASURES,
@@ -38,17 +43,23 @@ from tfdml.evaluation.retrieval import (
     split_into_parts,
 )
 from tfdml.evaluation.scattering import draw_scattering, evaluate_scattering, partial_embeddings, scattering_curve
+from tfdml.evaluation.verification import Calibration, Verification, calibrate, verification, verify_pairs
 
 __all__ = [
     "DEFAULT_METRICS",
     "GENERALISATION_MEASURES",
     "METRICS",
     "STEPS",
+    "Calibration",
+    "CentroidClassifier",
     "GalleryMetrics",
     "IndexRecall",
     "Interval",
+    "KNNClassifier",
     "QueryValues",
     "Sources",
+    "Verification",
+    "calibrate",
     "class_density",
     "clustering_agreement",
     "confidence_intervals",
@@ -57,6 +68,7 @@ __all__ = [
     "draw_scattering",
     "embed",
     "embed_batches",
+    "evaluate_classification",
     "evaluate_clustering",
     "evaluate_dataset",
     "evaluate_divergence",
@@ -83,4 +95,6 @@ __all__ = [
     "split_into_parts",
     "steps_of",
     "student_interval",
+    "verification",
+    "verify_pairs",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -162,41 +163,90 @@ def count_pair_distances(
         >>> histogram.positive.sum().item(), histogram.negative.sum().item(), round(histogram.mean_negative, 3)
         (1, 2, 4.5)
     """
-    embeddings, labels = _checked(embeddings, labels, distance)
-    # Sorted by class, the pairs of one class lie in few tiles.
-    order = np.argsort(labels, kind="stable")
-    labels = labels[order]
-    points, unit = _prepared(embeddings[order], distance)
-    squares = np.einsum("nd,nd->n", points, points)
-    low, high = _range(float(squares.max()), distance)
-    per_bin = np.float32(bins / (high - low))
+    pairs = AllPairs(embeddings, labels, distance)
     everything, positive = np.zeros(bins, np.int64), np.zeros(bins, np.int64)
     sum_of_all = sum_of_positive = 0.0
-    above_diagonal = np.triu(np.ones((_TILE, _TILE), bool), 1)
-    for i in range(0, len(points), _TILE):
-        rows = slice(i, i + _TILE)
-        for j in range(i, len(points), _TILE):
-            columns = slice(j, j + _TILE)
-            distances = _from_products(points[rows] @ points[columns].T, squares[rows], squares[columns], distance)
-            kept: Any = above_diagonal[: len(distances), : len(distances)] if i == j else slice(None)
-            distances = distances[kept]
-            bin_of = np.clip(((distances - np.float32(low)) * per_bin).astype(np.intp), 0, bins - 1)
-            everything += np.bincount(bin_of.ravel(), minlength=bins)
-            sum_of_all += float(distances.sum(dtype=np.float64))
-            if labels[rows][-1] >= labels[j]:
-                same = (labels[rows, None] == labels[columns])[kept]
-                positive += np.bincount(bin_of[same], minlength=bins)
-                sum_of_positive += float(distances[same].sum(dtype=np.float64))
-    scale = {"euclidean": unit, "cosine": 1.0}.get(distance, unit**2)
+    for rows, columns, distances, kept in pairs.tiles():
+        same = pairs.same(rows, columns)
+        distances = distances[kept]
+        bin_of = pairs.bins_of(distances, bins)
+        everything += np.bincount(bin_of.ravel(), minlength=bins)
+        sum_of_all += float(distances.sum(dtype=np.float64))
+        if same is not None:
+            positive += np.bincount(bin_of[same[kept]], minlength=bins)
+            sum_of_positive += float(distances[same[kept]].sum(dtype=np.float64))
     num_positive, num_negative = int(positive.sum()), int(everything.sum() - positive.sum())
     return PairHistogram(
-        scale * np.linspace(low, high, bins + 1),
+        pairs.scale * pairs.edges(bins),
         positive,
         everything - positive,
-        scale * sum_of_positive / num_positive,
-        scale * (sum_of_all - sum_of_positive) / num_negative,
+        pairs.scale * sum_of_positive / num_positive,
+        pairs.scale * (sum_of_all - sum_of_positive) / num_negative,
         exact=True,
     )
+
+
+class AllPairs:
+    """All pairs of images, sorted by class, with their distances tile by tile of the matrix.
+
+    Attributes:
+        classes: (N,) the place of each image's class in `sizes`, ascending.
+        sizes: (C,) the number of images of each class.
+        scale: What the distances of the tiles are multiplied by.
+
+    Args:
+        embeddings: (N, d).
+        labels: (N,) integer class ids.
+        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
+
+    Raises:
+        UserError: Embeddings that are empty or not finite, labels that do not go with them, an unknown distance, or
+            not both pairs of one class and pairs of different classes.
+    """
+
+    def __init__(self, embeddings: Any, labels: Any, distance: str):
+        embeddings, labels = _checked(embeddings, labels, distance)
+        # Sorted by class, the pairs of one class lie in few tiles.
+        order = np.argsort(labels, kind="stable")
+        _, self.classes, self.sizes = np.unique(labels[order], return_inverse=True, return_counts=True)
+        self._points, unit = _prepared(embeddings[order], distance)
+        self._squares = np.einsum("nd,nd->n", self._points, self._points)
+        self._distance = distance
+        self._low, self._high = _range(float(self._squares.max()), distance)
+        self.scale = {"euclidean": unit, "cosine": 1.0}.get(distance, unit**2)
+
+    def edges(self, bins: int) -> np.ndarray:
+        """Returns the (bins + 1,) edges of equal bins that hold every distance."""
+        return np.linspace(self._low, self._high, bins + 1)
+
+    def bins_of(self, distances: np.ndarray, bins: int) -> np.ndarray:
+        """Returns the bin of each distance."""
+        per_bin = np.float32(bins / (self._high - self._low))
+        return np.clip(((distances - np.float32(self._low)) * per_bin).astype(np.intp), 0, bins - 1)
+
+    def tiles(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[slice, slice, np.ndarray, Any]]:
+        """Yields rows, columns, their distances (float32), and which of these count, so that each pair counts once.
+
+        Args:
+            start: The first row.
+            stop: The row after the last; None for all.
+        """
+        stop = len(self._points) if stop is None else stop
+        above_diagonal = np.triu(np.ones((_TILE, _TILE), bool), 1)
+        for i in range(start, stop, _TILE):
+            rows = slice(i, min(i + _TILE, stop))
+            for j in range(i, len(self._points), _TILE):
+                columns = slice(j, min(j + _TILE, len(self._points)))
+                products = self._points[rows] @ self._points[columns].T
+                distances = _from_products(products, self._squares[rows], self._squares[columns], self._distance)
+                kept: Any = above_diagonal[: distances.shape[0], : distances.shape[1]] if i == j else ...
+                yield rows, columns, distances, kept
+
+    def same(self, rows: slice, columns: slice) -> np.ndarray | None:
+        """Returns which pairs of a tile are of one class; None where none is."""
+        if self.classes[rows.stop - 1] < self.classes[columns.start]:
+            return None
+        return self.classes[rows, None] == self.classes[columns]
 
 
 def sample_pair_histogram(

@@ -1,0 +1,251 @@
+"""Verification over all pairs, calibrated thresholds, and their intervals."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy.interpolate import interp1d
+from scipy.optimize import brentq
+from sklearn.metrics import roc_auc_score, roc_curve
+
+from tfdml.errors import UserError
+from tfdml.evaluation import Calibration, calibrate, verification, verify_pairs
+
+
+def classes(seed, num_classes, num_images, dim=8, spread=1.0):
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(num_classes, size=num_images)
+    return (rng.normal(size=(num_classes, dim))[labels] + spread * rng.normal(size=(num_images, dim))), labels
+
+
+def all_pairs(embeddings, labels, distance):
+    """Distances in float64, and whether the pair is of one class."""
+    i, j = np.triu_indices(len(labels), 1)
+    x = np.asarray(embeddings, np.float64)
+    if distance == "cosine":
+        x = x / np.linalg.norm(x, axis=1, keepdims=True)
+    if distance in ("cosine", "dot"):
+        return (distance == "cosine") - np.einsum("pd,pd->p", x[i], x[j]), labels[i] == labels[j]
+    squared = np.square(x[i] - x[j]).sum(axis=1)
+    return np.sqrt(squared) if distance == "euclidean" else squared, labels[i] == labels[j]
+
+
+def check_against_scikit_learn(embeddings, labels, distance, fars):
+    result = verification(embeddings, labels, distance=distance, fars=fars)
+    distances, same = all_pairs(embeddings, labels, distance)
+    far, tar, _ = roc_curve(same, -distances, drop_intermediate=False)
+    assert (result.num_same, result.num_different) == (same.sum(), (~same).sum())
+    assert result.auc == pytest.approx(roc_auc_score(same, -distances), abs=1e-6)
+    assert result.eer == pytest.approx(brentq(lambda x: 1 - x - interp1d(far, tar)(x), 0, 1), abs=2 / same.sum())
+    step = (1 / same.sum(), 1 / (~same).sum())
+    for wanted, point in result.points.items():
+        place = np.flatnonzero(far <= wanted)[-1]
+        # Distances are float32: a pair or two may change sides.
+        assert point.tar.mean == pytest.approx(tar[place], abs=2.5 * step[0])
+        assert point.far.mean == pytest.approx(far[place], abs=2.5 * step[1])
+        assert point.far.mean <= wanted
+        below = distances <= point.threshold
+        assert np.mean(below[same]) == pytest.approx(point.tar.mean, abs=2.5 * step[0])
+        assert np.mean(below[~same]) == pytest.approx(point.far.mean, abs=2.5 * step[1])
+        hits, false = point.tar.mean * same.sum(), point.far.mean * (~same).sum()
+        assert point.precision.mean == pytest.approx(hits / (hits + false))
+    for name, exact in (("far", ~same), ("tar", same)):
+        shares = [np.mean(distances[exact] <= t) for t in result.roc["threshold"][::97]]
+        np.testing.assert_allclose(result.roc[name][::97], shares, atol=1e-3)
+    assert result.counts["same"].sum() == same.sum()
+    assert result.counts["different"].sum() == (~same).sum()
+    return result
+
+
+@pytest.mark.parametrize("distance", ["euclidean", "sqeuclidean", "cosine", "dot"])
+def test_rates_equal_those_of_scikit_learn(distance):
+    embeddings, labels = classes(0, 25, 300)
+    check_against_scikit_learn(embeddings + 0.3, labels, distance, (0.5, 0.1, 0.01, 1e-3, 1e-4))
+
+
+def test_several_tiles_and_a_class_larger_than_one():
+    embeddings, labels = classes(1, 6, 1400, dim=3, spread=0.8)
+    labels[labels > 2] = 0
+    result = check_against_scikit_learn(embeddings, labels, "cosine", (0.1, 1e-3))
+    assert result.num_classes == 3
+    assert np.bincount(labels).max() < 1024 < len(labels)
+
+
+@pytest.mark.slow
+def test_all_pairs_of_3000_images():
+    embeddings, labels = classes(2, 120, 3000, dim=16)
+    check_against_scikit_learn(embeddings, labels, "cosine", (0.1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6))
+
+
+def test_rates_are_those_that_the_pairs_can_resolve():
+    embeddings, labels = classes(0, 10, 60)
+    assert list(verification(embeddings, labels).points) == [0.1, 0.01, 0.001]
+
+
+def test_equal_distances_are_accepted_together():
+    # Integers: many pairs at equal distances.
+    embeddings, labels = np.random.default_rng(0).integers(-2, 3, (80, 2)).astype(float), np.arange(80) % 7
+    result = verification(embeddings, labels, distance="dot", fars=(0.3, 0.05))
+    distances, same = all_pairs(embeddings, labels, "dot")
+    far, tar, _ = roc_curve(same, -distances, drop_intermediate=False)
+    for wanted, point in result.points.items():
+        place = np.flatnonzero(far <= wanted)[-1]
+        assert (point.far.mean, point.tar.mean) == pytest.approx((far[place], tar[place]))
+
+
+def dyadic_by_hand(embeddings, labels, distance, threshold):
+    """Standard errors from every pair of pairs of classes that share a class, by loops."""
+    distances, _ = all_pairs(embeddings, labels, distance)
+    i, j = np.triu_indices(len(labels), 1)
+    accepted = distances <= threshold
+    names = np.unique(labels)
+    cells = {}
+    for a, b, hit in zip(labels[i], labels[j], accepted, strict=True):
+        found = cells.setdefault((min(a, b), max(a, b)), [0, 0])
+        found[0] += hit
+        found[1] += 1
+
+    def error(numerator, denominator, kinds):
+        rate = sum(map(numerator, kinds)) / sum(map(denominator, kinds))
+        left = {kind: (numerator(kind) - rate * denominator(kind)) / sum(map(denominator, kinds)) for kind in kinds}
+        total = sum(left[p] * left[q] for p in kinds for q in kinds if set(p) & set(q))
+        count = len({name for kind in kinds for name in kind if denominator(kind)})
+        return rate, np.sqrt(total * count / (count - 1))
+
+    hits, pairs = (lambda kind: cells[kind][0]), (lambda kind: cells[kind][1])
+    within = [kind for kind in cells if kind[0] == kind[1]]
+    across = [kind for kind in cells if kind[0] != kind[1]]
+    good = lambda kind: hits(kind) if kind[0] == kind[1] else 0  # noqa: E731
+    assert len(names) > 5
+    return error(hits, pairs, within), error(hits, pairs, across), error(good, hits, list(cells))
+
+
+def test_standard_errors_equal_the_sum_over_pairs_that_share_a_class():
+    # Some classes are nearer to all others than the rest are.
+    rng = np.random.default_rng(3)
+    labels = rng.integers(12, size=360)
+    away = np.linspace(0.1, 2, 12)[:, None] * rng.normal(size=(12, 4))
+    embeddings = 1.5 + away[labels] + 0.4 * rng.normal(size=(360, 4))
+    distances, same = all_pairs(embeddings, labels, "cosine")
+    ordered = np.sort(distances[~same])
+    # Distances are float32: the first one refused is well above the last one accepted.
+    k = len(ordered) // 5 + int(np.argmax(np.diff(ordered[len(ordered) // 5 :])[:50]))
+    (point,) = verification(embeddings, labels, fars=((k + 1.5) / len(ordered),)).points.values()
+    expected = dyadic_by_hand(embeddings, labels, "cosine", ordered[k + 1] - 1e-6)
+    for interval, (rate, error) in zip((point.tar, point.far, point.precision), expected, strict=True):
+        assert interval.mean == pytest.approx(rate)
+        assert interval.standard_error == pytest.approx(error, rel=1e-6)
+        assert interval.low < interval.mean < interval.high
+
+
+def test_a_calibrated_threshold_keeps_to_the_rate():
+    embeddings, labels = classes(4, 30, 500)
+    distances, same = all_pairs(embeddings, labels, "cosine")
+    calibration = calibrate(embeddings, labels, far=0.01)
+    accepted = calibration.same(distances)
+    assert np.mean(accepted[~same]) == pytest.approx(0.01, abs=2e-5)
+    assert calibration.far.mean <= 0.01
+    assert calibration.tar.mean == pytest.approx(np.mean(accepted[same]), abs=1e-3)
+    (point,) = verification(embeddings, labels, fars=(0.01,)).points.values()
+    # For as many other classes: those vary as much as these.
+    assert calibration.far.standard_error == pytest.approx(2**0.5 * point.far.standard_error)
+    assert (calibration.num_images, calibration.num_classes, calibration.target) == (500, 30, "far=0.01")
+
+
+def test_a_calibrated_threshold_keeps_to_the_precision_and_is_the_largest():
+    embeddings, labels = classes(4, 30, 500, spread=0.5)
+    distances, same = all_pairs(embeddings, labels, "cosine")
+    calibration = calibrate(embeddings, labels, precision=0.8)
+    order = np.argsort(distances)
+    precision = np.cumsum(same[order]) / np.arange(1, len(order) + 1)
+    last = np.flatnonzero(precision >= 0.8)[-1]
+    assert distances[order[last]] - 1e-6 < calibration.threshold < distances[order[last + 1]] + 1e-6
+    assert calibration.precision.mean == pytest.approx(precision[last], abs=1e-4)
+    with pytest.raises(UserError, match="no threshold reaches precision"):
+        calibrate(*classes(4, 30, 500, spread=9.0), precision=0.9999)
+
+
+def test_the_probability_of_same_falls_and_is_that_of_the_pairs():
+    embeddings, labels = classes(5, 20, 400, spread=0.7)
+    distances, same = all_pairs(embeddings, labels, "cosine")
+    calibration = calibrate(embeddings, labels, far=0.01)
+    probabilities = calibration.probability(distances)
+    assert np.all(np.diff(calibration.probability(np.linspace(0, 2, 500))) <= 0)
+    for part in np.array_split(np.argsort(distances), 12):
+        assert probabilities[part].mean() == pytest.approx(same[part].mean(), abs=0.02)
+    assert calibration.prior == pytest.approx(same.mean())
+    even = calibrate(embeddings, labels, far=0.01, prior=0.5).probability(distances)
+    odds = probabilities / (1 - probabilities) * (1 - same.mean()) / same.mean()
+    inner = (probabilities > 0.01) & (probabilities < 0.9)
+    np.testing.assert_allclose(even[inner], (odds / (1 + odds))[inner], atol=0.02)
+
+
+def test_a_calibration_survives_json():
+    calibration = calibrate(*classes(5, 20, 200), far=0.01, distance="euclidean")
+    again = Calibration.from_dict(json.loads(json.dumps(calibration.to_dict())))
+    assert (again.threshold, again.far, again.target) == (calibration.threshold, calibration.far, "far=0.01")
+    np.testing.assert_array_equal(again.probability([0.5, 2.0]), calibration.probability([0.5, 2.0]))
+    with pytest.raises(UserError, match="a calibration has the values"):
+        Calibration.from_dict({"threshold": 1.0})
+
+
+@pytest.mark.slow
+def test_the_interval_holds_the_rate_of_other_classes():
+    """Classes of unequal width, so that rates vary with the classes; about 95 of 100 intervals hold."""
+    rng = np.random.default_rng(6)
+    held = {"far": 0, "tar": 0}
+    for _ in range(100):
+        halves = []
+        for _ in range(2):
+            spreads, labels = rng.uniform(0.3, 1.2, 40), np.repeat(np.arange(40), 8)
+            points = rng.normal(size=(40, 6))[labels] + spreads[labels, None] * rng.normal(size=(320, 6))
+            halves.append((points, labels))
+        calibration = calibrate(*halves[0], far=0.01)
+        distances, same = all_pairs(*halves[1], "cosine")
+        accepted = calibration.same(distances)
+        held["far"] += calibration.far.low <= np.mean(accepted[~same]) <= calibration.far.high
+        held["tar"] += calibration.tar.low <= np.mean(accepted[same]) <= calibration.tar.high
+    # Of 100 with 95 %, fewer than 88 come once in 300 times; the seed is fixed.
+    assert min(held.values()) >= 88, held
+
+
+def test_accuracy_by_folds_is_that_of_thresholds_of_the_other_folds():
+    rng = np.random.default_rng(0)
+    same = rng.random(200) < 0.5
+    distances = np.round(rng.normal(np.where(same, 0.4, 0.7), 0.15), 2)
+    expected = []
+    for k in range(10):
+        test = np.arange(200) * 10 // 200 == k
+        candidates = np.unique(distances[~test])
+        between = np.concatenate([[candidates[0] - 1], (candidates[1:] + candidates[:-1]) / 2, candidates[-1:]])
+        accuracies = [np.mean((distances[~test] <= t) == same[~test]) for t in between]
+        best = between[int(np.argmax(accuracies))]
+        expected.append(np.mean((distances[test] <= best) == same[test]))
+    measures = verify_pairs(distances, same)
+    assert measures["accuracy"] == pytest.approx(np.mean(expected))
+    assert measures["accuracy_std"] == pytest.approx(np.std(expected, ddof=1) / np.sqrt(10))
+    assert measures["auc"] == pytest.approx(roc_auc_score(same, -distances))
+    assert measures == verify_pairs(distances, same, folds=np.arange(200) * 10 // 200)
+
+
+@pytest.mark.parametrize(
+    ("act", "says"),
+    [
+        (lambda: verification([[0.0], [1.0]], [0, 0]), "no pair of images of different classes"),
+        (lambda: verification([[0.0], [1.0]], [0, 1]), "no pair of images of one class"),
+        (lambda: verification([[0.0], [1.0], [2.0]], [0, 0, 1], fars=[1.0]), "between 0 and 1; got 1.0"),
+        (lambda: verification([[0.0], [1.0], [2.0]], [0, 0, 1], distance="l1"), "unknown distance 'l1'"),
+        (lambda: verification([[0.0], [np.inf], [2.0]], [0, 0, 1]), "finite"),
+        (lambda: calibrate([[0.0], [1.0], [2.0]], [0, 0, 1]), "give either far=.* or precision="),
+        (lambda: calibrate([[0.0], [1.0], [2.0]], [0, 0, 1], far=0.1, precision=0.9), "give either far="),
+        (lambda: calibrate([[0.0], [1.0], [2.0]], [0, 0, 1], far=0.01), "far=0.01 needs at least 100 pairs"),
+        (lambda: calibrate([[0.0], [1.0], [2.0]], [0, 0, 1], far=0.9, prior=0.0), "prior must be between"),
+        (lambda: verify_pairs([0.1], [True]), "some of one class and some of different"),
+        (lambda: verify_pairs([0.1, 0.2], [True, False], folds=1), "at least 2 folds"),
+        (lambda: verify_pairs([0.1, np.nan], [True, False]), "1 of the distances are not finite"),
+        (lambda: verify_pairs([0.1, 0.2], [True]), "one distance and one boolean a pair"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(act, says):
+    with pytest.raises(UserError, match=says):
+        act()

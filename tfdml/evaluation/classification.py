@@ -1,0 +1,334 @@
+"""Classification by a gallery, without retraining: k nearest images or class centers, and "unknown"."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from sklearn.metrics import roc_auc_score
+
+from tfdml.arguments import one_of
+from tfdml.errors import UserError
+from tfdml.evaluation.verification import Calibration
+from tfdml.retrieval.exact import check_dimensions, check_embeddings, nearest_neighbours, unit_rows
+
+WEIGHTS = ("uniform", "distance", "softmax")
+
+
+@dataclasses.dataclass(frozen=True)
+class Predictions:
+    """What a classifier answers for each query.
+
+    Attributes:
+        labels: (Q,) the class, or the classifier's `unknown` where nothing of it is near enough.
+        closed: (Q,) the class as if every query were of a known one.
+        distances: (Q,) the distance to the nearest image, or to the center, of that class.
+        confidences: (Q,) the share of the votes for that class, 0 to 1.
+    """
+
+    labels: np.ndarray
+    closed: np.ndarray
+    distances: np.ndarray
+    confidences: np.ndarray
+
+
+class _GalleryClassifier:
+    """The images by class, and the threshold; see the subclasses."""
+
+    def __init__(self, embeddings: Any, labels: Any, *, distance: str = "cosine", threshold: Any = None):
+        self.distance = one_of("distance", distance, ("euclidean", "sqeuclidean", "cosine", "dot"))
+        self.embeddings = np.zeros((0, check_embeddings(embeddings).shape[1]), np.float32)
+        self.labels = np.asarray(labels)[:0]
+        self.threshold: float | None = None
+        self.add(embeddings, labels)
+        if threshold is not None:
+            self._set_threshold(threshold)
+
+    def add(self, embeddings: Any, labels: Any) -> None:
+        """Adds images of known or of new classes to the gallery.
+
+        Args:
+            embeddings: (n, d).
+            labels: (n,) class ids or names.
+
+        Raises:
+            UserError: Embeddings that are not finite or of another dimension, or not one label per embedding.
+        """
+        embeddings, labels = check_embeddings(embeddings), np.asarray(labels)
+        if labels.shape != (len(embeddings),) or labels.dtype.kind not in "iuUO":
+            raise UserError(
+                f"labels must be one class id or name per embedding, {len(embeddings)}; got shape {labels.shape} of "
+                f"type {labels.dtype}"
+            )
+        if len(self.labels) and (labels.dtype.kind in "iu") != (self.labels.dtype.kind in "iu"):
+            raise UserError(f"the gallery's labels are of type {self.labels.dtype}, those to add of {labels.dtype}")
+        check_dimensions(embeddings, self.embeddings)
+        self.embeddings = np.concatenate([self.embeddings, embeddings])
+        self.labels = np.concatenate([self.labels, labels])
+        self._update()
+
+    @property
+    def unknown(self) -> Any:
+        """What stands for "none of these": -1, or "unknown" where classes have names."""
+        return -1 if self.labels.dtype.kind in "iu" else "unknown"
+
+    @property
+    def classes(self) -> np.ndarray:
+        """The classes, sorted."""
+        return np.unique(self.labels)
+
+    def fit_threshold(self, queries: Any, *, fpir: float = 0.01) -> float:
+        """Chooses the threshold from queries of classes that are not in the gallery.
+
+        Args:
+            queries: (Q, d) embeddings of unknown classes, other ones than those that the classifier is measured on.
+            fpir: The share of them that may be taken for a known class.
+
+        Returns:
+            The threshold, which the classifier uses from now on.
+
+        Raises:
+            UserError: `fpir` is not between 0 and 1, or below what so few queries can show.
+        """
+        if not 0 < fpir < 1:
+            raise UserError(f"fpir must be between 0 and 1; got {fpir}")
+        distances = np.sort(self.classify(queries).distances)
+        allowed = int(np.floor(fpir * len(distances)))
+        if allowed < 1:
+            raise UserError(f"fpir={fpir:g} needs at least {1 / fpir:,.0f} queries of unknown classes")
+        self.threshold = float(np.nextafter(distances[allowed], np.float32(-np.inf)))
+        return self.threshold
+
+    def classify(self, queries: Any) -> Predictions:
+        """Returns the class of each query.
+
+        Args:
+            queries: (Q, d) embeddings.
+
+        Raises:
+            UserError: Embeddings that are not finite or of another dimension.
+        """
+        closed, distances, confidences = self._votes(check_embeddings(queries, "queries"))
+        known = np.ones(len(closed), bool) if self.threshold is None else distances <= self.threshold
+        labels = np.where(known, self._names[closed], np.asarray(self.unknown, self._unknown_type()))
+        return Predictions(labels, self._names[closed], distances, confidences)
+
+    def _unknown_type(self) -> Any:
+        return self.labels.dtype if self.labels.dtype.kind in "iu" else None
+
+    def _update(self) -> None:
+        if self.labels.dtype.kind == "u":
+            self.labels = self.labels.astype(np.int64)
+        self._names, self._places = np.unique(self.labels, return_inverse=True)
+
+    def _set_threshold(self, threshold: Any) -> None:
+        raise NotImplementedError
+
+    def _votes(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Place of the class, distance and confidence of each query."""
+        raise NotImplementedError
+
+
+class KNNClassifier(_GalleryClassifier):
+    """Classifies by a vote of the k nearest images of a gallery.
+
+    Adding a class is adding its images: nothing is trained. A query whose nearest image of the class voted for is
+    further away than the threshold is of no known class.
+
+    Args:
+        embeddings: (G, d) of the gallery.
+        labels: (G,) class ids (integers) or names.
+        k: The number of images that vote; all, where there are fewer.
+        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
+        weights: What a vote weighs. `uniform`: 1. `distance`: the inverse of the distance (Dudani, 1976). `softmax`:
+            exp(-distance / temperature) (Wu et al., 2018, "Unsupervised feature learning via non-parametric instance
+            discrimination").
+        temperature: Of `softmax`.
+        threshold: The largest distance of a known class; a `Calibration` from `calibrate`, or a number. None: every
+            query is of a known class. See also `fit_threshold`.
+
+    Raises:
+        UserError: The gallery is empty or has other labels than one a row; an argument is out of range; the calibration
+            is of another distance.
+
+    Example:
+        >>> gallery, names = [[0.0], [0.1], [5.0]], ["cat", "cat", "dog"]
+        >>> classifier = tfdml.evaluation.KNNClassifier(gallery, names, k=1, distance="euclidean", threshold=1.0)
+        >>> classifier.classify([[0.2], [5.1], [9.0]]).labels.tolist()
+        ['cat', 'dog', 'unknown']
+    """
+
+    def __init__(
+        self,
+        embeddings: Any,
+        labels: Any,
+        *,
+        k: int = 5,
+        distance: str = "cosine",
+        weights: str = "softmax",
+        temperature: float = 0.07,
+        threshold: float | Calibration | None = None,
+    ):
+        if k < 1:
+            raise UserError(f"k must be at least 1; got {k}")
+        if not temperature > 0:
+            raise UserError(f"temperature must be above 0; got {temperature}")
+        self.k, self.weights, self.temperature = k, one_of("weights", weights, WEIGHTS), temperature
+        super().__init__(embeddings, labels, distance=distance, threshold=threshold)
+
+    def _set_threshold(self, threshold: Any) -> None:
+        if isinstance(threshold, Calibration):
+            if threshold.distance != self.distance:
+                raise UserError(
+                    f"the calibration is of distance={threshold.distance!r}, the classifier of {self.distance!r}"
+                )
+            threshold = threshold.threshold
+        self.threshold = float(threshold)
+
+    def _votes(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        k = min(self.k, len(self.embeddings))
+        rows, distances = nearest_neighbours(queries, self.embeddings, k=k, distance=self.distance)
+        classes = self._places[rows]
+        if self.weights == "uniform":
+            weights = np.ones(distances.shape)
+        elif self.weights == "distance":
+            # Those at distance 0 alone vote, if there are any.
+            exact = distances <= 0
+            weights = np.where(exact.any(axis=1, keepdims=True), exact, 1 / np.where(exact, 1.0, distances))
+        else:
+            weights = np.exp(-(distances - distances[:, :1]).astype(np.float64) / self.temperature)
+        # (Q, k): the votes of the class of each neighbor; the nearest of equal classes wins.
+        votes = np.stack([np.sum(weights * (classes == classes[:, [i]]), axis=1) for i in range(k)], axis=1)
+        best = np.argmax(votes, axis=1)
+        every = np.arange(len(queries))
+        return classes[every, best], distances[every, best], votes[every, best] / weights.sum(axis=1)
+
+
+class CentroidClassifier(_GalleryClassifier):
+    """Classifies by the nearest class center: the mean of a class's images (Snell et al., 2017, prototypes).
+
+    With `cosine` and `dot`, images are scaled to length 1 before the mean.
+
+    Args:
+        embeddings: (G, d) of the gallery.
+        labels: (G,) class ids (integers) or names.
+        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
+        temperature: Of the softmax over the distances to the centers, which is the confidence.
+        threshold: The largest distance to the center of a known class. A `Calibration` is of the distances between
+            images, which are larger: use `fit_threshold`. None: every query is of a known class.
+
+    Raises:
+        UserError: As `KNNClassifier`, or the threshold is a `Calibration`.
+
+    Example:
+        >>> classifier = tfdml.evaluation.CentroidClassifier([[0.0], [0.2], [5.0]], [3, 3, 8], distance="euclidean")
+        >>> classifier.add([[9.0]], [12])  # a new class
+        >>> classifier.classify([[0.2], [8.0]]).labels.tolist()
+        [3, 12]
+    """
+
+    def __init__(
+        self,
+        embeddings: Any,
+        labels: Any,
+        *,
+        distance: str = "cosine",
+        temperature: float = 0.07,
+        threshold: float | None = None,
+    ):
+        if not temperature > 0:
+            raise UserError(f"temperature must be above 0; got {temperature}")
+        self.temperature = temperature
+        super().__init__(embeddings, labels, distance=distance, threshold=threshold)
+
+    def _set_threshold(self, threshold: Any) -> None:
+        if isinstance(threshold, Calibration):
+            raise UserError(
+                "a calibration is of the distances between images, which are larger than those to a center: use "
+                "fit_threshold with queries of unknown classes"
+            )
+        self.threshold = float(threshold)
+
+    def _update(self) -> None:
+        super()._update()
+        points = unit_rows(self.embeddings) if self.distance in ("cosine", "dot") else self.embeddings
+        sums = np.zeros((len(self._names), points.shape[1]))
+        np.add.at(sums, self._places, points)
+        self.centers = (sums / np.bincount(self._places)[:, None]).astype(np.float32)
+
+    def _votes(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        rows, distances = nearest_neighbours(queries, self.centers, k=len(self.centers), distance=self.distance)
+        weights = np.exp(-(distances - distances[:, :1]).astype(np.float64) / self.temperature)
+        return rows[:, 0], distances[:, 0], 1 / weights.sum(axis=1)
+
+
+def evaluate_classification(
+    classifier: Any, queries: Any, labels: Any, *, fpirs: Sequence[float] = (0.01, 0.1)
+) -> dict[str, float]:
+    """Measures a classifier on queries of known classes, and of unknown ones where there are any.
+
+    A query is known where its class is in the gallery. It is accepted at a threshold where its distance is at most it.
+
+    - `accuracy`: the share of the known queries whose class is found, as if there were no threshold (micro).
+    - `macro_accuracy`: the mean over classes of that share.
+    - `auroc`: the probability that a known query is nearer than an unknown one.
+    - `oscr`: the area under the share of known queries that are accepted and correct, over the share of unknown queries
+      that are accepted (Dhamija et al., 2018, "Reducing network agnostophobia").
+    - `fnir@fpir=x`: the least share of the known queries that are refused or wrong, where at most x of the unknown
+      queries are accepted (ISO/IEC 19795-1).
+    - With the classifier's threshold: `known_accepted` (accepted and correct) and `unknown_accepted`, shares.
+
+    Args:
+        classifier: A `KNNClassifier` or `CentroidClassifier`.
+        queries: (Q, d) embeddings.
+        labels: (Q,) class ids or names.
+        fpirs: The false positive identification rates to report.
+
+    Raises:
+        UserError: Not one label per query, or no query of a known class.
+
+    Example:
+        >>> classifier = tfdml.evaluation.KNNClassifier([[0.0], [5.0]], [3, 8], k=1, distance="euclidean")
+        >>> measures = tfdml.evaluation.evaluate_classification(classifier, [[0.1], [5.1], [9.0]], [3, 8, 12])
+        >>> measures["accuracy"], measures["auroc"], measures["oscr"]
+        (1.0, 1.0, 1.0)
+    """
+    labels = np.asarray(labels)
+    predictions = classifier.classify(queries)
+    if labels.shape != predictions.labels.shape:
+        raise UserError(f"give one label per query, {len(predictions.labels)}; got shape {labels.shape}")
+    known = np.isin(labels, classifier.classes)
+    if not known.any():
+        raise UserError("no query is of a class in the gallery")
+    right = (predictions.closed == labels)[known]
+    _, classes = np.unique(labels[known], return_inverse=True)
+    of_class = np.bincount(classes, weights=right) / np.bincount(classes)
+    measures = {
+        "accuracy": float(right.mean()),
+        "macro_accuracy": float(of_class.mean()),
+        "num_known": int(known.sum()),
+        "num_unknown": int((~known).sum()),
+    }
+    if classifier.threshold is not None:
+        accepted = predictions.distances <= classifier.threshold
+        measures["known_accepted"] = float((accepted[known] & right).mean())
+        if not known.all():
+            measures["unknown_accepted"] = float(accepted[~known].mean())
+    if known.all():
+        return measures
+    distances, unknown = predictions.distances[known], np.sort(predictions.distances[~known])
+    measures["auroc"] = float(roc_auc_score(known, -predictions.distances))
+    # Of each correct query, the share of unknown ones that are further away; ties count half.
+    beyond = 1 - (np.searchsorted(unknown, distances, "left") + np.searchsorted(unknown, distances, "right")) / 2 / len(
+        unknown
+    )
+    measures["oscr"] = float((beyond * right).sum() / len(right))
+    for fpir in fpirs:
+        if not 0 < fpir < 1:
+            raise UserError(f"fpirs must be between 0 and 1; got {fpir}")
+        # Below the first distance that would be one unknown query too many.
+        limit = unknown[int(np.floor(fpir * len(unknown)))]
+        measures[f"fnir@fpir={fpir:g}"] = float(1 - (right & (distances < limit)).mean())
+    return measures

@@ -1,0 +1,582 @@
+"""Verification: do two images show the same class? Error rates of all pairs, thresholds, and their uncertainty."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy.special import expit, logit
+from scipy.stats import t as student
+from sklearn.isotonic import IsotonicRegression
+
+from tfdml.errors import UserError
+from tfdml.evaluation.intervals import Interval, check_level
+from tfdml.evaluation.pair_distances import AllPairs
+
+#: The false accept rates of which `verification` reports the true accept rate.
+FARS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+# Images of the classes whose pairs with all classes are counted at once.
+_ROWS = 1024
+_BINS = 2**20
+# Counts of a strip of classes against all classes, for every threshold.
+_STRIP = 2**23
+
+
+@dataclasses.dataclass(frozen=True)
+class OperatingPoint:
+    """The rates of calling two images the same where their distance is at most a threshold.
+
+    Attributes:
+        threshold: A distance.
+        tar: True accept rate: the share of the pairs of one class that are accepted; 1 - FNMR.
+        far: False accept rate: the share of the pairs of different classes that are accepted; FMR.
+        precision: The share of the accepted pairs that are of one class.
+    """
+
+    threshold: float
+    tar: Interval
+    far: Interval
+    precision: Interval
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """How well a threshold on the distance tells pairs of one class from pairs of different classes.
+
+    Attributes:
+        distance: The distance.
+        num_same: The number of pairs of one class.
+        num_different: The number of pairs of different classes.
+        num_classes: The number of classes.
+        auc: The area under the ROC curve, with an error below 1e-6 from the bins.
+        eer: Equal error rate, where FAR and FNMR are equal, by linear interpolation of the ROC curve.
+        eer_threshold: The distance there.
+        points: The operating points by the false accept rate that was asked for.
+        roc: Three arrays `far`, `tar` and `threshold` for drawing, at most 2,000 points.
+        counts: Three arrays `edges` (K + 1,), `same` (K,) and `different` (K,), a histogram for drawing.
+    """
+
+    distance: str
+    num_same: int
+    num_different: int
+    num_classes: int
+    auc: float
+    eer: float
+    eer_threshold: float
+    points: Mapping[float, OperatingPoint]
+    roc: Mapping[str, np.ndarray] = dataclasses.field(repr=False)
+    counts: Mapping[str, np.ndarray] = dataclasses.field(repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the measures without the curves, for JSON."""
+        measures = {name: getattr(self, name) for name in ("auc", "eer", "eer_threshold", "num_same", "num_different")}
+        tar = {f"tar@far={far:g}": point.tar.mean for far, point in self.points.items()}
+        thresholds = {f"threshold@far={far:g}": point.threshold for far, point in self.points.items()}
+        return measures | {"num_classes": self.num_classes, "distance": self.distance} | tar | thresholds
+
+
+def verification(
+    embeddings: Any,
+    labels: Any,
+    *,
+    distance: str = "cosine",
+    fars: Sequence[float] | None = None,
+    level: float = 0.95,
+) -> Verification:
+    """Measures verification over all pairs of images.
+
+    A pair is accepted where its distance is at most a threshold. FAR is the share of the pairs of different classes
+    that is accepted, TAR the share of the pairs of one class. TAR@FAR is the largest TAR of any threshold whose FAR is
+    at most the one asked for, and FNMR@FMR is 1 - TAR@FAR.
+
+    All pairs are counted in 2**20 bins. A second pass over the bin of each threshold makes the threshold exact. The
+    memory does not grow with the number of pairs: 60,000 images take about 100 MB next to two copies of the embeddings.
+
+    Intervals are over classes: pairs that share a class are not independent (dyadic cluster-robust variance: Aronow,
+    Samii and Assenova, 2015, "Cluster-robust variance estimation for dyadic data"), on the scale of log odds, with
+    Student's t.
+
+    Args:
+        embeddings: (N, d).
+        labels: (N,) integer class ids.
+        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
+        fars: The false accept rates; by default those of `FARS` that the number of pairs can resolve.
+        level: The coverage of the intervals.
+
+    Returns:
+        A `Verification`.
+
+    Raises:
+        UserError: Embeddings that are empty or not finite, labels that do not match them, an unknown distance, no pair
+            of one class or of different classes, or a rate outside 0 to 1.
+
+    Example:
+        >>> result = tfdml.evaluation.verification([[0.0], [0.1], [5.0], [5.1]], [3, 3, 8, 8], distance="euclidean")
+        >>> result.auc, result.eer, result.num_same, result.num_different
+        (1.0, 0.0, 2, 4)
+    """
+    check_level(level)
+    pairs = _CountedPairs(embeddings, labels, distance)
+    same, different = pairs.histogram()
+    num_same, num_different = int(same.sum()), int(different.sum())
+    if fars is None:
+        fars = [far for far in FARS if far * num_different >= 1]
+    if any(not 0 < far < 1 for far in fars):
+        raise UserError(f"false accept rates must be between 0 and 1; got {', '.join(map(str, fars))}")
+    accepted_same, accepted = np.cumsum(same), np.cumsum(different)
+
+    ranks = [int(np.floor(far * num_different)) for far in fars]
+    bins = [int(np.searchsorted(accepted, rank, side="right")) for rank in ranks]
+    # FNMR - FAR falls along the bins; it becomes 0 or negative within this one.
+    crossing = int(np.argmax((1 - accepted_same / num_same) - accepted / num_different <= 0))
+    within = pairs.distances_in({*bins, crossing})
+    thresholds = []
+    for rank, k in zip(ranks, bins, strict=True):
+        before = int(accepted[k] - different[k])
+        first_refused = np.partition(within[k][1], rank - before)[rank - before]
+        thresholds.append(float(np.nextafter(first_refused, np.float32(-np.inf))))
+    eer, eer_threshold = _equal_error(
+        *within[crossing],
+        int(accepted_same[crossing] - same[crossing]),
+        int(accepted[crossing] - different[crossing]),
+        num_same,
+        num_different,
+    )
+    points = pairs.operating_points(thresholds, level, new_classes=False)
+    # Of the pairs of different classes in the bin of a pair of one class, half are further away.
+    auc = float((same * (num_different - accepted + different / 2)).sum() / num_same / num_different)
+    chosen = _spread(accepted_same + accepted, 2000)
+    step = _BINS // 256
+    return Verification(
+        distance,
+        num_same,
+        num_different,
+        len(pairs.sizes),
+        auc,
+        eer,
+        eer_threshold * pairs.scale,
+        dict(zip(fars, points, strict=True)),
+        {
+            "far": accepted[chosen] / num_different,
+            "tar": accepted_same[chosen] / num_same,
+            "threshold": pairs.scale * pairs.edges(_BINS)[chosen + 1],
+        },
+        {
+            "edges": pairs.scale * pairs.edges(_BINS)[::step],
+            "same": same.reshape(-1, step).sum(axis=1),
+            "different": different.reshape(-1, step).sum(axis=1),
+        },
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """A threshold on a distance, chosen on held-out classes, and what to expect of it on other classes.
+
+    Attributes:
+        distance: The distance.
+        threshold: Two images are called the same where their distance is at most this.
+        tar: True accept rate, with the interval for as many other classes.
+        far: False accept rate, likewise.
+        precision: The share of the accepted pairs that are of one class, likewise, at the share of pairs of one class
+            that the held-out images have.
+        level: The coverage of the intervals.
+        num_images: The number of held-out images.
+        num_classes: The number of held-out classes.
+        target: What was asked for, such as `far=0.001`.
+        distances: (K,) distances, ascending, at which `probabilities` stand.
+        probabilities: (K,) the probability that a pair at that distance is of one class, not ascending.
+        prior: The share of pairs of one class that the probabilities assume.
+
+    Example:
+        >>> images, labels = [[0.0], [0.1], [5.0], [5.1]], [3, 3, 8, 8]
+        >>> calibration = tfdml.evaluation.calibrate(images, labels, far=0.3, distance="euclidean")
+        >>> calibration.same([0.05, 6.0])
+        array([ True, False])
+    """
+
+    distance: str
+    threshold: float
+    tar: Interval
+    far: Interval
+    precision: Interval
+    level: float
+    num_images: int
+    num_classes: int
+    target: str
+    distances: np.ndarray = dataclasses.field(repr=False)
+    probabilities: np.ndarray = dataclasses.field(repr=False)
+    prior: float
+
+    def same(self, distances: Any) -> np.ndarray:
+        """Returns whether pairs at these distances are called the same."""
+        return np.asarray(distances) <= self.threshold
+
+    def probability(self, distances: Any) -> np.ndarray:
+        """Returns the probability that pairs at these distances are of one class."""
+        return np.interp(np.asarray(distances, np.float64), self.distances, self.probabilities)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the calibration as plain numbers and lists, for JSON; `from_dict` reads them."""
+        plain = dataclasses.asdict(self)
+        return {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in plain.items()} | {
+            name: list(getattr(self, name)) for name in ("tar", "far", "precision")
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Calibration:
+        """Creates the calibration that `to_dict` wrote.
+
+        Raises:
+            UserError: A value is missing or unknown.
+        """
+        names = {field.name for field in dataclasses.fields(cls)}
+        if set(values) != names:
+            raise UserError(f"a calibration has the values {', '.join(sorted(names))}; got {', '.join(sorted(values))}")
+        read = dict(values)
+        read |= {name: Interval(*values[name]) for name in ("tar", "far", "precision")}
+        return cls(**read | {name: np.asarray(values[name], float) for name in ("distances", "probabilities")})
+
+
+def calibrate(
+    embeddings: Any,
+    labels: Any,
+    *,
+    far: float | None = None,
+    precision: float | None = None,
+    distance: str = "cosine",
+    level: float = 0.95,
+    prior: float | None = None,
+) -> Calibration:
+    """Chooses the threshold on the distance below which two images are called the same.
+
+    Use classes that the embedder was not trained on: on training classes the rates come out too good.
+
+    - `far`: the largest threshold whose false accept rate is at most this.
+    - `precision`: the largest threshold at which this share of the accepted pairs is of one class.
+
+    The intervals are those of the rates that this threshold has on as many other classes of the same kind. They hold
+    both the uncertainty of the choice and that of the other classes (see `verification` for the variance, of which
+    they have twice). The probability of "same" is the isotonic regression of "same" on the distance over all pairs
+    (Zadrozny and Elkan, 2002, "Transforming classifier scores into accurate multiclass probability estimates").
+
+    Args:
+        embeddings: (N, d), of held-out classes.
+        labels: (N,) integer class ids.
+        far: The false accept rate to keep to. Give this or `precision`.
+        precision: The precision to keep to.
+        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
+        level: The coverage of the intervals.
+        prior: The share of pairs of one class among the pairs that will be asked about; None: that of these images.
+
+    Returns:
+        A `Calibration`.
+
+    Raises:
+        UserError: Not exactly one of `far` and `precision`, a rate outside 0 to 1, a rate that these images cannot
+            show or reach, or embeddings and labels that `verification` refuses.
+
+    Example:
+        >>> images, labels = [[0.0], [0.1], [5.0], [5.1]], [3, 3, 8, 8]
+        >>> calibration = tfdml.evaluation.calibrate(images, labels, precision=0.9, distance="euclidean")
+        >>> 0.1 <= calibration.threshold < 4.9, calibration.tar.mean
+        (True, 1.0)
+    """
+    check_level(level)
+    if (far is None) == (precision is None):
+        raise UserError("give either far=, such as 0.001, or precision=, such as 0.99")
+    name, target = ("far", far) if precision is None else ("precision", precision)
+    assert target is not None
+    for what, rate in ((name, target), ("prior", 0.5 if prior is None else prior)):
+        if not 0 < rate < 1:
+            raise UserError(f"{what} must be between 0 and 1; got {rate}")
+    pairs = _CountedPairs(embeddings, labels, distance)
+    same, different = pairs.histogram()
+    threshold = (
+        pairs.threshold_of_far(different, target) if name == "far" else pairs.of_precision(same, different, target)
+    )
+    (point,) = pairs.operating_points([threshold], level, new_classes=True)
+    share = same.sum() / (same.sum() + different.sum())
+    knots, probabilities = _isotonic(pairs, same, different, share if prior is None else prior)
+    return Calibration(
+        distance,
+        point.threshold,
+        point.tar,
+        point.far,
+        point.precision,
+        level,
+        int(pairs.sizes.sum()),
+        len(pairs.sizes),
+        f"{name}={target:g}",
+        knots,
+        probabilities,
+        float(share if prior is None else prior),
+    )
+
+
+def verify_pairs(distances: Any, same: Any, folds: Any = 10) -> dict[str, Any]:
+    """Measures verification over given pairs: accuracy by folds as for Labeled Faces in the Wild, AUC and EER.
+
+    For each fold, the threshold with the best accuracy on the other folds is applied to it (Huang et al., 2007,
+    "Labeled Faces in the Wild", section 4).
+
+    Args:
+        distances: (P,) distance of each pair.
+        same: (P,) booleans, whether the pair is of one class.
+        folds: The number of folds, consecutive parts of the pairs; or (P,) integers, the fold of each pair.
+
+    Returns:
+        `accuracy` (the mean over folds), `accuracy_std` (its standard error), `threshold` (the mean over folds), `auc`
+        and `eer`.
+
+    Raises:
+        UserError: Not one value per pair, not finite, only one kind of pair, or fewer than two folds.
+
+    Example:
+        >>> measures = tfdml.evaluation.verify_pairs([0.1, 0.9, 0.2, 0.8], [True, False, True, False], folds=2)
+        >>> measures["accuracy"], measures["auc"], measures["eer"]
+        (1.0, 1.0, 0.0)
+    """
+    distances, same = np.asarray(distances, np.float64), np.asarray(same)
+    if distances.ndim != 1 or same.shape != distances.shape or same.dtype.kind not in "biu":
+        raise UserError(f"give one distance and one boolean a pair; got shapes {distances.shape} and {same.shape}")
+    if not np.isfinite(distances).all():
+        raise UserError(f"{np.count_nonzero(~np.isfinite(distances))} of the distances are not finite")
+    same = same.astype(bool)
+    if same.all() or not same.any():
+        raise UserError("the pairs must hold some of one class and some of different classes")
+    if np.ndim(folds) == 0:
+        folds = np.arange(len(distances)) * int(folds) // len(distances)
+    folds = np.asarray(folds)
+    names = np.unique(folds)
+    if folds.shape != distances.shape or len(names) < 2:
+        raise UserError(f"give at least 2 folds, or one fold a pair; got {len(names)} for {len(distances)} pairs")
+    found = []
+    for fold in names:
+        threshold = _most_accurate(distances[folds != fold], same[folds != fold])
+        found.append((np.mean((distances[folds == fold] <= threshold) == same[folds == fold]), threshold))
+    accuracies, thresholds = np.transpose(found)
+    eer, _ = _equal_error(distances[same], distances[~same], 0, 0, int(same.sum()), int((~same).sum()))
+    below = np.searchsorted(np.sort(distances[~same]), distances[same], side="left")
+    upto = np.searchsorted(np.sort(distances[~same]), distances[same], side="right")
+    return {
+        "accuracy": float(accuracies.mean()),
+        "accuracy_std": float(accuracies.std(ddof=1) / len(names) ** 0.5),
+        "threshold": float(thresholds.mean()),
+        "auc": float(1 - (below + upto).mean() / 2 / np.count_nonzero(~same)),
+        "eer": eer,
+    }
+
+
+class _CountedPairs(AllPairs):
+    """All pairs of the images, counted by distance and at thresholds."""
+
+    def histogram(self) -> tuple[np.ndarray, np.ndarray]:
+        """Two (bins,) int64: the pairs of one class and of different classes."""
+        both, alike = np.zeros(_BINS, np.int64), np.zeros(_BINS, np.int64)
+        for rows, columns, distances, kept in self.tiles():
+            same = self.same(rows, columns)
+            bins = self.bins_of(distances[kept], _BINS)
+            both += np.bincount(bins.ravel(), minlength=_BINS)
+            if same is not None:
+                alike += np.bincount(bins[same[kept]], minlength=_BINS)
+        return alike, both - alike
+
+    def distances_in(self, bins: set[int]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """The distances of the pairs of one class, and of different classes, in each of these bins."""
+        found: dict[int, tuple[list, list]] = {k: ([], []) for k in bins}
+        wanted = np.zeros(_BINS, bool)
+        wanted[list(bins)] = True
+        for rows, columns, distances, kept in self.tiles():
+            same = self.same(rows, columns)
+            values = distances[kept].ravel()
+            of = self.bins_of(values, _BINS)
+            here = np.flatnonzero(wanted[of])
+            alike = np.zeros(len(here), bool) if same is None else same[kept].ravel()[here]
+            for k in np.unique(of[here]):
+                for kind in (0, 1):
+                    found[int(k)][kind].append(values[here][(of[here] == k) & (alike == (kind == 0))])
+        nothing = np.zeros(0, np.float32)
+        return {k: tuple(np.concatenate([nothing, *part]) for part in two) for k, two in found.items()}  # type: ignore[misc]
+
+    def threshold_of_far(self, different: np.ndarray, far: float) -> float:
+        """The largest threshold at which the share of accepted pairs of different classes is at most `far`."""
+        accepted = np.cumsum(different)
+        rank = int(np.floor(far * accepted[-1]))
+        if rank < 1:
+            raise UserError(
+                f"far={far:g} needs at least {1 / far:,.0f} pairs of different classes; there are {accepted[-1]:,}"
+            )
+        k = int(np.searchsorted(accepted, rank, side="right"))
+        before = int(accepted[k] - different[k])
+        first_refused = np.partition(self.distances_in({k})[k][1], rank - before)[rank - before]
+        return float(np.nextafter(first_refused, np.float32(-np.inf)))
+
+    def of_precision(self, same: np.ndarray, different: np.ndarray, precision: float) -> float:
+        """The largest threshold at which this share of the accepted pairs is of one class."""
+        accepted_same, accepted = np.cumsum(same), np.cumsum(different)
+        reached = np.flatnonzero((accepted_same >= precision * (accepted_same + accepted)) & (same + different > 0))
+        candidates = {int(reached[-1])} if len(reached) else set()
+        later = np.flatnonzero(same + different)
+        later = later[later > (reached[-1] if len(reached) else -1)]
+        # Within the next bin that holds a pair the precision may still be reached.
+        candidates |= {int(k) for k in later[:1]}
+        best = None
+        for k, (alike, unlike) in sorted(self.distances_in(candidates).items()):
+            values = np.concatenate([alike, unlike])
+            order = np.argsort(values, kind="stable")
+            hits = accepted_same[k] - same[k] + np.cumsum(order < len(alike))
+            total = accepted_same[k] - same[k] + accepted[k] - different[k] + np.arange(1, len(values) + 1)
+            last_of_ties = np.append(np.diff(values[order]) > 0, True)
+            good = np.flatnonzero((hits >= precision * total) & last_of_ties)
+            if len(good):
+                # Up to the next distance, or the end of the bin, no further pair is accepted.
+                beyond = np.append(values[order], np.float32(self.edges(_BINS)[k + 1]))[good[-1] + 1]
+                best = float(np.nextafter(beyond, np.float32(-np.inf)))
+        if best is None:
+            raise UserError(f"no threshold reaches precision={precision:g} on these images")
+        return best
+
+    def operating_points(self, thresholds: Sequence[float], level: float, new_classes: bool) -> list[OperatingPoint]:
+        """The rates at each threshold (before `scale`), with intervals over classes, or for as many new classes."""
+        order = np.argsort(thresholds)
+        counts = self._accepted_by_class(np.asarray(thresholds, np.float32)[order])
+        points = [OperatingPoint(float("nan"), *_NO_RATES)] * len(thresholds)
+        for place, k in enumerate(order):
+            of_threshold = [part[..., place] for part in counts]
+            rates = _rates(self.sizes.astype(np.float64), of_threshold, level, new_classes)
+            points[k] = OperatingPoint(float(thresholds[k]) * self.scale, *rates)
+        return points
+
+    def _accepted_by_class(self, thresholds: np.ndarray) -> tuple[np.ndarray, ...]:
+        """How many pairs are accepted: (C, T) of one class; (C, T) of a class with others; (T,) sums over pairs of
+        classes of the square of the count, and of the count times the number of pairs."""
+        num, kinds = len(self.sizes), len(thresholds)
+        same, rows_of, squares, products = (np.zeros((num, kinds)), np.zeros((num, kinds)), *np.zeros((2, kinds)))
+        starts = np.append(0, np.cumsum(self.sizes))
+        first = 0
+        while first < num:
+            # Whole classes: the tile's rows, and no more counts than fit.
+            last = max(first + 1, int(np.searchsorted(starts, starts[first] + _ROWS, side="right")) - 1)
+            last = min(last, first + max(1, _STRIP // (num * max(kinds, 1))))
+            strip = np.zeros((last - first, num, kinds))
+            for rows, columns, distances, kept in self.tiles(int(starts[first]), int(starts[last])):
+                accepted = distances <= (thresholds[-1] if kinds else -np.inf)
+                row, column = np.nonzero(accepted if kept is ... else accepted & kept)
+                low, wide = (
+                    self.classes[columns.start],
+                    self.classes[columns.stop - 1] + 1 - self.classes[columns.start],
+                )
+                cell = (self.classes[rows][row] - first) * wide + self.classes[columns][column] - low
+                from_kind = np.searchsorted(thresholds, distances[row, column], side="left")
+                found = np.bincount(cell * kinds + from_kind, minlength=len(strip) * wide * kinds)
+                strip[:, low : low + wide] += found.reshape(len(strip), wide, kinds).cumsum(axis=-1)
+            for i, of_class in enumerate(strip):
+                same[first + i] = of_class[first + i]
+                of_class[first + i] = 0
+            rows_of[first:last] += strip.sum(axis=1)
+            rows_of += strip.sum(axis=0)
+            squares += np.square(strip).sum(axis=(0, 1))
+            sizes = self.sizes[first:last, None] * self.sizes.astype(np.float64)
+            products += np.einsum("cd,cdt->t", sizes, strip)
+            first = last
+        return same, rows_of, squares, products
+
+
+_NO_RATES = (Interval(float("nan"), float("nan"), float("nan"), float("nan")),) * 3
+
+
+def _rates(sizes: np.ndarray, accepted: Sequence, level: float, new_classes: bool) -> tuple[Interval, ...]:
+    """TAR, FAR and precision from what is accepted, as `_accepted_by_class` counts it at one threshold."""
+    same, others, squares, products = accepted
+    num, images = len(sizes), sizes.sum()
+    pairs_same, pairs_others = sizes * (sizes - 1) / 2, sizes * (images - sizes)
+    num_same, num_different = pairs_same.sum(), pairs_others.sum() / 2
+    hits, false = same.sum(), others.sum() / 2
+
+    def interval(rate, variance, groups, whole):
+        variance *= (2 if new_classes else 1) * groups / max(groups - 1, 1)
+        return _interval(rate, variance, groups, level, whole)
+
+    tar = hits / num_same
+    with_pairs = int(np.count_nonzero(pairs_same))
+    of_tar = interval(tar, float(np.square((same - tar * pairs_same) / num_same).sum()), with_pairs, with_pairs)
+    far = false / num_different
+    all_squared = (np.square(sizes).sum() ** 2 - (sizes**4).sum()) / 2
+    shared = float(np.square((others - far * pairs_others) / num_different).sum())
+    alone = float(squares - 2 * far * products + far**2 * all_squared) / num_different**2
+    # Classes share causes, so that it is at least that of independent pairs of classes.
+    of_far = interval(far, max(shared - alone, alone), num, num / 2)
+    total = hits + false
+    if not total:
+        return of_tar, of_far, _NO_RATES[0]
+    precision = hits / total
+    shared = float(np.square((same * (1 - precision) - precision * others) / total).sum())
+    alone = precision**2 * float(squares) / total**2
+    own = float(np.square(same * (1 - precision) / total).sum())
+    variance = shared - alone if shared > alone else own + alone
+    return of_tar, of_far, interval(precision, variance, num, num / 2)
+
+
+def _interval(rate: float, variance: float, groups: int, level: float, whole: float) -> Interval:
+    """On the scale of log odds; at a rate of 0 or 1, what `whole` independent groups without a case allow."""
+    rate, error = float(rate), float(np.sqrt(max(variance, 0.0)))
+    if rate in (0.0, 1.0) or groups < 2:
+        beyond = 1 - ((1 - level) / 2) ** (1 / max(whole, 1))
+        low, high = (0.0, beyond) if rate == 0 else (1 - beyond, 1.0) if rate == 1 else (0.0, 1.0)
+        return Interval(rate, float(low), float(high), error)
+    width = student.ppf((1 + level) / 2, groups - 1) * error / (rate * (1 - rate))
+    return Interval(rate, float(expit(logit(rate) - width)), float(expit(logit(rate) + width)), error)
+
+
+def _equal_error(same, different, before_same, before, num_same, num_different) -> tuple[float, float]:
+    """Where FNMR = 1 - TAR and FAR cross, and the distance, from the distances around the crossing."""
+    values = np.unique(np.concatenate([same, different]))
+    tar = (before_same + np.searchsorted(np.sort(same), values, side="right")) / num_same
+    far = (before + np.searchsorted(np.sort(different), values, side="right")) / num_different
+    tar, far = np.append(before_same / num_same, tar), np.append(before / num_different, far)
+    gap = (1 - tar) - far
+    k = int(np.argmax(gap <= 0))
+    if k == 0:
+        return float(far[0] + 1 - tar[0]) / 2, float(values[0])
+    share = gap[k - 1] / (gap[k - 1] - gap[k])
+    return float(far[k - 1] + share * (far[k] - far[k - 1])), float(values[k - 1])
+
+
+def _most_accurate(distances: np.ndarray, same: np.ndarray) -> float:
+    """The threshold with the best accuracy, between two distances; the lowest of several."""
+    order = np.argsort(distances, kind="stable")
+    values = distances[order]
+    right = np.count_nonzero(~same) + np.append(0, np.cumsum(np.where(same[order], 1, -1)))
+    possible = np.concatenate([[True], np.diff(values) > 0, [True]])
+    k = int(np.argmax(np.where(possible, right, -1)))
+    if k in (0, len(values)):
+        return float(values[0] - 1 if k == 0 else values[-1])
+    return float((values[k - 1] + values[k]) / 2)
+
+
+def _isotonic(pairs: _CountedPairs, same, different, prior) -> tuple[np.ndarray, np.ndarray]:
+    """The knots of the probability of "same" by distance."""
+    step = _BINS // 4096
+    same, different = (counts.reshape(-1, step).sum(axis=1).astype(np.float64) for counts in (same, different))
+    # As if the pairs of one class were this share.
+    same, different = same * prior / same.sum(), different * (1 - prior) / different.sum()
+    weights = same + different
+    some = weights > 0
+    edges = pairs.scale * pairs.edges(len(same))
+    centers = (edges[:-1] + edges[1:])[some] / 2
+    fitted = IsotonicRegression(increasing=False).fit_transform(
+        centers, same[some] / weights[some], sample_weight=weights[some]
+    )
+    changes = np.flatnonzero(np.diff(fitted))
+    kept = np.unique(np.concatenate([[0], changes, changes + 1, [len(fitted) - 1]]))
+    return centers[kept], fitted[kept]
+
+
+def _spread(weights: np.ndarray, most: int) -> np.ndarray:
+    """At most `most` places, evenly by rank on a logarithmic and on a linear scale, where something is counted."""
+    places = np.flatnonzero(np.diff(weights, prepend=0))
+    wanted = np.concatenate([np.geomspace(1, weights[-1], most // 2), np.linspace(1, weights[-1], most - most // 2)])
+    return np.unique(places[np.searchsorted(weights[places], np.minimum(wanted, weights[-1]))])
