@@ -19,7 +19,6 @@ from tfdml.training.experiment import EFFECTS as SETTINGS
 
 if TYPE_CHECKING:
     from tfdml.cluster.training import ClusterSettings
-    from tfdml.report import write_run_report
     from tfdml.training import Experiment
 
 USAGE = """
@@ -128,6 +127,7 @@ EFFECTS = command_line.Effects(
 
 def train() -> None:
     """Run the experiment that the flags describe."""
+    from tfdml.report import write_run_report
     from tfdml.training import Experiment, RunFolder
     from tfdml.training.distributed.tensorflow_workers import from_environment
     from tfdml.training.run import trainer
