@@ -150,8 +150,7 @@ def main():
     from tfdml.data.transforms import EvaluationTransform
     from tfdml.embeddings.backends import encoded_image
     from tfdml.evaluation import evaluate_dataset
-    from tfdml.export.exporter import whole_classes
-    from tfdml.export.run_export import load_run
+    from tfdml.export.exporter import load_run, whole_classes
 
     embedder, experiment = load_run(args.run_dir, data_dir=args.data_dir)
     test = data.load(experiment.dataset, experiment.data_dir or None, "test", **experiment.data_options())

@@ -40,7 +40,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=20, help="searches of one query, and of a batch of 32")
     arguments = parser.parse_args()
     import tfdml
-    from tfdml.export.retriever import GalleryItem, Retriever
+    from tfdml.export import GalleryItem, Retriever
 
     embedder = tfdml.models.Embedder(
         tfdml.backbones.resolve("conv4", 32, width=8), embedding_dim=arguments.dim, image_size=32

@@ -256,8 +256,7 @@ def main():
     parser.add_argument("--count", type=int, default=48, help="good images to send, spread over the folder")
     args = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    from tfdml.export.retriever import Retriever
-    from tfdml.export.retriever.loaded import newest_version
+    from tfdml.export.retriever import Retriever, newest_version
 
     endings = (".jpg", ".jpeg", ".png")
     paths = sorted(path for path in pathlib.Path(args.images).rglob("*") if path.suffix.lower() in endings)

@@ -40,7 +40,7 @@ def write_weights(folder: pathlib.Path) -> None:
 
 def write_retriever(folder: pathlib.Path, embedder) -> None:
     """`models/retriever`, with an item called car-3."""
-    from tfdml.export.retriever import GalleryItem, Retriever
+    from tfdml.export import GalleryItem, Retriever
 
     photos = sorted((folder / "photos").rglob("*.jpg"))
     items = [GalleryItem(f"car-{row}", image=path.read_bytes(), label=row // 3) for row, path in enumerate(photos)]

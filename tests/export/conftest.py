@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from tests.export.networks import picture, small_embedder
-from tfdml.export import write_saved_model
-from tfdml.export.retriever import GalleryItem, Retriever
+from tfdml.errors import UserError
+from tfdml.export import GalleryItem, Retriever, write_saved_model
 
 # Images that promise more pixels are refused: what the pictures have is far below.
 LIMIT = 500_000
@@ -35,6 +35,12 @@ def shop_items(images):
         GalleryItem(f"item {row}", image, label=row // 3, metadata={"class": f"class {row // 3}", "path": f"{row}.jpg"})
         for row, image in enumerate(images)
     ]
+
+
+def one_line(look, says):
+    with pytest.raises(UserError, match=says) as error:
+        look()
+    assert "\n" not in str(error.value)
 
 
 @pytest.fixture(scope="session")

@@ -4,10 +4,11 @@ import io
 
 import keras
 import numpy as np
+import tensorflow as tf
 from PIL import Image
 
 from tfdml import backbones
-from tfdml.data import EncodedImages, ImageDataset
+from tfdml.data import EncodedImages, EvaluationTransform, ImageDataset, decode_image
 from tfdml.models import Embedder
 
 
@@ -27,6 +28,14 @@ def picture(seed, height=50, width=70, form="JPEG", **options):
     buffer = io.BytesIO()
     image.save(buffer, form, **options)
     return buffer.getvalue()
+
+
+def difference(embedder, version, encoded):
+    """The largest difference of a component between an embedder's vectors and a SavedModel's, of encoded images."""
+    transform = EvaluationTransform.of(embedder)
+    expected = embedder(tf.stack([transform(decode_image(tf.constant(image))) for image in encoded]), training=False)
+    served = tf.saved_model.load(str(version)).signatures["serving_default"]
+    return float(np.abs(served(image_bytes=tf.constant(encoded))["embedding"] - expected).max())
 
 
 def small_dataset(split, classes=6, per_class=4):

@@ -11,9 +11,8 @@ from tests.export.networks import small_dataset, small_embedder
 from tfdml.data import EvaluationTransform
 from tfdml.errors import UserError
 from tfdml.export import ExportOptions, export_model, export_saved_model
-from tfdml.export.warm_up import FILE, prediction_log
-
-pytestmark = pytest.mark.slow
+from tfdml.export.exporter import check_whitening, load_run
+from tfdml.export.saved_model import WARM_UP, prediction_log
 
 FORMATS = ("saved_model", "litert_float32", "litert_int8")
 
@@ -33,15 +32,17 @@ def version(embedder, tmp_path_factory):
     return export_model(embedder, versions, small_dataset("test"), small_dataset("train"), options, about)
 
 
+@pytest.mark.slow
 def test_the_version_is_the_next_and_whole(version):
     assert version.name == "5"
     assert (version.parent / "4" / "kept").read_text() == "as it was"
     assert sorted(entry.name for entry in version.parent.iterdir()) == ["4", "5"]
     files = {entry.relative_to(version).as_posix() for entry in version.rglob("*") if entry.is_file()}
-    expected = {"saved_model.pb", "litert/float32.tflite", "litert/int8.tflite", "model_card.json", FILE.as_posix()}
+    expected = {"saved_model.pb", "litert/float32.tflite", "litert/int8.tflite", "model_card.json", WARM_UP.as_posix()}
     assert expected <= files
 
 
+@pytest.mark.slow
 def test_the_card_describes_what_lies_there(version, embedder):
     card = json.loads((version / "model_card.json").read_text())
     assert EvaluationTransform.from_config(card["view"]) == EvaluationTransform(40, 32, "squash")
@@ -69,11 +70,12 @@ def test_the_card_describes_what_lies_there(version, embedder):
     assert card["artefacts"]["saved_model"]["acceptance"]["max_difference"] < 1e-5
 
 
+@pytest.mark.slow
 def test_warm_up_requests_are_what_servers_read_and_the_model_answers(version):
     logs = pytest.importorskip("tensorflow_serving.apis.prediction_log_pb2")
     served = tf.saved_model.load(str(version))
     seen = []
-    for record in tf.data.TFRecordDataset(str(version / FILE)):
+    for record in tf.data.TFRecordDataset(str(version / WARM_UP)):
         log = logs.PredictionLog.FromString(record.numpy())
         assert log.WhichOneof("log_type") == "predict_log"
         request = log.predict_log.request
@@ -86,6 +88,7 @@ def test_warm_up_requests_are_what_servers_read_and_the_model_answers(version):
     assert sorted(seen) == sorted((name, size) for name in names for size in (1, 8, 32))
 
 
+@pytest.mark.slow
 def test_a_prediction_log_has_the_bytes_that_protocol_buffers_give_it():
     # PredictionLog{predict_log{request{model_spec{signature_name: "s"} inputs{"x": [b"ab"]}}}}, by the real classes.
     assert prediction_log("s", x=[b"ab"]).hex() == "321a0a180a031a017312110a0178120c080712041202080142026162"
@@ -97,6 +100,7 @@ def test_a_prediction_log_has_the_bytes_that_protocol_buffers_give_it():
     assert prediction_log("s", x=long) == log.SerializeToString(deterministic=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "says"), [(1, "allow 1,600 at least"), (1700, "refuse 100_0.jpg.* 60 x 40 pixels")])
 def test_a_pixel_limit_that_the_images_exceed_is_refused_before_anything_is_written(embedder, limit, says, tmp_path):
     with pytest.raises(UserError, match=f"^`max_pixels={limit}`: .*{says}"):
@@ -104,15 +108,36 @@ def test_a_pixel_limit_that_the_images_exceed_is_refused_before_anything_is_writ
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_int8_needs_training_images(embedder, tmp_path):
     with pytest.raises(UserError, match="training images"):
         export_model(embedder, tmp_path, small_dataset("test"), options=ExportOptions(formats=["litert_int8"]))
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_another_backend_is_told_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setattr("keras.backend.backend", lambda: "jax")
     for export in (export_model, export_saved_model):
         with pytest.raises(UserError, match=r"KERAS_BACKEND is jax: save the embedder .* KERAS_BACKEND=tensorflow"):
             export(*(None, tmp_path / "models", None)[: 3 if export is export_model else 2])
     assert not list(tmp_path.iterdir())
+
+
+def test_a_data_dir_that_does_not_exist_is_refused_also_where_the_data_set_needs_none(tmp_path):
+    with pytest.raises(UserError, match=r"`data_dir=.*moved`: there is no such folder"):
+        load_run(tmp_path, data_dir=str(tmp_path / "moved"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"dims": 3}, "`whitening` has no argument 'dims'; it has dim, power, shrinkage"),
+        ({"dim": -1}, "`whitening`: dim must be an integer of at least 0"),
+        ({"power": "full"}, "`whitening`: power must be a number"),
+    ],
+)
+def test_arguments_of_a_whitening_are_checked(arguments, says):
+    check_whitening({"dim": 3, "power": 0.5})
+    with pytest.raises(UserError, match=says):
+        check_whitening(arguments)

@@ -20,7 +20,7 @@ def hang(path):
     time.sleep(60)
 
 fresh_process.saved_model = hang
-fresh_process.main("saved_model", sys.argv[2], "in.npz", "out.npy", sys.argv[3])
+fresh_process.main("saved_model", sys.argv[2], "in.npz", "out.npy")
 """
 
 
@@ -37,7 +37,7 @@ def test_a_killed_export_leaves_no_process_behind(tmp_path):
     path = str(tmp_path / "held")
     exporting = os.fork()
     if exporting == 0:
-        acceptance._run_with_us([sys.executable, "-c", HANGING, str(acceptance._RUNNER.parent), path])
+        acceptance._run_until_closed([sys.executable, "-c", HANGING, str(acceptance._RUNNER.parent), path])
         os._exit(0)
     while not os.path.exists(path + " begun"):
         time.sleep(0.02)

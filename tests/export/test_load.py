@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from benchmarks.serving_load import Load, client_module, odd_images, offline_embeddings
 from tests.serving_double import serving
-from tfdml.export.retriever import GalleryItem, Retriever
+from tfdml.export import GalleryItem, Retriever
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ import pytest
 from tests.export.networks import picture, small_dataset, small_embedder
 from tfdml.data import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
-from tfdml.export import convert_litert, export_saved_model
-from tfdml.export.retriever import Retriever, items_of_folder
+from tfdml.export import Retriever, convert_litert, export_saved_model
+from tfdml.export.gallery import items_of_folder
 
 LITERT_ALONE = """
 import sys, numpy as np

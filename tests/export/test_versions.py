@@ -39,7 +39,7 @@ def test_the_next_number_is_one_more_than_the_highest(tmp_path):
 
 def test_a_failure_leaves_nothing_not_even_the_folders_that_were_made_for_it(tmp_path):
     with pytest.raises(ZeroDivisionError), new_version(tmp_path / "a" / "b") as version:
-        (version.folder / "half").write_text(str(1 // len(version.path or "")))
+        (version.folder / "half").write_text(str(1 // 0))
     assert not list(tmp_path.iterdir())
     (tmp_path / "1").mkdir()
     with pytest.raises(UserError), new_version(tmp_path):

@@ -258,13 +258,14 @@ def test_a_trained_learner_saves_and_loads(tmp_path):
 def test_the_exported_model_gives_the_ensembles_vectors(tmp_path):
     import tensorflow as tf
 
-    from tfdml.export import compare, export_saved_model
+    from tests.export.networks import difference
+    from tfdml.export import export_saved_model
 
     ensemble = tiny_ensemble(resize=16)
     ensemble(images())
     version = export_saved_model(ensemble, tmp_path / "model")
     encoded = [tf.io.encode_png(image).numpy() for image in images(dtype="uint8")]
-    assert compare(ensemble, version, encoded) <= 1e-5
+    assert difference(ensemble, version, encoded) <= 1e-5
 
 
 def test_works_inside_a_functional_model():

@@ -8,7 +8,7 @@ from tests.models.networks import SIZE, images, tiny_embedder
 from tfdml.embeddings.backends import load_backend, load_embedder
 from tfdml.errors import UserError
 from tfdml.export import export_saved_model
-from tfdml.export.litert import convert_litert
+from tfdml.export.conversion import convert_litert
 from tfdml.export.network import in_float32
 from tfdml.models import WhitenedEmbedder, with_whitening
 from tfdml.retrieval import fit_whitening

@@ -98,8 +98,7 @@ def export() -> None:
         if not values[name].value:
             raise UserError(f"--{name} is missing")
     require_local(values.out, "out")
-    from tfdml.export.exporter import ExportOptions
-    from tfdml.export.run_export import check_whitening, export_run, load_run
+    from tfdml.export.exporter import ExportOptions, check_whitening, export_run, load_run
 
     whitening = export_gallery.whitening()
     check_whitening(whitening or {})

@@ -14,7 +14,7 @@ from tfdml.errors import UserError
 
 if TYPE_CHECKING:
     from tfdml.export.exporter import ExportOptions
-    from tfdml.export.retriever import GalleryItem, UnreadableItem
+    from tfdml.export.gallery import GalleryItem, UnreadableItem
 
 GALLERY = """
   bin/export --run_dir=runs/cars_jrd --gallery=photos --out=models/cars_retriever
@@ -74,8 +74,7 @@ def export_gallery(options: ExportOptions, report: Callable[[str], None]) -> Non
         raise UserError("--gallery makes a SavedModel: leave --formats alone")
     if not 0 < values.index_recall <= 1:
         raise UserError(f"--index_recall={values.index_recall}: must be a fraction above 0")
-    from tfdml.export.retriever import Retriever
-    from tfdml.export.retriever.loaded import newest_version
+    from tfdml.export.retriever import Retriever, newest_version
     from tfdml.io.files import scratch_folder
 
     items = gallery_items()
@@ -88,7 +87,7 @@ def export_gallery(options: ExportOptions, report: Callable[[str], None]) -> Non
     with scratch_folder() as folder:
         embedder = values.embedder
         if values.run_dir:
-            from tfdml.export.run_export import export_run
+            from tfdml.export.exporter import export_run
 
             embedder = export_run(
                 values.run_dir, folder, options, values.moment_embedder, values.data_dir, report, whitening()
@@ -118,7 +117,7 @@ def whitening() -> dict[str, Any] | None:
 
 def gallery_items() -> Iterator[GalleryItem | UnreadableItem]:
     """The items that the flags mean, read when their turn comes."""
-    from tfdml.export.retriever import items_of_dataset, items_of_folder
+    from tfdml.export.gallery import items_of_dataset, items_of_folder
 
     values = flags.FLAGS
     if not values.gallery_dataset:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -96,28 +97,18 @@ class Comparison:
             found.append(f"a component differs by {self.max_difference:.1e} > {tolerance.max_difference:.1e}")
         if not self.max_length_error <= _UNIT:
             found.append(f"a vector's length is off by {self.max_length_error:.1e} > {_UNIT:.0e}")
-        if self.recall_at_1 is not None and self.recall_at_1_keras is not None:
-            drop = self.recall_at_1_keras - self.recall_at_1
-            # One query, and what the subtraction of fractions may be off by.
-            if not drop <= tolerance.max_recall_drop + 1 / self.images + 1e-9:
-                found.append(
-                    f"Recall@1 falls from {100 * self.recall_at_1_keras:.1f} to {100 * self.recall_at_1:.1f} %, by "
-                    f"more than {100 * tolerance.max_recall_drop:g}"
-                )
+        # One query, and what the subtraction of fractions may be off by.
+        allowed = tolerance.max_recall_drop + 1 / self.images + 1e-9
+        before, after = self.recall_at_1_keras, self.recall_at_1
+        if before is not None and after is not None and not before - after <= allowed:
+            most = f"{100 * tolerance.max_recall_drop:g}"
+            found.append(f"Recall@1 falls from {100 * before:.1f} to {100 * after:.1f} %, by more than {most}")
         return found
 
     def as_json(self) -> dict[str, float | int | None]:
-        """The figures, named as in `result.json`."""
-        return {
-            "images": self.images,
-            "min_cosine": self.min_cosine,
-            "mean_cosine": self.mean_cosine,
-            "max_difference": self.max_difference,
-            "max_length_error": self.max_length_error,
-            "recall@1_keras": self.recall_at_1_keras,
-            "recall@1": self.recall_at_1,
-            "recall@1_drop": self.recall_drop,
-        }
+        """The measures, named as in `result.json`."""
+        values = {name.replace("recall_at_1", "recall@1"): value for name, value in dataclasses.asdict(self).items()}
+        return {**values, "recall@1_drop": self.recall_drop}
 
     def __str__(self) -> str:
         text = f"cosine min {self.min_cosine:.6f}, mean {self.mean_cosine:.6f}"
@@ -149,19 +140,14 @@ class ExportVerifier:
 
     def __init__(self, embedder: AnyEmbedder, dataset: ImageDataset):
         self.dataset = dataset
-        batches = evaluation_batches(dataset, EvaluationTransform.of(embedder), _BATCH_SIZE)
-        try:
-            self._views = np.concatenate([images.numpy() for images, _ in batches])
-        except tf.errors.OpError as error:
-            raise (explain_failure(error, dataset, leave_out="") or error) from None
+        self._views = evaluation_views(embedder, dataset)
+        parts = (self._views[first : first + _BATCH_SIZE] for first in range(0, len(self._views), _BATCH_SIZE))
         with tf.device("/CPU:0"):
-            self.vectors = embed(
-                tf.function(lambda images: embedder(images, training=False), autograph=False), self._parts()
-            )
+            self.vectors = embed(tf.function(lambda images: embedder(images, training=False), autograph=False), parts)
         self._recall = self._recall_at_1(self.vectors)
 
     def compare(self, name: str, path: Path) -> Comparison:
-        """Run a file in a fresh process on all images.
+        """Run a file in a fresh process on all images, and compare its vectors with the embedder's.
 
         Args:
             name: The format, of `TOLERANCES`.
@@ -170,8 +156,7 @@ class ExportVerifier:
         Raises:
             UserError: The file cannot be loaded or run.
         """
-        kind = name.split("_")[0] if name.startswith("litert") else name
-        found = self._embedded_by(kind, path)
+        found = self.exported_vectors(name, path)
         if found.shape != self.vectors.shape:
             raise UserError(f"{name}: the export gives {found.shape}, the embedder {self.vectors.shape}")
         ours, theirs = self.vectors.astype(np.float64), found.astype(np.float64)
@@ -190,8 +175,25 @@ class ExportVerifier:
             recall_at_1=None if self._recall is None else self._recall_at_1(found),
         )
 
-    def _parts(self):
-        return (self._views[first : first + _BATCH_SIZE] for first in range(0, len(self._views), _BATCH_SIZE))
+    def exported_vectors(self, name: str, path: Path) -> np.ndarray:
+        """(N, d) the vectors that a file gives for the images, in a fresh process; see `compare`."""
+        kind = name.split("_")[0] if name.startswith("litert") else name
+        given: dict[str, Any] = {"views": self._views}
+        if kind == "saved_model":
+            encoded = [encoded_image(self.dataset.images, index) for index in range(len(self.dataset))]
+            ends = np.cumsum([len(image) for image in encoded])
+            given = {"encoded": np.frombuffer(b"".join(encoded), np.uint8), "ends": ends}
+        with scratch_folder() as folder:
+            source, target = os.path.join(folder, "in.npz"), os.path.join(folder, "out.npy")
+            try:
+                np.savez(source, **given)
+            except OSError as error:
+                raise unwritable(source, error) from error
+            status, output = _run_until_closed([sys.executable, "-P", str(_RUNNER), kind, str(path), source, target])
+            if status:
+                lines = output.strip().splitlines() or [f"status {status}"]
+                raise UserError(f"the {kind} export cannot be run in a fresh process: {lines[-1][:500]}")
+            return np.load(target)
 
     def _recall_at_1(self, vectors: np.ndarray) -> float | None:
         if not np.isfinite(vectors).all():
@@ -201,44 +203,29 @@ class ExportVerifier:
         except UserError:
             return None  # no two images of a class
 
-    def _embedded_by(self, kind: str, path: Path) -> np.ndarray:
-        with scratch_folder() as folder:
-            source, target = os.path.join(folder, "in.npz"), os.path.join(folder, "out.npy")
-            try:
-                np.savez(source, **self._input_of(kind))  # type: ignore[arg-type]
-            except OSError as error:
-                raise unwritable(source, error) from error
-            done = _run_with_us([sys.executable, "-P", str(_RUNNER), kind, str(path), source, target])
-            if done.returncode:
-                lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-                raise UserError(f"the {kind} export cannot be run in a fresh process: {lines[-1][:500]}")
-            return np.load(target)
 
-    def _input_of(self, kind: str) -> dict[str, np.ndarray]:
-        if kind != "saved_model":
-            return {"views": self._views}
-        encoded = [encoded_image(self.dataset.images, index) for index in range(len(self.dataset))]
-        return {
-            "encoded": np.frombuffer(b"".join(encoded), np.uint8),
-            "ends": np.cumsum([len(image) for image in encoded]),
-        }
+def evaluation_views(embedder: AnyEmbedder, dataset: ImageDataset) -> np.ndarray:
+    """(N, S, S, 3) uint8 views of a data set, as evaluation makes them.
 
-
-def _run_with_us(command: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command that takes a descriptor as its last argument, and ends when that is closed at the other end.
-
-    So it ends when this process does, however that comes about.
+    Raises:
+        UserError: An image cannot be read.
     """
-    theirs, ours = os.pipe()
+    batches = evaluation_batches(dataset, EvaluationTransform.of(embedder), _BATCH_SIZE)
     try:
-        return subprocess.run(
-            [*command, str(theirs)],
-            capture_output=True,
-            text=True,
-            check=False,
-            pass_fds=[theirs],
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
-        )
-    finally:
-        os.close(theirs)
-        os.close(ours)
+        return np.concatenate([images.numpy() for images, _ in batches])
+    except tf.errors.OpError as error:
+        raise (explain_failure(error, dataset, leave_out="") or error) from None
+
+
+def _run_until_closed(command: list[str]) -> tuple[int, str]:
+    """Run a command that ends when its standard input is closed; its status and what it wrote to standard error.
+
+    So it ends when this process does, whatever ends this process.
+    """
+    pipe, environment = subprocess.PIPE, {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, text=True, env=environment
+    ) as child:
+        assert child.stderr is not None
+        output = child.stderr.read()
+    return child.returncode, output

@@ -1,10 +1,11 @@
-"""Exports an embedder: written in each format, run in fresh processes, compared, and only then published."""
+"""Exports an embedder, or that of a run: each format is written, run in a fresh process, compared, then published."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +13,33 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tfdml.arguments import integer, number
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.decoding import SERVING_LIMIT
-from tfdml.data.faults import explain_failure
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
-from tfdml.embeddings.backends import encoded_image
+from tfdml.embeddings.backends import encoded_image, load_embedder
 from tfdml.embeddings.backends.model_card import CARD, describe_files, model_card
+from tfdml.embeddings.compute import embed
 from tfdml.errors import UserError
-from tfdml.export.acceptance import TOLERANCES, Comparison, ExportVerifier, Tolerance
-from tfdml.export.litert import PRECISIONS, convert_litert
+from tfdml.export.acceptance import TOLERANCES, ExportVerifier, Tolerance, evaluation_views
+from tfdml.export.conversion import PRECISIONS, check_onnx, convert_litert, convert_onnx
 from tfdml.export.network import check_backend, in_float32
-from tfdml.export.onnx_format import check_onnx, convert_onnx
 from tfdml.export.request import RequestPreprocessor
-from tfdml.export.saved_model import SIGNATURES, write_saved_model
+from tfdml.export.saved_model import SIGNATURES, model_files, write_saved_model, write_warm_up
 from tfdml.export.versions import new_version
-from tfdml.export.warm_up import write_warm_up
-from tfdml.io.files import write_json
-from tfdml.models import AnyEmbedder
+from tfdml.io.files import is_remote, write_json
+from tfdml.io.manifests import parse_flags, read_json
+from tfdml.models import AnyEmbedder, WhitenedEmbedder, with_whitening
+from tfdml.training import RunFolder
+from tfdml.training.build.images import Splits, load_splits
+from tfdml.training.experiment import Experiment
+from tfdml.training.run.several import trained_on
 
 FORMATS = ("saved_model", *(f"litert_{precision}" for precision in PRECISIONS), "onnx")
 # About how many bytes a file has for each parameter; of those not named here, 4.
 _BYTES_PER_WEIGHT = {"litert_float16": 2, "litert_dynamic_range": 1, "litert_int8": 1}
+_WHITENING_BATCH = 100
 _GROUPS = {"all": FORMATS, "litert": tuple(name for name in FORMATS if name.startswith("litert"))}
 
 
@@ -162,12 +168,15 @@ def export_model(
     with new_version(folder, size) as version:
         paths = {name: _write(name, embedder, version.folder, train, options) for name in options.formats}
         verifier = ExportVerifier(embedder, measured_on)
-        compared, refused = {}, []
+        artefacts, refused = {}, []
         for name, path in paths.items():
-            compared[name] = verifier.compare(name, path)
-            faults = compared[name].faults(options.tolerance(name))
-            report(f"{name:<21} {_size(path, name):>9}  {compared[name]}" + ("  REFUSED" if faults else ""))
+            compared, tolerance = verifier.compare(name, path), options.tolerance(name)
+            faults = compared.faults(tolerance)
+            files = describe_files(version.folder, model_files(path) if name == "saved_model" else [path])
+            size_text = f"{files['bytes'] / 1e6:,.2f} MB"
+            report(f"{name:<21} {size_text:>9}  {compared}" + ("  REFUSED" if faults else ""))
             refused += [f"{name}: {'; '.join(faults)}"] if faults else []
+            artefacts[name] = {**files, "acceptance": compared.as_json(), "tolerance": dataclasses.asdict(tolerance)}
         if refused:
             raise UserError(
                 f"no version is written: {'. '.join(refused)}. Leave the format out, or accept more knowingly with "
@@ -175,11 +184,9 @@ def export_model(
             )
         if "saved_model" in paths:
             write_warm_up(version.folder, EvaluationTransform.of(embedder).resize)
-        artefacts = {name: _artefact(name, paths, version.folder, compared[name], options) for name in paths}
-        signatures = SIGNATURES if "saved_model" in artefacts else ()
+        signatures = SIGNATURES if "saved_model" in paths else ()
         card = model_card(embedder, artefacts, signatures, options.max_pixels, about or {})
         write_json(version.folder / CARD, card)
-    assert version.path is not None
     return version.path
 
 
@@ -196,9 +203,9 @@ def whole_classes(dataset: ImageDataset, images: int) -> ImageDataset:
     if not images or images >= len(dataset):
         return dataset
     classes, counts = np.unique(dataset.labels, return_counts=True)
-    for number in range(2, len(classes)):
-        # Evenly spaced over all of them, whatever the number.
-        chosen = np.linspace(0, len(classes) - 1, number).round().astype(int)
+    for size in range(2, len(classes)):
+        # Evenly spaced over all of them, however many.
+        chosen = np.linspace(0, len(classes) - 1, size).round().astype(int)
         if counts[chosen].sum() >= images:
             return dataset.select_classes(classes[chosen])
     return dataset
@@ -244,39 +251,116 @@ def _write(
         views = None
         if precision == "int8":
             assert train is not None
-            views = _representative(embedder, train, options.representative_images)
+            count = min(options.representative_images, len(train))
+            rows = np.linspace(0, len(train) - 1, count).round().astype(int)  # spread evenly
+            views = evaluation_views(embedder, train.take(np.unique(rows)))
         path, data = folder / "litert" / f"{precision}.tflite", convert_litert(embedder, precision, views)
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(data)
     return path
 
 
-def _representative(embedder: AnyEmbedder, train: ImageDataset, count: int) -> np.ndarray:
-    """Views of training images spread evenly over the data set."""
-    rows = np.unique(np.linspace(0, len(train) - 1, min(count, len(train))).round().astype(int))
-    chosen = train.take(rows)
-    try:
-        batches = evaluation_batches(chosen, EvaluationTransform.of(embedder), len(rows))
-        return np.concatenate([images.numpy() for images, _ in batches])
-    except tf.errors.OpError as error:
-        raise (explain_failure(error, chosen, leave_out="") or error) from None
+def export_run(
+    run_dir: str | os.PathLike,
+    folder: str | os.PathLike,
+    options: ExportOptions | None = None,
+    moments: bool = False,
+    data_dir: str = "",
+    report: Callable[[str], None] = logging.info,
+    whitening: Mapping[str, Any] | None = None,
+) -> Path:
+    """Export the embedder of a run; see `export_model`.
+
+    Args:
+        run_dir: The run's folder.
+        folder: Where versions lie.
+        options: The formats and tolerances.
+        moments: Export `moments.keras`, which searches with all moments, in place of `embedder.keras`.
+        data_dir: Where the run's data set lies now, if it has moved.
+        report: Called with a line on each format.
+        whitening: Arguments of `with_whitening` (`dim`, `power`, `shrinkage`), to export the embedder with a whitening
+            behind it that is fitted to the run's training images; None: without.
+
+    Returns:
+        The path of the version.
+
+    Raises:
+        UserError: As `export_model`; or the folder is not that of a finished run, or its images are gone.
+
+    Example:
+        >>> export_run("runs/cars_jrd", "models/cars", ExportOptions(formats=["all"]))
+        PosixPath('models/cars/1')
+    """
+    embedder, experiment = load_run(run_dir, moments, data_dir)
+    splits = load_splits(trained_on(experiment), experiment.seed)
+    about = _about(run_dir, experiment, splits, moments)
+    if whitening is not None:
+        embedder = _whitened(embedder, splits.train, whitening)
+        # The run has measured the embedder without.
+        about = {**about, "metrics": None, "whitening": dict(whitening)}
+    return export_model(embedder, folder, splits.test, splits.train, options, about, report)
 
 
-def _files(name: str, path: Path) -> list[Path]:
-    if name != "saved_model":
-        return [path]
-    return [path / "saved_model.pb", *(entry for entry in (path / "variables").rglob("*") if entry.is_file())]
+def _whitened(embedder: AnyEmbedder, train: ImageDataset, arguments: Mapping[str, Any]) -> WhitenedEmbedder:
+    """An embedder with a whitening behind it, fitted to training images.
+
+    Raises:
+        UserError: An argument is unknown or out of range, or there are too few images.
+    """
+    check_whitening(arguments)
+    dim = arguments.get("dim") or embedder.embedding_dim
+    if dim > embedder.embedding_dim or dim >= len(train):
+        raise UserError(
+            f"`whitening`: there are no {dim} components of {len(train):,} training images, {embedder.embedding_dim}-d"
+        )
+    batches = evaluation_batches(train, EvaluationTransform.of(embedder), _WHITENING_BATCH)
+    return with_whitening(embedder, embed(embedder, batches), **arguments)
 
 
-def _size(path: Path, name: str) -> str:
-    return f"{sum(file.stat().st_size for file in _files(name, path)) / 1e6:,.2f} MB"
+def check_whitening(arguments: Mapping[str, Any]) -> None:
+    """Raise a `UserError` where these are no arguments of `with_whitening`."""
+    known = ("dim", "power", "shrinkage")
+    for name, value in arguments.items():
+        if name not in known:
+            raise UserError(f"`whitening` has no argument {reprlib.repr(name)}; it has {', '.join(known)}")
+        try:
+            integer(name, value, at_least=0) if name == "dim" else number(name, value, at_least=0, at_most=1)
+        except ValueError as error:
+            raise UserError(f"`whitening`: {error}") from error
 
 
-def _artefact(
-    name: str, paths: dict[str, Path], version: Path, compared: Comparison, options: ExportOptions
-) -> dict[str, Any]:
+def load_run(run_dir: str | os.PathLike, moments: bool = False, data_dir: str = "") -> tuple[AnyEmbedder, Experiment]:
+    """The embedder and the settings of a run.
+
+    Raises:
+        UserError: There are none.
+    """
+    if data_dir and not is_remote(data_dir) and not os.path.exists(os.path.expanduser(data_dir)):
+        raise UserError(f"`data_dir={data_dir}`: there is no such folder")
+    run = RunFolder(run_dir)
+    embedder = load_embedder(run.moments if moments else run.embedder)
+    text = run.load_experiment().as_flags()
+    changes = {"run_dir": str(run_dir), **({"data_dir": data_dir} if data_dir else {})}
+    return embedder, Experiment.from_flags(text, **changes)
+
+
+def _about(run_dir: str | os.PathLike, experiment: Experiment, splits: Splits, moments: bool = False) -> dict[str, Any]:
+    """What the model card states of a run: data, flags, metrics."""
+    stored = RunFolder(run_dir).result
+    result = read_json(stored) if stored.exists() else {}
+    if not result:
+        logging.warning("%s has no result.json: the model card is without metrics", run_dir)
+    parts = {"train": splits.train, "test": splits.test}
+    flags = parse_flags(experiment.as_flags())
     return {
-        **describe_files(version, _files(name, paths[name])),
-        "acceptance": compared.as_json(),
-        "tolerance": dataclasses.asdict(options.tolerance(name)),
+        "data": {
+            "dataset": experiment.dataset,
+            "options": experiment.dataset_options,
+            **{name: {"images": len(part), "classes": part.num_classes} for name, part in parts.items()},
+        },
+        # Paths of the machine that trained stay private.
+        "flags": {name: value for name, value in flags.items() if name not in ("data_dir", "run_dir", "start_from")},
+        "metrics": result.get("metrics_moments" if moments else "metrics"),
+        "protocol": result.get("protocol"),
+        "selection": result.get("selection"),
     }

@@ -5,8 +5,8 @@
     python -P fresh_process.py onnx FILE.onnx IN.npz OUT.npy
 
 `tfdml.export.acceptance` runs this file by its path; it must import nothing of tfdml. IN.npz holds `views`
-(N, S, S, 3) uint8, or the bytes of encoded images one after another in `encoded`, which end at `ends`. A number
-behind these is a descriptor, a pipe from the process that waits for the embeddings: closed, it ends this one.
+(N, S, S, 3) uint8, or the bytes of encoded images one after another in `encoded`, which end at `ends`. Standard input
+is a pipe from the process that waits for the embeddings. The process ends when it is closed.
 """
 
 import itertools
@@ -57,16 +57,15 @@ def onnx(path):
     return lambda views: session.run(["embedding"], {"images": views})[0]
 
 
-def end_with(descriptor):
-    """End this process when the pipe is closed at its other end."""
-    os.read(descriptor, 1)
+def end_with_parent():
+    """End this process when standard input is closed at its other end."""
+    os.read(0, 1)
     os._exit(1)
 
 
-def main(kind, path, source, target, parent=None):
+def main(kind, path, source, target):
     """Embed and write."""
-    if parent is not None:
-        threading.Thread(target=end_with, args=(int(parent),), daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     embed = {"saved_model": saved_model, "litert": litert, "onnx": onnx}[kind](path)
     with np.load(source) as stored:
         if kind == "saved_model":

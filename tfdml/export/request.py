@@ -1,4 +1,7 @@
-"""From the encoded images of a request to views for the embedder; a bad image is named."""
+"""From the encoded images of a request to views for the embedder: a bad image is named, a huge one is not decoded.
+
+A few hundred bytes can state gigabytes of pixels. The graph reads the size in the header first.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,16 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdml.data.decoding import FOREIGN, FORMATS, SERVING_LIMIT, decode_part, starts_with
+from tfdml.data.decoding import FOREIGN, FORMATS, JPEG, PNG, SERVING_LIMIT, WEBP, decode_part, is_format, starts_with
 from tfdml.data.images import as_written
 from tfdml.data.transforms import EvaluationTransform
-from tfdml.export.pixel_limit import header_size, size_fault
 
 # The feature of a tf.Example that holds an image's bytes.
 EXAMPLE_FEATURE = "image/encoded"
 _SIDE_BY_SIDE = 16
+# Resizing holds four bytes where a decoded image has one.
+_RESIZED_SHARE = 4
+_HEADER = 32
 _DAMAGED = "cannot be decoded: it is damaged, cut off, or of a kind that is not supported"
 
 Reader = Callable[[tf.Tensor], tf.Tensor]
@@ -30,7 +35,8 @@ class RequestPreprocessor:
 
     Args:
         transform: The view.
-        max_pixels: See `tfdml.export.pixel_limit.size_fault`.
+        max_pixels: Most pixels of an image. A quarter of it is what the resized image may have: a line of pixels,
+            small as it is, becomes huge when its shorter side is enlarged.
 
     Example:
         >>> views = RequestPreprocessor(EvaluationTransform(256, 224)).all_or_error(tf.constant([jpeg]), "image_bytes")
@@ -44,7 +50,7 @@ class RequestPreprocessor:
         """Of one view."""
         return tf.TensorSpec((self.transform.image_size, self.transform.image_size, 3), tf.uint8)
 
-    def all_or_error(self, texts: tf.Tensor, name: str, read: Reader | None = None) -> tf.Tensor:
+    def all_or_error(self, texts: tf.Tensor, name: str, read: Reader = tf.identity) -> tf.Tensor:
         """The views of all images of a request, or an error that names the first that has none.
 
         Args:
@@ -64,13 +70,19 @@ class RequestPreprocessor:
             with tf.control_dependencies([refuse(faults, name)]):
                 return tf.identity(views)
 
-        if read is not None:
+        def alone() -> tf.Tensor:
+            view, fault = self._view_or_fault(texts[0])
+            check = tf.debugging.Assert(fault == "", [tf.strings.join([f"{name}[0] of 1: ", fault])])
+            with tf.control_dependencies([check]):
+                return view[None]
+
+        if read is not tf.identity:
             return together()
         # The way for several costs two milliseconds, and a single image needs no name. Decoding it outside lets
         # TensorFlow's own words through as well.
-        return tf.cond(tf.size(texts) == 1, lambda: self._alone(texts, name), together)
+        return tf.cond(tf.size(texts) == 1, alone, together)
 
-    def each(self, texts: tf.Tensor, read: Reader | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+    def each(self, texts: tf.Tensor, read: Reader = tf.identity) -> tuple[tf.Tensor, tf.Tensor]:
         """The view of every image that has one, and what is wrong with the others.
 
         Args:
@@ -83,13 +95,13 @@ class RequestPreprocessor:
         views, faults, done = self._at_once(texts, read)
         return tf.cond(done, lambda: (views, faults), lambda: self._one_by_one(texts, read))
 
-    def _at_once(self, texts: tf.Tensor, read: Reader | None) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def _at_once(self, texts: tf.Tensor, read: Reader) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """What `each` returns, and whether it is complete: not where decoding has failed."""
 
         @as_written
         def everything(batch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             spec = (self.spec, tf.TensorSpec((), tf.string))
-            views, faults = tf.map_fn(lambda text: self._from(text, read), batch, fn_output_signature=spec)
+            views, faults = tf.map_fn(lambda text: self._view_or_fault(read(text)), batch, fn_output_signature=spec)
             return views, faults, True
 
         # A data set is TensorFlow's only way to go on after an operation has failed.
@@ -97,11 +109,11 @@ class RequestPreprocessor:
         failed = tf.data.Dataset.from_tensors((self._no_view()[None][:0], tf.fill((0,), ""), False))
         return _only(whole.concatenate(failed).take(1))
 
-    def _one_by_one(self, texts: tf.Tensor, read: Reader | None) -> tuple[tf.Tensor, tf.Tensor]:
+    def _one_by_one(self, texts: tf.Tensor, read: Reader) -> tuple[tf.Tensor, tf.Tensor]:
         """What `each` returns, at more cost; knows which images failed."""
         count = tf.size(texts, out_type=tf.int64)
         items = tf.data.Dataset.from_tensor_slices(texts).enumerate()
-        numbered = as_written(lambda index, text: (index, *self._from(text, read)))
+        numbered = as_written(lambda index, text: (index, *self._view_or_fault(read(text))))
         items = items.map(numbered, num_parallel_calls=_SIDE_BY_SIDE)
         # There must be one element for a single one to be had.
         last = tf.data.Dataset.from_tensors((count, self._no_view(), tf.constant("")))
@@ -114,9 +126,6 @@ class RequestPreprocessor:
             ),
             tf.tensor_scatter_nd_update(tf.fill(size, _DAMAGED), rows, faults),
         )
-
-    def _from(self, text: tf.Tensor, read: Reader | None) -> tuple[tf.Tensor, tf.Tensor]:
-        return self._view_or_fault(text if read is None else read(text))
 
     def of_images(self, images: tf.Tensor, name: str) -> tf.Tensor:
         """The views of decoded images of one size.
@@ -131,7 +140,7 @@ class RequestPreprocessor:
         Raises:
             tf.errors.InvalidArgumentError: The images have no pixel, or too many.
         """
-        fault = self._size_fault(tf.shape(images, out_type=tf.int64)[1:3])
+        fault = self.size_fault(tf.shape(images, out_type=tf.int64)[1:3])
         check = tf.debugging.Assert(fault == "", [tf.strings.join([f"{name}: ", fault])])
         with tf.control_dependencies([check]):
             # No function may see the images before the check has run.
@@ -144,13 +153,33 @@ class RequestPreprocessor:
         known = tf.reduce_any([starts_with(encoded, known.start) for known in FORMATS])
         return tf.cond(
             known,
-            lambda: self._size_fault(header_size(encoded)),
+            lambda: self.size_fault(header_size(encoded)),
             lambda: tf.where(length == 0, "no bytes", foreign),
         )
 
-    def view(self, encoded: tf.Tensor) -> tf.Tensor:
-        """The view of one image, (S, S, 3) uint8."""
-        return self.transform.finish(*decode_part(encoded, self.transform.window))
+    def size_fault(self, size: tf.Tensor) -> tf.Tensor:
+        """What forbids an image of this size to be decoded and resized, a scalar string; empty for nothing.
+
+        Args:
+            size: (2,) int64, height and width.
+
+        Example:
+            >>> views = RequestPreprocessor(EvaluationTransform(256, 224))
+            >>> views.size_fault(tf.constant([30000, 30000], tf.int64)).numpy()
+            b'30000 x 30000 pixels, more than the limit of 100000000'
+        """
+        height, width = tf.unstack(size)
+        resize, most = self.transform.resize, self.max_pixels
+        shorter, longer = tf.maximum(tf.minimum(height, width), 1), tf.maximum(height, width)
+        resized = resize * resize * (longer // shorter if self.transform.resize_mode == "shorter" else 1)
+        most_resized = max(most // _RESIZED_SHARE, resize * resize)
+        stated = tf.strings.format("{} x {} pixels", (width, height))
+        narrow = tf.strings.join([stated, f", so narrow that the resized image has more than {most_resized}"])
+        message = tf.where(resized > most_resized, narrow, "")
+        # Divided, as the product of such sides may overflow.
+        large = height > most // tf.maximum(width, 1)
+        message = tf.where(large, tf.strings.join([stated, f", more than the limit of {most}"]), message)
+        return tf.where((height < 1) | (width < 1), "its header states no size: it is damaged or cut off", message)
 
     @functools.cached_property
     def _view_or_fault(self) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
@@ -160,21 +189,66 @@ class RequestPreprocessor:
         @tf.function(input_signature=[tf.TensorSpec((), tf.string)], autograph=False)
         def view_or_fault(encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             fault = self.fault(encoded)
-            return tf.cond(fault == "", lambda: self.view(encoded), self._no_view), fault
+
+            def view() -> tf.Tensor:
+                return self.transform.finish(*decode_part(encoded, self.transform.window))
+
+            return tf.cond(fault == "", view, self._no_view), fault
 
         return view_or_fault
 
     def _no_view(self) -> tf.Tensor:
         return tf.zeros(self.spec.shape, tf.uint8)
 
-    def _alone(self, texts: tf.Tensor, name: str) -> tf.Tensor:
-        view, fault = self._view_or_fault(texts[0])
-        check = tf.debugging.Assert(fault == "", [tf.strings.join([f"{name}[0] of 1: ", fault])])
-        with tf.control_dependencies([check]):
-            return view[None]
 
-    def _size_fault(self, size: tf.Tensor) -> tf.Tensor:
-        return size_fault(size, self.transform.resize, self.transform.resize_mode, self.max_pixels)
+def header_size(encoded: tf.Tensor) -> tf.Tensor:
+    """The height and width that an image's header states; nothing is decoded.
+
+    Args:
+        encoded: Scalar string, the bytes of a JPEG, PNG or WebP file.
+
+    Returns:
+        (2,) int64; zeros where the bytes are none of these formats, or end before the size.
+
+    Raises:
+        tf.errors.InvalidArgumentError: The header of a JPEG is damaged.
+
+    Example:
+        >>> header_size(tf.io.encode_png(tf.zeros((4, 6, 3), tf.uint8))).numpy()
+        array([4, 6])
+    """
+    size = tf.cond(
+        is_format(encoded, JPEG),
+        lambda: tf.cast(tf.io.extract_jpeg_shape(encoded)[:2], tf.int64),
+        lambda: _size_of_other(encoded),
+    )
+    return tf.ensure_shape(size, (2,))
+
+
+# Not inlined: see `tfdml.data.decoding`; of most images nothing in it is needed.
+@tf.function(
+    input_signature=[tf.TensorSpec((), tf.string)], autograph=False, experimental_attributes={"_noinline": True}
+)
+def _size_of_other(encoded: tf.Tensor) -> tf.Tensor:
+    # With zeros behind, where the header is cut off.
+    padded = tf.io.decode_raw(tf.strings.substr(encoded, 0, _HEADER), tf.uint8, fixed_length=_HEADER)
+    header = tf.cast(padded, tf.int64)
+
+    def number(data: tf.Tensor) -> tf.Tensor:
+        """The little-endian number of bytes."""
+        return tf.reduce_sum(data * [1 << 8 * i for i in range(data.shape[0])])
+
+    def chunk(name: bytes) -> tf.Tensor:
+        return tf.reduce_all(header[12:16] == list(name))
+
+    bits = number(header[21:25])
+    png = tf.stack([number(header[23:19:-1]), number(header[19:15:-1])])
+    extended = 1 + tf.stack([number(header[27:30]), number(header[24:27])])
+    lossless = 1 + tf.stack([bits // 2**14 % 2**14, bits % 2**14])
+    lossy = tf.stack([number(header[28:30]), number(header[26:28])]) % 2**14
+    webp = tf.where(chunk(b"VP8X"), extended, tf.where(chunk(b"VP8L"), lossless, lossy))
+    none = tf.zeros((2,), tf.int64)
+    return tf.where(is_format(encoded, PNG), png, tf.where(is_format(encoded, WEBP), webp, none))
 
 
 def refuse(faults: tf.Tensor, name: str) -> tf.Operation:

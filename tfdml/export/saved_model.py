@@ -1,31 +1,28 @@
-"""SavedModel: encoded images in, embeddings out, with the whole preprocessing inside."""
+"""SavedModel: encoded images in, embeddings out, with the whole preprocessing inside, and its warm-up requests."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 
-import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdml.data.decoding import SERVING_LIMIT, decode_image
+from tfdml.data.decoding import SERVING_LIMIT
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.export.network import check_backend, frozen_module, quiet
-from tfdml.export.request import RequestPreprocessor, image_of_example
+from tfdml.export.request import EXAMPLE_FEATURE, RequestPreprocessor, image_of_example
 from tfdml.export.versions import new_version
 from tfdml.models import AnyEmbedder
 
 SIGNATURES = ("serving_default", "embed_images", "embed_example", "embed_each")
+WARM_UP = Path("assets.extra") / "tf_serving_warmup_requests"
+# The numbers of images in warm-up requests; a server is quick for the shapes that it has seen.
+_WARM_UP_SIZES = (1, 8, 32)
 
 
-def export_saved_model(
-    embedder: AnyEmbedder,
-    folder: str | os.PathLike,
-    accept: Callable[[Path], None] | None = None,
-    max_pixels: int = SERVING_LIMIT,
-) -> Path:
+def export_saved_model(embedder: AnyEmbedder, folder: str | os.PathLike, max_pixels: int = SERVING_LIMIT) -> Path:
     """Write the next version of a servable SavedModel atomically, and nothing else.
 
     `tfdml.export.export_model` writes other formats too, compares each with the embedder, and adds a model card.
@@ -33,7 +30,6 @@ def export_saved_model(
     Args:
         embedder: A built `Embedder` or `MomentEmbedder`.
         folder: Where versions lie, as TF Serving's `base_path`; earlier versions stay.
-        accept: Called with the path of the finished SavedModel before it gets its number; what it raises refuses it.
         max_pixels: See `write_saved_model`.
 
     Returns:
@@ -51,9 +47,6 @@ def export_saved_model(
     check_backend()
     with new_version(folder) as version:
         write_saved_model(embedder, version.folder, max_pixels)
-        if accept is not None:
-            accept(version.folder)
-    assert version.path is not None
     return version.path
 
 
@@ -119,20 +112,72 @@ def write_saved_model(embedder: AnyEmbedder, folder: str | os.PathLike, max_pixe
         tf.saved_model.save(module, str(folder), signatures=dict(module.endpoints), options=options)
 
 
-def compare(embedder: AnyEmbedder, saved_model: str | os.PathLike, encoded: list[bytes]) -> float:
-    """The largest difference between an embedder's vectors and a SavedModel's, on the same encoded images.
+def model_files(folder: Path) -> list[Path]:
+    """The files of a SavedModel that its answers come from."""
+    return [folder / "saved_model.pb", *sorted(file for file in (folder / "variables").rglob("*") if file.is_file())]
+
+
+def write_warm_up(folder: Path, side: int, more: Iterable[bytes] = ()) -> Path:
+    """Write requests of every signature, which TF Serving sends itself before it serves a version.
+
+    So no client waits for the first ones. The requests hold a synthetic image, not one of the data set: a model must
+    not contain somebody's photograph.
 
     Args:
-        embedder: The embedder that was exported.
-        saved_model: The path of a version.
-        encoded: The bytes of images.
+        folder: The SavedModel's.
+        side: Height and width of the picture, in pixels.
+        more: Further requests, see `prediction_log`.
 
     Returns:
-        The largest absolute difference of any component.
+        The path of the file, a TFRecord of `tensorflow.serving.PredictionLog`.
+
+    Example:
+        >>> write_warm_up(pathlib.Path("models/cars/1"), side=256)
+        PosixPath('models/cars/1/assets.extra/tf_serving_warmup_requests')
     """
-    transform = EvaluationTransform.of(embedder)
-    views = tf.stack([transform(decode_image(tf.constant(image))) for image in encoded])
-    expected = keras.ops.convert_to_numpy(embedder(views, training=False))
-    served = tf.saved_model.load(str(saved_model))
-    found = served.signatures["serving_default"](image_bytes=tf.constant(encoded))["embedding"].numpy()
-    return float(np.abs(found - expected).max())
+    rows = np.arange(side) * 255 // max(1, side - 1)
+    picture = np.stack(np.broadcast_arrays(rows[:, None], rows[None], 255 - rows[:, None]), -1).astype(np.uint8)
+    jpeg = tf.io.encode_jpeg(picture).numpy()
+    feature = tf.train.Feature(bytes_list=tf.train.BytesList(value=[jpeg]))
+    example = tf.train.Example(features=tf.train.Features(feature={EXAMPLE_FEATURE: feature})).SerializeToString()
+    path = folder / WARM_UP
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for size in _WARM_UP_SIZES:
+            writer.write(prediction_log("serving_default", image_bytes=[jpeg] * size))
+            writer.write(prediction_log("embed_example", examples=[example] * size))
+            writer.write(prediction_log("embed_each", image_bytes=[jpeg] * size))
+            writer.write(prediction_log("embed_images", images=np.stack([picture] * size)))
+        for request in more:
+            writer.write(request)
+    return path
+
+
+def prediction_log(signature: str, **inputs) -> bytes:
+    """A serialised `tensorflow.serving.PredictionLog` of one Predict request.
+
+    Written field by field, so that exporting does not need tensorflow-serving-api.
+
+    Args:
+        signature: The name of the signature.
+        **inputs: The value of each input.
+    """
+    # The numbers are those of prediction_log.proto, predict.proto and model.proto.
+    request = _field(1, _field(3, signature.encode()))
+    for name, value in inputs.items():
+        tensor = tf.make_tensor_proto(value).SerializeToString()
+        request += _field(2, _field(1, name.encode()) + _field(2, tensor))
+    return _field(6, _field(1, request))
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A field of Protocol Buffers' wire format that holds bytes: a key, the length, the content."""
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    digits = []
+    while value >= 0x80:
+        digits.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*digits, value])

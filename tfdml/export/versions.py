@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 import shutil
@@ -15,17 +16,17 @@ from tfdml.errors import UserError
 from tfdml.io.files import as_size, free_space, is_disk_full, partial_folder, require_local, require_space, sweep
 
 
+@dataclasses.dataclass
 class NewVersion:
     """A version that is being written.
 
     Attributes:
         folder: Where to write its files: hidden, beside the finished versions.
-        path: Its place once it is finished; None before.
+        path: Its place; there is none before it is finished.
     """
 
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.path: Path | None = None
+    folder: Path
+    path: Path = dataclasses.field(init=False)
 
 
 @contextlib.contextmanager

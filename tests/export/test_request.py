@@ -1,4 +1,7 @@
-"""A bad image in a request: an error that names it, or a defined result; never a crash, never another's result."""
+"""A bad image in a request: an error that names it, or a defined result; never a crash, never another's result.
+
+What a header promises is read in the graph as Pillow reads it, without decoding.
+"""
 
 import io
 import struct
@@ -7,17 +10,24 @@ import zlib
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.WebPImagePlugin import WebPImageFile
 
 from tests.export.networks import picture, small_embedder
+from tfdml.data import EvaluationTransform
 from tfdml.export import write_saved_model
-
-pytestmark = pytest.mark.slow
+from tfdml.export.request import RequestPreprocessor, header_size
 
 LIMIT = 500_000
 
 
 def png_promising(width, height):
+    """A PNG of a hundred bytes whose header states any size."""
+
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
@@ -88,6 +98,7 @@ def example(image, feature="image/encoded"):
     return tf.train.Example(features=tf.train.Features(feature={feature: value})).SerializeToString()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BAD)
 def test_the_bad_image_of_a_batch_is_named(name, served):
     bad, says = BAD[name]
@@ -100,6 +111,7 @@ def test_the_bad_image_of_a_batch_is_named(name, served):
     assert says in str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_image_alone_is_an_error(name, served):
     bad, says = BAD[name]
@@ -109,6 +121,7 @@ def test_a_bad_image_alone_is_an_error(name, served):
     assert says == "damaged" or f"image_bytes[0] of 1: {says}" in str(raised.value) or "no size" in says
 
 
+@pytest.mark.slow
 def test_the_server_goes_on_after_every_bad_image(served):
     good = [picture(seed) for seed in range(3)]
     before = embed(served, good)["embedding"].numpy()
@@ -118,6 +131,7 @@ def test_the_server_goes_on_after_every_bad_image(served):
     np.testing.assert_array_equal(embed(served, good)["embedding"], before)
 
 
+@pytest.mark.slow
 def test_each_image_of_a_mixed_batch_gets_its_own_result_or_error(served):
     good = {position: picture(position) for position in (0, 3, 7)}
     bad = dict(zip((position for position in range(20) if position not in good), BAD.values(), strict=False))
@@ -133,6 +147,7 @@ def test_each_image_of_a_mixed_batch_gets_its_own_result_or_error(served):
             np.testing.assert_array_equal(vector, np.zeros(8))
 
 
+@pytest.mark.slow
 def test_images_keep_their_places_and_do_not_touch_one_another(served):
     images = [picture(seed, 20 + 3 * seed, 90 - 4 * seed, form) for seed, form in enumerate(["JPEG", "PNG"] * 8)]
     together = embed(served, images)["embedding"].numpy()
@@ -144,6 +159,7 @@ def test_images_keep_their_places_and_do_not_touch_one_another(served):
     assert len(np.unique(together.round(4), axis=0)) == len(images)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signature", ["serving_default", "embed_example", "embed_each"])
 def test_an_empty_batch_gives_no_vector(signature, served):
     answer = embed(served, [], signature)
@@ -153,29 +169,34 @@ def test_an_empty_batch_gives_no_vector(signature, served):
     assert served.signatures["embed_images"](images=images)["embedding"].shape == (0, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
 def test_an_image_of_one_pixel_has_a_vector_of_length_1(form, served):
     vector = embed(served, [picture(5, 1, 1, form)])["embedding"]
     np.testing.assert_allclose(np.linalg.norm(vector), 1.0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("message", [b"\xff\xff\xff not a proto", b"\x0a\x05abc"])
 def test_what_is_no_example_is_named(message, served):
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"examples\[1\] of 2: "):
         embed(served, [example(picture(0)), message], "embed_example")
 
 
+@pytest.mark.slow
 def test_an_example_without_an_image_has_no_bytes(served):
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"examples\[0\] of 1: no bytes"):
         embed(served, [example(picture(0), "picture")], "embed_example")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2, 0, 5, 3), (1, 5, 0, 3), (1, 1, 5000, 3), (1, 1000, 1000, 3)])
 def test_decoded_images_of_no_or_too_many_pixels_are_refused(shape, served):
     with pytest.raises(tf.errors.InvalidArgumentError, match="images: "):
         served.signatures["embed_images"](images=tf.zeros(shape, tf.uint8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("signature", "wrong"),
     [
@@ -210,3 +231,67 @@ def test_the_graph_runs_in_a_session_too_as_servers_run_it(served, version):
             np.testing.assert_allclose(run(signature, images), expected, atol=1e-6)
         with pytest.raises(tf.errors.InvalidArgumentError, match=r"image_bytes\[1\] of 2: no bytes"):
             run("serving_default", [images[0], b""])
+
+
+def in_python(data):
+    """Height and width, as Pillow has them."""
+    kind = {b"\xff\xd8": JpegImageFile, b"\x89P": PngImageFile, b"RI": WebPImageFile}[data[:2]]
+    return kind(io.BytesIO(data)).size[::-1]
+
+
+ENCODED = {
+    "jpeg": picture(0, 61, 37),
+    "progressive jpeg": picture(0, 20, 300, progressive=True),
+    "png": picture(0, 37, 61, "PNG"),
+    "large png": png_promising(70_000, 90_000),
+    "webp": picture(0, 44, 33, "WEBP"),
+    "lossless webp": picture(0, 34, 45, "WEBP", lossless=True),
+    "extended webp": picture(0, 17, 300, "WEBP", exif=Image.Exif().tobytes() or b"Exif\0\0"),
+}
+
+
+@pytest.mark.parametrize("name", ENCODED)
+def test_sizes_are_those_that_python_reads(name):
+    assert tuple(header_size(tf.constant(ENCODED[name])).numpy()) == in_python(ENCODED[name])
+
+
+@pytest.mark.parametrize("data", [b"", b"B", b"hello, world", b"RIFF1234WAVEfmt ", b"\x89PNG\r\n\x1a\n", b"GIF89a"])
+def test_what_states_no_size_has_none(data):
+    np.testing.assert_array_equal(header_size(tf.constant(data)), [0, 0])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from([name for name in ENCODED if "jpeg" not in name]), st.data())
+def test_files_that_are_cut_off_never_fail(name, data):
+    whole = ENCODED[name]
+    part = whole[: data.draw(st.integers(0, len(whole)))]
+    size = header_size(tf.constant(part)).numpy()
+    assert (size >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("size", "mode", "says"),
+    [
+        ((1, 1), "shorter", ""),
+        ((1000, 1000), "shorter", ""),
+        ((1001, 1000), "shorter", "1000 x 1001 pixels, more than the limit of 1000000"),
+        ((0, 5), "shorter", "no size"),
+        ((5, 0), "squash", "no size"),
+        ((2**32 - 1, 2**32 - 1), "shorter", "more than the limit"),
+        # Resized to 100 x 100: 25 times as long is the most that a quarter of the pixels allows.
+        ((1, 25), "shorter", ""),
+        ((26, 1), "shorter", "so narrow"),
+        ((26, 1), "squash", ""),
+        ((1, 26), "pad", ""),
+    ],
+)
+def test_faults_of_sizes(size, mode, says):
+    views = RequestPreprocessor(EvaluationTransform(100, 100, mode), max_pixels=1_000_000)
+    fault = views.size_fault(tf.constant(size, tf.int64)).numpy().decode()
+    assert says in fault
+    assert bool(says) == bool(fault)
+
+
+def test_a_resize_that_is_itself_beyond_the_limit_forbids_no_square():
+    views = RequestPreprocessor(EvaluationTransform(500, 500), max_pixels=1000)
+    assert views.size_fault(tf.constant([9, 9], tf.int64)).numpy() == b""

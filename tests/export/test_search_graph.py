@@ -6,8 +6,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdml.export.retriever import exact
-from tfdml.export.retriever.exact import nearest
+from tfdml.export import search_graph
+from tfdml.export.search_graph import nearest
 
 
 def by_loops(queries, gallery, k):
@@ -46,8 +46,8 @@ def test_ties_are_in_the_order_of_rows_whatever_the_blocks(seed, batch, count, k
     rng = np.random.default_rng(seed)
     queries, gallery = corners(rng, batch), corners(rng, count)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exact, "_SCORES_AT_ONCE", at_once)
-        patch.setattr(exact, "_DIFFERENCES_AT_ONCE", at_once)
+        patch.setattr(search_graph, "_SCORES_AT_ONCE", at_once)
+        patch.setattr(search_graph, "_DIFFERENCES_AT_ONCE", at_once)
         rows, squares = nearest(tf.constant(queries), tf.constant(gallery), tf.constant(k))
     expected_rows, expected_squares = by_loops(queries, gallery, k)
     assert rows.shape == (batch, min(k, count))
@@ -58,7 +58,7 @@ def test_ties_are_in_the_order_of_rows_whatever_the_blocks(seed, batch, count, k
 @pytest.mark.parametrize("at_once", [1, 2, 100])
 def test_equally_near_rows_are_in_order_also_where_their_products_are_not(at_once, monkeypatch):
     """Lengths differ, as much as rounding lets them differ, so that the later row has the larger product."""
-    monkeypatch.setattr(exact, "_SCORES_AT_ONCE", at_once)
+    monkeypatch.setattr(search_graph, "_SCORES_AT_ONCE", at_once)
     gallery = np.array([[0.5, 0.25], [0.75, 0.5], [0.75, -0.5], [0.5, -0.25], [-1.0, 0.0]], np.float32)
     for k in (1, 2, 3, 4, 5):
         rows, squares = nearest(tf.constant([[1.0, 0.0]]), tf.constant(gallery), tf.constant(k))
@@ -68,7 +68,7 @@ def test_equally_near_rows_are_in_order_also_where_their_products_are_not(at_onc
 
 @pytest.mark.parametrize("k", [1, 7, 300])
 def test_distances_are_exact(k, monkeypatch):
-    monkeypatch.setattr(exact, "_SCORES_AT_ONCE", 1000)
+    monkeypatch.setattr(search_graph, "_SCORES_AT_ONCE", 1000)
     rng = np.random.default_rng(k)
     gallery = units(rng, 257, 16)
     # Neighbours so near that a product of float32 would not tell their distance.

@@ -10,8 +10,8 @@ from tfdml import backbones
 from tfdml.data import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import UserError
-from tfdml.export import convert_litert, litert
-from tfdml.export.litert_tail import finish_int8
+from tfdml.export import conversion, convert_litert
+from tfdml.export.conversion import finish_int8
 from tfdml.export.network import frozen_module, in_float32
 from tfdml.layers import MomentEmbeddings
 from tfdml.models import AttentionEnsemble, Embedder, MomentEmbedder
@@ -110,7 +110,7 @@ def test_the_last_step_of_int8_is_the_formula_in_float32(heads, embedder, views)
         images = tf.quantization.fake_quant_with_min_max_args(images, 0, 255)
         return embedder.represent(images, training=False)["projection"]
 
-    raw = litert._converted(frozen_module(network, 32, tf.float32), "int8", views)
+    raw = conversion._converted(frozen_module(network, 32, tf.float32), "int8", views)
     quantised = runner(raw)[1](images=views)["embedding"]
     error = np.linspace(-0.5, 0.5, 8).astype(np.float32) * np.abs(quantised).max()
     found = runner(finish_int8(raw, error, heads))[1](images=views)["embedding"]

@@ -1,0 +1,342 @@
+"""LiteRT (TensorFlow Lite) and ONNX files of an embedder: uint8 views in, unit vectors out."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+import flatbuffers
+import numpy as np
+import tensorflow as tf
+
+from tfdml.backbones import TokenBackbone
+from tfdml.errors import UserError, short_message
+from tfdml.export.network import frozen_module, quiet
+from tfdml.models import AnyEmbedder, AttentionEnsemble, MomentEmbedder, WhitenedEmbedder
+
+PRECISIONS = ("float32", "float16", "dynamic_range", "int8")
+_PIXEL_RANGE = (0, 255)
+_WITH_WEIGHTS = {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"}
+_BATCH_SIZE = 32
+# The ONNX operator set: old enough for runtimes in the field, new enough for every operation in use.
+_OPSET = 17
+
+
+def convert_litert(
+    embedder: AnyEmbedder, precision: str = "float32", representative: np.ndarray | None = None
+) -> bytes:
+    """The bytes of a .tflite file from `images` (B, S, S, 3) uint8 to `embedding` (B, d) float32 of length 1.
+
+    The images are views: after resizing and the crop, which the model card describes. B is free; the interpreter is
+    resized to it. The signature is `serving_default`.
+
+    - `"float32"`: weights and arithmetic;
+    - `"float16"`: weights in half precision, half the size;
+    - `"dynamic_range"`: weights in 8 bits, a scale per channel; activations are quantised as they come;
+    - `"int8"`: weights and activations in 8 bits, with ranges measured on `representative` images. The network up to
+      the projection is integer arithmetic alone. Its result is made float again, its mean error over the images is
+      subtracted, and it is divided by its length, which 8 bits would give with errors of percents. Of a
+      network that normalises as it goes (LayerNorm: transformers, ConvNeXt) the layers with weights alone are in 8
+      bits; normalisations, attention and the sums of branches, which such steps ruin, stay float.
+
+    Args:
+        embedder: A built `Embedder`, `AttentionEnsemble` or `MomentEmbedder`.
+        precision: One of `PRECISIONS`; `MomentEmbedder` and `WhitenedEmbedder` have no `"int8"`.
+        representative: (N, S, S, 3) uint8 views of training images, for `"int8"`; some hundreds are enough.
+
+    Returns:
+        The file.
+
+    Raises:
+        UserError: The embedder cannot be converted, or images are missing.
+
+    Example:
+        >>> model = convert_litert(embedder, "float16")
+        >>> pathlib.Path("embedder.tflite").write_bytes(model) == len(model)
+        True
+    """
+    if precision not in PRECISIONS:
+        raise UserError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
+    if precision != "int8":
+        return _converted(_module(embedder), precision)
+    if isinstance(embedder, MomentEmbedder):
+        raise UserError(
+            "int8 is too coarse for products of projections, of which moments are made (cosines down to 0.5 were "
+            "measured): export an embedder with all moments as litert_dynamic_range, which is as small"
+        )
+    if isinstance(embedder, WhitenedEmbedder):
+        raise UserError(
+            "int8 ends with the projection, and the whitening comes behind its normalisation: export a whitened "
+            "embedder as litert_dynamic_range, which is as small"
+        )
+    if representative is None or not len(representative):
+        raise UserError("int8 needs representative images: pass views of some hundreds of training images")
+
+    def projection(images: tf.Tensor) -> tf.Tensor:
+        # The range is stated, not measured: clients send pixels as they are, with scale 1 and zero point 0.
+        images = tf.quantization.fake_quant_with_min_max_args(images, *_PIXEL_RANGE)
+        return embedder.represent(images, training=False)["projection"]
+
+    module = frozen_module(projection, embedder.image_size, tf.float32)
+    names = _operator_names()
+    codes = _read_model(_converted(module, "float32")).operatorCodes
+    if "RSQRT" in {names[max(code.builtinCode, code.deprecatedBuiltinCode)] for code in codes}:
+        return _int8_where_weights_are(_module(embedder), representative)
+    file = _converted(module, precision, representative)
+    heads = embedder.heads if isinstance(embedder, AttentionEnsemble) else 1
+    return finish_int8(file, _mean_error(file, module, representative), heads)
+
+
+def _module(embedder: AnyEmbedder) -> tf.Module:
+    if not isinstance(embedder, MomentEmbedder):
+        return frozen_module(embedder, embedder.image_size)
+    # LiteRT's variables of lists, which a loop over blocks of moments would need, cannot be made constants.
+    layer = embedder.moments.moments
+    layer.in_blocks = False
+    try:
+        return frozen_module(embedder, embedder.image_size)
+    finally:
+        layer.in_blocks = True
+
+
+def _converter(module: tf.Module) -> tf.lite.TFLiteConverter:
+    return tf.lite.TFLiteConverter.from_concrete_functions([module.embed.get_concrete_function()], module)
+
+
+def _converted(module: tf.Module, precision: str, representative: np.ndarray | None = None) -> bytes:
+    converter = _converter(module)
+    if precision != "float32":
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    if precision == "float16":
+        converter.target_spec.supported_types = [tf.float16]
+    if representative is not None:
+        images = representative
+        converter.representative_dataset = lambda: ([image[None].astype(np.float32)] for image in images)
+        converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
+        converter.inference_input_type = tf.uint8
+        converter.inference_output_type = tf.float32
+    return _run(converter.convert, precision)
+
+
+def _int8_where_weights_are(module: tf.Module, representative: np.ndarray) -> bytes:
+    """In 8 bits where there are weights, in float32 elsewhere."""
+    converter = _converter(module)
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    converter.representative_dataset = lambda: ([image[None]] for image in representative)
+
+    def convert() -> bytes:
+        # TensorFlow's way to leave operations out of quantisation.
+        floats = sorted(set(_operator_names().values()) - _WITH_WEIGHTS)
+        options = tf.lite.experimental.QuantizationDebugOptions(denylisted_ops=floats)
+        made = tf.lite.experimental.QuantizationDebugger(converter=converter, debug_options=options)
+        return made.get_nondebug_quantized_model()
+
+    return _run(convert, "int8")
+
+
+def _run(convert: Callable[[], bytes], precision: str) -> bytes:
+    try:
+        with quiet():
+            file = bytes(convert())
+    except (RuntimeError, ValueError, tf.errors.OpError) as error:
+        raise UserError(
+            f"LiteRT cannot convert this embedder to {precision}: {short_message(error, 'first')}"
+        ) from error
+    # A conversion that failed within can return an empty model.
+    if not _read_model(file).signatureDefs:
+        raise UserError(f"LiteRT's converter made no model of this embedder for {precision}")
+    return file
+
+
+def _schema() -> Any:
+    return importlib.import_module("tensorflow.lite.python.schema_py_generated")
+
+
+def _operator_names() -> dict[int, str]:
+    return {code: name for name, code in vars(_schema().BuiltinOperator).items() if isinstance(code, int)}
+
+
+def _read_model(file: bytes) -> Any:
+    """The tables of a .tflite file."""
+    from tensorflow.lite.tools import flatbuffer_utils
+
+    return flatbuffer_utils.convert_bytearray_to_object(bytearray(file))
+
+
+def _mean_error(file: bytes, module: tf.Module, views: np.ndarray) -> np.ndarray:
+    """The mean error of a quantised network over views, (d,)."""
+    run = _interpreter(file).get_signature_runner()
+    total: Any = 0.0
+    for first in range(0, len(views), _BATCH_SIZE):
+        batch = views[first : first + _BATCH_SIZE]
+        exact = module.embed(tf.cast(batch, tf.float32))["embedding"].numpy()
+        total += (run(images=batch)["embedding"] - exact).sum(axis=0, dtype=np.float64)
+    return (total / len(views)).astype(np.float32)
+
+
+def _interpreter(file: bytes) -> Any:
+    try:
+        from ai_edge_litert.interpreter import Interpreter
+    except ImportError:
+        with quiet():
+            return tf.lite.Interpreter(model_content=file)
+    return Interpreter(model_content=file, num_threads=os.cpu_count())
+
+
+def finish_int8(file: bytes, error: np.ndarray, heads: int = 1) -> bytes:
+    """A .tflite file of an int8 network, whose float output x becomes (x - error) / |x - error|, in float32.
+
+    The converter would quantise the normalisation too, and lengths would be off by several percent; so it converts the
+    network without it. `error` is what quantisation adds to every vector alike.
+
+    Args:
+        file: A model from uint8 images to vectors (B, d) float32, whose last step is to dequantise.
+        error: (d,) float32.
+        heads: M; with several, each d/M components are normalised on their own first.
+
+    Returns:
+        The file, whose output is `embedding`.
+
+    Raises:
+        UserError: The model does not take pixels as they are.
+
+    Source: the correction is that of Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias
+    Correction", ICCV 2019, sec. 4.2, measured on images, of the last layer alone.
+    """
+    schema, model = _schema(), _read_model(file)
+    graph = model.subgraphs[0]
+    pixels, last = graph.tensors[graph.inputs[0]], graph.outputs[0]
+    scale = (pixels.quantization.scale[0], pixels.quantization.zeroPoint[0])
+    if pixels.type != schema.TensorType.UINT8 or scale != (1, 0):
+        raise UserError("LiteRT's converter did not keep pixels as they are at the input of the int8 model")
+
+    def constant(value: np.ndarray, kind: int) -> int:
+        buffer, tensor = schema.BufferT(), schema.TensorT()
+        buffer.data = np.frombuffer(value.tobytes(), np.uint8)
+        model.buffers.append(buffer)
+        tensor.name = f"constant_{len(graph.tensors)}".encode()
+        tensor.type, tensor.shape, tensor.buffer = kind, list(value.shape), len(model.buffers) - 1
+        graph.tensors.append(tensor)
+        return len(graph.tensors) - 1
+
+    def append(name: str, options: str, inputs: list[int], size: int) -> int:
+        """Put an operation behind the last; its result has rows of `size`. Tensors go by their index."""
+        code, operator = schema.OperatorCodeT(), schema.OperatorT()
+        code.builtinCode = code.deprecatedBuiltinCode = getattr(schema.BuiltinOperator, name)
+        code.version = 1
+        model.operatorCodes.append(code)
+        result = copy.copy(graph.tensors[inputs[0]])
+        result.name = f"tail_{len(graph.tensors)}".encode()
+        result.shape, result.shapeSignature = [1, size], [-1, size]
+        graph.tensors.append(result)
+        operator.opcodeIndex = len(model.operatorCodes) - 1
+        operator.inputs, operator.outputs = inputs, [len(graph.tensors) - 1]
+        operator.builtinOptionsType = getattr(schema.BuiltinOptions, options)
+        operator.builtinOptions = getattr(schema, f"{options}T")()
+        graph.operators.append(operator)
+        return operator.outputs[0]
+
+    def normalize(vectors: int, size: int) -> int:
+        return append("L2_NORMALIZATION", "L2NormOptions", [vectors], size)
+
+    def reshape(vectors: int, size: int) -> int:
+        rows = constant(np.array([-1, size], np.int32), schema.TensorType.INT32)
+        return append("RESHAPE", "ReshapeOptions", [vectors, rows], size)
+
+    size = graph.tensors[last].shape[-1]
+    error_at = constant(error.astype(np.float32), schema.TensorType.FLOAT32)
+    vectors = append("SUB", "SubOptions", [last, error_at], size)
+    if heads > 1:
+        part = size // heads
+        vectors = reshape(normalize(reshape(vectors, part), part), size)
+    vectors = normalize(vectors, size)
+    graph.tensors[vectors].name = b"embedding"
+    graph.outputs = [vectors]
+    for signature in model.signatureDefs:
+        for output in signature.outputs:
+            output.tensorIndex = vectors
+    builder = _SharingBuilder(len(model.buffers) << 10)
+    builder.Finish(model.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
+
+
+class _SharingBuilder(flatbuffers.Builder):
+    """Writes equal vectors once.
+
+    Of a small int8 network an eighth is zero points, a zero of 8 bytes for each channel of each tensor.
+    """
+
+    def __init__(self, size: int):
+        super().__init__(size)
+        self._written: dict[tuple[str, bytes], int] = {}
+
+    def CreateNumpyVector(self, x: np.ndarray) -> int:
+        key = (x.dtype.str, x.tobytes())
+        if key not in self._written:
+            self._written[key] = super().CreateNumpyVector(x)
+        return self._written[key]
+
+
+def check_onnx() -> None:
+    """Raise a `UserError` where the libraries that write and run ONNX files are missing."""
+    missing = []
+    for name in ("onnx", "tf2onnx", "onnxruntime"):
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            missing.append(name)
+    if missing:
+        raise UserError(f"`formats='onnx'` needs {', '.join(missing)}: pip install 'tfdml[onnx]'")
+
+
+def convert_onnx(embedder: AnyEmbedder) -> bytes:
+    """The bytes of an ONNX file from `images` (B, S, S, 3) uint8 to `embedding` (B, d) float32 of length 1.
+
+    The images are views: after resizing and the crop, which the model card describes. B is free.
+
+    Args:
+        embedder: A built embedder.
+
+    Returns:
+        The file, of operator set 17.
+
+    Raises:
+        UserError: tf2onnx is missing, or cannot convert the embedder.
+
+    Example:
+        >>> model = convert_onnx(embedder)
+        >>> pathlib.Path("embedder.onnx").write_bytes(model) == len(model)
+        True
+    """
+    check_onnx()
+    import tf2onnx
+
+    spec = tf.TensorSpec((None, embedder.image_size, embedder.image_size, 3), tf.uint8, name="images")
+
+    # Not frozen beforehand: tf2onnx knows the loops of the moments only as it finds them itself. But it takes the
+    # constant tensors that layers of transformers keep for inputs.
+    @tf.function(input_signature=[spec], autograph=False)
+    def embed(images: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"embedding": embedder(images, training=False)}
+
+    if isinstance(getattr(embedder, "backbone", None), TokenBackbone):
+        embed = frozen_module(embedder, embedder.image_size).embed
+
+    def complement_of_erf(graph: Any, node: Any, *_: Any, **__: Any) -> None:
+        """1 - erf(x): TensorFlow's exact GELU, which transformers have, uses erfc, and ONNX has no such operation."""
+        one = graph.make_const(f"{node.name}_one", np.array(1, np.float32)).output[0]
+        node.type = "Erf"
+        difference = graph.insert_new_node_on_output("Sub", node.output[0], name=f"{node.name}_complement")
+        graph.replace_inputs(difference, [one, node.output[0]])
+
+    try:
+        with quiet():
+            model, _ = tf2onnx.convert.from_function(
+                embed, input_signature=[spec], opset=_OPSET, custom_op_handlers={"Erfc": (complement_of_erf, [])}
+            )
+    except (ValueError, RuntimeError, NotImplementedError) as error:
+        raise UserError(f"tf2onnx cannot convert this embedder: {short_message(error)}") from error
+    return model.SerializeToString()

@@ -1,0 +1,299 @@
+"""A retriever's gallery: its items, from folders and data sets, and their embeddings."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.decoding import EXTENSIONS
+from tfdml.data.faults import access_fault
+from tfdml.errors import UserError
+from tfdml.io.files import read_bytes
+from tfdml.retrieval.exact import check_embeddings, unit_rows
+
+_BATCH_SIZE = 32
+NO_LABEL = -1
+_LABELS = np.iinfo(np.int64)
+
+
+@dataclasses.dataclass(frozen=True)
+class GalleryItem:
+    """One item of a gallery: an encoded image, or its embedding.
+
+    Args:
+        id: Its name, which no other item of the gallery has.
+        image: The bytes of a JPEG, PNG or WebP file.
+        embedding: (d,), by the retriever's own embedder; in place of `image`.
+        label: Its class id; -1 for none.
+        metadata: What a search returns with it, such as class name and path: anything that JSON can hold.
+
+    Raises:
+        UserError: The id is empty or no text; the label is no integer of 64 bits; there is neither image nor
+            embedding, or both; JSON cannot hold the metadata.
+
+    Example:
+        >>> GalleryItem("car-17", image=jpeg, label=3, metadata={"class": "coupe"}).metadata
+        {'class': 'coupe'}
+    """
+
+    id: str
+    image: bytes | None = None
+    embedding: np.ndarray | None = None
+    label: int = NO_LABEL
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        if not isinstance(self.id, str) or not self.id:
+            raise UserError(f"the id of a gallery item must be a text that is not empty; got {self.id!r}")
+        try:
+            self.id.encode()  # valid in JSON and in every protocol
+        except UnicodeEncodeError as error:
+            raise UserError(f"the id {self.id!r} is not UTF-8: rename the item") from error
+        if not isinstance(self.label, (int, np.integer)) or not _LABELS.min <= self.label <= _LABELS.max:
+            raise UserError(f"gallery item {self.id}: its label must be an integer of 64 bits; got {self.label!r:.60}")
+        if (self.image is None) == (self.embedding is None):
+            raise UserError(f"gallery item {self.id}: give its image or its embedding, one of the two")
+        self.metadata_text()
+
+    def metadata_text(self) -> str:
+        """The metadata as JSON."""
+        try:
+            text = json.dumps(dict(self.metadata), ensure_ascii=False, sort_keys=True, allow_nan=False)
+            text.encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UserError(f"gallery item {self.id}: its metadata cannot be written as JSON: {error}") from error
+        return text
+
+
+@dataclasses.dataclass(frozen=True)
+class UnreadableItem:
+    """An item whose image cannot be read.
+
+    Args:
+        id: As `GalleryItem`.
+        reason: Why it cannot, in words.
+    """
+
+    id: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Gallery:
+    """The items of a gallery, embedded.
+
+    Args:
+        embeddings: (N, d), finite, no row zero; brought to length 1 here.
+        ids: N names, each once.
+        labels: (N,) class ids, -1 for none.
+        metadata: N texts, JSON.
+
+    Raises:
+        UserError: There is no item, the parts differ in number, an id occurs twice, or an embedding has no direction.
+
+    Example:
+        >>> Gallery(np.eye(2), ("a", "b"), np.array([0, 1]), ("{}", "{}")).without(["a"]).ids
+        ('b',)
+    """
+
+    embeddings: np.ndarray
+    ids: tuple[str, ...]
+    labels: np.ndarray
+    metadata: tuple[str, ...]
+
+    def __post_init__(self):
+        if not len(self.ids):
+            raise UserError("the gallery is empty: a retriever needs at least one item")
+        embeddings = check_embeddings(self.embeddings, "gallery embeddings")
+        labels = np.asarray(self.labels, np.int64)
+        if not len(embeddings) == len(self.ids) == len(self.metadata) or labels.shape != (len(self.ids),):
+            raise UserError(
+                f"the gallery has {len(embeddings)} embeddings, {len(self.ids)} ids, labels of shape {labels.shape} "
+                f"and {len(self.metadata)} texts of metadata; one of each for every item"
+            )
+        zero = np.flatnonzero(~embeddings.any(axis=1))
+        if len(zero):
+            raise UserError(f"gallery item {self.ids[zero[0]]}: its embedding has length 0")
+        twice = [name for name, count in collections.Counter(self.ids).items() if count > 1]
+        if twice:
+            raise UserError(f"{len(twice)} ids occur more than once in the gallery, the first is {twice[0]}")
+        object.__setattr__(self, "embeddings", unit_rows(embeddings))
+        object.__setattr__(self, "labels", labels)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def embedding_dim(self) -> int:
+        """Numbers per embedding, d."""
+        return self.embeddings.shape[1]
+
+    def joined(self, other: Gallery) -> Gallery:
+        """These items, then the others.
+
+        Raises:
+            UserError: An id is in both, or the embeddings have other dimensions.
+        """
+        if other.embedding_dim != self.embedding_dim:
+            raise UserError(f"the gallery has {self.embedding_dim} dimensions, the new items {other.embedding_dim}")
+        known = set(self.ids)
+        both = [name for name in other.ids if name in known]
+        if both:
+            raise UserError(
+                f"{len(both)} ids are in the gallery already, the first is {both[0]}; remove or replace them"
+            )
+        return Gallery(
+            np.concatenate([self.embeddings, other.embeddings]),
+            (*self.ids, *other.ids),
+            np.concatenate([self.labels, other.labels]),
+            (*self.metadata, *other.metadata),
+        )
+
+    def without(self, ids: Iterable[str]) -> Gallery:
+        """The other items, in their order.
+
+        Raises:
+            UserError: An id is unknown, or nothing would be left.
+        """
+        gone = set(ids)
+        unknown = sorted(map(str, gone.difference(self.ids)))
+        if unknown:
+            raise UserError(f"{len(unknown)} ids are not in the gallery, the first is {unknown[0]}")
+        rows = [row for row, name in enumerate(self.ids) if name not in gone]
+        if not rows:
+            raise UserError("nothing would be left in the gallery")
+        return Gallery(
+            self.embeddings[rows],
+            tuple(self.ids[row] for row in rows),
+            self.labels[rows],
+            tuple(self.metadata[row] for row in rows),
+        )
+
+
+def items_of_folder(folder: str | os.PathLike) -> Iterator[GalleryItem | UnreadableItem]:
+    """Every image below a folder, read when its turn comes; in place of one that cannot be read, why.
+
+    An item's id is its path below the folder, its class the first folder on that path, its label the place of the class
+    among the sorted ones; images right in the folder have no class. Hidden files and folders are left out,
+    and so are links to folders.
+
+    Args:
+        folder: A folder of class folders, or of images.
+
+    Raises:
+        UserError: There is no such folder, it or one below it may not be read, or it holds no image.
+
+    Example:
+        >>> [item.id for item in items_of_folder("photos")]
+        ['bus/0.jpg', 'bus/1.jpg', 'bus/2.jpg', 'coupe/0.jpg', ...]
+    """
+
+    def unreadable(error: OSError) -> None:
+        raise UserError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+    root = Path(folder)
+    if not root.is_dir():
+        raise UserError(f"{folder}: there is no such folder")
+    paths = []
+    for parent, folders, files in os.walk(root, onerror=unreadable):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found = (name for name in files if name.lower().endswith(EXTENSIONS) and not name.startswith("."))
+        paths += [Path(parent, name).relative_to(root) for name in found]
+    if not paths:
+        raise UserError(f"{folder} holds no image ({', '.join(EXTENSIONS)})")
+    paths.sort()
+    label_of = {
+        name: label for label, name in enumerate(sorted({path.parts[0] for path in paths if len(path.parts) > 1}))
+    }
+    return (_item(root, path, label_of) for path in paths)
+
+
+def _item(root: Path, path: Path, label_of: dict[str, int]) -> GalleryItem | UnreadableItem:
+    name, label = path.as_posix(), label_of[path.parts[0]] if len(path.parts) > 1 else NO_LABEL
+    try:
+        image = read_bytes(root / path)
+    except OSError as error:
+        return UnreadableItem(name, access_fault(error))
+    about = {"path": name, **({"class": path.parts[0]} if label != NO_LABEL else {})}
+    return GalleryItem(name, image, label=label, metadata=about)
+
+
+def items_of_dataset(
+    dataset: ImageDataset, directory: str | os.PathLike = ""
+) -> Iterator[GalleryItem | UnreadableItem]:
+    """The images of a data set with their labels and class names; see `items_of_folder`.
+
+    Args:
+        dataset: The images.
+        directory: Where the data set lies: ids of files below it are relative to it.
+    """
+    prefix = os.path.join(os.fspath(directory), "") if directory else ""
+    for row in range(len(dataset)):
+        name, label = dataset.images.name(row).removeprefix(prefix), int(dataset.labels[row])
+        about = {"path": name, "class": dataset.class_names.get(label, str(label))}
+        try:
+            image = dataset.images.encoded(row)
+        except (OSError, UserError, tf.errors.OpError) as error:
+            yield UnreadableItem(name, access_fault(error))
+        else:
+            yield GalleryItem(name, image, label=label, metadata=about)
+
+
+def embedded(
+    items: Iterable[GalleryItem | UnreadableItem],
+    embed_each: Callable[..., dict[str, tf.Tensor]],
+    skip_bad: bool = False,
+    report: Callable[[str], None] = lambda line: None,
+) -> Gallery:
+    """The items as a gallery, embedded batch by batch; images are released at once.
+
+    Args:
+        items: The items.
+        embed_each: The embedder's signature `embed_each`.
+        skip_bad: Leave out images that cannot be read or decoded, and report each.
+        report: Called with a line on every bad image, up to ten.
+
+    Raises:
+        UserError: An image cannot be read or decoded, and is not to be skipped; or no item is left.
+    """
+    vectors: list[np.ndarray] = []
+    kept: list[tuple[str, int, str]] = []
+    bad: list[str] = []
+    items = iter(items)
+    while batch := list(itertools.islice(items, _BATCH_SIZE)):
+        images = [item.image for item in batch if isinstance(item, GalleryItem) and item.image is not None]
+        answer = embed_each(image_bytes=tf.constant(images, tf.string))
+        answers = zip(answer["embedding"].numpy(), answer["error"].numpy(), strict=True)
+        for item in batch:
+            if isinstance(item, UnreadableItem):
+                bad.append(f"{item.id}: {item.reason}")
+                continue
+            vector, error = (np.asarray(item.embedding), b"") if item.image is None else next(answers)
+            if error:
+                bad.append(f"{item.id}: {error.decode()}")
+            else:
+                vectors.append(vector)
+                kept.append((item.id, item.label, item.metadata_text()))
+    for line in bad[:10]:
+        report(f"bad image {line}")
+    if bad and not skip_bad:
+        raise UserError(
+            f"{len(bad)} of {len(bad) + len(kept)} gallery images cannot be embedded, the first is {bad[0]}"
+        )
+    if not kept:
+        raise UserError("the gallery is empty: a retriever needs at least one item")
+    shapes = {vector.shape for vector in vectors}
+    if len(shapes) > 1 or len(next(iter(shapes))) != 1:
+        raise UserError(f"gallery embeddings must be (d,) each, of one d; got {', '.join(map(str, sorted(shapes)))}")
+    ids, labels, metadata = zip(*kept, strict=True)
+    return Gallery(np.stack(vectors), ids, np.array(labels, np.int64), metadata)
