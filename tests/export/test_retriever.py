@@ -470,7 +470,7 @@ def change(path, **values):
         ({"kind": "indexed", "index": {"cells_searched": 0}}, "searches 0 cells"),
         ({"kind": "indexed", "index": {"cells_searched": 1}}, r"gallery\.faiss cannot be read"),
         ({"files": {"../../etc/passwd": {"sha256": ""}}}, "names a file outside its folder"),
-        ({"files": []}, "an object is expected"),
+        ({"files": []}, "files must be an object"),
     ],
 )
 def test_a_malformed_manifest_is_refused(values, says, version):

@@ -16,7 +16,7 @@ from absl import logging
 
 from tfdml.arguments import number
 from tfdml.data.dataset import ImageDataset
-from tfdml.embeddings.backends.model_card import CARD, describe_files, served_version
+from tfdml.embeddings.backends.model_card import CARD, describe_files
 from tfdml.errors import UserError, short_message
 from tfdml.evaluation.approximate_search import least_effort
 from tfdml.export.gallery import NO_LABEL, Gallery, GalleryItem, UnreadableItem, embedded, items_of_dataset
@@ -397,10 +397,12 @@ class LoadedVersion:
 
 def newest_version(path: Path) -> Path:
     """The path of a version: itself, or the newest below it."""
-    version = served_version(path)
-    if version is None:
+    if (path / "saved_model.pb").is_file():
+        return path
+    numbers = version_numbers(path)
+    if not numbers:
         raise UserError(f"there is no exported version at {path}")
-    return version
+    return path / str(numbers[-1])
 
 
 def _checked(queries: np.ndarray, dimensions: int) -> np.ndarray:
