@@ -12,8 +12,16 @@ from PIL import Image
 
 from tfdml.data.decoding import decode_image, decode_part
 from tfdml.data.policies import Policy, Step
-from tfdml.data.resizing import resize, resize_crop, resize_to_side, resize_window, source_window, target_size
-from tfdml.data.transforms import EvaluationTransform, TrainTransform
+from tfdml.data.transforms import (
+    EvaluationTransform,
+    TrainTransform,
+    resize,
+    resize_crop,
+    resize_to_side,
+    resize_window,
+    source_window,
+    target_size,
+)
 from tfdml.errors import UserError
 
 KINDS = ("random_crop", "random_resized_crop", "none")

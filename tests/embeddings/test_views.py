@@ -21,7 +21,7 @@ def test_crops_are_cut_from_the_resized_image(mode):
     assert len(views) == 10
     np.testing.assert_array_equal(views[0](image), transform(image))
     if mode == "shorter":  # wider than a square: the right corner is that of the whole
-        from tfdml.data.resizing import resize_to_side
+        from tfdml.data.transforms import resize_to_side
 
         resized = resize_to_side(image, 20, mode, (0, 0, 0)).numpy()
     else:

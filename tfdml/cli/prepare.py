@@ -158,7 +158,8 @@ def _say_plan(planned: dict[str, tuple[int, int, int]], out: str) -> None:
 
 
 def _say_report(report, out: str, seconds: float, check_only: bool) -> None:
-    from tfdml.data.records.examination import bad_images_in_words, describe_duplicates, one_line
+    from tfdml.data.faults import describe_duplicates
+    from tfdml.data.records.writer import bad_images_in_words, one_line
 
     if report.finished_before:
         print(f"{out} is finished already: nothing to do")

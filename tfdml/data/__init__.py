@@ -1,13 +1,13 @@
 """Data sets, sampling, augmentation and the input pipeline."""
 
 from tfdml.data.catalogue import load, names
-from tfdml.data.contact_sheets import contact_sheet
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.decoding import decode_image
 from tfdml.data.faults import explain_failure
 from tfdml.data.images import ArrayImages, EncodedImages, FileImages
 from tfdml.data.pipeline import (
     class_balanced,
+    contact_sheet,
     distributed,
     evaluation_batches,
     hierarchical_sampler,

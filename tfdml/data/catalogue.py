@@ -10,7 +10,7 @@ from typing import Any
 
 from tfdml import arguments
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.readers import folder, glyphs, image_list, official_archives, tfds
+from tfdml.data.readers import glyphs, official_archives, own_images, tfds
 from tfdml.data.records import reader as records
 from tfdml.errors import UserError
 
@@ -23,10 +23,10 @@ ROLES = ("query", "gallery")
 _READERS: dict[str, Callable[..., ImageDataset]] = {
     "cars196": official_archives.read_cars196,
     "cub200": official_archives.read_cub200,
-    "folder": folder.read,
+    "folder": own_images.read_folder,
     "glyphs": glyphs.read,
     "inshop": official_archives.read_inshop,
-    "list": image_list.read,
+    "list": own_images.read_list,
     "omniglot": official_archives.read_omniglot,
     "records": records.read,
     "sop": official_archives.read_sop,

@@ -18,13 +18,13 @@ from tests.data.preparations import images_of_kinds, made, picture
 from tests.fork_server import fork_server
 from tfdml.data import load
 from tfdml.data.decoding import decode_image
+from tfdml.data.faults import describe_duplicates, find_duplicates
 from tfdml.data.images import EncodedImages, FileImages
 from tfdml.data.pipeline import shuffled
 from tfdml.data.records import RecordSettings, check, plan, prepare
 from tfdml.data.records import writer as folders
-from tfdml.data.records.examination import bad_images_in_words, describe_duplicates, find_duplicates
 from tfdml.data.records.reader import verify
-from tfdml.data.records.writer import cut_into_shards
+from tfdml.data.records.writer import bad_images_in_words, cut_into_shards
 from tfdml.data.transforms import TrainTransform
 from tfdml.errors import UserError
 

@@ -7,8 +7,7 @@ import pytest
 from PIL import Image
 
 from tests.training import runs
-from tfdml.data.contact_sheets import contact_sheet, whole_images
-from tfdml.data.pipeline import training_batches
+from tfdml.data.pipeline import contact_sheet, training_batches, whole_images
 from tfdml.errors import UserError
 from tfdml.training.build import components
 from tfdml.training.build.components import assemble

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import dataclasses
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -225,9 +226,136 @@ def _listing(folder: str) -> set[str]:
 _MOST_DIGITS = 18
 
 
-def read_table(
-    name: str, path: str, columns: Sequence[str], *, first_line: int = 1, header: bool = False
-) -> list[list[str]]:
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table of a label file, as text, with checks whose messages name the lines.
+
+    Args:
+        name: The data set, for messages.
+        path: The file.
+        lines: The line of every row, from 1.
+        columns: The cells of each column, in the order of the file.
+    """
+
+    name: str
+    path: str
+    lines: Sequence[int]
+    columns: dict[str, list[str]]
+
+    def where(self, *rows: int) -> str:
+        """The data set, the file, and the line of a row or the lines of two, for messages."""
+        lines = " and ".join(str(self.lines[row]) for row in rows)
+        return f"{self.name}: {self.path}, line{'s' if len(rows) > 1 else ''} {lines}"
+
+    def integers(self, column: str, low: int = 0, high: int = 10**18) -> np.ndarray:
+        """A column of whole numbers as (N,) int64.
+
+        Args:
+            column: The name of the column.
+            low: The smallest permitted number, not negative.
+            high: The largest.
+
+        Raises:
+            UserError: A cell is no whole number from `low` to `high`; the message names its line.
+
+        Example:
+            >>> read_table("cub200", "data/CUB_200_2011/classes.txt", ("id", "name")).integers("id", 1, 200)[-2:]
+            array([199, 200])
+        """
+        values = self.columns[column]
+        # int() alone would take 1_0, or the digits of other scripts. All cells at once: a loop costs as much as the
+        # rest.
+        together = "".join(values)
+        if together.isdigit() and together.isascii() and max(map(len, values)) <= _MOST_DIGITS:
+            numbers = np.fromiter(map(int, values), np.int64, len(values))
+            outside = np.flatnonzero((numbers < low) | (numbers > high))
+            if not len(outside):
+                return numbers
+            row = int(outside[0])
+        else:
+            row = next(i for i, v in enumerate(values) if not (v.isdigit() and v.isascii() and len(v) <= _MOST_DIGITS))
+        raise UserError(
+            f"{self.where(row)}: {column} is {quoted(values[row])}; expected a whole number from {low:,} to {high:,}"
+        )
+
+    def check_distinct(self, column: str, values: Sequence[str] | None = None) -> None:
+        """Refuses a column in which a value comes twice, whatever the rest of the rows says.
+
+        Args:
+            column: The name of the column.
+            values: What its cells mean, in their place.
+
+        Raises:
+            UserError: A value comes twice; the message names both lines, and how many rows repeat another.
+        """
+        values = self.columns[column] if values is None else values
+        repeated = len(values) - len(set(values))
+        if not repeated:
+            return
+        first: dict[str, int] = {}
+        row = next(row for row, value in enumerate(values) if first.setdefault(value, row) != row)
+        raise UserError(
+            f"{self.where(first[values[row]], row)}: {column} {quoted(values[row])} comes twice "
+            f"({repeated} rows repeat the {column} of another); get the official file again"
+        )
+
+    def check_one_to_one(self, columns: tuple[str, str], keys: np.ndarray, values: np.ndarray) -> None:
+        """Refuses a table in which rows of one key have different values, such as a class in two super-classes.
+
+        Args:
+            columns: What keys and values are called.
+            keys: (N,) the key of every row.
+            values: (N,) its value.
+
+        Raises:
+            UserError: A key has two values; the message names both lines.
+        """
+        _, first, of = np.unique(keys, return_index=True, return_inverse=True)
+        wrong = np.flatnonzero(values != values[first][of])
+        if len(wrong):
+            row = int(wrong[0])
+            other = int(first[of[row]])
+            raise UserError(
+                f"{self.where(other, row)}: {columns[0]} {keys[row]} has {columns[1]} {values[other]} and "
+                f"{values[row]}; get the official file again"
+            )
+
+    def check_queries(
+        self, labels: np.ndarray, is_query: np.ndarray, is_gallery: np.ndarray, label_of: Callable[[int], str]
+    ) -> None:
+        """Refuses queries none of which the gallery can answer; counts, in a warning, those that it cannot.
+
+        Args:
+            labels: (N,) class ids.
+            is_query: (N,) bool.
+            is_gallery: (N,) bool.
+            label_of: What to call the label of a row, e.g. `"label 'cat'"`.
+
+        Raises:
+            UserError: Queries and gallery have no class in common.
+        """
+        hopeless = is_query & ~np.isin(labels, labels[is_gallery])
+        count, total = int(hopeless.sum()), int(is_query.sum())
+        if not count:
+            return
+        row = int(np.flatnonzero(hopeless)[0])
+        first = f"line {self.lines[row]}, {label_of(row)}"
+        if count == total:
+            raise UserError(
+                f"{self.name}: {self.path}: queries and gallery have no class in common (the first query: {first})"
+            )
+        logging.warning(
+            "%s: the classes of %d of %d queries of %s are not in the gallery (the first: %s): these queries cannot be "
+            "answered.",
+            self.name,
+            count,
+            total,
+            self.path,
+            first,
+        )
+
+
+def read_table(name: str, path: str, columns: Sequence[str], *, first_line: int = 1, header: bool = False) -> Table:
     """Reads a table whose columns are separated by white space, as the official label files are.
 
     Args:
@@ -238,16 +366,16 @@ def read_table(
         header: Whether its first line repeats the names of the columns.
 
     Returns:
-        One list per column. Blank lines are left out.
+        The table; blank lines are left out.
 
     Raises:
         UserError: The file cannot be read, the header is another, a line has another number of columns, or there
             is no row.
 
     Example:
-        >>> ids, names = read_table("cub200", "data/CUB_200_2011/classes.txt", ("id", "name"))
-        >>> ids[-1]
-        '200'
+        >>> classes = read_table("cub200", "data/CUB_200_2011/classes.txt", ("id", "name"))
+        >>> classes.columns["id"][-1], classes.lines[-1]
+        ('200', 200)
     """
     lines = read_text(name, path).split("\n")[first_line - 1 :]
     if header:
@@ -258,8 +386,11 @@ def read_table(
                 f"found {quoted(' '.join(found))}; is it the official file?"
             )
         lines, first_line = lines[1:], first_line + 1
+    numbers = []
     for line, text in enumerate(lines, first_line):
         row = text.split()
+        if row:
+            numbers.append(line)
         if len(row) not in (0, len(columns)):
             raise UserError(
                 f"{name}: {path}, line {line}: expected {len(columns)} columns ({' '.join(columns)}), found "
@@ -269,172 +400,7 @@ def read_table(
     cells = "\n".join(lines).split()
     if not cells:
         raise UserError(f"{name}: {path} has no row; download it again")
-    return [cells[column :: len(columns)] for column in range(len(columns))]
-
-
-def line_of(name: str, path: str, row: int, first_line: int = 1) -> int:
-    """The line that a row of a table is on; reads the file again, for messages.
-
-    Args:
-        name: The data set, for messages.
-        path: The file.
-        row: The row, from 0.
-        first_line: The line at which the rows begin.
-
-    Example:
-        >>> line_of("cub200", "data/CUB_200_2011/classes.txt", 199)
-        200
-    """
-    lines = read_text(name, path).split("\n")
-    return [number for number, line in enumerate(lines, 1) if number >= first_line and line.strip()][row]
-
-
-def integers(
-    name: str,
-    path: str,
-    column: str,
-    values: Sequence[str],
-    low: int = 0,
-    high: int = 10**18,
-    *,
-    first_line: int = 1,
-) -> np.ndarray:
-    """A column of whole numbers as (N,) int64.
-
-    Args:
-        name: The data set, for messages.
-        path: The file that the column is from.
-        column: What it is called.
-        values: Its cells, in the order of the file.
-        low: The smallest permitted number, not negative.
-        high: The largest.
-        first_line: The line at which the rows begin.
-
-    Raises:
-        UserError: A cell is no whole number from `low` to `high`; the message names its line.
-
-    Example:
-        >>> integers("cub200", "classes.txt", "class", ["1", "200"], low=1, high=200)
-        array([  1, 200])
-    """
-    # int() alone would take 1_0, or the digits of other scripts. All cells at once: a loop costs as much as the rest.
-    together = "".join(values)
-    if together.isdigit() and together.isascii() and max(map(len, values)) <= _MOST_DIGITS:
-        numbers = np.fromiter(map(int, values), np.int64, len(values))
-        outside = np.flatnonzero((numbers < low) | (numbers > high))
-        if not len(outside):
-            return numbers
-        row = int(outside[0])
-    else:
-        row = next(i for i, v in enumerate(values) if not (v.isdigit() and v.isascii() and len(v) <= _MOST_DIGITS))
-    raise UserError(
-        f"{name}: {path}, line {line_of(name, path, row, first_line)}: {column} is {quoted(values[row])}; expected a "
-        f"whole number from {low:,} to {high:,}"
-    )
-
-
-def check_distinct(name: str, path: str, column: str, values: Sequence[str], *, first_line: int = 1) -> None:
-    """Refuses a column in which a value comes twice, whatever the rest of the rows says.
-
-    Args:
-        name: The data set, for messages.
-        path: The file that the column is from.
-        column: What it is called.
-        values: Its cells, in the order of the file.
-        first_line: The line at which the rows begin.
-
-    Raises:
-        UserError: A value comes twice; the message names both lines, and how many rows repeat another.
-
-    Example:
-        >>> check_distinct("cub200", "images.txt", "path", ["a.jpg", "b.jpg"])
-    """
-    repeated = len(values) - len(set(values))
-    if not repeated:
-        return
-    first: dict[str, int] = {}
-    row = next(row for row, value in enumerate(values) if first.setdefault(value, row) != row)
-    lines = [line_of(name, path, number, first_line) for number in (first[values[row]], row)]
-    raise UserError(
-        f"{name}: {path}, lines {lines[0]} and {lines[1]}: {column} {quoted(values[row])} comes twice "
-        f"({repeated} rows repeat the {column} of another); get the official file again"
-    )
-
-
-def check_one_to_one(
-    name: str,
-    path: str,
-    columns: tuple[str, str],
-    keys: np.ndarray,
-    values: np.ndarray,
-    *,
-    first_line: int = 1,
-) -> None:
-    """Refuses a table in which rows of one key have different values, such as a class in two super-classes.
-
-    Args:
-        name: The data set, for messages.
-        path: The file that the columns are from.
-        columns: What keys and values are called.
-        keys: (N,) the key of every row, in the order of the file.
-        values: (N,) its value.
-        first_line: The line at which the rows begin.
-
-    Raises:
-        UserError: A key has two values; the message names both lines.
-
-    Example:
-        >>> check_one_to_one("sop", "Ebay_train.txt", ("class", "kind"), np.array([1, 1, 2]), np.array([5, 5, 6]))
-    """
-    _, first, of = np.unique(keys, return_index=True, return_inverse=True)
-    wrong = np.flatnonzero(values != values[first][of])
-    if len(wrong):
-        row = int(wrong[0])
-        other = int(first[of[row]])
-        lines = [line_of(name, path, number, first_line) for number in (other, row)]
-        raise UserError(
-            f"{name}: {path}, lines {lines[0]} and {lines[1]}: {columns[0]} {keys[row]} has {columns[1]} "
-            f"{values[other]} and {values[row]}; get the official file again"
-        )
-
-
-def check_queries(
-    name: str,
-    source: str,
-    labels: np.ndarray,
-    is_query: np.ndarray,
-    is_gallery: np.ndarray,
-    where: Callable[[int], str],
-) -> None:
-    """Refuses queries none of which the gallery can answer; counts, in a warning, those that it cannot.
-
-    Args:
-        name: The data set, for messages.
-        source: The file that the roles are from.
-        labels: (N,) class ids.
-        is_query: (N,) bool.
-        is_gallery: (N,) bool.
-        where: What to call a row, e.g. `"line 7, label 'cat'"`.
-
-    Raises:
-        UserError: Queries and gallery have no class in common.
-    """
-    hopeless = is_query & ~np.isin(labels, labels[is_gallery])
-    count, total = int(hopeless.sum()), int(is_query.sum())
-    if not count:
-        return
-    first = where(int(np.flatnonzero(hopeless)[0]))
-    if count == total:
-        raise UserError(f"{name}: {source}: queries and gallery have no class in common (the first query: {first})")
-    logging.warning(
-        "%s: the classes of %d of %d queries of %s are not in the gallery (the first: %s): these queries cannot be "
-        "answered.",
-        name,
-        count,
-        total,
-        source,
-        first,
-    )
+    return Table(name, path, numbers, {column: cells[i :: len(columns)] for i, column in enumerate(columns)})
 
 
 def warn_singleton_classes(name: str, split: str, labels: np.ndarray, class_names: dict[int, str]) -> None:

@@ -52,8 +52,6 @@ _CARS_LAYOUT = (
 )
 _INSHOP_PARTITION = "list_eval_partition.txt"
 _INSHOP_COLUMNS = ("image_name", "item_id", "evaluation_status")
-# After the number of rows and the header.
-_INSHOP_FIRST_ROW = 3
 _INSHOP_ITEM = re.compile(r"id_[0-9]{1,18}")
 _OMNIGLOT_ARCHIVES = {"train": "images_background", "test": "images_evaluation"}
 _SOP_COLUMNS = ("image_id", "class_id", "super_class_id", "path")
@@ -210,11 +208,11 @@ def read_cub200(
     """
     root = files.official_root("cub200", data_dir, "CUB_200_2011", "images.txt")
     images_file, labels_file = (os.path.join(root, file) for file in ("images.txt", "image_class_labels.txt"))
-    paths_of = _cub_table(images_file, ("image_id", "path"))
-    files.check_distinct("cub200", images_file, "path", list(paths_of.values()))
-    cells = _cub_table(labels_file, ("image_id", "class"))
-    numbers = files.integers("cub200", labels_file, "class", list(cells.values()), 1, 200)
-    class_of = dict(zip(cells, numbers.tolist(), strict=True))
+    images, ids = _cub_table(images_file, ("image_id", "path"))
+    images.check_distinct("path")
+    paths_of = dict(zip(ids, images.columns["path"], strict=True))
+    table, ids = _cub_table(labels_file, ("image_id", "class"))
+    class_of = dict(zip(ids, table.integers("class", 1, 200).tolist(), strict=True))
     if paths_of.keys() != class_of.keys():
         image = min(paths_of.keys() ^ class_of.keys())
         there, lacking = (images_file, labels_file) if image in paths_of else (labels_file, images_file)
@@ -230,7 +228,8 @@ def read_cub200(
     if crop_boxes:
         boxes = _cub_boxes(os.path.join(root, "bounding_boxes.txt"), [image_ids[row] for row in rows])
     labels = classes[rows] - 1
-    class_names = _cub_table(os.path.join(root, "classes.txt"), ("class", "name"))
+    table, ids = _cub_table(os.path.join(root, "classes.txt"), ("class", "name"))
+    class_names = dict(zip(ids, table.columns["name"], strict=True))
     return ImageDataset(
         name="cub200",
         split=split,
@@ -243,10 +242,10 @@ def read_cub200(
 def _cub_boxes(path: str, image_ids: list[int]) -> np.ndarray:
     """The boxes of images, (N, 4) int64: top, left, bottom, right."""
     columns = ("image_id", "x", "y", "width", "height")
-    cells = files.read_table("cub200", path, columns)
-    ids = files.integers("cub200", path, columns[0], cells[0])
+    table = files.read_table("cub200", path, columns)
+    ids = table.integers(columns[0])
     try:
-        left, top, width, height = (np.array(column, np.float64) for column in cells[1:])
+        left, top, width, height = (np.array(table.columns[column], np.float64) for column in columns[1:])
     except ValueError as error:
         raise UserError(f"cub200: {path} has a box that is no number ({error}); unpack the archive again") from None
     edges = np.stack([top, left, top + height, left + width], axis=1)
@@ -259,12 +258,12 @@ def _cub_boxes(path: str, image_ids: list[int]) -> np.ndarray:
     return np.rint(edges[[row_of[image] for image in image_ids]]).astype(np.int64)
 
 
-def _cub_table(path: str, columns: tuple[str, str]) -> dict[int, str]:
-    """A table of ids and values as a dict."""
-    cells, values = files.read_table("cub200", path, columns)
-    ids = files.integers("cub200", path, columns[0], cells)
-    files.check_distinct("cub200", path, columns[0], list(map(str, ids.tolist())))
-    return dict(zip(ids.tolist(), values, strict=True))
+def _cub_table(path: str, columns: tuple[str, str]) -> tuple[files.Table, list[int]]:
+    """A table whose first column has distinct ids, and these."""
+    table = files.read_table("cub200", path, columns)
+    ids = table.integers(columns[0]).tolist()
+    table.check_distinct(columns[0], list(map(str, ids)))
+    return table, ids
 
 
 def read_inshop(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
@@ -296,31 +295,22 @@ def read_inshop(data_dir: str | os.PathLike, split: str = "train", *, check_coun
             "archive as unpacked"
         )
     # The first line is the number of rows.
-    names, items, statuses = files.read_table("inshop", source, _INSHOP_COLUMNS, first_line=2, header=True)
+    table = files.read_table("inshop", source, _INSHOP_COLUMNS, first_line=2, header=True)
+    names, items, statuses = table.columns.values()
     for column, cells, is_right, expected in (
         ("evaluation_status", statuses, NUM_IMAGES["inshop"].__contains__, "train, query or gallery"),
         ("item_id", items, _INSHOP_ITEM.fullmatch, "the like of id_00000002"),
     ):
         wrong = next((row for row, cell in enumerate(cells) if not is_right(cell)), None)
         if wrong is not None:
-            line = files.line_of("inshop", source, wrong, _INSHOP_FIRST_ROW)
-            raise UserError(
-                f"inshop: {source}, line {line}: {column} is {files.quoted(cells[wrong])}; expected {expected}"
-            )
-    files.check_distinct("inshop", source, "image_name", names, first_line=_INSHOP_FIRST_ROW)
+            raise UserError(f"{table.where(wrong)}: {column} is {quoted(cells[wrong])}; expected {expected}")
+    table.check_distinct("image_name")
     status = np.array(statuses)
     all_labels = np.array([int(item[3:]) for item in items], np.int64)
     in_training = status == "train"
     splits = np.where(in_training, "train", "test")
-    files.check_one_to_one("inshop", source, ("item", "split"), all_labels, splits, first_line=_INSHOP_FIRST_ROW)
-    files.check_queries(
-        "inshop",
-        source,
-        all_labels,
-        status == "query",
-        status == "gallery",
-        lambda row: f"line {files.line_of('inshop', source, row, _INSHOP_FIRST_ROW)}, {items[row]}",
-    )
+    table.check_one_to_one(("item", "split"), all_labels, splits)
+    table.check_queries(all_labels, status == "query", status == "gallery", items.__getitem__)
     rows = np.flatnonzero(in_training == (split == "train"))
     labels = all_labels[rows]
     if check_counts:
@@ -454,17 +444,16 @@ def read_sop(data_dir: str | os.PathLike, split: str = "train", *, check_counts:
     file = f"Ebay_{split}.txt"
     root = files.official_root("sop", data_dir, "Stanford_Online_Products", file)
     source = os.path.join(root, file)
-    _, class_cells, super_cells, names = files.read_table("sop", source, _SOP_COLUMNS, header=True)
-    labels = files.integers("sop", source, "class_id", class_cells, 1, first_line=2) - 1
-    kinds = files.integers("sop", source, "super_class_id", super_cells, 1, len(SOP_SUPER_CLASSES), first_line=2)
-    super_labels = kinds - 1
-    files.check_distinct("sop", source, "path", names, first_line=2)
-    files.check_one_to_one("sop", source, ("class_id", "super_class_id"), labels + 1, kinds, first_line=2)
+    table = files.read_table("sop", source, _SOP_COLUMNS, header=True)
+    labels = table.integers("class_id", 1) - 1
+    super_labels = table.integers("super_class_id", 1, len(SOP_SUPER_CLASSES)) - 1
+    table.check_distinct("path")
+    table.check_one_to_one(("class_id", "super_class_id"), labels + 1, super_labels + 1)
     classes, first = np.unique(labels, return_index=True)
     if check_counts:
         files.check_count("sop", f"{split} images", NUM_IMAGES["sop"][split], len(labels), source)
         files.check_count("sop", f"{split} classes", NUM_CLASSES["sop"][split], len(classes), source)
-    paths = tuple(os.path.join(root, name) for name in names)
+    paths = tuple(os.path.join(root, name) for name in table.columns["path"])
     files.require_files("sop", paths)
     return ImageDataset(
         name="sop",

@@ -8,6 +8,10 @@ A folder of records, as `bin/prepare` writes it, holds
   `image/class/super_label` and `image/role`;
 - `train.npz`: the labels and names of all images and the lengths of their records, so that a data set of millions opens
   without reading its shards.
+
+The shards are TFRecord files and not ArrayRecord files, which also have random access. ArrayRecord has no wheels for
+Windows, reads local files only, and opens a file that is missing or was cut off as one of 0 records. Its index would
+replace the lengths in the table, but not the manifest, the checks and the resumption.
 """
 
 from __future__ import annotations

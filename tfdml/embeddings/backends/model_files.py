@@ -16,8 +16,7 @@ import tensorflow as tf
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.faults import explain_failure
 from tfdml.data.pipeline import evaluation_batches, readable_views
-from tfdml.data.resizing import BLACK
-from tfdml.data.transforms import EvaluationTransform, as_color
+from tfdml.data.transforms import BLACK, EvaluationTransform, as_color
 from tfdml.embeddings.backends.base import (
     EmbeddingBackend,
     EncodedImagesBackend,

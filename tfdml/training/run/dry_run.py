@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from tfdml.data.contact_sheets import contact_sheet, whole_images
 from tfdml.data.faults import explain_failure
-from tfdml.data.pipeline import evaluation_batches, training_batches
+from tfdml.data.pipeline import contact_sheet, evaluation_batches, training_batches, whole_images
 from tfdml.data.sampling import ShuffleSampler
 from tfdml.errors import UserError
 from tfdml.io.files import atomic_write, sweep

@@ -1,4 +1,8 @@
+"""Class folders and lists as data sets."""
+
 import json
+import os
+import pathlib
 import tempfile
 import time
 from pathlib import Path
@@ -9,8 +13,199 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdml.data import catalogue
-from tfdml.data.readers import image_list as listing
+from tfdml.data.readers import own_images
 from tfdml.errors import UserError
+
+
+def _tree(root, *files):
+    for file in files:
+        path = pathlib.Path(root, file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+
+
+def _relative(root, dataset):
+    return [str(pathlib.Path(path).relative_to(root)) for path in dataset.images.paths]
+
+
+def test_the_last_classes_are_the_test_split(tmp_path):
+    _tree(
+        tmp_path, "dog/1.jpg", "cat/2.PNG", "cat/1.jpeg", "ant/9.webp", "emu/deep/er/3.Png", "emu/0.webp", "emu/9.gif"
+    )
+    train, test = own_images.read_folder(tmp_path, "train"), own_images.read_folder(tmp_path, "test")
+    assert _relative(tmp_path, train) == ["ant/9.webp", "cat/1.jpeg", "cat/2.PNG"]
+    assert train.labels.tolist() == [0, 1, 1]
+    assert train.class_names == {0: "ant", 1: "cat"}
+    assert _relative(tmp_path, test) == ["dog/1.jpg", "emu/0.webp", "emu/deep/er/3.Png"]
+    assert test.labels.tolist() == [2, 3, 3]
+    assert test.class_names == {2: "dog", 3: "emu"}
+
+
+def test_all_is_the_whole_folder(tmp_path):
+    _tree(tmp_path, "dog/1.jpg", "cat/1.jpeg", "ant/9.webp")
+    whole = own_images.read_folder(tmp_path, "all")
+    assert _relative(tmp_path, whole) == ["ant/9.webp", "cat/1.jpeg", "dog/1.jpg"]
+    assert whole.labels.tolist() == [0, 1, 2]
+    assert whole.class_names == {0: "ant", 1: "cat", 2: "dog"}
+    assert whole.names == whole.images.paths
+
+
+def test_all_holds_both_of_train_and_test(tmp_path):
+    _tree(tmp_path, "train/b/1.jpg", "train/a/1.jpg", "test/c/1.jpg")
+    whole = own_images.read_folder(tmp_path, "all")
+    assert _relative(tmp_path, whole) == ["train/a/1.jpg", "train/b/1.jpg", "test/c/1.jpg"]
+    assert whole.labels.tolist() == [0, 1, 2]
+    assert whole.class_names == {0: "a", 1: "b", 2: "c"}
+
+
+def test_all_may_be_a_single_class(tmp_path):
+    _tree(tmp_path, "cat/1.jpg", "cat/2.jpg")
+    assert own_images.read_folder(tmp_path, "all").labels.tolist() == [0, 0]
+
+
+def test_hidden_and_other_files_are_ignored(tmp_path):
+    _tree(tmp_path, "a/1.jpg", "a/._1.jpg", "a/notes.txt", "a/Thumbs.db", "a/.cache/2.jpg", "b/1.jpg")
+    _tree(tmp_path, ".git/x.jpg", "readme.jpg.txt")
+    assert _relative(tmp_path, own_images.read_folder(tmp_path, "train")) == ["a/1.jpg"]
+    assert own_images.read_folder(tmp_path, "test").class_names == {1: "b"}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    classes=st.sets(st.text("abcXYZ019 _-é", min_size=1, max_size=4), min_size=2, max_size=9),
+    fraction=st.floats(0.01, 0.99),
+)
+def test_splits_partition_the_classes(classes, fraction):
+    with tempfile.TemporaryDirectory() as root:
+        _tree(root, *(f"{name}/{i}.jpg" for name in classes for i in range(2)))
+        train = own_images.read_folder(root, "train", test_fraction=fraction)
+        test = own_images.read_folder(root, "test", test_fraction=fraction)
+    names = sorted(classes)
+    assert {**train.class_names, **test.class_names} == dict(enumerate(names))
+    assert train.num_classes + test.num_classes == len(names)
+    assert max(train.classes) < min(test.classes)
+    # Within half a class of the share asked for, where both sides can have one.
+    assert test.num_classes == np.clip(test.num_classes, 1, len(names) - 1)
+    wanted = np.clip(fraction * len(names), 1, len(names) - 1)
+    assert abs(test.num_classes - wanted) <= 0.5 + 1e-9
+
+
+def test_train_and_test_folders_are_taken_as_they_are(tmp_path):
+    _tree(tmp_path, "train/b/1.jpg", "train/d/1.jpg", "test/a/1.jpg", "test/c/1.jpg", "val/e/1.jpg")
+    train, test = own_images.read_folder(tmp_path, "train"), own_images.read_folder(tmp_path, "test")
+    assert train.class_names == {1: "b", 3: "d"}
+    assert test.class_names == {0: "a", 2: "c"}
+    assert _relative(tmp_path, test) == ["test/a/1.jpg", "test/c/1.jpg"]
+
+
+def test_shared_classes_keep_one_id_and_are_reported(tmp_path, caplog):
+    _tree(tmp_path, "train/a/1.jpg", "train/b/1.jpg", "test/b/2.jpg", "test/c/1.jpg")
+    with caplog.at_level("WARNING", logger="absl"):
+        train, test = own_images.read_folder(tmp_path, "train"), own_images.read_folder(tmp_path, "test")
+    assert train.class_names == {0: "a", 1: "b"}
+    assert test.class_names == {1: "b", 2: "c"}
+    assert "1 classes are in both train and test of" in caplog.text
+    assert "(the first is b)" in caplog.text
+
+
+def test_disjoint_classes_are_not_reported(tmp_path, caplog):
+    _tree(tmp_path, "train/a/1.jpg", "test/b/1.jpg", "test/b/2.jpg")
+    with caplog.at_level("WARNING", logger="absl"):
+        own_images.read_folder(tmp_path, "test")
+    assert caplog.text == ""
+
+
+def test_loose_images_are_reported(tmp_path, caplog):
+    _tree(tmp_path, "a/1.jpg", "b/1.jpg", "x.jpg", "y.png", "z.txt")
+    with caplog.at_level("WARNING", logger="absl"):
+        assert len(own_images.read_folder(tmp_path)) == 1
+    assert "ignoring 2 images outside the class folders" in caplog.text
+
+
+def test_links_to_class_folders_are_followed(tmp_path):
+    _tree(tmp_path, "elsewhere/1.jpg", "tree/a/1.jpg")
+    (tmp_path / "tree" / "b").symlink_to(tmp_path / "elsewhere")
+    assert _relative(tmp_path, own_images.read_folder(tmp_path / "tree", "test")) == ["tree/b/1.jpg"]
+
+
+def test_empty_class_folder_is_named(tmp_path):
+    _tree(tmp_path, "a/1.jpg", "b/readme.txt")
+    with pytest.raises(UserError, match=rf"class folder {tmp_path}/b has no image"):
+        own_images.read_folder(tmp_path, "test")
+
+
+def test_flat_folder_says_what_is_expected(tmp_path):
+    _tree(tmp_path, "1.jpg", "2.jpg")
+    with pytest.raises(UserError, match=r"found 2 images but no class folder in .*<class>/<image>\.jpg"):
+        own_images.read_folder(tmp_path)
+
+
+def test_empty_folder(tmp_path):
+    with pytest.raises(UserError, match="found no class folder"):
+        own_images.read_folder(tmp_path)
+
+
+def test_one_class_cannot_be_split(tmp_path):
+    _tree(tmp_path, "only/1.jpg")
+    with pytest.raises(UserError, match=r"one class only \('only'\)"):
+        own_images.read_folder(tmp_path)
+
+
+@pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5, float("nan")])
+def test_fraction_out_of_range(tmp_path, fraction):
+    with pytest.raises(UserError, match="test_fraction must lie between 0 and 1"):
+        own_images.read_folder(tmp_path, test_fraction=fraction)
+
+
+def test_remote_file_system():
+    import tensorflow as tf
+
+    root = "ram://folder-test"
+    for file in ("a/1.jpg", "a/.hidden/2.jpg", "a/deep/3.jpg", "b/1.jpg"):
+        tf.io.gfile.makedirs(f"{root}/{file}".rsplit("/", 1)[0])
+        with tf.io.gfile.GFile(f"{root}/{file}", "wb") as handle:
+            handle.write(b"x")
+    dataset = own_images.read_folder(root, "train")
+    assert dataset.images.paths == (f"{root}/a/1.jpg", f"{root}/a/deep/3.jpg")
+    assert dataset.class_names == {0: "a"}
+
+
+def test_classes_of_one_image_are_counted(tmp_path, caplog):
+    _tree(tmp_path, "a/1.jpg", "b/1.jpg", "b/2.jpg", "c/1.jpg", "d/1.jpg", "d/2.jpg")
+    with caplog.at_level("WARNING", logger="absl"):
+        own_images.read_folder(tmp_path)
+    assert "1 of 2 train classes have one image only (the first is a): they give no positive pair" in caplog.text
+
+
+def test_spaces_and_other_scripts_in_names(tmp_path):
+    _tree(tmp_path, "blå bil/bild 1.jpg", "車 /写真.jpg")
+    train, test = own_images.read_folder(tmp_path), own_images.read_folder(tmp_path, "test")
+    assert {**train.class_names, **test.class_names} == {0: "blå bil", 1: "車 "}
+    assert _relative(tmp_path, test) == ["車 /写真.jpg"]
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x7f", "a\udcff"])
+def test_names_that_no_report_can_hold_are_refused(tmp_path, name):
+    _tree(tmp_path, f"{name}/1.jpg", f"{name}/2.jpg", "b/1.jpg")
+    with pytest.raises(
+        UserError, match="folder: 2 names have control characters or are not UTF-8, the first"
+    ) as raised:
+        own_images.read_folder(tmp_path)
+    assert str(raised.value).isprintable()
+
+
+def test_a_folder_that_cannot_be_read_is_no_empty_one(tmp_path, monkeypatch):
+    _tree(tmp_path, "a/1.jpg", "a/more/2.jpg", "b/1.jpg")
+    scandir = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("more"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr("os.scandir", refuse)
+    with pytest.raises(UserError, match=rf"a folder below {tmp_path}/a cannot be read \(.*Permission denied.*more"):
+        own_images.read_folder(tmp_path)
 
 
 def _images(folder, *names):
@@ -34,7 +229,7 @@ def write(tmp_path):
 
 
 def _both(path, **options):
-    return listing.read(path, "train", **options), listing.read(path, "test", **options)
+    return own_images.read_list(path, "train", **options), own_images.read_list(path, "test", **options)
 
 
 def _names(dataset):
@@ -80,7 +275,7 @@ def test_row_order_changes_no_label(write):
 
 
 @pytest.mark.parametrize(("fraction", "classes"), [(0.5, 2), (0.25, 1), (0.01, 1), (0.99, 3)])
-def test_the_last_classes_are_the_test_split(write, fraction, classes):
+def test_list_the_last_classes_are_the_test_split(write, fraction, classes):
     train, test = _both(write("path,label\na.jpg,40\nb.jpg,5\nc.jpg,100\nd.jpg,20\n"), test_fraction=fraction)
     assert [*train.classes, *test.classes] == [5, 20, 40, 100]
     assert test.num_classes == classes
@@ -136,7 +331,9 @@ def test_json_lines_give_what_csv_gives(write):
 
 
 def test_json_lines_are_known_by_their_content(write):
-    train = listing.read(write('{"path": "a.jpg", "label": "ä"}\n{"path": "b.jpg", "label": "b"}\n', "list.txt"))
+    train = own_images.read_list(
+        write('{"path": "a.jpg", "label": "ä"}\n{"path": "b.jpg", "label": "b"}\n', "list.txt")
+    )
     assert train.class_names == {0: "b"}
 
 
@@ -152,7 +349,7 @@ def test_roles_without_splits_hold_for_the_test_classes(write):
 def test_repeated_rows_are_dropped_and_counted(write, caplog):
     path = write("path,label\na.jpg,1\nb.jpg,2\na.jpg,1\n./a.jpg,1\n")
     with caplog.at_level("WARNING", logger="absl"):
-        train = listing.read(path)
+        train = own_images.read_list(path)
     assert _names(train) == ["a.jpg"]
     assert f"dropped 2 rows of {path}" in caplog.text
 
@@ -168,7 +365,7 @@ def test_shared_classes_are_reported(write, caplog):
 def test_queries_that_cannot_be_answered_are_counted(write, caplog):
     text = "path,label,split,role\na.jpg,9,train,\nb.jpg,1,test,query\nc.jpg,2,test,query\nd.jpg,1,test,gallery\n"
     with caplog.at_level("WARNING", logger="absl"):
-        listing.read(write(text), "test")
+        own_images.read_list(write(text), "test")
     assert "the classes of 1 of 2 queries of" in caplog.text
     assert "(the first: line 4, label '2')" in caplog.text
 
@@ -235,7 +432,7 @@ ROLES = "path,label,split,role\nf.jpg,9,train,\n"
 def test_a_faulty_csv_names_file_and_line(write, text, message):
     path = write(text)
     with pytest.raises(UserError, match=message) as raised:
-        listing.read(path)
+        own_images.read_list(path)
     assert str(path) in str(raised.value) or "images are missing" in message
     assert len(str(raised.value).splitlines()) == 1
 
@@ -273,25 +470,25 @@ GOOD = '{"path": "a.jpg", "label": 1}\n'
 def test_faulty_json_lines_name_file_and_line(write, text, message):
     path = write(text, "list.jsonl")
     with pytest.raises(UserError, match=message) as raised:
-        listing.read(path)
+        own_images.read_list(path)
     assert str(path) in str(raised.value)
     assert len(str(raised.value).splitlines()) == 1
 
 
 def test_missing_file_and_folder_instead_of_a_file(tmp_path):
     with pytest.raises(UserError, match=r"list: \S*none\.csv is missing; check data_dir"):
-        listing.read(tmp_path / "none.csv")
+        own_images.read_list(tmp_path / "none.csv")
     with pytest.raises(UserError, match=rf"list: {tmp_path} is a folder, not a file"):
-        listing.read(tmp_path)
+        own_images.read_list(tmp_path)
 
 
 @pytest.mark.parametrize("fraction", [0, 1, float("nan")])
-def test_fraction_out_of_range(tmp_path, fraction):
+def test_list_fraction_out_of_range(tmp_path, fraction):
     with pytest.raises(UserError, match="test_fraction must lie between 0 and 1"):
-        listing.read(tmp_path / "list.csv", test_fraction=fraction)
+        own_images.read_list(tmp_path / "list.csv", test_fraction=fraction)
 
 
-def test_remote_file_system():
+def test_list_remote_file_system():
     import tensorflow as tf
 
     root = "ram://listing-test"
@@ -321,7 +518,7 @@ def test_any_bytes_are_read_or_refused_in_one_line(header, body, suffix, split):
         path = Path(folder, "list" + suffix)
         path.write_bytes(header.encode() + body)
         try:
-            dataset = listing.read(path, split)
+            dataset = own_images.read_list(path, split)
         except UserError as error:
             message = str(error)
         else:
@@ -336,7 +533,7 @@ def test_any_bytes_are_read_or_refused_in_one_line(header, body, suffix, split):
 @settings(max_examples=100, deadline=None)
 @given(
     keys=st.dictionaries(
-        st.sampled_from(listing.COLUMNS),
+        st.sampled_from(own_images.COLUMNS),
         st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5) | _CELL,
     )
 )
@@ -346,7 +543,7 @@ def test_any_json_object_is_read_or_refused_in_one_line(keys):
         path = Path(folder, "list.jsonl")
         path.write_text(json.dumps(keys) + "\n" + json.dumps({"path": "a.jpg", "label": 1}))
         try:
-            dataset = listing.read(path)
+            dataset = own_images.read_list(path)
         except UserError as error:
             message = str(error)
         else:
@@ -390,11 +587,11 @@ def test_a_long_list_is_read_in_no_time(tmp_path, monkeypatch, suffix):
     if suffix == ".csv":
         path.write_text("\n".join(["path,label,split", *map(",".join, rows)]))
     else:
-        path.write_text("\n".join(json.dumps(dict(zip(listing.COLUMNS, row, strict=False))) for row in rows))
+        path.write_text("\n".join(json.dumps(dict(zip(own_images.COLUMNS, row, strict=False))) for row in rows))
     names = [row[0].split("/")[1] for row in rows]
     monkeypatch.setattr("os.listdir", lambda folder: names)
     started = time.process_time()
-    train = listing.read(path)
+    train = own_images.read_list(path)
     assert time.process_time() - started < 4  # half a second to one where nothing else runs
     assert (len(train), train.num_classes) == (60_000, 10_000)
 
@@ -405,15 +602,15 @@ def test_tabs_and_spaces_around_cells_change_nothing(write):
     assert (train.class_names, test.class_names) == ({0: "x y"}, {1: "z"})
 
 
-def test_classes_of_one_image_are_counted(write, caplog):
+def test_list_classes_of_one_image_are_counted(write, caplog):
     text = "path,label,split\na.jpg,x,train\nb.jpg,y,train\nc.jpg,y,train\nd.jpg,z,test\n"
     path = write(text)
     with caplog.at_level("WARNING", logger="absl"):
-        listing.read(path)
+        own_images.read_list(path)
     assert "1 of 2 train classes have one image only (the first is x): they give no positive pair" in caplog.text
     caplog.clear()
     with caplog.at_level("WARNING", logger="absl"):
-        listing.read(path, "test")
+        own_images.read_list(path, "test")
     assert (
         "1 of 1 test classes have one image only (the first is z): as queries they have no right answer" in caplog.text
     )

@@ -1,25 +1,152 @@
-"""Any list of images as a data set: a CSV file or a file of JSON lines."""
+"""Your own images as a data set: class folders, a CSV file, or a file of JSON lines."""
 
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 from absl import logging
 
 from tfdml.data.dataset import ImageDataset
+from tfdml.data.decoding import EXTENSIONS
 from tfdml.data.images import FileImages
-from tfdml.data.readers import label_files as files
-from tfdml.data.readers.label_files import check_queries, warn_singleton_classes
+from tfdml.data.readers.label_files import (
+    CONTROL,
+    Table,
+    check_fraction,
+    quoted,
+    read_text,
+    require_files,
+    split_classes,
+    warn_shared_classes,
+    warn_singleton_classes,
+)
 from tfdml.errors import UserError
 
-# Read by csv and json, not pyarrow (170 MB): so that messages name lines. 120,000 rows take a second.
+
+def read_folder(data_dir: str | os.PathLike, split: str = "train", *, test_fraction: float = 0.5) -> ImageDataset:
+    """Reads `data_dir/<class>/**/<image>`, or `data_dir/{train,test}/<class>/**/<image>` where both are there.
+
+    Images are files named *.jpg, *.jpeg, *.png or *.webp in any case, at any depth below their class
+    folder; hidden files and folders and other files are ignored. Labels follow the sorted class names of both
+    splits, so they depend on the names alone. Links are followed to class folders and to files, not to folders
+    further down.
+
+    Args:
+        data_dir: The tree, on a local disk or on any file system that `tf.io.gfile` knows.
+        split: `"train"`, `"test"`, or `"all"` for the images of both.
+        test_fraction: Without `train/` and `test/`: the share of the classes, the last in sorted order, that is held
+            out as the test split; each split gets at least one class.
+
+    Raises:
+        UserError: There is no folder or no class folder, a class folder has no image, there is one class only (but
+            for `"all"`), or the fraction is not between 0 and 1.
+
+    Example:
+        >>> read_folder("photos", "test", test_fraction=0.25).num_classes
+        1
+        >>> read_folder("photos", "all")
+        ImageDataset('folder', 'all', images=12, classes=4)
+    """
+    root = os.fspath(data_dir)
+    check_fraction("folder", test_fraction)
+    folders, files = _list(root)
+    if {"train", "test"} <= set(folders):
+        members = {part: _class_folders(os.path.join(root, part)) for part in ("train", "test")}
+        roots = {part: os.path.join(root, part) for part in members}
+        warn_shared_classes("folder", root, sorted({*members["train"]} & {*members["test"]}))
+    elif split == "all":
+        members, roots = {"all": _class_folders(root, folders, files)}, {"all": root}
+    else:
+        classes = _class_folders(root, folders, files)
+        members = split_classes("folder", root, classes, test_fraction, "both train/ and test/")
+        roots = dict.fromkeys(members, root)
+    labels_of = {name: label for label, name in enumerate(sorted(set().union(*members.values())))}
+    chosen = [part for part in members if split in (part, "all")]
+    paths, labels = [], []
+    for name, path in [(name, os.path.join(roots[part], name)) for part in chosen for name in members[part]]:
+        found = _images_below(path)
+        if not found:
+            raise UserError(
+                f"folder: the class folder {path} has no image "
+                f"({', '.join(EXTENSIONS)}); add images or remove the folder"
+            )
+        paths += found
+        labels += [labels_of[name]] * len(found)
+    class_names = {labels_of[name]: name for part in chosen for name in members[part]}
+    warn_singleton_classes("folder", split, np.array(labels, np.int64), class_names)
+    return ImageDataset(
+        name="folder",
+        split=split,
+        images=FileImages(tuple(paths)),
+        labels=np.array(labels, np.int64),
+        class_names=class_names,
+    )
+
+
+def _walk(folder: str, onerror: Callable[[Exception], None] | None = None) -> Iterator[tuple[str, list, list]]:
+    if "://" in folder:
+        import tensorflow as tf  # only needed for remote file systems, and slow to import
+
+        return iter(tf.io.gfile.walk(folder, onerror=onerror))
+    return os.walk(folder, onerror=onerror)
+
+
+def _visible(names: Iterable[str]) -> list[str]:
+    return sorted(name.rstrip("/") for name in names if not name.startswith("."))
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(EXTENSIONS)
+
+
+def _list(folder: str) -> tuple[list[str], list[str]]:
+    """The visible folders and files right inside `folder`, sorted."""
+    first = next(_walk(folder), None)
+    if first is None:
+        raise UserError(f"folder: there is no folder {folder}, or it may not be read; check data_dir")
+    _, folders, files = first
+    return _visible(folders), _visible(files)
+
+
+def _class_folders(folder: str, folders: list[str] | None = None, files: list[str] | None = None) -> list[str]:
+    if folders is None or files is None:
+        folders, files = _list(folder)
+    loose = [name for name in files if _is_image(name)]
+    if not folders:
+        found = f"{len(loose)} images but no class folder" if loose else "no class folder"
+        raise UserError(f"folder: found {found} in {folder}; expected {os.path.join(folder, '<class>', '<image>.jpg')}")
+    if loose:
+        logging.warning("folder: ignoring %d images outside the class folders of %s.", len(loose), folder)
+    return folders
+
+
+def _images_below(folder: str) -> list[str]:
+    def refuse(error: Exception) -> None:
+        # Without this a folder that may not be read would pass for an empty one.
+        raise UserError(
+            f"folder: a folder below {folder} cannot be read ({error}); change its permissions or remove it"
+        )
+
+    paths = []
+    for parent, folders, files in _walk(folder, refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        paths += [os.path.join(parent, name) for name in files if _is_image(name) and not name.startswith(".")]
+    unfit = [path for path in paths if CONTROL.search(path)]
+    if unfit:
+        raise UserError(
+            f"folder: {len(unfit)} names have control characters or are not UTF-8, the first is {quoted(unfit[0])}; "
+            "rename them"
+        )
+    return sorted(paths)
+
+
+# Read by csv and json and not by pyarrow, so that messages name lines. 120,000 rows take a second.
 COLUMNS = ("path", "label", "split", "role", "super_label")
 JSON_EXTENSIONS = (".jsonl", ".ndjson", ".json")
 
@@ -30,19 +157,7 @@ _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 _INT64 = np.iinfo(np.int64)
 
 
-@dataclasses.dataclass(slots=True)
-class _Table:
-    """The columns of the file, as text, without duplicate rows."""
-
-    file: str
-    lines: list[int]
-    columns: dict[str, list[str]]
-
-    def where(self, row: int) -> str:
-        return f"list: {self.file}, line {self.lines[row]}"
-
-
-def read(data_dir: str | os.PathLike, split: str = "train", *, test_fraction: float = 0.5) -> ImageDataset:
+def read_list(data_dir: str | os.PathLike, split: str = "train", *, test_fraction: float = 0.5) -> ImageDataset:
     """Reads a list of images from a CSV file with a header, or from a file with a JSON object on each line.
 
     The columns (or keys) are `path` and `label`, and, if wanted, `split`, `role` and `super_label`, in any order:
@@ -67,11 +182,11 @@ def read(data_dir: str | os.PathLike, split: str = "train", *, test_fraction: fl
         UserError: The list or an image is missing, or a line is not as it should be; the message names the line.
 
     Example:
-        >>> read("photos/list.csv", "test", test_fraction=0.25).num_classes
+        >>> read_list("photos/list.csv", "test", test_fraction=0.25).num_classes
         1
     """
     file = os.fspath(data_dir)
-    files.check_fraction("list", test_fraction)
+    check_fraction("list", test_fraction)
     table = _read_table(file)
     labels, class_names = _ids(table, "label")
     super_labels = _ids(table, "super_label")[0] if "super_label" in table.columns else None
@@ -79,11 +194,11 @@ def read(data_dir: str | os.PathLike, split: str = "train", *, test_fraction: fl
     is_query = _query_rows(table, labels, is_test)
     rows = np.flatnonzero(is_test == (split == "test"))
     paths = tuple(table.columns["path"][row] for row in rows)
-    files.require_files(
+    require_files(
         "list",
         paths,
         f"correct the list or add the images; a relative path starts from {os.path.dirname(file) or '.'}",
-        [f"line {table.lines[row]}" for row in rows],
+        [f"line {table.lines[row]}" for row in rows.tolist()],
     )
     if split == "train" or is_query is None:
         warn_singleton_classes("list", split, labels[rows], class_names)
@@ -98,15 +213,15 @@ def read(data_dir: str | os.PathLike, split: str = "train", *, test_fraction: fl
     )
 
 
-def _read_table(file: str) -> _Table:
-    text = files.read_text("list", file)
+def _read_table(file: str) -> Table:
+    text = read_text("list", file)
     if not text.strip():
         raise UserError(f"list: {file} is empty; expected a CSV header with {', '.join(_REQUIRED)}, or JSON lines")
     is_json = file.lower().endswith(JSON_EXTENSIONS) or text.lstrip().startswith("{")
     lines, rows = zip(*(_json_rows if is_json else _csv_rows)(file, text), strict=True)
     used = {*_REQUIRED}.union(*rows)
     columns = {column: [row.get(column, "") for row in rows] for column in COLUMNS if column in used}
-    table = _Table(file, list(lines), columns)
+    table = Table("list", file, lines, columns)
     for column, values in columns.items():
         allowed = _VALUES.get(column)
         # Only training images may lack a value, and only that one.
@@ -114,12 +229,10 @@ def _read_table(file: str) -> _Table:
             raise UserError(f"{table.where(values.index(''))}: no {column}")
         if allowed and {*values} - {"", *allowed}:
             row = next(row for row, value in enumerate(values) if value not in ("", *allowed))
-            raise UserError(
-                f"{table.where(row)}: {column} must be {' or '.join(allowed)}, it is {files.quoted(values[row])}"
-            )
-        if files.CONTROL.search("".join(values)):
-            row = next(row for row, value in enumerate(values) if files.CONTROL.search(value))
-            raise UserError(f"{table.where(row)}: the {column} has control characters: {files.quoted(values[row])}")
+            raise UserError(f"{table.where(row)}: {column} must be {' or '.join(allowed)}, it is {quoted(values[row])}")
+        if CONTROL.search("".join(values)):
+            row = next(row for row, value in enumerate(values) if CONTROL.search(value))
+            raise UserError(f"{table.where(row)}: the {column} has control characters: {quoted(values[row])}")
     return _without_duplicates(table)
 
 
@@ -157,12 +270,12 @@ def _check_header(where: str, header: list[str]) -> None:
     if lacking:
         raise UserError(
             f"{where}: the header has no column {lacking}; expected {','.join(COLUMNS)} (the last three if wanted), "
-            f"found {files.quoted(','.join(header))}"
+            f"found {quoted(','.join(header))}"
         )
     for i, column in enumerate(header):
         if column not in COLUMNS or column in header[:i]:
             kind = "twice" if column in header[:i] else f"unknown; the columns are {', '.join(COLUMNS)}"
-            raise UserError(f"{where}: column {files.quoted(column)} is {kind}")
+            raise UserError(f"{where}: column {quoted(column)} is {kind}")
 
 
 def _json_rows(file: str, text: str) -> Iterator[tuple[int, dict[str, str]]]:
@@ -178,21 +291,21 @@ def _json_rows(file: str, text: str) -> Iterator[tuple[int, dict[str, str]]]:
             raise UserError(f"{where}: not JSON ({reason}); expected one JSON object a line") from None
         if not isinstance(row, dict):
             raise UserError(
-                f'{where}: expected an object such as {{"path": "a.jpg", "label": "cat"}}, found {files.quoted(row)}'
+                f'{where}: expected an object such as {{"path": "a.jpg", "label": "cat"}}, found {quoted(row)}'
             )
         for key, value in row.items():
             is_label = key.endswith("label")
             if key not in COLUMNS:
-                raise UserError(f"{where}: key {files.quoted(key)} is unknown; the keys are {', '.join(COLUMNS)}")
+                raise UserError(f"{where}: key {quoted(key)} is unknown; the keys are {', '.join(COLUMNS)}")
             if not (value is None or isinstance(value, str) or (is_label and type(value) is int)):
                 kind = "a string or an integer" if is_label else "a string"
-                raise UserError(f"{where}: the {key} must be {kind}, it is {files.quoted(value)}")
+                raise UserError(f"{where}: the {key} must be {kind}, it is {quoted(value)}")
             row[key] = "" if value is None else str(value)
         yield number, row
 
 
-def _without_duplicates(table: _Table) -> _Table:
-    folder = os.path.dirname(table.file)
+def _without_duplicates(table: Table) -> Table:
+    folder = os.path.dirname(table.path)
     paths = [path if "://" in path else os.path.join(folder, path) for path in table.columns["path"]]
     first_row: dict[str, int] = {}
     for row, path in enumerate(paths):
@@ -202,21 +315,22 @@ def _without_duplicates(table: _Table) -> _Table:
         for column, values in table.columns.items():
             if column != "path" and values[row] != values[first]:
                 raise UserError(
-                    f"{table.where(row)}: {files.quoted(table.columns['path'][row])} has {column} "
-                    f"{files.quoted(values[row])} here but {files.quoted(values[first])} on line {table.lines[first]}"
+                    f"{table.where(row)}: {quoted(table.columns['path'][row])} has {column} "
+                    f"{quoted(values[row])} here but {quoted(values[first])} on line {table.lines[first]}"
                 )
     kept = list(first_row.values())
     if len(kept) < len(paths):
-        logging.warning("list: dropped %d rows of %s that repeat another.", len(paths) - len(kept), table.file)
+        logging.warning("list: dropped %d rows of %s that repeat another.", len(paths) - len(kept), table.path)
     columns = {**table.columns, "path": paths}
-    return _Table(
-        table.file,
+    return Table(
+        "list",
+        table.path,
         [table.lines[row] for row in kept],
         {column: [values[row] for row in kept] for column, values in columns.items()},
     )
 
 
-def _ids(table: _Table, column: str) -> tuple[np.ndarray, dict[int, str]]:
+def _ids(table: Table, column: str) -> tuple[np.ndarray, dict[int, str]]:
     """The id of every row, and the name of every id."""
     values = table.columns[column]
     unique = sorted({*values})
@@ -228,29 +342,29 @@ def _ids(table: _Table, column: str) -> tuple[np.ndarray, dict[int, str]]:
         if wrong:
             row = next(row for row, value in enumerate(values) if value in wrong)
             raise UserError(
-                f"{table.where(row)}: the {column} {files.quoted(values[row])} does not fit in 64 bits; make it "
+                f"{table.where(row)}: the {column} {quoted(values[row])} does not fit in 64 bits; make it "
                 f"smaller, or make names of the {column}s, such as 'id_1'"
             )
         id_of = {v: int(v) for v in unique}
     return np.array([id_of[value] for value in values], np.int64), {i: name for name, i in id_of.items()}
 
 
-def _test_rows(table: _Table, labels: np.ndarray, class_names: dict[int, str], test_fraction: float) -> np.ndarray:
+def _test_rows(table: Table, labels: np.ndarray, class_names: dict[int, str], test_fraction: float) -> np.ndarray:
     """Which rows are the test split, (N,) bool."""
     if "split" not in table.columns:
         classes = [class_names[label] for label in np.unique(labels).tolist()]
-        unseen = {*files.split_classes("list", table.file, classes, test_fraction, "a column split")["test"]}
+        unseen = {*split_classes("list", table.path, classes, test_fraction, "a column split")["test"]}
         return np.isin(labels, [label for label, name in class_names.items() if name in unseen])
     is_test = np.array([value == "test" for value in table.columns["split"]])
     for name, rows in (("train", ~is_test), ("test", is_test)):
         if not rows.any():
-            raise UserError(f"list: {table.file} has no row whose split is {name}")
+            raise UserError(f"list: {table.path} has no row whose split is {name}")
     shared = np.intersect1d(labels[is_test], labels[~is_test]).tolist()
-    files.warn_shared_classes("list", table.file, [class_names[label] for label in shared])
+    warn_shared_classes("list", table.path, [class_names[label] for label in shared])
     return is_test
 
 
-def _query_rows(table: _Table, labels: np.ndarray, is_test: np.ndarray) -> np.ndarray | None:
+def _query_rows(table: Table, labels: np.ndarray, is_test: np.ndarray) -> np.ndarray | None:
     """Which rows are queries, (N,) bool; None without roles."""
     roles = np.array(table.columns.get("role", [""] * len(labels)))
     if "split" in table.columns and roles[~is_test].any():
@@ -267,13 +381,6 @@ def _query_rows(table: _Table, labels: np.ndarray, is_test: np.ndarray) -> np.nd
     is_query, is_gallery = is_test & (roles == "query"), is_test & (roles == "gallery")
     for role, rows in (("query", is_query), ("gallery", is_gallery)):
         if not rows.any():
-            raise UserError(f"list: {table.file} has roles, but no test image with the role {role}")
-    check_queries(
-        "list",
-        table.file,
-        labels,
-        is_query,
-        is_gallery,
-        lambda row: f"line {table.lines[row]}, label {files.quoted(table.columns['label'][row])}",
-    )
+            raise UserError(f"list: {table.path} has roles, but no test image with the role {role}")
+    table.check_queries(labels, is_query, is_gallery, lambda row: f"label {quoted(table.columns['label'][row])}")
     return is_query
