@@ -48,3 +48,35 @@ def test_a_type_checker_knows_the_packages_of_first_use(tmp_path):
     assert 'user.py:5: note: Revealed type is "tfdml.data.dataset.ImageDataset"' in done.stdout
     errors = [line.partition(": error: ")[0] for line in done.stdout.splitlines() if ": error: " in line]
     assert errors == ["user.py:7", "user.py:8", "user.py:9", "user.py:10"], done.stdout
+
+
+# psutil and filelock have modules of their own for Windows.
+WITHOUT_POSIX = """
+import importlib, importlib.abc, pkgutil, signal, sys
+import filelock, psutil
+
+class Blocked(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name in ("fcntl", "resource"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+for name in ("fcntl", "resource"):
+    sys.modules.pop(name, None)
+del signal.SIGHUP
+import tfdml
+from absl import flags
+
+for module in pkgutil.walk_packages(tfdml.__path__, "tfdml."):
+    if not module.name.endswith(("pgvector_gallery", "qdrant_gallery", "lancedb_gallery")):  # which need an extra
+        importlib.import_module(module.name)
+        if module.name.startswith("tfdml.cli."):  # commands have flags of the same name
+            for name in set(flags.FLAGS) - {"help"}:
+                delattr(flags.FLAGS, name)
+"""
+
+
+@pytest.mark.slow
+def test_every_module_is_imported_where_the_system_is_not_posix():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_POSIX], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

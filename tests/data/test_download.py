@@ -11,12 +11,12 @@ import threading
 import time
 import zipfile
 
-import filelock
 import pytest
 
 from tfdml.data import download as downloads
 from tfdml.data.download import Download, download, fetch, unpack
 from tfdml.errors import UserError
+from tfdml.io.files import locked
 
 CONTENT = bytes(range(256)) * 4000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -235,8 +235,8 @@ def test_a_small_disk_is_named_before_fetching(server, tmp_path, monkeypatch):
 
 def test_two_at_once(server, tmp_path):
     with (
-        filelock.FileLock(tmp_path / "file.zip.lock"),
-        pytest.raises(UserError, match="another process is fetching"),
+        locked(tmp_path, "data_dir", ".file.zip.lock"),
+        pytest.raises(UserError, match=f"another process is writing into it .process {os.getpid()} on"),
     ):
         get(server, tmp_path / "file.zip")
     assert get(server, tmp_path / "file.zip")

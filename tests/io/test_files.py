@@ -156,3 +156,53 @@ def test_a_place_that_no_file_can_be_written_to_is_refused_before_the_work(tmp_p
     monkeypatch.setattr(tempfile, "TemporaryFile", refused)
     with pytest.raises(UserError, match=r"new cannot be written \(Permission denied\)"):
         require_writable(tmp_path / "new", "json")
+
+
+def test_a_lock_is_refused_with_the_process_that_holds_it_and_leaves_nothing(tmp_path):
+    with files.locked(tmp_path, "out"):
+        assert all(files.is_debris(name) for name in os.listdir(tmp_path))
+        with (
+            pytest.raises(UserError, match=f"^`out=.*`: another process is writing into it .process {os.getpid()} on"),
+            files.locked(tmp_path, "out"),
+        ):
+            pass
+    assert not os.listdir(tmp_path)
+    with files.locked(tmp_path, "out"):
+        pass
+
+
+def test_a_lock_is_waited_for(tmp_path):
+    entered, leave, order = threading.Event(), threading.Event(), []
+
+    def first():
+        with files.locked(tmp_path, "out"):
+            entered.set()
+            leave.wait(10)
+            order.append("first")
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    entered.wait(10)
+    threading.Timer(0.2, leave.set).start()
+    with files.locked(tmp_path, "out", wait=True):
+        order.append("second")
+    thread.join()
+    assert order == ["first", "second"]
+
+
+def test_the_lock_of_a_killed_process_is_taken_over_with_a_warning(tmp_path, monkeypatch):
+    warned = []
+    monkeypatch.setattr(files.logging, "warning", lambda text, *values: warned.append(text % values))
+    killed = "import os, sys; from tfdml.io.files import locked\nwith locked(sys.argv[1], 'out'): os._exit(9)"
+    process = subprocess.Popen([sys.executable, "-c", killed, str(tmp_path)])
+    assert process.wait() == 9
+    assert sorted(os.listdir(tmp_path)) == [".lock", ".lock.holder"]
+    with files.locked(tmp_path, "out"):
+        assert len(warned) == 1
+        assert f"taking over from process {process.pid} on" in warned[0]
+    assert not os.listdir(tmp_path)
+
+
+def test_the_lock_of_no_folder_is_refused(tmp_path):
+    with pytest.raises(UserError, match="there is no such folder"), files.locked(tmp_path / "none", "out"):
+        pass

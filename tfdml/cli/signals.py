@@ -9,7 +9,8 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Windows has no SIGHUP.
+_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 class Stopped(KeyboardInterrupt):
@@ -39,7 +40,8 @@ def raised_as_exceptions(name: str) -> Iterator[None]:
         return
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     read_end, write_end = os.pipe()
-    os.set_blocking(write_end, False)
+    if hasattr(os, "set_blocking"):  # Windows has it since Python 3.12
+        os.set_blocking(write_end, False)
     threading.Thread(target=_end_at_second, args=(read_end, name), daemon=True).start()
     wakeup = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     try:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import os
+import platform
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,9 +24,9 @@ import pyarrow.parquet as pq
 from tfdml.cluster import inputs
 from tfdml.embeddings import parquet
 from tfdml.embeddings.reader import FORMAT, PROGRESS, VERSION
-from tfdml.embeddings.writer import lock_folder, read_state, tidy, write_manifest
+from tfdml.embeddings.writer import read_state, tidy, write_manifest
 from tfdml.errors import UserError
-from tfdml.io.files import atomic_write, sha256_of, sweep, write_json
+from tfdml.io.files import atomic_write, locked, sha256_of, sweep, write_json
 from tfdml.io.manifests import read_json
 
 BAD_IMAGES = "bad_images.csv"
@@ -60,8 +61,7 @@ class BulkFolder:
         """
         read_state(self.folder, identity)
         self.folder.mkdir(parents=True, exist_ok=True)
-        descriptor = lock_folder(self.folder)
-        try:
+        with locked(self.folder, "folder"):
             tidy(self.folder)
             manifest, progress = read_state(self.folder, identity)
             if not manifest:
@@ -71,8 +71,6 @@ class BulkFolder:
                 for name in ("plan", "done"):
                     sweep(self.folder / name)
             yield manifest
-        finally:
-            os.close(descriptor)
 
     def _plan(self, source: str, identity: Mapping[str, Any], rows: int) -> dict[str, Any]:
         # The keys of another writer's progress, too, so that either refuses the other's folder by its identity.
@@ -112,7 +110,7 @@ class BulkFolder:
             return pq.ParquetFile(path).read().to_pydict()
         except (OSError, pa.ArrowException) as error:
             raise UserError(
-                f"`folder={self.folder}`: a worker on {os.uname().nodename} cannot read {path}; name a folder that "
+                f"`folder={self.folder}`: a worker on {platform.node()} cannot read {path}; name a folder that "
                 "every machine of the cluster has mounted at the same place"
             ) from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import os
@@ -14,8 +13,6 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
-
-import filelock
 
 from tfdml.errors import UserError, short_message
 from tfdml.io import files
@@ -191,12 +188,8 @@ def fetch(file: Download, path: str | os.PathLike, progress: Callable[[int, int]
         cache = pooch.create(
             folder, base_url="", registry={name: file.sha256}, urls={name: file.url}, retry_if_failed=_ATTEMPTS - 1
         )
-        with filelock.FileLock(f"{path}.lock", blocking=False):
+        with files.locked(folder, "data_dir", f".{name}.lock"):
             cache.fetch(name, downloader=_ResumableDownload(file, part, progress))
-        with contextlib.suppress(OSError):
-            os.unlink(f"{path}.lock")
-    except filelock.Timeout:
-        raise UserError(f"another process is fetching {path}; wait for it") from None
     except _RefusalError as error:
         raise UserError(f"{error}; fetch it by hand and put it at {path}") from error
     except OSError as error:  # also those of requests

@@ -14,7 +14,16 @@ import numpy as np
 from tfdml.embeddings import parquet
 from tfdml.embeddings.reader import FORMAT, MANIFEST, PROGRESS, VERSION, ImageTable, read_manifest
 from tfdml.errors import UserError, differences
-from tfdml.io.files import PARTIAL_PREFIX, atomic_write, lock, require_local, require_space, sha256_of, write_json
+from tfdml.io.files import (
+    PARTIAL_PREFIX,
+    atomic_write,
+    is_debris,
+    locked,
+    require_local,
+    require_space,
+    sha256_of,
+    write_json,
+)
 from tfdml.io.manifests import compare_files, fields, read_json
 from tfdml.version import __version__
 
@@ -85,7 +94,7 @@ class EmbeddingWriter:
             with self._as_user_error():
                 read_state(self.folder, self.identity)
                 self.folder.mkdir(parents=True, exist_ok=True)
-                self._lock.callback(os.close, lock_folder(self.folder))
+                self._lock.enter_context(locked(self.folder, "folder"))
                 tidy(self.folder)
                 # Once more, now that nobody else can write.
                 self.manifest, progress = read_state(self.folder, self.identity)
@@ -266,7 +275,7 @@ def read_state(folder: str | os.PathLike, identity: Mapping[str, Any]) -> tuple[
     if not folder.is_dir():
         raise UserError(f"`folder={folder}` is a file; name a folder")
     manifest, progress = read_manifest(folder), _read_progress(folder)
-    others = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith(PARTIAL_PREFIX))
+    others = sorted(entry.name for entry in folder.iterdir() if not is_debris(entry.name))
     if not manifest and not progress and others:
         raise UserError(f"`folder={folder}` holds other files ({others[0]} ...); name a new or an empty folder")
     begun = (manifest or progress).get("identity", identity)
@@ -286,23 +295,6 @@ def _read_progress(folder: Path) -> dict[str, Any]:
     if progress.get("format") != FORMAT:
         raise UserError(f"{path} is damaged or of something else; {remedy}")
     return fields(progress, {"identity": dict, "dimension": int, "files": dict}, str(path), remedy)
-
-
-def lock_folder(folder: Path) -> int:
-    """Lock a folder until the returned descriptor is closed or the process ends.
-
-    Raises:
-        UserError: Another process has the lock.
-    """
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        lock(descriptor, wait=False)
-    except OSError as error:
-        os.close(descriptor)
-        if isinstance(error, BlockingIOError):
-            raise UserError(f"`folder={folder}`: another process is writing into it; wait for it or stop it") from error
-        raise
-    return descriptor
 
 
 def tidy(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import shutil
@@ -24,7 +23,7 @@ from tfdml.export.network import in_float32
 from tfdml.export.saved_model import SIGNATURES, model_files, prediction_log, write_saved_model, write_warm_up
 from tfdml.export.search_graph import MAX_NEIGHBOURS, MAX_RESULTS, SEARCHES, copy_with_gallery, write_graph
 from tfdml.export.versions import new_version, version_numbers
-from tfdml.io.files import lock, partial_folder, read_bytes, scratch_folder, write_json
+from tfdml.io.files import locked, partial_folder, read_bytes, scratch_folder, write_json
 from tfdml.io.manifests import Kinds, compare_files, fields, read_json
 from tfdml.models import AnyEmbedder
 from tfdml.retrieval.exact import unit_rows
@@ -254,7 +253,7 @@ class Retriever:
         if not self._version.path.name.isdecimal():
             raise UserError(f"{self._version.path} is no numbered version: it cannot be followed by another")
         folder = self._version.path.parent
-        with _one_writer(folder):
+        with locked(folder, "folder", wait=True):
             self.refresh()
             version = self._version
             card = version.card
@@ -529,24 +528,6 @@ def _index_card(index: GalleryIndex, embeddings: np.ndarray, recall: float) -> d
     }
 
 
-@contextlib.contextmanager
-def _one_writer(folder: Path) -> Iterator[None]:
-    """Holds the lock of the export folder.
-
-    Raises:
-        UserError: There is no such folder.
-    """
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        raise UserError(f"{folder} cannot be opened: {error.strerror}") from error
-    try:
-        lock(descriptor)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def prune(folder: str | os.PathLike, keep: int = 2) -> list[int]:
     """Delete all but the newest versions; a process that has loaded one keeps it.
 
@@ -567,7 +548,7 @@ def prune(folder: str | os.PathLike, keep: int = 2) -> list[int]:
     if keep < 1:
         raise UserError(f"keep={keep}: at least the newest version stays")
     folder = Path(folder)
-    with _one_writer(folder):
+    with locked(folder, "folder", wait=True):
         gone = version_numbers(folder)[:-keep]
         for number in gone:
             # Away from its number in one step: nobody may read half a version.

@@ -121,7 +121,8 @@ def _missing_parents(folder: Path) -> list[Path]:
 def _to_disk(folder: Path) -> None:
     """Everything below a folder, on the disk: a name must not appear before its contents do."""
     for root, _, files in os.walk(folder):
-        for path in (*(os.path.join(root, name) for name in files), root):
+        folders = [root] if os.name == "posix" else []  # Windows opens no folder
+        for path in (*(os.path.join(root, name) for name in files), *folders):
             descriptor = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(descriptor)

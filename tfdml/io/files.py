@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
+import socket
 import stat
 import sys
 import tempfile
@@ -17,13 +18,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+import filelock
+import psutil
+from absl import logging
+
 from tfdml.errors import UserError
 
 # Of the temporary names, which go on with the writing process's number: see `sweep`.
 PARTIAL_PREFIX = ".partial-"
 _SCRATCH_PREFIX = "tfdml-"
+LOCK = ".lock"
+_HOLDER = ".holder"
 # What file systems say that have no locks, such as some network disks.
 _NO_LOCKS = (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS)
+_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 _BLOCK = 2**22
 
 _Path = TypeVar("_Path", str, Path)
@@ -295,7 +303,7 @@ def sweep(folder: str | os.PathLike, prefix: str = PARTIAL_PREFIX) -> None:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for entry in list(os.scandir(os.fspath(folder))):
             number = entry.name.removeprefix(prefix).partition("-")[0]
-            if not entry.name.startswith(prefix) or not number.isdigit() or _is_running(int(number)):
+            if not entry.name.startswith(prefix) or not number.isdigit() or psutil.pid_exists(int(number)):
                 continue
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path, ignore_errors=True)
@@ -327,23 +335,76 @@ def scratch_folder() -> Iterator[str]:
         yield folder
 
 
-def lock(descriptor: int, wait: bool = True) -> None:
-    """Keep an open file or folder from others who ask for it, until it is closed, at the latest by the process's end.
+@contextlib.contextmanager
+def locked(folder: str | os.PathLike, argument: str, name: str = LOCK, wait: bool = False) -> Iterator[None]:
+    """Holds the lock of a local folder. It ends with the block, at the latest with the process.
 
-    Where the file system has no locks, nothing is locked.
+    A lock whose process was killed is taken over, with a warning. Where the file system has no locks, or the folder
+    cannot be written, nothing is locked.
 
     Args:
-        descriptor: Of the file or folder.
-        wait: Wait for whoever has it.
+        folder: The folder.
+        argument: The argument that names it.
+        name: The file of the lock, for a lock of less than the folder.
+        wait: Wait until the lock is free.
 
     Raises:
-        BlockingIOError: Another has it, and it is not to be waited for.
+        UserError: Another process holds the lock, and the message names it; there is no such folder.
+
+    Example:
+        >>> with locked("runs/cars", "run_dir"):
+        ...     write_whole("runs/cars/flags.txt", b"--seed=1")
     """
+    if not os.path.isdir(folder):
+        raise UserError(f"`{argument}={folder}`: there is no such folder")
+    path = os.path.join(folder, name)
+    holder = path + _HOLDER
+    with contextlib.ExitStack() as stack:
+        try:
+            lock = filelock.FileLock(path, blocking=wait, mode=0o666, fallback_to_soft=False, is_singleton=False)
+            stack.enter_context(lock)
+        except filelock.Timeout:
+            raise UserError(
+                f"`{argument}={folder}`: another process is writing into it ({_holder_of(holder)}); wait for it or "
+                "stop it"
+            ) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS and (error.errno not in _NOT_WRITABLE or os.path.exists(path)):
+                raise
+        else:
+            stack.callback(_remove_if_possible, path)
+            if os.path.exists(holder):
+                logging.warning("%s: taking over from %s, which ended without finishing", folder, _holder_of(holder))
+            since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            with contextlib.suppress(OSError, UserError):  # it is only for messages
+                write_json(Path(holder), {"pid": os.getpid(), "host": socket.gethostname(), "since": since})
+            stack.callback(_remove_if_possible, holder)
+        yield
+
+
+def is_debris(name: str) -> bool:
+    """Whether a file of this name is a lock's, or what a killed process left half-written.
+
+    Example:
+        >>> is_debris(".lock"), is_debris("manifest.json")
+        (True, False)
+    """
+    return name in (LOCK, LOCK + _HOLDER) or name.startswith(PARTIAL_PREFIX)
+
+
+def _holder_of(path: str) -> str:
+    """The process that holds a lock, or held it."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
+        with open(path, encoding="utf-8") as file:
+            holder = json.load(file)
+        return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
+    except (OSError, ValueError, LookupError, TypeError):
+        return "which has just begun"
+
+
+def _remove_if_possible(path: str) -> None:
+    with contextlib.suppress(OSError):  # Windows keeps a file that is open
+        os.unlink(path)
 
 
 def _is_refusal(error: Exception, path: str | Path, temporary: str | Path) -> bool:
@@ -356,16 +417,6 @@ def _is_refusal(error: Exception, path: str | Path, temporary: str | Path) -> bo
         return isinstance(error, _remote_error())
     named = {os.fspath(name) for name in (getattr(error, "filename", None), getattr(error, "filename2", None)) if name}
     return isinstance(error, OSError) and bool(named & {os.fspath(path), os.fspath(temporary)})
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def require_local(path: str | os.PathLike, argument: str) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import os
 import platform
 import shutil
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +17,7 @@ from absl import logging
 
 from tfdml.errors import UserError, differences
 from tfdml.evaluation.per_query import QUERIES_FILE as QUERIES
-from tfdml.io.files import PARTIAL_PREFIX, atomic_write, lock, require_local, sweep, write_json
+from tfdml.io.files import PARTIAL_PREFIX, atomic_write, is_debris, locked, require_local, sweep, write_json
 from tfdml.io.manifests import read_json
 from tfdml.training.checkpoints import list_checkpoints, step_of
 from tfdml.training.distributed.devices import check_same_backend
@@ -66,7 +64,6 @@ class RunFolder:
         self.watch = self.path / "watch.json"
         self.hardest = self.path / "hardest_triplets.png"
         self.report = self.path / "report" / "index.html"
-        self._owner = self.path / ".train.lock"
 
     def selected(self, epoch: int) -> Path:
         """Where the embedder of an epoch is kept that was the best when the epoch ended."""
@@ -76,7 +73,7 @@ class RunFolder:
 
     def is_untouched(self) -> bool:
         """Whether the folder is there and no run has begun in it, but for one that was killed before its first file."""
-        return self.path.is_dir() and not any(not self._is_debris(entry) for entry in self.path.iterdir())
+        return self.path.is_dir() and not any(not is_debris(entry.name) for entry in self.path.iterdir())
 
     def is_finished(self, settings: EvaluationSettings) -> bool:
         """Whether the run has nothing left to do."""
@@ -156,21 +153,8 @@ class RunFolder:
         Raises:
             UserError: Another run is at work here.
         """
-        descriptor = os.open(self.path, os.O_RDONLY)
-        with contextlib.ExitStack() as held:
-            held.callback(os.close, descriptor)
-            try:
-                lock(descriptor, wait=False)
-            except BlockingIOError as error:
-                raise UserError(
-                    f"--run_dir={self.path}: another bin/train is at work in it ({self._who()}); wait for it or stop it"
-                ) from error
+        with locked(self.path, "run_dir"):
             self._sweep()
-            since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            # Only for messages: what is finished may lie where nothing can be written.
-            with contextlib.suppress(OSError, UserError):
-                write_json(self._owner, {"pid": os.getpid(), "host": socket.gethostname(), "since": since})
-                held.callback(self._owner.unlink, missing_ok=True)
             yield
 
     @contextlib.contextmanager
@@ -255,16 +239,6 @@ class RunFolder:
         for folder in (self.checkpoints, self.calibration, self.report.parent):  # in which nobody else writes
             for half_written in folder.glob(f"{PARTIAL_PREFIX}*"):
                 half_written.unlink(missing_ok=True)
-
-    def _is_debris(self, path: Path) -> bool:
-        return path == self._owner or path.name.startswith(PARTIAL_PREFIX)
-
-    def _who(self) -> str:
-        try:
-            owner = read_json(self._owner, {"pid": int, "host": str, "since": str})
-            return f"process {owner['pid']} on {owner['host']} since {owner['since']}"
-        except UserError:
-            return "which has just begun"
 
 
 def _arithmetic(environment: dict[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from tfdml.data.records.reader import verify
 from tfdml.data.records.writer import bad_images_in_words, cut_into_shards
 from tfdml.data.transforms import TrainTransform
 from tfdml.errors import UserError
+from tfdml.io.files import LOCK
 
 SMALL = RecordSettings(shard_mb=0.01)
 
@@ -360,7 +361,7 @@ def test_two_at_once_in_one_folder(tmp_path):
     thread.start()
     assert started.wait(60)
     try:
-        with pytest.raises(UserError, match=f"another bin/prepare is at work in {tmp_path}/out"):
+        with pytest.raises(UserError, match=f"`out={tmp_path}/out`: another process is writing into it"):
             prepare({"train": dataset}, tmp_path / "out")
     finally:
         go_on.set()
@@ -371,10 +372,10 @@ def test_two_at_once_in_one_folder(tmp_path):
 def test_a_remote_lock(tmp_path):
     dataset = encoded(*images_of_kinds(6))
     out = "ram://preparation/locked"
-    with folders._locked(out), pytest.raises(UserError, match=f"delete {out}/{folders.LOCK} if it has ended"):
+    with folders._locked(out), pytest.raises(UserError, match=f"delete {out}/{LOCK} if it has ended"):
         prepare({"train": dataset}, out)
     prepare({"train": dataset}, out)
-    assert folders.LOCK not in tf.io.gfile.listdir(out)
+    assert LOCK not in tf.io.gfile.listdir(out)
 
 
 class FullDisk:

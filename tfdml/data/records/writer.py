@@ -16,15 +16,12 @@ import io
 import itertools
 import json
 import os
-import socket
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import filelock
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.decoding import DECODER_LIMIT, decode_image, format_of
@@ -34,7 +31,7 @@ from tfdml.data.records.reader import ENCODED, FORMAT, MANIFEST, REMEDY, SHARD, 
 from tfdml.data.transforms import TrainTransform
 from tfdml.errors import UserError, differences
 from tfdml.io import files, manifests
-from tfdml.io.files import is_disk_full, require_space, unwritable
+from tfdml.io.files import require_space, unwritable
 from tfdml.io.manifests import Kinds, confined, fields
 from tfdml.version import __version__
 
@@ -284,7 +281,6 @@ DUPLICATES = "copies.json"
 BAD_IMAGES = "bad_images.txt"
 JOB = "job.json"
 PROGRESS = "progress"
-LOCK = ".prepare.lock"
 # Of every JSON file of a preparation.
 HEADER = {"format": FORMAT, "version": VERSION}
 _MEGABYTE = 2**20
@@ -691,7 +687,7 @@ def claim(out: str) -> None:
     """
     if tf.io.gfile.exists(out) and not tf.io.gfile.isdir(out):
         raise UserError(f"`out={out}` is a file; name a folder")
-    found = [name for name in files.listing(out) if name != LOCK and not name.startswith(files.PARTIAL_PREFIX)]
+    found = [name for name in files.listing(out) if not files.is_debris(name)]
     if found and not {MANIFEST, JOB} & set(found):
         raise UserError(f"`out={out}` holds other files ({found[0]} ...); name a new or an empty folder")
     for name in (MANIFEST, JOB):
@@ -754,57 +750,29 @@ def _locked(out: str) -> Iterator[None]:
     Raises:
         UserError: Another preparation is at work in it, or it cannot be made.
     """
-    path = os.path.join(out, LOCK)
-    holder = f"{path}.holder"
     with contextlib.ExitStack() as stack:
         try:
             tf.io.gfile.makedirs(out)
-            if files.is_remote(out):
-                stack.enter_context(_remote_lock(path))
-            else:
-                stack.enter_context(filelock.FileLock(path, blocking=False))
-                stack.callback(_remove_if_possible, path)
-                if os.path.exists(holder):
-                    logging.warning("taking over from %s, which ended without finishing", _named(holder))
-                write_json(holder, {"pid": os.getpid(), "host": socket.gethostname()})
-                stack.callback(_remove_if_possible, holder)
+            lock = _remote_lock(f"{out}/{files.LOCK}") if files.is_remote(out) else files.locked(out, "out")
+            stack.enter_context(lock)
             # Of processes that were killed: while the lock is held, nobody writes.
             for name in files.listing(out):
                 if name.startswith(files.PARTIAL_PREFIX):
                     files.remove(os.path.join(out, name))
-        except filelock.Timeout:
-            raise UserError(f"another bin/prepare is at work in {out}: {_named(holder)}; wait for it") from None
         except (OSError, tf.errors.OpError) as error:
-            if is_disk_full(error):
-                raise unwritable(out, error) from error
-            reason = getattr(error, "strerror", None) or getattr(error, "message", None) or type(error).__name__
-            raise UserError(f"`out={out}` cannot be written ({reason})") from error
+            raise unwritable(out, error) from error
         yield
-
-
-def _named(holder: str) -> str:
-    """The process that holds the lock, or held it."""
-    try:
-        known = read_json(holder)
-        return f"process {known['pid']} on {known['host']}"
-    except (OSError, ValueError, KeyError, TypeError, UserError, tf.errors.OpError):
-        return "another process"
-
-
-def _remove_if_possible(path: str) -> None:
-    with contextlib.suppress(OSError):  # Windows keeps a file that is open
-        os.unlink(path)
 
 
 @contextlib.contextmanager
 def _remote_lock(path: str) -> Iterator[None]:
-    owner = {"token": uuid.uuid4().hex}
+    owner, out = {"token": uuid.uuid4().hex}, os.path.dirname(path)
     if not tf.io.gfile.exists(path):
         write_json(path, owner)
     # Object stores have no exclusive creation: of two that wrote at once the later one has it.
     if read_json(path) != owner:
         raise UserError(
-            f"another bin/prepare is at work in {os.path.dirname(path)}; wait for it, or delete {path} if it has ended"
+            f"`out={out}`: another process is writing into it; wait for it, or delete {path} if it has ended"
         )
     try:
         yield

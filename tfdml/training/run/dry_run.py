@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import resource
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import tensorflow as tf
 
 from tfdml.data.faults import explain_failure
@@ -333,6 +333,10 @@ def _peak_memory() -> float:
     gpus = range(len(tf.config.list_logical_devices("GPU")))
     if gpus:
         return float(max(tf.config.experimental.get_memory_info(f"GPU:{i}")["peak"] for i in gpus))
+    try:
+        import resource
+    except ImportError:  # on Windows
+        return float(psutil.Process().memory_info().peak_wset)
     unit = 1 if sys.platform == "darwin" else 1024
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
 
