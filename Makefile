@@ -41,7 +41,7 @@ $(DOCS): $(STAMP)
 install: $(STAMP)
 
 quickstart: $(STAMP)
-	$(BIN)/python bin/quickstart
+	$(BIN)/python -m tools.quickstart
 
 # In three runs, one after another, all of them even if one fails: what networks leave in a process's memory goes with it.
 NETWORKS := $(addprefix tests/,backbones layers losses mining models objectives)

@@ -8,17 +8,15 @@ run that is at --watch_every.
 """
 
 import statistics
+import sys
 import time
 
-from absl import app
+from tfdml.cli.train import FLAGS, given_settings
 
-from tfdml.cli import experiment_flags
-
-experiment_flags.define()
 _TIMES = 15
 
 
-def main(_):
+def main():
     """Measure and print."""
     from tfdml.training import Experiment
     from tfdml.training.build.components import assemble
@@ -26,7 +24,8 @@ def main(_):
     from tfdml.training.watching.measures import GradientSampler
     from tfdml.training.watching.watcher import sampled_batches
 
-    experiment = Experiment(**experiment_flags.given())
+    FLAGS.parse(sys.argv[1:])
+    experiment = Experiment(**given_settings(FLAGS))
     parts = assemble(experiment)
     images, labels = next(sampled_batches(experiment.seed, parts, 1)(0))
     looked_at = sampled_batches(experiment.seed, parts, experiment.watch_every)(0)
@@ -50,4 +49,4 @@ def main(_):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

@@ -5,7 +5,7 @@ import pathlib
 import shlex
 
 from tests.training.runs import learner
-from tfdml.cli import flag_files
+from tfdml.cli.command_line import read_flag_files
 from tfdml.training import Experiment
 from tfdml.training.build.learner import check_orders, check_pairs
 from tfdml.training.terms import build_objectives
@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 def experiment_of(command, **changes):
     """The experiment of `bin/train`'s flags, as one would write them in a shell in the repository's root."""
     words = [word.replace("--flagfile=", f"--flagfile={ROOT}/") for word in shlex.split(str(command))]
-    return Experiment.from_flags("\n".join(flag_files.read(words)), **changes)
+    return Experiment.from_flags("\n".join(read_flag_files(words)), **changes)
 
 
 def terms_of(experiment):

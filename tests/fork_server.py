@@ -20,7 +20,6 @@ import tempfile
 import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-# None of tfdml.cli: a command's flags are defined where it is imported.
 _IMPORTED = ("tensorflow", "keras", "faiss", "PIL.Image", "sklearn.metrics", "scipy.stats")
 _IMPORTED += tuple(f"tfdml.{part}" for part in ("data", "evaluation", "export", "report", "training"))
 

@@ -15,8 +15,8 @@ ALLOWED = {"errors.py": ["--batch_size=0"]}  # what becomes of an argument in a 
 
 
 def defined_flags():
-    """The flags of all commands, which no process can define together."""
-    calls = re.compile(r"flags\.DEFINE_\w+\(\s*\"(\w+)\"")
+    """The flags of all commands."""
+    calls = re.compile(r"(?:FLAGS|values)\.define\(\s*\"\w+\",\s*\"(\w+)\"")
     own = {name for path in (ROOT / "cli").glob("*.py") for name in calls.findall(path.read_text())}
     return own | {field.name for field in dataclasses.fields(Experiment)}
 

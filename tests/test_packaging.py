@@ -13,6 +13,8 @@ import zipfile
 
 import pytest
 
+from tfdml_command import STAGES
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
 
@@ -33,9 +35,8 @@ def test_every_command_is_installed_under_its_name():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     points = dict(line.split(" = ") for line in setup["options.entry_points"]["console_scripts"].strip().splitlines())
-    # The quickstart works on a flag file of a checkout.
-    commands = {path.name for path in (ROOT / "bin").iterdir() if path.name[0] != "_"} - {"quickstart"}
-    assert set(points) == {f"tfdml-{name.replace('_', '-')}" for name in commands}
+    assert points == {"tfdml": "tfdml_command:main"}
+    assert {path.name for path in (ROOT / "bin").iterdir() if path.name[0] != "_"} == {"tfdml", *STAGES}
 
 
 def test_constraints_name_every_tool_that_lint_and_docs_run():
@@ -58,8 +59,14 @@ def test_what_modules_import_is_required_and_pinned():
     listed = [re.match(r"[\w-]+", line) for line in setup["options"]["install_requires"].splitlines()]
     required = {name[0].replace("_", "-").lower() for name in listed if name}
     # The clients of databases are extras: these modules are imported where an address names one.
-    modules = [path for path in (ROOT / "tfdml").rglob("*.py") if not path.name.endswith("_gallery.py")]
-    imported = {name for path in modules for name in _imports(path)} - sys.stdlib_module_names - {"tfdml"}
+    packages = (ROOT / "tfdml", ROOT / "tfdml_command")
+    found = [path for package in packages for path in package.rglob("*.py")]
+    modules = [path for path in found if not path.name.endswith("_gallery.py")]
+    imported = (
+        {name for path in modules for name in _imports(path)}
+        - sys.stdlib_module_names
+        - {path.name for path in packages}
+    )
     distributions = importlib.metadata.packages_distributions()
     for name in imported:
         assert required & {found.replace("_", "-").lower() for found in distributions[name]}, name
@@ -76,7 +83,7 @@ def archives(tmp_path_factory):
     out = tmp_path_factory.mktemp("dist")
     tree = tmp_path_factory.mktemp("tree")
     for name in TRACKED:
-        if name.startswith(("tfdml/", "tools/")) or "/" not in name:
+        if name.startswith(("tfdml/", "tfdml_command/", "configs/", "tools/")) or "/" not in name:
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             (tree / name).write_bytes((ROOT / name).read_bytes())
     _run(sys.executable, "-m", "build", "--outdir", str(out), cwd=tree)
@@ -86,13 +93,15 @@ def archives(tmp_path_factory):
 @pytest.mark.slow
 def test_the_archives_hold_the_whole_package_and_the_wheel_no_tools(archives):
     source, wheel = archives
-    needed = {name for name in TRACKED if name.startswith("tfdml/")}
+    needed = {name for name in TRACKED if name.startswith(("tfdml/", "tfdml_command/"))}
+    configs = {name for name in TRACKED if name.startswith("configs/")}
     with zipfile.ZipFile(wheel) as opened:
-        assert needed <= set(opened.namelist())
-        assert {name.partition("/")[0].partition("-")[0] for name in opened.namelist()} == {"tfdml"}
+        assert needed | {f"tfdml/{name}" for name in configs} <= set(opened.namelist())
+        folders = {name.partition("/")[0].partition("-")[0] for name in opened.namelist()}
+        assert folders == {"tfdml", "tfdml_command"}
         metadata = opened.read(next(name for name in opened.namelist() if name.endswith("METADATA"))).decode()
     with tarfile.open(source) as opened:
-        assert needed <= {name.partition("/")[2] for name in opened.getnames()}
+        assert needed | configs <= {name.partition("/")[2] for name in opened.getnames()}
     assert "Requires-Python: <3.14,>=3.11" in metadata
     assert "License-Expression: Apache-2.0" in metadata or "License: Apache-2.0" in metadata
 
@@ -117,4 +126,7 @@ def test_the_wheel_works_in_an_empty_environment(archives, tmp_path):
     told = _run(str(python), "-I", "-c", program, cwd=tmp_path).split()
     assert pathlib.Path(told[0]).is_relative_to(environment)
     assert told[2] == "214"
-    assert "--run_dir" in _run(str(environment / "bin" / "tfdml-train"), "--help", cwd=tmp_path)
+    command = str(environment / "bin" / "tfdml")
+    assert "configs/sop_rankmi.flags" in _run(command, "configs", "sop", cwd=tmp_path)
+    flags = ["--flagfile=configs/quickstart.flags", "--run_dir=runs/x", "--dry_run"]
+    assert "horde(loss=multi_similarity" in _run(command, "train", *flags, cwd=tmp_path)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.cli.commands import Commands
+from tests.cli import commands as in_this_process
 from tests.fork_server import ROOT, fork_server
 
 __all__ = ["ROOT", "TINY"]
@@ -30,7 +30,7 @@ TINY = [
 @pytest.fixture(scope="session")
 def commands():
     """The commands within this process."""
-    return Commands()
+    return in_this_process
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,6 @@
 import zlib
 
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
 from tests.data.preparations import picture
 from tfdml.cli.model_flags import DataChoice
@@ -26,25 +24,18 @@ def photos(tmp_path):
     return tmp_path
 
 
-@pytest.fixture
-def parsed():
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS(["test"])
-
-
-def test_a_png_with_a_wrong_checksum_is_skipped(photos, parsed):
+def test_a_png_with_a_wrong_checksum_is_skipped(photos):
     path = photos / "b" / "1.png"
     path.write_bytes(with_wrong_checksum(path.read_bytes()))
-    choice = DataChoice("folder", str(photos), "")
-    with flagsaver.flagsaver(bad_images="skip"):
-        names = [choice.load("test").images.name(index)[-5:] for index in range(2)]
+    choice = DataChoice("folder", str(photos), "", "skip")
+    names = [choice.load("test").images.name(index)[-5:] for index in range(2)]
     assert names == ["0.png", "2.png"]
 
 
-def test_nothing_is_left_out_unasked(photos, parsed):
+def test_nothing_is_left_out_unasked(photos):
     choice = DataChoice("folder", str(photos), "")
     (photos / "b" / "1.png").write_bytes(b"")
-    with flagsaver.flagsaver(bad_images="error"), pytest.raises(UserError, match=r"b/1\.png: empty file.*skip"):
+    with pytest.raises(UserError, match=r"b/1\.png: empty file.*skip"):
         choice.load("test")
 
 

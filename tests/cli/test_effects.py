@@ -4,12 +4,13 @@ import dataclasses
 
 import pytest
 
-from tests.cli.commands import MODULES
+from tests.cli.commands import NAMES, load
 from tests.experiments import ROOT, experiment_of
-from tfdml.cli import flag_files
+from tfdml.cli.command_line import read_flag_files
 from tfdml.effects import in_vain
 from tfdml.io.manifests import parse_flags
 from tfdml.training import Experiment
+from tfdml.training.experiment import ALWAYS as SETTINGS_ALWAYS
 from tfdml.training.experiment import EFFECTS as SETTINGS
 
 HORDE = {"objectives": "contrastive + 0.5 * horde(loss=contrastive)"}
@@ -17,6 +18,7 @@ RATES = {"backbone_rate": 1e-5, "projection_rate": 1e-3, "objective_rate": 1e-2}
 BALANCED, SHUFFLE = {"sampling": "class_balanced"}, {"sampling": "shuffle"}
 HIERARCHICAL = {"sampling": "hierarchical"}
 VECTORS, GALLERY = {"model": "vectors.npz"}, {"model": "lancedb:///data/galleries"}
+VECTORS_GALLERY = {"gallery": "vectors.npz"}
 COMPARE, RUN = {"compare": ["a", "b"]}, {"model": "runs/cars"}
 LITERT = {"model": "int8.tflite"}
 # By command and flag: the value; others beside which it has no effect, and some beside which it has one.
@@ -120,6 +122,20 @@ CASES = {
         "gallery_split": ("all", {"gallery": "photos"}, {"gallery": "x", "gallery_dataset": "sop"}),
     },
     "index": {},
+    "search": {
+        "model": (
+            "runs/cars",
+            {"gallery": "models/retriever", "images": ["a.jpg"]},
+            {**VECTORS_GALLERY, "images": ["a"]},
+        ),
+        "batch_size": (9, {**VECTORS_GALLERY, "embeddings": "b.npz"}, {**VECTORS_GALLERY, "images": ["a.jpg"]}),
+        "distance": ("cosine", {"gallery": "lancedb:///data"}, VECTORS_GALLERY),
+        "resize": (64, {**VECTORS_GALLERY, **RUN, "images": ["a"]}, {**VECTORS_GALLERY, **LITERT, "images": ["a"]}),
+        "resize_mode": ("pad", VECTORS_GALLERY, {**VECTORS_GALLERY, **LITERT, "images": ["a"]}),
+        "image_size": (64, VECTORS_GALLERY, {**VECTORS_GALLERY, **LITERT, "images": ["a"]}),
+        "pad_color": ("white", VECTORS_GALLERY, {**VECTORS_GALLERY, **LITERT, "images": ["a"]}),
+        "timeout": (1.0, VECTORS_GALLERY, {**VECTORS_GALLERY, "images": ["a"], "model": "grpc://localhost:8500/cars"}),
+    },
     "prepare": {
         "dataset": ("sop", {"verify": True}, {}),
         "data_dir": ("/data", {"verify": True}, {}),
@@ -137,6 +153,16 @@ CASES = {
         "shard_mb": (1.0, {"check_only": True}, {"out": "records"}),
     },
 }
+# The flags that have an effect whatever the others are.
+ALWAYS = {
+    "train": SETTINGS_ALWAYS | {"resume", "dry_run", "preview", "cluster", "sweep"},
+    "embed": {"model", "out", "dtype", "batch_size", "rows_per_file", "cluster", "input", "dry_run"},
+    "evaluate": {"model", "compare", "json"},
+    "export": {"run_dir", "out", "formats", "gallery", "dry_run"},
+    "index": {"embeddings", "to", "prefix", "dry_run"},
+    "search": {"gallery", "images", "embeddings", "k", "json"},
+    "prepare": {"verify", "dry_run"},
+}
 BY_FLAG = [(command, flag) for command, cases in CASES.items() for flag in cases]
 
 
@@ -146,12 +172,12 @@ def as_arguments(values):
     return [f"--{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in written.items()]
 
 
-@pytest.mark.parametrize("command", list(MODULES))
-def test_of_every_flag_it_is_known_when_it_has_an_effect(commands, command):
-    table, always = commands.effects(command).table, commands.effects(command).always
-    assert not set(table) & always
-    assert {flag.name for flag in commands.flags(command)} == set(table) | always
-    assert set(CASES[command]) == set(table)
+@pytest.mark.parametrize("command", NAMES)
+def test_of_every_flag_it_is_known_when_it_has_an_effect(command):
+    table = set(load(command).effects)
+    assert not table & ALWAYS[command]
+    assert set(load(command).flags) == table | ALWAYS[command]
+    assert set(CASES[command]) == table
 
 
 @pytest.mark.parametrize(("command", "flag"), BY_FLAG)
@@ -159,17 +185,17 @@ def test_a_flag_in_vain_on_the_command_line_is_an_error(commands, command, flag,
     monkeypatch.chdir(tmp_path)
     value, beside, _ = CASES[command][flag]
     status, _, errors = commands.run(command, *as_arguments({**beside, flag: value}))
-    condition = commands.effects(command).table[flag].condition
+    condition = load(command).effects[flag].condition
     said = f"{as_arguments({flag: value})[0]} has no effect: it needs {condition}; add that, or leave --{flag} out"
     assert (status, said in errors) == (2, True), errors
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("command", "flag"), BY_FLAG)
-def test_a_flag_has_its_effect_beside_the_others_that_it_needs(commands, command, flag):
+def test_a_flag_has_its_effect_beside_the_others_that_it_needs(command, flag):
     value, _, beside = CASES[command][flag]
-    values = {one.name: one.default for one in commands.flags(command)}
-    assert commands.effects(command).table[flag].holds({**values, flag: value, **beside})
+    values = {one: load(command).flags[one].default for one in load(command).flags}
+    assert load(command).effects[flag].holds({**values, flag: value, **beside})
 
 
 def in_a_file(commands, tmp_path, lines, *arguments):
@@ -227,7 +253,7 @@ def test_a_resumed_run_is_judged_by_its_own_settings(commands, tmp_path):
 
 def set_in_files(path):
     """The values of all settings of a flag file, and the settings that it, or a file that it names, sets."""
-    written = parse_flags("\n".join(flag_files.read([f"--flagfile={path}"])))
+    written = parse_flags("\n".join(read_flag_files([f"--flagfile={path}"])))
     values = dataclasses.asdict(experiment_of(f"--flagfile={path.relative_to(ROOT)}", run_dir="unused"))
     return values, [name for name in written if values[name] != getattr(Experiment, name)]
 

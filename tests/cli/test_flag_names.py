@@ -3,24 +3,21 @@
 import logging
 
 import pytest
-from absl import flags
 
-from tests.cli.commands import Commands
-from tfdml.cli.flag_names import Formatter, as_flags, own_flags
+from tests.cli import commands
+from tfdml.cli.command_line import Command, Flags, Formatter, as_flags
 
 
 @pytest.fixture
-def flags_of_a_command(monkeypatch):
-    """The flags of a command, beside one of another library's."""
-    values = flags.FlagValues()
+def known():
+    """The flags of a command."""
+    values = Flags()
     for name in ("batch_size", "bad_images", "out", "dataset_options", "data_dir"):
-        flags.DEFINE_string(name, "", "", flag_values=values, module_name="tfdml.cli.command")
-    flags.DEFINE_bool("allow_extra", False, "", flag_values=values, module_name="tfdml.cli.command")
-    flags.DEFINE_string("log_dir", "", "", flag_values=values, module_name="absl.logging")
-    monkeypatch.setattr(flags, "FLAGS", values)
+        values.define("string", name, "", "")
+    values.define("bool", "allow_extra", False, "")
+    return values
 
 
-@pytest.mark.usefixtures("flags_of_a_command")
 @pytest.mark.parametrize(
     ("message", "shown"),
     [
@@ -41,24 +38,17 @@ def flags_of_a_command(monkeypatch):
         ("batch_size=3 of the file flags.txt", "batch_size=3 of the file flags.txt"),
     ],
 )
-def test_arguments_are_shown_as_flags(message, shown):
-    assert as_flags(message, {"folder": "out"}) == shown
+def test_arguments_are_shown_as_flags(message, shown, known):
+    assert as_flags(message, known, {"folder": "out"}) == shown
 
 
-@pytest.mark.usefixtures("flags_of_a_command")
-def test_a_commands_own_names_go_before_those_of_all():
-    assert as_flags("`options`", {"options": "out"}) == "--out"
+def test_a_commands_own_names_go_before_those_of_all(known):
+    assert as_flags("`options`", known, {"options": "out"}) == "--out"
 
 
-@pytest.mark.usefixtures("flags_of_a_command")
-def test_warnings_are_shown_with_flags():
+def test_warnings_are_shown_with_flags(known):
     record = logging.LogRecord("absl", logging.WARNING, "", 0, "`%s=%d` is large", ("batch_size", 9), None)
-    assert Formatter(None).format(record) == "--batch_size=9 is large"
-
-
-@pytest.mark.usefixtures("flags_of_a_command")
-def test_only_our_own_flags_are_known():
-    assert sorted(own_flags()) == ["allow_extra", "bad_images", "batch_size", "data_dir", "dataset_options", "out"]
+    assert Formatter(Command("try", print, known, "")).format(record) == "--batch_size=9 is large"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +66,7 @@ def test_only_our_own_flags_are_known():
 )
 def test_commands_show_flags(command, arguments, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    status, _, error = Commands().run(command, *arguments)
+    status, _, error = commands.run(command, *arguments)
     assert status == 2
     assert says in error
     assert "`" not in error

@@ -11,7 +11,8 @@ import time
 
 import pytest
 
-from tfdml.cli import main, signals
+from tfdml.cli import main
+from tfdml.cli.command_line import Command, Flags
 from tfdml.io import files
 
 
@@ -30,7 +31,7 @@ def ended(command, tmp_path, begun=None, output=os.devnull, ignored=()):
             sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
-            main.run(command, "try", "", ["try"])
+            main.run(Command("try", lambda _: command(), Flags(), ""), [])
         except SystemExit as end:
             status = end.code
         finally:
@@ -95,7 +96,7 @@ def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
 
 def test_the_handlers_are_gone_after_the_command():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
-    with pytest.raises(signals.Stopped), signals.raised_as_exceptions("try"):
+    with pytest.raises(main.Stopped), main.signals_as_exceptions("try"):
         signal.raise_signal(signal.SIGTERM)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
     assert signal.set_wakeup_fd(-1) == -1
@@ -122,16 +123,15 @@ def test_a_full_disk_that_only_a_library_knows_of_is_told_in_one_line(tmp_path):
 
 
 def test_a_command_whose_launch_is_interrupted_leaves_no_traceback(tmp_path):
-    launcher = os.path.join(os.path.dirname(main.__file__), "..", "..", "bin", "_launch.py")
-    program = f"""
-import builtins, os, runpy, signal, sys
-launch = runpy.run_path({launcher!r})["launch"]
+    program = """
+import builtins, os, signal
+from tfdml_command import main
 def interrupted(name, *rest):
     if name == "tensorflow":
         os.kill(os.getpid(), signal.SIGINT)
     return before(name, *rest)
 before, builtins.__import__ = builtins.__import__, interrupted
-launch("export")
+main(["export"])
 """
     # Python's own handler is only there where SIGINT is not ignored.
     done = subprocess.run(

@@ -14,7 +14,6 @@ import pathlib
 import keras
 import numpy as np
 import tensorflow as tf
-from absl import flags
 
 import tfdml
 
@@ -87,22 +86,6 @@ def untrained_exports():
         yield
     finally:
         tfdml.export.ExportOptions.tolerance = tolerance
-
-
-@contextlib.contextmanager
-def flag_of_a_command():
-    """Within it this process has the flag --batch_size, as those of the commands have."""
-    if "batch_size" in flags.FLAGS:
-        yield
-        return
-    flags.DEFINE_integer("batch_size", 100, "B.", module_name="tfdml.cli", allow_override=True)
-    ours = flags.FLAGS["batch_size"]
-    try:
-        yield
-    finally:
-        # A command that was imported meanwhile has put its own in the place of ours.
-        if flags.FLAGS["batch_size"] is ours:
-            delattr(flags.FLAGS, "batch_size")
 
 
 def _glyphs(split, num_classes=64):

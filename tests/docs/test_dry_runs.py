@@ -6,12 +6,12 @@ the terms, the batches, the schedule and how flags go together, is what the page
 
 import pytest
 
-from tests.cli.commands import Commands
+from tests.cli import commands
 from tests.data.trees import write_tree
 from tests.docs.commands import typed
 from tests.docs.files import write_run
 from tests.docs.test_commands import _arguments, _command_lines
-from tfdml.cli import flag_files
+from tfdml.cli.command_line import read_flag_files
 
 # What a page leaves out, or a machine does not have.
 SMALL = ["--backbone=conv4(width=4)", "--weights=none", "--image_size=32", "--resize=36", "--batch_norm=train"]
@@ -38,7 +38,7 @@ def lines_of(command, without=()):
 @pytest.fixture(scope="module")
 def run():
     """Call a command in this process."""
-    return Commands().run
+    return commands.run
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def trees(tmp_path_factory):
 
 def of_data(words, trees):
     """The flags that name the data set of a command line in `trees`, in place of the page's own folder."""
-    chosen = typed(flag_files.read(words))
+    chosen = typed(read_flag_files(words))
     name = chosen.get("dataset", "glyphs")
     if name == "glyphs":
         return ["--dataset_options=images_per_class=2, size=32"]

@@ -45,7 +45,6 @@ SLOW = {
 CONTEXTS = (
     stand_ins.short_training,
     stand_ins.untrained_exports,
-    stand_ins.flag_of_a_command,
     files.as_many_images,
 )
 DOCUMENTED = [module for module in examples.MODULES if examples.has_examples(module)]

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.cli.commands import Commands
+from tests.cli import commands
 from tfdml.errors import UserError
 from tfdml.evaluation import evaluate_retrieval
 from tfdml.evaluation.approximate_search import quantised_recall
@@ -82,7 +82,7 @@ def test_the_command_quantises_under_its_distance(distance, tmp_path):
     embeddings *= np.linspace(0.2, 3, len(embeddings), dtype=np.float32)[:, None]
     np.savez(tmp_path / "x.npz", embeddings=embeddings, labels=labels)
     flags = [f"--distance={distance}", "--quantised=int8", "--metrics=recall@1", f"--json={tmp_path}/x.json"]
-    status, _, error = Commands().run("evaluate", f"--model={tmp_path}/x.npz", *flags)
+    status, _, error = commands.run("evaluate", f"--model={tmp_path}/x.npz", *flags)
     assert status == 0, error
     measured = json.loads((tmp_path / "x.json").read_text())["quantised"]
     assert measured == quantised_recall(embeddings, labels, kinds=["int8"], distance=distance)

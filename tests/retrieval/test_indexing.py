@@ -6,7 +6,7 @@ import textwrap
 import numpy as np
 import pytest
 
-from tests.cli.commands import Commands
+from tests.cli import commands
 from tests.fork_server import fork_server
 from tests.retrieval.databases import KINDS
 from tfdml.embeddings.reader import ImageTable
@@ -197,7 +197,6 @@ def test_the_commands(folders, databases, tmp_path):
     lance, shop = f"lancedb://{tmp_path}/galleries?table=cars", databases.address("pgvector", distance="cosine")
     secret = shop.replace("postgres@", f"postgres:{PASSWORD}@")
     cars = f"--embeddings={folders['cars']}"
-    commands = Commands()
     answers = [
         commands.run("index", *flags)
         for flags in (

@@ -6,11 +6,9 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from absl import flags
-
-from tfdml.cli import bulk, model_flags
-from tfdml.cli import main as command_line
-from tfdml.cli.progress import Progress
+from tfdml.cli import model_flags
+from tfdml.cli.command_line import Command, Flags
+from tfdml.cli.main import Progress
 from tfdml.effects import Effect, both, needs
 from tfdml.errors import UserError
 from tfdml.io.files import require_local
@@ -40,58 +38,81 @@ With --cluster the images of --input are embedded over many processes, of this m
 that cannot be read are left out and listed in bad_images.csv.
 """
 
-flags.DEFINE_string("out", "", "Folder to write: new, empty, or begun by the same command.", module_name=__name__)
-flags.DEFINE_enum(
+FLAGS = Flags()
+model_flags.define_model_flags(FLAGS)
+model_flags.define_data_flags(FLAGS)
+FLAGS.define("string", "out", "", "Folder to write: new, empty, or begun by the same command.")
+FLAGS.define(
+    "enum",
     "split",
     "test",
     ["test", "train", "all", "query", "gallery"],
     "Which images: of the unseen classes, of the training classes, or both; or one role of the test images.",
-    module_name=__name__,
 )
-flags.DEFINE_enum(
+FLAGS.define(
+    "enum",
     "dtype",
     "float32",
     ["float32", "int8"],
     "Of the vectors: as they are, or 8 bits with a scale for each row, in a quarter of the space.",
-    module_name=__name__,
 )
-flags.DEFINE_bool("dry_run", False, "Say what would be done, write nothing.", module_name=__name__)
-
-_ONE_PROCESS = Effect(lambda given: not given["cluster"], "a command without --cluster, whose images --input names")
-EFFECTS = command_line.Effects(
-    {
-        **model_flags.EFFECTS,
-        **dict.fromkeys(("dataset", "data_dir", "dataset_options", "split", "bad_images"), _ONE_PROCESS),
-        "timeout": both(_ONE_PROCESS, model_flags.EFFECTS["timeout"]),
-        **dict.fromkeys(("actors", "quickest"), needs("cluster")),
-    },
-    frozenset({"model", "out", "dtype", "batch_size", "rows_per_file", "cluster", "input", "dry_run"}),
+FLAGS.define("bool", "dry_run", False, "Say what would be done, write nothing.")
+FLAGS.define(
+    "string",
+    "cluster",
+    "",
+    "Embed over Ray: local (processes of this machine), ray://host:10001 or host:6379 (a cluster that runs).",
+)
+FLAGS.define(
+    "string",
+    "input",
+    "",
+    "With --cluster, which images: paths or URLs with * and **, a folder, or a list, *.parquet or *.csv, with the "
+    "column path and, where known, label and role.",
+)
+FLAGS.define(
+    "integer",
+    "actors",
+    0,
+    "With --cluster: how many processes hold the model; 0: one for each GPU, else one for every 4 CPUs.",
+    lower_bound=0,
+)
+FLAGS.define(
+    "integer",
+    "rows_per_file",
+    4096,
+    "Images of a Parquet file, which one process embeds at a time; a kill loses the files under way.",
+    lower_bound=1,
+)
+FLAGS.define(
+    "bool",
+    "quickest",
+    True,
+    "With --cluster, on CPUs: in place of a SavedModel take the LiteRT file beside it, or else the ONNX file, of which "
+    "the model card says that it gives the same vectors.",
 )
 
-# The flags whose names are not those of the arguments that they set.
-FLAG_OF = {"folder": "out", "source": "input"}
 
-
-def embed() -> None:
+def embed(values: Flags) -> None:
     """Embed as the flags say."""
-    values = flags.FLAGS
-    for name in ("model", "out"):
-        if not values[name].value:
-            raise UserError(f"--{name} is missing")
+    values.require("model", "out")
     require_local(values.out, "out")
-    if bulk.asked_for():
-        bulk.embed_in_bulk()
+    if bool(values.cluster) != bool(values.input):
+        missing = "input" if values.cluster else "cluster"
+        raise UserError(f"--{missing} is missing: --cluster and --input go together")
+    if values.cluster:
+        _embed_in_bulk(values)
         return
     from tfdml.embeddings.reader import ImageTable
     from tfdml.embeddings.writer import EmbeddingWriter
 
     out = os.path.expanduser(values.out)
-    choice = model_flags.chosen_data(values.model)
-    source = model_flags.chosen_source(values.model)
+    choice = model_flags.chosen_data(values)
+    source = model_flags.chosen_source(values)
     splits = [choice.load(split) for split in (("train", "test") if values.split == "all" else (values.split,))]
     table = ImageTable.of(splits, os.path.expanduser(choice.directory))
     embedding_writer = EmbeddingWriter(
-        out, _identity(source, choice.name, table), table, values.dtype, values.rows_per_file
+        out, _identity(source, choice.name, table, values.batch_size), table, values.dtype, values.rows_per_file
     )
     written = embedding_writer.written()
     if values.dry_run:
@@ -122,14 +143,14 @@ def embed() -> None:
     )
 
 
-def _identity(source: EmbeddingBackend, dataset: str, table: ImageTable) -> dict[str, Any]:
+def _identity(source: EmbeddingBackend, dataset: str, table: ImageTable, batch_size: int) -> dict[str, Any]:
     return {
         "model": source.checksum(),
         "kind of model": source.kind,
         "view": json.dumps(source.view, sort_keys=True),
         "dataset": dataset,
         "images": table.checksum(),
-        "batch_size": flags.FLAGS.batch_size,
+        "batch_size": batch_size,
     }
 
 
@@ -149,10 +170,63 @@ def _stream(source: EmbeddingBackend, splits: list[ImageDataset], batch_size: in
         done = max(done - len(dataset), 0)
 
 
-def main() -> None:
-    """Entry point."""
-    command_line.run(embed, "embed", USAGE, flag_of=FLAG_OF, effects=EFFECTS)
+def _embed_in_bulk(values: Flags) -> None:
+    """Embed a list of images, or all files of a pattern, over many processes."""
+    from tfdml.cluster import bulk_embedding
+
+    view = {name: values[name].value for name in ("resize", "resize_mode", "image_size", "pad_color")}
+    out = os.path.expanduser(values.out)
+    request = bulk_embedding.BulkRequest(
+        model=os.path.expanduser(values.model),
+        source=values.input,
+        folder=out,
+        cluster=values.cluster,
+        actors=values.actors,
+        batch_size=values.batch_size,
+        dtype=values.dtype,
+        rows_per_file=values.rows_per_file,
+        quickest=values.quickest,
+        options={name: value for name, value in view.items() if value},
+    )
+    if values.dry_run:
+        print(f"would embed {values.input} by {values.model} into {out}; nothing was written (--dry_run)")
+        return
+    line, begun_with = None, 0
+
+    def progress(done: int, bad: int, total: int) -> None:
+        nonlocal line, begun_with
+        if line is None:
+            line, begun_with = Progress(total, done), done
+            if done:
+                print(f"resuming after {done:,} of {total:,} images")
+        line.images(done)
+
+    manifest, worked = bulk_embedding.embed_in_bulk(request, progress)
+    if not worked:
+        print(f"{out} is finished already: nothing to do")
+        return
+    count, bad = manifest["count"], manifest["bad_images"]
+    seconds = line.seconds if line else 0.0
+    rate = (count + bad - begun_with) / max(seconds, 1e-9)
+    print(
+        f"{count:,} embeddings of {manifest['dimension']} dimensions in {out}, by {manifest['model']['source']}, "
+        f"{rate:,.0f} images a second"
+    )
+    if bad:
+        print(f"{bad:,} images could not be read: {out}/bad_images.csv")
 
 
-if __name__ == "__main__":
-    main()
+_ONE_PROCESS = Effect(lambda given: not given["cluster"], "a command without --cluster, whose images --input names")
+COMMAND = Command(
+    "embed",
+    embed,
+    FLAGS,
+    USAGE,
+    effects={
+        **model_flags.EFFECTS,
+        **dict.fromkeys(("dataset", "data_dir", "dataset_options", "split", "bad_images"), _ONE_PROCESS),
+        "timeout": both(_ONE_PROCESS, model_flags.EFFECTS["timeout"]),
+        **dict.fromkeys(("actors", "quickest"), needs("cluster")),
+    },
+    flag_of={"folder": "out", "source": "input"},
+)

@@ -1,21 +1,25 @@
-"""bin/evaluate: measure a trained or exported embedder on a data set, or embeddings that lie on disk."""
+"""`tfdml evaluate`: measure embedders, stored embeddings and galleries, or compare runs."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from absl import flags
-
-from tfdml.cli import after_embedding, model_flags
-from tfdml.cli import main as command_line
+from tfdml.cli import model_flags
+from tfdml.cli.command_line import Command, Flags
+from tfdml.cli.main import Progress
 from tfdml.effects import Effect, both, either, needs
 from tfdml.errors import UserError
 from tfdml.io.files import require_writable, sweep, write_json
+from tfdml.io.manifests import read_json
+
+if TYPE_CHECKING:
+    from tfdml.report.paired import Paired
 
 USAGE = f"""
 Measure an embedder: Recall@K, precision, MAP@R, R-precision, mAP, NMI, AMI, pairwise F1.
@@ -42,175 +46,125 @@ With --compare, the others are compared with the first run query by query, with 
 optional. With --dataset too, the page also shows what each run finds for the same queries.
 """
 
-flags.DEFINE_enum("split", "test", ["test", "train"], "Which classes to measure on.", module_name=__name__)
-flags.DEFINE_list(
+FLAGS = Flags()
+model_flags.define_model_flags(FLAGS)
+model_flags.define_data_flags(FLAGS)
+FLAGS.define("enum", "split", "test", ["test", "train"], "Which classes to measure on.")
+FLAGS.define(
+    "list",
     "metrics",
     [],
     "Which metrics: recall, recall@K, precision@K, map@r, r_precision, map, map@K, nmi, ami, f1. By default all that "
     "need no further search; without nmi, ami and f1 large sets are quicker.",
-    module_name=__name__,
 )
-flags.DEFINE_list(
-    "ks",
-    ["1", "2", "4", "8"],
-    "The K of Recall@K; by default without those that the images are too few for.",
-    module_name=__name__,
+FLAGS.define(
+    "list", "ks", ["1", "2", "4", "8"], "The K of Recall@K; by default without those that the images are too few for."
 )
-flags.DEFINE_enum(
-    "distance",
-    "euclidean",
-    ["euclidean", "sqeuclidean", "cosine", "dot"],
-    "What near means.",
-    module_name=__name__,
-)
-flags.DEFINE_enum(
+FLAGS.define("enum", "distance", "euclidean", ["euclidean", "sqeuclidean", "cosine", "dot"], "What near means.")
+FLAGS.define(
+    "enum",
     "intervals",
     "none",
     ["none", "classes", "queries", "parts"],
     "95 % confidence intervals: bootstrap over classes or over queries; or the means over ten disjoint parts of the "
     "images, which are measured besides.",
-    module_name=__name__,
 )
-flags.DEFINE_bool(
+FLAGS.define(
+    "bool",
     "generalisation",
     False,
     "Also measure how the embedding carries over from the training classes to these (which are embedded, too).",
-    module_name=__name__,
 )
-flags.DEFINE_string(
+FLAGS.define(
+    "string",
     "cluster",
     "",
     "Search over Ray, blocks of queries for each process: local (processes of this machine), ray://host:10001 or "
     "host:6379. The numbers are the same.",
-    module_name=__name__,
 )
-flags.DEFINE_integer(
-    "workers",
-    0,
-    "With --cluster: how many processes; 0: one for each CPU.",
-    lower_bound=0,
-    module_name=__name__,
-)
-flags.DEFINE_list(
+FLAGS.define("integer", "workers", 0, "With --cluster: how many processes; 0: one for each CPU.", lower_bound=0)
+FLAGS.define(
+    "list",
     "quantised",
     [],
     "Also Recall@1 in galleries that are kept in fewer bytes, beside float32: int8, pq or pqM (M bytes a vector).",
-    module_name=__name__,
 )
-flags.DEFINE_string("json", "", "File to write the metrics to, as fractions.", module_name=__name__)
-flags.DEFINE_string("report", "", "File to write an HTML page to.", module_name=__name__)
-flags.DEFINE_list(
+FLAGS.define("string", "json", "", "File to write the metrics to, as fractions.")
+FLAGS.define("string", "report", "", "File to write an HTML page to.")
+FLAGS.define(
+    "list",
     "compare",
     [],
     "In place of --model: folders of finished runs, compared with the first of them on the same queries.",
-    module_name=__name__,
+)
+FLAGS.define(
+    "multi_string",
+    "after",
+    [],
+    "A chain of steps after the embedding, in their order: a row of metrics, gain and cost after each. Steps: "
+    "views(flip=true, crops=1 or 5) embeds several views; whitening(dim=0, power=1, shrinkage=0), fitted to the "
+    "training classes; database_augmentation(k=10, alpha=3); query_expansion(k=10, alpha=3); and last csls(k=10) or "
+    "k_reciprocal(k1=20, k2=6, weight=0.3, top=200). E.g. 'whitening(dim=128) + query_expansion(k=5)'. Give the flag "
+    "again for another chain.",
 )
 
 
-def _subject(given: Mapping[str, Any]) -> str:
-    """What is measured: `runs` (--compare), a `gallery`, stored `embeddings`, or a `model`."""
-    from tfdml.embeddings.reader import holds_embeddings
-    from tfdml.retrieval import is_gallery
-
-    if given["compare"]:
-        return "runs"
-    if is_gallery(given["model"]):
-        return "gallery"
-    return "embeddings" if holds_embeddings(given["model"]) else "model"
-
-
-_VECTORS = Effect(lambda given: _subject(given) in ("model", "embeddings"), "a model or stored embeddings as --model")
-_NO_GALLERY = Effect(lambda given: _subject(given) != "gallery", "anything but a gallery as --model")
-_ALONE = Effect(lambda given: not given["compare"], "--model in place of --compare")
-_IMAGES = both(_NO_GALLERY, either(needs("dataset"), Effect(lambda given: _subject(given) == "model", "a model")))
-_EMBEDDING = Effect(
-    lambda given: _subject(given) == "model" or bool(given["compare"] and given["dataset"]),
-    "a model that embeds images as --model, or --compare with --dataset",
-)
-EFFECTS = command_line.Effects(
-    {
-        **model_flags.EFFECTS,
-        **dict.fromkeys(("data_dir", "dataset_options", "bad_images"), _IMAGES),
-        "batch_size": _EMBEDDING,
-        "dataset": _NO_GALLERY,
-        "report": _NO_GALLERY,
-        "split": either(_ALONE, needs("dataset")),
-        "distance": either(_ALONE, needs("dataset")),
-        **dict.fromkeys(("metrics", "ks"), _ALONE),
-        **dict.fromkeys(("intervals", "generalisation", "quantised", "after", "cluster"), _VECTORS),
-        "workers": both(_VECTORS, needs("cluster")),
-    },
-    frozenset({"model", "compare", "json"}),
-)
-
-# The flags whose names are not those of the arguments that they set.
-FLAG_OF = {"uri": "model"}
-
-
-def evaluate() -> None:
+def evaluate(values: Flags) -> None:
     """Evaluate as the flags say."""
-    values = flags.FLAGS
-    ks = _checked_flags()
-    chains = after_embedding.chains()
-    if values.compare:
-        from tfdml.cli.comparing import compare_runs
+    from tfdml.cli.measuring import EmbeddedSplit, fitting_ks, parsed_chains, print_metrics
 
-        compare_runs(values.compare, values.report, values.json, values.split, values.distance)
+    ks = _checked_ks(values)
+    chains = parsed_chains(values.after)
+    kind = _kind(values.flag_values_dict())
+    if kind == "runs":
+        _compare_runs(values)
         return
-    from tfdml.cli.measuring_seeds import holds_seeds, measure_seeds
-
+    if kind == "gallery":
+        _measure_gallery(values)
+        return
     if holds_seeds(values.model):
-        measure_seeds(values.model, evaluate)
-        return
-    from tfdml.cli import measuring
-    from tfdml.embeddings.reader import holds_embeddings
-    from tfdml.retrieval import is_gallery
-
-    if is_gallery(values.model):
-        from tfdml.cli.measuring_gallery import measure_gallery
-
-        measure_gallery(values.model)
+        _measure_seeds(values)
         return
     from tfdml.evaluation import DEFAULT_METRICS, evaluate_dataset, part_protocol
 
     metrics = values.metrics or list(DEFAULT_METRICS)
-    measured = measuring.stored if holds_embeddings(values.model) else measuring.embedded
-    subject = measured(values.model, values.split, metrics)
-    ks = measuring.fitting_ks(subject.images) if "recall" in metrics else ks
+    split = EmbeddedSplit.on_disk(values) if kind == "embeddings" else EmbeddedSplit.by_model(values, metrics)
+    ks = fitting_ks(values, split.images) if "recall" in metrics else ks
     options: dict[str, Any] = {"ks": ks, "metrics": metrics, "distance": values.distance}
-    sample = measuring.kmeans_sample(subject, metrics)
+    sample = split.kmeans_sample(metrics)
     if values.cluster:
         from tfdml.cluster.query_blocks import values_over_ray
 
         options["per_query"] = values_over_ray(values.cluster, values.workers)
     resampled = values.intervals if values.intervals in ("classes", "queries") else None
-    result = evaluate_dataset(subject.embeddings, subject.images, intervals=resampled, kmeans_sample=sample, **options)
+    result = evaluate_dataset(split.embeddings, split.images, intervals=resampled, kmeans_sample=sample, **options)
     if values.intervals == "parts":
-        if subject.images.is_query is not None:
+        if split.images.is_query is not None:
             raise UserError("--intervals=parts: the parts are searched all in all, and these images have roles")
-        result["parts"] = part_protocol(subject.embeddings, subject.images.labels, **options)
+        result["parts"] = part_protocol(split.embeddings, split.images.labels, **options)
     if chains:
-        result["after"] = after_embedding.measure(subject, chains, ks, metrics)
+        result["after"] = split.after_embedding(chains, ks, metrics)
     if values.quantised:
-        result["quantised"] = measuring.quantised(subject, values.quantised, values.distance)
+        result["quantised"] = split.quantised()
     if values.generalisation:
-        result["generalisation"] = measuring.generalisation(subject, values.distance)
-    print(f"{values.model} on {subject.name}: {len(subject.embeddings):,} images of {subject.num_classes:,} classes")
-    measuring.print_metrics(result)
-    if chains:
-        after_embedding.print_rows(result["after"])
+        result["generalisation"] = split.generalisation()
+    print(f"{values.model} on {split.name}: {len(split.embeddings):,} images of {split.num_classes:,} classes")
+    print_metrics(result)
     if values.json:
-        about = {"model": values.model, "dataset": subject.dataset_name, "split": values.split}
-        write_json(Path(values.json), {**about, "distance": values.distance, **result})
-        print(json.dumps({"written": values.json}))
+        about = {"model": values.model, "dataset": split.dataset_name, "split": values.split}
+        _write(values.json, {**about, "distance": values.distance, **result})
     if values.report:
-        measuring.write_page(subject, result, values.report, values.distance)
+        split.write_page(result)
         print(json.dumps({"written": values.report}))
 
 
-def _checked_flags() -> tuple[int, ...]:
+def _write(path: str, result: dict[str, Any]) -> None:
+    write_json(Path(path), result)
+    print(json.dumps({"written": path}))
+
+
+def _checked_ks(values: Flags) -> tuple[int, ...]:
     """Checks the flags before anything is loaded, and returns the K of `--ks`."""
-    values = flags.FLAGS
     if values.compare and values.model:
         raise UserError("--compare takes the place of --model: name one of them")
     if not values.compare and not values.model:
@@ -241,6 +195,133 @@ def _checked_flags() -> tuple[int, ...]:
     return ks
 
 
+def _compare_runs(values: Flags) -> None:
+    """Print how runs compare with the first, and write the page; with `--dataset`, embed its images by each run.
+
+    Raises:
+        UserError: As `write_comparison`, or a file cannot be written.
+    """
+    from tfdml.report import write_comparison
+    from tfdml.report.comparison import check_number, measured_queries
+    from tfdml.report.paired import paired_with_first
+    from tfdml.report.runs import read_runs
+
+    folders, report, distance = values.compare, values.report, values.distance
+    check_number(folders)
+    runs = read_runs(folders)
+    dataset, embeddings, measured = None, None, None
+    if values.dataset:
+        dataset = model_flags.chosen_data(values, "").load(values.split)
+        # Of several seeds, the first embeds the images that the page shows.
+        models = [str(run.seeds[0].path if run.seeds else run.path) for run in runs]
+        embeddings = [model_flags.chosen_source(values, model).embed(dataset, values.batch_size) for model in models]
+        if not report:
+            measured = measured_queries(dataset, embeddings, distance)
+    if report:
+        try:
+            pairs = write_comparison(report, folders, dataset=dataset, embeddings=embeddings, distance=distance)
+        except OSError as error:
+            raise UserError(f"--report={report} cannot be written: {error.strerror or error}") from error
+    else:
+        pairs = paired_with_first(runs, measured)
+    for pair in pairs:
+        if pair.refused:
+            print(f"{pair.name} and {pair.reference} are not compared query by query: {pair.refused}")
+        for metric in () if pair.refused else pair.classes:
+            print(pair.sentence(metric))
+    if values.json:
+        _write(values.json, {"first": folders[0], "differences": [_as_json(pair) for pair in pairs]})
+    if report:
+        print(json.dumps({"written": report}))
+
+
+def _as_json(pair: Paired) -> dict[str, Any]:
+    if pair.refused:
+        return {"run": pair.name, "refused": pair.refused}
+    return {"run": pair.name, "over_classes": pair.classes, "over_seeds": pair.seeds}
+
+
+def holds_seeds(model: str) -> bool:
+    """Whether a path is the folder of a finished `bin/train --seeds`."""
+    path = os.path.join(model, "result.json")
+    if "://" in model or not os.path.isfile(path):
+        return False
+    try:
+        return "seeds" in read_json(path)
+    except UserError:
+        return False  # the embedder of a run can be measured whatever its result says
+
+
+def _measure_seeds(values: Flags) -> None:
+    """Measure the embedder of each seed as the flags say, then print the means over the seeds with their intervals.
+
+    Raises:
+        UserError: The folder is damaged, or a page is asked for.
+    """
+    from tfdml.evaluation import student_interval
+    from tfdml.report.runs import read_run
+
+    model = values.model
+    if values.report:
+        raise UserError(f"--report shows one embedder: name that of one seed, such as --model={model}/seed_0")
+    run, wanted = read_run(model), values.json
+    measured: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            for one in run.seeds:
+                values["model"].value, values["json"].value = str(one.path), str(Path(scratch) / "metrics.json")
+                evaluate(values)
+                measured[one.name] = read_json(values.json)
+        finally:
+            values["model"].value, values["json"].value = model, wanted
+    every = list(measured.values())
+    names = [name for name, value in every[0].items() if isinstance(value, float)]
+    means = {name: student_interval([of[name] for of in every]) for name in names}
+    print(f"{model}: means over {len(every)} seeds, with 95 % intervals over seeds")
+    for name, (mean, low, high, _) in means.items():
+        print(f"  {name:<24}{100 * mean:6.2f} %  [{100 * low:.2f}, {100 * high:.2f}]")
+    if wanted:
+        metrics = {name: interval.mean for name, interval in means.items()}
+        _write(wanted, {"model": model, **metrics, "intervals_seeds": means, "seeds": measured})
+
+
+def _measure_gallery(values: Flags) -> None:
+    """Measure what a search of the gallery at an address finds.
+
+    Raises:
+        UserError: As `connect` and `evaluate_gallery`, or `--distance` is not the gallery's.
+    """
+    from tfdml.cli.measuring import fitting_ks
+    from tfdml.evaluation import evaluate_gallery
+    from tfdml.evaluation.approximate_search import METRICS
+    from tfdml.evaluation.per_query import requested
+    from tfdml.retrieval import connect
+
+    metrics = values.metrics or list(METRICS)
+    requested((1,), metrics, METRICS)
+    with connect(values.model) as gallery:
+        if values["distance"].present and values.distance != gallery.distance:
+            raise UserError(f"--distance={values.distance}: the gallery was made with {gallery.distance}")
+        with Progress(0) as progress_line:
+            measured = evaluate_gallery(
+                gallery, values.split, partial(fitting_ks, values), metrics, progress_line.images_of
+            )
+        address, kind = gallery.address, gallery.address.index or "exact"
+    found, exact = measured.found, measured.exact
+    print(f"{address}: {measured.images:,} images of {measured.classes:,} classes, {gallery.distance}")
+    print(f"  {'':<24}{kind:>8}{'exactly':>10}")
+    for name, value in found.items():
+        if isinstance(value, float):
+            print(f"  {name:<24}{100 * value:6.2f} %{100 * exact[name]:8.2f} %")
+        else:
+            print(f"  {name:<24}{value:>6,}")
+    for name in measured.left_out:
+        print(f"  {name} is left out: a class has more images than a search returns")
+    if values.json:
+        about = {"model": str(address), "split": values.split, "distance": gallery.distance, "index": kind}
+        _write(values.json, {**about, **found, "exact": exact})
+
+
 def joined_runs(argv: Sequence[str]) -> list[str]:
     """A command line with the folders that follow --compare put behind its equals sign, as a list flag wants them.
 
@@ -260,10 +341,43 @@ def joined_runs(argv: Sequence[str]) -> list[str]:
     return result
 
 
-def main() -> None:
-    """Entry point."""
-    command_line.run(evaluate, "evaluate", USAGE, joined_runs(sys.argv), FLAG_OF, effects=EFFECTS)
+def _kind(given: Mapping[str, Any]) -> str:
+    """What is measured: `runs` (--compare), a `gallery`, stored `embeddings`, or a `model`."""
+    from tfdml.embeddings.reader import holds_embeddings
+    from tfdml.retrieval import is_gallery
+
+    if given["compare"]:
+        return "runs"
+    if is_gallery(given["model"]):
+        return "gallery"
+    return "embeddings" if holds_embeddings(given["model"]) else "model"
 
 
-if __name__ == "__main__":
-    main()
+_VECTORS = Effect(lambda given: _kind(given) in ("model", "embeddings"), "a model or stored embeddings as --model")
+_NO_GALLERY = Effect(lambda given: _kind(given) != "gallery", "anything but a gallery as --model")
+_ALONE = Effect(lambda given: not given["compare"], "--model in place of --compare")
+_IMAGES = both(_NO_GALLERY, either(needs("dataset"), Effect(lambda given: _kind(given) == "model", "a model")))
+_EMBEDDING = Effect(
+    lambda given: _kind(given) == "model" or bool(given["compare"] and given["dataset"]),
+    "a model that embeds images as --model, or --compare with --dataset",
+)
+COMMAND = Command(
+    "evaluate",
+    evaluate,
+    FLAGS,
+    USAGE,
+    effects={
+        **model_flags.EFFECTS,
+        **dict.fromkeys(("data_dir", "dataset_options", "bad_images"), _IMAGES),
+        "batch_size": _EMBEDDING,
+        "dataset": _NO_GALLERY,
+        "report": _NO_GALLERY,
+        "split": either(_ALONE, needs("dataset")),
+        "distance": either(_ALONE, needs("dataset")),
+        **dict.fromkeys(("metrics", "ks"), _ALONE),
+        **dict.fromkeys(("intervals", "generalisation", "quantised", "after", "cluster"), _VECTORS),
+        "workers": both(_VECTORS, needs("cluster")),
+    },
+    flag_of={"uri": "model"},
+    words=joined_runs,
+)

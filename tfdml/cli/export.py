@@ -1,15 +1,23 @@
-"""bin/export: from a run folder to models that are served."""
+"""`tfdml export`: from a run folder to models that are served, and to a retriever: an embedder with a gallery."""
 
 from __future__ import annotations
 
-import keras
-from absl import flags
+import functools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tfdml.cli import export_gallery
-from tfdml.cli import main as command_line
-from tfdml.effects import Effect
+import keras
+
+from tfdml.cli.command_line import Command, Flags
+from tfdml.effects import Effect, both, needs
 from tfdml.errors import UserError
 from tfdml.io.files import require_local
+
+if TYPE_CHECKING:
+    from tfdml.export.exporter import ExportOptions
+    from tfdml.export.gallery import GalleryItem, UnreadableItem
 
 USAGE = """
 Export the embedder of a run.
@@ -24,83 +32,73 @@ Writes the next version below --out, e.g. models/cars/1, atomically; earlier ver
 saved_model; litert_float32, litert_float16, litert_dynamic_range, litert_int8, or litert for the four; onnx; all.
 Each is loaded in a fresh process and compared with the Keras embedder on images of the run's test split; where one
 differs by more than its tolerance, nothing is written and the exit status is 2. model_card.json has the figures.
-"""
-USAGE += export_gallery.GALLERY
 
-flags.DEFINE_string("run_dir", "", "Folder of the run.", module_name=__name__)
-flags.DEFINE_string("out", "", "Folder of the exported versions.", module_name=__name__)
-flags.DEFINE_list("formats", ["saved_model"], "What to write; see above.", module_name=__name__)
-flags.DEFINE_bool(
-    "moment_embedder", False, "Export moments.keras, which searches with all moments.", module_name=__name__
-)
-flags.DEFINE_string(
+  bin/export --run_dir=runs/cars_jrd --gallery=photos --out=models/cars_retriever
+  bin/export --embedder=models/cars --gallery=photos --out=models/cars_retriever
+  bin/export --embedder=models/cars --gallery=/data/cars196 --gallery_dataset=cars196 --out=models/cars_retriever
+
+With --gallery, a retriever is written: a SavedModel with the embedder and the gallery's embeddings, ids, labels and
+metadata, and the signatures search_bytes, search_embedding and search_each. --gallery is a folder of class folders or
+of images, or where --gallery_dataset lies. The embedder is that of a run, compared as above before it is used, or, with
+--embedder, one that was exported before.
+"""
+
+FLAGS = Flags()
+FLAGS.define("string", "run_dir", "", "Folder of the run.")
+FLAGS.define("string", "out", "", "Folder of the exported versions.")
+FLAGS.define("list", "formats", ["saved_model"], "What to write; see above.")
+FLAGS.define("bool", "moment_embedder", False, "Export moments.keras, which searches with all moments.")
+FLAGS.define(
+    "string",
     "whitening",
     "",
     "Export the embedder with a PCA whitening behind it, fitted to the run's training images: e.g. 'dim=64, power=0.5, "
     "shrinkage=0'; dim=0 keeps all.",
-    module_name=__name__,
 )
-flags.DEFINE_string("data_dir", "", "Where the run's data set lies, if it has moved.", module_name=__name__)
-flags.DEFINE_integer(
-    "images", 2000, "Test images, as whole classes, to compare on; 0: all.", lower_bound=0, module_name=__name__
-)
-flags.DEFINE_integer(
+FLAGS.define("string", "data_dir", "", "Where the run's data set lies, if it has moved.")
+FLAGS.define("integer", "images", 2000, "Test images, as whole classes, to compare on; 0: all.", lower_bound=0)
+FLAGS.define(
+    "integer",
     "representative_images",
     500,
     "Training images on which the ranges of litert_int8 are measured.",
     lower_bound=1,
-    module_name=__name__,
 )
-flags.DEFINE_integer(
+FLAGS.define(
+    "integer",
     "max_pixels",
     100_000_000,
     "The SavedModel refuses images that promise more pixels, before it decodes them.",
     lower_bound=1,
-    module_name=__name__,
 )
-flags.DEFINE_float(
-    "min_cosine", None, "Smallest cosine to the Keras embedder, in place of each format's own.", module_name=__name__
+FLAGS.define("float", "min_cosine", None, "Smallest cosine to the Keras embedder, in place of each format's own.")
+FLAGS.define(
+    "float", "max_recall_drop", None, "Largest loss of Recall@1, as a fraction (0.01), in place of each format's own."
 )
-flags.DEFINE_float(
-    "max_recall_drop",
-    None,
-    "Largest loss of Recall@1, as a fraction (0.01), in place of each format's own.",
-    module_name=__name__,
-)
-flags.DEFINE_bool("dry_run", False, "Check the flags and the run, write nothing.", module_name=__name__)
-
-_FROM_RUN = Effect(lambda given: not given["embedder"], "--run_dir in place of --embedder")
-EFFECTS = command_line.Effects(
-    {
-        **export_gallery.EFFECTS,
-        **dict.fromkeys(("moment_embedder", "whitening", "data_dir", "images", "max_pixels"), _FROM_RUN),
-        **dict.fromkeys(("min_cosine", "max_recall_drop"), _FROM_RUN),
-        "representative_images": Effect(
-            lambda given: bool({"litert_int8", "litert", "all"} & set(given["formats"])), "--formats with litert_int8"
-        ),
-    },
-    frozenset({"run_dir", "out", "formats", "gallery", "dry_run"}),
-)
-
-# The flags whose names are not those of the arguments that they set.
-FLAG_OF = {"folder": "out", "options": "gallery_dataset_options"}
+FLAGS.define("bool", "dry_run", False, "Check the flags and the run, write nothing.")
+FLAGS.define("string", "gallery", "", "Build a retriever of the images here.")
+FLAGS.define("string", "embedder", "", "With --gallery: an exported version, or a folder of them, in place of a run.")
+FLAGS.define("string", "gallery_dataset", "", "With --gallery: a data set, as in bin/train, not a folder of images.")
+FLAGS.define("string", "gallery_dataset_options", "", "Its options, as in bin/train.")
+FLAGS.define("enum", "gallery_split", "test", ["test", "train", "all", "gallery"], "Which of its images.")
+FLAGS.define("enum", "gallery_bad_images", "error", ["error", "skip"], "What to do with unreadable images.")
+FLAGS.define("integer", "exact_limit", 200_000, "Galleries of more images get a faiss index.", lower_bound=0)
+FLAGS.define("float", "index_recall", 0.99, "Recall@10 that such an index is to reach, as a fraction.")
 
 
-def export() -> None:
+def export(values: Flags) -> None:
     """Export as the flags say."""
-    values = flags.FLAGS
     if keras.backend.backend() != "tensorflow":
         raise UserError(
             f"KERAS_BACKEND={keras.backend.backend()}: what is exported is TensorFlow's, whatever trained it; run "
             "KERAS_BACKEND=tensorflow bin/export ..."
         )
-    for name in ("out",) if values.gallery else ("run_dir", "out"):
-        if not values[name].value:
-            raise UserError(f"--{name} is missing")
+    values.require(*(["out"] if values.gallery else ["run_dir", "out"]))
     require_local(values.out, "out")
     from tfdml.export.exporter import ExportOptions, check_whitening, export_run, load_run
+    from tfdml.training.expressions import parse_arguments
 
-    whitening = export_gallery.whitening()
+    whitening = parse_arguments(values.whitening, "--whitening") if values.whitening else None
     check_whitening(whitening or {})
     options = ExportOptions(
         formats=values.formats,
@@ -110,8 +108,9 @@ def export() -> None:
         min_cosine=values.min_cosine,
         max_recall_drop=values.max_recall_drop,
     )
+    report = functools.partial(print, flush=True)
     if values.gallery:
-        export_gallery.export_gallery(options, lambda line: print(line, flush=True))
+        _export_gallery(values, options, whitening, report)
         return
     if values.dry_run:
         embedder, _ = load_run(values.run_dir, values.moment_embedder, values.data_dir)
@@ -125,7 +124,7 @@ def export() -> None:
         options,
         values.moment_embedder,
         values.data_dir,
-        lambda line: print(line, flush=True),
+        report,
         whitening,
     )
     print(f"version: {version}")
@@ -133,10 +132,93 @@ def export() -> None:
         print(f"It holds no SavedModel: do not let TF Serving watch {values.out}.")
 
 
-def main() -> None:
-    """Entry point."""
-    command_line.run(export, "export", USAGE, flag_of=FLAG_OF, effects=EFFECTS)
+def _export_gallery(
+    values: Flags, options: ExportOptions, whitening: dict[str, Any] | None, report: Callable[[str], None]
+) -> None:
+    """Build a retriever as the flags say.
+
+    Args:
+        values: The flags.
+        options: How the embedder of a run is exported first.
+        whitening: The arguments of a whitening behind that embedder.
+        report: Called with a line on each step.
+
+    Raises:
+        UserError: The flags do not go together, an image is bad, or the folder cannot be written.
+    """
+    if bool(values.run_dir) == bool(values.embedder):
+        raise UserError("--gallery needs the embedder: --run_dir or --embedder, one of the two")
+    if "saved_model" not in options.formats:
+        raise UserError("--gallery makes a SavedModel: leave --formats alone")
+    if not 0 < values.index_recall <= 1:
+        raise UserError(f"--index_recall={values.index_recall}: must be a fraction above 0")
+    from tfdml.export.retriever import Retriever, newest_version
+    from tfdml.io.files import scratch_folder
+
+    items = _gallery_items(values)
+    if values.dry_run:
+        next(items)
+        if values.embedder:
+            newest_version(Path(values.embedder))
+        print(f"would build a retriever of {values.gallery} in {values.out}; nothing was written (--dry_run)")
+        return
+    with scratch_folder() as folder:
+        embedder = values.embedder
+        if values.run_dir:
+            from tfdml.export.exporter import export_run
+
+            embedder = export_run(
+                values.run_dir, folder, options, values.moment_embedder, values.data_dir, report, whitening
+            )
+        built = Retriever.build(
+            embedder,
+            items,
+            values.out,
+            exact_limit=values.exact_limit,
+            recall=values.index_recall,
+            skip_bad=values.gallery_bad_images == "skip",
+            report=report,
+        )
+    index = built.card["index"]
+    found = f", faiss index with recall@10 {index['recall@10']:.4f}" if index else ""
+    report(f"{len(built):,} items of {built.card['classes']:,} classes, {built.card['kind']}{found}")
+    print(f"version: {built.path}")
 
 
-if __name__ == "__main__":
-    main()
+def _gallery_items(values: Flags) -> Iterator[GalleryItem | UnreadableItem]:
+    """The items that the flags mean, each read when its turn comes."""
+    from tfdml.export.gallery import items_of_dataset, items_of_folder
+
+    if not values.gallery_dataset:
+        return items_of_folder(values.gallery)
+    from tfdml import data
+    from tfdml.training.expressions import parse_arguments
+
+    arguments = parse_arguments(values.gallery_dataset_options, "--gallery_dataset_options")
+    splits = ("train", "test") if values.gallery_split == "all" else (values.gallery_split,)
+    directory = os.path.expanduser(values.gallery)
+    datasets = [data.load(values.gallery_dataset, directory, split, **arguments) for split in splits]
+    return (item for dataset in datasets for item in items_of_dataset(dataset, directory))
+
+
+_FROM_RUN = Effect(lambda given: not given["embedder"], "--run_dir in place of --embedder")
+_OF_DATASET = both(needs("gallery"), needs("gallery_dataset"))
+COMMAND = Command(
+    "export",
+    export,
+    FLAGS,
+    USAGE,
+    effects={
+        **dict.fromkeys(
+            ("embedder", "gallery_dataset", "gallery_bad_images", "exact_limit", "index_recall"), needs("gallery")
+        ),
+        "gallery_dataset_options": _OF_DATASET,
+        "gallery_split": _OF_DATASET,
+        **dict.fromkeys(("moment_embedder", "whitening", "data_dir", "images", "max_pixels"), _FROM_RUN),
+        **dict.fromkeys(("min_cosine", "max_recall_drop"), _FROM_RUN),
+        "representative_images": Effect(
+            lambda given: bool({"litert_int8", "litert", "all"} & set(given["formats"])), "--formats with litert_int8"
+        ),
+    },
+    flag_of={"folder": "out", "options": "gallery_dataset_options"},
+)

@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import time
 
-from absl import flags
-
-from tfdml.cli import main as command_line
-from tfdml.cli.progress import Progress
-from tfdml.errors import UserError
+from tfdml.cli.command_line import Command, Flags
+from tfdml.cli.main import Progress
 
 USAGE = """
 Write the embeddings of a data set into a database, where they are searched.
@@ -34,25 +31,16 @@ A password may also come from the environment (PGPASSWORD) and is never printed.
 What a search of the gallery finds is measured by bin/evaluate --model=URI.
 """
 
-flags.DEFINE_string(
-    "embeddings", "", "A folder that bin/embed wrote, or a Parquet, .npz or .npy file.", module_name=__name__
-)
-flags.DEFINE_string("to", "", "The gallery's address, see above.", module_name=__name__)
-flags.DEFINE_string("prefix", "", "Put before the name of each image, for its id.", module_name=__name__)
-flags.DEFINE_bool("dry_run", False, "Say what would be done, write nothing.", module_name=__name__)
-
-EFFECTS = command_line.Effects({}, frozenset({"embeddings", "to", "prefix", "dry_run"}))
-
-# The flags whose names are not those of the arguments that they set.
-FLAG_OF = {"uri": "to"}
+FLAGS = Flags()
+FLAGS.define("string", "embeddings", "", "A folder that bin/embed wrote, or a Parquet, .npz or .npy file.")
+FLAGS.define("string", "to", "", "The gallery's address, see above.")
+FLAGS.define("string", "prefix", "", "Put before the name of each image, for its id.")
+FLAGS.define("bool", "dry_run", False, "Say what would be done, write nothing.")
 
 
-def index() -> None:
+def index(values: Flags) -> None:
     """Index as the flags say."""
-    values = flags.FLAGS
-    for name in ("embeddings", "to"):
-        if not values[name].value:
-            raise UserError(f"--{name} is missing")
+    values.require("embeddings", "to")
     from tfdml.retrieval import connect, index_embeddings
     from tfdml.retrieval.indexing import EmbeddingsToIndex
 
@@ -84,10 +72,4 @@ def index() -> None:
         print(f"searched by the index {kind}" if kind else "searched exactly")
 
 
-def main() -> None:
-    """Entry point."""
-    command_line.run(index, "index", USAGE, flag_of=FLAG_OF, effects=EFFECTS)
-
-
-if __name__ == "__main__":
-    main()
+COMMAND = Command("index", index, FLAGS, USAGE, flag_of={"uri": "to"})

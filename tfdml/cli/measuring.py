@@ -1,16 +1,18 @@
-"""What bin/evaluate measures: embeddings of a model or from disk, with their images; and how it prints the result."""
+"""What `tfdml evaluate` measures of a split that a model embeds, or of embeddings on disk; and how it is printed."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from absl import flags, logging
+from absl import logging
 
 from tfdml.cli import model_flags
-from tfdml.cli.flag_names import own_flags
+from tfdml.cli.command_line import Flags
 from tfdml.errors import UserError
 from tfdml.memory import free_memory, require_memory
 
@@ -19,25 +21,26 @@ if TYPE_CHECKING:
     from tfdml.embeddings.backends import EmbeddingBackend
     from tfdml.embeddings.reader import StoredEmbeddings
     from tfdml.embeddings.views import Views
-
-_CLUSTERING = ("nmi", "ami", "f1")
+    from tfdml.evaluation.chains import Step
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
-    """Embeddings and what they are of.
+class EmbeddedSplit:
+    """A split of a data set, embedded.
 
     Args:
+        values: The flags.
         name: What to call the images in print.
         dataset_name: The data set, or where the embeddings lie.
         embeddings: (N, d).
-        images: What has the `labels` (N,), and `is_query` (N,) or None, of the embeddings.
+        images: Has the `labels` (N,), and `is_query` (N,) or None, of the embeddings.
         dataset: The images themselves; None where only embeddings are known.
         source: The model; None likewise.
         choice: Where to read other splits from; None likewise.
         stored: All that lies beside the embeddings on disk; None for a model.
     """
 
+    values: Flags
     name: str
     dataset_name: str
     embeddings: np.ndarray
@@ -47,52 +50,180 @@ class Subject:
     choice: model_flags.DataChoice | None = None
     stored: StoredEmbeddings | None = None
 
+    @classmethod
+    def by_model(cls, values: Flags, metrics: Sequence[str]) -> EmbeddedSplit:
+        """A split, embedded by a model."""
+        choice = model_flags.chosen_data(values)
+        source = model_flags.chosen_source(values)
+        dataset = choice.load(values.split)
+        if "recall" in metrics:
+            fitting_ks(values, dataset)
+        vectors = source.embed(dataset, values.batch_size)
+        return cls(values, f"{choice.name}, {values.split}", choice.name, vectors, dataset, dataset, source, choice)
+
+    @classmethod
+    def on_disk(cls, values: Flags) -> EmbeddedSplit:
+        """A split of embeddings from disk; with `--dataset`, checked against its images.
+
+        Raises:
+            UserError: There are no labels, the data set's images are others, or a page is asked for without them.
+        """
+        from tfdml.embeddings.reader import read_embeddings
+
+        if values.report and not values.dataset:
+            raise UserError("--report shows images: name their --dataset and --data_dir beside the embeddings")
+        everything = read_embeddings(values.model)
+        part = everything.split(values.split)
+        dataset, choice = None, None
+        if values.dataset:
+            choice = model_flags.chosen_data(values)
+            dataset = choice.load(values.split)
+            part = _with_labels_of(part, dataset, f"{choice.name} ({values.split})")
+        if part.labels is None:
+            raise UserError(
+                f"{values.model} has no labels: put the class id of each embedding there, or name a --dataset"
+            )
+        known = choice.name if choice else Path(values.model).name
+        about = part.manifest.get("dataset", {}).get("name") or known
+        name = f"{about}, {values.split}" if part.roles is not None or choice else about
+        return cls(values, name, about, part.embeddings, part, dataset, None, choice, everything)
+
     @property
     def num_classes(self) -> int:
         """How many classes the images are of."""
         return len(np.unique(self.images.labels))
 
+    def kmeans_sample(self, metrics: Sequence[str]) -> int:
+        """How many embeddings k-means is to be trained on where not all fit into memory; 0: all.
 
-def embedded(model: str, split: str, metrics: list[str]) -> Subject:
-    """A split, embedded by a model."""
-    choice = model_flags.chosen_data(model)
-    source = model_flags.chosen_source(model)
-    dataset = choice.load(split)
-    if "recall" in metrics:
-        fitting_ks(dataset)
-    vectors = source.embed(dataset, flags.FLAGS.batch_size)
-    return Subject(f"{choice.name}, {split}", choice.name, vectors, dataset, dataset, source, choice)
+        Raises:
+            UserError: Not even as many as there are classes fit.
+        """
+        from tfdml.evaluation.retrieval import CLUSTERING_METRICS
+        from tfdml.retrieval.exact import is_memory_mapped
+
+        wanted = sorted(set(metrics) & set(CLUSTERING_METRICS))
+        # Three times over: in memory k-means holds the embeddings, a copy that it moves, and faiss's own.
+        if not wanted or not is_memory_mapped(self.embeddings):
+            return 0
+        free = free_memory()
+        if 3 * self.embeddings.nbytes <= free:
+            return 0
+        row = self.embeddings.nbytes // len(self.embeddings)
+        fitting = int(free / 2) // (3 * row)
+        what, advice = f"{', '.join(wanted)} of {self.name}", "leave them out: --metrics=recall,map@r,r_precision"
+        require_memory(6 * row * self.num_classes, what, advice)
+        logging.warning(
+            "%s: k-means is trained on a sample of %s embeddings, which fit into memory", what, f"{fitting:,}"
+        )
+        return fitting
+
+    def quantised(self) -> dict[str, Any]:
+        """Recall@1 in galleries of fewer bytes, see `quantised_recall`."""
+        from tfdml.evaluation.approximate_search import quantised_recall
+        from tfdml.evaluation.retrieval import dataset_protocol
+
+        protocol = dataset_protocol(self.embeddings, self.images)
+        return quantised_recall(**protocol, kinds=self.values.quantised, distance=self.values.distance)
+
+    def generalisation(self) -> dict[str, Any]:
+        """The measures of generalisation that the training classes, and the model, allow."""
+        from tfdml.evaluation import evaluate_generalisation
+        from tfdml.models import Embedder
+
+        if self.values.split == "train":
+            raise UserError("--generalisation compares the test classes with the training classes: leave --split=test")
+        train, options = self._train_side(), {}
+        if train[0] is None:
+            logging.warning(
+                "no embeddings of training classes: measures that need them are left out (bin/embed --split=all)"
+            )
+        embedder = getattr(self.source, "embedder", None)
+        if isinstance(embedder, Embedder) and self.dataset is not None:
+            from tfdml.data.pipeline import evaluation_batches
+            from tfdml.data.transforms import EvaluationTransform
+
+            batches = evaluation_batches(self.dataset, EvaluationTransform.of(embedder), self.values.batch_size)
+            options = {"embedder": embedder, "test_batches": batches}
+        return evaluate_generalisation(
+            self.embeddings, self.images.labels, *train, distance=self.values.distance, **options
+        )
+
+    def after_embedding(
+        self, chains: Sequence[Sequence[Step]], ks: Sequence[int], metrics: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        """The rows of `measure_chains`: what is gained by steps between the embedding and the ranking."""
+        from tfdml.evaluation import Sources, measure_chains
+        from tfdml.evaluation.retrieval import CLUSTERING_METRICS, dataset_protocol
+
+        # Chains that need the same images embedded share them.
+        @functools.cache
+        def train(views: Views | None) -> Any:
+            if self.values.split == "train":
+                raise UserError("--after: whitening is fitted to the training classes: leave --split=test")
+            vectors, _ = self._train_side(views)
+            if vectors is None:
+                raise UserError("--after: whitening needs embeddings of training classes, too: bin/embed --split=all")
+            return vectors
+
+        @functools.cache
+        def embed(views: Views) -> tuple[np.ndarray, np.ndarray | None]:
+            protocol = dataset_protocol(self._embed(self.dataset, views), self.images)
+            return protocol["embeddings"], protocol.get("gallery")
+
+        return measure_chains(
+            **dataset_protocol(self.embeddings, self.images),
+            chains=chains,
+            sources=Sources(train, embed if self.source is not None else None),
+            ks=ks,
+            metrics=[name for name in metrics if name not in CLUSTERING_METRICS] or ["recall"],
+            distance=self.values.distance,
+        )
+
+    def write_page(self, result: dict[str, Any]) -> None:
+        """Write the report of one model on the split.
+
+        Raises:
+            UserError: It cannot be written.
+        """
+        from tfdml.report import Run, write_report
+
+        assert self.dataset is not None
+        values = self.values
+        settings = {name: values[name].value for name in values if values[name].present}
+        run = Run(values.model, {"metrics": result}, flags=settings)
+        try:
+            write_report(values.report, run, self.dataset, self.embeddings, distance=values.distance)
+        except OSError as error:
+            raise UserError(f"--report={values.report} cannot be written: {error.strerror or error}") from error
+
+    def _embed(self, dataset: ImageDataset | None, views: Views | None) -> np.ndarray:
+        """(N, d) a data set, embedded by the model, in its one view or averaged over several."""
+        assert self.source is not None
+        assert dataset is not None
+        if views is None:
+            return self.source.embed(dataset, self.values.batch_size)
+        from tfdml.embeddings.views import embed_views
+
+        return embed_views(self.source, dataset, self.values.batch_size, views)
+
+    def _train_side(self, views: Views | None = None) -> tuple[Any, Any]:
+        """Embeddings and labels of the training classes; None where they are not to be had."""
+        if self.source is not None and self.choice is not None:
+            dataset = without_held_out(self.choice.load("train"), self.choice.name, self.values.model)
+            return self._embed(dataset, views), dataset.labels
+        if self.stored is not None and self.stored.roles is not None and (self.stored.roles == "train").any():
+            train = self.stored.split("train")
+            return train.embeddings, train.labels
+        return None, None
 
 
-def stored(path: str, split: str, metrics: list[str]) -> Subject:
-    """A split of embeddings from disk; with `--dataset`, checked against its images.
-
-    Raises:
-        UserError: There are no labels, the data set's images are others, or a page is asked for without them.
-    """
-    from tfdml.embeddings.reader import read_embeddings
-
-    if flags.FLAGS.report and not flags.FLAGS.dataset:
-        raise UserError("--report shows images: name their --dataset and --data_dir beside the embeddings")
-    everything = read_embeddings(path)
-    part = everything.split(split)
-    dataset, choice = None, None
-    if flags.FLAGS.dataset:
-        choice = model_flags.chosen_data(path)
-        dataset = choice.load(split)
-        part = _with_labels_of(part, dataset, f"{choice.name} ({split})")
-    if part.labels is None:
-        raise UserError(f"{path} has no labels: put the class id of each embedding there, or name a --dataset")
-    about = part.manifest.get("dataset", {}).get("name") or (choice.name if choice else Path(path).name)
-    name = f"{about}, {split}" if part.roles is not None or choice else about
-    return Subject(name, about, part.embeddings, part, dataset, None, choice, everything)
-
-
-def fitting_ks(images: Any) -> tuple[int, ...]:
+def fitting_ks(values: Flags, images: Any) -> tuple[int, ...]:
     """The K of `--ks`; where the flag is not given, without those that the images are too few for.
 
     Args:
-        images: What has `labels` (N,), and `is_query` (N,) or None.
+        values: The flags.
+        images: Has `labels` (N,), and `is_query` (N,) or None.
 
     Raises:
         UserError: A query is compared with fewer than K images, for a K that was asked for.
@@ -100,16 +231,37 @@ def fitting_ks(images: Any) -> tuple[int, ...]:
     from tfdml.evaluation.per_query import dataset_roles
     from tfdml.evaluation.retrieval import ks_within
 
-    ks = tuple(int(k) for k in flags.FLAGS.ks)
+    ks = tuple(int(k) for k in values.ks)
     queries, gallery = dataset_roles(images)
     available = len(queries) - 1 if gallery is None else len(gallery)
     fitting = ks_within(ks, available)
-    if max(ks) > available and flags.FLAGS["ks"].present:
+    if max(ks) > available and values["ks"].present:
         raise UserError(
             f"--ks={','.join(map(str, ks))}: there are {available:,} images to search in; choose smaller ones, e.g. "
             f"--ks={','.join(map(str, fitting))}"
         )
     return fitting
+
+
+def without_held_out(train: ImageDataset, name: str, model: str) -> ImageDataset:
+    """The training images of a data set without the classes that a run held out: it has not seen them.
+
+    Args:
+        train: The images.
+        name: The data set.
+        model: The folder of the run; where it is another model, or of another data set, all images are kept.
+    """
+    from tfdml.training import RunFolder
+    from tfdml.training.build.images import split_training_classes
+    from tfdml.training.run.several import trained_on
+
+    if not (Path(model) / "flags.txt").is_file():
+        return train
+    experiment = RunFolder(model).load_experiment()
+    if experiment.dataset != name:
+        return train
+    data = trained_on(experiment)
+    return split_training_classes(train, data.holdout_classes, experiment.seed, data.holdout_sampling)[0]
 
 
 def _with_labels_of(part: StoredEmbeddings, dataset: ImageDataset, what: str) -> StoredEmbeddings:
@@ -125,99 +277,33 @@ def _with_labels_of(part: StoredEmbeddings, dataset: ImageDataset, what: str) ->
     return part
 
 
-def kmeans_sample(subject: Subject, metrics: list[str]) -> int:
-    """How many embeddings k-means is to be trained on where not all fit into memory; 0: all.
+def parsed_chains(texts: Sequence[str]) -> list[list[Step]]:
+    """The chains of `--after`.
 
     Raises:
-        UserError: Not even as many as there are classes fit.
+        UserError: One cannot be read, or has an unknown step, argument or order.
     """
-    from tfdml.retrieval.exact import is_memory_mapped
+    from tfdml.evaluation.chains import steps_of
+    from tfdml.training.expressions import parse_sum, shortened
 
-    wanted = sorted(set(metrics) & set(_CLUSTERING))
-    # Three times over: in memory k-means holds the embeddings, a copy that it moves, and faiss's own.
-    if not wanted or not is_memory_mapped(subject.embeddings):
-        return 0
-    free = free_memory()
-    if 3 * subject.embeddings.nbytes <= free:
-        return 0
-    row = subject.embeddings.nbytes // len(subject.embeddings)
-    fitting = int(free / 2) // (3 * row)
-    what, advice = f"{', '.join(wanted)} of {subject.name}", "leave them out: --metrics=recall,map@r,r_precision"
-    require_memory(6 * row * subject.num_classes, what, advice)
-    logging.warning("%s: k-means is trained on a sample of %s embeddings, which fit into memory", what, f"{fitting:,}")
-    return fitting
-
-
-def quantised(subject: Subject, kinds: list[str], distance: str) -> dict[str, Any]:
-    """Recall@1 in galleries of fewer bytes, see `quantised_recall`."""
-    from tfdml.evaluation.approximate_search import quantised_recall
-    from tfdml.evaluation.retrieval import dataset_protocol
-
-    return quantised_recall(**dataset_protocol(subject.embeddings, subject.images), kinds=kinds, distance=distance)
-
-
-def generalisation(subject: Subject, distance: str) -> dict[str, Any]:
-    """The measures of generalisation that the training classes, and the model, allow."""
-    from tfdml.evaluation import evaluate_generalisation
-    from tfdml.models import Embedder
-
-    if flags.FLAGS.split == "train":
-        raise UserError("--generalisation compares the test classes with the training classes: leave --split=test")
-    train, options = train_side(subject), {}
-    if train[0] is None:
-        logging.warning(
-            "no embeddings of training classes: measures that need them are left out (bin/embed --split=all)"
-        )
-    embedder = getattr(subject.source, "embedder", None)
-    if isinstance(embedder, Embedder) and subject.dataset is not None:
-        from tfdml.data.pipeline import evaluation_batches
-        from tfdml.data.transforms import EvaluationTransform
-
-        batches = evaluation_batches(subject.dataset, EvaluationTransform.of(embedder), flags.FLAGS.batch_size)
-        options = {"embedder": embedder, "test_batches": batches}
-    return evaluate_generalisation(subject.embeddings, subject.images.labels, *train, distance=distance, **options)
-
-
-def embed(subject: Subject, dataset: ImageDataset | None, views: Views | None = None) -> np.ndarray:
-    """(N, d) a data set, embedded by a subject's model, in its one view or averaged over several."""
-    assert subject.source is not None
-    assert dataset is not None
-    if views is None:
-        return subject.source.embed(dataset, flags.FLAGS.batch_size)
-    from tfdml.embeddings.views import embed_views
-
-    return embed_views(subject.source, dataset, flags.FLAGS.batch_size, views)
-
-
-def train_side(subject: Subject, views: Views | None = None) -> tuple[Any, Any]:
-    """Embeddings and labels of the training classes; None where they are not to be had."""
-    if subject.source is not None and subject.choice is not None:
-        dataset = _trained_on(subject.choice.load("train"), subject.choice.name)
-        return embed(subject, dataset, views), dataset.labels
-    whole = subject.stored
-    if whole is not None and whole.roles is not None and (whole.roles == "train").any():
-        train = whole.split("train")
-        return train.embeddings, train.labels
-    return None, None
-
-
-def _trained_on(train: ImageDataset, name: str) -> ImageDataset:
-    """Without the classes that a run held out: it has not seen them."""
-    from tfdml.training import RunFolder
-    from tfdml.training.build.images import split_training_classes
-    from tfdml.training.run.several import trained_on
-
-    if not (Path(flags.FLAGS.model) / "flags.txt").is_file():
-        return train
-    experiment = RunFolder(flags.FLAGS.model).load_experiment()
-    if experiment.dataset != name:
-        return train
-    data = trained_on(experiment)
-    return split_training_classes(train, data.holdout_classes, experiment.seed, data.holdout_sampling)[0]
+    result = []
+    for text in texts:
+        if not text.strip():
+            raise UserError("--after= names nothing: leave the flag out, or name a step")
+        terms = parse_sum(text, "--after")
+        if any(weight != 1 for weight, _ in terms):
+            raise UserError(
+                f"--after={shortened(text)!r}: steps have no factors; join them by +, in the order in which they apply"
+            )
+        try:
+            result.append(steps_of((call.name, call.arguments) for _, call in terms))
+        except UserError as error:
+            raise UserError(f"--after={shortened(text)!r}: {error}") from error
+    return result
 
 
 def print_metrics(result: dict[str, Any]) -> None:
-    """One metric a line, fractions in percent, with its interval where there is one."""
+    """Print one metric a line, fractions in percent, with its interval where there is one."""
     intervals = result.get("intervals", {})
     for key, value in result.items():
         if isinstance(value, float):
@@ -237,24 +323,26 @@ def print_metrics(result: dict[str, Any]) -> None:
         print("  generalisation (no percentages):")
         for key, value in result["generalisation"].items():
             print(f"    {key:<34}{value:>14,}" if isinstance(value, int) else f"    {key:<34}{value:>14.4g}")
+    if "after" in result:
+        _print_rows(result["after"])
 
 
 def _interval(interval: Any) -> str:
     return f"  [{100 * interval.low:.2f}, {100 * interval.high:.2f}]" if interval is not None else ""
 
 
-def write_page(subject: Subject, result: dict[str, Any], path: str, distance: str) -> None:
-    """The report of one model on one split.
-
-    Raises:
-        UserError: The page cannot be written.
-    """
-    from tfdml.report import Run, write_report
-
-    assert subject.dataset is not None
-    settings = {flag.name: flag.value for flag in own_flags().values() if flag.present}
-    run = Run(flags.FLAGS.model, {"metrics": result}, flags=settings)
-    try:
-        write_report(path, run, subject.dataset, subject.embeddings, distance=distance)
-    except OSError as error:
-        raise UserError(f"--report={path} cannot be written: {error.strerror or error}") from error
+def _print_rows(rows: Sequence[dict[str, Any]]) -> None:
+    """Print a line a row: each metric in percent with the points gained, seconds, megabytes and hubs."""
+    names = list(rows[0]["metrics"])
+    width = max(4, *(len(row["step"]) for row in rows))
+    hubs = rows[0]["hubness"]["k"]
+    print(f"  after the embedding, points gained on plain in brackets; hubs among the {hubs} nearest:")
+    heads = [f"{name:>15}" for name in names]
+    print(f"    {'step':<{width}}{''.join(heads)}{'seconds':>9}{'MB':>9}{'skew':>7}{'orphans':>9}{'hub':>7}")
+    for row in rows:
+        numbers = [f"{100 * row['metrics'][name]:6.2f} ({100 * row['gain'][name]:+6.2f})" for name in names]
+        found = row["hubness"]
+        print(
+            f"    {row['step']:<{width}}{''.join(numbers)}{row['seconds']:>9.2f}{row['bytes'] / 1e6:>9,.1f}"
+            f"{found['skewness']:>7.2f}{100 * found['orphans']:>7.2f} %{found['largest_hub']:>7,}"
+        )

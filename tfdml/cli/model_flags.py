@@ -6,10 +6,9 @@ import dataclasses
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from absl import flags
-
+from tfdml.cli.command_line import Flags
 from tfdml.effects import Effect
 from tfdml.errors import UserError
 
@@ -24,33 +23,30 @@ SOURCES = """--model is one of
   --resize_mode
   grpc://host:port/NAME, rest://host:port/NAME or http://host:port/v1/models/NAME: TF Serving, or with /VERSION"""
 
-flags.DEFINE_string("model", "", "What embeds: a path or an address, see above.", module_name=__name__)
-flags.DEFINE_string("dataset", "", "Data set, as in bin/train; for a run folder, its own.", module_name=__name__)
-flags.DEFINE_string("data_dir", "", "Where the unpacked data set lies.", module_name=__name__)
-flags.DEFINE_string("dataset_options", "", "Options of the data set, as in bin/train.", module_name=__name__)
-flags.DEFINE_enum(
-    "bad_images",
-    "error",
-    ["error", "skip"],
-    "What to do with images that cannot be decoded; to skip them, all are decoded first.",
-    module_name=__name__,
-)
-flags.DEFINE_integer("batch_size", 100, "Images per batch or request.", lower_bound=1, module_name=__name__)
-flags.DEFINE_integer(
-    "resize", 0, "For a .tflite or .onnx file without a card: pixels to resize to.", lower_bound=0, module_name=__name__
-)
-flags.DEFINE_enum(
-    "resize_mode",
-    "",
-    ["", "shorter", "squash", "pad"],
-    "For a .tflite or .onnx file: as in bin/train.",
-    module_name=__name__,
-)
-flags.DEFINE_integer(
-    "image_size", 0, "For a .tflite or .onnx file: checked against its input.", lower_bound=0, module_name=__name__
-)
-flags.DEFINE_string("pad_color", "", "For a .tflite or .onnx file: as in bin/train.", module_name=__name__)
-flags.DEFINE_float("timeout", 60.0, "Seconds that a request to an endpoint may take.", module_name=__name__)
+
+def define_model_flags(values: Flags) -> None:
+    """Define --model, and the flags that say how it sees images."""
+    values.define("string", "model", "", "What embeds: a path or an address, see above.")
+    values.define("integer", "batch_size", 100, "Images per batch or request.", lower_bound=1)
+    values.define(
+        "integer", "resize", 0, "For a .tflite or .onnx file without a card: pixels to resize to.", lower_bound=0
+    )
+    values.define(
+        "enum", "resize_mode", "", ["", "shorter", "squash", "pad"], "For a .tflite or .onnx file: as in bin/train."
+    )
+    values.define("integer", "image_size", 0, "For a .tflite or .onnx file: checked against its input.", lower_bound=0)
+    values.define("string", "pad_color", "", "For a .tflite or .onnx file: as in bin/train.")
+    values.define("float", "timeout", 60.0, "Seconds that a request to an endpoint may take.")
+
+
+def define_data_flags(values: Flags) -> None:
+    """Define --dataset, and the flags that say where it lies and what becomes of bad images."""
+    values.define("string", "dataset", "", "Data set, as in bin/train; for a run folder, its own.")
+    values.define("string", "data_dir", "", "Where the unpacked data set lies.")
+    values.define("string", "dataset_options", "", "Options of the data set, as in bin/train.")
+    text = "What to do with images that cannot be decoded; to skip them, all are decoded first."
+    values.define("enum", "bad_images", "error", ["error", "skip"], text)
+
 
 _VIEW_FILE = Effect(
     lambda given: Path(given["model"]).suffix in (".tflite", ".onnx"),
@@ -65,61 +61,72 @@ EFFECTS = {
 
 @dataclasses.dataclass(frozen=True)
 class DataChoice:
-    """Which data set the flags mean."""
+    """Which data set the flags mean.
+
+    Args:
+        name: Its name.
+        directory: Where it lies; empty: nowhere.
+        options: As in `--dataset_options`.
+        bad_images: `error`, or `skip` to leave out the images that cannot be decoded, of which each is tried.
+    """
 
     name: str
     directory: str
     options: str
+    bad_images: str = "error"
 
     def load(self, split: str) -> ImageDataset:
-        """One split; with `--bad_images=skip` without the images that cannot be decoded, of which each is tried."""
+        """One split."""
         from tfdml import data
         from tfdml.data.faults import check
         from tfdml.training.expressions import parse_arguments
 
         arguments = parse_arguments(self.options, "--dataset_options")
         dataset = data.load(self.name, self.directory or None, split, **arguments)
-        policy = flags.FLAGS.bad_images
-        return check(dataset, policy, "decode" if policy == "skip" else "headers")
+        return check(dataset, self.bad_images, "decode" if self.bad_images == "skip" else "headers")
 
 
-def chosen_data(model: str) -> DataChoice:
-    """The data set of the flags, or that of the run folder `model`.
+def chosen_data(values: Flags, model: str | None = None) -> DataChoice:
+    """The data set of the flags, or that of a run folder.
+
+    Args:
+        values: The flags.
+        model: The run folder, or what else embeds; None: that of `--model`.
 
     Raises:
         UserError: Neither names one, or there is no such model.
     """
-    values = flags.FLAGS
-    if not math.isfinite(values.timeout) or values.timeout <= 0:
-        raise UserError(f"--timeout={values.timeout} must be a number of seconds above 0")
-    if "://" not in model and not os.path.exists(os.path.expanduser(model or ".")):
-        raise UserError(f"--model={model}: there is no such file or folder")
+    model = values.model if model is None else model
+    _check_model(values, model)
     if values.dataset:
-        return DataChoice(values.dataset, values.data_dir, values.dataset_options)
+        return DataChoice(values.dataset, values.data_dir, values.dataset_options, values.bad_images)
     from tfdml.training import RunFolder
 
     if not (Path(model) / "flags.txt").is_file():
         raise UserError("--dataset is missing: only a run folder knows its own")
     stored = RunFolder(model).load_experiment()
-    return DataChoice(
-        stored.dataset, values.data_dir or stored.data_dir, values.dataset_options or stored.dataset_options
-    )
+    directory, options = values.data_dir or stored.data_dir, values.dataset_options or stored.dataset_options
+    return DataChoice(stored.dataset, directory, options, values.bad_images)
 
 
-def chosen_source(model: str) -> EmbeddingBackend:
-    """The model of the flags, loaded or reached."""
+def _check_model(values: Flags, model: str) -> None:
+    if not math.isfinite(values.timeout) or values.timeout <= 0:
+        raise UserError(f"--timeout={values.timeout} must be a number of seconds above 0")
+    if "://" not in model and not os.path.exists(os.path.expanduser(model or ".")):
+        raise UserError(f"--model={model}: there is no such file or folder")
+
+
+def chosen_source(values: Flags, model: str | None = None) -> EmbeddingBackend:
+    """The model of the flags, or another one, loaded or reached."""
     from tfdml.embeddings.backends import load_backend
     from tfdml.training.distributed import devices
 
-    values = flags.FLAGS
+    model = values.model if model is None else model
+    _check_model(values, model)
     if Path(model).suffix == ".keras" or (Path(model) / "embedder.keras").is_file():
         # So that a pass that was stopped and continued gives the bits of an uninterrupted one.
         devices.one_operation_at_a_time()
-    return load_backend(
-        model,
-        resize=values.resize,
-        resize_mode=values.resize_mode,
-        image_size=values.image_size,
-        pad_color=values.pad_color,
-        timeout=values.timeout,
-    )
+    view: dict[str, Any] = {
+        name: values[name].value for name in ("resize", "resize_mode", "image_size", "pad_color", "timeout")
+    }
+    return load_backend(model, **view)

@@ -7,11 +7,8 @@ import os
 import time
 from typing import Any
 
-from absl import flags
-
-from tfdml.cli import main as command_line
-from tfdml.cli.flag_names import as_flags
-from tfdml.cli.progress import StatusLine
+from tfdml.cli.command_line import Command, Flags, as_flags
+from tfdml.cli.main import StatusLine
 from tfdml.effects import Effect, both, either, needs
 from tfdml.errors import UserError
 
@@ -28,65 +25,52 @@ Interrupted, the same command resumes where it stopped. The folder holds manifes
 *.npz, copies.json (byte-identical images) and, where there are any, bad_images.txt.
 """
 
-flags.DEFINE_string("dataset", "", "Data set, as in bin/train.", module_name=__name__)
-flags.DEFINE_string("data_dir", "", "Where the data set lies unpacked, or is to go.", module_name=__name__)
-flags.DEFINE_string("dataset_options", "", "Options of the data set, as in bin/train.", module_name=__name__)
-flags.DEFINE_string("out", "", "Folder to write: new, empty, or begun by this command.", module_name=__name__)
-flags.DEFINE_list("splits", ["train", "test"], "Splits to prepare.", module_name=__name__)
-flags.DEFINE_integer(
-    "shrink", 0, "Resize images to at most this many pixels of the shorter side; 0 keeps them.", module_name=__name__
+FLAGS = Flags()
+FLAGS.define("string", "dataset", "", "Data set, as in bin/train.")
+FLAGS.define("string", "data_dir", "", "Where the data set lies unpacked, or is to go.")
+FLAGS.define("string", "dataset_options", "", "Options of the data set, as in bin/train.")
+FLAGS.define("string", "out", "", "Folder to write: new, empty, or begun by this command.")
+FLAGS.define("list", "splits", ["train", "test"], "Splits to prepare.")
+FLAGS.define("integer", "shrink", 0, "Resize images to at most this many pixels of the shorter side; 0 keeps them.")
+FLAGS.define(
+    "enum",
+    "shrink_format",
+    "jpeg",
+    ["jpeg", "png"],
+    "How resized images are encoded: JPEG of quality 95, or lossless PNG.",
 )
-flags.DEFINE_enum(
-    "shrink_format", "jpeg", ["jpeg", "png"], "How resized images are encoded: JPEG of quality 95, or lossless PNG.",
-    module_name=__name__,
-)  # fmt: skip
-flags.DEFINE_float("shard_mb", 128.0, "MiB of source images in a shard.", module_name=__name__)
-flags.DEFINE_integer("workers", os.cpu_count() or 1, "Images decoded at once.", module_name=__name__)
-flags.DEFINE_enum(
-    "bad_images", "error", ["error", "skip"], "Whether bad images are an error or are left out.", module_name=__name__
+FLAGS.define("float", "shard_mb", 128.0, "MiB of source images in a shard.")
+FLAGS.define("integer", "workers", os.cpu_count() or 1, "Images decoded at once.")
+FLAGS.define("enum", "bad_images", "error", ["error", "skip"], "Whether bad images are an error or are left out.")
+FLAGS.define(
+    "enum",
+    "drop_copies",
+    "none",
+    ["none", "across"],
+    "across: leave out test images that are copies of a training image.",
 )
-flags.DEFINE_enum(
-    "drop_copies", "none", ["none", "across"], "across: leave out test images that are copies of a training image.",
-    module_name=__name__,
-)  # fmt: skip
-flags.DEFINE_integer(
-    "max_pixels", 178_956_970, "An image whose header promises more is bad, and is not decoded.", module_name=__name__
-)
-flags.DEFINE_bool("download", False, "First download what is missing, with resume and checksum.", module_name=__name__)
-flags.DEFINE_bool("check_only", False, "Check the images and look for copies; write nothing.", module_name=__name__)
-flags.DEFINE_bool("verify", False, "Compare the record files in --out with their checksums.", module_name=__name__)
-flags.DEFINE_bool("dry_run", False, "Say what would be done; read no image, write nothing.", module_name=__name__)
+FLAGS.define("integer", "max_pixels", 178_956_970, "An image whose header promises more is bad, and is not decoded.")
+FLAGS.define("bool", "download", False, "First download what is missing, with resume and checksum.")
+FLAGS.define("bool", "check_only", False, "Check the images and look for copies; write nothing.")
+FLAGS.define("bool", "verify", False, "Compare the record files in --out with their checksums.")
+FLAGS.define("bool", "dry_run", False, "Say what would be done; read no image, write nothing.")
 
 _NOT_VERIFYING = Effect(lambda given: not given["verify"], "a command without --verify, which reads --out alone")
 _READING = both(_NOT_VERIFYING, either(needs("out"), needs("check_only")))
 _WRITING = both(
     _NOT_VERIFYING, needs("out"), Effect(lambda given: not given["check_only"], "a command without --check_only")
 )
-EFFECTS = command_line.Effects(
-    {
-        **dict.fromkeys(("dataset", "data_dir", "download", "check_only"), _NOT_VERIFYING),
-        **dict.fromkeys(("dataset_options", "splits", "workers", "bad_images", "max_pixels", "drop_copies"), _READING),
-        "out": Effect(lambda given: not given["check_only"], "a command without --check_only, which writes nothing"),
-        "shrink": _WRITING,
-        "shrink_format": both(_WRITING, needs("shrink")),
-        "shard_mb": _WRITING,
-    },
-    frozenset({"verify", "dry_run"}),
-)
-
 _MEGABYTE = 2**20
 
 
-def prepare() -> None:
+def prepare(values: Flags) -> None:
     """Do what the flags say."""
-    values = flags.FLAGS
     if not values.splits:
         raise UserError("--splits= names no split: write train, test, or train,test")
     if values.verify:
         _verify(values.out)
         return
-    if not values.dataset:
-        raise UserError("--dataset is missing")
+    values.require("dataset")
     if values.download:
         _download(values.dataset, values.data_dir, values.dry_run)
         if not (values.out or values.check_only):
@@ -178,7 +162,7 @@ def _say_report(report, out: str, seconds: float, check_only: bool) -> None:
             for fault in found.faults:
                 print(f"  {one_line(str(fault))}")
     print(bad_images_in_words(report))
-    print(as_flags("\n".join(describe_duplicates(report.duplicates))))
+    print(as_flags("\n".join(describe_duplicates(report.duplicates)), FLAGS))
     if check_only:
         print(f"checked in {seconds:,.1f} s")
     else:
@@ -204,10 +188,17 @@ class _Progress(StatusLine):
             self.show(f"{what}: {done / _MEGABYTE:,.0f}{of} MB")
 
 
-def main() -> None:
-    """Entry point."""
-    command_line.run(prepare, "prepare", USAGE, effects=EFFECTS)
-
-
-if __name__ == "__main__":
-    main()
+COMMAND = Command(
+    "prepare",
+    prepare,
+    FLAGS,
+    USAGE,
+    effects={
+        **dict.fromkeys(("dataset", "data_dir", "download", "check_only"), _NOT_VERIFYING),
+        **dict.fromkeys(("dataset_options", "splits", "workers", "bad_images", "max_pixels", "drop_copies"), _READING),
+        "out": Effect(lambda given: not given["check_only"], "a command without --check_only, which writes nothing"),
+        "shrink": _WRITING,
+        "shrink_format": both(_WRITING, needs("shrink")),
+        "shard_mb": _WRITING,
+    },
+)

@@ -1,25 +1,30 @@
-"""bin/train: run an experiment."""
+"""`tfdml train`: run an experiment."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
+import typing
 from math import nan
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from tfdml.cli import experiment_flags
-from tfdml.cli import main as command_line
-from tfdml.cli.flag_names import own_flags
+from tfdml.cli.command_line import Command, Flags
 from tfdml.effects import Effect, either, needs
 from tfdml.errors import UserError
-from tfdml.training.experiment import ALWAYS
 from tfdml.training.experiment import EFFECTS as SETTINGS
+from tfdml.training.experiment import Experiment
+from tfdml.training.settings import (
+    DataSettings,
+    EvaluationSettings,
+    ModelSettings,
+    OptimizationSettings,
+    RunSettings,
+)
 
 if TYPE_CHECKING:
     from tfdml.cluster.training import ClusterSettings
-    from tfdml.training import Experiment
 
 USAGE = """
 Train an image embedder and measure it on classes never seen in training.
@@ -42,93 +47,99 @@ The run folder holds flags.txt, data.json, environment.json, metrics.jsonl, resu
 tensorboard/ and report/index.html; with rank_mi statistics_network.keras and statistics.json too.
 """
 
-experiment_flags.define()
-flags.DEFINE_bool("resume", False, "Continue the run in --run_dir from its newest checkpoint.", module_name=__name__)
-flags.DEFINE_bool(
-    "restart",
-    False,
-    "With --resume: where no checkpoint can be used, train the run again from its first step.",
-    module_name=__name__,
+_STAGES = {
+    "Data: images, views and batches": DataSettings,
+    "Model": ModelSettings,
+    "Objectives and optimisation": OptimizationSettings,
+    "Evaluation": EvaluationSettings,
+    "Run": RunSettings,
+}
+_KINDS = {bool: "bool", int: "integer", float: "float", str: "string"}
+
+
+def _experiment_flags() -> Flags:
+    """One flag per setting of an experiment, made from the settings themselves."""
+    values, types = Flags(), typing.get_type_hints(Experiment)
+    for field in dataclasses.fields(Experiment):
+        choices = field.metadata.get("choices")
+        text = field.metadata["help"] + (f" One of {', '.join(choices)}." if choices else "")
+        if field.metadata.get("switch"):
+            # Takes a word, but --name alone means true and --noname false.
+            parser: flags.ArgumentParser = flags.ArgumentParser()
+            flag = flags.Flag(parser, flags.ArgumentSerializer(), field.name, field.default, text, boolean=True)
+            flags.DEFINE_flag(flag, values, "tfdml")
+        else:
+            values.define(_KINDS[types[field.name]], field.name, field.default, text)
+    return values
+
+
+def given_settings(values: Flags) -> dict[str, Any]:
+    """The settings of an experiment that the command line or a flag file sets."""
+    names = [field.name for field in dataclasses.fields(Experiment)]
+    return {name: values[name].value for name in names if values[name].present}
+
+
+FLAGS = _experiment_flags()
+FLAGS.define("bool", "resume", False, "Continue the run in --run_dir from its newest checkpoint.")
+FLAGS.define(
+    "bool", "restart", False, "With --resume: where no checkpoint can be used, train the run again from its first step."
 )
-flags.DEFINE_bool(
+FLAGS.define(
+    "bool",
     "dry_run",
     False,
     "Print what would run and write nothing: images and classes, trained parameters and rates, steps, memory, flags.",
-    module_name=__name__,
 )
-flags.DEFINE_bool(
+FLAGS.define(
+    "bool",
     "probe",
     False,
     "With --dry_run: run a few steps, and say how many images a second and hours the run will take, what holds it up, "
     "and how much memory it needs.",
-    module_name=__name__,
 )
-flags.DEFINE_string(
-    "preview", "", "Write a contact sheet of the first batch to this PNG file and train nothing.", module_name=__name__
-)
-flags.DEFINE_string(
+FLAGS.define("string", "preview", "", "Write a contact sheet of the first batch to this PNG file and train nothing.")
+FLAGS.define(
+    "string",
     "cluster",
     "",
     "Train on a Ray cluster: its address, such as ray://host:10001, or local for one of its own on this machine.",
-    module_name=__name__,
 )
-flags.DEFINE_integer("workers", 1, "With --cluster: how many processes train.", module_name=__name__)
-flags.DEFINE_integer(
-    "gpus_per_worker", 0, "With --cluster: GPUs of each worker; 0: they train on CPUs.", module_name=__name__
-)
-flags.DEFINE_integer(
-    "max_failures", 3, "With --cluster: how often lost workers are started anew.", module_name=__name__
-)
-flags.DEFINE_string(
+FLAGS.define("integer", "workers", 1, "With --cluster: how many processes train.")
+FLAGS.define("integer", "gpus_per_worker", 0, "With --cluster: GPUs of each worker; 0: they train on CPUs.")
+FLAGS.define("integer", "max_failures", 3, "With --cluster: how often lost workers are started anew.")
+FLAGS.define(
+    "string",
     "storage",
     "",
     "With --cluster: where the run is kept until it has ended, seen by every host: a folder, or such as "
     "s3://bucket/runs. Empty: beside --run_dir.",
-    module_name=__name__,
 )
-flags.DEFINE_string(
+FLAGS.define(
+    "string",
     "sweep",
     "",
     "Train a run for each choice of settings, compared on held-out classes (through Ray; --workers side by side), e.g. "
     "'objectives.weight=0.1,0.3,1; learning_rate=1e-4..1e-3': objectives.weight is the factor of the last term, "
     "objectives.NAME that of another; lists are combined, ranges drawn from --sweep_samples times.",
-    module_name=__name__,
 )
-flags.DEFINE_integer("sweep_samples", 8, "With --sweep: how often ranges are drawn from.", module_name=__name__)
+FLAGS.define("integer", "sweep_samples", 8, "With --sweep: how often ranges are drawn from.")
 
 
-def _values() -> dict[str, Any]:
+def _values(given: Flags) -> dict[str, Any]:
     """The values of all flags; of a run that is resumed, those that it was begun with."""
     from tfdml.training import RunFolder
 
-    values: dict[str, Any] = {name: flag.value for name, flag in own_flags().items()}
+    values = given.flag_values_dict()
     folder = RunFolder(str(values["run_dir"]))
     if values["resume"] and folder.flags.is_file():
-        values |= {**dataclasses.asdict(folder.load_experiment()), **experiment_flags.given()}
+        values |= {**dataclasses.asdict(folder.load_experiment()), **given_settings(given)}
     return values
 
 
-_OF_WORKERS = either(needs("cluster"), needs("sweep"))
-EFFECTS = command_line.Effects(
-    {
-        **SETTINGS,
-        "restart": needs("resume"),
-        "probe": needs("dry_run"),
-        "workers": _OF_WORKERS,
-        "gpus_per_worker": _OF_WORKERS,
-        "max_failures": _OF_WORKERS,
-        "storage": needs("cluster"),
-        "sweep_samples": Effect(lambda given: ".." in given["sweep"], "a range in --sweep, such as 1e-4..1e-3"),
-    },
-    ALWAYS | {"resume", "dry_run", "preview", "cluster", "sweep"},
-    _values,
-)
-
-
-def train() -> None:
+def train(values: Flags) -> None:
     """Run the experiment that the flags describe."""
     from tfdml.report import write_run_report
-    from tfdml.training import Experiment, RunFolder
+    from tfdml.training import RunFolder
     from tfdml.training.distributed.tensorflow_workers import from_environment
     from tfdml.training.run import trainer
     from tfdml.training.run.dry_run import describe, write_preview
@@ -136,36 +147,37 @@ def train() -> None:
     from tfdml.training.run.selection import caution
     from tfdml.training.watching.alarms import Halted
 
-    given = experiment_flags.given()
+    given = given_settings(values)
     folder = RunFolder(str(given.get("run_dir", "")))
     # Of several hosts, those that do not write may not see the folder.
-    elsewhere = (from_environment()[0] > 0 or flags.FLAGS.cluster) and not folder.path.exists()
-    known = folder.is_untouched() or elsewhere or flags.FLAGS.sweep
-    if flags.FLAGS.resume and not (known and len(given) > 1):
+    elsewhere = (from_environment()[0] > 0 or values.cluster) and not folder.path.exists()
+    known = folder.is_untouched() or elsewhere or values.sweep
+    if values.resume and not (known and len(given) > 1):
         experiment = dataclasses.replace(folder.load_experiment(), **given)
-    elif flags.FLAGS.preview:
+    elif values.preview:
         # Nothing is written there.
         experiment = Experiment(**{"run_dir": "unused", **given})
     else:
         experiment = Experiment(**given)
-    if flags.FLAGS.preview:
-        print(write_preview(experiment.data, experiment.seed, flags.FLAGS.preview))
+    if values.preview:
+        print(write_preview(experiment.data, experiment.seed, values.preview))
         return
-    if flags.FLAGS.dry_run:
-        print(describe(experiment, flags.FLAGS.probe))
+    if values.dry_run:
+        print(describe(experiment, values.probe))
         return
-    if flags.FLAGS.sweep:
-        _sweep(experiment)
+    if values.sweep:
+        _sweep(experiment, values)
         return
-    if flags.FLAGS.cluster and (experiment.seeds or experiment.refit):
+    if values.cluster and (experiment.seeds or experiment.refit):
         flag = "seeds" if experiment.seeds else "refit"
         raise UserError(f"--{flag} trains run after run in one process: leave out --cluster")
     try:
-        if flags.FLAGS.cluster:
-            result = _on_cluster(experiment)
+        if values.cluster:
+            from tfdml.cluster.training import train_on_cluster
+
+            result = train_on_cluster(experiment, _cluster_settings(values), values.resume)
         else:
-            resume, restart = flags.FLAGS.resume, flags.FLAGS.restart
-            result = trainer.train(experiment, resume, restart, write_report=write_run_report)
+            result = trainer.train(experiment, values.resume, values.restart, write_report=write_run_report)
     except (Interrupted, Halted) as stop:
         print(f"train: {stop}", file=sys.stderr)
         sys.exit(stop.status)
@@ -197,26 +209,19 @@ def train() -> None:
             print(f"  {name:<12} {path}")
 
 
-def _on_cluster(experiment: Experiment) -> dict[str, Any]:
-    from tfdml.cluster.training import train_on_cluster
-
-    return train_on_cluster(experiment, _cluster_settings(), flags.FLAGS.resume)
-
-
-def _cluster_settings() -> ClusterSettings:
+def _cluster_settings(values: Flags) -> ClusterSettings:
     from tfdml.cluster.training import ClusterSettings
 
-    given = flags.FLAGS
-    address = given.cluster or "local"
-    return ClusterSettings(address, given.workers, given.gpus_per_worker, given.max_failures, given.storage)
+    return ClusterSettings(
+        values.cluster or "local", values.workers, values.gpus_per_worker, values.max_failures, values.storage
+    )
 
 
-def _sweep(experiment: Experiment) -> None:
+def _sweep(experiment: Experiment, values: Flags) -> None:
     from tfdml.cluster.sweep import sweep
     from tfdml.report.sweep import sweep_table
 
-    given = flags.FLAGS
-    rows = sweep(experiment, given.sweep, _cluster_settings(), given.sweep_samples, given.resume)
+    rows = sweep(experiment, values.sweep, _cluster_settings(values), values.sweep_samples, values.resume)
     print("\n".join(["", "Held-out classes:", *sweep_table(rows, experiment.selection_metric)]))
     print(f"  table        {experiment.run_dir}/sweep.csv\n  plot         {experiment.run_dir}/sweep.png")
 
@@ -229,10 +234,22 @@ def _interval(ends) -> str:
     return f"   (95 % interval over classes {100 * ends[1]:.1f} .. {100 * ends[2]:.1f})" if ends else ""
 
 
-def main() -> None:
-    """Entry point."""
-    command_line.run(train, "train", USAGE, sections=experiment_flags.sections(), effects=EFFECTS)
-
-
-if __name__ == "__main__":
-    main()
+_OF_WORKERS = either(needs("cluster"), needs("sweep"))
+COMMAND = Command(
+    "train",
+    train,
+    FLAGS,
+    USAGE,
+    effects={
+        **SETTINGS,
+        "restart": needs("resume"),
+        "probe": needs("dry_run"),
+        "workers": _OF_WORKERS,
+        "gpus_per_worker": _OF_WORKERS,
+        "max_failures": _OF_WORKERS,
+        "storage": needs("cluster"),
+        "sweep_samples": Effect(lambda given: ".." in given["sweep"], "a range in --sweep, such as 1e-4..1e-3"),
+    },
+    sections={title: [field.name for field in dataclasses.fields(stage)] for title, stage in _STAGES.items()},
+    values=_values,
+)

@@ -180,20 +180,14 @@ def test_what_cannot_be_computed_leaves_no_run_folder(objectives, says, tmp_path
 
 @pytest.mark.slow
 def test_generalisation_counts_no_held_out_class_as_seen(tmp_path):
-    from absl import flags
-    from absl.testing import flagsaver
-
-    from tfdml.cli import measuring
+    from tfdml.cli.measuring import without_held_out
 
     settings = experiment(run_dir=str(tmp_path / "run"), holdout_classes=0.2)
     with RunFolder(settings.run_dir).created(settings):
         pass
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS(["test"])
     train = data.load("glyphs", split="train")
-    with flagsaver.flagsaver(model=settings.run_dir):
-        seen = measuring._trained_on(train, "glyphs")
-        assert measuring._trained_on(train, "folder") is train
+    seen = without_held_out(train, "glyphs", settings.run_dir)
+    assert without_held_out(train, "folder", settings.run_dir) is train
     assert set(seen.classes) < set(train.classes)
     assert len(seen) == len(load_splits(settings.data, settings.seed).train)
 

@@ -120,9 +120,9 @@ def kill_after(source, target):
     if str(target).endswith("step-00000003.npz"):
         os.kill(os.getpid(), signal.SIGKILL)
 os.replace = kill_after
-sys.argv = ["train", *sys.argv[1:]]
 from tfdml.cli import train
-train.main()
+from tfdml.cli.main import run
+run(train.COMMAND, sys.argv[1:])
 """
 
 
@@ -132,7 +132,7 @@ def folders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     environment = {**JAX, "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled")}
     environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    train = ("-m", "tfdml.cli.train")
+    train = ("bin/train",)
     finished(start(*train, *RUN, f"--run_dir={folder / 'whole'}", environment=environment))
     for name in ("resumed", "together"):
         if name == "resumed":

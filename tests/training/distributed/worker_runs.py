@@ -14,6 +14,7 @@ import sys
 from tests import worker_processes
 from tests.training import runs
 from tfdml.cli import train
+from tfdml.cli.main import run
 from tfdml.training.build import components
 from tfdml.training.run.monitor import TrainingMonitor
 
@@ -50,8 +51,7 @@ def _work(out, flags, killed_at):
     components.load_splits = lambda *_: runs.SPLITS
     if killed_at:
         _kill_at(killed_at)
-    sys.argv = ["train", *flags]
-    train.main()
+    run(train.COMMAND, flags)
 
 
 def main(folder):

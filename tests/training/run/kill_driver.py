@@ -30,7 +30,7 @@ import time
 import tfdml.cli.main
 import tfdml.export
 import tfdml.report
-import tfdml.training  # noqa: F401  (what every fork would import)
+import tfdml.training
 
 
 def _at(when: str, pattern: str, nth: int, act) -> None:
@@ -120,9 +120,8 @@ def _one(
             _note_times(times)
         if clock:
             _by_the_clock(pathlib.Path(_value_of("run_dir", flags) if command == "train" else "."), *clock)
-        sys.argv = [command, *flags]
         try:
-            importlib.import_module(f"tfdml.cli.{command}").main()
+            tfdml.cli.main.run(importlib.import_module(f"tfdml.cli.{command}").COMMAND, flags)
         except SystemExit as ended:
             sys.stdout.flush()
             os._exit(int(ended.code or 0))

@@ -1,4 +1,4 @@
-"""bin/quickstart: train, export and report on the built-in glyphs, and say what to do next."""
+"""`make quickstart`: train, export and report on the built-in glyphs, and say what to do next."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def _run(*command: str) -> None:

@@ -1,0 +1,104 @@
+"""The command `tfdml`. It is a package of its own so that help, `configs` and `doctor` do not load TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+
+# What works with images and models: modules of `tfdml.cli`.
+STAGES = {
+    "prepare": "download, check and pack a data set",
+    "train": "train an embedder and measure it on classes it has not seen",
+    "evaluate": "measure a model, stored embeddings or a gallery; compare runs",
+    "embed": "write the embeddings of a data set",
+    "index": "write embeddings into a vector database",
+    "search": "find the nearest images of a gallery",
+    "export": "write a run as SavedModel, LiteRT, ONNX or a retriever",
+}
+OTHERS = {
+    "configs": "list the flag files that come with tfdml",
+    "doctor": "check this installation",
+    "completion": "print the completion script of bash or zsh",
+}
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run a subcommand, and exit with its status.
+
+    Args:
+        words: The subcommand and its flags; by default those of the process.
+    """
+    name, *rest = (sys.argv[1:] if words is None else words) or ["--help"]
+    if name in ("--help", "-h", "help"):
+        print(_help())
+    elif name == "--version":
+        print(importlib.metadata.version("tfdml"))
+    elif name in ("configs", "doctor"):
+        sys.exit(importlib.import_module(f"tfdml_command.{name}").main(rest))
+    elif name == "completion":
+        _load_tensorflow(name)
+        sys.exit(importlib.import_module("tfdml.cli.completion").main(rest))
+    elif name in STAGES:
+        _load_tensorflow(name)
+        from tfdml.cli.main import run
+
+        run(importlib.import_module(f"tfdml.cli.{name}").COMMAND, rest)
+    else:
+        near = difflib.get_close_matches(name, [*STAGES, *OTHERS], 1)
+        advice = f"did you mean {near[0]}?" if near else "see tfdml --help"
+        sys.exit(_fail("tfdml", f"there is no command {name!r}; {advice}"))
+
+
+def _help() -> str:
+    lines = ["usage: tfdml COMMAND [--flag=value ...]", ""]
+    lines += [f"  {name:<12}{text}" for name, text in {**STAGES, **OTHERS}.items()]
+    return "\n".join([*lines, "", "tfdml COMMAND --help shows examples and the flags of a command."])
+
+
+def _fail(name: str, message: str) -> int:
+    print(f"{name}: error: {message}", file=sys.stderr)
+    return 2
+
+
+def _load_tensorflow(name: str) -> None:
+    """Load TensorFlow for a command; where it cannot be loaded, exit with one line."""
+    # Until the command itself listens, Ctrl-C just ends the process.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if os.environ.get("KERAS_BACKEND") == "jax" and not importlib.util.find_spec("jax"):
+        sys.exit(_fail(name, "KERAS_BACKEND=jax needs JAX: pip install 'tfdml[jax]'"))
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        with _quiet_errors():
+            import tensorflow as tf
+
+            tf.config.list_physical_devices()
+    except ImportError as error:
+        sys.exit(_fail(name, f"TensorFlow cannot be loaded ({' '.join(str(error).split())}); run tfdml doctor"))
+
+
+@contextlib.contextmanager
+def _quiet_errors() -> Iterator[None]:
+    """Hold back what TensorFlow's libraries write to the error stream as they load; shown if loading fails."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            if failed:
+                held.seek(0)
+                sys.stderr.write(held.read().decode(errors="replace"))
