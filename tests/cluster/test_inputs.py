@@ -6,8 +6,9 @@ import os
 
 import pytest
 
-from tfdml.cluster import files, inputs
+from tfdml.cluster import inputs
 from tfdml.errors import UserError
+from tfdml.io import files
 
 pa = pytest.importorskip("pyarrow", reason="pip install 'tfdml[ray]'")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -54,11 +55,11 @@ def test_relative_patterns_folders_and_single_files(tree, monkeypatch):
     assert list(files.find("x/*.jpg")) == [f"{tree}/x/c.jpg"]
     assert list(files.find("*.jpg")) == [f"{tree}/a.jpg"]
     images = [f"{tree}/{name}" for name in NAMES if name != "note.txt"]
-    assert sorted(files.find("x/..")) == sorted(images) or sorted(files.find(str(tree))) == sorted(images)
+    assert sorted(files.find("x/..", (".jpg", ".png"))) == sorted(images)
     assert list(files.find("note.txt")) == [f"{tree}/note.txt"]
     found = list(itertools.chain.from_iterable(each["path"] for each in inputs.listed("x/*.jpg,a.jpg")))
     assert found == [f"{tree}/x/c.jpg", f"{tree}/a.jpg"]
-    with pytest.raises(UserError, match="no file or folder nowhere"):
+    with pytest.raises(UserError, match=f"no file or folder {tree}/nowhere"):
         list(files.find("nowhere"))
 
 
@@ -115,7 +116,7 @@ def test_many_paths_are_each_listed_once_and_in_order(form, tmp_path, monkeypatc
     paths = [f"/photos/{number}.jpg" for number in range(2 * 65_536 + 5)]
     source = str(tmp_path / f"list.{form}")
     if form == "pattern":
-        monkeypatch.setattr(files, "find", lambda pattern: iter(paths))
+        monkeypatch.setattr(files, "find", lambda *_: paths)
     elif form == "csv":
         (tmp_path / "list.csv").write_text("path\n" + "\n".join(paths) + "\n")
     else:

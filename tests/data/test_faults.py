@@ -345,14 +345,11 @@ def test_decoding_finds_damage_in_the_middle():
 
 
 def test_remote_file_system():
-    import tensorflow as tf
-
     paths = []
     for name in ("jpeg_progressive", "jpeg_half"):
-        paths.append(f"ram://inspection-{name}.jpg")
-        with tf.io.gfile.GFile(paths[-1], "wb") as file:
-            file.write(BAD[name][0] if name in BAD else GOOD[name])
-    images = FileImages((*paths, "ram://inspection-gone.jpg"))
+        paths.append(f"memory://inspection-{name}.jpg")
+        files.write_whole(paths[-1], BAD[name][0] if name in BAD else GOOD[name])
+    images = FileImages((*paths, "memory://inspection-gone.jpg"))
     expected = [(1, "truncated JPEG (no end-of-image marker)"), (2, "missing")]
     assert [(fault.index, fault.reason) for fault in inspection.inspect(images)] == expected
     assert [(fault.index, fault.reason) for fault in find_faults(images)] == expected

@@ -11,10 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tfdml.cluster import files
+from tfdml.data.decoding import EXTENSIONS
 from tfdml.embeddings.parquet import require_utf8
 from tfdml.embeddings.reader import ROLE_NAMES
 from tfdml.errors import UserError, short_message
+from tfdml.io import files
 from tfdml.io.files import is_remote
 
 _LISTS = (".parquet", ".csv")
@@ -27,7 +28,7 @@ def listed(source: str) -> Iterator[Columns]:
     """The images that a source names, some at a time.
 
     Args:
-        source: A pattern of paths or of URLs, see `tfdml.cluster.files.find`, of which there may be several with commas
+        source: A pattern of paths or of URLs, see `tfdml.io.files.find`, of which there may be several with commas
             between; or a list, `*.parquet` or `*.csv`, with the column `path` and, where known, `label` (integers or
             names of classes) and `role`; a relative path is relative to the folder of the list.
 
@@ -46,7 +47,7 @@ def listed(source: str) -> Iterator[Columns]:
         return
     held: list[str] = []
     for pattern in source.split(","):
-        for path in files.find(pattern):
+        for path in files.find(pattern, EXTENSIONS):
             held.append(path)
             if len(held) == _ROWS:
                 yield _without_labels(held)
@@ -98,9 +99,8 @@ def _absolute(path: Any, folder: str, source: str) -> str:
 
 
 def _parquet_rows(source: str) -> Iterator[dict[str, list]]:
-    filesystem, there = files.located(source)
     try:
-        with filesystem.open_input_file(there) as opened:
+        with files.open_file(source) as opened:
             file = pq.ParquetFile(opened)
             names = file.schema_arrow.names
             if "path" not in names:
@@ -113,9 +113,8 @@ def _parquet_rows(source: str) -> Iterator[dict[str, list]]:
 
 
 def _csv_rows(source: str) -> Iterator[dict[str, list]]:
-    filesystem, there = files.located(source)
     try:
-        with filesystem.open_input_stream(there) as opened:
+        with files.open_file(source) as opened:
             rows = csv.DictReader(io.TextIOWrapper(opened, "utf-8", newline=""))
             names = rows.fieldnames or []
             if "path" not in names:

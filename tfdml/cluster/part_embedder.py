@@ -43,14 +43,14 @@ class PartEmbedder:
 
     def embed(self, part: int) -> dict[str, Any]:
         """Embed one part; see `BulkFolder.write`."""
-        from tfdml.cluster.stored_images import images_at
         from tfdml.data.dataset import ImageDataset
+        from tfdml.data.images import FileImages
         from tfdml.embeddings.backends import embed_readable
         from tfdml.embeddings.parquet import table_of
 
         listed = self.folder.images(part)
         count = len(listed["path"])
-        dataset = ImageDataset("input", "test", images_at(listed["path"]), np.zeros(count, np.int64), {0: ""})
+        dataset = ImageDataset("input", "test", FileImages(tuple(listed["path"])), np.zeros(count, np.int64), {0: ""})
         found = embed_readable(self.backend, dataset, self.batch_size)
         bad = [[listed["id"][fault.index], listed["path"][fault.index], fault.reason] for fault in found.faults]
         if not len(found.rows):

@@ -15,7 +15,7 @@ from absl import logging
 from tfdml.cluster.messages import Outbox, ToOutbox, shown
 from tfdml.cluster.ray_session import LOCAL, ray_session
 from tfdml.errors import UserError, short_message
-from tfdml.io.files import PARTIAL_PREFIX
+from tfdml.io.files import PARTIAL_PREFIX, is_folder
 from tfdml.report import write_run_report
 from tfdml.training import Experiment, RunFolder
 from tfdml.training.distributed.tensorflow_workers import WorkerLost
@@ -76,7 +76,7 @@ def train_on_cluster(experiment: Experiment, settings: ClusterSettings, resume: 
     os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
     cpus = max(settings.workers, os.cpu_count() or 1)
     with ray_session(settings.address, cpus=cpus) as ray:
-        if _is_there(f"{storage}/{name}") != resume:
+        if is_folder(f"{storage}/{name}") != resume:
             raise UserError(
                 f"--resume: there is no run in {storage}/{name}"
                 if resume
@@ -156,16 +156,6 @@ def _work(config: dict[str, Any]) -> None:
         if is_chief:
             ray.get(outbox.tell.remote("result", result))
         saved()
-
-
-def _is_there(path: str) -> bool:
-    """Whether a folder of the storage is there."""
-    import pyarrow.fs
-
-    if "://" not in path:
-        return Path(path).exists()
-    filesystem, inner = pyarrow.fs.FileSystem.from_uri(path)
-    return filesystem.get_file_info(inner).type != pyarrow.fs.FileType.NotFound
 
 
 def _bring(checkpoint: Any, path: Path) -> None:

@@ -155,7 +155,7 @@ def find_faults(images: Images, indices: Sequence[int] | np.ndarray | None = Non
     def fault(index: int) -> str | None:
         try:
             return decoding_fault(images.encoded(index), _decode)
-        except Exception as error:  # tf.io.gfile has its own error types
+        except Exception as error:  # clients of file systems have their own error types
             return access_fault(error)
 
     chosen = range(len(images)) if indices is None else [int(index) for index in indices]
@@ -278,7 +278,7 @@ def _header_fault(images: Images, index: int, max_pixels: int) -> str | None:
     try:
         with images.open(index) as file:
             return _content_fault(file, max_pixels) or _box_fault(images, index)
-    except Exception as error:  # tf.io.gfile has its own error types
+    except Exception as error:  # clients of file systems have their own error types
         return access_fault(error)
 
 

@@ -68,7 +68,6 @@ class Images(abc.ABC):
 
         Raises:
             OSError: A local file cannot be read.
-            tf.errors.OpError: A remote file cannot be read.
             UserError: A record file is damaged.
         """
 
@@ -126,7 +125,7 @@ class FileImages(Images):
     """Images that lie in files, read when they are needed.
 
     Args:
-        paths: One path per image, local or on any file system that `tf.io.gfile` knows.
+        paths: One path per image, local or on any file system that `fsspec` knows.
         boxes: (N, 4) int32, a bounding box in pixels per image, half-open: top, left, bottom, right. Each image is cut
             to its box after decoding, before anything else; a box that reaches beyond the image is clipped. None
             for whole images.
@@ -195,23 +194,40 @@ class FileImages(Images):
     def lookup(self) -> Source:
         """See `Images.lookup`."""
         paths, boxes = self.paths, self.boxes
+        remote = any(files.is_remote(path) for path in paths)
+        # TensorFlow reads local files itself; others are read here, most of them at once, as the time goes to waiting.
+        load = tf.identity if remote else tf.io.read_file
 
-        def names(indices: np.ndarray) -> np.ndarray:
-            return strings(os.fsencode(paths[i]) for i in indices)
+        def column(indices: np.ndarray) -> np.ndarray:
+            chosen = [paths[i] for i in indices]
+            return strings(_readers().map(_bytes_or_none, chosen) if remote else map(os.fsencode, chosen))
 
         if boxes is None:
             return Source(
-                lambda indices: [names(indices)],
+                lambda indices: [column(indices)],
                 (tf.string,),
-                lambda path: decode_image(tf.io.read_file(path)),
-                decode_part=lambda choose, path: decode_part(tf.io.read_file(path), choose),
+                lambda path: decode_image(load(path)),
+                decode_part=lambda choose, path: decode_part(load(path), choose),
             )
         return Source(
-            lambda indices: [names(indices), boxes[indices]],
+            lambda indices: [column(indices), boxes[indices]],
             (tf.string, tf.int32),
-            lambda path, box: decode_part(tf.io.read_file(path), whole, box)[0],
-            decode_part=lambda choose, path, box: decode_part(tf.io.read_file(path), choose, box),
+            lambda path, box: decode_part(load(path), whole, box)[0],
+            decode_part=lambda choose, path, box: decode_part(load(path), choose, box),
         )
+
+
+@functools.cache
+def _readers() -> concurrent.futures.ThreadPoolExecutor:
+    return concurrent.futures.ThreadPoolExecutor(_STAT_THREADS, "images")
+
+
+def _bytes_or_none(path: str) -> bytes:
+    """The bytes of an image; none where it cannot be read, which no decoder takes."""
+    try:
+        return files.read_bytes(path)
+    except Exception:  # clients of file systems have their own error types
+        return b""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -504,5 +520,5 @@ def _sample(images: Images, index: int) -> bytes:
             size = file.tell()
             file.seek(max(size - _SAMPLE, 0))
             return size.to_bytes(8, "little") + head + file.read(_SAMPLE)
-    except (OSError, tf.errors.OpError):
+    except OSError:
         return b""

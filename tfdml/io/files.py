@@ -1,10 +1,11 @@
-"""Files, local or where `tf.io.gfile` reaches: atomic writes, locks, checksums, full disks, where a file may go."""
+"""Files, local or where `fsspec` reaches: atomic writes, locks, checksums, full disks, where a file may go."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -14,15 +15,16 @@ import socket
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import filelock
+import fsspec
 import psutil
 from absl import logging
 
-from tfdml.errors import UserError
+from tfdml.errors import UserError, short_message
 
 # Of the temporary names, which go on with the writing process's number: see `sweep`.
 PARTIAL_PREFIX = ".partial-"
@@ -32,7 +34,6 @@ _HOLDER = ".holder"
 # What file systems say that have no locks, such as some network disks.
 _NO_LOCKS = (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS)
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
-_BLOCK = 2**22
 
 _Path = TypeVar("_Path", str, Path)
 
@@ -47,6 +48,42 @@ def is_remote(path: str | os.PathLike) -> bool:
     return "://" in os.fspath(path)
 
 
+def filesystem_of(path: str | os.PathLike) -> tuple[fsspec.AbstractFileSystem, str]:
+    """The file system of a path or URL, and its path there.
+
+    Raises:
+        UserError: There is no such file system, or the package that reaches it is missing.
+
+    Example:
+        >>> filesystem_of("memory://records/manifest.json")[1]
+        '/records/manifest.json'
+    """
+    if not is_remote(path):
+        return fsspec.filesystem("file"), os.path.abspath(path)
+    try:
+        return fsspec.url_to_fs(os.fspath(path), use_listings_cache=False)
+    except ValueError as error:
+        raise UserError(f"{path} cannot be reached: {short_message(error, 'first')}") from error
+    except ImportError:  # of s3fs, gcsfs or another; Arrow knows the usual stores
+        scheme, _, rest = os.fspath(path).partition("://")
+        authority, _, key = rest.partition("/")  # a key is taken as it is: a URL's escapes mean nothing in it
+        filesystem, base = _arrow(f"{scheme}://{authority}")
+        return filesystem, f"{base.rstrip('/')}/{key}" if key else base
+
+
+@functools.cache
+def _arrow(root: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """The file system of a store, through Arrow, and the path of its root there."""
+    import pyarrow.fs
+    from fsspec.implementations.arrow import ArrowFSWrapper
+
+    try:
+        filesystem, base = pyarrow.fs.FileSystem.from_uri(root)
+    except Exception as error:  # Arrow's own, and those of the clients behind it
+        raise UserError(f"{root} cannot be reached: {short_message(error, 'first')}") from error
+    return ArrowFSWrapper(filesystem), base
+
+
 def is_file(path: str | os.PathLike) -> bool:
     """Whether a file is there.
 
@@ -54,9 +91,10 @@ def is_file(path: str | os.PathLike) -> bool:
         >>> is_file("no/such/file")
         False
     """
-    if is_remote(path):
-        return _gfile().exists(path) and not _gfile().isdir(path)
-    return os.path.isfile(path)
+    if not is_remote(path):
+        return os.path.isfile(path)
+    filesystem, there = filesystem_of(path)
+    return filesystem.isfile(there)
 
 
 def is_folder(path: str | os.PathLike) -> bool:
@@ -66,27 +104,94 @@ def is_folder(path: str | os.PathLike) -> bool:
         >>> is_folder(".")
         True
     """
-    return _gfile().isdir(path) if is_remote(path) else os.path.isdir(path)
+    if not is_remote(path):
+        return os.path.isdir(path)
+    filesystem, there = filesystem_of(path)
+    return filesystem.isdir(there)
 
 
-def _gfile():
-    import tensorflow as tf  # slow to import, and only needed for remote file systems
+def make_folder(path: str | os.PathLike) -> None:
+    """Makes a folder and those above it, where they are not there.
 
-    return tf.io.gfile
+    Raises:
+        OSError: It cannot be made.
+
+    Example:
+        >>> make_folder("records/cars196")
+    """
+    filesystem, there = filesystem_of(path)
+    filesystem.makedirs(there, exist_ok=True)
 
 
-def _remote_error() -> type[Exception]:
-    import tensorflow as tf
+def walk(folder: str, onerror: Callable[[OSError], None] | None = None) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As `os.walk`, also on other file systems.
 
-    return tf.errors.OpError
+    Example:
+        >>> [len(names) for _, _, names in walk("no/such/folder")]
+        []
+    """
+    if not is_remote(folder):
+        yield from os.walk(folder, onerror=onerror)
+        return
+    filesystem, there = filesystem_of(folder)
+
+    def failed(error: OSError) -> None:
+        if onerror is not None:
+            onerror(error)
+
+    for path, folders, names in filesystem.walk(there, on_error=failed):
+        below = path[len(there.rstrip("/")) :].lstrip("/")
+        yield f"{folder.rstrip('/')}/{below}" if below else folder, folders, names
+
+
+def find(pattern: str, suffixes: tuple[str, ...] = ("",)) -> list[str]:
+    """The files that a pattern names, in the order of the names of folders and files.
+
+    Args:
+        pattern: A path or URL with `*` and `?` (within a name) and `**` (any folders); without them a file, or a folder
+            for the files below it.
+        suffixes: Of a folder, only the files that end with one of these, in capitals or not.
+
+    Returns:
+        Absolute paths, or URLs.
+
+    Raises:
+        UserError: There is no such folder, or it cannot be listed.
+
+    Example:
+        >>> find("no/such/folder/*.jpg")
+        Traceback (most recent call last):
+        tfdml.errors.UserError: there is no folder no/such/folder
+    """
+    pattern = pattern if is_remote(pattern) else os.path.abspath(os.path.expanduser(pattern))
+    wild = re.search(r"[*?]", pattern)
+    folder = pattern[: wild.start()].rpartition("/")[0] if wild else pattern
+    filesystem, there = filesystem_of(folder or "/")
+    try:
+        if wild is None and filesystem.isfile(there):
+            return [pattern]
+        if not filesystem.isdir(there):
+            raise UserError(f"there is no {'folder' if wild else 'file or folder'} {folder}")
+        if wild:
+            # To fsspec a bracket begins a set of characters.
+            rest = pattern[len(folder) :].replace("[", "[[]")
+            entries = filesystem.glob(there.rstrip("/").replace("[", "[[]") + rest, detail=True)
+        else:
+            found = filesystem.find(there, detail=True)
+            entries = {name: entry for name, entry in found.items() if name.lower().endswith(suffixes)}
+    except OSError as error:
+        raise UserError(f"{folder} cannot be listed: {short_message(error, 'first')}") from error
+    paths = sorted(
+        (name for name, entry in entries.items() if entry["type"] == "file"), key=lambda name: name.split("/")
+    )
+    return [folder.rstrip("/") + path[len(there.rstrip("/")) :] for path in paths]
 
 
 def read_bytes(path: str | os.PathLike) -> bytes:
     """The content of a file.
 
     Raises:
-        OSError: A local file cannot be read.
-        tf.errors.OpError: A remote file cannot be read.
+        OSError: It cannot be read.
 
     Example:
         >>> read_bytes("records/cars196/manifest.json")[:1]
@@ -104,8 +209,7 @@ def open_file(path: str | os.PathLike, buffering: int = -1) -> BinaryIO:
         buffering: As `open`, for a local file.
 
     Raises:
-        OSError: A local file cannot be read, or is no regular one.
-        tf.errors.OpError: A remote file cannot be read; some file systems only say so when it is read from.
+        OSError: It cannot be read, or a local file is no regular one.
 
     Example:
         >>> with open_file("car.jpg") as file:
@@ -113,7 +217,8 @@ def open_file(path: str | os.PathLike, buffering: int = -1) -> BinaryIO:
         b'\xff\xd8\xff'
     """
     if is_remote(path):
-        return _gfile().GFile(os.fspath(path), "rb")
+        filesystem, there = filesystem_of(path)
+        return filesystem.open(there, "rb")
     require_regular(path)
     return open(path, "rb", buffering=buffering)
 
@@ -125,16 +230,14 @@ def size_of(path: str | os.PathLike) -> int | None:
         >>> size_of("no/such/file") is None
         True
     """
-    if is_remote(path):
-        try:
-            found = _gfile().stat(path)
-            return None if found.is_directory else found.length
-        except _remote_error():
-            return None
     try:
-        return os.stat(path).st_size if os.path.isfile(path) else None
+        if not is_remote(path):
+            return os.stat(path).st_size if os.path.isfile(path) else None
+        filesystem, there = filesystem_of(path)
+        found = filesystem.info(there)
     except OSError:
         return None
+    return found["size"] if found["type"] == "file" else None
 
 
 def stamp_of(path: str | os.PathLike) -> tuple[int, int]:
@@ -144,16 +247,13 @@ def stamp_of(path: str | os.PathLike) -> tuple[int, int]:
         >>> stamp_of("no/such/file")
         (0, 0)
     """
-    if is_remote(path):
-        try:
-            found = _gfile().stat(path)
-            return found.length, found.mtime_nsec
-        except _remote_error():
-            return 0, 0
     try:
+        if is_remote(path):
+            filesystem, there = filesystem_of(path)
+            return filesystem.size(there), int(filesystem.modified(there).timestamp() * 1e9)
         status = os.stat(path)
         return status.st_size, status.st_mtime_ns
-    except OSError:
+    except (OSError, NotImplementedError):
         return 0, 0
 
 
@@ -164,13 +264,11 @@ def listing(folder: str | os.PathLike) -> list[str]:
         >>> listing("no/such/folder")
         []
     """
-    if is_remote(folder):
-        try:
-            return sorted(name.rstrip("/") for name in _gfile().listdir(folder))
-        except _remote_error():
-            return []
     try:
-        return sorted(os.listdir(folder))
+        if not is_remote(folder):
+            return sorted(os.listdir(folder))
+        filesystem, there = filesystem_of(folder)
+        return sorted(os.path.basename(name.rstrip("/")) for name in filesystem.ls(there, detail=False))
     except FileNotFoundError:
         return []
 
@@ -182,8 +280,9 @@ def remove(path: str | os.PathLike) -> None:
         >>> remove("no/such/file")
     """
     if is_remote(path):
-        with contextlib.suppress(_remote_error()):
-            _gfile().remove(path)
+        filesystem, there = filesystem_of(path)
+        with contextlib.suppress(FileNotFoundError):
+            filesystem.rm_file(there)
     else:
         Path(path).unlink(missing_ok=True)
 
@@ -192,25 +291,19 @@ def sha256_of(path: str | os.PathLike) -> str:
     """The SHA-256 of a file, in hexadecimal digits.
 
     Raises:
-        OSError: A local file cannot be read.
-        tf.errors.OpError: A remote file cannot be read.
+        OSError: It cannot be read.
     """
-    if is_remote(path):
-        digest = hashlib.sha256()
-        with _gfile().GFile(path, "rb") as file:
-            while block := file.read(_BLOCK):
-                digest.update(block)
-        return digest.hexdigest()
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    with open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager
 def atomic_write(path: _Path, size: int = 0) -> Iterator[_Path]:
-    """A temporary path beside `path`: renamed onto it when the block ends well, removed when it does not.
+    """A temporary local path, renamed onto `path` when the block ends well, and removed when it does not.
 
-    The temporary name keeps the suffix, which some writers go by. A link is followed. A device, a pipe, or what this
-    process prints to is not replaced: it gets the bytes when the block ends well.
+    It lies next to `path`, and keeps the suffix, which some writers go by. A link is followed. A device, a pipe, or
+    what this process prints to is not replaced: it gets the bytes when the block ends well. So does a remote file, of
+    which object stores show nothing until it is whole.
 
     Args:
         path: The file to be written.
@@ -223,16 +316,17 @@ def atomic_write(path: _Path, size: int = 0) -> Iterator[_Path]:
         >>> with atomic_write(Path("train.npz")) as temporary:
         ...     np.savez(temporary, labels=labels)
     """
-    stream = is_stream(path)
-    target = os.fspath(path) if stream or is_remote(path) else os.path.realpath(path)
-    folder = tempfile.gettempdir() if stream else os.path.dirname(target)
+    stream, remote = is_stream(path), is_remote(path)
+    target = os.fspath(path) if stream or remote else os.path.realpath(path)
+    folder = tempfile.gettempdir() if stream or remote else os.path.dirname(target)
     temporary = type(path)(os.path.join(folder, f"{PARTIAL_PREFIX}{os.getpid()}-{os.path.basename(target)}"))
     try:
         yield temporary
         if stream:
             copy_into_stream(temporary, path)
-        elif is_remote(path):
-            _gfile().rename(temporary, path, overwrite=True)
+        elif remote:
+            filesystem, there = filesystem_of(path)
+            filesystem.put_file(temporary, there)
         else:
             with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
@@ -261,13 +355,8 @@ def write_whole(path: str | Path, data: bytes) -> None:
     Example:
         >>> write_whole("manifest.json", b"{}")
     """
-    with atomic_write(os.fspath(path), len(data)) as temporary:
-        if is_remote(path):
-            with _gfile().GFile(temporary, "wb") as file:
-                file.write(data)
-        else:
-            with open(temporary, "wb") as file:
-                file.write(data)
+    with atomic_write(os.fspath(path), len(data)) as temporary, open(temporary, "wb") as file:
+        file.write(data)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -414,7 +503,7 @@ def _is_refusal(error: Exception, path: str | Path, temporary: str | Path) -> bo
     if is_disk_full(error):
         return True
     if is_remote(path):
-        return isinstance(error, _remote_error())
+        return isinstance(error, OSError)
     named = {os.fspath(name) for name in (getattr(error, "filename", None), getattr(error, "filename2", None)) if name}
     return isinstance(error, OSError) and bool(named & {os.fspath(path), os.fspath(temporary)})
 

@@ -25,7 +25,7 @@ _TOO_DEEP = f"it is nested more than {MAX_DEPTH} levels deep"
 
 
 def read_json(path: str | os.PathLike, required: Kinds | None = None, remedy: str = "") -> dict[str, Any]:
-    """The JSON object in a file, local or on any file system that `tf.io.gfile` knows.
+    """The JSON object in a file, local or on any file system that `fsspec` knows.
 
     Args:
         path: The file.
@@ -192,7 +192,7 @@ def _read(path: str, remedy: str) -> bytes:
         raise _unreadable(path, f"it has {size:,} bytes, more than the limit of {MAX_BYTES:,}", remedy)
     try:
         return read_bytes(path)
-    except Exception as error:  # tf.io.gfile has its own error types
+    except Exception as error:  # clients of file systems have their own error types
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise UserError(f"{path} cannot be read ({reason}){_and(remedy)}") from error
 

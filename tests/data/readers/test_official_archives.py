@@ -26,6 +26,7 @@ from tfdml.data.readers import label_files as files
 from tfdml.data.readers import official_archives
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
+from tfdml.io.files import remove, write_whole
 
 CARS196_CLASSES = {"train": [14, 3, 98, 99, 196], "test": [150, 1, 98, 99]}
 
@@ -328,18 +329,14 @@ def test_parent_folder_and_alias_will_do(birds):
 
 
 def test_remote_file_system(birds):
-    import tensorflow as tf
-
     for file in filter(Path.is_file, birds.rglob("*")):
-        target = f"ram://cub-test/{file.relative_to(birds.parent)}"
-        tf.io.gfile.makedirs(target.rsplit("/", 1)[0])
-        with tf.io.gfile.GFile(target, "wb") as handle:
-            handle.write(file.read_bytes() or b"x")
-    dataset = official_archives.read_cub200("ram://cub-test", "test", check_counts=False)
-    assert dataset.images.paths == ("ram://cub-test/CUB_200_2011/images/101.White_Pelican/b.jpg",)
-    tf.io.gfile.remove("ram://cub-test/CUB_200_2011/images/001.Albatross/a.jpg")
-    with pytest.raises(UserError, match=r"1 of 2 images are missing, the first is ram://\S*a\.jpg"):
-        official_archives.read_cub200("ram://cub-test", "train", check_counts=False)
+        target = f"memory://cub-test/{file.relative_to(birds.parent)}"
+        write_whole(target, file.read_bytes() or b"x")
+    dataset = official_archives.read_cub200("memory://cub-test", "test", check_counts=False)
+    assert dataset.images.paths == ("memory://cub-test/CUB_200_2011/images/101.White_Pelican/b.jpg",)
+    remove("memory://cub-test/CUB_200_2011/images/001.Albatross/a.jpg")
+    with pytest.raises(UserError, match=r"1 of 2 images are missing, the first is memory://\S*a\.jpg"):
+        official_archives.read_cub200("memory://cub-test", "train", check_counts=False)
 
 
 def test_wrong_count_says_expected_and_found_and_what_to_do(birds):

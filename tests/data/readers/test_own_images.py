@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tfdml.data import catalogue
 from tfdml.data.readers import own_images
 from tfdml.errors import UserError
+from tfdml.io.files import write_whole
 
 
 def _tree(root, *files):
@@ -158,13 +159,9 @@ def test_fraction_out_of_range(tmp_path, fraction):
 
 
 def test_remote_file_system():
-    import tensorflow as tf
-
-    root = "ram://folder-test"
+    root = "memory://folder-test"
     for file in ("a/1.jpg", "a/.hidden/2.jpg", "a/deep/3.jpg", "b/1.jpg"):
-        tf.io.gfile.makedirs(f"{root}/{file}".rsplit("/", 1)[0])
-        with tf.io.gfile.GFile(f"{root}/{file}", "wb") as handle:
-            handle.write(b"x")
+        write_whole(f"{root}/{file}", b"x")
     dataset = own_images.read_folder(root, "train")
     assert dataset.images.paths == (f"{root}/a/1.jpg", f"{root}/a/deep/3.jpg")
     assert dataset.class_names == {0: "a"}
@@ -489,13 +486,9 @@ def test_list_fraction_out_of_range(tmp_path, fraction):
 
 
 def test_list_remote_file_system():
-    import tensorflow as tf
-
-    root = "ram://listing-test"
+    root = "memory://listing-test"
     for name, data in (("in/a.jpg", "x"), ("b.jpg", "x"), ("list.csv", f"path,label\nin/a.jpg,1\n{root}/b.jpg,2\n")):
-        tf.io.gfile.makedirs(f"{root}/{name}".rsplit("/", 1)[0])
-        with tf.io.gfile.GFile(f"{root}/{name}", "w") as handle:
-            handle.write(data)
+        write_whole(f"{root}/{name}", data.encode())
     train, test = _both(f"{root}/list.csv")
     assert (train.images.paths, test.images.paths) == ((f"{root}/in/a.jpg",), (f"{root}/b.jpg",))
 

@@ -23,6 +23,7 @@ from tfdml.data.records import RecordSettings, prepare
 from tfdml.data.records.reader import Shards, read_manifest, verify
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
+from tfdml.io.files import listing
 
 
 @pytest.fixture(scope="module")
@@ -129,11 +130,11 @@ def test_images_held_in_memory(held, tmp_path):
 
 def test_a_remote_file_system():
     dataset = made(EncodedImages(tuple(images_of_kinds(12)), tuple(map(str, range(12)))), np.arange(12) // 2)
-    prepare({"train": dataset}, "ram://records/of these", RecordSettings(shard_mb=0.01))
-    records = load("records", "ram://records/of these")
+    prepare({"train": dataset}, "memory://records/of these", RecordSettings(shard_mb=0.01))
+    records = load("records", "memory://records/of these")
     assert records.images.read(np.arange(12)[::-1]) == list(dataset.images.data[::-1])
-    verify("ram://records/of these")
-    assert not [name for name in tf.io.gfile.listdir("ram://records/of these") if name.startswith(".")]
+    verify("memory://records/of these")
+    assert not [name for name in listing("memory://records/of these") if name.startswith(".")]
 
 
 def test_open_files_are_bounded_and_closed(records):

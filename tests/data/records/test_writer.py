@@ -27,7 +27,7 @@ from tfdml.data.records.reader import verify
 from tfdml.data.records.writer import bad_images_in_words, cut_into_shards
 from tfdml.data.transforms import TrainTransform
 from tfdml.errors import UserError
-from tfdml.io.files import LOCK
+from tfdml.io.files import LOCK, listing
 
 SMALL = RecordSettings(shard_mb=0.01)
 
@@ -371,11 +371,11 @@ def test_two_at_once_in_one_folder(tmp_path):
 
 def test_a_remote_lock(tmp_path):
     dataset = encoded(*images_of_kinds(6))
-    out = "ram://preparation/locked"
+    out = "memory://preparation/locked"
     with folders._locked(out), pytest.raises(UserError, match=f"delete {out}/{LOCK} if it has ended"):
         prepare({"train": dataset}, out)
     prepare({"train": dataset}, out)
-    assert LOCK not in tf.io.gfile.listdir(out)
+    assert LOCK not in listing(out)
 
 
 class FullDisk:

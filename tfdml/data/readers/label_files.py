@@ -37,7 +37,7 @@ def read_text(name: str, path: str) -> str:
 
     Args:
         name: The data set, for messages.
-        path: A file on a local disk or on any file system that `tf.io.gfile` knows.
+        path: A file on a local disk or on any file system that `fsspec` knows.
 
     Raises:
         UserError: The file is missing, may not be read, is not UTF-8 or has a NUL byte.

@@ -7,7 +7,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from absl import logging
@@ -27,6 +27,7 @@ from tfdml.data.readers.label_files import (
     warn_singleton_classes,
 )
 from tfdml.errors import UserError
+from tfdml.io.files import walk
 
 
 def read_folder(data_dir: str | os.PathLike, split: str = "train", *, test_fraction: float = 0.5) -> ImageDataset:
@@ -38,7 +39,7 @@ def read_folder(data_dir: str | os.PathLike, split: str = "train", *, test_fract
     further down.
 
     Args:
-        data_dir: The tree, on a local disk or on any file system that `tf.io.gfile` knows.
+        data_dir: The tree, on a local disk or on any file system that `fsspec` knows.
         split: `"train"`, `"test"`, or `"all"` for the images of both.
         test_fraction: Without `train/` and `test/`: the share of the classes, the last in sorted order, that is held
             out as the test split; each split gets at least one class.
@@ -89,14 +90,6 @@ def read_folder(data_dir: str | os.PathLike, split: str = "train", *, test_fract
     )
 
 
-def _walk(folder: str, onerror: Callable[[Exception], None] | None = None) -> Iterator[tuple[str, list, list]]:
-    if "://" in folder:
-        import tensorflow as tf  # only needed for remote file systems, and slow to import
-
-        return iter(tf.io.gfile.walk(folder, onerror=onerror))
-    return os.walk(folder, onerror=onerror)
-
-
 def _visible(names: Iterable[str]) -> list[str]:
     return sorted(name.rstrip("/") for name in names if not name.startswith("."))
 
@@ -107,7 +100,7 @@ def _is_image(name: str) -> bool:
 
 def _list(folder: str) -> tuple[list[str], list[str]]:
     """The visible folders and files right inside `folder`, sorted."""
-    first = next(_walk(folder), None)
+    first = next(walk(folder), None)
     if first is None:
         raise UserError(f"folder: there is no folder {folder}, or it may not be read; check data_dir")
     _, folders, files = first
@@ -134,7 +127,7 @@ def _images_below(folder: str) -> list[str]:
         )
 
     paths = []
-    for parent, folders, files in _walk(folder, refuse):
+    for parent, folders, files in walk(folder, refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
         paths += [os.path.join(parent, name) for name in files if _is_image(name) and not name.startswith(".")]
     unfit = [path for path in paths if CONTROL.search(path)]

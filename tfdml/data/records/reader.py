@@ -56,7 +56,7 @@ def read(data_dir: str | os.PathLike, split: str = "train") -> ImageDataset:
     """Reads a split of record files: the images, labels, names and order of the data set they were made from.
 
     Args:
-        data_dir: The folder that `bin/prepare` wrote, local or on any file system that `tf.io.gfile` knows.
+        data_dir: The folder that `bin/prepare` wrote, local or on any file system that `fsspec` knows.
         split: `"train"` or `"test"`.
 
     Raises:
@@ -190,7 +190,7 @@ def _read_entry(folder: str, entry: dict[str, Any]) -> bytes:
     path = os.path.join(folder, entry["file"])
     try:
         data = files.read_bytes(path)
-    except Exception as error:  # tf.io.gfile has its own error types
+    except Exception as error:  # clients of file systems have their own error types
         missing = files.size_of(path) is None
         reason = "is missing" if missing else f"cannot be read ({type(error).__name__})"
         raise UserError(f"{path} {reason}; {REMEDY}") from error
@@ -207,7 +207,7 @@ class Shards:
     Local shards are kept open, a bounded number of them; each record of a remote one is a request of its own.
 
     Args:
-        paths: The shards, local or on any file system that `tf.io.gfile` knows.
+        paths: The shards, local or on any file system that `fsspec` knows.
     """
 
     def __init__(self, paths: tuple[str, ...]):
@@ -229,7 +229,7 @@ class Shards:
                 # A name of its own keeps it open: of two that threads open at once, the cache keeps only one.
                 file = self._open(path)
                 framed = os.pread(file.descriptor, size, offset)
-        except Exception as error:  # tf.io.gfile has its own error types
+        except Exception as error:  # clients of file systems have their own error types
             raise UserError(
                 f"{path} cannot be read ({getattr(error, 'strerror', None) or type(error).__name__}); {REMEDY}"
             ) from error
@@ -251,9 +251,8 @@ class _Open:
 
 
 def _read_remote(path: str, offset: int, size: int) -> bytes:
-    with tf.io.gfile.GFile(path, "rb") as file:
-        file.seek(offset)
-        return file.read(size)
+    filesystem, there = files.filesystem_of(path)
+    return filesystem.cat_file(there, offset, offset + size)
 
 
 @functools.cache

@@ -161,7 +161,7 @@ class ImageExaminer:
     def _examine_one(self, images: Images, index: int) -> Examined:
         try:
             data = images.encoded(index)
-        except Exception as error:  # tf.io.gfile has its own error types
+        except Exception as error:  # clients of file systems have their own error types
             return Examined(index, b"", "", access_fault(error))
         converted = []
         fault = decoding_fault(data, lambda encoded: converted.append(self._convert(encoded).numpy()), self._max_pixels)
@@ -363,7 +363,7 @@ def prepare(
 
     Args:
         splits: The data set's splits by name, `"train"` first.
-        out: A new or empty folder, local or on any file system that `tf.io.gfile` knows.
+        out: A new or empty folder, local or on any file system that `fsspec` knows.
         settings: How images are checked and stored.
         source: Where the data set came from (`data_dir`, `options`), for the manifest.
         progress: Called now and then.
@@ -685,7 +685,7 @@ def claim(out: str) -> None:
     Example:
         >>> claim("no/such/folder")
     """
-    if tf.io.gfile.exists(out) and not tf.io.gfile.isdir(out):
+    if files.is_file(out):
         raise UserError(f"`out={out}` is a file; name a folder")
     found = [name for name in files.listing(out) if not files.is_debris(name)]
     if found and not {MANIFEST, JOB} & set(found):
@@ -752,14 +752,14 @@ def _locked(out: str) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         try:
-            tf.io.gfile.makedirs(out)
+            files.make_folder(out)
             lock = _remote_lock(f"{out}/{files.LOCK}") if files.is_remote(out) else files.locked(out, "out")
             stack.enter_context(lock)
             # Of processes that were killed: while the lock is held, nobody writes.
             for name in files.listing(out):
                 if name.startswith(files.PARTIAL_PREFIX):
                     files.remove(os.path.join(out, name))
-        except (OSError, tf.errors.OpError) as error:
+        except OSError as error:
             raise unwritable(out, error) from error
         yield
 
@@ -767,7 +767,7 @@ def _locked(out: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _remote_lock(path: str) -> Iterator[None]:
     owner, out = {"token": uuid.uuid4().hex}, os.path.dirname(path)
-    if not tf.io.gfile.exists(path):
+    if not files.is_file(path):
         write_json(path, owner)
     # Object stores have no exclusive creation: of two that wrote at once the later one has it.
     if read_json(path) != owner:

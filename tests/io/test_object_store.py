@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
-from tests.cluster import s3_double
 from tests.export import models_on_disk
-from tfdml.cluster import files, inputs
-from tfdml.cluster.stored_images import StoredImages, images_at
+from tests.io import s3_double
+from tfdml.cluster import inputs
 from tfdml.data import EvaluationTransform, ImageDataset, evaluation_batches
+from tfdml.data.images import FileImages
 from tfdml.data.pipeline import readable_views
 from tfdml.errors import UserError
+from tfdml.io import files
 
 pytest.importorskip("pyarrow", reason="pip install 'tfdml[ray]'")
 KEYS = ["a/0.jpg", "a/b/1 %20#.jpg", "a/b/2.jpg", "c/3.jpg", "a/note.txt"]
@@ -29,9 +30,9 @@ def bucket(monkeypatch):
             ("AWS_EC2_METADATA_DISABLED", "true"),
         ):
             monkeypatch.setenv(name, value)
-        files._filesystem.cache_clear()
+        files._arrow.cache_clear()
         yield objects
-        files._filesystem.cache_clear()
+        files._arrow.cache_clear()
 
 
 def test_listed_and_read(bucket):
@@ -41,8 +42,7 @@ def test_listed_and_read(bucket):
     assert files.read_bytes(found[1]) == bucket[KEYS[1]]
     with pytest.raises(UserError, match="there is no folder"):
         list(files.find("s3://photos/nowhere/*.jpg"))
-    images = images_at([*found, "s3://photos/missing.jpg"])
-    assert isinstance(images, StoredImages)
+    images = FileImages((*found, "s3://photos/missing.jpg"))
     transform = EvaluationTransform(**models_on_disk.VIEW)
     ((views, rows),) = readable_views(images, transform, 8)
     assert rows.tolist() == [0, 1]
