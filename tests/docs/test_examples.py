@@ -37,7 +37,6 @@ SLOW = {
     "tfdml.models.moment_embedder",
     "tfdml.objectives.mutual_information",
     "tfdml.report.comparison",
-    "tfdml.report.seeds_report",
     "tfdml.training.experiment",
     "tfdml.training.run.dry_run",
     "tfdml.training.build.initial_weights",

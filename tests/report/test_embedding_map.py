@@ -7,9 +7,7 @@ import numpy as np
 from PIL import Image
 
 from tests.report.pages import EVIL, Page, embedded, made
-from tfdml.report.embedding_map import lay_out, mixing
-from tfdml.report.map_html import map_html
-from tfdml.report.thumbnails import Pictures
+from tfdml.report.embedding_map import lay_out, map_html, mixing, sprite_sheet
 
 
 def test_groups_keep_together_and_places_are_repeatable():
@@ -55,21 +53,23 @@ def test_map_holds_every_point_its_class_and_its_picture():
     embeddings, labels = embedded(2, classes=12, per_class=5)
     points, all_labels = np.concatenate([embeddings, embeddings[:5] + 0.01]), np.concatenate([labels, labels[:5]])
     pixels = np.stack([np.full((8, 8, 3), 4 * i if i < 60 else 250, np.uint8) for i in range(65)])
-    pictures = Pictures(made(all_labels, names={int(c): f"{c} {EVIL}" for c in np.unique(labels)}, pixels=pixels))
-    text = map_html(points, pictures, [33, 5, 0])
+    dataset = made(all_labels, names={int(c): f"{c} {EVIL}" for c in np.unique(labels)}, pixels=pixels)
+    text = map_html(points, dataset, [33, 5, 0])
     page = Page(text)
     data = json.loads(page.all("script")[0]["text"])
     assert "<" not in re.search(r'id="map-data">(.*?)</script>', text)[1]
     assert len(data["x"]) == len(data["y"]) == len(data["names"]) == 65
-    assert [data["classes"][c] for c in data["class"]] == [pictures.class_name(c) for c in all_labels]
+    assert [data["classes"][c] for c in data["class"]] == [dataset.class_names[c] for c in all_labels]
     assert data["names"] == [f"{i}.png" for i in range(65)]
     # Two of the classes asked for are on the map: marked in the picture and in the legend.
     key = [e["text"] for e in page.all("ul", class_="map-key")]
-    assert key == [f"133 {EVIL} 520 {EVIL} 10"]
+    assert [" ".join(text.split()) for text in key] == [f"1● 33 {EVIL} 52■ 0 {EVIL} 10"]
     assert page.all("svg", role="img")[0]["aria-label"].startswith(
         f"Map of 65 images. Marked classes: 1 33 {EVIL}; 2 0"
     )
-    assert text.count("h0") == 65 - 15  # the others are dots
+    # The script places its rings in the picture's units.
+    drawn = sorted((float(e["x"]), float(e["y"])) for e in page.all("use"))
+    np.testing.assert_allclose(drawn, sorted(zip(data["x"], data["y"], strict=True)), atol=0.06)
     (sheet,) = page.all("img")
     with Image.open(io.BytesIO(base64.b64decode(sheet["src"].split(",")[1]))) as picture:
         pixels = np.asarray(picture.convert("RGB")).astype(int)
@@ -78,3 +78,18 @@ def test_map_holds_every_point_its_class_and_its_picture():
         row, column = divmod(i, columns)
         middle = pixels[row * cell + cell // 2, column * cell + cell // 2]
         assert abs(middle - (4 * i if i < 60 else 250)).max() <= 8
+
+
+def test_sheet_holds_every_picture_in_its_cell():
+    pixels = np.stack([np.full((20, 40, 3), 20 * i, np.uint8) for i in range(9)])
+    uri = sprite_sheet(made(np.arange(9), pixels=pixels), np.arange(7), size=16, columns=3)
+    with Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1]))) as sheet:
+        assert sheet.size == (48, 48)
+        pixels = np.asarray(sheet.convert("RGBA")).astype(int)
+    for i in range(7):
+        row, column = divmod(i, 3)
+        cell = pixels[16 * row : 16 * row + 16, 16 * column : 16 * column + 16]
+        assert abs(cell[8, 8, :3] - 20 * i).max() <= 6
+        assert cell[8, 8, 3] == 255
+        assert cell[1, 8, 3] == 0  # twice as wide as high: nothing above it
+    assert pixels[40, 40, 3] == 0

@@ -14,9 +14,8 @@ from tests.report.pages import EVIL, check_page, embedded, made, pictures_read, 
 from tfdml.errors import UserError
 from tfdml.evaluation import evaluate_retrieval
 from tfdml.report import Run, write_report
-from tfdml.report.confusions import confusions
-from tfdml.report.gallery import choose_examples
-from tfdml.report.retrieved import retrieve
+from tfdml.report.classes import confusions
+from tfdml.report.queries import choose_examples, rank_queries
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +53,7 @@ def part(report, name):
 
 def test_nothing_is_loaded_and_only_its_own_script_may_run(report):
     text = report["text"]
-    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|@import|url\((?!#hatch)", text)
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|@import|url\((?!#)", text)
     script = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
     assert len(script) == 1
     digest = base64.b64encode(hashlib.sha256(script[0].encode()).digest()).decode()
@@ -104,24 +103,24 @@ def test_recall_is_drawn_for_every_k(report):
 
 def test_training_is_a_figure_and_a_table(report):
     labels = {e.get("aria-label", "") for e in report["page"].all("svg", role="img")}
-    assert any("31.0 at epoch 0, best 47.5 at 1, last 42.0" in label for label in labels)
+    assert any("31.0 at epoch 0, highest 47.5 at 1, last 42.0" in label for label in labels)
     assert rows_of(report["text"], "Recall@1 per epoch, in percent") == [["0", "31.0"], ["1", "47.5"], ["2", "42.0"]]
 
 
 def test_hits_and_misses_are_marked_as_they_are(report):
     embeddings, labels = report["data"]
-    examples = choose_examples(embeddings, labels)
-    assert len(examples) == 10
-    assert [e.kind for e in examples] == ["random"] * 4 + ["worst"] * 3 + ["best"] * 3
+    ranked = rank_queries(embeddings, labels)
+    queries = [query for chosen in choose_examples([ranked], labels, 10).values() for query in chosen]
+    assert len(queries) == 10
     elements = part(report, "retrieval")
     items = [e for e in elements if e["tag"] == "li" and e.get("class") in ("hit", "miss")]
     shown = items[2:]  # the first two are the key
-    hits = np.concatenate([e.hits for e in examples])
+    hits = ranked.hits[queries].ravel()
     assert [e["class"] == "hit" for e in shown] == hits.tolist()
     assert ["✓" in e["text"] for e in shown] == hits.tolist()
     assert ["✗" in e["text"] for e in shown] == (~hits).tolist()
     assert 0 < hits.sum() < len(hits)
-    distances = np.concatenate([e.distances for e in examples])
+    distances = ranked.distances[queries].ravel()
     assert all(f"{d:.3f}" in e["text"] for d, e in zip(distances, shown, strict=True))
     verdicts = [e["alt"].split(", ")[1].split(":")[0] for e in elements if "Neighbour" in e.get("alt", "")]
     assert verdicts == np.where(hits, "hit", "miss").tolist()
@@ -130,11 +129,12 @@ def test_hits_and_misses_are_marked_as_they_are(report):
 def test_pictures_are_those_of_the_neighbours(report):
     """Grey value 5 i tells which image a thumbnail was made of."""
     embeddings, labels = report["data"]
-    expected = []
-    for example in choose_examples(embeddings, labels):
-        expected += [example.query, *example.neighbours]
+    ranked, expected = rank_queries(embeddings, labels), []
+    for chosen in choose_examples([ranked], labels, 10).values():
+        for query in chosen:
+            expected += [query, *ranked.rows[query]]
     pictured = set()
-    for pair in confusions(retrieve(embeddings, labels), labels, labels):
+    for pair in confusions(ranked, labels, labels):
         # A pair of classes is pictured one way round, the more frequent one.
         if len(pictured) < 12 and (pair.taken_for, pair.label) not in pictured:
             pictured.add((pair.label, pair.taken_for))
@@ -178,13 +178,12 @@ def test_query_gallery_without_before_or_history(tmp_path, monkeypatch):
         made(labels, "shop", is_query=asked),
         embeddings,
         num_queries=4,
-        neighbours=3,
         distance="cosine",
     )
     text = (tmp_path / "r.html").read_text("utf-8")
     page = check_page(text)
     assert seen == set(range(84))  # all are on the map
-    assert len([e for e in page.all("img") if "Neighbour" in e["alt"]]) == 4 * 3
+    assert len([e for e in page.all("img") if "Neighbour" in e["alt"]]) == 4 * 8
     # A name tells which image it is, of both roles.
     roles = {(e["alt"].split()[0], bool(asked[int(e["title"].split(".")[0])])) for e in page.all("img") if e["alt"]}
     assert roles == {("Query", True), ("Neighbour", False), ("Its", False)}
@@ -256,7 +255,7 @@ def test_parts_that_grow_with_the_data_are_bounded(tmp_path, monkeypatch):
     noise = rng.integers(0, 256, size=(50, 80, 80, 3), dtype=np.uint8)
     dataset = made(labels, names=names, pixels=noise[np.arange(3600) % 50])
     # Where the points lie does not change the size.
-    monkeypatch.setattr("tfdml.report.map_html.lay_out", lambda x, **_: rng.random((len(x), 2)))
+    monkeypatch.setattr("tfdml.report.embedding_map.lay_out", lambda x, **_: rng.random((len(x), 2)))
     path = tmp_path / "r.html"
     write_report(path, Run("t", {"metrics": {}}), dataset, embeddings)
     text = path.read_text("utf-8")

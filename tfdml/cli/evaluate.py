@@ -19,7 +19,7 @@ from tfdml.io.files import require_writable, sweep, write_json
 from tfdml.io.manifests import read_json
 
 if TYPE_CHECKING:
-    from tfdml.report.paired import Paired
+    from tfdml.report.comparison import Paired
 
 USAGE = f"""
 Measure an embedder: Recall@K, precision, MAP@R, R-precision, mAP, NMI, AMI, pairwise F1.
@@ -202,28 +202,20 @@ def _compare_runs(values: Flags) -> None:
         UserError: As `write_comparison`, or a file cannot be written.
     """
     from tfdml.report import write_comparison
-    from tfdml.report.comparison import check_number, measured_queries
-    from tfdml.report.paired import paired_with_first
     from tfdml.report.runs import read_runs
 
     folders, report, distance = values.compare, values.report, values.distance
-    check_number(folders)
     runs = read_runs(folders)
-    dataset, embeddings, measured = None, None, None
+    dataset, embeddings = None, None
     if values.dataset:
         dataset = model_flags.chosen_data(values, "").load(values.split)
         # Of several seeds, the first embeds the images that the page shows.
         models = [str(run.seeds[0].path if run.seeds else run.path) for run in runs]
         embeddings = [model_flags.chosen_source(values, model).embed(dataset, values.batch_size) for model in models]
-        if not report:
-            measured = measured_queries(dataset, embeddings, distance)
-    if report:
-        try:
-            pairs = write_comparison(report, folders, dataset=dataset, embeddings=embeddings, distance=distance)
-        except OSError as error:
-            raise UserError(f"--report={report} cannot be written: {error.strerror or error}") from error
-    else:
-        pairs = paired_with_first(runs, measured)
+    try:
+        pairs = write_comparison(report or None, folders, dataset=dataset, embeddings=embeddings, distance=distance)
+    except OSError as error:
+        raise UserError(f"--report={report} cannot be written: {error.strerror or error}") from error
     for pair in pairs:
         if pair.refused:
             print(f"{pair.name} and {pair.reference} are not compared query by query: {pair.refused}")

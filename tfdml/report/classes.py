@@ -1,22 +1,30 @@
-"""The classes one by one: how well each is found, how tight it is, and what it is taken for."""
+"""The classes one by one, and which class is taken for which."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from markupsafe import Markup
 
+from tfdml.report.queries import RankedQueries
 from tfdml.report.rendering import render
-from tfdml.report.retrieved import Retrieved
-from tfdml.report.thumbnails import Pictures
 from tfdml.retrieval.exact import unit_rows
 
+if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which comparing folders does not
+    from tfdml.data.dataset import ImageDataset
+
 # Up to this many classes are all listed; of more, the worst and the best.
-LISTED = 300
+_LISTED_CLASSES = 300
 _EXTREMES = 50
 # Images of a class whose pairs are measured: the mean of 1,770 pairs is close to that of all.
 _MEASURED_PER_CLASS = 60
+# Confusions that are pictured and listed, and classes in their matrix: more could not be read.
+_PICTURED = 12
+_LISTED = 50
+_MATRIX = 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +51,7 @@ class ClassRow:
 
 
 def class_rows(
-    found: Retrieved,
+    ranked: RankedQueries,
     labels: np.ndarray,
     targets: np.ndarray,
     points: np.ndarray,
@@ -53,7 +61,7 @@ def class_rows(
     """Every class of the queries, the worst found first, those that cannot be measured last.
 
     Args:
-        found: What the search gave.
+        ranked: What the search found.
         labels: (N,) class ids of the queries.
         targets: (G,) class ids of the gallery.
         points: (M, d) embeddings of all images, queries and gallery.
@@ -61,27 +69,24 @@ def class_rows(
         distance: As `nearest_neighbours`.
     """
     classes, place, images = np.unique(labels, return_inverse=True, return_counts=True)
-    recall = _mean(found.first_hit == 1, place, len(classes), found.answerable)
-    map_at_r = _mean(found.average_precision, place, len(classes), np.isfinite(found.average_precision))
+    recall = _means(ranked.first_hit == 1, place, len(classes), ranked.answerable)
+    map_at_r = _means(ranked.average_precision, place, len(classes), np.isfinite(ranked.average_precision))
     # The first wrong neighbour's class, by class of the query: the most frequent pair wins, of equals the lower id.
-    known = found.wrong >= 0
-    pairs, times = np.unique(np.stack([place[known], targets[found.wrong[known]]]), axis=1, return_counts=True)
+    known = ranked.wrong >= 0
+    pairs, times = np.unique(np.stack([place[known], targets[ranked.wrong[known]]]), axis=1, return_counts=True)
     nearest: dict[int, tuple[int, int]] = {}
     for (row, other), count in zip(pairs.T.tolist(), times.tolist(), strict=True):
         if count > nearest.get(row, (0, 0))[1]:
             nearest[row] = (other, count)
     spread = within_class_distances(points, point_labels, distance)
     rows = []
-    for row, label in enumerate(classes.tolist()):
+    for row, (label, size) in enumerate(zip(classes.tolist(), images.tolist(), strict=True)):
         other, count = nearest.get(row, (None, 0))
-        share = count / int(images[row])
-        rows.append(
-            ClassRow(label, int(images[row]), float(recall[row]), float(map_at_r[row]), spread[label], other, share)
-        )
+        rows.append(ClassRow(label, size, float(recall[row]), float(map_at_r[row]), spread[label], other, count / size))
     return sorted(rows, key=lambda r: (*(np.inf if np.isnan(x) else x for x in (r.recall, r.map_at_r)), r.label))
 
 
-def _mean(values: np.ndarray, place: np.ndarray, count: int, keep: np.ndarray) -> np.ndarray:
+def _means(values: np.ndarray, place: np.ndarray, count: int, keep: np.ndarray) -> np.ndarray:
     sums = np.bincount(place[keep], weights=values[keep].astype(np.float64), minlength=count)
     with np.errstate(invalid="ignore"):
         return sums / np.bincount(place[keep], minlength=count)
@@ -115,20 +120,116 @@ def _mean_distance(x: np.ndarray, distance: str) -> float:
     if len(x) < 2:
         return float("nan")
     x = (unit_rows(x) if distance == "cosine" else x).astype(np.float64)
-    upper = np.triu_indices(len(x), 1)
     if distance in ("euclidean", "sqeuclidean"):
-        x = x - x.mean(axis=0)
-    products = x @ x.T
-    if distance == "cosine":
-        return float(1 - products[upper].mean())
-    if distance == "dot":
-        return float(-products[upper].mean())
-    norms = np.diagonal(products)
-    squared = np.maximum(norms[:, None] + norms[None] - 2 * products, 0.0)[upper]
-    return float((np.sqrt(squared) if distance == "euclidean" else squared).mean())
+        from scipy.spatial.distance import pdist
+
+        return float(pdist(x, distance).mean())
+    product = (np.square(x.sum(axis=0)).sum() - np.square(x).sum()) / (len(x) * (len(x) - 1))
+    return float(1 - product if distance == "cosine" else -product)
 
 
-def classes_html(rows: list[ClassRow], pictures: Pictures) -> Markup:
+def classes_html(rows: list[ClassRow], names: dict[int, str]) -> Markup:
     """The classes as a table that a script lets the reader sort."""
-    shown = rows if len(rows) <= LISTED else rows[:_EXTREMES] + rows[-_EXTREMES:]
-    return render("classes.html", rows=shown, total=len(rows), extremes=_EXTREMES, class_name=pictures.class_name)
+    shown = rows if len(rows) <= _LISTED_CLASSES else rows[:_EXTREMES] + rows[-_EXTREMES:]
+    return render("classes.html", rows=shown, total=len(rows), extremes=_EXTREMES, names=names)
+
+
+# What is taken for what
+
+
+@dataclasses.dataclass(frozen=True)
+class Confusion:
+    """Queries of one class whose nearest image is of another.
+
+    Args:
+        label: The class of the queries.
+        taken_for: The class of their nearest images.
+        count: How many such queries there are.
+        queries: How many queries of that class have an image of it to find.
+        reverse: How many there are the other way round.
+        query: The one of them whose nearest image is nearest.
+        neighbour: That image's gallery row.
+        distance: How far it is.
+    """
+
+    label: int
+    taken_for: int
+    count: int
+    queries: int
+    reverse: int
+    query: int
+    neighbour: int
+    distance: float
+
+
+def confusions(ranked: RankedQueries, labels: np.ndarray, targets: np.ndarray) -> list[Confusion]:
+    """Every pair of classes that is confused, the most frequent first, of equals the larger share of its class first.
+
+    Queries without an image of their class to find are not counted: they cannot be right.
+
+    Args:
+        ranked: What the search found.
+        labels: (N,) class ids of the queries.
+        targets: (G,) class ids of the gallery.
+    """
+    asked = dict(zip(*(a.tolist() for a in np.unique(labels[ranked.answerable], return_counts=True)), strict=True))
+    wrong = np.flatnonzero(ranked.answerable & (ranked.first_hit != 1))
+    # Nearest first, so that the first of every pair is its example.
+    wrong = wrong[np.argsort(ranked.distances[wrong, 0], kind="stable")]
+    pairs = np.stack([labels[wrong], targets[ranked.rows[wrong, 0]]])
+    kinds, first, counts = np.unique(pairs, axis=1, return_index=True, return_counts=True)
+    times = {(a, b): n for a, b, n in zip(*kinds.tolist(), counts.tolist(), strict=True)}
+    result = []
+    for (a, b), query in zip(times, wrong[first].tolist(), strict=True):
+        row, distance = int(ranked.rows[query, 0]), float(ranked.distances[query, 0])
+        result.append(Confusion(a, b, times[a, b], asked[a], times.get((b, a), 0), query, row, distance))
+    return sorted(result, key=lambda c: (-c.count, c.queries, c.label, c.taken_for))
+
+
+def most_confused(pairs: Sequence[Confusion], count: int) -> list[int]:
+    """Up to `count` classes that take part in the most frequent confusions, those confused together adjacent."""
+    classes: list[int] = []
+    for pair in pairs:
+        fresh = [label for label in (pair.label, pair.taken_for) if label not in classes]
+        if len(classes) + len(fresh) > count:
+            break
+        classes += fresh
+    return classes
+
+
+def confusions_html(
+    pairs: Sequence[Confusion], ranked: RankedQueries, queries: ImageDataset, gallery: ImageDataset
+) -> Markup:
+    """The most frequent confusions with an example each, more of them as a table, and the matrix of a few classes."""
+    # Without those whose reverse comes before them.
+    one_way = {frozenset((pair.label, pair.taken_for)): pair for pair in reversed(pairs)}
+    examples = [pair for pair in pairs if one_way[frozenset((pair.label, pair.taken_for))] is pair]
+    return render(
+        "confusions.html",
+        pairs=pairs,
+        examples=examples[:_PICTURED],
+        listed=pairs[:_LISTED] if len(pairs) > _PICTURED else [],
+        errors=sum(pair.count for pair in pairs),
+        total=int(ranked.answerable.sum()),
+        matrix=_matrix(pairs, ranked, queries.labels),
+        names={**gallery.class_names, **queries.class_names},
+        queries=queries,
+        gallery=gallery,
+    )
+
+
+def _matrix(pairs: Sequence[Confusion], ranked: RankedQueries, labels: np.ndarray) -> dict[int, tuple[int, list[int]]]:
+    """A row per class of those confused most: its queries, and how many nearest images are of each and of all others.
+
+    Empty for fewer than three classes.
+    """
+    classes = most_confused(pairs, _MATRIX)
+    times = {(pair.label, pair.taken_for): pair.count for pair in pairs}
+    rows = {}
+    for label in classes if len(classes) > 2 else ():
+        of_class = ranked.answerable & (labels == label)
+        asked = int(of_class.sum())
+        times[label, label] = int((of_class & (ranked.first_hit == 1)).sum())
+        counts = [times.get((label, other), 0) for other in classes]
+        rows[label] = asked, [*counts, asked - sum(counts)]
+    return rows

@@ -6,18 +6,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = [
-    "is_fraction",
-    "metric_change",
-    "metric_interval",
-    "metric_name",
-    "metric_order",
-    "metric_value",
-    "numbers",
-    "order_name",
-    "plain_intervals",
-]
-
 # Keys of `evaluate_retrieval` that count images and measure nothing.
 COUNTS = ("num_queries", "num_gallery", "queries_without_match")
 # (low, high) or what `tfdml.evaluation.confidence_intervals` gives, by metric.

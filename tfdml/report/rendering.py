@@ -6,6 +6,8 @@ import base64
 import functools
 import hashlib
 import importlib.resources
+import inspect
+import io
 import json
 import math
 import numbers
@@ -14,12 +16,11 @@ import pathlib
 from typing import Any
 
 import jinja2
+import numpy as np
 from markupsafe import Markup
 
 from tfdml.io.files import write_whole
 from tfdml.report import metric_text
-
-_ATTRIBUTES = {"css": "class", "aria_label": "aria-label", "aria_hidden": "aria-hidden"}
 
 
 def render(template: str, **values: Any) -> Markup:
@@ -27,7 +28,7 @@ def render(template: str, **values: Any) -> Markup:
 
     Args:
         template: The name of a file in `templates/`.
-        **values: What it speaks of. Those that it lacks are an error.
+        **values: What it shows. Those that it lacks are an error.
 
     Example:
         >>> render("settings.html", groups=[("Flags", {"note": "<b>"})])  # doctest: +ELLIPSIS
@@ -36,28 +37,8 @@ def render(template: str, **values: Any) -> Markup:
     return Markup(_environment().get_template(template).render(values))  # noqa: S704 - a template escapes what it is given
 
 
-def element(name: str, *children: Any, **attributes: Any) -> Markup:
-    """An element of a figure; text in it and in its attributes is escaped.
-
-    Args:
-        name: Its tag.
-        *children: Markup or text.
-        **attributes: By name; `css` is its class.
-
-    Example:
-        >>> element("text", "a < b", css="tick", x=1.5)
-        Markup('<text class="tick" x="1.5">a &lt; b</text>')
-    """
-    start = Markup("").join(
-        Markup(' {}="{}"').format(_ATTRIBUTES.get(key, key), value) for key, value in attributes.items()
-    )
-    if not children:
-        return Markup("<{}{}/>").format(name, start)
-    return Markup("<{0}{1}>{2}</{0}>").format(name, start, Markup("").join(children))
-
-
 def write_page(path: str | os.PathLike, template: str, **values: Any) -> None:
-    """Write a page whole or not at all.
+    """Write a page atomically.
 
     Its style and its one script are inside it. The page's policy lets that script run and no other, and lets nothing
     be loaded.
@@ -78,11 +59,6 @@ def write_page(path: str | os.PathLike, template: str, **values: Any) -> None:
     write_whole(path, page.encode("utf-8"))
 
 
-def setting_text(value: Any) -> str:
-    """A setting as text: strings as they are, the rest as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
 @functools.cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
@@ -93,13 +69,14 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
-    environment.globals.update({name: getattr(metric_text, name) for name in metric_text.__all__})
+    environment.globals.update(inspect.getmembers(metric_text, inspect.isfunction), class_of=class_of)
     environment.filters.update(
-        thousands=_thousands,
-        percent=_percent,
-        fixed=_fixed,
+        thousands=lambda value: _number(value, ",.0f"),
+        percent=lambda value, digits=1: _number(value, f".{digits}f", 100),
+        fixed=lambda value: _number(value, ".3f"),
         duration=_duration,
         setting=setting_text,
+        thumbnail=thumbnail,
         metric_name=metric_text.metric_name,
     )
     return environment
@@ -110,29 +87,40 @@ def _resource(name: str) -> Markup:
     return Markup(text)  # noqa: S704 - a file of ours
 
 
-# What templates write numbers with: a dash where there is none.
+def class_of(dataset: Any, index: int) -> str:
+    """The name of the class of one image, or its id where it has none."""
+    label = int(dataset.labels[index])
+    return str(dataset.class_names.get(label, label))
 
 
-def _missing(value: Any) -> bool:
-    return not isinstance(value, numbers.Real) or math.isnan(value)
+def setting_text(value: Any) -> str:
+    """A setting as text: strings as they are, the rest as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _thousands(value: Any) -> str:
-    return "–" if _missing(value) else f"{value:,.0f}"
-
-
-def _percent(value: Any, digits: int = 1) -> str:
-    return "–" if _missing(value) else f"{100 * value:.{digits}f}"
-
-
-def _fixed(value: Any) -> str:
-    return "–" if _missing(value) else f"{value:.3f}"
+def _number(value: Any, form: str, factor: float = 1) -> str:
+    """A number in print; a dash where there is none."""
+    return "–" if not isinstance(value, numbers.Real) or math.isnan(value) else f"{factor * float(value):{form}}"
 
 
 def _duration(seconds: Any) -> str:
-    if _missing(seconds):
-        return "–"
-    minutes = round(seconds / 60)
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 100 else f"{seconds / 3600:.1f} h"
+    minutes = _number(seconds, ".0f", 1 / 60)
+    if minutes == "–" or seconds >= 6000:
+        return minutes if minutes == "–" else f"{seconds / 3600:.1f} h"
+    return f"{seconds:.0f} s" if seconds < 100 else f"{minutes} min"
+
+
+def thumbnail(image: np.ndarray, size: int) -> str:
+    """An image (H, W, 3) uint8 as a JPEG data URI whose longer side is at most `size`."""
+    from PIL import Image
+
+    picture = Image.fromarray(np.ascontiguousarray(image, np.uint8))
+    picture.thumbnail((size, size), Image.Resampling.LANCZOS)
+    return data_uri(picture, "JPEG", quality=80, optimize=True)
+
+
+def data_uri(picture: Any, kind: str, **options: Any) -> str:
+    """A Pillow image, encoded as `kind`, as a data URI."""
+    buffer = io.BytesIO()
+    picture.save(buffer, kind, **options)
+    return f"data:image/{kind.lower()};base64," + base64.b64encode(buffer.getvalue()).decode("ascii")

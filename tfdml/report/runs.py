@@ -11,6 +11,7 @@ from typing import Any
 from tfdml.errors import UserError
 from tfdml.io.manifests import fields, parse_flags, parse_json, read_json
 from tfdml.report.metric_text import numbers, order_name, plain_intervals
+from tfdml.report.plots import STYLES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,15 +92,18 @@ class Run:
 
 
 def read_runs(folders: Sequence[str | os.PathLike], names: Sequence[str] | None = None) -> list[Run]:
-    """Read several runs.
+    """Read the runs of a comparison.
 
     Args:
         folders: Their folders.
         names: What to call them; None: as their folders, with the folder above where two are called the same.
 
     Raises:
-        UserError: As `read_run`; a folder twice; not one name per folder, or a name twice.
+        UserError: As `read_run`; fewer than 2 runs or more than 8; a folder twice; not one name per folder, or a name
+            twice.
     """
+    if not 2 <= len(folders) <= STYLES:
+        raise UserError(f"a comparison needs 2 to {STYLES} runs; got {len(folders)}")
     paths = [Path(folder) for folder in folders]
     resolved = [path.resolve() for path in paths]
     for path, real in zip(paths, resolved, strict=True):

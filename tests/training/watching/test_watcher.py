@@ -14,8 +14,6 @@ from tests.training.run.stopping import finished, make_quick
 from tests.training.runs import EPOCHS, STEPS, train
 from tfdml.errors import UserError
 from tfdml.layers import InputScaling
-from tfdml.report import read_run
-from tfdml.report.watched import watched_html
 from tfdml.training import RunFolder, checkpoints
 from tfdml.training.build.components import assemble
 from tfdml.training.checkpoints import TrainingState
@@ -122,14 +120,6 @@ def test_the_steps_are_those_of_a_run_that_nobody_watches(watched, tmp_path):
     }
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"), {"tensors": 0}).Reload()
     assert not [tag for tag in events.Tags()["tensors"] if tag.startswith("watch/")]
-
-
-def test_the_report_shows_alarms_and_curves(watched):
-    run = read_run(watched)
-    text = watched_html({**run.watch, "alarms": [{"line": "collapse at step 4: <b>"}]})
-    assert "<li>collapse at step 4: &lt;b&gt;</li>" in text
-    assert "No alarm in 2 sampled batches." in watched_html(run.watch)
-    assert all(words in text for words in ("Gradient norms", "Terms of the embedder&#39;s gradient", "effective rank"))
 
 
 def constant(learner):

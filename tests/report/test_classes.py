@@ -1,80 +1,17 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sklearn.metrics import confusion_matrix
 
 from tests.report.pages import Page, embedded, made
 from tfdml.evaluation import evaluate_retrieval
-from tfdml.report.classes import class_rows, within_class_distances
-from tfdml.report.confusions import confusions, confusions_html, most_confused
-from tfdml.report.retrieved import retrieve
-from tfdml.report.thumbnails import Pictures
-
-
-def slow(queries, labels, gallery=None, gallery_labels=None):
-    """Every query's ranking, one at a time: (rows, hits) lists."""
-    searched, targets = (queries, labels) if gallery is None else (gallery, gallery_labels)
-    rankings = []
-    for i, query in enumerate(queries):
-        rows = [j for j in range(len(searched)) if gallery is not None or j != i]
-        rows.sort(key=lambda j: (np.sum((searched[j] - query) ** 2), j))
-        rankings.append((rows, [targets[j] == labels[i] for j in rows]))
-    return rankings
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(2, 40), st.integers(1, 8), st.booleans(), st.integers(0, 10**6), st.sampled_from([1, 3, 1000]))
-def test_one_search_against_rankings_one_by_one(count, classes, separate, seed, depth):
-    """Small integers: many ties and copies."""
-    rng = np.random.default_rng(seed)
-    queries, labels = rng.integers(0, 4, (count, 2)).astype(np.float32), rng.integers(0, classes, count)
-    gallery = gallery_labels = None
-    if separate:
-        gallery, gallery_labels = rng.integers(0, 4, (33, 2)).astype(np.float32), rng.integers(0, classes, 33)
-    found = retrieve(queries, labels, gallery, gallery_labels, depth=depth)
-    rankings = slow(queries, labels, gallery, gallery_labels)
-    for i, (rows, hits) in enumerate(rankings):
-        r = sum(hits)
-        assert found.matches[i] == r
-        assert found.nearest[i] == rows[0]
-        assert found.first_hit[i] == (hits.index(True) + 1 if True in hits[: found.depth] else 0)
-        wrong = [row for row, hit in zip(rows, hits, strict=True) if not hit]
-        if found.wrong[i] >= 0:
-            assert found.wrong[i] == wrong[0]
-        else:
-            assert not wrong or hits.index(False) >= found.depth
-        if 0 < r <= found.depth:
-            precision = [hits[k] * sum(hits[: k + 1]) / (k + 1) for k in range(r)]
-            assert found.average_precision[i] == pytest.approx(sum(precision) / r)
-        else:
-            assert np.isnan(found.average_precision[i])
-    if found.answerable.any():
-        expected = [np.mean([any(hits[:k]) for rows, hits in rankings if any(hits)]) for k in range(1, found.depth + 1)]
-        np.testing.assert_allclose(found.recall(), expected)
-    else:
-        assert len(found.recall()) == 0
-
-
-def test_queries_without_an_early_hit_are_searched_deeper():
-    """The first image of the class is the 150th nearest, far beyond what is looked at of every query."""
-    points = np.arange(300.0)[:, None]
-    labels = np.arange(300) + 10
-    labels[[0, 150]] = 1
-    found = retrieve(points, labels)
-    assert found.first_hit[0] == 150
-    assert found.depth == 299
-    assert found.answerable.sum() == 2
-
-
-def test_one_image_has_no_neighbour():
-    assert retrieve(np.ones((1, 2)), np.zeros(1, int)) is None
+from tfdml.report.classes import class_rows, confusions, confusions_html, most_confused, within_class_distances
+from tfdml.report.queries import rank_queries
 
 
 def test_classes_against_evaluation_class_by_class():
     embeddings, labels = embedded(5, classes=9, per_class=6, spread=1.2)
     labels[-1] = 500  # alone in its class
-    found = retrieve(embeddings, labels)
+    found = rank_queries(embeddings, labels)
     rows = {row.label: row for row in class_rows(found, labels, labels, embeddings, labels, "euclidean")}
     assert list(rows)[-1] == 500
     assert np.isnan(rows[500].recall)
@@ -129,10 +66,10 @@ def test_large_classes_are_sampled():
 def test_confusions_are_those_of_the_nearest_image():
     embeddings, labels = embedded(7, classes=8, per_class=9, spread=1.5)
     labels[-1] = 500  # cannot be found, so it is not confused
-    found = retrieve(embeddings, labels)
+    found = rank_queries(embeddings, labels)
     pairs = confusions(found, labels, labels)
     classes = np.unique(labels[found.answerable])
-    predicted = labels[found.nearest]
+    predicted = labels[found.rows[:, 0]]
     keep = found.answerable & (predicted != 500)
     expected = confusion_matrix(labels[keep], predicted[keep], labels=classes)
     counts = np.zeros_like(expected)
@@ -140,10 +77,10 @@ def test_confusions_are_those_of_the_nearest_image():
         if pair.taken_for != 500:
             counts[np.searchsorted(classes, pair.label), np.searchsorted(classes, pair.taken_for)] = pair.count
         assert labels[pair.query] == pair.label
-        assert pair.neighbour == found.nearest[pair.query]
+        assert pair.neighbour == found.rows[pair.query, 0]
         assert labels[pair.neighbour] == pair.taken_for
         of_pair = found.answerable & (labels == pair.label) & (predicted == pair.taken_for)
-        assert pair.distance == found.nearest_distance[of_pair].min()
+        assert pair.distance == found.distances[of_pair, 0].min()
         assert pair.queries == (labels == pair.label).sum()
         assert pair.reverse == sum(p.count for p in pairs if (p.label, p.taken_for) == (pair.taken_for, pair.label))
     np.testing.assert_array_equal(counts, expected - np.diag(np.diag(expected)))
@@ -156,14 +93,12 @@ def test_confusions_are_those_of_the_nearest_image():
 
 def test_matrix_of_confusions_adds_up():
     embeddings, labels = embedded(7, classes=40, per_class=5, spread=1.5)
-    found = retrieve(embeddings, labels)
+    found = rank_queries(embeddings, labels)
     pairs = confusions(found, labels, labels)
-    pictures = Pictures(made(labels))
-    text = str(confusions_html(pairs, found, labels, pictures, pictures))
+    text = str(confusions_html(pairs, found, made(labels), made(labels)))
     matrix = text.split('<table class="matrix">')[1].split("</table>")[0]
     for row in matrix.split("<tbody>")[1].split("<tr>")[1:]:
         cells = [e["text"] for e in Page("<tr>" + row.replace("</tbody>", "")).all("td")]
         assert sum(int(cell or 0) for cell in cells) == 5
-    assert "The nearest image of every query is of its own class" in confusions_html(
-        [], found, labels, pictures, pictures
-    )
+    text = confusions_html([], found, made(labels), made(labels))
+    assert "The nearest image of every query is of its own class" in text

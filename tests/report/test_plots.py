@@ -1,0 +1,290 @@
+"""Figures: what is drawn, that it shows the numbers, and that it can be read without colour and without seeing."""
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.report.pages import EVIL, Page, check_page, embedded, made, rows_of
+from tfdml.evaluation import evaluate_retrieval
+from tfdml.evaluation.generalisation import overlap_coefficient
+from tfdml.report import Run, write_report
+from tfdml.report.plots import (
+    STYLES,
+    curves_html,
+    histogram_html,
+    objectives_html,
+    pair_counts,
+    recall_curves,
+    statistics_html,
+    training_curves,
+    watched_html,
+)
+
+RECORDS = [
+    {"epoch": 0, "generalisation": {"lambda": 1.7, "h_divergence": 0.6, "seen_d_avg_mean": 0.4}},
+    {
+        "epoch": 1,
+        "train": {
+            "loss": 1.0,
+            "density": 0.1,
+            "density_d_avg": 0.42,
+            "density_target": 0.5,
+            "ecaml": 2.0,
+            "ecaml_energy": 1.25,
+            "rank_mi": 0.1,
+            "rank_mi_jsd": 0.2,
+            "rank_mi_beta": 0.9,
+        },
+    },
+    {
+        "epoch": 2,
+        "train": {
+            "density": 0.1,
+            "density_d_avg": 0.36,
+            "density_target": 0.52,
+            "ecaml_energy": 1.5,
+            "rank_mi_jsd": 0.3,
+            "rank_mi_beta": 0.8,
+        },
+        "generalisation": {"lambda": 1.2, "h_divergence": 0.7, "seen_d_avg_mean": 0.3, "unseen_d_avg_mean": 0.5},
+    },
+]
+DISTANCES = np.linspace(0, 2, 21)
+STATISTICS = {
+    "objective": "rank_mi",
+    "epoch": 2,
+    "margin": 0.2,
+    "beta": 0.8,
+    "has_root": True,
+    "distances": DISTANCES.tolist(),
+    "v": (3 * (0.8 - DISTANCES)).tolist(),
+    "positive_loss": (np.logaddexp(0, 3 * (DISTANCES - 0.8)) - np.log(2)).tolist(),
+    "negative_loss": (np.logaddexp(0, 3 * (0.8 - DISTANCES)) - np.log(2)).tolist(),
+    "pairs": {
+        "test": {
+            "edges": [0.0, 0.5, 1.0, 2.0],
+            "positive": [6, 2, 0],
+            "negative": [0, 10, 30],
+            "mean_positive": 0.41,
+            "mean_negative": 1.3,
+            "statistics_loss": -0.5,
+            "jsd": 0.25,
+            "embedder_loss": 0.125,
+        }
+    },
+}
+
+
+def test_figures_of_degenerate_data_are_finite():
+    for figure in (
+        curves_html("n", {"a": {3: 50.0}}, "epoch", "y"),
+        curves_html("n", {"a": {3: 50.0}}, "K", "y", log_x=True, percent=True, best=True),
+        curves_html("n", {"a": {1: 0.0, 2: 0.0}}, "epoch", "y", percent=True),
+        curves_html("n", {"a": {1: 100.0, 2: 100.0}}, "epoch", "y", percent=True),
+        histogram_html(np.zeros(4), np.zeros(4), "cosine"),
+        histogram_html(-np.ones(4), -np.ones(2), "dot"),
+    ):
+        assert Page(figure).all("svg", role="img")
+        assert "nan" not in figure
+        assert "inf" not in figure
+        places = [float(x) for x in re.findall(r' x="([-\d.]+)"', figure)]
+        assert max(places) <= 480
+        assert min(places) >= 0
+
+
+def test_curves_differ_without_colour():
+    curves = {f"run {i}": {0: i, 1: 2 * i} for i in range(STYLES)}
+    text = curves_html("n", curves, "epoch", "y")
+    page = Page(text)
+    # Each is drawn twice, with its key: alike in colour, dashes and marks.
+    dashes = r"(?:stroke-dasharray: ([\d. ,]+); stroke-dashoffset: 0; )?"
+    lines = re.findall(rf"fill: none; {dashes}stroke: (var\(--s\d\))", text)
+    assert {colour for _, colour in lines} == {f"var(--s{i})" for i in range(STYLES)}
+    assert len({dashes for dashes, _ in lines}) == STYLES
+    shapes = {re.sub(r"\s+", " ", shape) for shape in re.findall(r'<path id="m\w+" d="([^"]+)"', text)}
+    assert len(shapes) >= STYLES
+    assert {f"run {i}" for i in range(STYLES)} <= {e["text"] for e in page.all("text")}
+    label = page.all("svg", role="img")[0]["aria-label"]
+    assert all(f"run {i}: {i} at epoch 0" in label for i in range(STYLES))
+
+
+def test_colours_are_those_of_the_style_sheet_and_ids_are_unique():
+    x = np.random.default_rng(0).random(50)
+    figures = curves_html("a", {"x": {0: 1, 1: 2}, EVIL: {0: 2, 1: 1}}, "epoch", "y")
+    figures += curves_html("b", {"x": {0: 1, 1: 2}, EVIL: {0: 2, 1: 1}}, "epoch", "y")
+    figures += histogram_html(x, x + 1, "cosine", "one") + histogram_html(x, x + 1, "cosine", "two")
+    page = Page(figures)
+    assert not re.search(r": #[0-9a-f]{6}", figures)
+    ids = [e["id"] for e in page.elements if "id" in e]
+    assert len(ids) == len(set(ids)) > 0
+    assert set(re.findall(r"(?:href=\"|url\()#(\w+)", figures)) <= set(ids)
+    # A name is text in the key, where the end of a long one is left out, and in the table.
+    assert [e["text"] for e in page.all("text") if "script" in e["text"]] == [EVIL[:49] + "…"] * 2
+    assert [e["text"] for e in page.all("th") if "script" in e["text"]] == [EVIL] * 2
+    assert "<script>" not in figures
+
+
+def test_curves_skip_what_is_missing():
+    history = [{"epoch": 0, "recall@1": 0.1}, {"epoch": 1}, {"epoch": 2, "recall@1": None}, {"recall@1": 0.4}]
+    history += [{"epoch": 3, "recall@1": float("nan")}, {"epoch": 4, "recall@1": 0.2}]
+    page = Page(training_curves({"a": history, "b": []}))
+    assert [e["text"] for e in page.all("th", scope="row")] == ["0", "4"]
+    assert "Nothing was measured" in training_curves({"a": []})
+    assert "No query has an image" in recall_curves({"a": np.zeros(0)})
+
+
+def test_recall_curves_of_different_depths():
+    text = recall_curves({"short": np.array([0.5, 1.0]), "long": np.linspace(0.1, 1, 10)}, {"recall@8": 0.25})
+    cells = Page(text).all("td")
+    heads = [e["text"] for e in Page(text).all("th", scope="row")]
+    assert heads == ["1", "2", "4", "8", "10"]
+    table = np.array([e["text"] for e in cells]).reshape(5, 3)
+    assert table[:, 0].tolist() == ["50.0", "100.0", "–", "–", "–"]
+    assert table[:, 1].tolist() == ["10.0", "20.0", "40.0", "80.0", "100.0"]
+    assert table[:, 2].tolist() == ["–", "–", "–", "25.0", "–"]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=30),
+    st.lists(st.integers(0, 6), min_size=1, max_size=30),
+)
+def test_every_pair_is_in_the_bin_of_its_distance(positive, negative):
+    positive, negative = np.array(positive, np.float32), np.array(negative, np.float32)
+    edges, counts = pair_counts(positive, negative, bins=60)
+    assert edges[0] == 0  # however far the nearest pair is
+    overlap = sum(min((positive == v).mean(), (negative == v).mean()) for v in range(7))
+    assert overlap_coefficient(*counts) == pytest.approx(overlap, abs=1e-9)
+    for distances, count in zip((positive, negative), counts, strict=True):
+        for low, high, n in zip(edges[:-1], edges[1:], count, strict=True):
+            inside = (distances >= low) & ((distances < high) | (high == edges[-1]))
+            assert n == inside.sum()
+
+
+def test_figures_of_equal_and_of_separate_distances():
+    x = np.random.default_rng(0).random(1000)
+    said = [[b["text"] for b in Page(histogram_html(x, y, "cosine")).all("b")] for y in (x, x + 2)]
+    assert said == [["100.0%", "50.0%"], ["0.0%", "100.0%"]]
+    assert "not both pairs" in histogram_html(x, x[:0], "cosine")
+
+
+def test_every_figure_has_its_numbers_as_a_table():
+    body = str(objectives_html(RECORDS))
+    page = Page(body)
+    assert [e["text"] for e in page.all("h3")] == [
+        "Density of the classes in training batches density",
+        "Energy between classes in training batches ecaml",
+        "Divergence of d⁺ and d⁻ in training batches rank_mi",
+        "Where V is zero rank_mi",
+        "λ and the H-divergence",
+        "Density of the classes, all images",
+    ]
+    assert len(page.all("svg", role="img")) == 6
+    assert rows_of(body, "Density of the classes in training batches, density, per epoch") == [
+        ["1", "0.42", "0.5"],
+        ["2", "0.36", "0.52"],
+    ]
+    assert rows_of(body, "Energy between classes in training batches, ecaml, per epoch") == [
+        ["1", "1.25"],
+        ["2", "1.5"],
+    ]
+    assert rows_of(body, "λ and the H-divergence per epoch") == [["0", "1.7", "0.6"], ["2", "1.2", "0.7"]]
+    assert rows_of(body, "Density of the classes, all images per epoch") == [["0", "–", "0.4"], ["2", "0.5", "0.3"]]
+
+
+def test_what_a_run_has_not_is_not_drawn():
+    assert objectives_html([]) == statistics_html({}) == ""
+    plain = [{"epoch": 0}, {"epoch": 1, "train": {"loss": 1.0, "my_energy_d_avg": 2.0, "d_pos": 0.1}}]
+    assert objectives_html(plain) == ""
+    text = objectives_html([{"epoch": 0, "generalisation": {"unseen_d_avg_mean": 0.5}}])
+    assert [e["text"] for e in Page(text).all("h3")] == ["Density of the classes, all images"]
+
+
+def test_a_name_of_an_objective_is_no_markup():
+    records = [{"epoch": 1, "train": {EVIL: 0.5, f"{EVIL}_energy": 1.0}}]
+    page = Page(objectives_html(records))
+    assert page.all("h3")[0]["text"] == f"Energy between classes in training batches {EVIL}"
+    assert f"training batches, {EVIL}, per epoch" in page.all("svg", role="img")[0]["aria-label"]
+    assert not page.all("script")
+
+
+def corners(text, style):
+    """The corners of the lines or shapes that are drawn with this style, in the units of their figures."""
+    paths = re.findall(rf'<path d="([^"]+)"[^>]* style="[^"]*{style}', text)
+    return [np.array(re.findall(r"([-\d.]+) ([-\d.]+)", path), float) for path in paths]
+
+
+def test_losses_cross_and_histograms_stand_over_the_same_distances():
+    text = str(statistics_html(STATISTICS))
+    page = Page(text)
+    losses, histogram = page.all("svg", role="img")
+    assert "the same of both kinds at 0.8" in losses["aria-label"]
+    assert "mean d⁺ 0.41, mean d⁻ 1.3, β 0.8" in histogram["aria-label"]
+    table = {row[0]: row[1:] for row in rows_of(text, "Loss of a pair by its distance, the same of both kinds at 0.8")}
+    assert table["0.8"] == ["0", "0"]
+    (negative,) = corners(text, r"fill: url")
+    left, right = negative[:, 0].min(), negative[:, 0].max()
+    # β stands at 0.8 of 0 .. 2 in the histogram, whose bins end at 0.5 and 1.
+    beta = corners(text, r"stroke-dasharray: 7.4,3.2; stroke-dashoffset: 0; stroke: var\(--soft\)")[-1]
+    np.testing.assert_allclose((beta[:, 0] - left) / (right - left), 0.4, atol=1e-4)
+    np.testing.assert_allclose(np.unique((negative[:, 0] - left) / (right - left)), [0, 0.25, 0.5, 1], atol=1e-4)
+    # The negatives' densities: 0, 10 / 40 in half a unit, 30 / 40 in one. The positives' highest is 6 / 8 in half one.
+    (positive,) = corners(text, r"fill: var\(--s0\); fill-opacity: 0.38")
+    bottom = negative[:, 1].max()
+    highest = bottom - positive[:, 1].min()
+    heights = np.unique((bottom - negative[:, 1]) / highest * 1.5)
+    np.testing.assert_allclose(heights, [0, 0.5, 0.75], atol=1e-4)
+    text = "".join(e["text"] for e in page.all("p"))
+    assert "0.250 nats" in text
+    assert "within the margins: 0.125" in text
+    assert "no root" not in text
+    assert "V had no root in the end" in statistics_html({**STATISTICS, "has_root": False})
+
+
+def test_they_are_on_the_page_of_a_run(tmp_path):
+    embeddings, labels = embedded()
+    after = evaluate_retrieval(embeddings, labels)
+    metrics = [
+        {"test": {"recall@1": 0.2}, "seen": {"recall@1": 0.25}},
+        {"test": {"recall@1": 0.3}},
+        {"test": {"recall@1": 0.4}, "seen": {"recall@1": 0.75}},
+    ]
+    history = [{**record, **measured} for record, measured in zip(RECORDS, metrics, strict=True)]
+    path = tmp_path / "index.html"
+    write_report(path, Run("t", {"metrics": after}, history, statistics=STATISTICS), made(labels), embeddings)
+    text = path.read_text("utf-8")
+    page = check_page(text)
+    assert rows_of(text, "Recall@1 per epoch, in percent") == [
+        ["0", "20.0", "25.0"],
+        ["1", "30.0", "–"],
+        ["2", "40.0", "75.0"],
+    ]
+    assert {"#objectives", "#statistics"} <= {e["href"] for e in page.all("a")}
+    assert "What the objectives did" in page.section("objectives")
+    assert "seen classes" in page.section("training")
+
+
+def test_alarms_and_samples_of_a_watched_run():
+    sample = {
+        "step": 2,
+        "gradient_norm": {"backbone": 0.5, "projection": 0.25},
+        "gradient_share": {"am_softmax": 0.75, "jrs": 0.25},
+        "effective_rank": 7.5,
+        "participation_ratio": 3.5,
+        "variance": 0.125,
+    }
+    watch = {"samples": [sample, {**sample, "step": 4, "variance": 0.25}], "alarms": []}
+    text = str(watched_html(watch))
+    assert "No alarm in 2 sampled batches." in text
+    assert [e["text"] for e in Page(text).all("h3")] == [
+        "Directions of a batch of embeddings",
+        "Variance of a batch of embeddings",
+        "Gradient norms",
+        "Terms of the embedder's gradient",
+    ]
+    assert rows_of(text, "Variance of a batch of embeddings per step") == [["2", "0.125"], ["4", "0.25"]]
+    text = watched_html({**watch, "alarms": [{"line": "collapse at step 4: <b>"}]})
+    assert "<li>collapse at step 4: &lt;b&gt;</li>" in text

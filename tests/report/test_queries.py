@@ -1,0 +1,107 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.report.pages import embedded
+from tfdml.evaluation.per_query import precision_sums
+from tfdml.report.queries import choose_examples, rank_queries, spread_over_classes
+
+
+def slow(queries, labels, gallery=None, gallery_labels=None):
+    """Every query's ranking, one at a time: (rows, hits) lists."""
+    searched, targets = (queries, labels) if gallery is None else (gallery, gallery_labels)
+    rankings = []
+    for i, query in enumerate(queries):
+        rows = [j for j in range(len(searched)) if gallery is not None or j != i]
+        rows.sort(key=lambda j: (np.sum((searched[j] - query) ** 2), j))
+        rankings.append((rows, [targets[j] == labels[i] for j in rows]))
+    return rankings
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 40), st.integers(1, 8), st.booleans(), st.integers(0, 10**6), st.sampled_from([1, 3, 1000]))
+def test_one_search_against_rankings_one_by_one(count, classes, separate, seed, depth):
+    """Small integers: many ties and copies."""
+    rng = np.random.default_rng(seed)
+    queries, labels = rng.integers(0, 4, (count, 2)).astype(np.float32), rng.integers(0, classes, count)
+    gallery = gallery_labels = None
+    if separate:
+        gallery, gallery_labels = rng.integers(0, 4, (33, 2)).astype(np.float32), rng.integers(0, classes, 33)
+    found = rank_queries(queries, labels, gallery, gallery_labels, depth=depth)
+    rankings = slow(queries, labels, gallery, gallery_labels)
+    for i, (rows, hits) in enumerate(rankings):
+        r = sum(hits)
+        assert found.matches[i] == r
+        assert found.rows[i].tolist() == rows[: min(8, found.depth)]
+        assert found.hits[i].tolist() == hits[: min(8, found.depth)]
+        assert found.first_hit[i] == (hits.index(True) + 1 if True in hits[: found.depth] else 0)
+        wrong = [row for row, hit in zip(rows, hits, strict=True) if not hit]
+        if found.wrong[i] >= 0:
+            assert found.wrong[i] == wrong[0]
+        else:
+            assert not wrong or hits.index(False) >= found.depth
+        if 0 < r <= found.depth:
+            precision = [hits[k] * sum(hits[: k + 1]) / (k + 1) for k in range(r)]
+            assert found.average_precision[i] == pytest.approx(sum(precision) / r)
+        else:
+            assert np.isnan(found.average_precision[i])
+    if found.answerable.any():
+        expected = [np.mean([any(hits[:k]) for rows, hits in rankings if any(hits)]) for k in range(1, found.depth + 1)]
+        np.testing.assert_allclose(found.recall(), expected)
+    else:
+        assert len(found.recall()) == 0
+
+
+def test_queries_without_an_early_hit_are_searched_deeper():
+    """The first image of the class is the 150th nearest, far beyond what is looked at of every query."""
+    points = np.arange(300.0)[:, None]
+    labels = np.arange(300) + 10
+    labels[[0, 150]] = 1
+    found = rank_queries(points, labels)
+    assert found.first_hit[0] == 150
+    assert found.depth == 299
+    assert found.answerable.sum() == 2
+
+
+def test_one_image_has_no_neighbour():
+    assert rank_queries(np.ones((1, 2)), np.zeros(1, int)) is None
+
+
+def test_worst_and_best_are_what_they_say():
+    embeddings, labels = embedded(3, classes=20)
+    ranked = rank_queries(embeddings, labels)
+    chosen = choose_examples([ranked], labels, 10)
+    assert {kind: len(queries) for kind, queries in chosen.items()} == {"random": 4, "worst": 3, "best": 3}
+    right = {kind: ranked.hits[queries].sum(axis=1) for kind, queries in chosen.items()}
+    assert max(right["worst"]) < min(right["best"])
+    everything = [query for queries in chosen.values() for query in queries]
+    assert len(set(everything)) == 10
+    for kind in ("worst", "best"):
+        assert len(set(labels[chosen[kind]])) == 3
+    for query in everything:
+        assert query not in ranked.rows[query]
+        np.testing.assert_array_equal(ranked.hits[query], labels[ranked.rows[query]] == labels[query])
+
+
+def test_each_class_comes_once_before_any_comes_twice():
+    labels = np.array([1, 1, 2, 3, 3, 3])
+    assert spread_over_classes([5, 4, 0, 1, 2], labels) == [5, 0, 2, 4, 1]
+
+
+def test_queries_of_a_comparison_gain_and_lose():
+    embeddings, labels = embedded(3, classes=20)
+    other = embeddings + np.random.default_rng(1).normal(size=embeddings.shape)
+    ranked = [rank_queries(x, labels) for x in (embeddings, other)]
+    chosen = choose_examples(ranked, labels, 7)
+    assert {kind: len(queries) for kind, queries in chosen.items()} == {"random": 3, "better": 2, "worse": 2}
+    # Classes have seven images: six to find.
+    scores = [precision_sums(run.hits, np.full(len(labels), 6))[0] for run in ranked]
+    gain = scores[1] - scores[0]
+    assert gain[chosen["better"]].min() > 0
+    assert gain[chosen["better"][0]] == gain.max()
+    assert gain[chosen["worse"]].max() < 0
+    assert gain[chosen["worse"][0]] == gain.min()
+    everything = [query for queries in chosen.values() for query in queries]
+    assert len(set(everything)) == len(everything)
+    assert list(choose_examples([ranked[0], ranked[0]], labels, 7)) == ["random"]

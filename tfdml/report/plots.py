@@ -1,0 +1,431 @@
+"""Figures of a report, drawn by matplotlib as inline SVG in the style sheet's colours: curves and histograms."""
+
+from __future__ import annotations
+
+import io
+import pathlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from markupsafe import Markup
+
+from tfdml.evaluation.generalisation import overlap_coefficient, share_ordered
+from tfdml.report.rendering import render
+
+if TYPE_CHECKING:  # slow to import, so only where something is drawn
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Records = Sequence[Mapping[str, Any]]
+Curve = Mapping[float, float]
+
+# Kinds of points and lines, told apart by colour, shape and dashes.
+STYLES = 8
+MARKS = "os^vDPX*"
+_DASHES = (
+    "-",
+    (0, (4, 2)),
+    (0, (1, 2)),
+    (0, (5, 2, 1, 2)),
+    (0, (2, 2)),
+    (0, (7, 2)),
+    (0, (1, 1, 3, 1)),
+    (0, (3, 1, 1, 1)),
+)
+# Colours are drawn as #000001, #000002 ... and become the style sheet's variables of these names, so that a figure is
+# light or dark as the report is.
+_COLOURS = ("", "ink", "soft", "line", "card", "dot", *(f"s{style}" for style in range(STYLES)))
+_SIZE = 480.0, 300.0
+# Beyond this many points on a curve, marks on each would run into one another.
+_MARKED_POINTS = 60
+# The K that carry a mark and stand in the table.
+_KS = (1, 2, 4, 8, 10, 16, 20, 32, 50, 100, 200, 500, 1000)
+_BINS = 48
+DISTANCE_NAMES = {
+    "euclidean": "Euclidean distance",
+    "sqeuclidean": "squared Euclidean distance",
+    "cosine": "cosine distance",
+    "dot": "negative inner product",
+}
+
+
+def colour(name: str) -> str:
+    """The placeholder of a variable of the style sheet."""
+    return f"#0000{_COLOURS.index(name):02d}"
+
+
+def draw(plot: Callable[[Figure], None], label: str, width: float, height: float) -> Markup:
+    """Draw a figure as an inline `<svg>`.
+
+    Args:
+        plot: Draws it.
+        label: What a screen reader says in its place; no other figure of the report may have the same.
+        width: In units of its view box, of which text is 13 high.
+        height: The same.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    stream = io.StringIO()
+    with matplotlib.rc_context(
+        {"svg.hashsalt": label}, pathlib.Path(__file__).with_name("templates") / "figures.mplstyle"
+    ):
+        figure = Figure((width / 72, height / 72))
+        plot(figure)
+        figure.savefig(stream, format="svg", transparent=True)
+    match = re.search(r"<g id=.*(?=</svg>)", stream.getvalue(), re.DOTALL)
+    assert match is not None
+    # Ids that are referred to are hashes of the label; those of groups are counted, alike in all figures.
+    body = re.sub(r' id="[^"]*_\d+"', "", match[0])
+    body = re.sub(r": #0000(\d\d)", lambda number: f": var(--{_COLOURS[int(number[1])]})", body)
+    start = Markup('<svg class="figure" viewBox="0 0 {:g} {:g}" role="img" aria-label="{}">')
+    return start.format(width, height, label) + Markup(body + "</svg>")  # noqa: S704 - matplotlib escapes text
+
+
+def _draw_axes(plot: Callable[[Axes], None], label: str, x_label: str, y_label: str, key_rows: int = 0) -> Markup:
+    """A figure of one pair of axes; the y label is above its axis."""
+
+    def plot_figure(figure: Figure) -> None:
+        figure.set_layout_engine("constrained")
+        axes = figure.subplots()
+        axes.set_xlabel(x_label)
+        axes.set_title(y_label)
+        plot(axes)
+
+    width, height = _SIZE
+    return draw(plot_figure, label, width, height + 20 * key_rows)
+
+
+# Curves
+
+
+def curves_html(
+    title: str,
+    curves: Mapping[str, Curve],
+    x_label: str,
+    y_label: str,
+    *,
+    percent: bool = False,
+    rows: Sequence[float] | None = None,
+    log_x: bool = False,
+    points: str = "",
+    best: bool = False,
+    lines: Mapping[float, str] | None = None,
+) -> Markup:
+    """Curves over one pair of axes, and their values as a table; empty where there is no value.
+
+    Args:
+        title: What is drawn.
+        curves: y by x of each curve, by its name; the order chooses its style.
+        x_label: Under the axis.
+        y_label: Above the axis.
+        percent: Whether y is in percent.
+        rows: The x that carry a mark and stand in the table; None: all.
+        log_x: Whether equal steps along the axis are equal ratios of x.
+        points: The name of a curve that is drawn as single points.
+        best: Whether the highest point is ringed and labelled.
+        lines: Text of vertical lines, by their x.
+    """
+    shown = {name: (style % STYLES, curve) for style, (name, curve) in enumerate(curves.items()) if curve}
+    if not shown:
+        return Markup()
+    rows = sorted({x for _, curve in shown.values() for x in curve}) if rows is None else rows
+    digits = ".1f" if percent else ".4g"
+    columns = 1 if max(map(len, shown)) > 26 else 2
+    key_rows = -(-len(shown) // columns) if len(shown) > 1 else 0
+
+    def plot(axes: Axes) -> None:
+        from matplotlib import ticker
+
+        for name, (style, curve) in shown.items():
+            look: dict[str, Any] = {"color": colour(f"s{style}"), "linestyle": "" if name == points else _DASHES[style]}
+            marked = [place for place, x in enumerate(curve) if x in rows or name == points]
+            if 0 < len(marked) <= _MARKED_POINTS:
+                look |= {"marker": MARKS[style], "markevery": marked}
+            label = name if len(name) <= 50 else name[:49] + "…"
+            axes.plot(list(curve), list(curve.values()), label=label, clip_on=False, **look)
+        axes.margins(y=0.12)
+        low, high = axes.get_ylim()
+        # What cannot be negative has no axis below 0.
+        nonnegative = all(y >= 0 for _, curve in shown.values() for y in curve.values())
+        axes.set_ylim(max(low, 0) if nonnegative else low, min(high, 100) if percent else high)
+        whole = all(float(x).is_integer() for x in rows)
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(8, steps=[1, 2, 5, 10], integer=whole))
+        axes.yaxis.set_major_locator(ticker.MaxNLocator(6, steps=[1, 2, 5, 10]))
+        if log_x:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if max(rows) < 100 else (1,)))
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_locator(ticker.NullLocator())
+        if best:
+            ((_, curve),) = shown.values()
+            x = max(curve, key=lambda at: curve[at])
+            axes.plot(x, curve[x], "o", ms=9, mec=colour("s0"), mfc=colour("card"), mew=2.5, clip_on=False)
+            side, aside = ("right", -8) if 2 * x > min(curve) + max(curve) else ("left", 8)
+            note = f"best {curve[x]:{digits}}"
+            axes.annotate(note, (x, curve[x]), (aside, 7), textcoords="offset points", ha=side, weight="bold")
+        if lines:
+            axes.set_xlim(rows[0], rows[-1])
+            for x, text in lines.items():
+                _plot_line(axes, x, text)
+        if key_rows:
+            axes.figure.legend(loc="outside lower left", ncols=columns)
+
+    described = "; ".join(_described(name, curve, x_label, digits) for name, (_, curve) in shown.items())
+    table = [[f"{x:g}", *(f"{of[x]:{digits}}" if x in of else "–" for _, of in shown.values())] for x in rows]
+    figure = _draw_axes(plot, f"{title}. {described}", x_label, y_label, key_rows)
+    return render("curve.html", figure=figure, caption=title, heads=[x_label.capitalize(), *shown], rows=table)
+
+
+def _described(name: str, curve: Curve, x_label: str, digits: str) -> str:
+    first, last, top = min(curve), max(curve), max(curve, key=lambda x: curve[x])
+    return (
+        f"{name}: {curve[first]:{digits}} at {x_label} {first:g}, highest {curve[top]:{digits}} at {top:g}, "
+        f"last {curve[last]:{digits}} at {last:g}"
+    )
+
+
+def _plot_line(axes: Axes, x: float, text: str, line: str = "soft", left: bool = False) -> None:
+    """An upright line at x; dashed, with text next to it, where there is one."""
+    axes.axvline(x, color=colour(line), ls="--" if text else "-", lw=2 if text else 1)
+    low, high = axes.get_xlim()
+    place = (x - low) / (high - low)
+    # Unless there is no room between it and the edge.
+    side, aside = ("right", -5) if (left and place > 0.2) or place > 0.8 else ("left", 5)
+    top = axes.get_xaxis_transform()
+    axes.annotate(text, (x, 1), (aside, -2), top, "offset points", ha=side, va="top", weight="bold")
+
+
+def recall_curves(recalls: Mapping[str, np.ndarray], before: Mapping[str, float] | None = None) -> Markup:
+    """Recall@K against K, K along a logarithmic axis.
+
+    Args:
+        recalls: What each curve is called, and its Recall@K for K = 1, 2, ... as fractions.
+        before: Metrics before training, of which only some Recall@K are known, drawn as single points.
+    """
+    curves: dict[str, Curve] = {
+        name: {k: 100 * y for k, y in enumerate(values.tolist(), 1)} for name, values in recalls.items()
+    }
+    deepest = max(map(len, curves.values()), default=0)
+    if not deepest:
+        return Markup("<p>No query has an image of its class to find.</p>")
+    found = {int(key[7:]): 100 * y for key, y in (before or {}).items() if re.fullmatch(r"recall@\d+", key)}
+    points = "before training"
+    curves[points] = {k: y for k, y in sorted(found.items()) if k <= deepest}
+    rows = sorted({k for k in (*_KS, deepest) if k <= deepest})
+    title, y_label = "Recall@K, in percent", "Recall@K, %"
+    return curves_html(title, curves, "K", y_label, percent=True, rows=rows, log_x=True, points=points)
+
+
+def training_curves(histories: Mapping[str, Records]) -> Markup:
+    """Recall@1 after each epoch.
+
+    Args:
+        histories: What each curve is called, and one mapping per epoch with `epoch` and `recall@1`, a fraction; others
+            are skipped.
+    """
+    curves = {name: _points(records, "epoch", "recall@1", 100) for name, records in histories.items()}
+    title, best = "Recall@1 per epoch, in percent", len(histories) == 1
+    drawn = curves_html(title, curves, "epoch", "Recall@1, %", percent=True, best=best)
+    return drawn or Markup("<p>Nothing was measured during training.</p>")
+
+
+def _points(records: Records, along: str, key: str, factor: float = 1) -> dict[float, float]:
+    known = [r for r in records if r.get(along) is not None and r.get(key) is not None and np.isfinite(r[key])]
+    return dict(sorted((float(r[along]), factor * float(r[key])) for r in known))
+
+
+# What papers draw along the training: what an objective reports in addition to its own value, by the ends of the names.
+_REPORTED = (
+    (
+        "Density of the classes in training batches",
+        "squared distance",
+        {"_d_avg": "mean D of the classes", "_target": "mean target"},
+    ),
+    ("Energy between classes in training batches", "squared distance", {"_energy": "mean energy of two classes"}),
+    ("Divergence of d⁺ and d⁻ in training batches", "nats, at most 0.693", {"_jsd": "lower bound on the divergence"}),
+    ("Where V is zero", "β, a distance", {"_beta": "β"}),
+)
+_GENERALISATION = (
+    ("λ and the H-divergence", "λ up to 2, divergence up to 1", {"lambda": "λ", "h_divergence": "H-divergence"}),
+    (
+        "Density of the classes, all images",
+        "mean D",
+        {"unseen_d_avg_mean": "unseen classes", "seen_d_avg_mean": "seen classes"},
+    ),
+)
+
+
+def objectives_html(records: Records) -> Markup:
+    """What the objectives report along the training, generalisation and rates; empty where there are no numbers.
+
+    Args:
+        records: One mapping per epoch, as `metrics.jsonl` holds them: `epoch`, under `train` what `fit` reports, and
+            perhaps `generalisation`, what `evaluate_generalisation` gives, and `rates`.
+    """
+    records = [record for record in records if record.get("epoch") is not None]
+    train, generalisation, rates = (
+        [{**record[key], "epoch": record["epoch"]} for record in records if record.get(key)]
+        for key in ("train", "generalisation", "rates")
+    )
+    reported = {key for record in train for key in record}
+    figures = [
+        (title, unit, train, {name + end: text for end, text in curves.items()}, name)
+        for name in sorted(reported)
+        for title, unit, curves in _REPORTED
+        if {name + end for end in curves} <= reported
+    ]
+    figures += [(title, unit, generalisation, curves, "") for title, unit, curves in _GENERALISATION]
+    # As shares of the highest, as they are decades apart, and only where one changes.
+    highest = {part: max(line[part] for line in rates) for part in (rates[0] if rates else {}) if part != "epoch"}
+    parts = {part: f"{part}, at most {rate:.3g}" for part, rate in highest.items() if rate}
+    if any(line[part] != highest[part] for line in rates for part in parts):
+        shares = [{"epoch": line["epoch"], **{part: line[part] / highest[part] for part in parts}} for line in rates]
+        figures.append(("Learning rates", "share of the highest", shares, parts, ""))
+    return _several(figures, "epoch")
+
+
+def watched_html(watch: Mapping[str, Any]) -> Markup:
+    """The alarms of a run in the order in which they came, and curves of what was sampled; empty where nothing was.
+
+    Args:
+        watch: What `watch.json` holds: `alarms`, each with its `line`, and `samples`.
+
+    Example:
+        >>> str(watched_html({"every": 100, "samples": [], "alarms": []}))
+        ''
+    """
+    alarms, samples = watch.get("alarms", ()), watch.get("samples", ())
+    if not alarms and not samples:
+        return Markup()
+    norms, shares = (
+        [{**sample[key], "step": sample["step"]} for sample in samples] for key in ("gradient_norm", "gradient_share")
+    )
+    parts, terms = ({key: key for record in found for key in record if key != "step"} for found in (norms, shares))
+    ranks = {"effective_rank": "effective rank", "participation_ratio": "participation ratio"}
+    figures = [
+        ("Directions of a batch of embeddings", "directions", samples, ranks, ""),
+        ("Variance of a batch of embeddings", "of at most 1", samples, {"variance": "variance"}, ""),
+        ("Gradient norms", "before clipping", norms, parts, ""),
+        # That of a single term is 1.
+        ("Terms of the embedder's gradient", "share", shares, terms if len(terms) > 1 else {}, ""),
+    ]
+    return render("watched.html", alarms=alarms, samples=samples, figures=_several(figures, "step"))
+
+
+def _several(figures: Sequence[tuple[str, str, Records, Mapping[str, str], str]], along: str) -> Markup:
+    """Figures next to one another, those of which there are values; empty where there are none.
+
+    Args:
+        figures: Of each its title, the unit, the records, what to call the values by their key, and whose they are.
+        along: What of the records is counted.
+    """
+    drawn = []
+    for title, unit, records, names, objective in figures:
+        curves = {name: _points(records, along, key) for key, name in names.items()}
+        label = f"{title}, {objective}, per {along}" if objective else f"{title} per {along}"
+        if figure := curves_html(label, curves, along, unit):
+            drawn.append((title, objective, figure))
+    return render("several.html", figures=drawn) if drawn else Markup()
+
+
+# Histograms
+
+
+def histogram_html(positive: np.ndarray, negative: np.ndarray, distance: str, run: str = "") -> Markup:
+    """Two histograms of distances over one axis, each in percent of its own pairs, and in numbers how they overlap.
+
+    Args:
+        positive: (P,) d+.
+        negative: (Q,) d-.
+        distance: As `nearest_neighbours`.
+        run: Whose they are, where the report shows several; its text is then below the figure.
+    """
+    if not (len(positive) and len(negative)):
+        return render("histogram.html", figure=None)
+    edges, counts = pair_counts(positive, negative)
+    means = float(np.mean(positive)), float(np.mean(negative))
+
+    def plot(axes: Axes) -> None:
+        _plot_pairs(axes, edges, *(100 * count / count.sum() for count in counts))
+        # The label of the smaller mean goes to the left of its line, so that close means do not overprint.
+        _plot_line(axes, means[0], f"d⁺ {means[0]:.3g}", "s0", means[0] <= means[1])
+        _plot_line(axes, means[1], f"d⁻ {means[1]:.3g}", "s1", means[0] > means[1])
+
+    label = f"Histogram of pair distances{' of ' if run else ''}{run}. "
+    label += f"Mean of d+ {means[0]:.3g}, mean of d- {means[1]:.3g}"
+    return render(
+        "histogram.html",
+        figure=_draw_axes(plot, label, DISTANCE_NAMES[distance], "% of pairs"),
+        overlap=overlap_coefficient(*counts),
+        ordered=share_ordered(positive, negative),
+        pairs=len(positive),
+        key=not run,
+    )
+
+
+def pair_counts(positive: np.ndarray, negative: np.ndarray, bins: int = _BINS) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The edges of equal bins from 0, or the least distance if it is less, to the largest, and the pairs in each.
+
+    Args:
+        positive: (P,) d+.
+        negative: (Q,) d-. Neither may be empty.
+        bins: How many.
+    """
+    both = np.concatenate([positive, negative]).astype(np.float64)
+    low, high = min(0.0, float(both.min())), float(both.max())
+    edges = np.linspace(low, high if high > low else low + 1.0, bins + 1)
+    return edges, [np.histogram(distances, edges)[0] for distances in (positive, negative)]
+
+
+def _plot_pairs(axes: Axes, edges: np.ndarray, positive: np.ndarray, negative: np.ndarray) -> None:
+    axes.stairs(negative, edges, fill=True, fc="none", ec=colour("s1"), hatch="///", lw=1.5)
+    axes.stairs(positive, edges, fill=True, fc=(colour("s0"), 0.38), ec=colour("s0"), lw=1.5)
+    axes.set(xlim=(edges[0], edges[-1]), ylim=(0, 1.12 * max(positive.max(), negative.max())))
+
+
+_SPLITS = {"test": "Unseen classes", "validation": "Held-out training classes", "seen": "Seen classes"}
+
+
+def statistics_html(statistics: Mapping[str, Any]) -> Markup:
+    """The losses over the histograms, one below the other along the same axis of distances; empty without them.
+
+    Args:
+        statistics: What `statistics.json` of a run with RankMI holds.
+    """
+    if not statistics:
+        return Markup()
+    beta, margin = float(statistics["beta"]), float(statistics["margin"])
+    splits = {_SPLITS[name]: pairs for name, pairs in statistics["pairs"].items() if name in _SPLITS}
+    last = max([float(pairs["edges"][-1]) for pairs in splits.values()] + [min(beta + 2 * margin, 2.0)])
+
+    def curve(kind: str) -> Curve:
+        return {x: y for x, y in zip(statistics["distances"], statistics[kind], strict=True) if x <= last}
+
+    def histogram(name: str, pairs: Mapping[str, Any]) -> Markup:
+        edges = np.asarray(pairs["edges"], float)
+        # Per unit of distance, as bins need not be equally wide.
+        counts = [np.asarray(pairs[kind], float) for kind in ("positive", "negative")]
+
+        def plot(axes: Axes) -> None:
+            _plot_pairs(axes, edges, *(count / max(count.sum(), 1) / np.diff(edges) for count in counts))
+            axes.set_xlim(0, last)
+            _plot_line(axes, beta, f"β {beta:.3g}")
+
+        means = f"mean d⁺ {float(pairs['mean_positive']):.3g}, mean d⁻ {float(pairs['mean_negative']):.3g}"
+        label = f"{name}: densities of the distances of pairs, {means}, β {beta:.3g}"
+        return _draw_axes(plot, label, "Euclidean distance", "density of pairs")
+
+    losses = {"a pair of one class": curve("positive_loss"), "a pair of different classes": curve("negative_loss")}
+    title = f"Loss of a pair by its distance, the same of both kinds at {beta:.3g}"
+    lines = {beta - margin: "", beta + margin: "", beta: f"β {beta:.3g}"}
+    return render(
+        "statistics.html",
+        beta=beta,
+        margin=margin,
+        has_root=statistics["has_root"],
+        losses=curves_html(title, losses, "Euclidean distance", "loss of a pair", lines=lines),
+        histograms=[(name, histogram(name, pairs), pairs) for name, pairs in splits.items()],
+    )

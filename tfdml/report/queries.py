@@ -1,0 +1,206 @@
+"""What one search of every query finds: its neighbours, Recall@K, and queries to look at."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from markupsafe import Markup
+
+from tfdml.evaluation.per_query import matches_in_gallery, precision_sums
+from tfdml.report.rendering import render
+from tfdml.retrieval.exact import neighbour_blocks
+
+if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which comparing folders does not
+    from tfdml.data.dataset import ImageDataset
+
+# As far as the curve of Recall@K goes. Average precision at R is known for R up to this too.
+_DEPTH = 1000
+# What is looked at of every query, at least: most find an image of their class within it.
+_AT_FIRST = 32
+# Neighbours that are kept, to be shown.
+_KEPT = 8
+_GROUPS = {
+    "random": ("Typical", "drawn at random"),
+    "worst": ("Hardest", "fewest neighbours of the query’s own class"),
+    "best": ("Best", "most neighbours of the query’s own class"),
+    "better": ("Better", "another run finds more than {first}"),
+    "worse": ("Worse", "another run finds less than {first}"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class RankedQueries:
+    """What N queries find among their `depth` nearest gallery images.
+
+    Args:
+        depth: How many neighbours were looked at.
+        matches: (N,) how many gallery images share the query's class, itself not counted.
+        first_hit: (N,) rank, from 1, of the nearest image of the query's class; 0: not among `depth`.
+        wrong: (N,) gallery row of the nearest image of another class; -1: not among `depth`.
+        average_precision: (N,) AP@R; NaN where there is nothing to find or R is beyond `depth`.
+        rows: (N, k) gallery rows of the 8 nearest images, fewer where the gallery is smaller.
+        distances: (N, k) how far they are.
+        hits: (N, k) whether they are of the query's class.
+    """
+
+    depth: int
+    matches: np.ndarray
+    first_hit: np.ndarray
+    wrong: np.ndarray
+    average_precision: np.ndarray
+    rows: np.ndarray
+    distances: np.ndarray
+    hits: np.ndarray
+
+    @property
+    def answerable(self) -> np.ndarray:
+        """(N,) bool: queries with an image of their class to find."""
+        return self.matches > 0
+
+    def recall(self) -> np.ndarray:
+        """(depth,) Recall@K for K = 1 .. depth; empty where no query is answerable."""
+        ranks = self.first_hit[self.answerable]
+        found = np.bincount(ranks, minlength=self.depth + 1)[1:]
+        return np.cumsum(found) / len(ranks) if len(ranks) else np.zeros(0)
+
+    def neighbours(self, query: int) -> Iterator[tuple[int, float, bool]]:
+        """Row, distance, and whether it is of the query's class, of each neighbour that is kept."""
+        return zip(*(values[query].tolist() for values in (self.rows, self.distances, self.hits)), strict=True)
+
+    def right(self, query: int) -> str:
+        """How many of the neighbours that are kept are right, in words."""
+        return f"{int(self.hits[query].sum())} of {len(self.hits[query])} right"
+
+
+def rank_queries(
+    embeddings: np.ndarray,
+    labels: np.ndarray,
+    gallery: np.ndarray | None = None,
+    gallery_labels: np.ndarray | None = None,
+    *,
+    depth: int = _DEPTH,
+    distance: str = "euclidean",
+) -> RankedQueries | None:
+    """Search every query as deep as average precision needs, and on to `depth` the few that have no hit by then.
+
+    Args:
+        embeddings: (N, d) queries.
+        labels: (N,) their class ids.
+        gallery: (G, d); None: all-to-all.
+        gallery_labels: (G,).
+        depth: How many neighbours to look at, fewer where the gallery is smaller.
+        distance: As `nearest_neighbours`.
+
+    Returns:
+        None where there is only one image, hence no neighbour.
+    """
+    targets = labels if gallery_labels is None else gallery_labels
+    depth = min(depth, len(targets) - (gallery is None))
+    if depth < 1:
+        return None
+    matches = matches_in_gallery(labels, gallery_labels)
+    # One more than R neighbours: they hold an image of another class.
+    shallow = min(depth, max(_AT_FIRST, int(matches.max()) + 1))
+    first_hit, wrong = np.zeros(len(labels), np.int64), np.zeros(len(labels), np.int64)
+    average_precision, kept = np.full(len(labels), np.nan), []
+    for block, rows, distances in neighbour_blocks(embeddings, gallery, k=shallow, distance=distance):
+        hits = targets[rows] == labels[block, None]
+        first_hit[block], miss = _first(hits), _first(~hits)
+        wrong[block] = np.where(miss > 0, rows[np.arange(len(rows)), miss - 1], -1)
+        known = np.flatnonzero((matches[block] > 0) & (matches[block] <= shallow))
+        if len(known):
+            deepest = int(matches[block][known].max())
+            scores = precision_sums(hits[known, :deepest], matches[block][known])[0]
+            average_precision[np.arange(block.start, block.stop)[known]] = scores
+        kept.append([values[:, :_KEPT].copy() for values in (rows, distances, hits)])
+    late = np.flatnonzero((first_hit == 0) & (matches > 0))
+    if len(late) and shallow < depth:
+        searched, own_rows = (embeddings, late) if gallery is None else (gallery, None)
+        blocks = neighbour_blocks(embeddings[late], searched, k=depth, distance=distance, own_rows=own_rows)
+        for block, rows, _ in blocks:
+            first_hit[late[block]] = _first(targets[rows] == labels[late[block], None])
+    nearest = (np.concatenate(values) for values in zip(*kept, strict=True))
+    return RankedQueries(depth, matches, first_hit, wrong, average_precision, *nearest)
+
+
+def _first(marked: np.ndarray) -> np.ndarray:
+    """The place, from 1, of the first True of each row; 0 where there is none."""
+    return np.where(marked.any(axis=1), marked.argmax(axis=1) + 1, 0)
+
+
+def choose_examples(
+    ranked: Sequence[RankedQueries], labels: np.ndarray, count: int, seed: int = 0
+) -> dict[str, list[int]]:
+    """Which queries to show.
+
+    Of one run, about two fifths are drawn at random, the rest are the worst and the best in equal parts, by average
+    precision among the neighbours that are kept. Of several, a third each are better than under the first run and worse
+    than under it, by the run that differs most, the others are drawn. All are of different classes as far as there are
+    enough, and have an image of their class to find.
+
+    Args:
+        ranked: What each run finds for the same queries.
+        labels: (N,) class ids of the queries.
+        count: How many to choose.
+        seed: Of the draw.
+
+    Returns:
+        Queries by kind: `random`, `worst` and `best`, or `random`, `better` and `worse`.
+    """
+    drawn = np.random.default_rng(seed).permutation(np.flatnonzero(ranked[0].answerable))
+    matches = np.minimum(ranked[0].matches[drawn], ranked[0].hits.shape[1])
+    scores = [precision_sums(run.hits[drawn], matches)[0] for run in ranked]
+    orders: dict[str, tuple[np.ndarray, int]]
+    if len(ranked) == 1:
+        worst, best = (drawn[np.argsort(sign * scores[0], kind="stable")] for sign in (1, -1))
+        extremes = count * 3 // 10
+        orders = {"random": (drawn, count - 2 * extremes), "worst": (worst, extremes), "best": (best, extremes)}
+    else:
+        gains = np.stack(scores[1:]) - scores[0]
+        orders = {
+            kind: (drawn[order := np.argsort(-gain, kind="stable")][gain[order] > 0], count // 3)
+            for kind, gain in (("better", gains.max(axis=0)), ("worse", -gains.min(axis=0)))
+        }
+        orders["random"] = drawn, count - 2 * (count // 3)
+    chosen: dict[str, list[int]] = {}
+    for kind, (order, most) in orders.items():
+        taken = {query for queries in chosen.values() for query in queries}
+        fresh = [query for query in order.tolist() if query not in taken]
+        chosen[kind] = spread_over_classes(fresh, labels)[:most]
+    return {kind: chosen[kind] for kind in _GROUPS if chosen.get(kind)}
+
+
+def spread_over_classes(rows: Iterable[int], labels: np.ndarray) -> list[int]:
+    """`rows` with the first of every class before the others, else in their order.
+
+    Example:
+        >>> spread_over_classes([2, 0, 1], np.array([5, 7, 5]))
+        [2, 1, 0]
+    """
+    seen: set[int] = set()
+    first: list[int] = []
+    others: list[int] = []
+    for row in rows:
+        (others if int(labels[row]) in seen else first).append(row)
+        seen.add(int(labels[row]))
+    return first + others
+
+
+def examples_html(
+    runs: Mapping[str, RankedQueries | None], queries: ImageDataset, gallery: ImageDataset, count: int
+) -> Markup:
+    """Some queries in groups, each with its neighbours under every run.
+
+    Args:
+        runs: What each run finds, by its name.
+        queries: The images that are searched for.
+        gallery: Those that are searched.
+        count: How many queries.
+    """
+    ranked = {name: run for name, run in runs.items() if run is not None}
+    chosen = choose_examples(list(ranked.values()), queries.labels, count) if ranked else {}
+    groups = [(*_GROUPS[kind], rows) for kind, rows in chosen.items()]
+    return render("examples.html", groups=groups, ranked=ranked, queries=queries, gallery=gallery)
