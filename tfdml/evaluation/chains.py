@@ -6,12 +6,11 @@ import dataclasses
 import reprlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tfdml.arguments import integer, number
-from tfdml.embeddings.views import Views
 from tfdml.errors import UserError
 from tfdml.evaluation.per_query import (
     PER_QUERY_METRICS,
@@ -25,6 +24,9 @@ from tfdml.evaluation.per_query import (
 from tfdml.memory import require_memory
 from tfdml.retrieval.exact import nearest_neighbours
 from tfdml.retrieval.reranking import Reranked, Searched, augment_gallery, expanded, fit_whitening, scaled, searched
+
+if TYPE_CHECKING:  # needs TensorFlow, which measuring does not
+    from tfdml.embeddings.views import Views
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +59,8 @@ class TestViews:
     @property
     def views(self) -> Views:
         """Which."""
+        from tfdml.embeddings.views import Views
+
         return Views(self.flip, self.crops)
 
     def apply(self, what: Searched, sources: Sources, views: Views | None) -> Searched:
