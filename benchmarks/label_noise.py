@@ -53,16 +53,16 @@ def recall(data_dir, objectives, noise, seed):
     changes = {"data_dir": data_dir, "objectives": objectives, "seed": seed, "holdout_classes": 0.0}
     changes |= {"epochs": 6, "drop_epochs": "4"}
     experiment = Experiment.from_flags(FLAGS.read_text(), run_dir="unused", selection="last", **changes)
-    data, optimization = experiment.data, experiment.optimization
+    data, optimization = experiment, experiment
     splits = load_splits(data, seed)
     clean = splits.train
     train = dataclasses.replace(clean, labels=exchanged(clean.labels, noise, seed))
     sampler, (transform, view) = make_sampler(data, train, seed), make_transforms(data)
     steps = optimization.steps_per_epoch or sampler.steps_per_epoch
-    learner = make_learner(experiment.model, optimization, view, train.num_classes, steps, seed)
+    learner = make_learner(experiment, view, train.num_classes, steps)
     batches = training_batches(train, sampler, transform, seed, num_steps=steps * optimization.epochs)
     learner.fit(batches, steps_per_epoch=steps, epochs=optimization.epochs, verbose=0)
-    evaluator = Evaluator(experiment.evaluation, optimization.epochs, splits, view)
+    evaluator = Evaluator(experiment, optimization.epochs, splits, view)
     return 100 * evaluator.measure(evaluator.embed(learner.embedder, "test"), "test", ("recall",))["recall@1"]
 
 

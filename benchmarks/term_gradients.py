@@ -73,12 +73,12 @@ def main():
     run = RunFolder(arguments.run_dir)
     changes = {name: getattr(arguments, name) for name in ("objectives", "data_dir") if getattr(arguments, name)}
     experiment = Experiment.from_flags(run.load_experiment().as_flags(), run_dir=arguments.run_dir, **changes)
-    data, seed = experiment.data, experiment.seed
+    data, seed = experiment, experiment.seed
     transform, view = make_transforms(data)
     train = load_splits(data, seed).train
     sampler = make_sampler(data, train, seed)
     steps = experiment.steps_per_epoch or 1
-    learner = make_learner(experiment.model, experiment.optimization, view, train.num_classes, steps, seed)
+    learner = make_learner(experiment, view, train.num_classes, steps)
     if arguments.objectives:
         if learner.auto_weights is not None:
             parser.error("--objectives: only training measures auto; write numbers")

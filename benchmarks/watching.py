@@ -19,16 +19,16 @@ _TIMES = 15
 def main():
     """Measure and print."""
     from tfdml.training import Experiment
-    from tfdml.training.build.components import assemble
+    from tfdml.training.build.components import build_components
     from tfdml.training.watching import measures
     from tfdml.training.watching.measures import GradientSampler
     from tfdml.training.watching.watcher import sampled_batches
 
     FLAGS.parse(sys.argv[1:])
     experiment = Experiment(**given_settings(FLAGS))
-    parts = assemble(experiment)
-    images, labels = next(sampled_batches(experiment.seed, parts, 1)(0))
-    looked_at = sampled_batches(experiment.seed, parts, experiment.watch_every)(0)
+    parts = build_components(experiment)
+    images, labels = next(sampled_batches(experiment.seed, parts)(0, 1))
+    looked_at = sampled_batches(experiment.seed, parts)(0, experiment.watch_every)
     sampler = GradientSampler(parts.learner)
     steps, looks = [], []
     for _ in range(_TIMES):

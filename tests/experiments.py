@@ -32,6 +32,6 @@ def _build(objectives, ensemble, moment_embedder):
     network = {"backbone": "conv4(width=4)", "image_size": 32, "resize": 32, "embedding_dim": 8, "classes_per_batch": 5}
     experiment = Experiment(run_dir="unused", objectives=objectives, moment_embedder=moment_embedder, **network)
     made = learner(experiment, 5)
-    check_pairs(experiment.data, made.objectives)
-    check_orders(experiment.evaluation, made)
+    check_pairs(experiment, made.objectives)
+    check_orders(experiment, made)
     return made.objectives

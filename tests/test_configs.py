@@ -285,8 +285,8 @@ def batch_shapes(trees, characters):
         )
         name, share = experiment.dataset, experiment.holdout_classes
         train = characters if name == "glyphs" else trees(name, share).train
-        sampler = make_sampler(experiment.data, train, experiment.seed)
-        transform, _ = make_transforms(experiment.data)
+        sampler = make_sampler(experiment, train, experiment.seed)
+        transform, _ = make_transforms(experiment)
         ((images, labels),) = training_batches(train, sampler, transform, num_steps=1)
         return tuple(images.shape), tuple(labels.shape)
 
@@ -307,8 +307,8 @@ def test_an_experiment_is_resolved_on_files_in_the_data_sets_layout(path, trees,
 
 def takes_a_step(experiment, characters):
     """Trains an experiment for two steps, so that alternating updates have their turn, and looks at its projection."""
-    sampler = make_sampler(experiment.data, characters, experiment.seed)
-    transform, _ = make_transforms(experiment.data)
+    sampler = make_sampler(experiment, characters, experiment.seed)
+    transform, _ = make_transforms(experiment)
     # The networks of the experiments before hang in cycles of references.
     keras.backend.clear_session()
     gc.collect()

@@ -322,7 +322,7 @@ FLAGS = {"run_dir": "run", "backbone": "conv4(width=8)", "embedding_dim": 16, "i
 def made(**flags):
     """The embedder of an experiment."""
     experiment = Experiment(**{**FLAGS, **flags})
-    return make_embedder(experiment.model, make_transforms(experiment.data)[1])
+    return make_embedder(experiment, make_transforms(experiment)[1])
 
 
 def test_an_experiment_makes_an_ensemble():

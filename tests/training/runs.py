@@ -53,8 +53,8 @@ def experiment(run_dir, **changes):
 
 def learner(settings, num_classes, steps_per_epoch=2):
     """The learner of an experiment."""
-    _, view = make_transforms(settings.data)
-    return make_learner(settings.model, settings.optimization, view, num_classes, steps_per_epoch, settings.seed)
+    _, view = make_transforms(settings)
+    return make_learner(settings, view, num_classes, steps_per_epoch)
 
 
 def train(run_dir, resume=False, restart=False, **changes):

@@ -115,10 +115,10 @@ def test_a_run_is_finished_when_all_it_was_to_write_is_there(tmp_path):
         path.touch()
     for content, finished in (("", False), ("{}", False), ("[1]", False), ('{"metrics": {"recall@1": 0.5}}', True)):
         folder.result.write_text(content)
-        assert folder.is_finished(settings.evaluation) == finished
+        assert folder.is_finished(settings) == finished
     folder.report.unlink()
-    assert not folder.is_finished(settings.evaluation)
-    assert folder.is_finished(experiment(tmp_path, report=False).evaluation)
+    assert not folder.is_finished(settings)
+    assert folder.is_finished(experiment(tmp_path, report=False))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -253,14 +253,14 @@ def without_held_out(train: ImageDataset, name: str, model: str) -> ImageDataset
     """
     from tfdml.training import RunFolder
     from tfdml.training.build.images import split_training_classes
-    from tfdml.training.run.several import trained_on
+    from tfdml.training.run.several import final_run
 
     if not (Path(model) / "flags.txt").is_file():
         return train
     experiment = RunFolder(model).load_experiment()
     if experiment.dataset != name:
         return train
-    data = trained_on(experiment)
+    data = final_run(experiment)
     return split_training_classes(train, data.holdout_classes, experiment.seed, data.holdout_sampling)[0]
 
 

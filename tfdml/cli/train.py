@@ -140,7 +140,7 @@ def train(values: Flags) -> None:
     """Run the experiment that the flags describe."""
     from tfdml.report import write_run_report
     from tfdml.training import RunFolder
-    from tfdml.training.distributed.tensorflow_workers import from_environment
+    from tfdml.training.distributed.devices import rank_and_count
     from tfdml.training.run import trainer
     from tfdml.training.run.dry_run import describe, write_preview
     from tfdml.training.run.interruption import Interrupted
@@ -150,7 +150,7 @@ def train(values: Flags) -> None:
     given = given_settings(values)
     folder = RunFolder(str(given.get("run_dir", "")))
     # Of several hosts, those that do not write may not see the folder.
-    elsewhere = (from_environment()[0] > 0 or values.cluster) and not folder.path.exists()
+    elsewhere = (rank_and_count()[0] > 0 or values.cluster) and not folder.path.exists()
     known = folder.is_untouched() or elsewhere or values.sweep
     if values.resume and not (known and len(given) > 1):
         experiment = dataclasses.replace(folder.load_experiment(), **given)
@@ -160,7 +160,7 @@ def train(values: Flags) -> None:
     else:
         experiment = Experiment(**given)
     if values.preview:
-        print(write_preview(experiment.data, experiment.seed, values.preview))
+        print(write_preview(experiment, experiment.seed, values.preview))
         return
     if values.dry_run:
         print(describe(experiment, values.probe))
@@ -202,7 +202,7 @@ def train(values: Flags) -> None:
         print(f"  {'recall@1':<12} {100 * result['metrics_seen']['recall@1']:14.1f} % on seen classes")
     for order, metrics in result.get("metrics_orders", {}).items():
         print(f"  {'recall@1':<12} {100 * metrics['recall@1']:14.1f} % {_order(order)}")
-    if said := caution(experiment.evaluation, experiment.epochs):
+    if said := caution(experiment, experiment.epochs):
         print(said)
     for name, path in trainer.run_paths(experiment.run_dir).items():
         if path.exists():

@@ -34,7 +34,7 @@ from tfdml.models import AnyEmbedder, WhitenedEmbedder, with_whitening
 from tfdml.training import RunFolder
 from tfdml.training.build.images import Splits, load_splits
 from tfdml.training.experiment import Experiment
-from tfdml.training.run.several import trained_on
+from tfdml.training.run.several import final_run
 
 FORMATS = ("saved_model", *(f"litert_{precision}" for precision in PRECISIONS), "onnx")
 # About how many bytes a file has for each parameter; of those not named here, 4.
@@ -292,7 +292,7 @@ def export_run(
         PosixPath('models/cars/1')
     """
     embedder, experiment = load_run(run_dir, moments, data_dir)
-    splits = load_splits(trained_on(experiment), experiment.seed)
+    splits = load_splits(final_run(experiment), experiment.seed)
     about = _about(run_dir, experiment, splits, moments)
     if whitening is not None:
         embedder = _whitened(embedder, splits.train, whitening)

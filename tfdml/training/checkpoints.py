@@ -18,7 +18,7 @@ from tfdml.errors import UserError
 from tfdml.io.files import atomic_write
 from tfdml.models import Embedder, MetricLearner
 from tfdml.training.distributed.jax_processes import assign_here
-from tfdml.training.distributed.tensorflow_workers import Workers
+from tfdml.training.distributed.processes import Processes
 
 _NAME = re.compile(r"step-(\d+)\.npz")
 _STATE = "state"
@@ -99,7 +99,7 @@ def variables(learner: MetricLearner) -> list:
 def save(folder: Path, learner: MetricLearner, state: TrainingState, keep: int = 2, write: bool = True) -> Path:
     """Write `folder/step-<step>.npz` and remove all but the newest `keep`.
 
-    Several workers all have to call this, as metrics are added up over them where they are read.
+    Several processes all have to call this, as metrics are added up over them where they are read.
 
     Args:
         folder: The checkpoint folder; made when missing.
@@ -174,30 +174,35 @@ def values_of(path: Path, learner: MetricLearner, wanted: Sequence[Any]) -> list
     return [arrays[names[id(variable)]] for variable in wanted]
 
 
-def restore_latest(folder: Path, learner: MetricLearner, restart: bool = False) -> TrainingState | None:
+def restore_latest(
+    folder: Path, learner: MetricLearner, restart: bool = False, processes: Processes | None = None
+) -> TrainingState | None:
     """Load the newest checkpoint that can be used into the learner and its optimiser; None if there is none.
 
     Newer ones, which cannot, are renamed, so that they are not taken for the newest when the run goes on.
 
     Args:
-        folder: The checkpoint folder.
+        folder: The checkpoint folder, that of the chief.
         learner: A compiled learner.
         restart: Whether to begin anew where there are checkpoints, but none can be used.
+        processes: Who trains; each has to call this.
 
     Raises:
         UserError: There are checkpoints, but none can be used, and `restart` is not set.
     """
-    found = _newest(folder, learner, restart)
-    if found is None:
+    processes = processes or Processes()
+    path = Path(processes.of_chief(lambda: _newest(folder, learner, restart)))
+    if not path.name:
         return None
-    _assign(found[1], learner)
-    return found[2]
+    arrays, state = read(path, processes.bytes_of_chief(path.read_bytes))
+    # All together: what each replica has of a metric adds up to what was saved.
+    for name, variable in _variables(learner).items():
+        assign_here(variable, arrays[name])
+    return state
 
 
-def _newest(
-    folder: Path, learner: MetricLearner, restart: bool
-) -> tuple[Path, dict[str, np.ndarray], TrainingState] | None:
-    """The newest checkpoint that fits the learner, and what it holds."""
+def _newest(folder: Path, learner: MetricLearner, restart: bool) -> str:
+    """The newest checkpoint that fits the learner; empty if there is none."""
     unusable, reasons = [], []
     for path in reversed(list_checkpoints(folder)):
         try:
@@ -211,54 +216,24 @@ def _newest(
             reasons.append(str(error))
             continue
         _set_aside(unusable)
-        return path, arrays, state
+        return str(path)
     if unusable and not restart:
         raise UserError(
             f"no checkpoint in {folder} can be used: {'; '.join(reasons)}; add --restart to --resume to train this run "
             "again from its first step"
         )
     _set_aside(unusable)
-    return None
+    return ""
 
 
-def restore_on_all(
-    workers: Workers, folder: Path, learner: MetricLearner, restart: bool = False
-) -> TrainingState | None:
-    """As `restore_latest`, on every worker, from the folder of the chief.
+def share_weights(processes: Processes, learner: MetricLearner) -> None:
+    """Give every process the weights that the chief has.
 
     Args:
-        workers: Who trains.
-        folder: The checkpoint folder, which the others need not see.
-        learner: A compiled learner.
-        restart: See `restore_latest`.
-
-    Raises:
-        UserError: See `restore_latest`.
-    """
-    if workers.alone:
-        return restore_latest(folder, learner, restart)
-
-    def newest() -> str:
-        found = _newest(folder, learner, restart)
-        return "" if found is None else str(found[0])
-
-    path = Path(workers.of_chief(newest))
-    if not path.name:
-        return None
-    arrays, state = read(path, workers.bytes_of_chief(path.read_bytes))
-    # All together: what each replica has of a metric adds up to what was saved.
-    _assign(arrays, learner)
-    return state
-
-
-def share_weights(workers: Workers, learner: MetricLearner) -> None:
-    """Give every worker the weights that the chief has.
-
-    Args:
-        workers: Who trains.
+        processes: Who trains.
         learner: A built learner.
     """
-    if workers.alone:
+    if processes.alone:
         return
 
     def pack() -> bytes:
@@ -268,9 +243,9 @@ def share_weights(workers: Workers, learner: MetricLearner) -> None:
         return packed.getvalue()
 
     weights = [weight for members in parts(learner).values() for weight in members]
-    with np.load(io.BytesIO(workers.bytes_of_chief(pack))) as file:
+    with np.load(io.BytesIO(processes.bytes_of_chief(pack))) as file:
         for name, weight in zip(sorted(file.files), weights, strict=True):
-            weight.assign(file[name])
+            assign_here(weight, file[name])
 
 
 def _check_fits(path: Path, arrays: dict[str, np.ndarray], learner: MetricLearner) -> None:
@@ -284,11 +259,6 @@ def _check_fits(path: Path, arrays: dict[str, np.ndarray], learner: MetricLearne
             raise ValueError(
                 f"{path.name} belongs to another model: {name} has shape {arrays[name].shape}, not {shape}"
             )
-
-
-def _assign(arrays: dict[str, np.ndarray], learner: MetricLearner) -> None:
-    for name, variable in _variables(learner).items():
-        assign_here(variable, arrays[name])
 
 
 def _set_aside(paths: Sequence[Path]) -> None:

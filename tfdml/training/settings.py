@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfdml import arguments
 from tfdml.backbones.hub import PREFIX
 from tfdml.data.transforms import KINDS, as_color
+from tfdml.effects import Effect, both, either, needs
 from tfdml.errors import UserError
 from tfdml.models.embedder import BATCH_NORM_MODES, POOLINGS
 from tfdml.training.expressions import Call, parse_arguments, parse_call, parse_sum, parse_terms
@@ -58,7 +59,7 @@ def choice(default: Any, help_text: str, **checks: Any) -> Any:
         default: Its default.
         help_text: What it means; the one place where that stands.
         **checks: `choices`: the values that there are; `check`: whether a value is in range; `switch`: `--name` alone
-            means true, although it takes words.
+            means true, although it takes words; `effect`: when it has an effect, if not always.
     """
     return dataclasses.field(default=default, metadata={"help": help_text, **checks})
 
@@ -113,6 +114,33 @@ def as_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+_BY_CLASS = needs("sampling", "class_balanced", "hierarchical")
+_HIERARCHICAL = needs("sampling", "hierarchical")
+_MULTI_RESOLUTION = needs("augmentation", "multi_resolution")
+_TRAINED_BACKBONE = Effect(lambda given: given["backbone_rate"] != 0, "a --backbone_rate that is not 0")
+_RATES = ("backbone_rate", "projection_rate", "objective_rate")
+
+
+def _batch_size(given: Mapping[str, Any]) -> int:
+    by_class = given["classes_per_batch"] * given["images_per_class"]
+    return by_class if _BY_CLASS.holds(given) else given["batch_size"]
+
+
+def _drops(given: Mapping[str, Any]) -> bool:
+    return any(epoch < given["epochs"] for epoch in integers(given["drop_epochs"], "--drop_epochs"))
+
+
+def _names_horde(given: Mapping[str, Any]) -> bool:
+    names = [call.name for _, call in parse_terms(given["objectives"], "--objectives")]
+    return any(name in ("horde", "high_order_moment") for name in names)
+
+
+def _have_weights(given: Mapping[str, Any]) -> bool:
+    from tfdml.training.terms import have_weights
+
+    return have_weights(given["objectives"])
+
+
 @dataclasses.dataclass(frozen=True)
 class DataSettings(Settings):
     """Which images a run sees, in which views, and which of them form a batch.
@@ -126,7 +154,11 @@ class DataSettings(Settings):
     """
 
     dataset: str = choice("glyphs", "Data set: a name of the catalogue, or folder for any tree of class folders.")
-    data_dir: str = choice("", "Where the unpacked data set lies. glyphs needs none.")
+    data_dir: str = choice(
+        "",
+        "Where the unpacked data set lies. glyphs needs none.",
+        effect=Effect(lambda given: given["dataset"] != "glyphs", "another --dataset than glyphs, which has no files"),
+    )
     dataset_options: str = choice("", "Options of the data set, e.g. 'images_per_class=40' or 'test_fraction=0.3'.")
     bad_images: str = choice("error", "What to do with files that are no readable images.", choices=("error", "skip"))
     check_images: str = choice(
@@ -143,6 +175,7 @@ class DataSettings(Settings):
         "How --holdout_classes are drawn, by the seed: all alike (random); or one of each of as many groups of classes "
         "of about the same size (stratified), so that large and small classes are held out in proportion.",
         choices=("random", "stratified"),
+        effect=needs("holdout_classes"),
     )
     cache: str = choice(
         "auto",
@@ -151,7 +184,9 @@ class DataSettings(Settings):
         choices=("auto", "true", "false"),
         switch=True,
     )
-    cache_limit_mb: int = choice(4096, "Most memory that --cache may take, in MiB.", check=positive)
+    cache_limit_mb: int = choice(
+        4096, "Most memory that --cache may take, in MiB.", check=positive, effect=needs("cache", "auto")
+    )
     # Views
     image_size: int = choice(224, "Height and width in pixels of the crops that the network sees.", check=positive)
     resize: int = choice(256, "Pixels to which images are resized before the crop.", check=positive)
@@ -162,17 +197,28 @@ class DataSettings(Settings):
         choices=("shorter", "squash", "pad"),
     )
     pad_color: str = choice(
-        "black", "Colour around images, for --resize_mode=pad and multi_resolution: black, white, or R,G,B of 0 to 255."
+        "black",
+        "Colour around images, for --resize_mode=pad and multi_resolution: black, white, or R,G,B of 0 to 255.",
+        effect=either(needs("resize_mode", "pad"), _MULTI_RESOLUTION),
     )
     augmentation: str = choice("random_crop", "How training crops are taken.", choices=KINDS)
     min_scale: float = choice(
-        0.08, "Smallest share of the image's area that random_resized_crop takes.", check=lambda v: 0 < v <= 1
+        0.08,
+        "Smallest share of the image's area that random_resized_crop takes.",
+        check=lambda v: 0 < v <= 1,
+        effect=needs("augmentation", "random_resized_crop"),
     )
     min_resolution: float = choice(
-        0.8, "Smallest longer side in multi_resolution, as a multiple of --image_size.", check=positive
+        0.8,
+        "Smallest longer side in multi_resolution, as a multiple of --image_size.",
+        check=positive,
+        effect=_MULTI_RESOLUTION,
     )
     max_resolution: float = choice(
-        1.8, "Largest longer side in multi_resolution, as a multiple of --image_size.", check=positive
+        1.8,
+        "Largest longer side in multi_resolution, as a multiple of --image_size.",
+        check=positive,
+        effect=_MULTI_RESOLUTION,
     )
     flip: bool = choice(True, "Mirror every second training image.")
     policy: str = choice(
@@ -187,24 +233,37 @@ class DataSettings(Settings):
         "--batch_size (whole_classes); or a plain shuffle.",
         choices=("class_balanced", "shuffle", "whole_classes", "hierarchical"),
     )
-    classes_per_batch: int = choice(20, "P, for class_balanced and hierarchical.", check=positive)
-    images_per_class: int = choice(5, "K, for class_balanced and hierarchical.", check=positive)
-    batch_size: int = choice(100, "Images per batch, over all replicas, for shuffle and whole_classes.", check=positive)
+    classes_per_batch: int = choice(20, "P, for class_balanced and hierarchical.", check=positive, effect=_BY_CLASS)
+    images_per_class: int = choice(5, "K, for class_balanced and hierarchical.", check=positive, effect=_BY_CLASS)
+    batch_size: int = choice(
+        100,
+        "Images per batch, over all replicas, for shuffle and whole_classes.",
+        check=positive,
+        effect=needs("sampling", "shuffle", "whole_classes"),
+    )
     short_classes: str = choice(
-        "repeat", "Classes of fewer than K images: repeat their images, or drop them.", choices=("repeat", "drop")
+        "repeat",
+        "Classes of fewer than K images: repeat their images, or drop them.",
+        choices=("repeat", "drop"),
+        effect=_BY_CLASS,
     )
     super_classes_per_batch: int = choice(
-        1, "S, for hierarchical: a batch has P / S classes of each of S super-classes.", check=positive
+        1,
+        "S, for hierarchical: a batch has P / S classes of each of S super-classes.",
+        check=positive,
+        effect=_HIERARCHICAL,
     )
     super_class_weights: str = choice(
         "proportional",
         "For hierarchical: super-classes in proportion to their classes, or all equally often (uniform).",
         choices=("proportional", "uniform"),
+        effect=_HIERARCHICAL,
     )
     short_super_classes: str = choice(
         "merge",
         "Super-classes of fewer than P / S classes: merge them into one, or drop them.",
         choices=("merge", "drop"),
+        effect=_HIERARCHICAL,
     )
 
     def __post_init__(self):
@@ -277,7 +336,9 @@ class ModelSettings(Settings):
         0, "Heads of an attention ensemble (ABE), which share --embedding_dim; 0: no ensemble.", check=not_negative
     )
     ensemble_cut: str = choice(
-        "", "Layers of the backbone that begin and end the attention network, as 'a,b'; empty: the backbone's usual."
+        "",
+        "Layers of the backbone that begin and end the attention network, as 'a,b'; empty: the backbone's usual.",
+        effect=needs("ensemble_heads"),
     )
     lora_rank: int = choice(
         0,
@@ -348,13 +409,24 @@ class OptimizationSettings(Settings):
         "where epsilon is added (adam, adamw, rmsprop) and, when the rate drops, in momentum (sgd).",
         choices=FORMS,
     )
-    learning_rate: float = choice(1e-4, "Base learning rate.", check=positive)
+    learning_rate: float = choice(
+        1e-4,
+        "Base learning rate.",
+        check=positive,
+        effect=Effect(
+            lambda given: any(given[rate] < 0 for rate in _RATES),
+            "a part without a rate of its own (--backbone_rate, --projection_rate or --objective_rate of -1)",
+        ),
+    )
     backbone_rate: float = choice(
         -1.0, "Learning rate of the backbone; -1: the base rate, 0: it does not train.", check=_rate
     )
     projection_rate: float = choice(-1.0, "Learning rate of the projection; -1: the base rate.", check=_rate)
     objective_rate: float = choice(
-        -1.0, "Learning rate of the objectives' own weights; -1: the base rate.", check=_rate
+        -1.0,
+        "Learning rate of the objectives' own weights; -1: the base rate.",
+        check=_rate,
+        effect=Effect(_have_weights, "a term with weights in --objectives, such as am_softmax", in_files=False),
     )
     schedule: str = choice(
         "step",
@@ -363,19 +435,33 @@ class OptimizationSettings(Settings):
     )
     warm_up_epochs: float = choice(0.0, "Epochs, or a part of one, in which the rates rise evenly.", check=not_negative)
     final_rate: float = choice(
-        0.0, "Which share of the rates is left at the end, with --schedule=cosine or linear.", check=fraction
+        0.0,
+        "Which share of the rates is left at the end, with --schedule=cosine or linear.",
+        check=fraction,
+        effect=needs("schedule", "cosine", "linear"),
     )
-    drop_epochs: str = choice("", "Epochs after which every rate drops, e.g. '8' or '20,40'.")
-    drop_factor: float = choice(0.1, "What each drop multiplies the rates by.", check=positive)
+    drop_epochs: str = choice(
+        "",
+        "Epochs after which every rate drops, e.g. '8' or '20,40'.",
+        effect=both(needs("schedule", "step"), Effect(_drops, "an epoch in it that is below --epochs")),
+    )
+    drop_factor: float = choice(
+        0.1,
+        "What each drop multiplies the rates by.",
+        check=positive,
+        effect=both(needs("schedule", "step"), needs("drop_epochs")),
+    )
     layer_decay: float = choice(
         1.0,
         "What the backbone's rate is multiplied by from each of 12 groups of its layers to the one below; 1: one rate.",
         check=lambda value: 0 < value <= 1,
+        effect=_TRAINED_BACKBONE,
     )
     unfreeze_epochs: str = choice(
         "",
         "Epochs after which the backbone trains: '2' for all of it, '1,2,4' for its upper, middle and lower third in "
         "turn. By default all of it trains from the start.",
+        effect=_TRAINED_BACKBONE,
     )
     weight_decay: float = choice(
         0.0,
@@ -387,13 +473,15 @@ class OptimizationSettings(Settings):
         "Adam's, RMSprop's and Muon's epsilon; -1: 1e-7 in keras form and 1e-8 in pytorch form, their defaults (Caffe: "
         "1e-8).",
         check=_epsilon,
+        effect=needs("optimizer", "adam", "adamw", "rmsprop", "muon"),
     )
-    momentum: float = choice(0.9, "SGD's momentum.", check=fraction)
+    momentum: float = choice(0.9, "SGD's momentum.", check=fraction, effect=needs("optimizer", "sgd"))
     clip_norm: float = choice(0.0, "Largest norm of the gradient; 0: no clipping.", check=not_negative)
     clip: str = choice(
         "all",
         "What --clip_norm bounds: the whole gradient, or that of backbone, projection and objectives each by itself.",
         choices=CLIPPED,
+        effect=needs("clip_norm"),
     )
     ema: float = choice(
         0.0,
@@ -408,13 +496,17 @@ class OptimizationSettings(Settings):
         check=not_negative,
     )
     xbm_start: int = choice(
-        0, "For this many steps nothing is remembered, while embeddings change fast.", check=not_negative
+        0,
+        "For this many steps nothing is remembered, while embeddings change fast.",
+        check=not_negative,
+        effect=needs("cross_batch_memory"),
     )
     gradient_cache: int = choice(
         0,
         "Keep the activations of this many images of the batch (of each device) at a time: batches beyond the memory, "
         "for one more pass forward; 0: of all at once.",
         check=not_negative,
+        effect=Effect(lambda given: given["gradient_cache"] < _batch_size(given), "a batch of more images than that"),
     )
 
     def __post_init__(self):
@@ -492,6 +584,7 @@ class EvaluationSettings(Settings):
         "Measure lambda, the H-divergence and the density of classes, between the images of --evaluate_train and the "
         "test images, before training, every this many epochs and at the end; 0: not.",
         check=not_negative,
+        effect=needs("evaluate_train"),
     )
     evaluation_batch_size: int = choice(100, "Images per batch in evaluation.", check=positive)
     selection: str = choice(
@@ -505,20 +598,25 @@ class EvaluationSettings(Settings):
         "The metric that selects the epoch. MAP@R depends on all images of a class, and differs between epochs "
         "where Recall@1 is saturated.",
         choices=("map@r", "recall@1"),
+        effect=needs("selection", "validation", "test"),
     )
     refit: bool = choice(
         False,
         "With --selection=validation: then train anew, from the same start, on all training classes (the held-out ones "
         "too) for as many epochs as were best; that embedder and its figures are the run's.",
+        effect=needs("selection", "validation"),
     )
     moment_embedder: bool = choice(
-        False, "With horde: also write and measure moments.keras, which searches with all orders, reduced by a PCA."
+        False,
+        "With horde: also write and measure moments.keras, which searches with all orders, reduced by a PCA.",
+        effect=Effect(_names_horde, "horde(...) in --objectives"),
     )
     evaluate_orders: str = choice(
         "end",
         "With one horde: measure the embedding of each order of moments by itself, and all side by side, on the unseen "
         "classes: at the end; with every evaluation (epochs); or never.",
         choices=("end", "epochs", "never"),
+        effect=Effect(_names_horde, "horde(...) in --objectives"),
     )
     report: bool = choice(True, "Write report/index.html at the end.")
 
@@ -569,7 +667,12 @@ class RunSettings(Settings):
     """
 
     run_dir: str = choice("", "Folder of the run; must not exist yet, unless --resume.")
-    seed: int = choice(0, "Seed of weights, batches and augmentation.", check=not_negative)
+    seed: int = choice(
+        0,
+        "Seed of weights, batches and augmentation.",
+        check=not_negative,
+        effect=Effect(lambda given: "," not in given["seeds"], "--seeds without a list, which names the seeds itself"),
+    )
     seeds: str = choice(
         "",
         "Train a run for each of several seeds, in seed_N of --run_dir, and report their mean with intervals: how "
@@ -592,7 +695,10 @@ class RunSettings(Settings):
         check=not_negative,
     )
     watch_triplets: int = choice(
-        8, "With --watch_every: how many of the hardest triplets of an epoch are pictured; 0: none.", check=not_negative
+        8,
+        "With --watch_every: how many of the hardest triplets of an epoch are pictured; 0: none.",
+        check=not_negative,
+        effect=needs("watch_every"),
     )
     watch_projector: int = choice(
         0,
@@ -604,6 +710,7 @@ class RunSettings(Settings):
         "nan",
         "Which alarms end the run, with a checkpoint and status 3: collapse, explosion, dead_proxies, with commas. "
         "What is not finite (nan) always ends it.",
+        effect=needs("watch_every"),
     )
     log_to: str = choice("", "Tell another library of each epoch too: wandb:PROJECT or mlflow:URI.")
 

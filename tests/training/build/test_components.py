@@ -7,7 +7,7 @@ import pytest
 from tests.training import runs
 from tfdml.errors import UserError
 from tfdml.training.build import components
-from tfdml.training.build.components import assemble
+from tfdml.training.build.components import build_components
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_what_does_not_exist_is_found_before_the_images_are_read(flag, value, sa
 
     monkeypatch.setattr(components, "load_splits", read)
     with pytest.raises(UserError) as caught:
-        assemble(runs.experiment(tmp_path / "run", **{flag: value}))
+        build_components(runs.experiment(tmp_path / "run", **{flag: value}))
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
@@ -43,7 +43,9 @@ def _noise(monkeypatch):
 
 @pytest.mark.usefixtures("_noise")
 def test_the_parts_are_those_of_the_settings(tmp_path):
-    parts = assemble(runs.experiment(tmp_path / "run", steps_per_epoch=0, cache="true", objectives="am_softmax"))
+    parts = build_components(
+        runs.experiment(tmp_path / "run", steps_per_epoch=0, cache="true", objectives="am_softmax")
+    )
     assert parts.splits is runs.SPLITS
     assert (parts.sampler.batch_size, parts.steps_per_epoch) == (8, 4)
     assert (
@@ -71,7 +73,7 @@ def test_the_parts_are_those_of_the_settings(tmp_path):
 )
 def test_parts_that_do_not_go_together_are_refused(changes, says, tmp_path):
     with pytest.raises(UserError) as caught:
-        assemble(runs.experiment(tmp_path / "run", **changes))
+        build_components(runs.experiment(tmp_path / "run", **changes))
     assert says in str(caught.value)
 
 
@@ -81,4 +83,4 @@ def test_one_held_out_class_selects_nothing(tmp_path, monkeypatch):
     with pytest.raises(
         UserError, match=r"--holdout_classes=0\.1 holds out one class, in which every neighbour is a hit"
     ):
-        assemble(runs.experiment(tmp_path / "run", selection="validation", holdout_classes=0.1))
+        build_components(runs.experiment(tmp_path / "run", selection="validation", holdout_classes=0.1))

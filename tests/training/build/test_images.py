@@ -90,8 +90,8 @@ def test_seen_classes_are_whole_and_just_as_many_as_are_wanted(wanted):
 
 def test_seen_classes_are_measured_where_asked_for_and_are_no_data_of_their_own():
     options = {"dataset_options": "images_per_class=2, size=16", "holdout_classes": 0.2}
-    assert load_splits(experiment(**options).data, seed=0).seen is None
-    splits = load_splits(experiment(**options).data, seed=0, evaluate_train=20)
+    assert load_splits(experiment(**options), seed=0).seen is None
+    splits = load_splits(experiment(**options), seed=0, evaluate_train=20)
     assert list(splits.evaluated()) == ["validation", "test", "seen"]
     assert len(splits.seen) == 20
     assert set(splits.seen.images.names) <= set(splits.train.images.names)
@@ -112,7 +112,7 @@ def test_the_views_are_those_of_the_flags():
         min_resolution=0.5,
         max_resolution=2.5,
     )
-    train, evaluation = make_transforms(settings.data)
+    train, evaluation = make_transforms(settings)
     assert (train.augmentation, train.resize_mode) == ("random_resized_crop", "pad")
     assert (train.resize, train.image_size) == (48, 28)
     assert (train.scale, train.resolutions, train.flip, train.policy) == ((0.3, 1.0), (0.5, 2.5), False, None)
@@ -189,13 +189,13 @@ def test_generalisation_counts_no_held_out_class_as_seen(tmp_path):
     seen = without_held_out(train, "glyphs", settings.run_dir)
     assert without_held_out(train, "folder", settings.run_dir) is train
     assert set(seen.classes) < set(train.classes)
-    assert len(seen) == len(load_splits(settings.data, settings.seed).train)
+    assert len(seen) == len(load_splits(settings, settings.seed).train)
 
 
 def test_the_colour_of_the_padding_and_dropout_reach_every_view_and_the_embedder():
     chosen = experiment(backbone="conv4", resize_mode="pad", pad_color="white", dropout=0.25)
-    train, evaluation = make_transforms(chosen.data)
-    embedder = make_embedder(chosen.model, evaluation)
+    train, evaluation = make_transforms(chosen)
+    embedder = make_embedder(chosen, evaluation)
     assert train.pad_color == evaluation.pad_color == (255, 255, 255)
     assert EvaluationTransform.of(embedder) == evaluation
     assert embedder.drop.rate == 0.25
@@ -250,7 +250,7 @@ def test_what_cannot_be_is_refused_by_the_name_of_its_flag(changes, says):
     ],
 )
 def test_the_views_of_the_flags(flags, train, evaluation):
-    assert make_transforms(experiment(**{"min_scale": 0.08, **flags}).data) == (train, evaluation)
+    assert make_transforms(experiment(**{"min_scale": 0.08, **flags})) == (train, evaluation)
 
 
 NEVER, ALWAYS = CachePlan(False, False), CachePlan(True, True)
@@ -334,7 +334,7 @@ def test_the_sampler_of_the_flags(settings, expected):
     run = batches_of(seed=7, **settings)
     assert Experiment.from_flags(run.as_flags()) == run
     for step in range(20):
-        assert make_sampler(run.data, data, run.seed).batch(step).tolist() == expected(data).batch(step).tolist()
+        assert make_sampler(run, data, run.seed).batch(step).tolist() == expected(data).batch(step).tolist()
 
 
 @pytest.mark.parametrize(
@@ -362,10 +362,10 @@ def test_the_sampler_of_the_flags(settings, expected):
 )
 def test_flags_say_what_is_wrong(settings, message):
     with pytest.raises(UserError, match=message):
-        make_sampler(batches_of(**settings).data, made(), seed=0, replicas=2)
+        make_sampler(batches_of(**settings), made(), seed=0, replicas=2)
 
 
 def test_hierarchical_batches_need_super_classes():
     data = dataclasses.replace(made(), super_labels=None)
     with pytest.raises(UserError, match="hierarchical sampling needs super-classes, and made has none"):
-        make_sampler(batches_of(sampling="hierarchical").data, data, seed=0)
+        make_sampler(batches_of(sampling="hierarchical"), data, seed=0)

@@ -7,7 +7,7 @@ from tests.training.runs import experiment
 from tfdml import UserError
 from tfdml.training.distributed import jax_processes
 from tfdml.training.distributed.devices import check_backend, check_same_backend
-from tfdml.training.distributed.jax_processes import Processes, processes
+from tfdml.training.distributed.jax_processes import from_environment
 
 ADDRESSES, COUNT, INDEX = (f"KERAS_DISTRIBUTION_{name}" for name in ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID"))
 
@@ -18,11 +18,11 @@ def refused(monkeypatch, backend, message, environment=(), **settings):
         for name, value in dict(environment).items():
             patched.setenv(name, value)
         with pytest.raises(UserError, match=message):
-            check_backend(experiment("unused", **settings).run)
+            check_backend(experiment("unused", **settings))
 
 
 def test_what_means_nothing_on_a_backend_is_refused(monkeypatch):
-    check_backend(experiment("unused").run)
+    check_backend(experiment("unused"))
     refused(monkeypatch, "torch", "KERAS_BACKEND=torch: training runs on tensorflow or jax")
     refused(monkeypatch, "jax", "--nodeterministic is for TensorFlow", deterministic=False)
     refused(monkeypatch, "jax", "TF_CONFIG names workers of TensorFlow", {"TF_CONFIG": "{}"})
@@ -37,17 +37,17 @@ def test_a_run_goes_on_where_it_began(monkeypatch):
 
 
 def test_processes_are_named_by_the_environment(monkeypatch):
-    assert processes() == Processes(0, 1)
+    assert from_environment() == (0, ("",))
     monkeypatch.setenv(COUNT, "2")
     with pytest.raises(UserError, match=f"{ADDRESSES} is not set, but others"):
-        processes()
+        from_environment()
     monkeypatch.setenv(ADDRESSES, "localhost:1234")
     monkeypatch.setenv(INDEX, "1")
-    assert processes() == Processes(1, 2)
+    assert from_environment() == (1, ("localhost:1234", "process 1"))
     for wrong in ("2", "-1", "first"):
         monkeypatch.setenv(INDEX, wrong)
         with pytest.raises(UserError, match=f"PROCESS_ID={wrong} of {COUNT}=2: processes are numbered from 0"):
-            processes()
+            from_environment()
 
 
 def test_a_value_is_assigned_as_it_is_in_one_process():

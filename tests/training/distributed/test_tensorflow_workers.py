@@ -2,14 +2,12 @@
 
 import json
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.training import runs
 from tfdml.errors import UserError
-from tfdml.training.distributed import tensorflow_workers
-from tfdml.training.distributed.tensorflow_workers import Workers, from_environment, join
+from tfdml.training.distributed.tensorflow_workers import TensorFlowWorkers, from_environment
 from tfdml.training.run import trainer
 
 
@@ -45,30 +43,8 @@ def test_tf_config_says_who_trains(monkeypatch, text, expected):
 def test_a_wrong_tf_config_is_told(monkeypatch, text, words):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(UserError) as told:
-        join()
+        from_environment()
     assert words in str(told.value)
-
-
-def test_one_process_is_its_own_chief(monkeypatch):
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    alone = join()
-    assert (alone.is_chief, alone.alone, alone.part(7)) == (True, True, slice(0, 7))
-    assert alone.gather(np.arange(3)).tolist() == [0, 1, 2]
-    assert alone.bytes_of_chief(lambda: b"abc") == b"abc"
-    with pytest.raises(UserError, match="mended"), alone.ending_together():
-        alone.of_chief(lambda: (_ for _ in ()).throw(UserError("to be mended")))
-
-
-@pytest.mark.parametrize(("total", "count"), [(7, 3), (3, 3), (60502, 4)])
-def test_the_parts_of_the_workers_are_the_whole(total, count):
-    rows = np.arange(total)
-    parts = [rows[Workers(i, ("host",) * count).part(total)] for i in range(count)]
-    assert np.concatenate(parts).tolist() == rows.tolist()
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-def test_fewer_images_than_workers_are_everybodys():
-    assert Workers(2, ("host",) * 3).part(2) == slice(0, 2)
 
 
 LOST = "Collective ops is aborted by: The following tasks are unhealthy:\n/job:worker/replica:0/task:1\n"
@@ -84,20 +60,20 @@ LOST = "Collective ops is aborted by: The following tasks are unhealthy:\n/job:w
     ],
 )
 def test_who_is_lost_is_named(index, message, words):
-    with pytest.raises(UserError) as told, Workers(index, ("a:1", "b:2", "c:3")).ending_together():
+    with pytest.raises(UserError) as told, TensorFlowWorkers(index, ("a:1", "b:2", "c:3")).ending_together():
         raise tf.errors.UnavailableError(None, None, message)
     assert words in str(told.value)
     assert f"worker {index} of 3" in str(told.value)
 
 
 def test_other_errors_are_not_those_of_a_lost_worker():
-    with pytest.raises(tf.errors.InvalidArgumentError), Workers(0, ("a:1", "b:2")).ending_together():
+    with pytest.raises(tf.errors.InvalidArgumentError), TensorFlowWorkers(0, ("a:1", "b:2")).ending_together():
         raise tf.errors.InvalidArgumentError(None, None, "Invalid PNG data")
 
 
 def test_workers_do_not_split_their_cpu(monkeypatch, tmp_path):
-    monkeypatch.setattr(trainer, "join", lambda: Workers(0, ("a:1", "b:2")))
-    monkeypatch.setattr(tensorflow_workers.Workers, "bytes_of_chief", lambda self, read: read())
+    monkeypatch.setattr(trainer, "join", lambda devices: TensorFlowWorkers(0, ("a:1", "b:2")))
+    monkeypatch.setattr(TensorFlowWorkers, "bytes_of_chief", lambda self, read: read())
     with pytest.raises(UserError, match="--logical_devices=2 is of one process"):
         runs.train(tmp_path / "run", logical_devices=2, classes_per_batch=4)
     assert not (tmp_path / "run").exists()

@@ -10,7 +10,7 @@ from tests.training import runs
 from tfdml.data.pipeline import contact_sheet, training_batches, whole_images
 from tfdml.errors import UserError
 from tfdml.training.build import components
-from tfdml.training.build.components import assemble
+from tfdml.training.build.components import build_components
 from tfdml.training.build.images import load_splits, make_sampler, make_transforms
 from tfdml.training.run import dry_run as probing
 from tfdml.training.run.dry_run import Probe, describe, probe, write_preview
@@ -153,7 +153,7 @@ def test_the_bottleneck_and_the_advice(changes, said, not_said):
 def test_a_run_is_probed_without_a_trace(tmp_path, monkeypatch):
     monkeypatch.setattr(components, "load_splits", lambda *arguments: runs.SPLITS)
     experiment = runs.experiment(tmp_path / "run", cache="true", evaluate_every=1, epochs=4)
-    result = probe(experiment, assemble(experiment), steps=2)
+    result = probe(experiment, build_components(experiment), steps=2)
     assert (result.batch_size, result.steps, result.evaluations) == (8, 4 * runs.STEPS, 5)
     assert result.evaluated == sum(len(split) for split in runs.SPLITS.evaluated().values())
     measured = (result.together, result.input, result.decoding, result.model, result.embedding, result.peak)
@@ -166,7 +166,7 @@ def test_no_time_of_compiling_is_probed(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(components, "load_splits", lambda *arguments: runs.SPLITS)
     monkeypatch.setattr(probing, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
-    parts = assemble(runs.experiment(tmp_path / "run", evaluation_batch_size=8))
+    parts = build_components(runs.experiment(tmp_path / "run", evaluation_batch_size=8))
     fits = []
 
     def fit(batches, steps_per_epoch, **options):

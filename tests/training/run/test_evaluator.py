@@ -14,7 +14,7 @@ from tests.training.runs import noise
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import UserError
 from tfdml.training.build.images import Splits, check_measurable
-from tfdml.training.distributed.tensorflow_workers import Workers
+from tfdml.training.distributed.processes import Processes
 from tfdml.training.run.evaluator import Evaluator
 
 
@@ -67,7 +67,7 @@ def test_seen_classes_are_measured_beside_the_unseen_in_the_epochs_that_are_due(
     train = noise("train", 4, 0)
     splits = Splits(train, None, noise("test", 3, 1), train.select_classes([0, 3]))
     experiment = runs.experiment("runs/any", epochs=5, evaluate_train=0.5, ks="1", **settings)
-    evaluator = Evaluator(experiment.evaluation, experiment.epochs, splits, EvaluationTransform(runs.SIZE, runs.SIZE))
+    evaluator = Evaluator(experiment, experiment.epochs, splits, EvaluationTransform(runs.SIZE, runs.SIZE))
     generator = np.random.default_rng(0)
     embeddings = {name: generator.normal(size=(len(split), 2)) for name, split in splits.evaluated().items()}
     asked = []
@@ -100,7 +100,7 @@ def test_seen_classes_that_cannot_be_measured_are_refused():
 
 def test_workers_embed_their_parts_and_the_chief_measures(monkeypatch):
     splits = Splits(noise("train", 2, 0), None, noise("test", 5, 1))
-    settings = runs.experiment("runs/any", ks="1").evaluation
+    settings = runs.experiment("runs/any", ks="1")
     view = EvaluationTransform(runs.SIZE, runs.SIZE)
 
     def means(images):
@@ -108,13 +108,13 @@ def test_workers_embed_their_parts_and_the_chief_measures(monkeypatch):
 
     expected = Evaluator(settings, 1, splits, view).embed(means, "test")
     given = []
-    monkeypatch.setattr(Workers, "gather", lambda self, rows: given.append(rows) or rows)
-    workers = [Evaluator(settings, 1, splits, view, workers=Workers(i, ("host",) * 3)) for i in range(3)]
+    monkeypatch.setattr(Processes, "gather", lambda self, rows: given.append(rows) or rows)
+    workers = [Evaluator(settings, 1, splits, view, processes=Processes(i, ("host",) * 3)) for i in range(3)]
     for evaluator in workers:
         evaluator.embed_together(means, "test")
     assert [len(rows) for rows in given] == [6, 7, 7]
     np.testing.assert_array_equal(np.concatenate(given), expected)
     learner = types.SimpleNamespace(embedder=means, objectives=())
-    monkeypatch.setattr(Workers, "gather", lambda self, rows: expected)
+    monkeypatch.setattr(Processes, "gather", lambda self, rows: expected)
     assert set(workers[0].each_epoch(learner, 0)) == {"test"}
     assert workers[1].each_epoch(learner, 0) == {}

@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 
-from tfdml.training.distributed.tensorflow_workers import Workers
+from tfdml.training.distributed.processes import Processes
 from tfdml.training.run.interruption import SIGNALS, Interrupted, Interruption
 
 
@@ -75,13 +75,13 @@ def test_within_a_deferred_block_there_may_be_an_immediate_one():
 
 def test_a_signal_to_one_of_several_workers_is_one_to_all(monkeypatch):
     received = [0, signal.SIGTERM, 0]
-    monkeypatch.setattr(Workers, "gather", lambda self, rows: np.array([*received[: self.index], *rows, 0]))
+    monkeypatch.setattr(Processes, "gather", lambda self, rows: np.array([*received[: self.index], *rows, 0]))
     last = Interruption()
-    last.agree(Workers(2, ("host",) * 3))
+    last.agree(Processes(2, ("host",) * 3))
     assert last.received == signal.SIGTERM
     nobody = Interruption()
-    nobody.agree(Workers(0, ("host",) * 3))
-    nobody.agree(Workers())
+    nobody.agree(Processes(0, ("host",) * 3))
+    nobody.agree(Processes())
     assert nobody.received is None
 
 

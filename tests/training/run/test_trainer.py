@@ -17,7 +17,7 @@ from tests.training.runs import EPOCHS, STEPS, train
 from tfdml.errors import UserError
 from tfdml.training import checkpoints
 from tfdml.training.build import components
-from tfdml.training.distributed.tensorflow_workers import Workers
+from tfdml.training.distributed.processes import Processes
 from tfdml.training.run import trainer
 from tfdml.training.run.evaluator import Evaluator
 from tfdml.training.run.interruption import Interrupted, Interruption
@@ -356,7 +356,6 @@ def test_what_is_hardly_meant_is_told_before_training(tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(trainer.logging, "warning", lambda text, *values: said.append(text % values))
     monkeypatch.setattr(trainer, "doubts", lambda settings, embedder: [f"WARNING: {settings.backbone}"])
-    place = trainer.Place(RunFolder(tmp_path / "run"), Interruption(), Workers(), saved=None)
-    trainer.RunPhases(runs.experiment(tmp_path / "run"), place)
+    trainer.Run(runs.experiment(tmp_path / "run"), RunFolder(tmp_path / "run"), Processes(), Interruption())
     assert "WARNING: conv4(width=4)" in said
     assert not (tmp_path / "run").exists()

@@ -15,13 +15,12 @@ from tests.training.runs import EPOCHS, STEPS, train
 from tfdml.errors import UserError
 from tfdml.layers import InputScaling
 from tfdml.training import RunFolder, checkpoints
-from tfdml.training.build.components import assemble
+from tfdml.training.build.components import build_components
 from tfdml.training.checkpoints import TrainingState
 from tfdml.training.run.monitor import TrainingMonitor
 from tfdml.training.watching import watcher
 from tfdml.training.watching.alarms import Halted
 from tfdml.training.watching.measures import GradientSampler
-from tfdml.training.watching.watcher import Divergence
 
 OBJECTIVES = "am_softmax + jrs"
 TOTAL = EPOCHS * STEPS
@@ -232,7 +231,7 @@ def batch_names(folder, step):
     settings = runs.experiment(folder)
     from tfdml.training.build.images import make_sampler
 
-    sampler = make_sampler(settings.data, runs.SPLITS.train, settings.seed)
+    sampler = make_sampler(settings, runs.SPLITS.train, settings.seed)
     return [runs.SPLITS.train.images.name(int(index)) for index in sampler.batch(step)]
 
 
@@ -289,7 +288,7 @@ def test_a_resumed_run_records_no_sample_or_alarm_twice(tmp_path, monkeypatch):
         vectors = {"embedding": np.ones_like(embeddings) if collapsed else embeddings}
         return types.SimpleNamespace(vectors=vectors, terms={"t": 1.0}, norms={"backbone": 1.0}, gram=np.ones((1, 1)))
 
-    def batches(first):
+    def batches(first, every):
         for step in itertools.count(first):
             yield np.full((4, 2, 2, 3), step, "uint8"), np.arange(4) % 2
 
@@ -313,7 +312,7 @@ def test_a_resumed_run_records_no_sample_or_alarm_twice(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("step", [0, 3])
 def test_the_batch_of_a_divergence_and_the_one_before_are_examined(step, tmp_path, monkeypatch):
-    parts = assemble(runs.experiment(tmp_path, batch_norm="frozen"))
+    parts = build_components(runs.experiment(tmp_path, batch_norm="frozen"))
     folder, names = RunFolder(tmp_path), runs.SPLITS.train.images
     (tmp_path / "checkpoints").mkdir()
     checkpoints.save(folder.checkpoints, parts.learner, TrainingState(0, [{"epoch": 0}], 0.0), 2)
@@ -321,7 +320,7 @@ def test_the_batch_of_a_divergence_and_the_one_before_are_examined(step, tmp_pat
     def indices(number):
         return np.arange(number, number + 8)
 
-    def batches(first):
+    def batches(first, every):
         for number in itertools.count(first):
             images = np.random.default_rng(number).uniform(0, 255, (8, runs.SIZE, runs.SIZE, 3)).astype("float32")
             # In batch 2, image 5 is not finite, and in batch 3, image 1.
@@ -329,13 +328,19 @@ def test_the_batch_of_a_divergence_and_the_one_before_are_examined(step, tmp_pat
                 images[5 if number == 2 else 1] = np.nan
             yield images, np.arange(8) // 2
 
-    about = Divergence(parts.learner, folder, batches, indices, runs.SPLITS.train)(step)
+    look = watcher.Watcher(parts.learner, folder, 0, batches, indices, runs.SPLITS.train)
+    said = look.diverged(step + 1, "loss is not finite", {"loss": "nan"})
+    about = json.loads(folder.diverged.read_text())
+    assert (about["step"], about["what"], about["terms"]) == (step + 1, "loss is not finite", {"loss": "nan"})
     found = [(batch["step"], batch["images"]) for batch in about["at_last_good_weights"]]
     if step == 0:
         assert "before" not in about
         assert found == [(1, [])]
         assert about["at_last_good_weights"][0]["terms"] == about["at_last_good_weights"][0]["gradients"] == []
+        assert said == ""
         return
+    bad = f"{names.name(2 + 5)}, {names.name(3 + 1)}"
+    assert said == f", where the embedding of {bad} is not finite by the last good weights either"
     assert (about["indices"], about["before"]["indices"]) == (list(range(3, 11)), list(range(2, 10)))
     assert about["before"]["images"] == [names.name(i) for i in range(2, 10)]
     assert found == [(3, [names.name(2 + 5)]), (4, [names.name(3 + 1)])]

@@ -19,6 +19,8 @@ from tfdml.io.files import atomic_write
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import Calibrated, Objective, Stateful
 from tfdml.training import checkpoints
+from tfdml.training.distributed.jax_processes import assign_here
+from tfdml.training.distributed.processes import Processes
 from tfdml.training.run_folder import RunFolder
 
 
@@ -47,7 +49,7 @@ def start_from(path: str, learner: MetricLearner) -> None:
         raise UserError(f"--start_from={source} has another backbone than this run: use the same --backbone")
     for part in alike:
         for weight, array in zip(parts[part], found.get(part, []), strict=True):
-            weight.assign(array)
+            assign_here(weight, array)
     for objective in learner.objectives:
         if isinstance(objective, Stateful):
             objective.forget()  # of the images of the old run
@@ -110,7 +112,12 @@ def _of_embedder(path: Path) -> dict[str, Sequence[np.ndarray]]:
 
 
 def calibrate(
-    learner: MetricLearner, train: ImageDataset, transform: EvaluationTransform, batch_size: int, folder: Path
+    learner: MetricLearner,
+    train: ImageDataset,
+    transform: EvaluationTransform,
+    batch_size: int,
+    folder: Path,
+    processes: Processes | None = None,
 ) -> None:
     """Calibrate every objective that asks for it, by one pass over the training images.
 
@@ -121,20 +128,26 @@ def calibrate(
         train: The training images, with class ids 0 .. C - 1.
         transform: The view in which they are measured.
         batch_size: Images per batch.
-        folder: Where the measurements are kept.
+        folder: Where the chief keeps the measurements.
+        processes: Who trains: the chief measures for all.
     """
     calibrated = [o for o in learner.objectives if isinstance(o, Calibrated) and o.calibrates_on]
-    pending = [o for o in calibrated if not _restore(o, folder / f"{o.name}.npz")]
-    if not pending:
+    if not calibrated:
         return
-    names = sorted({str(objective.calibrates_on) for objective in pending})
-    logging.info("measuring %s of %d training images for %s", ", ".join(names), len(train), _named(pending))
-    batches = evaluation_batches(train, transform, batch_size)
-    learner.calibrate(batches, pending)
-    folder.mkdir(parents=True, exist_ok=True)
-    for objective in pending:
-        with atomic_write(folder / f"{objective.name}.npz") as temporary, open(temporary, "wb") as file:
-            np.savez(file, *(np.asarray(variable) for variable in objective.non_trainable_variables))
+    processes = processes or Processes()
+    files = {objective.name: folder / f"{objective.name}.npz" for objective in calibrated}
+    names = processes.of_chief(lambda: [o.name for o in calibrated if not _restore(o, files[o.name])])
+    pending = [objective for objective in calibrated if objective.name in names]
+    if pending and (processes.is_chief or processes.lockstep):
+        wanted = ", ".join(sorted({str(objective.calibrates_on) for objective in pending}))
+        logging.info("measuring %s of %d training images for %s", wanted, len(train), ", ".join(names))
+        learner.calibrate(evaluation_batches(train, transform, batch_size), pending)
+    if pending and processes.is_chief:
+        folder.mkdir(parents=True, exist_ok=True)
+        for objective in pending:
+            with atomic_write(files[objective.name]) as temporary, open(temporary, "wb") as file:
+                np.savez(file, *(np.asarray(variable) for variable in objective.non_trainable_variables))
+    checkpoints.share_weights(processes, learner)
 
 
 def _restore(objective: Objective, path: Path) -> bool:
@@ -142,10 +155,6 @@ def _restore(objective: Objective, path: Path) -> bool:
         return False
     with np.load(path) as file:
         for name, variable in zip(file.files, objective.non_trainable_variables, strict=True):
-            variable.assign(file[name])
+            assign_here(variable, file[name])
     logging.info("%s: measurements taken from %s", objective.name, path)
     return True
-
-
-def _named(objectives: list[Objective]) -> str:
-    return ", ".join(objective.name for objective in objectives)

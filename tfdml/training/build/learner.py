@@ -19,6 +19,7 @@ from tfdml.memory import free_memory, require_memory
 from tfdml.models import AttentionEnsemble, Embedder, MetricLearner
 from tfdml.objectives import HighOrderMomentLoss, Objective
 from tfdml.training.distributed import devices
+from tfdml.training.experiment import Experiment
 from tfdml.training.expressions import shortened
 from tfdml.training.optimizers import build_optimizer
 from tfdml.training.settings import DataSettings, EvaluationSettings, ModelSettings, OptimizationSettings
@@ -271,66 +272,63 @@ def _make_embedder(settings: ModelSettings, view: EvaluationTransform) -> Embedd
 
 
 def make_learner(
-    model: ModelSettings,
-    optimization: OptimizationSettings,
-    view: EvaluationTransform,
-    num_classes: int,
-    steps_per_epoch: int,
-    seed: int,
+    experiment: Experiment, view: EvaluationTransform, num_classes: int, steps_per_epoch: int
 ) -> MetricLearner:
     """The compiled learner of a run; call it in the strategy's scope.
 
     Args:
-        model: The network.
-        optimization: The objectives, the optimiser and the rates.
+        experiment: The network, the objectives, the optimiser and the rates.
         view: How the embedder sees images in evaluation and serving.
         num_classes: How many training classes there are.
         steps_per_epoch: After how many steps an epoch ends, for the drops of the rates.
-        seed: Of the weights.
 
     Raises:
         UserError: It cannot be built, or takes more memory than is free.
     """
-    if optimization.gradient_cache and keras.backend.backend() != "tensorflow":
+    if experiment.gradient_cache and keras.backend.backend() != "tensorflow":
         raise UserError(
-            f"--gradient_cache={optimization.gradient_cache} works on TensorFlow, and KERAS_BACKEND is "
+            f"--gradient_cache={experiment.gradient_cache} works on TensorFlow, and KERAS_BACKEND is "
             f"{keras.backend.backend()}: leave it out, or unset KERAS_BACKEND"
         )
-    if model.lora_rank and optimization.backbone_rate == 0:
+    if experiment.lora_rank and experiment.backbone_rate == 0:
         raise UserError(
-            f"--lora_rank={model.lora_rank} trains changes of the backbone, and with --backbone_rate=0 nothing of it "
-            "trains: leave one of them out"
+            f"--lora_rank={experiment.lora_rank} trains changes of the backbone, and with --backbone_rate=0 nothing of "
+            "it trains: leave one of them out"
         )
-    keras.utils.set_random_seed(seed)
-    keras.config.set_dtype_policy(model.mixed_precision)
+    keras.utils.set_random_seed(experiment.seed)
+    keras.config.set_dtype_policy(experiment.mixed_precision)
     try:
-        with weights_within_memory(optimization.optimizer, bool(optimization.ema)):
-            embedder = make_embedder(model, view)
-            if optimization.backbone_rate == 0:
+        with weights_within_memory(experiment.optimizer, bool(experiment.ema)):
+            embedder = make_embedder(experiment, view)
+            if experiment.backbone_rate == 0:
                 embedder.freeze_backbone()
-            learner = _with_objectives(embedder, optimization, num_classes)
+            learner = _with_objectives(embedder, experiment, num_classes)
     finally:
         keras.config.set_dtype_policy("float32")
-    if model.mixed_precision == "mixed_float16" and learner.statistics_variables and keras.backend.backend() == "jax":
+    if (
+        experiment.mixed_precision == "mixed_float16"
+        and learner.statistics_variables
+        and keras.backend.backend() == "jax"
+    ):
         raise UserError(
             "--mixed_precision=mixed_float16 does not go with the two phases of rank_mi on JAX: use mixed_bfloat16"
         )
     optimizer = build_optimizer(
-        optimization.optimizer,
+        experiment.optimizer,
         learner,
-        optimization.rate_schedule(steps_per_epoch),
-        optimization.learning_rates(),
-        weight_decay=optimization.weight_decay,
-        epsilon=None if optimization.epsilon == -1 else optimization.epsilon,
-        momentum=optimization.momentum,
-        clip_norm=optimization.clip_norm,
-        form=optimization.optimizer_form,
-        clip=optimization.clip,
-        layer_decay=optimization.layer_decay,
-        unfreeze_steps=optimization.unfreeze_steps(steps_per_epoch),
-        ema=optimization.ema,
+        experiment.rate_schedule(steps_per_epoch),
+        experiment.learning_rates(),
+        weight_decay=experiment.weight_decay,
+        epsilon=None if experiment.epsilon == -1 else experiment.epsilon,
+        momentum=experiment.momentum,
+        clip_norm=experiment.clip_norm,
+        form=experiment.optimizer_form,
+        clip=experiment.clip,
+        layer_decay=experiment.layer_decay,
+        unfreeze_steps=experiment.unfreeze_steps(steps_per_epoch),
+        ema=experiment.ema,
     )
-    learner.compile(optimizer=optimizer, jit_compile=_compiles(model.jit_compile))
+    learner.compile(optimizer=optimizer, jit_compile=_compiles(experiment.jit_compile))
     return learner
 
 

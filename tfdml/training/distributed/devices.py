@@ -10,23 +10,43 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml.errors import UserError
-from tfdml.training.distributed import jax_processes
-from tfdml.training.distributed.jax_processes import processes
-from tfdml.training.distributed.tensorflow_workers import Workers, from_environment
+from tfdml.training.distributed import jax_processes, tensorflow_workers
+from tfdml.training.distributed.processes import Processes
 from tfdml.training.settings import RunSettings
 
+BACKENDS = ("tensorflow", "jax")
 
-def split_cpu(count: int) -> None:
-    """Split the CPU into `count` logical devices; to be called before TensorFlow does anything else.
+
+def rank_and_count() -> tuple[int, int]:
+    """Which process this is, and how many train together, by the variables of the environment.
 
     Raises:
-        UserError: TensorFlow has started already.
+        UserError: The variables are wrong.
+
+    Example:
+        >>> rank_and_count()
+        (0, 1)
     """
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    try:
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
-    except RuntimeError as error:
-        raise UserError(f"--logical_devices={count}: TensorFlow runs already; start a new process") from error
+    on_jax = keras.backend.backend() == "jax"
+    index, addresses = (jax_processes if on_jax else tensorflow_workers).from_environment()
+    return index, len(addresses)
+
+
+def join(logical_devices: int = 0) -> Processes:
+    """Meet the other processes that the environment names; to be called before the backend does anything else.
+
+    Args:
+        logical_devices: Into how many devices the CPU is split, on JAX.
+
+    Raises:
+        UserError: The environment is wrong, or the others do not come.
+    """
+    if keras.backend.backend() == "jax":
+        jax_processes.prepare_devices(logical_devices)
+        index, addresses = jax_processes.from_environment()
+        return jax_processes.join(index, addresses) if len(addresses) > 1 else Processes()
+    index, addresses = tensorflow_workers.from_environment()
+    return tensorflow_workers.join(index, addresses) if len(addresses) > 1 else Processes()
 
 
 def one_operation_at_a_time() -> None:
@@ -45,7 +65,11 @@ def one_operation_at_a_time() -> None:
 
 def on_gpu() -> bool:
     """Whether training is on a device with a memory of its own."""
-    return jax_processes.on_gpu() if keras.backend.backend() == "jax" else bool(tf.config.list_physical_devices("GPU"))
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.default_backend() != "cpu"
+    return bool(tf.config.list_physical_devices("GPU"))
 
 
 def own_threads(batches: tf.data.Dataset) -> tf.data.Dataset:
@@ -55,22 +79,7 @@ def own_threads(batches: tf.data.Dataset) -> tf.data.Dataset:
     return batches.with_options(options)
 
 
-def share_of(batches: tf.data.Dataset, batch_size: int, workers: Workers) -> Any:
-    """A worker's part of the batches, as `fit` takes it.
-
-    Args:
-        batches: Of one process: the batches themselves; of several workers: this one's share of each.
-        batch_size: Images of a step over all workers.
-        workers: Who trains.
-    """
-    if workers.alone:
-        return batches
-    # One element for each replica of this worker, in turn.
-    per_replica = batches.rebatch(batch_size // workers.strategy.num_replicas_in_sync).prefetch(tf.data.AUTOTUNE)
-    return workers.strategy.distribute_datasets_from_function(lambda _: per_replica)
-
-
-def make_strategy(logical_devices: int = 0, workers: Workers | None = None) -> Any:
+def make_strategy(logical_devices: int = 0, processes: Processes | None = None) -> Any:
     """The strategy for the devices there are; TensorFlow's default one on a single device.
 
     Several GPUs, or `logical_devices` CPU devices if that is 2 or more, are mirrored. On Keras's JAX backend a
@@ -78,19 +87,26 @@ def make_strategy(logical_devices: int = 0, workers: Workers | None = None) -> A
 
     Args:
         logical_devices: Into how many devices the CPU is split, where that is 2 or more.
-        workers: Who trains; by default this process alone.
+        processes: Who trains; by default this process alone.
 
     Raises:
         UserError: The CPU cannot be split.
     """
     if keras.backend.backend() == "jax":
-        return jax_processes.make_devices(logical_devices)
-    if workers is not None and not workers.alone:
+        jax_processes.prepare_devices(logical_devices)
+        return jax_processes.make_devices()
+    if isinstance(processes, tensorflow_workers.TensorFlowWorkers):
         if logical_devices > 1:
             raise UserError(f"--logical_devices={logical_devices} is of one process: leave it out under TF_CONFIG")
-        return workers.strategy
+        return processes.strategy
     if logical_devices > 1:
-        split_cpu(logical_devices)
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        try:
+            # Before TensorFlow does anything else.
+            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * logical_devices)
+        except RuntimeError as error:
+            message = f"--logical_devices={logical_devices}: TensorFlow runs already; start a new process"
+            raise UserError(message) from error
         return tf.distribute.MirroredStrategy(
             [f"CPU:{i}" for i in range(logical_devices)], cross_device_ops=tf.distribute.ReductionToOneDevice()
         )
@@ -98,23 +114,16 @@ def make_strategy(logical_devices: int = 0, workers: Workers | None = None) -> A
     return tf.distribute.MirroredStrategy() if len(gpus) > 1 else tf.distribute.get_strategy()
 
 
-def describe(strategy: Any, workers: Workers | None = None) -> list[str]:
+def device_names(strategy: Any, processes: Processes | None = None) -> list[str]:
     """The devices that train."""
     if isinstance(strategy, jax_processes.JaxDevices):
         return strategy.names
-    if workers is not None and not workers.alone:
-        return [f"{device} of {host}" for host in workers.addresses for device in _local(strategy)]
+    if processes is not None and not processes.alone:
+        return [f"{device} of {host}" for host in processes.addresses for device in strategy.extended.worker_devices]
     if strategy.num_replicas_in_sync > 1:
-        return _local(strategy)
+        return list(strategy.extended.worker_devices)
     gpus = tf.config.list_logical_devices("GPU")
     return [device.name for device in gpus or tf.config.list_logical_devices("CPU")]
-
-
-def _local(strategy: tf.distribute.Strategy) -> list[str]:
-    return list(strategy.extended.worker_devices)
-
-
-BACKENDS = ("tensorflow", "jax")
 
 
 def check_backend(run: RunSettings) -> None:
@@ -144,11 +153,6 @@ def check_backend(run: RunSettings) -> None:
             "TF_CONFIG names workers of TensorFlow, and KERAS_BACKEND is jax: name processes by "
             "KERAS_DISTRIBUTION_JOB_ADDRESSES, _NUM_PROCESSES and _PROCESS_ID, or unset it"
         )
-    if processes().count > 1 and run.stops_on() - {"nan"}:
-        raise UserError(
-            f"--stop_on={run.stop_on}: several processes of JAX, of which one looks, do not end together; leave it "
-            "out, and read the alarms of watch.json"
-        )
     if not run.deterministic:
         raise UserError("--nodeterministic is for TensorFlow; on JAX a step gives the same bits as it is: leave it out")
 
@@ -165,7 +169,7 @@ def require_one_process(flag: str) -> None:
     Example:
         >>> require_one_process("seeds")
     """
-    if len(from_environment()[1]) > 1 or processes().count > 1:
+    if rank_and_count()[1] > 1:
         raise UserError(f"--{flag} trains run after run in one process: leave it out where several train together")
 
 

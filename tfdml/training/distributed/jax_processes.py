@@ -11,8 +11,7 @@ Several processes are started with the same flags, and each with Keras's three e
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,50 +21,90 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.errors import UserError
+from tfdml.training.distributed.processes import Processes
 
 _PREFIX = "KERAS_DISTRIBUTION_"
 _NAMES = ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID")
 
 
-@dataclasses.dataclass(frozen=True)
-class Processes:
-    """Which of how many processes this is.
+class JaxProcesses(Processes):
+    """Processes that `jax.distributed` joins."""
 
-    Args:
-        index: From 0; process 0 writes the run folder.
-        count: How many there are.
-    """
+    lockstep = True
 
-    index: int = 0
-    count: int = 1
+    def gather(self, rows: np.ndarray) -> np.ndarray:
+        """See `Processes.gather`."""
+        from jax.experimental.multihost_utils import process_allgather
+
+        counts = np.asarray(process_allgather(np.array([len(rows)], np.int32))).ravel()
+        padded = np.zeros((counts.max(), max(1, math.prod(rows.shape[1:]))), rows.dtype)
+        padded[: len(rows)] = rows.reshape(len(rows), padded.shape[1])
+        # JAX would shorten integers of 64 bits.
+        found = np.asarray(process_allgather(padded.view(np.int32))).view(rows.dtype)
+        found = found.reshape(self.count, *padded.shape)
+        parts = [part[:count].reshape(count, *rows.shape[1:]) for part, count in zip(found, counts, strict=True)]
+        return np.concatenate(parts)
+
+    def leave(self, variables: Sequence[Any]) -> Processes | None:
+        """See `Processes.leave`: what follows is each one's own, and the variables are on a device of this process."""
+        import jax
+
+        values = [np.asarray(variable.value.addressable_data(0)) for variable in variables]
+        jax.distributed.shutdown()
+        keras.distribution.set_distribution(None)
+        for variable, value in zip(variables, values, strict=True):
+            variable._layout = None
+            variable.assign(value)
+        return Processes() if self.is_chief else None
 
 
-def processes() -> Processes:
-    """Which process the environment makes this one.
+def from_environment() -> tuple[int, tuple[str, ...]]:
+    """The number of this process and the names of all, by Keras's variables; (0, ("",)) where they are not set.
 
     Raises:
-        UserError: Only some of Keras's variables are set, or one is no number that fits.
+        UserError: Only some of the variables are set, or one is no number that fits.
 
     Example:
-        >>> processes()
-        Processes(index=0, count=1)
+        >>> from_environment()
+        (0, ('',))
     """
     given = {name: os.environ.get(_PREFIX + name, "") for name in _NAMES}
     if not any(given.values()):
-        return Processes()
+        return 0, ("",)
     missing = [_PREFIX + name for name, value in given.items() if not value]
     if missing:
         raise UserError(f"{missing[0]} is not set, but others of {', '.join(_PREFIX + name for name in _NAMES)} are")
     try:
-        found = Processes(int(given["PROCESS_ID"]), int(given["NUM_PROCESSES"]))
+        index, count = int(given["PROCESS_ID"]), int(given["NUM_PROCESSES"])
     except ValueError:
-        found = Processes(0, 0)
-    if not 0 <= found.index < found.count:
+        index, count = 0, 0
+    if not 0 <= index < count:
         raise UserError(
             f"{_PREFIX}PROCESS_ID={given['PROCESS_ID']} of {_PREFIX}NUM_PROCESSES={given['NUM_PROCESSES']}: processes "
             "are numbered from 0 to their number less 1"
         )
-    return found
+    return index, (given["JOB_ADDRESSES"], *(f"process {i}" for i in range(1, count)))
+
+
+def join(index: int, addresses: tuple[str, ...]) -> JaxProcesses:
+    """Meet the other processes.
+
+    Args:
+        index: Of `from_environment`.
+        addresses: Of `from_environment`; several.
+
+    Raises:
+        UserError: The processes do not find one another.
+    """
+    import jax
+
+    if not jax.distributed.is_initialized():
+        keras.utils.set_random_seed(0)  # else Keras has the processes agree on one; the run sets its own later
+        try:
+            keras.distribution.initialize()
+        except (RuntimeError, ValueError) as error:
+            raise UserError(f"the processes of {_PREFIX}JOB_ADDRESSES do not find one another: {error}") from error
+    return JaxProcesses(index, addresses)
 
 
 class JaxDevices:
@@ -85,24 +124,31 @@ class JaxDevices:
         yield
 
 
-def make_devices(logical_devices: int = 0) -> JaxDevices:
-    """Take all devices into use, and join the other processes if there are any.
+def prepare_devices(logical_devices: int = 0) -> None:
+    """Split the CPU, and leave to JAX what it trains on. To be called before the processes meet.
 
     Args:
         logical_devices: Into how many devices the CPU of this process is split; 0: as it is.
 
     Raises:
-        UserError: JAX runs already, with another number of devices; or the processes do not find one another.
+        UserError: JAX runs already, with another number of devices.
     """
     import jax
 
-    # What JAX trains on, TensorFlow must not reserve for itself: it makes the batches, on the CPU.
+    # TensorFlow makes the batches, on the CPU.
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")
-    if logical_devices > 1:
-        _split_cpu(logical_devices)
-    if processes().count > 1 and not jax.distributed.is_initialized():
-        _join()
+    if logical_devices < 2:
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", logical_devices)
+    except RuntimeError as error:
+        if jax.local_device_count("cpu") != logical_devices:
+            raise UserError(f"--logical_devices={logical_devices}: JAX runs already; start a new process") from error
+
+
+def make_devices() -> JaxDevices:
+    """Take all devices of all processes into use."""
     devices = keras.distribution.list_devices()
     several = len(devices) > 1
     # Each process makes its own part of the batch.
@@ -111,50 +157,9 @@ def make_devices(logical_devices: int = 0) -> JaxDevices:
     return JaxDevices(devices)
 
 
-def on_gpu() -> bool:
-    """Whether JAX computes on something else than the CPU."""
-    import jax
-
-    return jax.default_backend() != "cpu"
-
-
-def _split_cpu(count: int) -> None:
-    import jax
-
-    try:
-        jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError as error:
-        if jax.device_count("cpu") != count:
-            raise UserError(f"--logical_devices={count}: JAX runs already; start a new process") from error
-
-
-def _join() -> None:
-    keras.utils.set_random_seed(0)  # else Keras has the processes agree on one; the run sets its own later
-    try:
-        keras.distribution.initialize()
-    except (RuntimeError, ValueError) as error:
-        raise UserError(f"the processes of {_PREFIX}JOB_ADDRESSES do not find one another: {error}") from error
-
-
-def part(variables: Sequence[Any]) -> None:
-    """Part from the other processes, after the last step: what follows is each one's own.
-
-    Args:
-        variables: Those that shall go on living, on a device of this process.
-    """
-    import jax
-
-    values = [np.asarray(variable.value.addressable_data(0)) for variable in variables]
-    jax.distributed.shutdown()
-    keras.distribution.set_distribution(None)
-    for variable, value in zip(variables, values, strict=True):
-        variable._layout = None
-        variable.assign(value)
-
-
 def assign_here(variable: Any, value: np.ndarray) -> None:
-    """Assign a value in this process alone, without a word to the others: see `from_first`."""
-    if processes().count == 1:
+    """Assign a value in this process alone, without a word to the others, which assign the same."""
+    if keras.backend.backend() != "jax" or variable.value.is_fully_addressable:
         variable.assign(value)
         return
     import jax
@@ -162,25 +167,3 @@ def assign_here(variable: Any, value: np.ndarray) -> None:
     sharding = variable.value.sharding
     value = np.asarray(value, keras.backend.standardize_dtype(variable.dtype))
     variable.assign(jax.make_array_from_callback(value.shape, sharding, lambda part: value[part]))
-
-
-def from_first(variables: Sequence[Any], state: dict | None) -> dict | None:
-    """Give all processes the variables and the state that process 0 has.
-
-    Args:
-        variables: The same in every process.
-        state: A JSON mapping, or None; counts in process 0 alone.
-
-    Returns:
-        That of process 0.
-    """
-    from jax.experimental import multihost_utils
-
-    text = np.frombuffer(json.dumps(state).encode(), np.uint8)
-    size = int(multihost_utils.broadcast_one_to_all(np.array(len(text), np.int32)))
-    text = np.resize(text, size)
-    text = np.asarray(multihost_utils.broadcast_one_to_all(text.astype(np.int32)), np.uint8)
-    for variable in variables:
-        value = np.asarray(variable.value.addressable_data(0))
-        assign_here(variable, np.asarray(multihost_utils.broadcast_one_to_all(value)))
-    return json.loads(text.tobytes())

@@ -1,4 +1,4 @@
-"""The processes that train together, each on a host of its own, as TF_CONFIG names them."""
+"""The processes that train together on TensorFlow, each on a host of its own, as TF_CONFIG names them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,10 @@ from tensorflow.python.eager import context
 
 from tfdml.errors import UserError, short_message
 from tfdml.models.several_workers import multi_worker_strategy
+from tfdml.training.distributed.processes import Processes
 
 # How long the first of them waits for the last, and without a sign of life of another before it counts as lost.
 _MEETING_SECONDS, _SILENCE_SECONDS = 600, 20
-# Bytes that are sent at once.
-_CHUNK = 2**26
 _JOBS = ("chief", "worker")
 # What collective operations raise where a worker is lost.
 LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
@@ -36,59 +35,19 @@ class WorkerLost(UserError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Workers:
-    """Who trains together, and which of them this process is; by default it is alone.
-
-    Worker 0, the chief, alone writes. What one worker asks of the others, all have to ask at the same point.
+class TensorFlowWorkers(Processes):
+    """Workers that a `tf.distribute.MultiWorkerMirroredStrategy` joins.
 
     Args:
-        index: Which one this process is.
-        addresses: `host:port` of all of them.
-        strategy: The `tf.distribute.MultiWorkerMirroredStrategy` that joins them; None where it is alone.
-
-    Example:
-        >>> workers = Workers()
-        >>> workers.is_chief, workers.count, workers.of_chief(lambda: "what the chief found")
-        (True, 1, 'what the chief found')
+        index: See `Processes`.
+        addresses: See `Processes`.
+        strategy: The strategy.
     """
 
-    index: int = 0
-    addresses: tuple[str, ...] = ("",)
     strategy: Any = None
 
-    @property
-    def count(self) -> int:
-        """How many train."""
-        return len(self.addresses)
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this is the one that writes."""
-        return self.index == 0
-
-    @property
-    def alone(self) -> bool:
-        """Whether there is no other."""
-        return self.count == 1
-
-    def part(self, total: int) -> slice:
-        """Which of so many rows this worker works on: with those of the others, in order, all of them.
-
-        Args:
-            total: How many there are; where they are fewer than the workers, each works on all.
-        """
-        if total < self.count:
-            return slice(0, total)
-        return slice(total * self.index // self.count, total * (self.index + 1) // self.count)
-
     def gather(self, rows: np.ndarray) -> np.ndarray:
-        """The rows of all workers, in their order.
-
-        Args:
-            rows: (n, ...) float32 or int64; n may differ from worker to worker.
-        """
-        if self.alone:
-            return rows
+        """See `Processes.gather`."""
         local = len(self.strategy.extended.worker_devices)
 
         def rows_of(replica: Any) -> tf.Tensor:
@@ -98,53 +57,25 @@ class Workers:
         values = self.strategy.experimental_distribute_values_from_function(rows_of)
         return self.strategy.gather(values, axis=0).numpy()
 
-    def bytes_of_chief(self, read: Callable[[], bytes]) -> bytes:
-        """What `read` returns on the chief, on every worker; it is called there alone."""
-        if self.alone:
-            return read()
-        data = read() if self.is_chief else b""
-        size = int(self.gather(np.array([len(data)] if self.is_chief else [], np.int64))[0])
-        parts = []
-        for start in range(0, size, _CHUNK):
-            chunk = data[start : start + _CHUNK]
-            parts.append(self.gather(np.frombuffer(chunk + b"\0" * (-len(chunk) % 8), np.int64)).tobytes())
-        return b"".join(parts)[:size]
+    def distribute(self, batches: tf.data.Dataset, batch_size: int) -> Any:
+        """See `Processes.distribute`: one element for each replica of this worker, in turn."""
+        per_replica = batches.rebatch(batch_size // self.strategy.num_replicas_in_sync).prefetch(tf.data.AUTOTUNE)
+        return self.strategy.distribute_datasets_from_function(lambda _: per_replica)
 
-    def of_chief(self, compute: Callable[[], Any]) -> Any:
-        """What `compute` returns on the chief, which alone calls it.
-
-        Args:
-            compute: Returns what JSON can hold.
-
-        Raises:
-            UserError: It was raised on the chief; it is raised on every worker.
-        """
-        if self.alone:
-            return compute()
-        value, raised = None, None
-        if self.is_chief:
-            try:
-                value = compute()
-            except UserError as error:
-                raised = error
-        told = {"value": value, "error": None if raised is None else str(raised)}
-        told = json.loads(self.bytes_of_chief(lambda: json.dumps(told).encode()))
-        if told["error"] is not None:
-            raise raised or UserError(told["error"])
-        return value if self.is_chief else told["value"]
+    def is_loss(self, error: Exception) -> bool:
+        """See `Processes.is_loss`."""
+        return isinstance(error, LOST)
 
     @contextlib.contextmanager
     def ending_together(self) -> Iterator[None]:
-        """A block in which the loss of another worker is one clear line.
+        """See `Processes.ending_together`.
 
         Raises:
             WorkerLost: Another worker has ended, or cannot be reached.
         """
         try:
             yield
-        except tf.errors.OpError as error:
-            if self.alone or not isinstance(error, LOST):
-                raise
+        except LOST as error:
             raise WorkerLost(
                 f"{self._lost(str(error))} has ended or cannot be reached: see what it has written; this is worker "
                 f"{self.index} of {self.count}. Start all of them again, with --resume"
@@ -187,27 +118,26 @@ def from_environment() -> tuple[int, tuple[str, ...]]:
         job, index = config["task"]["type"], int(config["task"]["index"])
         if not 0 <= index < len(cluster[job]):
             raise UserError(f"TF_CONFIG: there is no {job} {index} among {len(cluster[job])}")
+    except UserError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError(
             f"TF_CONFIG does not say who trains ({short_message(error, named=True)}): {_EXAMPLE}"
         ) from error
     return index + (len(cluster["chief"]) if job == "worker" and "chief" in jobs else 0), addresses
 
 
-def join() -> Workers:
-    """Meet the other workers that TF_CONFIG names; to be called before TensorFlow does anything else.
+@functools.cache
+def join(index: int, addresses: tuple[str, ...]) -> TensorFlowWorkers:
+    """Meet the other workers; to be called before TensorFlow does anything else.
+
+    Args:
+        index: Of `from_environment`.
+        addresses: Of `from_environment`; several.
 
     Raises:
-        UserError: TF_CONFIG is wrong, the address of this worker cannot be used, or the others do not come.
+        UserError: The address of this worker cannot be used, or the others do not come.
     """
-    index, addresses = from_environment()
-    return _join(index, addresses) if len(addresses) > 1 else Workers()
-
-
-@functools.cache
-def _join(index: int, addresses: tuple[str, ...]) -> Workers:
     here = f"worker {index} of {len(addresses)} ({addresses[index]})"
     logging.info("%s: waiting for the others (%s)", here, ", ".join(addresses[:index] + addresses[index + 1 :]))
     try:
@@ -215,14 +145,14 @@ def _join(index: int, addresses: tuple[str, ...]) -> Workers:
         strategy = multi_worker_strategy()
     except RuntimeError as error:
         raise UserError(f"{here}: TensorFlow runs already; start a new process") from error
+    except LOST as error:
+        raise UserError(f"{here}: not all of the others came: {short_message(error, 'first')}") from error
     except tf.errors.OpError as error:
-        if isinstance(error, LOST):
-            raise UserError(f"{here}: not all of the others came: {short_message(error, 'first')}") from error
         raise UserError(
             f"{here} cannot listen at its address; free the port or change TF_CONFIG: {short_message(error, 'first')}"
         ) from error
     logging.info("%s: all are there", here)
-    return Workers(index, addresses, strategy)
+    return TensorFlowWorkers(index, addresses, strategy)
 
 
 def _bound_waiting() -> None:

@@ -22,11 +22,11 @@ from tfdml.memory import free_memory
 from tfdml.models import MetricLearner
 from tfdml.models.inference import compiled
 from tfdml.objectives import AutoWeight
-from tfdml.training.build.components import Assembly, assemble
+from tfdml.training.build.components import Components, build_components
 from tfdml.training.build.images import load_splits, make_sampler, make_transforms
 from tfdml.training.build.initial_weights import check_start
 from tfdml.training.build.learner import check_memory, doubts, step_memory, warned_of_batch_norm
-from tfdml.training.distributed import devices
+from tfdml.training.distributed.devices import device_names, own_threads
 from tfdml.training.experiment import Experiment
 from tfdml.training.run.evaluator import is_due
 from tfdml.training.run.selection import few_classes
@@ -46,14 +46,14 @@ def describe(experiment: Experiment, probed: bool = False) -> str:
     """
     RunFolder(experiment.run_dir).check_new()
     check_start(experiment.start_from)
-    parts = assemble(experiment)
+    parts = build_components(experiment)
     lines = [
-        *doubts(experiment.model, parts.learner.embedder),
+        *doubts(experiment, parts.learner.embedder),
         *few_classes(experiment.selection, parts.splits.validation),
-        *_data(experiment.data, parts),
-        *_model(experiment.model, parts.learner),
-        *_optimization(experiment.optimization, experiment.data, parts),
-        *_evaluation(experiment.evaluation),
+        *_data(experiment, parts),
+        *_model(experiment, parts.learner),
+        *_optimization(experiment, experiment, parts),
+        *_evaluation(experiment),
         *_machine(parts),
         *_several(experiment),
         *(_probed(experiment, parts) if probed else ()),
@@ -64,18 +64,16 @@ def describe(experiment: Experiment, probed: bool = False) -> str:
     return "\n".join(lines)
 
 
-def _probed(experiment: Experiment, parts: Assembly) -> Iterator[str]:
+def _probed(experiment: Experiment, parts: Components) -> Iterator[str]:
     try:
-        check_memory(
-            parts.learner.embedder, parts.train_view, parts.sampler.batch_size, experiment.optimization.gradient_cache
-        )
+        check_memory(parts.learner.embedder, parts.train_view, parts.sampler.batch_size, experiment.gradient_cache)
     except UserError as error:
         yield f"probe        no step was run: {error}"
     else:
         yield from probe(experiment, parts).lines()
 
 
-def _data(settings: DataSettings, parts: Assembly) -> Iterator[str]:
+def _data(settings: DataSettings, parts: Components) -> Iterator[str]:
     yield f"data         {settings.dataset} from {settings.data_dir or 'the library itself'}"
     for name, split in ({"train": parts.splits.train} | parts.splits.evaluated()).items():
         yield f"  {name:<18}{len(split):>9,} images of {split.num_classes:,} classes"
@@ -93,7 +91,7 @@ def _model(settings: ModelSettings, learner: MetricLearner) -> Iterator[str]:
     )
 
 
-def _optimization(settings: OptimizationSettings, data: DataSettings, parts: Assembly) -> Iterator[str]:
+def _optimization(settings: OptimizationSettings, data: DataSettings, parts: Components) -> Iterator[str]:
     learner, batch_size = parts.learner, parts.sampler.batch_size
     yield "objectives"
     for term in learner.objectives:
@@ -138,13 +136,13 @@ def _evaluation(settings: EvaluationSettings) -> Iterator[str]:
     yield f"evaluation   K = {settings.ks}, {when}; the embedder kept is that of --selection={chosen}"
 
 
-def _machine(parts: Assembly) -> Iterator[str]:
+def _machine(parts: Components) -> Iterator[str]:
     needed = step_memory(
         parts.learner.embedder, parts.train_view, parts.sampler.batch_size, parts.learner.gradient_cache
     )
     free = free_memory()
     yield f"memory       at least {needed / 2**30:,.2f} GB for a step; {free / 2**30:,.1f} GB are free here"
-    yield f"devices      {', '.join(devices.describe(parts.strategy))}"
+    yield f"devices      {', '.join(device_names(parts.strategy))}"
 
 
 def _several(experiment: Experiment) -> Iterator[str]:
@@ -255,7 +253,7 @@ class Probe:
             )
 
 
-def probe(experiment: Experiment, parts: Assembly, steps: int = 8) -> Probe:
+def probe(experiment: Experiment, parts: Components, steps: int = 8) -> Probe:
     """Run a few steps, whose weights are thrown away, and measure them. Writes nothing.
 
     Timed are steps after the first two, which compile, as steps may be of two kinds. Of a data set that the run keeps
@@ -279,7 +277,7 @@ def probe(experiment: Experiment, parts: Assembly, steps: int = 8) -> Probe:
     kept = _seconds_per_batch(batches(cached=True), steps) if parts.cache.training else decoding
 
     def seconds_per_step(source: tf.data.Dataset) -> float:
-        given = devices.own_threads(source)
+        given = own_threads(source)
         with warned_of_batch_norm():
             learner.fit(given.take(2), steps_per_epoch=2, verbose=0, shuffle=False)
             start = time.perf_counter()
@@ -314,7 +312,7 @@ def _seconds_per_batch(batches: tf.data.Dataset, steps: int) -> float:
     return (time.perf_counter() - start) / steps
 
 
-def _seconds_per_embedding(experiment: Experiment, parts: Assembly) -> float:
+def _seconds_per_embedding(experiment: Experiment, parts: Components) -> float:
     size, test = experiment.evaluation_batch_size, parts.splits.test
     images = test.take(np.arange(min(3 * size, len(test))))
     embed = compiled(parts.learner.embedder, parts.learner.embedder)

@@ -17,8 +17,8 @@ from tfdml.models import Embedder, MetricLearner, MomentEmbedder
 from tfdml.models.inference import compiled
 from tfdml.training.build.images import Splits
 from tfdml.training.build.learner import has_orders
-from tfdml.training.distributed import devices
-from tfdml.training.distributed.tensorflow_workers import Workers
+from tfdml.training.distributed.devices import own_threads
+from tfdml.training.distributed.processes import Processes
 from tfdml.training.settings import EvaluationSettings
 
 RETRIEVAL = ("recall", "map@r", "r_precision")
@@ -39,7 +39,7 @@ class Evaluator:
         splits: The images.
         transform: The view of evaluation.
         cache: Whether to keep the views in memory.
-        workers: Who trains: each embeds its part of the images, and the chief measures.
+        processes: Who trains: each embeds its part of the images, and the chief measures.
     """
 
     def __init__(
@@ -49,35 +49,35 @@ class Evaluator:
         splits: Splits,
         transform: EvaluationTransform,
         cache: bool = False,
-        workers: Workers | None = None,
+        processes: Processes | None = None,
     ):
         self.settings = settings
         self.epochs = epochs
         self.splits = splits
         self.transform = transform
-        self.workers = workers or Workers()
+        self.processes = processes or Processes()
         self.batches: dict[str, tf.data.Dataset] = {}
         self._parts: dict[str, tf.data.Dataset] = {}
         for name, split in splits.evaluated().items():
             self.batches[name] = self._batches(split, cache)
-            if not self.workers.alone:
+            if not self.processes.alone:
                 self._parts[name] = self._batches(
-                    split.take(np.arange(len(split))[self.workers.part(len(split))]), cache
+                    split.take(np.arange(len(split))[self.processes.part(len(split))]), cache
                 )
 
     def _batches(self, images: ImageDataset, cache: bool) -> tf.data.Dataset:
         batches = evaluation_batches(images, self.transform, self.settings.evaluation_batch_size)
-        return devices.own_threads(batches.cache() if cache else batches)
+        return own_threads(batches.cache() if cache else batches)
 
     def embed(self, embedder: Embedder, name: str) -> np.ndarray:
-        """The embeddings of a split, (N, d) float32, by this worker alone."""
+        """The embeddings of a split, (N, d) float32, by this process alone."""
         return embed(embedder, self.batches[name])
 
     def embed_together(self, embedder: Embedder, name: str) -> np.ndarray:
-        """The same, by all workers, each of which has to call this; with the weights that they share."""
-        if len(getattr(self.splits, name)) < self.workers.count or self.workers.alone:
+        """The same, by all processes, each of which has to call this; with the weights that they share."""
+        if len(getattr(self.splits, name)) < self.processes.count or self.processes.alone:
             return self.embed(embedder, name)
-        return self.workers.gather(embed(embedder, self._parts[name]))
+        return self.processes.gather(embed(embedder, self._parts[name]))
 
     def measure(self, embeddings: np.ndarray, name: str, metrics=RETRIEVAL, **options: Any) -> dict[str, Any]:
         """The metrics of a split's embeddings; see `evaluate_retrieval` for the options."""
@@ -87,14 +87,14 @@ class Evaluator:
     def each_epoch(self, learner: MetricLearner, epoch: int) -> dict[str, dict]:
         """The metrics of every split, of HORDE's orders, and of generalisation, in the epochs that measure them.
 
-        Of several workers all embed, and the chief measures; the others get no metrics.
+        Of several processes all embed, and the chief measures; the others get no metrics.
         """
         settings, measured = self.settings, {}
         compared = settings.generalisation_every > 0 and is_due(epoch, settings.generalisation_every, self.epochs)
         evaluated = is_due(epoch, settings.evaluate_every, self.epochs)
         names = self.batches if evaluated else ("test", "seen") if compared else ()
         embeddings = {name: self.embed_together(learner.embedder, name) for name in names}
-        if not self.workers.is_chief:
+        if not self.processes.is_chief:
             return {}
         if evaluated:
             measured = {name: self.measure(embeddings[name], name) for name in embeddings}

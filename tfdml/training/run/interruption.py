@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdml.training.distributed.tensorflow_workers import Workers
+from tfdml.training.distributed.processes import Processes
 
 # Windows has no SIGHUP.
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -80,14 +80,14 @@ class Interruption:
         if self.received is not None:
             raise Interrupted(self.received)
 
-    def agree(self, workers: Workers) -> None:
-        """Take a signal that any of the workers has received as received here; each has to call this.
+    def agree(self, processes: Processes) -> None:
+        """Take a signal that any of the processes has received as received here; each has to call this.
 
         Args:
-            workers: Who trains.
+            processes: Who trains.
         """
-        if not workers.alone:
-            self.received = int(workers.gather(np.array([self.received or 0], np.int64)).max()) or None
+        if not processes.alone:
+            self.received = int(processes.gather(np.array([self.received or 0], np.int64)).max()) or None
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:

@@ -12,18 +12,18 @@ import keras
 import tensorflow as tf
 
 from tfdml.errors import UserError
-from tfdml.io.files import is_disk_full, unwritable, write_json, write_lines
+from tfdml.io.files import is_disk_full, unwritable, write_lines
 from tfdml.training import checkpoints
 from tfdml.training.checkpoints import TrainingState
-from tfdml.training.distributed.tensorflow_workers import Workers
+from tfdml.training.distributed.processes import Processes
+from tfdml.training.experiment import Experiment
 from tfdml.training.optimizers import averaged, part_rates
 from tfdml.training.run.interruption import Interrupted, Interruption
 from tfdml.training.run.selection import keep_if_selected, publish_selected
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.watching.alarms import Halted
 from tfdml.training.watching.loggers import Logger
-from tfdml.training.watching.pictures import Projector
-from tfdml.training.watching.watcher import Watcher, blamed
+from tfdml.training.watching.watcher import Watcher
 
 # Unit vectors whose negatives are this close, on average, have collapsed to a point.
 _COLLAPSED = 1e-3
@@ -37,53 +37,36 @@ class TrainingMonitor(keras.callbacks.Callback):
 
     Args:
         folder: The run folder.
+        experiment: The settings.
         batch_size: Images per step.
         steps_per_epoch: Steps per epoch.
         evaluate: epoch -> dict of split -> metrics; called before training (epoch 0) and after epochs.
-        selection: `"last"`, `"validation"` or `"test"`.
-        selection_metric: By which metric an epoch is selected there.
-        checkpoint_steps: Checkpoint every this many steps besides each epoch; 0 for none.
-        keep: How many checkpoints stay.
         interruption: Asked after each step whether the run is to stop; within `fit` it should be deferred.
-        workers: Who trains: the chief alone writes, and a signal to one of them is one to all.
-        saved: Called after every checkpoint, on each worker.
-        batch: step -> what is to be told of its batch should the run diverge in it, such as the images' names.
+        processes: Who trains: the chief alone writes, and a signal to one of them is one to all.
+        saved: Called after every checkpoint, in each process.
         watcher: Looks at some of the batches, on the chief.
-        projector: Writes embeddings for TensorBoard's projector after each epoch, on the chief.
     """
 
     def __init__(
         self,
         folder: RunFolder,
+        experiment: Experiment,
         batch_size: int,
         steps_per_epoch: int,
         evaluate: Callable[[int], dict[str, dict]],
-        selection: str = "last",
-        selection_metric: str = "map@r",
-        checkpoint_steps: int = 0,
-        keep: int = 2,
-        interruption: Interruption | None = None,
-        workers: Workers | None = None,
-        saved: Callable[[], None] | None = None,
-        batch: Callable[[int], dict[str, Any]] | None = None,
-        watcher: Watcher | None = None,
-        projector: Projector | None = None,
+        interruption: Interruption,
+        processes: Processes,
+        saved: Callable[[], None] | None,
+        watcher: Watcher,
     ):
         super().__init__()
         self.folder = folder
         self.batch_size = batch_size
         self.steps_per_epoch = steps_per_epoch
-        self.evaluate = evaluate
-        self.selection = selection
-        self.selection_metric = selection_metric
-        self.checkpoint_steps = checkpoint_steps
-        self.keep = keep
-        self.interruption = interruption or Interruption()
-        self.workers = workers or Workers()
-        self.saved = saved
-        self.batch = batch
-        self.watcher = watcher
-        self.projector = projector
+        self._evaluate, self._saved = evaluate, saved
+        self._interruption, self._processes, self._watcher = interruption, processes, watcher
+        self._selection = experiment.selection, experiment.selection_metric
+        self._checkpoint_steps, self._keep = experiment.checkpoint_steps, experiment.keep_checkpoints
         #: Told of each epoch, on the chief, while the run is under way.
         self.logger: Logger | None = None
         self.records: list[dict] = []
@@ -100,10 +83,9 @@ class TrainingMonitor(keras.callbacks.Callback):
     def resume(self, state: TrainingState) -> None:
         """Continue from a checkpoint's state; the model holds the checkpoint's arrays."""
         self.records, self.step, self.train_seconds = state.records, state.step, state.train_seconds
-        if self.workers.is_chief:
+        if self._processes.is_chief:
             write_lines(self.folder.metrics, self.records)
-            if self.watcher is not None:
-                self.watcher.resume(self.step)
+            self._watcher.resume(self.step)
         if self.step % self.steps_per_epoch:
             # fit() resets metrics at the start of an epoch; in the middle of one they must go on.
             self._metric_state = [keras.ops.convert_to_numpy(v) for v in self.model.metrics_variables]
@@ -124,12 +106,12 @@ class TrainingMonitor(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         """Open TensorBoard's file; before the first step, measure and record the untrained embedder."""
         del logs
-        if self.workers.is_chief:
+        if self._processes.is_chief:
             with self._disk_for_summaries():
                 self._writer = tf.summary.create_file_writer(str(self.folder.tensorboard))
         if not self.records:
             with self._measuring():
-                measured = self.evaluate(0)
+                measured = self._evaluate(0)
             self._record({"epoch": 0, "step": 0, **measured})
             self.checkpoint()
 
@@ -140,17 +122,17 @@ class TrainingMonitor(keras.callbacks.Callback):
             for variable, value in zip(self.model.metrics_variables, self._metric_state, strict=True):
                 variable.assign(value)
             self._metric_state = None
-        if self.watcher is not None and self.workers.is_chief:
+        if self._processes.is_chief:
             self._attach()
-            self.watcher.begin_epoch(self.step)
+            self._watcher.begin_epoch(self.step)
         self._epoch_started = time.perf_counter()
         self._steps_here = 0
 
     def on_train_batch_begin(self, batch, logs=None):
         """Look at the batch, when it is time."""
         del batch, logs
-        if self.watcher is not None and self.watcher.is_due(self.step):
-            self._watch(self.watcher.look)
+        if self._watcher.is_due(self.step):
+            self._watch(self._watcher.look)
 
     def on_train_batch_end(self, batch, logs=None):
         """Count the step; stop a run that has diverged; checkpoint when it is time, or when the run is to stop."""
@@ -161,11 +143,11 @@ class TrainingMonitor(keras.callbacks.Callback):
             self._compiled = time.perf_counter()
         self._check_finite(logs or {})
         in_epoch = self.step % self.steps_per_epoch
-        self.interruption.agree(self.workers)
-        due = self.checkpoint_steps and in_epoch and self.step % self.checkpoint_steps == 0
-        if due or self.interruption.received is not None:
+        self._interruption.agree(self._processes)
+        due = self._checkpoint_steps and in_epoch and self.step % self._checkpoint_steps == 0
+        if due or self._interruption.received is not None:
             self.checkpoint()
-        self.interruption.check()
+        self._interruption.check()
 
     def on_epoch_end(self, epoch, logs=None):
         """Evaluate, record, keep the embedder if it is selected, checkpoint."""
@@ -187,7 +169,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         record["rates"] = part_rates(self.model.optimizer)
         try:
             with averaged(self.model), self._measuring():
-                record.update(self.evaluate(epoch + 1))
+                record.update(self._evaluate(epoch + 1))
         except Interrupted:
             # The resumed run closes this epoch before it goes on.
             self.checkpoint()
@@ -196,18 +178,18 @@ class TrainingMonitor(keras.callbacks.Callback):
         self.timed_images += images
         self.timed_seconds += timed
         self._record(record)
-        if self.workers.is_chief:
+        selection, metric = self._selection
+        if self._processes.is_chief:
             with averaged(self.model):
-                keep_if_selected(self.folder, self.records, self.selection, self.model.embedder, self.selection_metric)
-                if self.projector is not None:
-                    self.projector.write(self.model.embedder)
+                keep_if_selected(self.folder, self.records, selection, self.model.embedder, metric)
+                if self._watcher.projector is not None:
+                    self._watcher.projector.write(self.model.embedder)
         self.checkpoint()
-        if self.workers.is_chief:
-            publish_selected(self.folder, self.records, self.selection, self.steps_per_epoch, self.selection_metric)
-        if self.watcher is not None:
-            self._watch(self.watcher.end_epoch)
-        self.interruption.agree(self.workers)
-        self.interruption.check()
+        if self._processes.is_chief:
+            publish_selected(self.folder, self.records, selection, self.steps_per_epoch, metric)
+        self._watch(self._watcher.end_epoch)
+        self._interruption.agree(self._processes)
+        self._interruption.check()
 
     def on_train_end(self, logs=None):
         """Close TensorBoard's file."""
@@ -227,9 +209,9 @@ class TrainingMonitor(keras.callbacks.Callback):
         if part:
             raise self._diverged(f"the {part}'s weights are not finite")
         state = TrainingState(self.step, self.records, self.train_seconds)
-        checkpoints.save(self.folder.checkpoints, self.model, state, self.keep, self.workers.is_chief)
-        if self.saved is not None:
-            self.saved()
+        checkpoints.save(self.folder.checkpoints, self.model, state, self._keep, self._processes.is_chief)
+        if self._saved is not None:
+            self._saved()
 
     def images_per_second(self) -> float | None:
         """Trained images per second in this process, without evaluation and the steps of an epoch that may compile."""
@@ -246,15 +228,14 @@ class TrainingMonitor(keras.callbacks.Callback):
 
     def _watch(self, look: Callable[[int, Any], list[dict]]) -> None:
         """Have the chief look, and end the run where what it sees is to end it."""
-        watcher = self.watcher
-        assert watcher is not None
+        watcher = self._watcher
         self._attach()
 
         def lines() -> list[str]:
             with self._disk_for_summaries():
                 return watcher.stops(look(self.step, self._writer))
 
-        told = self.workers.of_chief(lines)
+        told = self._processes.of_chief(lines)
         if told:
             self.checkpoint()
             kinds = ",".join(sorted(watcher.stop_on))
@@ -265,7 +246,7 @@ class TrainingMonitor(keras.callbacks.Callback):
 
     def _record(self, record: dict) -> None:
         self.records.append(record)
-        if not self.workers.is_chief:
+        if not self._processes.is_chief:
             return
         write_lines(self.folder.metrics, self.records)
         if self.logger is not None:
@@ -290,16 +271,10 @@ class TrainingMonitor(keras.callbacks.Callback):
 
     def _diverged(self, what: str, logs: dict | None = None) -> UserError:
         told = ""
-        if self.batch is not None and self.workers.is_chief and self.step:
+        if self._processes.is_chief and self.step:
             # JSON has no NaN.
-            values = {name: str(float(value)) for name, value in (logs or {}).items()}
-            about = self.batch(self.step - 1)
-            write_json(self.folder.diverged, {"step": self.step, "what": what, "terms": values, **about})
-            told = f" (its batch: {self.folder.diverged}{blamed(about)})"
-            if self.watcher is not None:
-                known = checkpoints.list_checkpoints(self.folder.checkpoints)
-                well = checkpoints.step_of(known[-1]) if known else None
-                self.watcher.not_finite(self.step, well, f"{what}{blamed(about)}")
+            terms = {name: str(float(value)) for name, value in (logs or {}).items()}
+            told = f" (its batch: {self.folder.diverged}{self._watcher.diverged(self.step, what, terms)})"
         return UserError(
             f"the run diverged at step {self.step}: {what}{told}; lower the learning rate or add --clip_norm"
             f"{self._how_to_start_again()}"
@@ -311,7 +286,7 @@ class TrainingMonitor(keras.callbacks.Callback):
 
     def _measuring(self) -> contextlib.AbstractContextManager[None]:
         # Workers measure together: there a signal waits for the end, as within a step.
-        return self.interruption.immediate() if self.workers.alone else contextlib.nullcontext()
+        return self._interruption.immediate() if self._processes.alone else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _summaries(self) -> Iterator[None]:

@@ -24,11 +24,11 @@ from tfdml.objectives import RankMI
 from tfdml.retrieval.exact import unit_rows
 from tfdml.saving import saved_size
 from tfdml.training.build.images import Splits
+from tfdml.training.experiment import Experiment
 from tfdml.training.run.evaluator import CLUSTERING, RETRIEVAL, Evaluator
 from tfdml.training.run.monitor import TrainingMonitor
 from tfdml.training.run.selection import saturated, selected_epoch
 from tfdml.training.run_folder import RunFolder
-from tfdml.training.settings import DataSettings
 
 _PROTOCOL = "zero-shot: trained on {train} classes, evaluated {how} on {test} classes never seen in training"
 _SELECTION = {
@@ -39,11 +39,10 @@ _SELECTION = {
 
 
 def finish(
-    data: DataSettings,
+    experiment: Experiment,
     learner: MetricLearner,
     evaluator: Evaluator,
     monitor: TrainingMonitor,
-    folder: RunFolder,
     seconds: float,
     about: Mapping[str, Any],
     write_report: Callable[..., None] | None,
@@ -52,11 +51,10 @@ def finish(
     `queries.npz`, `result.json` and the report is not there yet.
 
     Args:
-        data: Which images they are.
+        experiment: The settings.
         learner: As it is after the last step.
-        evaluator: Measures the embedder; its settings say what is written.
+        evaluator: Measures the embedder.
         monitor: Holds the records of the epochs.
-        folder: The run's folder.
         seconds: How long the run has taken in this process.
         about: What the result says in place of what is said here.
         write_report: See `trainer.train`.
@@ -67,36 +65,38 @@ def finish(
     Raises:
         UserError: A file cannot be written.
     """
-    settings, workers = evaluator.settings, evaluator.workers
-    if workers.is_chief:
-        for warning in saturated(monitor.records, monitor.selection, monitor.selection_metric):
+    folder, processes = monitor.folder, evaluator.processes
+    if processes.is_chief:
+        for warning in saturated(monitor.records, experiment.selection, experiment.selection_metric):
             logging.warning("%s", warning)
-    embedder = _write_embedder(learner, monitor, folder) if workers.is_chief else learner.embedder
+    embedder = _write_embedder(learner, experiment, monitor, folder) if processes.is_chief else learner.embedder
     # An embedder of an earlier epoch is on the chief alone.
-    together = workers.of_chief(lambda: embedder is learner.embedder)
+    together = processes.of_chief(lambda: embedder is learner.embedder)
     embeddings = evaluator.embed_together(embedder, "test") if together else None
-    if not workers.is_chief:
+    if not processes.is_chief:
         return {}
     if embeddings is None:
         embeddings = evaluator.embed(embedder, "test")
     result = folder.read_result()
-    if result is None or (settings.moment_embedder and not folder.moments.is_file()):
+    if result is None or (experiment.moment_embedder and not folder.moments.is_file()):
         values: dict[str, np.ndarray] = {}
         measured = _result(evaluator, embeddings, monitor, values)
         weights = {} if learner.auto_weights is None else {"auto_weights": learner.auto_weights.describe()}
-        result = {"dataset": data.dataset, **measured, **weights, "seconds": seconds, **about}
-        QueryValues.of(evaluator.splits.test, values, data.data_dir).write(folder.queries)
+        result = {"dataset": experiment.dataset, **measured, **weights, "seconds": seconds, **about}
+        QueryValues.of(evaluator.splits.test, values, experiment.data_dir).write(folder.queries)
         _write_statistics(learner, evaluator, monitor, folder, embeddings if embedder is learner.embedder else None)
-        if settings.moment_embedder:
+        if experiment.moment_embedder:
             result["metrics_moments"] = _write_moments(learner, evaluator, folder)
         write_json(folder.result, result)
-    if settings.report and write_report is not None and not folder.report.is_file():
+    if experiment.report and write_report is not None and not folder.report.is_file():
         write_report(folder, evaluator.splits.test, embeddings)
     return result
 
 
-def _write_embedder(learner: MetricLearner, monitor: TrainingMonitor, folder: RunFolder) -> Embedder:
-    epoch = selected_epoch(monitor.records, monitor.selection, monitor.selection_metric)
+def _write_embedder(
+    learner: MetricLearner, experiment: Experiment, monitor: TrainingMonitor, folder: RunFolder
+) -> Embedder:
+    epoch = selected_epoch(monitor.records, experiment.selection, experiment.selection_metric)
     if epoch == monitor.records[-1]["epoch"]:
         with atomic_write(folder.embedder, saved_size(learner.embedder)) as temporary:
             learner.embedder.save(temporary)

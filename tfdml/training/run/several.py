@@ -20,7 +20,6 @@ from tfdml.training.distributed.devices import require_one_process
 from tfdml.training.experiment import Experiment
 from tfdml.training.run.interruption import Interrupted
 from tfdml.training.run_folder import RunFolder
-from tfdml.training.settings import DataSettings
 
 # Trains one run: see `trainer.train`.
 Train = Callable[..., dict[str, Any]]
@@ -190,16 +189,6 @@ def epochs_to_train(experiment: Experiment) -> int:
     return read_json(RunFolder(selection_run(experiment).run_dir).result, {"epoch": int})["epoch"]
 
 
-def trained_on(experiment: Experiment) -> DataSettings:
-    """Which images the embedder of a run was trained on: with `refit` those of the held-out classes, too.
-
-    Example:
-        >>> trained_on(Experiment(run_dir="runs/a", holdout_classes=0.1)).holdout_classes
-        0.1
-    """
-    return dataclasses.replace(experiment.data, holdout_classes=0.0) if experiment.refit else experiment.data
-
-
 def select_epochs(
     experiment: Experiment, train: Callable[..., dict[str, Any]], resume: bool = False, restart: bool = False
 ) -> None:
@@ -219,7 +208,7 @@ def select_epochs(
     folder = RunFolder(experiment.run_dir)
     if resume and not folder.is_untouched():
         folder.check_same(experiment)
-        if folder.is_finished(experiment.evaluation):
+        if folder.is_finished(experiment):
             return
     else:
         folder.check_new()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,16 +19,20 @@ from tfdml.io.manifests import read_json
 from tfdml.models import MetricLearner
 from tfdml.objectives import ProxyLoss
 from tfdml.training import checkpoints
-from tfdml.training.build.components import Assembly
-from tfdml.training.distributed import devices
+from tfdml.training.build.components import Components
+from tfdml.training.distributed.devices import own_threads
+from tfdml.training.experiment import Experiment
 from tfdml.training.run_folder import RunFolder
-from tfdml.training.settings import RunSettings
 from tfdml.training.watching import alarms, measures
 from tfdml.training.watching.measures import GradientSampler, ProxyWatch
 from tfdml.training.watching.pictures import PicturedTriplet, Projector, save_png, triplet_sheet
 
-# first step -> (images, labels) of that step and of every so-manieth after it.
-Batches = Callable[[int], Iterator[tuple[np.ndarray, np.ndarray]]]
+# (first step, every) -> (images, labels) of that step and of every so-manieth after it.
+Batches = Callable[[int, int], Iterator[tuple[np.ndarray, np.ndarray]]]
+
+
+# How many images the last line of a run that has diverged names.
+_NAMED = 3
 
 
 class Watcher:
@@ -43,6 +47,7 @@ class Watcher:
         images: The training images, for their names.
         num_pictures: How many of the hardest triplets of an epoch are pictured.
         stop_on: Which kinds of alarms end the run.
+        projector: Writes embeddings after each epoch; None: none are wanted.
     """
 
     def __init__(
@@ -55,8 +60,9 @@ class Watcher:
         images: ImageDataset,
         num_pictures: int = 0,
         stop_on: frozenset[str] = frozenset(),
+        projector: Projector | None = None,
     ):
-        self.folder, self.every, self.stop_on = folder, every, stop_on
+        self.folder, self.every, self.stop_on, self.projector = folder, every, stop_on, projector
         self._learner, self._batches, self._indices, self._images = learner, batches, indices, images
         self._num_pictures = num_pictures
         self._stream: Iterator[tuple[np.ndarray, np.ndarray]] | None = None
@@ -95,7 +101,7 @@ class Watcher:
         if self._too_large or any(sample["step"] == step for sample in self.samples):
             return []  # of such a step: the run was ended here by what was seen, and goes on all the same
         if self._stream is None:
-            self._stream = self._batches(step)
+            self._stream = self._batches(step, self.every)
             self._sampler = GradientSampler(self._learner, [watch.objective.representation for watch in self._proxies])
         images, labels = next(self._stream)
         assert self._sampler is not None
@@ -168,17 +174,61 @@ class Watcher:
         self._tell(raised)
         return raised
 
-    def not_finite(self, step: int, well: int | None, seen: str) -> None:
-        """Note that the run ends because something stopped being finite.
+    def diverged(self, step: int, what: str, terms: dict[str, str]) -> str:
+        """Write `diverged.json`, and note that the run ends because something stopped being finite.
+
+        A gradient that is not finite shows in the loss one step later. So the file has the `indices` and `images` of
+        the step's batch, those of the batch before as `before`; as `last_good` the newest checkpoint, and as
+        `at_last_good_weights` which embeddings, terms and gradients of both batches are not finite by its weights.
 
         Args:
-            step: The step.
-            well: The step of the last good checkpoint; None: there is none.
-            seen: What it was.
+            step: How many steps have been made.
+            what: What is not finite.
+            terms: The values of the step.
+
+        Returns:
+            What the file adds to the run's last line: the images that are not finite by good weights.
         """
+        about: dict[str, Any] = {"step": step, "what": what, "terms": terms, **self._named(step - 1)}
+        if step > 1:
+            about["before"] = {"step": step - 1, **self._named(step - 2)}
+        known = checkpoints.list_checkpoints(self.folder.checkpoints)
+        if known:
+            about["last_good"] = str(known[-1])
+            about["at_last_good_weights"] = self._by_weights_of(known[-1], step - 1)
+        write_json(self.folder.diverged, about)
+        names = [name for batch in about.get("at_last_good_weights", ()) for name in batch["images"]]
+        shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+        blamed = f", where the embedding of {shown} is not finite by the last good weights either" if names else ""
         if self.every:
-            self.alarms.append(alarms.alarm("nan", step, well, seen))
+            well = checkpoints.step_of(known[-1]) if known else None
+            self.alarms.append(alarms.alarm("nan", step, well, what + blamed))
             self._write()
+        return blamed
+
+    def _named(self, step: int) -> dict[str, Any]:
+        indices = [int(index) for index in self._indices(step)]
+        return {"indices": indices, "images": [self._images.images.name(index) for index in indices]}
+
+    def _by_weights_of(self, checkpoint: Path, step: int) -> list[dict[str, Any]]:
+        """What is not finite of a batch and of the one before; all is finite of a batch that is not to blame alone."""
+        sampler = GradientSampler(self._learner)
+        values = checkpoints.values_of(checkpoint, self._learner, sampler.variables)
+        first = max(0, step - 1)
+        found = []
+        for number, (images, labels) in zip(range(first, step + 1), self._batches(first, 1), strict=False):
+            sample = sampler(images, labels, values)
+            bad = np.flatnonzero(~np.isfinite(sample.vectors["embedding"]).all(axis=1))
+            names = self._named(number)["images"]
+            found.append(
+                {
+                    "step": number + 1,
+                    "images": [names[row] for row in bad],
+                    "terms": [name for name, value in sample.terms.items() if not np.isfinite(value)],
+                    "gradients": [part for part, value in sample.norms.items() if not np.isfinite(value)],
+                }
+            )
+        return found
 
     def stops(self, raised: list[dict[str, Any]]) -> list[str]:
         """The lines of those alarms that end the run."""
@@ -226,161 +276,47 @@ class Watcher:
             writer.flush()
 
 
-class Divergence:
-    """Describes the batches of the last two steps: a gradient that is not finite shows in the loss one step later.
+def make_watcher(experiment: Experiment, parts: Components, folder: RunFolder) -> Watcher:
+    """What watches a run; writes nothing.
 
     Args:
-        learner: The learner, whose present weights tell nothing any more.
-        folder: The run folder; its newest checkpoint holds the last good weights.
-        batches: From a step on, the images that are looked at of each batch.
-        indices: step -> the rows of `images` that the batch of that step holds.
-        images: The training images, for their names.
-    """
-
-    def __init__(
-        self,
-        learner: MetricLearner,
-        folder: RunFolder,
-        batches: Batches,
-        indices: Callable[[int], np.ndarray],
-        images: ImageDataset,
-    ):
-        self._learner, self._folder, self._batches = learner, folder, batches
-        self._indices, self._images = indices, images
-
-    def __call__(self, step: int) -> dict[str, Any]:
-        """What `diverged.json` tells besides the terms.
-
-        Args:
-            step: The step, from 0, after which something was not finite.
-
-        Returns:
-            `indices` and `images` of its batch; those of the batch before as `before`; as `last_good` the checkpoint,
-            and as `at_last_good_weights` which embeddings, terms and gradients of those batches are not finite by it.
-        """
-        told: dict[str, Any] = self._named(step)
-        if step:
-            told["before"] = {"step": step, **self._named(step - 1)}
-        known = checkpoints.list_checkpoints(self._folder.checkpoints)
-        if known:
-            told["last_good"] = str(known[-1])
-            told["at_last_good_weights"] = self._looked_at(step)
-        return told
-
-    def _named(self, step: int) -> dict[str, Any]:
-        indices = [int(index) for index in self._indices(step)]
-        return {"indices": indices, "images": [self._images.images.name(index) for index in indices]}
-
-    def _looked_at(self, step: int) -> list[dict[str, Any]]:
-        """By batch, what is not finite; a batch of which all is finite tells that it was not to blame alone."""
-        sampler = GradientSampler(self._learner)
-        path = checkpoints.list_checkpoints(self._folder.checkpoints)[-1]
-        values = checkpoints.values_of(path, self._learner, sampler.variables)
-        first = max(0, step - 1)
-        found = []
-        for number, (images, labels) in zip(range(first, step + 1), self._batches(first), strict=False):
-            sample = sampler(images, labels, values)
-            bad = np.flatnonzero(~np.isfinite(sample.vectors["embedding"]).all(axis=1))
-            names = self._named(number)["images"]
-            found.append(
-                {
-                    "step": number + 1,
-                    "images": [names[row] for row in bad],
-                    "terms": [name for name, value in sample.terms.items() if not np.isfinite(value)],
-                    "gradients": [part for part, value in sample.norms.items() if not np.isfinite(value)],
-                }
-            )
-        return found
-
-
-def blamed(told: dict[str, Any], most: int = 3) -> str:
-    """What of the description of a divergence is worth its line: the images that are not finite by good weights.
-
-    Args:
-        told: What `Divergence` tells.
-        most: How many images are named.
-
-    Example:
-        >>> blamed({"at_last_good_weights": [{"images": ["a.png"], "terms": ["triplet"], "gradients": []}]})
-        ', where the embedding of a.png is not finite by the last good weights either'
-    """
-    names = [name for batch in told.get("at_last_good_weights", ()) for name in batch["images"]]
-    if not names:
-        return ""
-    shown = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-    return f", where the embedding of {shown} is not finite by the last good weights either"
-
-
-@dataclasses.dataclass(frozen=True)
-class Watching:
-    """What watches a run.
-
-    Args:
-        watcher: Looks at batches along the training.
-        divergence: Describes the end of a run that is not finite any more.
-        projector: Writes embeddings after each epoch; None: none are wanted.
-    """
-
-    watcher: Watcher
-    divergence: Divergence
-    projector: Projector | None
-
-
-def make_watching(
-    run: RunSettings, evaluation_batch_size: int, parts: Assembly, folder: RunFolder, looks: bool = True
-) -> Watching:
-    """Put together what watches a run; writes nothing.
-
-    Args:
-        run: Its settings.
-        evaluation_batch_size: Images that are embedded at a time.
-        parts: What the run is made of.
+        experiment: The settings.
+        parts: The objects of the run.
         folder: Its folder.
-        looks: Whether this process is to look at batches at all.
     """
-    learner, splits, sampler = parts.learner, parts.splits, parts.sampler
-    every = run.watch_every if looks else 0
-    watched = (sampler.batch, splits.train)
-    watcher = Watcher(
-        learner,
-        folder,
-        every,
-        sampled_batches(run.seed, parts, every or 1),
-        *watched,
-        run.watch_triplets,
-        run.stops_on(),
-    )
-    divergence = Divergence(learner, folder, sampled_batches(run.seed, parts, 1), *watched)
-    projector = None
-    if run.watch_projector and looks:
+    splits, projector = parts.splits, None
+    if experiment.watch_projector:
         images = splits.test if splits.validation is None else splits.validation
-        projector = Projector(
-            images, run.watch_projector, parts.evaluation_view, evaluation_batch_size, folder.tensorboard
-        )
-    return Watching(watcher, divergence, projector)
+        size = experiment.evaluation_batch_size
+        projector = Projector(images, experiment.watch_projector, parts.evaluation_view, size, folder.tensorboard)
+    return Watcher(
+        parts.learner,
+        folder,
+        experiment.watch_every,
+        sampled_batches(experiment.seed, parts),
+        parts.sampler.batch,
+        splits.train,
+        experiment.watch_triplets,
+        experiment.stops_on(),
+        projector,
+    )
 
 
-def sampled_batches(seed: int, parts: Assembly, every: int) -> Batches:
+def sampled_batches(seed: int, parts: Components) -> Batches:
     """The images of a step that are looked at: one device's share, as much as its memory takes.
 
     Args:
         seed: Of the run.
-        parts: What the run is made of.
-        every: Steps from one batch to the next.
+        parts: The objects of the run.
     """
-    share = Share(parts.sampler, 0, _count(parts))
-
-    def from_step(first: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        batches = training_batches(
-            parts.splits.train, share, parts.train_view, seed=seed, first_step=first, every=every
-        )
-        yield from devices.own_threads(batches).as_numpy_iterator()
-
-    return from_step
-
-
-def _count(parts: Assembly) -> int:
-    """Into how many equal shares a batch is cut, of which the first is looked at."""
     whole, most = parts.sampler.batch_size, parts.learner.gradient_cache or parts.sampler.batch_size
     devices = parts.strategy.num_replicas_in_sync
-    return next(count for count in range(devices, whole + 1) if whole % count == 0 and whole // count <= most)
+    count = next(count for count in range(devices, whole + 1) if whole % count == 0 and whole // count <= most)
+    share = Share(parts.sampler, 0, count)
+
+    def from_step(first: int, every: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        images, view = parts.splits.train, parts.train_view
+        batches = training_batches(images, share, view, seed=seed, first_step=first, every=every)
+        yield from own_threads(batches).as_numpy_iterator()
+
+    return from_step
