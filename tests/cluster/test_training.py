@@ -14,12 +14,11 @@ from tests.experiments import experiment_of
 from tests.mathematics import assert_close
 from tests.training import runs
 from tfdml.cluster.ray_session import ray_session
-from tfdml.cluster.sweep import sweep
+from tfdml.cluster.sweep import parse_sweep, sweep, trials
 from tfdml.cluster.training import ClusterSettings, train_on_cluster
 from tfdml.errors import UserError
 from tfdml.io.files import write_json
 from tfdml.training.run import trainer
-from tfdml.training.sweeping import parse_sweep, trials
 
 EXPERIMENT = experiment_of(
     "--dataset=glyphs --dataset_options=images_per_class=4,size=16 --image_size=16 --resize=16 --flip=false "

@@ -74,10 +74,8 @@ def test_what_two_stages_must_agree_on_is_refused_by_the_experiment():
     assert EvaluationSettings(selection="validation").selection == "validation"
     with pytest.raises(UserError, match="--selection=validation needs held-out classes"):
         Experiment(run_dir="a", selection="validation")
-    assert Experiment(run_dir="a", selection="validation", holdout_classes=0.2).data.holdout_classes == 0.2
+    assert Experiment(run_dir="a", selection="validation", holdout_classes=0.2).holdout_classes == 0.2
     with pytest.raises(UserError, match=r"--refit .*: add --selection=validation --holdout_classes=0\.1"):
         Experiment(run_dir="a", refit=True)
     # The moments are those of the training anew.
-    assert Experiment(
-        run_dir="a", refit=True, selection="validation", holdout_classes=0.1, moment_embedder=True
-    ).evaluation.refit
+    assert Experiment(run_dir="a", refit=True, selection="validation", holdout_classes=0.1, moment_embedder=True).refit

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import re
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +18,31 @@ from tfdml.training.pytorch_optimizers import PyTorchAdam, PyTorchAdamW, PyTorch
 from tfdml.training.schedules import WarmUp
 
 
+@dataclasses.dataclass(frozen=True)
+class PartSettings:
+    """What an optimizer with `PartRates` does for each variable and part. Variables are known by their index.
+
+    Args:
+        factors: The rate of each variable as a multiple of the base rate; empty for the base rate.
+        coupled_decay: Weight decay that is added to the gradient.
+        decoupled_decay: Weight decay at the variable's own rate.
+        norm: The largest norm of a group's gradient; None for any.
+        norm_by_part: Whether the group is a part; otherwise all are one.
+        thaw_steps: The first step at which each variable changes; empty for step 0.
+        ema: The share of the old value in the average of each variable; 0 for no averages.
+        parts: The indices of the variables of each part.
+    """
+
+    factors: Sequence[float] = ()
+    coupled_decay: float = 0.0
+    decoupled_decay: float = 0.0
+    norm: float | None = None
+    norm_by_part: bool = False
+    thaw_steps: Sequence[int] = ()
+    ema: float = 0.0
+    parts: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+
+
 class PartRates:
     """Mixed into a Keras optimizer: a rate, weight decay and an average for each variable, clipping over replicas.
 
@@ -25,95 +50,51 @@ class PartRates:
     takes, so that they work with every backend and under a distribution strategy, and can be saved with the optimizer.
     """
 
-    _tfdml_factors: Sequence[float] = ()
-    _tfdml_coupled = 0.0
-    _tfdml_decoupled = 0.0
-    _tfdml_norm: float | None = None
-    _tfdml_by_part = False
-    _tfdml_thaw: Sequence[int] = ()
-    _tfdml_ema = 0.0
-    _tfdml_parts: Mapping[str, Sequence[int]] = types.MappingProxyType({})
+    #: Set it before `build`.
+    part_settings = PartSettings()
     #: Returns the step that `thaw_steps` refer to, where it is not the optimizer's own: that of both phases.
     clock: Callable[[], Any] | None = None
     averages: Sequence[Any] = ()
-
-    def configure(
-        self,
-        factors: Sequence[float] = (),
-        coupled_decay: float = 0.0,
-        decoupled_decay: float = 0.0,
-        norm: float | None = None,
-        norm_by_part: bool = False,
-        thaw_steps: Sequence[int] = (),
-        ema: float = 0.0,
-        parts: dict[str, Sequence[int]] | None = None,
-    ) -> None:
-        """Set what is applied in each update. Call it before `build`.
-
-        Args:
-            factors: The rate of each variable as a multiple of the base rate; empty for the base rate.
-            coupled_decay: Weight decay that is added to the gradient.
-            decoupled_decay: Weight decay at the variable's own rate.
-            norm: The largest norm of a group's gradient; None for any.
-            norm_by_part: Whether the group is a part; otherwise all are one.
-            thaw_steps: The first step at which each variable changes; empty for step 0.
-            ema: The share of the old value in the average of each variable; 0 for no averages.
-            parts: The indices of the variables of each part.
-        """
-        self._tfdml_factors = list(factors)
-        self._tfdml_coupled, self._tfdml_decoupled = float(coupled_decay), float(decoupled_decay)
-        self._tfdml_parts = {part: list(indices) for part, indices in (parts or {}).items()}
-        self._tfdml_norm, self._tfdml_by_part = norm, norm_by_part
-        self._tfdml_thaw = list(thaw_steps)
-        self._tfdml_ema = float(ema)
 
     def build(self, variables):
         """Create the optimizer's state for these variables, their averages included."""
         if self.built:  # type: ignore[attr-defined]
             return
         super().build(variables)  # type: ignore[misc]
-        if self._tfdml_ema:
+        if self.part_settings.ema:
             self.averages = [self.add_variable_from_reference(v, name="average") for v in variables]  # type: ignore[attr-defined]
 
     def get_config(self):
-        """Return Keras's config, with the arguments of `configure` as `part_rates`."""
-        own = {
-            "factors": list(self._tfdml_factors),
-            "coupled_decay": self._tfdml_coupled,
-            "decoupled_decay": self._tfdml_decoupled,
-            "norm": self._tfdml_norm,
-            "norm_by_part": self._tfdml_by_part,
-            "thaw_steps": list(self._tfdml_thaw),
-            "ema": self._tfdml_ema,
-            "parts": {part: list(indices) for part, indices in self._tfdml_parts.items()},
-        }
-        return {**super().get_config(), "part_rates": own}  # type: ignore[misc]
+        """Return Keras's config, with the fields of `part_settings` as `part_rates`."""
+        return {**super().get_config(), "part_rates": dataclasses.asdict(self.part_settings)}  # type: ignore[misc]
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
         """Return the optimizer of `get_config`, not built yet."""
         config = dict(config)
-        own = config.pop("part_rates", {})
+        settings = PartSettings(**config.pop("part_rates", {}))
         optimizer = super().from_config(config, custom_objects)  # type: ignore[misc]
-        optimizer.configure(**own)
+        optimizer.part_settings = settings
         return optimizer
 
     def update_step(self, gradient, variable, learning_rate):
         """One variable's update, at its own rate."""
+        coupled, decoupled = self.part_settings.coupled_decay, self.part_settings.decoupled_decay
         index = self._get_variable_index(variable)  # type: ignore[attr-defined]
-        if self._tfdml_coupled:
-            gradient = gradient + ops.cast(self._tfdml_coupled, variable.dtype) * ops.cast(variable, gradient.dtype)
+        if coupled:
+            gradient = gradient + ops.cast(coupled, variable.dtype) * ops.cast(variable, gradient.dtype)
         rate = self.rate_of(index, learning_rate)
-        if self._tfdml_decoupled:
-            self.assign_sub(variable, variable * ops.cast(rate * self._tfdml_decoupled, variable.dtype))  # type: ignore[attr-defined]
+        if decoupled:
+            self.assign_sub(variable, variable * ops.cast(rate * decoupled, variable.dtype))  # type: ignore[attr-defined]
         super().update_step(gradient, variable, rate)  # type: ignore[misc]
         if self.averages:
             self._average(self.averages[index], variable)
 
     def rate_of(self, index, learning_rate):
         """The rate of a variable, where the optimiser's is `learning_rate`."""
-        rate = learning_rate * self._tfdml_factors[index] if self._tfdml_factors else learning_rate
-        if thaw := self._tfdml_thaw[index] if self._tfdml_thaw else 0:
+        factors, thaw_steps = self.part_settings.factors, self.part_settings.thaw_steps
+        rate = learning_rate * factors[index] if factors else learning_rate
+        if thaw := thaw_steps[index] if thaw_steps else 0:
             step = self.iterations if self.clock is None else self.clock()  # type: ignore[attr-defined]
             rate = rate * ops.cast(ops.convert_to_tensor(step) >= thaw, rate.dtype)
         return rate
@@ -121,7 +102,7 @@ class PartRates:
     def highest_rates(self) -> dict[str, float]:
         """The present rate of each part that has weights here, of a backbone's layers the highest."""
         now = ops.cast(self.learning_rate, "float32")  # type: ignore[attr-defined]
-        members = {part: indices for part, indices in self._tfdml_parts.items() if indices}
+        members = {part: indices for part, indices in self.part_settings.parts.items() if indices}
         return {
             part: max(float(ops.convert_to_numpy(self.rate_of(index, now))) for index in indices)
             for part, indices in members.items()
@@ -135,7 +116,7 @@ class PartRates:
     def _average(self, average, variable):
         # Early on the average follows fast: it must not keep what the weights were before training.
         step = ops.cast(self.iterations, "float32")  # type: ignore[attr-defined]
-        kept = ops.minimum(self._tfdml_ema, (1.0 + step) / (10.0 + step))
+        kept = ops.minimum(self.part_settings.ema, (1.0 + step) / (10.0 + step))
         kept = ops.cast(ops.where(step > 0, kept, 0.0), variable.dtype)
         self.assign(average, kept * average + (1.0 - kept) * variable)  # type: ignore[attr-defined]
 
@@ -153,13 +134,13 @@ class PartRates:
         return grads if keras.backend.backend() == "tensorflow" else self._clipped(grads)
 
     def _clipped(self, grads: list) -> list:
-        if self._tfdml_norm is None:
+        if self.part_settings.norm is None:
             return grads
         clipped = list(grads)
-        for group in self._tfdml_parts.values() if self._tfdml_by_part else [range(len(grads))]:
+        for group in self.part_settings.parts.values() if self.part_settings.norm_by_part else [range(len(grads))]:
             members = [index for index in group if grads[index] is not None]
             total = sum((ops.sum(ops.square(ops.cast(grads[i], "float32"))) for i in members), ops.zeros(()))
-            scale = self._tfdml_norm / ops.maximum(ops.sqrt(total), self._tfdml_norm)
+            scale = self.part_settings.norm / ops.maximum(ops.sqrt(total), self.part_settings.norm)
             for index in members:
                 clipped[index] = grads[index] * ops.cast(scale, grads[index].dtype)
         return clipped
@@ -284,71 +265,18 @@ def averaged(learner) -> Iterator[None]:
 PARTS = ("backbone", "projection", "objectives")
 
 
-@keras.saving.register_keras_serializable("tfdml")
-class PartAdam(PartRates, keras.optimizers.Adam):
-    """Adam with a rate per part."""
+def _with_part_rates(*bases: type) -> dict[str, type]:
+    """By name in lower case, each optimizer with `PartRates`: `PartAdam` of Adam, as which it is saved."""
+    classes = {base.__name__.lower(): type(f"Part{base.__name__}", (PartRates, base), {}) for base in bases}
+    return {name: keras.saving.register_keras_serializable("tfdml")(cls) for name, cls in classes.items()}
 
 
-@keras.saving.register_keras_serializable("tfdml")
-class PartAdamW(PartRates, keras.optimizers.AdamW):
-    """AdamW with a rate per part, at which its decoupled decay goes too."""
-
-
-@keras.saving.register_keras_serializable("tfdml")
-class PartSGD(PartRates, keras.optimizers.SGD):
-    """SGD with a rate per part."""
-
-
-@keras.saving.register_keras_serializable("tfdml")
-class PartRMSprop(PartRates, keras.optimizers.RMSprop):
-    """RMSprop with a rate per part."""
-
-
-@keras.saving.register_keras_serializable("tfdml")
-class PartLion(PartRates, keras.optimizers.Lion):
-    """Lion with a rate per part; its decay is decoupled."""
-
-
-@keras.saving.register_keras_serializable("tfdml")
-class PartMuon(PartRates, keras.optimizers.Muon):
-    """Muon for matrices and Adam for all else, as Keras has it, with a rate per part; its decay is decoupled."""
-
-
-@keras.saving.register_keras_serializable("tfdml")
-class PartPyTorchAdam(PartRates, PyTorchAdam):
-    """PyTorch's Adam with a rate per part."""
-
-
-@keras.saving.register_keras_serializable("tfdml")
-class PartPyTorchAdamW(PartRates, PyTorchAdamW):
-    """PyTorch's AdamW with a rate per part, at which its decoupled decay goes too, as in PyTorch."""
-
-
-@keras.saving.register_keras_serializable("tfdml")
-class PartPyTorchSGD(PartRates, PyTorchSGD):
-    """PyTorch's SGD with a rate per part."""
-
-
-@keras.saving.register_keras_serializable("tfdml")
-class PartPyTorchRMSprop(PartRates, PyTorchRMSprop):
-    """PyTorch's RMSprop with a rate per part."""
-
-
+_KERAS = keras.optimizers
+_OF_PYTORCH = _with_part_rates(PyTorchAdam, PyTorchAdamW, PyTorchSGD, PyTorchRMSprop)
+#: By form and name. The decay of AdamW, Lion and Muon is decoupled and goes at the rate of each part.
 _CLASSES: dict[str, dict[str, type]] = {
-    "keras": {
-        "adam": PartAdam,
-        "adamw": PartAdamW,
-        "sgd": PartSGD,
-        "rmsprop": PartRMSprop,
-        "lion": PartLion,
-        "muon": PartMuon,
-    },
-    "pytorch": {
-        "adam": PartPyTorchAdam,
-        "adamw": PartPyTorchAdamW,
-        "sgd": PartPyTorchSGD,
-        "rmsprop": PartPyTorchRMSprop,
-    },
+    "keras": _with_part_rates(_KERAS.Adam, _KERAS.AdamW, _KERAS.SGD, _KERAS.RMSprop, _KERAS.Lion, _KERAS.Muon),
+    "pytorch": {name.removeprefix("pytorch"): cls for name, cls in _OF_PYTORCH.items()},
 }
 FORMS = tuple(_CLASSES)
 OPTIMIZERS = tuple(_CLASSES["keras"])
@@ -446,8 +374,8 @@ def build_optimizer(
         optimizer = _make(_CLASSES[form][name], learning_rate, epsilon, momentum)
         decoupled = isinstance(optimizer, _DECOUPLED)
         members = {part: [i for i, v in enumerate(variables) if part_of.get(id(v)) == part] for part in PARTS}
-        optimizer.configure(
-            [by_id.get(id(variable), 1.0) for variable in variables],
+        optimizer.part_settings = PartSettings(
+            factors=[by_id.get(id(variable), 1.0) for variable in variables],
             coupled_decay=0.0 if decoupled else weight_decay,
             decoupled_decay=weight_decay if decoupled else 0.0,
             norm=clip_norm or None,

@@ -118,7 +118,7 @@ def test_the_views_are_those_of_the_flags():
     assert (train.scale, train.resolutions, train.flip, train.policy) == ((0.3, 1.0), (0.5, 2.5), False, None)
     assert (evaluation.resize, evaluation.image_size, evaluation.resize_mode) == (48, 28, "pad")
     # Nothing smaller than the crop can be cut.
-    train, evaluation = make_transforms(dataclasses.replace(settings, resize=20).data)
+    train, evaluation = make_transforms(dataclasses.replace(settings, resize=20))
     assert train.resize == evaluation.resize == 28
 
 

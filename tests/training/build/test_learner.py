@@ -151,7 +151,7 @@ def photos(tmp_path):
 
 
 def of_folder(folder, **changes):
-    return dataclasses.replace(TINY, dataset="folder", data_dir=str(folder), **changes).data
+    return dataclasses.replace(TINY, dataset="folder", data_dir=str(folder), **changes)
 
 
 def test_images_of_both_splits_are_checked_as_the_flags_say(photos):
@@ -165,7 +165,7 @@ def test_images_of_both_splits_are_checked_as_the_flags_say(photos):
 
 def test_training_classes_are_numbered_from_zero():
     glyphs = dataclasses.replace(TINY, dataset="glyphs", dataset_options="images_per_class=1, size=16")
-    splits = load_splits(dataclasses.replace(glyphs, holdout_classes=0.3).data, seed=0)
+    splits = load_splits(dataclasses.replace(glyphs, holdout_classes=0.3), seed=0)
     assert splits.train.classes.tolist() == list(range(splits.train.num_classes))
     assert splits.validation is not None
     assert not set(splits.train.class_names.values()) & set(splits.validation.class_names.values())

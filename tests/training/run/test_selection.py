@@ -3,7 +3,6 @@
 import errno
 import os
 import pathlib
-import types
 
 import keras
 import numpy as np
@@ -15,7 +14,6 @@ from tfdml.io.files import as_size
 from tfdml.models import Embedder
 from tfdml.training import RunFolder
 from tfdml.training.build import components
-from tfdml.training.run import results
 from tfdml.training.run.evaluator import Evaluator
 from tfdml.training.run.selection import (
     caution,
@@ -24,6 +22,7 @@ from tfdml.training.run.selection import (
     publish_selected,
     saturated,
     selected_epoch,
+    write_embedder,
 )
 from tfdml.training.settings import EvaluationSettings
 
@@ -149,10 +148,8 @@ def test_the_selected_epoch_becomes_the_embedder_of_the_run(tmp_path):
     folder, best, last = RunFolder(tmp_path), small_embedder(), small_embedder()
     records = history(0.1, 0.7, 0.5)
     keep_if_selected(folder, records[:2], "validation", best)
-    learner = types.SimpleNamespace(embedder=last)
     for selection, expected in (("validation", best), ("last", last)):
-        monitor = types.SimpleNamespace(records=records, selection=selection, selection_metric="map@r")
-        written = results._write_embedder(learner, monitor, folder)
+        written = write_embedder(folder, records, selection, last)
         for embedder in (written, keras.saving.load_model(folder.embedder)):
             for actual, wanted in zip(embedder.get_weights(), expected.get_weights(), strict=True):
                 np.testing.assert_array_equal(actual, wanted)
@@ -165,12 +162,10 @@ def test_a_full_disk_is_told_with_what_an_embedder_needs(tmp_path, monkeypatch):
 
     embedder = small_embedder()
     monkeypatch.setattr(embedder, "save", full)
-    learner = types.SimpleNamespace(embedder=embedder)
-    monitor = types.SimpleNamespace(records=history(0.1, 0.5), selection="last", selection_metric="map@r")
     needs = as_size(4 * embedder.count_params())
     message = f"embedder.keras cannot be written: the disk is full, and this file needs about {needs}"
     with pytest.raises(UserError, match=message):
-        results._write_embedder(learner, monitor, RunFolder(tmp_path))
+        write_embedder(RunFolder(tmp_path), history(0.1, 0.5), "last", embedder)
     with pytest.raises(UserError, match=f"the disk is full, and this file needs about {needs}"):
         keep_if_selected(RunFolder(tmp_path), history(0.1, 0.5), "validation", embedder)
     assert [path.name for path in tmp_path.rglob("*")] == ["checkpoints"]

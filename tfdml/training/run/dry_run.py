@@ -21,7 +21,7 @@ from tfdml.io.files import atomic_write, sweep
 from tfdml.memory import free_memory
 from tfdml.models import MetricLearner
 from tfdml.models.inference import compiled
-from tfdml.objectives import AutoWeight
+from tfdml.objectives import AutoWeight, Objective
 from tfdml.training.build.components import Components, build_components
 from tfdml.training.build.images import load_splits, make_sampler, make_transforms
 from tfdml.training.build.initial_weights import check_start
@@ -31,7 +31,9 @@ from tfdml.training.experiment import Experiment
 from tfdml.training.run.evaluator import is_due
 from tfdml.training.run.selection import few_classes
 from tfdml.training.run_folder import RunFolder
-from tfdml.training.settings import DataSettings, EvaluationSettings, ModelSettings, OptimizationSettings
+from tfdml.training.settings import DataSettings, OptimizationSettings
+
+_GIGABYTE = 2**30
 
 
 def describe(experiment: Experiment, probed: bool = False) -> str:
@@ -47,71 +49,65 @@ def describe(experiment: Experiment, probed: bool = False) -> str:
     RunFolder(experiment.run_dir).check_new()
     check_start(experiment.start_from)
     parts = build_components(experiment)
+    splits, learner, batch_size = parts.splits, parts.learner, parts.sampler.batch_size
+    start = f", then {experiment.start_from}" if experiment.start_from else ""
+    every = f"every {experiment.evaluate_every} epochs" if experiment.evaluate_every > 1 else "after each epoch"
+    when = f"before training and {every if experiment.evaluate_every else 'at the end'}"
+    metric = f" by {experiment.selection_metric}" if experiment.selection != "last" else ""
+    chunks = f", in chunks of {experiment.gradient_cache}" if experiment.gradient_cache else ""
+    steps = parts.steps_per_epoch * experiment.epochs
+    needed, free = step_memory(learner.embedder, parts.train_view, batch_size, learner.gradient_cache), free_memory()
     lines = [
-        *doubts(experiment, parts.learner.embedder),
-        *few_classes(experiment.selection, parts.splits.validation),
-        *_data(experiment, parts),
-        *_model(experiment, parts.learner),
-        *_optimization(experiment, experiment, parts),
-        *_evaluation(experiment),
-        *_machine(parts),
-        *_several(experiment),
-        *(_probed(experiment, parts) if probed else ()),
-        "",
-        "as a flag file:",
-        experiment.as_flags(),
+        *doubts(experiment, learner.embedder),
+        *few_classes(experiment.selection, splits.validation),
+        f"data         {experiment.dataset} from {experiment.data_dir or 'the library itself'}",
+        *(
+            f"  {name:<18}{len(split):>9,} images of {split.num_classes:,} classes"
+            for name, split in ({"train": splits.train} | splits.evaluated()).items()
+        ),
+        "views",
+        f"  training   {parts.train_view}",
+        f"  evaluation {parts.evaluation_view}",
+        f"cache        {parts.cache.reason}",
+        f"embedder     {experiment.backbone}, weights {experiment.weights}{start}: "
+        f"{learner.embedder.count_params():,} parameters, {experiment.embedding_dim}-d, batch norm "
+        f"{experiment.batch_norm}, {experiment.mixed_precision}",
+        "objectives",
+        *(f"  {_weight(term.weight)} * {term.name}  {_arguments(term)}" for term in learner.objectives),
+        "trained             parameters   learning rate",
+        *_trained(experiment, learner),
+        f"optimiser    {experiment.optimizer} in {experiment.optimizer_form} form{''.join(_along_the_run(experiment))}",
+        f"batches      {batch_size} images ({_batch(experiment)}){chunks}",
+        f"schedule     {parts.steps_per_epoch:,} steps an epoch, {experiment.epochs} epochs: {steps:,} steps, "
+        f"{steps * batch_size:,} images, {steps * batch_size / len(splits.train):.1f} times the training images",
+        f"evaluation   K = {experiment.ks}, {when}; the embedder kept is that of "
+        f"--selection={experiment.selection}{metric}",
+        f"memory       at least {needed / _GIGABYTE:,.2f} GB for a step; {free / _GIGABYTE:,.1f} GB are free here",
+        f"devices      {', '.join(device_names(parts.strategy))}",
     ]
-    return "\n".join(lines)
+    if experiment.refit:
+        then = "all training classes are then trained for as many"
+        lines.append(f"refit        the above finds the number of epochs; {then}")
+    if experiment.seeds:
+        seeds = ", ".join(map(str, experiment.seed_list()))
+        above = f"the above is that of --seed={experiment.seed}"
+        lines.append(f"seeds        {seeds}: a run for each, one after another; {above}")
+    if probed:
+        try:
+            check_memory(learner.embedder, parts.train_view, batch_size, experiment.gradient_cache)
+            lines += probe(experiment, parts).lines()
+        except UserError as error:
+            lines.append(f"probe        no step was run: {error}")
+    return "\n".join([*lines, "", "as a flag file:", experiment.as_flags()])
 
 
-def _probed(experiment: Experiment, parts: Components) -> Iterator[str]:
-    try:
-        check_memory(parts.learner.embedder, parts.train_view, parts.sampler.batch_size, experiment.gradient_cache)
-    except UserError as error:
-        yield f"probe        no step was run: {error}"
-    else:
-        yield from probe(experiment, parts).lines()
-
-
-def _data(settings: DataSettings, parts: Components) -> Iterator[str]:
-    yield f"data         {settings.dataset} from {settings.data_dir or 'the library itself'}"
-    for name, split in ({"train": parts.splits.train} | parts.splits.evaluated()).items():
-        yield f"  {name:<18}{len(split):>9,} images of {split.num_classes:,} classes"
-    yield "views"
-    yield f"  training   {parts.train_view}"
-    yield f"  evaluation {parts.evaluation_view}"
-    yield f"cache        {parts.cache.reason}"
-
-
-def _model(settings: ModelSettings, learner: MetricLearner) -> Iterator[str]:
-    weights = f"weights {settings.weights}" + (f", then {settings.start_from}" if settings.start_from else "")
-    yield (
-        f"embedder     {settings.backbone}, {weights}: {learner.embedder.count_params():,} parameters, "
-        f"{settings.embedding_dim}-d, batch norm {settings.batch_norm}, {settings.mixed_precision}"
-    )
-
-
-def _optimization(settings: OptimizationSettings, data: DataSettings, parts: Components) -> Iterator[str]:
-    learner, batch_size = parts.learner, parts.sampler.batch_size
-    yield "objectives"
-    for term in learner.objectives:
-        yield f"  {_weight(term.weight)} * {term.name}  {_settings(term)}"
-    rates = settings.learning_rates()
-    yield "trained             parameters   learning rate"
+def _trained(experiment: Experiment, learner: MetricLearner) -> Iterator[str]:
+    rates = experiment.learning_rates()
     groups = [(part, part, variables) for part, variables in learner.embedder.parts().items()]
     groups += [("objectives", term.name, term.trainable_variables) for term in learner.objectives]
     for part, name, variables in groups:
         count = sum(math.prod(variable.shape) for variable in variables)
         yield f"  {name:<18}{count:>9,}   {f'{rates[part]:g}' if count else '-'}"
-    yield f"optimiser    {settings.optimizer} in {settings.optimizer_form} form{''.join(_along_the_run(settings))}"
-    chunks = f", in chunks of {settings.gradient_cache}" if settings.gradient_cache else ""
-    yield f"batches      {batch_size} images ({_batch(data)}){chunks}"
-    steps = parts.steps_per_epoch * settings.epochs
-    passes = steps * batch_size / len(parts.splits.train)
-    yield (
-        f"schedule     {parts.steps_per_epoch:,} steps an epoch, {settings.epochs} epochs: {steps:,} steps, "
-        f"{steps * batch_size:,} images, {passes:.1f} times the training images"
-    )
 
 
 def _along_the_run(settings: OptimizationSettings) -> Iterator[str]:
@@ -129,39 +125,11 @@ def _along_the_run(settings: OptimizationSettings) -> Iterator[str]:
         yield f", averages of the weights with {settings.ema:g}"
 
 
-def _evaluation(settings: EvaluationSettings) -> Iterator[str]:
-    every = f"every {settings.evaluate_every} epochs" if settings.evaluate_every > 1 else "after each epoch"
-    when = f"before training and {every if settings.evaluate_every else 'at the end'}"
-    chosen = settings.selection + (f" by {settings.selection_metric}" if settings.selection != "last" else "")
-    yield f"evaluation   K = {settings.ks}, {when}; the embedder kept is that of --selection={chosen}"
-
-
-def _machine(parts: Components) -> Iterator[str]:
-    needed = step_memory(
-        parts.learner.embedder, parts.train_view, parts.sampler.batch_size, parts.learner.gradient_cache
-    )
-    free = free_memory()
-    yield f"memory       at least {needed / 2**30:,.2f} GB for a step; {free / 2**30:,.1f} GB are free here"
-    yield f"devices      {', '.join(device_names(parts.strategy))}"
-
-
-def _several(experiment: Experiment) -> Iterator[str]:
-    if experiment.refit:
-        yield "refit        the above finds the number of epochs; all training classes are then trained for as many"
-    if experiment.seeds:
-        seeds = ", ".join(map(str, experiment.seed_list()))
-        yield f"seeds        {seeds}: a run for each, one after another; the above is that of --seed={experiment.seed}"
-
-
 def _batch(settings: DataSettings) -> str:
-    if settings.sampling == "shuffle":
-        return "plain shuffle"
-    if settings.sampling == "whole_classes":
-        return "all images of random classes"
-    batch = f"{settings.classes_per_batch} classes x {settings.images_per_class}"
-    if settings.sampling == "hierarchical":
-        batch += f", of super-classes: {settings.super_classes_per_batch}"
-    return batch
+    plain = {"shuffle": "plain shuffle", "whole_classes": "all images of random classes"}
+    of_super_classes = f", of super-classes: {settings.super_classes_per_batch}"
+    by_class = f"{settings.classes_per_batch} classes x {settings.images_per_class}"
+    return plain.get(settings.sampling, by_class + of_super_classes * (settings.sampling == "hierarchical"))
 
 
 def _weight(weight: float | AutoWeight) -> str:
@@ -170,19 +138,14 @@ def _weight(weight: float | AutoWeight) -> str:
     return f"{weight:g}"
 
 
-def _settings(term) -> str:
+def _arguments(term: Objective) -> str:
     config = term.get_config()
-    skip = {"name", "trainable", "dtype", "weight", "reduction"}
-    shown = {key: value for key, value in config.items() if key not in skip}
-    if isinstance(shown.get("loss"), dict):
-        loss = shown.pop("loss")["config"]
-        shown = {**{key: value for key, value in loss.items() if key not in skip}, **shown}
+    loss = config.pop("loss")["config"] if isinstance(config.get("loss"), dict) else {}
+    shown = {**loss, **config}
     if hasattr(term, "kernels"):
         shown["kernels"] = list(term.kernels.values())
-    return ", ".join(f"{key}={value}" for key, value in shown.items())
-
-
-_GIGABYTE = 2**30
+    hidden = ("name", "trainable", "dtype", "weight", "reduction")
+    return ", ".join(f"{key}={value}" for key, value in shown.items() if key not in hidden)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,31 +184,38 @@ class Probe:
         return self.batch_size / self.together
 
     @property
+    def evaluation_hours(self) -> float:
+        """Of embedding, in one training."""
+        return self.evaluations * self.evaluated * self.embedding / 3600
+
+    @property
     def hours(self) -> float:
         """Of one training; --seeds and --refit make several."""
-        return (self.steps * self.together + self.evaluations * self.evaluated * self.embedding) / 3600
+        return self.steps * self.together / 3600 + self.evaluation_hours
 
     def lines(self) -> Iterator[str]:
         """What was found, in words, and what could be done about it."""
-        slower = "the input" if self.input > self.model else "the model"
-        yield (
-            f"probe        {self.images_per_second:,.0f} images a second: a step takes {1000 * self.together:,.0f} ms, "
-            f"the model alone {1000 * self.model:,.0f}, its images alone {1000 * self.input:,.0f} "
-            f"({1000 * self.decoding:,.0f} decoded anew); {slower} is the bottleneck"
+        slow_input = self.input > self.model
+        step, model, images, decoding = (
+            f"{1000 * seconds:,.0f}" for seconds in (self.together, self.model, self.input, self.decoding)
         )
-        evaluation = self.evaluations * self.evaluated * self.embedding / 3600
         yield (
-            f"  a training {self.hours:,.2f} hours, {evaluation:,.2f} of them for embedding {self.evaluated:,} images "
-            f"{self.evaluations} times"
+            f"probe        {self.images_per_second:,.0f} images a second: a step takes {step} ms, the model alone "
+            f"{model}, its images alone {images} ({decoding} decoded anew); "
+            f"{'the input' if slow_input else 'the model'} is the bottleneck"
         )
-        gigabytes = [f"{size / _GIGABYTE:,.1f} GB" for size in (self.peak, self.free)]
-        yield f"  memory     {gigabytes[0]} at the peak so far, {gigabytes[1]} are free"
-        if self.input > self.model:
+        yield (
+            f"  a training {self.hours:,.2f} hours, {self.evaluation_hours:,.2f} of them for embedding "
+            f"{self.evaluated:,} images {self.evaluations} times"
+        )
+        peak, free = self.peak / _GIGABYTE, self.free / _GIGABYTE
+        yield f"  memory     {peak:,.1f} GB at the peak so far, {free:,.1f} GB are free"
+        if slow_input and self.input >= 0.8 * self.decoding:
             yield (
                 "  advice     keep decoded images (--cache=true), or prepare them at the size of --resize (bin/prepare)"
-                if self.input >= 0.8 * self.decoding
-                else "  advice     more CPU cores, or a simpler --augmentation or --policy"
             )
+        elif slow_input:
+            yield "  advice     more CPU cores, or a simpler --augmentation or --policy"
         if self.free < 0.2 * (self.free + self.peak):
             yield (
                 "  advice     little memory is left: --cache=false, --gradient_cache, a smaller batch, --image_size or "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,16 +17,15 @@ from tfdml.evaluation.pair_distances import PairHistogram, count_pair_distances
 from tfdml.evaluation.per_query import recording
 from tfdml.io.files import atomic_write, write_json
 from tfdml.layers import StatisticsNetwork
-from tfdml.models import Embedder, MetricLearner, MomentEmbedder
+from tfdml.models import MetricLearner, MomentEmbedder
 from tfdml.models.inference import compiled
 from tfdml.objectives import RankMI
 from tfdml.retrieval.exact import unit_rows
 from tfdml.saving import saved_size
-from tfdml.training.build.images import Splits
 from tfdml.training.experiment import Experiment
 from tfdml.training.run.evaluator import CLUSTERING, RETRIEVAL, Evaluator
 from tfdml.training.run.monitor import TrainingMonitor
-from tfdml.training.run.selection import saturated, selected_epoch
+from tfdml.training.run.selection import saturated, selected_epoch, write_embedder
 from tfdml.training.run_folder import RunFolder
 
 _PROTOCOL = "zero-shot: trained on {train} classes, evaluated {how} on {test} classes never seen in training"
@@ -65,90 +63,62 @@ def finish(
     Raises:
         UserError: A file cannot be written.
     """
-    folder, processes = monitor.folder, evaluator.processes
+    folder, splits, processes = monitor.folder, evaluator.splits, evaluator.processes
+    selection, metric = experiment.selection, experiment.selection_metric
+    embedder = learner.embedder
     if processes.is_chief:
-        for warning in saturated(monitor.records, experiment.selection, experiment.selection_metric):
+        for warning in saturated(monitor.records, selection, metric):
             logging.warning("%s", warning)
-    embedder = _write_embedder(learner, experiment, monitor, folder) if processes.is_chief else learner.embedder
+        embedder = write_embedder(folder, monitor.records, selection, embedder, metric)
     # An embedder of an earlier epoch is on the chief alone.
-    together = processes.of_chief(lambda: embedder is learner.embedder)
-    embeddings = evaluator.embed_together(embedder, "test") if together else None
+    if processes.of_chief(lambda: embedder is learner.embedder):
+        embeddings = evaluator.embed_together(embedder, "test")
+    elif processes.is_chief:
+        embeddings = evaluator.embed(embedder, "test")
     if not processes.is_chief:
         return {}
-    if embeddings is None:
-        embeddings = evaluator.embed(embedder, "test")
     result = folder.read_result()
     if result is None or (experiment.moment_embedder and not folder.moments.is_file()):
         values: dict[str, np.ndarray] = {}
-        measured = _result(evaluator, embeddings, monitor, values)
-        weights = {} if learner.auto_weights is None else {"auto_weights": learner.auto_weights.describe()}
-        result = {"dataset": experiment.dataset, **measured, **weights, "seconds": seconds, **about}
-        QueryValues.of(evaluator.splits.test, values, experiment.data_dir).write(folder.queries)
-        _write_statistics(learner, evaluator, monitor, folder, embeddings if embedder is learner.embedder else None)
+        metrics = evaluator.measure(
+            embeddings, "test", RETRIEVAL + CLUSTERING, intervals="classes", per_query=recording(values)
+        )
+        # Moments are not saved with the embedder: those of the epoch that was chosen were measured then, or not at all.
+        epoch = selected_epoch(monitor.records, selection, metric)
+        chosen = next(record for record in monitor.records if record["epoch"] == epoch)
+        measured = {"metrics_orders": "orders", "metrics_seen": "seen", "generalisation": "generalisation"}
+        how = "all-to-all" if splits.test.is_query is None else "queries against gallery"
+        result = {
+            "dataset": experiment.dataset,
+            "intervals": metrics.pop("intervals"),
+            "metrics": metrics,
+            "metrics_before": monitor.records[0].get("test", {}),
+            "protocol": _PROTOCOL.format(train=splits.train.num_classes, test=splits.test.num_classes, how=how),
+            "selection": _SELECTION[selection] + (f", by {metric}" if selection != "last" else ""),
+            "epoch": epoch,
+            "steps": monitor.step,
+            "train_seconds": monitor.train_seconds,
+            "images_per_second": monitor.images_per_second(),
+            **{name: chosen[part] for name, part in measured.items() if part in chosen},
+            **({} if learner.auto_weights is None else {"auto_weights": learner.auto_weights.describe()}),
+            "seconds": seconds,
+            **about,
+        }
+        QueryValues.of(splits.test, values, experiment.data_dir).write(folder.queries)
+        _write_statistics(learner, evaluator, monitor, embeddings if embedder is learner.embedder else None)
         if experiment.moment_embedder:
             result["metrics_moments"] = _write_moments(learner, evaluator, folder)
         write_json(folder.result, result)
     if experiment.report and write_report is not None and not folder.report.is_file():
-        write_report(folder, evaluator.splits.test, embeddings)
+        write_report(folder, splits.test, embeddings)
     return result
 
 
-def _write_embedder(
-    learner: MetricLearner, experiment: Experiment, monitor: TrainingMonitor, folder: RunFolder
-) -> Embedder:
-    epoch = selected_epoch(monitor.records, experiment.selection, experiment.selection_metric)
-    if epoch == monitor.records[-1]["epoch"]:
-        with atomic_write(folder.embedder, saved_size(learner.embedder)) as temporary:
-            learner.embedder.save(temporary)
-        return learner.embedder
-    logging.info("the embedder is that of epoch %d", epoch)
-    with atomic_write(folder.embedder, folder.selected(epoch).stat().st_size) as temporary:
-        shutil.copyfile(folder.selected(epoch), temporary)
-    return keras.saving.load_model(folder.embedder)
-
-
-def _result(
-    evaluator: Evaluator, embeddings: np.ndarray, monitor: TrainingMonitor, values: dict[str, np.ndarray]
-) -> dict[str, Any]:
-    """What `result.json` holds; the metrics of each query are left in `values`."""
-    selection = evaluator.settings.selection
-    how = evaluator.settings.selection_metric
-    metrics = evaluator.measure(
-        embeddings, "test", RETRIEVAL + CLUSTERING, intervals="classes", per_query=recording(values)
-    )
-    intervals = metrics.pop("intervals")
-    epoch = selected_epoch(monitor.records, selection, how)
-    # Moments are not saved with the embedder: those of the epoch that was chosen were measured then, or not at all.
-    chosen = next(record for record in monitor.records if record["epoch"] == epoch)
-    measured = {"metrics_orders": "orders", "metrics_seen": "seen", "generalisation": "generalisation"}
-    return {
-        "metrics": metrics,
-        "intervals": intervals,
-        "metrics_before": monitor.records[0].get("test", {}),
-        "protocol": _protocol(evaluator.splits),
-        "selection": _SELECTION[selection] + (f", by {how}" if selection != "last" else ""),
-        "epoch": epoch,
-        "steps": monitor.step,
-        "train_seconds": monitor.train_seconds,
-        "images_per_second": monitor.images_per_second(),
-        **{name: chosen[part] for name, part in measured.items() if part in chosen},
-    }
-
-
-def _protocol(splits: Splits) -> str:
-    how = "all-to-all" if splits.test.is_query is None else "queries against gallery"
-    return _PROTOCOL.format(train=splits.train.num_classes, test=splits.test.num_classes, how=how)
-
-
 def _write_statistics(
-    learner: MetricLearner,
-    evaluator: Evaluator,
-    monitor: TrainingMonitor,
-    folder: RunFolder,
-    test_embeddings: np.ndarray | None,
+    learner: MetricLearner, evaluator: Evaluator, monitor: TrainingMonitor, test_embeddings: np.ndarray | None
 ) -> None:
     """Write RankMI's network and figure, of the last epoch: before the result, so that a finished run has them."""
-    objective = rank_mi_of(learner)
+    objective, folder = rank_mi_of(learner), monitor.folder
     if objective is None:
         return
     network = statistics_model(objective)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
+import keras
+from absl import logging
+
 from tfdml.data.dataset import ImageDataset
 from tfdml.io.files import atomic_write
 from tfdml.models import Embedder
@@ -148,3 +151,33 @@ def publish_selected(
     for path in folder.checkpoints.glob("selected-epoch-*.keras"):
         if path not in needed:
             path.unlink()
+
+
+def write_embedder(
+    folder: RunFolder,
+    records: list[dict[str, Any]],
+    selection: str,
+    embedder: Embedder,
+    metric: str = "map@r",
+) -> Embedder:
+    """Write the embedder of the run, that of the selected epoch, and return it.
+
+    Args:
+        folder: The run folder.
+        records: As in `selected_epoch`.
+        selection: As in `selected_epoch`.
+        embedder: As it is after the last step.
+        metric: As in `selected_epoch`.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    epoch = selected_epoch(records, selection, metric)
+    if epoch == records[-1]["epoch"]:
+        with atomic_write(folder.embedder, saved_size(embedder)) as temporary:
+            embedder.save(temporary)
+        return embedder
+    logging.info("the embedder is that of epoch %d", epoch)
+    with atomic_write(folder.embedder, folder.selected(epoch).stat().st_size) as temporary:
+        shutil.copyfile(folder.selected(epoch), temporary)
+    return keras.saving.load_model(folder.embedder)
