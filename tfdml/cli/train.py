@@ -144,7 +144,7 @@ def train(values: Flags) -> None:
     from tfdml.training.run import trainer
     from tfdml.training.run.dry_run import describe, write_preview
     from tfdml.training.run.interruption import Interrupted
-    from tfdml.training.run.selection import caution
+    from tfdml.training.run.selection import selection_note
     from tfdml.training.watching.alarms import Halted
 
     given = given_settings(values)
@@ -202,7 +202,7 @@ def train(values: Flags) -> None:
         print(f"  {'recall@1':<12} {100 * result['metrics_seen']['recall@1']:14.1f} % on seen classes")
     for order, metrics in result.get("metrics_orders", {}).items():
         print(f"  {'recall@1':<12} {100 * metrics['recall@1']:14.1f} % {_order(order)}")
-    if said := caution(experiment, experiment.epochs):
+    if said := selection_note(experiment, experiment.epochs):
         print(said)
     for name, path in trainer.run_paths(experiment.run_dir).items():
         if path.exists():

@@ -18,7 +18,7 @@ from tfdml.models import Embedder
 from tfdml.training import Experiment
 from tfdml.training.build import learner
 from tfdml.training.build.images import load_splits
-from tfdml.training.build.learner import doubts
+from tfdml.training.build.learner import model_warnings
 from tfdml.training.settings import DataSettings, ModelSettings
 
 TINY = Experiment(
@@ -309,7 +309,7 @@ def mobilenet():
 
 @pytest.mark.parametrize("batch_norm", ["frozen", "statistics"])
 def test_random_weights_behind_frozen_statistics_are_doubted(mobilenet, batch_norm):
-    (line,) = doubts(ModelSettings(backbone="mobilenetv2", batch_norm=batch_norm), mobilenet)
+    (line,) = model_warnings(ModelSettings(backbone="mobilenetv2", batch_norm=batch_norm), mobilenet)
     assert line.startswith(f"WARNING: --weights=none with --batch_norm={batch_norm}: mobilenetv2 begins with random")
     assert "--weights=imagenet;" in line
     assert "--batch_norm=train" in line
@@ -318,7 +318,7 @@ def test_random_weights_behind_frozen_statistics_are_doubted(mobilenet, batch_no
 
 def test_weights_that_are_published_as_a_checkpoint_are_to_be_converted():
     embedder = Embedder("googlenet_bn", embedding_dim=4, image_size=64)
-    (line,) = doubts(ModelSettings(backbone="googlenet_bn"), embedder)
+    (line,) = model_warnings(ModelSettings(backbone="googlenet_bn"), embedder)
     assert "--weights=FILE that python -m tools.convert_weights writes" in line
 
 
@@ -332,11 +332,11 @@ def test_weights_that_are_published_as_a_checkpoint_are_to_be_converted():
     ],
 )
 def test_what_is_meant_is_not(mobilenet, settings):
-    assert doubts(ModelSettings(**{"backbone": "mobilenetv2", **settings}), mobilenet) == []
+    assert model_warnings(ModelSettings(**{"backbone": "mobilenetv2", **settings}), mobilenet) == []
 
 
 def test_a_network_without_published_weights_or_without_batch_norm_is_not():
     conv4 = Embedder("conv4", embedding_dim=4, image_size=32)
-    assert doubts(ModelSettings(backbone="conv4(width=64)"), conv4) == []
+    assert model_warnings(ModelSettings(backbone="conv4(width=64)"), conv4) == []
     googlenet = Embedder("googlenet", embedding_dim=4, image_size=64)
-    assert doubts(ModelSettings(backbone="googlenet"), googlenet) == []
+    assert model_warnings(ModelSettings(backbone="googlenet"), googlenet) == []

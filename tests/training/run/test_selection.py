@@ -16,12 +16,12 @@ from tfdml.training import RunFolder
 from tfdml.training.build import components
 from tfdml.training.run.evaluator import Evaluator
 from tfdml.training.run.selection import (
-    caution,
-    few_classes,
     keep_if_selected,
     publish_selected,
-    saturated,
+    saturation_warnings,
     selected_epoch,
+    selection_note,
+    selection_warnings,
     write_embedder,
 )
 from tfdml.training.settings import EvaluationSettings
@@ -58,10 +58,10 @@ def test_of_equal_epochs_the_last_is_selected_once_the_rate_has_decayed(rates, e
 
 
 def test_few_held_out_classes_are_warned_of():
-    (line,) = few_classes("validation", runs.noise("train", 9, 0, images_per_class=2))
+    (line,) = selection_warnings("validation", runs.noise("train", 9, 0, images_per_class=2))
     assert line.startswith("WARNING: --selection=validation selects the epoch on 9 held-out classes")
-    assert few_classes("validation", runs.noise("train", 10, 0, images_per_class=2)) == []
-    assert few_classes("last", runs.noise("train", 9, 0, images_per_class=2)) == []
+    assert selection_warnings("validation", runs.noise("train", 10, 0, images_per_class=2)) == []
+    assert selection_warnings("last", runs.noise("train", 9, 0, images_per_class=2)) == []
 
 
 @pytest.mark.parametrize(("metric", "advice"), [("map@r", "Use more"), ("recall@1", "--selection_metric=map@r")])
@@ -69,12 +69,12 @@ def test_a_saturated_metric_is_warned_of(metric, advice):
     def records(*values):
         return [{"epoch": i, "validation": {metric: value}} for i, value in enumerate(values)]
 
-    (line,) = saturated(records(0.3, 0.985, 0.99, 0.98), "validation", metric)
+    (line,) = saturation_warnings(records(0.3, 0.985, 0.99, 0.98), "validation", metric)
     assert line.startswith(f"WARNING: {metric} on the validation classes is saturated: 99.0 % in the selected epoch 2")
     assert advice in line
-    assert len(saturated(records(0.3, 0.98), "validation", metric)) == 1
-    assert saturated(records(0.99, 0.97, 0.96), "validation", metric) == []
-    assert saturated(records(0.99, 0.99), "last", metric) == []
+    assert len(saturation_warnings(records(0.3, 0.98), "validation", metric)) == 1
+    assert saturation_warnings(records(0.99, 0.97, 0.96), "validation", metric) == []
+    assert saturation_warnings(records(0.99, 0.99), "last", metric) == []
 
 
 def test_a_run_warns_of_a_saturated_metric_and_of_few_classes(tmp_path, monkeypatch, caplog):
@@ -113,10 +113,10 @@ def test_another_metric_may_choose_another_epoch():
 
 
 def test_what_is_said_of_an_epoch_that_nobody_chose():
-    assert "do not choose an epoch by eye" in caution(EvaluationSettings(), 12)
-    assert "chosen by nobody" in caution(EvaluationSettings(evaluate_every=4), 12)
+    assert "do not choose an epoch by eye" in selection_note(EvaluationSettings(), 12)
+    assert "chosen by nobody" in selection_note(EvaluationSettings(evaluate_every=4), 12)
     for settings in ({"evaluate_every": 0}, {"evaluate_every": 12}, {"selection": "validation"}, {"selection": "test"}):
-        assert caution(EvaluationSettings(**settings), 12) == ""
+        assert selection_note(EvaluationSettings(**settings), 12) == ""
 
 
 def test_embedders_stay_as_long_as_a_checkpoint_may_need_them(tmp_path):

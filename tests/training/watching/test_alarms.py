@@ -19,7 +19,7 @@ def along(*samples):
     """The alarms of a run that looks at these."""
     seen, found = [], []
     for one in samples:
-        found += alarms.raised(one, seen)
+        found += alarms.new_alarms(one, seen)
         seen.append(one)
     return [(alarm["kind"], alarm["step"], alarm["well"]) for alarm in found]
 
@@ -43,7 +43,7 @@ def test_collapse_is_measured_by_the_best_so_far(change, raised):
 
 
 def test_a_point_is_a_collapse_at_the_first_look():
-    (found,) = alarms.raised(sample(100, variance=1e-8, rank=1.0), [])
+    (found,) = alarms.new_alarms(sample(100, variance=1e-8, rank=1.0), [])
     assert found["line"] == (
         "collapse at step 100 (at the first look): the embeddings of a batch have a variance of 1.0e-08: they are one "
         "point; lower --learning_rate, add a --clip_norm, or change --objectives (a larger margin, another mining)"
@@ -66,7 +66,7 @@ def test_a_loss_that_is_often_0_does_not_explode():
 def test_only_the_last_twenty_count_and_the_part_is_named():
     large = [sample(step, norm=100.0, projection=1.0) for step in range(10)]
     small = [sample(step, norm=1.0, projection=1.0) for step in range(10, 30)]
-    (found,) = alarms.raised(sample(30, norm=11.0, projection=10.0), [{**s, "alarms": []} for s in large + small])
+    (found,) = alarms.new_alarms(sample(30, norm=11.0, projection=10.0), [{**s, "alarms": []} for s in large + small])
     assert found["seen"] == "the gradient norm of the backbone is 11, 1 in the median of 20"
 
 

@@ -138,15 +138,24 @@ def calibrate(
     files = {objective.name: folder / f"{objective.name}.npz" for objective in calibrated}
     names = processes.of_chief(lambda: [o.name for o in calibrated if not _restore(o, files[o.name])])
     pending = [objective for objective in calibrated if objective.name in names]
-    if pending and (processes.is_chief or processes.lockstep):
+
+    def measure() -> None:
         wanted = ", ".join(sorted({str(objective.calibrates_on) for objective in pending}))
         logging.info("measuring %s of %d training images for %s", wanted, len(train), ", ".join(names))
         learner.calibrate(evaluation_batches(train, transform, batch_size), pending)
-    if pending and processes.is_chief:
+
+    def keep() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for objective in pending:
             with atomic_write(files[objective.name]) as temporary, open(temporary, "wb") as file:
                 np.savez(file, *(np.asarray(variable) for variable in objective.non_trainable_variables))
+
+    if pending:
+        if processes.lockstep:
+            measure()
+        else:
+            processes.of_chief(measure)
+        processes.of_chief(keep)
     checkpoints.share_weights(processes, learner)
 
 

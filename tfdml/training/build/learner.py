@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -41,23 +42,21 @@ def check_pairs(settings: DataSettings, objectives: Sequence[Objective]) -> None
         UserError: A term needs pairs of images of one class, or of two, and no batch would hold one.
     """
     needed = {pair: term.name for term in objectives for pair in term.learns_from}
+    classes, images = settings.classes_per_batch, settings.images_per_class
     by_class = settings.sampling in ("class_balanced", "hierarchical")
-    batch_size = settings.classes_per_batch * settings.images_per_class if by_class else settings.batch_size
-    if needed and batch_size == 1:
-        flag = "--classes_per_batch=1 --images_per_class=1" if by_class else "--batch_size=1"
-        raise UserError(
-            f"{flag}: {next(iter(needed.values()))} learns from pairs of images, and no batch would hold one"
-        )
-    if by_class and "positive" in needed and settings.images_per_class == 1:
-        raise UserError(
-            f"--images_per_class=1: {needed['positive']} learns from pairs of images of one class, and no batch would "
-            "hold one; use 2 or more"
-        )
-    if by_class and "negative" in needed and settings.classes_per_batch == 1:
-        raise UserError(
-            f"--classes_per_batch=1: {needed['negative']} learns from pairs of images of different classes, and no "
-            "batch would hold one; use 2 or more"
-        )
+    one = f"--classes_per_batch={classes} --images_per_class={images}" if by_class else "--batch_size=1"
+    if needed and (classes * images if by_class else settings.batch_size) == 1:
+        name = next(iter(needed.values()))
+        raise UserError(f"{one}: {name} learns from pairs of images, and no batch would hold one")
+    for pair, flag, count, of in (
+        ("positive", "images_per_class", images, "one class"),
+        ("negative", "classes_per_batch", classes, "different classes"),
+    ):
+        if by_class and pair in needed and count == 1:
+            raise UserError(
+                f"--{flag}=1: {needed[pair]} learns from pairs of images of {of}, and no batch would hold one; use 2 "
+                "or more"
+            )
 
 
 def check_starts(objectives: Sequence[Objective], steps: int) -> None:
@@ -193,14 +192,14 @@ def _size(layer: keras.layers.Layer) -> int:
 
 
 @contextlib.contextmanager
-def warned_of_batch_norm() -> Iterator[None]:
-    """Silence what `fit` warns of that `doubts` has reported already."""
+def without_batch_norm_warning() -> Iterator[None]:
+    """Silence what `fit` warns of that `model_warnings` has reported already."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "batch_norm=.* keeps the BatchNorm statistics")
         yield
 
 
-def doubts(settings: ModelSettings, embedder: Embedder) -> list[str]:
+def model_warnings(settings: ModelSettings, embedder: Embedder) -> list[str]:
     """What is almost always a mistake, though it can be run: a line each.
 
     Args:
@@ -208,7 +207,7 @@ def doubts(settings: ModelSettings, embedder: Embedder) -> list[str]:
         embedder: What was built of them.
 
     Example:
-        >>> doubts(ModelSettings(backbone="conv4", batch_norm="train"), embedder)
+        >>> model_warnings(ModelSettings(backbone="conv4", batch_norm="train"), embedder)
         []
     """
     name = settings.backbone_call().name
@@ -236,39 +235,36 @@ def make_embedder(settings: ModelSettings, view: EvaluationTransform) -> Embedde
     Raises:
         UserError: The backbone cannot be built, not be made an ensemble of, or not be adapted.
     """
-    embedder = _make_embedder(settings, view)
+    call = settings.backbone_call()
+    backbone = backbones.resolve(call.name, view.image_size, settings.weights, **call.arguments)
+    cut = [name.strip() for name in settings.ensemble_cut.split(",") if name.strip()]
+    heads = settings.ensemble_heads
+    make = functools.partial(AttentionEnsemble, cut=cut or None, heads=heads) if heads else Embedder
+    with _naming(f"ensemble_cut={settings.ensemble_cut}" if heads else f"backbone={settings.backbone}"):
+        embedder = make(
+            backbone,
+            embedding_dim=settings.embedding_dim,
+            image_size=view.image_size,
+            resize=view.resize,
+            resize_mode=view.resize_mode,
+            pad_color=view.pad_color,
+            dropout=settings.dropout,
+            pooling=settings.pooling,
+            batch_norm=settings.batch_norm,
+            projection_bias=settings.projection_bias,
+        )
     if settings.lora_rank:
-        try:
+        with _naming(f"lora_rank={settings.lora_rank}"):
             embedder.enable_lora(settings.lora_rank)
-        except ValueError as error:
-            raise UserError(f"--lora_rank={settings.lora_rank}: {error}") from error
     return embedder
 
 
-def _make_embedder(settings: ModelSettings, view: EvaluationTransform) -> Embedder:
-    options: dict[str, Any] = {
-        "embedding_dim": settings.embedding_dim,
-        "image_size": view.image_size,
-        "resize": view.resize,
-        "resize_mode": view.resize_mode,
-        "pad_color": view.pad_color,
-        "dropout": settings.dropout,
-        "pooling": settings.pooling,
-        "batch_norm": settings.batch_norm,
-        "projection_bias": settings.projection_bias,
-    }
-    call = settings.backbone_call()
-    backbone = backbones.resolve(call.name, view.image_size, settings.weights, **call.arguments)
-    if not settings.ensemble_heads:
-        try:
-            return Embedder(backbone, **options)
-        except ValueError as error:
-            raise UserError(f"--backbone={settings.backbone}: {error}") from error
-    cut = [name.strip() for name in settings.ensemble_cut.split(",") if name.strip()]
+@contextlib.contextmanager
+def _naming(flag: str) -> Iterator[None]:
     try:
-        return AttentionEnsemble(backbone, cut=cut or None, heads=settings.ensemble_heads, **options)
+        yield
     except ValueError as error:
-        raise UserError(f"--ensemble_cut={settings.ensemble_cut}: {error}") from error
+        raise UserError(f"--{flag}: {error}") from error
 
 
 def make_learner(
@@ -393,9 +389,10 @@ def check_orders(settings: EvaluationSettings, learner: MetricLearner) -> None:
     Raises:
         UserError: There is not one HORDE among its objectives.
     """
-    for flag, given in (
-        ("moment_embedder", settings.moment_embedder),
-        ("evaluate_orders=epochs", settings.evaluate_orders == "epochs"),
-    ):
+    needs = {
+        "moment_embedder": settings.moment_embedder,
+        "evaluate_orders=epochs": settings.evaluate_orders == "epochs",
+    }
+    for flag, given in needs.items():
         if given and not has_orders(learner):
             raise UserError(f"--{flag} needs one horde(...) in --objectives")

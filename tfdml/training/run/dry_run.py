@@ -25,11 +25,11 @@ from tfdml.objectives import AutoWeight, Objective
 from tfdml.training.build.components import Components, build_components
 from tfdml.training.build.images import load_splits, make_sampler, make_transforms
 from tfdml.training.build.initial_weights import check_start
-from tfdml.training.build.learner import check_memory, doubts, step_memory, warned_of_batch_norm
+from tfdml.training.build.learner import check_memory, model_warnings, step_memory, without_batch_norm_warning
 from tfdml.training.distributed.devices import device_names, own_threads
 from tfdml.training.experiment import Experiment
 from tfdml.training.run.evaluator import is_due
-from tfdml.training.run.selection import few_classes
+from tfdml.training.run.selection import selection_warnings
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.settings import DataSettings, OptimizationSettings
 
@@ -58,8 +58,8 @@ def describe(experiment: Experiment, probed: bool = False) -> str:
     steps = parts.steps_per_epoch * experiment.epochs
     needed, free = step_memory(learner.embedder, parts.train_view, batch_size, learner.gradient_cache), free_memory()
     lines = [
-        *doubts(experiment, learner.embedder),
-        *few_classes(experiment.selection, splits.validation),
+        *model_warnings(experiment, learner.embedder),
+        *selection_warnings(experiment.selection, splits.validation),
         f"data         {experiment.dataset} from {experiment.data_dir or 'the library itself'}",
         *(
             f"  {name:<18}{len(split):>9,} images of {split.num_classes:,} classes"
@@ -248,7 +248,7 @@ def probe(experiment: Experiment, parts: Components, steps: int = 8) -> Probe:
 
     def seconds_per_step(source: tf.data.Dataset) -> float:
         given = own_threads(source)
-        with warned_of_batch_norm():
+        with without_batch_norm_warning():
             learner.fit(given.take(2), steps_per_epoch=2, verbose=0, shuffle=False)
             start = time.perf_counter()
             learner.fit(given.take(steps), steps_per_epoch=steps, verbose=0, shuffle=False)

@@ -98,8 +98,11 @@ class TrainingMonitor(keras.callbacks.Callback):
     def close_epoch(self) -> None:
         """Measure and record the epoch that a resumed run had come to the end of."""
         self._epoch_started = time.perf_counter()
-        with self._summaries():
+        self.on_train_begin()
+        try:
             self.on_epoch_end(self.step // self.steps_per_epoch - 1, self.model.get_metrics_result())
+        finally:
+            self.on_train_end()
 
     # Keras's hooks
 
@@ -179,8 +182,8 @@ class TrainingMonitor(keras.callbacks.Callback):
         self.timed_seconds += timed
         self._record(record)
         selection, metric = self._selection
-        if self._processes.is_chief:
-            with averaged(self.model):
+        with averaged(self.model):
+            if self._processes.is_chief:
                 keep_if_selected(self.folder, self.records, selection, self.model.embedder, metric)
                 if self._watcher.projector is not None:
                     self._watcher.projector.write(self.model.embedder)
@@ -287,14 +290,6 @@ class TrainingMonitor(keras.callbacks.Callback):
     def _measuring(self) -> contextlib.AbstractContextManager[None]:
         # Workers measure together: there a signal waits for the end, as within a step.
         return self._interruption.immediate() if self._processes.alone else contextlib.nullcontext()
-
-    @contextlib.contextmanager
-    def _summaries(self) -> Iterator[None]:
-        self.on_train_begin()
-        try:
-            yield
-        finally:
-            self.on_train_end()
 
     @contextlib.contextmanager
     def _disk_for_summaries(self) -> Iterator[None]:

@@ -25,7 +25,7 @@ from tfdml.saving import saved_size
 from tfdml.training.experiment import Experiment
 from tfdml.training.run.evaluator import CLUSTERING, RETRIEVAL, Evaluator
 from tfdml.training.run.monitor import TrainingMonitor
-from tfdml.training.run.selection import saturated, selected_epoch, write_embedder
+from tfdml.training.run.selection import saturation_warnings, selected_epoch, write_embedder
 from tfdml.training.run_folder import RunFolder
 
 _PROTOCOL = "zero-shot: trained on {train} classes, evaluated {how} on {test} classes never seen in training"
@@ -67,7 +67,7 @@ def finish(
     selection, metric = experiment.selection, experiment.selection_metric
     embedder = learner.embedder
     if processes.is_chief:
-        for warning in saturated(monitor.records, selection, metric):
+        for warning in saturation_warnings(monitor.records, selection, metric):
             logging.warning("%s", warning)
         embedder = write_embedder(folder, monitor.records, selection, embedder, metric)
     # An embedder of an earlier epoch is on the chief alone.

@@ -49,7 +49,7 @@ def selected_epoch(records: list[dict[str, Any]], selection: str, metric: str = 
     return chosen
 
 
-def few_classes(selection: str, held_out: ImageDataset | None) -> list[str]:
+def selection_warnings(selection: str, held_out: ImageDataset | None) -> list[str]:
     """Return a warning, as a list of at most one line, where an epoch is selected on few held-out classes.
 
     Args:
@@ -57,7 +57,7 @@ def few_classes(selection: str, held_out: ImageDataset | None) -> list[str]:
         held_out: The images of the held-out classes.
 
     Example:
-        >>> few_classes("last", None)
+        >>> selection_warnings("last", None)
         []
     """
     if selection != "validation" or held_out is None or held_out.num_classes >= FEW_CLASSES:
@@ -69,7 +69,7 @@ def few_classes(selection: str, held_out: ImageDataset | None) -> list[str]:
     ]
 
 
-def saturated(records: list[dict[str, Any]], selection: str, metric: str = "map@r") -> list[str]:
+def saturation_warnings(records: list[dict[str, Any]], selection: str, metric: str = "map@r") -> list[str]:
     """Return a warning, as a list of at most one line, where the metric can hardly distinguish the best epochs.
 
     Args:
@@ -78,7 +78,7 @@ def saturated(records: list[dict[str, Any]], selection: str, metric: str = "map@
         metric: As in `selected_epoch`.
 
     Example:
-        >>> saturated([{"epoch": i, "test": {"map@r": r}} for i, r in enumerate([0.1, 0.4, 0.4])], "test")
+        >>> saturation_warnings([{"epoch": i, "test": {"map@r": r}} for i, r in enumerate([0.1, 0.4, 0.4])], "test")
         []
     """
     epoch = selected_epoch(records, selection, metric)
@@ -94,7 +94,7 @@ def saturated(records: list[dict[str, Any]], selection: str, metric: str = "map@
     ]
 
 
-def caution(settings: EvaluationSettings, epochs: int) -> str:
+def selection_note(settings: EvaluationSettings, epochs: int) -> str:
     """What to bear in mind of a run whose epoch nobody has chosen, though the test classes were measured along it.
 
     Args:
@@ -105,7 +105,7 @@ def caution(settings: EvaluationSettings, epochs: int) -> str:
         A line; empty where there is nothing to choose from, or the epoch was chosen.
 
     Example:
-        >>> caution(EvaluationSettings(evaluate_every=0), epochs=12)
+        >>> selection_note(EvaluationSettings(evaluate_every=0), epochs=12)
         ''
     """
     if settings.selection != "last" or not 0 < settings.evaluate_every < epochs:

@@ -22,7 +22,7 @@ from tfdml.io.files import is_disk_full
 from tfdml.training import checkpoints
 from tfdml.training.build.components import build_components
 from tfdml.training.build.initial_weights import calibrate, check_start, start_from
-from tfdml.training.build.learner import check_memory, doubts, warned_of_batch_norm
+from tfdml.training.build.learner import check_memory, model_warnings, without_batch_norm_warning
 from tfdml.training.distributed.devices import check_backend, device_names, join, one_operation_at_a_time, own_threads
 from tfdml.training.distributed.processes import Processes
 from tfdml.training.experiment import Experiment
@@ -31,7 +31,7 @@ from tfdml.training.run.evaluator import Evaluator
 from tfdml.training.run.interruption import Interrupted, Interruption
 from tfdml.training.run.monitor import TrainingMonitor
 from tfdml.training.run.results import finish
-from tfdml.training.run.selection import few_classes
+from tfdml.training.run.selection import selection_warnings
 from tfdml.training.run.several import WORDS, epochs_to_train, final_run, select_epochs, train_seeds
 from tfdml.training.run_folder import MAY_DIFFER, RunFolder
 from tfdml.training.watching.loggers import Logger
@@ -176,11 +176,11 @@ class Run:
         self.learner, self.splits = parts.learner, parts.splits
         self.share = Share(parts.sampler, processes.index, processes.count)
         check_memory(self.learner.embedder, parts.train_view, self.share.batch_size, self.learner.gradient_cache)
-        for doubt in (
-            *doubts(experiment, self.learner.embedder),
-            *few_classes(experiment.selection, self.splits.validation),
+        for warning in (
+            *model_warnings(experiment, self.learner.embedder),
+            *selection_warnings(experiment.selection, self.splits.validation),
         ):
-            logging.warning("%s", doubt)
+            logging.warning("%s", warning)
         logging.info("%s", parts.cache.reason)
         self.evaluator = Evaluator(
             experiment, self.epochs, self.splits, parts.evaluation_view, parts.cache.evaluation, processes
@@ -256,7 +256,7 @@ class Run:
                     (batches.skip(rest), steps, epoch + 1, self.epochs),
                 ]
             for part, length, first, last in spans:
-                with warned_of_batch_norm():
+                with without_batch_norm_warning():
                     self.learner.fit(
                         self.processes.distribute(part, parts.sampler.batch_size),
                         initial_epoch=first,

@@ -110,7 +110,7 @@ def explosion(sample: Mapping[str, Any], earlier: Samples) -> str:
     return " and ".join(found)
 
 
-def raised(sample: dict[str, Any], earlier: Samples) -> list[dict[str, Any]]:
+def new_alarms(sample: dict[str, Any], earlier: Samples) -> list[dict[str, Any]]:
     """The alarms that a sample raises; notes in the sample under `alarms` which kinds hold.
 
     What held at the sample before is not raised again.

@@ -132,7 +132,7 @@ class Watcher:
         for watch in self._proxies:
             watch.follow(found.vectors[watch.objective.representation], labels)
         self._keep_hardest(step, images, labels, matrix)
-        raised = alarms.raised(sample, self.samples)
+        raised = alarms.new_alarms(sample, self.samples)
         self.samples.append(sample)
         self._write_scalars(sample, d_pos, d_neg, writer)
         self._tell(raised)
