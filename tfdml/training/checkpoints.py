@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 from absl import logging
 from keras import ops
@@ -17,6 +18,7 @@ from keras import ops
 from tfdml.errors import UserError
 from tfdml.io.files import atomic_write
 from tfdml.models import Embedder, MetricLearner
+from tfdml.saving import saved_size
 from tfdml.training.distributed.jax_processes import assign_here
 from tfdml.training.distributed.processes import Processes
 
@@ -124,6 +126,16 @@ def save(folder: Path, learner: MetricLearner, state: TrainingState, keep: int =
     for old in list_checkpoints(folder)[:-keep]:
         old.unlink(missing_ok=True)
     return path
+
+
+def save_model(path: Path, model: keras.Model) -> None:
+    """Write a model as a `.keras` file, atomically.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    with atomic_write(path, saved_size(model)) as temporary:
+        model.save(temporary)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

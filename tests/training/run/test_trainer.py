@@ -271,7 +271,7 @@ def test_a_folder_killed_before_its_flags_is_as_good_as_new(tmp_path, monkeypatc
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / ".partial-999999-flags.txt").write_text("--dataset=gl")
-    (folder / ".train.lock").write_text("{}")
+    (folder / ".lock").touch()
     kill_after(monkeypatch, "data.json")
     with pytest.raises(Killed):
         train(folder, resume=True)

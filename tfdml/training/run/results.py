@@ -15,13 +15,13 @@ from tfdml.data.pipeline import evaluation_batches
 from tfdml.evaluation import QueryValues, embed
 from tfdml.evaluation.pair_distances import PairHistogram, count_pair_distances
 from tfdml.evaluation.per_query import recording
-from tfdml.io.files import atomic_write, write_json
+from tfdml.io.files import write_json
 from tfdml.layers import StatisticsNetwork
 from tfdml.models import MetricLearner, MomentEmbedder
 from tfdml.models.inference import compiled
 from tfdml.objectives import RankMI
 from tfdml.retrieval.exact import unit_rows
-from tfdml.saving import saved_size
+from tfdml.training.checkpoints import save_model
 from tfdml.training.experiment import Experiment
 from tfdml.training.run.evaluator import CLUSTERING, RETRIEVAL, Evaluator
 from tfdml.training.run.monitor import TrainingMonitor
@@ -122,8 +122,7 @@ def _write_statistics(
     if objective is None:
         return
     network = statistics_model(objective)
-    with atomic_write(folder.statistics_network, saved_size(network)) as temporary:
-        network.save(temporary)
+    save_model(folder.statistics_network, network)
     splits = {}
     for name, split in evaluator.splits.evaluated().items():
         known = test_embeddings if name == "test" else None
@@ -135,8 +134,7 @@ def _write_moments(learner: MetricLearner, evaluator: Evaluator, folder: RunFold
     batch_size = evaluator.settings.evaluation_batch_size
     train = evaluation_batches(evaluator.splits.train, evaluator.transform, batch_size)
     model = moment_embedder(learner, train)
-    with atomic_write(folder.moments, saved_size(model)) as temporary:
-        model.save(temporary)
+    save_model(folder.moments, model)
     return evaluator.measure(evaluator.embed(model, "test"), "test", RETRIEVAL + CLUSTERING)
 
 

@@ -11,7 +11,6 @@ from absl import logging
 from tfdml.data.dataset import ImageDataset
 from tfdml.io.files import atomic_write
 from tfdml.models import Embedder
-from tfdml.saving import saved_size
 from tfdml.training import checkpoints
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.settings import EvaluationSettings
@@ -127,8 +126,7 @@ def keep_if_selected(
     epoch = records[-1]["epoch"]
     if selection != "last" and selected_epoch(records, selection, metric) == epoch:
         folder.checkpoints.mkdir(exist_ok=True)
-        with atomic_write(folder.selected(epoch), saved_size(embedder)) as temporary:
-            embedder.save(temporary)
+        checkpoints.save_model(folder.selected(epoch), embedder)
 
 
 def publish_selected(
@@ -174,8 +172,7 @@ def write_embedder(
     """
     epoch = selected_epoch(records, selection, metric)
     if epoch == records[-1]["epoch"]:
-        with atomic_write(folder.embedder, saved_size(embedder)) as temporary:
-            embedder.save(temporary)
+        checkpoints.save_model(folder.embedder, embedder)
         return embedder
     logging.info("the embedder is that of epoch %d", epoch)
     with atomic_write(folder.embedder, folder.selected(epoch).stat().st_size) as temporary:
