@@ -13,10 +13,11 @@ from tests.mathematics import (
     value_and_gradients,
 )
 from tests.models.networks import images, tiny_embedder
-from tests.played_replicas import play
-from tfdml import losses, models, objectives
+from tests.played_replicas import play, sum_and_gradient
+from tfdml import losses, models, objectives, replicas
 from tfdml.losses.base import PairLoss
-from tfdml.objectives import MetricLoss, Objective, ProxyLoss
+from tfdml.objectives import Matryoshka, MetricLoss, Objective, ProxyLoss
+from tfdml.pairs import pairs_of_replica
 
 PAIR_LOSSES = {
     "contrastive": (
@@ -63,6 +64,51 @@ def test_metric_loss_of_a_degenerate_batch_is_finite(loss, reference, batch):
     value, (gradient,) = value_and_gradients(lambda e: MetricLoss(loss)({"embedding": e}, labels), x)
     assert_close(value, reference(labels, x), floor=1e-6)
     assert np.all(np.isfinite(gradient))
+
+
+def matryoshka(dims, dim_weights=None, loss=None):
+    return Matryoshka(loss or losses.BinomialDevianceLoss(), dims, dim_weights)
+
+
+def sum_over_prefixes(labels, x, dims, factors):
+    return sum(f * references.binomial(labels, x[:, :dim]) for dim, f in zip(dims, factors, strict=True))
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+@pytest.mark.parametrize(("dims", "factors"), [((2, 3, 5), None), ((1, 5), (0.5, 2.0))])
+def test_matryoshka_is_the_sum_over_prefixes(dims, factors, mode):
+    labels, x = random_batch(2, 8, 3, 5)
+    objective = matryoshka(dims, factors)
+
+    def reference(e):
+        return sum_over_prefixes(labels, e, dims, factors or (1.0,) * len(dims))
+
+    value, (gradient,) = value_and_gradients(lambda e: objective({"embedding": e}, labels), x, mode=mode)
+    assert_close(value, reference(x))
+    assert_close(gradient, finite_differences(reference, x)[0])
+
+
+@pytest.mark.parametrize("batch", DEGENERATE)
+def test_matryoshka_of_a_degenerate_batch_is_finite(batch):
+    labels, x = degenerate_batches()[batch]
+    value, (gradient,) = value_and_gradients(
+        lambda e: matryoshka([1, x.shape[1]], loss=losses.MultiSimilarityLoss())({"embedding": e}, labels), x
+    )
+    assert np.isfinite(value)
+    assert np.all(np.isfinite(gradient))
+
+
+def test_matryoshka_on_replicas_is_that_of_the_global_batch():
+    labels, x = random_batch(2, 9, 3, 5)
+    objective = matryoshka([2, 5], loss=losses.MultiSimilarityLoss())
+    alone = sum_and_gradient(lambda y, e: objective.value_of({"embedding": e}, y), (labels, x), [9])
+
+    def of_replica(y, e):
+        named = {"embedding": replicas.gather(e)}
+        return objective.compute_pairs(pairs_of_replica(named, replicas.gather(y), num_local=e.shape[0]))
+
+    for one, other in zip(sum_and_gradient(of_replica, (labels, x), [4, 5]), alone, strict=True):
+        assert_close(one, other)
 
 
 def test_weight_is_the_learner_s_business():
@@ -202,6 +248,12 @@ def test_several_proxies_per_class_reach_the_loss_as_they_are():
         (lambda: ProxyLoss(losses.AMSoftmaxLoss(), 0), "num_classes must be a positive integer"),
         (lambda: MetricLoss(losses.ContrastiveLoss(), weight=float("nan")), "weight must be a finite number"),
         (lambda: MetricLoss(losses.ContrastiveLoss(), weight=float("inf")), "weight must be a finite number"),
+        (lambda: Matryoshka(losses.AMSoftmaxLoss(), [2, 4]), "takes a loss of tfdml over pairs, not AMSoftmaxLoss"),
+        (lambda: Matryoshka(losses.ContrastiveLoss(), [4, 2]), "must be ascending lengths"),
+        (lambda: Matryoshka(losses.ContrastiveLoss(), []), "must be ascending lengths"),
+        (lambda: Matryoshka(losses.ContrastiveLoss(), [0, 2]), "dims must be a positive integer"),
+        (lambda: Matryoshka(losses.ContrastiveLoss(), [2, 4], [1.0]), "one of dim_weights for each of 2 dims; got 1"),
+        (lambda: matryoshka([2, 4])({"embedding": np.eye(3, dtype="float32")}, [0, 0, 1]), "which has 3"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(make, message):
@@ -293,6 +345,7 @@ def test_missing_class_similarities_point_to_the_proxies():
     [
         MetricLoss(losses.BinomialDevianceLoss(alpha=3.0), "pooled", weight=0.3, name="pull"),
         MetricLoss(losses.ContrastiveLoss(reduction="sum")),
+        Matryoshka(losses.BinomialDevianceLoss(), [2, 4], [1.0, 0.5], "pooled", weight=0.3),
         ProxyLoss(losses.AMSoftmaxLoss(10.0, 0.2), 7, 2, "pooled", weight=2.0),
     ],
     ids=lambda objective: objective.name,

@@ -26,7 +26,7 @@ from tfdml.objectives.regularizers import (
     GlobalOrthogonal,
     IntraClassPenalty,
 )
-from tfdml.objectives.wrappers import MetricLoss, ProxyLoss
+from tfdml.objectives.wrappers import Matryoshka, MetricLoss, ProxyLoss
 
 __all__ = [
     "AutoWeight",
@@ -45,6 +45,7 @@ __all__ = [
     "JointMMD",
     "JointRepresentationSimilarity",
     "LearnedMargin",
+    "Matryoshka",
     "MetricLoss",
     "Objective",
     "Prism",

@@ -1,4 +1,4 @@
-"""Plain losses as objectives: on any representation, or on the similarities to class proxies."""
+"""Plain losses as objectives: on a representation, on its prefixes, or on the similarities to class proxies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from keras import ops
 from typing_extensions import override
 
 from tfdml import pairwise, replicas
-from tfdml.arguments import share
+from tfdml.arguments import integer, number, share
 from tfdml.layers import CosineProxies
 from tfdml.losses.base import PairLoss, check_rank
 from tfdml.losses.classification import ClassSimilarityLoss, refuse_unknown_classes
@@ -84,6 +84,62 @@ class MetricLoss(Objective):
         batch = pairs[self.representation]
         check_rank(self.name, batch.references, 2, f"{self.representation!r} to be vectors (B, d)")
         return self.loss.of_pairs(batch)
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class Matryoshka(MetricLoss):
+    """Sums a loss over prefixes of the representation, so that its first dimensions work alone.
+
+    L = sum_m w_m loss(labels, x[:, :m]). After training, cut embeddings to one of the `dims`, and scale them to length
+    1 where the distance is the cosine.
+
+    Args:
+        loss: A loss over pairs, such as `tfdml.losses.MultiSimilarityLoss()`.
+        dims: The lengths of the prefixes, ascending, such as `[32, 64, 128]`. Name the whole length too.
+        dim_weights: One factor per prefix; None for 1 each.
+        representation: The name of the representation that it reads, (B, d).
+        weight: The factor of this term.
+        name: The term's name in logs; by default `matryoshka_` and the loss's.
+
+    Raises:
+        ValueError: `loss` is not a loss over pairs, `dims` are not ascending positive integers, or not as many as
+            `dim_weights`. On the first call: a prefix is longer than the representation.
+
+    Example:
+        >>> objective = Matryoshka(tfdml.losses.ContrastiveLoss(), dims=[1, 2])
+        >>> float(objective({"embedding": keras.ops.array([[1.0, 0.0], [1.0, 1.0]])}, keras.ops.array([0, 0])))
+        1.0
+
+    Source: Kusupati et al., "Matryoshka Representation Learning", NeurIPS 2022, equation 1.
+    """
+
+    def __init__(self, loss, dims, dim_weights=None, representation="embedding", weight=1.0, name=None, **kwargs):
+        loss = _loss_from(loss)
+        if not isinstance(loss, PairLoss):
+            raise ValueError(f"Matryoshka takes a loss of tfdml over pairs, not {type(loss).__name__}")
+        super().__init__(loss, representation, weight=weight, name=name or f"matryoshka_{loss.name}", **kwargs)
+        self.dims = tuple(integer("dims", dim, at_least=1) for dim in dims)
+        if not self.dims or list(self.dims) != sorted(set(self.dims)):
+            raise ValueError(f"dims must be ascending lengths, such as [32, 64, 128]; got {list(dims)}")
+        if dim_weights is not None:
+            dim_weights = tuple(number("dim_weights", factor, at_least=0) for factor in dim_weights)
+            if len(dim_weights) != len(self.dims):
+                raise ValueError(f"give one of dim_weights for each of {len(self.dims)} dims; got {len(dim_weights)}")
+        self.dim_weights = dim_weights
+
+    def build_from(self, shapes):
+        """Checks that the prefixes are no longer than the representation."""
+        length = shapes[self.representation][-1]
+        if self.dims[-1] > length:
+            raise ValueError(f"{self.name}: dims={list(self.dims)} of {self.representation!r}, which has {length}")
+
+    def compute_pairs(self, pairs):
+        """Computes the weighted sum of the loss over the prefixes."""
+        batch = pairs[self.representation]
+        check_rank(self.name, batch.references, 2, f"{self.representation!r} to be vectors (B, d)")
+        factors = self.dim_weights or (1.0,) * len(self.dims)
+        parts = [self.loss.of_pairs(batch.map(lambda x, dim=dim: x[:, :dim])) for dim in self.dims]
+        return sum(factor * part for factor, part in zip(factors, parts, strict=True))
 
 
 @keras.saving.register_keras_serializable("tfdml")

@@ -39,7 +39,7 @@ _NO_TERMS = (*_WRAPPERS, AutoWeight)
 _WITHOUT_WEIGHTS = (
     *(objectives.CrossBatchMemory, objectives.EnergyConfusion, objectives.EntropySpread, objectives.GlobalOrthogonal),
     *(objectives.HeadDivergence, objectives.HeadwiseLoss, objectives.IntraClassPenalty, objectives.JointIntra),
-    *(objectives.JointMMD, objectives.JointRepresentationSimilarity, objectives.Prism),
+    *(objectives.JointMMD, objectives.JointRepresentationSimilarity, objectives.Matryoshka, objectives.Prism),
 )
 
 
