@@ -15,9 +15,7 @@ import pytest
 
 from tests.cli.many import run_many
 from tests.export import models_on_disk
-from tfdml.cluster.bulk_embedding import BulkRequest, embed_in_bulk, identity_of
-from tfdml.cluster.bulk_folder import BulkFolder
-from tfdml.cluster.part_embedder import PartEmbedder
+from tfdml.cluster.bulk_embedding import BulkFolder, BulkRequest, PartEmbedder, embed_in_bulk, identity_of
 from tfdml.cluster.ray_session import as_user_error, ray_session
 from tfdml.embeddings import backends, read_embeddings, read_names
 from tfdml.errors import UserError
@@ -70,14 +68,16 @@ def request(models, photos, out, **changes):
 
 def in_this_process(asked, stop_after=None):
     """What the actors do, without them; stopped after some parts as by a kill."""
-    folder, (identity, about) = BulkFolder(asked.folder), identity_of(asked)
-    with folder.begun(asked.source, identity, asked.rows_per_file):
+    identity, about = identity_of(asked)
+    folder = BulkFolder(asked.folder, identity)
+    with folder.opened():
+        folder.list_images(asked.source, asked.rows_per_file)
         worker = PartEmbedder(asked.folder, asked.model, {}, asked.batch_size, asked.dtype)
         for number, part in enumerate(folder.pending()):
             if number == stop_after:
                 return None
             worker({"part": np.array([part])})
-        return folder.finish(about, identity, asked.dtype)
+        return folder.finish_embeddings(about, asked.dtype)
 
 
 def good():
@@ -122,7 +122,7 @@ def test_stopped_and_continued_does_nothing_twice(models, photos, tmp_path):
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "broken").glob("part-*")}
     assert len(before) == 3
     # A part whose embeddings are there, but not yet that it is done, is embedded again.
-    (tmp_path / "broken" / "done" / "part-000001.json").unlink()
+    (tmp_path / "broken" / "progress" / "part-000001.json").unlink()
     assert in_this_process(asked)["files"] == whole["files"]
     after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "broken").glob("part-*")}
     assert [name for name in sorted(before) if after[name] != before[name]] == ["part-000001.parquet"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import signal
 import subprocess
 
@@ -36,7 +37,7 @@ def write(folder, identity=IDENTITY, stop_after=None, images=None, dtype="float3
 
 
 def content(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize(("rows_per_file", "rows"), [(1, [4, 4, 2]), (4, [4, 4, 2]), (5, [8, 2]), (4096, [10])])
@@ -80,9 +81,9 @@ def test_stopped_and_resumed_is_bit_equal_to_uninterrupted(stops, rows_per_file,
     assert content(tmp_path / "broken") == content(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("moment", range(1, 17))
+@pytest.mark.parametrize("moment", range(1, 19))
 def test_killed_before_any_write_or_rename(moment, tmp_path):
-    """SIGKILL before each fsync and each rename: two of the first progress, four a file, two of the manifest."""
+    """SIGKILL before each fsync and each rename: two of the lock, two of the plan, four a file, two of the manifest."""
     write(tmp_path / "whole")
     pid = os.fork()
     if pid == 0:  # it dies without cleaning up
@@ -166,7 +167,7 @@ def test_foreign_folders_are_refused(tmp_path):
         write(tmp_path / "file")
     (tmp_path / "y").mkdir()
     (tmp_path / "y" / "manifest.json").write_text("{}")
-    with pytest.raises(UserError, match="not of a folder of embeddings"):
+    with pytest.raises(UserError, match=r"holds a manifest\.json of something else"):
         write(tmp_path / "y")
 
 
@@ -179,7 +180,7 @@ def test_damage_is_found_on_resuming(tmp_path):
     with pytest.raises(UserError, match=r"part-000000\.parquet is damaged.*delete .*x to start again"):
         write(tmp_path / "x")
     path.unlink()
-    with pytest.raises(UserError, match=r"part-000000\.parquet, which .*progress\.json lists, cannot be read"):
+    with pytest.raises(UserError, match=r"part-000000\.parquet, which .*/part-000000\.json lists, cannot be read"):
         write(tmp_path / "x")
     (tmp_path / "x" / "progress.json").write_text("{")
     with pytest.raises(UserError, match="damaged"):
@@ -192,7 +193,7 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
 
     def filling(path, written):
         if "part-000001" in str(path):
-            path.write_bytes(b"cut short")
+            pathlib.Path(path).write_bytes(b"cut short")
             raise OSError(28, "No space left on device")
         write_file(path, written)
 
@@ -200,7 +201,7 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
         patch.setattr(parquet, "write_file", filling)
         with pytest.raises(UserError, match=r"the disk is full.*free some space and run the same command again"):
             write(tmp_path / "x")
-    assert set(content(tmp_path / "x")) == {"part-000000.parquet", "progress.json"}
+    assert set(content(tmp_path / "x")) == {"part-000000.parquet", "part-000000.json", "progress.json"}
     assert write(tmp_path / "x") == 4
     assert content(tmp_path / "x") == content(tmp_path / "whole")
 
@@ -247,23 +248,28 @@ def test_what_cannot_be_written_is_refused_before_the_first_batch(arguments, mes
 @pytest.mark.parametrize(
     "values",
     [
-        *({key: "gone"} for key in ("identity", "dimension", "files")),
-        {"files": {"part-000000.parquet": {"sha256": "", "rows": "1"}}},
-        {"files": {"part-000000.parquet": {"sha256": "", "rows": -1}}},
-        {"files": {"part-000000.parquet": {"sha256": "", "rows": 2**70}}},
-        {"files": {"part-000000.parquet": {"rows": 4}}},
-        {"files": {"part-000001.parquet": {"sha256": "", "rows": 4}}},
-        {"files": {"../../etc/passwd": {"sha256": "", "rows": 4}}},
-        {"files": {"part-000000.parquet": []}},
-        {"dimension": 0},
         {"identity": None},
+        {"plan": "gone"},
+        {"plan": {}},
+        {"plan": {"dimension": 0}},
+        {"plan": {"dimension": "3"}},
+        {"rows": "gone"},
+        {"rows": "1"},
+        {"rows": -1},
+        {"rows": 2**70},
+        {"files": "gone"},
+        {"files": {}},
+        {"files": {"part-000000.parquet": {"bytes": 4}}},
+        {"files": {"part-000001.parquet": {"sha256": "", "bytes": 4}}},
+        {"files": {"part-000000.parquet": []}},
     ],
 )
 def test_a_malformed_progress_file_is_refused(values, tmp_path):
     write(tmp_path / "x", stop_after=1)
-    path = tmp_path / "x" / "progress.json"
+    name = "progress/part-000000.json" if {"rows", "files"} & set(values) else "progress.json"
+    path = tmp_path / "x" / name
     found = {**json.loads(path.read_text()), **values}
     path.write_text(json.dumps({key: value for key, value in found.items() if value != "gone"}))
-    with pytest.raises(UserError, match=r"progress\.json.*delete") as refused:
+    with pytest.raises(UserError, match=r"progress.*(delete|damaged|cannot be read)") as refused:
         write(tmp_path / "x")
     assert "\n" not in str(refused.value)

@@ -3,25 +3,225 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import dataclasses
 import json
 import logging
 import os
-from collections.abc import Callable
+import platform
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from tfdml.cluster.bulk_folder import BulkFolder
-from tfdml.cluster.part_embedder import PartEmbedder
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tfdml.cluster import inputs
 from tfdml.cluster.ray_session import as_user_error, import_ray, ray_session
+from tfdml.embeddings import parquet
 from tfdml.embeddings.parquet import DTYPES
+from tfdml.embeddings.reader import FORMAT, VERSION
+from tfdml.embeddings.writer import manifest_entries
 from tfdml.errors import UserError
-from tfdml.io.files import require_local
+from tfdml.io.files import atomic_write, make_folder, remove_folder, require_local, sha256_of
+from tfdml.io.folders import PROGRESS, ResumableFolder
+from tfdml.io.manifests import fields
 
 # Ray plans each block of a data set by itself: beyond so many, parts share one.
 _MOST_BLOCKS = 10_000
 # What Ray passes between processes here are numbers of parts.
 _OBJECT_STORE = 2**27
 _CPUS_PER_ACTOR = 4
+BAD_IMAGES = "bad_images.csv"
+_KNOWN = {"rows": int, "dimension": int, "bad": list, "files": dict}
+
+
+class BulkFolder(ResumableFolder):
+    """The folder of a bulk pass; the driver and the workers each have one.
+
+    `plan/part-000007.parquet` lists the images of a part, once, so that a later start embeds the same ones.
+
+    Args:
+        folder: A local folder, or one that all machines have mounted at the same place.
+        identity: What decides the embeddings; workers need none.
+    """
+
+    def __init__(self, folder: str | os.PathLike, identity: Mapping[str, Any] | None = None):
+        super().__init__(os.path.abspath(folder), "folder", FORMAT, VERSION, identity or {})
+
+    @property
+    def count(self) -> int:
+        """How many images there are."""
+        return (self.plan or {}).get("count", 0)
+
+    def list_images(self, source: str, rows: int) -> None:
+        """List the images of each part, where that is not done.
+
+        Args:
+            source: See `inputs.listed`.
+            rows: Images of a part.
+
+        Raises:
+            UserError: There is no image.
+        """
+        if self.count:
+            return
+        self.begin({})
+        count = parts = 0
+        try:
+            remove_folder(self.path("plan"))
+            make_folder(self.path("plan"))
+            for parts, images in enumerate(inputs.in_parts(inputs.listed(source), rows), 1):
+                first, count = count, count + len(images["path"])
+                kinds = {"label": pa.int64(), "path": pa.string(), "class": pa.string(), "role": pa.string()}
+                columns = {name: pa.array(values, kinds[name]) for name, values in images.items()}
+                with atomic_write(self.path(f"plan/{parquet.part_name(parts - 1)}")) as temporary:
+                    pq.write_table(pa.table({"id": pa.array(range(first, count)), **columns}), temporary)
+            if not count:
+                raise UserError(f"`input={source}` names no image")
+        except BaseException:
+            self.discard()
+            raise
+        self.begin({"count": count, "parts": parts})
+
+    def images(self, part: int) -> dict[str, list]:
+        """The images of a part, for `parquet.table_of`.
+
+        Raises:
+            UserError: This machine does not see the folder.
+        """
+        path = self.path(f"plan/{parquet.part_name(part)}")
+        try:
+            return pq.ParquetFile(path).read().to_pydict()
+        except (OSError, pa.ArrowException) as error:
+            raise UserError(
+                f"`folder={self.folder}`: a worker on {platform.node()} cannot read {path}; name a folder that "
+                "every machine of the cluster has mounted at the same place"
+            ) from error
+
+    def write(self, part: int, table: Any, bad: list[list]) -> dict[str, Any]:
+        """Write the embeddings of a part, then the record that it is done.
+
+        Args:
+            part: Its number.
+            table: Of `parquet.table_of`; None where no image could be read.
+            bad: (id, path, reason) of the images that could not.
+
+        Returns:
+            `rows`, `dimension`, `bad` and `files`.
+        """
+        name = parquet.part_name(part)
+        if table is None:
+            return self.finish_part(_stem(part), {"rows": 0, "dimension": 0, "bad": bad})
+        with atomic_write(self.path(name)) as temporary:
+            parquet.write_file(temporary, table)
+        dimension = table.schema.field("embedding").type.list_size
+        return self.finish_part(_stem(part), {"rows": table.num_rows, "dimension": dimension, "bad": bad}, [name])
+
+    def done(self) -> list[dict[str, Any]]:
+        """What is known of the parts that are done, in their order."""
+        known = [self.part(name) for name in self.parts()]
+        return [fields(each, _KNOWN, self.path(PROGRESS), self.remedy) for each in known]
+
+    def pending(self) -> list[int]:
+        """The parts that are not done, or whose file is gone or cut."""
+        done = {name for name in self.parts() if self.has_files(self.part(name) or {"files": {"": {}}})}
+        return [part for part in range((self.plan or {}).get("parts", 0)) if _stem(part) not in done]
+
+    def finish_embeddings(self, about: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+        """Write the list of bad images and, last of all, the manifest.
+
+        Raises:
+            UserError: No image could be read; the parts differ in dimension.
+        """
+        done = self.done()
+        bad = [image for known in done for image in known["bad"]]
+        rows, dimensions = sum(known["rows"] for known in done), {known["dimension"] for known in done if known["rows"]}
+        if not rows:
+            raise UserError(f"none of the {self.count:,} images can be read; the first: {bad[0][1]}: {bad[0][2]}")
+        if len(dimensions) > 1:
+            raise UserError(f"{self.folder} holds embeddings of {sorted(dimensions)} dimensions; delete it")
+        files = {
+            name: {"sha256": file["sha256"], "rows": known["rows"]}
+            for known in done
+            for name, file in known["files"].items()
+        }
+        path = self.path(BAD_IMAGES)
+        with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([["id", "path", "reason"], *bad])
+        files[BAD_IMAGES] = {"sha256": sha256_of(path)}
+        about = {"bad_images": len(bad), **about}
+        return self.finish(manifest_entries(rows, dimensions.pop(), dtype, about, files))
+
+    def discard(self) -> None:
+        """See `ResumableFolder.discard`."""
+        remove_folder(self.path("plan"))
+        super().discard()
+
+
+def _stem(part: int) -> str:
+    return parquet.part_name(part).removesuffix(".parquet")
+
+
+class PartEmbedder:
+    """Embeds parts of a bulk folder; an actor of Ray Data, which calls it with batches of part numbers.
+
+    The vectors go from here to their file, past Ray: what comes back is how many there are.
+
+    Args:
+        folder: See `BulkFolder`.
+        model: See `load_backend`.
+        options: Further arguments of `load_backend`.
+        batch_size: Images per batch.
+        dtype: See `tfdml.embeddings.parquet.table_of`.
+        threads: CPUs that it may keep busy; 0: all.
+    """
+
+    def __init__(
+        self, folder: str, model: str, options: Mapping[str, Any], batch_size: int, dtype: str, threads: int = 0
+    ):
+        from tfdml.embeddings.backends import load_backend
+
+        _limit_threads(threads)
+        self.folder = BulkFolder(folder)
+        self.backend = load_backend(model, threads=threads, **options)
+        self.batch_size = batch_size
+        self.dtype = dtype
+
+    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Embed the parts of `part`; of each, `rows` and `bad` images."""
+        facts = [self.embed(int(part)) for part in batch["part"]]
+        rows, bad = [each["rows"] for each in facts], [len(each["bad"]) for each in facts]
+        return {"part": batch["part"], "rows": np.array(rows), "bad": np.array(bad)}
+
+    def embed(self, part: int) -> dict[str, Any]:
+        """Embed one part; see `BulkFolder.write`."""
+        from tfdml.data.dataset import ImageDataset
+        from tfdml.data.images import FileImages
+        from tfdml.embeddings.backends import embed_readable
+        from tfdml.embeddings.parquet import table_of
+
+        listed = self.folder.images(part)
+        count = len(listed["path"])
+        dataset = ImageDataset("input", "test", FileImages(tuple(listed["path"])), np.zeros(count, np.int64), {0: ""})
+        found = embed_readable(self.backend, dataset, self.batch_size)
+        bad = [[listed["id"][fault.index], listed["path"][fault.index], fault.reason] for fault in found.faults]
+        if not len(found.rows):
+            return self.folder.write(part, None, bad)
+        kept = {name: [values[row] for row in found.rows] for name, values in listed.items()}
+        return self.folder.write(part, table_of(kept, found.vectors, self.dtype), bad)
+
+
+def _limit_threads(threads: int) -> None:
+    if not threads:
+        return
+    import tensorflow as tf
+
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(threads)
+    except RuntimeError:
+        pass  # TensorFlow has run already, as in a process that is not Ray's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,15 +295,16 @@ def embed_in_bulk(
         if request.quickest and not resources.get("GPU"):
             request = dataclasses.replace(request, model=str(_quickest(request.model)))
         identity, about = identity_of(request)
-        folder = BulkFolder(request.folder)
-        with folder.begun(request.source, identity, request.rows_per_file) as finished:
-            if finished:
-                return finished, False
+        folder = BulkFolder(request.folder, identity)
+        with folder.opened():
+            if folder.manifest:
+                return folder.manifest, False
+            folder.list_images(request.source, request.rows_per_file)
             pending = folder.pending()
             if pending:
                 workers = _workers(resources, request.actors, len(pending))
                 _embed_parts(request, folder, pending, workers, progress)
-            return folder.finish(about, identity, request.dtype), True
+            return folder.finish_embeddings(about, request.dtype), True
 
 
 def _quickest(model: str) -> os.PathLike:
@@ -151,7 +352,8 @@ def _embed_parts(
     import ray.data
 
     before = folder.done()
-    bad, done = before["bad"], before["rows"] + before["bad"]
+    bad = sum(len(known["bad"]) for known in before)
+    done = bad + sum(known["rows"] for known in before)
     report = progress or (lambda *_: None)
     report(done, bad, folder.count)
     for handler in logging.getLogger("ray.data").handlers:
@@ -165,7 +367,7 @@ def _embed_parts(
     blocks = min(len(pending), _MOST_BLOCKS)
     parts = ray.data.from_items([{"part": part} for part in pending], override_num_blocks=blocks)
     arguments = {
-        "folder": str(folder.folder),
+        "folder": folder.folder,
         "model": os.path.abspath(os.path.expanduser(request.model)),
         "options": request.options,
         "batch_size": request.batch_size,

@@ -13,13 +13,12 @@ import numpy as np
 
 from tfdml.errors import UserError, short_message
 from tfdml.io.files import require_regular
+from tfdml.io.folders import MANIFEST, PROGRESS
 from tfdml.io.manifests import confined, fields, read_json
 
 if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which measuring does not
     from tfdml.data.dataset import ImageDataset
 
-MANIFEST = "manifest.json"
-PROGRESS = "progress.json"
 FORMAT = "tfdml-embeddings"
 VERSION = 2
 # The role of an image: `train`; `test` where a set is searched all in all; or one side of a test split.

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from tfdml.embeddings import parquet
-from tfdml.embeddings.reader import FORMAT, MANIFEST, PROGRESS, VERSION, ImageTable, read_manifest
-from tfdml.errors import UserError, differences
-from tfdml.io.files import (
-    PARTIAL_PREFIX,
-    atomic_write,
-    is_debris,
-    locked,
-    require_local,
-    require_space,
-    sha256_of,
-    write_json,
-)
-from tfdml.io.manifests import compare_files, fields, read_json
-from tfdml.version import __version__
+from tfdml.embeddings.reader import FORMAT, VERSION, ImageTable
+from tfdml.errors import UserError
+from tfdml.io.files import atomic_write, require_local, require_space
+from tfdml.io.folders import PROGRESS, ResumableFolder
+from tfdml.io.manifests import fields
 
 ROWS_PER_FILE = 4096
 
@@ -76,35 +65,30 @@ class EmbeddingWriter:
             raise UserError(f"`rows_per_file={rows_per_file}`: must be at least 1")
         parquet.require_utf8(images.names)
         parquet.require_utf8(images.class_names.values())
-        self.folder = Path(folder)
         self.identity = {**identity, "dtype": dtype, "rows_per_file": rows_per_file}
+        self.folder = ResumableFolder(folder, "folder", FORMAT, VERSION, self.identity)
         self.images = images
         self.dtype = dtype
         self.rows_per_file = rows_per_file
         self.count = len(images)
         self.rows = 0
-        self.manifest: dict[str, Any] = {}
         self._dimension = 0
         self._batches: list[np.ndarray] = []  # appended, and not yet in a file
         self._files: dict[str, dict[str, Any]] = {}
         self._lock = contextlib.ExitStack()
 
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """What `finish` wrote; empty before."""
+        return self.folder.manifest
+
     def __enter__(self) -> EmbeddingWriter:
+        require_local(self.folder.folder, "folder")
+        self._lock.enter_context(self.folder.opened())
         try:
-            with self._as_user_error():
-                read_state(self.folder, self.identity)
-                self.folder.mkdir(parents=True, exist_ok=True)
-                self._lock.enter_context(locked(self.folder, "folder"))
-                tidy(self.folder)
-                # Once more, now that nobody else can write.
-                self.manifest, progress = read_state(self.folder, self.identity)
-                if self.manifest:
-                    self.rows = self.count
-                    (self.folder / PROGRESS).unlink(missing_ok=True)
-                elif progress:
-                    self._resume(progress)
+            self.rows = self.count if self.manifest else self._resumed(checked=True)
         except BaseException:
-            self.__exit__()
+            self._lock.close()
             raise
         return self
 
@@ -117,8 +101,8 @@ class EmbeddingWriter:
         Raises:
             UserError: As on entering.
         """
-        manifest, progress = read_state(self.folder, self.identity)
-        return self.count if manifest else _rows_of(self.folder, progress.get("files", {}))
+        self.folder.read()
+        return self.count if self.manifest else self._resumed(checked=False)
 
     def append(self, embeddings: np.ndarray) -> None:
         """Add the embeddings (B, d) of the next images.
@@ -139,16 +123,15 @@ class EmbeddingWriter:
                 f"the embedding of {self.images.names[self.rows + bad[0]]} holds NaN or infinite values, as do "
                 f"{len(bad) - 1} more of its batch; look for a diverged model or a corrupt image"
             )
-        with self._as_user_error():
-            if not self.rows:
-                self._dimension = embeddings.shape[1]
-                size = parquet.row_bytes(self._dimension, self.dtype) * self.count
-                require_space(self.folder, size, "folder", "the embeddings")
-                self._record()
-            self._batches.append(embeddings)
-            self.rows += len(embeddings)
-            if sum(map(len, self._batches)) >= self.rows_per_file:
-                self._write_file()
+        if not self.rows:
+            self._dimension = embeddings.shape[1]
+            size = parquet.row_bytes(self._dimension, self.dtype) * self.count
+            require_space(self.folder.folder, size, "folder", "the embeddings")
+            self.folder.begin({"count": self.count, "dimension": self._dimension})
+        self._batches.append(embeddings)
+        self.rows += len(embeddings)
+        if sum(map(len, self._batches)) >= self.rows_per_file:
+            self._write_file()
 
     def finish(self, about: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Write the last file and then the manifest; a finished folder stays as it is.
@@ -166,139 +149,52 @@ class EmbeddingWriter:
             return self.manifest
         if self.rows != self.count:
             raise UserError(f"there are {self.rows} embeddings of {self.count} images")
-        with self._as_user_error():
-            if self._batches:
-                self._write_file()
-            self.manifest = write_manifest(
-                self.folder, self.identity, self.count, self._dimension, self.dtype, about or {}, self._files
-            )
-            (self.folder / PROGRESS).unlink(missing_ok=True)
-        return self.manifest
+        if self._batches:
+            self._write_file()
+        return self.folder.finish(manifest_entries(self.count, self._dimension, self.dtype, about or {}, self._files))
 
     def _write_file(self) -> None:
         vectors = np.concatenate(self._batches)
         table = parquet.table_of(self.images.columns(slice(self.rows - len(vectors), self.rows)), vectors, self.dtype)
-        path = self.folder / parquet.part_name(len(self._files))
+        name = parquet.part_name(len(self._files))
+        path = self.folder.path(name)
         with atomic_write(path, parquet.row_bytes(self._dimension, self.dtype) * len(vectors)) as temporary:
             parquet.write_file(temporary, table)
-        self._files[path.name] = {"sha256": sha256_of(path), "rows": len(vectors)}
+        known = self.folder.finish_part(name.removesuffix(".parquet"), {"rows": len(vectors)}, [name])
+        self._files[name] = {"sha256": known["files"][name]["sha256"], "rows": len(vectors)}
         self._batches = []
-        self._record()
 
-    def _record(self) -> None:
-        progress = {"format": FORMAT, "version": VERSION, "identity": self.identity, "count": self.count}
-        write_json(self.folder / PROGRESS, {**progress, "dimension": self._dimension, "files": self._files})
-
-    def _resume(self, progress: Mapping[str, Any]) -> None:
-        """Go on after the files that an earlier process wrote and recorded."""
-        remedy = f"delete {self.folder} to start again"
-        self._dimension, self._files = progress["dimension"], progress["files"]
-        self.rows = _rows_of(self.folder, self._files)
-        names = [parquet.part_name(number) for number in range(len(self._files))]
-        if not (0 <= self.rows <= self.count and self._dimension > 0 and sorted(self._files) == names):
-            raise UserError(f"{self.folder / PROGRESS} is damaged; {remedy}")
-        compare_files(self.folder, self._files, str(self.folder / PROGRESS), remedy)
-
-    @contextlib.contextmanager
-    def _as_user_error(self) -> Iterator[None]:
-        """Raise errors of the operating system as one line."""
-        try:
-            yield
-        except OSError as error:
-            raise UserError(f"`folder={self.folder}` cannot be written: {error.strerror or error}") from error
+    def _resumed(self, checked: bool) -> int:
+        """The rows of the files that an earlier process wrote and recorded."""
+        if self.folder.plan is None:
+            return 0
+        where, remedy = self.folder.path(PROGRESS), self.folder.remedy
+        self._dimension = fields(self.folder.plan, {"dimension": int}, where, remedy)["dimension"]
+        self._files, rows = {}, 0
+        for number, name in enumerate(self.folder.parts()):
+            known = fields(self.folder.part(name, checked) or {}, {"rows": int, "files": dict}, where, remedy)
+            file = f"{name}.parquet"
+            fields(known["files"].get(file), {"sha256": str}, where, remedy)
+            if file != parquet.part_name(number) or known["rows"] < 0:
+                raise UserError(f"{where} is damaged; {remedy}")
+            self._files[file] = {"sha256": known["files"][file]["sha256"], "rows": known["rows"]}
+            rows += known["rows"]
+        if rows > self.count or self._dimension < 1:
+            raise UserError(f"{where} is damaged; {remedy}")
+        return rows
 
 
-def write_manifest(
-    folder: Path,
-    identity: Mapping[str, Any],
-    count: int,
-    dimension: int,
-    dtype: str,
-    about: Mapping[str, Any],
-    files: Mapping[str, Any],
+def manifest_entries(
+    count: int, dimension: int, dtype: str, about: Mapping[str, Any], files: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Write the manifest of a folder whose files are all there.
+    """What the manifest of a folder of embeddings holds besides its identity.
 
     Args:
-        folder: The folder.
-        identity: What decides the embeddings.
         count: N.
         dimension: d.
         dtype: One of `parquet.DTYPES`.
         about: Further entries.
         files: By name, the `sha256` of each file, and the `rows` of those that hold embeddings.
-
-    Returns:
-        The manifest.
     """
-    manifest = {
-        "format": FORMAT,
-        "version": VERSION,
-        "tfdml": __version__,
-        "complete": True,
-        "count": count,
-        "dimension": dimension,
-        "dtype": dtype,
-        "identity": dict(identity),
-        **about,
-        "files": dict(files),
-    }
-    write_json(folder / MANIFEST, manifest)
-    return manifest
-
-
-def _rows_of(folder: Path, files: dict[str, Any]) -> int:
-    """The rows of the files that a progress file records."""
-    where, remedy = f"{folder / PROGRESS}: files", f"delete {folder} or name another folder"
-    fields(files, dict.fromkeys(files, dict), where, remedy)
-    return sum(fields(entry, {"rows": int, "sha256": str}, where, remedy)["rows"] for entry in files.values())
-
-
-def read_state(folder: str | os.PathLike, identity: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the manifest and the progress of a folder, either or both empty.
-
-    Args:
-        folder: The folder; it need not exist.
-        identity: What decides the embeddings that are to be written there.
-
-    Raises:
-        UserError: It holds something else, or was begun with another identity: what differs is named.
-
-    Example:
-        >>> read_state("no/such/folder", {})
-        ({}, {})
-    """
-    require_local(folder, "folder")
-    folder = Path(folder)
-    if not folder.exists():
-        return {}, {}
-    if not folder.is_dir():
-        raise UserError(f"`folder={folder}` is a file; name a folder")
-    manifest, progress = read_manifest(folder), _read_progress(folder)
-    others = sorted(entry.name for entry in folder.iterdir() if not is_debris(entry.name))
-    if not manifest and not progress and others:
-        raise UserError(f"`folder={folder}` holds other files ({others[0]} ...); name a new or an empty folder")
-    begun = (manifest or progress).get("identity", identity)
-    different = differences(begun, identity, lambda value: value if isinstance(value, str) else json.dumps(value))
-    if different:
-        raise UserError(
-            f"`folder={folder}` was begun with something else: {different}; name another folder, or delete it"
-        )
-    return manifest, progress
-
-
-def _read_progress(folder: Path) -> dict[str, Any]:
-    path, remedy = folder / PROGRESS, f"delete {folder} or name another folder"
-    if not path.exists():
-        return {}
-    progress = read_json(path, remedy=remedy)
-    if progress.get("format") != FORMAT:
-        raise UserError(f"{path} is damaged or of something else; {remedy}")
-    return fields(progress, {"identity": dict, "dimension": int, "files": dict}, str(path), remedy)
-
-
-def tidy(folder: Path) -> None:
-    """Remove the temporary files of a process that was killed while it wrote."""
-    for entry in folder.iterdir():
-        if entry.name.startswith(PARTIAL_PREFIX):
-            entry.unlink(missing_ok=True)
+    entries = {"complete": True, "count": count, "dimension": dimension, "dtype": dtype}
+    return {**entries, **about, "files": dict(files)}

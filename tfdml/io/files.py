@@ -287,6 +287,17 @@ def remove(path: str | os.PathLike) -> None:
         Path(path).unlink(missing_ok=True)
 
 
+def remove_folder(path: str | os.PathLike) -> None:
+    """Removes a folder with all that is in it, if it is there.
+
+    Example:
+        >>> remove_folder("no/such/folder")
+    """
+    filesystem, there = filesystem_of(path)
+    with contextlib.suppress(FileNotFoundError):
+        filesystem.rm(there, recursive=True)
+
+
 def sha256_of(path: str | os.PathLike) -> str:
     """The SHA-256 of a file, in hexadecimal digits.
 
@@ -342,7 +353,7 @@ def atomic_write(path: _Path, size: int = 0) -> Iterator[_Path]:
             remove(temporary)
 
 
-def write_whole(path: str | Path, data: bytes) -> None:
+def write_whole(path: str | os.PathLike, data: bytes) -> None:
     """Writes a file atomically.
 
     Args:
@@ -359,7 +370,7 @@ def write_whole(path: str | Path, data: bytes) -> None:
         file.write(data)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: str | os.PathLike, value: Any) -> None:
     """Write a JSON file atomically; numbers that are not finite become null."""
     write_whole(path, (json.dumps(finite(value), indent=2, sort_keys=True) + "\n").encode())
 
@@ -466,7 +477,7 @@ def locked(folder: str | os.PathLike, argument: str, name: str = LOCK, wait: boo
                 logging.warning("%s: taking over from %s, which ended without finishing", folder, _holder_of(holder))
             since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             with contextlib.suppress(OSError, UserError):  # it is only for messages
-                write_json(Path(holder), {"pid": os.getpid(), "host": socket.gethostname(), "since": since})
+                write_json(holder, {"pid": os.getpid(), "host": socket.gethostname(), "since": since})
             stack.callback(_remove_if_possible, holder)
         yield
 

@@ -1,0 +1,217 @@
+"""Folders that are written part by part: killed at any moment, they resume and lose at most the part in work."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from tfdml.errors import UserError, differences
+from tfdml.io.files import (
+    LOCK,
+    PARTIAL_PREFIX,
+    is_debris,
+    is_file,
+    is_remote,
+    listing,
+    locked,
+    make_folder,
+    remove,
+    remove_folder,
+    sha256_of,
+    size_of,
+    unwritable,
+    write_json,
+)
+from tfdml.io.manifests import compare_files, confined, fields, read_json
+from tfdml.version import __version__
+
+MANIFEST = "manifest.json"
+PROGRESS = "progress.json"
+_PARTS = "progress"
+
+
+class ResumableFolder:
+    """A folder of files that are written part by part; no part is seen before it is whole.
+
+    `progress.json` holds the identity and the plan, `progress/NAME.json` what is known of a part that is done, and
+    `manifest.json` all of it at the end; the others are then removed.
+
+    Args:
+        folder: A new or empty folder, or one that was begun with the same identity.
+        argument: The argument that names it, for messages.
+        kind: What the folder holds, as `format` in its files.
+        version: Of that format.
+        identity: What decides the content. A folder that was begun with another is refused.
+
+    Attributes:
+        manifest: What `finish` wrote; empty before.
+        plan: What `begin` was given; None before.
+
+    Example:
+        >>> folder = ResumableFolder("squares", "out", "squares", 1, {"largest": 3})
+        >>> with folder.opened():
+        ...     if folder.plan is None and not folder.manifest:
+        ...         folder.begin({"parts": 1})
+    """
+
+    def __init__(self, folder: str | os.PathLike, argument: str, kind: str, version: int, identity: Mapping[str, Any]):
+        self.folder = os.fspath(folder)
+        self.argument, self.identity = argument, dict(identity)
+        self.header = {"format": kind, "version": version}
+        self.remedy = f"delete {self.folder} to start again, or name another folder"
+        self.manifest: dict[str, Any] = {}
+        self.plan: dict[str, Any] | None = None
+
+    def path(self, name: str) -> str:
+        """The path of a file in the folder."""
+        return f"{self.folder}/{name}"
+
+    def read(self) -> None:
+        """Read the manifest or the plan, and change nothing.
+
+        Raises:
+            UserError: It holds something else, or was begun with another identity; the message names what differs.
+        """
+        self.manifest, self.plan = {}, None
+        if is_file(self.folder):
+            raise UserError(f"`{self.argument}={self.folder}` is a file; name a folder")
+        names = [name for name in listing(self.folder) if not is_debris(name)]
+        found = next((name for name in (MANIFEST, PROGRESS) if name in names), None)
+        if found is None:
+            if names:
+                raise UserError(
+                    f"`{self.argument}={self.folder}` holds other files ({names[0]} ...); name a new or an empty folder"
+                )
+            return
+        path = self.path(found)
+        value = read_json(path, remedy=self.remedy)
+        if any(value.get(key) != expected for key, expected in self.header.items()):
+            raise UserError(
+                f"`{self.argument}={self.folder}` holds a {found} of something else; name a new or an empty folder"
+            )
+        fields(value, {"identity": dict}, path, self.remedy)
+        different = differences(value["identity"], self.identity, lambda x: x if isinstance(x, str) else json.dumps(x))
+        if different:
+            raise UserError(
+                f"`{self.argument}={self.folder}` was begun with something else: {different}; name another folder, or "
+                "delete it"
+            )
+        if found == MANIFEST:
+            self.manifest = value
+        else:
+            self.plan = fields(value, {"plan": dict}, path, self.remedy)["plan"]
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Holds the lock of the folder, and removes what a killed process left half-written; makes the folder.
+
+        Raises:
+            UserError: As `read`; another process holds the lock; the folder cannot be written.
+        """
+        self.read()
+        with contextlib.ExitStack() as stack:
+            try:
+                make_folder(self.folder)
+                lock = _token_lock if is_remote(self.folder) else locked
+                stack.enter_context(lock(self.folder, self.argument))
+                for folder in (self.folder, self.path(_PARTS)):
+                    for name in listing(folder):
+                        if name.startswith(PARTIAL_PREFIX):
+                            remove(f"{folder}/{name}")
+                self.read()  # again, now that nobody else can write
+                if self.manifest:
+                    self.discard()
+            except OSError as error:
+                raise unwritable(self.folder, error) from error
+            yield
+
+    def begin(self, plan: Mapping[str, Any]) -> None:
+        """Write the identity and the plan; the parts of an earlier plan are forgotten."""
+        remove_folder(self.path(_PARTS))
+        write_json(self.path(PROGRESS), {**self.header, "identity": self.identity, "plan": dict(plan)})
+        self.plan = dict(plan)
+
+    def parts(self) -> list[str]:
+        """The names of the parts that are done, sorted."""
+        names = listing(self.path(_PARTS))
+        return [name.removesuffix(".json") for name in names if name.endswith(".json") and not is_debris(name)]
+
+    def part(self, name: str, checked: bool = False) -> dict[str, Any] | None:
+        """What is known of a part; None where it is not done.
+
+        Args:
+            name: The part.
+            checked: Compare its files with their checksums.
+
+        Raises:
+            UserError: What is known of it is damaged; `checked`, a file is.
+        """
+        path = self.path(f"{_PARTS}/{name}.json")
+        if not is_file(path):
+            return None
+        known = fields(read_json(path, remedy=self.remedy), {"files": dict}, path, self.remedy)
+        if checked:
+            compare_files(self.folder, known["files"], path, self.remedy)
+        return known
+
+    def has_files(self, known: Mapping[str, Any]) -> bool:
+        """Whether the files of a part are there with the sizes that `part` states."""
+        sizes = {confined(self.folder, name, PROGRESS): file.get("bytes") for name, file in known["files"].items()}
+        return all(size_of(path) == size for path, size in sizes.items())
+
+    def finish_part(self, name: str, known: Mapping[str, Any], files: Iterable[str] = ()) -> dict[str, Any]:
+        """Record that a part is done, once its files are written.
+
+        Args:
+            name: The part.
+            known: What to keep of it.
+            files: The names of its files, of which size and checksum are added as `files`.
+
+        Returns:
+            What `part` returns from now on.
+        """
+        written = {file: {"bytes": size_of(self.path(file)), "sha256": sha256_of(self.path(file))} for file in files}
+        known = {**known, "files": written}
+        make_folder(self.path(_PARTS))
+        write_json(self.path(f"{_PARTS}/{name}.json"), known)
+        return known
+
+    def finish(self, entries: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the manifest, and remove what only an unfinished folder needs.
+
+        Args:
+            entries: What it holds besides format, version and identity.
+
+        Returns:
+            The manifest.
+        """
+        self.manifest = {**self.header, "tfdml": __version__, "identity": self.identity, **entries}
+        write_json(self.path(MANIFEST), self.manifest)
+        self.discard()
+        return self.manifest
+
+    def discard(self) -> None:
+        """Remove the plan and what is known of the parts."""
+        remove_folder(self.path(_PARTS))
+        remove(self.path(PROGRESS))
+
+
+@contextlib.contextmanager
+def _token_lock(folder: str, argument: str) -> Iterator[None]:
+    """The lock of a folder in an object store, which has no locks: of two that wrote at once the later one has it."""
+    path, owner = f"{folder}/{LOCK}", {"token": uuid.uuid4().hex}
+    if not is_file(path):
+        write_json(path, owner)
+    if read_json(path) != owner:
+        raise UserError(
+            f"`{argument}={folder}`: another process is writing into it; wait for it, or delete {path} if it has ended"
+        )
+    try:
+        yield
+    finally:
+        if is_file(path) and read_json(path) == owner:
+            remove(path)
