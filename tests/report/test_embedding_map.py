@@ -6,8 +6,9 @@ import re
 import numpy as np
 from PIL import Image
 
-from tests.report.pages import EVIL, Page, embedded, made
-from tfdml.report.embedding_map import lay_out, map_html, mixing, sprite_sheet
+from tests.report.pages import EVIL, Page, embedded, made, rows_of
+from tfdml.report.embedding_map import lay_out, map_html, sprite_sheet
+from tfdml.report.queries import rank_queries
 
 
 def test_groups_keep_together_and_places_are_repeatable():
@@ -17,9 +18,8 @@ def test_groups_keep_together_and_places_are_repeatable():
     assert places.min() == 0
     assert places.max() == 1
     np.testing.assert_array_equal(places, lay_out(embeddings))
-    for entry in mixing(places, labels):
-        assert entry.own == 1.0
-        assert entry.other is None
+    ranked = rank_queries(places, labels)
+    assert ranked.hits.all()
 
 
 def test_layouts_of_degenerate_embeddings():
@@ -33,28 +33,12 @@ def test_layouts_of_degenerate_embeddings():
             assert np.isfinite(places).all()
 
 
-def test_mixing_against_a_count_point_by_point():
-    rng = np.random.default_rng(3)
-    places, labels = rng.random((60, 2)), rng.integers(0, 6, 60)
-    labels[0] = 77
-    gaps = np.linalg.norm(places[:, None] - places[None], axis=-1)
-    np.fill_diagonal(gaps, np.inf)
-    for entry in mixing(places, labels, near=5):
-        own = np.flatnonzero(labels == entry.label)
-        near = min(5, len(own) - 1) or 5
-        around = [labels[j] for i in own for j in np.argsort(gaps[i])[:near]]
-        assert entry.images == len(own)
-        assert np.isclose(entry.own, around.count(entry.label) / len(around))
-        others = [c for c in around if c != entry.label]
-        assert np.isclose(entry.other_share, max((others.count(c) for c in others), default=0) / len(around))
-
-
 def test_map_holds_every_point_its_class_and_its_picture():
     embeddings, labels = embedded(2, classes=12, per_class=5)
     points, all_labels = np.concatenate([embeddings, embeddings[:5] + 0.01]), np.concatenate([labels, labels[:5]])
     pixels = np.stack([np.full((8, 8, 3), 4 * i if i < 60 else 250, np.uint8) for i in range(65)])
     dataset = made(all_labels, names={int(c): f"{c} {EVIL}" for c in np.unique(labels)}, pixels=pixels)
-    text = map_html(points, dataset, [33, 5, 0])
+    text = str(map_html(points, dataset, [33, 5, 0]))
     page = Page(text)
     data = json.loads(page.all("script")[0]["text"])
     assert "<" not in re.search(r'id="map-data">(.*?)</script>', text)[1]
@@ -63,13 +47,17 @@ def test_map_holds_every_point_its_class_and_its_picture():
     assert data["names"] == [f"{i}.png" for i in range(65)]
     # Two of the classes asked for are on the map: marked in the picture and in the legend.
     key = [e["text"] for e in page.all("ul", class_="map-key")]
-    assert [" ".join(text.split()) for text in key] == [f"1● 33 {EVIL} 52■ 0 {EVIL} 10"]
+    assert [" ".join(text.split()) for text in key] == [f"●33 {EVIL} 5■0 {EVIL} 10"]
     assert page.all("svg", role="img")[0]["aria-label"].startswith(
-        f"Map of 65 images. Marked classes: 1 33 {EVIL}; 2 0"
+        f"Map of 65 images. Marked classes: 33 {EVIL}, 0 {EVIL}."
     )
     # The script places its rings in the picture's units.
     drawn = sorted((float(e["x"]), float(e["y"])) for e in page.all("use"))
     np.testing.assert_allclose(drawn, sorted(zip(data["x"], data["y"], strict=True)), atol=0.06)
+    rows = rows_of(text, "Classes on the map, the most mixed first")
+    assert sorted(row[0] for row in rows) == sorted(dataset.class_names.values())
+    shares = [int(row[2]) for row in rows]
+    assert shares == sorted(shares)
     (sheet,) = page.all("img")
     with Image.open(io.BytesIO(base64.b64decode(sheet["src"].split(",")[1]))) as picture:
         pixels = np.asarray(picture.convert("RGB")).astype(int)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from markupsafe import Markup
 
+from tfdml.report.classes import class_rows
 from tfdml.report.plots import MARKS, STYLES, colour, draw
+from tfdml.report.queries import rank_queries
 from tfdml.report.rendering import data_uri, render
-from tfdml.retrieval.exact import nearest_neighbours, unit_rows
+from tfdml.retrieval.exact import unit_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,10 +24,7 @@ _MAX_IMAGES = 2000
 _PERPLEXITY = 30.0
 _ITERATIONS = 750
 _DIMENSIONS = 50
-# Nearest points that show whether a class keeps together on the map.
-_NEAR = 10
-_WIDTH, _HEIGHT, _EDGE = 640, 560, 12  # at most as high
-_TAG = 11  # radius of the numbers on the map
+_WIDTH, _HEIGHT, _EDGE = 640, 560, 12
 _CELL, _COLUMNS = 64, 50
 _LISTED = 40
 
@@ -67,51 +65,6 @@ def lay_out(embeddings: np.ndarray, *, distance: str = "euclidean", seed: int = 
     return places / (places.max() or 1.0)
 
 
-@dataclasses.dataclass(frozen=True)
-class Mixing:
-    """How a class keeps together on the map.
-
-    Args:
-        label: The class.
-        images: How many of its images are on the map.
-        own: Share of the nearest points of its points that are of it too.
-        other: The class that most of the others are of; None: there are none.
-        other_share: Its share of the nearest points.
-    """
-
-    label: int
-    images: int
-    own: float
-    other: int | None
-    other_share: float
-
-
-def mixing(places: np.ndarray, labels: np.ndarray, near: int = _NEAR) -> list[Mixing]:
-    """Every class on the map, the most mixed first.
-
-    Of a class with n points, the min(near, n - 1) nearest points of each are looked at, so that 1 can be reached; of a
-    class with one point, `near`.
-
-    Args:
-        places: (n, 2).
-        labels: (n,) class ids.
-        near: How many nearest points.
-    """
-    classes, place, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-    near = min(near, len(labels) - 1)
-    rows = nearest_neighbours(places, k=near)[0]
-    result = []
-    for number, (label, size) in enumerate(zip(classes.tolist(), sizes.tolist(), strict=True)):
-        looked_at = min(near, size - 1) or near
-        around = place[rows[place == number, :looked_at]].ravel()
-        shares = np.bincount(around, minlength=len(classes)) / len(around)
-        own, shares[number] = float(shares[number]), 0
-        other = int(shares.argmax())
-        share = float(shares[other])
-        result.append(Mixing(label, size, own, int(classes[other]) if share else None, share))
-    return sorted(result, key=lambda m: (m.own, m.label))
-
-
 def map_html(
     embeddings: np.ndarray,
     dataset: ImageDataset,
@@ -137,12 +90,17 @@ def map_html(
     names = [str(dataset.class_names.get(label, label)) for label in classes.tolist()]
     number_of = {label: number for number, label in enumerate(classes.tolist())}
     shown = [number_of[label] for label in emphasised if label in number_of][:STYLES]
-    points, height = _fitted(places)
+    ranked = rank_queries(places, class_of)
+    assert ranked is not None
+    # As user units, both axes to one scale.
+    size = np.array([_WIDTH, _HEIGHT])
+    extent = np.maximum(places.max(axis=0), 1e-9)
+    points = size / 2 + ((size - 2 * _EDGE) / extent).min() * (places - extent / 2)
     return render(
         "map.html",
         images=len(rows),
         names=names,
-        picture=_picture(points, height, class_of, shown, names),
+        picture=_picture(points, class_of, shown, names),
         marked=[(names[number], counts[number]) for number in shown],
         data={
             "cell": _CELL,
@@ -155,7 +113,7 @@ def map_html(
             "names": ["/".join(dataset.images.name(row).replace("\\", "/").split("/")[-2:]) for row in rows],
         },
         sheet=sprite_sheet(dataset, rows, _CELL, _COLUMNS),
-        mixed=mixing(places, class_of)[:_LISTED],
+        mixed=class_rows(ranked, class_of, class_of, places, class_of, "euclidean")[:_LISTED],
     )
 
 
@@ -180,52 +138,16 @@ def sprite_sheet(dataset: ImageDataset, rows: np.ndarray, size: int, columns: in
     return data_uri(sheet, "WEBP", quality=60, method=4)
 
 
-def _fitted(places: np.ndarray) -> tuple[np.ndarray, int]:
-    """Places in [0, 1] as user units, both axes to one scale, and how high the picture is then."""
-    extent = np.maximum(places.max(axis=0), 1e-9)
-    room = np.array([_WIDTH - 2 * _EDGE, _HEIGHT - 2 * _EDGE])
-    scale = float((room / extent).min())
-    high = max(scale * extent[1], _HEIGHT / 4)
-    middle = np.array([_WIDTH / 2, _EDGE + high / 2])
-    return middle + scale * (places - extent / 2), round(high + 2 * _EDGE)
-
-
-def _picture(
-    points: np.ndarray, height: int, class_of: np.ndarray, shown: Sequence[int], names: Sequence[str]
-) -> Markup:
+def _picture(points: np.ndarray, class_of: np.ndarray, shown: Sequence[int], names: Sequence[str]) -> Markup:
     def plot(figure: Figure) -> None:
         # A unit of the view box is one of the points' coordinates, as the script takes them.
-        axes = figure.add_axes((0, 0, 1, 1), xlim=(0, _WIDTH), ylim=(height, 0))
+        axes = figure.add_axes((0, 0, 1, 1), xlim=(0, _WIDTH), ylim=(_HEIGHT, 0))
         axes.axis("off")
-        rest = ~np.isin(class_of, shown)
-        axes.plot(*points[rest].T, "o", ms=4, color=colour("dot"), mew=0)
+        axes.plot(*points[~np.isin(class_of, shown)].T, "o", ms=4, color=colour("dot"), mew=0)
         for style, number in enumerate(shown):
-            axes.plot(*points[class_of == number].T, MARKS[style], ms=8, color=colour(f"s{style}"), mec=colour("card"))
-        middles = [_middle(points[class_of == number]) for number in shown]
-        for style, (x, y) in enumerate(_apart(middles, height)):
-            ring = {"boxstyle": "circle,pad=0.2", "fc": colour("card"), "ec": colour(f"s{style}"), "lw": 2}
-            axes.text(x, y, str(style + 1), ha="center", va="center", weight="bold", bbox=ring)
+            x, y = points[class_of == number].T
+            axes.plot(x, y, MARKS[style], ms=10, color=colour(f"s{style}"), mec=colour("card"), mew=0.7)
 
-    marked = "; ".join(f"{style + 1} {names[number]}" for style, number in enumerate(shown))
+    marked = ", ".join(names[number] for number in shown)
     label = f"Map of {len(points)} images." + (f" Marked classes: {marked}." if shown else "")
-    return draw(plot, f"{label} A table below shows how each class keeps together.", _WIDTH, height)
-
-
-def _middle(points: np.ndarray) -> np.ndarray:
-    """The point with the least sum of distances to the others."""
-    gaps = np.linalg.norm(points[:, None] - points[None], axis=-1)
-    return points[gaps.sum(axis=1).argmin()]
-
-
-def _apart(places: Sequence[np.ndarray], height: int) -> list[tuple[float, float]]:
-    """The places, those that would cover an earlier one moved aside where there is room near by."""
-    low, high = _TAG + 1, np.array([_WIDTH, height]) - _TAG - 1
-    angles = np.arange(12) * np.pi / 6
-    circle = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    moves = np.concatenate([np.zeros((1, 2)), 22 * circle, 34 * circle, 46 * circle])
-    result: list[np.ndarray] = []
-    for place in places:
-        candidates = np.clip(place + moves, low, high)
-        free = [c for c in candidates if all(np.linalg.norm(c - other) >= 2 * _TAG + 1 for other in result)]
-        result.append(free[0] if free else candidates[0])
-    return [(float(x), float(y)) for x, y in result]
+    return draw(plot, f"{label} A table below shows how each class keeps together.", _WIDTH, _HEIGHT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -173,20 +173,16 @@ def choose_examples(
     return {kind: chosen[kind] for kind in _GROUPS if chosen.get(kind)}
 
 
-def spread_over_classes(rows: Iterable[int], labels: np.ndarray) -> list[int]:
+def spread_over_classes(rows: Sequence[int], labels: np.ndarray) -> list[int]:
     """`rows` with the first of every class before the others, else in their order.
 
     Example:
         >>> spread_over_classes([2, 0, 1], np.array([5, 7, 5]))
         [2, 1, 0]
     """
-    seen: set[int] = set()
-    first: list[int] = []
-    others: list[int] = []
-    for row in rows:
-        (others if int(labels[row]) in seen else first).append(row)
-        seen.add(int(labels[row]))
-    return first + others
+    order = np.asarray(rows, np.int64)
+    is_first = np.isin(np.arange(len(order)), np.unique(labels[order], return_index=True)[1])
+    return [*order[is_first].tolist(), *order[~is_first].tolist()]
 
 
 def examples_html(

@@ -152,7 +152,7 @@ def read_run(path: str | os.PathLike, name: str = "") -> Run:
         name=name or Path(os.path.abspath(path)).name,
         result=result,
         history=_mean_history(seeds) if seeds else _lines(path / "metrics.jsonl"),
-        flags=_flags(path / "flags.txt"),
+        flags=parse_flags(_text(path / "flags.txt")),
         environment=seeds[0].environment if seeds else environment,
         statistics=statistics,
         watch=watch,
@@ -166,11 +166,8 @@ def _seeds(path: Path, result: Mapping[str, Any]) -> list[Run]:
     rows = result.get("seeds", [])
     if not isinstance(rows, list):
         raise UserError(f"{path / 'result.json'} is damaged: seeds must be a list")
-    found = []
-    for row in rows:
-        seed = fields(row, {"seed": int}, f"{path / 'result.json'}: seeds")["seed"]
-        found.append(read_run(path / f"seed_{seed}", f"seed {seed}"))
-    return found
+    seeds = [fields(row, {"seed": int}, f"{path / 'result.json'}: seeds")["seed"] for row in rows]
+    return [read_run(path / f"seed_{seed}", f"seed {seed}") for seed in seeds]
 
 
 def _mean_history(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -185,24 +182,14 @@ def _mean_history(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _text(path: Path) -> str:
+    """What a file holds; empty where there is none."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    records = []
-    for number, line in enumerate(_text(path).splitlines(), 1):
-        if not line.strip():
-            continue
-        record = parse_json(line, f"{path}, line {number},")
-        if isinstance(record, dict):
-            records.append(record)
-    return records
-
-
-def _flags(path: Path) -> dict[str, str]:
-    return parse_flags(_text(path)) if path.is_file() else {}
+    lines = enumerate(_text(path).splitlines(), 1)
+    records = (parse_json(line, f"{path}, line {number},") for number, line in lines if line.strip())
+    return [record for record in records if isinstance(record, dict)]

@@ -47,12 +47,9 @@ def write_sweep(folder: Path, rows: Sequence[dict[str, Any]], score: str) -> Non
     """
     names = list(rows[0]["values"])
     with atomic_write(folder / "sweep.csv") as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file)
-        table.writerow(["trial", *names, score, "error"])
-        for row in rows:
-            table.writerow(
-                [row["trial"], *(row["values"][name] for name in names), row.get(score, ""), row.get("error", "")]
-            )
+        table = csv.DictWriter(file, ["trial", *names, score, "error"], extrasaction="ignore")
+        table.writeheader()
+        table.writerows({**row["values"], **row} for row in rows)
     measured = [row for row in rows if score in row]
     figure = matplotlib.figure.Figure(figsize=(3.6 * len(names), 3.2), layout="constrained")
     for axes, name in zip(figure.subplots(1, len(names), sharey=True, squeeze=False)[0], names, strict=True):
