@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
-from tfdml.arguments import number
+from tfdml.arguments import number, one_of
 from tfdml.losses.base import PairLoss
 from tfdml.objectives.auto_weight import AutoWeight
 from tfdml.pairs import pairs_by_name
@@ -56,6 +56,15 @@ class Objective(SavedByArguments, keras.layers.Layer):
         super().__init__(name=name, **{**kwargs, "dtype": "float32"})
         weight = restore(weight)
         self.weight = weight if isinstance(weight, AutoWeight) else number("weight", weight, at_least=0)
+
+    def _configure(self, representation: str, reduction: str = "mean") -> None:
+        """Sets the representation that it reads, and the reduction of its values.
+
+        Raises:
+            ValueError: `reduction` is not `"mean"` or `"sum"`.
+        """
+        self.representation = representation
+        self.reduction = one_of(f"{self.name}: reduction", reduction, ("mean", "sum"))
 
     @property
     def whole_batch(self) -> bool:

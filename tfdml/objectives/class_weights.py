@@ -9,7 +9,7 @@ from keras import ops
 from typing_extensions import override
 
 from tfdml import pairwise, replicas
-from tfdml.arguments import boolean, integer, number, one_of
+from tfdml.arguments import boolean, integer, number
 from tfdml.losses import ArcFaceLoss, NormSoftmaxLoss, SoftTripleLoss
 from tfdml.losses.base import nan_if_any
 from tfdml.losses.classification import ClassSimilarityLoss, refuse_unknown_classes, target_mask
@@ -63,11 +63,9 @@ class InstanceLoss(Objective):
         **kwargs,
     ):
         super().__init__(weight=weight, name=name, **kwargs)
-        one_of(f"{self.name}: reduction", reduction, ("mean", "sum"))
+        self._configure(representation, reduction)
         self.num_classes = integer("num_classes", num_classes, at_least=1)
         self.use_bias = boolean("use_bias", use_bias)
-        self.representation = representation
-        self.reduction = reduction
 
     def build_from(self, shapes):
         """Create the head."""
@@ -141,13 +139,11 @@ class LearnedMargin(Objective):
         **kwargs,
     ):
         super().__init__(weight=weight, name=name, **kwargs)
-        one_of(f"{self.name}: reduction", reduction, ("mean", "sum"))
+        self._configure(representation, reduction)
         self.num_classes = integer("num_classes", num_classes, at_least=1)
         self.alpha = number("alpha", alpha, at_least=0)
         self.initial_beta = number("beta", beta, at_least=0, at_most=2)
         self.nu = number("nu", nu, at_least=0)
-        self.representation = representation
-        self.reduction = reduction
 
     def build_from(self, shapes):
         """Create the boundaries."""

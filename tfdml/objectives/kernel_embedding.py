@@ -44,11 +44,11 @@ class JointKernelObjective(Objective):
     """
 
     learns_from = ("negative",)
+    default_name: str | None = None
 
     def __init__(self, levels=LEVELS, kernels=None, reduction="mean", weight=1.0, name=None, unit_length=(), **kwargs):
-        super().__init__(weight=weight, name=name, **kwargs)
-        one_of(f"{self.name}: reduction", reduction, ("mean", "sum"))
-        self.reduction = reduction
+        super().__init__(weight=weight, name=name or self.default_name, **kwargs)
+        self.reduction = one_of(f"{self.name}: reduction", reduction, ("mean", "sum"))
         self.levels = (levels,) if isinstance(levels, str) else tuple(levels)
         if not self.levels or len(set(self.levels)) != len(self.levels):
             raise ValueError(f"{self.name}: levels must be one or more different names, not {levels}")
@@ -170,7 +170,7 @@ class JointRepresentationSimilarity(JointKernelObjective):
             (1,) for class; or one kernel for all levels; or one per level, as a sequence or a dict.
         reduction: `"mean"` over the pairs, or `"sum"` (L_JRS itself, eq. 9).
         weight: alpha. The paper uses 1 (CUB, CARS) and 0.4 (SOP), and 0.001 with `Polynomial` and `Exponential`.
-        name: The term's name in logs.
+        name: The term's name in logs; by default that of the class, as `joint_mmd`.
         unit_length: The levels whose vectors are first scaled to length 1, such as `"pooled"`. By default none: the
             paper's pooled features have any length.
 
@@ -186,17 +186,7 @@ class JointRepresentationSimilarity(JointKernelObjective):
     Source: Chu et al., "Distance Metric Learning with Joint Representation Diversification", ICML 2020, eq. 9 and 11.
     """
 
-    def __init__(
-        self,
-        levels=LEVELS,
-        kernels=None,
-        reduction="mean",
-        weight=1.0,
-        name="joint_representation_similarity",
-        unit_length=(),
-        **kwargs,
-    ):
-        super().__init__(levels, kernels, reduction, weight, name, unit_length, **kwargs)
+    default_name = "joint_representation_similarity"
 
     def counted(self, negatives):
         """The pairs of different class."""
@@ -213,7 +203,17 @@ class _NormObjective(JointKernelObjective):
 
     whole_batch = True
 
-    def __init__(self, levels, kernels, squared, reduction, weight, name, unit_length, **kwargs):
+    def __init__(
+        self,
+        levels=LEVELS,
+        kernels=None,
+        squared=False,
+        reduction="mean",
+        weight=1.0,
+        name=None,
+        unit_length=(),
+        **kwargs,
+    ):
         super().__init__(levels, kernels, reduction, weight, name, unit_length, **kwargs)
         self.squared = boolean("squared", squared)
 
@@ -247,7 +247,7 @@ class JointMMD(_NormObjective):
         squared: D_IJ = -|C_I - C_J|^2, the MMD^2 of eq. 14, instead of the norm that eq. 15 prints.
         reduction: `"mean"`, over the pairs of images, or `"sum"`.
         weight: alpha; the paper's best is 0.1.
-        name: The term's name in logs.
+        name: The term's name in logs; by default that of the class, as `joint_mmd`.
         unit_length: As in `JointRepresentationSimilarity`.
 
     Raises:
@@ -262,18 +262,7 @@ class JointMMD(_NormObjective):
     Source: Chu et al., ICML 2020, eq. 15; Long et al., "Deep Transfer Learning with Joint Adaptation Networks", 2017.
     """
 
-    def __init__(
-        self,
-        levels=LEVELS,
-        kernels=None,
-        squared=False,
-        reduction="mean",
-        weight=1.0,
-        name="joint_mmd",
-        unit_length=(),
-        **kwargs,
-    ):
-        super().__init__(levels, kernels, squared, reduction, weight, name, unit_length, **kwargs)
+    default_name = "joint_mmd"
 
     def of_classes(self, products, squared_norms):
         """Minus the distance."""
@@ -300,7 +289,7 @@ class JointIntra(_NormObjective):
         squared: -|C_I|^2 - |C_J|^2, the terms of MMD^2 (eq. 14), instead of the norms that eq. 16 prints.
         reduction: `"mean"`, over the pairs of images, or `"sum"`.
         weight: alpha.
-        name: The term's name in logs.
+        name: The term's name in logs; by default that of the class, as `joint_mmd`.
         unit_length: As in `JointRepresentationSimilarity`.
 
     Raises:
@@ -314,18 +303,7 @@ class JointIntra(_NormObjective):
     Source: Chu et al., ICML 2020, eq. 16.
     """
 
-    def __init__(
-        self,
-        levels=LEVELS,
-        kernels=None,
-        squared=False,
-        reduction="mean",
-        weight=1.0,
-        name="joint_intra",
-        unit_length=(),
-        **kwargs,
-    ):
-        super().__init__(levels, kernels, squared, reduction, weight, name, unit_length, **kwargs)
+    default_name = "joint_intra"
 
     def of_classes(self, products, squared_norms):
         """Minus the sum of the two lengths."""

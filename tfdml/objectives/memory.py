@@ -10,7 +10,7 @@ from tfdml.arguments import integer, one_of, share
 from tfdml.losses.base import PairLoss, check_rank
 from tfdml.losses.classification import target_mask
 from tfdml.objectives.base import Observed, Stateful
-from tfdml.objectives.wrappers import share_of
+from tfdml.objectives.wrappers import reduction_of, share_of
 from tfdml.saving import restore
 
 
@@ -84,17 +84,16 @@ class CrossBatchMemory(Stateful):
                 f"pairs, such as ContrastiveLoss(), not {type(loss).__name__}"
             )
         super().__init__(weight=weight, name=name or f"cross_batch_{loss.name}", **kwargs)
+        self._configure(representation, reduction_of(loss))
         self.loss = loss
         self.size = integer("size", size, at_least=1)
         self.start = integer("start", start, at_least=0)
-        self.representation = representation
         self.label_columns = integer("label_columns", label_columns, at_least=1)
         if self.label_columns > 1 and loss.positives is None:
             raise ValueError(
                 f"label_columns={label_columns} needs a loss that says which label sets belong together, such as "
                 f"{type(loss).__name__}(...).with_positives(tfdml.mining.shares_a_label)"
             )
-        self.reduction = "sum" if loss.reduction == "sum" else "mean"
 
     def as_labels(self, labels):
         """As of `Objective`; rows of `label_columns` labels where the loss has `positives`."""

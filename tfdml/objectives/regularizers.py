@@ -122,9 +122,9 @@ class DensityAdaptivity(Calibrated, Observed):
         **kwargs,
     ):
         super().__init__(weight=weight, name=name, **kwargs)
+        self._configure(representation, reduction)
         if constraint not in CONSTRAINTS:
             raise ValueError(f"{self.name}: constraint must be 'soft', 'hard' or None, not {constraint!r}")
-        one_of(f"{self.name}: reduction", reduction, ("mean", "sum"))
         self.num_classes = integer("num_classes", num_classes, at_least=1)
         self.eta = number("eta", eta, at_least=0)
         self.initial_target = number("initial_target", initial_target, above=0)
@@ -132,8 +132,6 @@ class DensityAdaptivity(Calibrated, Observed):
         self.constraint = constraint
         self.learn_targets = boolean("learn_targets", learn_targets)
         self.normalize_reference = boolean("normalize_reference", normalize_reference)
-        self.representation = representation
-        self.reduction = reduction
         if constraint and reference_density is None:
             self.calibrates_on = "pooled"
 
@@ -304,12 +302,10 @@ class EnergyConfusion(Observed):
         **kwargs,
     ):
         super().__init__(weight=weight, name=name, **kwargs)
+        self._configure(representation, reduction)
         one_of(f"{self.name}: form", form, ENERGY_FORMS)
         one_of(f"{self.name}: representation", representation, REPRESENTATIONS)
-        one_of(f"{self.name}: reduction", reduction, ("mean", "sum"))
         self.form = form
-        self.representation = representation
-        self.reduction = reduction
 
     @property
     def reads(self):
@@ -418,12 +414,10 @@ class EntropySpread(Objective):
         **kwargs,
     ):
         super().__init__(weight=weight, name=name, **kwargs)
+        self._configure(representation, reduction)
         one_of(f"{self.name}: form", form, ENTROPY_FORMS)
-        one_of(f"{self.name}: reduction", reduction, ("mean", "sum"))
         self.form = form
         self.threshold = number("threshold", threshold, at_least=0)
-        self.representation = representation
-        self.reduction = reduction
 
     def compute_pairs(self, pairs):
         """Computes the mean (or sum) over ordered pairs, or over images."""
@@ -467,7 +461,7 @@ class GlobalOrthogonal(Objective):
 
     def __init__(self, representation="embedding", weight=1.0, name="global_orthogonal", **kwargs):
         super().__init__(weight=weight, name=name, **kwargs)
-        self.representation = representation
+        self._configure(representation)
 
     def compute_pairs(self, pairs):
         """Computes the value for the batch."""
@@ -511,9 +505,7 @@ class IntraClassPenalty(Objective):
 
     def __init__(self, representation="embedding", reduction="mean", weight=1.0, name="intra_class_penalty", **kwargs):
         super().__init__(weight=weight, name=name, **kwargs)
-        one_of(f"{self.name}: reduction", reduction, ("mean", "sum"))
-        self.representation = representation
-        self.reduction = reduction
+        self._configure(representation, reduction)
 
     def compute_pairs(self, pairs):
         """Computes the sum (or mean) over the classes with several images in the batch; 0 where there is none."""

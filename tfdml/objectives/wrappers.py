@@ -25,7 +25,8 @@ def _loss_from(loss):
     return loss
 
 
-def _reduction(loss) -> str:
+def reduction_of(loss) -> str:
+    """Returns the objective's word for the reduction of a Keras loss: `"mean"` or `"sum"`."""
     return "sum" if loss.reduction == "sum" else "mean"
 
 
@@ -59,16 +60,15 @@ class MetricLoss(Objective):
     def __init__(self, loss, representation="embedding", weight=1.0, name=None, **kwargs):
         loss = _loss_from(loss)
         super().__init__(weight=weight, name=name or loss.name, **kwargs)
+        self._configure(representation, reduction_of(loss))
         if isinstance(loss, ClassSimilarityLoss) and representation != "class":
             raise ValueError(
                 f"{loss.name} takes similarities to classes, and not {representation!r}: use "
                 "ProxyLoss(loss, num_classes), which has a proxy for each class"
             )
         self.loss = loss
-        self.representation = representation
         self.per_image = not isinstance(loss, PairLoss)
         self.learns_from = () if self.per_image else ("positive", "negative")
-        self.reduction = _reduction(loss)
 
     @property
     def whole_batch(self):
@@ -196,9 +196,8 @@ class ProxyLoss(Objective):
         if isinstance(loss, PairLoss):
             raise ValueError(f"{loss.name} works on pairs of embeddings: use MetricLoss, not ProxyLoss")
         super().__init__(weight=weight, name=name or loss.name, **kwargs)
+        self._configure(representation, reduction_of(loss))
         self.loss = loss
-        self.representation = representation
-        self.reduction = _reduction(loss)
         if proxies_per_class is None:
             proxies_per_class = getattr(loss, "proxies_per_class", 1)
         self.class_proxies = CosineProxies(num_classes, proxies_per_class, name="class_proxies")
