@@ -10,7 +10,7 @@ from tfdml.cluster.query_blocks import part_of_task, values_over_ray
 from tfdml.cluster.ray_session import ray_session
 from tfdml.errors import UserError
 from tfdml.evaluation import evaluate_retrieval
-from tfdml.evaluation.per_query import retrieval_task, search_depth, values_of_task, values_per_query
+from tfdml.evaluation.per_query import retrieval_task, search_depth, values_per_query
 
 METRICS = ["recall@1", "recall@4", "precision@2", "map@r", "r_precision", "map"]
 
@@ -35,8 +35,8 @@ def test_blocks_of_queries_give_the_values_of_all(distance, roles):
     for size in (1, 64, 299):
         starts = range(0, len(task.labels), size)
         blocks = [slice(start, min(start + size, len(task.labels))) for start in starts][:40]
-        options = (METRICS, distance, 2**28, None, search_depth(task, METRICS))
-        parts = [values_of_task(part_of_task(task, block), *options) for block in blocks]
+        depth = search_depth(task, METRICS)
+        parts = [values_per_query(part_of_task(task, block), METRICS, distance, 2**28, depth=depth) for block in blocks]
         for name in METRICS:
             found = np.concatenate([part[name] for part in parts])
             np.testing.assert_array_equal(found, whole[name][: len(found)], err_msg=name)

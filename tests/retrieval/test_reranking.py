@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.retrieval import references
 from tests.retrieval.references import unit
 from tfdml.errors import UserError
-from tfdml.evaluation.chains import AugmentGallery, ExpandQueries, RerankReciprocal, ScaleLocally, Sources
+from tfdml.evaluation import Sources, steps_of
 from tfdml.retrieval import (
     augment_gallery,
     csls_densities,
@@ -18,6 +18,10 @@ from tfdml.retrieval import (
     reranking,
 )
 from tfdml.retrieval.reranking import encode, searched
+
+
+def step(name, **arguments):
+    return steps_of([(name, arguments)])[0]
 
 
 def made(count=40, dim=6, classes=5, seed=0):
@@ -57,7 +61,7 @@ def test_in_leave_one_out_the_gallery_has_not_seen_the_query(k, count, monkeypat
     monkeypatch.setattr(reranking, "_GATHERED_AT_ONCE", 300)
     points = made(count, seed=3)
     queries = references.unit(points)
-    what = AugmentGallery(k, 3.0).apply(searched(points), Sources(), None)
+    what = step("database_augmentation", k=k, alpha=3.0).apply(searched(points), Sources())
     depth = min(6, count - 1)
     expected = references.searched_without_own(points, queries, k, 3.0, depth)
     rows, similarities = what.neighbours(depth)
@@ -66,7 +70,7 @@ def test_in_leave_one_out_the_gallery_has_not_seen_the_query(k, count, monkeypat
         vectors = references.augmentation(points, k, 3.0, {own})
         np.testing.assert_allclose(similarities[own], [queries[own] @ vectors[row] for row in rows[own]], atol=2e-6)
     # Expanded by those vectors, and not by those that its own image has moved.
-    expanded = ExpandQueries(2, 1.0).apply(what, Sources(), None).queries
+    expanded = step("query_expansion", k=2, alpha=1.0).apply(what, Sources()).queries
     for own in range(count):
         vectors = references.augmentation(points, k, 3.0, {own})
         near = np.array([vectors[row] for row in rows[own, :2]])
@@ -80,10 +84,10 @@ def test_what_the_own_image_is_does_not_matter_to_a_query():
     points = made(20)
     gallery = np.concatenate([points[1:], points[:1]])
     alone = searched(points[:1], points[1:])
-    chain = (AugmentGallery(3, 3.0), ExpandQueries(4, 3.0))
+    chain = (step("database_augmentation", k=3), step("query_expansion", k=4))
     among = searched(gallery)
-    for step in chain:
-        alone, among = (step.apply(what, Sources(), None) for what in (alone, among))
+    for one in chain:
+        alone, among = (one.apply(what, Sources(), None) for what in (alone, among))
     np.testing.assert_allclose(among.queries[-1], alone.queries[0], atol=1e-5)
     np.testing.assert_array_equal(among.neighbours(12)[0][-1], alone.neighbours(12)[0][0])
 
@@ -91,12 +95,12 @@ def test_what_the_own_image_is_does_not_matter_to_a_query():
 @pytest.mark.parametrize("budget", [1, 500])
 def test_blocks_give_what_the_whole_gives(budget, monkeypatch):
     points = made(50)
-    chain = (AugmentGallery(4, 3.0), ExpandQueries(5, 2.0))
+    chain = (step("database_augmentation", k=4), step("query_expansion", k=5, alpha=2.0))
 
     def answer():
         what = searched(points)
-        for step in chain:
-            what = step.apply(what, Sources(), None)
+        for one in chain:
+            what = one.apply(what, Sources(), None)
         return what.queries, *what.neighbours(9)
 
     whole = answer()
@@ -113,7 +117,7 @@ def test_degenerate_galleries_give_finite_vectors(alpha):
     assert np.isfinite(expand_queries(opposite, k=3, alpha=alpha)).all()
     zeros = np.zeros((4, 2))
     assert not augment_gallery(zeros, k=2, alpha=alpha).vectors.any()
-    two = AugmentGallery(3, alpha).apply(searched(made(2)), Sources(), None)
+    two = step("database_augmentation", k=3, alpha=alpha).apply(searched(made(2)), Sources())
     assert two.neighbours(5)[0].tolist() == [[1], [0]]
     # Of two images, each is by itself where the other is the query.
     np.testing.assert_allclose(
@@ -156,7 +160,7 @@ def test_equals_the_definition(roles, k):
     found = csls_densities(queries, gallery, k=k)
     np.testing.assert_allclose(found[0], of_queries, atol=2e-6)
     np.testing.assert_allclose(found[1], of_gallery, atol=2e-6)
-    rows, near = ScaleLocally(k).apply(searched(queries, gallery), Sources(), None).neighbours(10)
+    rows, near = step("csls", k=k).apply(searched(queries, gallery), Sources()).neighbours(10)
     np.testing.assert_array_equal(rows, np.argsort(-scores, axis=1, kind="stable")[:, :10])
     in_full = 2 * near - of_queries[:, None]
     np.testing.assert_allclose(in_full, np.take_along_axis(scores, rows, axis=1), atol=5e-6)
@@ -240,12 +244,12 @@ def test_reranking_degenerate_galleries():
 
 
 def test_where_the_queries_are_the_gallery_both_must_be_what_they_were():
-    for step in (ExpandQueries(2), AugmentGallery(2)):
-        changed = step.apply(searched(made(12)), Sources(), None)
+    for first in (step("query_expansion", k=2), step("database_augmentation", k=2)):
+        changed = first.apply(searched(made(12)), Sources(), None)
         with pytest.raises(UserError, match="cannot follow"):
-            RerankReciprocal().apply(changed, Sources(), None)
-        roles = step.apply(searched(made(12), made(9, seed=1)), Sources(), None)
-        assert RerankReciprocal(k1=3, k2=2).apply(roles, Sources(), None).neighbours(4)[0].shape == (12, 4)
+            step("k_reciprocal").apply(changed, Sources())
+        roles = first.apply(searched(made(12), made(9, seed=1)), Sources(), None)
+        assert step("k_reciprocal", k1=3, k2=2).apply(roles, Sources()).neighbours(4)[0].shape == (12, 4)
 
 
 def whitened_by_hand(train, rows, dim, power, shrinkage):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tfdml.cluster.ray_session import as_user_error, ray_session
-from tfdml.evaluation.per_query import Progress, RetrievalTask, check_depth, search_depth, values_of_task
+from tfdml.evaluation.per_query import Progress, RetrievalTask, check_depth, search_depth, values_per_query
 from tfdml.retrieval.exact import is_memory_mapped
 
 # A block costs a pass over the gallery to prepare it: of fewer queries it would mostly do that.
@@ -128,7 +128,7 @@ def _values_of_block(
     held = {name: ray.get(reference) for name, reference in shared.items()}
     held = {name: array.open() if isinstance(array, _Mapped) else array for name, array in held.items()}
     part = part_of_task(RetrievalTask(**held), block)
-    return values_of_task(part, names, distance, memory_budget, depth=depth)
+    return values_per_query(part, names, distance, memory_budget, depth=depth)
 
 
 def part_of_task(task: RetrievalTask, block: slice) -> RetrievalTask:

@@ -12,7 +12,13 @@ import numpy as np
 
 from tfdml.embeddings.reader import StoredEmbeddings
 from tfdml.errors import UserError
-from tfdml.evaluation.per_query import matches_in_gallery, retrieval_task, values_per_query
+from tfdml.evaluation.per_query import (
+    NeighbourSearch,
+    RetrievalTask,
+    matches_in_gallery,
+    retrieval_task,
+    values_per_query,
+)
 from tfdml.evaluation.retrieval import dataset_protocol, evaluate_retrieval
 from tfdml.memory import require_memory
 from tfdml.retrieval.database import MOST, GalleryDatabase
@@ -223,8 +229,8 @@ def quantised_recall(
     result = {"float32": {"recall@1": exact, "bytes": 4 * dimension, "lost": 0.0}}
     for kind, structure in structures.items():
         index = _filled(structure, task.queries if task.gallery is None else task.gallery, distance, seed)
-        hits = _hits(index, task, distance)
-        recall = float(hits[task.answerable].mean())
+        hits = values_per_query(task, ["recall@1"], distance, 0, neighbours=_nearest_of(index, task, distance))
+        recall = float(hits["recall@1"][task.answerable].mean())
         result[kind] = {"recall@1": recall, "bytes": int(index.sa_code_size()), "lost": exact - recall}
     return result
 
@@ -267,17 +273,18 @@ def _filled(structure: str, gallery: np.ndarray, distance: str, seed: int) -> An
     return index
 
 
-def _hits(index: Any, task: Any, distance: str) -> np.ndarray:
-    """(N,) whether the nearest image, the query itself left out, shares the query's class."""
+def _nearest_of(index: Any, task: RetrievalTask, distance: str) -> NeighbourSearch:
+    """The search for the nearest image in an index, the query itself left out."""
     own = np.arange(len(task.labels)) if task.gallery is None else task.own_rows
-    hits = np.zeros(len(task.labels), bool)
-    for block in row_blocks(task.queries.shape):
-        _, found = index.search(_placed(task.queries[block], distance), 1 if own is None else 2)
-        nearest = found[:, 0]
-        if own is not None:
-            nearest = np.where(nearest == own[block], found[:, 1], nearest)
-        hits[block] = task.targets[nearest] == task.labels[block]
-    return hits
+
+    def neighbours(depth: int) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+        for block in row_blocks(task.queries.shape):
+            distances, found = index.search(_placed(task.queries[block], distance), 1 if own is None else 2)
+            if own is not None:
+                found = np.where(found[:, :1] == own[block, None], found[:, 1:], found[:, :1])
+            yield block, found, distances
+
+    return neighbours
 
 
 def _placed(rows: np.ndarray, distance: str) -> np.ndarray:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import reprlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tfdml.arguments import integer, number
+from tfdml.embeddings.views import Views
 from tfdml.errors import UserError
 from tfdml.evaluation.per_query import (
     PER_QUERY_METRICS,
@@ -24,9 +26,6 @@ from tfdml.evaluation.per_query import (
 from tfdml.memory import require_memory
 from tfdml.retrieval.exact import nearest_neighbours
 from tfdml.retrieval.reranking import Reranked, Searched, augment_gallery, expanded, fit_whitening, scaled, searched
-
-if TYPE_CHECKING:  # needs TensorFlow, which measuring does not
-    from tfdml.embeddings.views import Views
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,162 +42,115 @@ class Sources:
     embed: Callable[[Views], tuple[Any, Any]] | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class TestViews:
-    """`views(flip=true, crops=5)`: embed several views of every image, and average; see
-    `tfdml.embeddings.views.Views`."""
-
-    flip: bool = True
-    crops: int = 1
-
-    __test__ = False  # no test of pytest's
-
-    def __post_init__(self):
-        self.views  # noqa: B018  (checks the arguments)
-
-    @property
-    def views(self) -> Views:
-        """Which."""
-        from tfdml.embeddings.views import Views
-
-        return Views(self.flip, self.crops)
-
-    def apply(self, what: Searched, sources: Sources, views: Views | None) -> Searched:
-        """The search of the averaged embeddings."""
-        if sources.embed is None:
-            raise UserError(
-                "views needs the images and what embeds them: a run folder or a model's file, no embeddings"
-            )
-        return searched(*sources.embed(self.views))
+def _views(what: Searched, sources: Sources, _: Views | None, *, flip: bool = True, crops: int = 1) -> Searched:
+    """Embed several views of every image, and average them; see `tfdml.embeddings.views.Views`."""
+    if sources.embed is None:
+        raise UserError("views needs the images and what embeds them: a run folder or a model's file, no embeddings")
+    return searched(*sources.embed(Views(flip, crops)))
 
 
-@dataclasses.dataclass(frozen=True)
-class Whiten:
-    """`whitening(dim=0, power=1, shrinkage=0)`: see `fit_whitening`."""
-
-    dim: int = 0
-    power: float = 1.0
-    shrinkage: float = 0.0
-
-    def __post_init__(self):
-        integer("dim", self.dim, at_least=0)
-        number("power", self.power, at_least=0, at_most=1)
-        number("shrinkage", self.shrinkage, at_least=0, at_most=1)
-
-    def apply(self, what: Searched, sources: Sources, views: Views | None) -> Searched:
-        """The search of whitened queries and gallery."""
-        _require_plain(what, "whitening")
-        if sources.train is None:
-            raise UserError(
-                "whitening is fitted to embeddings of training classes, and there are none: embed them too, "
-                "`split='all'`"
-            )
-        whitening = fit_whitening(sources.train(views), self.dim, power=self.power, shrinkage=self.shrinkage)
-        queries = whitening(what.queries)
-        gallery = queries if what.queries is what.gallery else whitening(what.gallery)
-        extra = what.extra_bytes + whitening.mean.nbytes + whitening.components.nbytes
-        return Searched(queries, gallery, what.leave_one_out, extra_bytes=extra)
+def _whitening(
+    what: Searched,
+    sources: Sources,
+    views: Views | None,
+    *,
+    dim: int = 0,
+    power: float = 1.0,
+    shrinkage: float = 0.0,
+) -> Searched:
+    """Whiten queries and gallery; see `fit_whitening`."""
+    _require_plain(what, "whitening")
+    if sources.train is None:
+        raise UserError(
+            "whitening is fitted to embeddings of training classes, and there are none: embed them too, `split='all'`"
+        )
+    whitening = fit_whitening(sources.train(views), dim, power=power, shrinkage=shrinkage)
+    queries = whitening(what.queries)
+    gallery = queries if what.queries is what.gallery else whitening(what.gallery)
+    extra = what.extra_bytes + whitening.mean.nbytes + whitening.components.nbytes
+    return Searched(queries, gallery, what.leave_one_out, extra_bytes=extra)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Expansion:
-    k: int = 10
-    alpha: float = 3.0
-
-    def __post_init__(self):
-        integer("k", self.k, at_least=1)
-        number("alpha", self.alpha, at_least=0)
-
-
-@dataclasses.dataclass(frozen=True)
-class ExpandQueries(_Expansion):
-    """`query_expansion(k=10, alpha=3)`: see `expand_queries`."""
-
-    def apply(self, what: Searched, sources: Sources, views: Views | None) -> Searched:
-        """The search of the expanded queries in the same gallery."""
-        return dataclasses.replace(what, queries=expanded(what, int(self.k), self.alpha))
+def _augmentation(what: Searched, sources: Sources, _: Views | None, *, k: int = 10, alpha: float = 3.0) -> Searched:
+    """Augment the gallery, see `augment_gallery`; in leave-one-out each query sees it as without its own image."""
+    _require_plain(what, "database_augmentation")
+    if len(what.gallery) < 2:
+        return what
+    found = augment_gallery(what.gallery, k=k, alpha=alpha)
+    return dataclasses.replace(what, gallery=found.vectors, augmented=found if what.leave_one_out else None)
 
 
-@dataclasses.dataclass(frozen=True)
-class AugmentGallery(_Expansion):
-    """`database_augmentation(k=10, alpha=3)`: see `augment_gallery`.
-
-    In leave-one-out each query searches the gallery as it would be without its own image.
-    """
-
-    def apply(self, what: Searched, sources: Sources, views: Views | None) -> Searched:
-        """The search of the same queries in the augmented gallery."""
-        _require_plain(what, "database_augmentation")
-        if len(what.gallery) < 2:
-            return what
-        found = augment_gallery(what.gallery, k=int(self.k), alpha=self.alpha)
-        augmented = found if what.leave_one_out else None
-        return dataclasses.replace(what, gallery=found.vectors, augmented=augmented)
+def _expansion(what: Searched, sources: Sources, _: Views | None, *, k: int = 10, alpha: float = 3.0) -> Searched:
+    """Expand the queries, see `expand_queries`; the gallery stays."""
+    return dataclasses.replace(what, queries=expanded(what, k, alpha))
 
 
-@dataclasses.dataclass(frozen=True)
-class ScaleLocally:
-    """`csls(k=10)`: see `csls_densities`."""
-
-    k: int = 10
-
-    def __post_init__(self):
-        integer("k", self.k, at_least=1)
-
-    def apply(self, what: Searched, sources: Sources, views: Views | None) -> Searched:
-        """The search by CSLS."""
-        _require_plain(what, "csls")
-        return scaled(what, int(self.k))
+def _csls(what: Searched, sources: Sources, _: Views | None, *, k: int = 10) -> Searched:
+    """Search by CSLS; see `csls_densities`."""
+    _require_plain(what, "csls")
+    return scaled(what, k)
 
 
-@dataclasses.dataclass(frozen=True)
-class RerankReciprocal:
-    """`k_reciprocal(k1=20, k2=6, weight=0.3, top=200)`: see `k_reciprocal_neighbours`."""
-
-    k1: int = 20
-    k2: int = 6
-    weight: float = 0.3
-    top: int = 200
-
-    def __post_init__(self):
-        for name in ("k1", "k2", "top"):
-            integer(name, getattr(self, name), at_least=1)
-        number("weight", self.weight, at_least=0, at_most=1)
-
-    def apply(self, what: Searched, sources: Sources, views: Views | None) -> Reranked:
-        """The search with its answers re-ranked."""
-        return Reranked.of(what, int(self.k1), int(self.k2), self.weight, int(self.top))
+def _k_reciprocal(
+    what: Searched,
+    sources: Sources,
+    _: Views | None,
+    *,
+    k1: int = 20,
+    k2: int = 6,
+    weight: float = 0.3,
+    top: int = 200,
+) -> Reranked:
+    """Re-rank what is found; see `k_reciprocal_neighbours`."""
+    return Reranked.of(what, k1, k2, weight, top)
 
 
-Step = TestViews | Whiten | ExpandQueries | AugmentGallery | ScaleLocally | RerankReciprocal
-
-STEPS: dict[str, type[Step]] = {
-    "views": TestViews,
-    "whitening": Whiten,
-    "database_augmentation": AugmentGallery,
-    "query_expansion": ExpandQueries,
-    "csls": ScaleLocally,
-    "k_reciprocal": RerankReciprocal,
+STEPS: dict[str, Callable[..., Any]] = {
+    "views": _views,
+    "whitening": _whitening,
+    "database_augmentation": _augmentation,
+    "query_expansion": _expansion,
+    "csls": _csls,
+    "k_reciprocal": _k_reciprocal,
 }
 # Nothing can follow these: what they give is no embedding that could be changed further.
-_LAST = (ScaleLocally, RerankReciprocal)
+_LAST = ("csls", "k_reciprocal")
+# The least and the greatest value of an argument.
+_BOUNDS: dict[str, tuple[float, float | None]] = {
+    **dict.fromkeys(("k", "k1", "k2", "top"), (1, None)),
+    **dict.fromkeys(("power", "shrinkage", "weight"), (0, 1)),
+    **dict.fromkeys(("dim", "alpha"), (0, None)),
+}
 
 
-def name_of(step: Step) -> str:
-    """A step as it is written: its name, and the arguments that are not the defaults.
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A step of a chain, such as `query_expansion(k=5)`; made by `steps_of`.
 
-    Example:
-        >>> name_of(ExpandQueries(k=5))
-        'query_expansion(k=5)'
+    Args:
+        name: One of `STEPS`.
+        arguments: All of its arguments.
     """
-    name = next(name for name, kind in STEPS.items() if kind is type(step))
-    fields = [(field.name, getattr(step, field.name), field.default) for field in dataclasses.fields(step)]
-    given = ", ".join(
-        f"{key}={str(value).lower() if isinstance(value, bool) else value}"
-        for key, value, default in fields
-        if value != default
-    )
-    return f"{name}({given})" if given else name
+
+    name: str
+    arguments: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        given = ", ".join(
+            f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+            for key, value in self.arguments.items()
+            if value != _defaults(self.name)[key]
+        )
+        return f"{self.name}({given})" if given else self.name
+
+    def apply(self, what: Any, sources: Sources, views: Views | None = None) -> Any:
+        """What is searched after this step; `views` are those that it was embedded in."""
+        return STEPS[self.name](what, sources, views, **self.arguments)
+
+
+def _defaults(name: str) -> dict[str, Any]:
+    parameters = inspect.signature(STEPS[name]).parameters.values()
+    return {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY}
 
 
 def steps_of(calls: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Step]:
@@ -211,35 +163,40 @@ def steps_of(calls: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Step]:
         UserError: An unknown name or argument, a value out of range, or an order that cannot be.
 
     Example:
-        >>> steps_of([("whitening", {"dim": 64}), ("query_expansion", {"k": 5})])
-        [Whiten(dim=64, power=1.0, shrinkage=0.0), ExpandQueries(k=5, alpha=3.0)]
+        >>> [str(step) for step in steps_of([("whitening", {"dim": 64}), ("query_expansion", {"k": 10})])]
+        ['whitening(dim=64)', 'query_expansion']
     """
     steps = []
     for name, arguments in calls:
         if name not in STEPS:
             raise UserError(f"unknown step {reprlib.repr(name)}; one of {', '.join(STEPS)}")
-        known = [field.name for field in dataclasses.fields(STEPS[name])]
+        known = _defaults(name)
         unknown = [key for key in arguments if key not in known]
         if unknown:
             raise UserError(f"{name} has no argument {reprlib.repr(unknown[0])}; it has {', '.join(known)}")
         try:
-            steps.append(STEPS[name](**arguments))
+            if name == "views":
+                Views(**{**known, **arguments})
+            for key in arguments if name != "views" else ():
+                check: Callable[..., Any] = integer if isinstance(known[key], int) else number
+                least, most = _BOUNDS[key]
+                check(key, arguments[key], at_least=least, at_most=most)
         except ValueError as error:
             raise UserError(f"{name}: {error}") from error
+        steps.append(Step(name, {**known, **arguments}))
     check_order(steps)
     return steps
 
 
-def check_order(steps: Iterable[Step]) -> None:
+def check_order(steps: Sequence[Step]) -> None:
     """Raise a `UserError` where a step stands where it cannot."""
-    steps = list(steps)
     if not steps:
         raise UserError("a chain needs a step")
     for place, step in enumerate(steps):
-        if isinstance(step, TestViews) and place:
-            raise UserError(f"{name_of(step)} embeds the images anew: it must be the first step")
-        if isinstance(step, _LAST) and place + 1 < len(steps):
-            raise UserError(f"{name_of(step)} must be the last step: it gives a ranking, no embeddings")
+        if step.name == "views" and place:
+            raise UserError(f"{step} embeds the images anew: it must be the first step")
+        if step.name in _LAST and place + 1 < len(steps):
+            raise UserError(f"{step} must be the last step: it gives a ranking, no embeddings")
 
 
 def _require_plain(what: Searched, name: str) -> None:
@@ -288,12 +245,12 @@ def hubness_of(rows: np.ndarray, size: int) -> dict[str, Any]:
         rows: (N, k) gallery rows.
         size: G.
     """
-    counts = np.bincount(rows.ravel(), minlength=size).astype(np.float64)
-    moved = counts - counts.mean()
-    spread = np.sqrt((moved**2).mean())
+    from scipy.stats import skew
+
+    counts = np.bincount(rows.ravel(), minlength=size)
     return {
         "k": rows.shape[1],
-        "skewness": float((moved**3).mean() / spread**3) if spread > 0 else 0.0,
+        "skewness": float(skew(counts)) if np.ptp(counts) else 0.0,
         "orphans": float((counts == 0).mean()),
         "largest_hub": int(counts.max()),
     }
@@ -391,10 +348,10 @@ def measure_chains(
         what: Any = start
         views = None
         for place, step in enumerate(chain):
-            name = " + ".join(map(name_of, chain[: place + 1]))
+            name = " + ".join(map(str, chain[: place + 1]))
             began = time.perf_counter()
             what = step.apply(what, sources, views)
-            views = step.views if isinstance(step, TestViews) else views
+            views = Views(**step.arguments) if step.name == "views" else views
             if name not in done:  # two chains may begin alike
                 add(name, what.neighbours(depth)[0], began, what.bytes)
             done.add(name)

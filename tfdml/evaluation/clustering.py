@@ -261,19 +261,15 @@ def adjusted_mutual_information(labels: Any, clusters: Any) -> float:
         return 1.0
     if len(class_sizes) == 1 or len(cluster_sizes) == 1:
         return 0.0
+    from scipy.stats import entropy
+
     together = np.unique(labels.astype(np.int64) * len(cluster_sizes) + clusters, return_counts=True)[1]
-    h_labels, h_clusters = _entropy(class_sizes), _entropy(cluster_sizes)
-    information = h_labels + h_clusters - _entropy(together)
+    h_labels, h_clusters = float(entropy(class_sizes)), float(entropy(cluster_sizes))
+    information = h_labels + h_clusters - float(entropy(together))
     expected = expected_mutual_information(class_sizes, cluster_sizes)
     # Where the expectation is the maximum (every image for itself) both differences are 0, and the match is perfect.
     above = _away_from_zero(information - expected)
     return float(above / _away_from_zero((h_labels + h_clusters) / 2 - expected))
-
-
-def _entropy(counts: np.ndarray) -> float:
-    """Entropy in nats of counts that are at least 1."""
-    share = counts / counts.sum()
-    return float(-(share * np.log(share)).sum())
 
 
 def _away_from_zero(x: float) -> float:

@@ -106,15 +106,6 @@ class RetrievalTask:
         """(N,) bool: queries with an image of their class to find."""
         return self.matches > 0
 
-    def require_answerable(self) -> None:
-        """Raise UserError where no query has an image of its class to find."""
-        if not self.answerable.any():
-            raise UserError(
-                "no query shares its class with another image"
-                if self.gallery is None
-                else "queries and gallery have no class in common; do both use the same class ids?"
-            )
-
 
 def retrieval_task(
     embeddings: Any, labels: Any, gallery: Any = None, gallery_labels: Any = None, own_rows: Any = None
@@ -213,22 +204,6 @@ def retrieval_per_query(
     return values_per_query(task, names, distance, memory_budget, progress)
 
 
-def values_per_query(
-    task: RetrievalTask,
-    names: Sequence[str],
-    distance: str,
-    memory_budget: int,
-    progress: Progress | None = None,
-    neighbours: NeighbourSearch | None = None,
-) -> dict[str, np.ndarray]:
-    """What `retrieval_per_query` returns, for a checked task and the names of `requested`.
-
-    With `neighbours`, that search is measured in place of the exact one; what it has not found is no hit.
-    """
-    check_depth(task, names)
-    return values_of_task(task, names, distance, memory_budget, progress, neighbours=neighbours)
-
-
 def recording(found: dict[str, np.ndarray]) -> Callable[..., dict[str, np.ndarray]]:
     """`values_per_query` that leaves its values in `found`, too: the means and the values of one search."""
 
@@ -246,7 +221,12 @@ def check_depth(task: RetrievalTask, names: Sequence[str]) -> None:
     if largest > task.available:
         name = next(name for name, k in at_k.items() if k == largest)
         raise UserError(f"{name} needs {largest} gallery images per query; there are {task.available}")
-    task.require_answerable()
+    if not task.answerable.any():
+        raise UserError(
+            "no query shares its class with another image"
+            if task.gallery is None
+            else "queries and gallery have no class in common; do both use the same class ids?"
+        )
 
 
 def search_depth(task: RetrievalTask, names: Sequence[str]) -> int:
@@ -260,38 +240,51 @@ def _depths(names: Sequence[str]) -> dict[str, int]:
     return {name: int(name.split("@")[1]) for name in names if _AT_K.fullmatch(name)}
 
 
-def values_of_task(
+def values_per_query(
     task: RetrievalTask,
     names: Sequence[str],
     distance: str,
     memory_budget: int,
     progress: Progress | None = None,
-    depth: int | None = None,
     neighbours: NeighbourSearch | None = None,
+    depth: int | None = None,
 ) -> dict[str, np.ndarray]:
-    """As `values_per_query`, also for a part of the queries, of which perhaps none can be answered.
+    """What `retrieval_per_query` returns, for a checked task and the names of `requested`.
 
-    A part gives the bits of the whole where `depth` is the `search_depth` of the whole: sums are then as long.
+    Args:
+        task: The queries and the gallery.
+        names: Of the metrics.
+        distance: As `retrieval_per_query`.
+        memory_budget: As `retrieval_per_query`.
+        progress: As `retrieval_per_query`.
+        neighbours: A search that is measured in place of the exact one; what it has not found is no hit.
+        depth: For a part of the queries, of which perhaps none can be answered: the `search_depth` of the whole. The
+            values are then those of the whole to the last bit, since sums are as long.
     """
-    at_k = _depths(names)
-    depth = search_depth(task, names) if depth is None else depth
-    values = {name: np.full(len(task.labels), np.nan) for name in names}
+    if depth is None:
+        check_depth(task, names)
+        depth = search_depth(task, names)
+    count = len(task.labels)
+    values = {name: np.full(count, np.nan) for name in names}
     by_depth = [name for name in names if name != "map"]
     if neighbours is not None and "map" in values:
         raise UserError("map ranks the whole gallery, which a search of neighbours does not: choose map@r or map@K")
     if by_depth:
-        if neighbours is None:
-            blocks = neighbour_blocks(
-                task.queries,
-                task.gallery,
-                k=depth,
-                distance=distance,
-                own_rows=task.own_rows,
-                memory_budget=memory_budget,
-            )
-        else:
-            blocks = neighbours(depth)
-        _fill_from_neighbours(task, values, at_k, by_depth, blocks, progress)
+        options: dict[str, Any] = {"distance": distance, "own_rows": task.own_rows, "memory_budget": memory_budget}
+        blocks = (
+            neighbour_blocks(task.queries, task.gallery, k=depth, **options)
+            if neighbours is None
+            else neighbours(depth)
+        )
+        for block, indices, _ in blocks:
+            keep = np.flatnonzero(task.answerable[block])
+            queries = block.start + keep
+            found = indices[keep]
+            hits = (found >= 0) & (task.targets[found] == task.labels[queries, None])
+            for name, column in _metrics_of_hits(by_depth, hits, task.matches[queries]).items():
+                values[name][queries] = column
+            if progress is not None:
+                progress("neighbours", block.stop, count)
     if "map" in values:
         values["map"] = full_average_precision(
             task.queries,
@@ -299,44 +292,28 @@ def values_of_task(
             task.gallery,
             task.targets,
             distance,
-            np.arange(len(task.labels)) if task.gallery is None else task.own_rows,
+            np.arange(count) if task.gallery is None else task.own_rows,
             memory_budget,
-            None if progress is None else lambda done: progress("full ranking", done, len(task.labels)),
+            None if progress is None else lambda done: progress("full ranking", done, count),
         )
     return values
 
 
-def _fill_from_neighbours(
-    task: RetrievalTask,
-    values: dict[str, np.ndarray],
-    at_k: dict[str, int],
-    names: Sequence[str],
-    blocks: Iterator[tuple[slice, np.ndarray, np.ndarray]],
-    progress: Progress | None,
-) -> None:
-    """Fill `values` of every metric that needs the nearest neighbours alone, from one search."""
-    for block, indices, _ in blocks:
-        keep = np.flatnonzero(task.answerable[block])
-        queries = block.start + keep
-        found = indices[keep]
-        hits = (found >= 0) & (task.targets[found] == task.labels[queries, None])
-        matches = task.matches[queries]
-        for name, k in at_k.items():
-            near = hits[:, :k]
-            if name.startswith("recall"):
-                values[name][queries] = near.any(axis=1)
-            elif name.startswith("precision"):
-                values[name][queries] = near.mean(axis=1)
-            else:
-                precision = np.cumsum(near, axis=1) / np.arange(1, k + 1)
-                values[name][queries] = (precision * near).sum(axis=1) / np.minimum(k, matches)
-        if {"map@r", "r_precision"} & set(names):
-            average_precision, r_precision = precision_sums(hits, matches)
-            for name, found in (("map@r", average_precision), ("r_precision", r_precision)):
-                if name in values:
-                    values[name][queries] = found
-        if progress is not None:
-            progress("neighbours", block.stop, len(task.labels))
+def _metrics_of_hits(names: Sequence[str], hits: np.ndarray, matches: np.ndarray) -> dict[str, np.ndarray]:
+    """(B,) values of each metric, from whether the i-th neighbour is a hit (B, K) and R of each query (B,)."""
+    values: dict[str, Any] = {}
+    if {"map@r", "r_precision"} & set(names):
+        values["map@r"], values["r_precision"] = precision_sums(hits, matches)
+    for name, k in _depths(names).items():
+        near = hits[:, :k]
+        if name.startswith("recall"):
+            values[name] = near.any(axis=1)
+        elif name.startswith("precision"):
+            values[name] = near.mean(axis=1)
+        else:
+            precision = np.cumsum(near, axis=1) / np.arange(1, k + 1)
+            values[name] = (precision * near).sum(axis=1) / np.minimum(k, matches)
+    return {name: values[name] for name in names}
 
 
 # Up to this many relevant images, comparing a row with each of their scores is faster than sorting the row.

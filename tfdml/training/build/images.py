@@ -18,7 +18,7 @@ from tfdml.data.transforms import EvaluationTransform, TrainTransform, as_color
 from tfdml.embeddings.reader import ImageTable
 from tfdml.errors import UserError
 from tfdml.evaluation import dataset_protocol
-from tfdml.evaluation.per_query import retrieval_task
+from tfdml.evaluation.per_query import check_depth, retrieval_task
 from tfdml.evaluation.retrieval import ks_within
 from tfdml.training.settings import DataSettings
 
@@ -254,7 +254,7 @@ def check_measurable(splits: Splits, ks: tuple[int, ...]) -> None:
     for name, split in splits.evaluated().items():
         task = retrieval_task(**dataset_protocol(np.zeros((len(split), 1), np.float32), split))
         try:
-            task.require_answerable()
+            check_depth(task, ())
         except UserError as error:
             raise UserError(f"the {name} images of {split.name} cannot be measured: {error}") from error
         if max(ks) > task.available:
