@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from tests.retrieval.databases import Databases, postgres
@@ -8,3 +9,9 @@ def databases(tmp_path_factory):
     folder = tmp_path_factory.mktemp("galleries")
     with postgres(folder / "pg") as server:
         yield Databases(folder, server.get("host", ""))
+
+
+@pytest.fixture(scope="package")
+def few():
+    """(300, 6) vectors."""
+    return np.random.default_rng(3).normal(size=(300, 6)).astype(np.float32)

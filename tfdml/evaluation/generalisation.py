@@ -49,14 +49,11 @@ def jensen_shannon_bits(positive: Any, negative: Any) -> float:
         >>> jensen_shannon_bits([1, 1, 0], [0, 1, 1])
         0.5
     """
+    from scipy.special import rel_entr
+
     p, q = _shares(positive, negative)
-    m = (p + q) / 2
-
-    def divergence(x: np.ndarray) -> float:
-        inside = x > 0  # x log x is 0 at 0
-        return float((x[inside] * np.log2(x[inside] / m[inside])).sum())
-
-    return min(max((divergence(p) + divergence(q)) / 2, 0.0), 1.0)
+    nats = (rel_entr(p, (p + q) / 2) + rel_entr(q, (p + q) / 2)).sum() / 2
+    return float(np.clip(nats / np.log(2), 0, 1))
 
 
 def probability_nearer(positive: Any, negative: Any) -> float:

@@ -48,35 +48,27 @@ def sample_pair_distances(
     rng = np.random.default_rng(seed)
     if distance == "cosine":
         embeddings = unit_rows(embeddings)
-    positive, negative = _positive_pairs(labels, num_pairs, rng), _negative_pairs(labels, num_pairs, rng)
+    positive, negative = (_drawn_pairs(labels, num_pairs, rng, same) for same in (True, False))
     return _measure(embeddings, *positive, distance), _measure(embeddings, *negative, distance)
 
 
-def _positive_pairs(labels: np.ndarray, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _drawn_pairs(labels: np.ndarray, count: int, rng: np.random.Generator, same: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of `count` pairs of one class (`same`) or of two; none where there is no such pair."""
     order = np.argsort(labels, kind="stable")
     _, starts, sizes = np.unique(labels[order], return_index=True, return_counts=True)
-    pairs = sizes.astype(np.float64) * (sizes - 1)
+    others = sizes - 1 if same else len(labels) - sizes
+    pairs = sizes.astype(np.float64) * others
     if not pairs.any():
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     chosen = rng.choice(len(sizes), size=count, p=pairs / pairs.sum())
     size, start = sizes[chosen], starts[chosen]
     first = rng.integers(size)
-    second = (first + rng.integers(1, size)) % size  # a step of 1 .. size - 1 never ends where it began
-    return order[start + first], order[start + second]
-
-
-def _negative_pairs(labels: np.ndarray, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    order = np.argsort(labels, kind="stable")
-    _, sizes = np.unique(labels[order], return_counts=True)
-    starts, others = np.cumsum(sizes) - sizes, len(labels) - sizes
-    pairs = sizes.astype(np.float64) * others
-    if not pairs.any():
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    chosen = rng.choice(len(sizes), size=count, p=pairs / pairs.sum())
-    first = starts[chosen] + rng.integers(sizes[chosen])
-    second = rng.integers(others[chosen])
-    second += np.where(second >= starts[chosen], sizes[chosen], 0)  # step over the class of the first
-    return order[first], order[second]
+    if same:
+        second = start + (first + rng.integers(1, size)) % size  # a step of 1 .. size - 1 never ends where it began
+    else:
+        second = rng.integers(others[chosen])
+        second += np.where(second >= start, size, 0)  # step over the class of the first
+    return order[start + first], order[second]
 
 
 def _measure(embeddings: np.ndarray, first: np.ndarray, second: np.ndarray, distance: str) -> np.ndarray:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from tfdml.embeddings.compute import embed
 from tfdml.errors import UserError
 from tfdml.evaluation.per_query import check_labels
 from tfdml.evaluation.retrieval import evaluate_retrieval
@@ -105,16 +104,34 @@ def partial_embeddings(
     shares = [float(share) for share in shares]
     if not shares or not all(0 < share <= 1 for share in shares):
         raise UserError(f"shares must be above 0 and at most 1; got {shares}")
-    parts = _PartsOfMap(embedder, shares, seed)
-    columns = embed(parts, parts.numbered(batches), progress=progress)
+    model: _PartsModel | None = None
+    shape: tuple[int, ...] = ()
+    rows: list[np.ndarray] = []
+    done = 0
+    for batch in batches:
+        images = np.asarray(batch[0] if isinstance(batch, tuple | list) else batch)
+        if model is None:
+            shape = images.shape[1:]
+            height, width = embedder.representation_shapes(images.shape)["feature_map"][1:3]
+            model = _PartsModel(embedder, int(height * width), shares)
+        if images.shape[1:] != shape:
+            raise UserError(f"images must be of one size; here {shape}, then {images.shape[1:]}")
+        if len(images):
+            rows.append(model.predict_on_batch([images, model.orders(range(done, done + len(images)), seed)]))
+            done += len(images)
+            if progress is not None:
+                progress(done)
+    if model is None or not rows:
+        raise UserError("there is no image to embed")
+    columns = np.concatenate(rows)
     statistics = columns[:, -2:]
     whole, *of_shares = np.split(columns[:, :-2], 1 + len(shares), axis=1)
     return PartialEmbeddings(
         whole=whole,
         parts=of_shares,
         shares=shares,
-        positions=parts.positions,
-        map_positions=parts.map_positions,
+        positions=model.positions,
+        map_positions=model.map_positions,
         local_cosine=statistics[:, 0],
         feature_scatter=statistics[:, 1],
     )
@@ -216,57 +233,23 @@ def _recall(embeddings: np.ndarray, labels: np.ndarray, distance: str) -> float:
     return evaluate_retrieval(embeddings, labels, ks=(1,), metrics=("recall",), distance=distance)["recall@1"]
 
 
-class _PartsOfMap:
-    """A callable for `embed`: images to their embedding, those from each share of positions, and two statistics.
+class _PartsModel(keras.Model):
+    """(images, order of positions) to their embedding, those from each share of positions, and two statistics.
 
-    Each image's positions are ordered at random by the seed and its place, and a share is the first of them. The places
-    of a batch are known because `embed` takes a batch from `numbered` and calls with it, perhaps filled up, before it
-    takes the next.
+    The statistics are the `local_cosine` and the `feature_scatter` of each image.
     """
 
-    def __init__(self, embedder: Any, shares: list[float], seed: int):
-        self.embedder, self.shares, self.seed = embedder, shares, seed
-        self.place = 0
-        self.image_shape: tuple[int, ...] = ()
-        self.map_positions = 0
-        self.positions: list[int] = []
-        self.model: Any = None
-
-    def numbered(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The batches as they are, their place noted."""
-        following = 0
-        for batch in batches:
-            self.place = following
-            yield batch
-            following += int((batch[0] if isinstance(batch, tuple | list) else batch).shape[0])
-
-    def __call__(self, images: Any) -> np.ndarray:
-        images = np.asarray(images)
-        if self.model is None:
-            self._see(images.shape)
-        if images.shape[1:] != self.image_shape:
-            raise UserError(f"images must be of one size; here {self.image_shape}, then {images.shape[1:]}")
-        places = range(self.place, self.place + len(images))
-        order = [np.random.default_rng([self.seed, place]).permutation(self.map_positions) for place in places]
-        return self.model.predict_on_batch([images, np.asarray(order, np.int32)])
-
-    def _see(self, shape: tuple[int, ...]) -> None:
-        """What depends on the size of the images."""
-        height, width = self.embedder.representation_shapes(shape)["feature_map"][1:3]
-        self.image_shape = shape[1:]
-        self.map_positions = int(height * width)
-        self.positions = [max(1, int(share * self.map_positions + 0.5)) for share in self.shares]
-        self.model = _PartsModel(self.embedder, self.positions)
-
-
-class _PartsModel(keras.Model):
-    """(images, order of positions) to the columns that `_PartsOfMap` describes; compiled once for all batches."""
-
-    def __init__(self, embedder: Any, positions: list[int]):
+    def __init__(self, embedder: Any, map_positions: int, shares: Sequence[float]):
         # Pixels are cast where the embedder does it.
         super().__init__(name="parts_of_map", autocast=False)
         self.embedder = embedder
-        self.positions = positions
+        self.map_positions = map_positions
+        self.positions = [max(1, int(share * map_positions + 0.5)) for share in shares]
+
+    def orders(self, places: Iterable[int], seed: int) -> np.ndarray:
+        """(B, positions) int32: each image's positions at random, by the seed and its place; a share is the first."""
+        drawn = [np.random.default_rng([seed, place]).permutation(self.map_positions) for place in places]
+        return np.asarray(drawn, np.int32)
 
     def build(self, input_shape):
         """Create the embedder's weights, if it has none yet."""

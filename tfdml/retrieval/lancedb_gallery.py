@@ -130,6 +130,9 @@ class LanceGallery(GalleryDatabase):
         count = self._table.count_rows()
         if address.index == "ivf_pq" and count < _CODES:
             raise UserError(f"`uri={address}`: ivf_pq needs {_CODES} rows at least, and there are {count}")
+        lists = address.option("lists", 0)
+        if lists > count:  # LanceDB would build fewer, and say so in a log alone
+            raise UserError(f"`uri={address}`: lists={lists} needs as many rows at least, and there are {count}")
         options: dict[str, Any] = {_CONFIGS[name]: value for name, value in address.options.items() if name in _CONFIGS}
         config = _INDEXES[address.index](distance_type="dot" if self._by_product else "l2", **options)
         self._table.create_index("vector", config=config)
