@@ -22,7 +22,7 @@ from tfdml.evaluation.per_query import (
 from tfdml.evaluation.retrieval import dataset_protocol, evaluate_retrieval
 from tfdml.memory import require_memory
 from tfdml.retrieval.database import MOST, GalleryDatabase
-from tfdml.retrieval.exact import check_dimensions, check_embeddings, nearest_neighbours, unit_rows
+from tfdml.retrieval.exact import check_sides, nearest_neighbours, unit_rows
 from tfdml.retrieval.faiss_index import GalleryIndex, row_blocks
 
 
@@ -138,10 +138,7 @@ def _recalls(
         raise UserError(f"sample must be at least 1; got {sample}")
     pool = gallery if queries is None else queries
     chosen = np.sort(np.random.default_rng(seed).choice(len(pool), min(sample, len(pool)), replace=False))
-    asked = check_embeddings(pool[chosen], "query embeddings")
-    gallery = check_embeddings(gallery, "gallery embeddings")
-    check_dimensions(asked, gallery)
-    own_rows = chosen if queries is None else None
+    asked, gallery, own_rows = check_sides(pool[chosen], gallery, chosen if queries is None else None)
     options: dict[str, Any] = {"distance": index.distance, "own_rows": own_rows, "memory_budget": memory_budget}
     exact, _ = nearest_neighbours(asked, gallery, k=k, **options)
     farthest = _measured(asked, gallery, exact, index.distance).max(axis=1, keepdims=True)

@@ -19,9 +19,7 @@ from tfdml.io.files import atomic_write, require_regular
 from tfdml.pairwise import DISTANCES, integer_labels
 from tfdml.retrieval.exact import (
     block_scores,
-    check_dimensions,
-    check_embeddings,
-    check_own_rows,
+    check_sides,
     neighbour_blocks,
     one_ahead,
     placed_together,
@@ -115,19 +113,14 @@ def retrieval_task(
     Raises:
         UserError: As `evaluate_retrieval`, for its arrays.
     """
-    embeddings = check_embeddings(embeddings, "embeddings" if gallery is None else "query embeddings")
-    labels = check_labels(labels, len(embeddings))
     if (gallery is None) != (gallery_labels is None):
         raise UserError("gallery and gallery_labels go together: give both (query/gallery) or none (all-to-all)")
+    embeddings, gallery, own_rows = check_sides(embeddings, gallery, own_rows)
+    labels = check_labels(labels, len(embeddings))
     if gallery is not None:
-        gallery = check_embeddings(gallery, "gallery embeddings")
         gallery_labels = check_labels(gallery_labels, len(gallery), "gallery_labels")
-        check_dimensions(embeddings, gallery)
     matches = matches_in_gallery(labels, gallery_labels)
     if own_rows is not None:
-        if gallery is None:
-            raise UserError("own_rows goes with a gallery; without one each query's own row is its own index")
-        own_rows = check_own_rows(own_rows, len(labels), len(gallery))
         matches -= gallery_labels[own_rows] == labels
     targets = labels if gallery_labels is None else gallery_labels
     return RetrievalTask(embeddings, labels, gallery, targets, own_rows, matches)

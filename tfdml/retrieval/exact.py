@@ -58,6 +58,25 @@ def check_dimensions(queries: np.ndarray, gallery: np.ndarray) -> None:
         )
 
 
+def check_sides(
+    queries: Any, gallery: Any = None, own_rows: Any = None
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    """Queries, the gallery (None: all-to-all) and the gallery row of each query itself (or None), checked.
+
+    Raises:
+        UserError: As `check_embeddings` and `check_own_rows`; they are of different dimensions; there are `own_rows`
+            without a gallery.
+    """
+    queries = check_embeddings(queries, "embeddings" if gallery is None else "query embeddings")
+    if gallery is None:
+        if own_rows is not None:
+            raise UserError("own_rows goes with a gallery; without one each query's own row is its own index")
+        return queries, None, None
+    gallery = check_embeddings(gallery, "gallery embeddings")
+    check_dimensions(queries, gallery)
+    return queries, gallery, None if own_rows is None else check_own_rows(own_rows, len(queries), len(gallery))
+
+
 def check_own_rows(own_rows: Any, num_queries: int, num_gallery: int) -> np.ndarray:
     """`own_rows` as one gallery row per query.
 
@@ -94,17 +113,9 @@ def neighbour_blocks(
     """
     if distance not in DISTANCES:
         raise UserError(f"unknown distance {distance!r}; one of {', '.join(DISTANCES)}")
-    all_to_all = gallery is None
-    queries = check_embeddings(queries, "embeddings" if all_to_all else "query embeddings")
-    if all_to_all:
-        if own_rows is not None:
-            raise UserError("own_rows goes with a gallery; without one each query's own row is its own index")
+    queries, gallery, own_rows = check_sides(queries, gallery, own_rows)
+    if gallery is None:
         gallery, own_rows = queries, np.arange(len(queries))
-    else:
-        gallery = check_embeddings(gallery, "gallery embeddings")
-        check_dimensions(queries, gallery)
-    if own_rows is not None:
-        own_rows = check_own_rows(own_rows, len(queries), len(gallery))
     available = len(gallery) - (own_rows is not None)
     if not 1 <= k <= available:
         besides = " besides the query itself" if own_rows is not None else ""

@@ -11,7 +11,7 @@ from scipy import sparse
 from tfdml.arguments import integer, number
 from tfdml.errors import UserError
 from tfdml.layers import PrincipalComponents
-from tfdml.retrieval.exact import check_dimensions, check_embeddings, nearest_neighbours, unit_rows
+from tfdml.retrieval.exact import check_embeddings, check_sides, nearest_neighbours, unit_rows
 
 # Numbers of the gathered neighbours that are held at once: 64 MB.
 _GATHERED_AT_ONCE = 2**24
@@ -164,15 +164,13 @@ def searched(queries: Any, gallery: Any = None) -> Searched:
         >>> searched(np.eye(3)).neighbours(2)[0].tolist()
         [[1, 2], [0, 2], [0, 1]]
     """
-    queries = check_embeddings(queries, "embeddings" if gallery is None else "query embeddings")
-    if gallery is None:
-        if len(queries) < 2:
-            raise UserError("one image has no other to be compared with")
-        queries = unit_rows(queries)
-        return Searched(queries, queries, True)
-    gallery = check_embeddings(gallery, "gallery embeddings")
-    check_dimensions(queries, gallery)
-    return Searched(unit_rows(queries), unit_rows(gallery), False)
+    queries, gallery, _ = check_sides(queries, gallery)
+    if gallery is not None:
+        return Searched(unit_rows(queries), unit_rows(gallery), False)
+    if len(queries) < 2:
+        raise UserError("one image has no other to be compared with")
+    queries = unit_rows(queries)
+    return Searched(queries, queries, True)
 
 
 def summed(own: np.ndarray, near: np.ndarray, weights: np.ndarray) -> np.ndarray:
