@@ -2,11 +2,22 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from scipy import stats
+from scipy.spatial.distance import jensenshannon
+from sklearn.metrics import roc_auc_score
 
 from tests.report.pages import embedded
 from tfdml.errors import UserError
 from tfdml.evaluation import pair_distances, sample_pair_distances
-from tfdml.evaluation.pair_distances import count_pair_distances, sample_pair_histogram
+from tfdml.evaluation.pair_distances import (
+    count_pair_distances,
+    default_bins,
+    jensen_shannon_bits,
+    overlap_coefficient,
+    probability_nearer,
+    sample_pair_histogram,
+    share_ordered,
+)
 from tfdml.pairwise import DISTANCES
 
 
@@ -153,3 +164,72 @@ def test_pair_distances_are_of_the_right_pairs():
     unit = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
     cosine = sample_pair_distances(embeddings, labels, distance="cosine", num_pairs=500)[1]
     assert np.isin(np.round(cosine, 4), np.round((1 - unit @ unit.T).astype(np.float32), 4)).mean() > 0.98
+
+
+COUNTS = st.lists(st.integers(0, 50), min_size=1, max_size=12)
+
+
+@settings(max_examples=80, deadline=None)
+@given(p=COUNTS, q=COUNTS)
+def test_measures_of_histograms_match_references(p, q):
+    size = min(len(p), len(q))
+    p, q = np.array(p[:size]), np.array(q[:size])
+    assume(p.any() and q.any())
+    p_share, q_share = p / p.sum(), q / q.sum()
+    assert overlap_coefficient(p, q) == pytest.approx(sum(min(a, b) for a, b in zip(p_share, q_share, strict=True)))
+    assert jensen_shannon_bits(p, q) == pytest.approx(jensenshannon(p_share, q_share, base=2) ** 2, abs=1e-7)
+    assert jensen_shannon_bits(q, p) == pytest.approx(jensen_shannon_bits(p, q), abs=1e-12)
+    # As a classifier that is sure of "one class" the nearer the bin.
+    truth = np.repeat([1, 0], [p.sum(), q.sum()])
+    nearness = np.concatenate([np.repeat(-np.arange(size), p), np.repeat(-np.arange(size), q)])
+    assert probability_nearer(p, q) == pytest.approx(roc_auc_score(truth, nearness), abs=1e-9)
+
+
+def test_same_and_separate_histograms_give_the_ends_of_the_scales():
+    assert overlap_coefficient([2, 3], [4, 6]) == pytest.approx(1)
+    assert jensen_shannon_bits([2, 3], [4, 6]) == pytest.approx(0, abs=1e-12)
+    assert probability_nearer([2, 3], [4, 6]) == pytest.approx(0.5)
+    assert overlap_coefficient([2, 0], [0, 7]) == 0
+    assert jensen_shannon_bits([2, 0], [0, 7]) == 1
+    assert probability_nearer([2, 0], [0, 7]) == 1
+    assert probability_nearer([0, 2], [7, 0]) == 0
+
+
+@pytest.mark.parametrize("measure", [overlap_coefficient, jensen_shannon_bits, probability_nearer])
+def test_histograms_that_do_not_fit_are_refused(measure):
+    with pytest.raises(UserError, match="same bins"):
+        measure([1, 2], [1, 2, 3])
+    with pytest.raises(UserError, match="hold a pair"):
+        measure([0, 0], [1, 2])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=30), st.lists(st.integers(0, 6), min_size=1, max_size=30))
+def test_order_of_distances_counts_ties_half(positive, negative):
+    positive, negative = np.array(positive, np.float32) / 3, np.array(negative, np.float32) / 3
+    pairs = [(a < b) + (a == b) / 2 for a in positive for b in negative]
+    assert share_ordered(positive, negative) == pytest.approx(np.mean(pairs), abs=1e-12)
+    truth = np.r_[np.zeros(len(positive)), np.ones(len(negative))]
+    assert share_ordered(positive, negative) == pytest.approx(roc_auc_score(truth, np.r_[positive, negative]), abs=1e-9)
+
+
+def test_distances_however_close_are_no_ties():
+    assert share_ordered([1.0], [1.0 + 1e-15]) == 1
+    assert share_ordered([1.0 + 1e-15], [1.0]) == 0
+    with pytest.raises(UserError, match="hold a pair"):
+        share_ordered([], [1.0])
+
+
+def test_normal_distributions_give_their_known_overlap():
+    rng = np.random.default_rng(1)
+    positive, negative = rng.normal(0, 1, 400_000), rng.normal(1, 1, 400_000)
+    edges = np.linspace(-5, 6, 101)
+    counts = [np.histogram(d, edges)[0] for d in (positive, negative)]
+    assert overlap_coefficient(*counts) == pytest.approx(2 * stats.norm.cdf(-0.5), abs=5e-3)
+    assert probability_nearer(*counts) == pytest.approx(stats.norm.cdf(2**-0.5), abs=5e-3)
+
+
+@pytest.mark.parametrize(("pairs", "bins"), [(1, 2), (8, 4), (1000, 20), (10**6, 100)])
+def test_bins_follow_the_number_of_the_rarer_pairs(pairs, bins):
+    histogram = sample_pair_histogram([[0.0], [1.0], [2.0]], [0, 0, 1], num_pairs=pairs)
+    assert default_bins(histogram) == bins

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.report.pages import EVIL, Page, check_page, embedded, made, rows_of
 from tfdml.evaluation import evaluate_retrieval
-from tfdml.evaluation.generalisation import overlap_coefficient
+from tfdml.evaluation.pair_distances import overlap_coefficient
 from tfdml.report import Run, write_report
 from tfdml.report.plots import (
     STYLES,

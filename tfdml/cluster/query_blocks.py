@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from tfdml.cluster.ray_session import as_user_error, ray_session
-from tfdml.evaluation.per_query import Progress, RetrievalTask, check_depth, search_depth, values_per_query
-from tfdml.retrieval.exact import is_memory_mapped
+from tfdml.evaluation.per_query import RetrievalTask, check_depth, search_depth, values_per_query
+from tfdml.retrieval.exact import Progress, is_memory_mapped
 
 # A block costs a pass over the gallery to prepare it: of fewer queries it would mostly do that.
 _LEAST_QUERIES = 4096

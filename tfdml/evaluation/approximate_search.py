@@ -25,6 +25,16 @@ from tfdml.retrieval.database import MOST, GalleryDatabase
 from tfdml.retrieval.exact import check_sides, nearest_neighbours, unit_rows
 from tfdml.retrieval.faiss_index import GalleryIndex, row_blocks
 
+_KIND = re.compile(r"int8|pq([1-9]\d*)?")
+# Rows of the gallery that the quantiser is fitted to.
+_TRAINING_ROWS = 2**16
+# Numbers of the embedding for each byte of pq, where none are named.
+_NUMBERS_PER_BYTE = 8
+# Of galleries in databases, by default.
+METRICS = ("recall", "map@r", "r_precision")
+# Queries that are asked at once.
+_ASKED = 100
+
 
 @dataclasses.dataclass(frozen=True)
 class IndexRecall:
@@ -168,13 +178,6 @@ def _measured(queries: np.ndarray, gallery: np.ndarray, rows: np.ndarray, distan
     return measured
 
 
-_KIND = re.compile(r"int8|pq([1-9]\d*)?")
-# Rows of the gallery that the quantiser is fitted to.
-_TRAINING_ROWS = 2**16
-# Numbers of the embedding for each byte of pq, where none are named.
-_NUMBERS_PER_BYTE = 8
-
-
 def quantised_recall(
     embeddings: Any,
     labels: Any,
@@ -287,11 +290,6 @@ def _nearest_of(index: Any, task: RetrievalTask, distance: str) -> NeighbourSear
 def _placed(rows: np.ndarray, distance: str) -> np.ndarray:
     rows = np.ascontiguousarray(rows, np.float32)
     return unit_rows(rows) if distance == "cosine" else rows
-
-
-METRICS = ("recall", "map@r", "r_precision")
-# Queries that are asked at once.
-_ASKED = 100
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,6 +27,9 @@ from tfdml.memory import require_memory
 from tfdml.retrieval.exact import nearest_neighbours
 from tfdml.retrieval.reranking import Reranked, Searched, augment_gallery, expanded, fit_whitening, scaled, searched
 
+# How far lengths may be from 1 for embeddings to be taken as they are.
+_UNIT = 1e-3
+
 
 @dataclasses.dataclass(frozen=True)
 class Sources:
@@ -254,10 +257,6 @@ def hubness_of(rows: np.ndarray, size: int) -> dict[str, Any]:
         "orphans": float((counts == 0).mean()),
         "largest_hub": int(counts.max()),
     }
-
-
-# How far lengths may be from 1 for embeddings to be taken as they are.
-_UNIT = 1e-3
 
 
 def measure_chains(

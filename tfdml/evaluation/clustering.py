@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tfdml.errors import UserError
-from tfdml.retrieval.exact import check_embeddings, unit_rows
+from tfdml.retrieval.exact import Progress, check_embeddings, unit_rows
 
 CLUSTERING_METRICS = ("nmi", "ami", "f1")
 # Of a block of embeddings that is assigned to clusters at once, where they are not all held in memory.
@@ -24,7 +24,7 @@ def kmeans(
     iterations: int = 20,
     seed: int = 0,
     sample: int = 0,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> np.ndarray:
     """Cluster ids by Lloyd's k-means (faiss) on every embedding, started at a seeded random choice of them.
 
@@ -153,7 +153,7 @@ def evaluate_clustering(
     iterations: int = 20,
     seed: int = 0,
     sample: int = 0,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, float]:
     """Cluster the embeddings into as many clusters as there are classes, and measure the agreement with them.
 

@@ -10,94 +10,27 @@ from typing import Any
 import numpy as np
 
 from tfdml.errors import UserError
-from tfdml.evaluation.pair_distances import PairHistogram, count_pair_distances, sample_pair_histogram
+from tfdml.evaluation.pair_distances import (
+    count_pair_distances,
+    default_bins,
+    jensen_shannon_bits,
+    overlap_coefficient,
+    probability_nearer,
+    sample_pair_histogram,
+)
 from tfdml.evaluation.per_query import check_labels
 from tfdml.evaluation.retrieval import evaluate_retrieval, part_protocol
 from tfdml.evaluation.scattering import evaluate_scattering
 from tfdml.retrieval.exact import check_embeddings, nearest_neighbours
 
-
-def overlap_coefficient(positive: Any, negative: Any) -> float:
-    """The integral of the lesser of two densities: sum_k min(p_k, q_k), of histograms over the same bins.
-
-    1 where the distributions are the same, 0 where they share no bin.
-
-    Args:
-        positive: (K,) counts or probabilities; scaled to the sum 1.
-        negative: (K,) the same.
-
-    Example:
-        >>> overlap_coefficient([1, 1, 0], [0, 1, 1])
-        0.5
-    """
-    p, q = _shares(positive, negative)
-    return float(np.minimum(p, q).sum())
-
-
-def jensen_shannon_bits(positive: Any, negative: Any) -> float:
-    """The Jensen-Shannon divergence in bits, of histograms over the same bins.
-
-    JSD = KL(p | m) / 2 + KL(q | m) / 2 with m = (p + q) / 2 and logarithms of base 2: 0 where the distributions are the
-    same, 1 where they share no bin. It measures what a pair's distance says about whether its images are of one class,
-    when half of the pairs are. In nats it is ln 2 times as much.
-
-    Args:
-        positive: (K,) counts or probabilities; scaled to the sum 1.
-        negative: (K,) the same.
-
-    Example:
-        >>> jensen_shannon_bits([1, 1, 0], [0, 1, 1])
-        0.5
-    """
-    from scipy.special import rel_entr
-
-    p, q = _shares(positive, negative)
-    nats = (rel_entr(p, (p + q) / 2) + rel_entr(q, (p + q) / 2)).sum() / 2
-    return float(np.clip(nats / np.log(2), 0, 1))
-
-
-def probability_nearer(positive: Any, negative: Any) -> float:
-    """P(d+ < d-) + P(d+ = d-) / 2, the area under the ROC curve, of histograms over the same ascending bins.
-
-    Pairs in one bin count as ties: with fine bins the error is at most half of sum_k p_k q_k.
-
-    Args:
-        positive: (K,) counts or probabilities of d+; scaled to the sum 1.
-        negative: (K,) the same of d-.
-
-    Example:
-        >>> probability_nearer([1, 1, 0], [0, 1, 1])
-        0.875
-    """
-    p, q = _shares(positive, negative)
-    further = 1 - np.cumsum(q)
-    return float((p * (further + q / 2)).sum())
-
-
-def share_ordered(positive: Any, negative: Any) -> float:
-    """The same of the distances themselves: only equal distances are ties, a bin for each that occurs.
-
-    Args:
-        positive: (P,) d+.
-        negative: (Q,) d-.
-
-    Example:
-        >>> share_ordered([1.0, 2.0], [2.0, 3.0])
-        0.875
-    """
-    distances, place = np.unique(np.concatenate([positive, negative]), return_inverse=True)
-    counts = [np.bincount(part, minlength=len(distances)) for part in np.split(place, [len(positive)])]
-    return probability_nearer(*counts)
-
-
-def default_bins(histogram: PairHistogram) -> int:
-    """Rice's rule for the rarer kind of n pairs, ceil(2 n^(1/3)), and at most 100 bins.
-
-    Between histograms of few pairs chance alone keeps the overlap below 1 and the divergence above 0, the more so the
-    more bins there are. The rule depends on nothing but n, so that two models on one data set are compared alike.
-    """
-    rarer = min(int(histogram.positive.sum()), int(histogram.negative.sum()))
-    return min(100, int(np.ceil(2 * rarer ** (1 / 3) - 1e-9)))
+# Rows whose differences from their class's mean are held in float64 at once.
+_ROWS = 8192
+# An image whose `depth` nearest images are all held out has its labelled neighbour searched by itself: rarely needed.
+_RARE = 1e-4
+_DEEPEST = 64
+GENERALISATION_MEASURES = ("recall", "overlap", "density", "divergence", "scattering")
+# Parts of the test set, each of which needs two images of every class.
+_PARTS = 10
 
 
 def evaluate_overlap(
@@ -162,19 +95,6 @@ def evaluate_overlap(
         "all_pairs": fine.exact,
         "bins": len(coarse.positive),
     }
-
-
-def _shares(positive: Any, negative: Any) -> tuple[np.ndarray, np.ndarray]:
-    p, q = np.asarray(positive, np.float64), np.asarray(negative, np.float64)
-    if p.shape != q.shape or p.ndim != 1:
-        raise UserError(f"histograms must be over the same bins; got shapes {p.shape} and {q.shape}")
-    if not (p.sum() > 0 and q.sum() > 0):
-        raise UserError("each histogram must hold a pair")
-    return p / p.sum(), q / q.sum()
-
-
-# Rows whose differences from their class's mean are held in float64 at once.
-_ROWS = 8192
 
 
 @dataclasses.dataclass(frozen=True)
@@ -286,11 +206,6 @@ def _add_by_class(sums: np.ndarray, place: np.ndarray, values: np.ndarray) -> No
     """Add the values of each class, `place` being sorted, to the class's row of `sums`."""
     starts = np.flatnonzero(np.append(True, place[1:] != place[:-1]))
     sums[place[starts]] += np.add.reduceat(values, starts, axis=0)
-
-
-# An image whose `depth` nearest images are all held out has its labelled neighbour searched by itself: rarely needed.
-_RARE = 1e-4
-_DEEPEST = 64
 
 
 def evaluate_divergence(
@@ -455,11 +370,6 @@ def _half_width(values: np.ndarray) -> float:
     from scipy import stats
 
     return float(stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
-
-
-GENERALISATION_MEASURES = ("recall", "overlap", "density", "divergence", "scattering")
-# Of which each needs two images of every class.
-_PARTS = 10
 
 
 def evaluate_generalisation(

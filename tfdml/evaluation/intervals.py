@@ -12,6 +12,10 @@ from tfdml.errors import UserError
 RESAMPLED = ("classes", "queries")
 
 
+# Of one run: metric name to (N,) values, as `retrieval_per_query` returns them.
+PerQuery = Mapping[str, Any]
+
+
 class Interval(NamedTuple):
     """A metric with its confidence interval, all fractions.
 
@@ -123,10 +127,6 @@ def _answered(per_query: Mapping[str, Any], labels: Any) -> tuple[np.ndarray, np
     if not keep.any():
         raise UserError("no query has a value; an interval needs at least one")
     return values[keep], labels[keep]
-
-
-# Of one run: metric name to (N,) values, as `retrieval_per_query` returns them.
-PerQuery = Mapping[str, Any]
 
 
 def paired_differences(

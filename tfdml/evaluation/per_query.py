@@ -18,6 +18,7 @@ from tfdml.errors import UserError, short_message
 from tfdml.io.files import atomic_write, require_regular
 from tfdml.pairwise import DISTANCES, integer_labels
 from tfdml.retrieval.exact import (
+    Progress,
     block_scores,
     check_sides,
     neighbour_blocks,
@@ -31,12 +32,14 @@ if TYPE_CHECKING:
 
 # `recall` stands for every K of `ks`; recall@K, precision@K and map@K name one K each.
 PER_QUERY_METRICS = ("recall", "precision@1", "map@r", "r_precision", "map")
-# Called with what is being done, how much of it is done and how much there is.
-Progress = Callable[[str, int, int], None]
 # Called with k: what `neighbour_blocks` yields, of another search; row -1 where it has found fewer than k.
 NeighbourSearch = Callable[[int], Iterator[tuple[slice, np.ndarray, np.ndarray]]]
 
 _AT_K = re.compile(r"(recall|precision|map)@([1-9]\d*)")
+
+# Up to this many relevant images, comparing a row with each of their scores is faster than sorting the row.
+_COUNTED = 64
+QUERIES_FILE = "queries.npz"
 
 
 def check_labels(labels: Any, count: int, what: str = "labels") -> np.ndarray:
@@ -309,10 +312,6 @@ def _metrics_of_hits(names: Sequence[str], hits: np.ndarray, matches: np.ndarray
     return {name: values[name] for name in names}
 
 
-# Up to this many relevant images, comparing a row with each of their scores is faster than sorting the row.
-_COUNTED = 64
-
-
 def full_average_precision(
     queries: np.ndarray,
     labels: np.ndarray,
@@ -409,9 +408,6 @@ def _images_before(scores: np.ndarray, relevant: np.ndarray, own: int) -> np.nda
     if own >= 0:
         before = before - ((scores[own] > wanted) | ((scores[own] == wanted) & (own < relevant)))
     return before
-
-
-QUERIES_FILE = "queries.npz"
 
 
 def dataset_roles(dataset: Any) -> tuple[np.ndarray, np.ndarray | None]:

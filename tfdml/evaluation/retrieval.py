@@ -14,14 +14,13 @@ from tfdml.evaluation.intervals import RESAMPLED, Interval, check_level, confide
 from tfdml.evaluation.per_query import (
     PER_QUERY_METRICS,
     NeighbourSearch,
-    Progress,
     check_labels,
     dataset_roles,
     requested,
     retrieval_task,
     values_per_query,
 )
-from tfdml.retrieval.exact import check_embeddings
+from tfdml.retrieval.exact import Progress, check_embeddings
 
 if TYPE_CHECKING:
     from tfdml.data.dataset import ImageDataset

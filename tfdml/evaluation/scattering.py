@@ -21,6 +21,11 @@ from tfdml.io.files import atomic_write
 SIXTH = 1 / 6
 
 
+_FORMATS = (".png", ".svg", ".pdf")
+# Told apart by marker and line too, and by readers who do not see all colours.
+_STYLES = (("#0b63b5", "o", "-"), ("#c8500a", "s", "--"), ("#4d4d4d", "^", ":"), ("#7b3fa0", "D", "-."))
+
+
 @dataclasses.dataclass(frozen=True)
 class PartialEmbeddings:
     """Embeddings from parts of the feature map, and how the positions scatter.
@@ -282,11 +287,6 @@ class _PartsModel(keras.Model):
         projection = self.embedder.dense(ops.reshape(pooled, (-1, pooled.shape[-1] // heads)))
         vectors = self.embedder.normalize(projection) / heads**0.5
         return ops.reshape(vectors, (-1, heads * vectors.shape[-1]))
-
-
-_FORMATS = (".png", ".svg", ".pdf")
-# Told apart by marker and line too, and by readers who do not see all colours.
-_STYLES = (("#0b63b5", "o", "-"), ("#c8500a", "s", "--"), ("#4d4d4d", "^", ":"), ("#7b3fa0", "D", "-."))
 
 
 def draw_scattering(path: str | os.PathLike, curves: Mapping[str, Sequence[Mapping[str, float]]]) -> None:

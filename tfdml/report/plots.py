@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from tfdml.evaluation.generalisation import overlap_coefficient, share_ordered
+from tfdml.evaluation.pair_distances import overlap_coefficient, share_ordered
 from tfdml.report.rendering import render
 
 if TYPE_CHECKING:  # slow to import, so only where something is drawn

@@ -31,6 +31,19 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,59}")
 _TAKEN = ("id", "vector")
 _INT64 = np.iinfo(np.int64)
 
+# Candidates fetched beyond k, so that a database's rounding cannot decide what is among the k.
+SPARE = 4
+# Of the squared lengths: how far off a database's float32 distances may be.
+_ROUNDING = 1e-6
+# The largest k; and how many candidates are fetched at most where images at one distance crowd.
+MOST = 4096
+_MOST_CANDIDATES = 4 * MOST
+# Numbers of candidates' vectors that are held at once.
+_HELD = 2**24
+_VERSION = 1
+# By scheme, which is also the extra and the beginning of the module's name.
+_CLASSES = {"lancedb": "LanceGallery", "pgvector": "PostgresGallery", "qdrant": "QdrantGallery"}
+
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
@@ -148,12 +161,6 @@ def _checked_text(what: str, value: Any, longest: int) -> None:
         raise UserError(f"{what} must be at most {longest:,} bytes without a NUL among them; got {value[:40]!r}")
 
 
-# Candidates fetched beyond k, so that a database's rounding cannot decide what is among the k.
-SPARE = 4
-# Of the squared lengths: how far off a database's float32 distances may be.
-_ROUNDING = 1e-6
-
-
 def ranked(query: np.ndarray, rows: Rows, k: int, distance: str) -> tuple[list[int], np.ndarray, bool]:
     """The k nearest of a query's candidates.
 
@@ -180,14 +187,6 @@ def ranked(query: np.ndarray, rows: Rows, k: int, distance: str) -> tuple[list[i
     lengths = float(query @ query) + float(np.einsum("md,md->m", rows.vectors, rows.vectors).max())
     settled = bool(measured.max() > measured[order[-1]] + _ROUNDING * lengths)
     return order, space.in_callers_scale(measured[order]), settled
-
-
-# The largest k; and how many candidates are fetched at most where images at one distance crowd.
-MOST = 4096
-_MOST_CANDIDATES = 4 * MOST
-# Numbers of candidates' vectors that are held at once.
-_HELD = 2**24
-_VERSION = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -552,10 +551,6 @@ def _with_parameters(kind: str, parameters: Mapping[str, int]) -> str:
 
 def _listed(kinds: Mapping[str, str]) -> str:
     return ", ".join(f"{name} ({kind})" for name, kind in sorted(kinds.items())) or "none"
-
-
-# By scheme, which is also the extra and the beginning of the module's name.
-_CLASSES = {"lancedb": "LanceGallery", "pgvector": "PostgresGallery", "qdrant": "QdrantGallery"}
 
 
 def connect(uri: str) -> GalleryDatabase:

@@ -16,6 +16,15 @@ from keras import ops
 from tfdml.errors import UserError
 from tfdml.pairwise import DISTANCES
 
+# Called with what is being done, how much of it is done and how much there is.
+Progress = Callable[[str, int, int], None]
+# Candidates taken beyond k, so that rounding in the block product cannot decide what is among the k returned.
+_SPARE = 4
+# Elements of the (queries, candidates, d) differences that are measured at once: 1 MB, which stays in the cache.
+_MEASURED_AT_ONCE = 2**18
+# The score of the rows that fill the gallery up to whole groups: below every real score, which is at most about d.
+_PADDING_SCORE = -1e30
+
 
 def check_embeddings(embeddings: Any, what: str = "embeddings") -> np.ndarray:
     """`embeddings` as float32, refused where distances between them would mean nothing.
@@ -242,14 +251,6 @@ def _mapped_blocks(
             order = np.lexsort((rows, measured), axis=-1)[:, :k]
             rows, measured = np.take_along_axis(rows, order, axis=1), np.take_along_axis(measured, order, axis=1)
         yield block, rows, space.in_callers_scale(measured)
-
-
-# Candidates taken beyond k, so that rounding in the block product cannot decide what is among the k returned.
-_SPARE = 4
-# Elements of the (queries, candidates, d) differences that are measured at once: 1 MB, which stays in the cache.
-_MEASURED_AT_ONCE = 2**18
-# The score of the rows that fill the gallery up to whole groups: below every real score, which is at most about d.
-_PADDING_SCORE = -1e30
 
 
 @dataclasses.dataclass(frozen=True)

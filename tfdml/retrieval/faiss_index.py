@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 from tfdml.errors import UserError, short_message
 from tfdml.io.manifests import fields, parse_json
 from tfdml.pairwise import DISTANCES
-from tfdml.retrieval.exact import check_embeddings, check_own_rows, unit_rows
+from tfdml.retrieval.exact import Progress, check_embeddings, check_own_rows, unit_rows
 
 KINDS = ("ivf", "hnsw")
 # How the index keeps a vector, by the name that faiss's factory has for it.
@@ -26,8 +25,6 @@ _TRAINING_ROWS_PER_LIST = 64
 # An index file is one of faiss with these lines behind it, which faiss does not read.
 _TRAILER = b"\ntfdml-index "
 _LONGEST_TRAILER = 4096
-
-Progress = Callable[[str, int, int], None]
 
 
 class GalleryIndex:
