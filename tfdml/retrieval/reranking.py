@@ -410,15 +410,11 @@ class Reciprocal:
         Returns:
             (m,) float32.
         """
-        mine = slice(self.codes.indptr[image], self.codes.indptr[image + 1])
-        starts, ends = self.codes.indptr[others], self.codes.indptr[others + 1]
-        offsets = np.cumsum(ends - starts) - (ends - starts)
-        entries = np.repeat(starts - offsets, ends - starts) + np.arange((ends - starts).sum())
+        mine, theirs = slice(*self.codes.indptr[image : image + 2]), self.codes[others]
         scratch[self.codes.indices[mine]] = self.codes.data[mine]
-        lesser = np.minimum(scratch[self.codes.indices[entries]], self.codes.data[entries])
-        scratch[self.codes.indices[mine]] = 0
         # No row is empty: an image is its own neighbour.
-        least = np.add.reduceat(lesser, offsets)
+        least = np.add.reduceat(np.minimum(scratch[theirs.indices], theirs.data), theirs.indptr[:-1])
+        scratch[self.codes.indices[mine]] = 0
         return 1 - least / (self.sums[image] + self.sums[others] - least)
 
 
@@ -441,48 +437,40 @@ def encode(images: np.ndarray, k1: int, k2: int) -> Reciprocal:
     count = len(images)
     rows, _ = nearest_neighbours(images, k=max(k1, k2 - 1, 1), distance="cosine")
     lists = np.concatenate([np.arange(count)[:, None], rows], axis=1)
-    near, half = lists[:, : k1 + 1], lists[:, : k1 // 2 + 1]
-    mutual, mutual_half = _mutual(near), _mutual(half)
-    keys = [
-        _members(part, near, mutual, half, mutual_half) for part in blocks(count, near.shape[1] ** 2 * half.shape[1])
-    ]
-    row, column = np.divmod(np.concatenate(keys), count)
+    near, half = _mutual(lists[:, : k1 + 1]), _mutual(lists[:, : k1 // 2 + 1])
+    sizes = half.sum(axis=1)
+    parts = []
+    for part in blocks(count, 2 * (k1 + 1) * (k1 // 2 + 1)):
+        own = near[part]
+        shared = own.multiply(own @ half.T).tocoo()  # of each j in R(i, k1), how much of R(j, k1 / 2) is in R(i, k1)
+        joined = 3 * shared.data >= 2 * sizes[shared.col]
+        places = (shared.row[joined], shared.col[joined])
+        parts.append(own + sparse.csr_array((shared.data[joined], places), shape=own.shape) @ half)
+    members = sparse.vstack(parts, format="csr")
+    members.sort_indices()
+    row, column = np.repeat(np.arange(count), np.diff(members.indptr)), members.indices
     weights = np.empty(len(row), np.float32)
     for part in blocks(len(row), 2 * images.shape[1]):
         weights[part] = np.exp(-np.square(images[row[part]] - images[column[part]]).sum(axis=1))
     weights /= np.bincount(row, weights, count)[row]
-    starts = np.searchsorted(row, np.arange(count + 1))
-    codes = sparse.csr_array((weights, column.astype(np.int32), starts.astype(np.int32)), shape=(count, count))
+    codes = sparse.csr_array((weights, column, members.indptr), shape=(count, count))
     if k2 > 1:
-        places = np.arange(count + 1, dtype=np.int32) * k2
-        data = np.full(count * k2, 1 / k2, np.float32)
-        mean = sparse.csr_array((data, lists[:, :k2].ravel().astype(np.int32), places), shape=(count, count))
-        codes = mean @ codes
+        codes = _listed(lists[:, :k2], np.float32(1 / k2)) @ codes
     return Reciprocal(codes, np.asarray(codes.sum(axis=1), np.float32).ravel())
 
 
-def _mutual(lists: np.ndarray) -> np.ndarray:
-    """(n, k) whether row i is in the list of the j-th of its own list."""
-    result = np.empty(lists.shape, bool)
-    for part in blocks(len(lists), 2 * lists.shape[1] ** 2):
-        owners = np.arange(part.start, part.stop)
-        result[part] = (lists[lists[part]] == owners[:, None, None]).any(axis=2)
-    return result
+def _listed(lists: np.ndarray, value: Any) -> sparse.csr_array:
+    """(n, n) sparse, `value` at (i, j) for each j in the list of i; lists (n, k)."""
+    count, size = lists.shape
+    starts = np.arange(count + 1, dtype=np.int32) * size
+    data = np.full(count * size, value)
+    return sparse.csr_array((data, lists.ravel().astype(np.int32), starts), shape=(count, count))
 
 
-def _members(
-    part: slice, near: np.ndarray, mutual: np.ndarray, half: np.ndarray, mutual_half: np.ndarray
-) -> np.ndarray:
-    """R*(i) of a part of the images: i n + j for each member j, ascending, once each."""
-    count = len(near)
-    own = np.where(mutual[part], near[part], -1)  # (B, a), R(i, k1)
-    theirs = np.where(mutual_half[near[part]], half[near[part]], -2)  # (B, a, h), R(j, k1 / 2) of each j in the list
-    shared = (theirs[..., None] == own[:, None, None, :]).any(axis=3)
-    sizes = (theirs >= 0).sum(axis=2)
-    joined = mutual[part] & (3 * shared.sum(axis=2) >= 2 * sizes)
-    both = np.concatenate([own, np.where(joined[..., None], theirs, -2).reshape(len(own), -1)], axis=1)
-    row, _ = np.nonzero(both >= 0)
-    return np.unique((row + part.start) * count + both[both >= 0])
+def _mutual(lists: np.ndarray) -> sparse.csr_array:
+    """(n, n) sparse, 1 where i and j are in the lists of each other."""
+    listed = _listed(lists, np.int32(1))
+    return listed.multiply(listed.T).tocsr()
 
 
 def k_reciprocal_neighbours(
