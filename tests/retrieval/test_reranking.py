@@ -17,7 +17,7 @@ from tfdml.retrieval import (
     k_reciprocal_neighbours,
     reranking,
 )
-from tfdml.retrieval.reranking import encode, searched
+from tfdml.retrieval.reranking import encode, search_of
 
 
 def step(name, **arguments):
@@ -61,7 +61,7 @@ def test_in_leave_one_out_the_gallery_has_not_seen_the_query(k, count, monkeypat
     monkeypatch.setattr(reranking, "_GATHERED_AT_ONCE", 300)
     points = made(count, seed=3)
     queries = references.unit(points)
-    what = step("database_augmentation", k=k, alpha=3.0).apply(searched(points), Sources())
+    what = step("database_augmentation", k=k, alpha=3.0).apply(search_of(points), Sources())
     depth = min(6, count - 1)
     expected = references.searched_without_own(points, queries, k, 3.0, depth)
     rows, similarities = what.neighbours(depth)
@@ -83,9 +83,9 @@ def test_what_the_own_image_is_does_not_matter_to_a_query():
     """The same search, were the query's image somewhere else in the gallery."""
     points = made(20)
     gallery = np.concatenate([points[1:], points[:1]])
-    alone = searched(points[:1], points[1:])
+    alone = search_of(points[:1], points[1:])
     chain = (step("database_augmentation", k=3), step("query_expansion", k=4))
-    among = searched(gallery)
+    among = search_of(gallery)
     for one in chain:
         alone, among = (one.apply(what, Sources(), None) for what in (alone, among))
     np.testing.assert_allclose(among.queries[-1], alone.queries[0], atol=1e-5)
@@ -98,7 +98,7 @@ def test_blocks_give_what_the_whole_gives(budget, monkeypatch):
     chain = (step("database_augmentation", k=4), step("query_expansion", k=5, alpha=2.0))
 
     def answer():
-        what = searched(points)
+        what = search_of(points)
         for one in chain:
             what = one.apply(what, Sources(), None)
         return what.queries, *what.neighbours(9)
@@ -117,7 +117,7 @@ def test_degenerate_galleries_give_finite_vectors(alpha):
     assert np.isfinite(expand_queries(opposite, k=3, alpha=alpha)).all()
     zeros = np.zeros((4, 2))
     assert not augment_gallery(zeros, k=2, alpha=alpha).vectors.any()
-    two = step("database_augmentation", k=3, alpha=alpha).apply(searched(made(2)), Sources())
+    two = step("database_augmentation", k=3, alpha=alpha).apply(search_of(made(2)), Sources())
     assert two.neighbours(5)[0].tolist() == [[1], [0]]
     # Of two images, each is by itself where the other is the query.
     np.testing.assert_allclose(
@@ -127,7 +127,7 @@ def test_degenerate_galleries_give_finite_vectors(alpha):
 
 def test_what_cannot_be_is_refused():
     with pytest.raises(UserError, match="no other"):
-        searched(np.ones((1, 2)))
+        search_of(np.ones((1, 2)))
     with pytest.raises(ValueError, match="k must be a positive integer"):
         expand_queries(np.eye(3), k=0)
     with pytest.raises(ValueError, match="alpha must not be negative"):
@@ -160,7 +160,7 @@ def test_equals_the_definition(roles, k):
     found = csls_densities(queries, gallery, k=k)
     np.testing.assert_allclose(found[0], of_queries, atol=2e-6)
     np.testing.assert_allclose(found[1], of_gallery, atol=2e-6)
-    rows, near = step("csls", k=k).apply(searched(queries, gallery), Sources()).neighbours(10)
+    rows, near = step("csls", k=k).apply(search_of(queries, gallery), Sources()).neighbours(10)
     np.testing.assert_array_equal(rows, np.argsort(-scores, axis=1, kind="stable")[:, :10])
     in_full = 2 * near - of_queries[:, None]
     np.testing.assert_allclose(in_full, np.take_along_axis(scores, rows, axis=1), atol=5e-6)
@@ -200,7 +200,7 @@ def test_of_the_top_each_distance_is_exact_and_the_rest_stays_behind(roles):
     points = made(60, seed=2)
     queries, gallery = (points[:20], points[20:]) if roles else (points, None)
     expected = references.reranked(queries, gallery, 8, 3, 0.3)
-    plain = searched(queries, gallery).neighbours(30)[0]
+    plain = search_of(queries, gallery).neighbours(30)[0]
     rows, distances = k_reciprocal_neighbours(queries, gallery, k=30, k1=8, k2=3, top=12)
     np.testing.assert_array_equal(np.sort(rows[:, :12], axis=1), np.sort(plain[:, :12], axis=1))
     np.testing.assert_allclose(distances[:, :12], np.take_along_axis(expected, rows[:, :12], axis=1), atol=2e-5)
@@ -245,10 +245,10 @@ def test_reranking_degenerate_galleries():
 
 def test_where_the_queries_are_the_gallery_both_must_be_what_they_were():
     for first in (step("query_expansion", k=2), step("database_augmentation", k=2)):
-        changed = first.apply(searched(made(12)), Sources(), None)
+        changed = first.apply(search_of(made(12)), Sources(), None)
         with pytest.raises(UserError, match="cannot follow"):
             step("k_reciprocal").apply(changed, Sources())
-        roles = first.apply(searched(made(12), made(9, seed=1)), Sources(), None)
+        roles = first.apply(search_of(made(12), made(9, seed=1)), Sources(), None)
         assert step("k_reciprocal", k1=3, k2=2).apply(roles, Sources()).neighbours(4)[0].shape == (12, 4)
 
 

@@ -25,7 +25,15 @@ from tfdml.evaluation.per_query import (
 )
 from tfdml.memory import require_memory
 from tfdml.retrieval.exact import nearest_neighbours
-from tfdml.retrieval.reranking import Reranked, Searched, augment_gallery, expanded, fit_whitening, scaled, searched
+from tfdml.retrieval.reranking import (
+    Reranked,
+    Search,
+    augment_gallery,
+    expanded_queries,
+    fit_whitening,
+    csls_search,
+    search_of,
+)
 
 # How far lengths may be from 1 for embeddings to be taken as they are.
 _UNIT = 1e-3
@@ -45,57 +53,57 @@ class Sources:
     embed: Callable[[Views], tuple[Any, Any]] | None = None
 
 
-def _views(what: Searched, sources: Sources, _: Views | None, *, flip: bool = True, crops: int = 1) -> Searched:
+def _views(search: Search, sources: Sources, _: Views | None, *, flip: bool = True, crops: int = 1) -> Search:
     """Embed several views of every image, and average them; see `tfdml.embeddings.views.Views`."""
     if sources.embed is None:
         raise UserError("views needs the images and what embeds them: a run folder or a model's file, no embeddings")
-    return searched(*sources.embed(Views(flip, crops)))
+    return search_of(*sources.embed(Views(flip, crops)))
 
 
 def _whitening(
-    what: Searched,
+    search: Search,
     sources: Sources,
     views: Views | None,
     *,
     dim: int = 0,
     power: float = 1.0,
     shrinkage: float = 0.0,
-) -> Searched:
+) -> Search:
     """Whiten queries and gallery; see `fit_whitening`."""
-    _require_plain(what, "whitening")
+    _require_plain(search, "whitening")
     if sources.train is None:
         raise UserError(
             "whitening is fitted to embeddings of training classes, and there are none: embed them too, `split='all'`"
         )
     whitening = fit_whitening(sources.train(views), dim, power=power, shrinkage=shrinkage)
-    queries = whitening(what.queries)
-    gallery = queries if what.queries is what.gallery else whitening(what.gallery)
-    extra = what.extra_bytes + whitening.mean.nbytes + whitening.components.nbytes
-    return Searched(queries, gallery, what.leave_one_out, extra_bytes=extra)
+    queries = whitening(search.queries)
+    gallery = queries if search.queries is search.gallery else whitening(search.gallery)
+    extra = search.extra_bytes + whitening.mean.nbytes + whitening.components.nbytes
+    return Search(queries, gallery, search.leave_one_out, extra_bytes=extra)
 
 
-def _augmentation(what: Searched, sources: Sources, _: Views | None, *, k: int = 10, alpha: float = 3.0) -> Searched:
+def _augmentation(search: Search, sources: Sources, _: Views | None, *, k: int = 10, alpha: float = 3.0) -> Search:
     """Augment the gallery, see `augment_gallery`; in leave-one-out each query sees it as without its own image."""
-    _require_plain(what, "database_augmentation")
-    if len(what.gallery) < 2:
-        return what
-    found = augment_gallery(what.gallery, k=k, alpha=alpha)
-    return dataclasses.replace(what, gallery=found.vectors, augmented=found if what.leave_one_out else None)
+    _require_plain(search, "database_augmentation")
+    if len(search.gallery) < 2:
+        return search
+    found = augment_gallery(search.gallery, k=k, alpha=alpha)
+    return dataclasses.replace(search, gallery=found.vectors, augmented=found if search.leave_one_out else None)
 
 
-def _expansion(what: Searched, sources: Sources, _: Views | None, *, k: int = 10, alpha: float = 3.0) -> Searched:
+def _expansion(search: Search, sources: Sources, _: Views | None, *, k: int = 10, alpha: float = 3.0) -> Search:
     """Expand the queries, see `expand_queries`; the gallery stays."""
-    return dataclasses.replace(what, queries=expanded(what, k, alpha))
+    return dataclasses.replace(search, queries=expanded_queries(search, k, alpha))
 
 
-def _csls(what: Searched, sources: Sources, _: Views | None, *, k: int = 10) -> Searched:
+def _csls(search: Search, sources: Sources, _: Views | None, *, k: int = 10) -> Search:
     """Search by CSLS; see `csls_densities`."""
-    _require_plain(what, "csls")
-    return scaled(what, k)
+    _require_plain(search, "csls")
+    return csls_search(search, k)
 
 
 def _k_reciprocal(
-    what: Searched,
+    search: Search,
     sources: Sources,
     _: Views | None,
     *,
@@ -105,7 +113,7 @@ def _k_reciprocal(
     top: int = 200,
 ) -> Reranked:
     """Re-rank what is found; see `k_reciprocal_neighbours`."""
-    return Reranked.of(what, k1, k2, weight, top)
+    return Reranked.of(search, k1, k2, weight, top)
 
 
 STEPS: dict[str, Callable[..., Any]] = {
@@ -146,9 +154,9 @@ class Step:
         )
         return f"{self.name}({given})" if given else self.name
 
-    def apply(self, what: Any, sources: Sources, views: Views | None = None) -> Any:
+    def apply(self, search: Any, sources: Sources, views: Views | None = None) -> Any:
         """What is searched after this step; `views` are those that it was embedded in."""
-        return STEPS[self.name](what, sources, views, **self.arguments)
+        return STEPS[self.name](search, sources, views, **self.arguments)
 
 
 def _defaults(name: str) -> dict[str, Any]:
@@ -202,8 +210,8 @@ def check_order(steps: Sequence[Step]) -> None:
             raise UserError(f"{step} must be the last step: it gives a ranking, no embeddings")
 
 
-def _require_plain(what: Searched, name: str) -> None:
-    if what.augmented is not None:
+def _require_plain(search: Search, name: str) -> None:
+    if search.augmented is not None:
         raise UserError(
             f"where the queries are the gallery, {name} cannot follow database_augmentation: only query_expansion can"
         )
@@ -337,22 +345,22 @@ def measure_chains(
     began = time.perf_counter()
     found, _ = nearest_neighbours(task.queries, task.gallery, k=depth, distance=distance)
     add("plain", found, began, (task.queries if task.gallery is None else task.gallery).nbytes)
-    start = searched(task.queries, task.gallery)
+    start = search_of(task.queries, task.gallery)
     lengths = np.linalg.norm(task.queries if task.gallery is None else task.gallery, axis=1)
     if np.abs(lengths - 1).max() > _UNIT:
         began = time.perf_counter()
         add("length 1", start.neighbours(depth)[0], began, start.bytes)
     done = {"plain"}
     for chain in chains:
-        what: Any = start
+        search: Any = start
         views = None
         for place, step in enumerate(chain):
             name = " + ".join(map(str, chain[: place + 1]))
             began = time.perf_counter()
-            what = step.apply(what, sources, views)
+            search = step.apply(search, sources, views)
             views = Views(**step.arguments) if step.name == "views" else views
             if name not in done:  # two chains may begin alike
-                add(name, what.neighbours(depth)[0], began, what.bytes)
+                add(name, search.neighbours(depth)[0], began, search.bytes)
             done.add(name)
     return rows
 

@@ -60,8 +60,8 @@ class Augmented:
 
 
 @dataclasses.dataclass(frozen=True)
-class Searched:
-    """Queries and the gallery that they are searched in; made by `searched`.
+class Search:
+    """Queries and the gallery that they are searched in; made by `search_of`.
 
     Args:
         queries: (N, d) float32.
@@ -150,7 +150,7 @@ class Searched:
         return rows, similarities
 
 
-def searched(queries: Any, gallery: Any = None) -> Searched:
+def search_of(queries: Any, gallery: Any = None) -> Search:
     """Embeddings, checked and scaled to length 1, as what is searched in what.
 
     Args:
@@ -161,16 +161,16 @@ def searched(queries: Any, gallery: Any = None) -> Searched:
         UserError: As `nearest_neighbours`; there is nothing to search in.
 
     Example:
-        >>> searched(np.eye(3)).neighbours(2)[0].tolist()
+        >>> search_of(np.eye(3)).neighbours(2)[0].tolist()
         [[1, 2], [0, 2], [0, 1]]
     """
     queries, gallery, _ = check_sides(queries, gallery)
     if gallery is not None:
-        return Searched(unit_rows(queries), unit_rows(gallery), False)
+        return Search(unit_rows(queries), unit_rows(gallery), False)
     if len(queries) < 2:
         raise UserError("one image has no other to be compared with")
     queries = unit_rows(queries)
-    return Searched(queries, queries, True)
+    return Search(queries, queries, True)
 
 
 def summed(own: np.ndarray, near: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -284,17 +284,17 @@ def expand_queries(queries: Any, gallery: Any = None, *, k: int = 10, alpha: flo
     Source: Radenovic, Tolias and Chum, "Fine-tuning CNN Image Retrieval with No Human Annotation", TPAMI 2019, sec.
     3.4; alpha = 0: Chum et al., "Total Recall", ICCV 2007.
     """
-    return expanded(searched(queries, gallery), k, alpha)
+    return expanded_queries(search_of(queries, gallery), k, alpha)
 
 
-def expanded(what: Searched, k: int, alpha: float) -> np.ndarray:
+def expanded_queries(search: Search, k: int, alpha: float) -> np.ndarray:
     """(N, d) the expanded queries of a search; see `expand_queries`."""
     k, alpha = integer("k", k, at_least=1), number("alpha", alpha, at_least=0)
-    rows, similarities = what.neighbours(k)
-    result = np.empty_like(what.queries)
-    for part in blocks(len(rows), rows.shape[1] * what.queries.shape[1]):
+    rows, similarities = search.neighbours(k)
+    result = np.empty_like(search.queries)
+    for part in blocks(len(rows), rows.shape[1] * search.queries.shape[1]):
         weights = weights_of(similarities[part], alpha)
-        result[part] = summed(what.queries[part], what.vectors(part, rows[part]), weights)
+        result[part] = summed(search.queries[part], search.vectors(part, rows[part]), weights)
     return result
 
 
@@ -325,15 +325,15 @@ def augment_gallery(gallery: Any, *, k: int = 10, alpha: float = 3.0) -> Augment
     sec. 5, where all weigh the same; weighted: Gordo et al., IJCV 2017; these weights: Radenovic et al., TPAMI 2019.
     """
     k, alpha = integer("k", k, at_least=1), number("alpha", alpha, at_least=0)
-    what = searched(gallery)
+    search = search_of(gallery)
     # One more, which takes the place of an image that is left out.
-    rows, similarities = what.neighbours(k + 1)
+    rows, similarities = search.neighbours(k + 1)
     k = min(k, rows.shape[1])
     weights = weights_of(similarities, alpha)
-    vectors = np.empty_like(what.gallery)
+    vectors = np.empty_like(search.gallery)
     for part in blocks(len(rows), k * vectors.shape[1]):
-        vectors[part] = summed(what.gallery[part], what.gallery[rows[part, :k]], weights[part, :k])
-    return Augmented(what.gallery, vectors, rows, weights, k)
+        vectors[part] = summed(search.gallery[part], search.gallery[rows[part, :k]], weights[part, :k])
+    return Augmented(search.gallery, vectors, rows, weights, k)
 
 
 def csls_densities(queries: Any, gallery: Any = None, *, k: int = 10) -> tuple[np.ndarray, np.ndarray]:
@@ -362,24 +362,24 @@ def csls_densities(queries: Any, gallery: Any = None, *, k: int = 10) -> tuple[n
 
     Source: Conneau et al., "Word Translation Without Parallel Data", ICLR 2018, eq. 7.
     """
-    return _densities(searched(queries, gallery), k)
+    return _densities(search_of(queries, gallery), k)
 
 
-def scaled(what: Searched, k: int) -> Searched:
+def csls_search(search: Search, k: int) -> Search:
     """A search by CSLS: the queries with a 1 behind them, the gallery with -r(g) / 2, compared by their product.
 
     That is (CSLS + r(q)) / 2, whose order for each query is that of CSLS.
     """
-    _, density = _densities(what, k)
-    queries = np.concatenate([what.queries, np.ones((len(what.queries), 1), np.float32)], axis=1)
-    gallery = np.concatenate([what.gallery, -density[:, None] / 2], axis=1)
-    return Searched(queries, gallery, what.leave_one_out, "dot", extra_bytes=what.extra_bytes)
+    _, density = _densities(search, k)
+    queries = np.concatenate([search.queries, np.ones((len(search.queries), 1), np.float32)], axis=1)
+    gallery = np.concatenate([search.gallery, -density[:, None] / 2], axis=1)
+    return Search(queries, gallery, search.leave_one_out, "dot", extra_bytes=search.extra_bytes)
 
 
-def _densities(what: Searched, k: int) -> tuple[np.ndarray, np.ndarray]:
+def _densities(search: Search, k: int) -> tuple[np.ndarray, np.ndarray]:
     k = integer("k", k, at_least=1)
-    other_side = Searched(what.gallery, what.queries, what.leave_one_out)
-    return what.neighbours(k)[1].mean(axis=1), other_side.neighbours(k)[1].mean(axis=1)
+    other_side = Search(search.gallery, search.queries, search.leave_one_out)
+    return search.neighbours(k)[1].mean(axis=1), other_side.neighbours(k)[1].mean(axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -523,20 +523,20 @@ def k_reciprocal_neighbours(
     Source: Zhong, Zheng, Cao and Li, "Re-ranking Person Re-identification with k-reciprocal Encoding", CVPR 2017, eq. 1
     and 3 to 12.
     """
-    return Reranked.of(searched(queries, gallery), k1, k2, weight, top).neighbours(k)
+    return Reranked.of(search_of(queries, gallery), k1, k2, weight, top).neighbours(k)
 
 
 @dataclasses.dataclass(frozen=True)
 class Reranked:
     """A search whose answers are re-ranked; see `k_reciprocal_neighbours`."""
 
-    what: Searched
+    search: Search
     reciprocal: Reciprocal
     weight: float
     top: int
 
     @classmethod
-    def of(cls, what: Searched, k1: int, k2: int, weight: float, top: int) -> Reranked:
+    def of(cls, search: Search, k1: int, k2: int, weight: float, top: int) -> Reranked:
         """Encode the images of a search.
 
         Raises:
@@ -545,23 +545,23 @@ class Reranked:
         """
         k1, k2, top = (integer(name, n, at_least=1) for name, n in (("k1", k1), ("k2", k2), ("top", top)))
         weight = number("weight", weight, at_least=0, at_most=1)
-        if what.augmented is not None or (what.leave_one_out and what.queries is not what.gallery):
+        if search.augmented is not None or (search.leave_one_out and search.queries is not search.gallery):
             raise UserError(
                 "k_reciprocal compares the neighbours of queries and gallery: where the queries are the gallery it "
                 "cannot follow query_expansion or database_augmentation"
             )
-        images = what.gallery if what.leave_one_out else np.concatenate([what.queries, what.gallery])
-        return cls(what, encode(images, min(k1, len(images) - 1), min(k2, len(images))), weight, top)
+        images = search.gallery if search.leave_one_out else np.concatenate([search.queries, search.gallery])
+        return cls(search, encode(images, min(k1, len(images) - 1), min(k2, len(images))), weight, top)
 
     @property
     def bytes(self) -> int:
         """What is kept to search in."""
-        return self.what.bytes + self.reciprocal.bytes
+        return self.search.bytes + self.reciprocal.bytes
 
     def neighbours(self, k: int) -> tuple[np.ndarray, np.ndarray]:
         """(N, k) rows, and distances d*; infinite for those that were not re-ranked."""
-        rows, similarities = self.what.neighbours(max(k, self.top))
-        first = 0 if self.what.leave_one_out else len(self.what.queries)
+        rows, similarities = self.search.neighbours(max(k, self.top))
+        first = 0 if self.search.leave_one_out else len(self.search.queries)
         result = np.full(rows.shape, np.inf, np.float32)
         top = min(self.top, rows.shape[1])
         scratch = np.zeros(len(self.reciprocal.sums), np.float32)
