@@ -29,9 +29,9 @@ from tfdml.retrieval.reranking import (
     Reranked,
     Search,
     augment_gallery,
+    csls_search,
     expanded_queries,
     fit_whitening,
-    csls_search,
     search_of,
 )
 

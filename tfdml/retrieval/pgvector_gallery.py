@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,58 +43,58 @@ class PostgresGallery(GalleryDatabase):
         self._connection = psycopg.connect(
             **{name: value for name, value in told.items() if value}, connect_timeout=_SECONDS, autocommit=True
         )
-        if self._one("SELECT to_regclass({})", sql.Literal(address.table)) is None:
+        if self._one("SELECT to_regclass(%s)", (address.table,)) is None:
             return None
-        register_vector(self._connection)
         self._set_up()
-        return self._one("SELECT obj_description({}::regclass)", sql.Literal(address.table)) or ""
+        return self._one("SELECT obj_description(%s::regclass)", (address.table,)) or ""
 
-    def _one(self, text: str, *parts: Any) -> Any:
-        return self._connection.execute(sql.SQL(text).format(*parts)).fetchone()[0]
+    def _sql(self, text: str, **parts: Any) -> sql.Composed:
+        """A statement, with the gallery's `{table}` and its `{columns}`, and other parts by name."""
+        columns = sql.SQL(", ").join(map(sql.Identifier, self._columns if self.about else []))
+        return sql.SQL(text).format(table=sql.Identifier(self.address.table), columns=columns, **parts)
+
+    def _run(self, text: str, values: Sequence[Any] = (), **parts: Any) -> Any:
+        return self._connection.execute(self._sql(text, **parts), values or None)
+
+    def _one(self, text: str, values: Sequence[Any] = (), **parts: Any) -> Any:
+        return self._run(text, values, **parts).fetchone()[0]
 
     def _set_up(self) -> None:
         """What this session searches by: no index without one in the address, else the address's effort."""
-        address, execute = self.address, self._connection.execute
+        address = self.address
+        register_vector(self._connection)
         if not address.index:
-            execute("SET enable_indexscan = off")
+            self._run("SET enable_indexscan = off")
             return
         version = self._one("SELECT extversion FROM pg_extension WHERE extname = 'vector'")
         if address.index == "hnsw" and tuple(map(int, version.split(".")[:2])) >= (0, 8):
-            execute("SET hnsw.iterative_scan = strict_order")
+            self._run("SET hnsw.iterative_scan = strict_order")
         if address.index == "ivf" and "effort" in address.options:
-            execute(sql.SQL("SET ivfflat.probes = {}").format(address.option("effort", 1)))
+            self._run("SET ivfflat.probes = {effort}", effort=address.option("effort", 1))
 
     def _create(self, about: About) -> None:
-        execute = self._connection.execute
         # Who may not create extensions may use one that is there.
         if self._one("SELECT count(*) FROM pg_extension WHERE extname = 'vector'") == 0:
             try:
-                execute("CREATE EXTENSION IF NOT EXISTS vector")
+                self._run("CREATE EXTENSION IF NOT EXISTS vector")
             except psycopg.Error:
                 raise UserError(
                     f"`uri={self.address}`: the database has no extension vector; have its owner run CREATE EXTENSION "
                     "vector"
                 ) from None
-        register_vector(self._connection)
         self._set_up()
         columns = [
-            sql.SQL("{} {} NOT NULL").format(sql.Identifier(name), sql.SQL(_TYPES[kind]))
+            sql.SQL(", {} {} NOT NULL").format(sql.Identifier(name), sql.SQL(_TYPES[kind]))
             for name, kind in about.attributes.items()
         ]
-        made = sql.SQL("CREATE TABLE {} (").format(self._table) + sql.SQL(", ").join(
-            [
-                sql.SQL('id text COLLATE "C" PRIMARY KEY'),
-                sql.SQL("vector vector({}) NOT NULL").format(about.dimension),
-                *columns,
-            ]
-        )
         with self._connection.transaction():
-            execute(made + sql.SQL(")"))
-            execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(self._table, about.text()))
-
-    @property
-    def _table(self) -> sql.Identifier:
-        return sql.Identifier(self.address.table)
+            self._run(
+                'CREATE TABLE {table} (id text COLLATE "C" PRIMARY KEY, '
+                "vector vector({dimension}) NOT NULL{attributes})",
+                dimension=about.dimension,
+                attributes=sql.Composed(columns),
+            )
+            self._run("COMMENT ON TABLE {table} IS {about}", about=about.text())
 
     @property
     def _columns(self) -> list[str]:
@@ -103,50 +103,43 @@ class PostgresGallery(GalleryDatabase):
 
     def _upsert(self, rows: Rows) -> None:
         assert self.about is not None
-        names = [sql.Identifier(name) for name in self._columns]
-        listed = sql.SQL(", ").join(names)
-        replaced = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(name) for name in names[1:])
+        replaced = sql.SQL(", ").join(
+            sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in self._columns[1:]
+        )
         types = ["text", "vector", *({"integer": "int8", "text": "text"}[k] for k in self.about.attributes.values())]
         with self._connection.transaction(), self._connection.cursor() as cursor:
-            cursor.execute(sql.SQL("CREATE TEMP TABLE tfdml_new (LIKE {}) ON COMMIT DROP").format(self._table))
-            into = sql.SQL("COPY tfdml_new ({}) FROM STDIN WITH (FORMAT BINARY)").format(listed)
-            with cursor.copy(into) as copy:
+            cursor.execute(self._sql("CREATE TEMP TABLE tfdml_new (LIKE {table}) ON COMMIT DROP"))
+            with cursor.copy(self._sql("COPY tfdml_new ({columns}) FROM STDIN WITH (FORMAT BINARY)")) as copy:
                 copy.set_types(types)
                 for row in zip(rows.ids, rows.vectors, *rows.attributes.values(), strict=True):
                     copy.write_row(row)
-            cursor.execute(
-                sql.SQL("INSERT INTO {} ({}) SELECT {} FROM tfdml_new ON CONFLICT (id) DO UPDATE SET {}").format(
-                    self._table, listed, listed, replaced
-                )
-            )
+            insert = "INSERT INTO {table} ({columns}) SELECT {columns} FROM tfdml_new ON CONFLICT (id) DO UPDATE SET "
+            cursor.execute(self._sql(insert + "{replaced}", replaced=replaced))
 
     def _delete(self, ids: list[str]) -> int:
-        statement = sql.SQL("DELETE FROM {} WHERE id = ANY(%s)").format(self._table)
-        return int(self._connection.execute(statement, (ids,)).rowcount)
+        return int(self._run("DELETE FROM {table} WHERE id = ANY(%s)", (ids,)).rowcount)
 
     def _nearest(self, vectors: np.ndarray, k: int, conditions: dict[str, Any]) -> list[Rows]:
         if self.address.index == "hnsw":
             effort = min(max(self.address.option("effort", 40), k), _MOST_EFFORT)
-            self._connection.execute(sql.SQL("SET hnsw.ef_search = {}").format(effort))
-        query = sql.SQL("SELECT {} FROM {} {} ORDER BY vector {} %s LIMIT {}").format(
-            sql.SQL(", ").join(map(sql.Identifier, self._columns)),
-            self._table,
-            _where(conditions),
-            sql.SQL("<#>" if self._by_product else "<->"),
-            k,
+            self._run("SET hnsw.ef_search = {effort}", effort=effort)
+        query = self._sql(
+            "SELECT {columns} FROM {table} {where} ORDER BY vector {operator} %s LIMIT {k}",
+            where=_where(conditions),
+            operator=sql.SQL("<#>" if self._by_product else "<->"),
+            k=k,
         )
         values = tuple(conditions.values())
         with self._connection.cursor(binary=True) as cursor:
             return [self._read(cursor.execute(query, (*values, vector)).fetchall()) for vector in vectors]
 
     def _count(self, conditions: dict[str, Any]) -> int:
-        query = sql.SQL("SELECT count(*) FROM {} {}").format(self._table, _where(conditions))
-        return int(self._connection.execute(query, tuple(conditions.values())).fetchone()[0])
+        values = tuple(conditions.values())
+        return int(self._one("SELECT count(*) FROM {table} {where}", values, where=_where(conditions)))
 
     def _rows(self) -> Iterator[Rows]:
-        query = sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(map(sql.Identifier, self._columns)), self._table)
         with self._connection.transaction(), self._connection.cursor("tfdml_rows", binary=True) as cursor:
-            cursor.execute(query)
+            cursor.execute(self._sql("SELECT {columns} FROM {table}"))
             while rows := cursor.fetchmany(self.batch_rows):
                 yield self._read(rows)
 
@@ -181,21 +174,18 @@ class PostgresGallery(GalleryDatabase):
             name = sql.Identifier(f"{address.table}_tfdml")
             method, ours, theirs = _INDEXES[address.index]
             default = 16 if ours == "links" else max(1, round(2 * self._count({}) ** 0.5))
-            execute = self._connection.execute
             # Indexes are built out of this, and fall to disk beyond it.
-            execute("SET maintenance_work_mem = '1GB'")
-            execute(sql.SQL("DROP INDEX IF EXISTS {}").format(name))
-            execute(
-                sql.SQL("CREATE INDEX {} ON {} USING {} (vector {}) WITH ({} = {})").format(
-                    name,
-                    self._table,
-                    sql.SQL(method),
-                    sql.SQL(self._operators),
-                    sql.SQL(theirs),
-                    address.option(ours, default),
-                )
+            self._run("SET maintenance_work_mem = '1GB'")
+            self._run("DROP INDEX IF EXISTS {name}", name=name)
+            self._run(
+                "CREATE INDEX {name} ON {table} USING {method} (vector {operators}) WITH ({option} = {value})",
+                name=name,
+                method=sql.SQL(method),
+                operators=sql.SQL(self._operators),
+                option=sql.SQL(theirs),
+                value=address.option(ours, default),
             )
-        self._connection.execute(sql.SQL("VACUUM ANALYZE {}").format(self._table))
+        self._run("VACUUM ANALYZE {table}")
 
     def _close(self) -> None:
         if self._connection is not None:
