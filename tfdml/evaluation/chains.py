@@ -7,12 +7,11 @@ import inspect
 import reprlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tfdml.arguments import integer, number
-from tfdml.embeddings.views import Views
 from tfdml.errors import UserError
 from tfdml.evaluation.per_query import (
     PER_QUERY_METRICS,
@@ -34,6 +33,9 @@ from tfdml.retrieval.reranking import (
     fit_whitening,
     search_of,
 )
+
+if TYPE_CHECKING:
+    from tfdml.embeddings.views import Views
 
 # How far lengths may be from 1 for embeddings to be taken as they are.
 _UNIT = 1e-3
@@ -57,7 +59,7 @@ def _views(search: Search, sources: Sources, _: Views | None, *, flip: bool = Tr
     """Embed several views of every image, and average them; see `tfdml.embeddings.views.Views`."""
     if sources.embed is None:
         raise UserError("views needs the images and what embeds them: a run folder or a model's file, no embeddings")
-    return search_of(*sources.embed(Views(flip, crops)))
+    return search_of(*sources.embed(_views_of({"flip": flip, "crops": crops})))
 
 
 def _whitening(
@@ -159,6 +161,12 @@ class Step:
         return STEPS[self.name](search, sources, views, **self.arguments)
 
 
+def _views_of(arguments: Mapping[str, Any]) -> Views:
+    from tfdml.embeddings.views import Views  # which imports TensorFlow
+
+    return Views(**arguments)
+
+
 def _defaults(name: str) -> dict[str, Any]:
     parameters = inspect.signature(STEPS[name]).parameters.values()
     return {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY}
@@ -187,7 +195,7 @@ def steps_of(calls: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Step]:
             raise UserError(f"{name} has no argument {reprlib.repr(unknown[0])}; it has {', '.join(known)}")
         try:
             if name == "views":
-                Views(**{**known, **arguments})
+                _views_of({**known, **arguments})
             for key in arguments if name != "views" else ():
                 check: Callable[..., Any] = integer if isinstance(known[key], int) else number
                 least, most = _BOUNDS[key]
@@ -358,7 +366,7 @@ def measure_chains(
             name = " + ".join(map(str, chain[: place + 1]))
             began = time.perf_counter()
             search = step.apply(search, sources, views)
-            views = Views(**step.arguments) if step.name == "views" else views
+            views = _views_of(step.arguments) if step.name == "views" else views
             if name not in done:  # two chains may begin alike
                 add(name, search.neighbours(depth)[0], began, search.bytes)
             done.add(name)
