@@ -4,7 +4,7 @@ import pytest
 from tests.retrieval.databases import Databases, postgres
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def databases(tmp_path_factory):
     folder = tmp_path_factory.mktemp("galleries")
     with postgres(folder / "pg") as server:

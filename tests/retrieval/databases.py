@@ -1,4 +1,4 @@
-"""The databases that the tests run for real, one of each kind a module."""
+"""The databases that the tests run for real, one of each kind for all of them."""
 
 from __future__ import annotations
 
