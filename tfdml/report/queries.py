@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup
 
-from tfdml.evaluation.per_query import matches_in_gallery, precision_sums
+from tfdml.errors import UserError
+from tfdml.evaluation.per_query import dataset_roles, matches_in_gallery, precision_sums
 from tfdml.report.rendering import render
-from tfdml.retrieval.exact import neighbour_blocks
+from tfdml.retrieval.exact import check_embeddings, neighbour_blocks
 
 if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which comparing folders does not
+    from matplotlib.figure import Figure
+
     from tfdml.data.dataset import ImageDataset
 
 # As far as the curve of Recall@K goes. Average precision at R is known for R up to this too.
@@ -200,3 +203,58 @@ def examples_html(
     chosen = choose_examples(list(ranked.values()), queries.labels, count) if ranked else {}
     groups = [(*_GROUPS[kind], rows) for kind, rows in chosen.items()]
     return render("examples.html", groups=groups, ranked=ranked, queries=queries, gallery=gallery)
+
+
+def show_neighbors(
+    dataset: ImageDataset, embeddings: Any, *, num_queries: int = 5, k: int = 6, seed: int = 0
+) -> Figure:
+    """Draw queries with their nearest images: green frames for their own class, red ones for others.
+
+    A notebook displays the figure; `figure.savefig("neighbors.png")` writes it. Queries are of different classes, drawn
+    at random. With query and gallery roles (In-Shop), queries are searched in the gallery.
+
+    Args:
+        dataset: The images.
+        embeddings: (N, d), one row per image.
+        num_queries: The number of queries, one row each.
+        k: The number of neighbors, at most 8.
+        seed: Of the draw.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+
+    Raises:
+        UserError: Not as many embeddings as images, no image to find, or a number out of range.
+
+    Example:
+        >>> figure = tfdml.report.show_neighbors(test, embeddings, num_queries=2, k=3)
+        >>> len(figure.axes)
+        8
+    """
+    from matplotlib.figure import Figure
+
+    if num_queries < 1 or not 1 <= k <= _KEPT:
+        raise UserError(f"num_queries must be at least 1 and k between 1 and {_KEPT}; got {num_queries} and {k}")
+    embeddings = check_embeddings(embeddings)
+    if len(embeddings) != len(dataset.labels):
+        raise UserError(f"{len(embeddings)} embeddings for the {len(dataset.labels)} images of {dataset.name}")
+    of_queries, of_gallery = dataset_roles(dataset)
+    labels, searched = dataset.labels[of_queries], of_queries if of_gallery is None else of_gallery
+    gallery = () if of_gallery is None else (embeddings[of_gallery], dataset.labels[of_gallery])
+    ranked = rank_queries(embeddings[of_queries], labels, *gallery, depth=_KEPT)
+    if ranked is None or not ranked.answerable.any():
+        raise UserError(f"{dataset.name}: no image has another one of its class to find")
+    drawn = np.random.default_rng(seed).permutation(np.flatnonzero(ranked.answerable))
+    chosen = spread_over_classes(drawn.tolist(), labels)[:num_queries]
+    k = min(k, ranked.rows.shape[1])
+    figure = Figure((1.1 * (k + 1), 1.2 * len(chosen)), layout="constrained")
+    for row, query in zip(figure.subplots(len(chosen), k + 1, squeeze=False), chosen, strict=True):
+        shown = [(of_queries[query], "black")]
+        shown += [(searched[i], "#1a7f37" if hit else "#cf222e") for i, _, hit in [*ranked.neighbours(query)][:k]]
+        for axes, (index, color) in zip(row, shown, strict=True):
+            axes.imshow(dataset.images.picture(int(index)))
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set(color=color, linewidth=3)
+        row[0].set_title("query" if query == chosen[0] else "", fontsize=9)
+        row[1].set_title("nearest images" if query == chosen[0] else "", fontsize=9, loc="left")
+    return figure
