@@ -163,19 +163,23 @@ class ResumableFolder:
         sizes = {confined(self.folder, name, PROGRESS): file.get("bytes") for name, file in known["files"].items()}
         return all(size_of(path) == size for path, size in sizes.items())
 
-    def finish_part(self, name: str, known: Mapping[str, Any], files: Iterable[str] = ()) -> dict[str, Any]:
+    def finish_part(
+        self, name: str, known: Mapping[str, Any], files: Iterable[str] | Mapping[str, Any] = ()
+    ) -> dict[str, Any]:
         """Record that a part is done, once its files are written.
 
         Args:
             name: The part.
             known: What to keep of it.
-            files: The names of its files, of which size and checksum are added as `files`.
+            files: The names of its files, of which size and checksum are added as `files`; or those, by name.
 
         Returns:
             What `part` returns from now on.
         """
-        written = {file: {"bytes": size_of(self.path(file)), "sha256": sha256_of(self.path(file))} for file in files}
-        known = {**known, "files": written}
+        if not isinstance(files, Mapping):
+            paths = {file: self.path(file) for file in files}
+            files = {file: {"bytes": size_of(path), "sha256": sha256_of(path)} for file, path in paths.items()}
+        known = {**known, "files": dict(files)}
         make_folder(self.path(_PARTS))
         write_json(self.path(f"{_PARTS}/{name}.json"), known)
         return known

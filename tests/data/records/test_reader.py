@@ -233,7 +233,7 @@ def test_manifest_tells_what_was_prepared(source, folder):
     train = manifest["splits"]["train"]
     assert (train["images"], train["classes"], train["super_classes"], train["queries"]) == (24, 6, 6, 8)
     assert sum(shard["images"] for shard in train["shards"]) == 24
-    assert manifest["job"]["shrink"] == 0
+    assert manifest["identity"]["shrink"] == 0
     assert train["bad_images"] == []
 
 
@@ -388,12 +388,12 @@ def test_special_files_among_records_are_not_opened(crafted):
 def test_a_preparation_does_not_go_on_with_a_malformed_note(crafted, tmp_path):
     dataset = made(EncodedImages((picture(0),), ("a",)), [0])
     for name, content in (
-        ("manifest.json", {"job": []}),
-        ("job.json", {}),
-        ("job.json", {"job": {}, "starts": {}}),
-        ("job.json", {"job": {}, "starts": 3}),
+        ("manifest.json", {"identity": []}),
+        ("progress.json", {}),
+        ("progress.json", {"identity": {}, "plan": {}}),
+        ("progress.json", {"identity": {}, "plan": 3}),
     ):
-        out = tmp_path / f"out of {name}{len(content)}{content.get('starts')}"
+        out = tmp_path / f"out of {name}{len(content)}{content.get('plan')}"
         out.mkdir()
         (out / name).write_text(json.dumps({"format": "tfdml-records", "version": 2, **content}))
         with pytest.raises(UserError):

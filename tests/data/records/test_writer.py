@@ -22,12 +22,11 @@ from tfdml.data.faults import describe_duplicates, find_duplicates
 from tfdml.data.images import EncodedImages, FileImages
 from tfdml.data.pipeline import shuffled
 from tfdml.data.records import RecordSettings, check, plan, prepare
-from tfdml.data.records import writer as folders
 from tfdml.data.records.reader import verify
 from tfdml.data.records.writer import bad_images_in_words, cut_into_shards
 from tfdml.data.transforms import TrainTransform
 from tfdml.errors import UserError
-from tfdml.io.files import LOCK, listing
+from tfdml.io.files import LOCK, listing, remove, write_json
 
 SMALL = RecordSettings(shard_mb=0.01)
 
@@ -48,7 +47,7 @@ def encoded(*data):
 
 
 def leftovers(folder):
-    return [name for name in os.listdir(folder) if name.startswith((".", "progress")) or name == "job.json"]
+    return [name for name in os.listdir(folder) if name.startswith((".", "progress"))]
 
 
 def whole(folder):
@@ -339,7 +338,7 @@ def test_another_job_is_refused_by_name(finished, tmp_path):
         prepare({"train": dataset, "test": dataset}, out)
 
 
-@pytest.mark.parametrize("name", ["precious.txt", "manifest.json", "job.json"])
+@pytest.mark.parametrize("name", ["precious.txt", "manifest.json", "progress.json"])
 def test_a_folder_of_others_is_refused_untouched(name, tmp_path):
     (tmp_path / name).write_text('{"mine": 1}')
     with pytest.raises(UserError, match="a new or an empty folder"):
@@ -372,8 +371,10 @@ def test_two_at_once_in_one_folder(tmp_path):
 def test_a_remote_lock(tmp_path):
     dataset = encoded(*images_of_kinds(6))
     out = "memory://preparation/locked"
-    with folders._locked(out), pytest.raises(UserError, match=f"delete {out}/{LOCK} if it has ended"):
+    write_json(f"{out}/{LOCK}", {"token": "another's"})
+    with pytest.raises(UserError, match=f"delete {out}/{LOCK} if it has ended"):
         prepare({"train": dataset}, out)
+    remove(f"{out}/{LOCK}")
     prepare({"train": dataset}, out)
     assert LOCK not in listing(out)
 

@@ -223,8 +223,8 @@ class Shards:
         """
         path = self.paths[shard]
         try:
-            if "://" in path:
-                framed = _read_remote(path, offset, size)
+            if files.is_remote(path) or not hasattr(os, "pread"):  # which Windows lacks
+                framed = _read_range(path, offset, size)
             else:
                 # A name of its own keeps it open: of two that threads open at once, the cache keeps only one.
                 file = self._open(path)
@@ -250,7 +250,7 @@ class _Open:
             close(self.descriptor)
 
 
-def _read_remote(path: str, offset: int, size: int) -> bytes:
+def _read_range(path: str, offset: int, size: int) -> bytes:
     filesystem, there = files.filesystem_of(path)
     return filesystem.cat_file(there, offset, offset + size)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
-import contextlib
 import dataclasses
 import datetime
 import functools
@@ -16,7 +15,6 @@ import io
 import itertools
 import json
 import os
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,13 +25,13 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.data.decoding import DECODER_LIMIT, decode_image, format_of
 from tfdml.data.faults import ImageError, access_fault, decoding_fault, find_duplicates
 from tfdml.data.images import Images
-from tfdml.data.records.reader import ENCODED, FORMAT, MANIFEST, REMEDY, SHARD, VERSION, read
+from tfdml.data.records.reader import ENCODED, FORMAT, SHARD, VERSION, read
 from tfdml.data.transforms import TrainTransform
-from tfdml.errors import UserError, differences
-from tfdml.io import files, manifests
-from tfdml.io.files import require_space, unwritable
-from tfdml.io.manifests import Kinds, confined, fields
-from tfdml.version import __version__
+from tfdml.errors import UserError
+from tfdml.io import files
+from tfdml.io.files import require_space
+from tfdml.io.folders import PROGRESS, ResumableFolder
+from tfdml.io.manifests import Kinds, fields
 
 SHRINK_FORMATS = ("jpeg", "png")
 BAD_IMAGE_CHOICES = ("error", "skip")
@@ -279,10 +277,6 @@ def one_line(text: str) -> str:
 
 DUPLICATES = "copies.json"
 BAD_IMAGES = "bad_images.txt"
-JOB = "job.json"
-PROGRESS = "progress"
-# Of every JSON file of a preparation.
-HEADER = {"format": FORMAT, "version": VERSION}
 _MEGABYTE = 2**20
 _PART: Kinds = {
     "key": str,
@@ -292,7 +286,6 @@ _PART: Kinds = {
     "sizes": list,
     "shard": (dict, type(None)),
 }
-_BEGIN_ANEW = "delete the folder to prepare it again"
 # A TFRecord's length and two checksums.
 _FRAME = 16
 
@@ -382,40 +375,30 @@ def prepare(
         98
     """
     out, settings = os.fspath(out), settings or RecordSettings()
-    claim(out)
-    with _locked(out):
-        job = _job(splits, settings)
-        manifest = read_json(os.path.join(out, MANIFEST))
-        if manifest:
-            fields(manifest, {"job": dict}, os.path.join(out, MANIFEST), REMEDY)
-            require_same_job(out, manifest["job"], job)
+    folder = ResumableFolder(out, "out", FORMAT, VERSION, _identity(splits, settings))
+    with folder.opened():
+        if folder.manifest:
             for split in splits:
                 read(out, split)
-            _tidy(out)
             return Report({split: SplitReport(dataset) for split, dataset in splits.items()}, [], finished_before=True)
-        report = _write(splits, out, settings, job, progress)
-        write_json(os.path.join(out, DUPLICATES), report.duplicates)
+        report = _write(splits, folder, settings, progress)
+        files.write_json(folder.path(DUPLICATES), report.duplicates)
         _report_bad_images(report, out, settings)
-        entries = {split: _finish(found, split, out) for split, found in report.splits.items()}
-        manifest = {
-            **HEADER,
-            "tfdml": __version__,
+        entries = {
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "dataset": next(iter(splits.values())).name,
             "source": dict(source or {}),
-            "job": job,
-            "splits": entries,
+            "splits": {split: _finish(found, split, out) for split, found in report.splits.items()},
         }
-        write_json(os.path.join(out, MANIFEST), manifest)
-        _tidy(out)
+        folder.finish(entries)
     return report
 
 
 def _write(
-    splits: Mapping[str, ImageDataset], out: str, settings: RecordSettings, job: dict[str, Any], progress: Progress
+    splits: Mapping[str, ImageDataset], folder: ResumableFolder, settings: RecordSettings, progress: Progress
 ) -> Report:
     stamps = {split: dataset.images.stamps() for split, dataset in splits.items()}
-    starts = _starts(out, job, stamps, settings)
+    starts = _starts(folder, stamps, settings)
     reports = {split: SplitReport(dataset) for split, dataset in splits.items()}
     with ImageExaminer(sum(map(len, splits.values())), settings, progress) as examiner:
         for split, dataset in splits.items():
@@ -425,9 +408,9 @@ def _write(
             for number, (start, stop) in enumerate(itertools.pairwise([*starts[split], len(dataset)])):
                 stem = f"{split}-{number:05d}-of-{len(starts[split]):05d}"
                 key = _digest([stamps[split][start:stop], sorted(excluded)])
-                part = _part(out, stem, key, settings)
+                part = _part(folder, stem, key, settings)
                 if part is None:
-                    part = _make_part(examiner, dataset, (start, stop), excluded, out, stem, key, settings)
+                    part = _make_part(examiner, dataset, (start, stop), excluded, folder, stem, key, settings)
                 else:
                     reports[split].resumed += 1
                     examiner.skip(stop - start)
@@ -448,7 +431,7 @@ def _make_part(
     dataset: ImageDataset,
     extent: tuple[int, int],
     excluded: set[str],
-    out: str,
+    folder: ResumableFolder,
     stem: str,
     key: str,
     settings: RecordSettings,
@@ -468,63 +451,57 @@ def _make_part(
     }
     if faults and settings.bad_images == "error":
         return part
+    written = {}
     if kept:
-        part["shard"], part["sizes"] = write_shard(out, stem, dataset, kept)
-    write_json(os.path.join(out, f"{PROGRESS}-{stem}.json"), part)
-    return part
+        shard, part["sizes"] = write_shard(folder.folder, stem, dataset, kept)
+        part["shard"], written = shard, {shard["file"]: {name: shard[name] for name in ("bytes", "sha256")}}
+    return folder.finish_part(stem, part, written)
 
 
-def _part(out: str, stem: str, key: str, settings: RecordSettings) -> dict[str, Any] | None:
+def _part(folder: ResumableFolder, stem: str, key: str, settings: RecordSettings) -> dict[str, Any] | None:
     """What an earlier run recorded of a shard, if it is still valid."""
-    path = os.path.join(out, f"{PROGRESS}-{stem}.json")
-    part = read_json(path)
-    if not part:
+    part = folder.part(stem)
+    if part is None:
         return None
-    fields(part, _PART, path, _BEGIN_ANEW)
-    if part["key"] != key or (part["faults"] and settings.bad_images == "error"):
+    fields(part, _PART, f"{folder.folder}: {stem}", folder.remedy)
+    if part["key"] != key or (part["faults"] and settings.bad_images == "error") or not folder.has_files(part):
         return None
-    shard = part["shard"]
-    if shard:
-        fields(shard, SHARD, path, _BEGIN_ANEW)
-        is_listed = len(part["sizes"]) == shard["images"] and all(type(size) is int for size in part["sizes"])
-        if not is_listed or files.size_of(confined(out, shard["file"], path)) != shard["bytes"]:
+    if part["shard"]:
+        fields(part["shard"], SHARD, f"{folder.folder}: {stem}", folder.remedy)
+        if len(part["sizes"]) != part["shard"]["images"] or any(type(size) is not int for size in part["sizes"]):
             return None
     return part
 
 
 def _starts(
-    out: str, job: dict[str, Any], stamps: Mapping[str, list[tuple[int, int]]], settings: RecordSettings
+    folder: ResumableFolder, stamps: Mapping[str, list[tuple[int, int]]], settings: RecordSettings
 ) -> dict[str, list[int]]:
     """Where the shards begin: as recorded by an earlier run, or divided now and recorded."""
-    path = os.path.join(out, JOB)
-    stored = read_json(path)
-    if stored:
-        fields(stored, {"job": dict, "starts": dict}, path, _BEGIN_ANEW)
-        require_same_job(out, stored["job"], job)
-        fields(stored["starts"], dict.fromkeys(stamps, list), path, _BEGIN_ANEW)
-        if any(type(start) is not int for starts in stored["starts"].values() for start in starts):
-            raise UserError(f"{path} does not say where the shards begin; {_BEGIN_ANEW}")
-        return stored["starts"]
+    if folder.plan is not None:
+        starts = fields(folder.plan, dict.fromkeys(stamps, list), folder.path(PROGRESS), folder.remedy)
+        if any(type(start) is not int for each in starts.values() for start in each):
+            raise UserError(f"{folder.path(PROGRESS)} does not say where the shards begin; {folder.remedy}")
+        return starts
     sizes = {split: [size for size, _ in found] for split, found in stamps.items()}
-    if not settings.shrink and not files.is_remote(out):
+    if not settings.shrink and not files.is_remote(folder.folder):
         needed = sum(map(sum, sizes.values()))
-        require_space(out, needed, "out", "the records", "shrink the images with `shrink`")
+        require_space(folder.folder, needed, "out", "the records", "shrink the images with `shrink`")
     starts = {split: cut_into_shards(found, settings.shard_mb * _MEGABYTE) for split, found in sizes.items()}
-    write_json(path, {**HEADER, "job": job, "starts": starts})
+    folder.begin(starts)
     return starts
 
 
-def _job(splits: Mapping[str, ImageDataset], settings: RecordSettings) -> dict[str, Any]:
-    """What decides the content of the records, to be compared when a preparation goes on."""
-    job = {"dataset": next(iter(splits.values())).name, **settings.job()}
+def _identity(splits: Mapping[str, ImageDataset], settings: RecordSettings) -> dict[str, Any]:
+    """What decides the content of the records."""
+    identity = {"dataset": next(iter(splits.values())).name, **settings.job()}
     for split, dataset in splits.items():
         digest = hashlib.sha256(json.dumps(sorted(dataset.class_names.items())).encode())
         for column in (dataset.labels, dataset.super_labels, dataset.is_query):
             digest.update(b"none" if column is None else column.tobytes())
         for index in range(len(dataset)):
             digest.update(os.fsencode(dataset.images.name(index)) + b"\0")
-        job[f"images of {split}"] = digest.hexdigest()
-    return job
+        identity[f"images of {split}"] = digest.hexdigest()
+    return identity
 
 
 def _finish(found: SplitReport, split: str, out: str) -> dict[str, Any]:
@@ -559,13 +536,6 @@ def _finish(found: SplitReport, split: str, out: str) -> dict[str, Any]:
         "bad_images": [{"name": fault.name, "reason": fault.reason} for fault in found.faults],
         "copies_left_out": [dataset.images.name(index) for index in found.dropped],
     }
-
-
-def _tidy(out: str) -> None:
-    """Removes what only an unfinished preparation needs."""
-    for name in files.listing(out):
-        if name == JOB or (name.startswith(f"{PROGRESS}-") and name.endswith(".json")):
-            files.remove(os.path.join(out, name))
 
 
 def _report_bad_images(report: Report, out: str, settings: RecordSettings) -> None:
@@ -671,111 +641,3 @@ def _bytes(value: bytes) -> tf.train.Feature:
 
 def _integer(value: int) -> tf.train.Feature:
     return tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
-
-
-def claim(out: str) -> None:
-    """Checks, without writing anything, that a folder is new, empty or of an earlier preparation.
-
-    Args:
-        out: The folder.
-
-    Raises:
-        UserError: It holds something else.
-
-    Example:
-        >>> claim("no/such/folder")
-    """
-    if files.is_file(out):
-        raise UserError(f"`out={out}` is a file; name a folder")
-    found = [name for name in files.listing(out) if not files.is_debris(name)]
-    if found and not {MANIFEST, JOB} & set(found):
-        raise UserError(f"`out={out}` holds other files ({found[0]} ...); name a new or an empty folder")
-    for name in (MANIFEST, JOB):
-        if name in found and read_json(os.path.join(out, name)).get("format") != FORMAT:
-            raise UserError(f"`out={out}` holds a {name} of something else; name a new or an empty folder")
-
-
-def read_json(path: str) -> dict[str, Any]:
-    """A JSON object from a file; empty if there is no such file or it is none.
-
-    Example:
-        >>> read_json("no/such/file")
-        {}
-    """
-    try:
-        return manifests.read_json(path)
-    except UserError:
-        return {}
-
-
-def write_json(path: str, value: Any) -> None:
-    """Writes JSON atomically.
-
-    Raises:
-        UserError: The file cannot be written.
-
-    Example:
-        >>> write_json("copies.json", [])
-    """
-    # Names that are not UTF-8 hold lone surrogates, which only ASCII escapes can carry.
-    files.write_whole(path, (json.dumps(value, indent=1, ensure_ascii=True) + "\n").encode("ascii"))
-
-
-def require_same_job(out: str, stored: dict[str, Any], job: dict[str, Any]) -> None:
-    """Refuses to mix what was prepared in another way with what is wanted now.
-
-    Args:
-        out: The folder.
-        stored: The job that the folder was begun with.
-        job: The job wanted.
-
-    Raises:
-        UserError: They differ; the message names how.
-
-    Example:
-        >>> require_same_job("records", {"dataset": "sop"}, {"dataset": "sop"})
-    """
-    different = differences(stored, job)
-    if different:
-        raise UserError(
-            f"`out={out}` holds records prepared in another way: {different}; name another folder, or "
-            "delete this one to prepare it again"
-        )
-
-
-@contextlib.contextmanager
-def _locked(out: str) -> Iterator[None]:
-    """Makes the folder and keeps other preparations out of it.
-
-    Raises:
-        UserError: Another preparation is at work in it, or it cannot be made.
-    """
-    with contextlib.ExitStack() as stack:
-        try:
-            files.make_folder(out)
-            lock = _remote_lock(f"{out}/{files.LOCK}") if files.is_remote(out) else files.locked(out, "out")
-            stack.enter_context(lock)
-            # Of processes that were killed: while the lock is held, nobody writes.
-            for name in files.listing(out):
-                if name.startswith(files.PARTIAL_PREFIX):
-                    files.remove(os.path.join(out, name))
-        except OSError as error:
-            raise unwritable(out, error) from error
-        yield
-
-
-@contextlib.contextmanager
-def _remote_lock(path: str) -> Iterator[None]:
-    owner, out = {"token": uuid.uuid4().hex}, os.path.dirname(path)
-    if not files.is_file(path):
-        write_json(path, owner)
-    # Object stores have no exclusive creation: of two that wrote at once the later one has it.
-    if read_json(path) != owner:
-        raise UserError(
-            f"`out={out}`: another process is writing into it; wait for it, or delete {path} if it has ended"
-        )
-    try:
-        yield
-    finally:
-        if read_json(path) == owner:
-            files.remove(path)
