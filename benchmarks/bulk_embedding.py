@@ -5,7 +5,7 @@
 
 Three parts, on the test images of Cars-196 by turns until there are enough of them:
 
-- speed: seconds of the bare loop (the model called with one batch after another in one process, as `bin/embed` without
+- speed: seconds of the bare loop (the model called with one batch after another in a process, as `tfdml embed` without
   `--cluster` does: read, decoded and embedded, nothing kept) and of `embed_in_bulk` with 1 and 2 actors, in turns for
   some rounds. Its clock runs from when each actor has written a file to the last file, the start of Ray and of the
   actors apart, which are a column of their own; the bare loop's from its second batch on. A ratio is the median over

@@ -6,7 +6,7 @@
     python -m benchmarks.evaluation --parts=exact,peer --embeddings=embeddings/sop
 
 Parts, all of them by default, on made embeddings (by default as many as the test images and classes of Stanford Online
-Products, 60,502 and 11,316) or on those of --embeddings (what bin/embed writes, or an .npz):
+Products, 60,502 and 11,316) or on those of --embeddings (what tfdml embed writes, or an .npz):
 
 - exact: seconds by the clock and of the processors of `evaluate_retrieval`, beside those of the bare product of the
   same matrices in blocks of the same memory. All contenders run in this process, in turns, for some rounds, another one

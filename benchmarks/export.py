@@ -1,6 +1,6 @@
 """Latency, throughput, size and Recall@1 of an exported version, beside the Keras embedder that it was made of.
 
-    bin/export --run_dir=runs/cars --out=models/cars --formats=all
+    tfdml export --run_dir=runs/cars --out=models/cars --formats=all
     python -m benchmarks.export --run_dir=runs/cars --model=models/cars/1
     python -m benchmarks.export --run_dir=runs/cars --model=models/cars/1 --images=200 --rounds=3      a quick try
 

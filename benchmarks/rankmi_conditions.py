@@ -1,7 +1,7 @@
 """Under which conditions RankMI beats the margin loss: on the frozen features of a backbone, with a trained projection.
 
-    bin/embed --model=frozen.keras --dataset=cars196 --data_dir=CARS196 --split=train --out=features/train
-    bin/embed --model=frozen.keras --dataset=cars196 --data_dir=CARS196 --split=test --out=features/test
+    tfdml embed --model=frozen.keras --dataset=cars196 --data_dir=CARS196 --split=train --out=features/train
+    tfdml embed --model=frozen.keras --dataset=cars196 --data_dir=CARS196 --split=test --out=features/test
     python -m benchmarks.rankmi_conditions --train=features/train --test=features/test
 
 frozen.keras is an embedder without a projection of its own, of MobileNetV2 1.0 at 224 px in docs/results.md:
@@ -127,7 +127,7 @@ def compare(condition, seed, train, test, options):
 def main():
     """Print a row for each condition."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", required=True, help="embeddings of the training classes, as bin/embed writes them")
+    parser.add_argument("--train", required=True, help="embeddings of the training classes, as tfdml embed writes them")
     parser.add_argument("--test", required=True, help="those of the test classes")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--updates", type=int, default=600, help="of the projection")

@@ -49,7 +49,7 @@ def main():
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--classes", type=int, default=11_316)
     parser.add_argument("--queries", type=int, default=0, help="so many of them in the others; 0: all in all")
-    parser.add_argument("--chains", nargs="*", default=CHAINS, help="as bin/evaluate --after; an empty one is plain")
+    parser.add_argument("--chains", nargs="*", default=CHAINS, help="as tfdml evaluate --after; an empty one is plain")
     arguments = parser.parse_args()
     print(f"{arguments.images:,} images, {arguments.dim} dimensions, {arguments.classes:,} classes")
     print(f"{'':<52}{'Recall@1':>9}{'MAP@R':>7}{'seconds':>9}{'peak, MiB':>11}{'kept, MB':>10}")

@@ -31,7 +31,8 @@ LONGEST = (
     "training/test_jax.py",
     "test_jax.py",
     "docs/test_site.py",
-    "cli/test_evaluate_sources.py",
+    "cli/test_evaluate.py",
+    "cli/test_train.py",
     "cli/test_broken_files.py",
 )
 

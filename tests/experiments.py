@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 def experiment_of(command, **changes):
-    """The experiment of `bin/train`'s flags, as one would write them in a shell in the repository's root."""
+    """The experiment of `tfdml train`'s flags, as one would write them in a shell in the repository's root."""
     words = [word.replace("--flagfile=", f"--flagfile={ROOT}/") for word in shlex.split(str(command))]
     return Experiment.from_flags("\n".join(read_flag_files(words)), **changes)
 

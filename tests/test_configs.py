@@ -244,7 +244,7 @@ def test_recall_is_measured_at_the_k_of_the_papers_table(path):
 @pytest.mark.parametrize("path", CONFIGS, ids=config_name)
 def test_the_header_says_how_to_run_it(path):
     header = [line for line in path.read_text().splitlines() if line.startswith("#")]
-    assert any(f"bin/train --flagfile={path.relative_to(ROOT)} " in line for line in header)
+    assert any(f"tfdml train --flagfile={path.relative_to(ROOT)} " in line for line in header)
 
 
 def some_slow(path):

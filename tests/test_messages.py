@@ -16,7 +16,7 @@ ALLOWED = {"errors.py": ["--batch_size=0"]}  # what becomes of an argument in a 
 
 def defined_flags():
     """The flags of all commands."""
-    calls = re.compile(r"(?:FLAGS|values)\.define\(\s*\"\w+\",\s*\"(\w+)\"")
+    calls = re.compile(r"(?:FLAGS|values)\.define\(\s*\"(\w+)\"")
     own = {name for path in (ROOT / "cli").glob("*.py") for name in calls.findall(path.read_text())}
     return own | {field.name for field in dataclasses.fields(Experiment)}
 

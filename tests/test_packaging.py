@@ -3,6 +3,7 @@
 import ast
 import configparser
 import importlib.metadata
+import os
 import pathlib
 import re
 import subprocess
@@ -126,7 +127,9 @@ def test_the_wheel_works_in_an_empty_environment(archives, tmp_path):
     told = _run(str(python), "-I", "-c", program, cwd=tmp_path).split()
     assert pathlib.Path(told[0]).is_relative_to(environment)
     assert told[2] == "214"
-    command = str(environment / "bin" / "tfdml")
-    assert "configs/sop_rankmi.flags" in _run(command, "configs", "sop", cwd=tmp_path)
+    command, clean = str(environment / "bin" / "tfdml"), {**os.environ}
+    clean.pop("PYTHONPATH", None)
+    assert "configs/sop_rankmi.flags" in _run(command, "configs", "sop", cwd=tmp_path, env=clean)
+    assert "configs/sop_rankmi.flags" in _run(str(python), "-m", "tfdml", "completion", "bash", cwd=tmp_path, env=clean)
     flags = ["--flagfile=configs/quickstart.flags", "--run_dir=runs/x", "--dry_run"]
-    assert "horde(loss=multi_similarity" in _run(command, "train", *flags, cwd=tmp_path)
+    assert "horde(loss=multi_similarity" in _run(command, "train", *flags, cwd=tmp_path, env=clean)

@@ -12,7 +12,7 @@ class UserError(ValueError):
     """Something that the user can mend: a path, a file, a flag, a value.
 
     The message says what was wrong, where, and what to do about it. Arguments are named in backticks, as Python has
-    them (`` `batch_size=0` must be positive ``); the commands in `bin/` print the message as one line without a
+    them (`` `batch_size=0` must be positive ``); the subcommands of `tfdml` print the message as one line without a
     traceback, with flags in their place (`--batch_size=0`), and exit with status 2.
     """
 

@@ -16,7 +16,7 @@ PICTURE = ROOT / "docs" / "images" / "code_map.svg"
 WIDTH, BOX_WIDTH, BOX_HEIGHT, ROW = 1230, 190, 46, 88
 # The middle of each box, and what it says: the mathematics to the left, images and files to the right.
 BOXES = {
-    "cli": (740, "the commands of bin/"),
+    "cli": (740, "the subcommands of tfdml"),
     "cluster": (740, "work of many machines, by Ray"),
     "export": (740, "SavedModel, LiteRT, ONNX, retriever"),
     "retrieval": (740, "exact search, indexes, databases"),

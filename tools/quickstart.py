@@ -11,8 +11,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def _run(*command: str) -> None:
-    print(f"\n$ {' '.join(command)}", flush=True)
-    status = subprocess.run([sys.executable, *command], cwd=ROOT, check=False).returncode
+    print(f"\n$ tfdml {' '.join(command)}", flush=True)
+    status = subprocess.run([sys.executable, "bin/tfdml", *command], cwd=ROOT, check=False).returncode
     if status:
         print(f"quickstart: {command[0]} ended with status {status}", file=sys.stderr)
         sys.exit(status)
@@ -27,8 +27,8 @@ def main() -> None:
     """Entry point."""
     run = _free(ROOT / "runs" / "quickstart").relative_to(ROOT)
     model = Path("models") / run.name
-    _run("bin/train", "--flagfile=configs/quickstart.flags", f"--run_dir={run}")
-    _run("bin/export", f"--run_dir={run}", f"--out={model}")
+    _run("train", "--flagfile=configs/quickstart.flags", f"--run_dir={run}")
+    _run("export", f"--run_dir={run}", f"--out={model}")
     result = json.loads((ROOT / run / "result.json").read_text())
     before, after = result["metrics_before"]["recall@1"], result["metrics"]["recall@1"]
     newest = max((ROOT / model).iterdir(), key=lambda entry: int(entry.name) if entry.name.isdigit() else 0)
@@ -43,9 +43,9 @@ Done. On {result["protocol"].split("on ")[-1]}:
 
 Next, on your own images, one folder per class (half of the classes, by name, are kept unseen to measure on, and a tenth
 of the others is held out to choose the epoch on):
-  bin/train --dataset=folder --data_dir=PATH/TO/PHOTOS --backbone=mobilenetv2 --weights=imagenet \\
-            --objectives='am_softmax + jrs' --run_dir=runs/photos \\
-            --holdout_classes=0.1 --holdout_sampling=stratified --selection=validation
+  tfdml train --dataset=folder --data_dir=PATH/TO/PHOTOS --backbone=mobilenetv2 --weights=imagenet \\
+              --objectives='am_softmax + jrs' --run_dir=runs/photos \\
+              --holdout_classes=0.1 --holdout_sampling=stratified --selection=validation
 """)
 
 

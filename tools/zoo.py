@@ -112,7 +112,7 @@ def _given_folders(values: list[str]) -> dict[str, str]:
 
 
 def training_flags(entry: Entry, folders: dict[str, str], weights: str) -> list[str]:
-    """Return the flags of `bin/train`, without those of the run folder.
+    """Return the flags of `tfdml train`, without those of the run folder.
 
     Raises:
         UserError: Data or weights that it needs are not named, or not there.
@@ -248,8 +248,8 @@ def card_for_people(name: str, entry: Entry, card: dict[str, Any], result: dict[
             f"or `keras.saving.load_model('{name}/embedder.keras')` after `import tfdml`, or with tfdml's commands:",
             "",
             "```",
-            f"bin/embed --model={name} --dataset=folder --data_dir=PHOTOS --out=embeddings/photos",
-            f"bin/evaluate --model={name} --dataset=folder --data_dir=PHOTOS",
+            f"tfdml embed --model={name} --dataset=folder --data_dir=PHOTOS --out=embeddings/photos",
+            f"tfdml evaluate --model={name} --dataset=folder --data_dir=PHOTOS",
             "```",
             "",
             f"LiteRT and ONNX files take views of {view['image_size']} px (uint8): resized to {view['resize']} px "
@@ -264,7 +264,7 @@ def card_for_people(name: str, entry: Entry, card: dict[str, Any], result: dict[
             "## Train it again",
             "",
             "```",
-            f"bin/train --flagfile={entry.flagfile} --run_dir=runs/{name}",
+            f"tfdml train --flagfile={entry.flagfile} --run_dir=runs/{name}",
             "```",
             "",
             "with `--data_dir` and `--weights` where it needs them; `flags.txt` has every flag.",

@@ -1,7 +1,8 @@
-"""bin/train: the run folder, resuming after a kill, and what it says of wrong input."""
+"""`tfdml train`: the run folder, resuming after a kill, and what it says of wrong input."""
 
 import dataclasses
 import json
+import pathlib
 import signal
 import subprocess
 import sys
@@ -13,8 +14,12 @@ import pytest
 from PIL import Image
 
 import tfdml  # noqa: F401  (registers the classes that a saved embedder names)
+from tests.cli import commands
 from tests.cli.conftest import ROOT
+from tests.data.trees import write_tree
 from tfdml.training import Experiment
+from tfdml.training.run import trainer
+from tfdml.training.watching.alarms import Halted
 
 
 @pytest.mark.slow
@@ -173,13 +178,12 @@ def wrong(case, tmp_path):
     ],
 )  # fmt: skip
 @pytest.mark.slow
-def test_wrong_input_is_one_clear_line_and_nothing_is_lost(case, command, tmp_path):
+def test_wrong_input_is_one_clear_line_and_nothing_is_lost(case, commands, tmp_path):
     flags, says = wrong(case, tmp_path)
     before = sorted(path for path in tmp_path.rglob("*"))
-    done = command("train", *flags)
-    assert done.returncode not in (0, None)
-    assert "Traceback" not in done.stderr
-    errors = [line for line in done.stderr.splitlines() if "error:" in line]
+    status, _, said = commands.run("train", *flags)
+    assert status == 2
+    errors = [line for line in said.splitlines() if "error:" in line]
     assert len(errors) == 1
     assert says in errors[0]
     assert sorted(path for path in tmp_path.rglob("*")) == before
@@ -225,3 +229,85 @@ def test_several_seeds_are_trained_and_measured_together(command, tiny_flags, tm
     done = command("embed", f"--model={folder}", f"--out={tmp_path / 'e'}")
     assert done.returncode == 2
     assert "name the run of one seed, such as" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_dry_run_prints_the_resolved_experiment(command, tmp_path):
+    products = write_tree("sop", tmp_path / "Stanford_Online_Products", 60, 60)
+    done = command(
+        "train",
+        "--flagfile=configs/sop_rankmi.flags",
+        f"--data_dir={products}",
+        "--dataset_options=check_counts=false",
+        "--weights=none",
+        "--ks=1,10,100",
+        f"--run_dir={tmp_path / 'run'}",
+        "--dry_run",
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    words = " ".join(done.stdout.split())
+    for said in (
+        "train 120 images of 60 classes",
+        "test 120 images of 60 classes",
+        "1 * rank_mi",
+        "resnet50, weights none",
+        "120 images (60 classes x 2)",
+        "projection 262,272 0.001",
+        "1 steps an epoch, 100 epochs: 100 steps, 12,000 images, 100.0 times the training images",
+        "WARNING: --weights=none with --batch_norm=frozen: resnet50 begins with random weights",
+        "--objectives=rank_mi(margin=0.2, statistics_steps=1)",
+    ):
+        assert said in words
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_the_page_of_the_quickstart_shows_what_is_printed(command, tmp_path):
+    done = command("train", "--flagfile=configs/quickstart.flags", f"--run_dir={tmp_path / 'run'}", "--dry_run")
+    assert done.returncode == 0, done.stderr[-3000:]
+    page = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    shown = page[page.index("```text\ndata ") :].partition("as a flag file:")[0].strip().split("\n")[1:]
+    assert len(shown) > 15
+    # What is free, and on what it runs, is the machine's.
+    assert [line for line in shown if not line.startswith(("memory", "devices")) and line not in done.stdout] == []
+
+
+def test_its_status_is_its_own(monkeypatch, tmp_path):
+    def halted(*arguments, **options):
+        raise Halted("ended by --stop_on=collapse: collapse at step 7")
+
+    monkeypatch.setattr(trainer, "train", halted)
+    status, _, errors = commands.run("train", f"--run_dir={tmp_path / 'run'}", "--stop_on=collapse")
+    assert status == 3
+    assert errors == "train: ended by --stop_on=collapse: collapse at step 7\n"
+
+
+def records(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_a_run_resumed_in_the_middle_of_a_cycle_ends_with_the_same_weights(command, tiny_flags, tmp_path):
+    flags = [flag for flag in tiny_flags if not flag.startswith("--objectives")]
+    flags += ["--objectives=rank_mi(statistics_steps=2) + 0.5 * contrastive", "--objective_rate=0.01"]
+    flags += ["--drop_epochs=1", "--checkpoint_steps=1", "--keep_checkpoints=20", "--noreport"]
+    unbroken, resumed = tmp_path / "unbroken", tmp_path / "resumed"
+    done = command("train", *flags, f"--run_dir={unbroken}")
+    assert done.returncode == 0, done.stderr[-3000:]
+
+    # What a run that is killed after four of its twelve steps leaves.
+    (resumed / "checkpoints").mkdir(parents=True)
+    for name in ("flags.txt", "environment.json", "checkpoints/step-00000004.npz"):
+        (resumed / name).write_bytes((unbroken / name).read_bytes())
+    done = command("train", f"--run_dir={resumed}", "--resume")
+    assert done.returncode == 0, done.stderr[-3000:]
+
+    expected, actual = (np.load(folder / "checkpoints" / "step-00000012.npz") for folder in (unbroken, resumed))
+    assert sorted(actual.files) == sorted(expected.files)
+    for name in set(expected.files) - {"state"}:
+        np.testing.assert_array_equal(actual[name], expected[name], err_msg=name)
+    for before, after in zip(records(unbroken), records(resumed), strict=True):
+        assert after.get("train") == before.get("train")
+        assert after["test"] == before["test"]
+    logged = set(records(unbroken)[-1]["train"])
+    assert logged >= {"loss", "rank_mi", "rank_mi_jsd", "rank_mi_beta", "rank_mi_no_root", "contrastive"}

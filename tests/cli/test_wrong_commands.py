@@ -364,6 +364,14 @@ WRONG += [
         (["--formats=litert"], "--gallery makes a SavedModel"),
     ]
 ]
+WRONG += [
+    ("export", ["--run_dir=x", "--out=y", "--min_cosine=2"], "--min_cosine"),
+    ("export", ["--run_dir=x", "--out=y", "--max_recall_drop=-1"], "--max_recall_drop"),
+    ("export", ["--run_dir=x", "--out=y", "--dry_run"], "no embedder"),
+    ("train", ["--dataset=glyphs", "--run_dir=gs://bucket/y", "--dry_run"], "--run_dir=gs://bucket/y: only local"),
+    ("evaluate", ["--model=nowhere", "--dataset=glyphs"], "nowhere"),
+    ("evaluate", ["--model=."], "--dataset is missing"),
+]
 
 
 def _named(case):

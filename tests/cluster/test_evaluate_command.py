@@ -1,4 +1,4 @@
-"""bin/evaluate --cluster and --quantised."""
+"""tfdml evaluate --cluster and --quantised."""
 
 import json
 

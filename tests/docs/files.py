@@ -109,7 +109,7 @@ def write_retriever(path: pathlib.Path, names: dict) -> None:
 
 
 def write_embeddings(path: pathlib.Path, names: dict) -> None:
-    """`embeddings` of the data set `test`, as bin/embed writes them."""
+    """`embeddings` of the data set `test`, as tfdml embed writes them."""
     from tfdml.embeddings.reader import ImageTable
     from tfdml.embeddings.writer import EmbeddingWriter
 

@@ -9,12 +9,14 @@ import sys
 import pytest
 
 from tests.docs.examples import PAGES, ROOT, blocks
+from tfdml_command import STAGES
 
 OF_ALL = {"flagfile", "help"}
 # Flags of TF Serving, which the page on serving names.
 OF_SERVERS = {"enable_batching"}
 _COMMAND = re.compile(
-    r"^\s*(?:bin/(?P<command>\w+)|python -m (?P<script>(?:benchmarks|tools)\.\w+)|make (?P<target>[\w-]+))\b"
+    rf"^\s*(?:tfdml (?P<command>{'|'.join(STAGES)})|python -m (?P<script>(?:benchmarks|tools)\.\w+)|"
+    r"make (?P<target>[\w-]+))\b"
 )
 _FLAG_IN_TEXT = re.compile(r"`--(?:no)?([a-z]\w*)")
 _OBJECTIVES = re.compile(r"--objectives=(?P<quote>['\"])(?P<text>.+?)(?P=quote)")
@@ -28,7 +30,7 @@ def _lines(text):
 def _arguments(line):
     """The words of a command line, without what is said of it after three spaces or `#`."""
     words = shlex.split(re.split(r"\s{3,}|\s#\s", line.strip())[0])
-    return [word for word in words[1:] if not re.fullmatch(r"(--\w+=)?\.\.\.", word)]
+    return [word for word in words[2:] if not re.fullmatch(r"(--\w+=)?\.\.\.", word)]
 
 
 def _texts():
@@ -53,7 +55,7 @@ def answer():
     lines = [
         [match["command"], _arguments(line), "..." not in line]
         for _, line, match in _command_lines()
-        if match["command"] and match["command"] != "quickstart"
+        if match["command"]
     ]
     for page in PAGES:
         lines += [
@@ -118,5 +120,5 @@ def test_extras_that_are_named_exist():
 
 
 def test_a_wrong_flag_is_told_and_one_in_vain(answer):
-    assert "modle" in answer["wrong"][0]
-    assert "--classes_per_batch=8 has no effect" in answer["wrong"][1]
+    assert "modle" in answer["wrong"][1]
+    assert "--classes_per_batch=8 has no effect" in answer["wrong"][0]

@@ -75,7 +75,7 @@ def test_stopped_and_resumed_is_bit_equal_to_uninterrupted(stops, rows_per_file,
         writer = EmbeddingWriter(tmp_path / "broken", IDENTITY, table(), rows_per_file=rows_per_file)
         assert writer.written() == written
         if stop:
-            with pytest.raises(UserError, match="unfinished: run the same bin/embed again"):
+            with pytest.raises(UserError, match="unfinished: run the same tfdml embed again"):
                 read_embeddings(tmp_path / "broken")
     assert write(tmp_path / "broken", rows_per_file=rows_per_file) == written
     assert content(tmp_path / "broken") == content(tmp_path / "whole")

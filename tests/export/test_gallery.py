@@ -1,4 +1,4 @@
-"""Items and galleries: what they are, where they come from, what cannot be one; bin/export --gallery."""
+"""Items and galleries: what they are, where they come from, what cannot be one; tfdml export --gallery."""
 
 import os
 

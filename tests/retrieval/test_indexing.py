@@ -20,7 +20,7 @@ PASSWORD = "s3cret"
 
 
 def written(folder, roles, seed=0, dim=6):
-    """A folder as bin/embed writes it, of classes of five images."""
+    """A folder as tfdml embed writes it, of classes of five images."""
     rng = np.random.default_rng(seed)
     labels = np.arange(len(roles)) // 5
     names = tuple(f"{label}/{row}.jpg" for row, label in enumerate(labels))
@@ -193,7 +193,7 @@ def test_what_cannot_be_measured_is_left_out_or_refused(databases, monkeypatch):
 
 
 def test_the_commands(folders, databases, tmp_path):
-    """bin/index and bin/evaluate, with the database that needs nothing and the one that has passwords."""
+    """tfdml index and tfdml evaluate, with the database that needs nothing and the one that has passwords."""
     lance, shop = f"lancedb://{tmp_path}/galleries?table=cars", databases.address("pgvector", distance="cosine")
     secret = shop.replace("postgres@", f"postgres:{PASSWORD}@")
     cars = f"--embeddings={folders['cars']}"

@@ -1,1 +1,1 @@
-"""What the commands in `bin/` call."""
+"""The subcommands of `tfdml`; `tfdml_command` starts them."""

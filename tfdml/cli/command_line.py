@@ -19,6 +19,7 @@ from tfdml_command.configs import shipped
 # By argument, in every command.
 _FLAG_OF = {"options": "dataset_options"}
 _SWITCHES = {"True": "", "False": "no"}
+KINDS = {bool: "bool", int: "integer", float: "float", str: "string", list: "list"}
 _ARGUMENT = re.compile(r"`([a-z]\w*)(?:=([^`]*))?`")
 
 
@@ -27,22 +28,27 @@ class Flags(flags.FlagValues):
 
     Example:
         >>> values = Flags()
-        >>> values.define("integer", "k", 10, "How many neighbours.", lower_bound=1)
+        >>> values.define("k", 10, "How many neighbours.", lower_bound=1)
         >>> values.parse(["--k=3"])
         >>> values.k
         3
     """
 
-    def define(self, kind: str, name: str, default: Any, *rest: Any, **options: Any) -> None:
+    def define(
+        self, name: str, default: Any, text: str, choices: Sequence[str] = (), *, kind: str = "", **options: Any
+    ) -> None:
         """Define a flag.
 
         Args:
-            kind: What comes after `DEFINE_` in the name of absl's function: `string`, `integer`, `enum` ...
             name: The flag's name.
             default: Its value where the command line does not set it.
-            *rest: The choices of an enum, and the help.
+            text: Its help.
+            choices: The values that a text may have; empty: any.
+            kind: What comes after `DEFINE_` in the name of absl's function; by default that of the default value.
             **options: Further arguments of absl's function, such as `lower_bound`.
         """
+        kind = kind or ("enum" if choices else KINDS[type(default)])
+        rest = ([choices] if choices else []) + [text]
         getattr(flags, f"DEFINE_{kind}")(name, default, *rest, flag_values=self, module_name="tfdml", **options)
 
     def parse(self, words: Sequence[str]) -> None:
@@ -145,7 +151,7 @@ def as_flags(message: str, known: Flags, flag_of: Mapping[str, str] | None = Non
 
     Example:
         >>> values = Flags()
-        >>> values.define("integer", "batch_size", 100, "Images per batch.")
+        >>> values.define("batch_size", 100, "Images per batch.")
         >>> as_flags("`batch_size=0` is too small", values)
         '--batch_size=0 is too small'
     """

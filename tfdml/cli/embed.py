@@ -1,4 +1,4 @@
-"""bin/embed: the embeddings of a data set, on disk."""
+"""tfdml embed: the embeddings of a data set, on disk."""
 
 from __future__ import annotations
 
@@ -21,76 +21,43 @@ if TYPE_CHECKING:
 USAGE = f"""
 Write the embeddings of a data set, with the names, labels and roles of its images.
 
-  bin/embed --model=runs/cars_jrd --out=embeddings/cars
-  bin/embed --model=models/cars --dataset=cars196 --data_dir=/data/cars196 --split=all --out=embeddings/cars
-  bin/embed --model=grpc://localhost:8500/cars --dataset=folder --data_dir=photos --out=embeddings/photos
-  bin/embed --model=runs/cars_jrd --out=embeddings/cars --dtype=int8
-  bin/embed --model=models/cars --cluster=local --input='/data/**/*.jpg' --out=embeddings/photos
-  bin/embed --model=models/cars --cluster=ray://head:10001 --input=list.parquet --out=/shared/embeddings/photos
+  tfdml embed --model=runs/cars_jrd --out=embeddings/cars
+  tfdml embed --model=models/cars --dataset=cars196 --data_dir=/data/cars196 --split=all --out=embeddings/cars
+  tfdml embed --model=grpc://localhost:8500/cars --dataset=folder --data_dir=photos --out=embeddings/photos
+  tfdml embed --model=runs/cars_jrd --out=embeddings/cars --dtype=int8
+  tfdml embed --model=models/cars --cluster=local --input='/data/**/*.jpg' --out=embeddings/photos
+  tfdml embed --model=models/cars --cluster=ray://head:10001 --input=list.parquet --out=/shared/embeddings/photos
 
 {model_flags.SOURCES}
 
 --out gets part-*.parquet, a row per image, and, last of all, manifest.json. Stopped at any moment, the same command
-resumes after the last whole file and ends with the same bytes. bin/evaluate --model=OUT measures the embeddings;
+resumes after the last whole file and ends with the same bytes. tfdml evaluate --model=OUT measures the embeddings;
 pyarrow.parquet.read_table, pandas and other Parquet tools read them.
 
-With --cluster the images of --input are embedded over many processes, of this machine or of a cluster of Ray. Images
-that cannot be read are left out and listed in bad_images.csv.
+With --cluster the images of --input are embedded over many processes, of this machine or of a cluster of Ray. --input
+is a path or URL with * and **, a folder, or a list, *.parquet or *.csv, with the column path and, where known, label
+and role. Images that cannot be read are left out and listed in bad_images.csv.
 """
 
 FLAGS = Flags()
 model_flags.define_model_flags(FLAGS)
 model_flags.define_data_flags(FLAGS)
-FLAGS.define("string", "out", "", "Folder to write: new, empty, or begun by the same command.")
+FLAGS.define("out", "", "Folder to write: new, empty, or begun by the same command.")
 FLAGS.define(
-    "enum",
     "split",
     "test",
+    "Images of the unseen or the training classes, or both; or one role of the test images.",
     ["test", "train", "all", "query", "gallery"],
-    "Which images: of the unseen classes, of the training classes, or both; or one role of the test images.",
 )
+FLAGS.define("dtype", "float32", "Vectors as they are, or 8 bits with a scale for each row.", ["float32", "int8"])
+FLAGS.define("dry_run", False, "Say what would be done, write nothing.")
+FLAGS.define("cluster", "", "Embed over Ray: local (processes of this machine), ray://host:10001 or host:6379.")
+FLAGS.define("input", "", "With --cluster, which images: see above.")
 FLAGS.define(
-    "enum",
-    "dtype",
-    "float32",
-    ["float32", "int8"],
-    "Of the vectors: as they are, or 8 bits with a scale for each row, in a quarter of the space.",
+    "actors", 0, "With --cluster: processes that hold the model; 0: one per GPU, or per 4 CPUs.", lower_bound=0
 )
-FLAGS.define("bool", "dry_run", False, "Say what would be done, write nothing.")
-FLAGS.define(
-    "string",
-    "cluster",
-    "",
-    "Embed over Ray: local (processes of this machine), ray://host:10001 or host:6379 (a cluster that runs).",
-)
-FLAGS.define(
-    "string",
-    "input",
-    "",
-    "With --cluster, which images: paths or URLs with * and **, a folder, or a list, *.parquet or *.csv, with the "
-    "column path and, where known, label and role.",
-)
-FLAGS.define(
-    "integer",
-    "actors",
-    0,
-    "With --cluster: how many processes hold the model; 0: one for each GPU, else one for every 4 CPUs.",
-    lower_bound=0,
-)
-FLAGS.define(
-    "integer",
-    "rows_per_file",
-    4096,
-    "Images of a Parquet file, which one process embeds at a time; a kill loses the files under way.",
-    lower_bound=1,
-)
-FLAGS.define(
-    "bool",
-    "quickest",
-    True,
-    "With --cluster, on CPUs: in place of a SavedModel take the LiteRT file beside it, or else the ONNX file, of which "
-    "the model card says that it gives the same vectors.",
-)
+FLAGS.define("rows_per_file", 4096, "Images of a Parquet file; a kill loses the files under way.", lower_bound=1)
+FLAGS.define("quickest", True, "With --cluster, on CPUs: use an equal LiteRT or ONNX file next to a SavedModel.")
 
 
 def embed(values: Flags) -> None:

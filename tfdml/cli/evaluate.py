@@ -24,23 +24,29 @@ if TYPE_CHECKING:
 USAGE = f"""
 Measure an embedder: Recall@K, precision, MAP@R, R-precision, mAP, NMI, AMI, pairwise F1.
 
-  bin/evaluate --model=runs/cars_jrd
-  bin/evaluate --model=models/cars --dataset=cars196 --data_dir=/data/cars196 --json=metrics.json
-  bin/evaluate --model=models/cars/1/litert/int8.tflite --dataset=cars196 --data_dir=/data/cars196
-  bin/evaluate --model=grpc://localhost:8500/cars --dataset=folder --data_dir=photos --intervals=classes
-  bin/evaluate --model=embeddings/cars --metrics=recall,map@r --ks=1,10
-  bin/evaluate --model=vectors.npz --distance=cosine
-  bin/evaluate --model='lancedb:///data/galleries?table=cars&index=ivf_pq&effort=20' --ks=1,10
-  bin/evaluate --model=embeddings/photos --metrics=recall --cluster=local --quantised=int8,pq
-  bin/evaluate --model=runs/cars_jrd --after='views(flip=true) + whitening(dim=64) + query_expansion(k=5, alpha=3)'
-  bin/evaluate --compare runs/cars_am runs/cars_jrd --report=comparison.html
+  tfdml evaluate --model=runs/cars_jrd
+  tfdml evaluate --model=models/cars --dataset=cars196 --data_dir=/data/cars196 --json=metrics.json
+  tfdml evaluate --model=models/cars/1/litert/int8.tflite --dataset=cars196 --data_dir=/data/cars196
+  tfdml evaluate --model=grpc://localhost:8500/cars --dataset=folder --data_dir=photos --intervals=classes
+  tfdml evaluate --model=embeddings/cars --metrics=recall,map@r --ks=1,10
+  tfdml evaluate --model=vectors.npz --distance=cosine
+  tfdml evaluate --model='lancedb:///data/galleries?table=cars&index=ivf_pq&effort=20' --ks=1,10
+  tfdml evaluate --model=embeddings/photos --metrics=recall --cluster=local --quantised=int8,pq
+  tfdml evaluate --model=runs/cars_jrd --after='views(flip=true) + whitening(dim=64) + query_expansion(k=5, alpha=3)'
+  tfdml evaluate --compare runs/cars_am runs/cars_jrd --report=comparison.html
 
 {model_flags.SOURCES}
-  a folder that bin/embed wrote; a Parquet file or a folder of them, with the columns embedding and label
+  a folder that tfdml embed wrote; a Parquet file or a folder of them, with the columns embedding and label
   an .npy file of embeddings (N, d), with --dataset for the labels
   an .npz file with the arrays embeddings (N, d) and labels (N,), and for queries that are searched in the rest
   is_query (N,) bool
-  the address of a gallery that bin/index wrote: what a search of the database finds, beside the exact search
+  the address of a gallery that tfdml index wrote: what a search of the database finds, beside the exact search
+
+--metrics are of recall, recall@K, precision@K, map@r, r_precision, map, map@K, nmi, ami, f1; by default all that need
+no further search. --after measures each step of a chain, e.g. 'whitening(dim=128) + query_expansion(k=5)': its gain and
+cost. Steps: views(flip=true, crops=1 or 5), whitening(dim=0, power=1, shrinkage=0), fitted to the training classes,
+database_augmentation(k=10, alpha=3), query_expansion(k=10, alpha=3), and as the last one csls(k=10) or
+k_reciprocal(k1=20, k2=6, weight=0.3, top=200).
 
 With --compare, the others are compared with the first run query by query, with 95 % intervals; --report and --json are
 optional. With --dataset too, the page also shows what each run finds for the same queries.
@@ -49,63 +55,28 @@ optional. With --dataset too, the page also shows what each run finds for the sa
 FLAGS = Flags()
 model_flags.define_model_flags(FLAGS)
 model_flags.define_data_flags(FLAGS)
-FLAGS.define("enum", "split", "test", ["test", "train"], "Which classes to measure on.")
+FLAGS.define("split", "test", "Which classes to measure on.", ["test", "train"])
+FLAGS.define("metrics", [], "Which metrics, see above. Large sets are quicker without nmi, ami and f1.")
+FLAGS.define("ks", ["1", "2", "4", "8"], "The K of Recall@K; by default those that the images are enough for.")
+FLAGS.define("distance", "euclidean", "What near means.", ["euclidean", "sqeuclidean", "cosine", "dot"])
 FLAGS.define(
-    "list",
-    "metrics",
-    [],
-    "Which metrics: recall, recall@K, precision@K, map@r, r_precision, map, map@K, nmi, ami, f1. By default all that "
-    "need no further search; without nmi, ami and f1 large sets are quicker.",
-)
-FLAGS.define(
-    "list", "ks", ["1", "2", "4", "8"], "The K of Recall@K; by default without those that the images are too few for."
-)
-FLAGS.define("enum", "distance", "euclidean", ["euclidean", "sqeuclidean", "cosine", "dot"], "What near means.")
-FLAGS.define(
-    "enum",
     "intervals",
     "none",
+    "95 % intervals: bootstrap over classes or queries, or means over ten parts.",
     ["none", "classes", "queries", "parts"],
-    "95 % confidence intervals: bootstrap over classes or over queries; or the means over ten disjoint parts of the "
-    "images, which are measured besides.",
 )
+FLAGS.define("generalisation", False, "Also compare the embeddings of the training classes with these.")
+FLAGS.define("cluster", "", "Search over Ray, with the same result: local, ray://host:10001 or host:6379.")
+FLAGS.define("workers", 0, "With --cluster: how many processes; 0: one for each CPU.", lower_bound=0)
+FLAGS.define("quantised", [], "Also Recall@1 with vectors of fewer bytes: int8, pq or pqM (M bytes a vector).")
+FLAGS.define("json", "", "File to write the metrics to, as fractions.")
+FLAGS.define("report", "", "File to write an HTML page to.")
+FLAGS.define("compare", [], "In place of --model: finished runs, compared with the first of them.")
 FLAGS.define(
-    "bool",
-    "generalisation",
-    False,
-    "Also measure how the embedding carries over from the training classes to these (which are embedded, too).",
-)
-FLAGS.define(
-    "string",
-    "cluster",
-    "",
-    "Search over Ray, blocks of queries for each process: local (processes of this machine), ray://host:10001 or "
-    "host:6379. The numbers are the same.",
-)
-FLAGS.define("integer", "workers", 0, "With --cluster: how many processes; 0: one for each CPU.", lower_bound=0)
-FLAGS.define(
-    "list",
-    "quantised",
-    [],
-    "Also Recall@1 in galleries that are kept in fewer bytes, beside float32: int8, pq or pqM (M bytes a vector).",
-)
-FLAGS.define("string", "json", "", "File to write the metrics to, as fractions.")
-FLAGS.define("string", "report", "", "File to write an HTML page to.")
-FLAGS.define(
-    "list",
-    "compare",
-    [],
-    "In place of --model: folders of finished runs, compared with the first of them on the same queries.",
-)
-FLAGS.define(
-    "multi_string",
     "after",
     [],
-    "A chain of steps after the embedding, in their order: a row of metrics, gain and cost after each. Steps: "
-    "views(flip=true, crops=1 or 5) embeds several views; whitening(dim=0, power=1, shrinkage=0), fitted to the "
-    "training classes; database_augmentation(k=10, alpha=3); query_expansion(k=10, alpha=3); and last csls(k=10) or "
-    "k_reciprocal(k1=20, k2=6, weight=0.3, top=200). E.g. 'whitening(dim=128) + query_expansion(k=5)'. Give the flag "
-    "again for another chain.",
+    "A chain of steps after the embedding, see above; repeat the flag for another chain.",
+    kind="multi_string",
 )
 
 
@@ -234,7 +205,7 @@ def _as_json(pair: Paired) -> dict[str, Any]:
 
 
 def holds_seeds(model: str) -> bool:
-    """Whether a path is the folder of a finished `bin/train --seeds`."""
+    """Whether a path is the folder of a finished `tfdml train --seeds`."""
     path = os.path.join(model, "result.json")
     if "://" in model or not os.path.isfile(path):
         return False

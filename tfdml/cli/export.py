@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 USAGE = """
 Export the embedder of a run.
 
-  bin/export --run_dir=runs/cars_jrd --out=models/cars
-  bin/export --run_dir=runs/cars_jrd --out=models/cars --formats=saved_model,litert
-  bin/export --run_dir=runs/cars_jrd --out=models/cars --formats=all --images=0
-  bin/export --run_dir=runs/cars_jrd --out=models/cars --whitening='dim=64, power=0.5'
-  bin/export --run_dir=runs/cars_jrd --out=models/cars --dry_run
+  tfdml export --run_dir=runs/cars_jrd --out=models/cars
+  tfdml export --run_dir=runs/cars_jrd --out=models/cars --formats=saved_model,litert
+  tfdml export --run_dir=runs/cars_jrd --out=models/cars --formats=all --images=0
+  tfdml export --run_dir=runs/cars_jrd --out=models/cars --whitening='dim=64, power=0.5'
+  tfdml export --run_dir=runs/cars_jrd --out=models/cars --dry_run
 
 Writes the next version below --out, e.g. models/cars/1, atomically; earlier versions stay. Formats:
 saved_model; litert_float32, litert_float16, litert_dynamic_range, litert_int8, or litert for the four; onnx; all.
 Each is loaded in a fresh process and compared with the Keras embedder on images of the run's test split; where one
 differs by more than its tolerance, nothing is written and the exit status is 2. model_card.json has the figures.
 
-  bin/export --run_dir=runs/cars_jrd --gallery=photos --out=models/cars_retriever
-  bin/export --embedder=models/cars --gallery=photos --out=models/cars_retriever
-  bin/export --embedder=models/cars --gallery=/data/cars196 --gallery_dataset=cars196 --out=models/cars_retriever
+  tfdml export --run_dir=runs/cars_jrd --gallery=photos --out=models/cars_retriever
+  tfdml export --embedder=models/cars --gallery=photos --out=models/cars_retriever
+  tfdml export --embedder=models/cars --gallery=/data/cars196 --gallery_dataset=cars196 --out=models/cars_retriever
 
 With --gallery, a retriever is written: a SavedModel with the embedder and the gallery's embeddings, ids, labels and
 metadata, and the signatures search_bytes, search_embedding and search_each. --gallery is a folder of class folders or
@@ -44,46 +44,30 @@ of images, or where --gallery_dataset lies. The embedder is that of a run, compa
 """
 
 FLAGS = Flags()
-FLAGS.define("string", "run_dir", "", "Folder of the run.")
-FLAGS.define("string", "out", "", "Folder of the exported versions.")
-FLAGS.define("list", "formats", ["saved_model"], "What to write; see above.")
-FLAGS.define("bool", "moment_embedder", False, "Export moments.keras, which searches with all moments.")
+FLAGS.define("run_dir", "", "Folder of the run.")
+FLAGS.define("out", "", "Folder of the exported versions.")
+FLAGS.define("formats", ["saved_model"], "What to write; see above.")
+FLAGS.define("moment_embedder", False, "Export moments.keras, which searches with all moments.")
 FLAGS.define(
-    "string",
-    "whitening",
-    "",
-    "Export the embedder with a PCA whitening behind it, fitted to the run's training images: e.g. 'dim=64, power=0.5, "
-    "shrinkage=0'; dim=0 keeps all.",
+    "whitening", "", "Add a PCA whitening fitted to the training images, e.g. 'dim=64, power=0.5, shrinkage=0'."
 )
-FLAGS.define("string", "data_dir", "", "Where the run's data set lies, if it has moved.")
-FLAGS.define("integer", "images", 2000, "Test images, as whole classes, to compare on; 0: all.", lower_bound=0)
+FLAGS.define("data_dir", "", "Where the run's data set lies, if it has moved.")
+FLAGS.define("images", 2000, "Test images, as whole classes, to compare on; 0: all.", lower_bound=0)
+FLAGS.define("representative_images", 500, "Training images for the ranges of litert_int8.", lower_bound=1)
+FLAGS.define("max_pixels", 100_000_000, "The SavedModel refuses images with more pixels.", lower_bound=1)
+FLAGS.define("min_cosine", None, "Smallest cosine to the Keras embedder, in place of each format's own.", kind="float")
 FLAGS.define(
-    "integer",
-    "representative_images",
-    500,
-    "Training images on which the ranges of litert_int8 are measured.",
-    lower_bound=1,
+    "max_recall_drop", None, "Largest loss of Recall@1, as a fraction, in place of each format's own.", kind="float"
 )
-FLAGS.define(
-    "integer",
-    "max_pixels",
-    100_000_000,
-    "The SavedModel refuses images that promise more pixels, before it decodes them.",
-    lower_bound=1,
-)
-FLAGS.define("float", "min_cosine", None, "Smallest cosine to the Keras embedder, in place of each format's own.")
-FLAGS.define(
-    "float", "max_recall_drop", None, "Largest loss of Recall@1, as a fraction (0.01), in place of each format's own."
-)
-FLAGS.define("bool", "dry_run", False, "Check the flags and the run, write nothing.")
-FLAGS.define("string", "gallery", "", "Build a retriever of the images here.")
-FLAGS.define("string", "embedder", "", "With --gallery: an exported version, or a folder of them, in place of a run.")
-FLAGS.define("string", "gallery_dataset", "", "With --gallery: a data set, as in bin/train, not a folder of images.")
-FLAGS.define("string", "gallery_dataset_options", "", "Its options, as in bin/train.")
-FLAGS.define("enum", "gallery_split", "test", ["test", "train", "all", "gallery"], "Which of its images.")
-FLAGS.define("enum", "gallery_bad_images", "error", ["error", "skip"], "What to do with unreadable images.")
-FLAGS.define("integer", "exact_limit", 200_000, "Galleries of more images get a faiss index.", lower_bound=0)
-FLAGS.define("float", "index_recall", 0.99, "Recall@10 that such an index is to reach, as a fraction.")
+FLAGS.define("dry_run", False, "Check the flags and the run, write nothing.")
+FLAGS.define("gallery", "", "Build a retriever of the images here.")
+FLAGS.define("embedder", "", "With --gallery: an exported version, or a folder of them, in place of a run.")
+FLAGS.define("gallery_dataset", "", "With --gallery: a data set, as in tfdml train, in place of a folder.")
+FLAGS.define("gallery_dataset_options", "", "Its options, as in tfdml train.")
+FLAGS.define("gallery_split", "test", "Which of its images.", ["test", "train", "all", "gallery"])
+FLAGS.define("gallery_bad_images", "error", "What to do with unreadable images.", ["error", "skip"])
+FLAGS.define("exact_limit", 200_000, "Galleries of more images get a faiss index.", lower_bound=0)
+FLAGS.define("index_recall", 0.99, "Recall@10 that such an index is to reach, as a fraction.")
 
 
 def export(values: Flags) -> None:
@@ -91,7 +75,7 @@ def export(values: Flags) -> None:
     if keras.backend.backend() != "tensorflow":
         raise UserError(
             f"KERAS_BACKEND={keras.backend.backend()}: what is exported is TensorFlow's, whatever trained it; run "
-            "KERAS_BACKEND=tensorflow bin/export ..."
+            "KERAS_BACKEND=tensorflow tfdml export ..."
         )
     values.require(*(["out"] if values.gallery else ["run_dir", "out"]))
     require_local(values.out, "out")

@@ -1,4 +1,4 @@
-"""bin/index: embeddings into a gallery, where it lives."""
+"""tfdml index: embeddings into a gallery, where it lives."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tfdml.cli.main import Progress
 USAGE = """
 Write the embeddings of a data set into a database, where they are searched.
 
-  bin/index --embeddings=embeddings/cars --to=lancedb:///data/galleries
-  bin/index --embeddings=embeddings/cars --to='lancedb:///data/galleries?table=cars&index=ivf_pq&lists=256&effort=20'
-  bin/index --embeddings=embeddings/cars --to='pgvector://user:password@host:5432/shop?index=hnsw&links=16'
-  bin/index --embeddings=embeddings/cars --to=qdrant://localhost:6333 --prefix=cars/
-  bin/index --embeddings=vectors.npz --to='lancedb:///data/galleries?distance=cosine&index=ivf&effort=32'
+  tfdml index --embeddings=embeddings/cars --to=lancedb:///data/galleries
+  tfdml index --embeddings=embeddings/cars --to='lancedb:///data/galleries?table=cars&index=ivf_pq&lists=256&effort=20'
+  tfdml index --embeddings=embeddings/cars --to='pgvector://user:password@host:5432/shop?index=hnsw&links=16'
+  tfdml index --embeddings=embeddings/cars --to=qdrant://localhost:6333 --prefix=cars/
+  tfdml index --embeddings=vectors.npz --to='lancedb:///data/galleries?distance=cosine&index=ivf&effort=32'
 
---embeddings is a folder that bin/embed wrote, or a Parquet, .npz or .npy file. A row's id is the name of its image;
+--embeddings is a folder that tfdml embed wrote, or a Parquet, .npz or .npy file. A row's id is the name of its image;
 path, label, role and source (which embeddings it is of) are its attributes. Rows whose id is there are replaced.
 Stopped at any moment, the same command resumes after the last whole batch.
 
@@ -28,14 +28,14 @@ Stopped at any moment, the same command resumes after the last whole batch.
   lists, links, bytes, effort, refine    its parameters, see docs/galleries.md
 A password may also come from the environment (PGPASSWORD) and is never printed.
 
-What a search of the gallery finds is measured by bin/evaluate --model=URI.
+What a search of the gallery finds is measured by tfdml evaluate --model=URI.
 """
 
 FLAGS = Flags()
-FLAGS.define("string", "embeddings", "", "A folder that bin/embed wrote, or a Parquet, .npz or .npy file.")
-FLAGS.define("string", "to", "", "The gallery's address, see above.")
-FLAGS.define("string", "prefix", "", "Put before the name of each image, for its id.")
-FLAGS.define("bool", "dry_run", False, "Say what would be done, write nothing.")
+FLAGS.define("embeddings", "", "A folder that tfdml embed wrote, or a Parquet, .npz or .npy file.")
+FLAGS.define("to", "", "The gallery's address, see above.")
+FLAGS.define("prefix", "", "Put before the name of each image, for its id.")
+FLAGS.define("dry_run", False, "Say what would be done, write nothing.")
 
 
 def index(values: Flags) -> None:

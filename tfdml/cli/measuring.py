@@ -136,7 +136,7 @@ class EmbeddedSplit:
         train, options = self._train_side(), {}
         if train[0] is None:
             logging.warning(
-                "no embeddings of training classes: measures that need them are left out (bin/embed --split=all)"
+                "no embeddings of training classes: measures that need them are left out (tfdml embed --split=all)"
             )
         embedder = getattr(self.source, "embedder", None)
         if isinstance(embedder, Embedder) and self.dataset is not None:
@@ -163,7 +163,7 @@ class EmbeddedSplit:
                 raise UserError("--after: whitening is fitted to the training classes: leave --split=test")
             vectors, _ = self._train_side(views)
             if vectors is None:
-                raise UserError("--after: whitening needs embeddings of training classes, too: bin/embed --split=all")
+                raise UserError("--after: whitening needs embeddings of training classes, too: tfdml embed --split=all")
             return vectors
 
         @functools.cache

@@ -26,26 +26,28 @@ SOURCES = """--model is one of
 
 def define_model_flags(values: Flags) -> None:
     """Define --model, and the flags that say how it sees images."""
-    values.define("string", "model", "", "What embeds: a path or an address, see above.")
-    values.define("integer", "batch_size", 100, "Images per batch or request.", lower_bound=1)
+    values.define("model", "", "What embeds: a path or an address, see above.")
+    values.define("batch_size", 100, "Images per batch or request.", lower_bound=1)
+    values.define("resize", 0, "For a .tflite or .onnx file without a card: pixels to resize to.", lower_bound=0)
     values.define(
-        "integer", "resize", 0, "For a .tflite or .onnx file without a card: pixels to resize to.", lower_bound=0
+        "resize_mode", "", "For a .tflite or .onnx file: as in tfdml train.", ["", "shorter", "squash", "pad"]
     )
-    values.define(
-        "enum", "resize_mode", "", ["", "shorter", "squash", "pad"], "For a .tflite or .onnx file: as in bin/train."
-    )
-    values.define("integer", "image_size", 0, "For a .tflite or .onnx file: checked against its input.", lower_bound=0)
-    values.define("string", "pad_color", "", "For a .tflite or .onnx file: as in bin/train.")
-    values.define("float", "timeout", 60.0, "Seconds that a request to an endpoint may take.")
+    values.define("image_size", 0, "For a .tflite or .onnx file: checked against its input.", lower_bound=0)
+    values.define("pad_color", "", "For a .tflite or .onnx file: as in tfdml train.")
+    values.define("timeout", 60.0, "Seconds that a request to an endpoint may take.")
 
 
 def define_data_flags(values: Flags) -> None:
     """Define --dataset, and the flags that say where it lies and what becomes of bad images."""
-    values.define("string", "dataset", "", "Data set, as in bin/train; for a run folder, its own.")
-    values.define("string", "data_dir", "", "Where the unpacked data set lies.")
-    values.define("string", "dataset_options", "", "Options of the data set, as in bin/train.")
-    text = "What to do with images that cannot be decoded; to skip them, all are decoded first."
-    values.define("enum", "bad_images", "error", ["error", "skip"], text)
+    values.define("dataset", "", "Data set, as in tfdml train; for a run folder, its own.")
+    values.define("data_dir", "", "Where the unpacked data set lies.")
+    values.define("dataset_options", "", "Options of the data set, as in tfdml train.")
+    values.define(
+        "bad_images",
+        "error",
+        "What to do with images that cannot be decoded; skip decodes all of them first.",
+        ["error", "skip"],
+    )
 
 
 _VIEW_FILE = Effect(

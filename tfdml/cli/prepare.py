@@ -1,4 +1,4 @@
-"""bin/prepare: download, check and pack a data set."""
+"""tfdml prepare: download, check and pack a data set."""
 
 from __future__ import annotations
 
@@ -15,45 +15,35 @@ from tfdml.errors import UserError
 USAGE = """
 Check every image of a data set, and pack it into record files for large or remote data.
 
-  bin/prepare --dataset=cub200 --data_dir=/data --download --check_only
-  bin/prepare --dataset=sop --data_dir=/data --out=/data/sop_records --shrink=256
-  bin/prepare --dataset=folder --data_dir=photos --out=gs://bucket/photos --bad_images=skip
-  bin/prepare --verify --out=/data/sop_records        compare the files with their checksums
-  bin/train --dataset=records --data_dir=/data/sop_records --run_dir=runs/sop ...
+  tfdml prepare --dataset=cub200 --data_dir=/data --download --check_only
+  tfdml prepare --dataset=sop --data_dir=/data --out=/data/sop_records --shrink=256
+  tfdml prepare --dataset=folder --data_dir=photos --out=gs://bucket/photos --bad_images=skip
+  tfdml prepare --verify --out=/data/sop_records        compare the files with their checksums
+  tfdml train --dataset=records --data_dir=/data/sop_records --run_dir=runs/sop ...
 
 Interrupted, the same command resumes where it stopped. The folder holds manifest.json (written last), *.tfrecord,
 *.npz, copies.json (byte-identical images) and, where there are any, bad_images.txt.
 """
 
 FLAGS = Flags()
-FLAGS.define("string", "dataset", "", "Data set, as in bin/train.")
-FLAGS.define("string", "data_dir", "", "Where the data set lies unpacked, or is to go.")
-FLAGS.define("string", "dataset_options", "", "Options of the data set, as in bin/train.")
-FLAGS.define("string", "out", "", "Folder to write: new, empty, or begun by this command.")
-FLAGS.define("list", "splits", ["train", "test"], "Splits to prepare.")
-FLAGS.define("integer", "shrink", 0, "Resize images to at most this many pixels of the shorter side; 0 keeps them.")
+FLAGS.define("dataset", "", "Data set, as in tfdml train.")
+FLAGS.define("data_dir", "", "Where the data set lies unpacked, or is to go.")
+FLAGS.define("dataset_options", "", "Options of the data set, as in tfdml train.")
+FLAGS.define("out", "", "Folder to write: new, empty, or begun by this command.")
+FLAGS.define("splits", ["train", "test"], "Splits to prepare.")
+FLAGS.define("shrink", 0, "Resize images to at most this many pixels of the shorter side; 0 keeps them.")
+FLAGS.define("shrink_format", "jpeg", "How resized images are encoded: JPEG of quality 95, or PNG.", ["jpeg", "png"])
+FLAGS.define("shard_mb", 128.0, "MiB of source images in a shard.")
+FLAGS.define("workers", os.cpu_count() or 1, "Images decoded at once.")
+FLAGS.define("bad_images", "error", "Whether bad images are an error or are left out.", ["error", "skip"])
 FLAGS.define(
-    "enum",
-    "shrink_format",
-    "jpeg",
-    ["jpeg", "png"],
-    "How resized images are encoded: JPEG of quality 95, or lossless PNG.",
+    "drop_copies", "none", "across: leave out test images that are copies of a training image.", ["none", "across"]
 )
-FLAGS.define("float", "shard_mb", 128.0, "MiB of source images in a shard.")
-FLAGS.define("integer", "workers", os.cpu_count() or 1, "Images decoded at once.")
-FLAGS.define("enum", "bad_images", "error", ["error", "skip"], "Whether bad images are an error or are left out.")
-FLAGS.define(
-    "enum",
-    "drop_copies",
-    "none",
-    ["none", "across"],
-    "across: leave out test images that are copies of a training image.",
-)
-FLAGS.define("integer", "max_pixels", 178_956_970, "An image whose header promises more is bad, and is not decoded.")
-FLAGS.define("bool", "download", False, "First download what is missing, with resume and checksum.")
-FLAGS.define("bool", "check_only", False, "Check the images and look for copies; write nothing.")
-FLAGS.define("bool", "verify", False, "Compare the record files in --out with their checksums.")
-FLAGS.define("bool", "dry_run", False, "Say what would be done; read no image, write nothing.")
+FLAGS.define("max_pixels", 178_956_970, "Images with more pixels are bad, and are not decoded.")
+FLAGS.define("download", False, "First download what is missing, with resume and checksum.")
+FLAGS.define("check_only", False, "Check the images and look for copies; write nothing.")
+FLAGS.define("verify", False, "Compare the record files in --out with their checksums.")
+FLAGS.define("dry_run", False, "Say what would be done; read no image, write nothing.")
 
 _NOT_VERIFYING = Effect(lambda given: not given["verify"], "a command without --verify, which reads --out alone")
 _READING = both(_NOT_VERIFYING, either(needs("out"), needs("check_only")))

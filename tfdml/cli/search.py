@@ -20,15 +20,15 @@ from tfdml.io.files import require_writable, write_json
 USAGE = f"""
 Find the nearest images of a gallery.
 
-  bin/search --gallery=models/cars_retriever --images='photos/*.jpg'
-  bin/search --gallery=embeddings/cars --model=models/cars --images=photos/1.jpg --k=3
-  bin/search --gallery=embeddings/cars --embeddings=queries.npz --json=nearest.json
-  bin/search --gallery='lancedb:///data/galleries?table=cars' --model=runs/cars_jrd --images=photos/1.jpg,photos/2.jpg
+  tfdml search --gallery=models/cars_retriever --images='photos/*.jpg'
+  tfdml search --gallery=embeddings/cars --model=models/cars --images=photos/1.jpg --k=3
+  tfdml search --gallery=embeddings/cars --embeddings=queries.npz --json=nearest.json
+  tfdml search --gallery='lancedb:///data/galleries?table=cars' --model=runs/cars_jrd --images=photos/1.jpg,photos/2.jpg
 
 --gallery is one of
-  a retriever that bin/export --gallery wrote; it embeds the images itself
-  a folder that bin/embed wrote, or a Parquet, .npz or .npy file, which is searched exactly
-  the address of a database that bin/index wrote
+  a retriever that tfdml export --gallery wrote; it embeds the images itself
+  a folder that tfdml embed wrote, or a Parquet, .npz or .npy file, which is searched exactly
+  the address of a database that tfdml index wrote
 
 The queries are --images, which --model embeds, or --embeddings, of the same model as the gallery.
 
@@ -36,18 +36,14 @@ The queries are --images, which --model embeds, or --embeddings, of the same mod
 """
 
 FLAGS = Flags()
-FLAGS.define("string", "gallery", "", "What is searched, see above.")
-FLAGS.define("list", "images", [], "Query images: files, or patterns with * and **.")
-FLAGS.define("string", "embeddings", "", "Query embeddings: what bin/embed wrote, or a Parquet, .npz or .npy file.")
-FLAGS.define("integer", "k", 10, "How many neighbors of each query.", lower_bound=1)
+FLAGS.define("gallery", "", "What is searched, see above.")
+FLAGS.define("images", [], "Query images: files, or patterns with * and **.")
+FLAGS.define("embeddings", "", "Query embeddings: what tfdml embed wrote, or a Parquet, .npz or .npy file.")
+FLAGS.define("k", 10, "How many neighbors of each query.", lower_bound=1)
 FLAGS.define(
-    "enum",
-    "distance",
-    "euclidean",
-    ["euclidean", "sqeuclidean", "cosine", "dot"],
-    "What near means, in stored embeddings.",
+    "distance", "euclidean", "What near means, in stored embeddings.", ["euclidean", "sqeuclidean", "cosine", "dot"]
 )
-FLAGS.define("string", "json", "", "File to write the neighbors to.")
+FLAGS.define("json", "", "File to write the neighbors to.")
 model_flags.define_model_flags(FLAGS)
 
 
@@ -81,7 +77,8 @@ def _kind(gallery: str) -> str:
 
     if is_gallery(gallery):
         return "database"
-    return "embeddings" if holds_embeddings(gallery) else "retriever"
+    gallery = os.path.expanduser(gallery)
+    return "retriever" if os.path.isdir(gallery) and not holds_embeddings(gallery) else "embeddings"
 
 
 def _stored_queries(values: Flags) -> tuple[Sequence[str], np.ndarray]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from tfdml.cli.command_line import Command, Flags
+from tfdml.cli.command_line import KINDS, Command, Flags
 from tfdml.effects import Effect, either, needs
 from tfdml.errors import UserError
 from tfdml.training.experiment import EFFECTS as SETTINGS
@@ -29,19 +29,22 @@ if TYPE_CHECKING:
 USAGE = """
 Train an image embedder and measure it on classes never seen in training.
 
-  bin/train --flagfile=configs/quickstart.flags --run_dir=runs/quickstart
-  bin/train --flagfile=configs/cars_jrd_small.flags --data_dir=/data/cars196 --weights=mnv2_035.weights.h5 \\
-            --run_dir=runs/cars_jrd
-  bin/train --dataset=folder --data_dir=photos --backbone=resnet50 --weights=imagenet --run_dir=runs/photos
-  bin/train --run_dir=runs/cars_jrd --resume          continue a run that was stopped
-  bin/train --flagfile=... --run_dir=... --start_from=runs/cars_jrd    a new run from old weights
-  bin/train --flagfile=... --run_dir=... --cluster=ray://head:10001 --workers=4 --gpus_per_worker=1
-  bin/train --flagfile=... --run_dir=... --workers=4 --sweep='objectives.weight=0.1,0.3,1; learning_rate=1e-4..1e-3'
-  bin/train --flagfile=... --run_dir=... --refit      then train anew on all classes, the held-out ones too
-  bin/train --flagfile=... --run_dir=... --seeds=3    a run for each of three seeds, and their mean with intervals
-  bin/train --flagfile=... --run_dir=... --dry_run    print the resolved experiment, write nothing
-  bin/train --flagfile=... --run_dir=... --dry_run --probe    the same after a few steps: hours, bottleneck, memory
-  bin/train --flagfile=... --preview=batch.png        picture the first batch as the network will see it, train nothing
+  tfdml train --flagfile=configs/quickstart.flags --run_dir=runs/quickstart
+  tfdml train --flagfile=configs/cars_jrd_small.flags --data_dir=/data/cars196 --weights=mnv2_035.weights.h5 \\
+              --run_dir=runs/cars_jrd
+  tfdml train --dataset=folder --data_dir=photos --backbone=resnet50 --weights=imagenet --run_dir=runs/photos
+  tfdml train --run_dir=runs/cars_jrd --resume          continue a run that was stopped
+  tfdml train --flagfile=... --run_dir=... --start_from=runs/cars_jrd    a new run from old weights
+  tfdml train --flagfile=... --run_dir=... --cluster=ray://head:10001 --workers=4 --gpus_per_worker=1
+  tfdml train --flagfile=... --run_dir=... --workers=4 --sweep='objectives.weight=0.1,0.3,1; learning_rate=1e-4..1e-3'
+  tfdml train --flagfile=... --run_dir=... --refit      then train anew on all classes, the held-out ones too
+  tfdml train --flagfile=... --run_dir=... --seeds=3    a run for each of three seeds, and their mean with intervals
+  tfdml train --flagfile=... --run_dir=... --dry_run    print the resolved experiment, write nothing
+  tfdml train --flagfile=... --run_dir=... --dry_run --probe    the same after a few steps: hours, bottleneck, memory
+  tfdml train --flagfile=... --preview=batch.png       picture the first batch as the network will see it, train nothing
+
+--sweep combines lists, and draws from ranges --sweep_samples times. objectives.weight is the factor of the last term,
+objectives.NAME that of another. --workers of the runs train side by side.
 
 The run folder holds flags.txt, data.json, environment.json, metrics.jsonl, result.json, checkpoints/, embedder.keras,
 tensorboard/ and report/index.html; with rank_mi statistics_network.keras and statistics.json too.
@@ -54,7 +57,6 @@ _STAGES = {
     "Evaluation": EvaluationSettings,
     "Run": RunSettings,
 }
-_KINDS = {bool: "bool", int: "integer", float: "float", str: "string"}
 
 
 def _experiment_flags() -> Flags:
@@ -69,7 +71,7 @@ def _experiment_flags() -> Flags:
             flag = flags.Flag(parser, flags.ArgumentSerializer(), field.name, field.default, text, boolean=True)
             flags.DEFINE_flag(flag, values, "tfdml")
         else:
-            values.define(_KINDS[types[field.name]], field.name, field.default, text)
+            values.define(field.name, field.default, text, kind=KINDS[types[field.name]])
     return values
 
 
@@ -80,49 +82,26 @@ def given_settings(values: Flags) -> dict[str, Any]:
 
 
 FLAGS = _experiment_flags()
-FLAGS.define("bool", "resume", False, "Continue the run in --run_dir from its newest checkpoint.")
+FLAGS.define("resume", False, "Continue the run in --run_dir from its newest checkpoint.")
+FLAGS.define("restart", False, "With --resume: train again from the first step where no checkpoint can be used.")
+FLAGS.define("dry_run", False, "Print images, parameters, rates, steps, memory and flags; write nothing.")
+FLAGS.define("probe", False, "With --dry_run: run a few steps, and print speed, hours, bottleneck and memory.")
+FLAGS.define("preview", "", "Write a contact sheet of the first batch to this PNG file and train nothing.")
+FLAGS.define("cluster", "", "Train on a Ray cluster: its address, such as ray://host:10001, or local.")
+FLAGS.define("workers", 1, "With --cluster: how many processes train.")
+FLAGS.define("gpus_per_worker", 0, "With --cluster: GPUs of each worker; 0: they train on CPUs.")
+FLAGS.define("max_failures", 3, "With --cluster: how often lost workers are started again.")
 FLAGS.define(
-    "bool", "restart", False, "With --resume: where no checkpoint can be used, train the run again from its first step."
-)
-FLAGS.define(
-    "bool",
-    "dry_run",
-    False,
-    "Print what would run and write nothing: images and classes, trained parameters and rates, steps, memory, flags.",
-)
-FLAGS.define(
-    "bool",
-    "probe",
-    False,
-    "With --dry_run: run a few steps, and say how many images a second and hours the run will take, what holds it up, "
-    "and how much memory it needs.",
-)
-FLAGS.define("string", "preview", "", "Write a contact sheet of the first batch to this PNG file and train nothing.")
-FLAGS.define(
-    "string",
-    "cluster",
-    "",
-    "Train on a Ray cluster: its address, such as ray://host:10001, or local for one of its own on this machine.",
-)
-FLAGS.define("integer", "workers", 1, "With --cluster: how many processes train.")
-FLAGS.define("integer", "gpus_per_worker", 0, "With --cluster: GPUs of each worker; 0: they train on CPUs.")
-FLAGS.define("integer", "max_failures", 3, "With --cluster: how often lost workers are started anew.")
-FLAGS.define(
-    "string",
     "storage",
     "",
-    "With --cluster: where the run is kept until it has ended, seen by every host: a folder, or such as "
-    "s3://bucket/runs. Empty: beside --run_dir.",
+    "With --cluster: a folder or URL that all hosts see, for the run until it ends; empty: next to --run_dir.",
 )
 FLAGS.define(
-    "string",
     "sweep",
     "",
-    "Train a run for each choice of settings, compared on held-out classes (through Ray; --workers side by side), e.g. "
-    "'objectives.weight=0.1,0.3,1; learning_rate=1e-4..1e-3': objectives.weight is the factor of the last term, "
-    "objectives.NAME that of another; lists are combined, ranges drawn from --sweep_samples times.",
+    "Train a run for each choice of settings, through Ray, and compare them on held-out classes: see above.",
 )
-FLAGS.define("integer", "sweep_samples", 8, "With --sweep: how often ranges are drawn from.")
+FLAGS.define("sweep_samples", 8, "With --sweep: how often ranges are drawn from.")
 
 
 def _values(given: Flags) -> dict[str, Any]:

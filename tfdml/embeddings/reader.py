@@ -160,7 +160,7 @@ class StoredEmbeddings:
 
 
 def holds_embeddings(path: str | os.PathLike) -> bool:
-    """Whether a path is a folder of `bin/embed`, finished or not, or a Parquet, .npz or .npy file.
+    """Whether a path is a folder of `tfdml embed`, finished or not, or a Parquet, .npz or .npy file.
 
     Example:
         >>> holds_embeddings("vectors.npz")
@@ -172,7 +172,7 @@ def holds_embeddings(path: str | os.PathLike) -> bool:
 
 
 def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
-    """Read the embeddings of a folder that `bin/embed` wrote, or of Parquet, .npz or .npy files from anywhere.
+    """Read the embeddings of a folder that `tfdml embed` wrote, or of Parquet, .npz or .npy files from anywhere.
 
     Parquet files have the column `embedding`, lists of d numbers, and optionally `label`, `role`, `id` (numbers, by
     which the rows are ordered) and `scale` (each row is multiplied by its own). An .npz holds `embeddings` (N, d) and
@@ -210,7 +210,7 @@ def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
 
 
 def read_names(path: str | os.PathLike) -> tuple[str, ...]:
-    """Read the names of the images of a folder of `bin/embed`, or of Parquet files, in the order of the rows.
+    """Read the names of the images of a folder of `tfdml embed`, or of Parquet files, in the order of the rows.
 
     Raises:
         UserError: The files cannot be read, or have no column `path`.
@@ -234,9 +234,9 @@ def _files_of(path: Path) -> tuple[list[Path], dict[str, Any]]:
     else:
         files = [] if (path / PROGRESS).is_file() else _parquet_files(path)
     if manifest and not files:
-        raise UserError(f"{path / MANIFEST} lists no Parquet file; delete {path} and run bin/embed again")
+        raise UserError(f"{path / MANIFEST} lists no Parquet file; delete {path} and run tfdml embed again")
     if not files:
-        hint = "; it is unfinished: run the same bin/embed again" if (path / PROGRESS).is_file() else ""
+        hint = "; it is unfinished: run the same tfdml embed again" if (path / PROGRESS).is_file() else ""
         raise UserError(f"{path} holds no finished embeddings: there is no {MANIFEST}{hint}")
     return files, manifest
 

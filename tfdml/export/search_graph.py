@@ -64,7 +64,7 @@ def write_graph(embedder: str | os.PathLike, folder: str | os.PathLike) -> Any:
         raise UserError(f"{embedder} cannot be loaded as a SavedModel: {short_message(error, 'last')}") from error
     missing = [name for name in SIGNATURES if name not in loaded.signatures]
     if missing:
-        raise UserError(f"{embedder} is not an export of bin/export: it has no signature {missing[0]}")
+        raise UserError(f"{embedder} is not an export of tfdml export: it has no signature {missing[0]}")
     served = {name: loaded.signatures[name] for name in SIGNATURES}
     dimensions = served["serving_default"].structured_outputs["embedding"].shape[1]
     module = tf.Module()

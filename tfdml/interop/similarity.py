@@ -87,7 +87,7 @@ def build_indexer(embeddings, labels, data=None, distance: str = "cosine") -> An
 def read_indexer(indexer: Any) -> tuple[np.ndarray, np.ndarray]:
     """The embeddings (N, d) and class ids (N,) that an `Indexer` of TensorFlow Similarity holds, in its order.
 
-    They go into `np.savez(file, embeddings=..., labels=...)`, which `bin/evaluate`, `bin/index` and
+    They go into `np.savez(file, embeddings=..., labels=...)`, which `tfdml evaluate`, `tfdml index` and
     `tfdml.evaluation.read_embeddings` read.
 
     Args:

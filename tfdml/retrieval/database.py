@@ -461,7 +461,7 @@ class GalleryDatabase(abc.ABC):
         self._check_open()
         if self.about is None:
             raise UserError(
-                f"`uri={self.address}` holds no table {self.address.table}: write it with bin/index or `upsert` first"
+                f"`uri={self.address}` holds no table {self.address.table}: write it with tfdml index or `upsert` first"
             )
         return self.about
 
@@ -477,8 +477,8 @@ class GalleryDatabase(abc.ABC):
         wanted = _with_parameters(address.index, address.options)
         there = ", ".join(_with_parameters(*index) for index in indexes) or "none"
         raise UserError(
-            f"`uri={address}` has no index {wanted} (it has {there}): build it with bin/index or `optimize`, or leave "
-            "`index` out for exact search"
+            f"`uri={address}` has no index {wanted} (it has {there}): build it with tfdml index or `optimize`, or "
+            "leave `index` out for exact search"
         )
 
     def _placed(self, vectors: np.ndarray) -> np.ndarray:

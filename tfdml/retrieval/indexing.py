@@ -38,7 +38,7 @@ class EmbeddingsToIndex:
 
     @classmethod
     def read(cls, path: str | os.PathLike, prefix: str = "") -> EmbeddingsToIndex:
-        """The embeddings of a folder that `bin/embed` wrote, or of an .npz file.
+        """The embeddings of a folder that `tfdml embed` wrote, or of an .npz file.
 
         Args:
             path: The folder or file. Rows without a name are called by their number.
@@ -93,7 +93,7 @@ class EmbeddingsToIndex:
                 f"{dimension}: name another table by ?table=..., or take the model that the gallery was made by"
             )
         if SOURCE not in gallery.about.attributes:
-            raise UserError(f"`uri={gallery.address}` was not written by bin/index; name another table by ?table=...")
+            raise UserError(f"`uri={gallery.address}` was not written by tfdml index; name another table by ?table=...")
         return gallery.count({SOURCE: self.source})
 
 

@@ -24,7 +24,7 @@ _BOOLEANS = {"true": True, "false": False}
 # The bases stand from last to first: a dataclass has the fields of its last base first.
 @dataclasses.dataclass(frozen=True)
 class Experiment(RunSettings, EvaluationSettings, OptimizationSettings, ModelSettings, DataSettings):
-    """The settings of a run; each field is also a flag of `bin/train` with the same name.
+    """The settings of a run; each field is also a flag of `tfdml train` with the same name.
 
     It is the settings of every stage, in whose classes the fields are described.
 

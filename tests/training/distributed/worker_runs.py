@@ -1,4 +1,4 @@
-"""One tiny run of `bin/train`: by one process, and by two workers, one of which is killed, then by three.
+"""One tiny run of `tfdml train`: by one process, and by two workers, one of which is killed, then by three.
 
     python -m tests.training.distributed.worker_runs FOLDER
 

@@ -1,4 +1,4 @@
-"""Runs of `bin/train` that are killed at moments named by what is on disk, or by the clock, each in its own process.
+"""Runs of `tfdml train` that are killed at moments named by what is on disk, or by the clock, each in its own process.
 
     python -m tests.training.run.kill_driver '[{"flags": [...], "kill": ["after", "flags.txt", 1]}, ...]'
 

@@ -1,6 +1,6 @@
 """Record files: a data set in a few large TFRecord shards, read by index, with the labels in a table.
 
-A folder of records, as `bin/prepare` writes it, holds
+A folder of records, as `tfdml prepare` writes it, holds
 
 - `manifest.json`: what was prepared from what, and the size and SHA-256 of every other file;
 - `train-00000-of-00012.tfrecord` and so on: `tf.train.Example` records with `image/encoded`, `image/format`,
@@ -40,7 +40,7 @@ MANIFEST = "manifest.json"
 FORMAT = "tfdml-records"
 VERSION = 2
 ENCODED = "image/encoded"
-REMEDY = "copy the folder again from its source, or prepare it again with bin/prepare"
+REMEDY = "copy the folder again from its source, or prepare it again with tfdml prepare"
 ENTRY: Kinds = {"file": str, "bytes": int, "sha256": str}
 SHARD: Kinds = {**ENTRY, "images": int}
 _SPLIT: Kinds = {"images": int, "table": dict, "shards": list, "class_names": dict}
@@ -56,7 +56,7 @@ def read(data_dir: str | os.PathLike, split: str = "train") -> ImageDataset:
     """Reads a split of record files: the images, labels, names and order of the data set they were made from.
 
     Args:
-        data_dir: The folder that `bin/prepare` wrote, local or on any file system that `fsspec` knows.
+        data_dir: The folder that `tfdml prepare` wrote, local or on any file system that `fsspec` knows.
         split: `"train"` or `"test"`.
 
     Raises:
@@ -96,10 +96,10 @@ def read_manifest(folder: str) -> dict[str, Any]:
     """
     path = os.path.join(folder, MANIFEST)
     if files.size_of(path) is None:
-        raise UserError(f"{folder} holds no finished record files: it has no {MANIFEST}; run bin/prepare to its end")
+        raise UserError(f"{folder} holds no finished record files: it has no {MANIFEST}; run tfdml prepare to its end")
     manifest = read_json(path, remedy=REMEDY)
     if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
-        raise UserError(f"{path} is not of {FORMAT}, version {VERSION}; prepare the folder again with bin/prepare")
+        raise UserError(f"{path} is not of {FORMAT}, version {VERSION}; prepare the folder again with tfdml prepare")
     fields(manifest, {"dataset": str, "splits": dict}, path, REMEDY)
     for split, about in manifest["splits"].items():
         _check_split(folder, about, f"{path}: splits.{split}")

@@ -211,9 +211,7 @@ class Probe:
         peak, free = self.peak / _GIGABYTE, self.free / _GIGABYTE
         yield f"  memory     {peak:,.1f} GB at the peak so far, {free:,.1f} GB are free"
         if slow_input and self.input >= 0.8 * self.decoding:
-            yield (
-                "  advice     keep decoded images (--cache=true), or prepare them at the size of --resize (bin/prepare)"
-            )
+            yield ("  advice     keep decoded images (--cache=true), or tfdml prepare them at the size of --resize")
         elif slow_input:
             yield "  advice     more CPU cores, or a simpler --augmentation or --policy"
         if self.free < 0.2 * (self.free + self.peak):

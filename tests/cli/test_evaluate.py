@@ -1,6 +1,7 @@
-"""bin/evaluate gives the same numbers for the same model wherever it lies, and one clear line for what is wrong."""
+"""`tfdml evaluate`: the same numbers wherever a model lies, comparisons, and steps after the embedding."""
 
 import json
+import shutil
 
 import keras
 import numpy as np
@@ -10,7 +11,9 @@ import tfdml  # noqa: F401  (registers the classes that a saved embedder names)
 from tests.cli.many import run_many
 from tests.export.models_on_disk import tflite
 from tests.serving_double import serving
-from tfdml.export import export_saved_model
+from tfdml.cli.evaluate import joined_runs
+from tfdml.evaluation import evaluate_retrieval
+from tfdml.retrieval import expand_queries
 
 # Ranks of all but equal distances may swap between two graphs.
 BETWEEN_GRAPHS = 5e-3
@@ -18,13 +21,14 @@ DATA = ["--dataset=glyphs", "--dataset_options=images_per_class=4, size=32"]
 
 
 @pytest.fixture(scope="module")
-def forms(finished_run, tmp_path_factory):
+def forms(finished_run, command, tmp_path_factory):
     """Where the embedder of the run lies as a SavedModel and as .tflite."""
     folder = tmp_path_factory.mktemp("forms")
-    embedder = keras.saving.load_model(finished_run / "embedder.keras")
-    version = export_saved_model(embedder, folder / "versions")
-    (folder / "model.tflite").write_bytes(tflite(embedder))
-    return {"run": finished_run, "saved_model": version, "litert": folder / "model.tflite"}
+    done = command("export", f"--run_dir={finished_run}", f"--out={folder / 'versions'}")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "cosine min 1.000000" in done.stdout
+    (folder / "model.tflite").write_bytes(tflite(keras.saving.load_model(finished_run / "embedder.keras")))
+    return {"run": finished_run, "saved_model": folder / "versions" / "1", "litert": folder / "model.tflite"}
 
 
 @pytest.mark.slow
@@ -64,6 +68,7 @@ def vectors(tmp_path_factory):
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(12), 20)
     points = rng.normal(size=(12, 8))[labels] + rng.normal(size=(240, 8))
+    points = (points / np.linalg.norm(points, axis=1, keepdims=True)).astype("float32")
     np.savez(folder / "good.npz", embeddings=points, labels=labels)
     np.savez(folder / "roles.npz", embeddings=points, labels=labels, is_query=np.arange(240) % 2 == 0)
     np.savez(folder / "bare.npz", embeddings=points)
@@ -115,7 +120,8 @@ def test_an_archive_is_measured_as_its_arrays_are(vectors):
 
 
 @pytest.mark.slow
-def test_wrong_input_is_one_clear_line(vectors):
+def test_wrong_input_is_one_clear_line(commands, vectors, monkeypatch):
+    monkeypatch.chdir(vectors)
     cases = [
         (["--model=nowhere.npz"], "there is no file nowhere.npz"),
         (["--model=text.npz"], "text.npz cannot be read as .npz"),
@@ -140,8 +146,8 @@ def test_wrong_input_is_one_clear_line(vectors):
         (["--compare=a,b", "--model=c"], "--compare takes the place of --model"),
     ]
     before = sorted(path.name for path in vectors.iterdir())
-    answers = run_many("evaluate", vectors, [flags for flags, _ in cases])
-    for (status, _, error), (flags, says) in zip(answers, cases, strict=True):
+    for flags, says in cases:
+        status, _, error = commands.run("evaluate", *flags)
         (line,) = [line for line in error.splitlines() if line.startswith("evaluate: error:")]
         assert says in line, (flags, error)
         assert status == 2
@@ -178,3 +184,138 @@ def test_embeddings_of_other_images_than_the_data_set(forms, tmp_path):
     general = json.loads((tmp_path / "general.json").read_text())
     assert general["generalisation"]["unseen_recall@1"] == general["recall@1"]
     assert "seen_recall@1" in general["generalisation"]
+
+
+@pytest.mark.slow
+def test_two_runs_on_one_page(finished_run, command, tmp_path):
+    first, second = tmp_path / "plain", tmp_path / "regularised"
+    for folder in (first, second):
+        shutil.copytree(finished_run, folder)
+    page = tmp_path / "comparison.html"
+    done = command("evaluate", "--compare", first, second, f"--report={page}", f"--json={tmp_path / 'c.json'}", *DATA)
+    assert done.returncode == 0, done.stderr[-3000:]
+    same = "regularised and plain are not told apart by Recall@1: the difference is +0.0 points"
+    assert f"{same} (95 % interval over classes 0.0 to 0.0; one seed each)" in done.stdout.splitlines()
+    (difference,) = json.loads((tmp_path / "c.json").read_text())["differences"]
+    assert difference["run"] == "regularised"
+    assert difference["over_classes"]["recall@8"] == [0, 0, 0, 0]
+    text = page.read_text(encoding="utf-8")
+    assert all(name in text for name in ("plain", "regularised", "Recall@1"))
+    assert not list(tmp_path.glob(".partial*"))
+
+
+@pytest.mark.slow
+def test_a_folder_without_a_result_is_refused_and_nothing_is_written(finished_run, commands, tmp_path):
+    (tmp_path / "unfinished").mkdir()
+    page = tmp_path / "comparison.html"
+    runs = f"--compare={finished_run},{tmp_path / 'unfinished'}"
+    status, _, errors = commands.run("evaluate", runs, f"--report={page}")
+    assert status == 2
+    assert "unfinished" in errors.splitlines()[-1]
+    assert not page.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["--compare", "a", "b", "--report=c"], ["--compare=a,b", "--report=c"]),
+        (["--report=c", "--compare", "a", "b"], ["--report=c", "--compare=a,b"]),
+        (["--compare=a,b", "--report", "c"], ["--compare=a,b", "--report", "c"]),
+        (["--compare"], ["--compare"]),
+        (["--compare", "--report=c"], ["--compare", "--report=c"]),
+    ],
+)
+def test_folders_after_the_flag_are_its_list(given, expected):
+    assert joined_runs(["evaluate", *given]) == ["evaluate", *expected]
+
+
+def test_rows_of_stored_embeddings(commands, vectors, tmp_path):
+    points, labels = (np.load(vectors / "good.npz")[name] for name in ("embeddings", "labels"))
+    flags = ["--metrics=recall@1,map@r,nmi", "--after=query_expansion(k=3, alpha=1)", "--after=csls"]
+    status, said, errors = commands.run(
+        "evaluate", f"--model={vectors / 'good.npz'}", *flags, f"--json={tmp_path / 'plain.json'}"
+    )
+    assert status == 0, errors
+    rows = json.loads((tmp_path / "plain.json").read_text())["after"]
+    assert [row["step"] for row in rows] == ["plain", "query_expansion(k=3, alpha=1)", "csls"]
+    expected = evaluate_retrieval(
+        expand_queries(points, k=3, alpha=1), labels, points, labels, metrics=["map@r"], own_rows=np.arange(240)
+    )["map@r"]
+    assert rows[1]["metrics"]["map@r"] == pytest.approx(expected, abs=1e-12)
+    assert rows[1]["gain"]["map@r"] == pytest.approx(expected - rows[0]["metrics"]["map@r"], abs=1e-12)
+    assert f"{100 * expected:.2f} ({100 * rows[1]['gain']['map@r']:+6.2f})" in said
+    assert "orphans" in said
+
+    status, said, errors = commands.run(
+        "evaluate", f"--model={vectors / 'roles.npz'}", "--after=database_augmentation + k_reciprocal(k1=5)"
+    )
+    assert status == 0, errors
+    assert "    database_augmentation + k_reciprocal(k1=5) " in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--after=whiten"], "--after='whiten': unknown step 'whiten'; one of views, whitening"),
+        (["--after="], "--after= names nothing"),
+        (["--after=0.5 * csls"], "steps have no factors"),
+        (["--after=csls + csls"], "csls must be the last step"),
+        (["--after=csls(k=many)"], "csls: k must be a positive integer"),
+        (["--after=csls(k=1"], "it cannot be read"),
+        (["--after=views"], "a run folder or a model's file"),
+        (["--after=views(crops=2)"], "crops must be 1 or 5, not 2"),
+        (["--after=whitening"], "tfdml embed --split=all"),
+        (["--after=whitening(dim=9)", "--split=train"], "split"),
+        (["--after=csls", "--metrics=map"], "--metrics=map ranks the whole gallery"),
+        (["--after=csls", "--metrics=recall@240"], "needs 240 gallery images"),
+    ],
+)
+def test_what_is_wrong_is_one_line(commands, vectors, flags, says):
+    status, _, errors = commands.run("evaluate", f"--model={vectors / 'good.npz'}", *flags)
+    assert status == 2
+    assert says in errors
+    assert errors.count("\n") == 1
+
+
+def test_not_beside_compare(commands, tmp_path):
+    status, _, errors = commands.run("evaluate", "--compare=a,b", f"--report={tmp_path / 'p.html'}", "--after=csls")
+    assert (status, "--after=csls has no effect: it needs a model" in errors) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--run_dir=x", "--whitening=dims=3"], "--whitening has no argument 'dims'; it has dim, power, shrinkage"),
+        (["--run_dir=x", "--whitening=power=2"], "--whitening: power must be at least 0 and at most 1, not 2"),
+        (["--run_dir=x", "--whitening=dim 3"], "--whitening='dim 3': it cannot be read"),
+        (["--embedder=x", "--gallery=y", "--whitening=dim=3"], "it needs --run_dir in place of --embedder"),
+    ],
+)
+def test_a_whitening_that_cannot_be_is_one_line(commands, flags, says):
+    status, _, errors = commands.run("export", "--out=models", *flags)
+    assert (status, errors.count("\n")) == (2, 1)
+    assert says in errors
+
+
+@pytest.mark.slow
+def test_views_and_whitening_of_a_run_and_of_its_export(finished_run, tmp_path):
+    data = ["--dataset=glyphs", "--dataset_options=images_per_class=4, size=32", "--metrics=recall@1,map@r"]
+    steps = ["--after=views", "--after=whitening(dim=8, power=0.5)"]
+    export = [f"--run_dir={finished_run}", "--out=models", "--whitening=dim=8, power=0.5"]
+    measure = [f"--model={finished_run}", data[-1], *steps, "--json=steps.json", "--report=page.html"]
+    done = [
+        *run_many("export", tmp_path, [export]),
+        *run_many("evaluate", tmp_path, [measure, ["--model=models", *data, "--json=served.json"]]),
+    ]
+    assert [status for status, _, _ in done] == [0, 0, 0], done
+    steps, served = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("steps", "served"))
+    rows = steps["after"]
+    assert [row["step"] for row in rows] == ["plain", "views", "whitening(dim=8, power=0.5)"]
+    assert rows[1]["metrics"] != rows[0]["metrics"]
+    assert rows[2]["bytes"] == 428 * 8 * 4 + (16 + 16 * 8) * 4
+    assert "whitening(dim=8, power=0.5)" in (tmp_path / "page.html").read_text()
+    card = json.loads((tmp_path / "models" / "1" / "model_card.json").read_text())
+    assert (card["embedding_dim"], card["whitening"], card["metrics"]) == (8, {"dim": 8, "power": 0.5}, None)
+    for name, value in rows[2]["metrics"].items():
+        # Ranks of all but equal distances may swap between two graphs.
+        assert served[name] == pytest.approx(value, abs=5e-3)

@@ -1,17 +1,137 @@
-"""A flag that has no effect beside the others is an error on the command line, and a warning in a flag file."""
+"""Flag files, messages that name flags, and flags that have no effect beside the others."""
 
 import dataclasses
+import logging
+import os
 
 import pytest
 
+from tests.cli import commands
 from tests.cli.commands import NAMES, load
 from tests.experiments import ROOT, experiment_of
-from tfdml.cli.command_line import read_flag_files
+from tfdml.cli.command_line import Command, Flags, Formatter, as_flags, read_flag_files
 from tfdml.effects import in_vain
+from tfdml.errors import UserError
 from tfdml.io.manifests import parse_flags
 from tfdml.training import Experiment
 from tfdml.training.experiment import ALWAYS as SETTINGS_ALWAYS
 from tfdml.training.experiment import EFFECTS as SETTINGS
+
+
+def test_flags_of_files_stand_in_their_place(tmp_path):
+    (tmp_path / "inner.flags").write_text("--epochs=1\n")
+    inner = f"--flagfile={tmp_path}/inner.flags"
+    (tmp_path / "outer.flags").write_text(f"# --flagfile=none\n// --flagfile=none\n\n --seed=3 \n{inner}\n  {inner}\n")
+    given = ["--report", f"--flagfile={tmp_path}/outer.flags", "--flagfile", f"{tmp_path}/inner.flags", "--seed=1"]
+    wanted = ["--report", "--seed=3", "--epochs=1", "--epochs=1", "--epochs=1", "--seed=1"]
+    assert read_flag_files(given) == wanted
+
+
+def test_a_file_is_looked_for_beside_the_one_that_names_it(tmp_path, monkeypatch):
+    (tmp_path / "more").mkdir()
+    (tmp_path / "a.flags").write_text("--seed=1\n")
+    (tmp_path / "more" / "b.flags").write_text("--flagfile=../a.flags\n--flagfile=a.flags\n")
+    with pytest.raises(UserError, match=r"--flagfile=a.flags cannot be read: No such file"):
+        read_flag_files([f"--flagfile={tmp_path}/more/b.flags"])
+    monkeypatch.chdir(tmp_path)
+    assert read_flag_files(["--flagfile=more/b.flags"]) == ["--seed=1", "--seed=1"]
+    (tmp_path / "more" / "a.flags").write_text("--seed=2\n")
+    assert read_flag_files(["--flagfile=more/b.flags"]) == ["--seed=1", "--seed=2"]
+
+
+def test_a_circle_of_two_is_refused(tmp_path):
+    (tmp_path / "a.flags").write_text(f"--flagfile={tmp_path}/b.flags\n")
+    (tmp_path / "b.flags").write_text(f"--flagfile={tmp_path}/a.flags\n")
+    with pytest.raises(UserError, match="the file includes itself"):
+        read_flag_files([f"--flagfile={tmp_path}/a.flags"])
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [(b"\xff\xfe-\0", "no UTF-8 text"), (b"--epochs=1\0", "is no text"), (None, "cannot be read")]
+)
+def test_what_is_no_text_is_refused(tmp_path, content, says):
+    if content is not None:
+        (tmp_path / "x.flags").write_bytes(content)
+    with pytest.raises(UserError, match=says):
+        read_flag_files([f"--flagfile={tmp_path}/x.flags"])
+
+
+def test_a_pipe_is_read_once():
+    reading, writing = os.pipe()
+    os.write(writing, b"--epochs=1\n")
+    os.close(writing)
+    assert read_flag_files([f"--flagfile=/dev/fd/{reading}"]) == ["--epochs=1"]
+    os.close(reading)
+
+
+def test_bytes_that_are_no_text_are_refused():
+    with pytest.raises(UserError, match=r"'--run_dir=a\\udcff' is not UTF-8 text"):
+        read_flag_files(["--run_dir=a\udcff"])
+
+
+@pytest.fixture
+def known():
+    """The flags of a command."""
+    values = Flags()
+    for name in ("batch_size", "bad_images", "out", "dataset_options", "data_dir"):
+        values.define(name, "", "")
+    values.define("allow_extra", False, "")
+    return values
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("raise `batch_size`, or lower it", "raise --batch_size, or lower it"),
+        ("`batch_size=0` must be at least 1", "--batch_size=0 must be at least 1"),
+        ("leave them out with `bad_images='skip'`", "leave them out with --bad_images=skip"),
+        ('leave them out with `bad_images="skip"`', "leave them out with --bad_images=skip"),
+        ("`allow_extra=True` leaves them out", "--allow_extra leaves them out"),
+        ("`allow_extra=False` refuses them", "--noallow_extra refuses them"),
+        ("`data_dir=/a b/it's=1`: no such folder", "--data_dir=/a b/it's=1: no such folder"),
+        ("`data_dir=`: name a folder", "--data_dir=: name a folder"),
+        ("`folder=x` is a file, `out` is not", "--out=x is a file, --out is not"),
+        ("size must be positive (one of its `options`)", "size must be positive (one of its --dataset_options)"),
+        # No flags of this command.
+        ("`margin` must be positive, and `log_dir=1`", "`margin` must be positive, and `log_dir=1`"),
+        ("run `tfds build cars196`", "run `tfds build cars196`"),
+        ("a`batch_size is no argument", "a`batch_size is no argument"),
+        ("batch_size=3 of the file flags.txt", "batch_size=3 of the file flags.txt"),
+    ],
+)
+def test_arguments_are_shown_as_flags(message, shown, known):
+    assert as_flags(message, known, {"folder": "out"}) == shown
+
+
+def test_a_commands_own_names_go_before_those_of_all(known):
+    assert as_flags("`options`", known, {"options": "out"}) == "--out"
+
+
+def test_warnings_are_shown_with_flags(known):
+    record = logging.LogRecord("absl", logging.WARNING, "", 0, "`%s=%d` is large", ("batch_size", 9), None)
+    assert Formatter(Command("try", print, known, "")).format(record) == "--batch_size=9 is large"
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "says"),
+    [
+        ("prepare", ["--dataset=folder", "--check_only"], "read from a folder; name it, --data_dir=DIR"),
+        ("prepare", ["--dataset=tfds", "--check_only"], "(one of its --dataset_options)"),
+        ("prepare", ["--dataset=glyphs", "--out=x", "--shrink=-1"], "--shrink=-1: give the pixels"),
+        ("train", ["--run_dir=gs://bucket/run"], "--run_dir=gs://bucket/run: only local folders"),
+        ("export", ["--run_dir=run", "--out=gs://bucket/x"], "--out=gs://bucket/x: only local folders"),
+        ("export", ["--run_dir=run", "--out=x", "--formats=onnxx"], "--formats=onnxx: must be of"),
+        ("embed", ["--model=run", "--out=gs://bucket/x"], "--out=gs://bucket/x: only local folders"),
+        ("evaluate", ["--model=grpc://nowhere", "--dataset=glyphs"], "--model=grpc://nowhere: write grpc://"),
+    ],
+)
+def test_commands_show_flags(command, arguments, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, _, error = commands.run(command, *arguments)
+    assert status == 2
+    assert says in error
+    assert "`" not in error
+
 
 HORDE = {"objectives": "contrastive + 0.5 * horde(loss=contrastive)"}
 RATES = {"backbone_rate": 1e-5, "projection_rate": 1e-3, "objective_rate": 1e-2}
@@ -125,7 +245,7 @@ CASES = {
     "search": {
         "model": (
             "runs/cars",
-            {"gallery": "models/retriever", "images": ["a.jpg"]},
+            {"gallery": ".", "images": ["a.jpg"]},
             {**VECTORS_GALLERY, "images": ["a"]},
         ),
         "batch_size": (9, {**VECTORS_GALLERY, "embeddings": "b.npz"}, {**VECTORS_GALLERY, "images": ["a.jpg"]}),

@@ -1,4 +1,4 @@
-"""bin/embed and bin/evaluate leave out what cannot be decoded, wherever in the file the damage lies."""
+"""tfdml embed and tfdml evaluate leave out what cannot be decoded, wherever in the file the damage lies."""
 
 import zlib
 

@@ -1,8 +1,32 @@
-"""HORDE's search with all orders, from the flags to a file that evaluates alike."""
+"""`tfdml export`: a retriever of a run, and an embedder that searches with all moments."""
 
 import json
 
+import numpy as np
 import pytest
+import tensorflow as tf
+
+DATA = ["--gallery_dataset=glyphs", "--gallery_dataset_options=images_per_class=4, size=32"]
+
+
+@pytest.mark.slow
+def test_a_run_becomes_a_retriever_of_a_data_set(finished_run, command, tmp_path):
+    out = tmp_path / "retriever"
+    done = command("export", f"--run_dir={finished_run}", "--gallery=made", *DATA, f"--out={out}")
+    assert done.returncode == 0, done.stderr[-3000:]
+    # The run's embedder is compared with its SavedModel before a gallery is embedded with it.
+    assert "cosine min 1.000000" in done.stdout
+    assert f"version: {out / '1'}" in done.stdout
+    card = json.loads((out / "1" / "retriever.json").read_text())
+    served = tf.saved_model.load(str(out / "1"))
+    pixels = np.random.default_rng(0).integers(0, 255, (40, 40, 3)).astype("uint8")
+    image = tf.io.encode_png(pixels)[None]
+    found = served.signatures["search_bytes"](image_bytes=image, k=tf.constant(3))
+    assert f"{card['items']:,} items of {card['classes']:,} classes, exact" in done.stdout
+    assert found["ids"].shape == (1, 3)
+    assert np.all(np.diff(found["distances"].numpy()) >= 0)
+    assert not list(tmp_path.glob("retriever/.partial*"))
+
 
 HORDE = "--objectives=contrastive + horde(loss=contrastive, orders=3, dim=32)"
 
@@ -55,8 +79,8 @@ def check_orders(result, run, printed):
         ([HORDE, "--moment_embedder", "--selection=test"], "--selection=last"),
     ],
 )
-def test_it_needs_the_moments_of_the_last_epoch(flags, says, command, tiny_flags, tmp_path):
-    done = command("train", *tiny_flags, *flags, f"--run_dir={tmp_path / 'run'}")
-    assert done.returncode == 2
-    assert says in done.stderr.splitlines()[-1]
+def test_it_needs_the_moments_of_the_last_epoch(flags, says, commands, tiny_flags, tmp_path):
+    status, _, errors = commands.run("train", *tiny_flags, *flags, f"--run_dir={tmp_path / 'run'}")
+    assert status == 2
+    assert says in errors.splitlines()[-1]
     assert not (tmp_path / "run").exists()
