@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from tests.losses import references
 from tests.mathematics import MODES, assert_close, degenerate_batches, random_batch, value_and_gradients
-from tests.mining.given_pairs import given_pairs, masks
 from tfdml import losses, pairwise
 from tfdml.mining import (
     AngularMiner,
@@ -28,9 +27,20 @@ from tfdml.mining.base import named_miners
 from tfdml.pairs import Pairs, Rows
 
 
+def pairs_at(distances, labels):
+    """The pairs of a batch of these labels (N,), whose `distances()` are (N, N)."""
+    matrix = tf.convert_to_tensor(distances, tf.float32)
+    return Pairs.of_batch(np.zeros((len(labels), 1), "float32"), np.asarray(labels)).using(lambda a, b: matrix)
+
+
+def masks(pairs):
+    """The positives and the negatives as NumPy arrays."""
+    return np.asarray(pairs.positives), np.asarray(pairs.negatives)
+
+
 def run(distances, labels, mode):
     def function(distances):
-        return semi_hard_negatives(given_pairs(distances, labels))
+        return semi_hard_negatives(pairs_at(distances, labels))
 
     if mode != "eager":
         function = tf.function(function, jit_compile=mode == "xla", autograph=False)
@@ -59,9 +69,9 @@ def test_a_negative_at_the_positive_s_distance_is_not_beyond_it(mode):
 
 
 def test_rows_without_negatives_stay_in_range():
-    chosen = np.asarray(semi_hard_negatives(given_pairs(np.ones((3, 3)), [0, 0, 0])))
+    chosen = np.asarray(semi_hard_negatives(pairs_at(np.ones((3, 3)), [0, 0, 0])))
     assert np.all((chosen >= 0) & (chosen < 3))
-    assert np.asarray(semi_hard_negatives(given_pairs(np.zeros((1, 1)), [0]))).shape == (1, 1)
+    assert np.asarray(semi_hard_negatives(pairs_at(np.zeros((1, 1)), [0]))).shape == (1, 1)
 
 
 def expected_masks(similarities, labels, epsilon):
@@ -217,7 +227,7 @@ def test_keeps_what_the_strategies_say(positives, negatives):
     for seed, (size, classes) in enumerate([(14, 4), (9, 8), (6, 1), (1, 1)]):
         labels, x = random_batch(seed, size, classes, 2)
         distances = np.asarray(pairwise.distances(x))
-        kept = masks(BatchEasyHardMiner(positives, negatives)(given_pairs(distances, labels)))
+        kept = masks(BatchEasyHardMiner(positives, negatives)(pairs_at(distances, labels)))
         for a in range(size):
             near = [j for j in range(size) if labels[j] == labels[a] and j != a]
             far = [j for j in range(size) if labels[j] != labels[a]]
@@ -278,7 +288,7 @@ def test_hard_aware_keeps_the_hardest_share(fraction):
     labels, x = random_batch(5, 11, 4, 3)
     distances = np.asarray(pairwise.distances(x))
     # Pairs at one distance, such as those from both ends, are kept together.
-    kept = HardAwareMiner(fraction)(given_pairs(distances, labels))
+    kept = HardAwareMiner(fraction)(pairs_at(distances, labels))
     for mask, same, sign in zip(masks(kept), (True, False), (-1, 1), strict=True):
         pairs = sorted(pairs_of(labels, same), key=lambda pair: sign * distances[pair])
         last = sign * distances[pairs[math.ceil(fraction * len(pairs)) - 1]]
@@ -289,7 +299,7 @@ def test_hard_aware_keeps_the_hardest_share(fraction):
     ("fraction", "count", "wanted"), [(0.6, 50, 30), (0.3, 10, 3), (0.15, 20, 3), (1 / 3, 9, 3), (0.301, 10, 4)]
 )
 def test_hard_aware_rounds_no_exact_share_up(fraction, count, wanted):
-    pairs = given_pairs(np.arange(64, dtype="float32").reshape(8, 8), np.zeros(8, "int64"))
+    pairs = pairs_at(np.arange(64, dtype="float32").reshape(8, 8), np.zeros(8, "int64"))
     pairs.positives = pairs.negatives = pairs.distances() < count
     for mask in masks(HardAwareMiner(fraction)(pairs)):
         assert np.sum(mask) == wanted
@@ -300,7 +310,7 @@ def test_uniform_histogram_keeps_as_many_of_each_bin(most):
     labels, x = random_batch(1, 40, 3, 3)
     distances = np.asarray(pairwise.distances(x))
     miner = UniformHistogramMiner(bins=6, positives_per_bin=most, negatives_per_bin=2 * most)
-    kept = masks(miner(given_pairs(distances, labels)))
+    kept = masks(miner(pairs_at(distances, labels)))
     for mask, same, limit in zip(kept, (True, False), (most, 2 * most), strict=True):
         pairs = pairs_of(labels, same)
         values = np.array([distances[pair] for pair in pairs])
@@ -309,10 +319,10 @@ def test_uniform_histogram_keeps_as_many_of_each_bin(most):
         there, drawn = (np.histogram(part, edges)[0] for part in (values, chosen))
         np.testing.assert_array_equal(drawn, np.minimum(there, limit))
         assert kept_pairs(mask) <= set(pairs)
-    again = masks(UniformHistogramMiner(6, most, 2 * most)(given_pairs(distances, labels)))
+    again = masks(UniformHistogramMiner(6, most, 2 * most)(pairs_at(distances, labels)))
     np.testing.assert_array_equal(again[0], kept[0])
     if most == 4:
-        other = masks(UniformHistogramMiner(6, most, 2 * most, seed=1)(given_pairs(distances, labels)))
+        other = masks(UniformHistogramMiner(6, most, 2 * most, seed=1)(pairs_at(distances, labels)))
         assert np.any(np.asarray(other[0]) != np.asarray(kept[0]))
 
 

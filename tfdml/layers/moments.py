@@ -78,13 +78,13 @@ def average_products(features, projections, lengths, trained=True, in_blocks=Tru
     count = math.ceil(dim / _BLOCK) if in_blocks else 1
     size = math.ceil(dim / count)
     blocks = [_in_blocks(matrix, count, size) for matrix in projections]
-    stream = _Stream(lengths, count, size)
+    products = _Products(lengths, count, size)
     if not in_blocks:
-        return stream.forward(features, blocks)
+        return products.forward(features, blocks)
     if trained:
-        averages = ops.custom_gradient(stream.averages)(features, *blocks)
+        averages = ops.custom_gradient(products.averages)(features, *blocks)
     else:
-        averages = ops.custom_gradient(lambda x: stream.averages(x, *blocks, trained=False))(features)
+        averages = ops.custom_gradient(lambda x: products.averages(x, *blocks, trained=False))(features)
     return averages if count * size == dim else averages[:, :, :dim]
 
 
@@ -95,7 +95,7 @@ def _in_blocks(matrix, count, size):
     return ops.reshape(matrix, (count, size, channels))
 
 
-class _Stream:
+class _Products:
     """The blocks of `average_products`, one after another, with the gradient that `keras.ops.custom_gradient` takes."""
 
     def __init__(self, lengths, count, size):

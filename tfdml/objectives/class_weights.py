@@ -12,7 +12,7 @@ from tfdml import pairwise, replicas
 from tfdml.arguments import boolean, integer, number
 from tfdml.losses import ArcFaceLoss, NormSoftmaxLoss, SoftTripleLoss
 from tfdml.losses.base import nan_if_any
-from tfdml.losses.classification import ClassSimilarityLoss, refuse_unknown_classes, target_mask
+from tfdml.losses.classification import refuse_unknown_classes, target_mask
 from tfdml.losses.contrastive import margin_hinges
 from tfdml.objectives.base import Objective, Stateful
 from tfdml.objectives.class_statistics import of_own_class
@@ -317,7 +317,7 @@ class CurricularFace(Stateful, ProxyLoss):
         threshold = ops.stop_gradient(self.loss.shifted(own))
         hard = ops.logical_and(ops.logical_not(mask), similarities > threshold[:, None])
         reweighed = self.loss.scale * (ops.stop_gradient(ops.convert_to_tensor(self.t)) + similarities) * similarities
-        return _Given().call(labels, ops.where(hard, reweighed, logits))
+        return NormSoftmaxLoss(scale=1.0).call(labels, ops.where(hard, reweighed, logits))
 
     @override
     def get_config(self):
@@ -427,14 +427,6 @@ class SphereFace2(ProxyLoss):
     @override
     def get_config(self):
         return _with_loss(super().get_config(), self.loss, ("scale", "reduction"))
-
-
-class _Given(ClassSimilarityLoss):
-    """The cross-entropy of logits."""
-
-    def logits(self, similarities, target_mask):
-        del target_mask
-        return similarities
 
 
 def _with_loss(config, loss, names):
