@@ -6,6 +6,7 @@ import http.server
 import io
 import os
 import re
+import signal
 import tarfile
 import threading
 import time
@@ -231,6 +232,37 @@ def test_a_small_disk_is_named_before_fetching(server, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"file\.zip need about 1\.0 MB, and"):
         get(server, tmp_path / "file.zip")
     assert server.asked == []
+
+
+@pytest.mark.parametrize("name", ["os.link", "shutil.move", "tfdml.io.files.remove"])
+def test_killed_after_the_last_byte_nothing_is_fetched_again(name, server, tmp_path, monkeypatch):
+    """Before the file is given to pooch, before it is moved into place, before its part is removed."""
+    path = tmp_path / "file.zip"
+    pid = os.fork()
+    if pid == 0:
+        remove = downloads.files.remove
+
+        def killing(first, *_, **__):
+            if name.endswith("remove") and not str(first).endswith(".part"):
+                return remove(first)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        monkeypatch.setattr(name, killing)
+        get(server, path)
+        os._exit(0)
+    assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+    asked = len(server.asked)
+    get(server, path)
+    assert path.read_bytes() == CONTENT
+    assert len(server.asked) == asked == 1
+    assert not [entry for entry in os.listdir(tmp_path) if entry.startswith(("file.zip.", "."))]
+
+
+def test_a_whole_part_with_a_wrong_checksum_is_fetched_again(server, tmp_path):
+    (tmp_path / "file.zip.part").write_bytes(CONTENT[::-1])
+    assert get(server, tmp_path / "file.zip")
+    assert server.asked == [None]
+    assert only(tmp_path / "file.zip")
 
 
 def test_two_at_once(server, tmp_path):

@@ -193,13 +193,15 @@ def test_a_lock_is_waited_for(tmp_path):
 def test_the_lock_of_a_killed_process_is_taken_over_with_a_warning(tmp_path, monkeypatch):
     warned = []
     monkeypatch.setattr(files.logging, "warning", lambda text, *values: warned.append(text % values))
-    killed = "import os, sys; from tfdml.io.files import locked\nwith locked(sys.argv[1], 'out'): os._exit(9)"
-    process = subprocess.Popen([sys.executable, "-c", killed, str(tmp_path)])
-    assert process.wait() == 9
+    pid = os.fork()
+    if pid == 0:
+        with files.locked(tmp_path, "out"):
+            os._exit(9)
+    os.waitpid(pid, 0)
     assert sorted(os.listdir(tmp_path)) == [".lock", ".lock.holder"]
     with files.locked(tmp_path, "out"):
         assert len(warned) == 1
-        assert f"taking over from process {process.pid} on" in warned[0]
+        assert f"taking over from process {pid} on" in warned[0]
     assert not os.listdir(tmp_path)
 
 

@@ -65,6 +65,7 @@ def killed(function, moment):
     return os.WIFSIGNALED(os.waitpid(pid, 0)[1])
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_resumes_to_the_same_folder(tmp_path):
     write(tmp_path / "whole")
     moment = 1

@@ -177,6 +177,7 @@ def fetch(file: Download, path: str | os.PathLike, progress: Callable[[int, int]
             raise UserError(
                 f"{path} is another file (its SHA-256 differs); move it away and run the same command again"
             )
+        files.remove(f"{path}.part")  # of a process that was killed at the very end
         return False
     import pooch
 
@@ -190,6 +191,7 @@ def fetch(file: Download, path: str | os.PathLike, progress: Callable[[int, int]
         )
         with files.locked(folder, "data_dir", f".{name}.lock"):
             cache.fetch(name, downloader=_ResumableDownload(file, part, progress))
+            files.remove(part)
     except _RefusalError as error:
         raise UserError(f"{error}; fetch it by hand and put it at {path}") from error
     except OSError as error:  # also those of requests
@@ -212,14 +214,16 @@ class _ResumableDownload:
     def __init__(self, file: Download, part: str, progress: Callable[[int, int], None]):
         self._file, self._part, self._progress = file, part, progress
         self._from_start = False  # whether the last answer had the file from its beginning
-        self._whole = False  # whether one answer had all of it
+        self._given = False  # whether pooch has the file, to check it
 
     def __call__(self, url: str, output_file: str, _: pooch.Pooch) -> None:
         import requests
 
-        if self._whole:  # and pooch found its checksum wrong
-            raise _RefusalError(f"{url} sent another file than the published one (its SHA-256 differs)")
-        have = _size(self._part)
+        if self._given:  # and pooch found its checksum wrong
+            os.unlink(self._part)
+            if self._from_start:
+                raise _RefusalError(f"{url} sent another file than the published one (its SHA-256 differs)")
+        self._given, have = False, _size(self._part)
         if have < self._file.size:
             headers = {"User-Agent": f"tfdml/{__version__}", "Accept-Encoding": "identity"}
             if have:
@@ -228,8 +232,13 @@ class _ResumableDownload:
                 self._receive(answer, have)
         if _size(self._part) < self._file.size:
             raise requests.ConnectionError("the connection was closed before the end")
-        self._whole = self._from_start
-        os.replace(self._part, output_file)
+        self._given = True
+        # The part stays until pooch has checked the file and moved it into place: a kill until then loses nothing.
+        os.unlink(output_file)
+        try:
+            os.link(self._part, output_file)
+        except OSError:  # a file system without links
+            shutil.copyfile(self._part, output_file)
 
     def _receive(self, answer: requests.Response, have: int) -> None:
         if answer.status_code not in (200, 206):
