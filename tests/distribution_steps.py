@@ -14,8 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from tests.mathematics import random_batch
+from tests.models.ensembles import ensemble_learner
 from tests.models.networks import images, jrd, tiny_embedder, values
 from tfdml import layers, losses, models, objectives
+from tfdml.models.auto_weights import AutoWeights
 from tfdml.training import averaged, build_optimizer
 
 # Images of one step. Keras cannot begin with a batch of which replicas get unequal parts, so "19" means a step on
@@ -49,6 +51,14 @@ def regularised():
     model = models.MetricLearner(tiny_embedder(batch_norm="statistics"), jrd())
     model.embedder.dense.kernel_regularizer = keras.regularizers.L2(0.1)
     model.compile(optimizer=keras.optimizers.SGD(0.3))
+    model.build((None, 12, 12, 3))
+    return model
+
+
+def ensemble():
+    """A loss for each head, divergence, and HORDE on the heads' maps."""
+    model = ensemble_learner(batch_norm="statistics")
+    model.compile(optimizer=keras.optimizers.SGD(0.1))
     model.build((None, 12, 12, 3))
     return model
 
@@ -145,6 +155,7 @@ LEARNERS = {
             objectives.IntraClassPenalty(),
         ]
     ),
+    "ensemble": ensemble,
     "metric cached": lambda: cached(losses.ContrastiveLoss(1.3, "euclidean")),
     "memory": lambda: cached(
         [
@@ -185,7 +196,8 @@ def step(what, rows, strategy):
         model = make(what)
     before = values(model.trainable_variables)
     loss = model.evaluate(x, labels, batch_size=BATCH, verbose=0, return_dict=True)["loss"]
-    reported = model.fit(x, labels, batch_size=BATCH, shuffle=False, verbose=0).history
+    callbacks = AutoWeights.of(model) if what in LEARNERS else []
+    reported = model.fit(x, labels, batch_size=BATCH, shuffle=False, verbose=0, callbacks=callbacks).history
     observed = {name: reported[name][-1] for name in getattr(model, "observation_trackers", ())}
     weights = getattr(getattr(model, "auto_weights", None), "names", ())
     observed |= {f"{name}_weight": reported[f"{name}_weight"][-1] for name in weights}
@@ -203,7 +215,7 @@ def one_step(what, rows, strategy):
         model = make(what)
         model.optimizer.build(model.trainable_variables)
     measurement = getattr(model, "auto_weights", None)
-    model._measures = measurement is not None
+    model.measures = measurement is not None
     before = values(model.trainable_variables)
     count = strategy.num_replicas_in_sync
 

@@ -159,6 +159,20 @@ def fit():
     return np.array(history)
 
 
+def fit_ensemble():
+    """The losses of an ensemble that trains, and what it gives afterwards."""
+    from tests.models.ensembles import ensemble_learner
+    from tests.models.networks import coloured_batch
+
+    labels, x = coloured_batch()
+    keras.utils.set_random_seed(3)
+    learner = ensemble_learner(batch_norm="statistics")
+    learner.compile(optimizer=keras.optimizers.Adam(0.01))
+    history = learner.fit(x, labels, batch_size=len(x), epochs=10, verbose=0).history["loss"]
+    found = learner.embedder.represent(x)
+    return {"ensemble fit": np.array(history)} | {f"ensemble {k}": np.asarray(found[k]) for k in ("heads", "embedding")}
+
+
 def main(source, target):
     assert keras.backend.backend() == "jax"
     assert "tensorflow" not in sys.modules, "the backend-free part imports TensorFlow"
@@ -182,6 +196,7 @@ def main(source, target):
     arrays["fit"] = fit()
     arrays.update(rank_mi_statistics(given["labels"], given["embedding"]))
     arrays.update(fit_in_phases())
+    arrays.update(fit_ensemble())
     np.savez(target, **arrays)
 
 

@@ -40,6 +40,7 @@ LEARNERS = (
     "density hard/10",
     "spread/19",
     "joint norms/19",
+    "ensemble/10",
     "curricular/19",
     "learned/19",
     "memory/19",

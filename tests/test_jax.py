@@ -198,3 +198,10 @@ def test_large_ids_do_not_collide_although_jax_has_no_64_bit_integers(inputs, ou
 def test_learner_trains(outputs):
     assert np.all(np.isfinite(outputs["fit"]))
     assert outputs["fit"][-1] < 0.9 * outputs["fit"][0]
+
+
+def test_an_ensemble_trains(outputs):
+    assert np.all(np.isfinite(outputs["ensemble fit"]))
+    assert outputs["ensemble fit"][-1] < outputs["ensemble fit"][0]
+    assert_close(np.linalg.norm(outputs["ensemble embedding"], axis=1), np.ones(12))
+    assert_close(outputs["ensemble heads"].reshape(12, 6) / np.sqrt(3), outputs["ensemble embedding"])

@@ -163,7 +163,7 @@ def test_a_loss_of_ones_own_works_in_every_case(tmp_path):
     from tests.models.networks import SIZE, tiny_embedder
     from tests.played_replicas import sum_and_gradient
     from tfdml.models import MetricLearner
-    from tfdml.models.row_blocks import RowBlocks
+    from tfdml.models.gradient_cache import AnchorBlocks
     from tfdml.objectives import CrossBatchMemory
 
     loss = NearestNegativeLoss(2.0)
@@ -174,7 +174,7 @@ def test_a_loss_of_ones_own_works_in_every_case(tmp_path):
         def part(rows, total, x):
             return loss.of_pairs(Pairs.of_batch(x, labels, rows=rows, total=total))
 
-        return RowBlocks(B, 3).sum_of(part, [x])
+        return AnchorBlocks(B, 3).sum_of(part, [x])
 
     blocks = sum_and_gradient(by_rows, (LABELS, X), [B])
     assert_close(blocks[0], value)
@@ -191,3 +191,8 @@ def test_a_loss_of_ones_own_works_in_every_case(tmp_path):
     assert np.isfinite(learner.fit(images, LABELS, batch_size=B, verbose=0).history["loss"][0])
     learner.save(tmp_path / "learner.keras")
     keras.saving.load_model(tmp_path / "learner.keras")
+
+
+def test_pairs_with_a_memory_have_no_other_representation():
+    with pytest.raises(ValueError, match="references beyond the batch have no other representation"):
+        Pairs.of_batch(X, LABELS).with_memory(X[:3], LABELS[:3]).on(X)

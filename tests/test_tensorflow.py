@@ -7,13 +7,25 @@ import pytest
 from tests.experiments import ROOT
 
 # What is written with keras.ops, from the ground up.
-PORTABLE = ("pairwise", "replicas", "kernels", "mining", "layers", "losses", "objectives", "backbones", "models")
+PORTABLE = (
+    "workarounds",
+    "pairwise",
+    "replicas",
+    "kernels",
+    "mining",
+    "layers",
+    "losses",
+    "objectives",
+    "backbones",
+    "models",
+)
 # These have a path for TensorFlow alone.
 WITH_TENSORFLOW = {
     "replicas",
     "layers/moments",
     "losses/classification",
-    *(f"models/{name}" for name in ("auto_weights", "gradient_cache", "inference", "row_blocks", "several_workers")),
+    "workarounds",
+    *(f"models/{name}" for name in ("auto_weights", "gradient_cache", "inference", "learner")),
 }
 MODULES = sorted(
     path

@@ -20,7 +20,7 @@ from tests.mathematics import random_batch
 from tests.models.networks import images, values
 from tests.training import ideas
 from tfdml import losses, models
-from tfdml.models.several_workers import multi_worker_strategy
+from tfdml.workarounds import multi_worker_strategy
 
 BATCH, STEPS = 12, 2
 
@@ -79,7 +79,7 @@ def step(case, strategy, index, count):
 
 
 def still_lacking(strategy):
-    """What Keras and TensorFlow cannot do yet, each as it would be without `tfdml.models.several_workers`."""
+    """What Keras and TensorFlow cannot do yet, each as it would be without `tfdml.workarounds`."""
 
     def fit():
         with strategy.scope():

@@ -1,8 +1,11 @@
-"""Keras callbacks: `RetrievalEvaluation` measures retrieval on held-out classes after each epoch of `fit`."""
+"""Keras callbacks for `fit`.
+
+`RetrievalEvaluation` measures retrieval on held-out classes after each epoch, and `AutoWeights` the weights of terms in
+the first steps.
+"""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,8 +17,12 @@ from tfdml.errors import UserError
 from tfdml.evaluation.per_query import PER_QUERY_METRICS, check_depth, requested, retrieval_task
 from tfdml.evaluation.retrieval import evaluate_retrieval
 from tfdml.models import MetricLearner
-from tfdml.models.calibration import never_ends
+from tfdml.models.auto_weights import AutoWeights
+from tfdml.models.inference import never_ends
 from tfdml.pairwise import integer_labels
+from tfdml.workarounds import put_first
+
+__all__ = ["AutoWeights", "RetrievalEvaluation"]
 
 
 class RetrievalEvaluation(keras.callbacks.Callback):
@@ -98,11 +105,7 @@ class RetrievalEvaluation(keras.callbacks.Callback):
     def set_model(self, model):
         """Called by Keras before training."""
         super().set_model(model)
-        # Keras gives callbacks no other way to its list.
-        caller = sys._getframe(1).f_locals.get("self")
-        if isinstance(caller, keras.callbacks.CallbackList) and self in caller.callbacks:
-            others = [callback for callback in caller.callbacks if callback is not self]
-            caller.callbacks = [self, *others]
+        put_first(self)
 
     def on_epoch_end(self, epoch, logs=None):
         """Measure, and add the metrics to the logs."""

@@ -247,7 +247,13 @@ class Pairs:
         return self._copy(distance=distance)
 
     def on(self, vectors) -> Pairs:
-        """Returns the same pairs of another representation: vectors (N, d), or (N, ...), of the whole batch."""
+        """Returns the same pairs of another representation: vectors (N, d), or (N, ...), of the whole batch.
+
+        Raises:
+            ValueError: The references are not the images of the batch alone.
+        """
+        if not self.within:
+            raise ValueError("pairs with references beyond the batch have no other representation")
         vectors = ops.convert_to_tensor(vectors)
         return self._of(vectors if self._rows is None else take_rows(vectors, self._rows), vectors)
 

@@ -13,6 +13,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from tfdml import workarounds
+
 
 def _context() -> Any:
     """The replica context if there is more than one replica, else None."""
@@ -79,10 +81,7 @@ def gather(x):
     context = _context()
     if context is None:
         return x
-    import tensorflow as tf
-
-    # Several workers gather to the device of what they gather, and an argument of a traced function has none.
-    return context.all_gather(tf.identity(x), 0)
+    return context.all_gather(workarounds.with_device(x), 0)
 
 
 def first_row(num_local):

@@ -42,8 +42,9 @@ BOXES = {
     "saving": (105, "objects and their configs"),
     "effects": (303, "when a flag has an effect"),
     "arguments": (500, "checks of numbers"),
-    "errors": (770, "errors of one line"),
-    "version": (985, "versions of packages"),
+    "errors": (700, "errors of one line"),
+    "version": (900, "versions of packages"),
+    "workarounds": (1110, "private parts of libraries"),
 }
 
 

@@ -34,7 +34,7 @@ SLOW = {
     "tfdml.export.saved_model",
     "tfdml.models.ensemble",
     "tfdml.models.learner",
-    "tfdml.models.moment_embedder",
+    "tfdml.models.reduced_embedders",
     "tfdml.objectives.mutual_information",
     "tfdml.report.comparison",
     "tfdml.training.experiment",

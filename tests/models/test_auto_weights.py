@@ -13,7 +13,7 @@ from tests.objectives import references_classes
 from tfdml import losses
 from tfdml.errors import UserError
 from tfdml.models import Embedder, MetricLearner
-from tfdml.models.auto_weights import PARTS, WeightMeasurement, weights
+from tfdml.models.auto_weights import PARTS, AutoWeights, WeightMeasurement, weights
 from tfdml.objectives import (
     AutoWeight,
     CrossBatchMemory,
@@ -48,13 +48,25 @@ def made(objectives, rate=0.01, **options):
     return learner
 
 
+class Logs(keras.callbacks.Callback):
+    """The logs of the last step."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.last = dict(logs)
+
+
+def one_step(learner, x, labels, callbacks=None):
+    """A step on a batch; what it logs."""
+    logs = Logs()
+    callbacks = AutoWeights.of(learner) if callbacks is None else callbacks
+    learner.fit(x, labels, batch_size=len(labels), verbose=0, shuffle=False, callbacks=[*callbacks, logs])
+    return logs.last
+
+
 def train(learner, steps, first=0, size=12):
     """Some steps, each on a batch of its own; what each of them logs."""
-    logs = []
-    for step in range(first, first + steps):
-        labels, x = coloured_batch(step)
-        logs.append(learner.train_on_batch(x[:size], labels[:size], return_dict=True))
-    return logs
+    batches = map(coloured_batch, range(first, first + steps))
+    return [one_step(learner, x[:size], labels[:size]) for labels, x in batches]
 
 
 # The rule, of lists of numbers
@@ -158,9 +170,10 @@ def test_the_ratios_and_the_weights_equal_finite_differences(measured, mode):
     assert learner.term_weights() == {
         "binomial_deviance_loss": 2.0, "energy_confusion": 0.0, "global_orthogonal": 0.5, "entropy_spread": 0.0
     }  # fmt: skip
+    callbacks = AutoWeights.of(learner)
     for step, x in enumerate(images, 1):
         before = learner.term_weights()
-        logs = learner.train_on_batch(x, labels, return_dict=True)
+        logs = one_step(learner, x, labels, callbacks)
         # A step uses what was known before it.
         assert_close(logs["loss"], sum(factor * logs[name] for name, factor in before.items()), 1e-5)
         # The newest sample counts at first, and in the end all.
@@ -182,7 +195,8 @@ def test_measured_steps_are_a_tenth_apart_and_the_weights_stay_after_the_last():
     for step in range(40):
         if measurement.due:
             due.append(step)
-            measurement.add(keras.ops.full((2, 2), 1.0 + step))
+            newest = keras.ops.full((1, 2, 2), 1.0 + step)
+            measurement.ratios.assign(keras.ops.concatenate([measurement.ratios[1:], newest]))
         measurement.count()
         seen.append(measurement.values())
     assert due == [0, 2, 5, 7, 10, 12, 15, 17, 20, 22]
@@ -199,9 +213,23 @@ def test_measured_steps_are_a_tenth_apart_and_the_weights_stay_after_the_last():
 def test_an_epoch_reports_the_weight_that_it_ends_with():
     learner = made(terms(steps=3))
     labels, x = coloured_batch()
-    history = learner.fit(np.tile(x, (5, 1, 1, 1)), np.tile(labels, 5), batch_size=12, shuffle=False, verbose=0).history
+    x, labels = np.tile(x, (5, 1, 1, 1)), np.tile(labels, 5)
+    history = learner.fit(x, labels, batch_size=12, verbose=0, callbacks=[AutoWeights()]).history
     assert history["energy_confusion_weight"] == [learner.term_weights()["energy_confusion"]]
     assert history["entropy_spread_weight"][0] > 0
+
+
+def test_an_interrupted_fit_does_not_count_steps_twice():
+    class Interrupting(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise KeyboardInterrupt
+
+    learner = made(terms(steps=4))
+    labels, x = coloured_batch()
+    with pytest.raises(KeyboardInterrupt):
+        one_step(learner, x, labels, [AutoWeights(), Interrupting()])
+    train(learner, 2)
+    assert learner.auto_weights.describe()["energy_confusion"]["steps"] == 3
 
 
 @pytest.mark.parametrize("due", first_quick([True, False]))
@@ -329,11 +357,15 @@ def test_steps_that_cannot_be_measured_one_by_one_are_refused(monkeypatch):
         MetricLearner(tiny_embedder(), terms(), gradient_cache=4)
     labels, x = coloured_batch()
     with pytest.raises(ValueError, match="steps_per_execution must be 1 where auto weights"):
-        made(terms(), steps_per_execution=2).fit(x, labels, verbose=0)
+        made(terms(), steps_per_execution=2).fit(x, labels, verbose=0, callbacks=[AutoWeights()])
+    with pytest.raises(UserError, match=r"confusion, entropy_spread is an AutoWeight.*AutoWeights\(\)"):
+        made(terms()).fit(x, labels, verbose=0)
+    with pytest.raises(ValueError, match="no objective has an AutoWeight"):
+        made(terms()[::2]).fit(x, labels, verbose=0, callbacks=[AutoWeights()])
     learner = made(terms())
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     with pytest.raises(ValueError, match="measured on Keras's TensorFlow backend, and this is jax: write numbers"):
-        learner.make_train_function()
+        learner.auto_weights.check_backend()
 
 
 def test_a_term_without_a_gradient_has_weight_0_and_stops_the_training_after_its_steps():
@@ -362,7 +394,7 @@ def test_a_gradient_that_is_not_finite_does_not_count():
     learner = made(terms(steps=3), optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.0)))
     labels, x = coloured_batch()
     broken = tf.cast(x, "float32") * np.nan
-    learner.train_on_batch(broken, labels)
+    one_step(learner, broken, labels)
     assert learner.term_weights()["entropy_spread"] == 0
     train(learner, 1)
     assert np.isfinite(learner.term_weights()["entropy_spread"])

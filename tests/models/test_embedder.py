@@ -282,6 +282,34 @@ def own_head(dim=4):
     return keras.Sequential([keras.layers.Dense(7, activation="relu"), keras.layers.Dense(dim)], name="own_head")
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_detached_representations_run_a_head_as_if_once(compiled):
+    """Dropout draws the same, BatchNorm counts the batch once, and the gradient still reaches the head's weights."""
+    head = keras.Sequential([keras.layers.BatchNormalization(), keras.layers.Dropout(0.5), keras.layers.Dense(4)])
+    twin = keras.Sequential([keras.layers.BatchNormalization(), keras.layers.Dropout(0.5), keras.layers.Dense(4)])
+    embedder, x = tiny_embedder(dim=None, head=head), tf.constant(images(size=6))
+    learner = MetricLearner(embedder, MetricLoss(losses.ContrastiveLoss(), "detached_projection"))
+    pooled = embedder.represent(x)["pooled"]
+    twin(pooled)
+    for one, other in zip(twin.variables, head.variables, strict=True):
+        one.assign(other)
+
+    def step():
+        with tf.GradientTape() as tape:
+            found = learner(x, training=True)
+            value = tf.reduce_sum(found["detached_projection"] ** 3)
+        kernel, convolution = head.layers[-1].kernel, embedder.backbone.layers[1].kernel
+        return found, tape.gradient(value, [kernel.value, convolution.value])
+
+    found, (reached, stopped) = tf.function(step, autograph=False)() if compiled else step()
+    assert_close(found["projection"], twin(pooled, training=True), 1e-5)
+    assert_close(found["detached_projection"], found["projection"], 1e-6)
+    for one, other in zip(head.variables, twin.variables, strict=True):
+        assert_close(one, other, 1e-6)
+    assert np.any(reached)
+    assert stopped is None
+
+
 def test_a_head_takes_the_place_of_the_dense_layer(tmp_path):
     embedder = tiny_embedder(dim=None, head=own_head())
     assert embedder.embedding_dim == 4

@@ -1,8 +1,3 @@
-import os
-import pathlib
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import pytest
@@ -283,37 +278,6 @@ def test_trains_compiled(jit):
     learner.compile(optimizer="sgd", jit_compile=jit)
     labels, x = coloured_batch()
     assert np.isfinite(learner.fit(x, labels, batch_size=len(x), verbose=0).history["loss"][0])
-
-
-def run(path, **environment):
-    root = pathlib.Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-m", "tests.models.ensemble_steps", str(path)]
-    done = subprocess.run(
-        command, cwd=root, env={**os.environ, **environment}, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return dict(np.load(path))
-
-
-@pytest.mark.slow
-def test_two_devices_update_an_ensemble_as_one_does(tmp_path):
-    arrays = run(tmp_path / "steps.npz")
-    one = {key: value for key, value in arrays.items() if key.startswith("1|")}
-    largest = max(np.abs(value).max() for value in one.values())
-    assert len(one) > 10
-    assert largest > 1e-3
-    for key, expected in one.items():
-        assert_close(arrays[key.replace("1|", "2|")], expected, 1e-5, floor=1e-6 * largest)
-
-
-@pytest.mark.slow
-def test_an_ensemble_trains_on_jax(tmp_path):
-    pytest.importorskip("jax")
-    arrays = run(tmp_path / "jax.npz", KERAS_BACKEND="jax", JAX_PLATFORMS="cpu")
-    assert np.all(np.isfinite(arrays["fit"]))
-    assert arrays["fit"][-1] < arrays["fit"][0]
-    assert_close(np.linalg.norm(arrays["embedding"], axis=1), np.ones(12))
-    assert_close(arrays["heads"].reshape(12, 6) / np.sqrt(3), arrays["embedding"])
 
 
 FLAGS = {"run_dir": "run", "backbone": "conv4(width=8)", "embedding_dim": 16, "image_size": 32, "resize": 32}

@@ -1,15 +1,27 @@
+"""The learner: its terms, its logs, its data, and its step on one device and on several replicas."""
+
+import pathlib
+import subprocess
+import sys
+import warnings
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests import references
+from tests.fork_server import fork_server
 from tests.marks import first_quick
 from tests.mathematics import assert_close
 from tests.models.networks import SIZE, coloured_batch, config_of, images, jrd, tiny_embedder, values
 from tests.objectives import references_classes
-from tfdml import losses
-from tfdml.models import MetricLearner
+from tests.played_replicas import play
+from tfdml import kernels, losses, objectives, pairwise, replicas
+from tfdml.errors import UserError
+from tfdml.losses import ContrastiveLoss
+from tfdml.models import Embedder, MetricLearner
+from tfdml.models.embedder import first_batch, warn_of_small_pixels
 from tfdml.objectives import (
     DensityAdaptivity,
     EnergyConfusion,
@@ -346,3 +358,421 @@ def test_detached_representations_are_made_only_for_objectives_that_read_them():
     assert list(plain(images())) == ["feature_map", "pooled", "projection", "embedding"]
     read = MetricLearner(tiny_embedder(), [MetricLoss(losses.ContrastiveLoss(), "detached_projection")])(images())
     np.testing.assert_array_equal(read["detached_projection"], read["projection"])
+
+
+# What `fit` and `predict` are given
+
+
+LABELS = np.repeat(np.arange(4), 3)
+UNIT = np.random.default_rng(0).random((12, 8, 8, 3), "float32")
+ADVICE = "takes pixels of 0 to 255 .*multiply images in 0..1 by 255"
+
+
+def small_learner(scaling="tf"):
+    backbone = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Conv2D(4, 3)])
+    made = MetricLearner(Embedder(backbone, embedding_dim=4, image_size=8, scaling=scaling), ContrastiveLoss())
+    made.build((None, 8, 8, 3))
+    made.compile("adam")
+    return made
+
+
+class Batches(keras.utils.PyDataset):
+    def __init__(self, images):
+        super().__init__()
+        self.images = images
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return self.images, LABELS
+
+
+FORMS_OF_DATA = {
+    "arrays": lambda images, labels=LABELS: (images, labels),
+    "tensors": lambda images, labels=LABELS: (tf.constant(images), tf.constant(labels)),
+    "tf.data": lambda images, labels=LABELS: (tf.data.Dataset.from_tensors((images, labels)),),
+    "PyDataset": lambda images: (Batches(images),),
+}
+
+
+def warned(call):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return [warning for warning in caught if "0 to 255" in str(warning.message)]
+
+
+@pytest.mark.parametrize("form", FORMS_OF_DATA)
+def test_fit_warns_once_of_images_in_the_unit_range(form):
+    made = small_learner()
+    with pytest.warns(UserWarning, match=ADVICE) as caught:
+        made.fit(*FORMS_OF_DATA[form](UNIT), epochs=2, verbose=0)
+    assert [warning.filename for warning in caught if "0 to 255" in str(warning.message)] == [__file__]
+    assert not warned(lambda: made.fit(*FORMS_OF_DATA[form](UNIT), epochs=1, verbose=0))
+    assert not warned(lambda: made.predict(UNIT, verbose=0))
+
+
+def test_a_largest_pixel_of_one_is_warned_of():
+    assert warned(lambda: check_pixels(small_learner(), np.ones_like(UNIT)))
+    assert not warned(lambda: check_pixels(small_learner(), 2 * np.ones_like(UNIT)))
+
+
+def test_predict_warns_of_them_at_its_caller():
+    (warning,) = warned(lambda: small_learner().predict(UNIT, verbose=0))
+    assert warning.filename == __file__
+    assert "largest pixel of the first images is 0.99" in str(warning.message)
+    (warning,) = warned(lambda: small_learner().embedder.predict(UNIT, verbose=0))
+    assert warning.filename == __file__
+
+
+def check_pixels(made, images, form="arrays"):
+    warn_of_small_pixels(made.embedder, first_batch(FORMS_OF_DATA[form](images)[0])[0])
+
+
+@pytest.mark.parametrize("form", FORMS_OF_DATA)
+def test_other_images_are_no_cause_for_a_warning(form):
+    made = small_learner()
+    for pixels in (255 * UNIT, (255 * UNIT).astype("uint8"), 0 * UNIT):
+        assert not warned(lambda pixels=pixels: check_pixels(made, pixels, form))
+    assert warned(lambda: check_pixels(made, UNIT, form))
+
+
+def test_backbones_with_a_range_of_their_own_take_any():
+    for scaling in ("none", {"scale": [1, 1, 1], "offset": [0, 0, 0]}):
+        made = small_learner(scaling)
+        assert not warned(lambda made=made: check_pixels(made, UNIT))
+
+
+def test_batches_of_integers_are_not_made_to_be_looked_at():
+    def fail():
+        raise AssertionError("read")
+        yield
+
+    spec = (tf.TensorSpec((None, 8, 8, 3), tf.uint8), tf.TensorSpec((None,), tf.int64))
+    batches = tf.data.Dataset.from_generator(fail, output_signature=spec)
+    assert first_batch(batches) == (None, None)
+
+
+@pytest.mark.parametrize("form", ["arrays", "tensors", "tf.data"])
+@pytest.mark.parametrize(
+    ("labels", "message"), [(LABELS + 0.5, "0.5 is not a whole number"), (np.eye(4)[LABELS], "argmax")]
+)
+def test_fit_refuses_labels_that_are_no_class_ids(form, labels, message):
+    with pytest.raises(UserError, match=message):
+        small_learner().fit(*FORMS_OF_DATA[form](255 * UNIT, labels), verbose=0)
+
+
+def test_fit_asks_for_steps_of_batches_without_end():
+    # Endless by its cardinality alone, so that a fit that accepts it fails and does not run forever.
+    batches = tf.data.Dataset.from_tensors((255 * UNIT, LABELS))
+    batches = batches.apply(tf.data.experimental.assert_cardinality(tf.data.experimental.INFINITE_CARDINALITY))
+    with pytest.raises(UserError, match=r"never end: give fit steps_per_epoch=\.\.\."):
+        small_learner().fit(batches, epochs=1)
+    small_learner().fit(batches, epochs=1, steps_per_epoch=1, verbose=0)
+
+
+def test_fit_does_not_warn_of_the_order_of_a_data_set():
+    batches = tf.data.Dataset.from_tensors((255 * UNIT, LABELS))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        small_learner().fit(batches, epochs=1, verbose=0)
+
+
+# What a learner measures on its training set
+
+
+def make_learner(**arguments):
+    learner = MetricLearner(tiny_embedder(), [ContrastiveLoss(), DensityAdaptivity(3, **arguments)])
+    learner.compile(keras.optimizers.SGD(0.001))
+    return learner
+
+
+def densities(learner, x, labels):
+    """Eq. 5 on the pooled features, slowly."""
+    pooled = np.asarray(learner.embedder.represent(x, training=False)["pooled"], "float64")
+    means = [pooled[labels == c].mean(0) for c in range(3)]
+    return [np.mean([np.sum((v - means[c]) ** 2) for v in pooled[labels == c]]) for c in range(3)]
+
+
+def fit_once(learner):
+    labels, x = coloured_batch()
+    return learner.fit(x, labels, batch_size=len(x), verbose=0)
+
+
+FORMS_OF_BATCHES = {
+    "a dataset": lambda x, y: tf.data.Dataset.from_tensor_slices((x, y)).batch(5),
+    "a generator": lambda x, y: ((x[i : i + 5], y[i : i + 5]) for i in range(0, len(x), 5)),
+    "a list": lambda x, y: [[x, y.reshape(-1, 1).tolist()]],
+}
+
+
+@pytest.mark.parametrize("form", FORMS_OF_BATCHES)
+def test_the_learner_measures_every_training_image(form):
+    (labels, x), learner = coloured_batch(), make_learner()
+    learner.calibrate(FORMS_OF_BATCHES[form](x, labels))
+    density = learner.objectives[1]
+    assert density.calibrated
+    np.testing.assert_allclose(density.measured_density, densities(learner, x, labels), rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_fit_without_it_warns_of_what_is_missing():
+    learner = make_learner()
+    with pytest.warns(UserWarning, match=r"density_adaptivity is not calibrated .*eq. 6, not eq. 8.*learner.calibrate"):
+        fit_once(learner)
+    assert not learner.objectives[1].calibrated
+
+
+@pytest.mark.one_quick_case
+@pytest.mark.parametrize("constraint", ["soft", "hard"])
+def test_fit_after_it_does_not_warn_nor_does_a_learner_that_was_saved(constraint, tmp_path):
+    (labels, x), learner = coloured_batch(), make_learner(constraint=constraint)
+    learner.calibrate([(x, labels)])
+    learner.save(tmp_path / "learner.keras")
+    again = keras.saving.load_model(tmp_path / "learner.keras")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*calibrated")
+        fit_once(learner)
+        fit_once(again)
+
+
+@pytest.mark.one_quick_case
+@pytest.mark.parametrize("arguments", [{"constraint": None}, {"reference_density": [1.0, 2.0, 3.0]}])
+def test_where_nothing_is_to_be_measured_nothing_is_warned_of(arguments):
+    learner = make_learner(**arguments)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*calibrated")
+        fit_once(learner)
+    learner.calibrate([])
+
+
+def test_the_constraint_acts_once_it_is_measured():
+    (labels, x), values = coloured_batch(), []
+    for calibrated in (False, True):
+        learner = make_learner()
+        if calibrated:
+            learner.calibrate([(x, labels)])
+        learner.build((None, *x.shape[1:]))
+        learner.objectives[1].target_density.assign([0.2, 0.5, 0.9])
+        values.append(learner.evaluate(x, labels, batch_size=len(x), verbose=0, return_dict=True)["density_adaptivity"])
+    assert values[0] < values[1]
+
+
+@pytest.mark.parametrize(
+    ("batches", "says"),
+    [
+        (lambda x, y: tf.data.Dataset.from_tensors((x, y)).repeat(), "never end"),
+        (lambda x, y: [], "no batch"),
+        (lambda x, y: [x], r"must be \(images, labels\)"),
+        (lambda x, y: [(x, y + 7)], "labels must lie in"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(batches, says):
+    labels, x = coloured_batch()
+    with pytest.raises(ValueError, match=says):
+        make_learner().calibrate(batches(x, labels))
+
+
+# Several replicas
+
+
+TERMS = {
+    "pairs": lambda: losses.ContrastiveLoss(1.3, "euclidean"),
+    "pairs sum": lambda: losses.BinomialDevianceLoss(reduction="sum"),
+    "joint": jrd,
+    "proxy anchor": lambda: objectives.ProxyLoss(losses.ProxyAnchorLoss(4.0), 3),
+    "proxies sum": lambda: objectives.ProxyLoss(losses.AMSoftmaxLoss(reduction="sum"), 3, weight=0.1),
+    "moments": lambda: objectives.HighOrderMomentLoss(losses.ContrastiveLoss(1.3, "euclidean"), 3, 8),
+    "moments of classes": lambda: objectives.HighOrderMomentLoss(
+        losses.AMSoftmaxLoss(), 3, 8, num_classes=3, weight=0.1
+    ),
+    "energy": lambda: objectives.EnergyConfusion(),
+    "density": lambda: objectives.DensityAdaptivity(3, reference_density=[1.0, 2.0, 0.5]),
+    "spread": lambda: [objectives.EntropySpread(), objectives.GlobalOrthogonal()],
+    "joint norms": lambda: objectives.JointMMD(("pooled", "embedding")),
+    "density hard sum": lambda: objectives.DensityAdaptivity(
+        3, reference_density=[1.0, 2.0, 0.5], constraint="hard", reduction="sum"
+    ),
+    "energy of mean": lambda: objectives.EnergyConfusion("log_of_mean"),
+    "nearest": lambda: objectives.EntropySpread("nearest"),
+    "intra class": lambda: objectives.IntraClassPenalty(),
+    "kernels of largest values": lambda: objectives.JointRepresentationSimilarity(
+        "embedding", kernels.Polynomial(2), weight=0.1
+    ),
+    "rank mi": lambda: objectives.RankMI(1.5, hidden=8, depth=1, negatives="all"),
+    "learned margin": lambda: objectives.LearnedMargin(3, beta=0.6, nu=0.1),
+}
+
+
+def learner(terms):
+    keras.utils.set_random_seed(3)
+    model = MetricLearner(tiny_embedder(batch_norm="statistics"), terms)
+    # As the layers of a user may be: it counts once, however many replicas there are.
+    model.embedder.dense.kernel_regularizer = keras.regularizers.L2(0.1)
+    model.build((None, SIZE, SIZE, 3))
+    return model
+
+
+def step(model, sizes):
+    """The loss, summed over replicas as Keras does, its gradients, and the value of each term over the images."""
+    labels, x = coloured_batch()
+    reported = []
+
+    def loss(y, images):
+        model.reset_metrics()
+        value = model.compute_loss(images, y, model(images, training=True), training=True)
+        reported.append([float(tracker.result()) for tracker in model.term_trackers])
+        return value
+
+    with tf.GradientTape() as tape:
+        if len(sizes) == 1:
+            total = loss(tf.constant(labels), tf.constant(x))
+        else:
+            parts = zip(tf.split(tf.constant(labels), sizes), tf.split(tf.constant(x), sizes), strict=True)
+            total = tf.add_n(play(loss, *parts))
+    gradients = tape.gradient(total, [variable.value for variable in model.trainable_variables])
+    return total.numpy(), gradients, np.average(reported[-len(sizes) :], axis=0, weights=sizes)
+
+
+# A loss over the pairs of all replicas, and one whose images each replica averages by itself.
+QUICK = ("pairs", "joint")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in TERMS]
+)
+def test_the_gradient_is_that_of_one_device(name):
+    model = learner(TERMS[name]())
+    value, expected, terms = step(model, [12])
+    largest = max(np.abs(gradient).max() for gradient in expected if gradient is not None)
+    assert largest > 1e-3
+    _, gradients, _ = step(model, [7, 5])
+    for actual, wanted in zip(gradients, expected, strict=True):
+        assert (actual is None) == (wanted is None)
+        if wanted is not None:
+            assert_close(actual, wanted, 1e-5, floor=1e-6 * largest)
+    total, _, reported = step(model, [6, 6])
+    assert_close(total, value)
+    assert_close(reported, terms)
+
+
+def test_what_objectives_observe_is_that_of_the_global_batch():
+    terms = [objectives.DensityAdaptivity(3, constraint=None), objectives.EnergyConfusion()]
+    model = learner(terms)
+    step(model, [12])
+    expected = {name: float(tracker.result()) for name, tracker in model.observation_trackers.items()}
+    assert set(expected) == {"density_adaptivity_d_avg", "density_adaptivity_target", "energy_confusion_energy"}
+    step(model, [7, 5])
+    for name, tracker in model.observation_trackers.items():
+        assert_close(tracker.result(), expected[name])
+        assert expected[name] > 0
+
+
+def test_the_statistics_see_the_pairs_of_all_replicas():
+    model = learner([objectives.RankMI(1.5, hidden=8, depth=1), losses.ContrastiveLoss()])
+    model.compile(keras.optimizers.SGD(0.1))
+    with model.in_phase("statistics"):
+        value, expected, _ = step(model, [12])
+        total, gradients, _ = step(model, [7, 5])
+    assert_close(total, value)
+    some = False
+    for actual, wanted in zip(gradients, expected, strict=True):
+        if wanted is not None:
+            some = some or np.any(wanted)
+            assert_close(actual, wanted, 1e-5, floor=1e-7)
+    assert some
+
+
+WITHOUT_PAIRS = {"proxy anchor", "moments of classes", "proxies sum"}
+WHOLE = {"rank mi", "joint norms", "kernels of largest values", "energy of mean", "spread"}
+
+
+@pytest.mark.one_quick_case
+@pytest.mark.parametrize("name", sorted(set(TERMS) - WHOLE - WITHOUT_PAIRS))
+def test_a_replica_makes_no_more_than_its_own_rows(name, monkeypatch):
+    model = learner(TERMS[name]())
+    made = []
+
+    def watched(function):
+        def watching(*args, **kwargs):
+            result = function(*args, **kwargs)
+            made.append(tuple(result.shape))
+            return result
+
+        return watching
+
+    for function in ("dot_products", "squared_distances", "absolute_distances", "together"):
+        monkeypatch.setattr(pairwise, function, watched(getattr(pairwise, function)))
+    step(model, [7, 5])
+    # In the first round replicas take themselves for the others; distances within a replica are logged.
+    assert {(7, 12), (5, 12)} <= set(made)
+    assert (12, 12) not in made
+
+
+@pytest.mark.parametrize("case", ["metric cached/10", "auto/10"])
+def test_two_logical_devices_make_the_step_of_one(case, tmp_path):
+    """By chunks, and with weights that are measured: what replicas played in one process cannot do."""
+    path = str(tmp_path / "steps.npz")
+    script = f"from tests import distribution_steps\ndistribution_steps.quick({path!r}, {case!r})\n"
+    assert fork_server().run_script(script).returncode == 0
+    arrays = dict(np.load(path))
+    one = {key: value for key, value in arrays.items() if "|1|" in key}
+    assert any("ratios" in key and np.all(value[-1].max(axis=-1) > 0) for key, value in one.items()) == ("auto" in case)
+    largest = max(np.abs(value).max() for key, value in one.items() if "ratios" not in key)
+    assert largest > 1e-3
+    for key, expected in one.items():
+        assert_close(arrays[key.replace("|1|", "|2|")], expected, 1e-5, floor=1e-6 * largest)
+
+
+def test_a_replica_without_images_is_refused():
+    model = learner(losses.ContrastiveLoss())
+    x = coloured_batch()[1]
+    refused = pytest.raises(ValueError, match=r"fewer images than there are replicas .*drop_remainder=True")
+    with refused, replicas.explaining_empty_replicas():
+        play(model, [x[:2]], [x[:0]])
+    with pytest.raises(ValueError, match="first batch cannot be split"), replicas.explaining_empty_replicas():
+        tf.add_n([tf.zeros((2, 1)), tf.zeros((1, 1))])
+    with pytest.raises(ZeroDivisionError), replicas.explaining_empty_replicas():
+        raise ZeroDivisionError
+
+
+def test_fit_explains_a_replica_without_images(monkeypatch):
+    def fail(*arguments, **options):
+        raise tf.errors.InvalidArgumentError(None, None, "a batch has fewer images than there are replicas")
+
+    monkeypatch.setattr(keras.Model, "fit", fail)
+    with pytest.raises(ValueError, match="drop_remainder=True"):
+        learner(losses.ContrastiveLoss()).fit(*reversed(coloured_batch()))
+
+
+UNEVEN = """
+import keras, numpy as np, tensorflow as tf
+from tests.models.networks import coloured_batch, tiny_embedder
+from tfdml import losses
+from tfdml.models import MetricLearner
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+labels, x = coloured_batch()
+for size in (3, 7, 5):
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        learner = MetricLearner(tiny_embedder(), [losses.ContrastiveLoss()])
+        learner.compile("sgd")
+    try:
+        learner.fit(x[:size], labels[:size], batch_size=4, verbose=0)
+        print(size, "trained")
+    except ValueError as error:
+        print(size, error)
+"""
+
+
+@pytest.mark.slow
+def test_uneven_batches_train_on_two_devices_or_are_refused():
+    root = pathlib.Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-c", UNEVEN]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("3 the first batch cannot be split equally among the replicas")
+    assert lines[1] == "7 trained"
+    assert lines[2].startswith("5 a batch has fewer images than there are replicas")

@@ -318,8 +318,8 @@ def test_observes_the_mean_density_and_target_of_the_classes_of_a_batch(constrai
         "d_avg": np.mean([references.density(labels, x, c) for c in present]),
         "target": np.mean([float(objective.targets()[c]) for c in present]),
     }
-    for key, (value, count) in observed.items():
-        assert_close(value, expected[key])
+    for key, (total, count) in observed.items():
+        assert_close(total / count, expected[key])
         assert count == len(present)
 
 
@@ -500,8 +500,8 @@ def test_observes_the_mean_energy_of_pairs_of_classes(form):
     for size, classes in ((13, 4), (5, 1)):
         labels, x = random_batch(4, size, classes, 5)
         objective = EnergyConfusion(form)
-        ((value, count),) = objective.observe(pairs_by_name({"detached_embedding": x}, labels)).values()
-        assert_close(value, references.energy_confusion(labels, x, "plain"))
+        ((total, count),) = objective.observe(pairs_by_name({"detached_embedding": x}, labels)).values()
+        assert_close(total / max(float(count), 1.0), references.energy_confusion(labels, x, "plain"))
         assert count == len(references.class_pairs(labels))
 
 

@@ -6,6 +6,8 @@ import difflib
 
 import keras
 
+from tfdml.workarounds import producer_of
+
 
 def cut(model: keras.Model, at: str) -> tuple[keras.Model, keras.Model]:
     """The part of a network up to a layer, that layer included, and the rest.
@@ -48,7 +50,7 @@ def cut(model: keras.Model, at: str) -> tuple[keras.Model, keras.Model]:
 
 
 def _operation(tensor):
-    return tensor._keras_history.operation
+    return producer_of(tensor)[0]
 
 
 def _walk(model: keras.Model, without: str | None = None) -> dict[int, keras.KerasTensor]:
@@ -61,9 +63,9 @@ def _walk(model: keras.Model, without: str | None = None) -> dict[int, keras.Ker
             continue
         found[id(tensor)] = tensor
         # A layer may have been called in other models too: only the call that made this tensor counts.
-        operation, node, _ = tensor._keras_history
+        operation, inputs = producer_of(tensor)
         if operation.name != without:
-            waiting.extend(operation._inbound_nodes[node].input_tensors)
+            waiting.extend(inputs)
     return found
 
 

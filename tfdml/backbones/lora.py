@@ -8,11 +8,12 @@ import keras
 import numpy as np
 from keras import ops
 
+from tfdml import workarounds
 from tfdml.arguments import integer
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class LowRankEinsumDense(keras.layers.EinsumDense):
+class LowRankEinsumDense(workarounds.SavesMergedKernel, keras.layers.EinsumDense):
     """An `EinsumDense` whose low-rank change has the rank that is asked for.
 
     The kernel (d, heads, k) of an attention layer is a matrix (d, heads k), and its change is A B with A (d, r) and
@@ -21,14 +22,13 @@ class LowRankEinsumDense(keras.layers.EinsumDense):
 
     def enable_lora(self, rank):
         """Freeze the kernel, and create A and B."""
-        self._tracker.unlock()
-        size = int(np.prod(self._kernel.shape[1:]))
-        shapes = {"lora_kernel_a": (self._kernel.shape[0], rank), "lora_kernel_b": (rank, size)}
-        for name, initializer in zip(_OWN, ("he_uniform", "zeros"), strict=True):
-            weight = self.add_weight(name=name, shape=shapes[name], initializer=initializer, dtype="float32")
-            setattr(self, name, weight)
-        self._kernel.trainable = False
-        self._tracker.lock()
+        kernel = workarounds.stored_kernel(self)
+        shapes = {"lora_kernel_a": (kernel.shape[0], rank), "lora_kernel_b": (rank, int(np.prod(kernel.shape[1:])))}
+        with workarounds.accepting_weights(self):
+            for name, initializer in zip(_OWN, ("he_uniform", "zeros"), strict=True):
+                weight = self.add_weight(name=name, shape=shapes[name], initializer=initializer, dtype="float32")
+                setattr(self, name, weight)
+            kernel.trainable = False
         self.lora_enabled, self.lora_rank, self.lora_alpha = True, rank, rank
 
     @property
@@ -36,9 +36,9 @@ class LowRankEinsumDense(keras.layers.EinsumDense):
         """The changed kernel (d, heads, k), in the dtype of the layer's computations."""
         return ops.cast(_merged(self), self.compute_dtype)
 
-    def _get_kernel_with_merged_lora(self):
-        # Keras's hook for what is saved: not rounded to half precision.
-        return _merged(self), None, None
+    def merged_kernel(self):
+        """The changed kernel as it is saved, not rounded to half precision."""
+        return _merged(self)
 
 
 # The projections to queries and values, as Keras and KerasHub call them; Swin has one for queries, keys and values.
@@ -76,7 +76,8 @@ def enable_lora(model: keras.Model, rank: int) -> int:
     """
     rank = integer("rank", rank, at_least=1)
     # The pooling head of SigLIP, which sees one query, has attention too; it is part of the network.
-    adapted = [layer for layer in model._flatten_layers() if layer.name in _ADAPTED and hasattr(layer, "enable_lora")]
+    layers = workarounds.layers_of(model)
+    adapted = [layer for layer in layers if layer.name in _ADAPTED and hasattr(layer, "enable_lora")]
     if not adapted:
         raise ValueError(f"LoRA changes attention layers, and {model.name} has none")
     for variable in model.variables:
@@ -92,7 +93,8 @@ def enable_lora(model: keras.Model, rank: int) -> int:
 def _merged(layer: Any) -> Any:
     """The kernel of an adapted layer with its change, as it is stored."""
     change = ops.matmul(layer.lora_kernel_a, layer.lora_kernel_b) * (layer.lora_alpha / layer.lora_rank)
-    return ops.add(layer._kernel, ops.reshape(change, layer._kernel.shape))
+    kernel = workarounds.stored_kernel(layer)
+    return ops.add(kernel, ops.reshape(change, kernel.shape))
 
 
 def plain_weights(model: keras.Model) -> list[np.ndarray]:
@@ -110,8 +112,8 @@ def plain_weights(model: keras.Model) -> list[np.ndarray]:
         (4, 0)
     """
     merged: dict[int, Any] = {}
-    for layer in model._flatten_layers():
+    for layer in workarounds.layers_of(model):
         if getattr(layer, "lora_enabled", False):
-            merged[id(layer._kernel)] = _merged(layer)
+            merged[id(workarounds.stored_kernel(layer))] = _merged(layer)
     weights = [weight for weight in model.weights if weight.name not in _OWN]
     return [ops.convert_to_numpy(merged.get(id(weight), weight)) for weight in weights]

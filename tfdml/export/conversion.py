@@ -16,6 +16,7 @@ from tfdml.backbones import TokenBackbone
 from tfdml.errors import UserError, short_message
 from tfdml.export.network import frozen_module, quiet
 from tfdml.models import AnyEmbedder, AttentionEnsemble, MomentEmbedder, WhitenedEmbedder
+from tfdml.workarounds import litert_schema
 
 PRECISIONS = ("float32", "float16", "dynamic_range", "int8")
 _PIXEL_RANGE = (0, 255)
@@ -151,12 +152,8 @@ def _run(convert: Callable[[], bytes], precision: str) -> bytes:
     return file
 
 
-def _schema() -> Any:
-    return importlib.import_module("tensorflow.lite.python.schema_py_generated")
-
-
 def _operator_names() -> dict[int, str]:
-    return {code: name for name, code in vars(_schema().BuiltinOperator).items() if isinstance(code, int)}
+    return {code: name for name, code in vars(litert_schema().BuiltinOperator).items() if isinstance(code, int)}
 
 
 def _read_model(file: bytes) -> Any:
@@ -206,7 +203,7 @@ def finish_int8(file: bytes, error: np.ndarray, heads: int = 1) -> bytes:
     Source: the correction is that of Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias
     Correction", ICCV 2019, sec. 4.2, measured on images, of the last layer alone.
     """
-    schema, model = _schema(), _read_model(file)
+    schema, model = litert_schema(), _read_model(file)
     graph = model.subgraphs[0]
     pixels, last = graph.tensors[graph.inputs[0]], graph.outputs[0]
     scale = (pixels.quantization.scale[0], pixels.quantization.zeroPoint[0])

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 from absl import logging
 
+from tfdml import workarounds
 from tfdml.backbones.lora import plain_weights
 from tfdml.errors import UserError
 from tfdml.models import AnyEmbedder
@@ -51,11 +52,9 @@ def frozen_module(network: Network, size: int, dtype: tf.DType = tf.uint8) -> tf
         >>> frozen_module(embedder, 28).embed(views)["embedding"].shape
         TensorShape([2, 16])
     """
-    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
-
     spec = tf.TensorSpec((None, size, size, 3), dtype, name="images")
     traced = tf.function(lambda images: network(images), input_signature=[spec], autograph=False)
-    frozen = convert_variables_to_constants_v2(traced.get_concrete_function())
+    frozen = workarounds.frozen(traced.get_concrete_function())
     module = tf.Module()
     module.embed = tf.function(lambda images: {"embedding": frozen(images)[0]}, input_signature=[spec], autograph=False)
     return module

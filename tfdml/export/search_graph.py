@@ -17,6 +17,7 @@ from tfdml.export.gallery import Gallery
 from tfdml.export.network import quiet
 from tfdml.export.request import refuse
 from tfdml.export.saved_model import SIGNATURES
+from tfdml.workarounds import write_fingerprint
 
 SEARCHES = ("search_bytes", "search_embedding", "search_each")
 # Neighbours of one query, and of all queries of a request: what an answer may take.
@@ -127,8 +128,6 @@ def copy_with_gallery(source: Path, folder: Path, gallery: Gallery, in_graph: bo
         gallery: Its items.
         in_graph: Whether the graph holds their embeddings.
     """
-    from tensorflow.python.saved_model import fingerprinting_utils
-
     shutil.copyfile(source / "saved_model.pb", folder / "saved_model.pb")
     (folder / "variables").mkdir()
     strings = {
@@ -153,7 +152,7 @@ def copy_with_gallery(source: Path, folder: Path, gallery: Gallery, in_graph: bo
         tensors=values,
     )
     # It refers to the checkpoint too, so the old one cannot be used.
-    fingerprinting_utils.write_fingerprint(str(folder))
+    write_fingerprint(str(folder))
 
 
 @dataclasses.dataclass(frozen=True)

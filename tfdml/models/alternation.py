@@ -1,174 +1,236 @@
-"""Training in two phases: steps of the embedder, and between them steps of what objectives learn about its state."""
+"""Training in two phases: steps of the embedder, and between them steps of what objectives learn about it.
+
+`alternating_optimizer` prepares what `MetricLearner.compile` is given, and `AlternatingFunction` runs the steps. A step
+itself is `MetricLearner.train_step`.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
 from keras import ops
+from typing_extensions import override
 
-from tfdml import replicas
-from tfdml.models.alternating_optimizer import EMBEDDER, STATISTICS, AlternatingOptimizer
-from tfdml.models.learner import MetricLearner
-from tfdml.objectives import WithStatistics
-from tfdml.pairs import pairs_by_name
+from tfdml.saving import restore
+from tfdml.workarounds import schedule_of, trained_by
+
+EMBEDDER, STATISTICS = "embedder", "statistics"
 
 
-class _EmbedderLoss(keras.metrics.Mean):
+class EmbedderLoss(keras.metrics.Mean):
     """The mean loss over the steps of the embedder."""
 
     muted = False
 
     def update_state(self, values, sample_weight=None):
+        """Counts a loss, unless it is that of the statistics."""
         if not self.muted:
             super().update_state(values, sample_weight=sample_weight)
 
 
-@keras.saving.register_keras_serializable("tfdml")
-class AlternatingLearner(MetricLearner):
-    """A `MetricLearner` that trains in turn the embedder and what the objectives learn about it.
+class AlternatingFunction:
+    """A Keras train function that runs, of every k + 1 steps, first one of the embedder, then k of the statistics.
 
-    Of every k + 1 steps, the first is the embedder's. The other k train the objectives' `statistics_variables`, with k
-    their `statistics_steps`. Each step has a batch of its own. The phase follows from `optimizer.iterations`, so that a
-    resumed run continues with the same phase. Each phase is a compiled function of its own, so that the one of the
-    statistics has no backward pass through the embedder.
-
-    In a step of the statistics the embedder runs forward only, normalised as in training, and nothing of it changes,
-    BatchNorm's moving statistics included; `loss` and the terms are reported over the embedder's steps.
+    Each phase has a compiled function, so that the one of the statistics has no backward pass through the embedder.
 
     Args:
-        embedder: See `MetricLearner`, as for the arguments that follow.
-        objectives: At least one has a statistics phase, such as `RankMI`.
-
-    Raises:
-        ValueError: None has; two want different numbers of steps of their statistics; or as `MetricLearner`.
+        learner: A compiled `MetricLearner` with a statistics phase.
+        functions: The compiled step of each phase, by its name.
     """
 
-    train_function: Any
-    phase = EMBEDDER
+    def __init__(self, learner: Any, functions: dict[str, Callable]):
+        self.learner, self.functions, self.steps_taken = learner, functions, 0
 
-    def __init__(self, embedder, objectives, name="metric_learner", **kwargs):
-        super().__init__(embedder, objectives, name=name, **kwargs)
-        steps = {objective.statistics_steps for objective in self._with_statistics}
-        if len(steps) != 1:
-            found = f"those of {sorted(steps)} steps cannot alternate together" if steps else "none of them has one"
-            raise ValueError(f"objectives with different statistics_steps or without a statistics phase: {found}")
+    def __call__(self, *args):
+        """Run one step."""
+        phase = STATISTICS if self.steps_taken % (self.learner.statistics_steps + 1) else EMBEDDER
+        with self.learner.in_phase(phase):
+            result = self.functions[phase](*args)
+        self.steps_taken += 1
+        return result
+
+    def read_step(self) -> None:
+        """Continues at the optimiser's step, as after a checkpoint is restored."""
+        self.steps_taken = int(ops.convert_to_numpy(self.learner.optimizer.iterations))
+
+
+def constants(function: Callable[[], dict], variables: Iterable) -> dict:
+    """The tensors that `function()` returns, without a gradient; what it changes of the variables is dropped."""
+    present = [(variable, variable.value) for variable in variables]
+    with keras.StatelessScope(present, initialize_variables=False):
+        found = function()
+    return {name: ops.stop_gradient(value) for name, value in found.items()}
+
+
+def alternating_optimizer(learner: Any, optimizer: Any, options: dict) -> AlternatingOptimizer:
+    """An optimiser for both phases of a learner, from what `compile` is given.
+
+    Args:
+        learner: A `MetricLearner` with a statistics phase.
+        optimizer: As `compile` takes it; one that does not alternate yet becomes one for each phase.
+        options: The other arguments of `compile`; changed in place, so that Keras leaves the optimiser as it is.
+
+    Raises:
+        ValueError: An option does not go with alternating phases.
+    """
+    if options.get("steps_per_execution", 1) != 1:
+        raise ValueError("steps_per_execution must be 1 where an objective has a statistics phase")
+    optimizer = keras.optimizers.get(optimizer)
+    if not isinstance(optimizer, AlternatingOptimizer):
+        optimizer = AlternatingOptimizer(optimizer)
+
+    def in_statistics(variable) -> bool:
+        # TensorFlow's optimisers see their own variables as well as Keras's.
+        return any(variable is own or variable is own.value for own in learner.statistics_variables)
+
+    optimizer.in_statistics = in_statistics
+    if learner.dtype_policy.name == "mixed_float16" and options.get("auto_scale_loss", True):
+        if keras.backend.backend() == "jax":
+            raise ValueError("mixed_float16 is not supported with alternating phases on JAX: use mixed_bfloat16")
+        inner = optimizer.embedder_optimizer
+        if not isinstance(inner, keras.optimizers.LossScaleOptimizer):
+            optimizer.embedder_optimizer = keras.optimizers.LossScaleOptimizer(inner)
+    # What the statistics learn is float32: Keras must not scale that phase too.
+    options["auto_scale_loss"] = False
+    return optimizer
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class GlobalStepSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule that counts the steps of both phases, where the optimiser that follows it counts its own alone.
+
+    Args:
+        schedule: A `keras.optimizers.schedules.LearningRateSchedule`.
+    """
+
+    def __init__(self, schedule):
+        self.schedule = restore(schedule)
+        self.iterations: Any = None
+
+    def __call__(self, step):
+        """The rate at the present step of the `AlternatingOptimizer`."""
+        return self.schedule(step if self.iterations is None else self.iterations)
+
+    @override
+    def get_config(self):
+        return {"schedule": keras.saving.serialize_keras_object(self.schedule)}
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class AlternatingOptimizer(keras.optimizers.Optimizer):
+    """One optimiser for each phase, with its own moments and step count, as if the other phase's steps were not there.
+
+    Momentum and weight decay move a variable whenever its optimiser makes a step, even if its gradient is 0. Here a
+    step touches the variables of its phase alone. `iterations` counts the steps of both phases, and schedules go by it.
+    A `MetricLearner` with an objective that has a statistics phase wraps the optimiser it is compiled with in this one;
+    give it one yourself for different optimisers:
+
+        learner.compile(AlternatingOptimizer(keras.optimizers.Adam(1e-5), keras.optimizers.Adam(1e-3)))
+
+    Args:
+        embedder: The optimiser of everything but the objectives' `statistics_variables`, as `compile` takes it.
+        statistics: The optimiser of those; by default another like `embedder`.
+        name: Its name.
+
+    Raises:
+        ValueError: An optimiser accumulates gradients over steps.
+    """
+
+    def __init__(self, embedder, statistics=None, name="alternating_optimizer"):
+        super().__init__(learning_rate=0.0, name=name)
+        self.embedder_optimizer = keras.optimizers.get(embedder)
+        if statistics is None:
+            statistics = type(self.embedder_optimizer).from_config(self.embedder_optimizer.get_config())
+        self.statistics_optimizer = keras.optimizers.get(statistics)
+        self.phase = EMBEDDER
+        self.in_statistics = _never
+        for optimizer in (self.embedder_optimizer, self.statistics_optimizer):
+            inner = getattr(optimizer, "inner_optimizer", optimizer)
+            if inner.gradient_accumulation_steps:
+                raise ValueError("gradients cannot be accumulated over steps of alternating phases")
+            schedule = schedule_of(inner)
+            if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+                if not isinstance(schedule, GlobalStepSchedule):
+                    schedule = GlobalStepSchedule(schedule)
+                    inner.learning_rate = schedule
+                schedule.iterations = self.iterations
+            # For `tfdml.training.optimizers.part_rates`. A function, as Keras would track a variable.
+            inner.clock = lambda: self.iterations
+
+    @property
+    def current(self):
+        """The optimiser of the present phase."""
+        return self.statistics_optimizer if self.phase == STATISTICS else self.embedder_optimizer
+
+    @property
+    def variables(self):
+        """Its own, then those of both optimisers."""
+        return [*super().variables, *self.embedder_optimizer.variables, *self.statistics_optimizer.variables]
+
+    @property
+    def learning_rate(self):
+        """The embedder's; setting it changes that of the statistics in proportion."""
+        return self.embedder_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value):
+        old = float(ops.convert_to_numpy(self.learning_rate))
+        other = float(ops.convert_to_numpy(self.statistics_optimizer.learning_rate))
+        self.embedder_optimizer.learning_rate = value
+        self.statistics_optimizer.learning_rate = other * float(value) / old if old else value
+
+    def build(self, variables):
+        """Create the slots of both optimisers, each for its own of the variables."""
+        optimizers = ((self.embedder_optimizer, False), (self.statistics_optimizer, True))
+        for optimizer, statistics in optimizers:
+            if not optimizer.built:
+                optimizer.build([v for v in variables if self.in_statistics(v) == statistics])
+        super().build(variables)
+
+    def apply(self, grads, trainable_variables=None):
+        """Update the variables of the present phase; the gradients of the others are ignored."""
+        variables = list(trained_by(self) if trainable_variables is None else trainable_variables)
+        if not self.built:
+            self.build(variables)
+        statistics = self.phase == STATISTICS
+        chosen = [(g, v) for g, v in zip(grads, variables, strict=True) if self.in_statistics(v) == statistics]
+        self.current.apply([g for g, _ in chosen], [v for _, v in chosen])
+        self.iterations.assign_add(1)
+
+    def scale_loss(self, loss):
+        """The loss as the present phase's optimiser scales it, in mixed precision."""
+        return self.current.scale_loss(loss)
+
+    def finalize_variable_values(self, var_list):
+        """What the optimisers do at the end of training, such as to set averaged weights."""
+        del var_list
+        for optimizer in (self.embedder_optimizer, self.statistics_optimizer):
+            optimizer.finalize_variable_values(trained_by(optimizer))
+
+    def save_own_variables(self, store):
+        """Save the step count; Keras saves the two optimisers as parts of this one."""
+        store["iterations"] = ops.convert_to_numpy(self.iterations)
+
+    def load_own_variables(self, store):
+        """Load the step count."""
+        self.iterations.assign(store["iterations"])
+
+    @override
+    def get_config(self):
+        return {
+            "name": self.name,
+            "embedder": keras.saving.serialize_keras_object(self.embedder_optimizer),
+            "statistics": keras.saving.serialize_keras_object(self.statistics_optimizer),
+        }
 
     @classmethod
-    def suits(cls, objectives) -> bool:
-        """Whether an objective has a statistics phase."""
-        return any(isinstance(objective, WithStatistics) for objective in objectives)
+    def from_config(cls, config, custom_objects=None):
+        """The optimiser that `get_config` describes."""
+        return cls(restore(config["embedder"]), restore(config["statistics"]), config["name"])
 
-    @property
-    def _with_statistics(self) -> list:
-        return [objective for objective in self.objectives if isinstance(objective, WithStatistics)]
 
-    @property
-    def statistics_steps(self) -> int:
-        """The number of steps of the statistics for each step of the embedder."""
-        return self._with_statistics[0].statistics_steps
-
-    def _in_statistics_phase(self, training) -> bool:
-        """Whether this is a training step of the statistics."""
-        return bool(training) and self.phase == STATISTICS
-
-    def compile(self, optimizer="rmsprop", loss=None, **options):
-        """As in Keras; an optimiser for both phases becomes one for each, see `AlternatingOptimizer`.
-
-        Raises:
-            ValueError: An option does not go with alternating phases.
-        """
-        if options.get("steps_per_execution", 1) != 1:
-            raise ValueError("steps_per_execution must be 1 where an objective has a statistics phase")
-        super().compile(self._alternating(keras.optimizers.get(optimizer), options), loss, **options)
-        # Untracked, as Keras keeps its own, which this one replaces: a built model takes no new state.
-        object.__setattr__(self, "_loss_tracker", _EmbedderLoss(name="loss"))
-
-    def call(self, images, training=None):
-        """The representations of the images; in a step of the statistics as constants."""
-        if not self._in_statistics_phase(training):
-            return super().call(images, training=training)
-        present = [(variable, variable.value) for variable in self.embedder.variables]
-        # What the scope would change, such as BatchNorm's moving statistics, is dropped.
-        with keras.StatelessScope(present, initialize_variables=False):
-            representations = self.embedder.represent(images, training=True, detached=self._reads_detached)
-        return {name: ops.stop_gradient(value) for name, value in representations.items()}
-
-    def _with_those_of_objectives(self, representations, training):
-        # Statistics are of what the embedder gives.
-        if self._in_statistics_phase(training):
-            return representations
-        return super()._with_those_of_objectives(representations, training)
-
-    def loss_of(self, representations, labels, training=True):
-        """As of `MetricLearner`; in a step of the statistics, the loss of these over the global batch."""
-        if not self._in_statistics_phase(training):
-            return super().loss_of(representations, labels, training)
-        self._track_distances(representations["embedding"], labels)
-        names = sorted({name for objective in self._with_statistics for name in objective.reads})
-        gathered, labels = {name: replicas.gather(representations[name]) for name in names}, replicas.gather(labels)
-        pairs = pairs_by_name(gathered, labels)
-        return sum(objective.statistics_step(pairs) for objective in self._with_statistics) / replicas.count()
-
-    def _alternating(self, optimizer, options: dict) -> AlternatingOptimizer:
-        if not isinstance(optimizer, AlternatingOptimizer):
-            optimizer = AlternatingOptimizer(optimizer)
-        optimizer.in_statistics = self._trains_in_statistics
-        half = self.dtype_policy.name == "mixed_float16"
-        if half and options.get("auto_scale_loss", True):
-            if keras.backend.backend() == "jax":
-                raise ValueError("mixed_float16 is not supported with alternating phases on JAX: use mixed_bfloat16")
-            inner = optimizer.embedder_optimizer
-            if not isinstance(inner, keras.optimizers.LossScaleOptimizer):
-                optimizer.embedder_optimizer = keras.optimizers.LossScaleOptimizer(inner)
-        # What the statistics learn is float32: Keras must not scale that phase too.
-        options["auto_scale_loss"] = False
-        return optimizer
-
-    def _trains_in_statistics(self, variable) -> bool:
-        # TensorFlow's optimisers see their own variables as well as Keras's.
-        return any(variable is own or variable is own._value for own in self.statistics_variables)
-
-    def evaluate(self, *args, return_dict=False, **kwargs):
-        """As in Keras, without the metrics of steps of the statistics, as there are none in evaluation."""
-        logs = super().evaluate(*args, return_dict=True, **kwargs)
-        trackers = [tracker for o in self.objectives for tracker in getattr(o, "trackers", {}).values()]
-        logs = {name: value for name, value in logs.items() if name not in {tracker.name for tracker in trackers}}
-        return logs if return_dict else self._flatten_metrics_in_order(logs)
-
-    def make_train_function(self, force=False):
-        """Keras's hook: what runs one step."""
-        if self.train_function is None or force:
-            functions = {}
-            for phase in (EMBEDDER, STATISTICS):
-                # JAX compiles equal methods once; as two objects they are not equal.
-                self.__dict__["train_step"] = functools.partial(self.train_step)
-                super().make_train_function(force=True)
-                functions[phase] = self.train_function
-                del self.__dict__["train_step"]
-            self.train_function = self._one_step_of(functions)
-        self._steps_taken = int(ops.convert_to_numpy(self.optimizer.iterations))
-
-    def _one_step_of(self, functions: dict):
-        def step(*args):
-            phase = STATISTICS if self._steps_taken % (self.statistics_steps + 1) else EMBEDDER
-            with self._in(phase):
-                result = functions[phase](*args)
-            self._steps_taken += 1
-            return result
-
-        return step
-
-    @contextlib.contextmanager
-    def _in(self, phase: str):
-        self._set_phase(phase)
-        try:
-            yield
-        finally:
-            self._set_phase(EMBEDDER)
-
-    def _set_phase(self, phase: str) -> None:
-        self.phase = self.optimizer.phase = phase
-        self._loss_tracker.muted = phase == STATISTICS
+def _never(variable) -> bool:
+    del variable
+    return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -17,6 +18,83 @@ from tfdml.objectives import AutoWeight, CrossBatchMemory, WithStatistics
 PARTS = ("backbone", "projection")
 # As many of the steps are measured, at equal distances.
 _SAMPLES = 10
+
+
+class AutoWeights(keras.callbacks.Callback):
+    """Measures the weights of the terms that have an `AutoWeight`, in the first steps of `fit`.
+
+        learner.fit(batches, epochs=12, callbacks=[tfdml.callbacks.AutoWeights()])
+
+    `WeightMeasurement` has the rule. A measured step is a compiled function of its own, so that the others cost what
+    they do with numbers. Its update is that of any other step. It takes a backward pass more for the base and for each
+    term that is measured. Each step and epoch logs the weights as `<name>_weight`. What is measured is a part of the
+    learner, saved and loaded with it.
+
+    Raises:
+        ValueError: The learner has no `AutoWeight`, or its steps cannot be measured one by one.
+        UserError: After the last measured step: a term had no gradient.
+
+    Example:
+        >>> objectives = [ContrastiveLoss(), EnergyConfusion(weight=AutoWeight(steps=2))]
+        >>> learner = MetricLearner(embedder, objectives)
+        >>> learner.compile("adam")
+        >>> history = learner.fit(batches, steps_per_epoch=2, callbacks=[AutoWeights()])
+        >>> learner.term_weights() == {"contrastive_loss": 1.0, **learner.auto_weights.values()}
+        True
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._plain: Any = None
+        self._measured: Any = None
+        self._used: dict[str, float] = {}
+
+    @classmethod
+    def of(cls, learner: Any) -> list[AutoWeights]:
+        """The callbacks that measure a learner's weights: one of these, or none where all weights are numbers."""
+        return [] if learner.auto_weights is None else [cls()]
+
+    def on_train_begin(self, logs=None):
+        """Compile a second step, which measures."""
+        del logs
+        learner: Any = self.model
+        if learner.auto_weights is None:
+            raise ValueError("no objective has an AutoWeight: leave the callback AutoWeights out")
+        learner.auto_weights.check_backend()
+        if learner.steps_per_execution != 1:
+            raise ValueError("steps_per_execution must be 1 where auto weights are measured step by step")
+        learner.auto_weights.read()
+        plain = learner.train_function
+        if isinstance(owner := getattr(plain, "__self__", None), AutoWeights):
+            plain = owner._plain  # of a `fit` that was interrupted
+        if self._plain is not plain:
+            self._plain, self._measured = plain, learner.compiled_step()
+        learner.train_function = self._step
+
+    def _step(self, *args):
+        learner: Any = self.model
+        learner.measures, self._used = learner.auto_weights.due, learner.auto_weights.values()
+        try:
+            result = (self._measured if learner.measures else self._plain)(*args)
+        finally:
+            learner.measures = False
+        learner.auto_weights.count()
+        return result
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Log the weights that the step has used."""
+        del batch
+        _log(self._used, logs)
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Log the present weights."""
+        del epoch
+        _log(self.model.auto_weights.values(), logs)
+
+    def on_train_end(self, logs=None):
+        """Leave the learner with its ordinary step."""
+        del logs
+        self.model.train_function = self._plain
 
 
 class WeightMeasurement(keras.layers.Layer):
@@ -67,20 +145,53 @@ class WeightMeasurement(keras.layers.Layer):
         self.factors = state("factors", (len(chosen),))
         self.taken = state("taken", (), "int32")
         self.built = True
-        self._taken = 0
+        self._taken, self._known = 0, [0.0] * len(self.names)
 
     def read(self) -> None:
-        """Reads the number of steps from the variables, which may have been restored."""
+        """Reads the number of steps and the weights from the variables, which may have been restored."""
         self._taken = int(ops.convert_to_numpy(self.taken))
+        self._known = [float(factor) for factor in ops.convert_to_numpy(self.factors)]
+
+    def check_backend(self) -> None:
+        """Refuse to train where weights cannot be measured.
+
+        Raises:
+            ValueError: The backend is not TensorFlow.
+        """
+        backend = keras.backend.backend()
+        if backend != "tensorflow":
+            raise ValueError(
+                f"auto weights are measured on Keras's TensorFlow backend, and this is {backend}: write numbers"
+            )
+
+    @property
+    def done(self) -> bool:
+        """Whether the weights stay as they are."""
+        self.read()
+        return self._taken >= self.steps
 
     @property
     def due(self) -> bool:
         """Whether the next step is measured."""
         return self._taken in self._measured
 
-    def add(self, ratios) -> None:
-        """Keep a sample, (terms, parts); to be called in the step, on every replica with the same."""
+    def add(self, tape, base, terms: Sequence[Any], parts: dict[str, list]) -> None:
+        """Measure a sample, within the step, on every replica.
+
+        Args:
+            tape: A persistent `tf.GradientTape` that has recorded this replica's part of the terms.
+            base: The weighted sum of the terms with numbers.
+            terms: Those that are measured, in the order of `names`.
+            parts: The trainable variables by part, as of `Embedder.parts`.
+        """
+        variables = [parts[name] for name in PARTS]
+        base, *others = [_lengths(tape, value, variables) for value in (base, *terms)]
+        ratios = ops.stack([_beside(lengths, base) for lengths in others])
         self.ratios.assign(ops.concatenate([self.ratios[1:], ratios[None]], axis=0))
+
+    def weight_of(self, name: str):
+        """The present weight of a term, a scalar tensor; None where it is a number."""
+        return self.factors[self.names.index(name)] if name in self.names else None
 
     def count(self) -> None:
         """Close a step; to be called after it, outside of graph and replicas.
@@ -91,14 +202,18 @@ class WeightMeasurement(keras.layers.Layer):
         if self._taken >= self.steps:
             return
         if self.due:
-            self.factors.assign(weights(ops.convert_to_numpy(self.ratios)[-1:], self.shares))
+            self._set(ops.convert_to_numpy(self.ratios)[-1:])
         self._taken += 1
         self.taken.assign(self._taken)
         if self._taken == self.steps:
             self._freeze()
 
+    def _set(self, ratios) -> None:
+        self.factors.assign(weights(ratios, self.shares))
+        self._known = [float(factor) for factor in ops.convert_to_numpy(self.factors)]
+
     def _freeze(self) -> None:
-        self.factors.assign(weights(ops.convert_to_numpy(self.ratios), self.shares))
+        self._set(ops.convert_to_numpy(self.ratios))
         found = self.values()
         silent = [name for name, weight in found.items() if not weight]
         if silent:
@@ -112,8 +227,7 @@ class WeightMeasurement(keras.layers.Layer):
 
     def values(self) -> dict[str, float]:
         """The present weight of each term by its name."""
-        factors = ops.convert_to_numpy(self.factors)
-        return {name: float(factor) for name, factor in zip(self.names, factors, strict=True)}
+        return dict(zip(self.names, self._known, strict=True))
 
     def describe(self) -> dict[str, dict[str, float]]:
         """By term its `weight`, the `share` that was asked for, and `steps`, in how many steps it was measured."""
@@ -122,6 +236,11 @@ class WeightMeasurement(keras.layers.Layer):
             name: {"weight": weight, "share": share, "steps": self._taken}
             for (name, weight), share in zip(self.values().items(), self.shares, strict=True)
         }
+
+
+def _log(values: dict[str, float], logs: dict | None) -> None:
+    if logs is not None:
+        logs.update({f"{name}_weight": value for name, value in values.items()})
 
 
 def weights(ratios, shares) -> np.ndarray:
@@ -169,112 +288,6 @@ def _check(objectives, autos: list[str], gradient_cache: int) -> None:
                 f"auto weights do not go with {objective.name}, whose loss goes on changing as its memory fills: write "
                 "numbers, or leave the memory out"
             )
-
-
-class AutoWeights:
-    """A mixin of `keras.Model` whose train function measures weights in the first steps: `WeightMeasurement`.
-
-    A measured step is a compiled function of its own, so that the others cost what they do with numbers. Its update is
-    that of any other step; it takes a backward pass more for the base and for each term that is measured.
-    """
-
-    #: None where all weights are numbers.
-    auto_weights: WeightMeasurement | None = None
-    train_function: Any
-    _measures = False
-
-    def check_backend(self) -> None:
-        """Refuse to train where weights cannot be measured.
-
-        Raises:
-            ValueError: There are some, and the backend is not TensorFlow.
-        """
-        backend = keras.backend.backend()
-        if self.auto_weights is not None and backend != "tensorflow":
-            raise ValueError(
-                f"auto weights are measured on Keras's TensorFlow backend, and this is {backend}: write numbers"
-            )
-
-    def train_step(self, *args):
-        """Keras's step, or one that is measured."""
-        if not self._measures:
-            return super().train_step(*args)  # type: ignore[misc]
-        images, y, sample_weight = keras.utils.unpack_x_y_sample_weight(args[0])
-        return _measured_step(self, images, y, sample_weight)
-
-    def make_train_function(self, force=False):
-        """Keras's hook: what runs one step.
-
-        Raises:
-            ValueError: Weights are to be measured where they cannot be.
-        """
-        measurement = self.auto_weights
-        if measurement is None:
-            return super().make_train_function(force)  # type: ignore[misc]
-        self.check_backend()
-        if self.steps_per_execution != 1:  # type: ignore[attr-defined]
-            raise ValueError("steps_per_execution must be 1 where auto weights are measured step by step")
-        if self.train_function is None or force:
-            functions = []
-            for _ in range(2):
-                super().make_train_function(force=True)  # type: ignore[misc]
-                functions.append(self.train_function)
-            self.train_function = self._measured_first(measurement, *functions)
-        measurement.read()
-        return self.train_function
-
-    def _measured_first(self, measurement: WeightMeasurement, plain, measured):
-        def step(*args):
-            self._measures = measurement.due
-            try:
-                result = (measured if self._measures else plain)(*args)
-            finally:
-                self._measures = False
-            measurement.count()
-            return result
-
-        return step
-
-    def get_metrics_result(self):
-        """Keras's hook: the metrics, and the measured weights as `<name>_weight`."""
-        results = super().get_metrics_result()  # type: ignore[misc]
-        if self.auto_weights is None:
-            return results
-        factors = ops.convert_to_tensor(self.auto_weights.factors)
-        return {**results, **{f"{name}_weight": factors[i] for i, name in enumerate(self.auto_weights.names)}}
-
-    def weight_of(self, objective):
-        """The factor of an objective: a number, or a scalar where it is measured."""
-        if self.auto_weights is None or objective.name not in self.auto_weights.names:
-            return objective.weight
-        return self.auto_weights.factors[self.auto_weights.names.index(objective.name)]
-
-    def term_weights(self) -> dict[str, float]:
-        """The present factor of each term by its name; 0 for one that has not been measured yet."""
-        return {o.name: float(ops.convert_to_numpy(self.weight_of(o))) for o in self.objectives}  # type: ignore[attr-defined]
-
-
-def _measured_step(learner: Any, images, y, sample_weight):
-    import tensorflow as tf
-
-    optimizer, measurement = learner.optimizer, learner.auto_weights
-    labels = learner._labels(y, sample_weight)
-    with tf.GradientTape(persistent=True) as tape:
-        representations = learner._with_those_of_objectives(learner(images, training=True), True)
-        terms = learner.terms_of(representations, labels, training=True)
-        loss = learner.sum_of(terms)
-        learner._loss_tracker.update_state(loss * replicas.count(), sample_weight=tf.shape(images)[0])
-        shares = {o.name: share for o, (share, _) in zip(learner.objectives, terms, strict=True)}
-        numbers = [o.weight * shares[o.name] for o in learner.objectives if o.name not in measurement.names]
-        # Scaled alike, so that no gradient vanishes in half precision.
-        compared = [tf.add_n(numbers), *(shares[name] for name in measurement.names)]
-        loss, *compared = [optimizer.scale_loss(value) for value in (loss, *compared)]
-    parts = learner.embedder.parts()
-    base, *others = [_lengths(tape, value, [parts[name] for name in PARTS]) for value in compared]
-    measurement.add(tf.stack([_beside(lengths, base) for lengths in others]))
-    trained = learner.trainable_variables
-    optimizer.apply_gradients(zip(tape.gradient(loss, trained), trained, strict=True))
-    return learner.compute_metrics(images, y, representations)
 
 
 def _lengths(tape, value, parts: list):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from typing import Any
 
@@ -10,11 +11,10 @@ import numpy as np
 from keras import ops
 from typing_extensions import override
 
-from tfdml import backbones
+from tfdml import backbones, workarounds
 from tfdml.arguments import integer, one_of
 from tfdml.backbones import enable_lora
 from tfdml.layers import AttentionPooling2D, GeneralizedMeanPooling2D, InputScaling, L2Normalize
-from tfdml.models.first_batch import check_images
 from tfdml.saving import restore
 
 BATCH_NORM_MODES = ("frozen", "statistics", "train")
@@ -27,9 +27,15 @@ POOLINGS = {
 }
 
 
+def build_once(layer: keras.layers.Layer, shape: Any) -> None:
+    """Create the weights of a layer for inputs of this shape, if it has none yet."""
+    if not layer.built:
+        layer.build(shape)
+
+
 def freeze_batch_norm(model: keras.Model) -> None:
     """Make the BatchNorm layers of a network constants."""
-    for layer in model._flatten_layers():
+    for layer in workarounds.layers_of(model):
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.trainable = False
 
@@ -57,15 +63,16 @@ def _dim_of_head(head: Any, features: int, embedding_dim: int | None, projection
     return int(shape[1])
 
 
+# Images of an array that are looked at for their pixels.
+_COUNT = 100
 # Networks this shallow, as conv4, learn without normalized features too.
 _SHALLOW = 10
 
 
 def warn_of_untrained_batch_norm(embedder: Embedder) -> None:
     """Warn where a deep backbone keeps the BatchNorm statistics that it was created with, as random weights do."""
-    layers = [
-        x for x in embedder.backbone._flatten_layers() if isinstance(x, keras.layers.BatchNormalization) and x.built
-    ]
+    norms = [x for x in workarounds.layers_of(embedder.backbone) if isinstance(x, keras.layers.BatchNormalization)]
+    layers = [layer for layer in norms if layer.built]
     if embedder.batch_norm == "train" or len(layers) <= _SHALLOW:
         return
     if not np.any(ops.convert_to_numpy(layers[-1].moving_mean)):
@@ -76,6 +83,41 @@ def warn_of_untrained_batch_norm(embedder: Embedder) -> None:
             "batch_norm='train'",
             stacklevel=3,
         )
+
+
+def warn_of_small_pixels(embedder: Any, images: Any) -> None:
+    """Warn the caller's caller of images in 0..1, once for each embedder; all-black images say nothing."""
+    if images is None or not embedder.warns_of_small_pixels:
+        return
+    largest = float(np.max(images, initial=0))
+    if 0 < largest <= 1:
+        embedder.warns_of_small_pixels = False
+        warnings.warn(
+            f"the largest pixel of the first images is {largest:g}: an Embedder takes pixels of 0 to 255 and scales "
+            "them itself; multiply images in 0..1 by 255",
+            stacklevel=3,
+        )
+
+
+def first_batch(x: Any) -> tuple[Any, Any]:
+    """The first images and labels as arrays; None for what cannot be looked at without using it up, or needs no look.
+
+    Batches of integers are not made for it: that may take as long as filling a buffer to shuffle.
+    """
+    if hasattr(x, "element_spec"):
+        spec = x.element_spec if isinstance(x.element_spec, tuple | list) else (x.element_spec,)
+        if not hasattr(x, "take") or not any(getattr(part.dtype, "is_floating", False) for part in spec[:2]):
+            return None, None
+        batch = next(iter(x.take(1)), ())
+    elif isinstance(x, keras.utils.PyDataset):
+        batch = x[0]
+    elif hasattr(x, "shape"):
+        return ops.convert_to_numpy(x[:_COUNT]), None
+    else:
+        return None, None
+    parts = [*batch][:2] if isinstance(batch, tuple | list) else [batch]
+    images, labels = (*map(ops.convert_to_numpy, parts), None, None)[:2]
+    return images, labels
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -114,9 +156,8 @@ class Embedder(keras.Model):
         pad_color: Red, green and blue, 0-255, of what `resize_mode="pad"` fills up.
         projection_bias: Whether the dense layer has a bias. The code of HORDE's authors has none.
         head: A layer or model from pooled features (B, D) to the projection (B, d), in the place of the dense layer.
-            Its weights belong to the part `"projection"`. Random layers in it, such as dropout, draw again for the
-            detached forms. It is saved with the embedder: register classes of your own with
-            `keras.saving.register_keras_serializable`.
+            Its weights belong to the part `"projection"`. It is saved with the embedder: register classes of your own
+            with `keras.saving.register_keras_serializable`.
 
     Raises:
         ValueError: An argument is none of the values above, or the backbone or the head gives another shape.
@@ -203,7 +244,8 @@ class Embedder(keras.Model):
 
     def predict(self, x, **kwargs):
         """The embeddings of the images, as NumPy (N, d); see `keras.Model.predict`."""
-        check_images(self, x)
+        if self.warns_of_small_pixels:
+            warn_of_small_pixels(self, first_batch(x)[0])
         return super().predict(x, **kwargs)
 
     def _pooling_layer(self) -> Any:
@@ -225,11 +267,9 @@ class Embedder(keras.Model):
     def build(self, input_shape):
         """Create the weights that the backbone does not have yet."""
         shapes = self.representation_shapes(input_shape)
-        if self.pool is not None and not self.pool.built:
-            self.pool.build(shapes["feature_map"])
-            self.pool.built = True
-        if not self.dense.built:
-            self.dense.build(shapes["pooled"])
+        if self.pool is not None:
+            build_once(self.pool, shapes["feature_map"])
+        build_once(self.dense, shapes["pooled"])
         if type(self).project is not Embedder.project:
             # Layers that a subclass has added are built where they are used.
             self.project(keras.KerasTensor(shapes["pooled"], dtype=self.compute_dtype))
@@ -269,11 +309,22 @@ class Embedder(keras.Model):
         if self.drop is not None:
             # Once, so that the detached forms have the same values.
             pooled = self.drop(pooled, training=bool(training))
+        if self.head is not None:
+            pooled = workarounds.with_training(pooled, bool(training))
+        if not detached:
+            return self.project(pooled)
+        scope: Any = contextlib.nullcontext()
+        if self.head is not None:
+            # The second pass begins as the first one does, for the same random numbers, and changes nothing.
+            build_once(self.head, (None, pooled.shape[-1]))
+            backbone = {id(variable) for variable in self.backbone.variables}
+            own = [variable for variable in self.variables if id(variable) not in backbone]
+            before = [(variable, ops.copy(variable)) for variable in own]
+            scope = keras.StatelessScope(before, initialize_variables=False)
         vectors = self.project(pooled)
-        if detached:
+        with scope:
             again = self.project(ops.stop_gradient(pooled))
-            vectors.update({f"detached_{name}": again[name] for name in ("projection", "embedding")})
-        return vectors
+        return {**vectors, **{f"detached_{name}": again[name] for name in ("projection", "embedding")}}
 
     def call(self, images, training=None):
         """(B, H, W, 3) -> (B, d), unit vectors."""

@@ -11,7 +11,7 @@ from typing_extensions import override
 from tfdml import backbones
 from tfdml.arguments import integer
 from tfdml.layers import AttentionHeads
-from tfdml.models.embedder import Embedder, freeze_batch_norm
+from tfdml.models.embedder import Embedder, build_once, freeze_batch_norm
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -109,16 +109,11 @@ class AttentionEnsemble(Embedder):
     def build(self, input_shape):
         """Create the weights that the backbone does not have yet."""
         features = self.trunk.compute_output_shape((None, *input_shape[1:]))
-        if not self.attention_heads.built:
-            context = features if self.attention is None else self.attention.compute_output_shape(features)
-            self.attention_heads.build((features, context))
-            self.attention_heads.built = True
+        context = features if self.attention is None else self.attention.compute_output_shape(features)
+        build_once(self.attention_heads, (features, context))
         maps = self.rest.compute_output_shape(features)
-        if not self.pool.built:
-            self.pool.build(maps)
-            self.pool.built = True
-        if not self.dense.built:
-            self.dense.build((None, maps[-1]))
+        build_once(self.pool, maps)
+        build_once(self.dense, (None, maps[-1]))
 
     def represent(self, images, training=None, detached=False) -> dict:
         """Every representation of the images, by name.

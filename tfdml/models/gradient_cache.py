@@ -1,82 +1,26 @@
-"""Steps on batches whose activations do not fit the memory: gradient caching."""
+"""Gradient caching: a step on a batch whose activations, or whose matrices of pairs, do not fit the memory.
+
+1. `Chunks.represent` embeds the images in chunks, without keeping activations.
+2. `MetricLearner` computes the loss of the whole batch, with the gradient with respect to the representations that
+   objectives read (and to the weights that they use there). Objectives that do not need the whole batch compute their
+   matrices of pairs for some anchors at a time: `AnchorBlocks`.
+3. `Chunks.gradients` embeds the images again, chunk by chunk, and propagates that gradient to the weights. The sum over
+   chunks is the gradient of the batch.
+
+Layers with a random state, such as dropout, draw the same in both passes. A chunk updates moving statistics once. On
+Keras's TensorFlow backend.
+
+Source: Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup", RepL4NLP 2021.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
-from tfdml import replicas
-from tfdml.models.row_blocks import RowBlocks
-
-
-class GradientCache:
-    """A mixin of `keras.Model` whose training step keeps the activations of a few images at a time.
-
-    1. Represents the images in chunks, without a gradient.
-    2. Computes the loss of the whole batch, and its gradient with respect to the representations that objectives read
-       (and to the weights that they use there). Objectives that do not need the whole batch compute their matrices of
-       pairs for a chunk of anchors at a time.
-    3. Represents the images again, chunk by chunk, and propagates that gradient to the weights. The sum over chunks is
-       the gradient of the batch, and the optimiser makes one step with it.
-
-    Layers with a random state, such as dropout, draw the same in both passes. A chunk updates moving statistics once.
-
-    Source: Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup", RepL4NLP 2021.
-    """
-
-    #: Images of a chunk; 0 for plain steps.
-    gradient_cache = 0
-
-    def train_step(self, *args):
-        """Keras's step, or the one above."""
-        if not self.gradient_cache:
-            return super().train_step(*args)  # type: ignore[misc]
-        if keras.backend.backend() != "tensorflow":
-            raise ValueError(
-                f"gradient_cache={self.gradient_cache} works on Keras's TensorFlow backend, not on "
-                f"{keras.backend.backend()}"
-            )
-        images, y, sample_weight = keras.utils.unpack_x_y_sample_weight(args[0])
-        size = images.shape[0]
-        if size is not None and size <= self.gradient_cache:
-            return super().train_step(*args)  # type: ignore[misc]
-        return _cached_step(self, images, y, sample_weight)
-
-    def row_blocks(self, labels) -> RowBlocks | None:
-        """Returns the blocks of anchors that pairs of a batch with these labels are computed in; None: all at once.
-
-        Replicas have no blocks: the anchors of each are its own images.
-        """
-        total = keras.ops.shape(labels)[0]
-        if not self.gradient_cache or replicas.count() > 1 or keras.backend.backend() != "tensorflow":
-            return None
-        if isinstance(total, int) and total <= self.gradient_cache:
-            return None
-        return RowBlocks(total, self.gradient_cache)
-
-
-def _cached_step(learner: Any, images, y, sample_weight):
-    import tensorflow as tf
-
-    images = tf.convert_to_tensor(images)
-    if not learner.built:
-        # Before the chunks, within which no variable can be created.
-        learner.build(images.shape)
-    chunks = _Chunks(learner, images, learner.gradient_cache)
-    representations = chunks.represent()
-    trained = learner.trainable_variables
-    with tf.GradientTape() as tape:
-        tape.watch(list(representations.values()))
-        loss = learner.loss_of(representations, learner._labels(y, sample_weight), training=True)
-        learner._loss_tracker.update_state(loss * replicas.count(), sample_weight=tf.shape(images)[0])
-        loss = learner.optimizer.scale_loss(loss)
-    direct, upstream = tape.gradient(loss, [trained, representations])
-    through = chunks.gradients({name: value for name, value in upstream.items() if value is not None})
-    gradients = [_sum(*pair) for pair in zip(direct, through, strict=True)]
-    learner.optimizer.apply_gradients(zip(gradients, trained, strict=True))
-    return learner.compute_metrics(images, y, representations)
+from tfdml.pairs import Rows, take_rows
 
 
 def _sum(a, b):
@@ -88,8 +32,8 @@ def _sum(a, b):
     return tf.convert_to_tensor(a) + b
 
 
-class _Chunks:
-    """What a learner makes of each image alone, by chunks of the batch.
+class Chunks:
+    """The representations of a batch and the gradient through them, a chunk of the images at a time.
 
     Args:
         learner: A `MetricLearner`.
@@ -98,27 +42,43 @@ class _Chunks:
     """
 
     def __init__(self, learner: Any, images: Any, size: int):
-        self.learner, self.images, self.size = learner, images, size
+        import tensorflow as tf
+
+        self.learner, self.images, self.size = learner, tf.convert_to_tensor(images), size
+        if not learner.built:
+            # Before the chunks, within which no variable can be created.
+            learner.build(self.images.shape)
         #: What chunks may change: moving statistics and random states.
         self.states: list = list(learner.non_trainable_variables)
         self.changed: set[int] = set()
         self.outputs = self._outputs()
         self.before = _values(self.states)
 
-    def represent(self) -> dict:
-        """The representations of the batch that the loss needs; leaves in place what the chunks have changed."""
-        after, representations = self._over_chunks(
-            lambda take, states: self._run(take(self.images), states), self.before, self.outputs
-        )
-        for i in sorted(self.changed):
-            self.states[i].assign(after[i])
-        return representations
+    def represent(self, tape) -> dict:
+        """The representations of the batch that objectives read; leaves in place what the chunks have changed.
 
-    def gradients(self, upstream: dict) -> list:
-        """The gradient of every trained variable, from that of the representations; None where there is none."""
+        Args:
+            tape: Records the loss of them, but not how they are computed.
+        """
+        with tape.stop_recording():
+            after, self.representations = self._over_chunks(
+                lambda take, states: self._run(take(self.images), states), self.before, self.outputs
+            )
+            for i in sorted(self.changed):
+                self.states[i].assign(after[i])
+        tape.watch(list(self.representations.values()))
+        return self.representations
+
+    def gradients(self, tape, loss, variables: list) -> list:
+        """The gradient of a loss that the tape has recorded, for each of these variables; None where there is none."""
+        direct, upstream = tape.gradient(loss, [variables, self.representations])
+        upstream = {name: value for name, value in upstream.items() if value is not None}
+        return [_sum(*pair) for pair in zip(direct, self._through(upstream, variables), strict=True)]
+
+    def _through(self, upstream: dict, variables: list) -> list:
+        """The gradients through the representations, from those with respect to them."""
         import tensorflow as tf
 
-        variables = self.learner.trainable_variables
         if not upstream:
             return [None] * len(variables)
         names = list(upstream)
@@ -193,7 +153,7 @@ class _Chunks:
             count = (tf.shape(self.images)[0] + size - 1) // size
             return _loop(step, carried, outputs, count, lambda x, i: x[i * size : (i + 1) * size])
         # Chunks of a known size are what XLA takes; the rest of the images is one by itself.
-        carried, found = _loop(step, carried, outputs, total // size, lambda x, i: _rows(x, i * size, size))
+        carried, found = _loop(step, carried, outputs, total // size, lambda x, i: take_rows(x, Rows(i * size, size)))
         if total % size:
             last, carried = step(lambda x: x[total - total % size :], carried)
             found = {name: tf.concat([value, last[name]], 0) for name, value in found.items()}
@@ -232,18 +192,157 @@ def _joined(array, shape):
     return joined
 
 
-def _rows(x, first, count: int):
-    """`count` rows of x from a tensor `first` on, of a size that is known beforehand."""
-    import tensorflow as tf
-
-    begin = tf.concat([[first], tf.zeros(len(x.shape) - 1, "int32")], 0)
-    rows = tf.slice(x, begin, tf.concat([[count], tf.shape(x)[1:]], 0))
-    rows.set_shape((count, *x.shape[1:]))
-    return rows
-
-
 def _values(variables: Sequence[Any]) -> list:
     """What the variables hold now."""
     import tensorflow as tf
 
     return [tf.convert_to_tensor(variable.value) for variable in variables]
+
+
+class AnchorBlocks:
+    """Sums over the anchors of a batch, computed one block of them after another.
+
+    What a block has to know of all anchors, such as how many pairs count, it asks by `Pairs.total`. There is one pass
+    over the blocks for each total, in which those before it are known, and one for the value. Totals carry no gradient,
+    so that the gradient takes one pass more.
+
+    Random numbers are those of one call on the whole batch, and their states move once. On Keras's TensorFlow backend.
+
+    Args:
+        total: The images of the batch, B: a number, or a scalar in a graph of unknown batch size.
+        size: Anchors of a block.
+
+    Example:
+        >>> x, labels = keras.ops.array([[0.0], [1.0], [3.0], [4.0]]), keras.ops.array([0, 0, 1, 1])
+        >>> loss = tfdml.losses.ContrastiveLoss()
+        >>> def part(rows, total, x):
+        ...     return loss.of_pairs(tfdml.pairs.Pairs.of_batch(x, labels, rows=rows, total=total))
+        >>> float(AnchorBlocks(total=4, size=3).sum_of(part, [x])), float(loss(labels, x))
+        (1.0, 1.0)
+    """
+
+    def __init__(self, total: Any, size: int):
+        self.total, self.size = total, size
+
+    def sum_of(
+        self,
+        part: Callable[..., Any],
+        tensors: Sequence[Any],
+        variables: Sequence[Any] = (),
+        states: Sequence[Any] = (),
+    ) -> Any:
+        """Sums what `part(rows, total, *tensors)` returns of each block, with a gradient.
+
+        Args:
+            part: A function of the block's `Rows`, of what its `Pairs` take as `total`, and of the tensors.
+            tensors: What it is a function of.
+            variables: Keras variables that it may learn, besides.
+            states: Those that it reads, and that may be others when the gradient is asked for.
+        """
+        import tensorflow as tf
+
+        fixed = [(state, tf.convert_to_tensor(state.value)) for state in states]
+
+        def run(rows, totals, inputs) -> _Run:
+            asked = _Totals(totals)
+            values = zip(variables, inputs[len(tensors) :], strict=True)
+            with _Updates([*values, *fixed], initialize_variables=False) as scope:
+                value = part(rows, asked, *inputs[: len(tensors)])
+            found = asked.unknown
+            return _Run(value if found is None else found, found is None, scope.updates)
+
+        @tf.custom_gradient
+        def summed(*inputs):
+            totals: list = []
+            while True:
+                first, found = self._over_blocks(lambda rows: run(rows, totals, inputs))
+                if first.is_value:
+                    break
+                totals.append(found)
+            for variable, value in first.updates:
+                variable.assign(value)
+
+            def gradient(upstream):
+                return self._gradients(lambda rows, own: run(rows, totals, own).result, inputs, upstream)
+
+            return found, gradient
+
+        return summed(*(tf.convert_to_tensor(x) for x in [*tensors, *(variable.value for variable in variables)]))
+
+    def _gradients(self, run: Callable, inputs: Sequence[Any], upstream: Any) -> list:
+        import tensorflow as tf
+
+        connected: list[int] = []
+
+        def of_block(rows):
+            own = [tf.identity(x) for x in inputs]
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(own)
+                value = run(rows, own)
+            found = tape.gradient(value, own, upstream)
+            connected[:] = [i for i, gradient in enumerate(found) if gradient is not None]
+            # A gradient of gathered rows lists the rows.
+            return _Run([tf.convert_to_tensor(found[i]) for i in connected], True, [])
+
+        _, sums = self._over_blocks(of_block)
+        found = dict(zip(connected, sums, strict=True))
+        return [found.get(i) for i in range(len(inputs))]
+
+    def _over_blocks(self, run: Callable[[Rows], _Run]) -> tuple[_Run, Any]:
+        """What `run` returns of the first block, and the sum over all blocks of its results."""
+        import tensorflow as tf
+
+        # The first block has the rows that fill no whole one.
+        count = self.total % self.size
+        if isinstance(count, int):
+            count = count or min(self.size, self.total)
+        else:
+            count = tf.where(count > 0, count, tf.minimum(self.size, self.total))
+        first = run(Rows(0, count))
+        more = (self.total - count) // self.size
+
+        def body(i, sums):
+            result = run(Rows(count + i * self.size, self.size)).result
+            return i + 1, tf.nest.map_structure(tf.add, sums, result)
+
+        # One at a time, or the memory would be that of several.
+        begin = (tf.constant(0), tf.nest.map_structure(tf.convert_to_tensor, first.result))
+        return first, tf.while_loop(lambda i, _: i < more, body, begin, parallel_iterations=1)[1]
+
+
+class _Run(NamedTuple):
+    """What a block returned: the part of the first total that is not known, or of the value; the states it moved."""
+
+    result: Any
+    is_value: bool
+    updates: list
+
+
+class _Totals:
+    """A `total` for `Pairs`, in the order of asking: those known of all blocks, then the block's own part."""
+
+    def __init__(self, known: Sequence[Any]):
+        self.known = known
+        self.parts: list = []
+
+    def __call__(self, part):
+        self.parts.append(part)
+        return self.known[len(self.parts) - 1] if len(self.parts) <= len(self.known) else part
+
+    @property
+    def unknown(self):
+        """The part of the first total that is not known; None where all are."""
+        return self.parts[len(self.known)] if len(self.parts) > len(self.known) else None
+
+
+class _Updates(keras.StatelessScope):
+    """Collects what is assigned to variables within it."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.updates: list = []
+
+    def add_update(self, update):
+        """Keras's hook."""
+        super().add_update(update)
+        self.updates.append(update)

@@ -1,12 +1,13 @@
-"""A model's function of images alone, compiled once, on whichever backend and however many devices."""
+"""Inference: a compiled function of images on every backend, and the representations of batches of images."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 
 
 def compiled(model: keras.Model, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -68,3 +69,43 @@ def _jitted(model: Any, function: Any, variables: list) -> Callable[..., Any]:
         return jax.jit(stateless)
     # Kept with the model, so that the next pass does not compile it again.
     return vars(model).setdefault("_compiled_by_tfdml", jax.jit(stateless))
+
+
+def represent_batches(embedder, names: list[str], batches: Iterable[Any]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Representations of all images, in inference mode.
+
+    Args:
+        embedder: A `tfdml.models.Embedder`.
+        names: Which of its representations; vectors, not maps.
+        batches: Batches of (images, labels) that end.
+
+    Returns:
+        By name (N, D) float32, and the labels (N,) int64.
+
+    Raises:
+        ValueError: There is no batch, one is no pair of images and labels, or they never end.
+    """
+    if never_ends(batches):
+        raise ValueError("the batches never end: give one pass over the training images")
+
+    def vectors_of(images):
+        representations = embedder.represent(images, training=False)
+        return {name: ops.cast(representations[name], "float32") for name in names}
+
+    run, parts, labels = compiled(embedder, vectors_of), [], []
+    for batch in batches:
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise ValueError("each batch must be (images, labels)")
+        vectors = run(batch[0])
+        parts.append({name: ops.convert_to_numpy(vectors[name]) for name in names})
+        labels.append(ops.convert_to_numpy(batch[1]).reshape(-1).astype(np.int64))
+    if not parts:
+        raise ValueError("there is no batch to calibrate on")
+    return {name: np.concatenate([part[name] for part in parts]) for name in names}, np.concatenate(labels)
+
+
+def never_ends(batches: Any) -> bool:
+    """Whether batches are a `tf.data.Dataset` without end."""
+    cardinality = getattr(batches, "cardinality", None)
+    # -1 is tf.data's INFINITE_CARDINALITY.
+    return callable(cardinality) and int(cardinality()) == -1

@@ -1,20 +1,26 @@
-"""The model that `fit` trains: an embedder and the objectives that shape it."""
+"""`MetricLearner`, the model that `fit` trains: an embedder and the objectives that shape it."""
 
 from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 import keras
 from keras import ops
 from typing_extensions import override
 
-from tfdml import pairwise, replicas
+from tfdml import pairwise, replicas, workarounds
 from tfdml.arguments import integer
+from tfdml.errors import UserError
 from tfdml.losses.classification import refuse_unknown_classes
+from tfdml.models import alternation
 from tfdml.models.auto_weights import AutoWeights, WeightMeasurement
-from tfdml.models.calibration import measure, warn_of_uncalibrated
-from tfdml.models.embedder import Embedder, warn_of_untrained_batch_norm
-from tfdml.models.first_batch import check_training_data
-from tfdml.models.gradient_cache import GradientCache
-from tfdml.models.several_workers import SeveralWorkers
+from tfdml.models.embedder import Embedder, build_once, first_batch, warn_of_small_pixels, warn_of_untrained_batch_norm
+from tfdml.models.gradient_cache import AnchorBlocks, Chunks
+from tfdml.models.inference import never_ends, represent_batches
 from tfdml.objectives import (
     AutoWeight,
     Calibrated,
@@ -31,7 +37,7 @@ from tfdml.saving import restore
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
+class MetricLearner(workarounds.SeveralWorkersModel):
     """Trains an embedder on (images, integer labels) with a weighted sum of objectives.
 
         learner = MetricLearner(embedder, [ProxyLoss(AMSoftmaxLoss(), 98), JointRepresentationSimilarity()])
@@ -53,12 +59,15 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
 
     Calling the learner returns the representations of the images; `predict` returns their embeddings.
 
-    An objective may have a statistics phase, such as `RankMI`: then this makes an `AlternatingLearner`, whose `fit`
-    alternates between steps of the embedder, by all objectives, and steps in which only that objective's own statistics
-    learn.
+    An objective may have a statistics phase, such as `RankMI`. Then `fit` alternates: of every k + 1 steps the first is
+    the embedder's, by all objectives, and the other k train the objectives' `statistics_variables` alone, with k their
+    `statistics_steps`. Each step has a batch of its own. The phase follows from `optimizer.iterations`, so that a
+    resumed run continues with the same phase. In a step of the statistics the embedder runs forward only, normalised as
+    in training, and nothing of it changes, BatchNorm's moving statistics included; `loss` and the terms are reported
+    over the embedder's steps. See `AlternatingOptimizer`.
 
-    An objective's weight may be an `AutoWeight`: the first steps measure it, and the logs tell it as `<name>_weight`
-    (`tfdml.models.auto_weights.WeightMeasurement`).
+    An objective's weight may be an `AutoWeight`, which the callback `tfdml.callbacks.AutoWeights` measures in the first
+    steps.
 
     Args:
         embedder: An `Embedder`.
@@ -67,7 +76,7 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
         gradient_cache: Keep the activations of this many images at a time, on Keras's TensorFlow backend: a step on a
             batch of any size takes the memory of a chunk, the images and the vectors that objectives compare, and one
             more pass forward. BatchNorm in training takes its statistics over a chunk. 0: plain steps. See
-            `tfdml.models.gradient_cache.GradientCache`.
+            `tfdml.models.gradient_cache`.
 
     Raises:
         ValueError: `gradient_cache` is negative; there is no objective, two share a name or provide the same
@@ -75,16 +84,13 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
             of their statistics; or a weight cannot be measured.
     """
 
-    def __new__(cls, embedder=None, objectives=(), **kwargs):
-        """The kind of learner that the objectives need."""
-        kinds = cls.__subclasses__() if cls is MetricLearner else []
-        return super().__new__(next((kind for kind in kinds if kind.suits(_listed(objectives))), cls))
-
-    @classmethod
-    def suits(cls, objectives) -> bool:
-        """Whether these objectives are to be trained by this kind of learner where a `MetricLearner` is asked for."""
-        del objectives
-        return False
+    train_function: Any
+    #: The phase of the present step; always the embedder's where no objective has statistics.
+    phase = alternation.EMBEDDER
+    #: Whether the present step measures the weights that are an `AutoWeight`.
+    measures = False
+    #: What is known of them; None where all weights are numbers.
+    auto_weights: WeightMeasurement | None = None
 
     def __init__(self, embedder, objectives, name="metric_learner", gradient_cache=0, **kwargs):
         # The embedder casts the images itself, after scaling them.
@@ -93,7 +99,8 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
         self.embedder = restore(embedder)
         if not isinstance(self.embedder, Embedder):
             raise ValueError(f"embedder must be a tfdml.models.Embedder, not {embedder!r}")
-        self.objectives = [_as_objective(restore(objective)) for objective in _listed(objectives)]
+        listed = objectives if isinstance(objectives, (list, tuple)) else [objectives]
+        self.objectives = [_as_objective(restore(objective)) for objective in listed]
         _check_objectives(self.objectives, self.embedder.representations)
         self.term_trackers = [keras.metrics.Mean(name=objective.name) for objective in self.objectives]
         self.observation_trackers = {
@@ -108,9 +115,7 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
 
     def build(self, input_shape):
         """Create the weights of the embedder and of the objectives."""
-        if not self.embedder.built:
-            self.embedder.build(input_shape)
-            self.embedder.built = True
+        build_once(self.embedder, input_shape)
         shapes = self.embedder.representation_shapes(input_shape)
         for objective in self.objectives:
             if not objective.built:
@@ -118,41 +123,137 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
                     objective.build_from(shapes)
                 objective.built = True
 
-    def call(self, images, training=None):
-        """The representations of the images: see `Embedder.represent`."""
-        images = replicas.require_images(images)
-        return self.embedder.represent(images, training=training, detached=self._reads_detached)
+    def compile(self, optimizer="rmsprop", loss=None, **options):
+        """As in Keras, but without a loss and metrics: the objectives are the loss.
 
-    @property
-    def _reads_detached(self) -> bool:
-        """Whether an objective reads what only the projection layer learns from."""
-        return any(name.startswith("detached_") for objective in self.objectives for name in objective.reads)
+        With a statistics phase the optimiser becomes one for each phase: `AlternatingOptimizer`.
+
+        Raises:
+            ValueError: There is a loss or a metric, or an option does not go with alternating phases.
+        """
+        if loss is not None or options.get("loss_weights") is not None:
+            raise ValueError(
+                "MetricLearner.compile() takes no loss, as its objectives are the loss: make it one of them, "
+                "MetricLearner(embedder, [MetricLoss(loss, weight=1.0)])"
+            )
+        if any(options.get(name) is not None for name in ("metrics", "weighted_metrics")):
+            raise ValueError(
+                "MetricLearner.compile() takes no metrics, as it gives no class scores: measure retrieval with "
+                "tfdml.evaluation.evaluate_retrieval(learner.predict(images), labels), or in fit with the callback "
+                "tfdml.callbacks.RetrievalEvaluation(images, labels)"
+            )
+        if self._with_statistics:
+            optimizer = alternation.alternating_optimizer(self, optimizer, options)
+        super().compile(optimizer=optimizer, **options)
+        if self._with_statistics:
+            workarounds.replace_loss_tracker(self, alternation.EmbedderLoss(name="loss"))
+
+    def compile_from_config(self, config):
+        """Compile a loaded model as it was."""
+        config = keras.saving.deserialize_keras_object(config)
+        self.compile(**config)
+        if self.built:
+            self.optimizer.build(self.trainable_variables)
+
+    # The step
+
+    def train_step(self, *args):
+        """Keras's hook: a step on a batch of images and labels.
+
+        On TensorFlow, here: embed the images, compute the terms over their pairs, and apply the gradients. On JAX,
+        Keras differentiates `call` and `compute_loss`, which are made of the same methods.
+        """
+        if keras.backend.backend() != "tensorflow":
+            if self.gradient_cache:
+                raise ValueError(
+                    f"gradient_cache={self.gradient_cache} works on Keras's TensorFlow backend, not on "
+                    f"{keras.backend.backend()}"
+                )
+            return super().train_step(*args)
+        import tensorflow as tf
+
+        images, y, sample_weight = keras.utils.unpack_x_y_sample_weight(args[0])
+        labels = self._labels(y, sample_weight)
+        measurement = self.auto_weights if self.measures else None
+        chunks = Chunks(self, images, self.gradient_cache) if self._exceeds_a_chunk(images.shape[0]) else None
+        with tf.GradientTape(persistent=measurement is not None) as tape:
+            representations = chunks.represent(tape) if chunks else self.represent_images(images, training=True)
+            loss, terms = self._loss_and_terms(representations, labels, training=True)
+            workarounds.loss_tracker(self).update_state(loss * replicas.count(), sample_weight=tf.shape(images)[0])
+            loss = self.optimizer.scale_loss(loss)
+            if measurement is not None:
+                # Scaled alike, so that no gradient vanishes in half precision.
+                base, *measured = map(self.optimizer.scale_loss, self._base_and_measured(terms, measurement.names))
+        if measurement is not None:
+            measurement.add(tape, base, measured, self.embedder.parts())
+        trained = self.trainable_variables
+        gradients = chunks.gradients(tape, loss, trained) if chunks else tape.gradient(loss, trained)
+        self.optimizer.apply_gradients(zip(gradients, trained, strict=True))
+        return self.compute_metrics(images, y, representations)
+
+    def _exceeds_a_chunk(self, size: int | None) -> bool:
+        """Whether a batch of this size, None for an unknown one, takes more than a chunk of the gradient cache."""
+        return bool(self.gradient_cache) and (size is None or size > self.gradient_cache)
+
+    def call(self, images, training=None):
+        """The representations of the images: see `Embedder.represent`. In a step of the statistics they are fixed."""
+        images = replicas.require_images(images)
+        detached = any(name.startswith("detached_") for objective in self.objectives for name in objective.reads)
+
+        def represent():
+            return self.embedder.represent(images, training=training, detached=detached)
+
+        if self._in_statistics_phase(training):
+            return alternation.constants(represent, self.embedder.variables)
+        return represent()
+
+    def represent_images(self, images, training=None) -> dict:
+        """All the work on each image alone: the representations that objectives read, their own among them."""
+        representations = self.add_representations(self(images, training=training), training)
+        wanted = {"embedding"}.union(*(objective.reads for objective in self.objectives))
+        return {name: representations[name] for name in sorted(wanted & set(representations))}
+
+    def add_representations(self, representations, training=None) -> dict:
+        """The representations of images and those that the objectives make of them, as they are in a step."""
+
+        def added():
+            found = dict(representations)
+            for objective in self.objectives:
+                found.update(objective.represent(found, training=training))
+            return found
+
+        if not self._in_statistics_phase(training):
+            return added()
+        if all(name in representations for objective in self._with_statistics for name in objective.reads):
+            return representations
+        return alternation.constants(added, [v for objective in self.objectives for v in objective.variables])
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         """The weighted sum of the objectives, scaled so that Keras's sum over replicas is its global value."""
         del x
-        representations = self._with_those_of_objectives(y_pred, training)
-        return self.loss_of(representations, self._labels(y, sample_weight), training)
-
-    def represent_images(self, images, training=None) -> dict:
-        """All the work on each image alone: the representations that objectives read, their own among them."""
-        representations = self._with_those_of_objectives(self(images, training=training), training)
-        wanted = {"embedding"}.union(*(objective.reads for objective in self.objectives))
-        return {name: representations[name] for name in sorted(wanted & set(representations))}
-
-    def _with_those_of_objectives(self, representations, training) -> dict:
-        representations = dict(representations)
-        for objective in self.objectives:
-            representations.update(objective.represent(representations, training=training))
-        return representations
+        return self.loss_of(self.add_representations(y_pred, training), self._labels(y, sample_weight), training)
 
     def loss_of(self, representations, labels, training=True):
         """What `compute_loss` gives, of the representations that objectives read and integer labels (B,)."""
-        return self.sum_of(self.terms_of(representations, labels, training))
+        return self._loss_and_terms(representations, labels, training)[0]
 
-    def terms_of(self, representations, labels, training=True) -> list:
-        """Of each objective, unweighted: what this replica adds to the loss, and the value that it reports."""
+    def _loss_and_terms(self, representations, labels, training) -> tuple[Any, list]:
+        """The loss of this replica, and what its terms are; in a step of the statistics there are none."""
         self._track_distances(representations["embedding"], labels)
+        if self._in_statistics_phase(training):
+            return self._statistics_loss(representations, labels), []
+        terms = self._terms(representations, labels, training)
+        return self._weighted_sum(terms), terms
+
+    def _statistics_loss(self, representations, labels):
+        """The loss of the statistics over the pairs of the global batch."""
+        names = sorted({name for objective in self._with_statistics for name in objective.reads})
+        gathered = {name: replicas.gather(representations[name]) for name in names}
+        pairs = pairs_by_name(gathered, replicas.gather(labels))
+        return sum(objective.statistics_step(pairs) for objective in self._with_statistics) / replicas.count()
+
+    def _terms(self, representations, labels, training) -> list:
+        """Of each objective, unweighted: what this replica adds to the loss, and the value that it reports."""
         num_replicas = replicas.count()
         all_labels = replicas.gather(labels)
         wanted = {name for objective in self.objectives if not objective.per_image for name in objective.reads}
@@ -183,8 +284,8 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
             terms.append((share, value))
         return terms
 
-    def sum_of(self, terms: list):
-        """The loss of this replica, of what `terms_of` gives."""
+    def _weighted_sum(self, terms: list):
+        """The loss of this replica, from what `_terms` returns."""
         num_replicas = replicas.count()
         total = reported = ops.zeros((), "float32")
         for objective, (share, value) in zip(self.objectives, terms, strict=True):
@@ -199,21 +300,34 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
 
     def _over_pairs(self, objective, representations, labels, num_local):
         """What a pair objective gives of the global batch, or the part of it that this replica's anchors make up."""
-        blocks = None if objective.whole_batch else self.row_blocks(labels)
+        blocks = None if objective.whole_batch else self._anchor_blocks(labels)
         if blocks is None:
             pairs = pairs_of_replica(representations, labels, objective.positives, num_local, objective.whole_batch)
-            self._track_observations(objective, pairs)
+            first = next(iter(pairs.values()))
+            self._track_observations(objective, lambda observe: first.total(observe(pairs)))
             return objective.compute_pairs(pairs)
-        if isinstance(objective, Observed):
-            self._track_observations(objective, pairs_by_name(representations, labels, objective.positives))
-        names = list(representations)
+        names, states = list(representations), objective.non_trainable_variables
 
-        def part(rows, total, *tensors):
-            named = dict(zip(names, tensors, strict=True))
-            return objective.compute_pairs(pairs_by_name(named, labels, objective.positives, rows, total))
+        def over_blocks(function, variables=()):
+            def part(rows, total, *tensors):
+                named = dict(zip(names, tensors, strict=True))
+                return function(pairs_by_name(named, labels, objective.positives, rows, total))
 
-        states = objective.non_trainable_variables
-        return blocks.sum_of(part, list(representations.values()), objective.trainable_variables, states)
+            return blocks.sum_of(part, list(representations.values()), variables, states)
+
+        self._track_observations(objective, over_blocks)
+        return over_blocks(objective.compute_pairs, objective.trainable_variables)
+
+    def _anchor_blocks(self, labels) -> AnchorBlocks | None:
+        """The blocks of anchors that pairs of a batch with these labels are computed in; None: all at once.
+
+        Replicas have no blocks: the anchors of each are its own images.
+        """
+        total = ops.shape(labels)[0]
+        size = total if isinstance(total, int) else None
+        if not self._exceeds_a_chunk(size) or replicas.count() > 1 or keras.backend.backend() != "tensorflow":
+            return None
+        return AnchorBlocks(total, self.gradient_cache)
 
     @staticmethod
     def _share_and_value(objective, computed, num_local, num_images):
@@ -240,45 +354,99 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
             totals = [pairwise.masked_sum(pairs.distances(), mask) for mask in masks]
             return ops.stack([*totals, *(pairwise.masked_count(mask) for mask in masks)])
 
-        embeddings, blocks = ops.stop_gradient(embeddings), self.row_blocks(labels)
+        embeddings, blocks = ops.stop_gradient(embeddings), self._anchor_blocks(labels)
         found = ops.unstack(sums(None, None, embeddings) if blocks is None else blocks.sum_of(sums, [embeddings]))
         for tracker, total, count in zip(self.distance_trackers, found[:2], found[2:], strict=True):
             # Weighted by the number of pairs, so that a batch without any does not count.
             tracker.update_state(total / ops.maximum(count, 1.0), count)
 
-    def _track_observations(self, objective, pairs):
+    def _track_observations(self, objective, over_pairs: Callable) -> None:
+        """Log what an objective observes; `over_pairs` sums a function of its pairs over all anchors."""
         if not isinstance(objective, Observed):
             return
-        for key, (mean, count) in objective.observe(pairs).items():
+
+        def observed(pairs):
+            found = objective.observe(pairs)
+            numbers = [ops.cast(x, "float32") for key in objective.observes for x in found[key]]
+            return ops.stop_gradient(ops.stack(numbers))
+
+        totals = ops.unstack(over_pairs(observed), 2 * len(objective.observes))
+        for key, total, count in zip(objective.observes, totals[::2], totals[1::2], strict=True):
             # On every replica the same, of the global batch.
             tracker = self.observation_trackers[f"{objective.name}_{key}"]
-            tracker.update_state(ops.stop_gradient(mean), ops.cast(count, "float32"))
+            tracker.update_state(total / ops.maximum(count, 1.0), count)
 
-    def compile(self, optimizer="rmsprop", loss=None, **options):
-        """As in Keras, but without a loss and metrics: the objectives are the loss.
+    def weight_of(self, objective):
+        """The factor of an objective: a number, or a scalar where it is measured."""
+        measured = self.auto_weights.weight_of(objective.name) if self.auto_weights else None
+        return objective.weight if measured is None else measured
 
-        Raises:
-            ValueError: There is a loss or a metric.
-        """
-        if loss is not None or options.get("loss_weights") is not None:
-            raise ValueError(
-                "MetricLearner.compile() takes no loss, as its objectives are the loss: make it one of them, "
-                "MetricLearner(embedder, [MetricLoss(loss, weight=1.0)])"
-            )
-        if any(options.get(name) is not None for name in ("metrics", "weighted_metrics")):
-            raise ValueError(
-                "MetricLearner.compile() takes no metrics, as it gives no class scores: measure retrieval with "
-                "tfdml.evaluation.evaluate_retrieval(learner.predict(images), labels), or in fit with the callback "
-                "tfdml.callbacks.RetrievalEvaluation(images, labels)"
-            )
-        super().compile(optimizer=optimizer, **options)
+    def term_weights(self) -> dict[str, float]:
+        """The present factor of each term by its name; 0 for one that has not been measured yet."""
+        return {o.name: float(ops.convert_to_numpy(self.weight_of(o))) for o in self.objectives}
 
-    def compile_from_config(self, config):
-        """Compile a loaded model as it was."""
-        config = keras.saving.deserialize_keras_object(config)
-        self.compile(**config)
-        if self.built:
-            self.optimizer.build(self.trainable_variables)
+    def _base_and_measured(self, terms: list, names: list[str]) -> list:
+        """The weighted sum of the terms with numbers, and each term that is measured, as this replica has them."""
+        shares = {objective.name: share for objective, (share, _) in zip(self.objectives, terms, strict=True)}
+        base = sum(o.weight * shares[o.name] for o in self.objectives if o.name not in names)
+        return [base, *(shares[name] for name in names)]
+
+    # Phases
+
+    @property
+    def _with_statistics(self) -> list:
+        return [objective for objective in self.objectives if isinstance(objective, WithStatistics)]
+
+    @property
+    def statistics_steps(self) -> int:
+        """The number of steps of the statistics for each step of the embedder."""
+        return max((objective.statistics_steps for objective in self._with_statistics), default=0)
+
+    @property
+    def statistics_variables(self) -> list:
+        """The variables that steps of the statistics train, and no step of the embedder does."""
+        return [variable for objective in self._with_statistics for variable in objective.statistics_variables]
+
+    def _in_statistics_phase(self, training) -> bool:
+        """Whether this is a training step of the statistics."""
+        return bool(training) and self.phase == alternation.STATISTICS
+
+    @contextlib.contextmanager
+    def in_phase(self, phase: str):
+        """A block in which steps are those of a phase, `"embedder"` or `"statistics"`."""
+        self._set_phase(phase)
+        try:
+            yield
+        finally:
+            self._set_phase(alternation.EMBEDDER)
+
+    def _set_phase(self, phase: str) -> None:
+        self.phase = self.optimizer.phase = phase
+        workarounds.loss_tracker(self).muted = phase == alternation.STATISTICS
+
+    def make_train_function(self, force=False):
+        """Keras's hook: what runs one step; of two phases, a compiled function for each."""
+        if not self._with_statistics:
+            super().make_train_function(force)
+            return
+        if self.train_function is None or force:
+            functions = {}
+            for phase in (alternation.EMBEDDER, alternation.STATISTICS):
+                functions[phase] = self.compiled_step()
+            self.train_function = alternation.AlternatingFunction(self, functions)
+        self.train_function.read_step()
+
+    def compiled_step(self) -> Callable:
+        """A function that runs `train_step`, compiled by itself, for steps of another kind than the others."""
+        kept = self.train_function
+        # JAX compiles equal methods once; as two objects they are not equal.
+        self.__dict__["train_step"] = functools.partial(self.train_step)
+        super().make_train_function(force=True)
+        del self.__dict__["train_step"]
+        function, self.train_function = self.train_function, kept
+        return function
+
+    # Keras's methods of users
 
     def calibrate(self, batches, objectives=None):
         """Let objectives measure the training set, by one pass over it; to be called before the first step of `fit`.
@@ -305,7 +473,7 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
             size = self.embedder.image_size
             self.build((None, size, size, 3))
         names = sorted({str(objective.calibrates_on) for objective in chosen})
-        features, labels = measure(self.embedder, names, batches)
+        features, labels = represent_batches(self.embedder, names, batches)
         for objective in chosen:
             objective.calibrate(features[str(objective.calibrates_on)], labels)
 
@@ -313,13 +481,24 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
         """As in Keras; warns of objectives that are not calibrated, BatchNorm that is not trained, and images in 0..1.
 
         Raises:
-            UserError: Labels are no integers, or batches never end and there is no `steps_per_epoch`.
+            UserError: Labels are no integers, batches never end and there is no `steps_per_epoch`, or a weight is to be
+                measured and the callback `tfdml.callbacks.AutoWeights` is missing.
             ValueError: Under a distribution strategy, a batch has fewer images than there are replicas, or the first
                 one cannot be split equally.
         """
-        warn_of_uncalibrated(self.objectives)
+        self._warn_of_uncalibrated()
         warn_of_untrained_batch_norm(self.embedder)
-        check_training_data(self.embedder, x, y, kwargs.get("steps_per_epoch"), self.positives is None)
+        self._check_auto_weights(args[3] if len(args) > 3 else kwargs.get("callbacks"))
+        if never_ends(x) and not kwargs.get("steps_per_epoch"):
+            raise UserError(
+                "the training batches never end: give fit steps_per_epoch=..., e.g. images // images per batch, or "
+                "make batches that end, with num_steps=..."
+            )
+        images, labels = first_batch(x)
+        labels = labels if y is None else y
+        if self.positives is None and labels is not None:
+            pairwise.integer_labels(labels)
+        warn_of_small_pixels(self.embedder, images)
         self._check_classes(y)
         if y is None and hasattr(x, "cardinality"):
             x = self._with_checked_classes(x)
@@ -330,12 +509,34 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
         with replicas.explaining_empty_replicas():
             return super().fit(x, y, *args, **kwargs)
 
-    def evaluate(self, x=None, y=None, *args, **kwargs):
-        """As in Keras, of classes that were trained on."""
+    def _warn_of_uncalibrated(self) -> None:
+        for objective in self.objectives:
+            if isinstance(objective, Calibrated) and not objective.calibrated:
+                without = f" ({objective.without_calibration})" if objective.without_calibration else ""
+                warnings.warn(
+                    f"{objective.name} is not calibrated and trains without what it should know of the training set"
+                    f"{without}: call learner.calibrate(batches), one pass over the training images, before fit",
+                    stacklevel=3,
+                )
+
+    def _check_auto_weights(self, callbacks) -> None:
+        given = keras.tree.flatten(getattr(callbacks, "callbacks", callbacks))
+        if self.auto_weights is None or self.auto_weights.done or any(isinstance(c, AutoWeights) for c in given):
+            return
+        raise UserError(
+            f"the weight of {', '.join(self.auto_weights.names)} is an AutoWeight, which a callback measures: give fit "
+            "callbacks=[tfdml.callbacks.AutoWeights()]"
+        )
+
+    def evaluate(self, x=None, y=None, *args, return_dict=False, **kwargs):
+        """As in Keras, of classes that were trained on; without the metrics of steps of the statistics."""
         self._check_classes(y)
         if y is None and hasattr(x, "cardinality"):
             x = self._with_checked_classes(x)
-        return super().evaluate(x, y, *args, **kwargs)
+        logs = super().evaluate(x, y, *args, return_dict=True, **kwargs)
+        trackers = [tracker.name for o in self._with_statistics for tracker in getattr(o, "trackers", {}).values()]
+        logs = {name: value for name, value in logs.items() if name not in trackers}
+        return logs if return_dict else [logs[metric.name] for metric in self.metrics if metric.name in logs]
 
     def _check_classes(self, y):
         # Before the first step, as a program compiled by XLA or JAX cannot refuse labels.
@@ -363,17 +564,13 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
 
     def predict(self, x, **kwargs):
         """The embeddings of the images, as NumPy (N, d)."""
+        if self.embedder.warns_of_small_pixels:
+            warn_of_small_pixels(self.embedder, first_batch(x)[0])
         return self.embedder.predict(x, **kwargs)
 
     def predict_on_batch(self, x):
         """The embeddings of one batch of images, as NumPy (B, d)."""
         return self.embedder.predict_on_batch(x)
-
-    @property
-    def statistics_variables(self) -> list:
-        """The variables that steps of the statistics train, and no step of the embedder does."""
-        members = [objective for objective in self.objectives if isinstance(objective, WithStatistics)]
-        return [variable for objective in members for variable in objective.statistics_variables]
 
     def parts(self) -> dict[str, list]:
         """The trainable variables by part: `backbone`, `projection`, `objectives`."""
@@ -388,17 +585,6 @@ class MetricLearner(SeveralWorkers, AutoWeights, GradientCache, keras.Model):
             "objectives": [keras.saving.serialize_keras_object(objective) for objective in self.objectives],
             "gradient_cache": self.gradient_cache,
         }
-
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        """The learner that `get_config` describes."""
-        # Restored here, as what kind of learner it is depends on them.
-        objectives = [restore(objective) for objective in config["objectives"]]
-        return cls(**{**config, "objectives": objectives})
-
-
-def _listed(objectives) -> list:
-    return list(objectives) if isinstance(objectives, (list, tuple)) else [objectives]
 
 
 def _as_objective(value) -> Objective:
@@ -420,6 +606,9 @@ def _check_objectives(objectives: list[Objective], representations: tuple[str, .
             raise ValueError(f"two objectives are called {name!r}: give one another name=")
         if name in ("loss", "d_pos", "d_neg"):
             raise ValueError(f"an objective is called {name!r}, a name that the logs use: give it another name=")
+    phases = {objective.statistics_steps for objective in objectives if isinstance(objective, WithStatistics)}
+    if len(phases) > 1:
+        raise ValueError(f"objectives with different statistics_steps, {sorted(phases)}, cannot alternate together")
     available = set(representations)
     for objective in objectives:
         taken = available & set(objective.provides)

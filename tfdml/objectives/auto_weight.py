@@ -14,7 +14,8 @@ class AutoWeight(SavedByArguments):
 
     weight = share / max over the embedder's parts p of  median over the samples of  |grad_p term| / |grad_p base|
 
-    How a `MetricLearner` measures this, and until when, is said in `tfdml.models.auto_weights.WeightMeasurement`.
+    The callback `tfdml.callbacks.AutoWeights` measures it in the first steps; see
+    `tfdml.models.auto_weights.WeightMeasurement` for the rule.
 
     Args:
         share: How long the weighted term's gradient shall be beside the base's. By default 0.03: where 0.3 cost energy

@@ -246,13 +246,13 @@ class Observed(Objective):
     observes: tuple[str, ...] = ()
 
     def observe(self, pairs) -> dict:
-        """Computes means over the batch, by the keys of `observes`.
+        """Computes what the anchors make up of means over the batch, by the keys of `observes`.
 
         Args:
             pairs: As of `compute_pairs`.
 
         Returns:
-            For each key a scalar, and how many values it is the mean of: of the whole batch, see `Pairs.total`.
+            For each key the sum over the anchors, and how many values were summed.
         """
         raise TypeError(f"{type(self).__name__} must define observe(pairs)")
 

@@ -317,10 +317,10 @@ class Prism(Observed, CrossBatchMemory):
             variable.assign(ops.zeros_like(variable))
 
     def observe(self, pairs):
-        """Computes the share of the batch that counts."""
+        """Counts the anchors whose images count."""
         batch = pairs[self.representation]
-        kept = ops.cast(self.kept(batch.labels, batch.references), "float32")
-        return {"kept": (ops.mean(kept), ops.shape(kept)[0])}
+        kept = batch.of_anchors(self.kept(batch.labels, batch.references))
+        return {"kept": (pairwise.masked_count(kept), ops.shape(kept)[0])}
 
 
 def _ascending(values):

@@ -227,14 +227,14 @@ class DensityAdaptivity(Calibrated, Observed):
         return value + pairwise.masked_sum(ops.square(gaps), both) / (count * count)
 
     def observe(self, pairs):
-        """Computes the mean D_c and the mean target of the classes of the batch."""
+        """Computes the sums of D_c and of the targets of the classes whose first image is an anchor."""
         batch = pairs[self.representation]
         labels = batch.labels
         _, densities = means_and_spreads(batch.references, labels)
-        _, first = class_index(labels)
+        first = batch.of_anchors(class_index(labels)[1])
         values = {"d_avg": densities, "target": of_own_class(self.targets(), labels)}
         count = pairwise.masked_count(first)
-        return {key: (pairwise.masked_mean(value, first), count) for key, value in values.items()}
+        return {key: (pairwise.masked_sum(batch.of_anchors(value), first), count) for key, value in values.items()}
 
 
 ENERGY_FORMS = ("log", "plain", "log_of_mean")
@@ -346,10 +346,10 @@ class EnergyConfusion(Observed):
         return reduce(values, class_pairs(batch))
 
     def observe(self, pairs):
-        """Computes the mean energy of the pairs of classes of the batch."""
+        """Computes the sum of the energies of the pairs of classes whose first image is an anchor."""
         batch = pairs[self.reads[0]]
         counted = class_pairs(batch)
-        return {"energy": (batch.total(batch.mean(_energies(batch), counted)), batch.count(counted))}
+        return {"energy": (pairwise.masked_sum(_energies(batch), counted), pairwise.masked_count(counted))}
 
 
 def _energies(batch):

@@ -12,8 +12,9 @@ from typing import Any
 import keras
 from keras import ops
 
+from tfdml import workarounds
 from tfdml.errors import UserError
-from tfdml.models.alternating_optimizer import AlternatingOptimizer
+from tfdml.models.alternation import AlternatingOptimizer
 from tfdml.training.pytorch_optimizers import PyTorchAdam, PyTorchAdamW, PyTorchRMSprop, PyTorchSGD
 from tfdml.training.schedules import WarmUp
 
@@ -43,7 +44,7 @@ class PartSettings:
     parts: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
 
 
-class PartRates:
+class PartRates(workarounds.WholeGradients):
     """Mixed into a Keras optimizer: a rate, weight decay and an average for each variable, clipping over replicas.
 
     A Keras optimizer has one learning rate. Settings of a variable are found by its index in the list that `build`
@@ -80,7 +81,7 @@ class PartRates:
     def update_step(self, gradient, variable, learning_rate):
         """One variable's update, at its own rate."""
         coupled, decoupled = self.part_settings.coupled_decay, self.part_settings.decoupled_decay
-        index = self._get_variable_index(variable)  # type: ignore[attr-defined]
+        index = workarounds.index_in(self, variable)
         if coupled:
             gradient = gradient + ops.cast(coupled, variable.dtype) * ops.cast(variable, gradient.dtype)
         rate = self.rate_of(index, learning_rate)
@@ -111,7 +112,7 @@ class PartRates:
     def with_averages(self) -> Iterator[tuple]:
         """Each weight with its average; nothing before the first step, when there is none."""
         if self.averages and int(ops.convert_to_numpy(self.iterations)):  # type: ignore[attr-defined]
-            yield from zip(self._trainable_variables, self.averages, strict=True)  # type: ignore[attr-defined]
+            yield from zip(workarounds.trained_by(self), self.averages, strict=True)
 
     def _average(self, average, variable):
         # Early on the average follows fast: it must not keep what the weights were before training.
@@ -120,20 +121,8 @@ class PartRates:
         kept = ops.cast(ops.where(step > 0, kept, 0.0), variable.dtype)
         self.assign(average, kept * average + (1.0 - kept) * variable)  # type: ignore[attr-defined]
 
-    def _apply_weight_decay(self, variables):
-        """Nothing: Keras's decay goes at the base rate, that of `update_step` at the variable's own."""
-
-    def _all_reduce_sum_gradients(self, grads_and_vars):
-        # Keras clips before it sums over replicas; the norm that counts is that of the sum.
-        reduced = super()._all_reduce_sum_gradients(grads_and_vars)  # type: ignore[misc]
-        return list(zip(self._clipped([g for g, _ in reduced]), [v for _, v in reduced], strict=True))
-
-    def _clip_gradients(self, grads):
-        # Elsewhere than on TensorFlow gradients are of the global batch already, and the hook above is not called.
-        grads = super()._clip_gradients(grads)  # type: ignore[misc]
-        return grads if keras.backend.backend() == "tensorflow" else self._clipped(grads)
-
-    def _clipped(self, grads: list) -> list:
+    def clipped(self, grads: list) -> list:
+        """The gradients of the global batch, scaled so that no group's norm is above the largest."""
         if self.part_settings.norm is None:
             return grads
         clipped = list(grads)

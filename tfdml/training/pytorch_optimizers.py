@@ -19,12 +19,14 @@ from __future__ import annotations
 import keras
 from keras import ops
 
+from tfdml.workarounds import index_in
+
 
 class _Slots:
     """What an optimiser remembers of a variable, which Keras keeps by the variable's index."""
 
     def _of(self, slots, variable):
-        return slots[self._get_variable_index(variable)]  # type: ignore[attr-defined]
+        return slots[index_in(self, variable)]
 
     def _remember(self, slot, share, value):
         """Move a running mean: slot = share slot + (1 - share) value."""

@@ -10,6 +10,7 @@ from keras import ops
 from tests.training import runs
 from tfdml.losses import AMSoftmaxLoss
 from tfdml.models import Embedder, MetricLearner
+from tfdml.models.auto_weights import AutoWeights
 from tfdml.objectives import Objective, ProxyLoss
 from tfdml.training.watching.measures import (
     GradientSampler,
@@ -106,7 +107,7 @@ def test_a_sample_is_the_step_to_come_and_changes_nothing(case, tmp_path):
     images = rng.integers(0, 256, (8, runs.SIZE, runs.SIZE, 3)).astype(np.uint8)
     labels = np.repeat(np.arange(4), 2)
     if case == "measured weight":
-        learner.train_on_batch(images, labels)
+        learner.fit(images, labels, batch_size=8, verbose=0, callbacks=AutoWeights.of(learner))
         assert learner.term_weights()[learner.objectives[1].name] > 0
     before = [np.array(v) for v in learner.variables]
     found = GradientSampler(learner)(images, labels)

@@ -25,6 +25,7 @@ from tfdml.training.expressions import shortened
 from tfdml.training.optimizers import build_optimizer
 from tfdml.training.settings import DataSettings, EvaluationSettings, ModelSettings, OptimizationSettings
 from tfdml.training.terms import build_objectives, with_memory
+from tfdml.workarounds import layers_of
 
 _FLOAT32 = 4
 # What an optimiser keeps beside each weight, in numbers.
@@ -213,7 +214,7 @@ def model_warnings(settings: ModelSettings, embedder: Embedder) -> list[str]:
     name = settings.backbone_call().name
     published = backbones.published_weights(name)
     random = settings.weights in ("", "none") and not settings.start_from
-    layers = embedder.backbone._flatten_layers()
+    layers = layers_of(embedder.backbone)
     normalized = any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers)
     if not (random and published and normalized and settings.batch_norm != "train"):
         return []
@@ -348,7 +349,8 @@ def _with_objectives(embedder: Embedder, optimization: OptimizationSettings, num
     size = embedder.image_size
     try:
         learner = MetricLearner(embedder, terms, gradient_cache=optimization.gradient_cache)
-        learner.check_backend()
+        if learner.auto_weights is not None:
+            learner.auto_weights.check_backend()
         learner.build((None, size, size, 3))
         _try_objectives(learner, num_classes)
     except UserError:

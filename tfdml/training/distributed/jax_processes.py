@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from tfdml.errors import UserError
 from tfdml.training.distributed.processes import Processes
+from tfdml.workarounds import forget_layout
 
 _PREFIX = "KERAS_DISTRIBUTION_"
 _NAMES = ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID")
@@ -53,7 +54,7 @@ class JaxProcesses(Processes):
         jax.distributed.shutdown()
         keras.distribution.set_distribution(None)
         for variable, value in zip(variables, values, strict=True):
-            variable._layout = None
+            forget_layout(variable)
             variable.assign(value)
         return Processes() if self.is_chief else None
 

@@ -14,13 +14,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from absl import logging
-from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
-from tensorflow.python.distribute import multi_worker_util
-from tensorflow.python.eager import context
 
 from tfdml.errors import UserError, short_message
-from tfdml.models.several_workers import multi_worker_strategy
 from tfdml.training.distributed.processes import Processes
+from tfdml.workarounds import bound_waiting, multi_worker_strategy
 
 # How long the first of them waits for the last, and without a sign of life of another before it counts as lost.
 _MEETING_SECONDS, _SILENCE_SECONDS = 600, 20
@@ -141,7 +138,7 @@ def join(index: int, addresses: tuple[str, ...]) -> TensorFlowWorkers:
     here = f"worker {index} of {len(addresses)} ({addresses[index]})"
     logging.info("%s: waiting for the others (%s)", here, ", ".join(addresses[:index] + addresses[index + 1 :]))
     try:
-        _bound_waiting()
+        bound_waiting(_MEETING_SECONDS, _SILENCE_SECONDS)
         strategy = multi_worker_strategy()
     except RuntimeError as error:
         raise UserError(f"{here}: TensorFlow runs already; start a new process") from error
@@ -153,20 +150,3 @@ def join(index: int, addresses: tuple[str, ...]) -> TensorFlowWorkers:
         ) from error
     logging.info("%s: all are there", here)
     return TensorFlowWorkers(index, addresses, strategy)
-
-
-def _bound_waiting() -> None:
-    """Bound how long the strategy waits for the other workers, which is an hour otherwise."""
-    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    cluster = resolver.cluster_spec()
-    context.context().configure_coordination_service(
-        service_type="standalone",
-        service_leader=multi_worker_util.coordination_leader(cluster),
-        cluster_register_timeout_in_ms=1000 * _MEETING_SECONDS,
-        heartbeat_timeout_in_ms=1000 * _SILENCE_SECONDS,
-        coordinated_jobs=[
-            coordination_config_pb2.CoordinatedJob(name=job, num_tasks=cluster.num_tasks(job))
-            for job in _JOBS
-            if job in cluster.jobs
-        ],
-    )

@@ -20,6 +20,7 @@ from tfdml.errors import UserError
 from tfdml.io.files import atomic_write, sweep
 from tfdml.memory import free_memory
 from tfdml.models import MetricLearner
+from tfdml.models.auto_weights import AutoWeights
 from tfdml.models.inference import compiled
 from tfdml.objectives import AutoWeight, Objective
 from tfdml.training.build.components import Components, build_components
@@ -244,12 +245,14 @@ def probe(experiment: Experiment, parts: Components, steps: int = 8) -> Probe:
     decoding = _seconds_per_batch(batches(cached=False), steps)
     kept = _seconds_per_batch(batches(cached=True), steps) if parts.cache.training else decoding
 
+    measuring = AutoWeights.of(learner)
+
     def seconds_per_step(source: tf.data.Dataset) -> float:
         given = own_threads(source)
         with without_batch_norm_warning():
-            learner.fit(given.take(2), steps_per_epoch=2, verbose=0, shuffle=False)
+            learner.fit(given.take(2), steps_per_epoch=2, verbose=0, shuffle=False, callbacks=measuring)
             start = time.perf_counter()
-            learner.fit(given.take(steps), steps_per_epoch=steps, verbose=0, shuffle=False)
+            learner.fit(given.take(steps), steps_per_epoch=steps, verbose=0, shuffle=False, callbacks=measuring)
         return (time.perf_counter() - start) / steps
 
     one = next(iter(batches(cached=False)))

@@ -19,6 +19,7 @@ from tfdml.data.pipeline import training_batches
 from tfdml.data.sampling import Share
 from tfdml.errors import UserError, differences
 from tfdml.io.files import is_disk_full
+from tfdml.models.auto_weights import AutoWeights
 from tfdml.training import checkpoints
 from tfdml.training.build.components import build_components
 from tfdml.training.build.initial_weights import calibrate, check_start, start_from
@@ -174,6 +175,7 @@ class Run:
         self.processes = processes
         self.parts = parts = build_components(experiment, processes)
         self.learner, self.splits = parts.learner, parts.splits
+        self.auto_weights = AutoWeights.of(self.learner)
         self.share = Share(parts.sampler, processes.index, processes.count)
         check_memory(self.learner.embedder, parts.train_view, self.share.batch_size, self.learner.gradient_cache)
         for warning in (
@@ -262,7 +264,7 @@ class Run:
                         initial_epoch=first,
                         epochs=last,
                         steps_per_epoch=length,
-                        callbacks=[monitor],
+                        callbacks=[*self.auto_weights, monitor],
                         verbose=0 if not self.processes.is_chief else 1 if sys.stdout.isatty() else 2,
                         shuffle=False,
                     )

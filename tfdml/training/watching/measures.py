@@ -95,7 +95,7 @@ class GradientSampler:
         learner = self._learner
         mapping = [*zip(self._trained, trained, strict=True), *zip(self._others, others, strict=True)]
         with keras.StatelessScope(mapping, initialize_variables=False):
-            found = learner._with_those_of_objectives(learner(images, training=True), True)
+            found = learner.add_representations(learner(images, training=True), True)
             terms = [self._term(objective, found, labels) for objective in learner.objectives]
         return ops.stack(terms), {name: ops.cast(found[name], "float32") for name in self._names}
 

@@ -1,19 +1,57 @@
-"""Search with all high-order moments: the embedding and those of the moments, reduced by their principal components."""
+"""`MomentEmbedder` and `WhitenedEmbedder`: an embedder followed by principal components of training images' vectors."""
 
 from __future__ import annotations
 
 import keras
+import numpy as np
 from keras import ops
 from typing_extensions import override
 
 from tfdml.layers import L2Normalize, MomentEmbeddings, PrincipalComponents
-from tfdml.models.behind_embedder import BehindEmbedder
+from tfdml.models.embedder import build_once
 from tfdml.objectives import HighOrderMomentLoss
 from tfdml.saving import restore
 
 
+class ReducedEmbedder(keras.Model):
+    """An embedder, a `reduction` of its vectors, and `normalize`.
+
+    Subclasses create `reduction`, and define `features(images)`, what `reduction` takes.
+
+    Attributes:
+        image_size: The height and width in pixels of its images, as of the embedder.
+        resize: The size in pixels before the centre crop.
+        resize_mode: How images are brought to that size: see `Embedder`.
+        pad_color: What fills up the square in `resize_mode="pad"`.
+    """
+
+    def __init__(self, embedder, name, **kwargs):
+        super().__init__(name=name, **{**kwargs, "autocast": False})
+        self.embedder = restore(embedder)
+        views = ("image_size", "resize", "resize_mode", "pad_color")
+        if not all(hasattr(self.embedder, part) for part in ("embedding_dim", *views)):
+            raise ValueError(f"embedder must be an Embedder, not {embedder!r}")
+        for name in views:
+            setattr(self, name, getattr(self.embedder, name))
+        self.normalize = L2Normalize(name="normalize")
+
+    @property
+    def embedding_dim(self) -> int:
+        """d, the number of components."""
+        return self.reduction.dim
+
+    def call(self, images, training=None):
+        """(B, H, W, 3) -> (B, d), unit vectors."""
+        del training
+        return self.normalize(self.reduction(self.features(images)))
+
+    def compute_output_shape(self, input_shape):
+        """(B, d)."""
+        return (input_shape[0], self.embedding_dim)
+
+
 @keras.saving.register_keras_serializable("tfdml")
-class MomentEmbedder(BehindEmbedder):
+class MomentEmbedder(ReducedEmbedder):
     """Images to unit vectors made of the embedding and the embeddings of the moments that HORDE trained.
 
     f = [e_1, e_2, ..., e_K] -> principal components of the training images' f (d) -> L2
@@ -59,8 +97,7 @@ class MomentEmbedder(BehindEmbedder):
         name="moment_embedder",
         **kwargs,
     ):
-        super().__init__(name=name, **{**kwargs, "autocast": False})
-        self.embedder = restore(embedder)
+        super().__init__(embedder, name, **kwargs)
         self.moments = restore(moments)
         if not hasattr(self.embedder, "represent"):
             raise ValueError(f"embedder must be an Embedder, not {embedder!r}")
@@ -71,7 +108,6 @@ class MomentEmbedder(BehindEmbedder):
             raise ValueError(f"representation must be one of {known}, not {representation!r}")
         self.representation = representation
         self.reduction = PrincipalComponents(embedding_dim or self.embedder.embedding_dim, whiten, name="reduction")
-        self.normalize = L2Normalize(name="normalize")
 
     @classmethod
     def from_learner(cls, learner, objective=None, **options):
@@ -99,17 +135,11 @@ class MomentEmbedder(BehindEmbedder):
 
     def build(self, input_shape):
         """Create the weights that are not there yet."""
-        if not self.embedder.built:
-            self.embedder.build(input_shape)
-            self.embedder.built = True
+        build_once(self.embedder, input_shape)
         shapes = self.embedder.representation_shapes(input_shape)
-        if not self.moments.built:
-            self.moments.build(shapes[self.representation])
-            self.moments.built = True
-        if not self.reduction.built:
-            size = shapes["embedding"][-1] + len(self.moments.orders) * self.moments.output_dim
-            self.reduction.build((None, size))
-            self.reduction.built = True
+        build_once(self.moments, shapes[self.representation])
+        size = shapes["embedding"][-1] + len(self.moments.orders) * self.moments.output_dim
+        build_once(self.reduction, (None, size))
 
     def features(self, images):
         """(B, H, W, 3) -> (B, D): the embeddings of all orders side by side, from 1 to K."""
@@ -144,3 +174,76 @@ class MomentEmbedder(BehindEmbedder):
             "embedding_dim": self.embedding_dim,
             "whiten": self.reduction.whiten,
         }
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class WhitenedEmbedder(ReducedEmbedder):
+    """Images to whitened unit vectors: f = z / |z|, z_i = <e - mean, u_i> / v_i^(power / 2), e the embedder's vector.
+
+    u_i are the principal components of training images' embeddings, v_i the variances along them; see
+    `PrincipalComponents`, whose arguments these are. It is saved, loaded, evaluated and exported as an embedder is,
+    except to int8. `with_whitening` makes it.
+
+    Args:
+        embedder: An `Embedder`, or what embeds as that does.
+        dim: How many components.
+        power: 1 whitens, 0 only projects.
+        shrinkage: How far the variances are drawn to their mean.
+
+    Raises:
+        ValueError: An argument does not fit, or the model is called before its `reduction` is adapted.
+
+    Example:
+        >>> view = tfdml.data.EvaluationTransform.of(embedder)
+        >>> vectors = tfdml.embeddings.embed(embedder, tfdml.data.evaluation_batches(train, view, 100))
+        >>> model = with_whitening(embedder, vectors, dim=3)
+        >>> model.save("whitened.keras")
+    """
+
+    def __init__(self, embedder, dim, power=1.0, shrinkage=0.0, name="whitened_embedder", **kwargs):
+        super().__init__(embedder, name, **kwargs)
+        self.reduction = PrincipalComponents(dim, True, power, shrinkage, name="whitening")
+
+    def build(self, input_shape):
+        """Create the weights that are not there yet."""
+        build_once(self.embedder, input_shape)
+        build_once(self.reduction, (None, self.embedder.embedding_dim))
+
+    def features(self, images):
+        """(B, H, W, 3) -> (B, D): the embedder's vectors."""
+        return self.embedder(images, training=False)
+
+    @override
+    def get_config(self):
+        return {
+            "name": self.name,
+            "embedder": keras.saving.serialize_keras_object(self.embedder),
+            "dim": self.reduction.dim,
+            "power": self.reduction.power,
+            "shrinkage": self.reduction.shrinkage,
+        }
+
+
+def with_whitening(embedder, embeddings, dim: int = 0, power: float = 1.0, shrinkage: float = 0.0) -> WhitenedEmbedder:
+    """An embedder with a whitening behind it, fitted to its embeddings of training images.
+
+    Args:
+        embedder: A built `Embedder` or `MomentEmbedder`, whose weights it shares.
+        embeddings: (M, D) NumPy, what it gives for the training images; never those of the gallery or the test.
+        dim: How many components; 0: all D.
+        power: See `WhitenedEmbedder`.
+        shrinkage: Likewise.
+
+    Raises:
+        ValueError: There are not more embeddings than components, one is not finite, or a number is out of range.
+
+    Example:
+        >>> embedder = Embedder("conv4", embedding_dim=8, image_size=16)
+        >>> images = np.random.default_rng(0).integers(0, 256, (20, 16, 16, 3))
+        >>> tuple(with_whitening(embedder, np.array(embedder(images)), dim=3)(images).shape)
+        (20, 3)
+    """
+    model = WhitenedEmbedder(embedder, dim or embedder.embedding_dim, power, shrinkage)
+    model.build((None, embedder.image_size, embedder.image_size, 3))
+    model.reduction.adapt(np.asarray(embeddings))
+    return model

@@ -10,8 +10,8 @@ from tests.mathematics import assert_close
 from tests.models.networks import SIZE, coloured_batch, images, tiny_embedder, values
 from tfdml import losses
 from tfdml.models import MetricLearner
-from tfdml.models.alternating_optimizer import EMBEDDER, STATISTICS, AlternatingOptimizer
-from tfdml.objectives import MetricLoss, RankMI
+from tfdml.models.alternation import EMBEDDER, STATISTICS, AlternatingOptimizer
+from tfdml.objectives import MetricLoss, ProxyLoss, RankMI
 from tfdml.pairs import pairs_by_name
 from tfdml.training import checkpoints
 from tfdml.training.optimizers import build_optimizer
@@ -141,7 +141,7 @@ def test_evaluation_reports_nothing_of_the_statistics():
 def test_statistics_phase_sees_what_the_embedders_phase_sees():
     x = coloured_batch()[1]
     learner = make([rank_mi()])
-    with learner._in(STATISTICS):
+    with learner.in_phase(STATISTICS):
         fixed = learner(x, training=True)
     before = values(learner.embedder.variables)
     ordinary = learner(x, training=True)
@@ -153,7 +153,7 @@ def test_statistics_phase_sees_what_the_embedders_phase_sees():
 def operations(learner, phase):
     """How often each kind of operation stands in the graph of one phase's step."""
     labels, x = coloured_batch()
-    with learner._in(phase):
+    with learner.in_phase(phase):
         graph = (
             tf.function(learner.train_step, autograph=False)
             .get_concrete_function((tf.constant(x), tf.constant(labels)))
@@ -337,6 +337,31 @@ def test_data_that_end_before_their_time_do_not_shift_the_phases():
     assert phases.changed == [{"embedder"}, {"statistics"}] * 3
 
 
+class OfClasses(RankMI):
+    """A RankMI whose statistics read the class similarities that another objective provides."""
+
+    @property
+    def reads(self):
+        return ("embedding", "class")
+
+    def statistics_step(self, pairs):
+        self.seen = pairs["class"].anchors
+        return super().statistics_step(pairs)
+
+
+def test_statistics_may_read_what_another_objective_provides():
+    proxies = ProxyLoss(losses.AMSoftmaxLoss(), 3)
+    learner = make([proxies, OfClasses(hidden=8, depth=1)], run_eagerly=True)
+    phases = []
+    for _ in range(2):
+        before = groups(learner)
+        expected = proxies.represent(learner.embedder.represent(coloured_batch()[1], training=False))["class"]
+        one_step(learner)
+        phases.append(changed(before, groups(learner)))
+    assert phases == [{"embedder", "others"}, {"statistics"}]
+    assert learner.objectives[1].seen.shape == expected.shape
+
+
 @pytest.mark.slow
 def test_rank_mi_separates_coloured_images():
     labels, x = coloured_batch(per_class=6)
@@ -363,7 +388,7 @@ def test_what_does_not_go_with_alternation_is_refused(function, message):
 
 def test_images_of_any_kind_go_through_the_fixed_embedder():
     learner = make([rank_mi()])
-    with learner._in(STATISTICS):
+    with learner.in_phase(STATISTICS):
         assert learner(images(dtype="uint8"), training=True)["embedding"].shape == (8, 5)
         # Evaluation and prediction are no steps of a phase.
         assert_close(learner(images(), training=False)["embedding"], learner.embedder(images()), 1e-6)

@@ -1,0 +1,294 @@
+"""What works around Keras, TensorFlow and other libraries, or reads what they keep private.
+
+Each item names the version that needs it and the reason. `tests/test_workarounds.py` fails where a newer version makes
+one unnecessary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+from keras import ops, tree
+
+
+def layers_of(model: keras.Model) -> list:
+    """A model and all its layers, those within other layers too.
+
+    Keras 3.15: `Model.layers` has the outermost alone, and a layer does not show those that it is made of.
+    """
+    return model._flatten_layers()
+
+
+def producer_of(tensor: keras.KerasTensor) -> tuple[Any, list]:
+    """The operation that made a symbolic tensor, and the tensors that it was called with.
+
+    Keras 3.15: an operation may have been called several times, and only private attributes tell the calls apart.
+    """
+    operation, node, _ = tensor._keras_history
+    return operation, operation._inbound_nodes[node].input_tensors
+
+
+@contextlib.contextmanager
+def accepting_weights(layer: keras.layers.Layer) -> Iterator[None]:
+    """A block in which a built layer takes new weights.
+
+    Keras 3.15: `build` locks a layer, also against `enable_lora` of a subclass.
+    """
+    layer._tracker.unlock()
+    try:
+        yield
+    finally:
+        layer._tracker.lock()
+
+
+def stored_kernel(layer: Any) -> keras.Variable:
+    """The kernel of a dense layer as it is stored, without a low-rank change.
+
+    Keras 3.15: the public `kernel` has the change added.
+    """
+    return layer._kernel
+
+
+def with_training(x: Any, training: bool) -> Any:
+    """The same tensor; layers that are called next within a model's call are in training, or are not.
+
+    Keras 3.15: a layer hands the `training` that it was called with on to those that are called after it, also the
+    False of a frozen backbone.
+    """
+    return keras.layers.Identity()(x, training=training)
+
+
+class SavesMergedKernel:
+    """Mixed into a dense layer: saves `merged_kernel()` in place of its kernel.
+
+    Keras 3.15: the hook that adds a low-rank change to what is saved is private, and takes one form of change alone.
+    """
+
+    def _get_kernel_with_merged_lora(self):
+        return self.merged_kernel(), None, None
+
+    def merged_kernel(self) -> Any:
+        """The kernel with its change."""
+        raise NotImplementedError
+
+
+def forget_layout(variable: keras.Variable) -> None:
+    """Let a variable live on one device, after JAX's processes have parted.
+
+    Keras 3.15: a variable keeps the layout of the distribution that it was made in, and there is no way to change it.
+    """
+    variable._layout = None
+
+
+def loss_tracker(model: keras.Model) -> Any:
+    """The metric that logs a compiled model's loss.
+
+    Keras 3.15: a `train_step` of one's own updates it, and it is private.
+    """
+    return model._loss_tracker
+
+
+def replace_loss_tracker(model: keras.Model, tracker: keras.metrics.Metric) -> None:
+    """Log a compiled model's loss by another metric.
+
+    Keras 3.15: the metric is private, and JAX's step, which is not split into overridable parts, updates it.
+    """
+    # Untracked, as a built model takes no new state.
+    object.__setattr__(model, "_loss_tracker", tracker)
+
+
+def put_first(callback: keras.callbacks.Callback) -> None:
+    """Move a callback to the front of Keras's list, whose logs the others then see. Call it in `set_model`.
+
+    Keras 3.15: a callback has no way to its list.
+    """
+    # The caller's caller.
+    caller = sys._getframe(2).f_locals.get("self")
+    if isinstance(caller, keras.callbacks.CallbackList) and callback in caller.callbacks:
+        caller.callbacks = [callback, *(other for other in caller.callbacks if other is not callback)]
+
+
+def schedule_of(optimizer: Any) -> Any:
+    """The learning rate as it was given, a schedule or a variable.
+
+    Keras 3.15: the public `learning_rate` is the present value.
+    """
+    return optimizer._learning_rate
+
+
+def trained_by(optimizer: Any) -> list:
+    """The variables that an optimizer was built for.
+
+    Keras 3.15: it shows its own variables alone.
+    """
+    return optimizer._trainable_variables
+
+
+def index_in(optimizer: Any, variable: Any) -> int:
+    """The place of a variable among those that an optimizer was built for.
+
+    Keras 3.15: on TensorFlow an update gets the backend's variable, by which the list cannot be searched.
+    """
+    return optimizer._get_variable_index(variable)
+
+
+class WholeGradients:
+    """Mixed into a Keras optimizer: calls `clipped(gradients)` with the gradients of the global batch.
+
+    Keras 3.15 clips before it sums over replicas, and its weight decay goes at the base rate, where `update_step` knows
+    the variable's own.
+    """
+
+    def _apply_weight_decay(self, variables):
+        del variables
+
+    def _all_reduce_sum_gradients(self, grads_and_vars):
+        reduced = super()._all_reduce_sum_gradients(grads_and_vars)  # type: ignore[misc]
+        return list(zip(self.clipped([g for g, _ in reduced]), [v for _, v in reduced], strict=True))
+
+    def _clip_gradients(self, grads):
+        # Elsewhere than on TensorFlow gradients are of the global batch already, and the hook above is not called.
+        grads = super()._clip_gradients(grads)  # type: ignore[misc]
+        return grads if keras.backend.backend() == "tensorflow" else self.clipped(grads)
+
+    def clipped(self, grads: list) -> list:
+        """The gradients, some of which may be None, as they are applied."""
+        return grads
+
+
+class SeveralWorkersModel(keras.Model):
+    """A `keras.Model` whose `fit` and `evaluate` also run on several workers; elsewhere it is an ordinary one.
+
+    Keras 3.15 builds a model from the mean of the workers' batches, which may have unequal shapes. It averages the
+    metrics of a step along an axis that scalars do not have. Here a model is built from a worker's own batch, and the
+    metrics of a step are vectors of one element.
+    """
+
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        if iterator is not None and _several(self):
+            strategy: Any = self.distribute_strategy
+            for _, _, batches in iterator:
+                data_batch = tree.map_structure(lambda x: strategy.experimental_local_results(x)[0], next(batches))
+                break
+            iterator = None
+        super()._maybe_symbolic_build(iterator=iterator, data_batch=data_batch)
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        """Keras's metrics of a step, which can be averaged over workers."""
+        metrics = super().compute_metrics(x, y, y_pred, sample_weight)
+        return tree.map_structure(lambda value: ops.reshape(value, (-1,)), metrics) if _several(self) else metrics
+
+
+def multi_worker_strategy() -> Any:
+    """A `tf.distribute.MultiWorkerMirroredStrategy` by TF_CONFIG; to be made before TensorFlow does anything else.
+
+    TensorFlow 2.21: the first values of a variable are those of worker 0, and integers of less than 32 bits, as
+    moments' random projections are, cannot be sent. Here they are sent as int32.
+
+    Example:
+        >>> strategy = multi_worker_strategy()  # doctest: +SKIP
+        >>> with strategy.scope():  # doctest: +SKIP
+        ...     learner = MetricLearner(embedder, objectives)
+    """
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    sent = strategy.extended._get_variable_creator_initial_value
+
+    def first_value(replica_id, device, primary_var, **options):
+        dtype = tf.as_dtype(options.get("dtype") or "float32")
+        if replica_id or not dtype.is_integer or dtype.size >= 4:
+            return sent(replica_id=replica_id, device=device, primary_var=primary_var, **options)
+        given = options["initial_value"]
+
+        def wide():
+            return tf.cast(given() if callable(given) else given, "int32")
+
+        options.update(initial_value=wide, dtype=tf.int32)
+        receive = sent(replica_id=replica_id, device=device, primary_var=primary_var, **options)
+        return lambda: tf.cast(receive(), dtype)
+
+    strategy.extended._get_variable_creator_initial_value = first_value
+    return strategy
+
+
+def _several(model: Any) -> bool:
+    """Whether the model's strategy has workers in other processes."""
+    if keras.backend.backend() != "tensorflow":
+        return False
+    import tensorflow as tf
+
+    strategy = model.distribute_strategy
+    several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    return several and strategy.num_replicas_in_sync > len(strategy.extended.worker_devices)
+
+
+def with_device(x: Any) -> Any:
+    """A tensor that replicas can gather.
+
+    TensorFlow 2.21: several workers gather to the device of the tensor, and an argument of a traced function has none.
+    """
+    import tensorflow as tf
+
+    return tf.identity(x)
+
+
+def bound_waiting(meeting_seconds: float, silence_seconds: float) -> None:
+    """Bound how long TensorFlow waits for the other workers of TF_CONFIG. Call it before it does anything else.
+
+    TensorFlow 2.21: a strategy waits for an hour, and takes no other time.
+
+    Args:
+        meeting_seconds: How long workers wait for each other at the start.
+        silence_seconds: After how long a worker that is not heard of is lost.
+    """
+    import tensorflow as tf
+    from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+    from tensorflow.python.distribute import multi_worker_util
+    from tensorflow.python.eager import context
+
+    cluster = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec()
+    jobs = [job for job in ("chief", "worker") if job in cluster.jobs]
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=multi_worker_util.coordination_leader(cluster),
+        cluster_register_timeout_in_ms=int(1000 * meeting_seconds),
+        heartbeat_timeout_in_ms=int(1000 * silence_seconds),
+        coordinated_jobs=[
+            coordination_config_pb2.CoordinatedJob(name=job, num_tasks=cluster.num_tasks(job)) for job in jobs
+        ],
+    )
+
+
+def frozen(function: Any) -> Any:
+    """A concrete function with its variables as constants.
+
+    TensorFlow 2.21: the only way to it is private.
+    """
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    return convert_variables_to_constants_v2(function)
+
+
+def write_fingerprint(folder: str) -> None:
+    """Write the fingerprint of a SavedModel whose files were changed.
+
+    TensorFlow 2.21: `tf.saved_model.experimental` reads it alone.
+    """
+    from tensorflow.python.saved_model import fingerprinting_utils
+
+    fingerprinting_utils.write_fingerprint(folder)
+
+
+def litert_schema() -> Any:
+    """The classes of a .tflite file's parts.
+
+    TensorFlow 2.21: `tf.lite` does not show them.
+    """
+    from tensorflow.lite.python import schema_py_generated
+
+    return schema_py_generated
