@@ -587,9 +587,6 @@ def connect(uri: str) -> GalleryDatabase:
     except ImportError as error:
         if (error.name or "").startswith("tfdml"):
             raise
-        raise UserError(f"`uri={address}` needs {_what(error)}: pip install 'tfdml[{address.scheme}]'") from error
+        missing = f"the package {error.name}" if isinstance(error, ModuleNotFoundError) else short_message(error)
+        raise UserError(f"`uri={address}` needs {missing}: pip install 'tfdml[{address.scheme}]'") from error
     return made(address)
-
-
-def _what(error: ImportError) -> str:
-    return f"the package {error.name}" if isinstance(error, ModuleNotFoundError) else short_message(error)

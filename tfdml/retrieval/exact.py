@@ -131,7 +131,9 @@ def neighbour_blocks(
         raise UserError(f"k must be in 1 .. {available}, the gallery images there are{besides}; got {k}")
     if is_memory_mapped(gallery):
         return _mapped_blocks(queries, gallery, k, distance, own_rows, memory_budget)
-    return _blocks(placed_together(queries, gallery, distance), k, own_rows, memory_budget)
+    space = placed_together(queries, gallery, distance)
+    blocks = ranked_blocks(space, k, own_rows, memory_budget)
+    return ((block, indices, space.in_callers_scale(measured)) for block, indices, measured in blocks)
 
 
 def is_memory_mapped(array: np.ndarray) -> bool:
@@ -147,13 +149,6 @@ def is_memory_mapped(array: np.ndarray) -> bool:
             return True
         owner = owner.base
     return False
-
-
-def _blocks(
-    space: Space, k: int, own_rows: np.ndarray | None, memory_budget: int
-) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-    for block, indices, measured in ranked_blocks(space, k, own_rows, memory_budget):
-        yield block, indices, space.in_callers_scale(measured)
 
 
 def nearest_neighbours(

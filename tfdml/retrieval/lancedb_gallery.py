@@ -88,10 +88,8 @@ class LanceGallery(GalleryDatabase):
 
     def _tuned(self, query: Any) -> Any:
         address = self.address
-        if "effort" in address.options and address.index == "hnsw":
-            query = query.ef(max(address.option("effort", 0), 1))
-        elif "effort" in address.options:
-            query = query.nprobes(address.option("effort", 0))
+        if effort := address.options.get("effort"):
+            query = query.ef(effort) if address.index == "hnsw" else query.nprobes(effort)
         return query.refine_factor(address.option("refine", 10)) if address.index == "ivf_pq" else query
 
     def _count(self, conditions: dict[str, Any]) -> int:
