@@ -288,8 +288,8 @@ def export_run(
         UserError: As `export_model`; or the folder is not that of a finished run, or its images are gone.
 
     Example:
-        >>> export_run("runs/cars_jrd", "models/cars", ExportOptions(formats=["all"]))
-        PosixPath('models/cars/1')
+        >>> export_run("runs/cars_jrd", "models/cars_jrd_all", ExportOptions(formats=["all"]))
+        PosixPath('models/cars_jrd_all/1')
     """
     embedder, experiment = load_run(run_dir, moments, data_dir)
     splits = load_splits(final_run(experiment), experiment.seed)

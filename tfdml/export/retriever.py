@@ -543,7 +543,7 @@ def prune(folder: str | os.PathLike, keep: int = 2) -> list[int]:
 
     Example:
         >>> prune("models/cars_retriever", keep=3)
-        [1, 2]
+        [1, 2, 3]
     """
     if keep < 1:
         raise UserError(f"keep={keep}: at least the newest version stays")
