@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdml.embeddings.backends.model_card import CARD
+from tfdml.embeddings.model_card import CARD
 from tfdml.errors import UserError
 from tfdml.evaluation.intervals import Interval
 from tfdml.io.files import (

@@ -15,7 +15,7 @@ from tfdml.io.files import require_local
 
 if TYPE_CHECKING:
     from tfdml.data.dataset import ImageDataset
-    from tfdml.embeddings.backends import EmbeddingBackend
+    from tfdml.embeddings.base import EmbeddingBackend
     from tfdml.embeddings.reader import ImageTable
 
 USAGE = f"""

@@ -18,9 +18,8 @@ from tfdml.memory import free_memory, require_memory
 
 if TYPE_CHECKING:
     from tfdml.data.dataset import ImageDataset
-    from tfdml.embeddings.backends import EmbeddingBackend
+    from tfdml.embeddings.base import EmbeddingBackend, Views
     from tfdml.embeddings.reader import StoredEmbeddings
-    from tfdml.embeddings.views import Views
     from tfdml.evaluation.chains import Step
 
 
@@ -203,7 +202,7 @@ class EmbeddedSplit:
         assert dataset is not None
         if views is None:
             return self.source.embed(dataset, self.values.batch_size)
-        from tfdml.embeddings.views import embed_views
+        from tfdml.embeddings.base import embed_views
 
         return embed_views(self.source, dataset, self.values.batch_size, views)
 

@@ -14,7 +14,7 @@ from tfdml.errors import UserError
 
 if TYPE_CHECKING:
     from tfdml.data.dataset import ImageDataset
-    from tfdml.embeddings.backends import EmbeddingBackend
+    from tfdml.embeddings.base import EmbeddingBackend
 
 SOURCES = """--model is one of
   a run folder, or a .keras file

@@ -198,7 +198,7 @@ class PartEmbedder:
         """Embed one part; see `BulkFolder.write`."""
         from tfdml.data.dataset import ImageDataset
         from tfdml.data.images import FileImages
-        from tfdml.embeddings.backends import embed_readable
+        from tfdml.embeddings.base import embed_readable
         from tfdml.embeddings.parquet import table_of
 
         listed = self.folder.images(part)
@@ -308,7 +308,7 @@ def embed_in_bulk(
 
 
 def _quickest(model: str) -> os.PathLike:
-    from tfdml.embeddings.backends import quickest_on_cpu
+    from tfdml.embeddings.model_card import quickest_on_cpu
 
     return quickest_on_cpu(model)
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from tfdml.errors import UserError, short_message
-from tfdml.io.files import require_regular
+from tfdml.io.files import require_regular, require_space
 from tfdml.memory import free_memory
 
 DTYPES = ("float32", "int8")
@@ -169,7 +169,7 @@ def read_files(files: Sequence[Path]) -> ParquetRows:
     for path, batch in _batches(files, opened, ("embedding", "scale")):
         vectors = _vectors(path, batch)
         if embeddings is None:
-            embeddings = _room((count, vectors.shape[1]))
+            embeddings = _allocate((count, vectors.shape[1]))
         if vectors.shape[1] != embeddings.shape[1]:
             raise UserError(f"{path}: embeddings of {vectors.shape[1]} dimensions after {embeddings.shape[1]}")
         rows = slice(done, done + len(vectors)) if place is None else place[done : done + len(vectors)]
@@ -272,9 +272,15 @@ def _column(files: Sequence[Path], opened: Sequence[Any], name: str, order: np.n
     return array if order is None else array[order]
 
 
-def _room(shape: tuple[int, int]) -> np.ndarray:
-    """Space for embeddings: in memory, or in a nameless file that is mapped where they are many."""
-    if 4 * shape[0] * shape[1] <= _SHARE_OF_MEMORY * free_memory():
+def _allocate(shape: tuple[int, int]) -> np.ndarray:
+    """Space for embeddings: in memory, or in a nameless file that is mapped where they are many.
+
+    Raises:
+        UserError: The disk cannot hold the file. Writing into the map of a full disk would end the process.
+    """
+    size = 4 * shape[0] * shape[1]
+    if size <= _SHARE_OF_MEMORY * free_memory():
         return np.empty(shape, np.float32)
+    require_space(tempfile.gettempdir(), size, "TMPDIR", "embeddings beyond the memory")
     with tempfile.NamedTemporaryFile(prefix="tfdml-embeddings-") as file:  # gone once nothing maps it
         return np.memmap(file.name, np.float32, "w+", shape=shape)

@@ -77,7 +77,10 @@ class ImageTable:
         return len(self.names)
 
     def checksum(self) -> str:
-        """SHA-256 of names, labels and roles, as `"sha256:..."`."""
+        """SHA-256 of names, labels and roles, as `"sha256:..."`.
+
+        It identifies the list of images, not their content: an image that was replaced under its name goes unnoticed.
+        """
         digest = hashlib.sha256()
         for name in self.names:
             digest.update(name.encode("utf-8", "surrogateescape") + b"\0")

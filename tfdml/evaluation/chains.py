@@ -35,7 +35,7 @@ from tfdml.retrieval.reranking import (
 )
 
 if TYPE_CHECKING:
-    from tfdml.embeddings.views import Views
+    from tfdml.embeddings.base import Views
 
 # How far lengths may be from 1 for embeddings to be taken as they are.
 _UNIT = 1e-3
@@ -56,7 +56,7 @@ class Sources:
 
 
 def _views(search: Search, sources: Sources, _: Views | None, *, flip: bool = True, crops: int = 1) -> Search:
-    """Embed several views of every image, and average them; see `tfdml.embeddings.views.Views`."""
+    """Embed several views of every image, and average them; see `tfdml.embeddings.base.Views`."""
     if sources.embed is None:
         raise UserError("views needs the images and what embeds them: a run folder or a model's file, no embeddings")
     return search_of(*sources.embed(_views_of({"flip": flip, "crops": crops})))
@@ -162,7 +162,7 @@ class Step:
 
 
 def _views_of(arguments: Mapping[str, Any]) -> Views:
-    from tfdml.embeddings.views import Views  # which imports TensorFlow
+    from tfdml.embeddings.base import Views  # which imports TensorFlow
 
     return Views(**arguments)
 

@@ -18,9 +18,10 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.data.decoding import SERVING_LIMIT
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
-from tfdml.embeddings.backends import encoded_image, load_embedder
-from tfdml.embeddings.backends.model_card import CARD, describe_files, model_card
+from tfdml.embeddings.backends import load_embedder
+from tfdml.embeddings.base import encoded_image
 from tfdml.embeddings.compute import embed
+from tfdml.embeddings.model_card import CARD, describe_files, model_card
 from tfdml.errors import UserError
 from tfdml.export.acceptance import TOLERANCES, ExportVerifier, Tolerance, evaluation_views
 from tfdml.export.conversion import PRECISIONS, check_onnx, convert_litert, convert_onnx

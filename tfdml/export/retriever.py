@@ -15,7 +15,7 @@ from absl import logging
 
 from tfdml.arguments import number
 from tfdml.data.dataset import ImageDataset
-from tfdml.embeddings.backends.model_card import CARD, describe_files
+from tfdml.embeddings.model_card import CARD, describe_files
 from tfdml.errors import UserError, short_message
 from tfdml.evaluation.approximate_search import least_effort
 from tfdml.export.gallery import NO_LABEL, Gallery, GalleryItem, UnreadableItem, embedded, items_of_dataset

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdml.embeddings.backends.model_card import compare_with_card
+from tfdml.embeddings.model_card import compare_with_card
 from tfdml.errors import UserError, short_message
 from tfdml.export.gallery import Gallery
 from tfdml.export.network import quiet

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdml.embeddings.backends.base import EncodedImagesBackend, ImageRefused
+from tfdml.embeddings.base import EncodedImagesBackend, ImageRefused
 from tfdml.errors import UserError, short_message
 from tfdml.io.manifests import parse_json
 
@@ -41,8 +41,12 @@ _GRPC_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
-_BUSY_CODES = ("UNAVAILABLE", "ABORTED")
-_BUSY_STATUSES = (429, 502, 503)
+# What the codes of gRPC and HTTP mean here.
+_BUSY = ("UNAVAILABLE", "ABORTED", 429, 502, 503)
+_BAD_IMAGE = ("INVALID_ARGUMENT", 400)
+_TOO_SLOW = ("DEADLINE_EXCEEDED", 408, 504)
+_TOO_LARGE = ("RESOURCE_EXHAUSTED", 413)
+_NOT_SERVED = ("NOT_FOUND", 404)
 # More than the embeddings of any batch; a server that never ends its answer must not exhaust the memory.
 _LONGEST_ANSWER = 2**30
 
@@ -154,20 +158,25 @@ class Endpoint(EncodedImagesBackend):
                 time.sleep(pause)
         raise AssertionError
 
-    def _too_slow(self, images: int) -> UserError:
-        return UserError(
-            f"{self.address} gave no answer within {self.timeout:g} s to a request of {images} images; raise `timeout` "
-            "or lower `batch_size`"
-        )
-
-    def _too_large(self, images: int, reason: str) -> UserError:
-        return UserError(
-            f"{self.address} refuses a request of {images} images ({reason}); lower `batch_size` or raise the "
-            "server's limit"
-        )
-
-    def _unknown(self, reason: str) -> UserError:
-        return UserError(f"{self.at.server} does not serve {self.at.model}: {reason}")
+    def _failure(self, code: str | int, reason: str, images: int) -> Exception:
+        """What a failed request of so many images means: 0 images where the versions were asked for."""
+        if code in _BUSY:
+            return Unavailable(reason)
+        if code in _BAD_IMAGE and images:
+            return ImageRefused(reason)
+        if code in _TOO_SLOW:
+            return UserError(
+                f"{self.address} gave no answer within {self.timeout:g} s to a request of {images} images; raise "
+                "`timeout` or lower `batch_size`"
+            )
+        if code in _TOO_LARGE:
+            return UserError(
+                f"{self.address} refuses a request of {images} images ({reason}); lower `batch_size` or raise the "
+                "server's limit"
+            )
+        if code in _NOT_SERVED:
+            return UserError(f"{self.at.server} does not serve {self.at.model}: {reason}")
+        return UserError(f"{self.address} answers {code}: {reason}")
 
 
 class GrpcEndpoint(Endpoint):
@@ -190,7 +199,7 @@ class GrpcEndpoint(Endpoint):
             from tensorflow_serving.apis import model_service_pb2_grpc, prediction_service_pb2_grpc
         except ImportError as error:
             raise UserError(f"`model={address}` needs gRPC stubs: pip install 'tfdml[serving]' ({error})") from error
-        self._failure = grpc.RpcError
+        self._rpc_error = grpc.RpcError
         channel = grpc.insecure_channel(address.server, options=_GRPC_OPTIONS)
         self._predictions = prediction_service_pb2_grpc.PredictionServiceStub(channel)
         self._models = model_service_pb2_grpc.ModelServiceStub(channel)
@@ -201,10 +210,7 @@ class GrpcEndpoint(Endpoint):
 
         request = get_model_status_pb2.GetModelStatusRequest()
         request.model_spec.name = self.at.model
-        try:
-            answer = self._models.GetModelStatus(request, timeout=self.timeout)
-        except self._failure as error:
-            raise self._explained(error, 0) from None
+        answer = self._call(self._models.GetModelStatus, request, 0)
         ready = get_model_status_pb2.ModelVersionStatus.AVAILABLE
         return [status.version for status in answer.model_version_status if status.state == ready]
 
@@ -216,12 +222,7 @@ class GrpcEndpoint(Endpoint):
         request.model_spec.version.value = self.at.version
         request.model_spec.signature_name = "serving_default"
         request.inputs["image_bytes"].CopyFrom(tf.make_tensor_proto(encoded_images, tf.string))
-        try:
-            answer = self._predictions.Predict(request, timeout=self.timeout)
-        except self._failure as error:
-            raise self._explained(error, len(encoded_images)) from None
-        except ValueError as error:  # protobuf's limit of 2 GB
-            raise self._too_large(len(encoded_images), str(error)) from error
+        answer = self._call(self._predictions.Predict, request, len(encoded_images))
         if "embedding" not in answer.outputs:
             raise UserError(f"{self.address} gives no output embedding, only {', '.join(answer.outputs)}")
         try:
@@ -231,19 +232,14 @@ class GrpcEndpoint(Endpoint):
                 f"{self.address} does not give one vector per image: {short_message(error, named=True)}"
             ) from error
 
-    def _explained(self, error: Any, images: int) -> Exception:
-        code, details = error.code().name, short_message(error.details() or "no reason given", "last")
-        if code in _BUSY_CODES:
-            return Unavailable(details)
-        if code == "INVALID_ARGUMENT" and images:
-            return ImageRefused(details)
-        if code == "DEADLINE_EXCEEDED":
-            return self._too_slow(images)
-        if code == "RESOURCE_EXHAUSTED":
-            return self._too_large(images, details)
-        if code == "NOT_FOUND":
-            return self._unknown(details)
-        return UserError(f"{self.address} answers {code}: {details}")
+    def _call(self, method: Callable[..., Any], request: Any, images: int) -> Any:
+        try:
+            return method(request, timeout=self.timeout)
+        except self._rpc_error as error:
+            reason = short_message(error.details() or "no reason given", "last")
+            raise self._failure(error.code().name, reason, images) from None
+        except ValueError as error:  # protobuf's limit of 2 GB
+            raise self._failure(_TOO_LARGE[0], str(error), images) from error
 
 
 class RestEndpoint(Endpoint):
@@ -299,7 +295,7 @@ class RestEndpoint(Endpoint):
             text = response.read(_LONGEST_ANSWER).decode("utf-8", "replace")
         except TimeoutError as error:
             self._connection.close()
-            raise self._too_slow(images) from error
+            raise self._failure(_TOO_SLOW[0], "", images) from error
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
             raise Unavailable(getattr(error, "strerror", None) or str(error) or type(error).__name__) from error
@@ -309,21 +305,8 @@ class RestEndpoint(Endpoint):
             answer = None
         if response.status != 200 or not isinstance(answer, dict):
             said = answer.get("error", text) if isinstance(answer, dict) else text
-            raise self._explained(response.status, short_message(str(said), "last"), images)
+            raise self._failure(response.status, short_message(str(said), "last"), images)
         return answer
-
-    def _explained(self, status: int, reason: str, images: int) -> Exception:
-        if status in _BUSY_STATUSES:
-            return Unavailable(reason)
-        if status == 400 and images:
-            return ImageRefused(reason)
-        if status == 404:
-            return self._unknown(reason)
-        if status in (408, 504):
-            return self._too_slow(images)
-        if status == 413:
-            return self._too_large(images, reason)
-        return UserError(f"{self.address} answers {status}, not as TF Serving does: {reason}")
 
 
 def open_endpoint(address: str, timeout: float = 60.0) -> Endpoint:

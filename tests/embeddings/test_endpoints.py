@@ -10,7 +10,7 @@ import pytest
 from tests.export import models_on_disk
 from tests.serving_double import Failure, serving
 from tfdml.embeddings.backends import load_backend
-from tfdml.embeddings.backends.endpoints import Address, GrpcEndpoint, RestEndpoint
+from tfdml.embeddings.endpoints import Address, GrpcEndpoint, RestEndpoint
 from tfdml.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -19,14 +19,8 @@ PROTOCOLS = ("grpc", "rest")
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return models_on_disk.make(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def server(models, tmp_path_factory):
-    second = models_on_disk.make(tmp_path_factory.mktemp("second"), seed=1)
-    with serving({"pictures": {1: models.saved_model, 2: second.saved_model}}) as double:
+def server(models, other):
+    with serving({"pictures": {1: models.saved_model, 2: other.saved_model}}) as double:
         yield double
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +17,52 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.data.faults import explain_failure
 from tfdml.data.pipeline import evaluation_batches, readable_views
 from tfdml.data.transforms import BLACK, EvaluationTransform, as_color
-from tfdml.embeddings.backends.base import (
+from tfdml.embeddings.base import (
     EmbeddingBackend,
     EncodedImagesBackend,
     ImageRefused,
     checked_vectors,
     checksum_of,
 )
-from tfdml.embeddings.backends.endpoints import open_endpoint
-from tfdml.embeddings.backends.model_card import CARD, compare_with_card, served_version, view_of_card
 from tfdml.embeddings.compute import embed_batches
+from tfdml.embeddings.endpoints import open_endpoint
+from tfdml.embeddings.model_card import CARD, compare_with_card, served_version, view_of_card
 from tfdml.errors import UserError, short_message
 from tfdml.models import AnyEmbedder
 
 
-class KerasEmbedder(EmbeddingBackend):
+class ViewBackend(EmbeddingBackend):
+    """A model that is fed by the evaluation pipeline.
+
+    Attributes:
+        transform: The view in which it sees images.
+    """
+
+    transform: EvaluationTransform
+
+    @abc.abstractmethod
+    def _vectors(self, batches: Iterable[Any], batch_size: int) -> Iterator[np.ndarray]:
+        """The vectors of one batch after another, of images or of tuples that begin with images."""
+
+    def stream(self, dataset: ImageDataset, batch_size: int, first: int = 0) -> Iterator[np.ndarray]:
+        """See `EmbeddingBackend.stream`."""
+        rest = dataset.take(np.arange(first, len(dataset))) if first else dataset
+        options = tf.data.Options()
+        # The input has threads of its own, where the model's are kept to one operation at a time.
+        options.threading.private_threadpool_size = os.cpu_count() or 1
+        batches = evaluation_batches(rest, self.transform, batch_size).with_options(options)
+        try:
+            yield from self._vectors(batches, min(batch_size, len(dataset)))
+        except tf.errors.OpError as error:
+            raise (explain_failure(error, rest, leave_out="`bad_images='skip'`") or error) from None
+
+    def stream_readable(self, dataset: ImageDataset, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """See `EmbeddingBackend.stream_readable`."""
+        for images, rows in readable_views(dataset.images, self.transform, batch_size):
+            yield rows, next(self._vectors([images], min(batch_size, len(dataset))))
+
+
+class KerasEmbedder(ViewBackend):
     """A Keras embedder, fed by the evaluation pipeline.
 
     Args:
@@ -54,22 +85,8 @@ class KerasEmbedder(EmbeddingBackend):
         """Of the .keras file."""
         return checksum_of(self.path)
 
-    def stream(self, dataset: ImageDataset, batch_size: int, first: int = 0) -> Iterator[np.ndarray]:
-        """See `EmbeddingBackend.stream`."""
-        rest = dataset.take(np.arange(first, len(dataset))) if first else dataset
-        options = tf.data.Options()
-        # The input has threads of its own, where the model's are kept to one operation at a time.
-        options.threading.private_threadpool_size = os.cpu_count() or 1
-        batches = evaluation_batches(rest, self.transform, batch_size).with_options(options)
-        try:
-            yield from embed_batches(self.embedder, batches, batch_size=min(batch_size, len(dataset)))
-        except tf.errors.OpError as error:
-            raise (explain_failure(error, rest, leave_out="`bad_images='skip'`") or error) from None
-
-    def stream_readable(self, dataset: ImageDataset, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """See `EmbeddingBackend.stream_readable`."""
-        for images, rows in readable_views(dataset.images, self.transform, batch_size):
-            yield rows, next(embed_batches(self.embedder, [images], batch_size=min(batch_size, len(dataset))))
+    def _vectors(self, batches: Iterable[Any], batch_size: int) -> Iterator[np.ndarray]:
+        return embed_batches(self.embedder, batches, batch_size=batch_size)
 
 
 def _file(path: str | os.PathLike) -> Path:
@@ -161,7 +178,7 @@ class SavedModelEmbedder(EncodedImagesBackend):
         return found["embedding"].numpy(), found["error"].numpy() == b""
 
 
-class ViewFileEmbedder(EmbeddingBackend):
+class ViewFileEmbedder(ViewBackend):
     """A file from (1 or B, S, S, 3) uint8 views to (1 or B, d) float embeddings.
 
     Args:
@@ -214,29 +231,13 @@ class ViewFileEmbedder(EmbeddingBackend):
         """Of the file."""
         return checksum_of(self.path)
 
-    def stream(self, dataset: ImageDataset, batch_size: int, first: int = 0) -> Iterator[np.ndarray]:
-        """See `EmbeddingBackend.stream`."""
-        rest = dataset.take(np.arange(first, len(dataset))) if first else dataset
-        try:
-            for images, _ in evaluation_batches(rest, self.transform, batch_size):
-                yield checked_vectors(self._embed(images.numpy()), len(images), self.address)
-        except tf.errors.OpError as error:
-            raise (explain_failure(error, rest, leave_out="`bad_images='skip'`") or error) from None
-
-    def stream_readable(self, dataset: ImageDataset, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """See `EmbeddingBackend.stream_readable`."""
-        for images, rows in readable_views(dataset.images, self.transform, batch_size):
-            yield rows, checked_vectors(self._embed(images), len(images), self.address)
-
-    def _embed(self, images: np.ndarray) -> np.ndarray:
-        rows = self._rows or len(images)
-        parts = []
-        for start in range(0, len(images), rows):
-            batch = images[start : start + rows]
-            missing = rows - len(batch)
-            filled = np.concatenate([batch, np.repeat(batch[-1:], missing, axis=0)]) if missing else batch
-            parts.append(self._run(filled)[: len(batch)])
-        return np.concatenate(parts)
+    def _vectors(self, batches: Iterable[Any], batch_size: int) -> Iterator[np.ndarray]:
+        for batch in batches:
+            images = np.asarray(batch[0] if isinstance(batch, tuple) else batch)
+            rows = self._rows or len(images)
+            filled = np.concatenate([images, np.repeat(images[-1:], -len(images) % rows, axis=0)])
+            parts = [self._run(filled[first : first + rows]) for first in range(0, len(filled), rows)]
+            yield checked_vectors(np.concatenate(parts)[: len(images)], len(images), self.address)
 
     def _wrong_types(self) -> UserError:
         return UserError(f"`model={self.path}`: it must take uint8 images and give one float32 output, the embedding")

@@ -18,16 +18,6 @@ TOLERANCE = 1e-5
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return models_on_disk.make(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def other(tmp_path_factory):
-    return models_on_disk.make(tmp_path_factory.mktemp("other"), seed=1)
-
-
-@pytest.fixture(scope="module")
 def sources(models):
     return {form: load_backend(getattr(models, form)) for form in FORMS}
 

@@ -8,7 +8,7 @@ from tests.models.networks import tiny_embedder
 from tfdml import data
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.embeddings.backends import load_backend
-from tfdml.embeddings.views import Views, embed_views
+from tfdml.embeddings.base import Views, embed_views
 from tfdml.errors import UserError
 
 

@@ -6,14 +6,9 @@ import shutil
 import pytest
 
 from tests.export import models_on_disk
-from tfdml.embeddings.backends import load_backend, quickest_on_cpu
-from tfdml.embeddings.backends.model_card import compare_with_card, describe_files, view_of_card
+from tfdml.embeddings.backends import load_backend
+from tfdml.embeddings.model_card import compare_with_card, describe_files, quickest_on_cpu, view_of_card
 from tfdml.errors import UserError
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return models_on_disk.make(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture

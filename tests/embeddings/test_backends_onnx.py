@@ -6,11 +6,12 @@ import sys
 import numpy as np
 import pytest
 
-from tests.embeddings.backends.test_model_card import CLOSE, EXACT, export
+from tests.embeddings.test_model_card import CLOSE, EXACT, export
 from tests.export import models_on_disk
 from tfdml import backbones
 from tfdml.data import EvaluationTransform, evaluation_batches
-from tfdml.embeddings.backends import OnnxEmbedder, load_backend, quickest_on_cpu
+from tfdml.embeddings.backends import OnnxEmbedder, load_backend
+from tfdml.embeddings.model_card import quickest_on_cpu
 from tfdml.errors import UserError
 from tfdml.evaluation import embed
 from tfdml.export import convert_onnx
