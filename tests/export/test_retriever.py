@@ -386,7 +386,7 @@ def test_pruning_keeps_the_newest(tmp_path):
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["10", "9", "notes"]
     with pytest.raises(UserError, match="keep=0"):
         prune(tmp_path, keep=0)
-    with pytest.raises(UserError, match="cannot be opened"):
+    with pytest.raises(UserError, match="there is no such folder"):
         prune(tmp_path / "nowhere")
 
 
