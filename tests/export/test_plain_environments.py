@@ -14,7 +14,7 @@ import pytest
 from tests.export.networks import picture, small_dataset, small_embedder
 from tfdml.data import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
-from tfdml.export import Retriever, convert_litert, export_saved_model
+from tfdml.export import Retriever, convert_litert
 from tfdml.export.gallery import items_of_folder
 
 LITERT_ALONE = """
@@ -113,12 +113,12 @@ def test_litert_files_in_an_environment_with_ai_edge_litert_alone(embedder, tmp_
 
 
 @pytest.mark.slow
-def test_savedmodel_and_retriever_in_an_environment_with_tensorflow_alone(embedder, tmp_path):
+def test_savedmodel_and_retriever_in_an_environment_with_tensorflow_alone(shop, tmp_path):
     photos = tmp_path / "photos"
     for seed in range(4):
         (photos / f"class{seed}").mkdir(parents=True)
         (photos / f"class{seed}" / "photo.jpg").write_bytes(picture(seed))
-    version = export_saved_model(embedder, tmp_path / "embedder")
+    version = shop.embedder / "1"
     retriever = Retriever.build(version, items_of_folder(photos), tmp_path / "retriever")
     # TensorFlow names Keras among its requirements, and does without it here.
     python = environment(tmp_path / "env", "tensorflow", without=["keras"])

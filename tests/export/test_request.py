@@ -17,12 +17,9 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from tests.export.networks import picture, small_embedder
+from tests.export.networks import picture
 from tfdml.data import EvaluationTransform
-from tfdml.export import write_saved_model
 from tfdml.export.request import RequestPreprocessor, header_size
-
-LIMIT = 500_000
 
 
 def png_promising(width, height):
@@ -77,10 +74,8 @@ BAD = {
 
 
 @pytest.fixture(scope="module")
-def version(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model") / "1"
-    write_saved_model(small_embedder(), path, max_pixels=LIMIT)
-    return path
+def version(shop):
+    return shop.embedder / "1"  # refuses images above conftest.LIMIT
 
 
 @pytest.fixture(scope="module")
