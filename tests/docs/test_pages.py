@@ -75,7 +75,7 @@ def test_the_first_example_of_readme_learns(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(compile(PYTHON["README.md"][0].code, "README.md", "exec"), names)  # the page is ours
-    assert names["measured"]["recall@1"] >= 0.3
+    assert names["metrics"]["recall@1"] >= 0.3
 
 
 def test_python_of_pages_compiles():
