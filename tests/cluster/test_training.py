@@ -87,7 +87,7 @@ def session():
 @pytest.mark.slow
 def test_a_worker_that_is_killed_is_started_again_and_the_run_ends_as_one_process(session, tmp_path, monkeypatch):
     lines = []
-    monkeypatch.setattr("tfdml.cluster.messages.logging.info", lambda text, *words: lines.append(text % words))
+    monkeypatch.setattr("tfdml.cluster.ray_session.absl_logging.info", lambda text, *words: lines.append(text % words))
     one, several = (dataclasses.replace(EXPERIMENT, run_dir=str(tmp_path / name)) for name in ("one", "several"))
     expected = trainer.train(one)
     killed = threading.Event()

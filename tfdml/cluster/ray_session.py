@@ -1,4 +1,4 @@
-"""A session of Ray: joined where a cluster runs, else started on this machine, and then ended with the work."""
+"""A session of Ray, joined or started on this machine and then ended with the work; what its processes report."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from absl import logging as absl_logging
+
 from tfdml.errors import UserError, short_message
 
 LOCAL = "local"
+_POLL_SECONDS = 0.5
 # Before Ray is imported: it neither reports its use nor warns of what the next release will do, and its workers, which
 # do the command's work, are not put behind all other processes.
 _SETTINGS = {
@@ -95,8 +99,6 @@ def ray_session(address: str = LOCAL, *, cpus: int | None = None, object_store_b
 @contextlib.contextmanager
 def _native_messages_dropped() -> Iterator[None]:
     """Drop what Ray's C++ code writes to the error stream; Python's own messages go where they went."""
-    from absl import logging as absl_logging
-
     before, kept = sys.stderr, os.dup(2)
     handler = absl_logging.get_absl_handler().python_handler
     streams = [(handler, handler.stream)] if handler.stream is before else []
@@ -152,3 +154,87 @@ def as_user_error(error: BaseException) -> UserError | None:
         seen.append(found)
         found = getattr(found, "cause", None) or found.__cause__
     return None
+
+
+class Outbox:
+    """What the workers tell whoever has started the run; an actor."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._told: dict[str, Any] = {}
+
+    def write(self, line: str) -> None:
+        """Add a line of the log."""
+        self._lines.append(line)
+
+    def lines(self) -> list[str]:
+        """The lines since the last call."""
+        lines, self._lines = self._lines, []
+        return lines
+
+    def tell(self, name: str, value: Any) -> None:
+        """Leave the `"result"`, or an `"error"` that another start would meet again."""
+        self._told.setdefault(name, value)
+
+    def read(self, name: str) -> Any:
+        """What was told; None where nothing was."""
+        return self._told.get(name)
+
+
+@contextlib.contextmanager
+def shown(ray: Any, outbox: Any) -> Iterator[None]:
+    """Log what the workers write, as long as the block lasts, in the place of what Ray has to say of those it lost."""
+    ended = threading.Event()
+
+    def show() -> None:
+        for line in ray.get(outbox.lines.remote()):
+            absl_logging.info("%s", line)
+
+    def poll() -> None:
+        while not ended.wait(_POLL_SECONDS):
+            show()
+
+    thread = threading.Thread(target=poll, daemon=True)
+    thread.start()
+    try:
+        with _rays_own_hushed():
+            yield
+    finally:
+        ended.set()
+        thread.join()
+        show()
+
+
+@contextlib.contextmanager
+def _rays_own_hushed() -> Iterator[None]:
+    from ray._private import worker
+
+    before = worker.print_to_stdstream
+    worker.print_to_stdstream = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        worker.print_to_stdstream = before
+
+
+class ToOutbox(logging.Handler):
+    """Sends what a process logs.
+
+    Args:
+        outbox: The actor.
+        prefix: Put before every line.
+    """
+
+    def __init__(self, outbox: Any, prefix: str = ""):
+        super().__init__()
+        self.outbox, self.prefix = outbox, prefix
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send a line."""
+        self.outbox.write.remote(self.prefix + record.getMessage())
+
+    @classmethod
+    def install(cls, outbox: Any, prefix: str = "") -> None:
+        """Send what this process logs from now on."""
+        absl_logging.set_verbosity(absl_logging.INFO)
+        logging.getLogger("absl").addHandler(cls(outbox, prefix))

@@ -1,14 +1,12 @@
-"""A sweep: many runs side by side through Ray Tune, compared on held-out classes."""
+"""A sweep: many runs side by side through Ray, compared on held-out classes."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import json
-import logging as python_logging
 import math
 import os
-import shutil
 import typing
 from pathlib import Path
 from typing import Any
@@ -16,11 +14,10 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from tfdml.cluster.messages import Outbox, ToOutbox, shown
-from tfdml.cluster.ray_session import ray_session
+from tfdml.cluster.ray_session import Outbox, ToOutbox, ray_session, shown
 from tfdml.cluster.training import ClusterSettings
 from tfdml.effects import in_vain
-from tfdml.errors import UserError
+from tfdml.errors import UserError, short_message
 from tfdml.io.files import write_json
 from tfdml.io.manifests import read_json
 from tfdml.report.sweep import write_sweep
@@ -183,7 +180,7 @@ def sweep(
     runs = [dataclasses.replace(run, run_dir=str(Path(run.run_dir).absolute())) for _, run in chosen]
     left = [i for i, run in enumerate(runs) if RunFolder(run.run_dir).read_result() is None]
     logging.info("%d runs, %d of them still to be trained", len(runs), len(left))
-    failed = _train([(i, runs[i]) for i in left], folder, settings) if left else {}
+    failed = _train([(i, runs[i]) for i in left], settings) if left else {}
     rows: list[dict[str, Any]] = []
     metric = experiment.selection_metric
     for i, ((values, _), run) in enumerate(zip(chosen, runs, strict=True)):
@@ -202,52 +199,45 @@ def _check_same(path: Path, now: dict[str, Any]) -> None:
             raise UserError(f"--resume: the sweep in {path.parent} was begun with other {name}; name another --run_dir")
 
 
-def _train(left: list[tuple[int, Experiment]], folder: Path, settings: ClusterSettings) -> dict[int, str]:
-    """Train the runs; what failed, by trial."""
+def _train(left: list[tuple[int, Experiment]], settings: ClusterSettings) -> dict[int, str]:
+    """Train the runs, `settings.workers` at a time; why runs failed, by trial."""
     cpus = max(settings.workers, os.cpu_count() or 1)
+    queue, failed = list(reversed(left)), {}
     with ray_session(settings.address, cpus=cpus) as ray:
-        from ray import tune
-
-        python_logging.getLogger("ray.tune").setLevel(python_logging.ERROR)
         outbox = ray.remote(Outbox).options(num_cpus=0).remote()
-        work = [{"trial": i, "flags": run.as_flags(), "run_dir": run.run_dir} for i, run in left]
-        tuner = tune.Tuner(
-            tune.with_resources(tune.with_parameters(_trial, outbox=outbox), _resources(settings)),
-            param_space={"work": tune.grid_search(work)},
-            tune_config=tune.TuneConfig(max_concurrent_trials=settings.workers),
-            run_config=tune.RunConfig(
-                name="ray",
-                storage_path=str(folder),
-                verbose=0,
-                failure_config=tune.FailureConfig(max_failures=settings.max_failures),
-            ),
-        )
+        # A process of its own for each run; one that is lost is started again, and resumes.
+        train = ray.remote(
+            num_cpus=1,
+            num_gpus=settings.gpus_per_worker,
+            max_calls=1,
+            max_retries=settings.max_failures,
+            retry_exceptions=True,
+        )(_trial)
+        running: dict[Any, int] = {}
         with shown(ray, outbox):
-            tuner.fit()
-        shutil.rmtree(folder / "ray", ignore_errors=True)
-        ended = {i: ray.get(outbox.read.remote(str(i))) for i, _ in left}
-    # A trial whose process was lost too often has told nothing.
-    told = {i: "its process was lost" if error is None else error for i, error in ended.items()}
-    return {i: error for i, error in told.items() if error}
+            while queue or running:
+                while queue and len(running) < settings.workers:
+                    trial, run = queue.pop()
+                    running[train.remote(trial, run.as_flags(), run.run_dir, outbox)] = trial
+                (ready,), _ = ray.wait(list(running), num_returns=1)
+                trial = running.pop(ready)
+                try:
+                    error = ray.get(ready)
+                except Exception as lost:
+                    error = f"its process was lost: {short_message(lost, 'last')}"
+                if error:
+                    failed[trial] = error
+    return failed
 
 
-def _resources(settings: ClusterSettings) -> dict[str, float]:
-    return {"cpu": 1, "gpu": settings.gpus_per_worker}
-
-
-def _trial(config: dict[str, Any], outbox: Any) -> None:
-    """Train one run, or go on with it."""
-    import ray
-
-    work = config["work"]
-    ToOutbox.install(outbox, f"trial {work['trial']}: ")
-    experiment = Experiment.from_flags(work["flags"], run_dir=work["run_dir"])
-    error = ""
+def _trial(trial: int, flags: str, run_dir: str, outbox: Any) -> str:
+    """Train one run, or resume it; why it was refused, or nothing."""
+    ToOutbox.install(outbox, f"trial {trial}: ")
     try:
-        trainer.train(experiment, resume=Path(work["run_dir"]).exists())
+        trainer.train(Experiment.from_flags(flags, run_dir=run_dir), resume=Path(run_dir).exists())
     except UserError as refused:
-        error = str(refused)
-    ray.get(outbox.tell.remote(str(work["trial"]), error))
+        return str(refused)
+    return ""
 
 
 def score_of(run: Experiment) -> float:

@@ -12,8 +12,7 @@ from typing import Any
 
 from absl import logging
 
-from tfdml.cluster.messages import Outbox, ToOutbox, shown
-from tfdml.cluster.ray_session import LOCAL, ray_session
+from tfdml.cluster.ray_session import LOCAL, Outbox, ToOutbox, ray_session, shown
 from tfdml.errors import UserError, short_message
 from tfdml.io.files import PARTIAL_PREFIX, is_folder
 from tfdml.report import write_run_report
