@@ -263,6 +263,11 @@ def whole(size: tf.Tensor) -> tf.Tensor:
     return tf.concat([[0, 0], size], 0)
 
 
+def cut(image: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
+    """The part of an image (H, W, 3) that a window (4,) names: top, left, height and width."""
+    return tf.slice(image, tf.concat([window[:2], [0]], 0), tf.concat([window[2:], [3]], 0))
+
+
 def decode_part(
     encoded: tf.Tensor, choose: Callable[[tf.Tensor], tf.Tensor], box: tf.Tensor | None = None
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -309,8 +314,7 @@ def decode_part(
     def from_whole() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         image = _decode_whole(encoded)
         window, chosen, size = placed(tf.shape(image)[:2])
-        part = tf.slice(image, tf.concat([window[:2], [0]], 0), tf.concat([window[2:], [3]], 0))
-        return part, chosen, size
+        return cut(image, window), chosen, size
 
     part, window, size = tf.cond(is_plain_jpeg(encoded), from_jpeg, from_whole)
     return tf.ensure_shape(part, (None, None, 3)), tf.ensure_shape(window, (4,)), tf.ensure_shape(size, (2,))

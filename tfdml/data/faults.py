@@ -14,11 +14,11 @@ from typing import Any, BinaryIO
 import numpy as np
 import tensorflow as tf
 from absl import logging
-from PIL import Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+from PIL import Image
 
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.decoding import DECODER_LIMIT, FOREIGN, JPEG, PNG, WEBP, Format, decode_image, format_of
-from tfdml.data.images import Images
+from tfdml.data.decoding import DECODER_LIMIT, FOREIGN, JPEG, PNG, WEBP, decode_image, format_of
+from tfdml.data.images import Images, read_header
 from tfdml.errors import UserError, short_message
 
 _NAMED_IN_MESSAGES = 3
@@ -31,12 +31,6 @@ _THREADS = 16
 
 _JPEG_END, _JPEG_SCAN = b"\xff\xd9", b"\xff\xda"
 _PNG_END = b"IEND\xaeB`\x82"
-# Read headers alone, and without Pillow's own limit of pixels.
-_HEADERS: dict[Format, Callable] = {
-    JPEG: JpegImagePlugin.JpegImageFile,
-    PNG: PngImagePlugin.PngImageFile,
-    WEBP: WebPImagePlugin.WebPImageFile,
-}
 # Formats that every supported Pillow recognises, whose images can be converted. AVIF and HEIC are known by `_BRANDS`.
 _CONVERTIBLE = ("BMP", "DDS", "GIF", "ICO", "JPEG2000", "PSD", "TIFF")
 _BRANDS = {b"avif": "AVIF", **dict.fromkeys((b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"), "HEIC")}
@@ -162,16 +156,6 @@ def find_faults(images: Images, indices: Sequence[int] | np.ndarray | None = Non
     return [] if images.decoded else _faults(images, chosen, fault, os.cpu_count() or 1)
 
 
-def content_fault(data: bytes, max_pixels: int = DECODER_LIMIT) -> str | None:
-    """What is wrong with the bytes of an image, judged as `inspect` does; None if nothing is.
-
-    Example:
-        >>> content_fault(b"")
-        'empty file'
-    """
-    return _content_fault(io.BytesIO(data), max_pixels)
-
-
 def decoding_fault(data: bytes, decode: Callable[[tf.Tensor], object], max_pixels: int = DECODER_LIMIT) -> str | None:
     """What is wrong with the bytes of an image, which are decoded; None if nothing is.
 
@@ -184,7 +168,7 @@ def decoding_fault(data: bytes, decode: Callable[[tf.Tensor], object], max_pixel
         >>> decoding_fault(jpeg[: len(jpeg) // 2], tfdml.data.decode_image)
         'truncated JPEG (no end-of-image marker)'
     """
-    fault = content_fault(data, max_pixels)
+    fault = _content_fault(io.BytesIO(data), max_pixels)
     if fault:
         return fault
     try:
@@ -314,9 +298,8 @@ def _content_fault(file: BinaryIO, max_pixels: int) -> str | None:
     ended = _END_FAULTS[kind](file, head)
     if ended:
         return ended
-    file.seek(0)
     try:
-        image = _HEADERS[kind](file)
+        image = read_header(file, kind)
     except Image.DecompressionBombError as error:
         return f"too large: {error}"
     except Exception as error:  # Pillow raises many types on damaged data

@@ -21,14 +21,24 @@ from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 import tensorflow as tf
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
-from tfdml.data.decoding import decode_image, decode_part, whole
+from tfdml.data.decoding import JPEG, PNG, WEBP, Format, cut, decode_image, decode_part, format_of, whole
 from tfdml.errors import UserError
 from tfdml.io import files
 from tfdml.io.files import require_regular
 
-_ORIENTATION_TAG = 0x0112
+_HEADERS: dict[Format, Callable] = {
+    JPEG: JpegImagePlugin.JpegImageFile,
+    PNG: PngImagePlugin.PngImageFile,
+    WEBP: WebPImagePlugin.WebPImageFile,
+}
+
+
+def read_header(file: BinaryIO, kind: Format) -> Image.Image:
+    """Returns an image of which only the header is read, without Pillow's own limit of pixels."""
+    file.seek(0)
+    return _HEADERS[kind](file)
 
 
 class Images(abc.ABC):
@@ -110,9 +120,14 @@ class Images(abc.ABC):
     def size(self, index: int) -> tuple[int, int] | None:
         """Height and width of one image as it is shown, from its header alone; None for what is no image."""
         try:
-            with self.open(index) as file, Image.open(file) as image:
+            with self.open(index) as file:
+                kind = format_of(file.read(16))
+                if kind is None:
+                    return None
+                image = read_header(file, kind)
                 width, height = image.size
-                return (width, height) if image.getexif().get(_ORIENTATION_TAG, 1) >= 5 else (height, width)
+                turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+                return (width, height) if turned else (height, width)
         except Exception:  # a file system's own errors, and a dozen types that Pillow raises on damaged headers
             return None
 
@@ -361,8 +376,7 @@ class Source:
         image = self.read(*row)
         size = tf.shape(image)[:2]
         window = choose(size)
-        part = tf.slice(image, tf.concat([window[:2], [0]], 0), tf.concat([window[2:], [3]], 0))
-        return part, window, size
+        return cut(image, window), window, size
 
 
 def source_of_encoded(read: Callable[[np.ndarray], Iterable[bytes]]) -> Source:

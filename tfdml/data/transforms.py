@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tfdml.data.decoding import whole
+from tfdml.data.decoding import cut, whole
 from tfdml.data.policies import Policy
 from tfdml.errors import UserError
 
@@ -540,7 +540,7 @@ class TrainTransform:
         if self.varies_size:
             size = tf.shape(image)[:2]
             window = self.window(size, draws)
-            return self.finish(_cut(image, window), window, size, draws)
+            return self.finish(cut(image, window), window, size, draws)
         top, left = self._offsets(tf.shape(image)[:2], draws)
         return self._flip_and_augment(tf.slice(image, [top, left, 0], [self.image_size, self.image_size, 3]), draws)
 
@@ -667,10 +667,6 @@ class TrainTransform:
         return self.policy(view, digits[::2] * 2**_DRAW_BITS + digits[1::2])
 
 
-def _cut(image: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
-    return tf.slice(image, tf.concat([window[:2], [0]], 0), tf.concat([window[2:], [3]], 0))
-
-
 # A random resized crop that has not fitted after this many tries is the largest central one.
 TRIES = 10
 
@@ -721,7 +717,7 @@ def multi_resolution(
     """
     longer = tf.maximum(1, tf.cast(tf.round(crop * between(draw, *resolutions)), tf.int32))
     reference = tf.maximum(*size)
-    height, width = (tf.maximum(1, (2 * edge * longer + reference) // (2 * reference)) for edge in size)
+    height, width = (tf.maximum(1, _scaled(edge, longer, reference)) for edge in size)
     return height, width
 
 

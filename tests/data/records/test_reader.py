@@ -82,6 +82,13 @@ def test_records_are_read_in_any_order(source, records):
     assert [records.take(order).images.name(i) for i in range(24)] == [source.images.paths[i] for i in order]
 
 
+def test_records_are_read_where_the_system_reads_at_no_position(source, folder, monkeypatch):
+    """As on Windows."""
+    monkeypatch.delattr(os, "pread")
+    records, order = load("records", folder), [3, 1, 1, 20, 0]
+    assert records.images.read(np.array(order)) == [source.images.encoded(i) for i in order]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["random_crop", "random_resized_crop"])
 def test_batches_are_equal_bit_by_bit(source, records, kind):
