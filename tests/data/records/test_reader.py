@@ -198,7 +198,7 @@ def test_damage_is_named_when_the_folder_is_opened(name, change, says, copied):
         with pytest.raises(UserError, match=says) as error:
             look()
         assert path.name in str(error.value)
-        assert "bin/prepare" in str(error.value)
+        assert "tfdml prepare" in str(error.value)
         assert "\n" not in str(error.value)
 
 
