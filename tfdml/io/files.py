@@ -159,9 +159,9 @@ def find(pattern: str, suffixes: tuple[str, ...] = ("",)) -> list[str]:
         UserError: There is no such folder, or it cannot be listed.
 
     Example:
-        >>> find("no/such/folder/*.jpg")
+        >>> find("/no/such/folder/*.jpg")
         Traceback (most recent call last):
-        tfdml.errors.UserError: there is no folder no/such/folder
+        tfdml.errors.UserError: there is no folder /no/such/folder
     """
     pattern = pattern if is_remote(pattern) else os.path.abspath(os.path.expanduser(pattern))
     wild = re.search(r"[*?]", pattern)
@@ -452,8 +452,8 @@ def locked(folder: str | os.PathLike, argument: str, name: str = LOCK, wait: boo
         UserError: Another process holds the lock, and the message names it; there is no such folder.
 
     Example:
-        >>> with locked("runs/cars", "run_dir"):
-        ...     write_whole("runs/cars/flags.txt", b"--seed=1")
+        >>> with locked(".", "run_dir"):
+        ...     write_whole("flags.txt", b"--seed=1")
     """
     if not os.path.isdir(folder):
         raise UserError(f"`{argument}={folder}`: there is no such folder")
