@@ -122,7 +122,7 @@ class Client:
         self._transport.close()
 
     def embed(self, images: Sequence[bytes]) -> list[Answer]:
-        """The embedding of every image.
+        """Return the embedding of every image.
 
         Args:
             images: The bytes of JPEG, PNG or WebP files.
@@ -137,11 +137,11 @@ class Client:
         return self._all(self._signatures[0], "image_bytes", images, _lengths(images), None)
 
     def search(self, images: Sequence[bytes], k: int) -> list[Answer]:
-        """The k nearest gallery items of every image, from a retriever; see `embed`."""
+        """Return the k nearest gallery items of every image, from a retriever; see `embed`."""
         return self._all(self._signatures[1], "image_bytes", images, _lengths(images), k)
 
     def search_embeddings(self, embeddings: Sequence[Sequence[float]], k: int) -> list[Answer]:
-        """The k nearest gallery items of every embedding, from a retriever; see `embed`."""
+        """Return the k nearest gallery items of every embedding, from a retriever; see `embed`."""
         sizes = [4 * len(embedding) for embedding in embeddings]
         return self._all("search_embedding", "embedding", embeddings, sizes, k)
 
@@ -274,7 +274,7 @@ def _pack(tensor, values: list) -> None:
 
 
 def _unpack(tensor) -> list:
-    """A TensorProto as lists; strings are UTF-8."""
+    """Return a TensorProto as lists; strings are UTF-8."""
     shape = [dimension.size for dimension in tensor.tensor_shape.dim]
     size = 1
     for length in shape:
@@ -351,7 +351,7 @@ def _as_json(value):
 
 
 def _gist(text: str) -> str:
-    """The line of TensorFlow's message that says what is wrong."""
+    """Return the line of TensorFlow's message that says what is wrong."""
     lines = [line.strip() for line in text.partition("[[{{node")[0].splitlines() if line.strip()]
     last = lines[-1] if lines else text.strip()
     said = re.fullmatch(r"assertion failed: \[(.*)\]", last)
@@ -368,7 +368,7 @@ def _read(path: str) -> bytes | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+    """Return the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", required=True, help="where the model is served")
     parser.add_argument("--k", type=int, default=0, help="search for so many neighbours; 0: embed")

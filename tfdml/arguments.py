@@ -23,7 +23,7 @@ def number(
     at_least: float | None = None,
     at_most: float | None = None,
 ) -> float:
-    """A finite number within bounds.
+    """Return a finite number within bounds.
 
     Args:
         what: The argument's name, for the message.
@@ -58,7 +58,7 @@ def number(
 
 
 def share(what: str, value: Any, why: str) -> float:
-    """A share of at least 0 and below 1.
+    """Return a share of at least 0 and below 1.
 
     Args:
         what: The argument's name, for the message.
@@ -79,7 +79,7 @@ def share(what: str, value: Any, why: str) -> float:
 
 
 def integer(what: str, value: Any, *, at_least: int | None = None, at_most: int | None = None) -> int:
-    """An integer within bounds; 2.0 counts as one, `True` does not.
+    """Return an integer within bounds; 2.0 counts as one, `True` does not.
 
     Args:
         what: The argument's name, for the message.
@@ -104,7 +104,7 @@ def integer(what: str, value: Any, *, at_least: int | None = None, at_most: int 
 
 
 def boolean(what: str, value: Any) -> bool:
-    """True or False, and nothing that Python merely takes for one of them.
+    """Accept True or False, and nothing that Python merely takes for one of them.
 
     Args:
         what: The argument's name, for the message.
@@ -123,7 +123,7 @@ def boolean(what: str, value: Any) -> bool:
 
 
 def text(what: str, value: Any) -> str:
-    """A text that can be written to a file.
+    """Return a text that can be written to a file.
 
     Args:
         what: The argument's name, for the message.

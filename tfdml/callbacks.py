@@ -103,7 +103,7 @@ class RetrievalEvaluation(keras.callbacks.Callback):
             check_depth(retrieval_task(nothing[0], self.y, nothing[1], self.gallery_labels), self.names)
 
     def set_model(self, model):
-        """Called by Keras before training."""
+        """Take the model, before training."""
         super().set_model(model)
         put_first(self)
 
@@ -114,7 +114,7 @@ class RetrievalEvaluation(keras.callbacks.Callback):
             logs.update({f"{self.prefix}{name}": value for name, value in self.evaluate(self.model).items()})
 
     def evaluate(self, model: keras.Model) -> dict[str, float]:
-        """The metrics of a model as it is now, by name, without the prefix.
+        """Return the metrics of a model as it is now, by name, without the prefix.
 
         Example:
             >>> sorted(RetrievalEvaluation(test.images.pixels(), test.labels).evaluate(model))
@@ -137,7 +137,7 @@ class RetrievalEvaluation(keras.callbacks.Callback):
 
 
 def _images(batches: Any, labels: list[np.ndarray]) -> Iterator[Any]:
-    """The images of batches of (images, labels); the labels are added to a list."""
+    """Yield the images of batches of (images, labels); the labels are added to a list."""
     # A PyDataset may have items beyond its length.
     finite = map(batches.__getitem__, range(len(batches))) if isinstance(batches, keras.utils.PyDataset) else batches
     for batch in finite:

@@ -24,7 +24,7 @@ class Effect:
 
 
 def needs(flag: str, *values: Any) -> Effect:
-    """The effect of a flag that needs another one: to have one of `values`, or else to be set at all.
+    """Return the effect of a flag that needs another one: to have one of `values`, or else to be set at all.
 
     Example:
         >>> needs("sampling", "shuffle").holds({"sampling": "hierarchical"}), needs("clip_norm").holds({"clip_norm": 1})
@@ -36,7 +36,7 @@ def needs(flag: str, *values: Any) -> Effect:
 
 
 def either(*effects: Effect) -> Effect:
-    """The effect of a flag for which one of several conditions is enough."""
+    """Return the effect of a flag for which one of several conditions is enough."""
     return Effect(
         lambda given: any(effect.holds(given) for effect in effects),
         " or ".join(effect.condition for effect in effects),
@@ -44,7 +44,7 @@ def either(*effects: Effect) -> Effect:
 
 
 def both(*effects: Effect) -> Effect:
-    """The effect of a flag that needs several conditions."""
+    """Return the effect of a flag that needs several conditions."""
     return Effect(
         lambda given: all(effect.holds(given) for effect in effects),
         " and ".join(effect.condition for effect in effects),
@@ -52,7 +52,7 @@ def both(*effects: Effect) -> Effect:
 
 
 def in_vain(table: Mapping[str, Effect], given: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
-    """What to say of each flag that has no effect, by name.
+    """Return what to say of each flag that has no effect, by name.
 
     Args:
         table: The effects of the flags that do not always have one.

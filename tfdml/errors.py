@@ -18,7 +18,7 @@ class UserError(ValueError):
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], write: Callable[[Any], str] = json.dumps) -> str:
-    """What differs between two mappings, in words; empty where nothing does.
+    """Return what differs between two mappings, in words; empty where nothing does.
 
     Args:
         before: By name.

@@ -30,12 +30,12 @@ class Kernel(SavedByArguments):
     whole_batch = False
 
     def __call__(self, x, y=None):
-        """Computes the Gram matrix: (B, D) -> (B, B), or (B, D), (B', D) -> (B, B')."""
+        """Compute the Gram matrix: (B, D) -> (B, B), or (B, D), (B', D) -> (B, B')."""
         pairs = Pairs.of_batch(x) if y is None else Pairs.between(x, y)
         return self.matrix(_checked(pairs))
 
     def scaled(self, pairs: Pairs):
-        """Computes the Gram matrix as factor * exp(exponent), neither of which overflows where the matrix would.
+        """Compute the Gram matrix as factor * exp(exponent), neither of which overflows where the matrix would.
 
         Args:
             pairs: Those of a batch.
@@ -46,16 +46,16 @@ class Kernel(SavedByArguments):
         return self.scaled_matrix(_checked(pairs))
 
     def scaled_matrix(self, pairs):
-        """Computes the factor and the exponent of validated pairs; by default the matrix itself, and None."""
+        """Compute the factor and the exponent of validated pairs; by default the matrix itself, and None."""
         return self.matrix(pairs), None
 
     def matrix(self, pairs):
-        """Computes the Gram matrix (b, B) of validated pairs."""
+        """Compute the Gram matrix (b, B) of validated pairs."""
         raise TypeError(f"{type(self).__name__} must define matrix()")
 
     @classmethod
     def from_config(cls, config):
-        """The kernel that `get_config` describes."""
+        """Return the kernel that `get_config` describes."""
         return cls(**config)
 
     def __repr__(self):
@@ -63,7 +63,7 @@ class Kernel(SavedByArguments):
 
 
 def _mean_distance(distances, pairs):
-    """The mean over pairs of different images, gradient stopped; 1 where every distance is 0."""
+    """Return the mean over pairs of different images, gradient stopped; 1 where every distance is 0."""
     anchors, references = (ops.cast(n, "float32") for n in (pairs.num_anchors, ops.shape(distances)[1]))
     # An anchor's distance to itself is 0, so the sum over all pairs is that over pairs of different images.
     others = references - 1.0 if pairs.within else references
@@ -102,7 +102,7 @@ class GaussianMixture(Kernel):
         self.bandwidth = _check_bandwidth(bandwidth)
 
     def matrix(self, pairs):
-        """Computes the Gram matrix (b, B) of validated pairs."""
+        """Compute the Gram matrix (b, B) of validated pairs."""
         squared = pairs.distances("sqeuclidean")
         tau = _mean_distance(squared, pairs) if self.bandwidth is None else self.bandwidth
         total = sum(ops.exp(-squared / (m * tau)) for m in self.multipliers)
@@ -135,7 +135,7 @@ class Laplace(Kernel):
         self.bandwidth = _check_bandwidth(bandwidth)
 
     def matrix(self, pairs):
-        """Computes the Gram matrix (b, B) of validated pairs."""
+        """Compute the Gram matrix (b, B) of validated pairs."""
         absolute = pairwise.absolute_distances(pairs.anchors, pairs.references)
         sigma = _mean_distance(absolute, pairs) if self.bandwidth is None else self.bandwidth
         return ops.exp(-absolute / (self.multiplier * sigma))
@@ -164,11 +164,11 @@ class Polynomial(Kernel):
         self.degree = integer("degree", degree, at_least=1, at_most=100)
 
     def matrix(self, pairs):
-        """Computes the Gram matrix (b, B) of validated pairs."""
+        """Compute the Gram matrix (b, B) of validated pairs."""
         return self._power(pairs.products() + 1.0)
 
     def scaled_matrix(self, pairs):
-        """Computes ((x . x' + 1) / c)^p and p ln(c), with c the largest |x . x' + 1|, gradient stopped."""
+        """Compute ((x . x' + 1) / c)^p and p ln(c), with c the largest |x . x' + 1|, gradient stopped."""
         base = pairs.products() + 1.0
         largest = ops.max(ops.abs(ops.stop_gradient(base)), initial=1.0)
         return self._power(base / largest), self.degree * ops.log(largest)
@@ -206,11 +206,11 @@ class Exponential(Kernel):
         self.max_exponent = number("max_exponent", max_exponent, above=0, at_most=88)
 
     def matrix(self, pairs):
-        """Computes the Gram matrix (b, B) of validated pairs."""
+        """Compute the Gram matrix (b, B) of validated pairs."""
         return ops.exp(ops.minimum(pairs.products(), self.max_exponent))
 
     def scaled_matrix(self, pairs):
-        """Computes 1 and x . x'."""
+        """Compute 1 and x . x'."""
         exponent = pairs.products()
         return ops.ones_like(exponent), exponent
 

@@ -74,7 +74,7 @@ class Pairs:
         rows: Rows | None = None,
         total: Callable | None = None,
     ) -> Pairs:
-        """Creates the pairs of a batch.
+        """Create the pairs of a batch.
 
         Args:
             vectors: (N, d), or (N, ...), of the whole batch.
@@ -94,7 +94,7 @@ class Pairs:
 
     @classmethod
     def between(cls, anchors, references) -> Pairs:
-        """Creates the pairs of two sets of vectors, (b, d) and (B, d), that share no image."""
+        """Create the pairs of two sets of vectors, (b, d) and (B, d), that share no image."""
         pairs = cls(ops.convert_to_tensor(anchors), ops.convert_to_tensor(references), within=False)
         pairs._shared = False
         return pairs
@@ -138,7 +138,7 @@ class Pairs:
         return take_rows(values, self._rows or Rows(0, ops.shape(self.anchors)[0]))
 
     def distances(self, distance=None):
-        """Computes the dissimilarities of anchors and references: (b, B) float32, smaller is more alike.
+        """Compute the dissimilarities of anchors and references: (b, B) float32, smaller is more alike.
 
         Each matrix is computed once. In a loop or branch of a graph, use a matrix that was computed before it.
 
@@ -177,7 +177,7 @@ class Pairs:
         return -matrix if getattr(distance, "larger_is_closer", False) else matrix
 
     def cosines(self):
-        """Computes the cosines of anchors and references: (b, B) float32; 0 for a zero vector."""
+        """Compute the cosines of anchors and references: (b, B) float32; 0 for a zero vector."""
         if "cosines" not in self._matrices:
             anchors = pairwise.l2_normalize(self.anchors)
             references = anchors if self.square else pairwise.l2_normalize(self.references)
@@ -185,13 +185,13 @@ class Pairs:
         return self._matrices["cosines"]
 
     def products(self):
-        """Computes the dot products of anchors and references: (b, B) float32."""
+        """Compute the dot products of anchors and references: (b, B) float32."""
         if "products" not in self._matrices:
             self._matrices["products"] = pairwise.dot_products(self.anchors, self.references)
         return self._matrices["products"]
 
     def total(self, values):
-        """Returns the sum over all anchors of the batch, from the sum over these. No gradient flows through it.
+        """Return the sum over all anchors of the batch, from the sum over these. No gradient flows through it.
 
         Args:
             values: A scalar or tensor, what these anchors make up.
@@ -200,11 +200,11 @@ class Pairs:
         return values if self._total is None else self._total(values)
 
     def count(self, mask):
-        """Counts the pairs of all anchors that `mask` (b, B) has: a float32 scalar."""
+        """Count the pairs of all anchors that `mask` (b, B) has: a float32 scalar."""
         return self.total(pairwise.masked_count(mask))
 
     def mean(self, values, mask=None):
-        """Computes the mean over the pairs of all anchors, or the part of it that these anchors make up.
+        """Compute the mean over the pairs of all anchors, or the part of it that these anchors make up.
 
         Args:
             values: (b, B), or (b,).
@@ -224,7 +224,7 @@ class Pairs:
         return rows * (ops.cast(self.num_anchors, "float32") / ops.where(counted > 0, counted, 1.0))
 
     def keep(self, positives, negatives) -> Pairs:
-        """Returns the same pairs with only those positives and negatives that are in these masks (b, B) too.
+        """Return the same pairs with only those positives and negatives that are in these masks (b, B) too.
 
         Raises:
             ValueError: A mask has another shape.
@@ -238,16 +238,16 @@ class Pairs:
         return pairs
 
     def keep_images(self, kept) -> Pairs:
-        """Returns the same pairs without those of references, and of anchors, for which `kept` (B,) is false."""
+        """Return the same pairs without those of references, and of anchors, for which `kept` (B,) is false."""
         mask = ops.logical_and(self.of_anchors(kept)[:, None], kept[None, :])
         return self.keep(mask, mask)
 
     def using(self, distance) -> Pairs:
-        """Returns the same pairs, whose `distances()` are by default these."""
+        """Return the same pairs, whose `distances()` are by default these."""
         return self._copy(distance=distance)
 
     def on(self, vectors) -> Pairs:
-        """Returns the same pairs of another representation: vectors (N, d), or (N, ...), of the whole batch.
+        """Return the same pairs of another representation: vectors (N, d), or (N, ...), of the whole batch.
 
         Raises:
             ValueError: The references are not the images of the batch alone.
@@ -258,18 +258,18 @@ class Pairs:
         return self._of(vectors if self._rows is None else take_rows(vectors, self._rows), vectors)
 
     def map(self, function: Callable) -> Pairs:
-        """Returns the same pairs of `function(vectors)`, which works on each vector alone."""
+        """Return the same pairs of `function(vectors)`, which works on each vector alone."""
         anchors = function(self.anchors)
         return self._of(anchors, anchors if self.square else function(self.references))
 
     def without_gradient(self) -> Pairs:
-        """Returns the same pairs, through which no gradient flows."""
+        """Return the same pairs, through which no gradient flows."""
         pairs = self.map(ops.stop_gradient)
         pairs._matrices = {name: ops.stop_gradient(matrix) for name, matrix in self._matrices.items()}
         return pairs
 
     def with_memory(self, vectors, labels) -> Pairs:
-        """Returns the pairs of the same anchors with further references, which are no anchors.
+        """Return the pairs of the same anchors with further references, which are no anchors.
 
         The batch's own vectors carry no gradient as references then.
 
@@ -284,7 +284,7 @@ class Pairs:
         return pairs
 
     def _of(self, anchors, references) -> Pairs:
-        """The same pairs of other vectors."""
+        """Return the same pairs of other vectors."""
         pairs = self._copy(anchors=anchors, references=references)
         pairs._matrices = {}
         return pairs
@@ -296,7 +296,7 @@ class Pairs:
 
 
 def pairs_by_name(representations: Mapping[str, Any], *args, **kwargs) -> dict[str, Pairs]:
-    """Creates the pairs of each representation, which share their masks.
+    """Create the pairs of each representation, which share their masks.
 
     Args:
         representations: Vectors (N, ...) of the whole batch by name.
@@ -316,7 +316,7 @@ def pairs_by_name(representations: Mapping[str, Any], *args, **kwargs) -> dict[s
 def pairs_of_replica(
     representations: Mapping[str, Any], labels, relation: Callable | None = None, num_local=None, whole=False
 ) -> dict[str, Pairs]:
-    """Creates the pairs of this replica's images with those of all replicas, for each representation.
+    """Create the pairs of this replica's images with those of all replicas, for each representation.
 
     Args:
         representations: Vectors (N, ...) by name, gathered from all replicas.
@@ -332,7 +332,7 @@ def pairs_of_replica(
 
 
 def take_rows(x, rows: Rows):
-    """Returns these rows of x (N, ...)."""
+    """Return these rows of x (N, ...)."""
     if not isinstance(rows.count, int):
         return x[rows.first : rows.first + rows.count]
     # So that the size stays known where the first row is not.

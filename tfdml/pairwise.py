@@ -24,7 +24,7 @@ _ROUNDING = 8.0 * float(np.finfo(np.float32).eps)
 
 
 def integer_labels(labels: Any, what: str = "labels") -> np.ndarray:
-    """Converts class ids to a NumPy vector of integers, for training and evaluation.
+    """Convert class ids to a NumPy vector of integers, for training and evaluation.
 
     Args:
         labels: (N,) or (N, 1) integers or booleans, or floats that are whole numbers.
@@ -98,7 +98,7 @@ def _not_a_vector(what: str, labels: Any) -> str:
 
 
 def as_labels(labels, rows=False):
-    """Converts class labels to a vector of integers (B,); with `rows` to rows of them (B, L).
+    """Convert class labels to a vector of integers (B,); with `rows` to rows of them (B, L).
 
     Accepts (B,) or (B, 1) integers, booleans, or floats that are whole numbers; see `integer_labels`. Where values are
     not known yet, in a graph, floats are rounded to the nearest integer. On a backend without 64-bit integers, concrete
@@ -158,7 +158,7 @@ def _known_whole_numbers(labels):
 
 
 def l2_normalize(x, axis=-1):
-    """Computes x / |x| in float32; a zero vector stays zero and gets a zero gradient."""
+    """Compute x / |x| in float32; a zero vector stays zero and gets a zero gradient."""
     x = ops.cast(x, "float32")
     squared = ops.sum(ops.square(x), axis=axis, keepdims=True)
     nonzero = squared > 1e-16
@@ -166,25 +166,25 @@ def l2_normalize(x, axis=-1):
 
 
 def safe_sqrt(x):
-    """Computes the square root of x >= 0, with gradient 0 at 0; NaN stays NaN."""
+    """Compute the square root of x >= 0, with gradient 0 at 0; NaN stays NaN."""
     zero = x <= 0
     return ops.where(zero, 0.0, ops.sqrt(ops.where(zero, 1.0, x)))
 
 
 def dot_products(x, y=None):
-    """Computes the matrix of x_i . y_j: (B, D), (B', D) -> (B, B'); `y` defaults to `x`."""
+    """Compute the matrix of x_i . y_j: (B, D), (B', D) -> (B, B'); `y` defaults to `x`."""
     x = ops.cast(x, "float32")
     y = x if y is None else ops.cast(y, "float32")
     return ops.matmul(x, ops.transpose(y))
 
 
 def cosine_similarities(x, y=None):
-    """Computes the matrix of cosines: (B, D), (B', D) -> (B, B'); a zero vector has cosine 0 with everything."""
+    """Compute the matrix of cosines: (B, D), (B', D) -> (B, B'); a zero vector has cosine 0 with everything."""
     return dot_products(l2_normalize(x), None if y is None else l2_normalize(y))
 
 
 def squared_distances(x, y=None):
-    """Computes the matrix of |x_i - y_j|^2: (B, D), (B', D) -> (B, B'); `y` defaults to `x`.
+    """Compute the matrix of |x_i - y_j|^2: (B, D), (B', D) -> (B, B'); `y` defaults to `x`.
 
     What rounding cannot tell from 0 is 0: below 8 units of float32's rounding of |x_i|^2 + |y_j|^2. On some processors
     the product of duplicates depends on where they are in the matrix. Without `y` the diagonal is exactly 0 too. Both
@@ -212,7 +212,7 @@ def squared_distances(x, y=None):
 
 
 def distances(x, y=None, distance="euclidean"):
-    """Computes the matrix of dissimilarities: (B, D), (B', D) -> (B, B').
+    """Compute the matrix of dissimilarities: (B, D), (B', D) -> (B, B').
 
     Args:
         x: (B, D).
@@ -233,7 +233,7 @@ def distances(x, y=None, distance="euclidean"):
 
 
 def absolute_distances(x, y=None):
-    """Computes the matrix of L1 distances sum_d |x_id - y_jd|: (B, D), (B', D) -> (B, B').
+    """Compute the matrix of L1 distances sum_d |x_id - y_jd|: (B, D), (B', D) -> (B, B').
 
     Computed anchor by anchor in both directions, so that memory stays O(B^2 + B D) and not O(B^2 D).
     """
@@ -258,7 +258,7 @@ def _absolute_distances(x, y):
 
 
 def identity_mask(count, size=None, first=0):
-    """Returns (count, size) booleans, true where the row and the column are the same image.
+    """Return (count, size) booleans, true where the row and the column are the same image.
 
     Args:
         count: The number of rows.
@@ -270,7 +270,7 @@ def identity_mask(count, size=None, first=0):
 
 
 def together(a, b, relation: Callable | None = None):
-    """Returns (N, M) booleans, whether images of labels `a` and `b` belong together.
+    """Return (N, M) booleans, whether images of labels `a` and `b` belong together.
 
     Args:
         a: (N,) integers, or rows (N, L).
@@ -292,27 +292,27 @@ def together(a, b, relation: Callable | None = None):
 
 
 def mean(x):
-    """Computes the mean of all values; 0 where there is none."""
+    """Compute the mean of all values; 0 where there is none."""
     return ops.sum(x) / ops.maximum(ops.cast(ops.size(x), "float32"), 1.0)
 
 
 def masked_sum(values, mask, axis=None):
-    """Computes the sum of `values` where `mask` is true; 0 where it is true nowhere."""
+    """Compute the sum of `values` where `mask` is true; 0 where it is true nowhere."""
     return ops.sum(ops.where(mask, values, 0.0), axis=axis)
 
 
 def masked_count(mask, axis=None):
-    """Counts how often `mask` is true, as float32."""
+    """Count how often `mask` is true, as float32."""
     return ops.sum(ops.cast(mask, "float32"), axis=axis)
 
 
 def masked_mean(values, mask, axis=None):
-    """Computes the mean of `values` where `mask` is true; 0 where it is true nowhere."""
+    """Compute the mean of `values` where `mask` is true; 0 where it is true nowhere."""
     return masked_sum(values, mask, axis) / ops.maximum(masked_count(mask, axis), 1.0)
 
 
 def index_of_largest(values):
-    """Returns the index of the largest value of each row, the first among equals: (N, M) -> (N,); also for N = M = 0.
+    """Return the index of the largest value of each row, the first among equals: (N, M) -> (N,); also for N = M = 0.
 
     Example:
         >>> np.array(index_of_largest(keras.ops.array([[1.0, 3.0, 3.0]]))).tolist()
@@ -323,7 +323,7 @@ def index_of_largest(values):
 
 
 def masked_logsumexp(values, mask, axis):
-    """Computes the log of the sum of exp(values) where `mask` is true.
+    """Compute the log of the sum of exp(values) where `mask` is true.
 
     Where it is true nowhere the result is about -1e30 and not -inf: its softplus is 0 with gradient 0, and sums and
     differences with it stay numbers.
@@ -332,7 +332,7 @@ def masked_logsumexp(values, mask, axis):
 
 
 def fold_over_positives(step, state, positives):
-    """Returns `state` after `step(state, chosen)` for the first, the second, ... positive of all rows at once.
+    """Return `state` after `step(state, chosen)` for the first, the second, ... positive of all rows at once.
 
     A function of (anchor, positive, other) then takes O(B^2) memory, and time in proportion to the most positives that
     a row has. No gradient flows through.

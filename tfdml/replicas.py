@@ -17,7 +17,7 @@ from tfdml import workarounds
 
 
 def _context() -> Any:
-    """The replica context if there is more than one replica, else None."""
+    """Return the replica context if there is more than one replica, else None."""
     if keras.backend.backend() != "tensorflow":
         return None
     import tensorflow as tf
@@ -30,7 +30,7 @@ def _context() -> Any:
 
 
 def count() -> int:
-    """Returns the number of replicas that share the batch."""
+    """Return the number of replicas that share the batch."""
     context = _context()
     return 1 if context is None else context.num_replicas_in_sync
 
@@ -41,7 +41,7 @@ _UNEQUAL = "must have the same size and shape"
 
 
 def require_images(images):
-    """Returns `images`, and checks within the step that this replica has at least one."""
+    """Return `images`, and checks within the step that this replica has at least one."""
     if _context() is None:
         return images
     import tensorflow as tf
@@ -85,7 +85,7 @@ def gather(x):
 
 
 def first_row(num_local):
-    """Returns where this replica's rows begin in what `gather` returns: 0 with a single replica.
+    """Return where this replica's rows begin in what `gather` returns: 0 with a single replica.
 
     Args:
         num_local: How many rows this replica has.
@@ -99,7 +99,7 @@ def first_row(num_local):
 
 
 def local_rows(x, num_local):
-    """Returns this replica's own rows (num_local, ...) of a gathered tensor (N, ...)."""
+    """Return this replica's own rows (num_local, ...) of a gathered tensor (N, ...)."""
     if count() == 1:
         return x
     first = first_row(num_local)
@@ -107,6 +107,6 @@ def local_rows(x, num_local):
 
 
 def total(tensors: list) -> list:
-    """Sums each tensor over replicas, which have it in the same shape. Not differentiable."""
+    """Sum each tensor over replicas, which have it in the same shape. Not differentiable."""
     context = _context()
     return tensors if context is None else context.all_reduce("SUM", tensors)

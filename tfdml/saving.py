@@ -31,7 +31,7 @@ class SavedByArguments:
     """
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments, as values that JSON can hold."""
+        """Return the arguments, as values that JSON can hold."""
         kept: dict[str, Any] = getattr(super(), "get_config", dict)()
         parameters = inspect.signature(type(self).__init__).parameters.values()
         named = [parameter.name for parameter in parameters if parameter.kind not in _REST]
@@ -60,14 +60,14 @@ def saved_size(model: keras.Model) -> int:
 
 
 def restore(value):
-    """The object that a serialised config describes; anything else as it is."""
+    """Return the object that a serialised config describes; anything else as it is."""
     if isinstance(value, dict) and "class_name" in value:
         return keras.saving.deserialize_keras_object(value)
     return value
 
 
 def in_words(owner: Any) -> str:
-    """An object by its class and arguments, for `__repr__`: `TripletLoss(margin=0.2, mining='all', ...)`.
+    """Return an object by its class and arguments, for `__repr__`: `TripletLoss(margin=0.2, mining='all', ...)`.
 
     Args:
         owner: Has a `get_config` of plain values and serialised objects.

@@ -7,7 +7,7 @@ __version__ = "0.1.0"
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
-    """The versions of those packages that are installed."""
+    """Return the versions of those packages that are installed."""
     found = {}
     for package in packages:
         try:

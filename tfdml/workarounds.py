@@ -16,7 +16,7 @@ from keras import ops, tree
 
 
 def layers_of(model: keras.Model) -> list:
-    """A model and all its layers, those within other layers too.
+    """Return a model and all its layers, those within other layers too.
 
     Keras 3.15: `Model.layers` has the outermost alone, and a layer does not show those that it is made of.
     """
@@ -24,7 +24,7 @@ def layers_of(model: keras.Model) -> list:
 
 
 def producer_of(tensor: keras.KerasTensor) -> tuple[Any, list]:
-    """The operation that made a symbolic tensor, and the tensors that it was called with.
+    """Return the operation that made a symbolic tensor, and the tensors that it was called with.
 
     Keras 3.15: an operation may have been called several times, and only private attributes tell the calls apart.
     """
@@ -34,7 +34,7 @@ def producer_of(tensor: keras.KerasTensor) -> tuple[Any, list]:
 
 @contextlib.contextmanager
 def accepting_weights(layer: keras.layers.Layer) -> Iterator[None]:
-    """A block in which a built layer takes new weights.
+    """Enter a block in which a built layer takes new weights.
 
     Keras 3.15: `build` locks a layer, also against `enable_lora` of a subclass.
     """
@@ -46,7 +46,7 @@ def accepting_weights(layer: keras.layers.Layer) -> Iterator[None]:
 
 
 def stored_kernel(layer: Any) -> keras.Variable:
-    """The kernel of a dense layer as it is stored, without a low-rank change.
+    """Return the kernel of a dense layer as it is stored, without a low-rank change.
 
     Keras 3.15: the public `kernel` has the change added.
     """
@@ -54,7 +54,7 @@ def stored_kernel(layer: Any) -> keras.Variable:
 
 
 def with_training(x: Any, training: bool) -> Any:
-    """The same tensor; layers that are called next within a model's call are in training, or are not.
+    """Return the same tensor; layers that are called next within a model's call are in training, or are not.
 
     Keras 3.15: a layer hands the `training` that it was called with on to those that are called after it, also the
     False of a frozen backbone.
@@ -72,7 +72,7 @@ class SavesMergedKernel:
         return self.merged_kernel(), None, None
 
     def merged_kernel(self) -> Any:
-        """The kernel with its change."""
+        """Return the kernel with its change."""
         raise NotImplementedError
 
 
@@ -85,7 +85,7 @@ def forget_layout(variable: keras.Variable) -> None:
 
 
 def loss_tracker(model: keras.Model) -> Any:
-    """The metric that logs a compiled model's loss.
+    """Return the metric that logs a compiled model's loss.
 
     Keras 3.15: a `train_step` of one's own updates it, and it is private.
     """
@@ -113,7 +113,7 @@ def put_first(callback: keras.callbacks.Callback) -> None:
 
 
 def schedule_of(optimizer: Any) -> Any:
-    """The learning rate as it was given, a schedule or a variable.
+    """Return the learning rate as it was given, a schedule or a variable.
 
     Keras 3.15: the public `learning_rate` is the present value.
     """
@@ -121,7 +121,7 @@ def schedule_of(optimizer: Any) -> Any:
 
 
 def trained_by(optimizer: Any) -> list:
-    """The variables that an optimizer was built for.
+    """Return the variables that an optimizer was built for.
 
     Keras 3.15: it shows its own variables alone.
     """
@@ -129,7 +129,7 @@ def trained_by(optimizer: Any) -> list:
 
 
 def index_in(optimizer: Any, variable: Any) -> int:
-    """The place of a variable among those that an optimizer was built for.
+    """Return the place of a variable among those that an optimizer was built for.
 
     Keras 3.15: on TensorFlow an update gets the backend's variable, by which the list cannot be searched.
     """
@@ -156,7 +156,7 @@ class WholeGradients:
         return grads if keras.backend.backend() == "tensorflow" else self.clipped(grads)
 
     def clipped(self, grads: list) -> list:
-        """The gradients, some of which may be None, as they are applied."""
+        """Return the gradients, some of which may be None, as they are applied."""
         return grads
 
 
@@ -184,7 +184,7 @@ class SeveralWorkersModel(keras.Model):
 
 
 def multi_worker_strategy() -> Any:
-    """A `tf.distribute.MultiWorkerMirroredStrategy` by TF_CONFIG; to be made before TensorFlow does anything else.
+    """Make a `tf.distribute.MultiWorkerMirroredStrategy` by TF_CONFIG, before TensorFlow does anything else.
 
     TensorFlow 2.21: the first values of a variable are those of worker 0, and integers of less than 32 bits, as
     moments' random projections are, cannot be sent. Here they are sent as int32.
@@ -228,7 +228,7 @@ def _several(model: Any) -> bool:
 
 
 def with_device(x: Any) -> Any:
-    """A tensor that replicas can gather.
+    """Return a tensor that replicas can gather.
 
     TensorFlow 2.21: several workers gather to the device of the tensor, and an argument of a traced function has none.
     """
@@ -265,7 +265,7 @@ def bound_waiting(meeting_seconds: float, silence_seconds: float) -> None:
 
 
 def frozen(function: Any) -> Any:
-    """A concrete function with its variables as constants.
+    """Return a concrete function with its variables as constants.
 
     TensorFlow 2.21: the only way to it is private.
     """
@@ -285,7 +285,7 @@ def write_fingerprint(folder: str) -> None:
 
 
 def litert_schema() -> Any:
-    """The classes of a .tflite file's parts.
+    """Return the classes of a .tflite file's parts.
 
     TensorFlow 2.21: `tf.lite` does not show them.
     """

@@ -27,7 +27,7 @@ def folder() -> Path:
 
 
 def shipped(path: str) -> Path | None:
-    """The file of the package that a path such as `configs/sop_jrd.flags` names; None where there is none."""
+    """Return the file of the package that a path such as `configs/sop_jrd.flags` names; None where there is none."""
     parts = Path(path).parts
     file = folder().joinpath(*parts[1:])
     return file if parts[:1] == ("configs",) and ".." not in parts and file.is_file() else None
@@ -58,7 +58,7 @@ def _value(flag: str, lines: Sequence[str]) -> str:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """The lines of a file; those of a file that it names come after its own comments."""
+    """Yield the lines of a file; those of a file that it names come after its own comments."""
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("--flagfile="):
             yield from (inner for inner in _lines(path.parent / line.partition("=")[2]) if inner.startswith("--"))

@@ -89,7 +89,7 @@ def _requirements() -> tuple[dict[str, tuple[str, str, bool]], dict[str, list[st
 
 
 def _missing(requirement: Requirement) -> list[str]:
-    """The packages that a requirement lacks: its own, or those of its extras, such as `tensorflow[and-cuda]`."""
+    """Return the packages that a requirement lacks: its own, or those of its extras, such as `tensorflow[and-cuda]`."""
     from packaging.requirements import Requirement
 
     version = _version(requirement.name)

@@ -49,7 +49,7 @@ BOXES = {
 
 
 def layers() -> list[list[str]]:
-    """The packages, from the top layer to the ground."""
+    """Return the packages, from the top layer to the ground."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     rows = settings["tool"]["importlinter"]["contracts"][0]["layers"]
     named = [[name.strip(" ()") for name in row.split("|")] for row in rows]
@@ -57,7 +57,7 @@ def layers() -> list[list[str]]:
 
 
 def source_of(package: str) -> pathlib.Path | None:
-    """The file that holds a package's docstring; None where there is no such package."""
+    """Return the file that holds a package's docstring; None where there is no such package."""
     for path in (ROOT / "tfdml" / package / "__init__.py", ROOT / "tfdml" / f"{package}.py"):
         if path.is_file():
             return path
@@ -65,7 +65,7 @@ def source_of(package: str) -> pathlib.Path | None:
 
 
 def imports() -> set[tuple[str, str]]:
-    """(importer, imported) of every two packages of which the first imports from the second."""
+    """Return (importer, imported) of every two packages of which the first imports from the second."""
     found = set()
     for path in (ROOT / "tfdml").rglob("*.py"):
         importer = path.relative_to(ROOT / "tfdml").parts[0].removesuffix(".py")
@@ -84,7 +84,7 @@ def imports() -> set[tuple[str, str]]:
 
 
 def reduced(edges: set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """The edges that do not follow from others."""
+    """Return the edges that do not follow from others."""
 
     def reaches(start: str, end: str, without: tuple[str, str]) -> bool:
         after = {b for a, b in edges if a == start and (a, b) != without}
@@ -94,7 +94,7 @@ def reduced(edges: set[tuple[str, str]]) -> set[tuple[str, str]]:
 
 
 def draw() -> str:
-    """The picture, as SVG."""
+    """Return the picture, as SVG."""
     rows = layers()
     where = {}
     for row, packages in enumerate(rows):

@@ -6,7 +6,7 @@ import keras
 
 
 def conv4(input_shape=(None, None, 3), width: int = 64, name: str = "conv4") -> keras.Model:
-    """The four-block network of the few-shot literature: (B, H, W, 3) -> (B, H/16, W/16, width).
+    """Return the four-block network of the few-shot literature: (B, H, W, 3) -> (B, H/16, W/16, width).
 
     Each block is a 3 x 3 convolution, batch normalisation, ReLU and 2 x 2 max pooling.
 

@@ -10,7 +10,7 @@ from tfdml.workarounds import producer_of
 
 
 def cut(model: keras.Model, at: str) -> tuple[keras.Model, keras.Model]:
-    """The part of a network up to a layer, that layer included, and the rest.
+    """Return the part of a network up to a layer, that layer included, and the rest.
 
     Both parts share their layers, and so their weights, with `model`: rest(trunk(x)) is model(x).
 
@@ -54,7 +54,7 @@ def _operation(tensor):
 
 
 def _walk(model: keras.Model, without: str | None = None) -> dict[int, keras.KerasTensor]:
-    """The tensors from which the output is made, by id, not going through the layer `without`."""
+    """Return the tensors from which the output is made, by id, not going through the layer `without`."""
     found: dict[int, keras.KerasTensor] = {}
     waiting = list(model.outputs)
     while waiting:

@@ -63,7 +63,7 @@ def check_preset(name: str) -> None:
 
 
 def load_preset(name: str, image_size: int) -> Preset:
-    """A preset's network for images of a size, with its weights.
+    """Return a preset's network for images of a size, with its weights.
 
     At another size than the preset's own, learned positions are interpolated (see `resized`); DINOv3 has rotary
     positions, and Swin relative ones, which need none.
@@ -111,7 +111,7 @@ def load_preset(name: str, image_size: int) -> Preset:
 
 
 def _scaling(hub: Any, path: str) -> dict[str, list[float]]:
-    """What the preset's image converter does to pixels, besides resizing them."""
+    """Return what the preset's image converter does to pixels, besides resizing them."""
     if os.path.isdir(path):
         with open(Path(path) / _CONVERTER, encoding="utf-8") as file:
             converter = keras.saving.deserialize_keras_object(json.load(file))
@@ -126,7 +126,7 @@ def _scaling(hub: Any, path: str) -> dict[str, list[float]]:
 
 
 def resized(network: keras.Model, image_size: int) -> keras.Model:
-    """A network of KerasHub for images of another size, and of today's dtype policy, with the same weights.
+    """Return a network of KerasHub for images of another size, and of today's dtype policy, with the same weights.
 
     A table of learned positions is interpolated over the patches by cubic convolution, those of class and other tokens
     stay; at the network's own size every weight keeps its value.
@@ -183,7 +183,7 @@ def _patch(config: dict[str, Any]) -> int:
 
 
 def interpolate_positions(table, shape, patches: int, antialias: bool = False):
-    """A table of positions for another number of patches, by cubic convolution over their square.
+    """Return a table of positions for another number of patches, by cubic convolution over their square.
 
     Args:
         table: (..., k + n, c), with k rows of tokens that are no patches before those of the patches, row by row.

@@ -42,6 +42,6 @@ class Blocks:
 
 
 def average_pool(x, name: str):
-    """The mean over 3 x 3 positions, those outside the map counting as zeros, as in Caffe."""
+    """Return the mean over 3 x 3 positions, those outside the map counting as zeros, as in Caffe."""
     x = keras.layers.ZeroPadding2D(1, name=f"{name}_pad")(x)
     return keras.layers.AveragePooling2D(3, 1, "valid", name=name)(x)

@@ -37,7 +37,7 @@ class LowRankEinsumDense(workarounds.SavesMergedKernel, keras.layers.EinsumDense
         return ops.cast(_merged(self), self.compute_dtype)
 
     def merged_kernel(self):
-        """The changed kernel as it is saved, not rounded to half precision."""
+        """Return the changed kernel as it is saved, not rounded to half precision."""
         return _merged(self)
 
 
@@ -91,14 +91,14 @@ def enable_lora(model: keras.Model, rank: int) -> int:
 
 
 def _merged(layer: Any) -> Any:
-    """The kernel of an adapted layer with its change, as it is stored."""
+    """Return the kernel of an adapted layer with its change, as it is stored."""
     change = ops.matmul(layer.lora_kernel_a, layer.lora_kernel_b) * (layer.lora_alpha / layer.lora_rank)
     kernel = workarounds.stored_kernel(layer)
     return ops.add(kernel, ops.reshape(change, kernel.shape))
 
 
 def plain_weights(model: keras.Model) -> list[np.ndarray]:
-    """The weights of a model with its low-rank changes added, as `set_weights` of one without them takes them.
+    """Return the weights of a model with its low-rank changes added, as `set_weights` of one without them takes them.
 
     Args:
         model: A built model.

@@ -96,7 +96,7 @@ _BACKBONES = {
 
 
 def names() -> tuple[str, ...]:
-    """The backbones that `resolve` knows, besides the presets of KerasHub."""
+    """Return the backbones that `resolve` knows, besides the presets of KerasHub."""
     return tuple(sorted(_BACKBONES))
 
 
@@ -125,7 +125,7 @@ def check(name: str, weights: str | None = None, **options) -> None:
 
 
 def published_weights(name: str) -> str:
-    """The `weights` by which a backbone starts from ImageNet: `"imagenet"`, `"FILE"`, or `""` where none are published.
+    """Return the `weights` with which a backbone starts from ImageNet: `"imagenet"`, `"FILE"`, or `""` without any.
 
     Args:
         name: One of `names()`, or a preset of KerasHub, which has its weights and needs none. Files are made by

@@ -43,7 +43,7 @@ def require_keras_hub() -> Any:
 
 
 def families() -> tuple[str, ...]:
-    """The classes of KerasHub that `TokenBackbone` takes."""
+    """Return the classes of KerasHub that `TokenBackbone` takes."""
     return tuple(sorted(_LEADING))
 
 
@@ -136,7 +136,7 @@ class TokenBackbone(keras.Model):
                 variable.trainable = False  # of the network's own pretraining
 
     def with_vector(self, images, training=None):
-        """The map (B, h, w, c), and the vector (B, c) that the network makes of each image.
+        """Return the map (B, h, w, c), and the vector (B, c) that the network makes of each image.
 
         Raises:
             ValueError: It makes none.
@@ -158,6 +158,6 @@ class TokenBackbone(keras.Model):
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
-        """The backbone, from the configuration of its network."""
+        """Return the backbone, from the configuration of its network."""
         del custom_objects
         return cls(**config)

@@ -122,7 +122,7 @@ class Command:
                 flag.unparse()
 
     def help(self) -> str:
-        """The usage, and every flag with its default."""
+        """Return the usage, and every flag with its default."""
         listed = {name for names in self.sections.values() for name in names}
         lines = [self.usage.strip(), ""]
         for title, names in self.sections.items():
@@ -139,7 +139,7 @@ def _flag_help(flag: flags.Flag) -> str:
 
 
 def as_flags(message: str, known: Flags, flag_of: Mapping[str, str] | None = None) -> str:
-    """A message with the arguments that it names in backticks written as flags.
+    """Return a message with the arguments that it names in backticks written as flags.
 
     `batch_size` becomes --batch_size, `bad_images='skip'` becomes --bad_images=skip, and `allow_extra=True`
     --allow_extra. What is no flag of the command stays as it is.
@@ -183,7 +183,7 @@ class Formatter(logging.Formatter):
         self._command = command
 
     def format(self, record: logging.LogRecord) -> str:
-        """A line."""
+        """Return a line."""
         return as_flags(super().format(record), self._command.flags, self._command.flag_of)
 
 

@@ -43,7 +43,7 @@ Print it again after an upgrade."""
 
 
 def script(shell: str) -> str:
-    """The completion script of a shell, `bash` or `zsh`.
+    """Return the completion script of a shell, `bash` or `zsh`.
 
     Example:
         >>> script("bash").splitlines()[-1]

@@ -130,7 +130,7 @@ def _about(source: EmbeddingBackend, choice: model_flags.DataChoice, split: str)
 
 
 def _stream(source: EmbeddingBackend, splits: list[ImageDataset], batch_size: int, done: int):
-    """The embeddings of all splits after the first `done` images; no batch holds images of two splits."""
+    """Yield the embeddings of all splits after the first `done` images; no batch holds images of two splits."""
     for dataset in splits:
         if done < len(dataset):
             yield from source.stream(dataset, batch_size, done)

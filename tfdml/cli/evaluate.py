@@ -135,7 +135,7 @@ def _write(path: str, result: dict[str, Any]) -> None:
 
 
 def _checked_ks(values: Flags) -> tuple[int, ...]:
-    """Checks the flags before anything is loaded, and returns the K of `--ks`."""
+    """Check the flags before anything is loaded, and returns the K of `--ks`."""
     if values.compare and values.model:
         raise UserError("--compare takes the place of --model: name one of them")
     if not values.compare and not values.model:
@@ -286,7 +286,7 @@ def _measure_gallery(values: Flags) -> None:
 
 
 def joined_runs(argv: Sequence[str]) -> list[str]:
-    """A command line with the folders that follow --compare put behind its equals sign, as a list flag wants them.
+    """Return a command line in which the folders after --compare follow its equals sign, as a list flag wants them.
 
     Example:
         >>> joined_runs(["evaluate", "--compare", "runs/a", "runs/b", "--report=page.html"])
@@ -305,7 +305,7 @@ def joined_runs(argv: Sequence[str]) -> list[str]:
 
 
 def _kind(given: Mapping[str, Any]) -> str:
-    """What is measured: `runs` (--compare), a `gallery`, stored `embeddings`, or a `model`."""
+    """Return what is measured: `runs` (--compare), a `gallery`, stored `embeddings`, or a `model`."""
     from tfdml.embeddings.reader import holds_embeddings
     from tfdml.retrieval import is_gallery
 

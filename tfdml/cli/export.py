@@ -170,7 +170,7 @@ def _export_gallery(
 
 
 def _gallery_items(values: Flags) -> Iterator[GalleryItem | UnreadableItem]:
-    """The items that the flags mean, each read when its turn comes."""
+    """Return the items that the flags mean, each read when its turn comes."""
     from tfdml.export.gallery import items_of_dataset, items_of_folder
 
     if not values.gallery_dataset:

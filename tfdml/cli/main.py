@@ -69,7 +69,7 @@ def run(command: Command, words: Sequence[str]) -> None:
 
 
 def _full_disk(error: Exception) -> str:
-    """The message where a library met a full disk, or our output goes to one."""
+    """Return the message where a library met a full disk, or our output goes to one."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -82,7 +82,7 @@ def _full_disk(error: Exception) -> str:
 
 
 def _drop_output() -> None:
-    """What could not be printed is not tried again at the end."""
+    """Drop what could not be printed, which is not tried again at the end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

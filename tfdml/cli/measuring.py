@@ -51,7 +51,7 @@ class EmbeddedSplit:
 
     @classmethod
     def by_model(cls, values: Flags, metrics: Sequence[str]) -> EmbeddedSplit:
-        """A split, embedded by a model."""
+        """Return a split, embedded by a model."""
         choice = model_flags.chosen_data(values)
         source = model_flags.chosen_source(values)
         dataset = choice.load(values.split)
@@ -62,7 +62,7 @@ class EmbeddedSplit:
 
     @classmethod
     def on_disk(cls, values: Flags) -> EmbeddedSplit:
-        """A split of embeddings from disk; with `--dataset`, checked against its images.
+        """Return a split of embeddings from disk; with `--dataset`, checked against its images.
 
         Raises:
             UserError: There are no labels, the data set's images are others, or a page is asked for without them.
@@ -126,7 +126,7 @@ class EmbeddedSplit:
         return quantised_recall(**protocol, kinds=self.values.quantised, distance=self.values.distance)
 
     def generalisation(self) -> dict[str, Any]:
-        """The measures of generalisation that the training classes, and the model, allow."""
+        """Return the measures of generalisation that the training classes, and the model, allow."""
         from tfdml.evaluation import evaluate_generalisation
         from tfdml.models import Embedder
 
@@ -151,7 +151,7 @@ class EmbeddedSplit:
     def after_embedding(
         self, chains: Sequence[Sequence[Step]], ks: Sequence[int], metrics: Sequence[str]
     ) -> list[dict[str, Any]]:
-        """The rows of `measure_chains`: what is gained by steps between the embedding and the ranking."""
+        """Return the rows of `measure_chains`: what is gained by steps between the embedding and the ranking."""
         from tfdml.evaluation import Sources, measure_chains
         from tfdml.evaluation.retrieval import CLUSTERING_METRICS, dataset_protocol
 
@@ -218,7 +218,7 @@ class EmbeddedSplit:
 
 
 def fitting_ks(values: Flags, images: Any) -> tuple[int, ...]:
-    """The K of `--ks`; where the flag is not given, without those that the images are too few for.
+    """Return the K of `--ks`; where the flag is not given, without those that the images are too few for.
 
     Args:
         values: The flags.
@@ -243,7 +243,7 @@ def fitting_ks(values: Flags, images: Any) -> tuple[int, ...]:
 
 
 def without_held_out(train: ImageDataset, name: str, model: str) -> ImageDataset:
-    """The training images of a data set without the classes that a run held out: it has not seen them.
+    """Return the training images of a data set without the classes that a run held out: it has not seen them.
 
     Args:
         train: The images.
@@ -277,7 +277,7 @@ def _with_labels_of(part: StoredEmbeddings, dataset: ImageDataset, what: str) ->
 
 
 def parsed_chains(texts: Sequence[str]) -> list[list[Step]]:
-    """The chains of `--after`.
+    """Return the chains of `--after`.
 
     Raises:
         UserError: One cannot be read, or has an unknown step, argument or order.

@@ -89,7 +89,7 @@ class DataChoice:
 
 
 def chosen_data(values: Flags, model: str | None = None) -> DataChoice:
-    """The data set of the flags, or that of a run folder.
+    """Return the data set of the flags, or that of a run folder.
 
     Args:
         values: The flags.
@@ -119,7 +119,7 @@ def _check_model(values: Flags, model: str) -> None:
 
 
 def chosen_source(values: Flags, model: str | None = None) -> EmbeddingBackend:
-    """The model of the flags, or another one, loaded or reached."""
+    """Return the model of the flags, or another one, loaded or reached."""
     from tfdml.embeddings.backends import load_backend
     from tfdml.training.distributed import devices
 

@@ -71,7 +71,7 @@ def search(values: Flags) -> None:
 
 
 def _kind(gallery: str) -> str:
-    """What a gallery is: a `database`, stored `embeddings`, or a `retriever`."""
+    """Return what a gallery is: a `database`, stored `embeddings`, or a `retriever`."""
     from tfdml.embeddings.reader import holds_embeddings
     from tfdml.retrieval import is_gallery
 
@@ -89,7 +89,7 @@ def _stored_queries(values: Flags) -> tuple[Sequence[str], np.ndarray]:
 
 
 def _query_images(values: Flags, kind: str) -> tuple[list[str], Any]:
-    """The paths of the images; and the paths again for a retriever, or else the embeddings."""
+    """Return the paths of the images; and the paths again for a retriever, or else the embeddings."""
     patterns = [os.path.expanduser(text) for text in values.images]
     paths = [path for text in patterns for path in (sorted(glob.glob(text, recursive=True)) or [text])]
     if folders := [path for path in paths if os.path.isdir(path)]:
@@ -134,7 +134,7 @@ def _in_retriever(values: Flags, queries: Any) -> list[list[dict[str, Any]]]:
 
 
 def _items(ids: np.ndarray, distances: np.ndarray, columns: dict[str, np.ndarray]) -> list[list[dict[str, Any]]]:
-    """The neighbors of each query, with the values of the columns."""
+    """Return the neighbors of each query, with the values of the columns."""
     table = {"id": ids.tolist(), "distance": distances.tolist()} | {name: of.tolist() for name, of in columns.items()}
     return [
         [dict(zip(table, item, strict=True)) for item in zip(*row, strict=True)]

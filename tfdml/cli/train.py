@@ -76,7 +76,7 @@ def _experiment_flags() -> Flags:
 
 
 def given_settings(values: Flags) -> dict[str, Any]:
-    """The settings of an experiment that the command line or a flag file sets."""
+    """Return the settings of an experiment that the command line or a flag file sets."""
     names = [field.name for field in dataclasses.fields(Experiment)]
     return {name: values[name].value for name in names if values[name].present}
 
@@ -105,7 +105,7 @@ FLAGS.define("sweep_samples", 8, "With --sweep: how often ranges are drawn from.
 
 
 def _values(given: Flags) -> dict[str, Any]:
-    """The values of all flags; of a run that is resumed, those that it was begun with."""
+    """Return the values of all flags; of a run that is resumed, those that it was begun with."""
     from tfdml.training import RunFolder
 
     values = given.flag_values_dict()

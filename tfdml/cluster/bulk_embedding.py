@@ -85,7 +85,7 @@ class BulkFolder(ResumableFolder):
         self.begin({"count": count, "parts": parts})
 
     def images(self, part: int) -> dict[str, list]:
-        """The images of a part, for `parquet.table_of`.
+        """Return the images of a part, for `parquet.table_of`.
 
         Raises:
             UserError: This machine does not see the folder.
@@ -119,12 +119,12 @@ class BulkFolder(ResumableFolder):
         return self.finish_part(_stem(part), {"rows": table.num_rows, "dimension": dimension, "bad": bad}, [name])
 
     def done(self) -> list[dict[str, Any]]:
-        """What is known of the parts that are done, in their order."""
+        """Return what is known of the parts that are done, in their order."""
         known = [self.part(name) for name in self.parts()]
         return [fields(each, _KNOWN, self.path(PROGRESS), self.remedy) for each in known]
 
     def pending(self) -> list[int]:
-        """The parts that are not done, or whose file is gone or cut."""
+        """Return the parts that are not done, or whose file is gone or cut."""
         done = {name for name in self.parts() if self.has_files(self.part(name) or {"files": {"": {}}})}
         return [part for part in range((self.plan or {}).get("parts", 0)) if _stem(part) not in done]
 
@@ -314,7 +314,7 @@ def _quickest(model: str) -> os.PathLike:
 
 
 def identity_of(request: BulkRequest) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a folder must have been begun with to be continued, and what the manifest records of the model.
+    """Return what a folder must have been begun with to be continued, and what the manifest records of the model.
 
     Raises:
         UserError: As `load_backend`.

@@ -25,7 +25,7 @@ Columns = dict[str, list]
 
 
 def listed(source: str) -> Iterator[Columns]:
-    """The images that a source names, some at a time.
+    """Yield the images that a source names, some at a time.
 
     Args:
         source: A pattern of paths or of URLs, see `tfdml.io.files.find`, of which there may be several with commas
@@ -81,7 +81,7 @@ def _of_list(source: str) -> Iterator[Columns]:
 
 
 def _ids_of(labels: set) -> dict[Any, int | None]:
-    """The class id of each label: integers are ids, names get theirs in sorted order."""
+    """Return the class id of each label: integers are ids, names get theirs in sorted order."""
     if labels <= {None}:
         return {None: None}
     try:
@@ -134,7 +134,7 @@ def _csv_rows(source: str) -> Iterator[dict[str, list]]:
 
 
 def in_parts(images: Iterator[Columns], rows: int) -> Iterator[Columns]:
-    """The same images, so many at a time; the last may be fewer.
+    """Yield the same images, so many at a time; the last may be fewer.
 
     Example:
         >>> [part["path"] for part in in_parts(iter([{"path": ["a", "b", "c"]}, {"path": ["d"]}]), 2)]

@@ -35,7 +35,7 @@ class _Mapped:
 
 
 def values_over_ray(cluster: str = "local", workers: int = 0) -> ValuesPerQuery:
-    """What computes the metrics of every query over several processes, for `evaluate_retrieval`'s `per_query`.
+    """Return what computes the metrics of every query over several processes, for `evaluate_retrieval`'s `per_query`.
 
     Each block of queries is compared with the whole gallery, by the same functions as in one process. Embeddings of
     an .npy file are memory-mapped by each worker; others are put into Ray's shared memory once for each machine.
@@ -122,7 +122,7 @@ def _shared(ray: Any, array: np.ndarray | None) -> Any:
 def _values_of_block(
     shared: dict[str, Any], block: slice, names: list[str], distance: str, memory_budget: int, depth: int
 ) -> dict[str, np.ndarray]:
-    """What a worker computes: the values of a block of queries."""
+    """Return what a worker computes: the values of a block of queries."""
     import ray
 
     held = {name: ray.get(reference) for name, reference in shared.items()}
@@ -132,7 +132,7 @@ def _values_of_block(
 
 
 def part_of_task(task: RetrievalTask, block: slice) -> RetrievalTask:
-    """The task of a block of queries alone, searched in the same gallery.
+    """Return the task of a block of queries alone, searched in the same gallery.
 
     Example:
         >>> from tfdml.evaluation.per_query import retrieval_task

@@ -30,7 +30,7 @@ _SETTINGS = {
 
 
 def import_ray() -> Any:
-    """The module `ray`.
+    """Return the module `ray`.
 
     Raises:
         UserError: It is not installed.
@@ -138,7 +138,7 @@ def _importable() -> Iterator[None]:
 
 
 def as_user_error(error: BaseException) -> UserError | None:
-    """The `UserError` that a worker raised, from what Ray made of it; None where it was something else.
+    """Return the `UserError` that a worker raised, from what Ray made of it; None where it was something else.
 
     Example:
         >>> as_user_error(RuntimeError("lost")) is None
@@ -168,7 +168,7 @@ class Outbox:
         self._lines.append(line)
 
     def lines(self) -> list[str]:
-        """The lines since the last call."""
+        """Return the lines since the last call."""
         lines, self._lines = self._lines, []
         return lines
 
@@ -177,7 +177,7 @@ class Outbox:
         self._told.setdefault(name, value)
 
     def read(self, name: str) -> Any:
-        """What was told; None where nothing was."""
+        """Return what was told; None where nothing was."""
         return self._told.get(name)
 
 

@@ -52,7 +52,7 @@ class Axis:
 
 
 def parse_sweep(text: str) -> list[Axis]:
-    """The axes of `--sweep`: `name=a,b,c` for values, `name=low..high` for a range, with `;` between them.
+    """Return the axes of `--sweep`: `name=a,b,c` for values, `name=low..high` for a range, with `;` between them.
 
     Raises:
         UserError: The text is not of this form, or names no setting that can be varied.
@@ -88,7 +88,7 @@ def _range(name: str, text: str) -> Axis:
 
 
 def trials(experiment: Experiment, axes: list[Axis], samples: int) -> list[tuple[dict[str, str], Experiment]]:
-    """The values and the experiment of each run of a sweep, the same whenever it is asked.
+    """Return the values and the experiment of each run of a sweep, the same whenever it is asked.
 
     Every combination of the values is run; where there are ranges, `samples` times, each with a draw of its own.
 
@@ -241,7 +241,7 @@ def _trial(trial: int, flags: str, run_dir: str, outbox: Any) -> str:
 
 
 def score_of(run: Experiment) -> float:
-    """The `selection_metric` of a finished run on the held-out classes, at or last before the epoch that counts.
+    """Return the `selection_metric` of a finished run on the held-out classes, at or last before the epoch that counts.
 
     Args:
         run: Its settings, with its folder.

@@ -123,7 +123,7 @@ def _fit(experiment: Experiment, settings: ClusterSettings, storage: str, name: 
 
 
 def _work(config: dict[str, Any]) -> None:
-    """What every worker does."""
+    """Do what every worker does."""
     import ray
     from ray import train as ray_train
 

@@ -42,7 +42,7 @@ _ALIASES = {"cub": "cub200"}
 
 
 def names() -> list[str]:
-    """The names that `load` knows, sorted.
+    """Return the names that `load` knows, sorted.
 
     Example:
         >>> "glyphs" in names()
@@ -52,7 +52,7 @@ def names() -> list[str]:
 
 
 def load(name: str, /, data_dir: str | os.PathLike | None = None, split: str = "train", **options: Any) -> ImageDataset:
-    """Reads one split of a data set.
+    """Read one split of a data set.
 
     Args:
         name: One of `names()`; by position only, because `"tfds"` has an option `name`.

@@ -121,7 +121,7 @@ class ImageDataset:
         return self._role("gallery", False)
 
     def take(self, indices: Sequence[int] | np.ndarray) -> ImageDataset:
-        """The images at `indices`, in that order."""
+        """Return the images at `indices`, in that order."""
         indices = np.asarray(indices, np.int64)
         labels = self.labels[indices]
         return dataclasses.replace(
@@ -134,11 +134,11 @@ class ImageDataset:
         )
 
     def select_classes(self, classes: Sequence[int] | np.ndarray) -> ImageDataset:
-        """The images of the classes given, in their present order."""
+        """Return the images of the classes given, in their present order."""
         return self.take(np.flatnonzero(np.isin(self.labels, np.asarray(classes, np.int64))))
 
     def contiguous(self) -> ImageDataset:
-        """The same images with class ids 0 .. num_classes - 1, in ascending order of the old ids."""
+        """Return the same images with class ids 0 .. num_classes - 1, in ascending order of the old ids."""
         classes, labels = np.unique(self.labels, return_inverse=True)
         names = {new: self.class_names[int(old)] for new, old in enumerate(classes)}
         return dataclasses.replace(self, labels=labels.astype(np.int64), class_names=names)

@@ -53,7 +53,7 @@ FOREIGN = "not a JPEG, PNG or WebP image"
 
 
 def format_of(head: bytes) -> Format | None:
-    """The format of a file by its first 16 bytes; None for another.
+    """Return the format of a file by its first 16 bytes; None for another.
 
     Example:
         >>> format_of(b"RIFF....WEBPVP8 ").name
@@ -74,7 +74,7 @@ _ORIENTATION_TAG = 0x0112
 
 
 def decode_image(encoded: tf.Tensor) -> tf.Tensor:
-    """Decodes one image to upright, opaque RGB.
+    """Decode one image to upright, opaque RGB.
 
     The format is recognised from the bytes, never from the file name.
 
@@ -179,7 +179,7 @@ def _over_white(image: tf.Tensor) -> tf.Tensor:
 
 
 def _upright(image: tf.Tensor, searched: tf.Tensor, pattern: str) -> tf.Tensor:
-    """The image turned and mirrored as the TIFF block that follows `pattern` in `searched` says, if there is one."""
+    """Turn and mirror the image as the TIFF block that follows `pattern` in `searched` says, if there is one."""
     tiff = tf.strings.regex_replace(searched, pattern, r"\1", replace_global=False)
     return tf.cond(
         tf.strings.length(tiff) < tf.strings.length(searched),
@@ -189,7 +189,7 @@ def _upright(image: tf.Tensor, searched: tf.Tensor, pattern: str) -> tf.Tensor:
 
 
 def _orientation(tiff: tf.Tensor) -> tf.Tensor:
-    """The orientation, 1 to 8, that a TIFF block's first directory states; 1 where it states none."""
+    """Return the orientation, 1 to 8, that a TIFF block's first directory states; 1 where it states none."""
     # The padding makes every read of a cut-off block fall on zeros.
     data = tf.pad(integers(tiff), [[0, 16]])
     end = tf.size(data) - 16
@@ -214,7 +214,7 @@ def _orientation(tiff: tf.Tensor) -> tf.Tensor:
     experimental_attributes={"_noinline": True},
 )
 def _oriented(image: tf.Tensor, tiff: tf.Tensor) -> tf.Tensor:
-    """The image as its EXIF orientation wants it shown: transposed for 5 to 8, then mirrored."""
+    """Return the image as its EXIF orientation wants it shown: transposed for 5 to 8, then mirrored."""
     orientation = _orientation(tf.strings.substr(tiff, 0, _HEAD_BYTES))
     image = tf.cond(orientation >= 5, lambda: tf.transpose(image, (1, 0, 2)), lambda: image)
     upside_down = tf.reduce_any(orientation == [3, 4, 7, 8])
@@ -237,18 +237,18 @@ def _head(encoded: tf.Tensor) -> tf.Tensor:
 
 
 def _header(encoded: tf.Tensor, size: int) -> tf.Tensor:
-    """The first `size` bytes as (size,) int32, zeros where the string ends before."""
+    """Return the first `size` bytes as (size,) int32, zeros where the string ends before."""
     data = integers(tf.strings.substr(encoded, 0, size))
     return tf.pad(data, [[0, size - tf.size(data)]])
 
 
 def integers(text: tf.Tensor) -> tf.Tensor:
-    """The bytes of a string as (n,) int32."""
+    """Return the bytes of a string as (n,) int32."""
     return tf.cast(tf.io.decode_raw(text, tf.uint8), tf.int32)
 
 
 def _number(data: tf.Tensor, at: int, size: int) -> tf.Tensor:
-    """The little-endian number of `size` bytes at `at`."""
+    """Return the little-endian number of `size` bytes at `at`."""
     return tf.reduce_sum(data[at : at + size] * [1 << 8 * i for i in range(size)])
 
 
@@ -259,19 +259,19 @@ _NO_PIXEL = "the bounding box lies outside the image"
 
 
 def whole(size: tf.Tensor) -> tf.Tensor:
-    """The part that is all of an image of this size, for `decode_part`."""
+    """Return the part that is all of an image of this size, for `decode_part`."""
     return tf.concat([[0, 0], size], 0)
 
 
 def cut(image: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
-    """The part of an image (H, W, 3) that a window (4,) names: top, left, height and width."""
+    """Return the part of an image (H, W, 3) that a window (4,) names: top, left, height and width."""
     return tf.slice(image, tf.concat([window[:2], [0]], 0), tf.concat([window[2:], [3]], 0))
 
 
 def decode_part(
     encoded: tf.Tensor, choose: Callable[[tf.Tensor], tf.Tensor], box: tf.Tensor | None = None
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Decodes a part of an image that depends on the image's size, bit-equal to that part of `decode_image`.
+    """Decode a part of an image that depends on the image's size, bit-equal to that part of `decode_image`.
 
     Of most JPEGs nothing else is turned into pixels; damage beyond the part then goes unnoticed. All other images,
     and JPEGs that may have to be turned upright, are decoded whole and cut.
@@ -329,7 +329,7 @@ def _decode_whole(encoded: tf.Tensor) -> tf.Tensor:
 
 
 def _clipped(box: tf.Tensor, size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The first corner, and the height and width, of the part of a box that lies on an image of this size."""
+    """Return the first corner, and the height and width, of the part of a box that lies on an image of this size."""
     first, last = tf.clip_by_value(box[:2], 0, size), tf.clip_by_value(box[2:], 0, size)
     check = tf.debugging.Assert(tf.reduce_all(last > first), [_NO_PIXEL, box, size])
     with tf.control_dependencies([check]):

@@ -104,7 +104,7 @@ BY_HAND = {
 
 
 def download(name: str, data_dir: str | os.PathLike, progress: Progress = lambda *_: None) -> list[str]:
-    """Downloads and unpacks the files of a data set that are not there yet.
+    """Download and unpacks the files of a data set that are not there yet.
 
     Args:
         name: The catalogue's name of the data set.
@@ -148,7 +148,7 @@ def download(name: str, data_dir: str | os.PathLike, progress: Progress = lambda
 
 
 def fetch(file: Download, path: str | os.PathLike, progress: Callable[[int, int], None] = lambda *_: None) -> bool:
-    """Downloads a file, unless it is there already.
+    """Download a file, unless it is there already.
 
     The bytes that have arrived are in `path` + `.part` until the file is complete and its checksum right. Called again
     after an interruption, it asks only for the rest.

@@ -36,7 +36,7 @@ _HEADERS: dict[Format, Callable] = {
 
 
 def read_header(file: BinaryIO, kind: Format) -> Image.Image:
-    """Returns an image of which only the header is read, without Pillow's own limit of pixels."""
+    """Return an image of which only the header is read, without Pillow's own limit of pixels."""
     file.seek(0)
     return _HEADERS[kind](file)
 
@@ -62,7 +62,7 @@ class Images(abc.ABC):
 
     @abc.abstractmethod
     def name(self, index: int) -> str:
-        """The name of one image in messages and reports."""
+        """Return the name of one image in messages and reports."""
 
     def place(self, index: int) -> str:
         """Where one image lies, for messages on what is wrong with it."""
@@ -70,11 +70,11 @@ class Images(abc.ABC):
 
     @abc.abstractmethod
     def take(self, indices: np.ndarray) -> Images:
-        """The images at `indices`, in that order."""
+        """Return the images at `indices`, in that order."""
 
     @abc.abstractmethod
     def encoded(self, index: int) -> bytes:
-        """The encoded bytes of one image, cut to its box where it has one.
+        """Return the encoded bytes of one image, cut to its box where it has one.
 
         Raises:
             OSError: A local file cannot be read.
@@ -106,7 +106,7 @@ class Images(abc.ABC):
         """How the input pipeline reads a batch of them."""
 
     def pixels(self) -> np.ndarray:
-        """The images themselves, of a kind whose images are `decoded`."""
+        """Return the images themselves, of a kind whose images are `decoded`."""
         raise TypeError(f"{type(self).__name__} holds no decoded images")
 
     @abc.abstractmethod
@@ -171,20 +171,20 @@ class FileImages(Images):
         return len(self.paths)
 
     def name(self, index: int) -> str:
-        """The path of one image."""
+        """Return the path of one image."""
         return self.paths[index]
 
     def take(self, indices: np.ndarray) -> FileImages:
-        """The images at `indices`, in that order."""
+        """Return the images at `indices`, in that order."""
         boxes = None if self.boxes is None else self.boxes[np.asarray(indices, np.int64)]
         return FileImages(tuple(self.paths[i] for i in indices), boxes)
 
     def open(self, index: int) -> BinaryIO:
-        """The file of one image, whole even where it has a box."""
+        """Return the file of one image, whole even where it has a box."""
         return files.open_file(self.paths[index], buffering=0)
 
     def encoded(self, index: int) -> bytes:
-        """The bytes of one file, or what its bounding box leaves of it as PNG, which loses nothing."""
+        """Return the bytes of one file, or what its bounding box leaves of it as PNG, which loses nothing."""
         if self.boxes is None:
             return files.read_bytes(self.paths[index])
         if not files.is_remote(self.paths[index]):
@@ -238,7 +238,7 @@ def _readers() -> concurrent.futures.ThreadPoolExecutor:
 
 
 def _bytes_or_none(path: str) -> bytes:
-    """The bytes of an image; none where it cannot be read, which no decoder takes."""
+    """Return the bytes of an image; none where it cannot be read, which no decoder takes."""
     try:
         return files.read_bytes(path)
     except Exception:  # clients of file systems have their own error types
@@ -261,15 +261,15 @@ class EncodedImages(Images):
         return len(self.data)
 
     def name(self, index: int) -> str:
-        """The name of one image."""
+        """Return the name of one image."""
         return self.names[index]
 
     def take(self, indices: np.ndarray) -> EncodedImages:
-        """The images at `indices`, in that order."""
+        """Return the images at `indices`, in that order."""
         return EncodedImages(tuple(self.data[i] for i in indices), tuple(self.names[i] for i in indices))
 
     def encoded(self, index: int) -> bytes:
-        """The bytes of one image."""
+        """Return the bytes of one image."""
         return self.data[index]
 
     def stamps(self) -> list[tuple[int, int]]:
@@ -322,11 +322,11 @@ class ArrayImages(Images):
         return len(self.data)
 
     def name(self, index: int) -> str:
-        """The name of one image."""
+        """Return the name of one image."""
         return self.names[index]
 
     def take(self, indices: np.ndarray) -> ArrayImages:
-        """The images at `indices`, in that order."""
+        """Return the images at `indices`, in that order."""
         return ArrayImages(self.data[indices], tuple(self.names[i] for i in indices))
 
     def encoded(self, index: int) -> bytes:
@@ -370,7 +370,7 @@ class Source:
     def read_part(
         self, choose: Callable[[tf.Tensor], tf.Tensor], *row: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """The part of an image that `choose` names, given its size; what it named; and that size."""
+        """Return the part of an image that `choose` names, given its size; what it named; and that size."""
         if self.decode_part is not None:
             return self.decode_part(choose, *row)
         image = self.read(*row)
@@ -380,7 +380,7 @@ class Source:
 
 
 def source_of_encoded(read: Callable[[np.ndarray], Iterable[bytes]]) -> Source:
-    """Encoded images, whose bytes `read` gives for (n,) indices."""
+    """Return encoded images, whose bytes `read` returns for (n,) indices."""
     return Source(
         lambda indices: [strings(read(indices))],
         (tf.string,),
@@ -481,7 +481,7 @@ def _python_calls() -> _PythonCalls:
 
 
 def strings(values: Iterable[bytes]) -> np.ndarray:
-    """An array that TensorFlow takes for a vector of strings."""
+    """Return an array that TensorFlow takes for a vector of strings."""
     # Not NumPy's own string type, which drops zero bytes at the end.
     return np.array(list(values), object)
 

@@ -43,7 +43,7 @@ def training_batches(
     cache_limit_mb: float = CACHE_LIMIT_MB,
     every: int = 1,
 ) -> tf.data.Dataset:
-    """The batches of training steps `first_step`, `first_step + 1` and so on.
+    """Return the batches of training steps `first_step`, `first_step + 1` and so on.
 
     A run resumed at step t with `first_step=t` gets bit by bit the batches of an uninterrupted run. Under a
     distribution strategy the batch is the global one, which `keras.Model.fit` splits over the replicas.
@@ -252,7 +252,7 @@ def shuffled(
 
 
 def hierarchical_sampler(dataset: ImageDataset, *arguments: Any) -> HierarchicalSampler:
-    """The `HierarchicalSampler` of a data set's own super-classes.
+    """Return the `HierarchicalSampler` of a data set's own super-classes.
 
     Args:
         dataset: The training images.
@@ -354,7 +354,7 @@ def memory_to_spare(limit_mb: float) -> float:
 
 
 def decoded_source(dataset: ImageDataset, transform: TrainTransform, limit_mb: float) -> Source:
-    """The images decoded and prepared, held in memory.
+    """Return the images decoded and prepared, held in memory.
 
     Args:
         dataset: The images.
@@ -414,7 +414,7 @@ _Made = TypeVar("_Made")
 def readable_views(
     images: Images, transform: EvaluationTransform, batch_size: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The views of the images that can be read, in their order; the next batch is decoded meanwhile.
+    """Yield the views of the images that can be read, in their order; the next batch is decoded meanwhile.
 
     Without `tf.data`, which takes seconds to start: a set may be cut into thousands of parts.
 
@@ -439,7 +439,7 @@ def readable_views(
 def readable_batches(
     images: Images, batch_size: int, make: Callable[[list[bytes]], _Made]
 ) -> Iterator[tuple[np.ndarray, _Made]]:
-    """What is made of the bytes of one batch after another, the next one ahead, without images that cannot be read.
+    """Yield what is made of one batch after another, the next one ahead, without images that cannot be read.
 
     Args:
         images: The images.
@@ -472,7 +472,7 @@ def readable_batches(
 
 
 def _bytes_of(images: Images, index: int) -> bytes:
-    """The encoded bytes of one image; none where it cannot be read."""
+    """Return the encoded bytes of one image; none where it cannot be read."""
     try:
         return images.encoded(index)
     except (OSError, tf.errors.OpError, UserError):
@@ -480,7 +480,7 @@ def _bytes_of(images: Images, index: int) -> bytes:
 
 
 def _views(transform: EvaluationTransform, encoded: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """The views of the images that can be decoded, and (B,) bool which."""
+    """Return the views of the images that can be decoded, and (B,) bool which."""
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         views = list(pool.map(functools.partial(_view_or_none, _viewer(transform)), encoded))
     decoded = np.array([view is not None for view in views])
@@ -497,7 +497,7 @@ def _view_or_none(view: Any, encoded: bytes) -> np.ndarray | None:
 
 @functools.lru_cache(maxsize=8)
 def _viewer(transform: EvaluationTransform) -> Any:
-    """The function from the bytes of an image to its view."""
+    """Return the function from the bytes of an image to its view."""
 
     def view(encoded: tf.Tensor) -> tf.Tensor:
         part, window, size = decode_part(encoded, transform.window)
@@ -588,7 +588,7 @@ def whole_images(dataset: ImageDataset, indices: np.ndarray) -> list[np.ndarray]
 
 
 def _paste(sheet: Image.Image, pixels: np.ndarray, corner: tuple[int, int], room: tuple[int, int]) -> None:
-    """An image as large as the room allows, proportions kept, centred; small ones are enlarged without smoothing."""
+    """Fit an image into the room, proportions kept, centered; small ones are enlarged without smoothing."""
     image = Image.fromarray(pixels)
     factor = min(room[0] / image.width, room[1] / image.height)
     size = max(1, round(image.width * factor)), max(1, round(image.height * factor))

@@ -54,7 +54,7 @@ _RESERVED = ("seed", "kwargs", "value_range", "data_format", "name", "dtype")
 
 
 def names() -> list[str]:
-    """The names of policies, sorted.
+    """Return the names of policies, sorted.
 
     Example:
         >>> "rand_augment" in names()
@@ -136,12 +136,12 @@ class Policy:
         return " + ".join(map(str, self.steps))
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments, as plain values that JSON can hold."""
+        """Return the arguments, as plain values that JSON can hold."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Policy:
-        """The policy that `get_config` described."""
+        """Return the policy that `get_config` described."""
         return cls(tuple(Step(**step) for step in config["steps"]))
 
     @functools.cached_property
@@ -241,7 +241,7 @@ def _keras_cv_layer(step: Step, draws: _KeyedDraws) -> keras.layers.Layer:
 
 
 def _arguments(step: Step, kind: type, defaults: dict[str, Any]) -> dict[str, Any]:
-    """The defaults, and the step's arguments in their place."""
+    """Return the defaults, and the step's arguments in their place."""
     parameters = inspect.signature(kind).parameters
     _check_arguments(step, [name for name in parameters if name not in _RESERVED])
     return {**defaults, **{key: tuple(v) if isinstance(v, list) else v for key, v in step.arguments.items()}}
@@ -276,7 +276,7 @@ def _on_share(layer: Callable[..., tf.Tensor], values: tf.Tensor, rate: float, d
 
 
 def _refuse_state(function: Any, steps: tuple[Step, ...]) -> None:
-    """Raises an error if a draw is left whose bits depend on what ran before."""
+    """Raise an error if a draw is left whose bits depend on what ran before."""
     graph = function.graph.as_graph_def()
     nodes = [*graph.node, *(node for part in graph.library.function for node in part.node_def)]
     left = {node.op for node in nodes if node.op.startswith(("Random", "Rng", "Truncated", "Multinomial"))}

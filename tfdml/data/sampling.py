@@ -104,14 +104,14 @@ def _feistel(values: np.ndarray, rows: np.ndarray, columns: np.ndarray, keys: np
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-    """A well-mixed uint64 of each uint64 (the finaliser of SplitMix64)."""
+    """Return a well-mixed uint64 of each uint64 (the finaliser of SplitMix64)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 def round_keys(seed: int, stream: int, *numbers: int, shape: tuple[int, ...] = ()) -> np.ndarray:
-    """(rounds, *shape) uint64 that depend on nothing but the arguments."""
+    """Return (rounds, *shape) uint64 that depend on nothing but the arguments."""
     philox = np.random.Philox(np.random.SeedSequence((seed, stream, *numbers)))
     return philox.random_raw(ROUNDS * int(np.prod(shape, dtype=np.int64))).reshape(ROUNDS, *shape)
 
@@ -141,7 +141,7 @@ class ClassIndex:
 
     @classmethod
     def of(cls, labels: np.ndarray) -> ClassIndex:
-        """The index of (N,) integer labels, by one sort.
+        """Return the index of (N,) integer labels, by one sort.
 
         Raises:
             UserError: The labels are no integers, not one-dimensional or none.
@@ -169,7 +169,7 @@ class ClassIndex:
         return int(self.counts.sum(dtype=np.int64))
 
     def select(self, classes: np.ndarray) -> ClassIndex:
-        """Some of the classes, by position or by a mask."""
+        """Return some of the classes, by position or by a mask."""
         return dataclasses.replace(self, starts=self.starts[classes], counts=self.counts[classes])
 
     def draw(self, classes: np.ndarray, images_per_class: int, seed: int, step: int) -> np.ndarray:
@@ -192,7 +192,7 @@ class ClassIndex:
         return self.order[(self.starts[classes][:, None] + places).reshape(-1)].astype(np.int64)
 
     def draw_some(self, classes: np.ndarray, numbers: np.ndarray, seed: int, step: int) -> np.ndarray:
-        """A number of images of each class, at most as many as it has, without replacement.
+        """Return a number of images of each class, at most as many as it has, without replacement.
 
         Args:
             classes: (P,) positions of classes.
@@ -243,7 +243,7 @@ class ShuffleSampler:
         self.steps_per_epoch = num_images // batch_size
 
     def batch(self, step: int) -> np.ndarray:
-        """The images of a step.
+        """Return the images of a step.
 
         Args:
             step: From 0.
@@ -316,7 +316,7 @@ class ClassBalancedSampler:
         self.steps_per_epoch = max(1, self._classes.num_images // self.batch_size)
 
     def batch(self, step: int) -> np.ndarray:
-        """The images of a step.
+        """Return the images of a step.
 
         Args:
             step: From 0.
@@ -427,7 +427,7 @@ class HierarchicalSampler:
         self._pass = functools.lru_cache(maxsize=2)(self._lay_out)
 
     def batch(self, step: int) -> np.ndarray:
-        """The images of a step.
+        """Return the images of a step.
 
         Args:
             step: From 0.
@@ -447,7 +447,7 @@ class HierarchicalSampler:
         return self._classes.draw(np.concatenate(classes), self._images_per_class, self._seed, int(step))
 
     def _lay_out(self, number: int) -> tuple[np.ndarray, np.ndarray, int, np.ndarray]:
-        """The order of the super-classes in a pass, where each one's turns end, the first turn, and the keys."""
+        """Return the order of the super-classes in a pass, where each one's turns end, the first turn, and the keys."""
         order = shuffled_order(len(self._turns), self._seed, SUPER_STREAM, number)
         ends = np.cumsum(self._turns[order], dtype=np.int64)
         keys = round_keys(self._seed, PASS_STREAM, number)
@@ -455,7 +455,7 @@ class HierarchicalSampler:
         return order, ends, first, keys
 
     def _classes_of(self, kind: int, number: int, turn: int) -> np.ndarray:
-        """The classes of a turn of a super-class, (Q,)."""
+        """Return the classes of a turn of a super-class, (Q,)."""
         count = int(self._counts[kind])
         again, group = divmod(number * int(self._turns[kind]) + turn, count // self._group)
         places = np.arange(group * self._group, (group + 1) * self._group)
@@ -464,7 +464,7 @@ class HierarchicalSampler:
 
 
 def _kind_of_classes(classes: ClassIndex, labels: np.ndarray, super_labels: np.ndarray) -> np.ndarray:
-    """The super-class id of each class, (C,)."""
+    """Return the super-class id of each class, (C,)."""
     super_labels = np.asarray(super_labels)
     if super_labels.shape != np.shape(labels) or not np.issubdtype(super_labels.dtype, np.integer):
         raise UserError(
@@ -484,7 +484,7 @@ def _kind_of_classes(classes: ClassIndex, labels: np.ndarray, super_labels: np.n
 
 
 def _members(kinds: np.ndarray, at_least: int, merge: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The classes grouped by super-class, and where each super-class that has enough begins and how many it has."""
+    """Group the classes by super-class: where each super-class that has enough begins, and how many it has."""
     _, kinds = np.unique(kinds, return_inverse=True)
     counts = np.bincount(kinds) if len(kinds) else np.zeros(0, np.int64)
     short = counts < at_least
@@ -509,7 +509,7 @@ def _members(kinds: np.ndarray, at_least: int, merge: bool) -> tuple[np.ndarray,
 
 
 def _longest_pass(turns: np.ndarray, rows: int) -> int:
-    """The largest L with sum of min(turns, L) >= rows * L: how many batches can have distinct super-classes."""
+    """Return the largest L with sum of min(turns, L) >= rows * L: how many batches can have distinct super-classes."""
     low, high = 1, int(turns.sum()) // rows
     while low < high:
         middle = (low + high + 1) // 2
@@ -579,7 +579,7 @@ class WholeClassSampler:
         self._pass = functools.lru_cache(maxsize=2)(self._lay_out)
 
     def batch(self, step: int) -> np.ndarray:
-        """The images of a step.
+        """Return the images of a step.
 
         Args:
             step: From 0.
@@ -606,7 +606,7 @@ class WholeClassSampler:
         return int(np.searchsorted(used, num_images - self.batch_size, side="right"))
 
     def _lay_out(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """The order of the classes in a pass, (C,), and where in it each batch begins and the last ends, (S + 1,)."""
+        """Return the order of classes in a pass, (C,), and where each batch begins and the last ends, (S + 1,)."""
         order = shuffled_order(len(self._classes), self._seed, PASS_STREAM, number)
         ends = array.array("q", np.cumsum(self._sizes()[order], dtype=np.int64).tobytes())
         first = np.zeros(self.steps_per_epoch + 1, np.int64)
@@ -654,7 +654,7 @@ class Share:
         self.rows = slice(index * self.batch_size, (index + 1) * self.batch_size)
 
     def batch(self, step: int) -> np.ndarray:
-        """The images of a step that this worker makes.
+        """Return the images of a step that this worker makes.
 
         Args:
             step: From 0.

@@ -49,7 +49,7 @@ def resize(images: tf.Tensor, size: tuple[Edge, Edge]) -> tf.Tensor:
 
 
 def resize_crop(crop: tf.Tensor, side: int) -> tf.Tensor:
-    """A crop of any size resized to a square, as `resize` but for the last bit, faster where the crop is enlarged.
+    """Resize a crop of any size to a square, as `resize` but for the last bit, faster where the crop is enlarged.
 
     Antialiasing changes nothing where no edge shrinks, and TensorFlow's plain bilinear kernel has the same weights.
 
@@ -142,7 +142,7 @@ def pad_to_square(images: tf.Tensor, side: int, color: Color = BLACK) -> tf.Tens
 
 
 def source_window(size: tuple[tf.Tensor, tf.Tensor], target: tuple[Edge, Edge], window: tuple[Edge, ...]) -> tf.Tensor:
-    """The part of an image that a window of its resized version is computed from.
+    """Return the part of an image that a window of its resized version is computed from.
 
     It begins at the image's first row: rows above the window are cheaper decoded than passed over.
 
@@ -172,7 +172,7 @@ def resize_window(
     target: tuple[Edge, Edge],
     window: tuple[Edge, ...],
 ) -> tf.Tensor:
-    """A window of a resized image from the part of the image that it needs, bit-equal to resizing the whole.
+    """Return a window of a resized image from the part of the image that it needs, bit-equal to resizing the whole.
 
     Args:
         part: (h, w, 3) uint8, at least what `source_window` asks for.
@@ -200,7 +200,7 @@ def _resampled(
     window: tuple[Edge, ...],
     target: tuple[Edge, Edge],
 ) -> tf.Tensor:
-    """The window of the images resized from `size` to `target`, of which the images are the part at `origin`."""
+    """Return the window of the images resized from `size` to `target`, of which the images are the part at `origin`."""
     top, left, height, width = window
     batch = tf.shape(images)[:-3]
     part_height, part_width = _edges(images)
@@ -252,7 +252,7 @@ def _edges(images: tf.Tensor) -> tuple[Edge, Edge]:
 
 
 def _static(images: tf.Tensor, size: tuple[Edge, Edge]) -> tf.Tensor:
-    """The same images, with what is known of their size."""
+    """Return the same images, with what is known of their size."""
     known = [edge if isinstance(edge, int) else None for edge in size]
     return tf.ensure_shape(images, (*images.shape[:-3], *known, 3))
 
@@ -302,7 +302,7 @@ class EvaluationTransform:
 
     @classmethod
     def of(cls, embedder: Any) -> EvaluationTransform:
-        """The view in which an embedder is evaluated and served.
+        """Return the view in which an embedder is evaluated and served.
 
         Args:
             embedder: What has `resize`, `image_size`, `resize_mode` and `pad_color`, as every model that embeds has.
@@ -310,7 +310,7 @@ class EvaluationTransform:
         return cls(embedder.resize, embedder.image_size, embedder.resize_mode, embedder.pad_color)
 
     def window(self, size: tf.Tensor) -> tf.Tensor:
-        """The part of an image that the view is made from; the rest need not be decoded.
+        """Return the part of an image that the view is made from; the rest need not be decoded.
 
         Args:
             size: (2,) int32, height and width of the image.
@@ -324,7 +324,7 @@ class EvaluationTransform:
         return source_window(tf.unstack(size), target, (*top_left, self.image_size, self.image_size))
 
     def finish(self, part: tf.Tensor, window: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-        """The view, from the part of an image that `window` named; bit by bit that of the whole image.
+        """Return the view, from the part of an image that `window` named; bit by bit that of the whole image.
 
         Args:
             part: (h, w, 3) uint8.
@@ -342,7 +342,7 @@ class EvaluationTransform:
         return tf.ensure_shape(view, (self.image_size, self.image_size, 3))
 
     def __call__(self, images: tf.Tensor) -> tf.Tensor:
-        """Transforms one image or a batch of equally sized ones.
+        """Transform one image or a batch of equally sized ones.
 
         Args:
             images: (H, W, 3) or (B, H, W, 3) uint8; sizes may be unknown while a graph is traced.
@@ -357,21 +357,21 @@ class EvaluationTransform:
         return tf.ensure_shape(views, (*resized.shape[:-3], self.image_size, self.image_size, 3))
 
     def place(self, size: tuple) -> list:
-        """The top and left edge of the crop in a resized image of this height and width."""
+        """Return the top and left edge of the crop in a resized image of this height and width."""
         return [(edge - self.image_size) // 2 for edge in size]
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments, as plain values that JSON can hold; `pad_color` where it is not black."""
+        """Return the arguments, as plain values that JSON can hold; `pad_color` where it is not black."""
         config = {**dataclasses.asdict(self), "pad_color": list(self.pad_color)}
         return config if self.pad_color != BLACK else {key: config[key] for key in config if key != "pad_color"}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> EvaluationTransform:
-        """The transform that `get_config` described."""
+        """Return the transform that `get_config` described."""
         return cls(**config)
 
     def _geometry(self, size: tf.Tensor) -> tuple[tuple, list]:
-        """The size to which an image is resized, and the top and left edge of the crop."""
+        """Return the size to which an image is resized, and the top and left edge of the crop."""
         target = target_size(tf.unstack(size), self.resize, self.resize_mode)
         return target, self.place(target)
 
@@ -400,7 +400,7 @@ def as_color(value: Any) -> Color:
 
 
 def check_sizes(resize: int, image_size: int, resize_mode: str) -> None:
-    """Raises an error where no view could be taken."""
+    """Raise an error where no view could be taken."""
     if resize_mode not in MODES:
         raise UserError(f"resize_mode must be one of {', '.join(MODES)}, not {resize_mode!r}")
     if not 1 <= image_size <= resize:
@@ -489,7 +489,7 @@ class TrainTransform:
         return not self.varies_size and self.policy is None
 
     def draw(self, seed: int, step: int | tf.Tensor, batch_size: int) -> tf.Tensor:
-        """The draws of a step: the same for the same seed, step and position, whatever ran before.
+        """Return the draws of a step: the same for the same seed, step and position, whatever ran before.
 
         Args:
             seed: A non-negative integer.
@@ -509,7 +509,7 @@ class TrainTransform:
         return tf.concat([draws, tf.random.stateless_uniform((batch_size, _KEY_DRAWS), key, alg="philox")], 1)
 
     def prepare(self, images: tf.Tensor) -> tf.Tensor:
-        """The deterministic part; it is idempotent.
+        """Return the deterministic part; it is idempotent.
 
         Args:
             images: (H, W, 3) or (B, H, W, 3) uint8.
@@ -528,7 +528,7 @@ class TrainTransform:
         return target_size((height, width), self.resize, self.resize_mode)
 
     def vary(self, image: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
-        """The random part, for one image.
+        """Return the random part, for one image.
 
         Args:
             image: (H, W, 3) uint8, what `prepare` returned.
@@ -567,7 +567,7 @@ class TrainTransform:
         return tf.gather(images, tf.broadcast_to(columns, (tf.shape(draws)[0], self.image_size)), batch_dims=1, axis=2)
 
     def window(self, size: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
-        """The part of an image that the view is made from; the rest need not be decoded.
+        """Return the part of an image that the view is made from; the rest need not be decoded.
 
         Args:
             size: (2,) int32, height and width of the image.
@@ -584,7 +584,7 @@ class TrainTransform:
         return source_window(tf.unstack(size), target, window)
 
     def finish(self, part: tf.Tensor, window: tf.Tensor, size: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
-        """The view, from the part of an image that `window` named; bit by bit that of the whole image.
+        """Return the view, from the part of an image that `window` named; bit by bit that of the whole image.
 
         Args:
             part: (h, w, 3) uint8.
@@ -606,7 +606,7 @@ class TrainTransform:
         return self._flip_and_augment(view, draws)
 
     def __call__(self, image: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
-        """Transforms one image.
+        """Transform one image.
 
         Args:
             image: (H, W, 3) uint8.
@@ -628,19 +628,19 @@ class TrainTransform:
         return f"{self.augmentation}({values})" + (f", then {self.policy}" if self.policy else "")
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments, as plain values that JSON can hold."""
+        """Return the arguments, as plain values that JSON can hold."""
         config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         config.update({name: list(config[name]) for name in ("scale", "ratio", "resolutions", "pad_color")})
         return {**config, "policy": self.policy and self.policy.get_config()}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> TrainTransform:
-        """The transform that `get_config` described."""
+        """Return the transform that `get_config` described."""
         policy = config.get("policy")
         return cls(**{**config, "policy": policy and Policy.from_config(policy)})
 
     def _geometry(self, size: tf.Tensor, draws: tf.Tensor) -> tuple[tuple, tuple]:
-        """The size to which an image is resized, and the window of the result that the view shows."""
+        """Return the size to which an image is resized, and the window of the result that the view shows."""
         if self.augmentation == "multi_resolution":
             target = multi_resolution(tf.unstack(size), draws[3], self.image_size, self.resolutions)
             shown = [tf.minimum(edge, self.image_size) for edge in target]
@@ -657,7 +657,7 @@ class TrainTransform:
         return random_offset(draws[..., 1], room[0]), random_offset(draws[..., 2], room[1])
 
     def _flip_and_augment(self, view: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
-        """A crop mirrored or not, then through the policy."""
+        """Return a crop mirrored or not, then through the policy."""
         if self.flip:
             view = tf.raw_ops.Reverse(tensor=view, dims=tf.stack([False, draws[0] < 0.5, False]))
         view = tf.ensure_shape(view, (self.image_size, self.image_size, 3))
@@ -672,7 +672,7 @@ TRIES = 10
 
 
 def random_part(size: tf.Tensor, draws: tf.Tensor, scale: tuple[float, float], ratio: tuple[float, float]) -> tf.Tensor:
-    """A part of random area and proportions: the first of ten tries that fits, else the largest central one.
+    """Return a part of random area and proportions: the first of ten tries that fits, else the largest central one.
 
     Args:
         size: (2,) int32, height and width of the image.
@@ -728,5 +728,5 @@ def random_offset(draws: tf.Tensor, room: tf.Tensor) -> tf.Tensor:
 
 
 def between(draw: tf.Tensor, low: float, high: float) -> tf.Tensor:
-    """A uniform draw from [0, 1) stretched to [low, high)."""
+    """Return a uniform draw from [0, 1) stretched to [low, high)."""
     return low + draw * (high - low)

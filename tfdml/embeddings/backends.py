@@ -42,7 +42,7 @@ class ViewBackend(EmbeddingBackend):
 
     @abc.abstractmethod
     def _vectors(self, batches: Iterable[Any], batch_size: int) -> Iterator[np.ndarray]:
-        """The vectors of one batch after another, of images or of tuples that begin with images."""
+        """Yield the vectors of one batch after another, of images or of tuples that begin with images."""
 
     def stream(self, dataset: ImageDataset, batch_size: int, first: int = 0) -> Iterator[np.ndarray]:
         """See `EmbeddingBackend.stream`."""
@@ -103,7 +103,7 @@ def _check_archive(path: Path) -> None:
 
 
 def load_embedder(path: str | os.PathLike) -> AnyEmbedder:
-    """The Keras embedder of a run folder or a .keras file.
+    """Return the Keras embedder of a run folder or a .keras file.
 
     Raises:
         UserError: There is none, or the file is not an embedder.
@@ -225,7 +225,7 @@ class ViewFileEmbedder(ViewBackend):
 
     @abc.abstractmethod
     def _run(self, images: np.ndarray) -> np.ndarray:
-        """The vectors of (B, S, S, 3) uint8 images, as many as the file takes at once."""
+        """Return the vectors of (B, S, S, 3) uint8 images, as many as the file takes at once."""
 
     def checksum(self) -> str:
         """Of the file."""
@@ -303,7 +303,7 @@ def _interpreter(path: Path, threads: int) -> Any:
 
 
 def _embedding(outputs: list[dict[str, Any]]) -> Any:
-    """The output that is the embedding: the only one, or the only one of two axes so named."""
+    """Return the output that is the embedding: the only one, or the only one of two axes so named."""
     if len(outputs) > 1:
         outputs = [output for output in outputs if "embedding" in output["name"]]
     return outputs[0] if len(outputs) == 1 else None
@@ -360,7 +360,7 @@ def load_backend(
     timeout: float = 60.0,
     threads: int = 0,
 ) -> EmbeddingBackend:
-    """The model at a path or address.
+    """Return the model at a path or address.
 
     Args:
         model: A run folder, a .keras file, a SavedModel, a folder of versions (the newest that holds a SavedModel is

@@ -38,11 +38,11 @@ class EmbeddingBackend(abc.ABC):
 
     @abc.abstractmethod
     def checksum(self) -> str:
-        """What identifies this model: `"sha256:..."` of its files, or the version that an endpoint serves."""
+        """Return what identifies this model: `"sha256:..."` of its files, or the version that an endpoint serves."""
 
     @abc.abstractmethod
     def stream(self, dataset: ImageDataset, batch_size: int, first: int = 0) -> Iterator[np.ndarray]:
-        """The embeddings of one batch after another.
+        """Yield the embeddings of one batch after another.
 
         Args:
             dataset: The images.
@@ -141,7 +141,7 @@ class EncodedImagesBackend(EmbeddingBackend):
 
 
 def checked_vectors(vectors: np.ndarray, count: int, address: str) -> np.ndarray:
-    """What a model answered, as (count, d) float32.
+    """Return what a model answered, as (count, d) float32.
 
     Raises:
         UserError: It is not one vector per image.
@@ -156,7 +156,7 @@ def checked_vectors(vectors: np.ndarray, count: int, address: str) -> np.ndarray
 
 
 def encoded_image(images: Images, index: int) -> bytes:
-    """The encoded bytes of one image.
+    """Return the encoded bytes of one image.
 
     Raises:
         UserError: The file cannot be read.
@@ -250,7 +250,7 @@ class ViewTransform(EvaluationTransform):
     mirrored: bool = False
 
     def place(self, size: tuple) -> list:
-        """The top and left edge of the crop in a resized image of this height and width."""
+        """Return the top and left edge of the crop in a resized image of this height and width."""
         return [
             (edge - self.image_size) * halves // 2 for edge, halves in zip(size, (self.top, self.left), strict=True)
         ]
@@ -296,7 +296,7 @@ class Views:
             raise ValueError(f"crops must be 1 or 5, not {self.crops}")
 
     def of(self, transform: EvaluationTransform) -> list[ViewTransform]:
-        """The views, that of the transform itself first.
+        """Return the views, that of the transform itself first.
 
         Raises:
             UserError: Several crops are asked for and the image is not resized to more than one.
@@ -316,7 +316,7 @@ class Views:
 
 
 def embed_views(backend: EmbeddingBackend, dataset: ImageDataset, batch_size: int, views: Views) -> np.ndarray:
-    """The averaged embeddings of a data set; a pass for each view.
+    """Return the averaged embeddings of a data set; a pass for each view.
 
     Args:
         backend: A Keras embedder, LiteRT or ONNX file; SavedModels and endpoints have their one view inside.

@@ -18,7 +18,7 @@ def embed(
     *,
     progress: Callable[[int], None] | None = None,
 ) -> np.ndarray:
-    """The embeddings of all images, in the order in which they come.
+    """Return the embeddings of all images, in the order in which they come.
 
     A batch smaller than the largest so far is filled up with copies of its last image, whose embeddings are dropped,
     so that a compiled model sees one shape and is not traced again for the last batch.
@@ -57,7 +57,7 @@ def embed(
 def embed_batches(
     embedder: Callable[[Any], Any] | keras.Model, batches: Iterable[Any], *, batch_size: int = 0
 ) -> Iterator[np.ndarray]:
-    """The embeddings of one batch after another, for sets whose embeddings are not held in memory.
+    """Yield the embeddings of one batch after another, for sets whose embeddings are not held in memory.
 
     Args:
         embedder: As `embed`.

@@ -129,7 +129,7 @@ class Endpoint(EncodedImagesBackend):
 
     @abstractmethod
     def _versions(self) -> list[int]:
-        """The versions that are ready to serve."""
+        """Return the versions that are ready to serve."""
 
     @abstractmethod
     def _predict(self, encoded_images: list[bytes]) -> np.ndarray:
@@ -159,7 +159,7 @@ class Endpoint(EncodedImagesBackend):
         raise AssertionError
 
     def _failure(self, code: str | int, reason: str, images: int) -> Exception:
-        """What a failed request of so many images means: 0 images where the versions were asked for."""
+        """Return what a failed request of so many images means: 0 images where the versions were asked for."""
         if code in _BUSY:
             return Unavailable(reason)
         if code in _BAD_IMAGE and images:
@@ -310,7 +310,7 @@ class RestEndpoint(Endpoint):
 
 
 def open_endpoint(address: str, timeout: float = 60.0) -> Endpoint:
-    """The endpoint at an address, reached.
+    """Return the endpoint at an address, reached.
 
     Args:
         address: `grpc://host:port/name`, `rest://host:port/name` or `http(s)://host:port/v1/models/name`; a version

@@ -43,7 +43,7 @@ def model_card(
     max_pixels: int,
     about: dict[str, Any],
 ) -> dict[str, Any]:
-    """The card of a version.
+    """Return the card of a version.
 
     Args:
         embedder: What was exported.
@@ -84,7 +84,7 @@ def describe_files(version: Path, paths: Iterable[Path]) -> dict[str, Any]:
 
 
 def view_of_card(path: Path) -> dict[str, Any] | None:
-    """The view in which an exported model sees images: the card's `view`; None where there is no card.
+    """Return the view in which an exported model sees images: the card's `view`; None where there is no card.
 
     Args:
         path: The card's.
@@ -146,7 +146,7 @@ def compare_with_card(model: Path) -> None:
 
 
 def served_version(path: Path) -> Path | None:
-    """The folder of the SavedModel that a path means: itself, or the newest of its versions; None where there is none.
+    """Return the folder of the SavedModel that a path means: itself or its newest version; None where there is none.
 
     Example:
         >>> served_version(Path("no/such/folder")) is None
@@ -160,7 +160,7 @@ def served_version(path: Path) -> Path | None:
 
 
 def quickest_on_cpu(model: str | os.PathLike) -> Path:
-    """The file of an exported version that embeds the same in less time on a CPU.
+    """Return the file of an exported version that embeds the same in less time on a CPU.
 
     Of its LiteRT and ONNX files the quickest whose acceptance, in the model card, states a smallest cosine of at least
     0.999 to the embedder's vectors, and no loss of Recall@1 beyond 0.1 points.

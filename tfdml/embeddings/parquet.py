@@ -48,7 +48,7 @@ def quantized(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def table_of(images: Mapping[str, Any], vectors: np.ndarray, dtype: str = "float32") -> Any:
-    """The Arrow table of images and their embeddings.
+    """Return the Arrow table of images and their embeddings.
 
     Args:
         images: (N,) values of `id`, `path` and, where known, `label`, `class` and `role`; None where they are not.
@@ -122,7 +122,7 @@ def write_file(path: str | os.PathLike | Any, table: Any, filesystem: Any = None
 
 
 def part_name(number: int) -> str:
-    """The name of one of the files of a folder.
+    """Return the name of one of the files of a folder.
 
     Example:
         >>> part_name(7)
@@ -147,7 +147,7 @@ class ParquetRows:
 
 
 def read_files(files: Sequence[Path]) -> ParquetRows:
-    """The embeddings of Parquet files, one after another.
+    """Return the embeddings of Parquet files, one after another.
 
     Args:
         files: Their paths. `embedding` is a list of numbers, the same number in each row, fixed-size or not; with a
@@ -182,7 +182,7 @@ def read_files(files: Sequence[Path]) -> ParquetRows:
 
 
 def read_paths(files: Sequence[Path]) -> tuple[str, ...] | None:
-    """The column `path` in the order of `read_files`; None where there is none."""
+    """Return the column `path` in the order of `read_files`; None where there is none."""
     opened = [_open(path) for path in files]
     place = _places(files, opened)
     paths = _column(files, opened, "path", None if place is None else np.argsort(place))
@@ -234,7 +234,7 @@ def _vectors(path: Path, batch: Any) -> np.ndarray:
 
 
 def _places(files: Sequence[Path], opened: Sequence[Any]) -> np.ndarray | None:
-    """The row of each embedding by ascending `id`; None where that is the order of the files."""
+    """Return the row of each embedding by ascending `id`; None where that is the order of the files."""
     if not all("id" in file.schema_arrow.names for file in opened):
         return None
     ids = _column(files, opened, "id", None)

@@ -52,7 +52,7 @@ class ImageTable:
 
     @classmethod
     def of(cls, splits: Sequence[ImageDataset], directory: str | os.PathLike = "") -> ImageTable:
-        """The images of several splits, one after another.
+        """Return the images of several splits, one after another.
 
         Args:
             splits: The splits; one named `"train"` holds training images, one named `"all"` images to measure.
@@ -88,7 +88,7 @@ class ImageTable:
         return f"sha256:{digest.hexdigest()}"
 
     def columns(self, rows: slice) -> dict[str, list]:
-        """What `tfdml.embeddings.parquet.table_of` takes of some of the images."""
+        """Return what `tfdml.embeddings.parquet.table_of` takes of some of the images."""
         labels = self.labels[rows].tolist()
         return {
             "id": list(range(*rows.indices(len(self)))),
@@ -136,7 +136,7 @@ class StoredEmbeddings:
         return query if query.any() and (self.roles == "gallery").any() else None
 
     def split(self, name: str) -> StoredEmbeddings:
-        """The rows of one split; a run of rows in one piece stays memory-mapped.
+        """Return the rows of one split; a run of rows in one piece stays memory-mapped.
 
         Args:
             name: `"train"` or `"test"` (with queries and gallery).
@@ -228,7 +228,7 @@ def read_names(path: str | os.PathLike) -> tuple[str, ...]:
 
 
 def _files_of(path: Path) -> tuple[list[Path], dict[str, Any]]:
-    """The Parquet files at a path, and the manifest of the folder; empty where there is none."""
+    """Return the Parquet files at a path, and the manifest of the folder; empty where there is none."""
     if not path.is_dir():
         return [path], {}
     manifest = read_manifest(path)
@@ -245,12 +245,12 @@ def _files_of(path: Path) -> tuple[list[Path], dict[str, Any]]:
 
 
 def _parquet_files(folder: Path) -> list[Path]:
-    """The Parquet files of a folder by name; none where it is none."""
+    """Return the Parquet files of a folder by name; none where it is none."""
     return sorted(path for path in folder.glob("*.parquet") if not path.name.startswith("."))
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a folder; empty if there is none.
+    """Return the manifest of a folder; empty if there is none.
 
     Raises:
         UserError: It is that of something else.

@@ -165,7 +165,7 @@ class EmbeddingWriter:
         self._batches = []
 
     def _resumed(self, checked: bool) -> int:
-        """The rows of the files that an earlier process wrote and recorded."""
+        """Return the rows of the files that an earlier process wrote and recorded."""
         if self.folder.plan is None:
             return 0
         where, remedy = self.folder.path(PROGRESS), self.folder.remedy
@@ -187,7 +187,7 @@ class EmbeddingWriter:
 def manifest_entries(
     count: int, dimension: int, dtype: str, about: Mapping[str, Any], files: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What the manifest of a folder of embeddings holds besides its identity.
+    """Return what the manifest of a folder of embeddings holds besides its identity.
 
     Args:
         count: N.

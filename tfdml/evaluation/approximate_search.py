@@ -99,7 +99,7 @@ def index_recall(
 
 
 def least_effort(index: GalleryIndex, gallery: Any, recall: float, *, k: int = 10, sample: int = 500) -> IndexRecall:
-    """The least of the efforts 1, 2, 4, ... whose recall@k reaches what is wanted, see `index_recall`.
+    """Return the least of the efforts 1, 2, 4, ... whose recall@k reaches what is wanted, see `index_recall`.
 
     Args:
         index: The index.
@@ -243,7 +243,7 @@ def check_kinds(kinds: Sequence[str]) -> None:
 
 
 def _structure(kind: str, dimension: int) -> str:
-    """What faiss's factory calls it."""
+    """Return what faiss's factory calls it."""
     if kind == "int8":
         return "SQ8"
     divisors = [pieces for pieces in range(1, dimension + 1) if dimension % pieces == 0]
@@ -274,7 +274,7 @@ def _filled(structure: str, gallery: np.ndarray, distance: str, seed: int) -> An
 
 
 def _nearest_of(index: Any, task: RetrievalTask, distance: str) -> NeighbourSearch:
-    """The search for the nearest image in an index, the query itself left out."""
+    """Return the search for the nearest image in an index, the query itself left out."""
     own = np.arange(len(task.labels)) if task.gallery is None else task.own_rows
 
     def neighbours(depth: int) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
@@ -390,7 +390,7 @@ def evaluate_gallery(
 
 
 def _searched_roles(everything: StoredEmbeddings, part: StoredEmbeddings) -> dict[str, str]:
-    """The filter that leaves what is searched."""
+    """Return the filter that leaves what is searched."""
     if part.is_query is not None:
         return {"role": "gallery"}
     if len(part) == len(everything) or part.roles is None:
@@ -407,7 +407,7 @@ def _searched_roles(everything: StoredEmbeddings, part: StoredEmbeddings) -> dic
 def _search(
     gallery: GalleryDatabase, part: StoredEmbeddings, condition: dict[str, str], progress: Callable[[int, int], None]
 ) -> Callable[[int], Iterator[tuple[slice, np.ndarray, np.ndarray]]]:
-    """The search of the database as `evaluate_retrieval` takes it."""
+    """Return the search of the database as `evaluate_retrieval` takes it."""
     names = np.array(part.names, object)
     is_query = part.is_query
     asked = np.arange(len(part)) if is_query is None else np.flatnonzero(is_query)

@@ -157,7 +157,7 @@ class Step:
         return f"{self.name}({given})" if given else self.name
 
     def apply(self, search: Any, sources: Sources, views: Views | None = None) -> Any:
-        """What is searched after this step; `views` are those that it was embedded in."""
+        """Return what is searched after this step; `views` are those that it was embedded in."""
         return STEPS[self.name](search, sources, views, **self.arguments)
 
 
@@ -173,7 +173,7 @@ def _defaults(name: str) -> dict[str, Any]:
 
 
 def steps_of(calls: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Step]:
-    """The steps that names and arguments mean, in their order.
+    """Return the steps that names and arguments mean, in their order.
 
     Args:
         calls: Pairs of a name of `STEPS` and its arguments.
@@ -258,7 +258,7 @@ def hubness(embeddings: Any, gallery: Any = None, *, k: int = 10, distance: str 
 
 
 def hubness_of(rows: np.ndarray, size: int) -> dict[str, Any]:
-    """What `hubness` gives, of neighbours that are known.
+    """Return what `hubness` gives, of neighbours that are known.
 
     Args:
         rows: (N, k) gallery rows.
@@ -288,7 +288,7 @@ def measure_chains(
     distance: str = "euclidean",
     hubs: int = 10,
 ) -> list[dict[str, Any]]:
-    """Retrieval metrics before the chains and after every step of them.
+    """Return retrieval metrics before the chains and after every step of them.
 
     A chain is applied in its order, to embeddings scaled to length 1. All-to-all a query is not expanded by its own
     image, finds no gallery image that its own image has moved, and is not found by itself.

@@ -47,7 +47,7 @@ class _GalleryClassifier:
             self._set_threshold(threshold)
 
     def add(self, embeddings: Any, labels: Any) -> None:
-        """Adds images of known or of new classes to the gallery.
+        """Add images of known or of new classes to the gallery.
 
         Args:
             embeddings: (n, d).
@@ -102,7 +102,7 @@ class _GalleryClassifier:
         return self.threshold
 
     def classify(self, queries: Any) -> Predictions:
-        """Returns the class of each query.
+        """Return the class of each query.
 
         Args:
             queries: (Q, d) embeddings.

@@ -118,7 +118,7 @@ def pairwise_f1(labels: Any, clusters: Any) -> float:
 
 
 def clustering_agreement(labels: Any, clusters: Any, metrics: Sequence[str] = CLUSTERING_METRICS) -> dict[str, float]:
-    """The agreement of clusters with classes.
+    """Return the agreement of clusters with classes.
 
     `nmi` is I(L; C) / ((H(L) + H(C)) / 2), Manning et al. 2008 with the arithmetic mean; `ami` is the same
     with the value expected by chance subtracted above and below (Vinh et al., 2010); `f1` is `pairwise_f1`.
@@ -188,7 +188,7 @@ def evaluate_clustering(
 
 
 def expected_mutual_information(class_sizes: Any, cluster_sizes: Any) -> float:
-    """The mean mutual information, in nats, of two partitions with these sizes, over all ways to match them up.
+    """Return the mean mutual information, in nats, of two partitions with these sizes, over all ways to match them up.
 
     E = sum over classes i, clusters j and n of n/N log(N n / (a_i b_j)) Pr(n), where Pr is hypergeometric: the
     probability that n of a cluster's b_j images belong to a class of a_i among N (Vinh et al., 2010, eq. 24a). The

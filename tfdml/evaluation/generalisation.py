@@ -119,7 +119,7 @@ class ClassDensity:
     d_others: np.ndarray
 
     def summary(self) -> dict[str, float | int]:
-        """The classes taken together.
+        """Return the classes taken together.
 
         Returns:
             `d_avg_mean`, `d_avg_std`, `d_avg_min` and `d_avg_max` over the classes with at least two images, which are
@@ -148,7 +148,7 @@ class ClassDensity:
 
 
 def class_density(embeddings: Any, labels: Any) -> ClassDensity:
-    """The density of each class and the distances between their means.
+    """Return the density of each class and the distances between their means.
 
         D_avg(c) = 1/n_c sum_{i in c} |f_i - mu_c|^2,   mu_c = 1/n_c sum_{i in c} f_i
 
@@ -353,7 +353,7 @@ def _split(classes: np.ndarray, labelled: float, rng: np.random.Generator) -> np
 def _nearest_labelled(
     points: np.ndarray, near: np.ndarray, rows: np.ndarray, is_labelled: np.ndarray, distance: str
 ) -> np.ndarray:
-    """The nearest labelled image of each of `rows`: the first in its list of neighbours, or else by a search."""
+    """Return the nearest labelled image of each of `rows`: the first in its list of neighbours, or else by a search."""
     usable = is_labelled[near[rows]]
     nearest = near[rows, usable.argmax(axis=1)]
     missing = np.flatnonzero(~usable.any(axis=1))

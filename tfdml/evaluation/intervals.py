@@ -192,7 +192,7 @@ def paired_differences(
 
 
 def student_interval(values: Any, level: float = 0.95) -> Interval:
-    """The mean of some measurements, such as those of several seeds, with the interval of Student's distribution.
+    """Return the mean of measurements, such as those of several seeds, with the interval of Student's distribution.
 
     mean +- t s / sqrt(S), with s the standard deviation of the S values (divisor S - 1) and t the quantile with S - 1
     degrees of freedom. Of seeds: how the mean would vary with other seeds, on the same test images.
@@ -213,7 +213,7 @@ def student_interval(values: Any, level: float = 0.95) -> Interval:
 
 
 def seed_difference(first: Any, second: Any, level: float = 0.95) -> Interval:
-    """The difference of a metric's means over the seeds of two models, with Welch's interval.
+    """Return the difference of a metric's means over the seeds of two models, with Welch's interval.
 
     With means m, n, variances s^2, r^2 (divisors S - 1, T - 1) and e^2 = s^2/S + r^2/T it is m - n +- t e, t the
     quantile of Student's distribution with e^4 / ((s^2/S)^2/(S-1) + (r^2/T)^2/(T-1)) degrees of freedom (Welch, 1947):

@@ -25,7 +25,7 @@ _BINS = 2**14
 def sample_pair_distances(
     embeddings: Any, labels: Any, *, distance: str = "euclidean", num_pairs: int = 50_000, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The distances of pairs drawn at random, with replacement, each pair of its kind being equally likely.
+    """Return the distances of pairs drawn at random, with replacement, each pair of its kind being equally likely.
 
     Args:
         embeddings: (N, d).
@@ -58,7 +58,7 @@ def sample_pair_distances(
 
 
 def _drawn_pairs(labels: np.ndarray, count: int, rng: np.random.Generator, same: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of `count` pairs of one class (`same`) or of two; none where there is no such pair."""
+    """Return the rows of `count` pairs of one class (`same`) or of two; none where there is no such pair."""
     order = np.argsort(labels, kind="stable")
     _, starts, sizes = np.unique(labels[order], return_index=True, return_counts=True)
     others = sizes - 1 if same else len(labels) - sizes
@@ -111,7 +111,7 @@ class PairHistogram:
     exact: bool
 
     def rebinned(self, bins: int) -> PairHistogram:
-        """The same pairs in at most `bins` bins, from the least distance that occurs to the largest.
+        """Return the same pairs in at most `bins` bins, from the least distance that occurs to the largest.
 
         They are as wide as one another as far as the present edges allow, at which they begin and end.
 
@@ -132,7 +132,7 @@ class PairHistogram:
 def count_pair_distances(
     embeddings: Any, labels: Any, *, distance: str = "euclidean", bins: int = _BINS
 ) -> PairHistogram:
-    """The histogram of the distances of all pairs of images, each unordered pair counted once.
+    """Return the histogram of the distances of all pairs of images, each unordered pair counted once.
 
     The bins are equal and cover every distance that embeddings of these lengths can have. Distances come from float32
     products, tile by tile of the matrix, of the embeddings shifted to their mean: with an error of some 1e-7 of the
@@ -207,16 +207,16 @@ class AllPairs:
         self.scale = {"euclidean": unit, "cosine": 1.0}.get(distance, unit**2)
 
     def edges(self, bins: int) -> np.ndarray:
-        """Returns the (bins + 1,) edges of equal bins that hold every distance."""
+        """Return the (bins + 1,) edges of equal bins that hold every distance."""
         return np.linspace(self._low, self._high, bins + 1)
 
     def bins_of(self, distances: np.ndarray, bins: int) -> np.ndarray:
-        """Returns the bin of each distance."""
+        """Return the bin of each distance."""
         per_bin = np.float32(bins / (self._high - self._low))
         return np.clip(((distances - np.float32(self._low)) * per_bin).astype(np.intp), 0, bins - 1)
 
     def tiles(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[slice, slice, np.ndarray, Any]]:
-        """Yields rows, columns, their distances (float32), and which of these count, so that each pair counts once.
+        """Yield rows, columns, their distances (float32), and which of these count, so that each pair counts once.
 
         Args:
             start: The first row.
@@ -234,7 +234,7 @@ class AllPairs:
                 yield rows, columns, distances, kept
 
     def same(self, rows: slice, columns: slice) -> np.ndarray | None:
-        """Returns which pairs of a tile are of one class; None where none is."""
+        """Return which pairs of a tile are of one class; None where none is."""
         if self.classes[rows.stop - 1] < self.classes[columns.start]:
             return None
         return self.classes[rows, None] == self.classes[columns]
@@ -249,7 +249,7 @@ def sample_pair_histogram(
     bins: int = _BINS,
     seed: int = 0,
 ) -> PairHistogram:
-    """The histogram of pairs drawn at random, `num_pairs` of each kind, as `sample_pair_distances` draws them.
+    """Return the histogram of pairs drawn at random, `num_pairs` of each kind, as `sample_pair_distances` draws them.
 
     Args:
         embeddings: (N, d).
@@ -297,7 +297,7 @@ def _checked(embeddings: Any, labels: Any, distance: str) -> tuple[np.ndarray, n
 
 
 def _prepared(points: np.ndarray, distance: str) -> tuple[np.ndarray, float]:
-    """The points (overwritten) such that float32 products neither cancel nor overflow, and their unit of length."""
+    """Scale the points in place so that float32 products neither cancel nor overflow; return them and their unit."""
     if distance == "cosine":
         return unit_rows(points), 1.0
     if distance != "dot":
@@ -319,7 +319,7 @@ def _range(largest_square: float, distance: str) -> tuple[float, float]:
 
 
 def _from_products(products: np.ndarray, left: np.ndarray, right: np.ndarray, distance: str) -> np.ndarray:
-    """The distances, written over the products <x, y>, from these and the squared lengths of x and y."""
+    """Return the distances, written over the products <x, y>, from these and the squared lengths of x and y."""
     if distance == "dot":
         return np.negative(products, out=products)
     if distance == "cosine":
@@ -332,7 +332,7 @@ def _from_products(products: np.ndarray, left: np.ndarray, right: np.ndarray, di
 
 
 def overlap_coefficient(positive: Any, negative: Any) -> float:
-    """The integral of the lesser of two densities: sum_k min(p_k, q_k), of histograms over the same bins.
+    """Return the integral of the lesser of two densities: sum_k min(p_k, q_k), of histograms over the same bins.
 
     1 where the distributions are the same, 0 where they share no bin.
 
@@ -349,7 +349,7 @@ def overlap_coefficient(positive: Any, negative: Any) -> float:
 
 
 def jensen_shannon_bits(positive: Any, negative: Any) -> float:
-    """The Jensen-Shannon divergence in bits, of histograms over the same bins.
+    """Return the Jensen-Shannon divergence in bits, of histograms over the same bins.
 
     JSD = KL(p | m) / 2 + KL(q | m) / 2 with m = (p + q) / 2 and logarithms of base 2: 0 where the distributions are the
     same, 1 where they share no bin. It measures what a pair's distance says about whether its images are of one class,
@@ -389,7 +389,7 @@ def probability_nearer(positive: Any, negative: Any) -> float:
 
 
 def share_ordered(positive: Any, negative: Any) -> float:
-    """The same of the distances themselves: only equal distances are ties, a bin for each that occurs.
+    """Return the same of the distances themselves: only equal distances are ties, a bin for each that occurs.
 
     Args:
         positive: (P,) d+.

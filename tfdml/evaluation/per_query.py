@@ -111,7 +111,7 @@ class RetrievalTask:
 def retrieval_task(
     embeddings: Any, labels: Any, gallery: Any = None, gallery_labels: Any = None, own_rows: Any = None
 ) -> RetrievalTask:
-    """The arguments of `evaluate_retrieval`, checked.
+    """Return the arguments of `evaluate_retrieval`, checked.
 
     Raises:
         UserError: As `evaluate_retrieval`, for its arrays.
@@ -130,7 +130,7 @@ def retrieval_task(
 
 
 def requested(ks: Sequence[int], metrics: Sequence[str], known: Sequence[str]) -> list[str]:
-    """The names of the results wanted: recall, precision and MAP at each K ascending, then the others as `known`.
+    """Return the names of the results: recall, precision and MAP at each K ascending, then the others as `known`.
 
     Raises:
         UserError: No metric, an unknown one, or K below 1.
@@ -169,7 +169,7 @@ def retrieval_per_query(
     memory_budget: int = 256 * 2**20,
     progress: Progress | None = None,
 ) -> dict[str, np.ndarray]:
-    """The retrieval metrics of each query, whose means `evaluate_retrieval` reports.
+    """Return the retrieval metrics of each query, whose means `evaluate_retrieval` reports.
 
     Args:
         embeddings: As `evaluate_retrieval`.
@@ -232,7 +232,7 @@ def search_depth(task: RetrievalTask, names: Sequence[str]) -> int:
 
 
 def _depths(names: Sequence[str]) -> dict[str, int]:
-    """The K of each metric that has one."""
+    """Return the K of each metric that has one."""
     return {name: int(name.split("@")[1]) for name in names if _AT_K.fullmatch(name)}
 
 
@@ -245,7 +245,7 @@ def values_per_query(
     neighbours: NeighbourSearch | None = None,
     depth: int | None = None,
 ) -> dict[str, np.ndarray]:
-    """What `retrieval_per_query` returns, for a checked task and the names of `requested`.
+    """Return what `retrieval_per_query` returns, for a checked task and the names of `requested`.
 
     Args:
         task: The queries and the gallery.
@@ -380,7 +380,7 @@ def full_average_precision(
 
 
 def _copies(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of rows that equal an earlier one, and of the first that they equal."""
+    """Return indices of rows that equal an earlier one, and of the first that they equal."""
     rows = np.ascontiguousarray(rows) + np.float32(0)  # so that -0 has the bytes of 0
     whole = rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1])))[:, 0]
     _, first, inverse = np.unique(whole, return_index=True, return_inverse=True)

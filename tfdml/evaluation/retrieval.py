@@ -153,7 +153,7 @@ def ks_within(ks: Sequence[int], available: int) -> tuple[int, ...]:
 
 
 def dataset_protocol(embeddings: Any, dataset: ImageDataset) -> dict[str, Any]:
-    """The arguments by which `evaluate_retrieval` and `retrieval_per_query` measure a data set.
+    """Return the arguments by which `evaluate_retrieval` and `retrieval_per_query` measure a data set.
 
     Args:
         embeddings: (N, d), one row per image of `dataset`, in its order.

@@ -70,7 +70,7 @@ class Verification:
     counts: Mapping[str, np.ndarray] = dataclasses.field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the measures without the curves, for JSON."""
+        """Return the measures without the curves, for JSON."""
         measures = {name: getattr(self, name) for name in ("auc", "eer", "eer_threshold", "num_same", "num_different")}
         tar = {f"tar@far={far:g}": point.tar.mean for far, point in self.points.items()}
         thresholds = {f"threshold@far={far:g}": point.threshold for far, point in self.points.items()}
@@ -211,15 +211,15 @@ class Calibration:
     prior: float
 
     def same(self, distances: Any) -> np.ndarray:
-        """Returns whether pairs at these distances are called the same."""
+        """Return whether pairs at these distances are called the same."""
         return np.asarray(distances) <= self.threshold
 
     def probability(self, distances: Any) -> np.ndarray:
-        """Returns the probability that pairs at these distances are of one class."""
+        """Return the probability that pairs at these distances are of one class."""
         return np.interp(np.asarray(distances, np.float64), self.distances, self.probabilities)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the calibration as plain numbers and lists, for JSON; `from_dict` reads them."""
+        """Return the calibration as plain numbers and lists, for JSON; `from_dict` reads them."""
         plain = dataclasses.asdict(self)
         return {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in plain.items()} | {
             name: list(getattr(self, name)) for name in ("tar", "far", "precision")
@@ -227,7 +227,7 @@ class Calibration:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Calibration:
-        """Creates the calibration that `to_dict` wrote.
+        """Create the calibration that `to_dict` wrote.
 
         Raises:
             UserError: A value is missing or unknown.
@@ -385,7 +385,7 @@ class _CountedPairs(AllPairs):
         return alike, both - alike
 
     def distances_in(self, bins: set[int]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """The distances of the pairs of one class, and of different classes, in each of these bins."""
+        """Return the distances of the pairs of one class, and of different classes, in each of these bins."""
         found: dict[int, tuple[list, list]] = {k: ([], []) for k in bins}
         wanted = np.zeros(_BINS, bool)
         wanted[list(bins)] = True
@@ -402,7 +402,7 @@ class _CountedPairs(AllPairs):
         return {k: tuple(np.concatenate([nothing, *part]) for part in two) for k, two in found.items()}  # type: ignore[misc]
 
     def threshold_of_far(self, different: np.ndarray, far: float) -> float:
-        """The largest threshold at which the share of accepted pairs of different classes is at most `far`."""
+        """Return the largest threshold at which the share of accepted pairs of different classes is at most `far`."""
         accepted = np.cumsum(different)
         rank = int(np.floor(far * accepted[-1]))
         if rank < 1:
@@ -415,7 +415,7 @@ class _CountedPairs(AllPairs):
         return float(np.nextafter(first_refused, np.float32(-np.inf)))
 
     def of_precision(self, same: np.ndarray, different: np.ndarray, precision: float) -> float:
-        """The largest threshold at which this share of the accepted pairs is of one class."""
+        """Return the largest threshold at which this share of the accepted pairs is of one class."""
         accepted_same, accepted = np.cumsum(same), np.cumsum(different)
         reached = np.flatnonzero((accepted_same >= precision * (accepted_same + accepted)) & (same + different > 0))
         candidates = {int(reached[-1])} if len(reached) else set()
@@ -440,7 +440,7 @@ class _CountedPairs(AllPairs):
         return best
 
     def operating_points(self, thresholds: Sequence[float], level: float, new_classes: bool) -> list[OperatingPoint]:
-        """The rates at each threshold (before `scale`), with intervals over classes, or for as many new classes."""
+        """Return the rates at each threshold (before `scale`), with intervals over classes or for as many new ones."""
         order = np.argsort(thresholds)
         counts = self._accepted_by_class(np.asarray(thresholds, np.float32)[order])
         points = [OperatingPoint(float("nan"), *_NO_RATES)] * len(thresholds)
@@ -546,7 +546,7 @@ def _equal_error(same, different, before_same, before, num_same, num_different) 
 
 
 def _most_accurate(distances: np.ndarray, same: np.ndarray) -> float:
-    """The threshold with the best accuracy, between two distances; the lowest of several."""
+    """Return the threshold with the best accuracy, between two distances; the lowest of several."""
     order = np.argsort(distances, kind="stable")
     values = distances[order]
     right = np.count_nonzero(~same) + np.append(0, np.cumsum(np.where(same[order], 1, -1)))
@@ -558,7 +558,7 @@ def _most_accurate(distances: np.ndarray, same: np.ndarray) -> float:
 
 
 def _isotonic(pairs: _CountedPairs, same, different, prior) -> tuple[np.ndarray, np.ndarray]:
-    """The knots of the probability of "same" by distance."""
+    """Return the knots of the probability of "same" by distance."""
     step = _BINS // 4096
     same, different = (counts.reshape(-1, step).sum(axis=1).astype(np.float64) for counts in (same, different))
     # As if the pairs of one class were this share.

@@ -88,7 +88,7 @@ class Comparison:
         return self.recall_at_1_keras - self.recall_at_1
 
     def faults(self, tolerance: Tolerance) -> list[str]:
-        """What exceeds the tolerance, in words; nothing where the file is accepted."""
+        """Return what exceeds the tolerance, in words; nothing where the file is accepted."""
         found = []
         # Written so that NaN is a fault.
         if not self.min_cosine >= tolerance.min_cosine:
@@ -106,7 +106,7 @@ class Comparison:
         return found
 
     def as_json(self) -> dict[str, float | int | None]:
-        """The measures, named as in `result.json`."""
+        """Return the measures, named as in `result.json`."""
         values = {name.replace("recall_at_1", "recall@1"): value for name, value in dataclasses.asdict(self).items()}
         return {**values, "recall@1_drop": self.recall_drop}
 

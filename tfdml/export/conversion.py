@@ -29,7 +29,7 @@ _OPSET = 17
 def convert_litert(
     embedder: AnyEmbedder, precision: str = "float32", representative: np.ndarray | None = None
 ) -> bytes:
-    """The bytes of a .tflite file from `images` (B, S, S, 3) uint8 to `embedding` (B, d) float32 of length 1.
+    """Return the bytes of a .tflite file from `images` (B, S, S, 3) uint8 to `embedding` (B, d) float32 of length 1.
 
     The images are views: after resizing and the crop, which the model card describes. B is free; the interpreter is
     resized to it. The signature is `serving_default`.
@@ -157,14 +157,14 @@ def _operator_names() -> dict[int, str]:
 
 
 def _read_model(file: bytes) -> Any:
-    """The tables of a .tflite file."""
+    """Return the tables of a .tflite file."""
     from tensorflow.lite.tools import flatbuffer_utils
 
     return flatbuffer_utils.convert_bytearray_to_object(bytearray(file))
 
 
 def _mean_error(file: bytes, module: tf.Module, views: np.ndarray) -> np.ndarray:
-    """The mean error of a quantised network over views, (d,)."""
+    """Return the mean error of a quantised network over views, (d,)."""
     run = _interpreter(file).get_signature_runner()
     total: Any = 0.0
     for first in range(0, len(views), _BATCH_SIZE):
@@ -184,7 +184,7 @@ def _interpreter(file: bytes) -> Any:
 
 
 def finish_int8(file: bytes, error: np.ndarray, heads: int = 1) -> bytes:
-    """A .tflite file of an int8 network, whose float output x becomes (x - error) / |x - error|, in float32.
+    """Return a .tflite file of an int8 network, whose float output x becomes (x - error) / |x - error|, in float32.
 
     The converter would quantise the normalisation too, and lengths would be off by several percent; so it converts the
     network without it. `error` is what quantisation adds to every vector alike.
@@ -290,7 +290,7 @@ def check_onnx() -> None:
 
 
 def convert_onnx(embedder: AnyEmbedder) -> bytes:
-    """The bytes of an ONNX file from `images` (B, S, S, 3) uint8 to `embedding` (B, d) float32 of length 1.
+    """Return the bytes of an ONNX file from `images` (B, S, S, 3) uint8 to `embedding` (B, d) float32 of length 1.
 
     The images are views: after resizing and the crop, which the model card describes. B is free.
 

@@ -45,7 +45,7 @@ _GROUPS = {"all": FORMATS, "litert": tuple(name for name in FORMATS if name.star
 
 
 def chosen_formats(names: Sequence[str]) -> tuple[str, ...]:
-    """The formats that names stand for, each once, in the order of `FORMATS`.
+    """Return the formats that names stand for, each once, in the order of `FORMATS`.
 
     Args:
         names: Of `FORMATS`, or `litert` for its four precisions, or `all`.
@@ -106,7 +106,7 @@ class ExportOptions:
                 )
 
     def tolerance(self, name: str) -> Tolerance:
-        """The tolerance of a format."""
+        """Return the tolerance of a format."""
         own = TOLERANCES[name]
         return Tolerance(
             min_cosine=own.min_cosine if self.min_cosine is None else self.min_cosine,
@@ -303,7 +303,7 @@ def export_run(
 
 
 def _whitened(embedder: AnyEmbedder, train: ImageDataset, arguments: Mapping[str, Any]) -> WhitenedEmbedder:
-    """An embedder with a whitening behind it, fitted to training images.
+    """Return an embedder with a whitening behind it, fitted to training images.
 
     Raises:
         UserError: An argument is unknown or out of range, or there are too few images.
@@ -331,7 +331,7 @@ def check_whitening(arguments: Mapping[str, Any]) -> None:
 
 
 def load_run(run_dir: str | os.PathLike, moments: bool = False, data_dir: str = "") -> tuple[AnyEmbedder, Experiment]:
-    """The embedder and the settings of a run.
+    """Return the embedder and the settings of a run.
 
     Raises:
         UserError: There are none.
@@ -346,7 +346,7 @@ def load_run(run_dir: str | os.PathLike, moments: bool = False, data_dir: str = 
 
 
 def _about(run_dir: str | os.PathLike, experiment: Experiment, splits: Splits, moments: bool = False) -> dict[str, Any]:
-    """What the model card states of a run: data, flags, metrics."""
+    """Return what the model card states of a run: data, flags, metrics."""
     stored = RunFolder(run_dir).result
     result = read_json(stored) if stored.exists() else {}
     if not result:

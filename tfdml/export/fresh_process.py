@@ -20,7 +20,7 @@ BATCH = 32
 
 
 def saved_model(path):
-    """The function of a SavedModel from a list of encoded images to embeddings; TensorFlow alone is there."""
+    """Return the function of a SavedModel from a list of encoded images to embeddings; TensorFlow alone is there."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     # Importing a module that is None fails.
     sys.modules.update(dict.fromkeys(("keras", "tf_keras", "tfdml"), None))  # type: ignore[arg-type]
@@ -36,7 +36,7 @@ def saved_model(path):
 
 
 def litert(path):
-    """The function of a .tflite file from views to embeddings; TensorFlow is used only where LiteRT is missing."""
+    """Return the function of a .tflite file from views to embeddings; TensorFlow is used where LiteRT is missing."""
     try:
         from ai_edge_litert.interpreter import Interpreter
     except ImportError:
@@ -50,7 +50,7 @@ def litert(path):
 
 
 def onnx(path):
-    """The function of an ONNX file from views to embeddings."""
+    """Return the function of an ONNX file from views to embeddings."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])

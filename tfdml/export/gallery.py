@@ -66,7 +66,7 @@ class GalleryItem:
         self.metadata_text()
 
     def metadata_text(self) -> str:
-        """The metadata as JSON."""
+        """Return the metadata as JSON."""
         try:
             text = json.dumps(dict(self.metadata), ensure_ascii=False, sort_keys=True, allow_nan=False)
             text.encode()
@@ -139,7 +139,7 @@ class Gallery:
         return self.embeddings.shape[1]
 
     def joined(self, other: Gallery) -> Gallery:
-        """These items, then the others.
+        """Return these items, then the others.
 
         Raises:
             UserError: An id is in both, or the embeddings have other dimensions.
@@ -160,7 +160,7 @@ class Gallery:
         )
 
     def without(self, ids: Iterable[str]) -> Gallery:
-        """The other items, in their order.
+        """Return the other items, in their order.
 
         Raises:
             UserError: An id is unknown, or nothing would be left.
@@ -231,7 +231,7 @@ def _item(root: Path, path: Path, label_of: dict[str, int]) -> GalleryItem | Unr
 def items_of_dataset(
     dataset: ImageDataset, directory: str | os.PathLike = ""
 ) -> Iterator[GalleryItem | UnreadableItem]:
-    """The images of a data set with their labels and class names; see `items_of_folder`.
+    """Yield the images of a data set with their labels and class names; see `items_of_folder`.
 
     Args:
         dataset: The images.
@@ -255,7 +255,7 @@ def embedded(
     skip_bad: bool = False,
     report: Callable[[str], None] = lambda line: None,
 ) -> Gallery:
-    """The items as a gallery, embedded batch by batch; images are released at once.
+    """Return the items as a gallery, embedded batch by batch; images are released at once.
 
     Args:
         items: The items.

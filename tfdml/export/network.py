@@ -38,7 +38,7 @@ def check_backend() -> None:
 
 
 def frozen_module(network: Network, size: int, dtype: tf.DType = tf.uint8) -> tf.Module:
-    """A network as a module whose function `embed` has no variables.
+    """Return a network as a module whose function `embed` has no variables.
 
     Args:
         network: From images (B, size, size, 3) to embeddings (B, d), such as an embedder.
@@ -61,7 +61,7 @@ def frozen_module(network: Network, size: int, dtype: tf.DType = tf.uint8) -> tf
 
 
 def in_float32(embedder: AnyEmbedder) -> AnyEmbedder:
-    """The same embedder computing in float32; itself where it does already.
+    """Return the same embedder computing in float32; itself where it does already.
 
     Weights are float32 under every mixed policy: nothing is rounded. What is exported must not depend on the
     device's half precision, and LiteRT knows no mixed policy.
@@ -87,7 +87,7 @@ def in_float32(embedder: AnyEmbedder) -> AnyEmbedder:
 
 
 def _plain(config: Any) -> Any:
-    """A configuration with every mixed policy replaced."""
+    """Return a configuration with every mixed policy replaced."""
     if isinstance(config, dict):
         if config.get("class_name") == "DTypePolicy":
             return {**config, "config": {"name": "float32"}}

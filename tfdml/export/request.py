@@ -51,7 +51,7 @@ class RequestPreprocessor:
         return tf.TensorSpec((self.transform.image_size, self.transform.image_size, 3), tf.uint8)
 
     def all_or_error(self, texts: tf.Tensor, name: str, read: Reader = tf.identity) -> tf.Tensor:
-        """The views of all images of a request, or an error that names the first that has none.
+        """Return the views of all images of a request, or an error that names the first that has none.
 
         Args:
             texts: (B,) strings, the bytes of images, or of what `read` takes them out of.
@@ -83,7 +83,7 @@ class RequestPreprocessor:
         return tf.cond(tf.size(texts) == 1, alone, together)
 
     def each(self, texts: tf.Tensor, read: Reader = tf.identity) -> tuple[tf.Tensor, tf.Tensor]:
-        """The view of every image that has one, and what is wrong with the others.
+        """Return the view of every image that has one, and what is wrong with the others.
 
         Args:
             texts: See `all_or_error`.
@@ -96,7 +96,7 @@ class RequestPreprocessor:
         return tf.cond(done, lambda: (views, faults), lambda: self._one_by_one(texts, read))
 
     def _at_once(self, texts: tf.Tensor, read: Reader) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """What `each` returns, and whether it is complete: not where decoding has failed."""
+        """Return what `each` returns, and whether it is complete: not where decoding has failed."""
 
         @as_written
         def everything(batch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -110,7 +110,7 @@ class RequestPreprocessor:
         return _only(whole.concatenate(failed).take(1))
 
     def _one_by_one(self, texts: tf.Tensor, read: Reader) -> tuple[tf.Tensor, tf.Tensor]:
-        """What `each` returns, at more cost; knows which images failed."""
+        """Return what `each` returns, at more cost; knows which images failed."""
         count = tf.size(texts, out_type=tf.int64)
         items = tf.data.Dataset.from_tensor_slices(texts).enumerate()
         numbered = as_written(lambda index, text: (index, *self._view_or_fault(read(text))))
@@ -128,7 +128,7 @@ class RequestPreprocessor:
         )
 
     def of_images(self, images: tf.Tensor, name: str) -> tf.Tensor:
-        """The views of decoded images of one size.
+        """Return the views of decoded images of one size.
 
         Args:
             images: (B, H, W, 3) uint8.
@@ -147,7 +147,7 @@ class RequestPreprocessor:
             return self.transform(tf.identity(images))
 
     def fault(self, encoded: tf.Tensor) -> tf.Tensor:
-        """What an image's header says against it, a scalar string; empty for nothing."""
+        """Return what an image's header says against it, a scalar string; empty for nothing."""
         length = tf.strings.length(encoded)
         foreign = tf.strings.format(FOREIGN + " ({} bytes)", length)
         known = tf.reduce_any([starts_with(encoded, known.start) for known in FORMATS])
@@ -158,7 +158,7 @@ class RequestPreprocessor:
         )
 
     def size_fault(self, size: tf.Tensor) -> tf.Tensor:
-        """What forbids an image of this size to be decoded and resized, a scalar string; empty for nothing.
+        """Return what forbids an image of this size to be decoded and resized, a scalar string; empty for nothing.
 
         Args:
             size: (2,) int64, height and width.
@@ -202,7 +202,7 @@ class RequestPreprocessor:
 
 
 def header_size(encoded: tf.Tensor) -> tf.Tensor:
-    """The height and width that an image's header states; nothing is decoded.
+    """Return the height and width that an image's header states; nothing is decoded.
 
     Args:
         encoded: Scalar string, the bytes of a JPEG, PNG or WebP file.
@@ -235,7 +235,7 @@ def _size_of_other(encoded: tf.Tensor) -> tf.Tensor:
     header = tf.cast(padded, tf.int64)
 
     def number(data: tf.Tensor) -> tf.Tensor:
-        """The little-endian number of bytes."""
+        """Return the little-endian number of bytes."""
         return tf.reduce_sum(data * [1 << 8 * i for i in range(data.shape[0])])
 
     def chunk(name: bytes) -> tf.Tensor:
@@ -270,7 +270,7 @@ def refuse(faults: tf.Tensor, name: str) -> tf.Operation:
 
 
 def image_of_example(serialized: tf.Tensor) -> tf.Tensor:
-    """The bytes of the image in a serialised tf.Example; empty where it has none.
+    """Return the bytes of the image in a serialised tf.Example; empty where it has none.
 
     Raises:
         tf.errors.InvalidArgumentError: This is no tf.Example.
@@ -280,7 +280,7 @@ def image_of_example(serialized: tf.Tensor) -> tf.Tensor:
 
 
 def _only(items: tf.data.Dataset) -> tuple[tf.Tensor, ...]:
-    """The single element, without the searching for speed that pays over many."""
+    """Return the single element, without the searching for speed that pays over many."""
     options = tf.data.Options()
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False

@@ -141,7 +141,7 @@ class Retriever:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Retriever:
-        """A retriever into memory.
+        """Return a retriever into memory.
 
         Args:
             path: One version, or a folder of them, of which the newest is taken.
@@ -169,7 +169,7 @@ class Retriever:
         return f"Retriever({str(self.path)!r}: {card['items']:,} items, {card['embedding_dim']}-d, {card['kind']})"
 
     def gallery(self) -> Gallery:
-        """The items."""
+        """Return the items."""
         return self._version.gallery()
 
     def embed(self, images: Queries) -> np.ndarray:
@@ -181,7 +181,7 @@ class Retriever:
         return self._version.embed(images)
 
     def search(self, queries: Queries, k: int, *, expand: int = 0, alpha: float = 3.0) -> SearchResult:
-        """The k nearest items of every query; the whole gallery where k is more than it holds.
+        """Return the k nearest items of every query; the whole gallery where k is more than it holds.
 
         With `expand`, queries are first moved by their nearest items (`tfdml.retrieval.expand_queries`),
         and searched a second time.
@@ -395,7 +395,7 @@ class LoadedVersion:
 
 
 def newest_version(path: Path) -> Path:
-    """The path of a version: itself, or the newest below it."""
+    """Return the path of a version: itself, or the newest below it."""
     if (path / "saved_model.pb").is_file():
         return path
     numbers = version_numbers(path)
@@ -489,7 +489,7 @@ def _searches(gallery: Gallery) -> Iterator[bytes]:
 
 
 def _read_card(path: Path) -> dict[str, Any]:
-    """The card of a retriever's version.
+    """Return the card of a retriever's version.
 
     Raises:
         UserError: It has none, or not one of ours.

@@ -113,7 +113,7 @@ def write_saved_model(embedder: AnyEmbedder, folder: str | os.PathLike, max_pixe
 
 
 def model_files(folder: Path) -> list[Path]:
-    """The files of a SavedModel that its answers come from."""
+    """Return the files of a SavedModel that its answers come from."""
     return [folder / "saved_model.pb", *sorted(file for file in (folder / "variables").rglob("*") if file.is_file())]
 
 
@@ -154,7 +154,7 @@ def write_warm_up(folder: Path, side: int, more: Iterable[bytes] = ()) -> Path:
 
 
 def prediction_log(signature: str, **inputs) -> bytes:
-    """A serialised `tensorflow.serving.PredictionLog` of one Predict request.
+    """Return a serialised `tensorflow.serving.PredictionLog` of one Predict request.
 
     Written field by field, so that exporting does not need tensorflow-serving-api.
 
@@ -171,7 +171,7 @@ def prediction_log(signature: str, **inputs) -> bytes:
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """A field of Protocol Buffers' wire format that holds bytes: a key, the length, the content."""
+    """Return a field of Protocol Buffers' wire format that holds bytes: a key, the length, the content."""
     return _varint(number << 3 | 2) + _varint(len(content)) + content
 
 

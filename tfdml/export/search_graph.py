@@ -172,7 +172,7 @@ class Table:
     metadata: tf.Variable
 
     def search(self, queries: tf.Tensor, k: tf.Tensor, checks: list[tf.Operation]) -> Answer:
-        """The neighbours of queries, unless the graph cannot do the search or the answer would be too large.
+        """Return the neighbours of queries, unless the graph cannot do the search or the answer would be too large.
 
         Args:
             queries: (B, d) float32, not zero.
@@ -216,7 +216,7 @@ class Table:
 
 
 def k_of_each(k: tf.Tensor, batch: tf.Tensor) -> tuple[tf.Tensor, tf.Operation]:
-    """The number of neighbours of every query, from one number or one for each.
+    """Return the number of neighbours of every query, from one number or one for each.
 
     Args:
         k: Int32 of any rank.
@@ -234,7 +234,7 @@ def k_of_each(k: tf.Tensor, batch: tf.Tensor) -> tuple[tf.Tensor, tf.Operation]:
 
 
 def k_fault(k: tf.Tensor) -> tf.Tensor:
-    """What is wrong with each k, (B,) int32, as (B,) strings, empty for nothing.
+    """Return what is wrong with each k, (B,) int32, as (B,) strings, empty for nothing.
 
     More than the gallery holds is not wrong; more than the limit is, so that a request does not begin to fail when the
     gallery grows.
@@ -246,14 +246,14 @@ def k_fault(k: tf.Tensor) -> tf.Tensor:
 
 
 def embedding_fault(embedding: tf.Tensor) -> tf.Tensor:
-    """What is wrong with each embedding (B, d), (B,) strings, empty for nothing."""
+    """Return what is wrong with each embedding (B, d), (B,) strings, empty for nothing."""
     finite = tf.reduce_all(tf.math.is_finite(embedding), 1)
     fault = tf.where(tf.reduce_any(embedding != 0.0, 1), "", "has length 0")
     return tf.where(finite, fault, "holds NaN or infinite values")
 
 
 def search_embedding(table: Table, embedding: tf.Tensor, k: tf.Tensor) -> Answer:
-    """The signature `search_embedding`; an embedding of another length is brought to 1."""
+    """Return the signature `search_embedding`; an embedding of another length is brought to 1."""
     shape, dimensions = tf.shape(embedding), embedding.shape[1]
     says = tf.strings.format(f"embedding: must be (B, {dimensions}); its shape is {{}}", shape)
     # The optimiser believes the declared shape, and would drop a comparison with it.
@@ -266,7 +266,7 @@ def search_embedding(table: Table, embedding: tf.Tensor, k: tf.Tensor) -> Answer
 
 
 def search_each(table: Table, embedding: tf.Tensor, error: tf.Tensor, k: tf.Tensor) -> Answer:
-    """The signature `search_each`, from what `embed_each` gives: what is wrong with a query fails no other."""
+    """Return the signature `search_each`, from what `embed_each` gives: what is wrong with a query fails no other."""
     each, check = k_of_each(k, tf.shape(embedding)[0])
     error = tf.where(error == "", k_fault(each), error)
     good = error == ""
@@ -276,7 +276,7 @@ def search_each(table: Table, embedding: tf.Tensor, error: tf.Tensor, k: tf.Tens
 
 
 def nearest(queries: tf.Tensor, gallery: tf.Tensor, k: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The k rows of the gallery that are nearest to each query, nearest first, equally near ones by row.
+    """Return the k rows of the gallery that are nearest to each query, nearest first, equally near ones by row.
 
     Candidates are found by one product a block of the gallery and the best so far, then measured from differences,
     |q - g|^2, so that exact copies are at exactly 0.

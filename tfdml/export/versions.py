@@ -31,7 +31,7 @@ class NewVersion:
 
 @contextlib.contextmanager
 def new_version(versions: str | os.PathLike, size: int = 0) -> Iterator[NewVersion]:
-    """The next version: `versions/<n>`, one more than the highest number there.
+    """Make the next version: `versions/<n>`, one more than the highest number there.
 
     What the block writes below `folder` appears under the number when the block ends well, in one step, and disappears
     when it does not. Earlier versions stay as they are. Two processes that export at once get two numbers. What exports
@@ -84,7 +84,7 @@ def new_version(versions: str | os.PathLike, size: int = 0) -> Iterator[NewVersi
 
 
 def version_numbers(versions: str | os.PathLike) -> list[int]:
-    """The numbers of the versions in a folder, ascending; none where there is no folder."""
+    """Return the numbers of the versions in a folder, ascending; none where there is no folder."""
     try:
         return sorted(int(entry.name) for entry in Path(versions).iterdir() if entry.name.isdecimal())
     except (FileNotFoundError, NotADirectoryError):

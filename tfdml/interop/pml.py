@@ -59,7 +59,7 @@ class NormalizedLoss(PairLoss):
         return self.loss.within_batch
 
     def anchor_losses(self, pairs):
-        """Computes the loss's values: (b,)."""
+        """Compute the loss's values: (b,)."""
         return self.loss.values_of(pairs.map(pairwise.l2_normalize))
 
     @override
@@ -114,7 +114,7 @@ class Given(NamedTuple):
     mining: str | Miner
 
     def refuse(self, what: str, nearest: str) -> UserError:
-        """Creates the error for what cannot be expressed."""
+        """Create the error for what cannot be expressed."""
         return _refuse(self.name, what, nearest)
 
 
@@ -333,7 +333,7 @@ _WITHOUT_EFFECT = ("collect_stats", "embedding_reg_weight", "weight_reg_weight")
 
 
 def from_pml(name: str, miner: str | Part | None = None, **arguments: Any) -> Any:
-    """Creates the equal of a class of pytorch-metric-learning, with its arguments, defaults and conventions.
+    """Create the equal of a class of pytorch-metric-learning, with its arguments, defaults and conventions.
 
     Losses come with the distance, the normalisation and the reduction that they have there: `TripletMarginLoss`
     compares Euclidean distances of normalised embeddings, and averages over the triplets that are not 0. A miner is
@@ -466,7 +466,7 @@ def _make_part(name: str, arguments: dict[str, Any]) -> Part:
 
 
 def _as_part(kind: str, value: Any) -> Part:
-    """What was given as `distance=`, `reducer=` or `miner=`: a name, or what `from_pml` made of one."""
+    """Return what was given as `distance=`, `reducer=` or `miner=`: a name, or what `from_pml` made of one."""
     part = from_pml(value) if isinstance(value, str) and value in {*PARTS[kind], *NEAREST} else value
     if not isinstance(part, Part) or part.name not in PARTS[kind]:
         raise UserError(

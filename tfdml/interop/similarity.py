@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def sampler_dataset(sampler: Any) -> tf.data.Dataset:
-    """The batches of one of TensorFlow Similarity's samplers, as a data set that `fit` takes.
+    """Return the batches of one of TensorFlow Similarity's samplers, as a data set that `fit` takes.
 
     One pass is an epoch of the sampler: `len(sampler)` batches, after which its `on_epoch_end` is called. Each
     pass draws other images. Unlike tfdml's own samplers, these have no seed by which a run could resume.
@@ -57,7 +57,7 @@ def sampler_dataset(sampler: Any) -> tf.data.Dataset:
 
 
 def build_indexer(embeddings, labels, data=None, distance: str = "cosine") -> Any:
-    """An `Indexer` of TensorFlow Similarity that holds given embeddings: its lookup, calibration and evaluation.
+    """Return an `Indexer` of TensorFlow Similarity that holds given embeddings: its lookup, calibration and evaluation.
 
     Args:
         embeddings: (N, d), of unit length where `distance` is `"cosine"`: `embedder.predict(images)`.
@@ -85,7 +85,7 @@ def build_indexer(embeddings, labels, data=None, distance: str = "cosine") -> An
 
 
 def read_indexer(indexer: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The embeddings (N, d) and class ids (N,) that an `Indexer` of TensorFlow Similarity holds, in its order.
+    """Return the embeddings (N, d) and class ids (N,) that an `Indexer` of TensorFlow Similarity holds, in its order.
 
     They go into `np.savez(file, embeddings=..., labels=...)`, which `tfdml evaluate`, `tfdml index` and
     `tfdml.evaluation.read_embeddings` read.

@@ -49,7 +49,7 @@ def is_remote(path: str | os.PathLike) -> bool:
 
 
 def filesystem_of(path: str | os.PathLike) -> tuple[fsspec.AbstractFileSystem, str]:
-    """The file system of a path or URL, and its path there.
+    """Return the file system of a path or URL, and its path there.
 
     Raises:
         UserError: There is no such file system, or the package that reaches it is missing.
@@ -73,7 +73,7 @@ def filesystem_of(path: str | os.PathLike) -> tuple[fsspec.AbstractFileSystem, s
 
 @functools.cache
 def _arrow(root: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    """The file system of a store, through Arrow, and the path of its root there."""
+    """Return the file system of a store, through Arrow, and the path of its root there."""
     import pyarrow.fs
     from fsspec.implementations.arrow import ArrowFSWrapper
 
@@ -111,7 +111,7 @@ def is_folder(path: str | os.PathLike) -> bool:
 
 
 def make_folder(path: str | os.PathLike) -> None:
-    """Makes a folder and those above it, where they are not there.
+    """Make a folder and those above it, where they are not there.
 
     Raises:
         OSError: It cannot be made.
@@ -145,7 +145,7 @@ def walk(folder: str, onerror: Callable[[OSError], None] | None = None) -> Itera
 
 
 def find(pattern: str, suffixes: tuple[str, ...] = ("",)) -> list[str]:
-    """The files that a pattern names, in the order of the names of folders and files.
+    """Return the files that a pattern names, in the order of the names of folders and files.
 
     Args:
         pattern: A path or URL with `*` and `?` (within a name) and `**` (any folders); without them a file, or a folder
@@ -188,7 +188,7 @@ def find(pattern: str, suffixes: tuple[str, ...] = ("",)) -> list[str]:
 
 
 def read_bytes(path: str | os.PathLike) -> bytes:
-    """The content of a file.
+    """Return the content of a file.
 
     Raises:
         OSError: It cannot be read.
@@ -224,7 +224,7 @@ def open_file(path: str | os.PathLike, buffering: int = -1) -> BinaryIO:
 
 
 def size_of(path: str | os.PathLike) -> int | None:
-    """The length of a file in bytes; None if there is no such file.
+    """Return the length of a file in bytes; None if there is no such file.
 
     Example:
         >>> size_of("no/such/file") is None
@@ -258,7 +258,7 @@ def stamp_of(path: str | os.PathLike) -> tuple[int, int]:
 
 
 def listing(folder: str | os.PathLike) -> list[str]:
-    """The names in a folder, sorted; none if there is no such folder.
+    """Return the names in a folder, sorted; none if there is no such folder.
 
     Example:
         >>> listing("no/such/folder")
@@ -274,7 +274,7 @@ def listing(folder: str | os.PathLike) -> list[str]:
 
 
 def remove(path: str | os.PathLike) -> None:
-    """Removes a file if it is there.
+    """Remove a file if it is there.
 
     Example:
         >>> remove("no/such/file")
@@ -288,7 +288,7 @@ def remove(path: str | os.PathLike) -> None:
 
 
 def remove_folder(path: str | os.PathLike) -> None:
-    """Removes a folder with all that is in it, if it is there.
+    """Remove a folder with all that is in it, if it is there.
 
     Example:
         >>> remove_folder("no/such/folder")
@@ -299,7 +299,7 @@ def remove_folder(path: str | os.PathLike) -> None:
 
 
 def sha256_of(path: str | os.PathLike) -> str:
-    """The SHA-256 of a file, in hexadecimal digits.
+    """Return the SHA-256 of a file, in hexadecimal digits.
 
     Raises:
         OSError: It cannot be read.
@@ -310,7 +310,7 @@ def sha256_of(path: str | os.PathLike) -> str:
 
 @contextlib.contextmanager
 def atomic_write(path: _Path, size: int = 0) -> Iterator[_Path]:
-    """A temporary local path, renamed onto `path` when the block ends well, and removed when it does not.
+    """Yield a temporary local path, renamed onto `path` when the block ends well, and removed when it does not.
 
     It lies next to `path`, and keeps the suffix, which some writers go by. A link is followed. A device, a pipe, or
     what this process prints to is not replaced: it gets the bytes when the block ends well. So does a remote file, of
@@ -354,7 +354,7 @@ def atomic_write(path: _Path, size: int = 0) -> Iterator[_Path]:
 
 
 def write_whole(path: str | os.PathLike, data: bytes) -> None:
-    """Writes a file atomically.
+    """Write a file atomically.
 
     Args:
         path: The file.
@@ -381,7 +381,7 @@ def write_lines(path: Path, values: list[dict]) -> None:
 
 
 def finite(value: Any) -> Any:
-    """The same structure with None for floats that JSON cannot hold."""
+    """Return the same structure with None for floats that JSON cannot hold."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -413,7 +413,7 @@ def sweep(folder: str | os.PathLike, prefix: str = PARTIAL_PREFIX) -> None:
 
 
 def partial_folder(parent: str | os.PathLike) -> str:
-    """Makes a hidden folder in a local one, which `sweep` removes once this process has ended.
+    """Make a hidden folder in a local one, which `sweep` removes once this process has ended.
 
     Example:
         >>> partial_folder("photos")
@@ -424,7 +424,7 @@ def partial_folder(parent: str | os.PathLike) -> str:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[str]:
-    """A folder for files that nobody needs after the block; those that killed processes left are removed, too.
+    """Yield a folder for files that nobody needs after the block; those that killed processes left are removed, too.
 
     Example:
         >>> with scratch_folder() as folder:
@@ -437,7 +437,7 @@ def scratch_folder() -> Iterator[str]:
 
 @contextlib.contextmanager
 def locked(folder: str | os.PathLike, argument: str, name: str = LOCK, wait: bool = False) -> Iterator[None]:
-    """Holds the lock of a local folder. It ends with the block, at the latest with the process.
+    """Hold the lock of a local folder. It ends with the block, at the latest with the process.
 
     A lock whose process was killed is taken over, with a warning. Where the file system has no locks, or the folder
     cannot be written, nothing is locked.
@@ -493,7 +493,7 @@ def is_debris(name: str) -> bool:
 
 
 def _holder_of(path: str) -> str:
-    """The process that holds a lock, or held it."""
+    """Return the process that holds a lock, or held it."""
     try:
         with open(path, encoding="utf-8") as file:
             holder = json.load(file)
@@ -582,7 +582,7 @@ def is_stream(path: str | os.PathLike) -> bool:
 
 
 def copy_into_stream(source: str | os.PathLike, path: str | os.PathLike) -> None:
-    """Writes the content of a file to where a path leads, behind what has been printed there.
+    """Write the content of a file to where a path leads, behind what has been printed there.
 
     Args:
         source: The file.
@@ -634,7 +634,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def unwritable(path: str | os.PathLike, error: BaseException, size: int = 0) -> UserError:
-    """What to tell of a file that could not be written.
+    """Return what to tell of a file that could not be written.
 
     Args:
         path: The file.
@@ -693,7 +693,7 @@ def free_space(path: str | os.PathLike) -> int | None:
 
 
 def as_size(size: int) -> str:
-    """A number of bytes in words.
+    """Return a number of bytes in words.
 
     Example:
         >>> as_size(3 * 2**20), as_size(700)

@@ -67,7 +67,7 @@ class ResumableFolder:
         self.plan: dict[str, Any] | None = None
 
     def path(self, name: str) -> str:
-        """The path of a file in the folder."""
+        """Return the path of a file in the folder."""
         return f"{self.folder}/{name}"
 
     def read(self) -> None:
@@ -107,7 +107,7 @@ class ResumableFolder:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Holds the lock of the folder, and removes what a killed process left half-written; makes the folder.
+        """Hold the lock of the folder, and removes what a killed process left half-written; makes the folder.
 
         Raises:
             UserError: As `read`; another process holds the lock; the folder cannot be written.
@@ -136,12 +136,12 @@ class ResumableFolder:
         self.plan = dict(plan)
 
     def parts(self) -> list[str]:
-        """The names of the parts that are done, sorted."""
+        """Return the names of the parts that are done, sorted."""
         names = listing(self.path(_PARTS))
         return [name.removesuffix(".json") for name in names if name.endswith(".json") and not is_debris(name)]
 
     def part(self, name: str, checked: bool = False) -> dict[str, Any] | None:
-        """What is known of a part; None where it is not done.
+        """Return what is known of a part; None where it is not done.
 
         Args:
             name: The part.
@@ -206,7 +206,7 @@ class ResumableFolder:
 
 @contextlib.contextmanager
 def _token_lock(folder: str, argument: str) -> Iterator[None]:
-    """The lock of a folder in an object store, which has no locks: of two that wrote at once the later one has it."""
+    """Hold the lock of a folder in an object store without locks: of two that wrote at once the later has it."""
     path, owner = f"{folder}/{LOCK}", {"token": uuid.uuid4().hex}
     if not is_file(path):
         write_json(path, owner)

@@ -25,7 +25,7 @@ _TOO_DEEP = f"it is nested more than {MAX_DEPTH} levels deep"
 
 
 def read_json(path: str | os.PathLike, required: Kinds | None = None, remedy: str = "") -> dict[str, Any]:
-    """The JSON object in a file, local or on any file system that `fsspec` knows.
+    """Return the JSON object in a file, local or on any file system that `fsspec` knows.
 
     Args:
         path: The file.
@@ -45,7 +45,7 @@ def read_json(path: str | os.PathLike, required: Kinds | None = None, remedy: st
 
 
 def parse_json(data: bytes | str, where: str, remedy: str = "") -> Any:
-    """A JSON text as Python's values.
+    """Return a JSON text as Python's values.
 
     Args:
         data: The text, or its UTF-8 bytes.
@@ -73,7 +73,7 @@ def parse_json(data: bytes | str, where: str, remedy: str = "") -> Any:
 
 
 def parse_flags(text: str) -> dict[str, str]:
-    """The flags of a flag file by name, as text, the last of each; empty lines and comments (#) are left out.
+    """Return the flags of a flag file by name, as text, the last of each; empty lines and comments (#) are left out.
 
     Args:
         text: One flag a line, `--name=value`.
@@ -88,7 +88,7 @@ def parse_flags(text: str) -> dict[str, str]:
 
 
 def fields(value: Any, required: Kinds, where: str, remedy: str = "") -> dict[str, Any]:
-    """A JSON object, if it has keys with values of these types.
+    """Return a JSON object, if it has keys with values of these types.
 
     Args:
         value: What should be the object.
@@ -118,7 +118,7 @@ def fields(value: Any, required: Kinds, where: str, remedy: str = "") -> dict[st
 
 
 def objects(value: Any, where: str) -> dict[str, dict[str, Any]]:
-    """A JSON object whose values are all objects.
+    """Return a JSON object whose values are all objects.
 
     Args:
         value: What should be it.
@@ -160,7 +160,7 @@ def compare_files(folder: str | os.PathLike, files: Any, where: str, remedy: str
 
 
 def confined(folder: str | os.PathLike, name: Any, where: str) -> str:
-    """The path of a file that a manifest names in its folder; a name that leads out of it is refused.
+    """Return the path of a file that a manifest names in its folder; a name that leads out of it is refused.
 
     Links within the folder are followed: what they lead to, the owner of the folder has decided.
 

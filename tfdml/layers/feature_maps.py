@@ -62,7 +62,7 @@ class InputScaling(SavedByArguments, keras.layers.Layer):
         return ops.cast(x, self.compute_dtype)
 
     def compute_output_spec(self, images):
-        """Same shape, compute dtype."""
+        """Return same shape, compute dtype."""
         return keras.KerasTensor(images.shape, dtype=self.compute_dtype)
 
 
@@ -171,7 +171,7 @@ class LocalResponseNormalization(SavedByArguments, keras.layers.Layer):
         return ops.cast(wide * scale, x.dtype)
 
     def compute_output_shape(self, input_shape):
-        """The input's."""
+        """Return the input's."""
         return input_shape
 
 
@@ -262,7 +262,7 @@ class AttentionPooling2D(keras.layers.Layer):
         self.query = self.add_weight(shape=(input_shape[-1],), dtype="float32", initializer="zeros", name="query")
 
     def weights_of(self, x):
-        """The weight of each position: (B, h, w, c) -> (B, h, w) float32, of sum 1 in each image."""
+        """Return the weight of each position: (B, h, w, c) -> (B, h, w) float32, of sum 1 in each image."""
         sizes = ops.shape(x)
         fits = ops.matmul(ops.cast(x, "float32"), self.query) / math.sqrt(x.shape[-1])
         return ops.reshape(ops.softmax(ops.reshape(fits, (-1, sizes[1] * sizes[2])), axis=-1), (-1, *sizes[1:3]))
@@ -320,7 +320,7 @@ class AttentionHeads(SavedByArguments, keras.layers.Layer):
         self.convolution.build(context)
 
     def masks(self, context):
-        """The masks of a context (B, h, w, c'): (B, M, h, w, c), between 0 and 1."""
+        """Return the masks of a context (B, h, w, c'): (B, M, h, w, c), between 0 and 1."""
         masks = self.convolution(context)
         sizes = ops.shape(masks)
         channels = masks.shape[-1] // self.heads

@@ -363,7 +363,7 @@ class MomentEmbeddings(keras.layers.Layer):
 
 
 def as_orders(orders: int | Sequence[int]) -> tuple[int, ...]:
-    """The orders that K, or a sequence of orders, stands for.
+    """Return the orders that K, or a sequence of orders, stands for.
 
     Raises:
         ValueError: One is below 2, or they do not ascend.

@@ -73,7 +73,7 @@ class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
         return self._value_and_slope(ops.cast(distances, "float32"), self._weights(frozen))
 
     def root(self, initial, low=0.0, high=2.0):
-        """The distance beta with V(beta) = 0 that is nearest to `initial`; no gradient flows through.
+        """Return the distance beta with V(beta) = 0 that is nearest to `initial`; no gradient flows through.
 
         Roots are bracketed where V changes its sign between neighbours of a grid of 257 points. In the bracket nearest
         to `initial` Newton's iteration starts from the secant's zero; a step that would leave the bracket, and every
@@ -97,7 +97,7 @@ class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
         return self.find_root(initial, low, high)[0]
 
     def find_root(self, initial, low=0.0, high=2.0):
-        """What `root` returns, and whether it is a root: false where V does not change its sign in the interval."""
+        """Return what `root` returns, and whether it is one: false where V does not change its sign in the interval."""
         weights = self._weights(frozen=True)
         initial = ops.stop_gradient(ops.cast(initial, "float32"))
         grid = ops.linspace(low, high, _CELLS + 1, dtype="float32")
@@ -170,7 +170,7 @@ class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
         return ops.reshape(values, (-1,))[:size]
 
     def compute_output_shape(self, input_shape):
-        """That of the distances."""
+        """Return that of the distances."""
         return input_shape
 
 
@@ -207,5 +207,5 @@ class QuadrupletStatistic(keras.layers.Layer):
         return ops.where(x < 0, value, -value)
 
     def compute_output_shape(self, input_shape):
-        """That of the input."""
+        """Return that of the input."""
         return input_shape

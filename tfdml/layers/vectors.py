@@ -189,7 +189,7 @@ class PrincipalComponents(SavedByArguments, keras.layers.Layer):
 
 
 def _principal(vectors, mean, dim):
-    """The first components (D, d) of vectors (N, D), and the variances (d,) along them."""
+    """Return the first components (D, d) of vectors (N, D), and the variances (d,) along them."""
     count, size = vectors.shape
     if min(count, size) > _EXACT:
         # Imported where it is needed: a model that only applies its components does without it.

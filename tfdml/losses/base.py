@@ -33,7 +33,7 @@ class LabelledLoss(SavedByArguments, keras.losses.Loss):
         super().__init__(reduction=reduction, name=name)
 
     def __call__(self, y_true, y_pred, sample_weight=None):
-        """Computes the reduced loss of labels (B,) and predictions (B, ...), scaled for the replicas as Keras does."""
+        """Compute the reduced loss of labels (B,) and predictions (B, ...), scaled for the replicas as Keras does."""
         with keras.name_scope(self.name):
             y_pred = ops.cast(ops.convert_to_tensor(y_pred), "float32")
             values = self.call(self.as_labels(y_true), y_pred)
@@ -46,11 +46,11 @@ class LabelledLoss(SavedByArguments, keras.losses.Loss):
             return exact + ops.stop_gradient(value / replicas.count() - exact)
 
     def as_labels(self, labels):
-        """Converts labels to what `call` takes: integers (B,)."""
+        """Convert labels to what `call` takes: integers (B,)."""
         return pairwise.as_labels(labels)
 
     def _share(self, values, sample_weight):
-        """The weight of this replica's mean in that of the global batch."""
+        """Return the weight of this replica's mean in that of the global batch."""
         if self.reduction == "mean_with_sample_weight" and sample_weight is not None:
             local = ops.sum(ops.cast(sample_weight, "float32"))
         else:
@@ -120,7 +120,7 @@ class PairLoss(LabelledLoss):
         return False
 
     def with_positives(self, positives):
-        """Returns the same loss for labels that are sets or levels of a hierarchy: rows (B, L).
+        """Return the same loss for labels that are sets or levels of a hierarchy: rows (B, L).
 
         Pairs are judged one by one, so that two positives of an image need not belong together.
 
@@ -153,7 +153,7 @@ class PairLoss(LabelledLoss):
 
     @classmethod
     def from_config(cls, config):
-        """Creates the loss that `get_config` describes."""
+        """Create the loss that `get_config` describes."""
         loss = super().from_config({name: value for name, value in config.items() if name != "positives"})
         if config.get("positives") is not None:
             loss.positives = as_relation(config["positives"])
@@ -164,7 +164,7 @@ class PairLoss(LabelledLoss):
         return pairwise.as_labels(labels, rows=self.positives is not None)
 
     def call(self, labels, embeddings):
-        """Computes one value per anchor: (B,), or (B, L) with `positives`, and (B, d) -> (B,)."""
+        """Compute one value per anchor: (B,), or (B, L) with `positives`, and (B, d) -> (B,)."""
         labels = self.as_labels(labels)
         check_rank(self.name, embeddings, 2, "embeddings (B, d)")
         num_local = ops.shape(labels)[0]
@@ -180,7 +180,7 @@ class PairLoss(LabelledLoss):
         return self.whole_batch or getattr(self.mining, "whole_batch", False)
 
     def values_of(self, pairs: Pairs):
-        """Computes one value per anchor, (b,), of the pairs that `mining` keeps."""
+        """Compute one value per anchor, (b,), of the pairs that `mining` keeps."""
         pairs = pairs.map(lambda x: ops.cast(x, "float32")).using(self.distance)
         if callable(self.mining):
             # Before its copy without a gradient, so that miner and loss share one matrix.
@@ -196,14 +196,14 @@ class PairLoss(LabelledLoss):
         return values + nan_if_any(pairs.references)
 
     def of_pairs(self, pairs: Pairs):
-        """Computes the reduced loss of the batch, or the part of it that these anchors make up."""
+        """Compute the reduced loss of the batch, or the part of it that these anchors make up."""
         total = ops.sum(self.values_of(pairs))
         if self.reduction == "sum":
             return total
         return total / ops.maximum(ops.cast(pairs.num_anchors, "float32"), 1.0)
 
     def anchor_losses(self, pairs: Pairs):
-        """Computes one value per anchor: (b,)."""
+        """Compute one value per anchor: (b,)."""
         raise TypeError(f"{type(self).__name__} must define anchor_losses()")
 
     @property
@@ -212,7 +212,7 @@ class PairLoss(LabelledLoss):
         return self.reduction != "sum"
 
     def over_pairs(self, pairs: Pairs, values, mask):
-        """Computes one value per anchor, whose mean over anchors is the mean of `values` over the pairs of `mask`.
+        """Compute one value per anchor, whose mean over anchors is the mean of `values` over the pairs of `mask`.
 
         Under `reduction="sum"` these are the row sums, so that the loss is the plain sum over (ordered) pairs.
 
@@ -226,7 +226,7 @@ class PairLoss(LabelledLoss):
 
 
 def nan_if_any(x, axis=None):
-    """Returns NaN where `x` has a NaN along `axis` (by default anywhere), and 0 elsewhere; without a gradient.
+    """Return NaN where `x` has a NaN along `axis` (by default anywhere), and 0 elsewhere; without a gradient.
 
     Example:
         >>> np.array(nan_if_any(keras.ops.array([[1.0, float("nan")], [0.0, 1.0]]), axis=1))
@@ -236,6 +236,6 @@ def nan_if_any(x, axis=None):
 
 
 def check_rank(name, tensor, rank, what):
-    """Raises a `ValueError` that names the loss if `tensor` does not have this rank."""
+    """Raise a `ValueError` that names the loss if `tensor` does not have this rank."""
     if len(tensor.shape) != rank:
         raise ValueError(f"{name}: expected {what}, got shape {tuple(tensor.shape)}")

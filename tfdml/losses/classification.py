@@ -67,14 +67,14 @@ class ClassSimilarityLoss(LabelledLoss):
     label_smoothing = 0.0
 
     def __call__(self, y_true, y_pred, sample_weight=None):
-        """The reduced loss of labels (B,) and similarities to classes (B, C), or (B, C, K) to their proxies."""
+        """Return the reduced loss of labels (B,) and similarities to classes (B, C), or (B, C, K) to their proxies."""
         labels, y_pred = pairwise.as_labels(y_true), ops.convert_to_tensor(y_pred)
         if len(y_pred.shape) > 1 and y_pred.shape[1]:  # else `call` says what is wrong
             refuse_unknown_classes(labels, y_pred.shape[1], self.name)
         return super().__call__(labels, y_pred, sample_weight)
 
     def class_similarities(self, similarities):
-        """The similarities to the classes (B, C), from those to their proxies; the same, with one proxy per class.
+        """Return the similarities to the classes (B, C) from those to their proxies; the same with one proxy per class.
 
         Raises:
             ValueError: There are several proxies per class, (B, C, K), and the loss takes one.
@@ -101,7 +101,7 @@ class ClassSimilarityLoss(LabelledLoss):
         return values + self.label_smoothing * (own - ops.mean(logits, axis=1)) if self.label_smoothing else values
 
     def logits(self, similarities, target_mask):
-        """The logits (B, C); `target_mask` is true at each image's own class."""
+        """Return the logits (B, C); `target_mask` is true at each image's own class."""
         raise TypeError(f"{type(self).__name__} must define logits()")
 
 
@@ -139,7 +139,7 @@ class AMSoftmaxLoss(ClassSimilarityLoss):
         self.margin = number("margin", margin, at_least=0, at_most=2)
 
     def logits(self, similarities, target_mask):
-        """The logits (B, C): the margin is taken from the own class before scaling."""
+        """Return the logits (B, C): the margin is taken from the own class before scaling."""
         return self.scale * (similarities - self.margin * ops.cast(target_mask, "float32"))
 
 
@@ -172,7 +172,7 @@ class NormSoftmaxLoss(ClassSimilarityLoss):
         self.label_smoothing = share("label_smoothing", label_smoothing, "for the labels to count")
 
     def logits(self, similarities, target_mask):
-        """The logits (B, C)."""
+        """Return the logits (B, C)."""
         del target_mask
         return self.scale * similarities
 
@@ -213,7 +213,7 @@ class ArcFaceLoss(ClassSimilarityLoss):
         self.margin = number("margin", margin, at_least=0, at_most=math.pi / 2)
 
     def logits(self, similarities, target_mask):
-        """The logits (B, C): the margin is added to the angle of the own class."""
+        """Return the logits (B, C): the margin is added to the angle of the own class."""
         own = ops.clip(pairwise.masked_sum(similarities, target_mask, axis=1), -1.0, 1.0)
         beyond = own - self.margin * math.sin(self.margin)
         with_margin = ops.where(own > -math.cos(self.margin), self.shifted(own), beyond)
@@ -260,7 +260,7 @@ class SphereFaceLoss(ClassSimilarityLoss):
         self.margin = integer("margin", margin, at_least=1, at_most=10)
 
     def logits(self, similarities, target_mask):
-        """The logits (B, C): the angle to the own class is multiplied."""
+        """Return the logits (B, C): the angle to the own class is multiplied."""
         cosines = ops.clip(similarities, -1.0, 1.0)
         # cos(m theta) as the Chebyshev polynomial of cos(theta), whose slope is finite at angles of 0 and pi too.
         before, multiplied = ops.ones_like(cosines), cosines
@@ -315,7 +315,7 @@ class SubCenterArcFaceLoss(ArcFaceLoss):
         super().__init__(scale, margin, label_smoothing, reduction, name)
 
     def class_similarities(self, similarities):
-        """The largest similarity to each class (B, C) of s (B, C, K); (B, C) as they are."""
+        """Return the largest similarity to each class (B, C) of s (B, C, K); (B, C) as they are."""
         if len(similarities.shape) != 3:
             return super().class_similarities(similarities)
         # In turn and not by a maximum: of several that are equal, one learns.

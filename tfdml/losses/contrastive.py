@@ -63,7 +63,7 @@ class ContrastiveLoss(PairLoss):
         self.average = average
 
     def anchor_losses(self, pairs):
-        """Computes one value per anchor: (b,)."""
+        """Compute one value per anchor: (b,)."""
         distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
         hinge = ops.relu(self.margin - distances)
         counted = ops.logical_and(negatives, hinge > 0) if self.average == "active" else negatives
@@ -103,7 +103,7 @@ class CosineContrastiveLoss(PairLoss):
         self.mining = as_miner(mining)
 
     def anchor_losses(self, pairs):
-        """Computes one value per anchor: (b,)."""
+        """Compute one value per anchor: (b,)."""
         cosines, positives, negatives = pairs.cosines(), pairs.positives, pairs.negatives
         hinge = ops.relu(cosines - self.margin)
         active = ops.logical_and(negatives, hinge > 0)
@@ -159,7 +159,7 @@ class BinomialDevianceLoss(PairLoss):
         self.mining = as_miner(mining)
 
     def anchor_losses(self, pairs):
-        """Computes one value per anchor: (b,)."""
+        """Compute one value per anchor: (b,)."""
         cosines, positives, negatives = pairs.cosines(), pairs.positives, pairs.negatives
         logits = self.alpha * (cosines - self.beta)
         pull = self.over_pairs(pairs, ops.softplus(-logits), positives)
@@ -203,13 +203,13 @@ class MarginLoss(PairLoss):
         self.beta = number("beta", beta, at_least=0, at_most=2)
 
     def anchor_losses(self, pairs):
-        """Computes one value per anchor: (b,)."""
+        """Compute one value per anchor: (b,)."""
         rows, active = margin_hinges(pairs, self.alpha, self.beta)
         return pairs.scale_to_mean(rows, active) if self.averages_pairs else rows
 
 
 def margin_hinges(pairs, alpha, beta):
-    """The hinges around the boundary beta, in expectation over distance-weighted negatives.
+    """Return the hinges around the boundary beta, in expectation over distance-weighted negatives.
 
     Args:
         pairs: `tfdml.pairs.Pairs`.
@@ -287,7 +287,7 @@ class RankedListLoss(PairLoss):
         self.mining = as_miner(mining)
 
     def anchor_losses(self, pairs):
-        """Computes one value per anchor: (b,)."""
+        """Compute one value per anchor: (b,)."""
         distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
         pull = _weighted(distances - (self.boundary - self.margin), positives, self.positive_temperature)
         push = _weighted(self.boundary - distances, negatives, self.negative_temperature)
@@ -295,7 +295,7 @@ class RankedListLoss(PairLoss):
 
 
 def _weighted(violations, mask, temperature):
-    """The mean of each row's positive violations, weighted by exp(temperature * violation)."""
+    """Return the mean of each row's positive violations, weighted by exp(temperature * violation)."""
     active = ops.logical_and(mask, violations > 0)
     logits = temperature * ops.stop_gradient(violations)
     shares = logits - pairwise.masked_logsumexp(logits, active, axis=1)[:, None]
@@ -365,7 +365,7 @@ class VICRegLoss(PairLoss):
         self.deviation = number("deviation", deviation, at_least=0)
 
     def anchor_losses(self, pairs):
-        """Computes one value per anchor: (b,)."""
+        """Compute one value per anchor: (b,)."""
         size, dim = (ops.cast(length, "float32") for length in ops.shape(pairs.references))
         pull = self.over_pairs(pairs, pairs.distances("sqeuclidean") / dim, pairs.positives)
         centred = pairs.references - ops.mean(pairs.references, axis=0, keepdims=True)

@@ -58,7 +58,7 @@ class NPairLoss(PairLoss):
         self.scale = None if scale is None else number("scale", scale, above=0)
 
     def anchor_losses(self, pairs):
-        """Computes one value per anchor: (b,)."""
+        """Compute one value per anchor: (b,)."""
         if self.scale is not None:
             pairs = pairs.map(lambda x: self.scale * pairwise.l2_normalize(x))
         products = pairs.products()
@@ -104,7 +104,7 @@ class AngularLoss(PairLoss):
         self.alpha_degrees = number("alpha_degrees", alpha_degrees, above=0, at_most=65)
 
     def anchor_losses(self, pairs):
-        """Computes one value per anchor: (b,)."""
+        """Compute one value per anchor: (b,)."""
         squared_tangent = math.tan(math.radians(self.alpha_degrees)) ** 2
         cosines = pairs.cosines()
         negatives = pairs.negatives
@@ -162,7 +162,7 @@ class NTXentLoss(PairLoss):
         self.mining = as_miner(mining)
 
     def anchor_losses(self, pairs):
-        """Computes one value per anchor: (b,)."""
+        """Compute one value per anchor: (b,)."""
         cosines, positives, negatives = pairs.cosines(), pairs.positives, pairs.negatives
         logits = cosines / self.temperature
         # Relative to each positive, so that a sure pair keeps its digits.
@@ -217,7 +217,7 @@ class SoftNearestNeighborLoss(PairLoss):
         self.mining = as_miner(mining)
 
     def anchor_losses(self, pairs):
-        """Computes one value per anchor: (b,)."""
+        """Compute one value per anchor: (b,)."""
         distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
         logits = -distances / self.temperature
         # ln(1 + others / positives), which keeps its digits where the anchor is sure.
@@ -285,7 +285,7 @@ class TupletMarginLoss(PairLoss):
         self.mining = as_miner(mining)
 
     def anchor_losses(self, pairs):
-        """Computes one value per anchor: (b,)."""
+        """Compute one value per anchor: (b,)."""
         cosines, positives, negatives = pairs.cosines(), pairs.positives, pairs.negatives
         push = pairwise.masked_logsumexp(self.scale * cosines, negatives, axis=1)
         rows = self.over_pairs(pairs, ops.softplus(push[:, None] - self.scale * self._with_slack(pairs)), positives)
@@ -367,7 +367,7 @@ class MultiSimilarityLoss(PairLoss):
         self.mining = None if mining is None else as_miner(mining, ())
 
     def anchor_losses(self, pairs):
-        """Computes one value per anchor: (b,)."""
+        """Compute one value per anchor: (b,)."""
         similarities, positives, negatives = pairs.cosines(), pairs.positives, pairs.negatives
         if self.mining is None and self.mining_epsilon is not None:
             kept = multi_similarity_pairs(pairs, self.mining_epsilon)
@@ -412,7 +412,7 @@ class LiftedStructureLoss(PairLoss):
         self.mining = as_miner(mining)
 
     def anchor_losses(self, pairs):
-        """Computes one value per anchor: (b,)."""
+        """Compute one value per anchor: (b,)."""
         distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
         push = pairwise.masked_logsumexp(self.margin - distances, negatives, axis=1)
         violation = ops.relu(distances + ops.logaddexp(push[:, None], push[None, :]))
@@ -465,7 +465,7 @@ class GeneralizedLiftedStructureLoss(PairLoss):
         self.mining = as_miner(mining)
 
     def anchor_losses(self, pairs):
-        """Computes one value per anchor: (b,)."""
+        """Compute one value per anchor: (b,)."""
         distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
         pull = pairwise.masked_logsumexp(distances - self.positive_margin, positives, axis=1)
         push = pairwise.masked_logsumexp(self.margin - distances, negatives, axis=1)
@@ -510,7 +510,7 @@ class CircleLoss(PairLoss):
         self.mining = as_miner(mining)
 
     def anchor_losses(self, pairs):
-        """Computes one value per anchor: (b,)."""
+        """Compute one value per anchor: (b,)."""
         similarities, positives, negatives = pairs.cosines(), pairs.positives, pairs.negatives
         positive_weight = ops.stop_gradient(ops.relu(1.0 + self.margin - similarities))
         negative_weight = ops.stop_gradient(ops.relu(similarities + self.margin))
@@ -553,7 +553,7 @@ class SupConLoss(PairLoss):
         self.temperature = number("temperature", temperature, above=0)
 
     def anchor_losses(self, pairs):
-        """Computes one value per anchor: (b,)."""
+        """Compute one value per anchor: (b,)."""
         logits = pairs.cosines() / self.temperature
         positives = pairs.positives
         others = ops.logical_or(positives, pairs.negatives)

@@ -79,7 +79,7 @@ class ProxyNCAPlusPlusLoss(ClassSimilarityLoss):
         self.temperature = number("temperature", temperature, above=0)
 
     def logits(self, similarities, target_mask):
-        """The logits (B, C), up to a constant."""
+        """Return the logits (B, C), up to a constant."""
         del target_mask
         return (2.0 / self.temperature) * similarities
 
@@ -116,7 +116,7 @@ class ProxyAnchorLoss(ClassSimilarityLoss):
         self.margin = number("margin", margin, at_least=0, at_most=2)
 
     def call(self, labels, similarities):
-        """The batch's value at every image: (B,), (B, C) -> (B,)."""
+        """Return the batch's value at every image: (B,), (B, C) -> (B,)."""
         labels = pairwise.as_labels(labels)
         check_rank(self.name, similarities, 2, "class similarities (B, C)")
         num_local, num_classes = ops.shape(labels)[0], similarities.shape[1]
@@ -178,7 +178,7 @@ class SoftTripleLoss(ClassSimilarityLoss):
         self.margin = number("margin", margin, at_least=0, at_most=2)
 
     def class_similarities(self, similarities):
-        """The relaxed similarities S (B, C) of s (B, C, K); (B, C) as they are."""
+        """Return the relaxed similarities S (B, C) of s (B, C, K); (B, C) as they are."""
         if len(similarities.shape) != 3:
             return super().class_similarities(similarities)
         similarities = ops.cast(similarities, "float32")
@@ -186,5 +186,5 @@ class SoftTripleLoss(ClassSimilarityLoss):
         return ops.sum(nearness * similarities, axis=2)
 
     def logits(self, similarities, target_mask):
-        """The logits (B, C) from the relaxed similarity to each class."""
+        """Return the logits (B, C) from the relaxed similarity to each class."""
         return self.scale * (similarities - self.margin * ops.cast(target_mask, "float32"))

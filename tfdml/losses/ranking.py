@@ -12,7 +12,7 @@ from tfdml.losses.triplet import compare_with_positives
 
 
 def soft_histograms(positions, mask, bins):
-    """A histogram per row, each value split linearly between its two neighbouring nodes: (B, B') -> (B, bins + 1).
+    """Return a histogram per row, each value split linearly between two neighboring nodes: (B, B') -> (B, bins + 1).
 
     Args:
         positions: (B, B') in units of a bin: node r stands at r. Values outside [0, bins] count at its ends.
@@ -69,7 +69,7 @@ class HistogramLoss(PairLoss):
         self.bins = integer("bins", bins, at_least=1)
 
     def anchor_losses(self, pairs):
-        """Computes one value per anchor: (b,)."""
+        """Compute one value per anchor: (b,)."""
         positions = (pairs.cosines() + 1.0) * (0.5 * self.bins)
         positives, negatives = pairs.positives, pairs.negatives
         positive_nodes = ops.sum(soft_histograms(positions, positives, self.bins), axis=0)
@@ -112,7 +112,7 @@ class FastAPLoss(PairLoss):
         self.bins = integer("bins", bins, at_least=1)
 
     def anchor_losses(self, pairs):
-        """Computes one value per anchor: (b,)."""
+        """Compute one value per anchor: (b,)."""
         positions = (1.0 - pairs.cosines()) * (0.5 * self.bins)
         positives = pairs.positives
         relevant = soft_histograms(positions, positives, self.bins)
@@ -173,7 +173,7 @@ class SmoothAPLoss(PairLoss):
         self.temperature = number("temperature", temperature, above=0)
 
     def anchor_losses(self, pairs):
-        """Computes one value per anchor: (b,)."""
+        """Compute one value per anchor: (b,)."""
         cosines = pairs.cosines()
         positives, negatives = pairs.positives, pairs.negatives
         among_positives = 0.5 + _ahead(cosines, positives, positives, self.temperature)
@@ -228,7 +228,7 @@ class RecallAtKLoss(PairLoss):
         self.recall_temperature = number("recall_temperature", recall_temperature, above=0)
 
     def anchor_losses(self, pairs):
-        """Computes one value per anchor: (b,)."""
+        """Compute one value per anchor: (b,)."""
         cosines = pairs.cosines()
         positives = pairs.positives
         others = ops.logical_or(positives, pairs.negatives)

@@ -134,7 +134,7 @@ class TripletLoss(PairLoss):
         self.average = average
 
     def anchor_losses(self, pairs):
-        """Computes one value per anchor: (b,)."""
+        """Compute one value per anchor: (b,)."""
         distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
         soft = self.margin == "soft"
         if self.mining == "hard":
@@ -152,7 +152,7 @@ class TripletLoss(PairLoss):
         return pairs.scale_to_mean(rows, ops.sum(active if self.average == "active" and not soft else mined))
 
     def _cost(self, differences):
-        """What a triplet costs, from d_ap - d_an."""
+        """Return what a triplet costs, from d_ap - d_an."""
         return ops.softplus(differences) if self.margin == "soft" else ops.relu(differences + self.margin)
 
 
@@ -180,7 +180,7 @@ def _semi_hard(pairs, cost):
 
 
 def _weighted(distances, positives, weights, margin):
-    """The hinges of every (a, p, n), weighted by `weights` (B, B) of the negatives, without a tensor of B^3.
+    """Return the hinges of every (a, p, n), weighted by `weights` (B, B) of the negatives, without a tensor of B^3.
 
     sum over active (a, p, n) of w_an (d_ap + margin - d_an) is linear in the distances: d_ap + margin counts with the
     weight of the negatives before it in the anchor's order, -d_an with its own weight times the positives after it.
@@ -271,7 +271,7 @@ class QuadrupletLoss(PairLoss):
         self.average = average
 
     def anchor_losses(self, pairs):
-        """Computes one value per anchor: (b,)."""
+        """Compute one value per anchor: (b,)."""
         distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
         hinges, active = _below(distances, positives, negatives, self.margin)
         triplets = self._mean(hinges, active, positives, pairwise.masked_count(negatives, axis=1))
@@ -325,7 +325,7 @@ def _below(distances, positives, negatives, margin, blocks=None):
 
 
 def _running_sum(values, blocks):
-    """The cumulative sum along rows, by blocks: of millions of values, float32 then loses little."""
+    """Return the cumulative sum along rows, by blocks: of millions of values, float32 then loses little."""
     rows, length = ops.shape(values)
     split = ops.reshape(values, (rows, *blocks))
     inside, totals = ops.cumsum(split, axis=2), ops.sum(split, axis=2)

@@ -17,7 +17,7 @@ class Composed(SavedByArguments):
 
     @classmethod
     def from_config(cls, config):
-        """The object that `get_config` describes."""
+        """Return the object that `get_config` describes."""
         return cls(**config)
 
     def __repr__(self):
@@ -48,7 +48,7 @@ class Distance(Composed):
     larger_is_closer = False
 
     def __call__(self, a, b):
-        """Computes the matrix of distances: (N, d), (M, d) -> (N, M), float32."""
+        """Compute the matrix of distances: (N, d), (M, d) -> (N, M), float32."""
         raise TypeError(f"{type(self).__name__} must define __call__(a, b)")
 
 
@@ -77,7 +77,7 @@ class Miner(Composed):
     whole_batch = False
 
     def __call__(self, pairs):
-        """Returns the pairs to keep.
+        """Return the pairs to keep.
 
         Args:
             pairs: `tfdml.pairs.Pairs`, through which no gradient flows. `pairs.distances()` are those of the loss's
@@ -91,7 +91,7 @@ class Miner(Composed):
 
 
 def as_distance(distance):
-    """A loss's `distance`: one of `tfdml.pairwise.DISTANCES`, or an object or function, or what was saved of it.
+    """Return a loss's `distance`: one of `tfdml.pairwise.DISTANCES`, or an object or function, or what was saved of it.
 
     Raises:
         ValueError: It is none of these.
@@ -113,12 +113,12 @@ def named_miner(name: str):
 
 
 def named_miners() -> dict[str, type]:
-    """The miners that have a name."""
+    """Return the miners that have a name."""
     return dict(sorted(_named.items()))
 
 
 def as_miner(mining, names=("all",)):
-    """A loss's `mining`: one of `names`, the name of a miner, or an object or function, or what was saved of it.
+    """Return a loss's `mining`: one of `names`, the name of a miner, or an object or function, or what was saved of it.
 
     Raises:
         ValueError: It is none of these.
@@ -136,7 +136,7 @@ def as_miner(mining, names=("all",)):
 
 
 def checked(argument, value, names, called_with, base):
-    """A loss's choice, if it is one of `names`, or an object or function that can be saved.
+    """Return a loss's choice, if it is one of `names`, or an object or function that can be saved.
 
     Raises:
         ValueError: It is neither.
@@ -177,7 +177,7 @@ class Relation(Composed):
     """
 
     def __call__(self, a, b):
-        """Returns whether each image of `a` and each image of `b` belong together; the order must not matter.
+        """Return whether each image of `a` and each image of `b` belong together; the order must not matter.
 
         Args:
             a: (N, L) integers, the labels of each image; L = 1 where it has a single one.
@@ -231,7 +231,7 @@ def shares_a_label(a, b):
 
 
 def as_relation(positives):
-    """Returns the argument of `with_positives`, an object or a function, or restores it from what was saved.
+    """Return the argument of `with_positives`, an object or a function, or restores it from what was saved.
 
     Raises:
         ValueError: It is neither.

@@ -14,7 +14,7 @@ from tfdml.mining.base import Miner, named_miner
 
 
 def semi_hard_negatives(pairs):
-    """Finds for every (anchor, positive) the column of its negative: integers (b, B).
+    """Find for every (anchor, positive) the column of its negative: integers (b, B).
 
     The nearest negative with d_an > d_ap; where there is none, the furthest negative. At columns that are not
     positives the index is that of the same rule; in rows without any negative it means nothing.
@@ -48,7 +48,7 @@ def semi_hard_negatives(pairs):
 
 
 def multi_similarity_pairs(pairs, epsilon=0.1):
-    """Keeps the pairs that are worth learning from, by their cosines.
+    """Keep the pairs that are worth learning from, by their cosines.
 
     A negative is kept if it is more similar than the anchor's least similar positive minus `epsilon`; a positive if
     it is less similar than the anchor's most similar negative plus `epsilon`. So an anchor without a positive, or
@@ -77,7 +77,7 @@ def multi_similarity_pairs(pairs, epsilon=0.1):
 
 
 def negative_probabilities(pairs, cutoff=0.5, nonzero_loss_cutoff=1.4):
-    """Computes the probability with which each anchor draws each image as its negative: (b, B).
+    """Compute the probability with which each anchor draws each image as its negative: (b, B).
 
     Proportional to 1/q(D), with D the distance of the L2-normalised embeddings and q its density between uniform
     points of the unit sphere in d dimensions:
@@ -186,7 +186,7 @@ class BatchEasyHardMiner(Miner):
             )
 
     def __call__(self, pairs):
-        """Returns the pairs to keep: see `Miner`."""
+        """Return the pairs to keep: see `Miner`."""
         distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
         if self.positives == "semi_hard":
             chosen_negatives = _one(distances, negatives, furthest=self.negatives == "easy")
@@ -250,7 +250,7 @@ class BatchHardMiner(BatchEasyHardMiner):
 
 
 def _chosen(distances, mask, choice, furthest):
-    """The pairs of a choice that needs no other; the furthest ones are those called `furthest`."""
+    """Return the pairs of a choice that needs no other; the furthest ones are those called `furthest`."""
     return mask if choice == "all" else _one(distances, mask, choice == furthest)
 
 
@@ -262,7 +262,7 @@ def _one(distances, mask, furthest):
 
 
 def _value(distances, chosen, missing):
-    """The distance of each row's chosen pair, (N, 1); `missing` where there is none."""
+    """Return the distance of each row's chosen pair, (N, 1); `missing` where there is none."""
     value = ops.sum(ops.where(chosen, distances, 0.0), axis=1, keepdims=True)
     return ops.where(ops.any(chosen, axis=1, keepdims=True), value, missing)
 
@@ -303,7 +303,7 @@ class AngularMiner(Miner):
         self.angle_degrees = number("angle_degrees", angle_degrees, at_least=0, at_most=90)
 
     def __call__(self, pairs):
-        """Returns the pairs to keep: see `Miner`."""
+        """Return the pairs to keep: see `Miner`."""
         # The angle at which a loss on cosines sees them is that of unit vectors.
         pairs = pairs.map(pairwise.l2_normalize) if pairs.distance == "cosine" else pairs
         squared = pairs.distances("sqeuclidean")
@@ -364,7 +364,7 @@ class HardAwareMiner(Miner):
         self.fraction = number("fraction", fraction, above=0, at_most=1)
 
     def __call__(self, pairs):
-        """Returns the pairs to keep: see `Miner`."""
+        """Return the pairs to keep: see `Miner`."""
         distances = pairs.distances()
         return pairs.keep(self._smallest(-distances, pairs.positives), self._smallest(distances, pairs.negatives))
 
@@ -419,7 +419,7 @@ class UniformHistogramMiner(Miner):
         self.seed = integer("seed", seed, at_least=0)
 
     def __call__(self, pairs):
-        """Returns the pairs to keep: see `Miner`."""
+        """Return the pairs to keep: see `Miner`."""
         distances = pairs.distances()
         draws = keras.random.uniform(ops.shape(distances), seed=self.seed)
         return pairs.keep(

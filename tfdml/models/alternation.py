@@ -25,7 +25,7 @@ class EmbedderLoss(keras.metrics.Mean):
     muted = False
 
     def update_state(self, values, sample_weight=None):
-        """Counts a loss, unless it is that of the statistics."""
+        """Count a loss, unless it is that of the statistics."""
         if not self.muted:
             super().update_state(values, sample_weight=sample_weight)
 
@@ -57,7 +57,7 @@ class AlternatingFunction:
 
 
 def constants(function: Callable[[], dict], variables: Iterable) -> dict:
-    """The tensors that `function()` returns, without a gradient; what it changes of the variables is dropped."""
+    """Return the tensors that `function()` returns, without a gradient; what it changes of the variables is dropped."""
     present = [(variable, variable.value) for variable in variables]
     with keras.StatelessScope(present, initialize_variables=False):
         found = function()
@@ -65,7 +65,7 @@ def constants(function: Callable[[], dict], variables: Iterable) -> dict:
 
 
 def alternating_optimizer(learner: Any, optimizer: Any, options: dict) -> AlternatingOptimizer:
-    """An optimiser for both phases of a learner, from what `compile` is given.
+    """Return an optimiser for both phases of a learner, from what `compile` is given.
 
     Args:
         learner: A `MetricLearner` with a statistics phase.
@@ -110,7 +110,7 @@ class GlobalStepSchedule(keras.optimizers.schedules.LearningRateSchedule):
         self.iterations: Any = None
 
     def __call__(self, step):
-        """The rate at the present step of the `AlternatingOptimizer`."""
+        """Return the rate at the present step of the `AlternatingOptimizer`."""
         return self.schedule(step if self.iterations is None else self.iterations)
 
     @override
@@ -200,11 +200,11 @@ class AlternatingOptimizer(keras.optimizers.Optimizer):
         self.iterations.assign_add(1)
 
     def scale_loss(self, loss):
-        """The loss as the present phase's optimiser scales it, in mixed precision."""
+        """Return the loss as the present phase's optimiser scales it, in mixed precision."""
         return self.current.scale_loss(loss)
 
     def finalize_variable_values(self, var_list):
-        """What the optimisers do at the end of training, such as to set averaged weights."""
+        """Do what the optimisers do at the end of training, such as to set averaged weights."""
         del var_list
         for optimizer in (self.embedder_optimizer, self.statistics_optimizer):
             optimizer.finalize_variable_values(trained_by(optimizer))
@@ -227,7 +227,7 @@ class AlternatingOptimizer(keras.optimizers.Optimizer):
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
-        """The optimiser that `get_config` describes."""
+        """Return the optimiser that `get_config` describes."""
         return cls(restore(config["embedder"]), restore(config["statistics"]), config["name"])
 
 

@@ -51,7 +51,7 @@ class AutoWeights(keras.callbacks.Callback):
 
     @classmethod
     def of(cls, learner: Any) -> list[AutoWeights]:
-        """The callbacks that measure a learner's weights: one of these, or none where all weights are numbers."""
+        """Return the callbacks that measure a learner's weights: one of these, or none where all are numbers."""
         return [] if learner.auto_weights is None else [cls()]
 
     def on_train_begin(self, logs=None):
@@ -148,7 +148,7 @@ class WeightMeasurement(keras.layers.Layer):
         self._taken, self._known = 0, [0.0] * len(self.names)
 
     def read(self) -> None:
-        """Reads the number of steps and the weights from the variables, which may have been restored."""
+        """Read the number of steps and the weights from the variables, which may have been restored."""
         self._taken = int(ops.convert_to_numpy(self.taken))
         self._known = [float(factor) for factor in ops.convert_to_numpy(self.factors)]
 
@@ -190,7 +190,7 @@ class WeightMeasurement(keras.layers.Layer):
         self.ratios.assign(ops.concatenate([self.ratios[1:], ratios[None]], axis=0))
 
     def weight_of(self, name: str):
-        """The present weight of a term, a scalar tensor; None where it is a number."""
+        """Return the present weight of a term, a scalar tensor; None where it is a number."""
         return self.factors[self.names.index(name)] if name in self.names else None
 
     def count(self) -> None:
@@ -226,7 +226,7 @@ class WeightMeasurement(keras.layers.Layer):
         logging.info("weights measured in the first %d steps, which stay from now on: %s", self.steps, said)
 
     def values(self) -> dict[str, float]:
-        """The present weight of each term by its name."""
+        """Return the present weight of each term by its name."""
         return dict(zip(self.names, self._known, strict=True))
 
     def describe(self) -> dict[str, dict[str, float]]:
@@ -244,7 +244,7 @@ def _log(values: dict[str, float], logs: dict | None) -> None:
 
 
 def weights(ratios, shares) -> np.ndarray:
-    """The weights by what has been measured: see `WeightMeasurement`.
+    """Return the weights by what has been measured: see `WeightMeasurement`.
 
     Args:
         ratios: (samples, terms, parts), the length of a term's gradient beside the base's; 0 does not count.
@@ -291,7 +291,7 @@ def _check(objectives, autos: list[str], gradient_cache: int) -> None:
 
 
 def _lengths(tape, value, parts: list):
-    """The length of a value's gradient in each part, of the global batch."""
+    """Return the length of a value's gradient in each part, of the global batch."""
     import tensorflow as tf
 
     variables = [variable for members in parts for variable in members]
@@ -303,7 +303,7 @@ def _lengths(tape, value, parts: list):
 
 
 def _beside(lengths, base):
-    """The one beside the other by parts; 0 where either is zero or not finite."""
+    """Return the one beside the other by parts; 0 where either is zero or not finite."""
     import tensorflow as tf
 
     ratio = tf.math.divide_no_nan(lengths, base)

@@ -100,7 +100,7 @@ def warn_of_small_pixels(embedder: Any, images: Any) -> None:
 
 
 def first_batch(x: Any) -> tuple[Any, Any]:
-    """The first images and labels as arrays; None for what cannot be looked at without using it up, or needs no look.
+    """Return the first images and labels as arrays; None for what a look would use up, or what needs none.
 
     Batches of integers are not made for it: that may take as long as filling a buffer to shuffle.
     """
@@ -243,13 +243,13 @@ class Embedder(keras.Model):
             freeze_batch_norm(backbone)
 
     def predict(self, x, **kwargs):
-        """The embeddings of the images, as NumPy (N, d); see `keras.Model.predict`."""
+        """Return the embeddings of the images, as NumPy (N, d); see `keras.Model.predict`."""
         if self.warns_of_small_pixels:
             warn_of_small_pixels(self, first_batch(x)[0])
         return super().predict(x, **kwargs)
 
     def _pooling_layer(self) -> Any:
-        """The layer from the feature map to its pooled features; None where the backbone has them."""
+        """Return the layer from the feature map to its pooled features; None where the backbone has them."""
         if not self.gives_maps:
             return None
         own = getattr(self.backbone, "own_pooling", "")
@@ -340,7 +340,7 @@ class Embedder(keras.Model):
         return (input_shape[0], self.embedding_dim)
 
     def representation_shapes(self, input_shape) -> dict:
-        """The shape of each representation of images of this shape."""
+        """Return the shape of each representation of images of this shape."""
         batch = input_shape[0]
         features = tuple(self.backbone.compute_output_shape((batch, *input_shape[1:])))
         names = ("projection", "embedding", "detached_projection", "detached_embedding")
@@ -349,7 +349,7 @@ class Embedder(keras.Model):
         return {**maps, "pooled": (batch, features[-1]), **vectors}
 
     def parts(self) -> dict[str, list]:
-        """The trainable variables by part: the `backbone`'s, and all others as the `projection`'s."""
+        """Return the trainable variables by part: the `backbone`'s, and all others as the `projection`'s."""
         backbone = self.backbone.trainable_variables
         of_backbone = {id(variable) for variable in backbone}
         others = [variable for variable in self.trainable_variables if id(variable) not in of_backbone]

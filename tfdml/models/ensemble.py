@@ -158,11 +158,11 @@ class AttentionEnsemble(Embedder):
         return ops.reshape(ops.transpose(apart, (0, 2, 3, 1, 4)), (-1, height, width, self.heads * maps.shape[-1]))
 
     def masks(self, images):
-        """The attention masks of the images, (B, M, h, w, c) between 0 and 1, to look at."""
+        """Return the attention masks of the images, (B, M, h, w, c) between 0 and 1, to look at."""
         return self.attention_heads.masks(self._features_and_context(images, training=False)[1])
 
     def representation_shapes(self, input_shape) -> dict:
-        """The shape of each representation of images of this shape."""
+        """Return the shape of each representation of images of this shape."""
         shapes = super().representation_shapes(input_shape)
         batch, height, width, channels = shapes["feature_map"]
         return {
@@ -173,7 +173,7 @@ class AttentionEnsemble(Embedder):
         }
 
     def parts(self) -> dict[str, list]:
-        """The trainable variables of the `backbone`, the attention network's among them, and of the `projection`."""
+        """Return the trainable variables of the `backbone`, with the attention network's, and of the `projection`."""
         copied = [] if self.attention is None else self.attention.trainable_variables
         return {
             "backbone": [*self.backbone.trainable_variables, *copied],

@@ -55,7 +55,7 @@ class Chunks:
         self.before = _values(self.states)
 
     def represent(self, tape) -> dict:
-        """The representations of the batch that objectives read; leaves in place what the chunks have changed.
+        """Return the representations of the batch that objectives read; leaves in place what the chunks have changed.
 
         Args:
             tape: Records the loss of them, but not how they are computed.
@@ -70,13 +70,13 @@ class Chunks:
         return self.representations
 
     def gradients(self, tape, loss, variables: list) -> list:
-        """The gradient of a loss that the tape has recorded, for each of these variables; None where there is none."""
+        """Return the gradient of a loss that the tape has recorded for each variable; None where there is none."""
         direct, upstream = tape.gradient(loss, [variables, self.representations])
         upstream = {name: value for name, value in upstream.items() if value is not None}
         return [_sum(*pair) for pair in zip(direct, self._through(upstream, variables), strict=True)]
 
     def _through(self, upstream: dict, variables: list) -> list:
-        """The gradients through the representations, from those with respect to them."""
+        """Return the gradients through the representations, from those with respect to them."""
         import tensorflow as tf
 
         if not upstream:
@@ -103,7 +103,7 @@ class Chunks:
         return [total if i in reached else None for i, total in enumerate(sums)]
 
     def _run(self, images, states: Sequence[Any], weights=()) -> tuple[dict, list]:
-        """The representations of some images, and the states after them."""
+        """Return the representations of some images, and the states after them."""
         mapping = [*zip(self.states, states, strict=True), *weights]
         with keras.StatelessScope(mapping, collect_losses=True, initialize_variables=False) as scope:
             given = [scope.get_current_value(variable) for variable in self.states]
@@ -115,7 +115,7 @@ class Chunks:
         return representations, after
 
     def _outputs(self) -> dict:
-        """The dtypes and shapes of the representations of a chunk, in a graph; finds out which states change."""
+        """Return the dtypes and shapes of the representations of a chunk, in a graph; finds out which states change."""
         import tensorflow as tf
 
         if tf.executing_eagerly():
@@ -180,7 +180,7 @@ def _loop(step: Callable[..., Any], carried: list, outputs: dict, count, take) -
 
 
 def _joined(array, shape):
-    """The rows of all elements of a `tf.TensorArray`, each of this shape."""
+    """Return the rows of all elements of a `tf.TensorArray`, each of this shape."""
     import tensorflow as tf
 
     if shape[0] is None:
@@ -193,7 +193,7 @@ def _joined(array, shape):
 
 
 def _values(variables: Sequence[Any]) -> list:
-    """What the variables hold now."""
+    """Return what the variables hold now."""
     import tensorflow as tf
 
     return [tf.convert_to_tensor(variable.value) for variable in variables]
@@ -231,7 +231,7 @@ class AnchorBlocks:
         variables: Sequence[Any] = (),
         states: Sequence[Any] = (),
     ) -> Any:
-        """Sums what `part(rows, total, *tensors)` returns of each block, with a gradient.
+        """Sum what `part(rows, total, *tensors)` returns of each block, with a gradient.
 
         Args:
             part: A function of the block's `Rows`, of what its `Pairs` take as `total`, and of the tensors.
@@ -289,7 +289,7 @@ class AnchorBlocks:
         return [found.get(i) for i in range(len(inputs))]
 
     def _over_blocks(self, run: Callable[[Rows], _Run]) -> tuple[_Run, Any]:
-        """What `run` returns of the first block, and the sum over all blocks of its results."""
+        """Return what `run` returns of the first block, and the sum over all blocks of its results."""
         import tensorflow as tf
 
         # The first block has the rows that fill no whole one.

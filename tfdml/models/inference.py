@@ -11,7 +11,7 @@ from keras import ops
 
 
 def compiled(model: keras.Model, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`function` of a batch of images, compiled, with the weights that `model` has now.
+    """Compile `function` of a batch of images, with the weights that `model` has now.
 
     On JAX the batch is shared out over the devices of this process, each with a copy of the weights. So several
     processes may call it with batches of their own, or one of them alone.

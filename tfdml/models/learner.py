@@ -196,7 +196,7 @@ class MetricLearner(workarounds.SeveralWorkersModel):
         return bool(self.gradient_cache) and (size is None or size > self.gradient_cache)
 
     def call(self, images, training=None):
-        """The representations of the images: see `Embedder.represent`. In a step of the statistics they are fixed."""
+        """Return the representations of the images (`Embedder.represent`), fixed in a step of the statistics."""
         images = replicas.require_images(images)
         detached = any(name.startswith("detached_") for objective in self.objectives for name in objective.reads)
 
@@ -214,7 +214,7 @@ class MetricLearner(workarounds.SeveralWorkersModel):
         return {name: representations[name] for name in sorted(wanted & set(representations))}
 
     def add_representations(self, representations, training=None) -> dict:
-        """The representations of images and those that the objectives make of them, as they are in a step."""
+        """Return the representations of images and those that the objectives make of them, as they are in a step."""
 
         def added():
             found = dict(representations)
@@ -229,16 +229,16 @@ class MetricLearner(workarounds.SeveralWorkersModel):
         return alternation.constants(added, [v for objective in self.objectives for v in objective.variables])
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        """The weighted sum of the objectives, scaled so that Keras's sum over replicas is its global value."""
+        """Return the weighted sum of the objectives, scaled so that Keras's sum over replicas is its global value."""
         del x
         return self.loss_of(self.add_representations(y_pred, training), self._labels(y, sample_weight), training)
 
     def loss_of(self, representations, labels, training=True):
-        """What `compute_loss` gives, of the representations that objectives read and integer labels (B,)."""
+        """Return what `compute_loss` gives, of the representations that objectives read and integer labels (B,)."""
         return self._loss_and_terms(representations, labels, training)[0]
 
     def _loss_and_terms(self, representations, labels, training) -> tuple[Any, list]:
-        """The loss of this replica, and what its terms are; in a step of the statistics there are none."""
+        """Return the loss of this replica, and what its terms are; in a step of the statistics there are none."""
         self._track_distances(representations["embedding"], labels)
         if self._in_statistics_phase(training):
             return self._statistics_loss(representations, labels), []
@@ -246,7 +246,7 @@ class MetricLearner(workarounds.SeveralWorkersModel):
         return self._weighted_sum(terms), terms
 
     def _statistics_loss(self, representations, labels):
-        """The loss of the statistics over the pairs of the global batch."""
+        """Return the loss of the statistics over the pairs of the global batch."""
         names = sorted({name for objective in self._with_statistics for name in objective.reads})
         gathered = {name: replicas.gather(representations[name]) for name in names}
         pairs = pairs_by_name(gathered, replicas.gather(labels))
@@ -285,7 +285,7 @@ class MetricLearner(workarounds.SeveralWorkersModel):
         return terms
 
     def _weighted_sum(self, terms: list):
-        """The loss of this replica, from what `_terms` returns."""
+        """Return the loss of this replica, from what `_terms` returns."""
         num_replicas = replicas.count()
         total = reported = ops.zeros((), "float32")
         for objective, (share, value) in zip(self.objectives, terms, strict=True):
@@ -299,7 +299,7 @@ class MetricLearner(workarounds.SeveralWorkersModel):
         return total if num_replicas == 1 else total + ops.stop_gradient(reported - total)
 
     def _over_pairs(self, objective, representations, labels, num_local):
-        """What a pair objective gives of the global batch, or the part of it that this replica's anchors make up."""
+        """Return a pair objective's value on the global batch, or the part that this replica's anchors make up."""
         blocks = None if objective.whole_batch else self._anchor_blocks(labels)
         if blocks is None:
             pairs = pairs_of_replica(representations, labels, objective.positives, num_local, objective.whole_batch)
@@ -319,7 +319,7 @@ class MetricLearner(workarounds.SeveralWorkersModel):
         return over_blocks(objective.compute_pairs, objective.trainable_variables)
 
     def _anchor_blocks(self, labels) -> AnchorBlocks | None:
-        """The blocks of anchors that pairs of a batch with these labels are computed in; None: all at once.
+        """Return the blocks of anchors that pairs of a batch with these labels are computed in; None: all at once.
 
         Replicas have no blocks: the anchors of each are its own images.
         """
@@ -331,7 +331,7 @@ class MetricLearner(workarounds.SeveralWorkersModel):
 
     @staticmethod
     def _share_and_value(objective, computed, num_local, num_images):
-        """What this replica adds to the loss, and the term's value as it reports it."""
+        """Return what this replica adds to the loss, and the term's value as it reports it."""
         if objective.whole_batch or replicas.count() == 1:
             return computed / replicas.count(), computed
         # So that the mean over replicas, weighted by their images, is the sum of the shares.
@@ -377,16 +377,16 @@ class MetricLearner(workarounds.SeveralWorkersModel):
             tracker.update_state(total / ops.maximum(count, 1.0), count)
 
     def weight_of(self, objective):
-        """The factor of an objective: a number, or a scalar where it is measured."""
+        """Return the factor of an objective: a number, or a scalar where it is measured."""
         measured = self.auto_weights.weight_of(objective.name) if self.auto_weights else None
         return objective.weight if measured is None else measured
 
     def term_weights(self) -> dict[str, float]:
-        """The present factor of each term by its name; 0 for one that has not been measured yet."""
+        """Return the present factor of each term by its name; 0 for one that has not been measured yet."""
         return {o.name: float(ops.convert_to_numpy(self.weight_of(o))) for o in self.objectives}
 
     def _base_and_measured(self, terms: list, names: list[str]) -> list:
-        """The weighted sum of the terms with numbers, and each term that is measured, as this replica has them."""
+        """Return the weighted sum of the terms with numbers, and each measured term, as this replica has them."""
         shares = {objective.name: share for objective, (share, _) in zip(self.objectives, terms, strict=True)}
         base = sum(o.weight * shares[o.name] for o in self.objectives if o.name not in names)
         return [base, *(shares[name] for name in names)]
@@ -413,7 +413,7 @@ class MetricLearner(workarounds.SeveralWorkersModel):
 
     @contextlib.contextmanager
     def in_phase(self, phase: str):
-        """A block in which steps are those of a phase, `"embedder"` or `"statistics"`."""
+        """Enter a block in which steps are those of a phase, `"embedder"` or `"statistics"`."""
         self._set_phase(phase)
         try:
             yield
@@ -437,7 +437,7 @@ class MetricLearner(workarounds.SeveralWorkersModel):
         self.train_function.read_step()
 
     def compiled_step(self) -> Callable:
-        """A function that runs `train_step`, compiled by itself, for steps of another kind than the others."""
+        """Return a function that runs `train_step`, compiled by itself, for steps of another kind than the others."""
         kept = self.train_function
         # JAX compiles equal methods once; as two objects they are not equal.
         self.__dict__["train_step"] = functools.partial(self.train_step)
@@ -544,7 +544,7 @@ class MetricLearner(workarounds.SeveralWorkersModel):
             refuse_unknown_classes(objective.as_labels(y), objective.num_classes, objective.name)
 
     def _with_checked_classes(self, batches):
-        """A `tf.data.Dataset` of (images, labels) that refuses labels without a proxy, whatever compiles the steps."""
+        """Return the same `tf.data.Dataset`, which refuses labels without a proxy, whatever compiles the steps."""
         pairs = isinstance(getattr(batches, "element_spec", None), tuple) and len(batches.element_spec) == 2
         # A data set that is distributed already takes no map.
         if not self._with_classes or not pairs or not hasattr(batches, "map"):
@@ -563,17 +563,17 @@ class MetricLearner(workarounds.SeveralWorkersModel):
         return [objective for objective in self.objectives if isinstance(objective, (ProxyLoss, InstanceLoss))]
 
     def predict(self, x, **kwargs):
-        """The embeddings of the images, as NumPy (N, d)."""
+        """Return the embeddings of the images, as NumPy (N, d)."""
         if self.embedder.warns_of_small_pixels:
             warn_of_small_pixels(self.embedder, first_batch(x)[0])
         return self.embedder.predict(x, **kwargs)
 
     def predict_on_batch(self, x):
-        """The embeddings of one batch of images, as NumPy (B, d)."""
+        """Return the embeddings of one batch of images, as NumPy (B, d)."""
         return self.embedder.predict_on_batch(x)
 
     def parts(self) -> dict[str, list]:
-        """The trainable variables by part: `backbone`, `projection`, `objectives`."""
+        """Return the trainable variables by part: `backbone`, `projection`, `objectives`."""
         own = [variable for objective in self.objectives for variable in objective.trainable_variables]
         return {**self.embedder.parts(), "objectives": own}
 

@@ -111,7 +111,7 @@ class MomentEmbedder(ReducedEmbedder):
 
     @classmethod
     def from_learner(cls, learner, objective=None, **options):
-        """The model of a trained learner, whose layers it shares.
+        """Return the model of a trained learner, whose layers it shares.
 
         Args:
             learner: A `MetricLearner` with a `HighOrderMomentLoss`, built.
@@ -148,7 +148,7 @@ class MomentEmbedder(ReducedEmbedder):
         return ops.concatenate([representations["embedding"], *moments.values()], axis=1)
 
     def by_order(self, features) -> dict:
-        """The parts of `features` (N, D) by order: 1, the embedding (N, d), and those of the moments' orders."""
+        """Return the parts of `features` (N, D) by order: 1, the embedding (N, d), and those of the moments' orders."""
         parts, first = {}, 0
         for order in (1, *self.moments.orders):
             size = self.embedder.embedding_dim if order == 1 else self.moments.output_dim
@@ -225,7 +225,7 @@ class WhitenedEmbedder(ReducedEmbedder):
 
 
 def with_whitening(embedder, embeddings, dim: int = 0, power: float = 1.0, shrinkage: float = 0.0) -> WhitenedEmbedder:
-    """An embedder with a whitening behind it, fitted to its embeddings of training images.
+    """Return an embedder with a whitening behind it, fitted to its embeddings of training images.
 
     Args:
         embedder: A built `Embedder` or `MomentEmbedder`, whose weights it shares.

@@ -37,7 +37,7 @@ class AutoWeight(SavedByArguments):
 
     @classmethod
     def from_config(cls, config):
-        """The weight that `get_config` describes."""
+        """Return the weight that `get_config` describes."""
         return cls(**config)
 
     def __repr__(self):

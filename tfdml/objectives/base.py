@@ -58,7 +58,7 @@ class Objective(SavedByArguments, keras.layers.Layer):
         self.weight = weight if isinstance(weight, AutoWeight) else number("weight", weight, at_least=0)
 
     def _configure(self, representation: str, reduction: str = "mean") -> None:
-        """Sets the representation that it reads, and the reduction of its values.
+        """Set the representation that it reads, and the reduction of its values.
 
         Raises:
             ValueError: `reduction` is not `"mean"` or `"sum"`.
@@ -82,25 +82,25 @@ class Objective(SavedByArguments, keras.layers.Layer):
         return ()
 
     def build_from(self, shapes: dict) -> None:
-        """Creates weights for representations of these shapes; by default none."""
+        """Create weights for representations of these shapes; by default none."""
         del shapes
 
     def build(self, representations_shape, labels_shape=None):
-        """Creates weights on first use."""
+        """Create weights on first use."""
         del labels_shape
         self.build_from(representations_shape)
 
     def represent(self, representations, training=None) -> dict:
-        """Computes further representations of each image from its own; by default none."""
+        """Compute further representations of each image from its own; by default none."""
         del representations, training
         return {}
 
     def compute(self, representations, labels):
-        """Computes one value per image, (B,), if `per_image`."""
+        """Compute one value per image, (B,), if `per_image`."""
         raise TypeError(f"{type(self).__name__} must define compute(representations, labels)")
 
     def compute_pairs(self, pairs):
-        """Computes the unweighted value, or the part of it that the anchors make up.
+        """Compute the unweighted value, or the part of it that the anchors make up.
 
         Args:
             pairs: `tfdml.pairs.Pairs` of each representation that the objective reads, by name.
@@ -108,14 +108,14 @@ class Objective(SavedByArguments, keras.layers.Layer):
         raise TypeError(f"{type(self).__name__} must define compute_pairs(pairs)")
 
     def __call__(self, representations, labels, **kwargs):
-        """Computes the unweighted value, a scalar, of labels in any form that `as_labels` takes."""
+        """Compute the unweighted value, a scalar, of labels in any form that `as_labels` takes."""
         # Made integers before Keras converts them: it would cast float ids to float32, and on JAX cut off 64-bit ones.
         if not isinstance(labels, keras.KerasTensor):
             labels = self.as_labels(labels)
         return super().__call__(representations, labels, **kwargs)
 
     def call(self, representations, labels, training=None):
-        """Computes the unweighted value, a scalar."""
+        """Compute the unweighted value, a scalar."""
         available = {**representations, **self.represent(representations, training=training)}
         selected, labels = self.select(available), self.as_labels(labels)
         stateful = training and isinstance(self, Stateful)
@@ -127,7 +127,7 @@ class Objective(SavedByArguments, keras.layers.Layer):
         return value
 
     def value_of(self, representations, labels):
-        """Computes the unweighted value, a scalar, of a whole batch on one device.
+        """Compute the unweighted value, a scalar, of a whole batch on one device.
 
         Args:
             representations: Those that the objective reads.
@@ -184,7 +184,7 @@ class Objective(SavedByArguments, keras.layers.Layer):
         return ops.sum(values) if self.reduction == "sum" else pairwise.mean(values)
 
     def compute_output_spec(self, representations, labels, training=None):
-        """A float32 scalar."""
+        """Return a float32 scalar."""
         return keras.KerasTensor((), dtype="float32")
 
     def __repr__(self):
@@ -218,7 +218,7 @@ class Stateful(Objective):
     """An objective that keeps something of the batches of training, the same on every replica."""
 
     def update(self, representations, labels) -> None:
-        """Updates its state before the value of a training step is computed; by default not at all.
+        """Update its state before the value of a training step is computed; by default not at all.
 
         Args:
             representations: Those of the replica's own images if `per_image`, of the global batch otherwise.
@@ -227,7 +227,7 @@ class Stateful(Objective):
         del representations, labels
 
     def remember(self, representations, labels) -> None:
-        """Keeps a batch for those after it, once the value is computed; by default not at all.
+        """Keep a batch for those after it, once the value is computed; by default not at all.
 
         Args:
             representations: Those of the global batch. Not called if `per_image`.
@@ -236,7 +236,7 @@ class Stateful(Objective):
         del representations, labels
 
     def forget(self) -> None:
-        """Drops what was remembered, as at the start of a run; by default nothing."""
+        """Drop what was remembered, as at the start of a run; by default nothing."""
 
 
 class Observed(Objective):
@@ -246,7 +246,7 @@ class Observed(Objective):
     observes: tuple[str, ...] = ()
 
     def observe(self, pairs) -> dict:
-        """Computes what the anchors make up of means over the batch, by the keys of `observes`.
+        """Compute what the anchors make up of means over the batch, by the keys of `observes`.
 
         Args:
             pairs: As of `compute_pairs`.
@@ -269,7 +269,7 @@ class WithStatistics(Objective):
         raise TypeError(f"{type(self).__name__} must define statistics_variables")
 
     def statistics_step(self, pairs):
-        """Computes the loss of the `statistics_variables`, a scalar, in a step in which the embedder is fixed.
+        """Compute the loss of the `statistics_variables`, a scalar, in a step in which the embedder is fixed.
 
         The place to update state and metrics too. Called once per step of that phase, with all anchors.
         """

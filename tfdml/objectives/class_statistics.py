@@ -46,7 +46,7 @@ def class_pairs(pairs):
 
 
 def means_and_spreads(x, labels):
-    """Computes the mean of each image's class, and the class's mean squared distance to it, in O(B D) memory.
+    """Compute the mean of each image's class, and the class's mean squared distance to it, in O(B D) memory.
 
     Args:
         x: (B, D).
@@ -75,7 +75,7 @@ def means_and_spreads(x, labels):
 
 
 def of_own_class(values, labels):
-    """The value of each image's class: (C,), (B,) -> (B,); NaN for a label outside 0 .. C - 1.
+    """Return the value of each image's class: (C,), (B,) -> (B,); NaN for a label outside 0 .. C - 1.
 
     Example:
         >>> np.array(of_own_class(keras.ops.array([0.5, 2.0]), keras.ops.array([1, 1, 0]))).tolist()

@@ -152,7 +152,7 @@ class LearnedMargin(Objective):
         self.beta = self.add_weight(name="beta", shape=(self.num_classes,), initializer=start)
 
     def compute_pairs(self, pairs):
-        """Computes the mean (or sum) over the expected hinges."""
+        """Compute the mean (or sum) over the expected hinges."""
         batch = pairs[self.representation]
         beta = of_own_class(self.beta, batch.anchor_labels)[:, None]
         rows, active = margin_hinges(batch, self.alpha, beta)
@@ -219,7 +219,7 @@ class RegularizedSoftTriple(ProxyLoss):
         self.tau = number("tau", tau, at_least=0)
 
     def regularizer(self):
-        """The mean over classes of the distances between their centres, without tau."""
+        """Return the mean over classes of the distances between their centres, without tau."""
         classes, centres = self.num_classes, self.proxies_per_class
         if centres == 1:
             return ops.zeros((), "float32")
@@ -394,7 +394,7 @@ class SphereFace2(ProxyLoss):
         self.bias = self.add_weight(name="bias", shape=(), initializer=start)
 
     def balanced_bias(self) -> float:
-        """The b at which, with all cosines 0, the pull of the own class and the push of the others are equal.
+        """Return the b at which, with all cosines 0, the pull of the own class and the push of the others are equal.
 
         lambda sigmoid(-(a_y + b)) = (1 - lambda) (C - 1) sigmoid(a_j + b), a quadratic equation in e^b, with a_y and
         a_j = r (g(0) -+ m).

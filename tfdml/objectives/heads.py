@@ -31,7 +31,7 @@ class HeadsObjective(Objective):
         self.heads_shape = tuple(self.select(shapes)["heads"][1:])
 
     def heads(self, pairs) -> list:
-        """The pairs of each head's vectors, M times (b, d/M) and (B, d/M)."""
+        """Return the pairs of each head's vectors, M times (b, d/M) and (B, d/M)."""
 
         def head(m):
             # Gathering the heads of all replicas loses the static shape.
@@ -79,7 +79,7 @@ class HeadwiseLoss(HeadsObjective):
         return self.loss.needs_whole_batch
 
     def compute_pairs(self, pairs):
-        """Computes the mean of the heads' losses."""
+        """Compute the mean of the heads' losses."""
         heads = self.heads(pairs)
         return sum(self.loss.of_pairs(head) for head in heads) / len(heads)
 
@@ -123,7 +123,7 @@ class HeadDivergence(HeadsObjective):
         self.average = average
 
     def compute_pairs(self, pairs):
-        """Computes the mean hinge over pairs of heads."""
+        """Compute the mean hinge over pairs of heads."""
         heads = [head.map(pairwise.l2_normalize) for head in self.heads(pairs)]
         # (p, q) and (q, p) have the same pairs.
         couples = list(itertools.combinations(heads, 2))

@@ -100,7 +100,7 @@ class JointKernelObjective(Objective):
         return any(kernel.whole_batch for kernel in self.kernels.values())
 
     def joint_kernel(self, pairs, mask=None):
-        """Computes the product over levels of their Gram matrices, (b, B).
+        """Compute the product over levels of their Gram matrices, (b, B).
 
         Where its largest value is beyond e^70, all values are divided by what is too much, a constant.
 
@@ -128,18 +128,18 @@ class JointKernelObjective(Objective):
         return product * ops.exp(ops.minimum(exponent - excess, _MAX_EXPONENT + 15.0))
 
     def between(self, gram, labels):
-        """Computes the value at each pair of images of different class: (b, B), labels (B,) -> (b, B)."""
+        """Compute the value at each pair of images of different class: (b, B), labels (B,) -> (b, B)."""
         raise TypeError(f"{type(self).__name__} must define between()")
 
     def compute_pairs(self, pairs):
-        """Computes the mean (or sum) over ordered pairs of different class; 0 for a batch of one class."""
+        """Compute the mean (or sum) over ordered pairs of different class; 0 for a batch of one class."""
         batch = pairs[self.levels[0]]
         values = self.between(self.joint_kernel(pairs, self.counted(batch.negatives)), batch.labels)
         reduce = pairwise.masked_sum if self.reduction == "sum" else batch.mean
         return reduce(values, batch.negatives)
 
     def counted(self, negatives):
-        """The pairs whose joint kernel `between` reads, (b, B) boolean; None for all."""
+        """Return the pairs whose joint kernel `between` reads, (b, B) boolean; None for all."""
         del negatives
 
 
@@ -189,11 +189,11 @@ class JointRepresentationSimilarity(JointKernelObjective):
     default_name = "joint_representation_similarity"
 
     def counted(self, negatives):
-        """The pairs of different class."""
+        """Return the pairs of different class."""
         return negatives
 
     def between(self, gram, labels):
-        """The joint kernel itself."""
+        """Return the joint kernel itself."""
         del labels
         return gram
 
@@ -218,13 +218,13 @@ class _NormObjective(JointKernelObjective):
         self.squared = boolean("squared", squared)
 
     def between(self, gram, labels):
-        """The value of the two classes at each pair of their images."""
+        """Return the value of the two classes at each pair of their images."""
         averaging = averaging_matrix(labels)
         products = ops.matmul(ops.matmul(averaging, gram), ops.transpose(averaging))
         return self.of_classes(products, ops.diagonal(products))
 
     def of_classes(self, products, squared_norms):
-        """The value from the inner products <C_I, C_J> (N, N) and |C_I|^2 (N,), at each image of the classes."""
+        """Return the value from the inner products <C_I, C_J> (N, N) and |C_I|^2 (N,), at each image of the classes."""
         raise TypeError(f"{type(self).__name__} must define of_classes()")
 
 

@@ -129,7 +129,7 @@ class CrossBatchMemory(Stateful):
         return self.loss.needs_whole_batch
 
     def compute_pairs(self, pairs):
-        """Computes the loss over the pairs of the batch's images with the batch and the memory."""
+        """Compute the loss over the pairs of the batch's images with the batch and the memory."""
         batch = pairs[self.representation]
         check_rank(self.name, batch.references, 2, f"{self.representation!r} to be vectors (B, d)")
         kept = ops.concatenate([self.kept(batch.labels, batch.references), self._there()], axis=0)
@@ -267,7 +267,7 @@ class Prism(Observed, CrossBatchMemory):
         return ops.where(ops.any(own, axis=1), pairwise.masked_sum(ops.softmax(logits, axis=1), own, axis=1), 1.0)
 
     def compute_pairs(self, pairs):
-        """Computes the loss over the pairs of the images that count, with the memory or by themselves."""
+        """Compute the loss over the pairs of the images that count, with the memory or by themselves."""
         if self.pairs == "memory":
             return super().compute_pairs(pairs)
         batch = pairs[self.representation]
@@ -317,7 +317,7 @@ class Prism(Observed, CrossBatchMemory):
             variable.assign(ops.zeros_like(variable))
 
     def observe(self, pairs):
-        """Counts the anchors whose images count."""
+        """Count the anchors whose images count."""
         batch = pairs[self.representation]
         kept = batch.of_anchors(self.kept(batch.labels, batch.references))
         return {"kept": (pairwise.masked_count(kept), ops.shape(kept)[0])}

@@ -156,7 +156,7 @@ class HighOrderMomentLoss(Objective):
         return source
 
     def represent(self, representations, training=None):
-        """The embeddings of each image's moments, and their class similarities."""
+        """Return the embeddings of each image's moments, and their class similarities."""
         vectors = self.moments(self._source(representations))
         named = {term.representation: vectors[order] for order, term in zip(self.orders, self.terms, strict=True)}
         if not self._has_proxies:
@@ -170,7 +170,7 @@ class HighOrderMomentLoss(Objective):
         return self.terms[0].whole_batch
 
     def compute(self, representations, labels):
-        """Computes the weighted sum over orders, (B,), of a loss that works image by image."""
+        """Compute the weighted sum over orders, (B,), of a loss that works image by image."""
         total = 0.0
         for term, source, weight in zip(self.terms, self.reads, self.order_weights, strict=True):
             name = "class" if self._has_proxies else source
@@ -178,7 +178,7 @@ class HighOrderMomentLoss(Objective):
         return total
 
     def compute_pairs(self, pairs):
-        """Computes the weighted sum over orders of a loss on pairs."""
+        """Compute the weighted sum over orders of a loss on pairs."""
         return sum(
             weight * term.compute_pairs(pairs) for term, weight in zip(self.terms, self.order_weights, strict=True)
         )

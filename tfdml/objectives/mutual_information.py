@@ -19,7 +19,7 @@ _SLOPES = 64
 
 
 def divergence_loss(values, positives, negatives):
-    """The RankMI loss of pairs whose statistic V is known (eq. 6 and 3): minus twice a bound on a divergence.
+    """Return the RankMI loss of pairs whose statistic V is known (eq. 6 and 3): minus twice a bound on a divergence.
 
     L = mean over positives of (softplus(-V) - ln 2) + mean over negatives of (softplus(V) - ln 2)
 
@@ -152,18 +152,18 @@ class RankMI(WithStatistics):
         return self.network.trainable_variables
 
     def compute_pairs(self, pairs):
-        """Computes the loss of the embedder: over the pairs that violate the margins around beta, with V fixed."""
+        """Compute the loss of the embedder: over the pairs that violate the margins around beta, with V fixed."""
         pairs = pairs["embedding"].map(pairwise.l2_normalize)
         positives, negatives = self.pairs_around(self.network.root(self.beta), pairs)
         return self._loss(pairs, positives, negatives, frozen=True)
 
     def statistics_loss(self, pairs):
-        """Computes the loss of V over all pairs, with the embeddings fixed, and the soft constraint if there is one."""
+        """Compute the loss of V over all pairs, with the embeddings fixed, and the soft constraint if there is one."""
         pairs = _fixed(pairs)
         return self._statistics_loss(pairs) + self._penalty(pairs)
 
     def statistics_step(self, pairs):
-        """Finds beta for V as it is, logs it and the bound, and returns the loss of V."""
+        """Find beta for V as it is, logs it and the bound, and returns the loss of V."""
         beta, found = self.network.find_root(self.beta)
         self.beta.assign(beta)
         pairs = _fixed(pairs)
@@ -208,7 +208,7 @@ class RankMI(WithStatistics):
 
 
 def _fixed(pairs):
-    """The pairs of unit embeddings, through which no gradient flows."""
+    """Return the pairs of unit embeddings, through which no gradient flows."""
     return pairs["embedding"].without_gradient().map(pairwise.l2_normalize)
 
 

@@ -15,7 +15,7 @@ CONSTRAINTS = ("soft", "hard", None)
 
 
 def class_densities(features, labels, num_classes):
-    """The mean squared distance of each class's images to their mean, in float64 (eq. 5).
+    """Return the mean squared distance of each class's images to their mean, in float64 (eq. 5).
 
     Args:
         features: (N, D).
@@ -200,7 +200,7 @@ class DensityAdaptivity(Calibrated, Observed):
         return ops.where(known, ops.power(ops.where(known, reference, 1.0), self.eta), 0.0)
 
     def targets(self):
-        """The target of every training class, (num_classes,)."""
+        """Return the target of every training class, (num_classes,)."""
         if self.constraint != "hard":
             return ops.convert_to_tensor(self.target_density)
         ratios = self.ratios()
@@ -208,7 +208,7 @@ class DensityAdaptivity(Calibrated, Observed):
         return self.target_density * ops.where(ratios > 0, ratios / ops.where(mean > 0, mean, 1.0), 1.0)
 
     def compute_pairs(self, pairs):
-        """Computes the value for the classes of the batch."""
+        """Compute the value for the classes of the batch."""
         batch = pairs[self.representation]
         labels = batch.labels
         _, densities = means_and_spreads(batch.references, labels)
@@ -227,7 +227,7 @@ class DensityAdaptivity(Calibrated, Observed):
         return value + pairwise.masked_sum(ops.square(gaps), both) / (count * count)
 
     def observe(self, pairs):
-        """Computes the sums of D_c and of the targets of the classes whose first image is an anchor."""
+        """Compute the sums of D_c and of the targets of the classes whose first image is an anchor."""
         batch = pairs[self.representation]
         labels = batch.labels
         _, densities = means_and_spreads(batch.references, labels)
@@ -313,7 +313,7 @@ class EnergyConfusion(Observed):
         return (f"detached_{self.representation}",)
 
     def represent(self, representations, training=None):
-        """The plain representation in place of the detached one, where there is none."""
+        """Return the plain representation in place of the detached one, where there is none."""
         del training
         (detached,) = self.reads
         if detached in representations or self.representation not in representations:
@@ -321,7 +321,7 @@ class EnergyConfusion(Observed):
         return {detached: representations[self.representation]}
 
     def select(self, representations):
-        """The one that this objective reads.
+        """Return the one that this objective reads.
 
         Raises:
             ValueError: It is missing.
@@ -334,7 +334,7 @@ class EnergyConfusion(Observed):
         return self.form == "log_of_mean"
 
     def compute_pairs(self, pairs):
-        """Computes the mean (or sum) over ordered pairs of different classes."""
+        """Compute the mean (or sum) over ordered pairs of different classes."""
         batch = pairs[self.reads[0]]
         energies = _energies(batch)
         if self.form == "log_of_mean":
@@ -346,7 +346,7 @@ class EnergyConfusion(Observed):
         return reduce(values, class_pairs(batch))
 
     def observe(self, pairs):
-        """Computes the sum of the energies of the pairs of classes whose first image is an anchor."""
+        """Compute the sum of the energies of the pairs of classes whose first image is an anchor."""
         batch = pairs[self.reads[0]]
         counted = class_pairs(batch)
         return {"energy": (pairwise.masked_sum(_energies(batch), counted), pairwise.masked_count(counted))}
@@ -420,7 +420,7 @@ class EntropySpread(Objective):
         self.threshold = number("threshold", threshold, at_least=0)
 
     def compute_pairs(self, pairs):
-        """Computes the mean (or sum) over ordered pairs, or over images."""
+        """Compute the mean (or sum) over ordered pairs, or over images."""
         batch = pairs[self.representation]
         squared, others = batch.distances("sqeuclidean"), batch.others
         reduce = pairwise.masked_sum if self.reduction == "sum" else batch.mean
@@ -464,7 +464,7 @@ class GlobalOrthogonal(Objective):
         self._configure(representation)
 
     def compute_pairs(self, pairs):
-        """Computes the value for the batch."""
+        """Compute the value for the batch."""
         batch = pairs[self.representation]
         first = pairwise.masked_mean(batch.cosines(), batch.negatives)
         second = pairwise.masked_mean(ops.square(batch.cosines()), batch.negatives)
@@ -508,7 +508,7 @@ class IntraClassPenalty(Objective):
         self._configure(representation, reduction)
 
     def compute_pairs(self, pairs):
-        """Computes the sum (or mean) over the classes with several images in the batch; 0 where there is none."""
+        """Compute the sum (or mean) over the classes with several images in the batch; 0 where there is none."""
         batch = pairs[self.representation]
         positives = batch.positives
         partners = pairwise.masked_count(positives, axis=1)

@@ -26,12 +26,12 @@ def _loss_from(loss):
 
 
 def reduction_of(loss) -> str:
-    """Returns the objective's word for the reduction of a Keras loss: `"mean"` or `"sum"`."""
+    """Return the objective's word for the reduction of a Keras loss: `"mean"` or `"sum"`."""
     return "sum" if loss.reduction == "sum" else "mean"
 
 
 def share_of(part, size):
-    """Computes how many of `size` images a share of them is, rounded down."""
+    """Compute how many of `size` images a share of them is, rounded down."""
     # A little more, as 0.3 of 10 is a little below 3 in float32.
     return ops.cast(ops.floor(part * ops.cast(size, "float32") + 1e-4), "int32")
 
@@ -76,11 +76,11 @@ class MetricLoss(Objective):
         return not self.per_image and self.loss.needs_whole_batch
 
     def compute(self, representations, labels):
-        """Computes the values of a loss that works image by image, (B,)."""
+        """Compute the values of a loss that works image by image, (B,)."""
         return self.loss.call(labels, ops.cast(representations[self.representation], "float32"))
 
     def compute_pairs(self, pairs):
-        """Computes the value of a loss on pairs."""
+        """Compute the value of a loss on pairs."""
         batch = pairs[self.representation]
         check_rank(self.name, batch.references, 2, f"{self.representation!r} to be vectors (B, d)")
         return self.loss.of_pairs(batch)
@@ -128,13 +128,13 @@ class Matryoshka(MetricLoss):
         self.dim_weights = dim_weights
 
     def build_from(self, shapes):
-        """Checks that the prefixes are no longer than the representation."""
+        """Check that the prefixes are no longer than the representation."""
         length = shapes[self.representation][-1]
         if self.dims[-1] > length:
             raise ValueError(f"{self.name}: dims={list(self.dims)} of {self.representation!r}, which has {length}")
 
     def compute_pairs(self, pairs):
-        """Computes the weighted sum of the loss over the prefixes."""
+        """Compute the weighted sum of the loss over the prefixes."""
         batch = pairs[self.representation]
         check_rank(self.name, batch.references, 2, f"{self.representation!r} to be vectors (B, d)")
         factors = self.dim_weights or (1.0,) * len(self.dims)
@@ -226,7 +226,7 @@ class ProxyLoss(Objective):
             self.class_proxies.built = True
 
     def represent(self, representations, training=None):
-        """The class similarities of each image."""
+        """Return the class similarities of each image."""
         similarities = self.class_proxies(representations[self.representation])
         if isinstance(self.loss, ClassSimilarityLoss):
             similarities = self.loss.class_similarities(similarities)

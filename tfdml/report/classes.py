@@ -93,7 +93,7 @@ def _means(values: np.ndarray, place: np.ndarray, count: int, keep: np.ndarray) 
 
 
 def within_class_distances(embeddings: np.ndarray, labels: np.ndarray, distance: str) -> dict[int, float]:
-    """The mean distance of two images of each class; NaN for a class of one.
+    """Return the mean distance of two images of each class; NaN for a class of one.
 
     Of a class with more than 60 images, 60 are taken at equal steps.
 
@@ -129,7 +129,7 @@ def _mean_distance(x: np.ndarray, distance: str) -> float:
 
 
 def classes_html(rows: list[ClassRow], names: dict[int, str]) -> Markup:
-    """The classes as a table that a script lets the reader sort."""
+    """Return the classes as a table that a script lets the reader sort."""
     shown = rows if len(rows) <= _LISTED_CLASSES else rows[:_EXTREMES] + rows[-_EXTREMES:]
     return render("classes.html", rows=shown, total=len(rows), extremes=_EXTREMES, names=names)
 
@@ -200,7 +200,7 @@ def most_confused(pairs: Sequence[Confusion], count: int) -> list[int]:
 def confusions_html(
     pairs: Sequence[Confusion], ranked: RankedQueries, queries: ImageDataset, gallery: ImageDataset
 ) -> Markup:
-    """The most frequent confusions with an example each, more of them as a table, and the matrix of a few classes."""
+    """Render the most frequent confusions with an example each, more as a table, and the matrix of a few classes."""
     # Without those whose reverse comes before them.
     one_way = {frozenset((pair.label, pair.taken_for)): pair for pair in reversed(pairs)}
     examples = [pair for pair in pairs if one_way[frozenset((pair.label, pair.taken_for))] is pair]
@@ -219,7 +219,7 @@ def confusions_html(
 
 
 def _matrix(pairs: Sequence[Confusion], ranked: RankedQueries, labels: np.ndarray) -> dict[int, tuple[int, list[int]]]:
-    """A row per class of those confused most: its queries, and how many nearest images are of each and of all others.
+    """Return a row per class confused most: its queries, and how many nearest images are of each and of others.
 
     Empty for fewer than three classes.
     """

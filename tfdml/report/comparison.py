@@ -143,7 +143,7 @@ class Paired:
         return all(interval.low > 0 for interval in known) or all(interval.high < 0 for interval in known)
 
     def sentence(self, metric: str) -> str:
-        """What the comparison says of a metric."""
+        """Return what the comparison says of a metric."""
         mean, sign = self.classes[metric].mean, 1
         if self.told_apart(metric):
             word, sign = ("better", 1) if mean > 0 else ("worse", -1)
@@ -165,12 +165,12 @@ class Paired:
         return f"{start} ({intervals})"
 
     def change(self, metric: str) -> str:
-        """The difference in points, with its sign."""
+        """Return the difference in points, with its sign."""
         value = metric_value(metric, self.classes[metric].mean)
         return value if value.startswith("−") else f"+{value}"
 
     def ends(self, metric: str) -> str:
-        """The interval over classes in print."""
+        """Return the interval over classes in print."""
         return _ends(metric, self.classes[metric], 1)
 
 
@@ -202,7 +202,7 @@ def pairs_with_first(
 
 
 def _stored(run: Run) -> list[QueryValues]:
-    """What the seeds of a run have found for each query; empty where one has not stored it."""
+    """Return what the seeds of a run have found for each query; empty where one has not stored it."""
     paths = [one.path / QUERIES_FILE for one in run.seeds or [run] if one.path]
     return [QueryValues.read(path) for path in paths] if all(path.is_file() for path in paths) else []
 
@@ -294,7 +294,7 @@ def training_distances(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 
 def _split(settings: Sequence[Mapping[str, str]]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """The settings in which runs differ, a value for each run, and those that they share."""
+    """Return the settings in which runs differ, a value for each run, and those that they share."""
     names = dict.fromkeys(name for values in settings for name in values)
     rows = {name: [values.get(name, "–") for values in settings] for name in names}
     differing = {name: row for name, row in rows.items() if len(set(row)) > 1}

@@ -73,7 +73,7 @@ def map_html(
     distance: str = "euclidean",
     seed: int = 0,
 ) -> Markup:
-    """The map of some of the images: a picture that reads without a script, what the script needs, and a table.
+    """Return the map of some of the images: a picture that reads without a script, what the script needs, and a table.
 
     Args:
         embeddings: (N, d) all images.

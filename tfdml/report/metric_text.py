@@ -22,7 +22,7 @@ _NAMES = {
 
 
 def metric_name(key: str) -> str:
-    """What to call a metric in print.
+    """Return what to call a metric in print.
 
     Example:
         >>> metric_name("recall@1"), metric_name("map@r")
@@ -36,12 +36,12 @@ def metric_name(key: str) -> str:
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics that are numbers: not what else a result may hold, such as intervals."""
+    """Return the metrics that are numbers: not what else a result may hold, such as intervals."""
     return {key: value for key, value in metrics.items() if isinstance(value, (int, float))}
 
 
 def plain_intervals(intervals: Intervals | None, metrics: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """The ends of intervals by metric.
+    """Return the ends of intervals by metric.
 
     Args:
         intervals: As a caller gives them; None: those that `metrics` brings along.
@@ -67,7 +67,7 @@ def is_fraction(key: str) -> bool:
 
 
 def metric_order(keys: Iterable[str]) -> list[str]:
-    """The keys that name metrics: Recall@K by K, then those known here, then the others as they come.
+    """Return the keys that name metrics: Recall@K by K, then those known here, then the others as they come.
 
     Example:
         >>> metric_order(["nmi", "recall@10", "num_queries", "recall@2"])
@@ -80,7 +80,7 @@ def metric_order(keys: Iterable[str]) -> list[str]:
 
 
 def metric_value(key: str, value: Any) -> str:
-    """A value in print, a fraction in percent; a dash where there is none.
+    """Return a value in print, a fraction in percent; a dash where there is none.
 
     Example:
         >>> metric_value("recall@1", 0.5738), metric_value("lambda", 3.14159)
@@ -94,7 +94,7 @@ def metric_value(key: str, value: Any) -> str:
 
 
 def metric_change(key: str, before: float | None, after: float | None) -> str:
-    """The difference of two values as printed, so that the row adds up; a dash where one is missing.
+    """Return the difference of two values as printed, so that the row adds up; a dash where one is missing.
 
     Example:
         >>> metric_change("recall@1", 0.1234, 0.2), metric_change("recall@1", 0.2, 0.1)
@@ -109,7 +109,7 @@ def metric_change(key: str, before: float | None, after: float | None) -> str:
 
 
 def metric_interval(key: str, interval: tuple[float, float] | None) -> str:
-    """An interval in print; empty where there is none.
+    """Return an interval in print; empty where there is none.
 
     Example:
         >>> metric_interval("recall@1", (0.5512, 0.5966))
@@ -122,7 +122,7 @@ def metric_interval(key: str, interval: tuple[float, float] | None) -> str:
 
 
 def order_name(order: str) -> str:
-    """What to call one of HORDE's orders of moments in print.
+    """Return what to call one of HORDE's orders of moments in print.
 
     Example:
         >>> order_name("1"), order_name("3"), order_name("all")

@@ -52,7 +52,7 @@ DISTANCE_NAMES = {
 
 
 def colour(name: str) -> str:
-    """The placeholder of a variable of the style sheet."""
+    """Return the placeholder of a variable of the style sheet."""
     return f"#0000{_COLOURS.index(name):02d}"
 
 
@@ -85,7 +85,7 @@ def draw(plot: Callable[[Figure], None], label: str, width: float, height: float
 
 
 def _draw_axes(plot: Callable[[Axes], None], label: str, x_label: str, y_label: str, key_rows: int = 0) -> Markup:
-    """A figure of one pair of axes; the y label is above its axis."""
+    """Return a figure of one pair of axes; the y label is above its axis."""
 
     def plot_figure(figure: Figure) -> None:
         figure.set_layout_engine("constrained")
@@ -188,7 +188,7 @@ def _described(name: str, curve: Curve, x_label: str, digits: str) -> str:
 
 
 def _plot_line(axes: Axes, x: float, text: str, line: str = "soft", left: bool = False) -> None:
-    """An upright line at x; dashed, with text next to it, where there is one."""
+    """Draw an upright line at x; dashed, with text next to it, where there is one."""
     axes.axvline(x, color=colour(line), ls="--" if text else "-", lw=2 if text else 1)
     low, high = axes.get_xlim()
     place = (x - low) / (high - low)
@@ -259,7 +259,7 @@ _GENERALISATION = (
 
 
 def objectives_html(records: Records) -> Markup:
-    """What the objectives report along the training, generalisation and rates; empty where there are no numbers.
+    """Return what the objectives report along the training, generalisation and rates; empty where there are no numbers.
 
     Args:
         records: One mapping per epoch, as `metrics.jsonl` holds them: `epoch`, under `train` what `fit` reports, and
@@ -288,7 +288,7 @@ def objectives_html(records: Records) -> Markup:
 
 
 def watched_html(watch: Mapping[str, Any]) -> Markup:
-    """The alarms of a run in the order in which they came, and curves of what was sampled; empty where nothing was.
+    """Render a run's alarms in the order in which they came, and curves of the samples; empty without any.
 
     Args:
         watch: What `watch.json` holds: `alarms`, each with its `line`, and `samples`.
@@ -367,7 +367,7 @@ def histogram_html(positive: np.ndarray, negative: np.ndarray, distance: str, ru
 
 
 def pair_counts(positive: np.ndarray, negative: np.ndarray, bins: int = _BINS) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The edges of equal bins from 0, or the least distance if it is less, to the largest, and the pairs in each.
+    """Return the edges of equal bins from 0, or the least distance if less, to the largest, and the pairs in each.
 
     Args:
         positive: (P,) d+.
@@ -390,7 +390,7 @@ _SPLITS = {"test": "Unseen classes", "validation": "Held-out training classes", 
 
 
 def statistics_html(statistics: Mapping[str, Any]) -> Markup:
-    """The losses over the histograms, one below the other along the same axis of distances; empty without them.
+    """Return the losses over the histograms, one below the other along the same axis of distances; empty without them.
 
     Args:
         statistics: What `statistics.json` of a run with RankMI holds.

@@ -130,7 +130,7 @@ def rank_queries(
 
 
 def _first(marked: np.ndarray) -> np.ndarray:
-    """The place, from 1, of the first True of each row; 0 where there is none."""
+    """Return the place, from 1, of the first True of each row; 0 where there is none."""
     return np.where(marked.any(axis=1), marked.argmax(axis=1) + 1, 0)
 
 
@@ -191,7 +191,7 @@ def spread_over_classes(rows: Sequence[int], labels: np.ndarray) -> list[int]:
 def examples_html(
     runs: Mapping[str, RankedQueries | None], queries: ImageDataset, gallery: ImageDataset, count: int
 ) -> Markup:
-    """Some queries in groups, each with its neighbours under every run.
+    """Return some queries in groups, each with its neighbours under every run.
 
     Args:
         runs: What each run finds, by its name.

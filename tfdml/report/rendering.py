@@ -24,7 +24,7 @@ from tfdml.report import metric_text
 
 
 def render(template: str, **values: Any) -> Markup:
-    """A template filled in; text among the values is escaped, `Markup` is taken as it is.
+    """Return a template filled in; text among the values is escaped, `Markup` is taken as it is.
 
     Args:
         template: The name of a file in `templates/`.
@@ -88,18 +88,18 @@ def _resource(name: str) -> Markup:
 
 
 def class_of(dataset: Any, index: int) -> str:
-    """The name of the class of one image, or its id where it has none."""
+    """Return the name of the class of one image, or its id where it has none."""
     label = int(dataset.labels[index])
     return str(dataset.class_names.get(label, label))
 
 
 def setting_text(value: Any) -> str:
-    """A setting as text: strings as they are, the rest as JSON."""
+    """Return a setting as text: strings as they are, the rest as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _number(value: Any, form: str, factor: float = 1) -> str:
-    """A number in print; a dash where there is none."""
+    """Return a number in print; a dash where there is none."""
     return "–" if not isinstance(value, numbers.Real) or math.isnan(value) else f"{factor * float(value):{form}}"
 
 
@@ -111,7 +111,7 @@ def _duration(seconds: Any) -> str:
 
 
 def thumbnail(image: np.ndarray, size: int) -> str:
-    """An image (H, W, 3) uint8 as a JPEG data URI whose longer side is at most `size`."""
+    """Return an image (H, W, 3) uint8 as a JPEG data URI whose longer side is at most `size`."""
     from PIL import Image
 
     picture = Image.fromarray(np.ascontiguousarray(image, np.uint8))
@@ -120,7 +120,7 @@ def thumbnail(image: np.ndarray, size: int) -> str:
 
 
 def data_uri(picture: Any, kind: str, **options: Any) -> str:
-    """A Pillow image, encoded as `kind`, as a data URI."""
+    """Return a Pillow image, encoded as `kind`, as a data URI."""
     buffer = io.BytesIO()
     picture.save(buffer, kind, **options)
     return f"data:image/{kind.lower()};base64," + base64.b64encode(buffer.getvalue()).decode("ascii")

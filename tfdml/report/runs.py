@@ -162,7 +162,7 @@ def read_run(path: str | os.PathLike, name: str = "") -> Run:
 
 
 def _seeds(path: Path, result: Mapping[str, Any]) -> list[Run]:
-    """The runs of a folder of several seeds."""
+    """Return the runs of a folder of several seeds."""
     rows = result.get("seeds", [])
     if not isinstance(rows, list):
         raise UserError(f"{path / 'result.json'} is damaged: seeds must be a list")
@@ -171,7 +171,7 @@ def _seeds(path: Path, result: Mapping[str, Any]) -> list[Run]:
 
 
 def _mean_history(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """The mean of the metrics on the unseen classes after each epoch that all runs have measured."""
+    """Return the mean of the metrics on the unseen classes after each epoch that all runs have measured."""
     measured = [{record["epoch"]: numbers(record) for record in run.measured} for run in runs]
     records = []
     for epoch in sorted(set.intersection(*(set(of) for of in measured))):
@@ -182,7 +182,7 @@ def _mean_history(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _text(path: Path) -> str:
-    """What a file holds; empty where there is none."""
+    """Return what a file holds; empty where there is none."""
     try:
         return path.read_text(encoding="utf-8") if path.is_file() else ""
     except (OSError, UnicodeDecodeError) as error:

@@ -14,7 +14,7 @@ from tfdml.io.files import atomic_write
 
 
 def sweep_table(rows: Sequence[dict[str, Any]], score: str) -> list[str]:
-    """The runs of a sweep as lines of text.
+    """Return the runs of a sweep as lines of text.
 
     Args:
         rows: Of each run `trial`, `values` and the score in [0, 1], or `error`.

@@ -101,12 +101,12 @@ class Address:
         return f"{self.scheme}://{host}{port}{self.path}" + ("" if self.table == TABLE else f"?table={self.table}")
 
     def option(self, name: str, default: int) -> int:
-        """A parameter of the index."""
+        """Return a parameter of the index."""
         return self.options.get(name, default)
 
 
 def shown(uri: str) -> str:
-    """A URI as messages may show it: without user, password and options, however wrong it is.
+    """Return a URI as messages may show it: without user, password and options, however wrong it is.
 
     Example:
         >>> shown("pgvector://me:se@cret@db/cars?key=1")

@@ -136,7 +136,7 @@ def kind_of(name: str, value: Any) -> str:
 
 
 def checked_filter(conditions: Mapping[str, Any] | None, kinds: Mapping[str, str]) -> dict[str, Any]:
-    """The values that rows must have.
+    """Return the values that rows must have.
 
     Raises:
         UserError: There is no such attribute, or it is of another type.
@@ -162,7 +162,7 @@ def _checked_text(what: str, value: Any, longest: int) -> None:
 
 
 def ranked(query: np.ndarray, rows: Rows, k: int, distance: str) -> tuple[list[int], np.ndarray, bool]:
-    """The k nearest of a query's candidates.
+    """Return the k nearest of a query's candidates.
 
     Args:
         query: (d,) as the database was asked for it.
@@ -209,7 +209,7 @@ class About:
 
     @classmethod
     def read(cls, text: str | bytes | None, where: str) -> About:
-        """What `text` wrote.
+        """Return what `text` wrote.
 
         Raises:
             UserError: It is of something else.
@@ -357,7 +357,7 @@ class GalleryDatabase(abc.ABC):
         return gone
 
     def search(self, vectors: Any, k: int = 10, filter: Mapping[str, Any] | None = None) -> Neighbours:
-        """The k nearest rows of every query, nearest first.
+        """Return the k nearest rows of every query, nearest first.
 
         Args:
             vectors: (N, d) queries, normalised or not.
@@ -492,7 +492,7 @@ class GalleryDatabase(abc.ABC):
 
     @contextlib.contextmanager
     def _as_user_error(self, what: str) -> Iterator[None]:
-        """What the client raises, as one line without the password."""
+        """Return what the client raises, as one line without the password."""
         try:
             yield
         except UserError:
@@ -522,7 +522,7 @@ class GalleryDatabase(abc.ABC):
 
     @abc.abstractmethod
     def _nearest(self, vectors: np.ndarray, k: int, conditions: dict[str, Any]) -> list[Rows]:
-        """The k nearest rows of each query, in any order; fewer where there are no more."""
+        """Return the k nearest rows of each query, in any order; fewer where there are no more."""
 
     @abc.abstractmethod
     def _count(self, conditions: dict[str, Any]) -> int:
@@ -534,7 +534,7 @@ class GalleryDatabase(abc.ABC):
 
     @abc.abstractmethod
     def _indexes(self) -> list[tuple[str, dict[str, int]]]:
-        """The approximate indexes of the vectors: the kind of each, and the parameters that the database reports."""
+        """Return the approximate indexes: the kind of each, and the parameters that the database reports."""
 
     @abc.abstractmethod
     def _optimize(self) -> None:

@@ -70,7 +70,7 @@ def check_dimensions(queries: np.ndarray, gallery: np.ndarray) -> None:
 def check_sides(
     queries: Any, gallery: Any = None, own_rows: Any = None
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-    """Queries, the gallery (None: all-to-all) and the gallery row of each query itself (or None), checked.
+    """Return queries, the gallery (None: all-to-all) and the gallery row of each query itself (or None), checked.
 
     Raises:
         UserError: As `check_embeddings` and `check_own_rows`; they are of different dimensions; there are `own_rows`
@@ -109,7 +109,7 @@ def neighbour_blocks(
     own_rows: Any = None,
     memory_budget: int = 256 * 2**20,
 ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-    """The neighbours that `nearest_neighbours` returns, one block of queries at a time.
+    """Return the neighbours that `nearest_neighbours` returns, one block of queries at a time.
 
     For when (N, k) is too large to hold. Same arguments, same results. A gallery that is memory-mapped (`np.memmap`,
     or a slice of one) is searched chunk by chunk, for embeddings beyond the memory; the result is the same.
@@ -160,7 +160,7 @@ def nearest_neighbours(
     own_rows: Any = None,
     memory_budget: int = 256 * 2**20,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The k nearest gallery images of every query, nearest first, by exact search.
+    """Return the k nearest gallery images of every query, nearest first, by exact search.
 
     Every query is compared with every gallery image: one matrix product per block of queries, then the few best
     of each row. All-to-all (no `gallery`), a query is left out of its own neighbours by identity: copies of it
@@ -209,7 +209,7 @@ def _mapped_blocks(
     own_rows: np.ndarray | None,
     memory_budget: int,
 ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-    """What `neighbour_blocks` yields, holding a block of queries and a chunk of the gallery at a time.
+    """Yield what `neighbour_blocks` yields, holding a block of queries and a chunk of the gallery at a time.
 
     The k nearest of the whole are among the k nearest of each chunk, and distances are measured in one frame, so
     that the result is that of a search in memory. The gallery is read once, and once more for every block of queries.
@@ -258,7 +258,7 @@ class Space:
     unit: float  # what a length of 1 is in the caller's scale
 
     def gallery_bias(self) -> np.ndarray | float:
-        """What to add to <q, g>: |q - g|^2 is smallest where <q, g> - |g|^2 / 2 is largest."""
+        """Return what to add to <q, g>: |q - g|^2 is smallest where <q, g> - |g|^2 / 2 is largest."""
         if self.distance in ("euclidean", "sqeuclidean"):
             return -0.5 * np.einsum("gd,gd->g", self.gallery, self.gallery)
         return 0.0
@@ -269,7 +269,7 @@ class Space:
         return np.logical_not(np.any(self.gallery, axis=1))
 
     def in_callers_scale(self, measured: np.ndarray) -> np.ndarray:
-        """The float32 distances that the caller asked for, from those of `measure`."""
+        """Return the float32 distances that the caller asked for, from those of `measure`."""
         if self.distance == "cosine":
             return measured
         scaled = measured.astype(np.float64) * self.unit**2
@@ -287,12 +287,12 @@ def unit_rows(rows: np.ndarray) -> np.ndarray:
 
 
 def _power_of_two(x: float) -> float:
-    """The largest power of two that is at most x, within what float32 can also invert; 1 for 0."""
+    """Return the largest power of two that is at most x, within what float32 can also invert; 1 for 0."""
     return float(2.0 ** np.clip(np.floor(np.log2(x)), -100, 126)) if x > 0 else 1.0
 
 
 def frame_of(queries: np.ndarray, gallery: np.ndarray, distance: str) -> tuple[np.ndarray, float]:
-    """The shift (d,) and the unit by which float32 products neither cancel nor overflow."""
+    """Return the shift (d,) and the unit by which float32 products neither cancel nor overflow."""
     shift = np.zeros(gallery.shape[1], np.float32)
     if distance == "cosine":
         return shift, 1.0
@@ -317,7 +317,7 @@ def placed(rows: np.ndarray, distance: str, shift: np.ndarray, unit: float) -> n
 
 
 def placed_together(queries: np.ndarray, gallery: np.ndarray, distance: str) -> Space:
-    """Queries and gallery in the frame that `frame_of` finds for them."""
+    """Return queries and gallery in the frame that `frame_of` finds for them."""
     shift, unit = frame_of(queries, gallery, distance)
     moved = placed(gallery, distance, shift, unit)
     return Space(moved if queries is gallery else placed(queries, distance, shift, unit), moved, distance, unit)
@@ -436,7 +436,7 @@ def one_ahead(compute: Callable[[slice], Any], count: int, size: int) -> Iterato
 def ranked_blocks(
     space: Space, k: int, own_rows: np.ndarray | None, memory_budget: int
 ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-    """The k nearest of every query, with distances as measured in the space; its own row is infinitely far."""
+    """Return the k nearest of every query, with distances as measured in the space; its own row is infinitely far."""
     size = len(space.gallery)
     candidates = min(k + (own_rows is not None) + _SPARE, size)
     group = _group_size(size, candidates)

@@ -85,7 +85,7 @@ class GalleryIndex:
                 progress("adding", block.stop, shape[0])
 
     def centres(self) -> np.ndarray:
-        """(lists, d) float32, the centres of the lists of `ivf`."""
+        """Return (lists, d) float32, the centers of the lists of `ivf`."""
         return self.index.quantizer.reconstruct_n(0, self.lists)
 
     def vectors(self) -> np.ndarray:
@@ -101,7 +101,7 @@ class GalleryIndex:
         own_rows: Any = None,
         complete: bool = False,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The k nearest gallery images that the index finds for every query, nearest first.
+        """Return the k nearest gallery images that the index finds for every query, nearest first.
 
         What `nearest_neighbours` returns, save that images may be missed: how many, `index_recall` measures. Equal
         distances that are found are ordered by gallery row.
@@ -154,7 +154,7 @@ class GalleryIndex:
         return _faiss().SearchParametersHNSW(efSearch=min(max(effort, wanted), len(self)))
 
     def _distances(self, scores: np.ndarray) -> np.ndarray:
-        """What `nearest_neighbours` calls the distance, from faiss's inner products or squared distances."""
+        """Return what `nearest_neighbours` calls the distance, from faiss's inner products or squared distances."""
         if self.distance == "dot":
             return -scores
         if self.distance == "cosine":
@@ -191,7 +191,7 @@ def build_index(
     centres: np.ndarray | None = None,
     progress: Progress | None = None,
 ) -> GalleryIndex:
-    """An index of a gallery, for approximate search.
+    """Return an index of a gallery, for approximate search.
 
     `ivf`: k-means divides the gallery into lists; a query is compared with the images of the few lists whose centres
     are nearest (Jegou et al., 2011, "Product quantization for nearest neighbor search", without the quantization).
@@ -267,7 +267,7 @@ def build_index(
 
 
 def load_index(path: str | os.PathLike, *, mapped: bool = False) -> GalleryIndex:
-    """The index of a file that `GalleryIndex.save` wrote.
+    """Return the index of a file that `GalleryIndex.save` wrote.
 
     Args:
         path: The file.
@@ -299,7 +299,7 @@ def load_index(path: str | os.PathLike, *, mapped: bool = False) -> GalleryIndex
 
 
 def _faiss() -> Any:
-    """The module, of which its type hints know only a part."""
+    """Return the module, of which its type hints know only a part."""
     import faiss
 
     return faiss

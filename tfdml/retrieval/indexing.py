@@ -38,7 +38,7 @@ class EmbeddingsToIndex:
 
     @classmethod
     def read(cls, path: str | os.PathLike, prefix: str = "") -> EmbeddingsToIndex:
-        """The embeddings of a folder that `tfdml embed` wrote, or of an .npz file.
+        """Return the embeddings of a folder that `tfdml embed` wrote, or of an .npz file.
 
         Args:
             path: The folder or file. Rows without a name are called by their number.

@@ -49,7 +49,7 @@ class PostgresGallery(GalleryDatabase):
         return self._one("SELECT obj_description(%s::regclass)", (address.table,)) or ""
 
     def _sql(self, text: str, **parts: Any) -> sql.Composed:
-        """A statement, with the gallery's `{table}` and its `{columns}`, and other parts by name."""
+        """Return a statement, with the gallery's `{table}` and its `{columns}`, and other parts by name."""
         columns = sql.SQL(", ").join(map(sql.Identifier, self._columns if self.about else []))
         return sql.SQL(text).format(table=sql.Identifier(self.address.table), columns=columns, **parts)
 
@@ -60,7 +60,7 @@ class PostgresGallery(GalleryDatabase):
         return self._run(text, values, **parts).fetchone()[0]
 
     def _set_up(self) -> None:
-        """What this session searches by: no index without one in the address, else the address's effort."""
+        """Set what this session searches by: no index without one in the address, else the address's effort."""
         address = self.address
         register_vector(self._connection)
         if not address.index:

@@ -90,7 +90,7 @@ class Search:
         return self.gallery.nbytes + self.extra_bytes
 
     def neighbours(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The k nearest gallery images of every query, all where they are fewer.
+        """Return the k nearest gallery images of every query, all where they are fewer.
 
         Returns:
             (N, m) int64 rows and (N, m) float32 similarities: cosines, or what a step scores by.
@@ -337,7 +337,7 @@ def augment_gallery(gallery: Any, *, k: int = 10, alpha: float = 3.0) -> Augment
 
 
 def csls_densities(queries: Any, gallery: Any = None, *, k: int = 10) -> tuple[np.ndarray, np.ndarray]:
-    """The mean cosine of each query and of each gallery image to its k nearest on the other side.
+    """Return the mean cosine of each query and of each gallery image to its k nearest on the other side.
 
     CSLS(q, g) = 2 cos(q, g) - r(q) - r(g), where r(q) is the mean cosine of the query to its k nearest gallery images,
     r(g) that of the gallery image to its k nearest queries. All-to-all both sides are all images, and none is its own
@@ -366,7 +366,7 @@ def csls_densities(queries: Any, gallery: Any = None, *, k: int = 10) -> tuple[n
 
 
 def csls_search(search: Search, k: int) -> Search:
-    """A search by CSLS: the queries with a 1 behind them, the gallery with -r(g) / 2, compared by their product.
+    """Return a search by CSLS: the queries with a 1 behind them, the gallery with -r(g) / 2, compared by their product.
 
     That is (CSLS + r(q)) / 2, whose order for each query is that of CSLS.
     """
@@ -419,7 +419,7 @@ class Reciprocal:
 
 
 def encode(images: np.ndarray, k1: int, k2: int) -> Reciprocal:
-    """The vectors V of all images.
+    """Return the vectors V of all images.
 
     L_i lists image i itself and then its nearest others. With k-reciprocal neighbours
     R(i, k) = {j in the first k + 1 of L_i : i in the first k + 1 of L_j}:
@@ -483,7 +483,7 @@ def k_reciprocal_neighbours(
     weight: float = 0.3,
     top: int = 200,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The k nearest gallery images by d* = (1 - weight) d_J + weight d, where d = |q - g|^2 for vectors of length 1.
+    """Return the k nearest images by d* = (1 - weight) d_J + weight d, where d = |q - g|^2 of vectors of length 1.
 
     d_J is the Jaccard distance of the vectors V that `encode` makes, 1 - sum min(V_q, V_g) / sum max(V_q, V_g). All-to-
     all the images are those given, each once: the query is one of them, and its own row is left out of its answer.

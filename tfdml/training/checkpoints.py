@@ -61,7 +61,7 @@ def _is_record(value: Any) -> bool:
 
 
 def parts(learner: MetricLearner) -> dict[str, list]:
-    """The weights of a learner by the part they belong to: `backbone`, `projection`, and each objective by its name.
+    """Return the weights of a learner by part: `backbone`, `projection`, and each objective by its name.
 
     Within a part, weights are in the order in which they were made, which the part's settings alone decide.
     """
@@ -70,14 +70,14 @@ def parts(learner: MetricLearner) -> dict[str, list]:
 
 
 def embedder_parts(embedder: Embedder) -> dict[str, list]:
-    """The weights of the `backbone`, and as `projection` all others of the embedder."""
+    """Return the weights of the `backbone`, and as `projection` all others of the embedder."""
     backbone = list(embedder.backbone.weights)
     own = {id(weight) for weight in backbone}
     return {"backbone": backbone, "projection": [weight for weight in embedder.weights if id(weight) not in own]}
 
 
 def first_not_finite(learner: MetricLearner) -> str | None:
-    """The part of a learner whose weights have become NaN or infinite; None if all are finite."""
+    """Return the part of a learner whose weights have become NaN or infinite; None if all are finite."""
     for part, weights in parts(learner).items():
         if not all(np.isfinite(ops.convert_to_numpy(weight)).all() for weight in weights):
             return part
@@ -85,7 +85,7 @@ def first_not_finite(learner: MetricLearner) -> str | None:
 
 
 def _variables(learner: MetricLearner) -> dict[str, Any]:
-    """What a step changes: weights, BatchNorm statistics, random states, metrics and the optimiser's slots."""
+    """Return what a step changes: weights, BatchNorm statistics, random states, metrics and the optimiser's slots."""
     groups = parts(learner) | {_METRICS: learner.metrics_variables, _OPTIMIZER: learner.optimizer.variables}
     grouped = {id(variable) for members in groups.values() for variable in members}
     groups[_OTHERS] = [variable for variable in learner.variables if id(variable) not in grouped]
@@ -139,20 +139,20 @@ def save_model(path: Path, model: keras.Model) -> None:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, oldest first."""
+    """Return the checkpoints of a folder, oldest first."""
     found = [path for path in folder.glob("step-*.npz") if _NAME.fullmatch(path.name)] if folder.is_dir() else []
     return sorted(found, key=step_of)
 
 
 def step_of(path: Path) -> int:
-    """The step of a checkpoint, by its name."""
+    """Return the step of a checkpoint, by its name."""
     match = _NAME.fullmatch(path.name)
     assert match is not None
     return int(match[1])
 
 
 def read(path: Path, data: bytes | None = None) -> tuple[dict[str, np.ndarray], TrainingState]:
-    """The arrays and the state of a checkpoint.
+    """Return the arrays and the state of a checkpoint.
 
     Args:
         path: Where it lies.
@@ -171,7 +171,7 @@ def read(path: Path, data: bytes | None = None) -> tuple[dict[str, np.ndarray], 
 
 
 def values_of(path: Path, learner: MetricLearner, wanted: Sequence[Any]) -> list[np.ndarray]:
-    """What a checkpoint holds of some of a learner's variables, in their order.
+    """Return what a checkpoint holds of some of a learner's variables, in their order.
 
     Args:
         path: Where it lies.
@@ -214,7 +214,7 @@ def restore_latest(
 
 
 def _newest(folder: Path, learner: MetricLearner, restart: bool) -> str:
-    """The newest checkpoint that fits the learner; empty if there is none."""
+    """Return the newest checkpoint that fits the learner; empty if there is none."""
     unusable, reasons = [], []
     for path in reversed(list_checkpoints(folder)):
         try:

@@ -46,13 +46,13 @@ class Experiment(RunSettings, EvaluationSettings, OptimizationSettings, ModelSet
             raise UserError("--selection=validation needs held-out classes: add e.g. --holdout_classes=0.1")
 
     def as_flags(self) -> str:
-        """The settings as a flag file that makes the same run."""
+        """Return the settings as a flag file that makes the same run."""
         lines = [f"--{field.name}={as_text(getattr(self, field.name))}" for field in dataclasses.fields(self)]
         return "\n".join(lines) + "\n"
 
     @classmethod
     def from_flags(cls, text: str, **changes: Any) -> Experiment:
-        """The experiment of a flag file that `as_flags` wrote.
+        """Return the experiment of a flag file that `as_flags` wrote.
 
         Raises:
             UserError: A line names no setting or holds no value of its type.

@@ -124,7 +124,7 @@ def _is_auto(node: ast.expr) -> bool:
 
 
 def with_weight(text: str, weight: float, flag: str, name: str = "") -> str:
-    """A sum with another factor before one of its terms.
+    """Return a sum with another factor before one of its terms.
 
     Args:
         text: The sum.
@@ -160,7 +160,7 @@ def _written(value: Any) -> str:
 
 
 def shortened(text: str) -> str:
-    """A text for a message, which is to stay a line that can be read: cut where it is very long.
+    """Return a text for a message, which is to stay a line that can be read: cut where it is very long.
 
     Example:
         >>> len(shortened("am_softmax + " * 1000))

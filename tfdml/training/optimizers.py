@@ -92,7 +92,7 @@ class PartRates(workarounds.WholeGradients):
             self._average(self.averages[index], variable)
 
     def rate_of(self, index, learning_rate):
-        """The rate of a variable, where the optimiser's is `learning_rate`."""
+        """Return the rate of a variable, where the optimiser's is `learning_rate`."""
         factors, thaw_steps = self.part_settings.factors, self.part_settings.thaw_steps
         rate = learning_rate * factors[index] if factors else learning_rate
         if thaw := thaw_steps[index] if thaw_steps else 0:
@@ -101,7 +101,7 @@ class PartRates(workarounds.WholeGradients):
         return rate
 
     def highest_rates(self) -> dict[str, float]:
-        """The present rate of each part that has weights here, of a backbone's layers the highest."""
+        """Return the present rate of each part that has weights here, of a backbone's layers the highest."""
         now = ops.cast(self.learning_rate, "float32")  # type: ignore[attr-defined]
         members = {part: indices for part, indices in self.part_settings.parts.items() if indices}
         return {
@@ -122,7 +122,7 @@ class PartRates(workarounds.WholeGradients):
         self.assign(average, kept * average + (1.0 - kept) * variable)  # type: ignore[attr-defined]
 
     def clipped(self, grads: list) -> list:
-        """The gradients of the global batch, scaled so that no group's norm is above the largest."""
+        """Return the gradients of the global batch, scaled so that no group's norm is above the largest."""
         if self.part_settings.norm is None:
             return grads
         clipped = list(grads)
@@ -136,7 +136,7 @@ class PartRates(workarounds.WholeGradients):
 
 
 def part_optimizers(optimizer) -> Iterator[PartRates]:
-    """The optimisers with `PartRates` that one of `build_optimizer` is made of; of two phases, the embedder's last.
+    """Yield the optimizers with `PartRates` in one of `build_optimizer`; of two phases, the embedder's last.
 
     Args:
         optimizer: Also one within Keras's `LossScaleOptimizer`; of another kind there is none.
@@ -178,7 +178,7 @@ def depths(variables: Sequence[Any]) -> list[tuple[Any, float]]:
 
 
 def _layers(paths: Sequence[str]) -> list[str]:
-    """The layer, or the block, of each path."""
+    """Return the layer, or the block, of each path."""
     blocks = [_BLOCK.match(path) for path in paths]
     first = next((i for i, block in enumerate(blocks) if block), 0)
     return [
@@ -188,7 +188,7 @@ def _layers(paths: Sequence[str]) -> list[str]:
 
 
 def layer_factor(depth: float, decay: float) -> float:
-    """What the backbone's rate is multiplied by at a depth: decay^(1 + g) in the g-th of 12 groups from above.
+    """Return what the backbone's rate is multiplied by at a depth: decay^(1 + g) in the g-th of 12 groups from above.
 
     Bao et al., "BEiT", ICLR 2022, appendix; Liu et al., "A ConvNet for the 2020s", CVPR 2022, appendix A: the layers of
     the head keep the rate, and each group below has `decay` of the one above.
@@ -205,7 +205,7 @@ def layer_factor(depth: float, decay: float) -> float:
 
 
 def thaw_step(depth: float, steps: Sequence[int]) -> int:
-    """The first step in which a weight changes: the n parts of the layers thaw one after another, from above.
+    """Return the first step in which a weight changes: the n parts of the layers thaw one after another, from above.
 
     Howard and Ruder, "Universal Language Model Fine-tuning for Text Classification", ACL 2018, section 3.3.
 
@@ -222,7 +222,7 @@ def thaw_step(depth: float, steps: Sequence[int]) -> int:
 
 @contextlib.contextmanager
 def averaged(learner) -> Iterator[None]:
-    """A block in which the learner has the averages of its weights, where its optimiser keeps them.
+    """Enter a block in which the learner has the averages of its weights, where its optimiser keeps them.
 
     With a share m, after step t from 0 a weight w has the average a:
 
@@ -386,7 +386,7 @@ def build_optimizer(
 
 
 def part_rates(optimizer) -> dict[str, float]:
-    """The present rate of each of `PARTS` that trains, of a backbone's layers the highest.
+    """Return the present rate of each of `PARTS` that trains, of a backbone's layers the highest.
 
     Args:
         optimizer: Of `build_optimizer`; of another there is nothing to say.
@@ -403,7 +403,7 @@ def part_rates(optimizer) -> dict[str, float]:
 
 
 def _factors(learning_rate, learning_rates: dict[str, float]) -> dict[str, float]:
-    """What each part's rate is of the base rate."""
+    """Return what each part's rate is of the base rate."""
     unknown = sorted(set(learning_rates) - set(PARTS))
     if unknown:
         raise UserError(f"`learning_rates`: there is no part {unknown[0]!r}; the parts are {', '.join(PARTS)}")
@@ -421,7 +421,7 @@ def _factors(learning_rate, learning_rates: dict[str, float]) -> dict[str, float
 
 
 def _make(cls: type, learning_rate, epsilon: float | None, momentum: float):
-    """The optimiser, without Keras's weight decay: see `PartRates`."""
+    """Return the optimiser, without Keras's weight decay: see `PartRates`."""
     if issubclass(cls, keras.optimizers.SGD):
         return cls(learning_rate, momentum=momentum)
     if issubclass(cls, keras.optimizers.Lion):

@@ -91,7 +91,7 @@ class RunFolder:
         return f"{saved}; continue with --run_dir={self.path} --resume"
 
     def load_experiment(self) -> Experiment:
-        """The experiment that a run was started with.
+        """Return the experiment that a run was started with.
 
         Raises:
             UserError: This is not the folder of a run, or its flags are damaged.
@@ -124,7 +124,7 @@ class RunFolder:
                 )
 
     def read_result(self) -> dict[str, Any] | None:
-        """What `result.json` holds; None if it is not there, or damaged."""
+        """Return what `result.json` holds; None if it is not there, or damaged."""
         try:
             return read_json(self.result, {"metrics": dict})
         except UserError:
@@ -226,7 +226,7 @@ class RunFolder:
             )
 
     def _environment(self) -> dict[str, Any] | None:
-        """What the run began on; None for a new run, empty if the file is damaged."""
+        """Return what the run began on; None for a new run, empty if the file is damaged."""
         try:
             known = {"backend": str, "packages": dict}
             return read_json(self.environment, known) if self.environment.is_file() else None
@@ -242,14 +242,14 @@ class RunFolder:
 
 
 def _arithmetic(environment: dict[str, Any]) -> dict[str, Any]:
-    """What of an environment decides in which order sums are taken, as far as it was written down."""
+    """Return what of an environment decides in which order sums are taken, as far as it was written down."""
     found = {name: environment[name] for name in ("cpus", "devices") if name in environment}
     packages = environment.get("packages", {})
     return found | {name: packages[name] for name in ("tensorflow", "keras", "jax") if name in packages}
 
 
 def environment(devices: list[str]) -> dict[str, Any]:
-    """What ran: versions, machine, devices."""
+    """Return what ran: versions, machine, devices."""
     backend = keras.backend.backend()
     return {
         "tfdml": __version__,

@@ -13,7 +13,7 @@ SCHEDULES = ("step", "cosine", "linear")
 
 
 def step_schedule(learning_rate: float, drop_steps: list[int], factor: float):
-    """A rate that is multiplied by `factor` at each of the steps given; a plain number when there is none.
+    """Return a rate that is multiplied by `factor` at each of the steps given; a plain number when there is none.
 
     Args:
         learning_rate: The rate at step 0.
@@ -61,7 +61,7 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
         self.steps, self.peak, self.shift = int(steps), float(peak), int(shift)
 
     def __call__(self, step):
-        """The rate at a step."""
+        """Return the rate at a step."""
         step = ops.cast(step, "float32")
         rising = self.peak * (step + 1.0) / self.steps
         later = ops.maximum(step - self.shift, 0.0)
@@ -84,7 +84,7 @@ def rate_schedule(
     drop_factor: float = 0.1,
     final: float = 0.0,
 ):
-    """The base rate of a run: a number, or a Keras schedule.
+    """Return the base rate of a run: a number, or a Keras schedule.
 
     After w warm-up steps of T in all, with f the final share and u = (t - w) / (T - w):
 

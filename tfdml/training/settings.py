@@ -53,7 +53,7 @@ class Settings:
 
 
 def choice(default: Any, help_text: str, **checks: Any) -> Any:
-    """A field of settings, which is also a flag.
+    """Return a field of settings, which is also a flag.
 
     Args:
         default: Its default.
@@ -105,7 +105,7 @@ def integers(text: str, flag: str, required: bool = False) -> tuple[int, ...]:
 
 
 def as_text(value: Any) -> str:
-    """A setting as it stands in a flag file.
+    """Return a setting as it stands in a flag file.
 
     Example:
         >>> as_text(True), as_text(0.5)
@@ -283,11 +283,11 @@ class DataSettings(Settings):
         self.policy_steps()
 
     def data_options(self) -> dict[str, Any]:
-        """The options of the data set."""
+        """Return the options of the data set."""
         return parse_arguments(self.dataset_options, "--dataset_options")
 
     def policy_steps(self) -> list[tuple[float, Call]]:
-        """The steps of the augmentation policy: the share of the images, and what happens to them."""
+        """Return the steps of the augmentation policy: the share of the images, and what happens to them."""
         return parse_sum(self.policy, "--policy") if self.policy.strip() else []
 
 
@@ -368,7 +368,7 @@ class ModelSettings(Settings):
         self.backbone_call()
 
     def backbone_call(self) -> Call:
-        """The backbone's name and options."""
+        """Return the backbone's name and options."""
         if self.backbone.startswith(PREFIX):
             return Call(self.backbone, {})  # a folder may have any name
         return parse_call(self.backbone, "--backbone")
@@ -525,11 +525,11 @@ class OptimizationSettings(Settings):
             raise UserError(f"--xbm_start={self.xbm_start} needs --cross_batch_memory, e.g. --cross_batch_memory=4096")
 
     def drop_steps(self, steps_per_epoch: int) -> list[int]:
-        """The steps at which the rates drop."""
+        """Return the steps at which the rates drop."""
         return self._steps("drop_epochs", steps_per_epoch)
 
     def unfreeze_steps(self, steps_per_epoch: int) -> list[int]:
-        """The steps from which parts of the backbone train, from above; none where all does from the start."""
+        """Return the steps from which parts of the backbone train, from above; none where all does from the start."""
         return self._steps("unfreeze_epochs", steps_per_epoch)
 
     def _steps(self, flag: str, steps_per_epoch: int) -> list[int]:
@@ -540,7 +540,7 @@ class OptimizationSettings(Settings):
         return [epoch * steps_per_epoch for epoch in epochs]
 
     def rate_schedule(self, steps_per_epoch: int) -> Any:
-        """The base rate along the run: a number, or a Keras schedule."""
+        """Return the base rate along the run: a number, or a Keras schedule."""
         return rate_schedule(
             self.schedule,
             self.learning_rate,
@@ -552,7 +552,7 @@ class OptimizationSettings(Settings):
         )
 
     def learning_rates(self) -> dict[str, float]:
-        """The rate of each part at the first step."""
+        """Return the rate of each part at the first step."""
         rates = {"backbone": self.backbone_rate, "projection": self.projection_rate, "objectives": self.objective_rate}
         return {part: self.learning_rate if rate < 0 else rate for part, rate in rates.items()}
 
@@ -643,7 +643,7 @@ class EvaluationSettings(Settings):
             raise UserError(f"--selection={self.selection} goes by recall@1: add 1 to --ks={self.ks}")
 
     def recall_ks(self) -> tuple[int, ...]:
-        """The K of Recall@K."""
+        """Return the K of Recall@K."""
         return integers(self.ks, "--ks", required=True)
 
 
@@ -726,7 +726,7 @@ class RunSettings(Settings):
             self.logger()
 
     def seed_list(self) -> tuple[int, ...]:
-        """The seeds of `seeds`; empty where `seed` is the only one.
+        """Return the seeds of `seeds`; empty where `seed` is the only one.
 
         Raises:
             UserError: They are no two or more different numbers.
@@ -751,7 +751,7 @@ class RunSettings(Settings):
         return tuple(found)
 
     def stops_on(self) -> frozenset[str]:
-        """The kinds of alarms of `stop_on`.
+        """Return the kinds of alarms of `stop_on`.
 
         Raises:
             UserError: There is none of that name.
@@ -768,7 +768,7 @@ class RunSettings(Settings):
         return kinds
 
     def logger(self) -> tuple[str, str]:
-        """The library of `log_to`, and what of it is meant.
+        """Return the library of `log_to`, and what of it is meant.
 
         Raises:
             UserError: It names none.

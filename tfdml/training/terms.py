@@ -55,7 +55,7 @@ def snake_case(name: str) -> str:
 
 
 def known() -> dict[str, type]:
-    """The losses and objectives that `--objectives` can name."""
+    """Return the losses and objectives that `--objectives` can name."""
     classes = [getattr(losses, name) for name in losses.__all__]
     classes += [getattr(objectives, name) for name in objectives.__all__]
     return {snake_case(cls.__name__): cls for cls in classes if cls not in _NO_TERMS}
@@ -106,7 +106,7 @@ def have_weights(text: str) -> bool:
 
 
 def with_memory(terms: Sequence[Objective], size: int, start: int, text: str) -> list[Objective]:
-    """The same terms, in which every loss over pairs has a `CrossBatchMemory`.
+    """Return the same terms, in which every loss over pairs has a `CrossBatchMemory`.
 
     Args:
         terms: Objectives.
@@ -140,7 +140,7 @@ def _remembering(term: Objective, size: int, start: int, flags: str) -> Objectiv
 
 
 def build_objectives(text: str, num_classes: int) -> list[Objective]:
-    """The objectives that a sum such as `am_softmax(margin=0.05) + 0.4 * jrs` describes.
+    """Return the objectives that a sum such as `am_softmax(margin=0.05) + 0.4 * jrs` describes.
 
     A loss on class similarities gets proxies for `num_classes` classes; a factor is the term's weight, `auto` an
     `AutoWeight`. Terms that provide representations come first, whatever the order written.
@@ -168,7 +168,7 @@ def _terms(text: str) -> list[tuple[float | AutoWeight, Call]]:
 
 
 def _weight(factor: float | Call, text: str) -> float | AutoWeight:
-    """The weight that a factor stands for."""
+    """Return the weight that a factor stands for."""
     if not isinstance(factor, Call):
         return factor
     try:
@@ -179,7 +179,7 @@ def _weight(factor: float | Call, text: str) -> float | AutoWeight:
 
 
 def _read(call: Call, text: str) -> tuple[type, dict]:
-    """The class that a term names, and its arguments, whose names are those of the class."""
+    """Return the class that a term names, and its arguments, whose names are those of the class."""
     classes = known()
     name = _ALIASES.get(call.name, call.name)
     if name not in classes:
@@ -212,7 +212,7 @@ def _build(call: Call, weight: float | AutoWeight, num_classes: int, text: str) 
 
 
 def _wrapper(cls: type) -> type | None:
-    """What makes an objective of a loss; None for an objective."""
+    """Return what makes an objective of a loss; None for an objective."""
     if not issubclass(cls, keras.losses.Loss):
         return None
     return ProxyLoss if issubclass(cls, ClassSimilarityLoss) else MetricLoss
@@ -242,14 +242,14 @@ def _known_losses() -> dict[str, type]:
 
 
 def _as_calls(value):
-    """The bare name of a loss or a kernel, or a list of them, such as `kernels=[laplace, exponential]`, as calls."""
+    """Return the bare name of a loss or kernel, or a list such as `kernels=[laplace, exponential]`, as calls."""
     if isinstance(value, list):
         return [_as_calls(item) for item in value]
     return Call(value, {}) if isinstance(value, str) else value
 
 
 def _argument(key: str, value, text: str):
-    """An argument with the kernels, losses and miners in it made, such as `horde(loss=contrastive(margin=0.5))`."""
+    """Make the kernels, losses and miners in an argument, such as `horde(loss=contrastive(margin=0.5))`."""
     if key == "mining":
         # Bare names are known to the losses.
         return _resolve(value, text, "miner", named_miners())

@@ -47,7 +47,7 @@ _MIN_CONTRAST = 90.0
 
 
 def split_characters() -> dict[str, str]:
-    """The characters of either split, in the order of their labels; train has two thirds of them.
+    """Return the characters of either split, in the order of their labels; train has two thirds of them.
 
     The order is that of a hash, which mixes the scripts and is the same everywhere and for every seed.
     """
@@ -144,7 +144,7 @@ def draw(character: str, instance: int, *, size: int = 64, seed: int = 0) -> np.
 
 
 def faces_of(character: str) -> tuple[str, ...]:
-    """The names of the faces that have a character of its own shape there."""
+    """Return the names of the faces that have a character of its own shape there."""
     faces = tuple(face for face in _DEJAVU_STIX if ord(character) in _code_points(face))
     if character.isascii() and character.isalnum():
         faces += _COMPUTER_MODERN
@@ -181,7 +181,7 @@ def _font(face: str, em: int) -> ImageFont.FreeTypeFont:
 
 
 def _render(character: str, face: str, em: int, thickening: int) -> Image.Image:
-    """The glyph in white on black, cut out."""
+    """Return the glyph in white on black, cut out."""
     font = _font(face, em)
     left, top, right, bottom = (int(v) for v in font.getbbox(character, stroke_width=thickening))
     glyph = Image.new("L", (right - left, bottom - top))
@@ -190,7 +190,7 @@ def _render(character: str, face: str, em: int, thickening: int) -> Image.Image:
 
 
 def _place(glyph: Image.Image, size: int, rng: np.random.Generator) -> np.ndarray:
-    """The glyph scaled, turned, slanted, shifted and blurred: (size, size), 0 to 1."""
+    """Return the glyph scaled, turned, slanted, shifted and blurred: (size, size), 0 to 1."""
     turn = math.radians(rng.uniform(-_MAX_TURN_DEGREES, _MAX_TURN_DEGREES))
     extent = size * rng.uniform(0.55, 0.85)
     scale = extent / max(glyph.size)
@@ -210,7 +210,7 @@ def _place(glyph: Image.Image, size: int, rng: np.random.Generator) -> np.ndarra
 
 
 def _background(size: int, rng: np.random.Generator) -> np.ndarray:
-    """A gradient between two colours with faint lines and spots on it: (size, size, 3)."""
+    """Return a gradient between two colours with faint lines and spots on it: (size, size, 3)."""
     base = rng.uniform(0, 255, 3)
     colours = np.clip(base + rng.uniform(-40, 40, (2, 3)), 0, 255)
     angle = rng.uniform(0, 2 * math.pi)
@@ -231,7 +231,7 @@ def _background(size: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _ink(background: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A colour that stands out from the background in brightness."""
+    """Return a colour that stands out from the background in brightness."""
     luma = np.array([0.299, 0.587, 0.114], np.float32)
     colours = rng.uniform(0, 255, (32, 3)).astype(np.float32)
     contrast = np.abs((colours - background) @ luma)

@@ -22,7 +22,7 @@ _LONGEST_QUOTE = 120
 
 
 def quoted(value: object) -> str:
-    """A value from a file for an error message: on one line, printable, not too long.
+    """Return a value from a file for an error message: on one line, printable, not too long.
 
     Example:
         >>> quoted("a.jpg")
@@ -33,7 +33,7 @@ def quoted(value: object) -> str:
 
 
 def read_text(name: str, path: str) -> str:
-    """Reads a text file in UTF-8, with or without a byte order mark; every line end becomes a line feed.
+    """Read a text file in UTF-8, with or without a byte order mark; every line end becomes a line feed.
 
     Args:
         name: The data set, for messages.
@@ -64,7 +64,7 @@ def read_text(name: str, path: str) -> str:
 
 
 def official_root(name: str, data_dir: str | os.PathLike, folder: str, marker: str) -> str:
-    """The folder of an official archive: `data_dir` itself, or `folder` in it.
+    """Return the folder of an official archive: `data_dir` itself, or `folder` in it.
 
     Args:
         name: The data set, for messages.
@@ -91,7 +91,7 @@ def official_root(name: str, data_dir: str | os.PathLike, folder: str, marker: s
 
 
 def check_count(name: str, what: str, expected: int, found: int, source: str) -> None:
-    """Compares a number with the published one.
+    """Compare a number with the published one.
 
     Args:
         name: The data set.
@@ -119,7 +119,7 @@ def require_files(
     advice: str = "unpack the official image archive again",
     origins: Sequence[str] | None = None,
 ) -> None:
-    """Checks that files are there, by one listing per folder: a stat per file takes minutes on a network disk.
+    """Check that files are there, by one listing per folder: a stat per file takes minutes on a network disk.
 
     Args:
         name: The data set, for messages.
@@ -160,7 +160,7 @@ def check_fraction(name: str, test_fraction: float) -> None:
 
 
 def split_classes(name: str, source: str, classes: list, test_fraction: float, alternative: str) -> dict[str, list]:
-    """Splits classes: the last in order are the test split; each split gets at least one.
+    """Split classes: the last in order are the test split; each split gets at least one.
 
     Args:
         name: The data set, for messages.
@@ -186,7 +186,7 @@ def split_classes(name: str, source: str, classes: list, test_fraction: float, a
 
 
 def warn_shared_classes(name: str, source: str, shared: list) -> None:
-    """Counts, in a warning, the classes that are in both splits.
+    """Count, in a warning, the classes that are in both splits.
 
     Args:
         name: The data set, for messages.
@@ -243,12 +243,12 @@ class Table:
     columns: dict[str, list[str]]
 
     def where(self, *rows: int) -> str:
-        """The data set, the file, and the line of a row or the lines of two, for messages."""
+        """Return the data set, the file, and the line of a row or the lines of two, for messages."""
         lines = " and ".join(str(self.lines[row]) for row in rows)
         return f"{self.name}: {self.path}, line{'s' if len(rows) > 1 else ''} {lines}"
 
     def integers(self, column: str, low: int = 0, high: int = 10**18) -> np.ndarray:
-        """A column of whole numbers as (N,) int64.
+        """Return a column of whole numbers as (N,) int64.
 
         Args:
             column: The name of the column.
@@ -356,7 +356,7 @@ class Table:
 
 
 def read_table(name: str, path: str, columns: Sequence[str], *, first_line: int = 1, header: bool = False) -> Table:
-    """Reads a table whose columns are separated by white space, as the official label files are.
+    """Read a table whose columns are separated by white space, as the official label files are.
 
     Args:
         name: The data set, for messages.
@@ -404,7 +404,7 @@ def read_table(name: str, path: str, columns: Sequence[str], *, first_line: int 
 
 
 def warn_singleton_classes(name: str, split: str, labels: np.ndarray, class_names: dict[int, str]) -> None:
-    """Counts, in a warning, the classes of a single image, which have no pair to learn from or to be found by.
+    """Count, in a warning, the classes of a single image, which have no pair to learn from or to be found by.
 
     Args:
         name: The data set, for messages.

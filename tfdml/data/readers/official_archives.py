@@ -62,7 +62,7 @@ _FARTHEST = 1e6
 def read_cars196(
     data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True, crop_boxes: bool = False
 ) -> ImageDataset:
-    """Reads the zero-shot split: classes 1-98 to train, 99-196 to test; a label is the class number less one.
+    """Read the zero-shot split: classes 1-98 to train, 99-196 to test; a label is the class number less one.
 
     Either official form will do: `cars_train/`, `cars_test/` and their two tables, or `car_ims/` and its one
     table. Tables may lie in `devkit/` or in `data_dir` itself.
@@ -102,7 +102,7 @@ def read_cars196(
 
 
 def _cars_rows(root: pathlib.Path) -> tuple[list[str], np.ndarray, list[np.ndarray]]:
-    """The path and the class (1-196) of every image that the tables list, and the tables."""
+    """Return the path and the class (1-196) of every image that the tables list, and the tables."""
     merged = _find_table(root, "cars_annos.mat")
     train = _find_table(root, "cars_train_annos.mat")
     test = _find_table(root, "cars_test_annos_withlabels.mat")
@@ -122,7 +122,7 @@ def _cars_rows(root: pathlib.Path) -> tuple[list[str], np.ndarray, list[np.ndarr
 
 
 def _cars_boxes(tables: list[np.ndarray]) -> np.ndarray:
-    """The bounding box of every row, (N, 4) int64: top, left, bottom, right; the tables count from 1, end included."""
+    """Return the box of every row, (N, 4) int64: top, left, bottom, right; the tables count from 1, end included."""
     corners = []
     for field in ("bbox_y1", "bbox_x1", "bbox_y2", "bbox_x2"):
         if any(field not in (table.dtype.names or ()) for table in tables):
@@ -153,7 +153,7 @@ def _load_mat(path: pathlib.Path) -> dict:
 def _cars_table(
     root: pathlib.Path, file: pathlib.Path, folder: str, field: str
 ) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """The path and the class (1-196) of every row of a table, and the table."""
+    """Return the path and the class (1-196) of every row of a table, and the table."""
     table = np.ravel(_load_mat(file).get("annotations", np.zeros(0)))
     for needed in (field, "class"):
         if needed not in (table.dtype.names or ()):
@@ -187,7 +187,7 @@ def _car_names(root: pathlib.Path) -> dict[int, str]:
 def read_cub200(
     data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True, crop_boxes: bool = False
 ) -> ImageDataset:
-    """Reads the zero-shot split: classes 1-100 to train, 101-200 to test; a label is the class number less one.
+    """Read the zero-shot split: classes 1-100 to train, 101-200 to test; a label is the class number less one.
 
     The archive's own `train_test_split.txt`, which has every class in both parts, plays no role. Images come in the
     order of their ids.
@@ -240,7 +240,7 @@ def read_cub200(
 
 
 def _cub_boxes(path: str, image_ids: list[int]) -> np.ndarray:
-    """The boxes of images, (N, 4) int64: top, left, bottom, right."""
+    """Return the boxes of images, (N, 4) int64: top, left, bottom, right."""
     columns = ("image_id", "x", "y", "width", "height")
     table = files.read_table("cub200", path, columns)
     ids = table.integers(columns[0])
@@ -259,7 +259,7 @@ def _cub_boxes(path: str, image_ids: list[int]) -> np.ndarray:
 
 
 def _cub_table(path: str, columns: tuple[str, str]) -> tuple[files.Table, list[int]]:
-    """A table whose first column has distinct ids, and these."""
+    """Return a table whose first column has distinct ids, and these."""
     table = files.read_table("cub200", path, columns)
     ids = table.integers(columns[0]).tolist()
     table.check_distinct(columns[0], list(map(str, ids)))
@@ -267,7 +267,7 @@ def _cub_table(path: str, columns: tuple[str, str]) -> tuple[files.Table, list[i
 
 
 def read_inshop(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
-    """Reads the official split, whose items are disjoint; the test split is queries and gallery in one.
+    """Read the official split, whose items are disjoint; the test split is queries and gallery in one.
 
     A label is the number of the item: 2 for `id_00000002`. In the test split, `is_query` distinguishes the queries from
     the gallery; `load("inshop", data_dir, "query")` and `"gallery"` give either alone.
@@ -339,7 +339,7 @@ def read_inshop(data_dir: str | os.PathLike, split: str = "train", *, check_coun
 
 
 def read_omniglot(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
-    """Reads the background set (964 classes) to train, the evaluation set (659 classes) to test.
+    """Read the background set (964 classes) to train, the evaluation set (659 classes) to test.
 
     A class is one character of one alphabet, drawn by 20 people. Labels follow the sorted names: 0 to 963 for the
     background set, from 964 on for the evaluation set. The images come from `images_background.zip` and
@@ -422,7 +422,7 @@ def _check_omniglot(source: str, split: str, class_names: np.ndarray, labels: np
 
 
 def read_sop(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
-    """Reads the official split, whose classes are disjoint.
+    """Read the official split, whose classes are disjoint.
 
     A label is the class id less one: 0 to 11,317 to train, 11,318 to 22,633 to test. `super_labels` holds the kind
     of product, 0 to 11 (see `SOP_SUPER_CLASSES`).

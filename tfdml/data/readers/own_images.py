@@ -31,7 +31,7 @@ from tfdml.io.files import walk
 
 
 def read_folder(data_dir: str | os.PathLike, split: str = "train", *, test_fraction: float = 0.5) -> ImageDataset:
-    """Reads `data_dir/<class>/**/<image>`, or `data_dir/{train,test}/<class>/**/<image>` where both are there.
+    """Read `data_dir/<class>/**/<image>`, or `data_dir/{train,test}/<class>/**/<image>` where both are there.
 
     Images are files named *.jpg, *.jpeg, *.png or *.webp in any case, at any depth below their class
     folder; hidden files and folders and other files are ignored. Labels follow the sorted class names of both
@@ -99,7 +99,7 @@ def _is_image(name: str) -> bool:
 
 
 def _list(folder: str) -> tuple[list[str], list[str]]:
-    """The visible folders and files right inside `folder`, sorted."""
+    """Return the visible folders and files right inside `folder`, sorted."""
     first = next(walk(folder), None)
     if first is None:
         raise UserError(f"folder: there is no folder {folder}, or it may not be read; check data_dir")
@@ -151,7 +151,7 @@ _INT64 = np.iinfo(np.int64)
 
 
 def read_list(data_dir: str | os.PathLike, split: str = "train", *, test_fraction: float = 0.5) -> ImageDataset:
-    """Reads a list of images from a CSV file with a header, or from a file with a JSON object on each line.
+    """Read a list of images from a CSV file with a header, or from a file with a JSON object on each line.
 
     The columns (or keys) are `path` and `label`, and, if wanted, `split`, `role` and `super_label`, in any order:
 
@@ -230,7 +230,7 @@ def _read_table(file: str) -> Table:
 
 
 def _csv_rows(file: str, text: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """The line of every row, and its cells by column."""
+    """Yield the line of every row, and its cells by column."""
     reader = csv.reader(io.StringIO(text), skipinitialspace=True, strict=True)
     header: list[str] = []
     line = count = 1
@@ -272,7 +272,7 @@ def _check_header(where: str, header: list[str]) -> None:
 
 
 def _json_rows(file: str, text: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """The line of every object, and its values as text."""
+    """Yield the line of every object, and its values as text."""
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
@@ -324,7 +324,7 @@ def _without_duplicates(table: Table) -> Table:
 
 
 def _ids(table: Table, column: str) -> tuple[np.ndarray, dict[int, str]]:
-    """The id of every row, and the name of every id."""
+    """Return the id of every row, and the name of every id."""
     values = table.columns[column]
     unique = sorted({*values})
     if not all(map(_INTEGER.fullmatch, unique)):

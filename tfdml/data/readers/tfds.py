@@ -27,7 +27,7 @@ def read(
     test_fraction: float = 0.5,
     download: bool = False,
 ) -> ImageDataset:
-    """Reads a data set that TensorFlow Datasets has prepared, with its class ids.
+    """Read a data set that TensorFlow Datasets has prepared, with its class ids.
 
     Most of these data sets have every class in each of their splits. So by default the images of all splits are taken
     together and the last classes are held out as the test split, as for a folder of class folders. Unlabelled images
@@ -132,7 +132,7 @@ def _check_label_feature(builder: Any, label: str) -> None:
 
 
 def _own_splits(builder: Any, by_class: bool, splits: str) -> list[str]:
-    """The names of the data set's splits to read."""
+    """Return the names of the data set's splits to read."""
     there = sorted(builder.info.splits)
     if not by_class:
         wanted = ["train", "test"]
@@ -148,7 +148,7 @@ def _own_splits(builder: Any, by_class: bool, splits: str) -> list[str]:
 
 
 def _lowest(builder: Any, label: str) -> int:
-    """The lowest id that is a class: -1 of a ClassLabel marks images without a label."""
+    """Return the lowest id that is a class: -1 of a ClassLabel marks images without a label."""
     is_class = isinstance(builder.info.features[label], _library().features.ClassLabel)
     return 0 if is_class else int(np.iinfo(np.int64).min)
 

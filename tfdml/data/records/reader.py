@@ -53,7 +53,7 @@ _THREADS = 32
 
 
 def read(data_dir: str | os.PathLike, split: str = "train") -> ImageDataset:
-    """Reads a split of record files: the images, labels, names and order of the data set they were made from.
+    """Read a split of record files: the images, labels, names and order of the data set they were made from.
 
     Args:
         data_dir: The folder that `tfdml prepare` wrote, local or on any file system that `fsspec` knows.
@@ -85,7 +85,7 @@ def read(data_dir: str | os.PathLike, split: str = "train") -> ImageDataset:
 
 
 def read_manifest(folder: str) -> dict[str, Any]:
-    """The manifest of a folder of record files.
+    """Return the manifest of a folder of record files.
 
     Raises:
         UserError: There is none, or it cannot be understood.
@@ -119,7 +119,7 @@ def _check_split(folder: str, about: Any, where: str) -> None:
 
 
 def verify(folder: str, progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
-    """Compares every file of a folder of records with the checksums in its manifest.
+    """Compare every file of a folder of records with the checksums in its manifest.
 
     Args:
         folder: The folder.
@@ -186,7 +186,7 @@ def _check_columns(columns: dict[str, np.ndarray], about: dict[str, Any]) -> Non
 
 
 def _read_entry(folder: str, entry: dict[str, Any]) -> bytes:
-    """A file that the manifest lists, if it is as it should be."""
+    """Return a file that the manifest lists, if it is as it should be."""
     path = os.path.join(folder, entry["file"])
     try:
         data = files.read_bytes(path)
@@ -216,7 +216,7 @@ class Shards:
         self._open = functools.lru_cache(_OPEN_FILES)(_Open)
 
     def read(self, shard: int, offset: int, size: int) -> bytes:
-        """The data of the record that takes `size` bytes at `offset`.
+        """Return the data of the record that takes `size` bytes at `offset`.
 
         Raises:
             UserError: The shard is missing or unreadable, or no such record lies there.
@@ -282,7 +282,7 @@ class RecordTable:
 
     @classmethod
     def of(cls, folder: str, shards: list[dict[str, Any]], columns: dict[str, np.ndarray]) -> RecordTable:
-        """The table of shards as the manifest lists them, if each has its size."""
+        """Return the table of shards as the manifest lists them, if each has its size."""
         paths = tuple(os.path.join(folder, shard["file"]) for shard in shards)
         with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
             found = list(pool.map(files.size_of, paths))
@@ -316,7 +316,7 @@ class RecordImages(Images):
         return len(self.rows)
 
     def name(self, index: int) -> str:
-        """The name of one image in the data set that the records were made from."""
+        """Return the name of one image in the data set that the records were made from."""
         row = int(self.rows[index])
         ends = self.table.name_ends
         return os.fsdecode(self.table.names[ends[row - 1] if row else 0 : ends[row]])
@@ -328,11 +328,11 @@ class RecordImages(Images):
         return f"{shard}, record at byte {self.table.offsets[row]} ({self.name(index)})"
 
     def take(self, indices: np.ndarray) -> RecordImages:
-        """The images at `indices`, in that order."""
+        """Return the images at `indices`, in that order."""
         return RecordImages(self.table, self.rows[indices])
 
     def encoded(self, index: int) -> bytes:
-        """The bytes of one image."""
+        """Return the bytes of one image."""
         return self.read(np.array([index]))[0]
 
     def stamps(self) -> list[tuple[int, int]]:
@@ -344,7 +344,7 @@ class RecordImages(Images):
         return source_of_encoded(self.read)
 
     def read(self, indices: np.ndarray) -> list[bytes]:
-        """The encoded bytes of images.
+        """Return the encoded bytes of images.
 
         Args:
             indices: (n,) which images.

@@ -82,7 +82,7 @@ class RecordSettings:
                 raise UserError(f"`{name}={getattr(self, name)}` must be one of {', '.join(values)}")
 
     def job(self) -> dict[str, Any]:
-        """The settings that decide what the records hold; a job is resumed only with the same ones."""
+        """Return the settings that decide what the records hold; a job is resumed only with the same ones."""
         values = dataclasses.asdict(self)
         return {name: value for name, value in values.items() if name not in ("bad_images", "workers")}
 
@@ -142,12 +142,12 @@ class ImageExaminer:
         self._pool.shutdown(cancel_futures=True)
 
     def skip(self, count: int) -> None:
-        """Counts images that need no work."""
+        """Count images that need no work."""
         self._done += count
         self._progress(self._done, self._total, self._bad)
 
     def examine(self, images: Images, start: int, stop: int) -> Iterator[Examined]:
-        """Examines images `start` to `stop - 1`, in order."""
+        """Examine images `start` to `stop - 1`, in order."""
         for first in range(start, stop, self._BLOCK):
             block = range(first, min(first + self._BLOCK, stop))
             for image in self._pool.map(lambda index: self._examine_one(images, index), block):
@@ -261,12 +261,12 @@ def bad_images_in_words(report: Report) -> str:
 
 
 def _kind(reason: str) -> str:
-    """A reason without what differs from image to image."""
+    """Return a reason without what differs from image to image."""
     return one_line(reason).split(":")[0].split(" (")[0].split(";")[0]
 
 
 def one_line(text: str) -> str:
-    """A name or a reason without line ends and tabs.
+    """Return a name or a reason without line ends and tabs.
 
     Example:
         >>> one_line("a" + chr(10) + "b")
@@ -293,7 +293,7 @@ _FRAME = 16
 def check(
     splits: Mapping[str, ImageDataset], settings: RecordSettings | None = None, progress: Progress = lambda *_: None
 ) -> Report:
-    """Decodes every image and looks for copies; writes nothing.
+    """Decode every image and looks for copies; writes nothing.
 
     Args:
         splits: The data set's splits by name, `"train"` first.
@@ -321,7 +321,7 @@ def check(
 
 
 def plan(splits: Mapping[str, ImageDataset], settings: RecordSettings) -> dict[str, tuple[int, int, int]]:
-    """What a preparation would write, without reading an image.
+    """Return what a preparation would write, without reading an image.
 
     Args:
         splits: The data set's splits by name.
@@ -349,7 +349,7 @@ def prepare(
     source: Mapping[str, Any] | None = None,
     progress: Progress = lambda *_: None,
 ) -> Report:
-    """Checks a data set and writes it as record files that `load("records", out, split)` reads.
+    """Check a data set and writes it as record files that `load("records", out, split)` reads.
 
     Interrupted and called again with the same arguments, it keeps the shards that are there whole and goes on. The
     manifest is written last: a folder without it is not yet a data set.
@@ -436,7 +436,7 @@ def _make_part(
     key: str,
     settings: RecordSettings,
 ) -> dict[str, Any]:
-    """Examines the images of a shard and writes it, unless bad images are an error."""
+    """Examine the images of a shard and writes it, unless bad images are an error."""
     images = list(examiner.examine(dataset.images, *extent))
     dropped = [image.index for image in images if not image.fault and image.digest in excluded]
     faults = {str(image.index): image.fault for image in images if image.fault}
@@ -459,7 +459,7 @@ def _make_part(
 
 
 def _part(folder: ResumableFolder, stem: str, key: str, settings: RecordSettings) -> dict[str, Any] | None:
-    """What an earlier run recorded of a shard, if it is still valid."""
+    """Return what an earlier run recorded of a shard, if it is still valid."""
     part = folder.part(stem)
     if part is None:
         return None
@@ -492,7 +492,7 @@ def _starts(
 
 
 def _identity(splits: Mapping[str, ImageDataset], settings: RecordSettings) -> dict[str, Any]:
-    """What decides the content of the records."""
+    """Return what decides the content of the records."""
     identity = {"dataset": next(iter(splits.values())).name, **settings.job()}
     for split, dataset in splits.items():
         digest = hashlib.sha256(json.dumps(sorted(dataset.class_names.items())).encode())
@@ -505,7 +505,7 @@ def _identity(splits: Mapping[str, ImageDataset], settings: RecordSettings) -> d
 
 
 def _finish(found: SplitReport, split: str, out: str) -> dict[str, Any]:
-    """Writes a split's table; returns its part of the manifest."""
+    """Write a split's table; returns its part of the manifest."""
     kept, dataset = found.kept, found.dataset
     if not len(kept):
         raise UserError(f"{dataset.name}: no image of the {split} split is left")
@@ -587,7 +587,7 @@ def cut_into_shards(sizes: Sequence[int], shard_bytes: float) -> list[int]:
 def write_shard(
     folder: str, stem: str, dataset: ImageDataset, images: Iterable[Examined]
 ) -> tuple[dict[str, Any], list[int]]:
-    """Writes `stem.tfrecord`, atomically.
+    """Write `stem.tfrecord`, atomically.
 
     Args:
         folder: Where.

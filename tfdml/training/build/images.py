@@ -40,12 +40,12 @@ class Splits:
     seen: ImageDataset | None = None
 
     def evaluated(self) -> dict[str, ImageDataset]:
-        """The splits that the embedder is measured on, by name."""
+        """Return the splits that the embedder is measured on, by name."""
         splits = {"validation": self.validation, "test": self.test, "seen": self.seen}
         return {name: split for name, split in splits.items() if split is not None}
 
     def describe(self, directory: str = "") -> dict[str, dict[str, Any]]:
-        """What tells the images of a run from others: how many there are, their names and labels, and their content.
+        """Return what tells a run's images from others: how many there are, their names, labels and content.
 
         Args:
             directory: Where the data set lies; names count from there.
@@ -85,7 +85,7 @@ def load_splits(settings: DataSettings, seed: int, evaluate_train: float = 0.0) 
 def split_training_classes(
     train: ImageDataset, share: float, seed: int, sampling: str = "random"
 ) -> tuple[ImageDataset, ImageDataset | None]:
-    """The training classes that a run trains on, and those that it holds out, if any.
+    """Return the training classes that a run trains on, and those that it holds out, if any.
 
     `stratified` orders the classes by their number of images, those of as many images by chance, cuts that order into
     as many groups as are held out, as equal as they can be, and draws one class of each.
@@ -115,7 +115,7 @@ def split_training_classes(
 
 
 def sample_seen_classes(train: ImageDataset, wanted: float, seed: int) -> ImageDataset | None:
-    """The training classes that the embedder is measured on: whole ones, drawn by the seed until they are enough.
+    """Return the training classes to measure on: whole ones, drawn by the seed until they are enough.
 
     Args:
         train: The training images, with class ids 0 .. C - 1.
@@ -131,7 +131,7 @@ def sample_seen_classes(train: ImageDataset, wanted: float, seed: int) -> ImageD
 
 
 def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replicas: int = 1) -> Sampler:
-    """What chooses the images of each batch.
+    """Return what chooses the images of each batch.
 
     Args:
         settings: How batches are composed.
@@ -167,7 +167,7 @@ def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replica
 
 
 def make_transforms(settings: DataSettings) -> tuple[TrainTransform, EvaluationTransform]:
-    """The views of the images, in training and in evaluation.
+    """Return the views of the images, in training and in evaluation.
 
     Raises:
         UserError: The policy is not one that can be had.

@@ -201,7 +201,7 @@ def without_batch_norm_warning() -> Iterator[None]:
 
 
 def model_warnings(settings: ModelSettings, embedder: Embedder) -> list[str]:
-    """What is almost always a mistake, though it can be run: a line each.
+    """Return what is almost always a mistake, though it can be run: a line each.
 
     Args:
         settings: The network.
@@ -227,7 +227,7 @@ def model_warnings(settings: ModelSettings, embedder: Embedder) -> list[str]:
 
 
 def make_embedder(settings: ModelSettings, view: EvaluationTransform) -> Embedder:
-    """The embedder, its backbone with its weights.
+    """Return the embedder, its backbone with its weights.
 
     Args:
         settings: The network.
@@ -271,7 +271,7 @@ def _naming(flag: str) -> Iterator[None]:
 def make_learner(
     experiment: Experiment, view: EvaluationTransform, num_classes: int, steps_per_epoch: int
 ) -> MetricLearner:
-    """The compiled learner of a run; call it in the strategy's scope.
+    """Return the compiled learner of a run; call it in the strategy's scope.
 
     Args:
         experiment: The network, the objectives, the optimiser and the rates.

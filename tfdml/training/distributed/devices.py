@@ -73,14 +73,14 @@ def on_gpu() -> bool:
 
 
 def own_threads(batches: tf.data.Dataset) -> tf.data.Dataset:
-    """The same batches, made by threads of their own, so that the input never waits for the one that runs the model."""
+    """Yield the same batches, made by other threads, so that the input never waits for the model's thread."""
     options = tf.data.Options()
     options.threading.private_threadpool_size = os.cpu_count() or 1
     return batches.with_options(options)
 
 
 def make_strategy(logical_devices: int = 0, processes: Processes | None = None) -> Any:
-    """The strategy for the devices there are; TensorFlow's default one on a single device.
+    """Return the strategy for the devices there are; TensorFlow's default one on a single device.
 
     Several GPUs, or `logical_devices` CPU devices if that is 2 or more, are mirrored. On Keras's JAX backend a
     `JaxDevices` stands in its place.
@@ -115,7 +115,7 @@ def make_strategy(logical_devices: int = 0, processes: Processes | None = None) 
 
 
 def device_names(strategy: Any, processes: Processes | None = None) -> list[str]:
-    """The devices that train."""
+    """Return the devices that train."""
     if isinstance(strategy, jax_processes.JaxDevices):
         return strategy.names
     if processes is not None and not processes.alone:

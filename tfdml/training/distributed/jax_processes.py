@@ -60,7 +60,7 @@ class JaxProcesses(Processes):
 
 
 def from_environment() -> tuple[int, tuple[str, ...]]:
-    """The number of this process and the names of all, by Keras's variables; (0, ("",)) where they are not set.
+    """Return the number of this process and the names of all, by Keras's variables; (0, ("",)) where they are not set.
 
     Raises:
         UserError: Only some of the variables are set, or one is no number that fits.

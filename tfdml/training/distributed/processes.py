@@ -64,7 +64,7 @@ class Processes:
         return slice(total * self.index // self.count, total * (self.index + 1) // self.count)
 
     def gather(self, rows: np.ndarray) -> np.ndarray:
-        """The rows of all processes, in their order.
+        """Return the rows of all processes, in their order.
 
         Args:
             rows: (n, ...) float32 or int64; n may differ from process to process.
@@ -73,7 +73,7 @@ class Processes:
         return rows
 
     def bytes_of_chief(self, read: Callable[[], bytes]) -> bytes:
-        """What `read` returns on the chief, on every process; it is called there alone."""
+        """Return what `read` returns on the chief, on every process; it is called there alone."""
         if self.alone:
             return read()
         data = read() if self.is_chief else b""
@@ -85,7 +85,7 @@ class Processes:
         return b"".join(parts)[:size]
 
     def of_chief(self, compute: Callable[[], Any]) -> Any:
-        """What `compute` returns on the chief, which alone calls it.
+        """Return what `compute` returns on the chief, which alone calls it.
 
         Args:
             compute: Returns what JSON can hold.
@@ -108,7 +108,7 @@ class Processes:
         return value if self.is_chief else told["value"]
 
     def distribute(self, batches: Any, batch_size: int) -> Any:
-        """The batches of this process, as `fit` takes them.
+        """Return the batches of this process, as `fit` takes them.
 
         Args:
             batches: A `tf.data.Dataset` of this process's rows of each batch.
@@ -133,5 +133,5 @@ class Processes:
 
     @contextlib.contextmanager
     def ending_together(self) -> Iterator[None]:
-        """A block in which the loss of another process is one clear line."""
+        """Enter a block in which the loss of another process is one clear line."""
         yield

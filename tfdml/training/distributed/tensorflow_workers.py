@@ -79,7 +79,7 @@ class TensorFlowWorkers(Processes):
             ) from error
 
     def _lost(self, message: str) -> str:
-        """The workers that an error of a collective operation names."""
+        """Return the workers that an error of a collective operation names."""
         named = message.partition("unhealthy")[2] or message
         tasks = re.findall(r"/job:(chief|worker)/(?:replica:\d+/)?task:(\d+)", named)
         chiefs = any(job == "chief" for job, _ in tasks)
@@ -91,7 +91,7 @@ class TensorFlowWorkers(Processes):
 
 
 def from_environment() -> tuple[int, tuple[str, ...]]:
-    """The number of this process and the addresses of all workers, by TF_CONFIG; (0, ("",)) where it names no other.
+    """Return this process's number and all workers' addresses, by TF_CONFIG; (0, ("",)) where it names no other.
 
     Raises:
         UserError: TF_CONFIG is no such description.

@@ -38,7 +38,7 @@ _GIGABYTE = 2**30
 
 
 def describe(experiment: Experiment, probed: bool = False) -> str:
-    """What a run would do: data, network, terms, batches and schedule. Loads the data and builds the model.
+    """Return what a run would do: data, network, terms, batches and schedule. Loads the data and builds the model.
 
     Args:
         experiment: The settings.
@@ -195,7 +195,7 @@ class Probe:
         return self.steps * self.together / 3600 + self.evaluation_hours
 
     def lines(self) -> Iterator[str]:
-        """What was found, in words, and what could be done about it."""
+        """Yield what was found, in words, and what could be done about it."""
         slow_input = self.input > self.model
         step, model, images, decoding = (
             f"{1000 * seconds:,.0f}" for seconds in (self.together, self.model, self.input, self.decoding)

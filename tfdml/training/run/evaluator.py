@@ -70,22 +70,22 @@ class Evaluator:
         return own_threads(batches.cache() if cache else batches)
 
     def embed(self, embedder: Embedder, name: str) -> np.ndarray:
-        """The embeddings of a split, (N, d) float32, by this process alone."""
+        """Return the embeddings of a split, (N, d) float32, by this process alone."""
         return embed(embedder, self.batches[name])
 
     def embed_together(self, embedder: Embedder, name: str) -> np.ndarray:
-        """The same, by all processes, each of which has to call this; with the weights that they share."""
+        """Return the same, by all processes, each of which has to call this; with the weights that they share."""
         if len(getattr(self.splits, name)) < self.processes.count or self.processes.alone:
             return self.embed(embedder, name)
         return self.processes.gather(embed(embedder, self._parts[name]))
 
     def measure(self, embeddings: np.ndarray, name: str, metrics=RETRIEVAL, **options: Any) -> dict[str, Any]:
-        """The metrics of a split's embeddings; see `evaluate_retrieval` for the options."""
+        """Return the metrics of a split's embeddings; see `evaluate_retrieval` for the options."""
         ks, images = self.settings.recall_ks(), getattr(self.splits, name)
         return evaluate_dataset(embeddings, images, ks=ks, metrics=metrics, **options)
 
     def each_epoch(self, learner: MetricLearner, epoch: int) -> dict[str, dict]:
-        """The metrics of every split, of HORDE's orders, and of generalisation, in the epochs that measure them.
+        """Return the metrics of every split, of HORDE's orders, and of generalisation, in the epochs that measure them.
 
         Of several processes all embed, and the chief measures; the others get no metrics.
         """
@@ -118,7 +118,7 @@ class Evaluator:
         )
 
     def orders(self, learner: MetricLearner) -> dict[str, dict]:
-        """The Recall@K of each order of HORDE's moments on the unseen classes, as `orders`; empty without one horde."""
+        """Return Recall@K of each order of HORDE's moments on unseen classes, as `orders`; empty without one horde."""
         if not has_orders(learner):
             return {}
         batches = self.batches["test"]
@@ -134,7 +134,7 @@ def format_metrics(metrics: dict[str, float]) -> str:
 def measure_orders(
     learner: MetricLearner, batches: tf.data.Dataset, measure: Callable[[np.ndarray], dict]
 ) -> dict[str, dict]:
-    """The metrics of each order's own embedding, and of all of them side by side.
+    """Return the metrics of each order's own embedding, and of all of them side by side.
 
     Args:
         learner: A learner with one `HighOrderMomentLoss`.

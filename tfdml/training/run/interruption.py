@@ -91,14 +91,14 @@ class Interruption:
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
-        """A block in which a signal waits for `check()`, or for the end of the block."""
+        """Enter a block in which a signal waits for `check()`, or for the end of the block."""
         with self._deferring(True):
             yield
         self.check()
 
     @contextlib.contextmanager
     def immediate(self) -> Iterator[None]:
-        """A block within a deferred one in which a signal does not wait."""
+        """Enter a block within a deferred one in which a signal does not wait."""
         with self._deferring(False):
             self.check()
             yield

@@ -139,7 +139,7 @@ def _write_moments(learner: MetricLearner, evaluator: Evaluator, folder: RunFold
 
 
 def moment_embedder(learner: MetricLearner, train: tf.data.Dataset) -> MomentEmbedder:
-    """The learner's `MomentEmbedder`, with the principal components of its training images.
+    """Return the learner's `MomentEmbedder`, with the principal components of its training images.
 
     Args:
         learner: A trained learner with one `HighOrderMomentLoss`.
@@ -160,7 +160,7 @@ _BINS = 80
 
 
 def rank_mi_of(learner: MetricLearner) -> RankMI | None:
-    """The learner's RankMI; None without exactly one."""
+    """Return the learner's RankMI; None without exactly one."""
     found = [objective for objective in learner.objectives if isinstance(objective, RankMI)]
     if len(found) > 1:
         logging.warning("no statistics network is saved: there are %d", len(found))
@@ -168,7 +168,7 @@ def rank_mi_of(learner: MetricLearner) -> RankMI | None:
 
 
 def statistics_model(objective: RankMI) -> keras.Model:
-    """The objective's V as a model of its own: distances (N,) -> V (N,), which Keras saves and loads."""
+    """Return the objective's V as a model of its own: distances (N,) -> V (N,), which Keras saves and loads."""
     network = StatisticsNetwork.from_config(objective.network.get_config())
     distances = keras.Input(shape=(), name="distance")
     model = keras.Model(distances, network(distances), name="statistics_network")
@@ -179,7 +179,7 @@ def statistics_model(objective: RankMI) -> keras.Model:
 def describe_statistics(
     objective: RankMI, splits: Mapping[str, tuple[np.ndarray, np.ndarray]], epoch: int
 ) -> dict[str, Any]:
-    """What RankMI's figure 3 shows, as numbers.
+    """Return what RankMI's figure 3 shows, as numbers.
 
     The loss of a pair at distance d is softplus(-V(d)) - ln 2 if it is a positive, softplus(V(d)) - ln 2 if it is a
     negative: `divergence_loss` is the sum of the two means.

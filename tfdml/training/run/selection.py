@@ -94,7 +94,7 @@ def saturation_warnings(records: list[dict[str, Any]], selection: str, metric: s
 
 
 def selection_note(settings: EvaluationSettings, epochs: int) -> str:
-    """What to bear in mind of a run whose epoch nobody has chosen, though the test classes were measured along it.
+    """Return a caution on a run whose epoch nobody has chosen, though test classes were measured along it.
 
     Args:
         settings: What was measured, and when.

@@ -26,7 +26,7 @@ Train = Callable[..., dict[str, Any]]
 
 
 def run_of_seed(experiment: Experiment, seed: int) -> Experiment:
-    """The run of one seed: in the folder `seed_<seed>` of that of all.
+    """Return the run of one seed: in the folder `seed_<seed>` of that of all.
 
     Example:
         >>> run_of_seed(Experiment(run_dir="runs/cars", seeds="3"), 2).run_dir
@@ -99,7 +99,7 @@ def train_seeds(
 
 
 def combine(results: Mapping[int, Mapping[str, Any]], values: Sequence[QueryValues]) -> dict[str, Any]:
-    """What runs of several seeds say together.
+    """Return what runs of several seeds say together.
 
     Args:
         results: What `result.json` of each run holds, by seed.
@@ -133,7 +133,7 @@ def combine(results: Mapping[int, Mapping[str, Any]], values: Sequence[QueryValu
 
 
 def _means(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The mean of each metric that all have; counts, which are those of the images, as they are."""
+    """Return the mean of each metric that all have; counts, which are those of the images, as they are."""
     names = [name for name in metrics[0] if all(name in of for of in metrics)]
     return {
         name: metrics[0][name] if isinstance(metrics[0][name], int) else sum(of[name] for of in metrics) / len(metrics)
@@ -145,7 +145,7 @@ WORDS = "a training anew on all training classes, for as many epochs as were bes
 
 
 def selection_run(experiment: Experiment) -> Experiment:
-    """The run that finds the number of epochs, in the folder `selection` of the run.
+    """Return the run that finds the number of epochs, in the folder `selection` of the run.
 
     Example:
         >>> chosen = Experiment(run_dir="runs/a", refit=True, selection="validation", holdout_classes=0.1)
@@ -157,7 +157,7 @@ def selection_run(experiment: Experiment) -> Experiment:
 
 
 def final_run(experiment: Experiment) -> Experiment:
-    """What is trained in the run's own folder: with `refit`, all training classes.
+    """Return what is trained in the run's own folder: with `refit`, all training classes.
 
     Everything else is that of `experiment`: the start, the seed, the batches of an epoch, and the rates, which follow
     the schedule of `experiment.epochs` as far as `epochs_to_train`.

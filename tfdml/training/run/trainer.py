@@ -290,7 +290,7 @@ class Run:
 
     @contextlib.contextmanager
     def _logging(self) -> Iterator[None]:
-        """A block in which another library is told of the epochs, where the run is to."""
+        """Enter a block in which another library logs the epochs, where the run asks for it."""
         if not self.experiment.log_to or not self.processes.is_chief:
             yield
             return

@@ -40,7 +40,7 @@ class Halted(UserError):
 
 
 def alarm(kind: str, step: int, well: int | None, seen: str) -> dict[str, Any]:
-    """An alarm as `watch.json` keeps it.
+    """Return an alarm as `watch.json` keeps it.
 
     Args:
         kind: One of the settings' `ALARMS`.
@@ -58,7 +58,7 @@ def alarm(kind: str, step: int, well: int | None, seen: str) -> dict[str, Any]:
 
 
 def collapse(sample: Mapping[str, Any], earlier: Samples) -> str:
-    """What of a sample says that the embedding has collapsed, against the best of the earlier ones; empty: nothing.
+    """Return what in a sample shows a collapsed embedding, against the best of earlier ones; empty: nothing.
 
     The variance is below a tenth of its highest so far, or is that of a point; or the effective rank is below a quarter
     of its highest so far, or of C - 1 where that is less: images of C classes, each drawn together to a point, as
@@ -89,7 +89,7 @@ def collapse(sample: Mapping[str, Any], earlier: Samples) -> str:
 
 
 def explosion(sample: Mapping[str, Any], earlier: Samples) -> str:
-    """What of a sample says that a gradient has exploded; empty: nothing.
+    """Return what of a sample says that a gradient has exploded; empty: nothing.
 
     The norm of a part's gradient is above ten times the median of the last 20 samples, and higher than in any of them:
     where a loss is often 0, and its median with it, a batch that is not is no explosion.
@@ -111,7 +111,7 @@ def explosion(sample: Mapping[str, Any], earlier: Samples) -> str:
 
 
 def new_alarms(sample: dict[str, Any], earlier: Samples) -> list[dict[str, Any]]:
-    """The alarms that a sample raises; notes in the sample under `alarms` which kinds hold.
+    """Return the alarms that a sample raises; notes in the sample under `alarms` which kinds hold.
 
     What held at the sample before is not raised again.
 

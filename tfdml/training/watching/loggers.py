@@ -57,7 +57,7 @@ class Logger:
 
 
 def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The finite numbers of nested mappings, under joined names.
+    """Return the finite numbers of nested mappings, under joined names.
 
     Example:
         >>> flat({"step": 7, "test": {"recall@1": 0.5, "protocol": "zero-shot"}})
@@ -112,7 +112,7 @@ def _mlflow(uri: str, run_dir: Path, flags: Mapping[str, Any]) -> _Made:
 
 
 def _run_id(run_dir: Path) -> str:
-    """An id of the run's folder, the same whenever it goes on."""
+    """Return an id of the run's folder, the same whenever it goes on."""
     import hashlib
 
     return hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:16]

@@ -91,7 +91,7 @@ class GradientSampler:
         return [*self._trained, *self._others]
 
     def _terms(self, trained, others, images, labels):
-        """The weighted terms (T,), and the representations that were asked for."""
+        """Return the weighted terms (T,), and the representations that were asked for."""
         learner = self._learner
         mapping = [*zip(self._trained, trained, strict=True), *zip(self._others, others, strict=True)]
         with keras.StatelessScope(mapping, initialize_variables=False):
@@ -164,7 +164,7 @@ def _on_jax(terms_of: Callable, summarise: Callable, eagerly: bool) -> Callable:
 
 
 def _value(variable: Any):
-    """What a variable holds, on this process's first device."""
+    """Return what a variable holds, on this process's first device."""
     if keras.backend.backend() == "jax":
         return np.asarray(variable.value.addressable_data(0))
     import tensorflow as tf
@@ -212,7 +212,7 @@ def spread(embeddings: np.ndarray) -> dict[str, float]:
 
 
 def distances(embeddings: np.ndarray) -> np.ndarray:
-    """The Euclidean distances of all pairs: (B, d) -> (B, B) float64."""
+    """Return the Euclidean distances of all pairs: (B, d) -> (B, B) float64."""
     x = np.asarray(embeddings, np.float64)
     norms = (x**2).sum(axis=1)
     squared = norms[:, None] + norms[None, :] - 2.0 * (x @ x.T)
@@ -221,7 +221,7 @@ def distances(embeddings: np.ndarray) -> np.ndarray:
 
 
 def pair_distances(matrix: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distances of positive and of negative pairs, each pair once.
+    """Return the distances of positive and of negative pairs, each pair once.
 
     Args:
         matrix: (B, B) distances.
@@ -249,7 +249,7 @@ class Triplet(NamedTuple):
 
 
 def hardest_triplets(matrix: np.ndarray, labels: np.ndarray, count: int) -> list[Triplet]:
-    """The worst triplets of a batch, one for each anchor at most, the worst first.
+    """Return the worst triplets of a batch, one for each anchor at most, the worst first.
 
     Args:
         matrix: (B, B) distances.
@@ -274,13 +274,13 @@ def hardest_triplets(matrix: np.ndarray, labels: np.ndarray, count: int) -> list
 
 
 def nearest_proxies(vectors: np.ndarray, proxies: np.ndarray) -> np.ndarray:
-    """The row of the proxy with the largest cosine to each vector: (B, d), (P, d) -> (B,)."""
+    """Return the row of the proxy with the largest cosine to each vector: (B, d), (P, d) -> (B,)."""
     lengths = np.linalg.norm(proxies, axis=1, keepdims=True)
     return (np.asarray(vectors, np.float32) @ (proxies / np.maximum(lengths, 1e-12)).T).argmax(axis=1)
 
 
 def gradient_shares(gram: np.ndarray) -> np.ndarray:
-    """The share of each term's gradient g_t in their sum g: <g_t, g> / |g|^2, which add up to 1.
+    """Return the share of each term's gradient g_t in their sum g: <g_t, g> / |g|^2, which add up to 1.
 
     A share below 0 pulls against the sum of all.
 
@@ -332,7 +332,7 @@ class ProxyWatch:
         self._when_used[used] = self._images[self._classes[used]]
 
     def idle(self) -> np.ndarray:
-        """The idle proxies, by their rows: proxy k of class c is row c K + k."""
+        """Return the idle proxies, by their rows: proxy k of class c is row c K + k."""
         return np.flatnonzero(self._images[self._classes] - self._when_used >= self._patience)
 
     def begin_epoch(self) -> None:
@@ -340,7 +340,7 @@ class ProxyWatch:
         self._directions = self._pointing()
 
     def unmoved(self) -> np.ndarray:
-        """The proxies that have not turned since the epoch began."""
+        """Return the proxies that have not turned since the epoch began."""
         if self._directions is None:
             return np.zeros(0, np.int64)
         turned = np.linalg.norm(self._pointing() - self._directions, axis=1)
@@ -348,7 +348,7 @@ class ProxyWatch:
         return np.flatnonzero(turned < UNMOVED_SHARE * median)
 
     def dead(self) -> str:
-        """What says that proxies are dead; empty: nothing."""
+        """Return what says that proxies are dead; empty: nothing."""
         idle, unmoved, count = self.idle(), self.unmoved(), len(self._classes)
         if len(unmoved):
             return (

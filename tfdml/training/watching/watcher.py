@@ -211,7 +211,7 @@ class Watcher:
         return {"indices": indices, "images": [self._images.images.name(index) for index in indices]}
 
     def _by_weights_of(self, checkpoint: Path, step: int) -> list[dict[str, Any]]:
-        """What is not finite of a batch and of the one before; all is finite of a batch that is not to blame alone."""
+        """Return what is not finite of a batch and of the one before it; all may be finite."""
         sampler = GradientSampler(self._learner)
         values = checkpoints.values_of(checkpoint, self._learner, sampler.variables)
         first = max(0, step - 1)
@@ -231,7 +231,7 @@ class Watcher:
         return found
 
     def stops(self, raised: list[dict[str, Any]]) -> list[str]:
-        """The lines of those alarms that end the run."""
+        """Return the lines of those alarms that end the run."""
         return [alarm["line"] for alarm in raised if alarm["kind"] in self.stop_on]
 
     def _has_told(self, watch: ProxyWatch) -> bool:
@@ -277,7 +277,7 @@ class Watcher:
 
 
 def make_watcher(experiment: Experiment, parts: Components, folder: RunFolder) -> Watcher:
-    """What watches a run; writes nothing.
+    """Return what watches a run; writes nothing.
 
     Args:
         experiment: The settings.
@@ -303,7 +303,7 @@ def make_watcher(experiment: Experiment, parts: Components, folder: RunFolder) -
 
 
 def sampled_batches(seed: int, parts: Components) -> Batches:
-    """The images of a step that are looked at: one device's share, as much as its memory takes.
+    """Return the images of a step that are looked at: one device's share, as much as its memory takes.
 
     Args:
         seed: Of the run.
