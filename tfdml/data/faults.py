@@ -69,7 +69,7 @@ class ImageError:
 
 
 def check(dataset: ImageDataset, bad_images: str = "error", check_images: str = "headers") -> ImageDataset:
-    """Checks all images of a data set before it is used.
+    """Check all images of a data set before it is used.
 
     Args:
         dataset: The data set.
@@ -109,7 +109,7 @@ def check(dataset: ImageDataset, bad_images: str = "error", check_images: str = 
 
 
 def inspect(images: Images, max_pixels: int = DECODER_LIMIT) -> list[ImageError]:
-    """Checks the header and the end of every image, without decoding any.
+    """Check the header and the end of every image, without decoding any.
 
     JPEG, PNG and WebP are supported, recognised by content and not by name. Damage in the middle of a file is not
     found here: see `find_faults`.
@@ -132,7 +132,7 @@ def inspect(images: Images, max_pixels: int = DECODER_LIMIT) -> list[ImageError]
 
 
 def find_faults(images: Images, indices: Sequence[int] | np.ndarray | None = None) -> list[ImageError]:
-    """Decodes images in full, on all cores, by the decoder that training uses.
+    """Decode images in full, on all cores, by the decoder that training uses.
 
     Args:
         images: The images; arrays have nothing to check.
@@ -157,7 +157,7 @@ def find_faults(images: Images, indices: Sequence[int] | np.ndarray | None = Non
 
 
 def decoding_fault(data: bytes, decode: Callable[[tf.Tensor], object], max_pixels: int = DECODER_LIMIT) -> str | None:
-    """What is wrong with the bytes of an image, which are decoded; None if nothing is.
+    """Return what is wrong with the bytes of an image, which are decoded; None if nothing is.
 
     Args:
         data: The bytes.
@@ -198,7 +198,7 @@ def access_fault(error: Exception) -> str:
 def explain_failure(
     error: BaseException, dataset: ImageDataset, leave_out: str = "`check_images='decode'` and `bad_images='skip'`"
 ) -> UserError | None:
-    """Finds the images behind an exception that iteration over batches, or `fit`, raised.
+    """Find the images behind an exception that iteration over batches, or `fit`, raised.
 
     Reads and decodes every image of the data set, at about a millisecond each.
 
@@ -242,7 +242,7 @@ def _decode(data: tf.Tensor) -> tf.Tensor:
 def _faults(
     images: Images, indices: Iterable[int], fault: Callable[[int], str | None], threads: int
 ) -> list[ImageError]:
-    """The bad images among those at `indices`, in that order, each judged by `fault`."""
+    """Return the bad images among those at `indices`, in that order, each judged by `fault`."""
     indices = list(indices)
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         reasons = pool.map(
@@ -253,7 +253,7 @@ def _faults(
 
 
 def _named(items: Sequence[object]) -> str:
-    """The first few of several, on one line."""
+    """Return the first few of several, on one line."""
     named = "; ".join(str(item).replace("\n", " ") for item in items[:_NAMED_IN_MESSAGES])
     return named + (f"; and {len(items) - _NAMED_IN_MESSAGES} more" if len(items) > _NAMED_IN_MESSAGES else "")
 
@@ -278,7 +278,7 @@ def _box_fault(images: Images, index: int) -> str | None:
 
 
 def _pillow_message(data: bytes) -> str:
-    """What Pillow says of an image that it cannot decode; empty where it can."""
+    """Return what Pillow says of an image that it cannot decode; empty where it can."""
     try:
         with warnings.catch_warnings(), Image.open(io.BytesIO(data)) as image:
             warnings.simplefilter("ignore")
@@ -342,7 +342,7 @@ _END_FAULTS = {JPEG: _jpeg_end_fault, PNG: _png_end_fault, WEBP: _webp_end_fault
 
 
 def _tail(file: BinaryIO) -> tuple[int, bytes]:
-    """The length of a file, and its last bytes."""
+    """Return the length of a file, and its last bytes."""
     file.seek(0, os.SEEK_END)
     size = file.tell()
     file.seek(max(size - _TAIL, 0))
@@ -350,7 +350,7 @@ def _tail(file: BinaryIO) -> tuple[int, bytes]:
 
 
 def _foreign(file: BinaryIO, head: bytes) -> str:
-    """The kind of a file without the header of a supported image."""
+    """Return the kind of a file without the header of a supported image."""
     kind = _BRANDS.get(head[8:12], "video (MP4)") if head[4:8] == b"ftyp" else _convertible(file)
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if kind or b"<svg" in text:
@@ -368,7 +368,7 @@ def _foreign(file: BinaryIO, head: bytes) -> str:
 
 
 def _convertible(file: BinaryIO) -> str | None:
-    """The format of an image that Pillow could convert."""
+    """Return the format of an image that Pillow could convert."""
     try:
         file.seek(0)
         with warnings.catch_warnings():
@@ -379,7 +379,7 @@ def _convertible(file: BinaryIO) -> str | None:
 
 
 def find_duplicates(splits: Mapping[str, tuple[ImageDataset, Sequence[str]]]) -> list[dict[str, Any]]:
-    """Groups images whose bytes are the same.
+    """Group images whose bytes are the same.
 
     Args:
         splits: By name, the images and the SHA-256 of each; images with an empty one are passed over.
@@ -414,7 +414,7 @@ def find_duplicates(splits: Mapping[str, tuple[ImageDataset, Sequence[str]]]) ->
 
 
 def describe_duplicates(groups: Sequence[Mapping[str, Any]], named: int = 3) -> list[str]:
-    """The groups in a few lines of text.
+    """Return the groups in a few lines of text.
 
     Args:
         groups: What `find_duplicates` returned.
