@@ -102,6 +102,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.house
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -19,8 +19,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # others wait for it.
 LONGEST = (
     "test_distribution.py",
-    "training/test_recall_improves.py",
-    "training/test_kills.py",
+    "training/run/test_recall_improves.py",
+    "training/run/test_kills.py",
     "cli/test_wrong_commands.py",
     "cli/test_records_equal_files.py",
     "docs/test_examples.py",

@@ -36,10 +36,10 @@ def test_each_row_is_an_experiment_beside_a_base_that_differs_in_its_terms_alone
             continue
         base, own = settings[row.base], settings[name]
         assert base.objectives != own.objectives
-        assert (own.epochs, own.data.image_size, own.data.resize) == (
+        assert (own.epochs, own.image_size, own.resize) == (
             base.epochs,
-            base.data.image_size,
-            base.data.resize,
+            base.image_size,
+            base.resize,
         )
         # RankMI spends every second step on its statistics.
         alternating = own.objectives.startswith("rank_mi")

@@ -89,7 +89,7 @@ def test_views_come_from_what_embeds():
         ([("query_expansion", {"alpha": "much"})], "query_expansion: alpha must be a number"),
         ([("k_reciprocal", {"weight": 2})], "k_reciprocal: weight must be at least 0 and at most 1"),
         ([("views", {"crops": 3})], "views: crops must be 1 or 5, not 3"),
-        ([("whitening", {}), ("views", {})], "views embeds the images anew: it must be the first step"),
+        ([("whitening", {}), ("views", {})], "views embeds the images again: it must be the first step"),
         ([("csls", {}), ("whitening", {})], "csls must be the last step"),
     ],
 )

@@ -178,7 +178,7 @@ def test_what_is_written_is_there_when_opened_again(kind, databases):
         gallery.upsert(["a", "b"], np.array([[3.0, 0.0], [0.0, 0.5]]), {"label": [1, 2]})
     gallery.close()  # a second time
     for call in (gallery.search, lambda eye: gallery.upsert(["a", "b"], eye), gallery.delete, gallery.count):
-        with pytest.raises(UserError, match="is closed: connect anew"):
+        with pytest.raises(UserError, match="is closed: connect again"):
             call(np.eye(2))
     plain = uri.replace("&distance=cosine", "").replace("?distance=cosine", "")
     with connect(plain) as gallery:

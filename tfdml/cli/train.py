@@ -37,7 +37,7 @@ Train an image embedder and measure it on classes never seen in training.
   tfdml train --flagfile=... --run_dir=... --start_from=runs/cars_jrd    a new run from old weights
   tfdml train --flagfile=... --run_dir=... --cluster=ray://head:10001 --workers=4 --gpus_per_worker=1
   tfdml train --flagfile=... --run_dir=... --workers=4 --sweep='objectives.weight=0.1,0.3,1; learning_rate=1e-4..1e-3'
-  tfdml train --flagfile=... --run_dir=... --refit      then train anew on all classes, the held-out ones too
+  tfdml train --flagfile=... --run_dir=... --refit      then train again on all classes, the held-out ones too
   tfdml train --flagfile=... --run_dir=... --seeds=3    a run for each of three seeds, and their mean with intervals
   tfdml train --flagfile=... --run_dir=... --dry_run    print the resolved experiment, write nothing
   tfdml train --flagfile=... --run_dir=... --dry_run --probe    the same after a few steps: hours, bottleneck, memory

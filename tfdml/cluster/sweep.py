@@ -156,7 +156,7 @@ def sweep(
         text: What is varied: see `parse_sweep`.
         settings: Where they are trained.
         samples: How many draws there are of ranges.
-        resume: Go on with a sweep that was stopped: runs that have ended are kept, others go on.
+        resume: Resume a sweep that was stopped: runs that have ended are kept, others resume.
 
     Returns:
         Of each run, the best first: `trial`, `values`, and the metric, or `error` of one that failed.
@@ -168,7 +168,7 @@ def sweep(
     if not experiment.holdout_classes:
         raise UserError("--sweep compares runs on held-out classes: add e.g. --holdout_classes=0.1")
     if experiment.seeds or experiment.refit:
-        raise UserError("--sweep goes without --seeds and --refit: train the best of its runs anew with them")
+        raise UserError("--sweep goes without --seeds and --refit: train the best of its runs again with them")
     folder = Path(experiment.run_dir).absolute()
     begun = {"sweep": text, "samples": samples, "flags": experiment.as_flags()}
     if resume:

@@ -1,4 +1,4 @@
-"""A run trained by the workers of Ray Train, which starts them anew where one is lost."""
+"""A run trained by the workers of Ray Train, which starts them again where one is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ClusterSettings:
         address: `"local"`, or that of a cluster; see `ray_session`.
         workers: How many train.
         gpus_per_worker: GPUs of each; 0: they train on CPUs.
-        max_failures: How often workers that are lost are started anew.
+        max_failures: How often workers that are lost are started again.
         storage: Where the run is kept until it has ended: a folder that every host sees, or an address such as
             `s3://bucket/runs`. By default a folder beside that of the run.
 
@@ -55,7 +55,7 @@ def train_on_cluster(experiment: Experiment, settings: ClusterSettings, resume: 
     Args:
         experiment: The settings; `run_dir` is where the run's folder lies in the end.
         settings: Where it is trained.
-        resume: Go on with a run that was stopped, from the last checkpoint in the storage.
+        resume: Resume a run that was stopped, from the last checkpoint in the storage.
 
     Raises:
         UserError: Something that the user can mend; or workers were lost more often than they may be.

@@ -213,7 +213,7 @@ def check_order(steps: Sequence[Step]) -> None:
         raise UserError("a chain needs a step")
     for place, step in enumerate(steps):
         if step.name == "views" and place:
-            raise UserError(f"{step} embeds the images anew: it must be the first step")
+            raise UserError(f"{step} embeds the images again: it must be the first step")
         if step.name in _LAST and place + 1 < len(steps):
             raise UserError(f"{step} must be the last step: it gives a ranking, no embeddings")
 

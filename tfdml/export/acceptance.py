@@ -49,9 +49,9 @@ TOLERANCES = {
     "saved_model": _EXACT,
     "litert_float32": _EXACT,
     "onnx": _EXACT,
-    # 11 bits of precision in each weight: MobileNetV2 on Cars-196 came to 0.9993 at the least.
+    # 11 bits of precision in each weight: MobileNetV2 on Cars-196 came to at least 0.9993.
     "litert_float16": Tolerance(min_cosine=0.995, max_recall_drop=0.005),
-    # 8 bits in each weight, then in each activation too: that network came to 0.986 and 0.89 at the least, and to 0.998
+    # 8 bits in each weight, then in each activation too: that network came to at least 0.986 and 0.89, and to 0.998
     # and 0.985 on average. Neighbours are what counts: a point of Recall@1 at most.
     "litert_dynamic_range": Tolerance(min_cosine=0.95, max_recall_drop=0.01),
     "litert_int8": Tolerance(min_cosine=0.85, max_recall_drop=0.01),

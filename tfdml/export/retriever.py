@@ -184,7 +184,7 @@ class Retriever:
         """Return the k nearest items of every query; the whole gallery where k is more than it holds.
 
         With `expand`, queries are first moved by their nearest items (`tfdml.retrieval.expand_queries`),
-        and searched a second time.
+        and searched again.
 
         Args:
             queries: (B, d) or (d,) floats, embeddings of any length but 0; or images: encoded bytes, paths of files, or
@@ -202,7 +202,7 @@ class Retriever:
         return self._version.search(queries, k, expand, alpha)
 
     def add(self, items: Iterable[GalleryItem | UnreadableItem] | ImageDataset, *, replace: bool = False) -> Path:
-        """Write a version with more items, and go on with it.
+        """Write a version with more items, and load it.
 
         It is added to the newest version there is, whoever wrote it. Two that add at once wait for one another.
 
@@ -229,7 +229,7 @@ class Retriever:
         return self._change(joined)
 
     def remove(self, ids: Iterable[str]) -> Path:
-        """Write a version without some items, and go on with it; as `add`.
+        """Write a version without some items, and load it; as `add`.
 
         Raises:
             UserError: An id is not in the gallery, or none would be left; no version is written.
@@ -238,7 +238,7 @@ class Retriever:
         return self._change(lambda _, gallery: gallery.without(gone))
 
     def refresh(self) -> bool:
-        """Go on with the newest version, if there is a newer one than that in memory.
+        """Load the newest version, if there is a newer one than that in memory.
 
         Returns:
             Whether there was.

@@ -62,7 +62,7 @@ def build_indexer(embeddings, labels, data=None, distance: str = "cosine") -> An
     Args:
         embeddings: (N, d), of unit length where `distance` is `"cosine"`: `embedder.predict(images)`.
         labels: (N,) class ids.
-        data: What its lookups shall give beside each, such as the images, (N, ...).
+        data: What its lookups return next to each, such as the images, (N, ...).
         distance: As there: `"cosine"`, `"euclidean"`, `"inner_product"` and others.
 
     Raises:

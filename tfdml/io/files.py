@@ -26,7 +26,7 @@ from absl import logging
 
 from tfdml.errors import UserError, short_message
 
-# Of the temporary names, which go on with the writing process's number: see `sweep`.
+# Of the temporary names, which end in the writing process's number: see `sweep`.
 PARTIAL_PREFIX = ".partial-"
 _SCRATCH_PREFIX = "tfdml-"
 LOCK = ".lock"

@@ -331,7 +331,7 @@ class VICRegLoss(PairLoss):
         invariance: The weight of the positive pairs.
         variance: The weight of the coordinates' variances.
         covariance: The weight of their covariances.
-        deviation: The standard deviation that each coordinate shall have.
+        deviation: The standard deviation that each coordinate is to have.
         reduction: `"sum"` gives the sum over ordered positive pairs, and the other terms for each image.
         name: The loss's name in logs.
 

@@ -248,7 +248,7 @@ def weights(ratios, shares) -> np.ndarray:
 
     Args:
         ratios: (samples, terms, parts), the length of a term's gradient beside the base's; 0 does not count.
-        shares: (terms,), how long the weighted terms' gradients shall be.
+        shares: (terms,), how long the weighted terms' gradients are to be.
 
     Returns:
         (terms,), 0 where nothing was measured.

@@ -18,8 +18,8 @@ class AutoWeight(SavedByArguments):
     `tfdml.models.auto_weights.WeightMeasurement` for the rule.
 
     Args:
-        share: How long the weighted term's gradient shall be beside the base's. By default 0.03: where 0.3 cost energy
-            confusion and density points on unseen classes, 0.03 gained some or left them (docs/results.md).
+        share: The length of the weighted term's gradient, as a share of the base's. By default 0.03: where 0.3 cost
+            energy confusion and density points on unseen classes, 0.03 gained some or left them (docs/results.md).
         steps: The weight is measured during this many steps, and stays as it is from then on.
 
     Raises:

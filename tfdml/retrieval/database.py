@@ -455,7 +455,7 @@ class GalleryDatabase(abc.ABC):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise UserError(f"`uri={self.address}` is closed: connect anew")
+            raise UserError(f"`uri={self.address}` is closed: connect again")
 
     def _existing(self) -> About:
         self._check_open()

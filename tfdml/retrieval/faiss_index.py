@@ -63,7 +63,7 @@ class GalleryIndex:
         return max(1, self.lists // 16) if self.kind == "ivf" else 128
 
     def add(self, gallery: Any, progress: Progress | None = None) -> None:
-        """Append gallery images, whose rows go on from those that are there.
+        """Append gallery images, whose rows follow those of the index.
 
         Args:
             gallery: (N, d) embeddings; of a memory-mapped array one block is read after another.

@@ -105,7 +105,7 @@ def index_embeddings(
     """Write embeddings into a gallery, and build the index that its address names.
 
     Rows are written in their order, `gallery.batch_rows` at a time, with the attributes `path`, `label`, `role` and
-    `source`. So what an earlier call has left, killed at any moment, is told by how many rows of the source are there:
+    `source`. So what an earlier call has left, killed at any moment, shows in how many rows of the source are there:
     this call goes on at the last whole batch. Where rows were deleted since, all are written again.
 
     Args:

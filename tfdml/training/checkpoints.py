@@ -196,7 +196,7 @@ def restore_latest(
     Args:
         folder: The checkpoint folder, that of the chief.
         learner: A compiled learner.
-        restart: Whether to begin anew where there are checkpoints, but none can be used.
+        restart: Whether to begin again where there are checkpoints, but none can be used.
         processes: Who trains; each has to call this.
 
     Raises:

@@ -105,7 +105,7 @@ class RunFolder:
             text = self.flags.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             if isinstance(error, UnicodeDecodeError):
-                raise UserError(f"{self.flags} is damaged: it is no text; start the run anew elsewhere") from error
+                raise UserError(f"{self.flags} is damaged: it is no text; start the run again elsewhere") from error
             raise UserError(f"--run_dir={self.path} holds no run to resume: there is no {self.flags}") from error
         try:
             return Experiment.from_flags(text, run_dir=str(self.path))
@@ -120,7 +120,7 @@ class RunFolder:
             if old != new and field.name not in (*MAY_DIFFER, *_WATCHING):
                 raise UserError(
                     f"--resume: the run was started with --{field.name}={old}, not {new}; leave the flag out, or start "
-                    "anew"
+                    "again"
                 )
 
     def read_result(self) -> dict[str, Any] | None:
@@ -201,7 +201,7 @@ class RunFolder:
         changed = differences({name: then[name] for name in shared}, {name: today[name] for name in shared})
         if changed:
             logging.warning(
-                "%s: %s: the run goes on from the same weights with the same batches, but not to the same bits",
+                "%s: %s: the run resumes from the same weights with the same batches, but not to the same bits",
                 self.path,
                 changed,
             )

@@ -602,7 +602,7 @@ class EvaluationSettings(Settings):
     )
     refit: bool = choice(
         False,
-        "With --selection=validation: then train anew, from the same start, on all training classes (the held-out ones "
+        "With --selection=validation: then train again, from the same start, on all training classes (held-out ones "
         "too) for as many epochs as were best; that embedder and its figures are the run's.",
         effect=needs("selection", "validation"),
     )
@@ -624,7 +624,7 @@ class EvaluationSettings(Settings):
         super().__post_init__()
         if self.refit and self.selection != "validation":
             raise UserError(
-                "--refit trains anew for the epochs that were best on held-out classes: add --selection=validation "
+                "--refit trains again for the epochs that were best on held-out classes: add --selection=validation "
                 "--holdout_classes=0.1"
             )
         if self.moment_embedder and self.selection != "last" and not self.refit:
@@ -717,7 +717,7 @@ class RunSettings(Settings):
     def __post_init__(self):
         super().__post_init__()
         if not self.run_dir:
-            raise UserError("--run_dir is missing: name the folder that the run shall write, e.g. --run_dir=runs/first")
+            raise UserError("--run_dir is missing: name the folder that the run writes, e.g. --run_dir=runs/first")
         self.seed_list()
         self.stops_on()
         if not self.watch_every and self.stops_on() - {"nan"}:

@@ -28,7 +28,7 @@ _EXAMPLE = '{"cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}, "task": 
 
 
 class WorkerLost(UserError):
-    """Another worker has ended, or cannot be reached: the run can go on with all of them started anew."""
+    """Another worker has ended, or cannot be reached: the run can resume with all of them started again."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -202,7 +202,7 @@ class Probe:
         )
         yield (
             f"probe        {self.images_per_second:,.0f} images a second: a step takes {step} ms, the model alone "
-            f"{model}, its images alone {images} ({decoding} decoded anew); "
+            f"{model}, its images alone {images} ({decoding} decoded again); "
             f"{'the input' if slow_input else 'the model'} is the bottleneck"
         )
         yield (

@@ -141,7 +141,7 @@ def _means(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-WORDS = "a training anew on all training classes, for as many epochs as were best on held-out ones"
+WORDS = "another training on all training classes, for as many epochs as were best on held-out ones"
 
 
 def selection_run(experiment: Experiment) -> Experiment:
@@ -227,5 +227,5 @@ def select_epochs(
         if not path.exists():
             folder.discard()
         raise
-    logging.info("epoch %d was the best on held-out classes: training anew on all, for as many", found["epoch"])
+    logging.info("epoch %d was the best on held-out classes: training again on all, for as many", found["epoch"])
     keras.utils.clear_session()

@@ -15,7 +15,7 @@ VARIANCE_SHARE, RANK_SHARE = 0.1, 0.25
 POINT = 5e-7
 # A gradient norm this many times the running median of so many samples, once so many are known, has exploded.
 EXPLOSION, MEDIAN_OF, MEDIAN_FROM = 10.0, 20, 3
-# A proxy that was the nearest of none of so many images of its class is idle; a run with this share of such is told.
+# A proxy that was the nearest of none of so many images of its class is idle; this share of such raises an alarm.
 IDLE_IMAGES, IDLE_SHARE = 20, 0.1
 # A proxy that has turned by less than this share of the median of all in an epoch has got no gradient.
 UNMOVED_SHARE = 1e-3

@@ -16,7 +16,7 @@ from tfdml.errors import UserError
 class Logger:
     """Hands each epoch's numbers to a Keras callback of another library, which is not given to `fit`.
 
-    So it hears of the metrics on unseen classes too, and of the epoch before training, which `fit` knows nothing of.
+    So it receives the metrics on unseen classes too, and the epoch before training, which `fit` does not know.
 
     Args:
         target: `wandb:PROJECT` or `mlflow:URI`, as the settings check it.

@@ -81,7 +81,7 @@ class Watcher:
         try:
             known = read_json(self.folder.watch, {"samples": list, "alarms": list})
         except UserError as error:
-            logging.warning("%s; watching begins anew", error)
+            logging.warning("%s; watching begins again", error)
             return
         # What came of steps that are made again comes again.
         self.samples = [sample for sample in known["samples"] if sample["step"] <= step]
