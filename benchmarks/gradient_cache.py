@@ -98,8 +98,8 @@ def row(name, batch, found, reference, base, note=""):
 def main():
     """Measure every variant, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--backbone", default="mobilenetv2(alpha=0.35)", help="as in bin/train")
-    parser.add_argument("--objectives", default="contrastive", help="as in bin/train")
+    parser.add_argument("--backbone", default="mobilenetv2(alpha=0.35)", help="as in tfdml train")
+    parser.add_argument("--objectives", default="contrastive", help="as in tfdml train")
     for name, default in (("size", 96), ("small", 128), ("large", 4096), ("steps", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--variant", choices=VARIANTS, help="run this one alone, in this process")

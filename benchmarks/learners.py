@@ -11,7 +11,7 @@ def make_learner(backbone, size, objectives):
     """A compiled learner; equal embedders whatever the objectives.
 
     Args:
-        backbone: Its name and options, as in bin/train.
+        backbone: Its name and options, as in tfdml train.
         size: Height and width of its images.
         objectives: What it is trained with.
     """

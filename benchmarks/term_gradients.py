@@ -64,7 +64,7 @@ def main():
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run_dir", required=True, help="folder of the run")
-    parser.add_argument("--objectives", default="", help="other terms, as in bin/train")
+    parser.add_argument("--objectives", default="", help="other terms, as in tfdml train")
     parser.add_argument("--beside", default="", help="the name of the term that the others are compared with")
     parser.add_argument("--data_dir", default="", help="where the run's data set lies, if it has moved")
     parser.add_argument("--batches", type=int, default=5, help="how many batches")

@@ -12,7 +12,14 @@ from tests.cli.many import run_many
 from tests.export.models_on_disk import tflite
 from tests.serving_double import serving
 from tfdml.cli.evaluate import joined_runs
-from tfdml.evaluation import evaluate_retrieval
+from tfdml.evaluation import (
+    Calibration,
+    KNNClassifier,
+    calibrate,
+    evaluate_classification,
+    evaluate_retrieval,
+    verification,
+)
 from tfdml.retrieval import expand_queries
 
 # Ranks of all but equal distances may swap between two graphs.
@@ -253,9 +260,44 @@ def test_rows_of_stored_embeddings(commands, vectors, tmp_path):
     assert "    database_augmentation + k_reciprocal(k1=5) " in said
 
 
+def test_thresholds_of_stored_embeddings(commands, vectors, tmp_path):
+    points, labels = (np.load(vectors / "good.npz")[name] for name in ("embeddings", "labels"))
+    path = tmp_path / "threshold.json"
+    flags = ["--task=verification", "--target=far=0.01", "--distance=cosine", f"--json={path}"]
+    status, said, errors = commands.run("evaluate", f"--model={vectors / 'good.npz'}", *flags)
+    assert status == 0, errors
+    result, expected = json.loads(path.read_text()), verification(points, labels)
+    assert (result["auc"], result["eer"], result["num_same"]) == (expected.auc, expected.eer, 12 * 190)
+    assert result["tar@far=0.01"] == expected.points[0.01].tar.mean
+    calibration = Calibration.from_dict(result["calibration"])
+    assert calibration.threshold == calibrate(points, labels, far=0.01).threshold
+    assert calibration.target == "far=0.01"
+    assert f"at a distance of at most {calibration.threshold:.6g}" in said
+    assert "2,280 of one class, 26,400 of different classes; cosine" in said
+
+
+def test_nearest_images_classify_stored_embeddings(commands, vectors, tmp_path):
+    points, labels = (np.load(vectors / "good.npz")[name] for name in ("embeddings", "labels"))
+    path = tmp_path / "classes.json"
+    flags = ["--task=classification", "--neighbors=3", f"--json={path}"]
+    status, said, errors = commands.run("evaluate", f"--model={vectors / 'good.npz'}", *flags)
+    assert status == 0, errors
+    result = json.loads(path.read_text())
+    gallery = (labels < 6) & (np.arange(240) % 2 == 0)
+    classifier = KNNClassifier(points[gallery], labels[gallery], k=3, distance="euclidean")
+    expected = evaluate_classification(classifier, points[~gallery], labels[~gallery])
+    assert {name: result[name] for name in expected} == expected
+    assert "a gallery of 60 images of 6 classes; 60 queries of these, 120 of other classes" in said
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
+        (["--task=verification", "--target=far=2"], "write far= or precision= and a number between 0 and 1"),
+        (["--task=verification", "--target=recall=0.5"], "write far= or precision="),
+        (["--task=verification", "--target=far=1e-9"], "needs at least 1,000,000,000 pairs of different classes"),
+        (["--target=far=0.1"], "--target=far=0.1 has no effect: it needs --task=verification"),
+        (["--task=verification", "--ks=1"], "--ks=1 has no effect"),
         (["--after=whiten"], "--after='whiten': unknown step 'whiten'; one of views, whitening"),
         (["--after="], "--after= names nothing"),
         (["--after=0.5 * csls"], "steps have no factors"),

@@ -197,7 +197,7 @@ def test_what_is_wrong_is_told_before_anything_is_written(gallery):
     with pytest.raises(UserError, match="holds no table"):
         gallery.search(queries)
     for call in (gallery.optimize, lambda: next(gallery.rows())):
-        with pytest.raises(UserError, match="write it with bin/index"):
+        with pytest.raises(UserError, match="write it with tfdml index"):
             call()
     gallery.upsert(["a", "b", "c"], np.eye(3), {"label": [1, 2, 3]})
     same = {"label": [1]}
@@ -365,7 +365,7 @@ def test_an_index_that_the_table_does_not_have_is_refused(kind, databases, few):
     uri = databases.address(kind, distance="euclidean")
     with connect(f"{uri}&index=hnsw&links=6") as gallery:
         gallery.upsert(list(map(str, range(300))), few)
-        with pytest.raises(UserError, match=r"has no index hnsw&links=6 \(it has none\): build it with bin/index"):
+        with pytest.raises(UserError, match=r"has no index hnsw&links=6 \(it has none\): build it with tfdml index"):
             gallery.search(few[:1])
         gallery.optimize()
         gallery.search(few[:1])

@@ -130,7 +130,7 @@ def test_what_cannot_be_indexed_is_told_before_anything_is_written(folders, data
         assert len(gallery) == 10
     with databases.gallery("lancedb") as gallery:
         gallery.upsert(["a"], np.ones((1, 6)))
-        with pytest.raises(UserError, match="was not written by bin/index"):
+        with pytest.raises(UserError, match="was not written by tfdml index"):
             index_embeddings(gallery, EmbeddingsToIndex.read(folders["cars"]))
     np.savez(tmp_path / "twice.npz", embeddings=np.eye(2), names=np.array(["a", "a"]))
     with pytest.raises(UserError, match="1 names occur more than once, the first is 'a'"):

@@ -34,6 +34,8 @@ Measure an embedder: Recall@K, precision, MAP@R, R-precision, mAP, NMI, AMI, pai
   tfdml evaluate --model=embeddings/photos --metrics=recall --cluster=local --quantised=int8,pq
   tfdml evaluate --model=runs/cars_jrd --after='views(flip=true) + whitening(dim=64) + query_expansion(k=5, alpha=3)'
   tfdml evaluate --compare runs/cars_am runs/cars_jrd --report=comparison.html
+  tfdml evaluate --model=runs/cars_jrd --task=verification --target=far=0.001 --json=threshold.json
+  tfdml evaluate --model=runs/cars_jrd --task=classification
 
 {model_flags.SOURCES}
   a folder that tfdml embed wrote; a Parquet file or a folder of them, with the columns embedding and label
@@ -47,6 +49,11 @@ no further search. --after measures each step of a chain, e.g. 'whitening(dim=12
 cost. Steps: views(flip=true, crops=1 or 5), whitening(dim=0, power=1, shrinkage=0), fitted to the training classes,
 database_augmentation(k=10, alpha=3), query_expansion(k=10, alpha=3), and as the last one csls(k=10) or
 k_reciprocal(k1=20, k2=6, weight=0.3, top=200).
+
+--task=verification counts all pairs of images: AUC, equal error rate, and the true accept rate at false accept rates.
+With --target=far=0.001, or precision=0.99, it also chooses the threshold on the distance; --json keeps it.
+--task=classification votes by the nearest images of a gallery: every second image of each class, without the last half
+of the classes, whose images are to be found unknown.
 
 With --compare, the others are compared with the first run query by query, with 95 % intervals; --report and --json are
 optional. With --dataset too, the page also shows what each run finds for the same queries.
@@ -65,6 +72,9 @@ FLAGS.define(
     "95 % intervals: bootstrap over classes or queries, or means over ten parts.",
     ["none", "classes", "queries", "parts"],
 )
+FLAGS.define("task", "retrieval", "What the embeddings are for.", ["retrieval", "verification", "classification"])
+FLAGS.define("target", "", "With --task=verification: choose a threshold, such as far=0.001 or precision=0.99.")
+FLAGS.define("neighbors", 5, "With --task=classification: how many images vote.", lower_bound=1)
 FLAGS.define("generalisation", False, "Also compare the embeddings of the training classes with these.")
 FLAGS.define("cluster", "", "Search over Ray, with the same result: local, ray://host:10001 or host:6379.")
 FLAGS.define("workers", 0, "With --cluster: how many processes; 0: one for each CPU.", lower_bound=0)
@@ -99,7 +109,15 @@ def evaluate(values: Flags) -> None:
     from tfdml.evaluation import DEFAULT_METRICS, evaluate_dataset, part_protocol
 
     metrics = values.metrics or list(DEFAULT_METRICS)
+    if values.task != "retrieval":
+        metrics = []
     split = EmbeddedSplit.on_disk(values) if kind == "embeddings" else EmbeddedSplit.by_model(values, metrics)
+    if values.task != "retrieval":
+        result = split.verification() if values.task == "verification" else split.classification()
+        if values.json:
+            about = {"model": values.model, "dataset": split.dataset_name, "split": values.split}
+            _write(values.json, {**about, "distance": values.distance, "task": values.task, **result})
+        return
     ks = fitting_ks(values, split.images) if "recall" in metrics else ks
     options: dict[str, Any] = {"ks": ks, "metrics": metrics, "distance": values.distance}
     sample = split.kmeans_sample(metrics)
@@ -156,6 +174,10 @@ def _checked_ks(values: Flags) -> tuple[int, ...]:
         from tfdml.evaluation.approximate_search import check_kinds
 
         check_kinds(values.quantised)
+    if values.target:
+        from tfdml.cli.measuring import target_of
+
+        target_of(values.target)
     if values.metrics:
         from tfdml.evaluation import METRICS
         from tfdml.evaluation.per_query import requested
@@ -317,6 +339,7 @@ def _kind(given: Mapping[str, Any]) -> str:
 
 
 _VECTORS = Effect(lambda given: _kind(given) in ("model", "embeddings"), "a model or stored embeddings as --model")
+_RETRIEVAL = needs("task", "retrieval")
 _NO_GALLERY = Effect(lambda given: _kind(given) != "gallery", "anything but a gallery as --model")
 _ALONE = Effect(lambda given: not given["compare"], "--model in place of --compare")
 _IMAGES = both(_NO_GALLERY, either(needs("dataset"), Effect(lambda given: _kind(given) == "model", "a model")))
@@ -334,12 +357,15 @@ COMMAND = Command(
         **dict.fromkeys(("data_dir", "dataset_options", "bad_images"), _IMAGES),
         "batch_size": _EMBEDDING,
         "dataset": _NO_GALLERY,
-        "report": _NO_GALLERY,
+        "report": both(_NO_GALLERY, _RETRIEVAL),
         "split": either(_ALONE, needs("dataset")),
         "distance": either(_ALONE, needs("dataset")),
-        **dict.fromkeys(("metrics", "ks"), _ALONE),
-        **dict.fromkeys(("intervals", "generalisation", "quantised", "after", "cluster"), _VECTORS),
+        **dict.fromkeys(("metrics", "ks"), both(_ALONE, _RETRIEVAL)),
+        **dict.fromkeys(("intervals", "generalisation", "quantised", "after", "cluster"), both(_VECTORS, _RETRIEVAL)),
         "workers": both(_VECTORS, needs("cluster")),
+        "task": _VECTORS,
+        "target": needs("task", "verification"),
+        "neighbors": needs("task", "classification"),
     },
     flag_of={"uri": "model"},
     words=joined_runs,

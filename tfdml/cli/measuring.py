@@ -179,6 +179,56 @@ class EmbeddedSplit:
             distance=self.values.distance,
         )
 
+    def verification(self) -> dict[str, Any]:
+        """Print verification over all pairs of the split, and with `--target` the threshold; return both for JSON."""
+        from tfdml.evaluation import calibrate, verification
+
+        labels, distance = self.images.labels, self.values.distance
+        measured = verification(self.embeddings, labels, distance=distance)
+        print(f"{self.values.model} on {self.name}: {len(labels):,} images of {measured.num_classes:,} classes")
+        print(
+            f"  pairs: {measured.num_same:,} of one class, {measured.num_different:,} of different classes; {distance}"
+        )
+        print(f"  {'auc':<24}{measured.auc:9.6f}")
+        print(f"  {'eer':<24}{100 * measured.eer:6.2f} %  at a distance of {measured.eer_threshold:.6g}")
+        for far, point in measured.points.items():
+            place = f"at a distance of {point.threshold:.6g}"
+            print(f"  {f'tar@far={far:g}':<24}{100 * point.tar.mean:6.2f} %{_interval(point.tar)}  {place}")
+        result = measured.to_dict()
+        result["intervals"] = {f"tar@far={far:g}": point.tar for far, point in measured.points.items()}
+        if self.values.target:
+            calibration = calibrate(self.embeddings, labels, distance=distance, **target_of(self.values.target))
+            print(f"  the same, with {calibration.target}: at a distance of at most {calibration.threshold:.6g}")
+            print("  to expect of as many other classes, with 95 % intervals:")
+            for name in ("far", "tar", "precision"):
+                rate = getattr(calibration, name)
+                print(f"    {name:<22}{100 * rate.mean:8.4f} %  [{100 * rate.low:.4f}, {100 * rate.high:.4f}]")
+            result["calibration"] = calibration.to_dict()
+        return result
+
+    def classification(self) -> dict[str, Any]:
+        """Print how well nearest images classify the split, and tell classes that the gallery lacks; return it."""
+        from tfdml.evaluation import KNNClassifier, evaluate_classification
+
+        labels = np.asarray(self.images.labels)
+        order = np.argsort(labels, kind="stable")
+        _, starts, counts = np.unique(labels[order], return_index=True, return_counts=True)
+        place = np.empty(len(labels), np.int64)
+        place[order] = np.arange(len(labels)) - np.repeat(starts, counts)
+        known = np.isin(labels, np.unique(labels)[: -(-len(counts) // 2)])
+        in_gallery = known & (place % 2 == 0)
+        classifier = KNNClassifier(
+            self.embeddings[in_gallery], labels[in_gallery], k=self.values.neighbors, distance=self.values.distance
+        )
+        measured = evaluate_classification(classifier, self.embeddings[~in_gallery], labels[~in_gallery])
+        print(
+            f"{self.values.model} on {self.name}: a gallery of {in_gallery.sum():,} images of "
+            f"{len(classifier.classes):,} classes; {measured['num_known']:,} queries of these, "
+            f"{measured['num_unknown']:,} of other classes"
+        )
+        print_metrics({name: value for name, value in measured.items() if isinstance(value, float)})
+        return measured
+
     def write_page(self, result: dict[str, Any]) -> None:
         """Write the report of one model on the split.
 
@@ -215,6 +265,26 @@ class EmbeddedSplit:
             train = self.stored.split("train")
             return train.embeddings, train.labels
         return None, None
+
+
+def target_of(text: str) -> dict[str, float]:
+    """Return the argument of `calibrate` that `--target` names.
+
+    Raises:
+        UserError: It is neither `far=` nor `precision=` with a number between 0 and 1.
+
+    Example:
+        >>> target_of("far=0.001")
+        {'far': 0.001}
+    """
+    name, _, number = text.partition("=")
+    try:
+        value = float(number)
+    except ValueError:
+        value = -1.0
+    if name not in ("far", "precision") or not 0 < value < 1:
+        raise UserError(f"--target={text}: write far= or precision= and a number between 0 and 1, such as far=0.001")
+    return {name: value}
 
 
 def fitting_ks(values: Flags, images: Any) -> tuple[int, ...]:
