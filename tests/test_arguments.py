@@ -62,7 +62,7 @@ def test_what_python_takes_for_a_truth_value_is_none(value):
 
 
 # What a class cannot be made without.
-REQUIRED = {"num_classes": 3, "loss": losses.ContrastiveLoss(), "dim": 2}
+REQUIRED = {"num_classes": 3, "loss": losses.ContrastiveLoss(), "dim": 2, "dims": [1, 2]}
 
 
 def _numeric_arguments():

@@ -54,7 +54,7 @@ def test_nested_containers():
 
 
 # What a class cannot be made without.
-REQUIRED = {"num_classes": 3, "loss": losses.ContrastiveLoss(), "dim": 2}
+REQUIRED = {"num_classes": 3, "loss": losses.ContrastiveLoss(), "dim": 2, "dims": [1, 2]}
 
 
 def _saved_classes():

@@ -42,11 +42,13 @@ def test_every_public_loss_and_objective_can_be_named():
 def test_it_is_known_which_terms_have_weights(name):
     shapes = {"pooled": (None, 4), "detached_projection": (None, 4), "projection": (None, 4), "embedding": (None, 4)}
     shapes |= {"feature_map": (None, 2, 2, 4), "class": (None, 3), "heads": (None, 2, 4)}
-    needed = inspect.signature(known()[name]).parameters.get("loss", inspect.Parameter).default
-    loss = "(loss=contrastive)" if needed is inspect.Parameter.empty else ""
-    (term,) = build_objectives(name + loss, num_classes=3)
+    required = {"loss": "contrastive", "dims": "[2, 4]"}
+    parameters = inspect.signature(known()[name]).parameters.values()
+    needed = [p.name for p in parameters if p.default is inspect.Parameter.empty and p.name in required]
+    text = f"{name}({', '.join(f'{key}={required[key]}' for key in needed)})"
+    (term,) = build_objectives(text, num_classes=3)
     term.build(shapes)
-    assert have_weights(f"0.5 * contrastive + {name}{loss}") == bool(term.trainable_variables)
+    assert have_weights(f"0.5 * contrastive + {text}") == bool(term.trainable_variables)
 
 
 def test_jrd_as_the_paper_has_it():

@@ -453,7 +453,7 @@ def locked(folder: str | os.PathLike, argument: str, name: str = LOCK, wait: boo
 
     Example:
         >>> with locked(".", "run_dir"):
-        ...     write_whole("flags.txt", b"--seed=1")
+        ...     write_whole("flags.txt", b"text")
     """
     if not os.path.isdir(folder):
         raise UserError(f"`{argument}={folder}`: there is no such folder")
