@@ -63,7 +63,7 @@ def test_another_machine_is_told_of(tmp_path, monkeypatch):
     folder.environment.write_text(json.dumps({**began, "cpus": 4096, "python": "3.9"}))
     folder.describe(DATA, ["CPU:0"])
     (line,) = said
-    assert line.startswith(f"{tmp_path}: cpus was 4096 and is now {began['cpus']}: the run goes on from the same")
+    assert line.startswith(f"{tmp_path}: cpus was 4096 and is now {began['cpus']}: the run resumes from the same")
     assert json.loads(folder.environment.read_text())["cpus"] == 4096
     folder.environment.write_text("{")
     folder.describe(DATA, ["CPU:0"])

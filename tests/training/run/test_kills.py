@@ -162,7 +162,7 @@ def test_a_killed_run_ends_as_the_unbroken_one(moment, runs):
 def test_a_run_goes_on_with_fewer_cores_and_says_that_its_bits_are_others(runs):
     cores = len(os.sched_getaffinity(0))
     said = (
-        f"{runs / ONE_CORE}: cpus was {cores} and is now 1: the run goes on from the same weights with the same batches"
+        f"{runs / ONE_CORE}: cpus was {cores} and is now 1: the run resumes from the same weights with the same batches"
     )
     assert (runs / "errors").read_text().count("not to the same bits") == 1
     assert said in (runs / "errors").read_text()
