@@ -189,6 +189,7 @@ def test_what_holds_embeddings(tmp_path):
     write(tmp_path / "y", stop_after=1)
     assert holds_embeddings(tmp_path / "x")
     assert holds_embeddings(tmp_path / "y")
+    assert holds_embeddings(tmp_path / "vectors.npz")
     assert not holds_embeddings(tmp_path)
     stored = read_embeddings(tmp_path / "x" / "manifest.json")
     np.testing.assert_array_equal(stored.embeddings, EMBEDDINGS)
