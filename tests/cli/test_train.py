@@ -282,6 +282,20 @@ def test_its_status_is_its_own(monkeypatch, tmp_path):
     assert errors == "train: ended by --stop_on=collapse: collapse at step 7\n"
 
 
+def test_what_was_found_is_printed_beside_what_was_before(monkeypatch, tmp_path):
+    result = {"protocol": "zero-shot", "selection": "the last epoch", "metrics_before": {"recall@1": 0.019}}
+    result |= {
+        "metrics": {"recall@1": 0.847, "nmi": 0.834, "num_queries": 5},
+        "intervals": {"recall@1": (0, 0.82, 0.871)},
+    }
+    monkeypatch.setattr(trainer, "train", lambda *arguments, **options: result)
+    status, said, errors = commands.run("train", f"--run_dir={tmp_path / 'run'}")
+    assert status == 0, errors
+    assert "  recall@1       1.9 ->  84.7 %   (95 % interval over classes 82.0 .. 87.1)\n" in said
+    assert "  nmi                    83.4 %\n" in said
+    assert "num_queries" not in said
+
+
 def records(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
