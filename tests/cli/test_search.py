@@ -63,18 +63,18 @@ def test_images_are_queries(commands, tmp_path):
     from tfdml.models import Embedder
 
     rng = np.random.default_rng(0)
-    (tmp_path / "photos" / "a").mkdir(parents=True)
-    for number in range(5):
-        pixels = rng.integers(0, 255, (24, 24, 3), np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "photos" / "a" / f"{number}.png")
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(5):
+            pixels = rng.integers(0, 255, (24, 24, 3), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.png")
     embedder = Embedder("conv4", embedding_dim=4, image_size=16)
     embedder.build((None, 16, 16, 3))
     embedder.save(tmp_path / "embedder.keras")
     Retriever.build(embedder, items_of_folder(tmp_path / "photos"), tmp_path / "retriever")
     model = f"--model={tmp_path / 'embedder.keras'}"
     photos = ["--dataset=folder", f"--data_dir={tmp_path}/photos", "--split=all", f"--out={tmp_path}/embeddings"]
-    options = "--dataset_options=test_fraction=0"
-    status, _, errors = commands.run("embed", model, *photos, options)
+    status, _, errors = commands.run("embed", model, *photos)
     if status:
         pytest.fail(errors)
     asked = f"--images={tmp_path}/photos/a/*.png,{tmp_path}/photos/a/3.png"
