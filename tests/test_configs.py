@@ -12,6 +12,7 @@ from tests.data.trees import write_tree
 from tests.experiments import ROOT, experiment_of, terms_of
 from tests.training.runs import learner as learner_of
 from tfdml import backbones, data
+from tfdml.callbacks import AutoWeights
 from tfdml.data.pipeline import training_batches
 from tfdml.training import Experiment
 from tfdml.training.build.images import check_measurable, load_splits, make_sampler, make_transforms
@@ -315,7 +316,8 @@ def takes_a_step(experiment, characters):
     learner = learner_of(experiment, characters.num_classes, steps_per_epoch=10)
     learner.run_eagerly = True  # quicker than tracing for two steps
     before = [np.asarray(variable) for variable in learner.embedder.parts()["projection"]]
-    logs = learner.fit(training_batches(characters, sampler, transform, num_steps=2), epochs=1, verbose=0).history
+    batches = training_batches(characters, sampler, transform, num_steps=2)
+    logs = learner.fit(batches, epochs=1, verbose=0, callbacks=AutoWeights.of(learner)).history
     assert all(np.isfinite(values).all() for values in logs.values()), logs
     after = [np.asarray(variable) for variable in learner.embedder.parts()["projection"]]
     assert any((old != new).any() for old, new in zip(before, after, strict=True))
