@@ -308,15 +308,15 @@ class MetricLearner(workarounds.SeveralWorkersModel):
             return objective.compute_pairs(pairs)
         names, states = list(representations), objective.non_trainable_variables
 
-        def over_blocks(function, variables=()):
+        def over_blocks(function):
             def part(rows, total, *tensors):
                 named = dict(zip(names, tensors, strict=True))
                 return function(pairs_by_name(named, labels, objective.positives, rows, total))
 
-            return blocks.sum_of(part, list(representations.values()), variables, states)
+            return blocks.sum_of(part, list(representations.values()), objective.trainable_variables, states)
 
         self._track_observations(objective, over_blocks)
-        return over_blocks(objective.compute_pairs, objective.trainable_variables)
+        return over_blocks(objective.compute_pairs)
 
     def _anchor_blocks(self, labels) -> AnchorBlocks | None:
         """Return the blocks of anchors that pairs of a batch with these labels are computed in; None: all at once.
