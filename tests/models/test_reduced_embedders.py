@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from sklearn.decomposition import PCA
 
+from tests.export.networks import difference
 from tests.mathematics import assert_close
 from tests.models.ensembles import ensemble_learner, tiny_ensemble
 from tests.models.networks import SIZE, config_of, images, tiny_embedder
@@ -113,7 +114,7 @@ def test_saved_model_gives_the_same_embeddings(model, tmp_path):
 def test_export_gives_the_same_embeddings(model, tmp_path):
     version = export.export_saved_model(model, tmp_path)
     encoded = [tf.io.encode_png(image).numpy() for image in images(dtype="uint8")]
-    assert export.compare(model, version, encoded) < 1e-6
+    assert difference(model, version, encoded) < 1e-6
 
 
 def test_random_moments_need_no_dense_layer():
