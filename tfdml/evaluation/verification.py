@@ -92,7 +92,8 @@ def verification(
     at most the one asked for, and FNMR@FMR is 1 - TAR@FAR.
 
     All pairs are counted in 2**20 bins. A second pass over the bin of each threshold makes the threshold exact. The
-    memory does not grow with the number of pairs: 60,000 images take about 100 MB next to two copies of the embeddings.
+    memory does not grow with the number of pairs: 60,000 images of 128 dimensions take 150 MB next to the embeddings,
+    and about 50 s on two cores.
 
     Intervals are over classes: pairs that share a class are not independent (dyadic cluster-robust variance: Aronow,
     Samii and Assenova, 2015, "Cluster-robust variance estimation for dyadic data"), on the scale of log odds, with
