@@ -41,10 +41,8 @@ class _GalleryClassifier:
         self.distance = one_of("distance", distance, ("euclidean", "sqeuclidean", "cosine", "dot"))
         self.embeddings = np.zeros((0, check_embeddings(embeddings).shape[1]), np.float32)
         self.labels = np.asarray(labels)[:0]
-        self.threshold: float | None = None
+        self.threshold = None if threshold is None else float(threshold)
         self.add(embeddings, labels)
-        if threshold is not None:
-            self._set_threshold(threshold)
 
     def add(self, embeddings: Any, labels: Any) -> None:
         """Add images of known or of new classes to the gallery.
@@ -112,19 +110,13 @@ class _GalleryClassifier:
         """
         closed, distances, confidences = self._votes(check_embeddings(queries, "queries"))
         known = np.ones(len(closed), bool) if self.threshold is None else distances <= self.threshold
-        labels = np.where(known, self._names[closed], np.asarray(self.unknown, self._unknown_type()))
+        labels = np.where(known, self._names[closed], self.unknown)
         return Predictions(labels, self._names[closed], distances, confidences)
-
-    def _unknown_type(self) -> Any:
-        return self.labels.dtype if self.labels.dtype.kind in "iu" else None
 
     def _update(self) -> None:
         if self.labels.dtype.kind == "u":
             self.labels = self.labels.astype(np.int64)
         self._names, self._places = np.unique(self.labels, return_inverse=True)
-
-    def _set_threshold(self, threshold: Any) -> None:
-        raise NotImplementedError
 
     def _votes(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Place of the class, distance and confidence of each query."""
@@ -176,16 +168,13 @@ class KNNClassifier(_GalleryClassifier):
         if not temperature > 0:
             raise UserError(f"temperature must be above 0; got {temperature}")
         self.k, self.weights, self.temperature = k, one_of("weights", weights, WEIGHTS), temperature
-        super().__init__(embeddings, labels, distance=distance, threshold=threshold)
-
-    def _set_threshold(self, threshold: Any) -> None:
         if isinstance(threshold, Calibration):
-            if threshold.distance != self.distance:
+            if threshold.distance != distance:
                 raise UserError(
-                    f"the calibration is of distance={threshold.distance!r}, the classifier of {self.distance!r}"
+                    f"the calibration is of distance={threshold.distance!r}, the classifier of {distance!r}"
                 )
             threshold = threshold.threshold
-        self.threshold = float(threshold)
+        super().__init__(embeddings, labels, distance=distance, threshold=threshold)
 
     def _votes(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         k = min(self.k, len(self.embeddings))
@@ -240,16 +229,13 @@ class CentroidClassifier(_GalleryClassifier):
     ):
         if not temperature > 0:
             raise UserError(f"temperature must be above 0; got {temperature}")
-        self.temperature = temperature
-        super().__init__(embeddings, labels, distance=distance, threshold=threshold)
-
-    def _set_threshold(self, threshold: Any) -> None:
         if isinstance(threshold, Calibration):
             raise UserError(
                 "a calibration is of the distances between images, which are larger than those to a center: use "
                 "fit_threshold with queries of unknown classes"
             )
-        self.threshold = float(threshold)
+        self.temperature = temperature
+        super().__init__(embeddings, labels, distance=distance, threshold=threshold)
 
     def _update(self) -> None:
         super()._update()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -128,16 +128,9 @@ def verification(
         raise UserError(f"false accept rates must be between 0 and 1; got {', '.join(map(str, fars))}")
     accepted_same, accepted = np.cumsum(same), np.cumsum(different)
 
-    ranks = [int(np.floor(far * num_different)) for far in fars]
-    bins = [int(np.searchsorted(accepted, rank, side="right")) for rank in ranks]
     # FNMR - FAR falls along the bins; it becomes 0 or negative within this one.
     crossing = int(np.argmax((1 - accepted_same / num_same) - accepted / num_different <= 0))
-    within = pairs.distances_in({*bins, crossing})
-    thresholds = []
-    for rank, k in zip(ranks, bins, strict=True):
-        before = int(accepted[k] - different[k])
-        first_refused = np.partition(within[k][1], rank - before)[rank - before]
-        thresholds.append(float(np.nextafter(first_refused, np.float32(-np.inf))))
+    thresholds, within = pairs.thresholds(different, [int(np.floor(far * num_different)) for far in fars], {crossing})
     eer, eer_threshold = _equal_error(
         *within[crossing],
         int(accepted_same[crossing] - same[crossing]),
@@ -402,18 +395,29 @@ class _CountedPairs(AllPairs):
         nothing = np.zeros(0, np.float32)
         return {k: tuple(np.concatenate([nothing, *part]) for part in two) for k, two in found.items()}  # type: ignore[misc]
 
+    def thresholds(
+        self, different: np.ndarray, ranks: Sequence[int], further: Iterable[int] = ()
+    ) -> tuple[list[float], dict[int, tuple[np.ndarray, np.ndarray]]]:
+        """Return the largest thresholds that accept at most so many pairs of different classes, and `distances_in`."""
+        accepted = np.cumsum(different)
+        bins = np.searchsorted(accepted, ranks, side="right").tolist()
+        within = self.distances_in({*bins, *further})
+        found = []
+        for rank, k in zip(ranks, bins, strict=True):
+            place = rank - int(accepted[k] - different[k])
+            found.append(float(np.nextafter(np.partition(within[k][1], place)[place], np.float32(-np.inf))))
+        return found, within
+
     def threshold_of_far(self, different: np.ndarray, far: float) -> float:
         """Return the largest threshold at which the share of accepted pairs of different classes is at most `far`."""
-        accepted = np.cumsum(different)
-        rank = int(np.floor(far * accepted[-1]))
+        num_different = int(different.sum())
+        rank = int(np.floor(far * num_different))
         if rank < 1:
             raise UserError(
-                f"far={far:g} needs at least {1 / far:,.0f} pairs of different classes; there are {accepted[-1]:,}"
+                f"far={far:g} needs at least {1 / far:,.0f} pairs of different classes; there are {num_different:,}"
             )
-        k = int(np.searchsorted(accepted, rank, side="right"))
-        before = int(accepted[k] - different[k])
-        first_refused = np.partition(self.distances_in({k})[k][1], rank - before)[rank - before]
-        return float(np.nextafter(first_refused, np.float32(-np.inf)))
+        (threshold,), _ = self.thresholds(different, [rank])
+        return threshold
 
     def of_precision(self, same: np.ndarray, different: np.ndarray, precision: float) -> float:
         """Return the largest threshold at which this share of the accepted pairs is of one class."""
