@@ -9,7 +9,7 @@ from scipy.optimize import brentq
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from tfdml.errors import UserError
-from tfdml.evaluation import Calibration, calibrate, verification, verify_pairs
+from tfdml.evaluation import Calibration, accepted_rates, calibrate, verification, verify_pairs
 
 
 def classes(seed, num_classes, num_images, dim=8, spread=1.0):
@@ -147,6 +147,8 @@ def test_a_calibrated_threshold_keeps_to_the_rate():
     assert calibration.far.mean <= 0.01
     assert calibration.tar.mean == pytest.approx(np.mean(accepted[same]), abs=1e-3)
     (point,) = verification(embeddings, labels, fars=(0.01,)).points.values()
+    measured = accepted_rates(embeddings, labels, calibration.threshold)
+    assert (measured.far, measured.tar.mean) == (point.far, calibration.tar.mean)
     # For as many other classes: those vary as much as these.
     assert calibration.far.standard_error == pytest.approx(2**0.5 * point.far.standard_error)
     assert (calibration.num_images, calibration.num_classes, calibration.target) == (500, 30, "far=0.01")

@@ -439,7 +439,7 @@ def test_objectives_on_a_loss_over_pairs_have_its_relation(make, representation)
     sets, x = label_sets()
     ordered, vectors = np.arange(9) // 2, {name: x.reshape(shape)}
     for relation, labels in ((neighbors, ordered), (shares_a_label, sets)):
-        # A memory takes rows of as many labels as it is told; the others take any.
+        # A memory takes rows of `label_columns` labels; the others take any.
         options = {"label_columns": 4} if make is objectives.CrossBatchMemory and labels is sets else {}
         objective = make(losses.ContrastiveLoss().with_positives(relation), **options)
         value = objective(vectors, labels)

@@ -43,7 +43,14 @@ from tfdml.evaluation.retrieval import (
     split_into_parts,
 )
 from tfdml.evaluation.scattering import draw_scattering, evaluate_scattering, partial_embeddings, scattering_curve
-from tfdml.evaluation.verification import Calibration, Verification, calibrate, verification, verify_pairs
+from tfdml.evaluation.verification import (
+    Calibration,
+    Verification,
+    accepted_rates,
+    calibrate,
+    verification,
+    verify_pairs,
+)
 
 __all__ = [
     "DEFAULT_METRICS",
@@ -59,6 +66,7 @@ __all__ = [
     "QueryValues",
     "Sources",
     "Verification",
+    "accepted_rates",
     "calibrate",
     "class_density",
     "clustering_agreement",

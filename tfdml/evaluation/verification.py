@@ -165,6 +165,35 @@ def verification(
     )
 
 
+def accepted_rates(
+    embeddings: Any, labels: Any, threshold: float, *, distance: str = "cosine", level: float = 0.95
+) -> OperatingPoint:
+    """Measure the rates at a given threshold, such as that of a `Calibration` on other classes.
+
+    Args:
+        embeddings: (N, d).
+        labels: (N,) integer class ids.
+        threshold: The largest distance of an accepted pair.
+        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
+        level: The coverage of the intervals, which are over classes.
+
+    Returns:
+        An `OperatingPoint`.
+
+    Raises:
+        UserError: As `verification`.
+
+    Example:
+        >>> images, labels = [[0.0], [0.1], [5.0], [5.1]], [3, 3, 8, 8]
+        >>> point = tfdml.evaluation.accepted_rates(images, labels, 1.0, distance="euclidean")
+        >>> point.tar.mean, point.far.mean
+        (1.0, 0.0)
+    """
+    check_level(level)
+    pairs = _CountedPairs(embeddings, labels, distance)
+    return pairs.operating_points([threshold / pairs.scale], level, new_classes=False)[0]
+
+
 @dataclasses.dataclass(frozen=True)
 class Calibration:
     """A threshold on a distance, chosen on held-out classes, and what to expect of it on other classes.

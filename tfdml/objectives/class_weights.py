@@ -243,7 +243,7 @@ class RegularizedSoftTriple(ProxyLoss):
 
 @keras.saving.register_keras_serializable("tfdml")
 class CurricularFace(Stateful, ProxyLoss):
-    """ArcFace in which hard negatives weigh little at first, and more as training goes on.
+    """ArcFace in which hard negatives weigh little at first, and more later in training.
 
     L = -log( e^{s cos(theta_y + m)} / ( e^{s cos(theta_y + m)} + sum_{j != y} e^{s N_j} ) ),
     N_j = cos_j where cos_j <= cos(theta_y + m) (an easy negative), (t + cos_j) cos_j elsewhere (a hard one),

@@ -1,4 +1,4 @@
-"""Several seeds, and a training anew on all classes."""
+"""Several seeds, and a second training on all classes."""
 
 import json
 import shutil

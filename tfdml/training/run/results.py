@@ -154,7 +154,7 @@ def moment_embedder(learner: MetricLearner, train: tf.data.Dataset) -> MomentEmb
     return model
 
 
-# Distances at which the curves are told: embeddings of length 1 are 0 to 2 apart.
+# Distances at which the curves are computed: embeddings of length 1 are 0 to 2 apart.
 _POINTS = 201
 _BINS = 80
 

@@ -99,7 +99,7 @@ class Watcher:
             writer: TensorBoard's.
         """
         if self._too_large or any(sample["step"] == step for sample in self.samples):
-            return []  # of such a step: the run was ended here by what was seen, and goes on all the same
+            return []  # of such a step: an alarm ended the run here, and it is resumed
         if self._stream is None:
             self._stream = self._batches(step, self.every)
             self._sampler = GradientSampler(self._learner, [watch.objective.representation for watch in self._proxies])
