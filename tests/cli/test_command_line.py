@@ -224,8 +224,6 @@ CASES = {
         "generalisation": (True, COMPARE, RUN),
         "quantised": (["int8"], GALLERY, VECTORS),
         "after": (["csls"], COMPARE, RUN),
-        "cluster": ("local", GALLERY, VECTORS),
-        "workers": (2, VECTORS, {**VECTORS, "cluster": "local"}),
     },
     "export": {
         "moment_embedder": (True, {"gallery": "photos", "embedder": "models/cars"}, {"run_dir": "runs/cars"}),

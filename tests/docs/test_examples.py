@@ -17,7 +17,6 @@ SLOW = {
     "tfdml.backbones.resolver",
     "tfdml.backbones.tokens",
     "tfdml.cluster.bulk_embedding",
-    "tfdml.cluster.query_blocks",
     "tfdml.cluster.ray_session",
     "tfdml.cluster.training",
     "tfdml.data.pipeline",

@@ -31,7 +31,7 @@ Measure an embedder: Recall@K, precision, MAP@R, R-precision, mAP, NMI, AMI, pai
   tfdml evaluate --model=embeddings/cars --metrics=recall,map@r --ks=1,10
   tfdml evaluate --model=vectors.npz --distance=cosine
   tfdml evaluate --model='lancedb:///data/galleries?table=cars&index=ivf_pq&effort=20' --ks=1,10
-  tfdml evaluate --model=embeddings/photos --metrics=recall --cluster=local --quantised=int8,pq
+  tfdml evaluate --model=embeddings/photos --metrics=recall --quantised=int8,pq
   tfdml evaluate --model=runs/cars_jrd --after='views(flip=true) + whitening(dim=64) + query_expansion(k=5, alpha=3)'
   tfdml evaluate --compare runs/cars_am runs/cars_jrd --report=comparison.html
   tfdml evaluate --model=runs/cars_jrd --task=verification --target=far=0.001 --json=threshold.json
@@ -76,8 +76,6 @@ FLAGS.define("task", "retrieval", "What the embeddings are for.", ["retrieval", 
 FLAGS.define("target", "", "With --task=verification: choose a threshold, such as far=0.001 or precision=0.99.")
 FLAGS.define("neighbors", 5, "With --task=classification: how many images vote.", lower_bound=1)
 FLAGS.define("generalisation", False, "Also compare the embeddings of the training classes with these.")
-FLAGS.define("cluster", "", "Search over Ray, with the same result: local, ray://host:10001 or host:6379.")
-FLAGS.define("workers", 0, "With --cluster: how many processes; 0: one for each CPU.", lower_bound=0)
 FLAGS.define("quantised", [], "Also Recall@1 with vectors of fewer bytes: int8, pq or pqM (M bytes a vector).")
 FLAGS.define("json", "", "File to write the metrics to, as fractions.")
 FLAGS.define("report", "", "File to write an HTML page to.")
@@ -121,10 +119,6 @@ def evaluate(values: Flags) -> None:
     ks = fitting_ks(values, split.images) if "recall" in metrics else ks
     options: dict[str, Any] = {"ks": ks, "metrics": metrics, "distance": values.distance}
     sample = split.kmeans_sample(metrics)
-    if values.cluster:
-        from tfdml.cluster.query_blocks import values_over_ray
-
-        options["per_query"] = values_over_ray(values.cluster, values.workers)
     resampled = values.intervals if values.intervals in ("classes", "queries") else None
     result = evaluate_dataset(split.embeddings, split.images, intervals=resampled, kmeans_sample=sample, **options)
     if values.intervals == "parts":
@@ -361,8 +355,7 @@ COMMAND = Command(
         "split": either(_ALONE, needs("dataset")),
         "distance": either(_ALONE, needs("dataset")),
         **dict.fromkeys(("metrics", "ks"), both(_ALONE, _RETRIEVAL)),
-        **dict.fromkeys(("intervals", "generalisation", "quantised", "after", "cluster"), both(_VECTORS, _RETRIEVAL)),
-        "workers": both(_VECTORS, needs("cluster")),
+        **dict.fromkeys(("intervals", "generalisation", "quantised", "after"), both(_VECTORS, _RETRIEVAL)),
         "task": _VECTORS,
         "target": needs("task", "verification"),
         "neighbors": needs("task", "classification"),

@@ -243,7 +243,6 @@ def values_per_query(
     memory_budget: int,
     progress: Progress | None = None,
     neighbours: NeighbourSearch | None = None,
-    depth: int | None = None,
 ) -> dict[str, np.ndarray]:
     """Return what `retrieval_per_query` returns, for a checked task and the names of `requested`.
 
@@ -254,12 +253,9 @@ def values_per_query(
         memory_budget: As `retrieval_per_query`.
         progress: As `retrieval_per_query`.
         neighbours: A search that is measured in place of the exact one; what it has not found is no hit.
-        depth: For a part of the queries, of which perhaps none can be answered: the `search_depth` of the whole. The
-            values are then those of the whole to the last bit, since sums are as long.
     """
-    if depth is None:
-        check_depth(task, names)
-        depth = search_depth(task, names)
+    check_depth(task, names)
+    depth = search_depth(task, names)
     count = len(task.labels)
     values = {name: np.full(count, np.nan) for name in names}
     by_depth = [name for name in names if name != "map"]
