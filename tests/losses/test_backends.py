@@ -1,0 +1,82 @@
+"""Every loss gives on JAX and on PyTorch the values and gradients that it gives on TensorFlow."""
+
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from tests.mathematics import degenerate_batches, random_batch, value_and_gradients
+from tfdml import losses
+from tfdml.losses.classification import ClassSimilarityLoss
+
+LOSSES = [name for name in losses.__all__ if name != "TripletLoss"]
+SPECIFICATIONS = {
+    **{name: (name, {}) for name in LOSSES},
+    **{m: ("TripletLoss", {"mining": m, "margin": 0.5}) for m in ("all", "hard", "semi_hard", "distance_weighted")},
+    "soft": ("TripletLoss", {"margin": "soft"}),
+}
+
+def inputs(name):
+    """The batches on which a loss is compared: similarities for a loss on proxies, embeddings otherwise."""
+    labels, x = random_batch(6, 9, 3, 5)
+    if issubclass(getattr(losses, name), ClassSimilarityLoss):
+        shape = (9, 3, 2) if name == "SoftTripleLoss" else (9, 3)
+        return {"random": (labels, np.random.default_rng(0).uniform(-0.9, 0.9, shape).astype("float32"))}
+    # Of any length, so that the zero vector is not at the same distance from all: a choice would be arbitrary.
+    _, with_zero = random_batch(7, 9, 3, 5, unit=False)
+    with_zero[1] = 0.0
+    return {"random": (labels, x), "zero": (labels, with_zero), "lonely": degenerate_batches()["one image"]}
+
+
+def gradient_function(loss, labels, compiled):
+    """From embeddings to the loss and its gradient, on the backend of this process."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        run = jax.value_and_grad(lambda embeddings: loss(labels, embeddings))
+        return jax.jit(run) if compiled else run
+
+    import torch
+
+    def run(x):
+        embeddings = torch.tensor(x, requires_grad=True)
+        value = loss(labels, embeddings)
+        value.backward()
+        return value.detach().numpy(), embeddings.grad.numpy()
+
+    return run
+
+
+def write_values(path):
+    """Write value and gradient of every loss on the backend of this process."""
+    arrays = {}
+    for key, (name, arguments) in SPECIFICATIONS.items():
+        for batch, (labels, x) in inputs(name).items():
+            run = gradient_function(getattr(losses, name)(**arguments), labels, compiled=batch == "random")
+            arrays[f"{key}/{batch}/value"], arrays[f"{key}/{batch}/gradient"] = run(x)
+    np.savez(path, **arrays)
+
+
+@pytest.fixture(scope="module", params=["jax", "torch"])
+def on_backend(request, tmp_path_factory):
+    pytest.importorskip(request.param)
+    path = tmp_path_factory.mktemp(request.param) / "values.npz"
+    child = f"from tests.losses.test_backends import write_values; write_values({str(path)!r})"
+    environment = {**os.environ, "KERAS_BACKEND": request.param, "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", child], env=environment, timeout=600, check=True)
+    return np.load(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", SPECIFICATIONS)
+def test_other_backends_agree_with_tensorflow(on_backend, key):
+    name, arguments = SPECIFICATIONS[key]
+    loss = getattr(losses, name)(**arguments)
+    for batch, (labels, x) in inputs(name).items():
+        value, (gradient,) = value_and_gradients(lambda e, y=labels: loss(y, e), x)
+        np.testing.assert_allclose(on_backend[f"{key}/{batch}/value"], value, rtol=1e-5, atol=1e-6)
+        scale = max(np.abs(gradient).max(), 1.0)
+        np.testing.assert_allclose(on_backend[f"{key}/{batch}/gradient"], gradient, atol=2e-5 * scale)
