@@ -19,6 +19,7 @@ SPECIFICATIONS = {
     "soft": ("TripletLoss", {"margin": "soft"}),
 }
 
+
 def inputs(name):
     """The batches on which a loss is compared: similarities for a loss on proxies, embeddings otherwise."""
     labels, x = random_batch(6, 9, 3, 5)
