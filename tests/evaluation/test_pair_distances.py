@@ -6,17 +6,15 @@ from scipy import stats
 from scipy.spatial.distance import jensenshannon
 from sklearn.metrics import roc_auc_score
 
-from tests.report.pages import embedded
 from tfdml.errors import UserError
-from tfdml.evaluation import pair_distances, sample_pair_distances
+from tfdml.evaluation import pair_distances
 from tfdml.evaluation.pair_distances import (
+    PairHistogram,
     count_pair_distances,
     default_bins,
     jensen_shannon_bits,
     overlap_coefficient,
     probability_nearer,
-    sample_pair_histogram,
-    share_ordered,
 )
 from tfdml.pairwise import DISTANCES
 
@@ -61,7 +59,6 @@ def test_every_pair_is_counted_in_its_bin(distance, tile, monkeypatch):
     assert_same_counts(histogram.negative, negative, histogram.edges, slack)
     assert histogram.mean_positive == pytest.approx(positive.mean(), rel=1e-5)
     assert histogram.mean_negative == pytest.approx(negative.mean(), rel=1e-5)
-    assert histogram.exact
 
 
 @settings(max_examples=60, deadline=None)
@@ -113,20 +110,6 @@ def test_no_more_bins_than_there_were():
     assert len(fine.rebinned(100).positive) <= 4
 
 
-def test_sample_is_of_the_pairs_of_either_kind():
-    rng = np.random.default_rng(2)
-    embeddings, labels = rng.normal(size=(50, 3)), rng.integers(0, 4, 50)
-    histogram = sample_pair_histogram(embeddings, labels, num_pairs=20_000, bins=64, seed=3)
-    positive, negative = all_distances(embeddings, labels, "euclidean")
-    assert (histogram.positive.sum(), histogram.negative.sum(), histogram.exact) == (20_000, 20_000, False)
-    assert histogram.mean_positive == pytest.approx(positive.mean(), abs=4 * positive.std() / 20_000**0.5)
-    assert histogram.mean_negative == pytest.approx(negative.mean(), abs=4 * negative.std() / 20_000**0.5)
-    again = sample_pair_histogram(embeddings, labels, num_pairs=20_000, bins=64, seed=3)
-    np.testing.assert_array_equal(histogram.positive, again.positive)
-    other = sample_pair_histogram(embeddings, labels, num_pairs=20_000, bins=64, seed=4)
-    assert (histogram.positive != other.positive).any()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -137,33 +120,14 @@ def test_sample_is_of_the_pairs_of_either_kind():
         (([[0.0], [2.0], [1.0]], [0, 0]), "one class id per embedding"),
     ],
 )
-@pytest.mark.parametrize("count", [count_pair_distances, lambda x, y: sample_pair_histogram(x, y, num_pairs=5)])
-def test_bad_input_is_refused(arguments, message, count):
+def test_bad_input_is_refused(arguments, message):
     with pytest.raises(UserError, match=message):
-        count(*arguments)
+        count_pair_distances(*arguments)
 
 
-def test_unknown_distance_and_no_pairs_are_refused():
+def test_unknown_distance_is_refused():
     with pytest.raises(UserError, match="unknown distance"):
         count_pair_distances([[0.0], [1.0], [2.0]], [0, 0, 1], distance="manhattan")
-    with pytest.raises(UserError, match="at least 1"):
-        sample_pair_histogram([[0.0], [1.0], [2.0]], [0, 0, 1], num_pairs=0)
-
-
-def test_pair_distances_are_of_the_right_pairs():
-    embeddings, labels = embedded(4, classes=5, per_class=4)
-    labels[-1] = 999  # a class of one image has no positive pair
-    gaps = np.linalg.norm(embeddings[:, None] - embeddings[None], axis=-1)
-    same = labels[:, None] == labels[None]
-    positive, negative = sample_pair_distances(embeddings, labels, num_pairs=40_000)
-    wanted = gaps[same & ~np.eye(len(labels), dtype=bool)]
-    np.testing.assert_allclose(np.unique(positive), np.unique(wanted.astype(np.float32)), rtol=1e-5)
-    np.testing.assert_allclose(positive.mean(), wanted.mean(), rtol=0.02)  # pairs are equally likely
-    np.testing.assert_allclose(negative.mean(), gaps[~same].mean(), rtol=0.02)
-    assert len(np.unique(negative)) == (~same).sum() / 2
-    unit = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
-    cosine = sample_pair_distances(embeddings, labels, distance="cosine", num_pairs=500)[1]
-    assert np.isin(np.round(cosine, 4), np.round((1 - unit @ unit.T).astype(np.float32), 4)).mean() > 0.98
 
 
 COUNTS = st.lists(st.integers(0, 50), min_size=1, max_size=12)
@@ -203,23 +167,6 @@ def test_histograms_that_do_not_fit_are_refused(measure):
         measure([0, 0], [1, 2])
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(0, 6), min_size=1, max_size=30), st.lists(st.integers(0, 6), min_size=1, max_size=30))
-def test_order_of_distances_counts_ties_half(positive, negative):
-    positive, negative = np.array(positive, np.float32) / 3, np.array(negative, np.float32) / 3
-    pairs = [(a < b) + (a == b) / 2 for a in positive for b in negative]
-    assert share_ordered(positive, negative) == pytest.approx(np.mean(pairs), abs=1e-12)
-    truth = np.r_[np.zeros(len(positive)), np.ones(len(negative))]
-    assert share_ordered(positive, negative) == pytest.approx(roc_auc_score(truth, np.r_[positive, negative]), abs=1e-9)
-
-
-def test_distances_however_close_are_no_ties():
-    assert share_ordered([1.0], [1.0 + 1e-15]) == 1
-    assert share_ordered([1.0 + 1e-15], [1.0]) == 0
-    with pytest.raises(UserError, match="hold a pair"):
-        share_ordered([], [1.0])
-
-
 def test_normal_distributions_give_their_known_overlap():
     rng = np.random.default_rng(1)
     positive, negative = rng.normal(0, 1, 400_000), rng.normal(1, 1, 400_000)
@@ -231,5 +178,5 @@ def test_normal_distributions_give_their_known_overlap():
 
 @pytest.mark.parametrize(("pairs", "bins"), [(1, 2), (8, 4), (1000, 20), (10**6, 100)])
 def test_bins_follow_the_number_of_the_rarer_pairs(pairs, bins):
-    histogram = sample_pair_histogram([[0.0], [1.0], [2.0]], [0, 0, 1], num_pairs=pairs)
+    histogram = PairHistogram(np.arange(3.0), np.array([pairs, 0]), np.array([0, 2 * pairs]), 0.5, 1.5)
     assert default_bins(histogram) == bins

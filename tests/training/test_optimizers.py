@@ -389,7 +389,9 @@ def test_a_run_measures_selects_and_reports_the_averages(selection, tmp_path, mo
 
     monkeypatch.setattr(TrainingMonitor, "on_train_batch_end", step)
     monkeypatch.setattr(Evaluator, "embed", record)
-    monkeypatch.setattr(runs, "write_run_report", lambda folder, images, embeddings: reported.append(embeddings))
+    monkeypatch.setattr(
+        runs, "write_run_report", lambda folder, images, embeddings, held_out: reported.append(embeddings)
+    )
     # The first epoch is the best on held-out classes.
     worse = iter((0.9, 0.5, 0.4))
     measure = Evaluator.measure

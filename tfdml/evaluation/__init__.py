@@ -31,7 +31,6 @@ from tfdml.evaluation.intervals import (
     seed_difference,
     student_interval,
 )
-from tfdml.evaluation.pair_distances import sample_pair_distances
 from tfdml.evaluation.per_query import QueryValues, dataset_roles, retrieval_per_query
 from tfdml.evaluation.retrieval import (
     DEFAULT_METRICS,
@@ -97,7 +96,6 @@ __all__ = [
     "quantised_recall",
     "read_embeddings",
     "retrieval_per_query",
-    "sample_pair_distances",
     "scattering_curve",
     "seed_difference",
     "split_into_parts",

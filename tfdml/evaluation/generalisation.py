@@ -16,7 +16,6 @@ from tfdml.evaluation.pair_distances import (
     jensen_shannon_bits,
     overlap_coefficient,
     probability_nearer,
-    sample_pair_histogram,
 )
 from tfdml.evaluation.per_query import check_labels
 from tfdml.evaluation.retrieval import evaluate_retrieval, part_protocol
@@ -38,10 +37,8 @@ def evaluate_overlap(
     labels: Any,
     *,
     distance: str = "euclidean",
-    num_pairs: int | None = None,
     bins: int | None = None,
-    seed: int = 0,
-) -> dict[str, float | int | bool]:
+) -> dict[str, float | int]:
     """Compare the distances d+ of pairs of one class with the distances d- of pairs of different classes.
 
     The densities are histograms over equal bins from the least distance that occurs to the largest, so scaling all
@@ -58,17 +55,14 @@ def evaluate_overlap(
         labels: (N,) integer class ids.
         distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`. The first three rank pairs of unit vectors alike, but
             equal bins of one are not equal bins of another.
-        num_pairs: How many pairs to draw of each kind, with replacement; None: all pairs, each once (a minute for
-            60,000 images of 512 dimensions).
         bins: How many; by default what `default_bins` gives.
-        seed: Of the draw.
 
     Returns:
         `overlap`, `jsd_bits`, `auc`; `mean_positive_distance` and `mean_negative_distance`, in the distance's unit;
-        `num_positive_pairs`, `num_negative_pairs`, `all_pairs` (False where they were drawn) and `bins`.
+        `num_positive_pairs`, `num_negative_pairs` and `bins`.
 
     Raises:
-        UserError: As `count_pair_distances`; fewer than one pair or bin asked for.
+        UserError: As `count_pair_distances`; fewer than one bin asked for.
 
     Example:
         >>> figures = evaluate_overlap([[0.0], [0.1], [5.0], [5.1]], [3, 3, 8, 8])
@@ -79,10 +73,7 @@ def evaluate_overlap(
     """
     if bins is not None and bins < 1:
         raise UserError(f"bins must be at least 1; got {bins}")
-    if num_pairs is None:
-        fine = count_pair_distances(embeddings, labels, distance=distance)
-    else:
-        fine = sample_pair_histogram(embeddings, labels, num_pairs=num_pairs, distance=distance, seed=seed)
+    fine = count_pair_distances(embeddings, labels, distance=distance)
     coarse = fine.rebinned(bins or default_bins(fine))
     return {
         "overlap": overlap_coefficient(coarse.positive, coarse.negative),
@@ -92,7 +83,6 @@ def evaluate_overlap(
         "mean_negative_distance": fine.mean_negative,
         "num_positive_pairs": int(fine.positive.sum()),
         "num_negative_pairs": int(fine.negative.sum()),
-        "all_pairs": fine.exact,
         "bins": len(coarse.positive),
     }
 
@@ -382,12 +372,11 @@ def evaluate_generalisation(
     test_batches: Iterable[Any] | None = None,
     measures: Sequence[str] = GENERALISATION_MEASURES,
     distance: str = "euclidean",
-    num_pairs: int | None = None,
     repeats: int = 10,
     share: float = 1 / 6,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
-) -> dict[str, float | int | bool]:
+) -> dict[str, float | int]:
     """Measure how far an embedding that was trained on some classes carries over to others.
 
     Of the test (unseen) classes, and of the training (seen) classes too where their embeddings are given:
@@ -410,7 +399,6 @@ def evaluate_generalisation(
         test_batches: The test images in the order of `test_labels`, given exactly if `embedder` is.
         measures: Which of `GENERALISATION_MEASURES`.
         distance: Of `recall`, `overlap`, `divergence` and `scattering`, as `nearest_neighbours`.
-        num_pairs: Of `evaluate_overlap`: how many pairs to draw; None: all.
         repeats: Of `evaluate_divergence`: how many splits.
         share: Of `evaluate_scattering`: of the positions.
         seed: Of whatever is drawn.
@@ -440,15 +428,15 @@ def evaluate_generalisation(
     sides = {"unseen": _checked(test_embeddings, test_labels, "test")}
     if train_embeddings is not None:
         sides["seen"] = _checked(train_embeddings, train_labels, "train")
-    result: dict[str, float | int | bool] = {}
+    result: dict[str, float | int] = {}
     for side, (embeddings, labels) in sides.items():
         counts = np.unique(labels, return_counts=True)[1]
-        found: dict[str, float | int | bool] = {}
+        found: dict[str, float | int] = {}
         if "recall" in measures and counts.max() > 1:
             found |= _recall(embeddings, labels, int(counts.min()), distance, seed)
         if len(counts) > 1 and counts.max() > 1:
             if "overlap" in measures:
-                found |= evaluate_overlap(embeddings, labels, distance=distance, num_pairs=num_pairs, seed=seed)
+                found |= evaluate_overlap(embeddings, labels, distance=distance)
             if "density" in measures:
                 found |= class_density(embeddings, labels).summary()
         result |= {f"{side}_{name}": value for name, value in found.items()}
@@ -465,9 +453,9 @@ def evaluate_generalisation(
 
 def _recall(
     embeddings: np.ndarray, labels: np.ndarray, smallest: int, distance: str, seed: int
-) -> dict[str, float | int | bool]:
+) -> dict[str, float | int]:
     options: dict[str, Any] = {"ks": (1,), "metrics": ("recall",), "distance": distance}
-    result: dict[str, float | int | bool] = {"recall@1": evaluate_retrieval(embeddings, labels, **options)["recall@1"]}
+    result: dict[str, float | int] = {"recall@1": evaluate_retrieval(embeddings, labels, **options)["recall@1"]}
     if smallest >= 2 * _PARTS:
         interval = part_protocol(embeddings, labels, parts=_PARTS, seed=seed, **options)["recall@1"]
         result |= {"recall@1_parts": interval.mean, "recall@1_parts_ci95": (interval.high - interval.low) / 2}

@@ -1,4 +1,4 @@
-"""Distances d+ between images of one class and d- of different classes: drawn, or all counted, and compared."""
+"""Distances d+ between images of one class and d- of different classes: all pairs, counted and compared."""
 
 from __future__ import annotations
 
@@ -13,81 +13,10 @@ from tfdml.evaluation.per_query import check_labels
 from tfdml.pairwise import DISTANCES
 from tfdml.retrieval.exact import check_embeddings, unit_rows
 
-# Differences held at once, in pairs.
-_CHUNK = 8192
-
 # Rows and columns of the distance matrix that are counted at once: 16 MB with the bins.
 _TILE = 1024
 # So many that what happens within one bin does not matter, and their counts still stay in the cache.
 _BINS = 2**14
-
-
-def sample_pair_distances(
-    embeddings: Any, labels: Any, *, distance: str = "euclidean", num_pairs: int = 50_000, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distances of pairs drawn at random, with replacement, each pair of its kind being equally likely.
-
-    Args:
-        embeddings: (N, d).
-        labels: (N,) integer class ids.
-        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`, as `nearest_neighbours`.
-        num_pairs: How many pairs of each kind.
-        seed: Of the draw.
-
-    Returns:
-        (P,) float32 d+ and (P,) float32 d-; empty where no such pair exists.
-
-    Raises:
-        UserError: Embeddings that are empty or not finite, labels that do not go with them, an unknown distance.
-
-    Example:
-        >>> import numpy as np
-        >>> positive, negative = sample_pair_distances(np.array([[0.0], [1.0], [5.0]]), [0, 0, 1], num_pairs=9)
-        >>> set(positive.tolist()), set(negative.tolist()) <= {4.0, 5.0}
-        ({1.0}, True)
-    """
-    if distance not in DISTANCES:
-        raise UserError(f"unknown distance {distance!r}; one of {', '.join(DISTANCES)}")
-    embeddings = check_embeddings(embeddings)
-    labels = check_labels(labels, len(embeddings))
-    rng = np.random.default_rng(seed)
-    if distance == "cosine":
-        embeddings = unit_rows(embeddings)
-    positive, negative = (_drawn_pairs(labels, num_pairs, rng, same) for same in (True, False))
-    return _measure(embeddings, *positive, distance), _measure(embeddings, *negative, distance)
-
-
-def _drawn_pairs(labels: np.ndarray, count: int, rng: np.random.Generator, same: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of `count` pairs of one class (`same`) or of two; none where there is no such pair."""
-    order = np.argsort(labels, kind="stable")
-    _, starts, sizes = np.unique(labels[order], return_index=True, return_counts=True)
-    others = sizes - 1 if same else len(labels) - sizes
-    pairs = sizes.astype(np.float64) * others
-    if not pairs.any():
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    chosen = rng.choice(len(sizes), size=count, p=pairs / pairs.sum())
-    size, start = sizes[chosen], starts[chosen]
-    first = rng.integers(size)
-    if same:
-        second = start + (first + rng.integers(1, size)) % size  # a step of 1 .. size - 1 never ends where it began
-    else:
-        second = rng.integers(others[chosen])
-        second += np.where(second >= start, size, 0)  # step over the class of the first
-    return order[start + first], order[second]
-
-
-def _measure(embeddings: np.ndarray, first: np.ndarray, second: np.ndarray, distance: str) -> np.ndarray:
-    result = np.empty(len(first), np.float32)
-    for start in range(0, len(first), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        x, y = embeddings[first[part]].astype(np.float64), embeddings[second[part]].astype(np.float64)
-        if distance in ("dot", "cosine"):
-            product = np.einsum("pd,pd->p", x, y)
-            result[part] = -product if distance == "dot" else 1 - product
-        else:
-            squared = np.square(x - y).sum(axis=1)
-            result[part] = np.sqrt(squared) if distance == "euclidean" else squared
-    return result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +29,6 @@ class PairHistogram:
         negative: (K,) int64 pairs of different classes.
         mean_positive: The mean d+, of the distances and not of the bins.
         mean_negative: The mean d-.
-        exact: Whether every pair of the images is counted, once; else they are a sample.
     """
 
     edges: np.ndarray
@@ -108,7 +36,6 @@ class PairHistogram:
     negative: np.ndarray
     mean_positive: float
     mean_negative: float
-    exact: bool
 
     def rebinned(self, bins: int) -> PairHistogram:
         """Return the same pairs in at most `bins` bins, from the least distance that occurs to the largest.
@@ -154,33 +81,14 @@ def count_pair_distances(
         >>> histogram.positive.sum().item(), histogram.negative.sum().item(), round(histogram.mean_negative, 3)
         (1, 2, 4.5)
     """
-    pairs = AllPairs(embeddings, labels, distance)
-    everything, positive = np.zeros(bins, np.int64), np.zeros(bins, np.int64)
-    sum_of_all = sum_of_positive = 0.0
-    for rows, columns, distances, kept in pairs.tiles():
-        same = pairs.same(rows, columns)
-        distances = distances[kept]
-        bin_of = pairs.bins_of(distances, bins)
-        everything += np.bincount(bin_of.ravel(), minlength=bins)
-        sum_of_all += float(distances.sum(dtype=np.float64))
-        if same is not None:
-            positive += np.bincount(bin_of[same[kept]], minlength=bins)
-            sum_of_positive += float(distances[same[kept]].sum(dtype=np.float64))
-    num_positive, num_negative = int(positive.sum()), int(everything.sum() - positive.sum())
-    return PairHistogram(
-        pairs.scale * pairs.edges(bins),
-        positive,
-        everything - positive,
-        pairs.scale * sum_of_positive / num_positive,
-        pairs.scale * (sum_of_all - sum_of_positive) / num_negative,
-        exact=True,
-    )
+    return AllPairs(embeddings, labels, distance).histogram(bins)
 
 
 class AllPairs:
     """All pairs of images, sorted by class, with their distances tile by tile of the matrix.
 
     Attributes:
+        order: (N,) the row of each image, as they are sorted here.
         classes: (N,) the place of each image's class in `sizes`, ascending.
         sizes: (C,) the number of images of each class.
         scale: What the distances of the tiles are multiplied by.
@@ -198,7 +106,7 @@ class AllPairs:
     def __init__(self, embeddings: Any, labels: Any, distance: str):
         embeddings, labels = _checked(embeddings, labels, distance)
         # Sorted by class, the pairs of one class lie in few tiles.
-        order = np.argsort(labels, kind="stable")
+        self.order = order = np.argsort(labels, kind="stable")
         _, self.classes, self.sizes = np.unique(labels[order], return_inverse=True, return_counts=True)
         self._points, unit = _prepared(embeddings[order], distance)
         self._squares = np.einsum("nd,nd->n", self._points, self._points)
@@ -214,6 +122,28 @@ class AllPairs:
         """Return the bin of each distance."""
         per_bin = np.float32(bins / (self._high - self._low))
         return np.clip(((distances - np.float32(self._low)) * per_bin).astype(np.intp), 0, bins - 1)
+
+    def histogram(self, bins: int) -> PairHistogram:
+        """Return the counts of all pairs in equal bins that hold every distance."""
+        everything, positive = np.zeros(bins, np.int64), np.zeros(bins, np.int64)
+        sum_of_all = sum_of_positive = 0.0
+        for rows, columns, distances, kept in self.tiles():
+            same = self.same(rows, columns)
+            distances = distances[kept]
+            bin_of = self.bins_of(distances, bins)
+            everything += np.bincount(bin_of.ravel(), minlength=bins)
+            sum_of_all += float(distances.sum(dtype=np.float64))
+            if same is not None:
+                positive += np.bincount(bin_of[same[kept]], minlength=bins)
+                sum_of_positive += float(distances[same[kept]].sum(dtype=np.float64))
+        num_positive, num_negative = int(positive.sum()), int(everything.sum() - positive.sum())
+        return PairHistogram(
+            self.scale * self.edges(bins),
+            positive,
+            everything - positive,
+            self.scale * sum_of_positive / num_positive,
+            self.scale * (sum_of_all - sum_of_positive) / num_negative,
+        )
 
     def tiles(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[slice, slice, np.ndarray, Any]]:
         """Yield rows, columns, their distances (float32), and which of these count, so that each pair counts once.
@@ -238,50 +168,6 @@ class AllPairs:
         if self.classes[rows.stop - 1] < self.classes[columns.start]:
             return None
         return self.classes[rows, None] == self.classes[columns]
-
-
-def sample_pair_histogram(
-    embeddings: Any,
-    labels: Any,
-    *,
-    num_pairs: int,
-    distance: str = "euclidean",
-    bins: int = _BINS,
-    seed: int = 0,
-) -> PairHistogram:
-    """Return the histogram of pairs drawn at random, `num_pairs` of each kind, as `sample_pair_distances` draws them.
-
-    Args:
-        embeddings: (N, d).
-        labels: (N,) integer class ids.
-        num_pairs: How many pairs of each kind.
-        distance: As `count_pair_distances`.
-        bins: How many, from the least distance drawn to the largest.
-        seed: Of the draw.
-
-    Raises:
-        UserError: As `count_pair_distances`, or no pair is asked for.
-
-    Example:
-        >>> histogram = sample_pair_histogram([[0.0], [1.0], [5.0]], [0, 0, 1], num_pairs=100)
-        >>> histogram.positive.sum().item(), histogram.mean_positive
-        (100, 1.0)
-    """
-    if num_pairs < 1:
-        raise UserError(f"num_pairs must be at least 1; got {num_pairs}")
-    embeddings, labels = _checked(embeddings, labels, distance)
-    pairs = sample_pair_distances(embeddings, labels, distance=distance, num_pairs=num_pairs, seed=seed)
-    positive, negative = (distances.astype(np.float64) for distances in pairs)
-    low, high = min(positive.min(), negative.min()), max(positive.max(), negative.max())
-    edges = np.linspace(low, high if high > low else low + 1.0, bins + 1)
-    return PairHistogram(
-        edges,
-        np.histogram(positive, edges)[0].astype(np.int64),
-        np.histogram(negative, edges)[0].astype(np.int64),
-        float(positive.mean()),
-        float(negative.mean()),
-        exact=False,
-    )
 
 
 def _checked(embeddings: Any, labels: Any, distance: str) -> tuple[np.ndarray, np.ndarray]:
@@ -386,22 +272,6 @@ def probability_nearer(positive: Any, negative: Any) -> float:
     p, q = _shares(positive, negative)
     further = 1 - np.cumsum(q)
     return float((p * (further + q / 2)).sum())
-
-
-def share_ordered(positive: Any, negative: Any) -> float:
-    """Return the same of the distances themselves: only equal distances are ties, a bin for each that occurs.
-
-    Args:
-        positive: (P,) d+.
-        negative: (Q,) d-.
-
-    Example:
-        >>> share_ordered([1.0, 2.0], [2.0, 3.0])
-        0.875
-    """
-    distances, place = np.unique(np.concatenate([positive, negative]), return_inverse=True)
-    counts = [np.bincount(part, minlength=len(distances)) for part in np.split(place, [len(positive)])]
-    return probability_nearer(*counts)
 
 
 def default_bins(histogram: PairHistogram) -> int:

@@ -13,7 +13,7 @@ from sklearn.isotonic import IsotonicRegression
 
 from tfdml.errors import UserError
 from tfdml.evaluation.intervals import Interval, check_level
-from tfdml.evaluation.pair_distances import AllPairs
+from tfdml.evaluation.pair_distances import AllPairs, PairHistogram, probability_nearer
 
 #: The false accept rates of which `verification` reports the true accept rate.
 FARS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
@@ -55,7 +55,7 @@ class Verification:
         eer_threshold: The distance there.
         points: The operating points by the false accept rate that was asked for.
         roc: Three arrays `far`, `tar` and `threshold` for drawing, at most 2,000 points.
-        counts: Three arrays `edges` (K + 1,), `same` (K,) and `different` (K,), a histogram for drawing.
+        counts: The histogram of all pairs, in at most 256 bins.
     """
 
     distance: str
@@ -67,7 +67,7 @@ class Verification:
     eer_threshold: float
     points: Mapping[float, OperatingPoint]
     roc: Mapping[str, np.ndarray] = dataclasses.field(repr=False)
-    counts: Mapping[str, np.ndarray] = dataclasses.field(repr=False)
+    counts: PairHistogram = dataclasses.field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the measures without the curves, for JSON."""
@@ -120,7 +120,8 @@ def verification(
     """
     check_level(level)
     pairs = _CountedPairs(embeddings, labels, distance)
-    same, different = pairs.histogram()
+    histogram = pairs.histogram(_BINS)
+    same, different = histogram.positive, histogram.negative
     num_same, num_different = int(same.sum()), int(different.sum())
     if fars is None:
         fars = [far for far in FARS if far * num_different >= 1]
@@ -139,29 +140,22 @@ def verification(
         num_different,
     )
     points = pairs.operating_points(thresholds, level, new_classes=False)
-    # Of the pairs of different classes in the bin of a pair of one class, half are further away.
-    auc = float((same * (num_different - accepted + different / 2)).sum() / num_same / num_different)
     chosen = _spread(accepted_same + accepted, 2000)
-    step = _BINS // 256
     return Verification(
         distance,
         num_same,
         num_different,
         len(pairs.sizes),
-        auc,
+        probability_nearer(same, different),
         eer,
         eer_threshold * pairs.scale,
         dict(zip(fars, points, strict=True)),
         {
             "far": accepted[chosen] / num_different,
             "tar": accepted_same[chosen] / num_same,
-            "threshold": pairs.scale * pairs.edges(_BINS)[chosen + 1],
+            "threshold": histogram.edges[chosen + 1],
         },
-        {
-            "edges": pairs.scale * pairs.edges(_BINS)[::step],
-            "same": same.reshape(-1, step).sum(axis=1),
-            "different": different.reshape(-1, step).sum(axis=1),
-        },
+        histogram.rebinned(256),
     )
 
 
@@ -316,7 +310,8 @@ def calibrate(
         if not 0 < rate < 1:
             raise UserError(f"{what} must be between 0 and 1; got {rate}")
     pairs = _CountedPairs(embeddings, labels, distance)
-    same, different = pairs.histogram()
+    histogram = pairs.histogram(_BINS)
+    same, different = histogram.positive, histogram.negative
     threshold = (
         pairs.threshold_of_far(different, target) if name == "far" else pairs.of_precision(same, different, target)
     )
@@ -337,6 +332,64 @@ def calibrate(
         probabilities,
         float(share if prior is None else prior),
     )
+
+
+def hardest_pairs(
+    embeddings: Any, labels: Any, *, distance: str = "cosine", count: int = 8
+) -> tuple[list[tuple[int, int, float]], list[tuple[int, int, float]]]:
+    """Find the pairs of different classes that are nearest, and the pairs of one class that are furthest apart.
+
+    Of each image, its nearest image of another class and its furthest of its own class are candidates. Each image, and
+    each class or pair of classes, is listed once. The memory does not grow with the number of pairs.
+
+    Args:
+        embeddings: (N, d).
+        labels: (N,) integer class ids.
+        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
+        count: How many of each kind.
+
+    Returns:
+        Two lists of rows and their distance: pairs of different classes, the nearest first, and pairs of one class, the
+        furthest first.
+
+    Raises:
+        UserError: As `verification`.
+
+    Example:
+        >>> accepts, rejects = hardest_pairs([[0.0], [0.5], [5.0], [6.0]], [3, 3, 8, 8], distance="euclidean")
+        >>> accepts, rejects
+        ([(1, 2, 4.5)], [(2, 3, 1.0), (0, 1, 0.5)])
+    """
+    pairs = AllPairs(embeddings, labels, distance)
+    num = len(pairs.classes)
+    # The nearest of another class, and the furthest of the own class with its sign turned.
+    best, other = np.full((2, num), np.inf, np.float32), np.zeros((2, num), np.int64)
+    for rows, columns, distances, kept in pairs.tiles():
+        same = pairs.classes[rows, None] == pairs.classes[columns]
+        counted = np.ones(same.shape, bool) if kept is ... else kept
+        for kind, values in enumerate((np.where(same, np.inf, distances), np.where(same, -distances, np.inf))):
+            values[~counted] = np.inf
+            for axis, here, there in ((1, rows, columns), (0, columns, rows)):
+                place = values.argmin(axis=axis)
+                found = np.take_along_axis(values, np.expand_dims(place, axis), axis).ravel()
+                nearer = found < best[kind, here]
+                best[kind, here][nearer] = found[nearer]
+                other[kind, here][nearer] = there.start + place[nearer]
+    chosen: tuple[list, list] = ([], [])
+    for kind, listed in enumerate(chosen):
+        taken: set[Any] = set()
+        for i in np.argsort(best[kind], kind="stable").tolist():
+            j = int(other[kind, i])
+            # Classes are integers, and images stand in tuples.
+            names = {(i,), (j,), frozenset((int(pairs.classes[i]), int(pairs.classes[j])))}
+            if len(listed) == count or not np.isfinite(best[kind, i]):
+                break
+            if not names & taken:
+                taken |= names
+                far = (-1) ** kind * float(best[kind, i]) * pairs.scale
+                far = far if distance == "dot" else max(far, 0.0)
+                listed.append((*sorted((int(pairs.order[i]), int(pairs.order[j]))), far))
+    return chosen
 
 
 def verify_pairs(distances: Any, same: Any, folds: Any = 10) -> dict[str, Any]:
@@ -395,17 +448,6 @@ def verify_pairs(distances: Any, same: Any, folds: Any = 10) -> dict[str, Any]:
 
 class _CountedPairs(AllPairs):
     """All pairs of the images, counted by distance and at thresholds."""
-
-    def histogram(self) -> tuple[np.ndarray, np.ndarray]:
-        """Two (bins,) int64: the pairs of one class and of different classes."""
-        both, alike = np.zeros(_BINS, np.int64), np.zeros(_BINS, np.int64)
-        for rows, columns, distances, kept in self.tiles():
-            same = self.same(rows, columns)
-            bins = self.bins_of(distances[kept], _BINS)
-            both += np.bincount(bins.ravel(), minlength=_BINS)
-            if same is not None:
-                alike += np.bincount(bins[same[kept]], minlength=_BINS)
-        return alike, both - alike
 
     def distances_in(self, bins: set[int]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         """Return the distances of the pairs of one class, and of different classes, in each of these bins."""

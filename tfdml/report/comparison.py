@@ -11,7 +11,6 @@ import numpy as np
 
 from tfdml.errors import UserError
 from tfdml.evaluation.intervals import Interval, paired_differences, seed_difference
-from tfdml.evaluation.pair_distances import sample_pair_distances
 from tfdml.evaluation.per_query import QUERIES_FILE, QueryValues, retrieval_per_query
 from tfdml.evaluation.retrieval import dataset_protocol
 from tfdml.report import metric_text, plots
@@ -20,6 +19,7 @@ from tfdml.report.queries import examples_html, rank_queries
 from tfdml.report.rendering import setting_text, write_page
 from tfdml.report.run_report import checked_embeddings
 from tfdml.report.runs import Run, read_runs
+from tfdml.report.same_or_different import pair_histogram
 
 if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which comparing folders does not
     from tfdml.data.dataset import ImageDataset
@@ -86,7 +86,7 @@ def write_comparison(
         ranked = {name: rank_queries(**dataset_protocol(x, dataset), distance=distance) for name, x in checked.items()}
         shown["recall"] = plots.recall_curves({name: of.recall() for name, of in ranked.items() if of is not None})
         shown["histograms"] = {
-            name: plots.histogram_html(*sample_pair_distances(x, dataset.labels, distance=distance), distance, name)
+            name: plots.histogram_html(pair_histogram(x, dataset.labels, distance), distance, name)
             for name, x in checked.items()
         }
         shown["queries"] = examples_html(ranked, queries, gallery, num_queries)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from tfdml.evaluation.pair_distances import overlap_coefficient, share_ordered
+from tfdml.evaluation.pair_distances import PairHistogram, overlap_coefficient, probability_nearer
+from tfdml.evaluation.verification import OperatingPoint, Verification
 from tfdml.report.rendering import render
 
 if TYPE_CHECKING:  # slow to import, so only where something is drawn
@@ -334,50 +335,71 @@ def _several(figures: Sequence[tuple[str, str, Records, Mapping[str, str], str]]
 # Histograms
 
 
-def histogram_html(positive: np.ndarray, negative: np.ndarray, distance: str, run: str = "") -> Markup:
+def histogram_html(
+    histogram: PairHistogram | None, distance: str, run: str = "", threshold: float | None = None
+) -> Markup:
     """Two histograms of distances over one axis, each in percent of its own pairs, and in numbers how they overlap.
 
     Args:
-        positive: (P,) d+.
-        negative: (Q,) d-.
+        histogram: The pairs; None: there are not both kinds.
         distance: As `nearest_neighbours`.
         run: Whose they are, where the report shows several; its text is then below the figure.
+        threshold: A distance to mark; None marks the mean of each kind.
     """
-    if not (len(positive) and len(negative)):
+    if histogram is None:
         return render("histogram.html", figure=None)
-    edges, counts = pair_counts(positive, negative)
-    means = float(np.mean(positive)), float(np.mean(negative))
+    shown = histogram.rebinned(_BINS)
+    counts = shown.positive, shown.negative
+    means = histogram.mean_positive, histogram.mean_negative
+    marks = f"Mean of d+ {means[0]:.3g}, mean of d- {means[1]:.3g}"
 
     def plot(axes: Axes) -> None:
-        _plot_pairs(axes, edges, *(100 * count / count.sum() for count in counts))
+        _plot_pairs(axes, shown.edges, *(100 * count / count.sum() for count in counts))
+        if threshold is not None:
+            _plot_line(axes, threshold, f"threshold {threshold:.3g}", "ink")
+            return
         # The label of the smaller mean goes to the left of its line, so that close means do not overprint.
         _plot_line(axes, means[0], f"d⁺ {means[0]:.3g}", "s0", means[0] <= means[1])
         _plot_line(axes, means[1], f"d⁻ {means[1]:.3g}", "s1", means[0] > means[1])
 
-    label = f"Histogram of pair distances{' of ' if run else ''}{run}. "
-    label += f"Mean of d+ {means[0]:.3g}, mean of d- {means[1]:.3g}"
+    label = f"Histogram of pair distances{' of ' if run else ''}{run}. {marks}"
+    label += "" if threshold is None else f", threshold {threshold:.3g}"
     return render(
         "histogram.html",
         figure=_draw_axes(plot, label, DISTANCE_NAMES[distance], "% of pairs"),
         overlap=overlap_coefficient(*counts),
-        ordered=share_ordered(positive, negative),
-        pairs=len(positive),
+        ordered=probability_nearer(histogram.positive, histogram.negative),
+        pairs=[int(count.sum()) for count in counts],
         key=not run,
     )
 
 
-def pair_counts(positive: np.ndarray, negative: np.ndarray, bins: int = _BINS) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return the edges of equal bins from 0, or the least distance if less, to the largest, and the pairs in each.
+def roc_curve(measured: Verification, chosen: OperatingPoint) -> Markup:
+    """Return the true accept rate by the false accept rate, along a logarithmic axis.
 
     Args:
-        positive: (P,) d+.
-        negative: (Q,) d-. Neither may be empty.
-        bins: How many.
+        measured: What `verification` gave.
+        chosen: The operating point that is marked.
     """
-    both = np.concatenate([positive, negative]).astype(np.float64)
-    low, high = min(0.0, float(both.min())), float(both.max())
-    edges = np.linspace(low, high if high > low else low + 1.0, bins + 1)
-    return edges, [np.histogram(distances, edges)[0] for distances in (positive, negative)]
+
+    def plot(axes: Axes) -> None:
+        from matplotlib import ticker
+
+        far, tar = (measured.roc[name] for name in ("far", "tar"))
+        axes.plot(far[far > 0], 100 * tar[far > 0], color=colour("s0"), drawstyle="steps-post", clip_on=False)
+        axes.set(xscale="log", xlim=(max(1 / measured.num_different, 1e-7), 1), ylim=(0, 100))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_locator(ticker.NullLocator())
+        far, tar = chosen.far.mean, 100 * chosen.tar.mean
+        if far:
+            axes.plot(far, tar, "o", ms=9, mec=colour("s0"), mfc=colour("card"), mew=2.5, clip_on=False)
+            axes.annotate(
+                f"threshold {chosen.threshold:.3g}", (far, tar), (-10, 6), "data", "offset points", ha="right"
+            )
+
+    points = "; ".join(f"{100 * point.tar.mean:.1f} % at {far:g}" for far, point in measured.points.items())
+    label = f"ROC curve: true accept rate by false accept rate. {points}"
+    return _draw_axes(plot, label, "false accept rate", "true accept rate, %")
 
 
 def _plot_pairs(axes: Axes, edges: np.ndarray, positive: np.ndarray, negative: np.ndarray) -> None:

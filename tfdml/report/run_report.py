@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup
 
 from tfdml.errors import UserError
-from tfdml.evaluation.pair_distances import sample_pair_distances
 from tfdml.evaluation.retrieval import dataset_protocol
 from tfdml.report import classes, plots
 from tfdml.report.embedding_map import map_html
@@ -17,6 +17,7 @@ from tfdml.report.metric_text import metric_order, plain_intervals
 from tfdml.report.queries import examples_html, rank_queries
 from tfdml.report.rendering import render, write_page
 from tfdml.report.runs import Run, read_run
+from tfdml.report.same_or_different import TARGET, verification_html
 from tfdml.retrieval.exact import check_embeddings
 
 if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which comparing folders does not
@@ -24,16 +25,23 @@ if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which comparing folders does n
     from tfdml.training import RunFolder
 
 
-def write_run_report(folder: RunFolder, dataset: ImageDataset | None = None, embeddings: Any = None) -> None:
+def write_run_report(
+    folder: RunFolder,
+    dataset: ImageDataset | None = None,
+    embeddings: Any = None,
+    held_out: tuple[Any, Any] | None = None,
+) -> None:
     """Write `report/index.html` of a finished run; `trainer.train` calls it.
 
     Args:
         folder: The run's folder.
         dataset: The test images; None for a run of several seeds.
         embeddings: (N, d) one row per image, after training; None for a run of several seeds.
+        held_out: Embeddings and labels of the held-out training classes, if there are any.
     """
     interval_name = "95% interval over classes"
-    write_report(folder.report, read_run(folder.path), dataset, embeddings, interval_name=interval_name)
+    run = read_run(folder.path)
+    write_report(folder.report, run, dataset, embeddings, interval_name=interval_name, held_out=held_out)
 
 
 def write_report(
@@ -45,8 +53,10 @@ def write_report(
     distance: str = "euclidean",
     interval_name: str = "95% interval",
     num_queries: int = 10,
+    held_out: tuple[Any, Any] | None = None,
+    target: Mapping[str, float] = TARGET,
 ) -> None:
-    """Write the report: metrics, curves, retrieval examples, the map, pair distances, classes, confusions, settings.
+    """Write the report: metrics, curves, retrieval examples, verification, the map, classes, confusions, settings.
 
     Of several seeds it has the mean of each metric with its intervals over classes and over seeds, each seed, and the
     curves.
@@ -66,6 +76,9 @@ def write_report(
         distance: What the metrics were computed with.
         interval_name: What the intervals of the metrics are called.
         num_queries: How many queries to show.
+        held_out: Embeddings and labels of other classes that the embedder was not trained on. They calibrate the
+            threshold of the section "Same or different?"; None: half of the classes of `dataset`.
+        target: What that threshold is calibrated to, as `calibrate`: `far` or `precision`.
 
     Raises:
         UserError: Embeddings that do not go with their data set, or an image that cannot be read.
@@ -119,7 +132,7 @@ def write_report(
         watched=plots.watched_html(run.watch),
         examples=examples_html({"": ranked}, queries, gallery, num_queries),
         map=map_html(embeddings, dataset, marked, distance=distance),
-        histogram=plots.histogram_html(*sample_pair_distances(embeddings, dataset.labels, distance=distance), distance),
+        verification=verification_html(embeddings, dataset, distance, held_out, target),
         classes=by_class,
         confusions=confusion,
         settings=settings,

@@ -110,7 +110,10 @@ def finish(
             result["metrics_moments"] = _write_moments(learner, evaluator, folder)
         write_json(folder.result, result)
     if experiment.report and write_report is not None and not folder.report.is_file():
-        write_report(folder, splits.test, embeddings)
+        held_out = None
+        if splits.validation is not None:
+            held_out = evaluator.embed(embedder, "validation"), splits.validation.labels
+        write_report(folder, splits.test, embeddings, held_out)
     return result
 
 

@@ -58,7 +58,8 @@ def train(
         restart: With `resume`: where there are checkpoints, but none can be used, train again from the first step.
         saved: Called after every checkpoint.
         write_report: Called at the end, where the settings ask for a report, to write it: with the run's folder, and,
-            but for a run of several seeds, its test images and their embeddings; see `tfdml.report.write_run_report`.
+            but for a run of several seeds, its test images, their embeddings, and those of the held-out classes; see
+            `tfdml.report.write_run_report`.
 
     Returns:
         What `result.json` holds (of several seeds: see `several.combine`); empty in all but the first of several
