@@ -385,8 +385,14 @@ def roc_curve(measured: Verification, chosen: OperatingPoint) -> Markup:
     def plot(axes: Axes) -> None:
         from matplotlib import ticker
 
-        far, tar = (measured.roc[name] for name in ("far", "tar"))
-        axes.plot(far[far > 0], 100 * tar[far > 0], color=colour("s0"), drawstyle="steps-post", clip_on=False)
+        shown = measured.roc["far"] > 0
+        axes.plot(
+            measured.roc["far"][shown],
+            100 * measured.roc["tar"][shown],
+            color=colour("s0"),
+            drawstyle="steps-post",
+            clip_on=False,
+        )
         axes.set(xscale="log", xlim=(max(1 / measured.num_different, 1e-7), 1), ylim=(0, 100))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_locator(ticker.NullLocator())
