@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,6 +45,7 @@ def evaluate_retrieval(
     memory_budget: int = 256 * 2**20,
     progress: Progress | None = None,
     neighbours: NeighbourSearch | None = None,
+    per_query: Callable[..., dict[str, np.ndarray]] = values_per_query,
     kmeans_sample: int = 0,
 ) -> dict[str, Any]:
     """Measure how well near embeddings share a class, all-to-all or queries against a gallery.
@@ -87,6 +89,7 @@ def evaluate_retrieval(
             iterations of it are done, and of how many.
         neighbours: Another search to measure in place of the exact one: called with k, it yields what
             `neighbour_blocks` does, with row -1 for what it has not found.
+        per_query: What computes the metrics of every query, for one that also records them.
         kmeans_sample: See `kmeans`.
 
     Returns:
@@ -115,7 +118,8 @@ def evaluate_retrieval(
 
     result: dict[str, Any] = {}
     if retrieval:
-        values = values_per_query(task, retrieval, distance, memory_budget, progress, neighbours)
+        compute = per_query if neighbours is None else functools.partial(values_per_query, neighbours=neighbours)
+        values = compute(task, retrieval, distance, memory_budget, progress)
         result |= {name: float(found[task.answerable].mean()) for name, found in values.items()}
     if clustering:
         result |= evaluate_clustering(
