@@ -44,11 +44,11 @@ Measure an embedder: Recall@K, precision, MAP@R, R-precision, mAP, NMI, AMI, pai
   is_query (N,) bool
   the address of a gallery that tfdml index wrote: what a search of the database finds, beside the exact search
 
---metrics are of recall, recall@K, precision@K, map@r, r_precision, map, map@K, nmi, ami, f1; by default all that need
-no further search. --after measures each step of a chain, e.g. 'whitening(dim=128) + query_expansion(k=5)': its gain and
-cost. Steps: views(flip=true, crops=1 or 5), whitening(dim=0, power=1, shrinkage=0), fitted to the training classes,
-database_augmentation(k=10, alpha=3), query_expansion(k=10, alpha=3), and as the last one csls(k=10) or
-k_reciprocal(k1=20, k2=6, weight=0.3, top=200).
+--metrics are of recall, recall@K (CMC), precision@K, map@K, mp@K, mmp@K, map@r, r_precision, nmi, ami, f1, and of map,
+map_trapezoidal, minp and mrr, which search once more; see docs/evaluation.md. --after measures each step of a chain,
+e.g. 'whitening(dim=128) + query_expansion(k=5)': its gain and cost. Steps: views(flip=true, crops=1 or 5),
+whitening(dim=0, power=1, shrinkage=0), fitted to the training classes, database_augmentation(k=10, alpha=3),
+query_expansion(k=10, alpha=3), and as the last one csls(k=10) or k_reciprocal(k1=20, k2=6, weight=0.3, top=200).
 
 --task=verification counts all pairs of images: AUC, equal error rate, and the true accept rate at false accept rates.
 With --target=far=0.001, or precision=0.99, it also chooses the threshold on the distance; --json keeps it.
@@ -174,11 +174,13 @@ def _checked_ks(values: Flags) -> tuple[int, ...]:
         target_of(values.target)
     if values.metrics:
         from tfdml.evaluation import METRICS
-        from tfdml.evaluation.per_query import requested
+        from tfdml.evaluation.per_query import WHOLE_RANKING_METRICS, requested
 
         requested(ks, values.metrics, METRICS)
-    if values.after and "map" in values.metrics:
-        raise UserError("--metrics=map ranks the whole gallery, which --after does not: name map@r or map@K")
+        if values.after and (ranked := [name for name in values.metrics if name in WHOLE_RANKING_METRICS]):
+            raise UserError(
+                f"--metrics={ranked[0]} ranks the whole gallery, which --after does not: name map@r or map@K"
+            )
     return ks
 
 

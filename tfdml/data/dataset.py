@@ -33,6 +33,8 @@ class ImageDataset:
             data set has none.
         is_query: (N,) bool, where the data set says which test images are queries and which are the gallery that they
             are looked up in; None for all-to-all retrieval.
+        groups: (N,) integer ids of what images of a class must not share to count as found, such as the camera or the
+            sequence, see `tfdml.evaluation.Relevance.classes`; None where nothing is ignored.
 
     Raises:
         UserError: There is no image, labels and images differ in number, or labels are no integers.
@@ -49,6 +51,7 @@ class ImageDataset:
     class_names: dict[int, str]
     super_labels: np.ndarray | None
     is_query: np.ndarray | None
+    groups: np.ndarray | None
 
     def __init__(
         self,
@@ -59,6 +62,7 @@ class ImageDataset:
         class_names: dict[int, str] | None = None,
         super_labels: Any = None,
         is_query: Any = None,
+        groups: Any = None,
     ):
         images = images if isinstance(images, Images) else ArrayImages(images)
         labels = integer_labels(labels)
@@ -69,8 +73,11 @@ class ImageDataset:
         if class_names is None:
             class_names = {int(label): str(label) for label in np.unique(labels)}
         values = {"name": name, "split": split, "images": images, "labels": labels, "class_names": class_names}
-        for field, column, dtype in (("super_labels", super_labels, np.int64), ("is_query", is_query, np.bool_)):
-            values[field] = None if column is None else np.asarray(column, dtype)
+        columns = {"super_labels": super_labels, "is_query": is_query, "groups": groups}
+        for field, column in columns.items():
+            values[field] = (
+                None if column is None else np.asarray(column, np.bool_ if field == "is_query" else np.int64)
+            )
             if column is not None and values[field].shape != labels.shape:
                 raise UserError(f"{name}: {len(labels)} images but {field} of shape {values[field].shape}")
         for field, value in values.items():
@@ -131,6 +138,7 @@ class ImageDataset:
             class_names={int(c): self.class_names[int(c)] for c in np.unique(labels)},
             super_labels=None if self.super_labels is None else self.super_labels[indices],
             is_query=None if self.is_query is None else self.is_query[indices],
+            groups=None if self.groups is None else self.groups[indices],
         )
 
     def select_classes(self, classes: Sequence[int] | np.ndarray) -> ImageDataset:

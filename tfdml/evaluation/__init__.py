@@ -32,6 +32,7 @@ from tfdml.evaluation.intervals import (
     student_interval,
 )
 from tfdml.evaluation.per_query import QueryValues, dataset_roles, retrieval_per_query
+from tfdml.evaluation.relevance import Relevance
 from tfdml.evaluation.retrieval import (
     DEFAULT_METRICS,
     METRICS,
@@ -63,6 +64,7 @@ __all__ = [
     "Interval",
     "KNNClassifier",
     "QueryValues",
+    "Relevance",
     "Sources",
     "Verification",
     "accepted_rates",

@@ -15,10 +15,11 @@ from tfdml.errors import UserError
 from tfdml.evaluation.per_query import (
     NeighbourSearch,
     RetrievalTask,
-    matches_in_gallery,
+    left_over,
     retrieval_task,
     values_per_query,
 )
+from tfdml.evaluation.relevance import Relevance
 from tfdml.evaluation.retrieval import dataset_protocol, evaluate_retrieval
 from tfdml.memory import require_memory
 from tfdml.retrieval.database import MOST, GalleryDatabase
@@ -180,10 +181,11 @@ def _measured(queries: np.ndarray, gallery: np.ndarray, rows: np.ndarray, distan
 
 def quantised_recall(
     embeddings: Any,
-    labels: Any,
+    labels: Any = None,
     gallery: Any = None,
     gallery_labels: Any = None,
     *,
+    relevance: Relevance | None = None,
     kinds: Sequence[str] = ("int8", "pq"),
     distance: str = "euclidean",
     seed: int = 0,
@@ -202,6 +204,7 @@ def quantised_recall(
         labels: (N,) their class ids.
         gallery: (G, d) what is searched; None: all-to-all.
         gallery_labels: (G,) class ids of the gallery.
+        relevance: As `evaluate_retrieval`, without levels.
         kinds: Of `int8`, `pq` and `pqM`.
         distance: As `evaluate_retrieval`.
         seed: Of the sample.
@@ -221,14 +224,14 @@ def quantised_recall(
         (32, 8)
     """
     check_kinds(kinds)
-    task = retrieval_task(embeddings, labels, gallery, gallery_labels)
+    task = retrieval_task(embeddings, labels, gallery, gallery_labels, relevance=relevance)
     dimension = task.queries.shape[1]
     structures = {kind: _structure(kind, dimension) for kind in kinds}
     values = values_per_query(task, ["recall@1"], distance, memory_budget)["recall@1"]
     exact = float(values[task.answerable].mean())
     result = {"float32": {"recall@1": exact, "bytes": 4 * dimension, "lost": 0.0}}
     for kind, structure in structures.items():
-        index = _filled(structure, task.queries if task.gallery is None else task.gallery, distance, seed)
+        index = _filled(structure, task.searched, distance, seed)
         hits = values_per_query(task, ["recall@1"], distance, 0, neighbours=_nearest_of(index, task, distance))
         recall = float(hits["recall@1"][task.answerable].mean())
         result[kind] = {"recall@1": recall, "bytes": int(index.sa_code_size()), "lost": exact - recall}
@@ -274,15 +277,14 @@ def _filled(structure: str, gallery: np.ndarray, distance: str, seed: int) -> An
 
 
 def _nearest_of(index: Any, task: RetrievalTask, distance: str) -> NeighbourSearch:
-    """Return the search for the nearest image in an index, the query itself left out."""
-    own = np.arange(len(task.labels)) if task.gallery is None else task.own_rows
+    """Return the search for the nearest images in an index, the query itself left out."""
+    own = task.own
 
     def neighbours(depth: int) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
         for block in row_blocks(task.queries.shape):
-            distances, found = index.search(_placed(task.queries[block], distance), 1 if own is None else 2)
-            if own is not None:
-                found = np.where(found[:, :1] == own[block, None], found[:, 1:], found[:, :1])
-            yield block, found, distances
+            found = index.search(_placed(task.queries[block], distance), depth + (own is not None))[1]
+            left_out = np.zeros(found.shape, bool) if own is None else found == own[block, None]
+            yield block, left_over(found, left_out, depth), np.zeros(0)
 
     return neighbours
 
@@ -378,8 +380,9 @@ def evaluate_gallery(
     part = everything.split(split)
     chosen = ks(part) if callable(ks) else ks
     arrays = dataset_protocol(part.embeddings, part)  # type: ignore[arg-type]  # which has labels and roles
-    matches = matches_in_gallery(arrays["labels"], arrays.get("gallery_labels"))
-    left_out = tuple(name for name in metrics if name in ("map@r", "r_precision") and matches.max() > MOST - 1)
+    task = retrieval_task(**arrays)
+    too_deep = task.depth_with_ignored(int(task.matches.max())) > MOST - 1
+    left_out = tuple(name for name in metrics if too_deep and name in ("map@r", "r_precision"))
     kept = [name for name in metrics if name not in left_out]
     options: dict[str, Any] = {"ks": chosen, "metrics": kept, "distance": gallery.distance}
     search = _search(gallery, part, _searched_roles(everything, part), progress)

@@ -22,6 +22,7 @@ from tfdml.evaluation.per_query import (
     search_depth,
     values_per_query,
 )
+from tfdml.evaluation.relevance import Relevance
 from tfdml.memory import require_memory
 from tfdml.retrieval.exact import nearest_neighbours
 from tfdml.retrieval.reranking import (
@@ -277,11 +278,12 @@ def hubness_of(rows: np.ndarray, size: int) -> dict[str, Any]:
 
 def measure_chains(
     embeddings: Any,
-    labels: Any,
+    labels: Any = None,
     gallery: Any = None,
     gallery_labels: Any = None,
     *,
     chains: Sequence[Sequence[Step]],
+    relevance: Relevance | None = None,
     sources: Sources | None = None,
     ks: Sequence[int] = (1, 2, 4, 8),
     metrics: Sequence[str] = ("recall", "map@r"),
@@ -299,6 +301,7 @@ def measure_chains(
         gallery: (G, d) what is searched; None: all-to-all.
         gallery_labels: (G,) class ids of the gallery.
         chains: The steps of each chain, see `steps_of`.
+        relevance: As `evaluate_retrieval`.
         sources: What the steps need beside the embeddings.
         ks: The K of `recall`.
         metrics: As `retrieval_per_query`, without `map`.
@@ -324,14 +327,12 @@ def measure_chains(
     for chain in chains:
         check_order(chain)
     names = requested(ks, metrics, PER_QUERY_METRICS)
-    if "map" in names:
-        raise UserError("map ranks the whole gallery, which steps after the embedding do not: choose map@r or map@K")
-    task = retrieval_task(embeddings, labels, gallery, gallery_labels)
+    task = retrieval_task(embeddings, labels, gallery, gallery_labels, relevance=relevance)
     check_depth(task, names)
     sources = sources or Sources()
-    depth = max(search_depth(task, names), min(hubs, task.available))
+    depth = max(task.depth_with_ignored(search_depth(task, names)), min(hubs, task.available))
     advice = "leave out map@r and r_precision, which need as many neighbours as the largest class has images"
-    require_memory(40.0 * depth * len(task.labels), f"the {depth:,} nearest of each query", advice)
+    require_memory(40.0 * depth * len(task.queries), f"the {depth:,} nearest of each query", advice)
 
     rows: list[dict[str, Any]] = []
 
@@ -343,18 +344,18 @@ def measure_chains(
             {
                 "step": step,
                 "metrics": values,
-                "gain": {name: values[name] - first[name] for name in names},
+                "gain": {name: values[name] - first[name] for name in values},
                 "seconds": seconds,
                 "bytes": size,
-                "hubness": hubness_of(found[:, : min(hubs, task.available)], len(task.targets)),
+                "hubness": hubness_of(found[:, : min(hubs, task.available)], len(task.searched)),
             }
         )
 
     began = time.perf_counter()
     found, _ = nearest_neighbours(task.queries, task.gallery, k=depth, distance=distance)
-    add("plain", found, began, (task.queries if task.gallery is None else task.gallery).nbytes)
+    add("plain", found, began, task.searched.nbytes)
     start = search_of(task.queries, task.gallery)
-    lengths = np.linalg.norm(task.queries if task.gallery is None else task.gallery, axis=1)
+    lengths = np.linalg.norm(task.searched, axis=1)
     if np.abs(lengths - 1).max() > _UNIT:
         began = time.perf_counter()
         add("length 1", start.neighbours(depth)[0], began, start.bytes)
@@ -380,4 +381,5 @@ def _means(task: RetrievalTask, names: Sequence[str], found: np.ndarray) -> dict
             yield block, found[block, :depth], np.zeros(0)
 
     values = values_per_query(task, names, "euclidean", 0, neighbours=neighbours)
-    return {name: float(values[name][task.answerable].mean()) for name in names}
+    levels = task.by_level.items()
+    return {name + end: float(values[name + end][level.answerable].mean()) for end, level in levels for name in names}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import os
 import re
@@ -15,8 +16,9 @@ from keras import ops
 
 from tfdml.embeddings.reader import ImageTable
 from tfdml.errors import UserError, short_message
+from tfdml.evaluation.relevance import Relevance, check_labels
 from tfdml.io.files import atomic_write, require_regular
-from tfdml.pairwise import DISTANCES, integer_labels
+from tfdml.pairwise import DISTANCES
 from tfdml.retrieval.exact import (
     Progress,
     block_scores,
@@ -30,44 +32,18 @@ from tfdml.retrieval.exact import (
 if TYPE_CHECKING:
     from tfdml.data.dataset import ImageDataset
 
-# `recall` stands for every K of `ks`; recall@K, precision@K and map@K name one K each.
-PER_QUERY_METRICS = ("recall", "precision@1", "map@r", "r_precision", "map")
+# `recall` stands for every K of `ks`; recall@K, precision@K, map@K, mp@K and mmp@K name one K each.
+WHOLE_RANKING_METRICS = ("map", "map_trapezoidal", "minp", "mrr")
+PER_QUERY_METRICS = ("recall", "precision@1", "map@r", "r_precision", *WHOLE_RANKING_METRICS)
+_FAMILIES = ("recall", "precision", "map", "mp", "mmp")
 # Called with k: what `neighbour_blocks` yields, of another search; row -1 where it has found fewer than k.
 NeighbourSearch = Callable[[int], Iterator[tuple[slice, np.ndarray, np.ndarray]]]
 
-_AT_K = re.compile(r"(recall|precision|map)@([1-9]\d*)")
+_AT_K = re.compile(rf"({'|'.join(_FAMILIES)})@([1-9]\d*)")
 
 # Up to this many relevant images, comparing a row with each of their scores is faster than sorting the row.
 _COUNTED = 64
 QUERIES_FILE = "queries.npz"
-
-
-def check_labels(labels: Any, count: int, what: str = "labels") -> np.ndarray:
-    """`labels` as (count,) int64.
-
-    Raises:
-        UserError: Not one per embedding, or refused by `tfdml.pairwise.integer_labels`.
-    """
-    array = integer_labels(labels, what)
-    if array.shape != (count,):
-        raise UserError(f"{what} must be one class id per embedding, {count}; got shape {array.shape}")
-    return array
-
-
-def matches_in_gallery(labels: np.ndarray, gallery_labels: np.ndarray | None = None) -> np.ndarray:
-    """R of every query: how many gallery images share its class, the query itself not counted.
-
-    Args:
-        labels: (N,) class ids of the queries.
-        gallery_labels: (G,) class ids of the gallery; None: all-to-all.
-
-    Returns:
-        (N,) int64.
-    """
-    classes, counts = np.unique(labels if gallery_labels is None else gallery_labels, return_counts=True)
-    place = np.minimum(np.searchsorted(classes, labels), len(classes) - 1)
-    found = np.where(classes[place] == labels, counts[place], 0)
-    return found - 1 if gallery_labels is None else found
 
 
 def precision_sums(hits: np.ndarray, matches: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -91,46 +67,83 @@ class RetrievalTask:
     """Checked queries and what they are searched in; made by `retrieval_task`."""
 
     queries: np.ndarray
-    labels: np.ndarray
+    labels: np.ndarray | None  # (N,) class ids of the queries, where they have classes
     gallery: np.ndarray | None
-    targets: np.ndarray  # (G,) class ids of what is searched
     own_rows: np.ndarray | None
-    matches: np.ndarray  # (N,) R of every query
+    relevance: Relevance
+
+    @property
+    def searched(self) -> np.ndarray:
+        """(G, d) what is searched."""
+        return self.queries if self.gallery is None else self.gallery
+
+    @property
+    def own(self) -> np.ndarray | None:
+        """(N,) the gallery row of each query itself, which is left out of its ranking; None: there is none."""
+        return np.arange(len(self.queries)) if self.gallery is None else self.own_rows
 
     @property
     def available(self) -> int:
         """How many images a query is compared with."""
-        return len(self.targets) - (self.gallery is None or self.own_rows is not None)
+        return len(self.searched) - (self.own is not None)
+
+    @functools.cached_property
+    def matches(self) -> np.ndarray:
+        """(N,) R of every query: how many images there are to find, neither ignored nor the query itself."""
+        if self.own is None:
+            return self.relevance.matches
+        every, own = slice(None), self.own[:, None]
+        itself = (self.relevance.of(every, own) > 0) & ~self.relevance.ignored(every, own)
+        return self.relevance.matches - itself[:, 0]
 
     @property
     def answerable(self) -> np.ndarray:
         """(N,) bool: queries with an image of their class to find."""
         return self.matches > 0
 
+    @functools.cached_property
+    def by_level(self) -> dict[str, RetrievalTask]:
+        """The task of each level by what follows the name of its metrics; this one, where there are no levels."""
+        levels = self.relevance.by_level
+        if "" in levels:
+            return {"": self}
+        return {end: dataclasses.replace(self, relevance=one, labels=one.labels) for end, one in levels.items()}
+
+    def depth_with_ignored(self, depth: int) -> int:
+        """How many neighbours to search, so that `depth` are left without those that are ignored."""
+        return min(depth + self.relevance.most_ignored, self.available)
+
 
 def retrieval_task(
-    embeddings: Any, labels: Any, gallery: Any = None, gallery_labels: Any = None, own_rows: Any = None
+    embeddings: Any,
+    labels: Any = None,
+    gallery: Any = None,
+    gallery_labels: Any = None,
+    own_rows: Any = None,
+    relevance: Relevance | None = None,
 ) -> RetrievalTask:
     """Return the arguments of `evaluate_retrieval`, checked.
 
     Raises:
         UserError: As `evaluate_retrieval`, for its arrays.
     """
-    if (gallery is None) != (gallery_labels is None):
+    if relevance is None and labels is None:
+        raise UserError("nothing tells what is relevant: give labels, or a Relevance")
+    if relevance is None and (gallery is None) != (gallery_labels is None):
         raise UserError("gallery and gallery_labels go together: give both (query/gallery) or none (all-to-all)")
     embeddings, gallery, own_rows = check_sides(embeddings, gallery, own_rows)
-    labels = check_labels(labels, len(embeddings))
-    if gallery is not None:
-        gallery_labels = check_labels(gallery_labels, len(gallery), "gallery_labels")
-    matches = matches_in_gallery(labels, gallery_labels)
-    if own_rows is not None:
-        matches -= gallery_labels[own_rows] == labels
-    targets = labels if gallery_labels is None else gallery_labels
-    return RetrievalTask(embeddings, labels, gallery, targets, own_rows, matches)
+    if labels is not None:
+        labels = check_labels(labels, len(embeddings))
+    if relevance is None:
+        if gallery is not None:
+            gallery_labels = check_labels(gallery_labels, len(gallery), "gallery_labels")
+        relevance = Relevance.classes(labels, gallery_labels)
+    relevance.check(len(embeddings), len(embeddings if gallery is None else gallery))
+    return RetrievalTask(embeddings, relevance.labels if labels is None else labels, gallery, own_rows, relevance)
 
 
 def requested(ks: Sequence[int], metrics: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Return the names of the results: recall, precision and MAP at each K ascending, then the others as `known`.
+    """Return the names of the results: those at each K, ascending, then the others as `known`.
 
     Raises:
         UserError: No metric, an unknown one, or K below 1.
@@ -150,21 +163,22 @@ def requested(ks: Sequence[int], metrics: Sequence[str], known: Sequence[str]) -
                 raise UserError(f"ks must be one or more integers of at least 1; got {list(ks)}")
             at_k.update(("recall", int(k)) for k in ks)
         elif name not in known:
-            raise UserError(f"unknown metric {name!r}; one of {', '.join(known)}, or recall@K, precision@K, map@K")
-    families = ("recall", "precision", "map")
-    named = [f"{family}@{k}" for family, k in sorted(at_k, key=lambda pair: (families.index(pair[0]), pair[1]))]
+            names = ", ".join([*known, "or one of a K", *(f"{family}@K" for family in _FAMILIES)])
+            raise UserError(f"unknown metric {name!r}; one of {names}")
+    named = [f"{family}@{k}" for family, k in sorted(at_k, key=lambda pair: (_FAMILIES.index(pair[0]), pair[1]))]
     return named + [name for name in known if name in metrics and name != "recall" and name not in named]
 
 
 def retrieval_per_query(
     embeddings: Any,
-    labels: Any,
+    labels: Any = None,
     gallery: Any = None,
     gallery_labels: Any = None,
     ks: Sequence[int] = (1, 2, 4, 8),
     metrics: Sequence[str] = ("recall", "map@r", "r_precision"),
     distance: str = "euclidean",
     *,
+    relevance: Relevance | None = None,
     own_rows: Any = None,
     memory_budget: int = 256 * 2**20,
     progress: Progress | None = None,
@@ -177,8 +191,9 @@ def retrieval_per_query(
         gallery: As `evaluate_retrieval`.
         gallery_labels: As `evaluate_retrieval`.
         ks: The K of `recall`.
-        metrics: Any of `recall`, `recall@K`, `precision@K`, `map@K`, `map@r`, `r_precision`, `map`.
+        metrics: Retrieval metrics, as `evaluate_retrieval`.
         distance: As `evaluate_retrieval`.
+        relevance: As `evaluate_retrieval`.
         own_rows: As `evaluate_retrieval`.
         memory_budget: Bytes that a block of the search may take.
         progress: Called after every block with ("neighbours" or "full ranking", queries done, queries).
@@ -196,7 +211,7 @@ def retrieval_per_query(
         [1.0, 1.0, nan, 0.0, nan]
     """
     names = requested(ks, metrics, PER_QUERY_METRICS)
-    task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows)
+    task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
     return values_per_query(task, names, distance, memory_budget, progress)
 
 
@@ -217,18 +232,25 @@ def check_depth(task: RetrievalTask, names: Sequence[str]) -> None:
     if largest > task.available:
         name = next(name for name, k in at_k.items() if k == largest)
         raise UserError(f"{name} needs {largest} gallery images per query; there are {task.available}")
-    if not task.answerable.any():
-        raise UserError(
-            "no query shares its class with another image"
-            if task.gallery is None
-            else "queries and gallery have no class in common; do both use the same class ids?"
-        )
+    for end, level in task.by_level.items():
+        if level.answerable.any():
+            continue
+        if task.labels is None:
+            why = "no query has a relevant image to find"
+        elif task.gallery is None:
+            why = "no query shares its class with another image"
+        else:
+            why = "queries and gallery have no class in common; do both use the same class ids?"
+        ignored = f"; up to {task.relevance.most_ignored} images of each query are ignored"
+        raise UserError(f"{why}{ignored if task.relevance.most_ignored else ''}{f' (level {end[1:]})' if end else ''}")
 
 
 def search_depth(task: RetrievalTask, names: Sequence[str]) -> int:
-    """How many neighbours of each query the metrics need."""
+    """How many neighbours of each query the metrics need, without those that are ignored."""
     deepest = max(_depths(names).values(), default=1)
-    return max(deepest, int(task.matches.max())) if {"map@r", "r_precision"} & set(names) else deepest
+    if not {"map@r", "r_precision"} & set(names):
+        return deepest
+    return max(deepest, *(int(level.matches.max()) for level in task.by_level.values()))
 
 
 def _depths(names: Sequence[str]) -> dict[str, int]:
@@ -252,43 +274,59 @@ def values_per_query(
         distance: As `retrieval_per_query`.
         memory_budget: As `retrieval_per_query`.
         progress: As `retrieval_per_query`.
-        neighbours: A search that is measured in place of the exact one; what it has not found is no hit.
+        neighbours: A search that is measured in place of the exact one; what it has not found is no hit. It is asked
+            for the images that are ignored, too.
     """
     check_depth(task, names)
     depth = search_depth(task, names)
-    count = len(task.labels)
-    values = {name: np.full(count, np.nan) for name in names}
-    by_depth = [name for name in names if name != "map"]
-    if neighbours is not None and "map" in values:
-        raise UserError("map ranks the whole gallery, which a search of neighbours does not: choose map@r or map@K")
-    if by_depth:
+    count = len(task.queries)
+    levels = task.by_level
+    values = {name + end: np.full(count, np.nan) for end in levels for name in names}
+    ranked = [name for name in names if name in _OF_RANKS]
+    near = [name for name in names if name not in _OF_RANKS]
+    if neighbours is not None and ranked:
+        raise UserError(
+            f"{ranked[0]} ranks the whole gallery, which a search of neighbours does not: choose map@r or map@K"
+        )
+    if near:
         options: dict[str, Any] = {"distance": distance, "own_rows": task.own_rows, "memory_budget": memory_budget}
+        deeper = task.depth_with_ignored(depth)
         blocks = (
-            neighbour_blocks(task.queries, task.gallery, k=depth, **options)
+            neighbour_blocks(task.queries, task.gallery, k=deeper, **options)
             if neighbours is None
-            else neighbours(depth)
+            else neighbours(deeper)
         )
         for block, indices, _ in blocks:
-            keep = np.flatnonzero(task.answerable[block])
-            queries = block.start + keep
-            found = indices[keep]
-            hits = (found >= 0) & (task.targets[found] == task.labels[queries, None])
-            for name, column in _metrics_of_hits(by_depth, hits, task.matches[queries]).items():
-                values[name][queries] = column
+            found = indices
+            if task.relevance.most_ignored:
+                found = left_over(indices, task.relevance.ignored(block, indices), depth)
+            for end, level in levels.items():
+                keep = np.flatnonzero(level.answerable[block])
+                queries = block.start + keep
+                hits = level.relevance.of(queries, found[keep])
+                for name, column in _metrics_of_hits(near, hits, level.matches[queries]).items():
+                    values[name + end][queries] = column
             if progress is not None:
                 progress("neighbours", block.stop, count)
-    if "map" in values:
-        values["map"] = full_average_precision(
-            task.queries,
-            task.labels,
-            task.gallery,
-            task.targets,
-            distance,
-            np.arange(count) if task.gallery is None else task.own_rows,
-            memory_budget,
-            None if progress is None else lambda done: progress("full ranking", done, count),
-        )
+    if ranked:
+        for query, end, ranks in whole_rankings(task, distance, memory_budget, progress):
+            for name in ranked:
+                values[name + end][query] = _OF_RANKS[name](ranks)
     return values
+
+
+def left_over(rows: np.ndarray, left_out: np.ndarray, depth: int) -> np.ndarray:
+    """Return the first `depth` of each row that are not left out, in their order; -1 where there are fewer.
+
+    Example:
+        >>> left_over(np.array([[5, 6, 7]]), np.array([[False, True, False]]), 3)
+        array([[ 5,  7, -1]])
+    """
+    place = np.cumsum(~left_out, axis=1) - 1
+    query, column = np.nonzero(~left_out & (place < depth))
+    result = np.full((len(rows), depth), -1, rows.dtype)
+    result[query, place[query, column]] = rows[query, column]
+    return result
 
 
 def _metrics_of_hits(names: Sequence[str], hits: np.ndarray, matches: np.ndarray) -> dict[str, np.ndarray]:
@@ -298,60 +336,70 @@ def _metrics_of_hits(names: Sequence[str], hits: np.ndarray, matches: np.ndarray
         values["map@r"], values["r_precision"] = precision_sums(hits, matches)
     for name, k in _depths(names).items():
         near = hits[:, :k]
-        if name.startswith("recall"):
+        family = name.split("@")[0]
+        if family == "recall":
             values[name] = near.any(axis=1)
-        elif name.startswith("precision"):
+        elif family == "precision":
             values[name] = near.mean(axis=1)
-        else:
+        elif family == "map":
             precision = np.cumsum(near, axis=1) / np.arange(1, k + 1)
             values[name] = (precision * near).sum(axis=1) / np.minimum(k, matches)
+        elif family == "mmp":
+            most = np.minimum(k, matches)
+            values[name] = (near & (np.arange(k) < most[:, None])).sum(axis=1) / most
+        else:
+            found = near.sum(axis=1)
+            last = k - near[:, ::-1].argmax(axis=1)  # rank of the last hit, where there is one
+            values[name] = found / np.where(found == matches, last, k)
     return {name: values[name] for name in names}
 
 
-def full_average_precision(
-    queries: np.ndarray,
-    labels: np.ndarray,
-    gallery: np.ndarray | None,
-    gallery_labels: np.ndarray,
-    distance: str,
-    own_rows: np.ndarray | None,
-    memory_budget: int,
-    progress: Callable[[int], None] | None = None,
-) -> np.ndarray:
-    """AP of every query: the mean, over its R relevant gallery images, of the precision at the rank of each.
+def _trapezoidal(ranks: np.ndarray) -> float:
+    """Area under precision over recall by the trapezoidal rule, with the precision before and at each hit."""
+    hits = np.arange(len(ranks))
+    before = np.where(ranks > 1, hits / np.maximum(ranks - 1, 1), 1.0)
+    return float(np.mean((before + (hits + 1) / ranks) / 2))
 
-    AP = 1/R sum_{i = 1..R} i / rank_i, where rank_i is the place of the i-th relevant image in the ranking of the
-    whole gallery by distance, equal distances by gallery row. No row is sorted by index: the rank of an image is one
-    more than the number of images before it, which are counted.
+
+# From the ascending ranks of all relevant images of a query.
+_OF_RANKS: dict[str, Callable[[np.ndarray], float]] = {
+    "map": lambda ranks: float(np.mean(np.arange(1, len(ranks) + 1) / ranks)),
+    "minp": lambda ranks: len(ranks) / ranks[-1],
+    "mrr": lambda ranks: 1 / ranks[0],
+    "map_trapezoidal": _trapezoidal,
+}
+
+
+def whole_rankings(
+    task: RetrievalTask, distance: str, memory_budget: int, progress: Progress | None = None
+) -> Iterator[tuple[int, str, np.ndarray]]:
+    """Yield the ranks of all relevant images in the ranking of the whole gallery, for each query that has any.
+
+    A rank is the place, from 1, by distance, equal distances by gallery row, without the query itself and without
+    images that are ignored. No row is sorted by index: the rank of an image is one more than the number of images
+    before it, which are counted.
 
     The ranking is that of float32 products of embeddings shifted to the gallery's mean: images whose squared distances
     differ by less than about 1e-7 of the squared spread may change places. Exact copies never do: they share a score.
 
     Args:
-        queries: (N, d) float32.
-        labels: (N,) class ids of the queries.
-        gallery: (G, d) float32; None: the queries.
-        gallery_labels: (G,) class ids of what is searched.
+        task: The queries and the gallery.
         distance: As `nearest_neighbours`.
-        own_rows: (N,) the gallery row of each query itself, left out of its ranking; None: there is none.
         memory_budget: Bytes that a block may take, beside about three copies of the gallery.
-        progress: Called after every block with the number of queries done.
+        progress: Called after every block with ("full ranking", queries done, queries).
 
-    Returns:
-        (N,) float64; NaN where R = 0.
+    Yields:
+        The query, the level (see `RetrievalTask.by_level`), and (R,) ascending ranks.
 
     Raises:
         UserError: An unknown distance.
     """
     if distance not in DISTANCES:
         raise UserError(f"unknown distance {distance!r}; one of {', '.join(DISTANCES)}")
-    space = placed_together(queries, queries if gallery is None else gallery, distance)
-    size = len(space.gallery)
+    space = placed_together(task.queries, task.searched, distance)
+    size, count = len(space.gallery), len(task.queries)
     copies, originals = _copies(space.gallery)
     table = score_table(space, size)
-    by_class = np.argsort(gallery_labels, kind="stable")
-    in_order = gallery_labels[by_class]
-    first, last = np.searchsorted(in_order, labels, "left"), np.searchsorted(in_order, labels, "right")
 
     def scores_of(block: slice) -> np.ndarray:
         scores = ops.convert_to_numpy(block_scores(space, table, block))
@@ -360,19 +408,21 @@ def full_average_precision(
             scores[:, copies] = scores[:, originals]
         return scores
 
-    result = np.full(len(queries), np.nan)
-    rows = max(1, min(memory_budget // (12 * size), len(queries)))  # three at once: in use, coming, and its copy
-    for block, scores in one_ahead(scores_of, len(queries), rows):
+    rows = max(1, min(memory_budget // (12 * size), count))  # three at once: in use, coming, and its copy
+    for block, scores in one_ahead(scores_of, count, rows):
         for query in range(block.start, block.stop):
-            relevant = by_class[first[query] : last[query]]
-            own = -1 if own_rows is None else int(own_rows[query])
-            relevant = relevant[relevant != own]
-            if len(relevant):
-                ranks = 1 + np.sort(_images_before(scores[query - block.start], relevant, own))
-                result[query] = np.mean(np.arange(1, len(ranks) + 1) / ranks)
+            row = scores[query - block.start].copy()
+            if task.own is not None:
+                row[task.own[query]] = -np.inf
+            if task.relevance.most_ignored:
+                row[task.relevance.ignored_rows(query)] = -np.inf
+            for end, level in task.by_level.items():
+                relevant = level.relevance.rows_of(query)
+                relevant = relevant[row[relevant] > -np.inf]
+                if len(relevant):
+                    yield query, end, 1 + np.sort(_images_before(row, relevant))
         if progress is not None:
-            progress(block.stop)
-    return result
+            progress("full ranking", block.stop, count)
 
 
 def _copies(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -385,24 +435,21 @@ def _copies(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return copies, originals[copies]
 
 
-def _images_before(scores: np.ndarray, relevant: np.ndarray, own: int) -> np.ndarray:
-    """(R,) how many images come before each of `relevant`: better score, or the same and a lower row; not `own`."""
+def _images_before(scores: np.ndarray, relevant: np.ndarray) -> np.ndarray:
+    """(R,) how many images come before each of `relevant`: better score, or the same and a lower row."""
     wanted = scores[relevant]
     if len(relevant) <= _COUNTED:
-        before = np.array(
+        return np.array(
             [
                 np.count_nonzero(scores[:row] >= score) + np.count_nonzero(scores[row:] > score)
                 for row, score in zip(relevant, wanted, strict=True)
             ]
         )
-    else:
-        ascending = np.sort(scores)
-        not_better = np.searchsorted(ascending, wanted, "right")
-        before = len(scores) - not_better
-        for i in np.flatnonzero(not_better - np.searchsorted(ascending, wanted, "left") > 1):
-            before[i] += np.count_nonzero(scores[: relevant[i]] == wanted[i])
-    if own >= 0:
-        before = before - ((scores[own] > wanted) | ((scores[own] == wanted) & (own < relevant)))
+    ascending = np.sort(scores)
+    not_better = np.searchsorted(ascending, wanted, "right")
+    before = len(scores) - not_better
+    for i in np.flatnonzero(not_better - np.searchsorted(ascending, wanted, "left") > 1):
+        before[i] += np.count_nonzero(scores[: relevant[i]] == wanted[i])
     return before
 
 

@@ -14,31 +14,32 @@ from tfdml.evaluation.intervals import RESAMPLED, Interval, check_level, confide
 from tfdml.evaluation.per_query import (
     PER_QUERY_METRICS,
     NeighbourSearch,
-    check_labels,
     dataset_roles,
     requested,
     retrieval_task,
     values_per_query,
 )
+from tfdml.evaluation.relevance import Relevance, check_labels
 from tfdml.retrieval.exact import Progress, check_embeddings
 
 if TYPE_CHECKING:
     from tfdml.data.dataset import ImageDataset
 
 METRICS = (*PER_QUERY_METRICS, *CLUSTERING_METRICS)
-# Without the mean over whole rankings, which needs a search of its own.
-DEFAULT_METRICS = tuple(name for name in METRICS if name != "map")
+# Without those of whole rankings, which need a search of their own.
+DEFAULT_METRICS = ("recall", "precision@1", "map@r", "r_precision", *CLUSTERING_METRICS)
 
 
 def evaluate_retrieval(
     embeddings: Any,
-    labels: Any,
+    labels: Any = None,
     gallery: Any = None,
     gallery_labels: Any = None,
     ks: Sequence[int] = (1, 2, 4, 8),
-    metrics: Sequence[str] = DEFAULT_METRICS,
+    metrics: Sequence[str] | None = None,
     distance: str = "euclidean",
     *,
+    relevance: Relevance | None = None,
     own_rows: Any = None,
     intervals: str | None = None,
     seed: int = 0,
@@ -56,31 +57,42 @@ def evaluate_retrieval(
 
     - `recall@K`: the share of queries with at least one image of their class among the K nearest. This is what
       papers on metric learning call Recall@K (Jegou et al., 2011; Song et al., 2016), not the share of the R
-      relevant images that is retrieved; at K = 1 it equals precision@1.
+      relevant images that is retrieved; at K = 1 it equals precision@1. Re-identification calls it CMC@K.
     - `precision@K`: the mean over queries of P(K).
     - `r_precision`: the mean over queries of P(R).
     - `map@r`: the mean over queries of 1/R sum_{i=1..R} P(i) rel(i) (Musgrave et al., 2020, "A Metric Learning
       Reality Check").
-    - `map`: the mean over queries of 1/R sum_i P(i) rel(i) over the whole gallery. It searches again, and is the one
-      metric that is not among the defaults.
     - `map@K`: the mean over queries of 1/min(K, R) sum_{i=1..K} P(i) rel(i).
+    - `mp@K`: the mean over queries of P(min(K, rank of the last relevant image)) (Radenovic et al., 2018, Revisited
+      Oxford and Paris).
+    - `mmp@K`: the mean over queries of P(min(K, R)) (Ypsilantis et al., 2023, UnED, with K = 5).
+    - `map`: the mean over queries of 1/R sum_i P(i) rel(i) over the whole gallery.
+    - `map_trapezoidal`: the same with (P(i - 1) + P(i)) / 2 in place of P(i), and P(0) = 1 (Revisited Oxford).
+    - `minp`: the mean over queries of R divided by the rank of the last relevant image (Ye et al., 2021, AGW).
+    - `mrr`: the mean over queries of 1 divided by the rank of the first relevant image.
     - `nmi`, `ami`, `f1`: agreement of the classes with k-means clusters of the query embeddings, as many as there
       are classes (`evaluate_clustering`).
 
-    Queries with R = 0 cannot be answered: they are left out of the retrieval means and counted. Clustering is the
-    slow part with thousands of classes; name the other metrics to leave it out.
+    `map`, `map_trapezoidal`, `minp` and `mrr` rank the whole gallery, in a search of their own: they are not among the
+    defaults. Queries with R = 0 cannot be answered: they are left out of the retrieval means and counted. Clustering
+    is the slow part with thousands of classes; name the other metrics to leave it out.
+
+    With a `relevance`, it says which images are relevant in place of "of the query's class", and images that it ignores
+    are in no ranking. Where a query has fewer than K images left, those missing are no hits.
 
     Args:
         embeddings: (N, d) the queries.
-        labels: (N,) or (N, 1) class ids: integers, or floats that are whole numbers. Several labels per image are not
-            offered.
+        labels: (N,) or (N, 1) class ids: integers, or floats that are whole numbers. With a `relevance` they are not
+            needed: they are the classes of clustering and intervals, by default those of the relevance.
         gallery: (G, d) what is searched; None: all-to-all.
-        gallery_labels: (G,) class ids of the gallery, given exactly if `gallery` is.
+        gallery_labels: (G,) class ids of the gallery, given exactly if `gallery` is; not needed with a `relevance`.
         ks: The K of Recall@K.
-        metrics: Any of `recall` (every K of `ks`), `recall@K`, `precision@K`, `map@K` (one K), `map@r`,
-            `r_precision`, `map`, `nmi`, `ami`, `f1`.
+        metrics: Any of these; `recall` means every K of `ks`. By default `recall`, `precision@1`, `map@r`,
+            `r_precision`, and with classes `nmi`, `ami` and `f1`.
         distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`. Clusters are Euclidean, of the embeddings scaled to
             length 1 for `cosine`.
+        relevance: What is relevant, where that is more than equal labels: the same camera, lists, a hierarchy. With
+            levels each metric is computed for each, as `recall@1/0`, and clustering with the classes of each.
         own_rows: (N,) gallery row of each query itself, for queries that are a part of the gallery.
         intervals: `"classes"` or `"queries"` adds 95 % bootstrap intervals over them (`confidence_intervals`).
         seed: Of k-means and of the bootstrap.
@@ -88,7 +100,7 @@ def evaluate_retrieval(
         progress: Called with what is being done (`neighbours`, `full ranking` or `k-means`), how many queries or
             iterations of it are done, and of how many.
         neighbours: Another search to measure in place of the exact one: called with k, it yields what
-            `neighbour_blocks` does, with row -1 for what it has not found.
+            `neighbour_blocks` does, with row -1 for what it has not found. It need not know of ignored images.
         per_query: What computes the metrics of every query, for one that also records them.
         kmeans_sample: See `kmeans`.
 
@@ -107,37 +119,49 @@ def evaluate_retrieval(
         >>> evaluate_retrieval(np.array([[0.0], [0.1], [5.0], [5.1]]), [3, 3, 8, 8], ks=[1])["recall@1"]
         1.0
     """
-    names = requested(ks, metrics, METRICS)
-    clustering = [name for name in names if name in CLUSTERING_METRICS]
-    retrieval = [name for name in names if name not in clustering]
+    names = requested(ks, DEFAULT_METRICS if metrics is None else metrics, METRICS)
     if intervals is not None and intervals not in RESAMPLED:
         raise UserError(f"intervals are over {' or '.join(RESAMPLED)}; got {intervals!r}")
+    task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
+    clustering = [name for name in names if name in CLUSTERING_METRICS]
+    retrieval = [name for name in names if name not in clustering]
+    if task.labels is None:
+        if metrics is not None and clustering:
+            raise UserError(f"{clustering[0]} needs classes, which this relevance does not have: give labels")
+        if intervals == "classes":
+            raise UserError("this relevance has no classes to resample: give labels, or intervals over queries")
+        clustering = []
     if intervals is not None and not retrieval:
         raise UserError("clustering metrics have no value per query to resample; see part_protocol for their intervals")
-    task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows)
 
     result: dict[str, Any] = {}
+    resampled: dict[str, Interval] = {}
+    levels = task.by_level
     if retrieval:
         compute = per_query if neighbours is None else functools.partial(values_per_query, neighbours=neighbours)
         values = compute(task, retrieval, distance, memory_budget, progress)
-        result |= {name: float(found[task.answerable].mean()) for name, found in values.items()}
-    if clustering:
-        result |= evaluate_clustering(
+        for end, level in levels.items():
+            of_level = {name: values[name] for name in (name + end for name in retrieval)}
+            result |= {name: float(found[level.answerable].mean()) for name, found in of_level.items()}
+            if intervals is not None:
+                classes = np.arange(len(task.queries)) if level.labels is None else level.labels
+                resampled |= confidence_intervals(of_level, classes, over=intervals, seed=seed)
+    for end, level in levels.items() if clustering else ():
+        measured = evaluate_clustering(
             task.queries,
-            task.labels,
+            level.labels,
             metrics=clustering,
             distance=distance,
             seed=seed,
             sample=kmeans_sample,
             progress=progress,
         )
-    result |= {
-        "num_queries": len(task.labels),
-        "num_gallery": task.available,
-        "queries_without_match": int(np.count_nonzero(~task.answerable)),
-    }
+        result |= {name + end: value for name, value in measured.items()}
+    result |= {"num_queries": len(task.queries), "num_gallery": task.available}
+    for end, level in levels.items():
+        result[f"queries_without_match{end}"] = int(np.count_nonzero(~level.answerable))
     if intervals is not None:
-        result["intervals"] = confidence_intervals(values, task.labels, over=intervals, seed=seed)
+        result["intervals"] = resampled
     return result
 
 
@@ -156,10 +180,11 @@ def dataset_protocol(embeddings: Any, dataset: ImageDataset) -> dict[str, Any]:
 
     Args:
         embeddings: (N, d), one row per image of `dataset`, in its order.
-        dataset: With query and gallery roles (In-Shop) queries are searched in the gallery, else all in all.
+        dataset: With query and gallery roles (In-Shop) queries are searched in the gallery, else all in all. With
+            `groups`, such as cameras, images of the query's class and group are ignored.
 
     Returns:
-        `embeddings` and `labels`, and with roles `gallery` and `gallery_labels`.
+        `embeddings` and `labels`, with roles `gallery` and `gallery_labels`, and with groups `relevance`.
 
     Raises:
         UserError: Embeddings that are empty or not finite; not as many as images.
@@ -170,17 +195,21 @@ def dataset_protocol(embeddings: Any, dataset: ImageDataset) -> dict[str, Any]:
         (256,)
     """
     queries, gallery = dataset_roles(dataset)
+    groups = getattr(dataset, "groups", None)
     if gallery is None:
-        return {"embeddings": embeddings, "labels": dataset.labels}
+        protocol = {"embeddings": embeddings, "labels": dataset.labels}
+        return (
+            protocol if groups is None else protocol | {"relevance": Relevance.classes(dataset.labels, not_same=groups)}
+        )
     embeddings = check_embeddings(embeddings)
     if len(embeddings) != len(dataset.labels):
         raise UserError(f"{len(embeddings)} embeddings for the {len(dataset.labels)} images of {dataset.name}")
-    return {
-        "embeddings": embeddings[queries],
-        "labels": dataset.labels[queries],
-        "gallery": embeddings[gallery],
-        "gallery_labels": dataset.labels[gallery],
-    }
+    labels = {"labels": dataset.labels[queries], "gallery_labels": dataset.labels[gallery]}
+    protocol = {"embeddings": embeddings[queries], "gallery": embeddings[gallery], **labels}
+    if groups is not None:
+        sides = {"not_same": groups[queries], "gallery_not_same": groups[gallery]}
+        protocol["relevance"] = Relevance.classes(**labels, **sides)
+    return protocol
 
 
 def evaluate_dataset(embeddings: Any, dataset: ImageDataset, **options: Any) -> dict[str, Any]:

@@ -15,10 +15,14 @@ _NAMES = {
     "map@r": "MAP@R",
     "r_precision": "R-precision",
     "map": "mAP",
+    "map_trapezoidal": "mAP, trapezoidal",
+    "minp": "mINP",
+    "mrr": "MRR",
     "nmi": "NMI",
     "ami": "AMI",
     "f1": "Pairwise F1",
 }
+_FAMILIES = {"recall": "Recall", "precision": "Precision", "map": "MAP", "mp": "mP", "mmp": "mMP"}
 
 
 def metric_name(key: str) -> str:
@@ -29,10 +33,8 @@ def metric_name(key: str) -> str:
         ('Recall@1', 'MAP@R')
     """
     name = _NAMES.get(key, key)
-    for start, shown in (("recall@", "Recall@"), ("precision@", "Precision@"), ("map@", "MAP@")):
-        if name.startswith(start):
-            return shown + name.removeprefix(start)
-    return name
+    family, _, k = name.partition("@")
+    return f"{_FAMILIES[family]}@{k}" if family in _FAMILIES else name
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

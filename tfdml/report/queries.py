@@ -10,7 +10,8 @@ import numpy as np
 from markupsafe import Markup
 
 from tfdml.errors import UserError
-from tfdml.evaluation.per_query import dataset_roles, matches_in_gallery, precision_sums
+from tfdml.evaluation.per_query import dataset_roles, left_over, precision_sums, retrieval_task
+from tfdml.evaluation.relevance import Relevance
 from tfdml.report.rendering import render
 from tfdml.retrieval.exact import check_embeddings, neighbour_blocks
 
@@ -84,6 +85,7 @@ def rank_queries(
     gallery: np.ndarray | None = None,
     gallery_labels: np.ndarray | None = None,
     *,
+    relevance: Relevance | None = None,
     depth: int = _DEPTH,
     distance: str = "euclidean",
 ) -> RankedQueries | None:
@@ -94,37 +96,44 @@ def rank_queries(
         labels: (N,) their class ids.
         gallery: (G, d); None: all-to-all.
         gallery_labels: (G,).
+        relevance: As `evaluate_retrieval`, without levels. No image that is ignored is among the neighbours.
         depth: How many neighbours to look at, fewer where the gallery is smaller.
         distance: As `nearest_neighbours`.
 
     Returns:
         None where there is only one image, hence no neighbour.
     """
-    targets = labels if gallery_labels is None else gallery_labels
-    depth = min(depth, len(targets) - (gallery is None))
+    task = retrieval_task(embeddings, labels, gallery, gallery_labels, relevance=relevance)
+    depth = min(depth, task.available - task.relevance.most_ignored)
     if depth < 1:
         return None
-    matches = matches_in_gallery(labels, gallery_labels)
+    matches = task.matches
+
+    def found(queries: np.ndarray, k: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+        own_rows = None if task.own is None else task.own[queries]
+        options: dict[str, Any] = {"k": task.depth_with_ignored(k), "distance": distance, "own_rows": own_rows}
+        for block, rows, distances in neighbour_blocks(task.queries[queries], task.searched, **options):
+            ignored = task.relevance.ignored(queries[block], rows)
+            place = left_over(np.broadcast_to(np.arange(rows.shape[1]), rows.shape), ignored, k)
+            rows, distances = np.take_along_axis(rows, place, axis=1), np.take_along_axis(distances, place, axis=1)
+            yield queries[block], rows, distances, task.relevance.of(queries[block], rows)
+
     # One more than R neighbours: they hold an image of another class.
     shallow = min(depth, max(_AT_FIRST, int(matches.max()) + 1))
     first_hit, wrong = np.zeros(len(labels), np.int64), np.zeros(len(labels), np.int64)
     average_precision, kept = np.full(len(labels), np.nan), []
-    for block, rows, distances in neighbour_blocks(embeddings, gallery, k=shallow, distance=distance):
-        hits = targets[rows] == labels[block, None]
+    for block, rows, distances, hits in found(np.arange(len(labels)), shallow):
         first_hit[block], miss = _first(hits), _first(~hits)
         wrong[block] = np.where(miss > 0, rows[np.arange(len(rows)), miss - 1], -1)
         known = np.flatnonzero((matches[block] > 0) & (matches[block] <= shallow))
         if len(known):
             deepest = int(matches[block][known].max())
-            scores = precision_sums(hits[known, :deepest], matches[block][known])[0]
-            average_precision[np.arange(block.start, block.stop)[known]] = scores
+            average_precision[block[known]] = precision_sums(hits[known, :deepest], matches[block][known])[0]
         kept.append([values[:, :_KEPT].copy() for values in (rows, distances, hits)])
     late = np.flatnonzero((first_hit == 0) & (matches > 0))
     if len(late) and shallow < depth:
-        searched, own_rows = (embeddings, late) if gallery is None else (gallery, None)
-        blocks = neighbour_blocks(embeddings[late], searched, k=depth, distance=distance, own_rows=own_rows)
-        for block, rows, _ in blocks:
-            first_hit[late[block]] = _first(targets[rows] == labels[late[block], None])
+        for block, _, _, hits in found(late, depth):
+            first_hit[block] = _first(hits)
     nearest = (np.concatenate(values) for values in zip(*kept, strict=True))
     return RankedQueries(depth, matches, first_hit, wrong, average_precision, *nearest)
 

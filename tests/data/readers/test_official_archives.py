@@ -975,7 +975,7 @@ def test_a_list_of_the_full_size_is_read_in_no_time(tmp_path, monkeypatch):
     assert dataset.num_classes == 20_009
 
 
-@pytest.mark.parametrize("field", ["super_labels", "is_query"])
+@pytest.mark.parametrize("field", ["super_labels", "is_query", "groups"])
 def test_a_field_of_another_length_is_refused(products, field):
     train = official_archives.read_sop(products, check_counts=False)
     with pytest.raises(UserError, match=rf"sop: 3 images but {field} of shape \(2,\)"):

@@ -241,6 +241,7 @@ def test_integer_labels_are_kept(write):
     assert test.class_names == {7: "7", 2**63 - 1: "9223372036854775807"}
     assert _names(test) == ["a.jpg", "c.jpg", "e.jpg"]
     assert test.super_labels is None
+    assert test.groups is None
     assert test.is_query is None
 
 
@@ -252,19 +253,26 @@ def test_names_are_numbered_in_sorted_order_over_both_splits(write):
     assert test.labels.tolist() == [2, 0]
 
 
+def test_groups_are_integers_or_names(write):
+    train, test = _both(write("path,label,group\na.jpg,0,7\nb.jpg,1,3\nc.jpg,1,7\n"))
+    assert (train.groups.tolist(), test.groups.tolist()) == ([7], [3, 7])
+    train, test = _both(write("path,label,group\na.jpg,0,west\nb.jpg,1,east\nc.jpg,1,west\n"))
+    assert (train.groups.tolist(), test.groups.tolist()) == ([1], [0, 1])
+
+
 def test_leading_zeros_make_names(write):
     train, test = _both(write("path,label\na.jpg,007\nb.jpg,7\nc.jpg,7\n"))
     assert (train.class_names, test.class_names) == ({0: "007"}, {1: "7"})
 
 
 def test_row_order_changes_no_label(write):
-    rows = ["a.jpg,x,s", "b.jpg,y,r", "c.jpg,z,s", "d.jpg,y,r"]
+    rows = ["a.jpg,x,s,3", "b.jpg,y,r,7", "c.jpg,z,s,3", "d.jpg,y,r,0"]
     found = []
     for order in (rows, rows[::-1]):
-        train, test = _both(write("\n".join(["path,label,super_label", *order])))
+        train, test = _both(write("\n".join(["path,label,super_label,group", *order])))
         found.append(
             [
-                sorted(zip(_names(d), d.labels, d.super_labels, strict=True)) + sorted(d.class_names.items())
+                sorted(zip(_names(d), d.labels, d.super_labels, d.groups, strict=True)) + sorted(d.class_names.items())
                 for d in (train, test)
             ]
         )

@@ -140,7 +140,7 @@ def _images_below(folder: str) -> list[str]:
 
 
 # Read by csv and json and not by pyarrow, so that messages name lines. 120,000 rows take a second.
-COLUMNS = ("path", "label", "split", "role", "super_label")
+COLUMNS = ("path", "label", "split", "role", "super_label", "group")
 JSON_EXTENSIONS = (".jsonl", ".ndjson", ".json")
 
 _REQUIRED = COLUMNS[:2]
@@ -153,7 +153,8 @@ _INT64 = np.iinfo(np.int64)
 def read_list(data_dir: str | os.PathLike, split: str = "train", *, test_fraction: float = 0.5) -> ImageDataset:
     """Read a list of images from a CSV file with a header, or from a file with a JSON object on each line.
 
-    The columns (or keys) are `path` and `label`, and, if wanted, `split`, `role` and `super_label`, in any order:
+    The columns (or keys) are `path` and `label`, and, if wanted, `split`, `role`, `super_label` and `group`, in any
+    order:
 
     - `path`: of the image; a relative one is relative to the folder of the list.
     - `label`: if every label of the file is an integer, these are the class ids; otherwise labels are names, whose
@@ -162,6 +163,8 @@ def read_list(data_dir: str | os.PathLike, split: str = "train", *, test_fractio
     - `role`: `query` or `gallery` for the test images, nothing for training images. Queries are then looked up in the
       gallery; without roles, each test image is looked up among all others.
     - `super_label`: of a coarser class; integers or names, as for `label`.
+    - `group`: such as the camera or the sequence; integers or names, as for `label`. Evaluation ignores images of the
+      query's class and group, which are too easy to find.
 
     White space around the cells of a CSV file is dropped. Rows that repeat another are dropped and counted.
 
@@ -182,7 +185,9 @@ def read_list(data_dir: str | os.PathLike, split: str = "train", *, test_fractio
     check_fraction("list", test_fraction)
     table = _read_table(file)
     labels, class_names = _ids(table, "label")
-    super_labels = _ids(table, "super_label")[0] if "super_label" in table.columns else None
+    super_labels, groups = (
+        _ids(table, column)[0] if column in table.columns else None for column in ("super_label", "group")
+    )
     is_test = _test_rows(table, labels, class_names, test_fraction)
     is_query = _query_rows(table, labels, is_test)
     rows = np.flatnonzero(is_test == (split == "test"))
@@ -203,6 +208,7 @@ def read_list(data_dir: str | os.PathLike, split: str = "train", *, test_fractio
         class_names={int(c): class_names[int(c)] for c in np.unique(labels[rows])},
         super_labels=None if super_labels is None else super_labels[rows],
         is_query=None if is_query is None or split == "train" else is_query[rows],
+        groups=None if groups is None else groups[rows],
     )
 
 

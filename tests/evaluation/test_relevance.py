@@ -1,0 +1,270 @@
+"""Relevance: every metric against slow definitions, with ties, ignored images and queries without an answer."""
+
+import numpy as np
+import pytest
+
+from tfdml.data import ArrayImages, ImageDataset
+from tfdml.errors import UserError
+from tfdml.evaluation import Relevance, dataset_protocol, evaluate_dataset, evaluate_retrieval, retrieval_per_query
+from tfdml.evaluation import per_query as module
+
+METRICS = ("recall@1", "recall@4", "precision@1", "precision@3", "map@3", "map@r", "r_precision", "map", "minp")
+METRICS += ("mrr", "map_trapezoidal", "mp@1", "mp@5", "mmp@5")
+
+
+def slow_metrics(hits):
+    """The metrics of one query, from whether each image of its whole ranking is relevant."""
+    ranks = [rank for rank, hit in enumerate(hits, 1) if hit]
+    if not ranks:
+        return dict.fromkeys(METRICS, np.nan)
+    count = len(ranks)
+
+    def precision(k):
+        return sum(hits[:k]) / k
+
+    def average(k, of):
+        return sum(precision(rank) for rank in ranks if rank <= k) / of
+
+    # By the definition of Revisited Oxford: the area of trapezoids between one recall and the next.
+    area = 0.0
+    for number, rank in enumerate(ranks):
+        before = 1.0 if rank == 1 else number / (rank - 1)
+        area += (before + (number + 1) / rank) / 2 / count
+    return {
+        "recall@1": float(ranks[0] <= 1),
+        "recall@4": float(ranks[0] <= 4),
+        "precision@1": precision(1),
+        "precision@3": precision(3),
+        "map@3": average(3, min(3, count)),
+        "map@r": average(count, count),
+        "r_precision": precision(count),
+        "map": average(len(hits), count),
+        "minp": count / ranks[-1],
+        "mrr": 1 / ranks[0],
+        "map_trapezoidal": area,
+        "mp@1": precision(min(1, ranks[-1])),
+        "mp@5": precision(min(5, ranks[-1])),
+        "mmp@5": precision(min(5, count)),
+    }
+
+
+def slow(points, gallery, relevant, ignored, own):
+    """The metrics of every query; `relevant` and `ignored` are functions of a query and a gallery row."""
+    values = []
+    for query, point in enumerate(points):
+        rows = [row for row in range(len(gallery)) if row != own(query) and not ignored(query, row)]
+        rows.sort(key=lambda row: (((gallery[row] - point) ** 2).sum(), row))
+        values.append(slow_metrics([bool(relevant(query, row)) for row in rows]))
+    return {name: np.array([one[name] for one in values]) for name in METRICS}
+
+
+def check(found, expected, end=""):
+    for name in METRICS:
+        np.testing.assert_allclose(found[name + end], expected[name], atol=1e-9, rtol=0, err_msg=name)
+
+
+def made(seed, count=60, side=3):
+    """Points of a coarse grid, so that most distances are tied; classes, of which some have one image; groups."""
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, side, size=(count, 2)), rng.integers(0, 20, count), rng.integers(0, 3, count)
+
+
+@pytest.mark.parametrize("counted", [0, 64])
+@pytest.mark.parametrize("budget", [1, 2**28])
+def test_same_class_and_group_is_ignored_all_to_all(counted, budget, monkeypatch):
+    monkeypatch.setattr(module, "_COUNTED", counted)
+    points, labels, cameras = made(0)
+    junk = np.arange(60) % 11 == 3
+    relevance = Relevance.classes(labels, not_same=cameras, junk=junk)
+    found = retrieval_per_query(points, relevance=relevance, metrics=METRICS, memory_budget=budget)
+    expected = slow(
+        points,
+        points,
+        lambda query, row: labels[row] == labels[query],
+        lambda query, row: junk[row] or (labels[row] == labels[query] and cameras[row] == cameras[query]),
+        lambda query: query,
+    )
+    check(found, expected)
+    assert 0 < np.isnan(expected["map"]).sum() < 30
+
+
+def test_market_1501_by_its_own_rule():
+    """Gallery images of the query's identity and camera are ignored, id -1 for all; id 0 distracts."""
+    rng = np.random.default_rng(1)
+    points, gallery = rng.integers(0, 4, size=(25, 2)), rng.integers(0, 4, size=(140, 2))
+    labels, gallery_labels = rng.integers(1, 9, 25), rng.integers(-1, 9, 140)
+    cameras, gallery_cameras = rng.integers(1, 5, 25), rng.integers(1, 5, 140)
+    relevance = Relevance.classes(
+        labels,
+        gallery_labels,
+        not_same=cameras,
+        gallery_not_same=gallery_cameras,
+        junk=gallery_labels == -1,
+    )
+    found = retrieval_per_query(points, gallery=gallery, relevance=relevance, metrics=METRICS)
+
+    def ignored(query, row):
+        same = gallery_labels[row] == labels[query]
+        return gallery_labels[row] == -1 or (same and gallery_cameras[row] == cameras[query])
+
+    check(found, slow(points, gallery, lambda q, row: gallery_labels[row] == labels[q], ignored, lambda query: None))
+    means = evaluate_retrieval(points, gallery=gallery, relevance=relevance, metrics=METRICS)
+    assert means["minp"] == pytest.approx(np.nanmean(found["minp"]))
+    assert means["num_gallery"] == 140
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_lists_of_each_query(own):
+    """As Revisited Oxford has them; with `own_rows` the query is in the gallery, and perhaps in its own lists."""
+    rng = np.random.default_rng(2)
+    gallery = rng.integers(0, 4, size=(50, 2))
+    rows = rng.permutation(50)[:20]
+    points = gallery[rows] if own else rng.integers(0, 4, size=(20, 2))
+    drawn = [rng.permutation(50) for _ in range(20)]
+    sizes = rng.integers(0, 7, 20)
+    positives = [order[:size] for order, size in zip(drawn, sizes, strict=True)]
+    ignored = [order[size : 2 * size + 3] for order, size in zip(drawn, sizes, strict=True)]
+    if own:
+        positives[0], ignored[0] = [rows[0]], []  # itself alone: nothing to find
+    found = retrieval_per_query(
+        points,
+        gallery=gallery,
+        relevance=Relevance.lists(positives, ignored),
+        own_rows=rows if own else None,
+        metrics=METRICS,
+    )
+    expected = slow(
+        points,
+        gallery,
+        lambda query, row: row in positives[query],
+        lambda query, row: row in ignored[query],
+        lambda query: rows[query] if own else None,
+    )
+    check(found, expected)
+    assert np.isnan(expected["map"]).any()
+
+
+def test_ignoring_is_searching_in_a_gallery_without():
+    points, labels, _ = made(3)
+    gallery, gallery_labels, _ = made(4, 200)
+    junk = np.arange(200) % 3 == 0
+    relevance = Relevance.classes(labels, gallery_labels, junk=junk)
+    ignoring = retrieval_per_query(points, gallery=gallery, relevance=relevance, metrics=METRICS)
+    without = retrieval_per_query(points, labels, gallery[~junk], gallery_labels[~junk], metrics=METRICS)
+    for name in METRICS:
+        np.testing.assert_array_equal(ignoring[name], without[name])
+
+
+def test_labels_and_their_relevance_are_the_same():
+    points, labels, _ = made(5)
+    by_labels = evaluate_retrieval(points, labels, intervals="classes")
+    assert evaluate_retrieval(points, relevance=Relevance.classes(labels), intervals="classes") == by_labels
+
+
+def test_every_level_of_a_hierarchy():
+    rng = np.random.default_rng(6)
+    points, fine = rng.normal(size=(80, 3)), rng.integers(0, 20, 80)
+    levels = np.stack([fine, fine // 3, fine // 9], axis=1)
+    relevance = Relevance.levels(levels)
+    names = ("recall@1", "map@r", "map")
+    values = retrieval_per_query(points, relevance=relevance, metrics=names)
+    found = evaluate_retrieval(points, relevance=relevance, metrics=[*names, "nmi"], intervals="classes")
+    for level in range(3):
+        alone = evaluate_retrieval(points, levels[:, level], metrics=[*names, "nmi"], intervals="classes")
+        for name in names:
+            one_level = retrieval_per_query(points, levels[:, level], metrics=[name])[name]
+            # Sums of more terms may round differently: the search of all levels goes as deep as the coarsest needs.
+            np.testing.assert_allclose(values[f"{name}/{level}"], one_level, rtol=1e-12)
+            assert found["intervals"][f"{name}/{level}"] == pytest.approx(alone["intervals"][name], abs=1e-12)
+        for name in (*names, "nmi", "queries_without_match"):
+            assert found[f"{name}/{level}"] == pytest.approx(alone[name], abs=1e-12)
+    every = np.arange(80)
+    shared = (levels[every[:, None]] == levels[every[None, :]]).mean(axis=2)
+    np.testing.assert_allclose(relevance.of(every, np.tile(every, (80, 1))), shared)
+    assert relevance.matches.tolist() == (shared > 0).sum(axis=1).tolist()
+
+
+def test_a_data_set_with_cameras():
+    points, labels, cameras = made(7)
+    roles = np.arange(60) % 3 == 0
+    images = ArrayImages(np.zeros((60, 4, 4, 3), np.uint8))
+    everything = ImageDataset("made", "test", images, labels, groups=cameras)
+    found = evaluate_dataset(points, everything, metrics=["map"])
+    assert found == evaluate_retrieval(points, relevance=Relevance.classes(labels, not_same=cameras), metrics=["map"])
+    divided = ImageDataset("made", "test", images, labels, is_query=roles, groups=cameras)
+    values = retrieval_per_query(**dataset_protocol(points, divided), metrics=METRICS)
+    (queries, gallery) = np.flatnonzero(roles), np.flatnonzero(~roles)
+    expected = slow(
+        points[queries],
+        points[gallery],
+        lambda query, row: labels[gallery[row]] == labels[queries[query]],
+        lambda query, row: (
+            labels[gallery[row]] == labels[queries[query]] and cameras[gallery[row]] == cameras[queries[query]]
+        ),
+        lambda query: None,
+    )
+    check(values, expected)
+    assert divided.gallery.groups.tolist() == cameras[gallery].tolist()
+
+
+def test_without_classes_intervals_are_over_queries():
+    points = made(8)[0]
+    relevance = Relevance.lists([[(query + 1) % 60] for query in range(60)])
+    found = evaluate_retrieval(points, relevance=relevance, intervals="queries")
+    assert found["intervals"]["recall@1"].mean == found["recall@1"]
+    assert "nmi" not in found
+    for arguments, message in (({"metrics": ["nmi"]}, "nmi needs classes"), ({"intervals": "classes"}, "no classes")):
+        with pytest.raises(UserError, match=message):
+            evaluate_retrieval(points, relevance=relevance, **arguments)
+
+
+def test_rows_are_looked_up_by_block():
+    relevance = Relevance.lists([[4, 2], [], [0]], ignored=[[0], [1, 3], []])
+    rows = np.array([[4, -1, 2, 0], [1, 3, -1, 4]])
+    assert relevance.of(slice(0, 2), rows).tolist() == [[True, False, True, False], [False] * 4]
+    assert relevance.ignored(slice(0, 2), rows).tolist() == [[False] * 3 + [True], [True, True, False, False]]
+    assert relevance.of(np.array([2]), rows[:1]).tolist() == [[False, False, False, True]]
+    assert relevance.matches.tolist() == [2, 0, 1]
+    assert relevance.most_ignored == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Relevance.lists([[0], [1]], [[0], [2]]), "query 0: row 0 of the gallery is relevant and ignored"),
+        (lambda: Relevance.lists([[0], [1]], [[2]]), "2 lists of positives and 1 of ignored"),
+        (lambda: Relevance.lists([[0], [-1]]), "positives of query 1 must be rows"),
+        (lambda: Relevance.lists([["a.jpg"]]), "positives of query 0 must be rows"),
+        (lambda: Relevance.classes([]), "there is none"),
+        (lambda: Relevance.classes([0, 1], not_same=[0]), "not_same must be one class id per embedding, 2"),
+        (lambda: Relevance.classes([0, 1], [0], not_same=[0, 1]), "gallery_not_same goes with"),
+        (lambda: Relevance.classes([0, 1], gallery_not_same=[0, 1]), "gallery_not_same goes with"),
+        (lambda: Relevance.classes([0, 1], junk=[0, 1]), "junk must be one boolean per gallery image, 2"),
+        (lambda: Relevance.levels([0, 1]), r"\(images, levels\)"),
+        (lambda: Relevance.levels([[0, 1]], [[0]]), "2 levels, gallery_labels 1"),
+        (lambda: Relevance.levels([[0, 1], [0, 2]]), "class 0 of level 0 lies in 2 classes of level 1"),
+    ],
+)
+def test_bad_relevance(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "give labels, or a Relevance"),
+        ({"relevance": Relevance.classes([0, 0])}, "relevance is of 2 queries; there are 3"),
+        ({"relevance": Relevance.classes([0, 0, 1], [0, 1]), "gallery": np.eye(3)}, "of 2 gallery images; there are 3"),
+        ({"relevance": Relevance.lists([[1], [3], []])}, "names row 3 of a gallery of 3 images"),
+        ({"relevance": Relevance.lists([[0], [1], []]), "ks": [1]}, "no query has a relevant image to find"),
+        (
+            {"relevance": Relevance.classes([0, 0, 1], not_same=[5, 5, 5]), "ks": [1]},
+            "no query shares its class with another image; up to 2 images of each query are ignored",
+        ),
+        ({"relevance": Relevance.levels([[0, 0], [1, 0], [2, 0]]), "ks": [1]}, r"another image \(level 0\)"),
+    ],
+)
+def test_relevance_that_does_not_fit(arguments, message):
+    with pytest.raises(UserError, match=message):
+        evaluate_retrieval(np.eye(3), **arguments)

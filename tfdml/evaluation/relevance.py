@@ -1,0 +1,307 @@
+"""`Relevance`: which gallery images are right for a query, and which leave its ranking before it is measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdml.errors import UserError
+from tfdml.pairwise import integer_labels
+
+# Keys of a query and a gallery row in one int64: the row is in the lower bits.
+_ROW_BITS = 40
+
+
+def check_labels(labels: Any, count: int, what: str = "labels") -> np.ndarray:
+    """`labels` as (count,) int64.
+
+    Raises:
+        UserError: Not one per embedding, or refused by `tfdml.pairwise.integer_labels`.
+    """
+    array = integer_labels(labels, what)
+    if array.shape != (count,):
+        raise UserError(f"{what} must be one class id per embedding, {count}; got shape {array.shape}")
+    return array
+
+
+def matches_in_gallery(labels: np.ndarray, gallery_labels: np.ndarray | None = None) -> np.ndarray:
+    """R of every query: how many gallery images share its class, the query itself not counted.
+
+    Args:
+        labels: (N,) class ids of the queries.
+        gallery_labels: (G,) class ids of the gallery; None: all-to-all.
+
+    Returns:
+        (N,) int64.
+    """
+    classes, counts = np.unique(labels if gallery_labels is None else gallery_labels, return_counts=True)
+    place = np.minimum(np.searchsorted(classes, labels), len(classes) - 1)
+    found = np.where(classes[place] == labels, counts[place], 0)
+    return found - 1 if gallery_labels is None else found
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _SameId:
+    """A set of gallery rows for each query: those that share its id, which is not negative."""
+
+    queries: np.ndarray
+    gallery: np.ndarray
+
+    @functools.cached_property
+    def _order(self) -> tuple[np.ndarray, np.ndarray]:
+        order = np.argsort(self.gallery, kind="stable")
+        return order, self.gallery[order]
+
+    def counts(self) -> np.ndarray:
+        return matches_in_gallery(self.queries, self.gallery)
+
+    def contains(self, block: Any, rows: np.ndarray) -> np.ndarray:
+        return (rows >= 0) & (self.gallery[rows] == self.queries[block, None])
+
+    def rows(self, query: int) -> np.ndarray:
+        order, ids = self._order
+        return order[slice(*np.searchsorted(ids, [self.queries[query], self.queries[query] + 1]))]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Listed:
+    """A set of gallery rows for each query: all of them, in ascending keys of list and row."""
+
+    size: int
+    keys: np.ndarray
+
+    @classmethod
+    def of(cls, lists: Sequence[Any], what: str) -> _Listed:
+        keys = [np.zeros(0, np.int64)]
+        for query, rows in enumerate(lists):
+            array = np.asarray(rows)
+            if array.size and (array.ndim != 1 or array.dtype.kind not in "iu" or array.min() < 0):
+                raise UserError(f"{what} of query {query} must be rows of the gallery, integers of at least 0")
+            keys.append((query << _ROW_BITS) + np.unique(array).astype(np.int64))
+        return cls(len(lists), np.concatenate(keys))
+
+    def counts(self) -> np.ndarray:
+        return np.bincount(self.keys >> _ROW_BITS, minlength=self.size)
+
+    def contains(self, block: Any, rows: np.ndarray) -> np.ndarray:
+        keys = (np.arange(self.size)[block, None] << _ROW_BITS) + rows
+        return (rows >= 0) & (np.append(self.keys, -1)[np.searchsorted(self.keys, keys)] == keys)
+
+    def rows(self, query: int) -> np.ndarray:
+        first = int(query) << _ROW_BITS
+        return self.keys[slice(*np.searchsorted(self.keys, [first, first + (1 << _ROW_BITS)]))] - first
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Relevance:
+    """Which gallery images are relevant to each query, and which are ignored: those leave its ranking.
+
+    Given to `evaluate_retrieval` and its like, for data whose right answers are more than equal labels. Made by:
+
+    - `Relevance.classes`: images of the query's class. Those of its camera may be ignored, and junk.
+    - `Relevance.lists`: rows of the gallery, for each query.
+    - `Relevance.levels`: a hierarchy of classes, each level of which is measured by itself.
+
+    Ignored images are taken out of a ranking before ranks are counted. Metrics are as if the query were searched in
+    a gallery without them. Whether a query finds itself is no matter of relevance: the search leaves it out.
+
+    Attributes:
+        labels: (N,) class ids of the queries; None where there are no classes.
+        matches: (N,) int64 R of each query: how many gallery images are relevant and not ignored. The query itself
+            counts where it is in the gallery; `RetrievalTask.matches` is without it.
+        most_ignored: The most images that are ignored for one query. A search goes deeper by as many.
+        by_level: The relevance of each level, by what follows the name of its metrics: `{"": self}` without levels,
+            `{"/0": ..., "/1": ...}` with them.
+
+    Example:
+        >>> relevance = Relevance.classes([0, 0, 1], not_same=[7, 8, 7])
+        >>> evaluate_retrieval(embeddings, relevance=relevance)["recall@1"]
+        1.0
+    """
+
+    labels: np.ndarray | None
+    matches: np.ndarray
+    most_ignored: int
+    _relevant: Any = None
+    _ignored: Any = None
+    _junk: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
+    _size: int | None = None  # of the gallery, where it is known
+    _levels: tuple[Relevance, ...] = ()
+
+    @classmethod
+    def classes(
+        cls,
+        labels: Any,
+        gallery_labels: Any = None,
+        *,
+        not_same: Any = None,
+        gallery_not_same: Any = None,
+        junk: Any = None,
+    ) -> Relevance:
+        """Return the relevance of equal classes.
+
+        With groups, a gallery image of the query's class **and** group is ignored: it is too easy, such as the next
+        frame of one camera. Images of other classes stay, whatever their group. This is the rule of Market-1501,
+        MSMT17 and VeRi-776 (groups are cameras), and what torchreid and fast-reid compute. The argument `sequence` of
+        Open Metric Learning ignores all images of the query's sequence, of other classes too; it is the same where
+        no sequence holds images of two classes.
+
+        Args:
+            labels: (N,) class ids of the queries.
+            gallery_labels: (G,) class ids of the gallery; None: all-to-all.
+            not_same: (N,) integer groups of the queries, such as cameras; None: nothing is ignored for its group.
+            gallery_not_same: (G,) groups of the gallery, given exactly if `not_same` and `gallery_labels` are.
+            junk: (G,) bool, gallery images that are ignored for every query, such as those of Market-1501 with the id
+                -1: `junk=gallery_labels == -1`. A search goes deeper by as many: leave them out of a large gallery.
+
+        Raises:
+            UserError: Not integers, of other lengths than the labels, or one side's groups are missing.
+        """
+        labels = check_labels(labels, np.size(labels))
+        sides = [labels]
+        if gallery_labels is not None:
+            sides.append(check_labels(gallery_labels, np.size(gallery_labels), "gallery_labels"))
+        ids = _common_ids(sides)
+        size = len(sides[-1])
+        if not size or not len(labels):
+            raise UserError("relevance needs a query and a gallery image; there is none")
+        hidden = np.zeros(size, bool) if junk is None else np.asarray(junk)
+        if hidden.shape != (size,) or hidden.dtype != bool:
+            raise UserError(f"junk must be one boolean per gallery image, {size}; got {hidden.dtype} {hidden.shape}")
+        relevant = _SameId(ids[0], np.where(hidden, -1, ids[-1]))
+        matches, most, ignored = relevant.counts(), int(hidden.sum()), None
+        if not_same is not None:
+            if (gallery_not_same is None) != (gallery_labels is None):
+                raise UserError("gallery_not_same goes with gallery_labels and not_same: give all three or not_same")
+            groups = [check_labels(not_same, len(labels), "not_same")]
+            if gallery_labels is not None:
+                groups.append(check_labels(gallery_not_same, size, "gallery_not_same"))
+            of_group = _common_ids(groups)
+            count = max(int(side.max()) for side in of_group) + 1
+            pairs = _common_ids([own * count + group for own, group in zip(ids, of_group, strict=True)])
+            ignored = _SameId(pairs[0], np.where(hidden, -1, pairs[-1]))
+            counts = ignored.counts()
+            matches, most = matches - counts, most + int(counts.max())
+        elif gallery_not_same is not None:
+            raise UserError("gallery_not_same goes with not_same, the groups of the queries")
+        return cls(labels, matches, most, relevant, ignored, np.flatnonzero(hidden), size)
+
+    @classmethod
+    def lists(cls, positives: Sequence[Any], ignored: Sequence[Any] | None = None) -> Relevance:
+        """Return the relevance of listed images, such as those of Revisited Oxford and Google Landmarks.
+
+        Args:
+            positives: Of each of N queries, the gallery rows that are relevant; a list may be empty.
+            ignored: Of each query, the gallery rows that are ignored; None: none.
+
+        Raises:
+            UserError: Not rows, not as many lists as queries, or a row is relevant and ignored.
+
+        Example:
+            >>> Relevance.lists([[4, 2], []], ignored=[[0], [1, 3]]).matches
+            array([2, 0])
+        """
+        relevant = _Listed.of(positives, "positives")
+        if ignored is None:
+            return cls(None, relevant.counts(), 0, relevant)
+        if len(ignored) != len(positives):
+            raise UserError(f"there are {len(positives)} lists of positives and {len(ignored)} of ignored images")
+        left_out = _Listed.of(ignored, "ignored images")
+        both = np.intersect1d(relevant.keys, left_out.keys)
+        if len(both):
+            query, row = divmod(int(both[0]), 1 << _ROW_BITS)
+            raise UserError(f"query {query}: row {row} of the gallery is relevant and ignored")
+        return cls(None, relevant.counts(), int(left_out.counts().max(initial=0)), relevant, left_out)
+
+    @classmethod
+    def levels(cls, labels: Any, gallery_labels: Any = None) -> Relevance:
+        """Return the relevance of a hierarchy. Metrics are computed by level: `recall@1/0`, `recall@1/1`, ...
+
+        `of` is graded: the share of the levels at which an image has the query's class. `matches` counts the images
+        that share any level, which are those of the coarsest.
+
+        Args:
+            labels: (N, L) class ids of the queries, the finest level first.
+            gallery_labels: (G, L) class ids of the gallery; None: all-to-all.
+
+        Raises:
+            UserError: Not integers of two axes, sides of other levels, or a class lies in two coarser ones.
+
+        Example:
+            >>> Relevance.levels([[0, 0], [1, 0]]).of(slice(0, 1), np.array([[0, 1]]))
+            array([[1. , 0.5]])
+        """
+        sides = [_columns(labels, "labels")]
+        if gallery_labels is not None:
+            sides.append(_columns(gallery_labels, "gallery_labels"))
+        if sides[0].shape[1] != sides[-1].shape[1]:
+            raise UserError(f"labels have {sides[0].shape[1]} levels, gallery_labels {sides[-1].shape[1]}")
+        every = np.unique(np.concatenate(sides), axis=0)
+        for level in range(every.shape[1] - 1):
+            finer, parents = np.unique(np.unique(every[:, level : level + 2], axis=0)[:, 0], return_counts=True)
+            if (parents > 1).any():
+                label = int(finer[parents > 1][0])
+                raise UserError(f"class {label} of level {level} lies in {parents.max()} classes of level {level + 1}")
+        parts = tuple(cls.classes(*(side[:, level] for side in sides)) for level in range(every.shape[1]))
+        return dataclasses.replace(parts[-1], labels=parts[0].labels, _levels=parts)
+
+    @property
+    def by_level(self) -> Mapping[str, Relevance]:
+        """See the class."""
+        return {f"/{level}": part for level, part in enumerate(self._levels)} or {"": self}
+
+    def of(self, block: Any, rows: np.ndarray) -> np.ndarray:
+        """How relevant gallery images are, whether they are ignored or not.
+
+        Args:
+            block: B of the queries, a slice or indices.
+            rows: (B, K) rows of the gallery; -1, no row, is not relevant.
+
+        Returns:
+            (B, K) bool; with levels float64 from 0 to 1.
+        """
+        if self._levels:
+            return np.mean([level.of(block, rows) for level in self._levels], axis=0)
+        return self._relevant.contains(block, rows)
+
+    def ignored(self, block: Any, rows: np.ndarray) -> np.ndarray:
+        """Return whether gallery images are ignored: (B, K) bool, with the arguments of `of`."""
+        found = np.zeros(rows.shape, bool) if self._ignored is None else self._ignored.contains(block, rows)
+        return found | np.isin(rows, self._junk) if len(self._junk) else found
+
+    def rows_of(self, query: int) -> np.ndarray:
+        """Return the gallery rows that are relevant to a query, ignored ones perhaps among them."""
+        return self._relevant.rows(query)
+
+    def ignored_rows(self, query: int) -> np.ndarray:
+        """Return the gallery rows that are ignored for a query."""
+        return self._junk if self._ignored is None else np.append(self._ignored.rows(query), self._junk)
+
+    def check(self, queries: int, gallery: int) -> None:
+        """Raise a `UserError` where this is not the relevance of as many queries in as many gallery images."""
+        if len(self.matches) != queries:
+            raise UserError(f"relevance is of {len(self.matches)} queries; there are {queries} query embeddings")
+        if self._size is not None and self._size != gallery:
+            raise UserError(f"relevance is of {self._size} gallery images; there are {gallery}")
+        for rows in (self._relevant, self._ignored):
+            if isinstance(rows, _Listed) and len(rows.keys):
+                last = int((rows.keys & ((1 << _ROW_BITS) - 1)).max())
+                if last >= gallery:
+                    raise UserError(f"relevance names row {last} of a gallery of {gallery} images")
+
+
+def _common_ids(sides: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the ids of all sides as places in their sorted union."""
+    places = np.unique(np.concatenate(sides), return_inverse=True)[1]
+    return np.split(places, [len(sides[0])][: len(sides) - 1])
+
+
+def _columns(labels: Any, what: str) -> np.ndarray:
+    array = np.asarray(labels)
+    if array.ndim != 2 or not array.shape[1]:
+        raise UserError(f"{what} of a hierarchy must be (images, levels); got shape {array.shape}")
+    return np.stack([integer_labels(column, what) for column in array.T], axis=1)
