@@ -137,7 +137,7 @@ HORDE = {"objectives": "contrastive + 0.5 * horde(loss=contrastive)"}
 RATES = {"backbone_rate": 1e-5, "projection_rate": 1e-3, "objective_rate": 1e-2}
 BALANCED, SHUFFLE = {"sampling": "class_balanced"}, {"sampling": "shuffle"}
 HIERARCHICAL = {"sampling": "hierarchical"}
-VECTORS, GALLERY = {"model": "vectors.npz"}, {"model": "lancedb:///data/galleries"}
+VECTORS = {"model": "vectors.npz"}
 VECTORS_GALLERY = {"gallery": "vectors.npz"}
 COMPARE, RUN = {"compare": ["a", "b"]}, {"model": "runs/cars"}
 LITERT = {"model": "int8.tflite"}
@@ -204,25 +204,23 @@ CASES = {
     "evaluate": {
         "resize": (64, VECTORS, LITERT),
         "resize_mode": ("pad", RUN, LITERT),
-        "image_size": (64, GALLERY, LITERT),
+        "image_size": (64, VECTORS, LITERT),
         "pad_color": ("white", COMPARE, LITERT),
         "timeout": (1.0, VECTORS, {"model": "rest://localhost:8500/cars"}),
         "data_dir": ("/data", VECTORS, {**VECTORS, "dataset": "sop"}),
         "dataset_options": ("size=32", COMPARE, RUN),
         "bad_images": ("skip", VECTORS, RUN),
         "batch_size": (10, VECTORS, {**COMPARE, "dataset": "sop"}),
-        "dataset": ("sop", GALLERY, VECTORS),
-        "report": ("page.html", GALLERY, COMPARE),
+        "report": ("page.html", {**VECTORS, "task": "verification"}, COMPARE),
         "split": ("train", COMPARE, VECTORS),
-        "distance": ("cosine", COMPARE, GALLERY),
-        "metrics": (["recall"], COMPARE, GALLERY),
-        "task": ("verification", GALLERY, VECTORS),
+        "distance": ("cosine", COMPARE, VECTORS),
+        "metrics": (["recall"], COMPARE, VECTORS),
+        "task": ("verification", COMPARE, VECTORS),
         "target": ("far=0.1", VECTORS, {**VECTORS, "task": "verification"}),
         "neighbors": (3, VECTORS, {**VECTORS, "task": "classification"}),
         "ks": (["1"], COMPARE, VECTORS),
-        "intervals": ("classes", GALLERY, VECTORS),
+        "intervals": ("classes", COMPARE, VECTORS),
         "generalisation": (True, COMPARE, RUN),
-        "quantised": (["int8"], GALLERY, VECTORS),
         "after": (["csls"], COMPARE, RUN),
     },
     "export": {

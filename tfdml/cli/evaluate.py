@@ -1,4 +1,4 @@
-"""`tfdml evaluate`: measure embedders, stored embeddings and galleries, or compare runs."""
+"""`tfdml evaluate`: measure embedders and stored embeddings, or compare runs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags
-from tfdml.cli.main import Progress
 from tfdml.effects import Effect, both, either, needs
 from tfdml.errors import UserError
 from tfdml.io.files import require_writable, sweep, write_json
@@ -31,7 +29,6 @@ Measure an embedder: Recall@K, precision, MAP@R, R-precision, mAP, NMI, AMI, pai
   tfdml evaluate --model=embeddings/cars --metrics=recall,map@r --ks=1,10
   tfdml evaluate --model=vectors.npz --distance=cosine
   tfdml evaluate --model='lancedb:///data/galleries?table=cars&index=ivf_pq&effort=20' --ks=1,10
-  tfdml evaluate --model=embeddings/photos --metrics=recall --quantised=int8,pq
   tfdml evaluate --model=runs/cars_jrd --after='views(flip=true) + whitening(dim=64) + query_expansion(k=5, alpha=3)'
   tfdml evaluate --compare runs/cars_am runs/cars_jrd --report=comparison.html
   tfdml evaluate --model=runs/cars_jrd --task=verification --target=far=0.001 --json=threshold.json
@@ -42,7 +39,6 @@ Measure an embedder: Recall@K, precision, MAP@R, R-precision, mAP, NMI, AMI, pai
   an .npy file of embeddings (N, d), with --dataset for the labels
   an .npz file with the arrays embeddings (N, d) and labels (N,), and for queries that are searched in the rest
   is_query (N,) bool
-  the address of a gallery that tfdml index wrote: what a search of the database finds, beside the exact search
 
 --metrics are of recall, recall@K (CMC), precision@K, map@K, mp@K, mmp@K, map@r, r_precision, nmi, ami, f1, and of map,
 map_trapezoidal, minp and mrr, which search once more; see docs/evaluation.md. --after measures each step of a chain,
@@ -76,7 +72,6 @@ FLAGS.define("task", "retrieval", "What the embeddings are for.", ["retrieval", 
 FLAGS.define("target", "", "With --task=verification: choose a threshold, such as far=0.001 or precision=0.99.")
 FLAGS.define("neighbors", 5, "With --task=classification: how many images vote.", lower_bound=1)
 FLAGS.define("generalisation", False, "Also compare the embeddings of the training classes with these.")
-FLAGS.define("quantised", [], "Also Recall@1 with vectors of fewer bytes: int8, pq or pqM (M bytes a vector).")
 FLAGS.define("json", "", "File to write the metrics to, as fractions.")
 FLAGS.define("report", "", "File to write an HTML page to.")
 FLAGS.define("compare", [], "In place of --model: finished runs, compared with the first of them.")
@@ -97,9 +92,6 @@ def evaluate(values: Flags) -> None:
     kind = _kind(values.flag_values_dict())
     if kind == "runs":
         _compare_runs(values)
-        return
-    if kind == "gallery":
-        _measure_gallery(values)
         return
     if holds_seeds(values.model):
         _measure_seeds(values)
@@ -127,8 +119,6 @@ def evaluate(values: Flags) -> None:
         result["parts"] = part_protocol(split.embeddings, split.images.labels, **options)
     if chains:
         result["after"] = split.after_embedding(chains, ks, metrics)
-    if values.quantised:
-        result["quantised"] = split.quantised()
     if values.generalisation:
         result["generalisation"] = split.generalisation()
     print(f"{values.model} on {split.name}: {len(split.embeddings):,} images of {split.num_classes:,} classes")
@@ -148,11 +138,15 @@ def _write(path: str, result: dict[str, Any]) -> None:
 
 def _checked_ks(values: Flags) -> tuple[int, ...]:
     """Check the flags before anything is loaded, and returns the K of `--ks`."""
+    from tfdml.retrieval import is_gallery
+
     if values.compare and values.model:
         raise UserError("--compare takes the place of --model: name one of them")
     if not values.compare and not values.model:
         raise UserError("--model is missing")
-    for name in ("metrics", "ks", "compare", "quantised"):
+    if is_gallery(values.model):
+        raise UserError("--model is the address of a gallery in a database, and no model: see tfdml search --gallery")
+    for name in ("metrics", "ks", "compare"):
         if values[name].present and not any(values[name].value or ()):
             raise UserError(f"--{name}= names nothing: leave the flag out, or name what it is to take")
     try:
@@ -164,10 +158,6 @@ def _checked_ks(values: Flags) -> tuple[int, ...]:
         if path:
             require_writable(path, name)
             sweep(os.path.dirname(os.path.realpath(path)))
-    if values.quantised:
-        from tfdml.evaluation.approximate_search import check_kinds
-
-        check_kinds(values.quantised)
     if values.target:
         from tfdml.cli.measuring import target_of
 
@@ -266,43 +256,6 @@ def _measure_seeds(values: Flags) -> None:
         _write(wanted, {"model": model, **metrics, "intervals_seeds": means, "seeds": measured})
 
 
-def _measure_gallery(values: Flags) -> None:
-    """Measure what a search of the gallery at an address finds.
-
-    Raises:
-        UserError: As `connect` and `evaluate_gallery`, or `--distance` is not the gallery's.
-    """
-    from tfdml.cli.measuring import fitting_ks
-    from tfdml.evaluation import evaluate_gallery
-    from tfdml.evaluation.approximate_search import METRICS
-    from tfdml.evaluation.per_query import requested
-    from tfdml.retrieval import connect
-
-    metrics = values.metrics or list(METRICS)
-    requested((1,), metrics, METRICS)
-    with connect(values.model) as gallery:
-        if values["distance"].present and values.distance != gallery.distance:
-            raise UserError(f"--distance={values.distance}: the gallery was made with {gallery.distance}")
-        with Progress(0) as progress_line:
-            measured = evaluate_gallery(
-                gallery, values.split, partial(fitting_ks, values), metrics, progress_line.images_of
-            )
-        address, kind = gallery.address, gallery.address.index or "exact"
-    found, exact = measured.found, measured.exact
-    print(f"{address}: {measured.images:,} images of {measured.classes:,} classes, {gallery.distance}")
-    print(f"  {'':<24}{kind:>8}{'exactly':>10}")
-    for name, value in found.items():
-        if isinstance(value, float):
-            print(f"  {name:<24}{100 * value:6.2f} %{100 * exact[name]:8.2f} %")
-        else:
-            print(f"  {name:<24}{value:>6,}")
-    for name in measured.left_out:
-        print(f"  {name} is left out: a class has more images than a search returns")
-    if values.json:
-        about = {"model": str(address), "split": values.split, "distance": gallery.distance, "index": kind}
-        _write(values.json, {**about, **found, "exact": exact})
-
-
 def joined_runs(argv: Sequence[str]) -> list[str]:
     """Return a command line in which the folders after --compare follow its equals sign, as a list flag wants them.
 
@@ -323,22 +276,17 @@ def joined_runs(argv: Sequence[str]) -> list[str]:
 
 
 def _kind(given: Mapping[str, Any]) -> str:
-    """Return what is measured: `runs` (--compare), a `gallery`, stored `embeddings`, or a `model`."""
+    """Return what is measured: `runs` (--compare), stored `embeddings`, or a `model`."""
     from tfdml.embeddings.reader import holds_embeddings
-    from tfdml.retrieval import is_gallery
 
     if given["compare"]:
         return "runs"
-    if is_gallery(given["model"]):
-        return "gallery"
     return "embeddings" if holds_embeddings(given["model"]) else "model"
 
 
-_VECTORS = Effect(lambda given: _kind(given) in ("model", "embeddings"), "a model or stored embeddings as --model")
 _RETRIEVAL = needs("task", "retrieval")
-_NO_GALLERY = Effect(lambda given: _kind(given) != "gallery", "anything but a gallery as --model")
 _ALONE = Effect(lambda given: not given["compare"], "--model in place of --compare")
-_IMAGES = both(_NO_GALLERY, either(needs("dataset"), Effect(lambda given: _kind(given) == "model", "a model")))
+_IMAGES = either(needs("dataset"), Effect(lambda given: _kind(given) == "model", "a model"))
 _EMBEDDING = Effect(
     lambda given: _kind(given) == "model" or bool(given["compare"] and given["dataset"]),
     "a model that embeds images as --model, or --compare with --dataset",
@@ -352,16 +300,13 @@ COMMAND = Command(
         **model_flags.EFFECTS,
         **dict.fromkeys(("data_dir", "dataset_options", "bad_images"), _IMAGES),
         "batch_size": _EMBEDDING,
-        "dataset": _NO_GALLERY,
-        "report": both(_NO_GALLERY, _RETRIEVAL),
+        "report": _RETRIEVAL,
         "split": either(_ALONE, needs("dataset")),
         "distance": either(_ALONE, needs("dataset")),
-        **dict.fromkeys(("metrics", "ks"), both(_ALONE, _RETRIEVAL)),
-        **dict.fromkeys(("intervals", "generalisation", "quantised", "after"), both(_VECTORS, _RETRIEVAL)),
-        "task": _VECTORS,
+        **dict.fromkeys(("metrics", "ks", "intervals", "generalisation", "after"), both(_ALONE, _RETRIEVAL)),
+        "task": _ALONE,
         "target": needs("task", "verification"),
         "neighbors": needs("task", "classification"),
     },
-    flag_of={"uri": "model"},
     words=joined_runs,
 )

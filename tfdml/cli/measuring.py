@@ -117,14 +117,6 @@ class EmbeddedSplit:
         )
         return fitting
 
-    def quantised(self) -> dict[str, Any]:
-        """Recall@1 in galleries of fewer bytes, see `quantised_recall`."""
-        from tfdml.evaluation.approximate_search import quantised_recall
-        from tfdml.evaluation.retrieval import dataset_protocol
-
-        protocol = dataset_protocol(self.embeddings, self.images)
-        return quantised_recall(**protocol, kinds=self.values.quantised, distance=self.values.distance)
-
     def generalisation(self) -> dict[str, Any]:
         """Return the measures of generalisation that the training classes, and the model, allow."""
         from tfdml.evaluation import evaluate_generalisation
@@ -383,11 +375,6 @@ def print_metrics(result: dict[str, Any]) -> None:
         print("  means over ten disjoint parts:")
         for key, interval in result["parts"].items():
             print(f"    {key:<22}{100 * interval.mean:6.2f} %{_interval(interval)}")
-    for kind, found in result.get("quantised", {}).items():
-        name, lost = f"recall@1, {kind}", 100 * found["lost"]
-        print(
-            f"  {name:<24}{100 * found['recall@1']:6.2f} %  {found['bytes']:,} bytes a vector, {lost:+.2f} points lost"
-        )
     if "generalisation" in result:
         print("  generalisation (no percentages):")
         for key, value in result["generalisation"].items():

@@ -3,12 +3,9 @@
 from tfdml.embeddings.compute import embed, embed_batches
 from tfdml.embeddings.reader import read_embeddings
 from tfdml.evaluation.approximate_search import (
-    GalleryMetrics,
     IndexRecall,
-    evaluate_gallery,
     index_recall,
     least_effort,
-    quantised_recall,
 )
 from tfdml.evaluation.chains import STEPS, Sources, hubness, measure_chains, steps_of
 from tfdml.evaluation.classification import (
@@ -59,7 +56,6 @@ __all__ = [
     "STEPS",
     "Calibration",
     "CentroidClassifier",
-    "GalleryMetrics",
     "IndexRecall",
     "Interval",
     "KNNClassifier",
@@ -81,7 +77,6 @@ __all__ = [
     "evaluate_clustering",
     "evaluate_dataset",
     "evaluate_divergence",
-    "evaluate_gallery",
     "evaluate_generalisation",
     "evaluate_overlap",
     "evaluate_retrieval",
@@ -95,7 +90,6 @@ __all__ = [
     "pairwise_f1",
     "part_protocol",
     "partial_embeddings",
-    "quantised_recall",
     "read_embeddings",
     "retrieval_per_query",
     "scattering_curve",
