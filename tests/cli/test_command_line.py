@@ -276,7 +276,7 @@ CASES = {
 ALWAYS = {
     "train": SETTINGS_ALWAYS | {"resume", "dry_run", "preview", "cluster", "sweep"},
     "embed": {"model", "out", "dtype", "batch_size", "rows_per_file", "cluster", "input", "dry_run"},
-    "evaluate": {"model", "compare", "json"},
+    "evaluate": {"model", "compare", "dataset", "json"},
     "export": {"run_dir", "out", "formats", "gallery", "dry_run"},
     "index": {"embeddings", "to", "prefix", "dry_run"},
     "search": {"gallery", "images", "embeddings", "k", "json"},
