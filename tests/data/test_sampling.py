@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 
+import keras
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from tests.sampling_workers import BATCH, FIRST_STEP, STEPS, TRANSFORMS, made, samplers
 from tfdml.data.pipeline import distributed, hierarchical_sampler, training_batches
 from tfdml.data.sampling import (
+    ArrayBatches,
     ClassBalancedSampler,
     HierarchicalSampler,
     Share,
@@ -627,3 +629,41 @@ def test_distributed_refuses_what_does_not_divide():
 
     with pytest.raises(UserError, match="a batch of 8 images cannot be shared out evenly over 3 replicas"):
         distributed(Strategy(), made(), ShuffleSampler(36, 8))
+
+
+def test_fit_gets_other_batches_of_arrays_in_each_epoch():
+    class Steps:
+        batch_size, steps_per_epoch = 1, 3
+
+        def batch(self, step):
+            return np.array([step])
+
+    seen = []
+
+    class Model(keras.Model):
+        def train_step(self, data):
+            seen.append(int(data[0][0, 0]))
+            return {}
+
+    model = Model()
+    model.compile("sgd", run_eagerly=True)
+    batches = ArrayBatches(np.arange(30.0)[:, None], np.arange(30), Steps())
+    model.fit(batches, epochs=3, verbose=0, shuffle=False)
+    first = seen[0]
+    assert seen == list(range(first, first + 9))
+
+
+def test_array_batches_are_those_of_the_sampler():
+    x, y = np.arange(12), np.repeat([7, 5, 9, 2], 3)
+    sampler = ClassBalancedSampler(y, 2, 2, seed=3)
+    batches = ArrayBatches(x, y, sampler)
+    assert len(batches) == sampler.steps_per_epoch == 3
+    for _ in range(2):
+        for index in range(3):
+            images, labels = batches[index]
+            rows = sampler.batch(3 * batches.epoch + index)
+            np.testing.assert_array_equal(images, x[rows])
+            np.testing.assert_array_equal(labels, y[rows])
+        batches.on_epoch_end()
+    with pytest.raises(UserError, match="`x` has 12 images and `y` has 11 labels"):
+        ArrayBatches(x, y[1:], sampler)

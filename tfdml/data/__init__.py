@@ -17,6 +17,7 @@ from tfdml.data.pipeline import (
 from tfdml.data.policies import Policy, Step
 from tfdml.data.records import RecordImages, RecordSettings, prepare
 from tfdml.data.sampling import (
+    ArrayBatches,
     ClassBalancedSampler,
     HierarchicalSampler,
     Sampler,
@@ -27,6 +28,7 @@ from tfdml.data.sampling import (
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 
 __all__ = [
+    "ArrayBatches",
     "ArrayImages",
     "ClassBalancedSampler",
     "EncodedImages",

@@ -11,8 +11,9 @@ import array
 import bisect
 import dataclasses
 import functools
-from typing import Protocol
+from typing import Any, Protocol
 
+import keras
 import numpy as np
 from absl import logging
 
@@ -681,3 +682,42 @@ def check_divides(batch_size: int, count: int, what: str) -> None:
             f"a batch of {batch_size} images cannot be shared out evenly over {count} {what}: make `batch_size` (or "
             f"`classes_per_batch` times `images_per_class`) a multiple of {count}"
         )
+
+
+class ArrayBatches(keras.utils.PyDataset):
+    """Batches that a sampler chooses from arrays, for `fit` on every Keras backend.
+
+    Each epoch has the sampler's next `steps_per_epoch` batches, so no two epochs have the same ones.
+
+    Args:
+        x: (N, ...) the images, or whatever the model embeds; anything that NumPy indices select from.
+        y: (N,) their labels.
+        sampler: Chooses the rows of each step, for example a `ClassBalancedSampler` of `y`.
+        **options: Of `keras.utils.PyDataset`: `workers`, `use_multiprocessing`, `max_queue_size`.
+
+    Raises:
+        UserError: Not one label per image.
+
+    Example:
+        >>> x, y = np.zeros((6, 8, 8, 3)), np.array([7, 7, 7, 9, 9, 9])
+        >>> batches = ArrayBatches(x, y, ClassBalancedSampler(y, classes_per_batch=2, images_per_class=2))
+        >>> batches[0][1].tolist()
+        [9, 9, 7, 7]
+    """
+
+    def __init__(self, x: Any, y: Any, sampler: Sampler, **options: Any):
+        super().__init__(**options)
+        if len(x) != len(y):
+            raise UserError(f"`x` has {len(x)} images and `y` has {len(y)} labels")
+        self.x, self.y, self.sampler, self.epoch = x, np.asarray(y), sampler, 0
+
+    def __len__(self) -> int:
+        return self.sampler.steps_per_epoch
+
+    def __getitem__(self, index):
+        rows = self.sampler.batch(self.epoch * len(self) + index)
+        return self.x[rows], self.y[rows]
+
+    def on_epoch_end(self):
+        """Continue with the batches of the next epoch."""
+        self.epoch += 1
