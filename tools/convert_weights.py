@@ -24,9 +24,7 @@ import keras
 import numpy as np
 
 from tfdml import backbones
-from tfdml.backbones.bn_inception import bn_inception
-from tfdml.backbones.googlenet import googlenet
-from tfdml.backbones.resnet import resnet50_v1_5
+from tfdml.backbones.networks import bn_inception, googlenet, resnet50_v1_5
 from tfdml.errors import UserError, short_message
 from tfdml.io.files import atomic_write, sweep
 

@@ -109,7 +109,7 @@ def test_published_layer_names():
 
 def test_googlenet_has_two_forms():
     with pytest.raises(ValueError, match="variant must be 'caffe' or 'batch_norm', not 'torch'"):
-        backbones.googlenet.googlenet(variant="torch")
+        backbones.networks.googlenet(variant="torch")
 
 
 @pytest.mark.parametrize("name", ["resnet-18", "", "vgg"])

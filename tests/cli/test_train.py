@@ -141,7 +141,7 @@ def wrong(case, tmp_path):
         flags["embeding_dim"] = 8
         says = "embeding_dim"
     elif case == "weights of another architecture":
-        from tfdml.backbones.convnet import conv4
+        from tfdml.backbones.networks import conv4
 
         conv4((32, 32, 3), width=16).save_weights(tmp_path / "other.weights.h5")
         flags["weights"] = tmp_path / "other.weights.h5"

@@ -8,12 +8,10 @@ from tests.docs import examples, files, stand_ins
 
 # They train a network, export one, build one of hundreds of layers, start Ray, or read thousands of files.
 SLOW = {
-    "tfdml.backbones.bn_inception",
     "tfdml.backbones.cutting",
-    "tfdml.backbones.googlenet",
     "tfdml.backbones.hub",
     "tfdml.backbones.lora",
-    "tfdml.backbones.resnet",
+    "tfdml.backbones.networks",
     "tfdml.backbones.resolver",
     "tfdml.backbones.tokens",
     "tfdml.cluster.bulk_embedding",

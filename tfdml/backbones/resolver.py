@@ -11,11 +11,8 @@ import h5py
 import keras
 
 from tfdml.arguments import integer, number
-from tfdml.backbones.bn_inception import bn_inception
-from tfdml.backbones.convnet import conv4
-from tfdml.backbones.googlenet import googlenet
 from tfdml.backbones.hub import PREFIX, check_preset, load_preset
-from tfdml.backbones.resnet import resnet50_v1_5
+from tfdml.backbones.networks import bn_inception, conv4, googlenet, resnet50_v1_5
 from tfdml.errors import UserError, short_message
 
 
