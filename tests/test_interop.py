@@ -6,16 +6,16 @@ import keras
 import numpy as np
 import pytest
 
-from tests.losses.checks import check_contract
+from tests.losses.cases import check_contract
 from tests.mathematics import assert_close, random_batch
 from tests.played_replicas import sum_and_gradient
-from tfdml import losses, mining
+from tfdml import interop, losses, mining
 from tfdml.errors import UserError
-from tfdml.interop import NormalizedLoss, from_pml, pml
+from tfdml.interop import NormalizedLoss, from_pml
 from tfdml.objectives import ProxyLoss
 
 LP = "LpDistance"
-PROXIES = {name for name, row in pml.LOSSES.items() if row.proxies is not None}
+PROXIES = {name for name, row in interop.LOSSES.items() if row.proxies is not None}
 RESOLVED = [
     ("TripletMarginLoss", {}, NormalizedLoss(losses.TripletLoss(0.05, "all", "euclidean"))),
     (
@@ -70,7 +70,7 @@ RESOLVED = [
         {"pos_margin": 0.25},
         NormalizedLoss(losses.GeneralizedLiftedStructureLoss(1, 0.25)),
     ),
-    ("FastAPLoss", {"num_bins": 20, "reducer": "SumReducer"}, losses.FastAPLoss(20, "sum")),
+    ("FastAPLoss", {"num_bins": 20, "reducer": "SumReducer"}, losses.FastAPLoss(20, reduction="sum")),
 ]
 
 
@@ -175,9 +175,9 @@ def test_losses_with_proxies_become_objectives():
 
 def test_every_name_of_theirs_is_answered():
     """What cannot be made says what is nearest; what is near exists."""
-    assert set(pml.LOSSES) == set(DEFAULTS)
-    assert not set(pml.LOSSES) & set(pml.NEAREST)
-    for name in pml.NEAREST:
+    assert set(interop.LOSSES) == set(DEFAULTS)
+    assert not set(interop.LOSSES) & set(interop.NEAREST)
+    for name in interop.NEAREST:
         with pytest.raises(UserError, match=f"^{name} of pytorch-metric-learning has no equal in tfdml; nearest: "):
             from_pml(name)
 

@@ -18,6 +18,8 @@ from tfdml.mining import BatchEasyHardMiner, BatchHardMiner, Miner
 from tfdml.objectives import ProxyLoss
 from tfdml.saving import restore
 
+__all__ = ["NormalizedLoss", "from_pml"]
+
 
 @keras.saving.register_keras_serializable("tfdml")
 class NormalizedLoss(PairLoss):
@@ -160,12 +162,12 @@ def _contrastive(o: Given, pos_margin=0, neg_margin=1):
         raise o.refuse(f"`pos_margin={pos_margin:g}`", f"`pos_margin={nearest}`")
     margin = number("neg_margin", neg_margin)
     margin = nearest - margin if nearest else margin
-    return losses.ContrastiveLoss(margin, o.distance, o.average, o.reduction, mining=o.mining)
+    return losses.ContrastiveLoss(margin, o.distance, o.average, reduction=o.reduction, mining=o.mining)
 
 
 def _lifted(o: Given, neg_margin=1, pos_margin=0):
     margin = number("neg_margin", neg_margin) - number("pos_margin", pos_margin)  # both shift the same exponent
-    return losses.LiftedStructureLoss(margin, o.reduction)
+    return losses.LiftedStructureLoss(margin, reduction=o.reduction)
 
 
 def _histogram(o: Given, n_bins=None, delta=None):
@@ -180,7 +182,7 @@ def _margin(o: Given, margin=0.2, nu=0, beta=1.2, triplets_per_anchor="all", lea
         raise o.refuse("`learn_beta=True` in a loss", "the objective `tfdml.objectives.LearnedMargin(num_classes)`")
     if o.miner is None:
         raise o.refuse("a MarginLoss over all triplets", "`miner='DistanceWeightedMiner'`, the paper's")
-    return NormalizedLoss(losses.MarginLoss(margin, beta, o.reduction))
+    return NormalizedLoss(losses.MarginLoss(margin, beta, reduction=o.reduction))
 
 
 def _triplet(o: Given, margin=0.05, swap=False, smooth_loss=False, triplets_per_anchor="all"):
@@ -199,30 +201,30 @@ def _triplet(o: Given, margin=0.05, swap=False, smooth_loss=False, triplets_per_
             raise o.refuse(f"TripletMarginMiner({what}) in this loss", nearest)
     # "hard" is the miner of pairs with less work.
     mining = "hard" if isinstance(o.mining, BatchHardMiner) else o.mining
-    return losses.TripletLoss("soft" if smooth_loss else margin, mining, o.distance, o.average, o.reduction)
+    return losses.TripletLoss("soft" if smooth_loss else margin, mining, o.distance, o.average, reduction=o.reduction)
 
 
 #: The losses that have an equal.
 LOSSES = {
     # Euclidean distances of normalised vectors are named there, and cosines computed.
-    "AngularLoss": Loss(lambda o, alpha=40: losses.AngularLoss(alpha, o.reduction)),
+    "AngularLoss": Loss(lambda o, alpha=40: losses.AngularLoss(alpha, reduction=o.reduction)),
     "ArcFaceLoss": Loss(
         lambda o, margin=28.6, scale=64: losses.ArcFaceLoss(scale, _radians(margin), reduction=o.reduction),
         COSINE,
         proxies="",
     ),
-    "CircleLoss": Loss(lambda o, m=0.4, gamma=80: losses.CircleLoss(m, gamma, o.reduction), COSINE, NONZERO),
+    "CircleLoss": Loss(lambda o, m=0.4, gamma=80: losses.CircleLoss(m, gamma, reduction=o.reduction), COSINE, NONZERO),
     "ContrastiveLoss": Loss(
         _contrastive, LP, NONZERO, (*EUCLIDEAN, "cosine"), reducers=("MeanReducer",), miners=PAIR_MINERS
     ),
     "CosFaceLoss": Loss(
         lambda o, margin=0.35, scale=64: losses.AMSoftmaxLoss(scale, margin, reduction=o.reduction), COSINE, proxies=""
     ),
-    "FastAPLoss": Loss(lambda o, num_bins=10: losses.FastAPLoss(num_bins, o.reduction), SQUARED),
+    "FastAPLoss": Loss(lambda o, num_bins=10: losses.FastAPLoss(num_bins, reduction=o.reduction), SQUARED),
     # Where an anchor lacks a positive or a negative, theirs counts it with 0.
     "GeneralizedLiftedStructureLoss": Loss(
         lambda o, neg_margin=1, pos_margin=0: losses.GeneralizedLiftedStructureLoss(
-            neg_margin, pos_margin, o.distance, o.reduction
+            neg_margin, pos_margin, o.distance, reduction=o.reduction
         ),
         distances=EUCLIDEAN,
     ),
@@ -233,13 +235,13 @@ LOSSES = {
     "MarginLoss": Loss(_margin, reducer=DIVISOR, miners=("DistanceWeightedMiner",)),
     "MultiSimilarityLoss": Loss(
         lambda o, alpha=2, beta=50, base=0.5: losses.MultiSimilarityLoss(
-            alpha, beta, base, o.miner and o.miner.epsilon, o.reduction
+            alpha, beta, base, o.miner and o.miner.epsilon, reduction=o.reduction
         ),
         COSINE,
         miners=("MultiSimilarityMiner",),
     ),
     "NTXentLoss": Loss(
-        lambda o, temperature=0.07: losses.NTXentLoss(temperature, o.reduction, mining=o.mining),
+        lambda o, temperature=0.07: losses.NTXentLoss(temperature, reduction=o.reduction, mining=o.mining),
         COSINE,
         miners=PAIR_MINERS,
     ),
@@ -250,7 +252,10 @@ LOSSES = {
         proxies="",
     ),
     "ProxyAnchorLoss": Loss(
-        lambda o, margin=0.1, alpha=32: losses.ProxyAnchorLoss(alpha, margin, o.reduction), COSINE, DIVISOR, proxies=""
+        lambda o, margin=0.1, alpha=32: losses.ProxyAnchorLoss(alpha, margin, reduction=o.reduction),
+        COSINE,
+        DIVISOR,
+        proxies="",
     ),
     # A softmax of -scale |x - p|^2 = 2 scale cos - const over all classes, the own included.
     "ProxyNCALoss": Loss(
@@ -260,7 +265,7 @@ LOSSES = {
     ),
     "SoftTripleLoss": Loss(
         lambda o, centers_per_class=10, la=20, gamma=0.1, margin=0.01: losses.SoftTripleLoss(
-            la, gamma, margin, o.reduction
+            la, gamma, margin, reduction=o.reduction
         ),
         COSINE,
         proxies="centers_per_class",
@@ -272,7 +277,9 @@ LOSSES = {
         COSINE,
         proxies="sub_centers",
     ),
-    "SupConLoss": Loss(lambda o, temperature=0.1: losses.SupConLoss(temperature, o.reduction), COSINE, NONZERO),
+    "SupConLoss": Loss(
+        lambda o, temperature=0.1: losses.SupConLoss(temperature, reduction=o.reduction), COSINE, NONZERO
+    ),
     "TripletMarginLoss": Loss(
         _triplet,
         LP,
@@ -315,7 +322,7 @@ NEAREST = {
     "AngularMiner": "`mining=tfdml.mining.AngularMiner()` of a loss: it keeps each pair once, not once a triplet",
     "HDCMiner": "`mining=tfdml.mining.HardAwareMiner()` of a loss: it keeps a pair from both ends or from none",
     "PairMarginMiner": "a `tfdml.mining.Miner` of your own",
-    "UniformHistogramMiner": "`mining=tfdml.mining.UniformHistogramMiner()` of a loss: it draws without replacement",
+    "UniformHistogramMiner": "a `tfdml.mining.Miner` of your own",
     "EmbeddingsAlreadyPackagedAsTriplets": "labels that say which images belong together",
     "ThresholdReducer": "`AvgNonZeroReducer`",
     "PerAnchorReducer": "`MeanReducer`",
