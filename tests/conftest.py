@@ -66,6 +66,15 @@ def small_disk(tmp_path):
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
+@pytest.fixture(params=["float32", "mixed_bfloat16", "mixed_float16"])
+def policy(request):
+    """Each dtype policy in turn, which holds for the test."""
+    from tests.mathematics import dtype_policy
+
+    with dtype_policy(request.param):
+        yield request.param
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Which cases are quick, which read real images, and in what order files come.

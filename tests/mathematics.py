@@ -1,5 +1,7 @@
 """Helpers of the mathematical tests: batches, gradients two ways, comparisons."""
 
+import contextlib
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -87,3 +89,14 @@ def assert_close(actual, expected, relative=1e-5, floor=0.0):
     error = np.max(np.abs(actual - expected), initial=0.0)
     allowed = max(relative * np.max(np.abs(expected), initial=0.0), floor)
     assert error <= allowed, f"error {error:.3g}, allowed {allowed:.3g}\n{actual}\n{expected}"
+
+
+@contextlib.contextmanager
+def dtype_policy(name):
+    """Enter a block in which this is Keras's dtype policy."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)

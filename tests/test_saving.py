@@ -21,7 +21,7 @@ SHOWN = [
     (
         objectives.JointRepresentationSimilarity("embedding", kernels.Polynomial(degree=3), name="jrs"),
         "JointRepresentationSimilarity(name='jrs', levels=['embedding'], "
-        "kernels={'embedding': Polynomial(degree=3)}, reduction='mean', weight=1.0, unit_length=[])",
+        "kernels={'embedding': Polynomial(degree=3)}, reduction='mean', unit_length=[], weight=1.0)",
     ),
 ]
 
@@ -65,23 +65,33 @@ def _saved_classes():
     return sorted(saved, key=lambda cls: cls.__name__)
 
 
+def _other(default):
+    """Another value than a default, in most ranges."""
+    if isinstance(default, bool):
+        return not default
+    return default + 2 if isinstance(default, int) else 0.75 * default or 0.25
+
+
 @pytest.mark.parametrize("cls", _saved_classes())
 def test_every_argument_is_in_the_config_under_its_name(cls):
     """Also in classes that are added later: an argument that is kept under another name would not be saved."""
-    parameters = inspect.signature(cls.__init__).parameters
-    named = {name: value.default for name, value in parameters.items() if name not in ("self", "kwargs")}
+    named = {name: p.default for name, p in inspect.signature(cls).parameters.items() if name != "kwargs"}
     required = {name: REQUIRED[name] for name in named if name in REQUIRED}
     if cls is objectives.ProxyLoss:
         required["loss"] = losses.AMSoftmaxLoss()
     config = cls(**required).get_config()
     assert set(named) <= set(config)
-    for name, default in named.items():
-        if name not in required and isinstance(default, (bool, float, str)):
-            # One weight for all orders is kept as one for each.
-            expected = [default] * len(config["orders"]) if name == "order_weights" else default
-            assert config[name] == expected, name
     json.dumps(keras.saving.serialize_keras_object(cls(**required)))
-    assert cls.from_config(config).get_config() == config
+    for name, default in named.items():
+        # These are kept otherwise, or bound by another argument.
+        if name in (*required, "orders", "label_columns", "strides") or not isinstance(default, (bool, int, float)):
+            continue
+        for value in (default, _other(default)):
+            made = cls(**required, **{name: value})
+            config = made.get_config()
+            # One weight for all orders is kept as one for each.
+            assert config[name] == ([value] * len(config["orders"]) if name == "order_weights" else value), name
+            assert cls.from_config(config).get_config() == config
 
 
 def test_arrays_and_mappings_are_saved_as_plain_values():
@@ -92,3 +102,25 @@ def test_arrays_and_mappings_are_saved_as_plain_values():
     kept = Kept(np.array([[1.0, 2.0]]), {"kernel": kernels.Polynomial(3)}, 4, pair=(1, (2, 3)), more=5)
     polynomial = keras.saving.serialize_keras_object(kernels.Polynomial(3))
     assert kept.get_config() == {"array": [[1.0, 2.0]], "mapping": {"kernel": polynomial}, "pair": [1, [2, 3]]}
+
+
+def test_arguments_that_a_base_class_takes_are_shown_and_saved():
+    class Mixin:
+        pass
+
+    @keras.saving.register_keras_serializable("tests.saving")
+    class Doubled(Mixin, losses.ContrastiveLoss):
+        fixed = ("margin",)
+
+        def __init__(self, factor=2.0, **kwargs):
+            super().__init__(margin=0.5, **kwargs)
+            self.factor = factor
+
+    parameters = inspect.signature(Doubled).parameters
+    assert list(parameters) == ["factor", "distance", "average", "mining", "reduction", "name"]
+    assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in [*parameters.values()][1:])
+    config = Doubled(3.0, average="all", reduction="sum").get_config()
+    assert config | {"factor": 3.0, "average": "all", "reduction": "sum", "name": "doubled"} == config
+    assert Doubled.from_config(config).get_config() == config
+    # Of an object it is that of the call.
+    assert list(inspect.signature(Doubled()).parameters) == ["y_true", "y_pred", "sample_weight"]

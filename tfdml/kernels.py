@@ -15,10 +15,10 @@ from keras import ops
 from tfdml import pairwise
 from tfdml.arguments import integer, number
 from tfdml.pairs import Pairs
-from tfdml.saving import SavedByArguments, in_words
+from tfdml.saving import Composed
 
 
-class Kernel(SavedByArguments):
+class Kernel(Composed):
     """A reproducing kernel on vectors; subclasses give `matrix`, and keep their arguments under their names.
 
     A subclass whose values may be too large for float32 also gives `scaled_matrix`.
@@ -52,14 +52,6 @@ class Kernel(SavedByArguments):
     def matrix(self, pairs):
         """Compute the Gram matrix (b, B) of validated pairs."""
         raise TypeError(f"{type(self).__name__} must define matrix()")
-
-    @classmethod
-    def from_config(cls, config):
-        """Return the kernel that `get_config` describes."""
-        return cls(**config)
-
-    def __repr__(self):
-        return in_words(self)
 
 
 def _mean_distance(distances, pairs):

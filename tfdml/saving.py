@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import keras
@@ -15,10 +16,21 @@ _KERAS_OWN = {"dtype", "trainable", "autocast"}
 _REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
+class _ConstructorSignature:
+    """What `inspect.signature` shows of a class; an object of it has the signature of its `__call__`."""
+
+    def __get__(self, instance: Any, owner: type) -> inspect.Signature:
+        if instance is not None:
+            raise AttributeError("__signature__")
+        return _signature(owner)
+
+
 class SavedByArguments:
     """Gives a Keras object `get_config`: the arguments of its constructor, each kept in the attribute of its name.
 
-    A class that keeps an argument otherwise adds it in a `get_config` of its own.
+    A constructor may take those of its base class as `**kwargs`: `inspect.signature` shows them too, save those that
+    the class names in `fixed`, as it gives them itself. A class that keeps an argument otherwise adds it in a
+    `get_config` of its own.
 
     Example:
         >>> @keras.saving.register_keras_serializable("shop")
@@ -30,12 +42,55 @@ class SavedByArguments:
         3.0
     """
 
+    __signature__ = _ConstructorSignature()
+    #: Arguments of the base class that this one gives itself.
+    fixed: tuple[str, ...] = ()
+
     def get_config(self) -> dict[str, Any]:
         """Return the arguments, as values that JSON can hold."""
         kept: dict[str, Any] = getattr(super(), "get_config", dict)()
-        parameters = inspect.signature(type(self).__init__).parameters.values()
-        named = [parameter.name for parameter in parameters if parameter.kind not in _REST]
-        return {**kept, **{name: _plain(getattr(self, name)) for name in named[1:] if hasattr(self, name)}}
+        named = [key for key, parameter in type(self).__signature__.parameters.items() if parameter.kind not in _REST]
+        return {**kept, **{key: _plain(getattr(self, key)) for key in named if hasattr(self, key)}}
+
+    def __repr__(self):
+        return in_words(self)
+
+
+def _signature(cls: type) -> inspect.Signature:
+    """Return the constructor's arguments, those that it hands to the next class as `**kwargs` among them."""
+    found: dict[str, inspect.Parameter] = {}
+    rest, given = None, set()
+    for owner in (owner for owner in cls.__mro__ if issubclass(owner, SavedByArguments)):
+        given.update(vars(owner).get("fixed", ()))
+        if "__init__" in vars(owner):
+            _, *own = inspect.signature(owner.__init__).parameters.values()
+            for parameter in own:
+                if parameter.kind not in _REST and parameter.name not in (found.keys() | given):
+                    kind = parameter.kind if rest is None else parameter.KEYWORD_ONLY
+                    found[parameter.name] = parameter.replace(kind=kind)
+            rest = next((parameter for parameter in own if parameter.kind is parameter.VAR_KEYWORD), None)
+            if rest is None:
+                break
+    return inspect.Signature([*found.values(), *([rest] if rest else [])])
+
+
+class Composed(SavedByArguments):
+    """Base of what is saved with a loss or objective and is no Keras object: made of its arguments alone."""
+
+    @classmethod
+    def from_config(cls, config):
+        """Return the object that `get_config` describes."""
+        return cls(**config)
+
+
+def snake_case(name: str) -> str:
+    """Return the name of a class in the way of Python's functions.
+
+    Example:
+        >>> snake_case("NTXentLoss"), snake_case("FastAPLoss"), snake_case("SphereFace2")
+        ('nt_xent_loss', 'fast_ap_loss', 'sphere_face2')
+    """
+    return re.sub("([a-z])([A-Z])", r"\1_\2", re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)).lower()
 
 
 def _plain(value: Any) -> Any:

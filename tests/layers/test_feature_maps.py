@@ -14,7 +14,6 @@ from tfdml.layers import (
     CeilMaxPooling2D,
     GeneralizedMeanPooling2D,
     InputScaling,
-    L2Normalize,
     LocalResponseNormalization,
 )
 
@@ -59,14 +58,6 @@ def test_symbolic_output_has_the_dtype_of_the_real_one(policy):
 def test_unknown_mode_is_refused():
     with pytest.raises(ValueError, match="mode must be 'none', 'unit', 'tf', 'torch'"):
         InputScaling("imagenet")
-
-
-@pytest.mark.parametrize("layer", [L2Normalize(name="n"), InputScaling("caffe", name="s")], ids=["l2", "scaling"])
-def test_serialisation_restores_the_layer(layer):
-    again = keras.layers.deserialize(keras.layers.serialize(layer))
-    assert type(again) is type(layer)
-    assert again.get_config() == layer.get_config()
-    np.testing.assert_array_equal(again(PIXELS.astype("float32")), layer(PIXELS.astype("float32")))
 
 
 def ceil_pool(x, size, stride, cover=False):
@@ -149,16 +140,6 @@ def test_half_precision_squares_do_not_overflow(dtype):
     assert keras.backend.standardize_dtype(output.dtype) == dtype
     exact = response(keras.ops.convert_to_numpy(keras.ops.cast(half, "float32")))
     assert_close(keras.ops.cast(output, "float32"), exact, 1e-2)
-
-
-@pytest.mark.parametrize(
-    "layer", [CeilMaxPooling2D(3, 2, cover=True), LocalResponseNormalization(3, 0.1, 0.5, 2.0)], ids=["pool", "lrn"]
-)
-def test_caffe_serialisation_restores_the_layer(layer):
-    again = keras.layers.deserialize(keras.layers.serialize(layer))
-    assert again.get_config() == layer.get_config()
-    x = np.random.default_rng(0).normal(size=(1, 5, 5, 6)).astype("float32")
-    np.testing.assert_array_equal(again(x), layer(x))
 
 
 @pytest.mark.parametrize(

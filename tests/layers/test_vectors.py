@@ -7,7 +7,7 @@ import tensorflow as tf
 from sklearn.decomposition import PCA
 
 from tests import references
-from tests.mathematics import assert_close, finite_differences, random_batch, value_and_gradients
+from tests.mathematics import assert_close, dtype_policy, finite_differences, random_batch, value_and_gradients
 from tests.models.networks import values
 from tfdml.layers import CosineProxies, L2Normalize, PrincipalComponents
 
@@ -78,13 +78,9 @@ def test_starts_uniform_within_one_over_root_d():
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_weights_and_cosines_are_float32_under_a_mixed_policy(policy):
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(policy)
-    try:
+    with dtype_policy(policy):
         layer = CosineProxies(4)
         output = layer(tf.cast(random_batch(0, 5, 1, 6)[1], policy.removeprefix("mixed_")))
-    finally:
-        keras.config.set_dtype_policy(before)
     assert output.dtype == tf.float32
     assert layer.proxies.dtype == "float32"
 

@@ -81,11 +81,8 @@ CHILD = """
 
     from tfdml import losses
 
-    names = ["NPairLoss", "AngularLoss", "MarginLoss", "MultiSimilarityLoss", "LiftedStructureLoss", "CircleLoss"]
-    names += ["SupConLoss", "CosineContrastiveLoss", "HistogramLoss", "FastAPLoss", "ProxyAnchorLoss"]
-    names += ["QuadrupletLoss", "NTXentLoss", "SoftNearestNeighborLoss", "TupletMarginLoss", "RankedListLoss"]
-    names += ["GeneralizedLiftedStructureLoss", "SmoothAPLoss", "RecallAtKLoss", "VICRegLoss"]
-    makers = [getattr(losses, name) for name in names]
+    makers = [getattr(losses, name) for name in losses.__all__]
+    makers = [make for make in makers if issubclass(make, (losses.PairLoss, losses.ProxyAnchorLoss))]
     for mining in ("all", "hard", "semi_hard", "distance_weighted"):
         makers.append(lambda mining=mining, **options: losses.TripletLoss(0.5, mining, **options))
 

@@ -17,7 +17,6 @@ from tfdml.mining import (
     BatchHardMiner,
     EasyPositiveMiner,
     HardAwareMiner,
-    UniformHistogramMiner,
     multi_similarity_pairs,
     negative_probabilities,
     sample_negatives,
@@ -305,27 +304,6 @@ def test_hard_aware_rounds_no_exact_share_up(fraction, count, wanted):
         assert np.sum(mask) == wanted
 
 
-@pytest.mark.parametrize("most", [1, 4, 1000])
-def test_uniform_histogram_keeps_as_many_of_each_bin(most):
-    labels, x = random_batch(1, 40, 3, 3)
-    distances = np.asarray(pairwise.distances(x))
-    miner = UniformHistogramMiner(bins=6, positives_per_bin=most, negatives_per_bin=2 * most)
-    kept = masks(miner(pairs_at(distances, labels)))
-    for mask, same, limit in zip(kept, (True, False), (most, 2 * most), strict=True):
-        pairs = pairs_of(labels, same)
-        values = np.array([distances[pair] for pair in pairs])
-        edges = np.linspace(values.min(), values.max(), 7)
-        chosen = np.array([distances[pair] for pair in kept_pairs(mask)])
-        there, drawn = (np.histogram(part, edges)[0] for part in (values, chosen))
-        np.testing.assert_array_equal(drawn, np.minimum(there, limit))
-        assert kept_pairs(mask) <= set(pairs)
-    again = masks(UniformHistogramMiner(6, most, 2 * most)(pairs_at(distances, labels)))
-    np.testing.assert_array_equal(again[0], kept[0])
-    if most == 4:
-        other = masks(UniformHistogramMiner(6, most, 2 * most, seed=1)(pairs_at(distances, labels)))
-        assert np.any(np.asarray(other[0]) != np.asarray(kept[0]))
-
-
 def wide_triplets(labels, x, angle):
     """The positives and the negatives of triplets whose negative sees the two positives under more than `angle`."""
     x = np.asarray(x, np.float64)
@@ -388,7 +366,7 @@ def test_angular_mining_of_some_rows_is_that_of_the_batch():
             np.testing.assert_array_equal(one, other[4:10])
 
 
-@pytest.mark.parametrize("miner", [HardAwareMiner(), UniformHistogramMiner(5, 2, 2), AngularMiner()])
+@pytest.mark.parametrize("miner", [HardAwareMiner(), AngularMiner()])
 def test_batch_every_degenerate_batch_gives_pairs_of_the_batch(miner):
     for labels, x in degenerate_batches().values():
         pairs = Pairs.of_batch(x, labels)
@@ -408,8 +386,6 @@ def test_every_miner_keeps_nothing_of_a_batch_without_images(name):
     ("make", "message"),
     [
         (lambda: HardAwareMiner(0), "fraction must be above 0 and at most 1"),
-        (lambda: UniformHistogramMiner(bins=0), "bins must be a positive integer"),
-        (lambda: UniformHistogramMiner(seed=-1), "seed must be"),
         (lambda: AngularMiner(angle_degrees=91), "angle_degrees must be at least 0 and at most 90"),
     ],
 )

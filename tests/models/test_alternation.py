@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.marks import first_quick
-from tests.mathematics import assert_close
+from tests.mathematics import assert_close, dtype_policy
 from tests.models.networks import SIZE, coloured_batch, images, tiny_embedder, values
 from tfdml import losses
 from tfdml.models import MetricLearner
@@ -193,12 +193,8 @@ def test_jit_compilation_does_not_change_the_updates():
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", first_quick(["mixed_bfloat16", "mixed_float16"]))
 def test_mixed_precision_trains_both_phases(policy):
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(policy)
-    try:
+    with dtype_policy(policy):
         learner = make([rank_mi()], batch_norm="frozen", run_eagerly=True)
-    finally:
-        keras.config.set_dtype_policy(before)
     is_scaled = isinstance(learner.optimizer.embedder_optimizer, keras.optimizers.LossScaleOptimizer)
     assert is_scaled == (policy == "mixed_float16")
     phases = []

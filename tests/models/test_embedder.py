@@ -5,22 +5,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.mathematics import assert_close
+from tests.mathematics import assert_close, dtype_policy
 from tests.models.networks import SIZE, coloured_batch, config_of, images, tiny_backbone, tiny_embedder, values
 from tfdml import UserError, backbones, losses
 from tfdml.layers import InputScaling
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import MetricLoss
-
-POLICIES = ["float32", "mixed_bfloat16", "mixed_float16"]
-
-
-@pytest.fixture(params=POLICIES)
-def policy(request):
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(request.param)
-    yield request.param
-    keras.config.set_dtype_policy(before)
 
 
 def batch_norm_of(embedder):
@@ -117,17 +107,13 @@ def test_pixels_of_every_dtype_give_the_same_embedding(mode, dtype):
 
 
 def test_fractions_of_pixels_survive_a_mixed_policy():
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
+    with dtype_policy("mixed_bfloat16"):
         embedder = tiny_embedder(scaling="tf")
         x = images() * np.float32(0.99)
         scaled = embedder.backbone(tf.cast(tf.constant(x) / 127.5 - 1.0, "bfloat16"))
         np.testing.assert_array_equal(embedder.represent(x)["feature_map"], scaled)
         learner = MetricLearner(embedder, losses.ContrastiveLoss())
         np.testing.assert_array_equal(learner(x)["feature_map"], scaled)
-    finally:
-        keras.config.set_dtype_policy(before)
 
 
 def test_image_without_any_signal_is_finite():

@@ -13,16 +13,6 @@ from tfdml.training import Experiment
 from tfdml.training.build.images import make_transforms
 from tfdml.training.build.learner import make_embedder
 
-POLICIES = ["float32", "mixed_bfloat16", "mixed_float16"]
-
-
-@pytest.fixture(params=POLICIES)
-def policy(request):
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(request.param)
-    yield request.param
-    keras.config.set_dtype_policy(before)
-
 
 def numpy(x):
     return keras.ops.convert_to_numpy(x)

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tests import references
 from tests.fork_server import fork_server
 from tests.marks import first_quick
-from tests.mathematics import assert_close
+from tests.mathematics import assert_close, dtype_policy
 from tests.models.networks import SIZE, coloured_batch, config_of, images, jrd, tiny_embedder, values
 from tests.objectives import references_classes
 from tests.played_replicas import play
@@ -243,9 +243,7 @@ DEGENERATE = {
     ("policy", "batch_norm"), [("float32", "frozen"), ("mixed_bfloat16", "train"), ("mixed_float16", "frozen")]
 )
 def test_degenerate_batches_leave_every_weight_finite(policy, batch_norm):
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(policy)
-    try:
+    with dtype_policy(policy):
         pair_losses = [losses.ContrastiveLoss(1.0, "euclidean"), losses.BinomialDevianceLoss()]
         learner = compiled([*jrd(num_classes=6), *pair_losses], batch_norm=batch_norm, run_eagerly=True)
         for name, (labels, different) in DEGENERATE.items():
@@ -256,8 +254,6 @@ def test_degenerate_batches_leave_every_weight_finite(policy, batch_norm):
             assert np.all(np.isfinite([value[0] for value in history.values()])), name
             assert all(np.all(np.isfinite(array)) for array in values(learner.variables)), name
         embedding = learner(images())["embedding"]
-    finally:
-        keras.config.set_dtype_policy(before)
     assert embedding.dtype == tf.float32
     assert_close(np.linalg.norm(embedding, axis=1), np.ones(8), 1e-6)
 

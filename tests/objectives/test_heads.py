@@ -1,6 +1,5 @@
 import itertools
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -137,21 +136,6 @@ def test_half_precision_heads_give_a_float32_value(dtype):
         value = objective({"heads": half}, labels)
         assert value.dtype == tf.float32
         assert_close(value, type(objective).from_config(objective.get_config())({"heads": exact}, labels))
-
-
-@pytest.mark.parametrize(
-    "objective",
-    [
-        HeadDivergence(0.3, "image", "all", weight=0.7, name="apart"),
-        HeadwiseLoss(losses.ContrastiveLoss(0.7, "cosine"), weight=2.0),
-    ],
-    ids=["divergence", "headwise"],
-)
-def test_serialisation_restores_the_objective(objective):
-    labels, x = batch(7)
-    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(objective))
-    assert again.get_config() == objective.get_config()
-    np.testing.assert_array_equal(again({"heads": x}, labels), objective({"heads": x}, labels))
 
 
 def test_defaults_are_those_of_hordes_code():

@@ -18,7 +18,7 @@ from tests.mathematics import (
     value_and_gradients,
 )
 from tests.objectives import references_classes
-from tests.objectives.checks import check_config, check_labels, check_large, check_nothing_to_learn, check_symmetries
+from tests.objectives.checks import check_labels, check_large, check_nothing_to_learn, check_symmetries
 from tfdml import backbones, kernels, losses
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import JointIntra, JointMMD, JointRepresentationSimilarity, ProxyLoss
@@ -50,13 +50,24 @@ def batch(seed=0, size=6, classes=3, levels=tuple(DIMS)):
     return labels, arrays
 
 
-def reference(labels, levels, arrays, taus=None, reduction="mean"):
+KINDS = {"similarity": JointRepresentationSimilarity, "mmd": JointMMD, "intra": JointIntra}
+NORMS = ("mmd", "intra")
+#: Each objective, of the paper's norms and of their squares.
+FORMS = [("similarity", {}), *((kind, {"squared": squared}) for kind in NORMS for squared in (False, True))]
+every_form = pytest.mark.parametrize(("kind", "form"), FORMS)
+every_norm = pytest.mark.parametrize("kind", NORMS)
+every_squared = pytest.mark.parametrize(("kind", "squared"), list(itertools.product(NORMS, (False, True))))
+
+
+def reference(labels, levels, arrays, taus=None, kind="similarity", **arguments):
     taus = taus or [None] * len(levels)
     grams = [
         references.gaussian(x, None, MULTIPLIERS[level], tau)
         for level, x, tau in zip(levels, arrays, taus, strict=True)
     ]
-    return references.joint_representation_similarity(labels, grams, reduction)
+    if kind == "similarity":
+        return references.joint_representation_similarity(labels, grams, **arguments)
+    return references_classes.joint_norms(labels, grams, kind, **arguments)
 
 
 def evaluate(objective, labels, levels, arrays, mode="eager"):
@@ -65,25 +76,28 @@ def evaluate(objective, labels, levels, arrays, mode="eager"):
     )
 
 
-@every_subset
+@every_form
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_equals_the_paper(levels, reduction):
-    objective = JointRepresentationSimilarity(levels, reduction=reduction)
+@every_subset
+def test_equals_the_paper(kind, form, reduction, levels):
+    objective = KINDS[kind](levels, reduction=reduction, **form)
     for seed, (size, classes) in enumerate([(2, 2), (6, 3), (12, 2), (10, 10), (13, 5)]):
         labels, arrays = batch(seed, size, classes, levels)
-        expected = reference(labels, levels, arrays, reduction=reduction)
+        expected = reference(labels, levels, arrays, kind=kind, reduction=reduction, **form)
         assert_close(objective(dict(zip(levels, arrays, strict=True)), labels), expected)
 
 
-@pytest.mark.one_quick_case
-@every_subset
-@pytest.mark.parametrize("mode", ["graph", "xla"])
-def test_gradient_reaches_every_level_and_not_the_bandwidth(levels, mode):
-    labels, arrays = batch(1, 6, 3, levels)
+@pytest.mark.parametrize(
+    ("kind", "form", "levels"),
+    [*(("similarity", {}, levels) for levels in SUBSETS), *((*row, tuple(DIMS)) for row in FORMS[1:])],
+)
+@pytest.mark.parametrize("mode", ["eager", "xla"])
+def test_gradient_reaches_every_level_and_not_the_bandwidth(kind, form, levels, mode):
+    labels, arrays = batch(1, 7, 3, levels)
     taus = [references.bandwidth(x) for x in arrays]
-    value, gradients = evaluate(JointRepresentationSimilarity(levels), labels, levels, arrays, mode)
-    assert_close(value, reference(labels, levels, arrays))
-    expected = finite_differences(lambda *a: reference(labels, levels, a, taus), *arrays)
+    value, gradients = evaluate(KINDS[kind](levels, **form), labels, levels, arrays, mode)
+    assert_close(value, reference(labels, levels, arrays, kind=kind, **form))
+    expected = finite_differences(lambda *a: reference(labels, levels, a, taus, kind, **form), *arrays)
     for actual, wanted in zip(gradients, expected, strict=True):
         assert np.any(actual)
         assert_close(actual, wanted)
@@ -312,8 +326,9 @@ def test_feature_map_is_refused_with_its_shape():
         JointRepresentationSimilarity("feature_map")({"feature_map": np.zeros((2, 3, 3, 4), "float32")}, [0, 1])
 
 
-@pytest.mark.parametrize("name", [None, *KERNELS])
-@every_subset
+@pytest.mark.parametrize(
+    ("levels", "name"), [*((tuple(DIMS), name) for name in (None, *KERNELS)), *((levels, None) for levels in SUBSETS)]
+)
 def test_serialisation_restores_the_objective(levels, name):
     objective = JointRepresentationSimilarity(
         levels,
@@ -405,57 +420,14 @@ def test_every_kernel_is_finite_on_real_images(cars, embedder, kernel, unit_leng
         assert norm < 1e3
 
 
-KINDS = {"mmd": JointMMD, "intra": JointIntra}
-every_kind = pytest.mark.parametrize("kind", KINDS)
-every_form = pytest.mark.parametrize(("kind", "squared"), list(itertools.product(KINDS, (False, True))))
-
-
-def norms_batch(seed=0, size=6, classes=3, levels=tuple(DIMS)):
-    labels = random_batch(seed, size, classes)[0]
-    return labels, [random_batch(seed + DIMS[n], size, 1, DIMS[n], unit=n != "pooled")[1] for n in levels]
-
-
-def norms_reference(labels, levels, arrays, kind, taus=None, **arguments):
-    taus = taus or [None] * len(levels)
-    grams = [references.gaussian(x, None, MULTIPLIERS[n], t) for n, x, t in zip(levels, arrays, taus, strict=True)]
-    return references_classes.joint_norms(labels, grams, kind, **arguments)
-
-
 def call(objective, labels, levels, arrays):
     return objective(dict(zip(levels, arrays, strict=True)), labels)
 
 
-@every_form
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("levels", [tuple(DIMS), ("embedding",), ("pooled", "embedding")], ids="+".join)
-def test_norms_equals_the_paper(kind, squared, reduction, levels):
-    objective = KINDS[kind](levels, squared=squared, reduction=reduction)
-    for seed, (size, classes) in enumerate([(2, 2), (6, 3), (12, 2), (10, 10), (13, 5)]):
-        labels, arrays = norms_batch(seed, size, classes, levels)
-        expected = norms_reference(labels, levels, arrays, kind, squared=squared, reduction=reduction)
-        assert_close(call(objective, labels, levels, arrays), expected)
-
-
-@every_form
-@pytest.mark.parametrize("mode", ["eager", "xla"])
-def test_norms_gradient_reaches_every_level_and_not_the_bandwidth(kind, squared, mode):
-    labels, arrays = norms_batch(1, 7, 3)
-    taus = [references.bandwidth(x) for x in arrays]
-    objective = KINDS[kind](squared=squared)
-    value, gradients = value_and_gradients(lambda *t: call(objective, labels, DIMS, t), *arrays, mode=mode)
-    assert_close(value, norms_reference(labels, tuple(DIMS), arrays, kind, squared=squared))
-    expected = finite_differences(
-        lambda *a: norms_reference(labels, tuple(DIMS), a, kind, taus, squared=squared), *arrays
-    )
-    for actual, wanted in zip(gradients, expected, strict=True):
-        assert np.any(actual)
-        assert_close(actual, wanted)
-
-
-@every_kind
+@every_norm
 @pytest.mark.parametrize("kernel", ["laplace", "polynomial"])
 def test_other_kernels(kind, kernel):
-    labels, arrays = norms_batch(2, 8, 3, ("embedding", "class"))
+    labels, arrays = batch(2, 8, 3, ("embedding", "class"))
     gram = {"laplace": references.laplace, "polynomial": lambda x: references.polynomial(x, degree=2)}[kernel]
     objective = KINDS[kind](
         ("embedding", "class"), {"laplace": kernels.Laplace(), "polynomial": kernels.Polynomial(2)}[kernel]
@@ -464,14 +436,14 @@ def test_other_kernels(kind, kernel):
     assert_close(call(objective, labels, ("embedding", "class"), arrays), expected)
 
 
-@every_form
+@every_squared
 @pytest.mark.parametrize("name", DEGENERATE)
 def test_norms_degenerate_batches_are_finite(kind, squared, name):
     labels, x = degenerate_batches()[name]
     arrays = [3 * x, x, x[:, :3]]
     objective = KINDS[kind](squared=squared)
     value, gradients = value_and_gradients(lambda *t: call(objective, labels, DIMS, t), *arrays)
-    assert_close(value, norms_reference(labels, tuple(DIMS), arrays, kind, squared=squared), floor=1e-6)
+    assert_close(value, reference(labels, tuple(DIMS), arrays, kind=kind, squared=squared), floor=1e-6)
     assert all(np.all(np.isfinite(gradient)) for gradient in gradients)
     halves = [a.astype("float16") for a in arrays]
     half = call(objective, labels, DIMS, halves)
@@ -479,14 +451,14 @@ def test_norms_degenerate_batches_are_finite(kind, squared, name):
     assert np.isfinite(half)
 
 
-@every_kind
+@every_norm
 def test_one_class_teaches_nothing(kind):
     check_nothing_to_learn(lambda y, x: KINDS[kind]("embedding")({"embedding": x}, y), "no negative", "one image")
 
 
 def test_the_squared_distance_is_made_of_the_norms_and_the_similarity():
-    labels, arrays = norms_batch(3, 12, 4)
-    mmd, intra = (call(KINDS[kind](squared=True), labels, DIMS, arrays) for kind in KINDS)
+    labels, arrays = batch(3, 12, 4)
+    mmd, intra = (call(KINDS[kind](squared=True), labels, DIMS, arrays) for kind in NORMS)
     similarity = call(JointRepresentationSimilarity(), labels, DIMS, arrays)
     assert_close(mmd, intra + 2 * similarity)
 
@@ -508,12 +480,12 @@ def test_classes_that_all_but_coincide_are_apart(squared):
     x = random_batch(1, 24, 1, 16)[1]
     both = np.concatenate([x, x + 0.02 * random_batch(2, 24, 1, 16)[1]])
     labels = np.repeat([0, 1], 24)
-    expected = norms_reference(labels, ("embedding",), [both], "mmd", squared=squared)
+    expected = reference(labels, ("embedding",), [both], kind="mmd", squared=squared)
     assert 0 < -expected < 0.05
     assert_close(JointMMD("embedding", squared=squared)({"embedding": both}, labels), expected, 0.02)
 
 
-@every_kind
+@every_norm
 def test_descending_draws_each_class_together(kind):
     labels, x = random_batch(3, 12, 3, 5)
     _, (gradient,) = value_and_gradients(lambda e: KINDS[kind]("embedding")({"embedding": e}, labels), x)
@@ -525,29 +497,21 @@ def test_descending_draws_each_class_together(kind):
     assert spread(moved) < spread(x)
 
 
-@every_form
+@every_squared
 def test_symmetries(kind, squared):
     objective = KINDS[kind]("embedding", squared=squared)
     check_symmetries(lambda labels, x: objective({"embedding": x}, labels))
 
 
-@every_kind
+@every_norm
 def test_labels(kind):
     check_labels(lambda labels, x: KINDS[kind]("embedding")({"embedding": x}, labels))
 
 
 @pytest.mark.slow
-@every_kind
+@every_norm
 def test_a_batch_of_two_thousand(kind):
     check_large(lambda labels, x: KINDS[kind]("embedding")({"embedding": x}, labels), size=2048)
-
-
-@every_kind
-def test_configuration(kind):
-    check_config(KINDS[kind]())
-    check_config(KINDS[kind](("embedding", "class"), kernels.Laplace(), True, "sum", 0.1, "rival"))
-    with pytest.raises(ValueError, match="'mean' or 'sum'"):
-        KINDS[kind](reduction="max")
 
 
 def test_command_line_names_them():

@@ -7,7 +7,15 @@ from tests import references
 from tests import references_moments as slow
 from tests.losses.references import soft_triple
 from tests.marks import first_quick
-from tests.mathematics import DEGENERATE, MODES, assert_close, degenerate_batches, finite_differences, random_batch
+from tests.mathematics import (
+    DEGENERATE,
+    MODES,
+    assert_close,
+    degenerate_batches,
+    dtype_policy,
+    finite_differences,
+    random_batch,
+)
 from tests.models.networks import SIZE, coloured_batch, config_of, images, tiny_embedder, values
 from tfdml import UserError, losses
 from tfdml.models import MetricLearner
@@ -209,13 +217,9 @@ def test_jit_compilation_does_not_change_the_update(mode):
 @pytest.mark.parametrize("policy", first_quick(["mixed_bfloat16", "mixed_float16"]))
 def test_trains_under_a_mixed_policy(policy):
     labels, x = coloured_batch()
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(policy)
-    try:
+    with dtype_policy(policy):
         model = learner(terms())
         history = model.fit(x, labels, batch_size=len(x), epochs=8, verbose=0).history
-    finally:
-        keras.config.set_dtype_policy(before)
     assert {variable.dtype for variable in model.objectives[1].variables} == {"float32"}
     assert history["loss"][-1] < history["loss"][0]
 

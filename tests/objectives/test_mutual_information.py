@@ -379,18 +379,6 @@ def test_defaults_are_the_papers():
     assert config["negatives"] == "distance_weighted"
 
 
-def test_serialisation_restores_the_objective():
-    objective = make(
-        margin=0.3, initial_beta=0.9, statistics_steps=4, monotonicity=0.5, weight=0.7, cutoff=0.4, name="mi", root=1.0
-    )
-    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(objective))
-    assert again.get_config() == objective.get_config()
-    again.build_from({})
-    again.set_weights(objective.get_weights())
-    labels, x = random_batch(0, 8, 3, 4)
-    np.testing.assert_array_equal(call(again, labels, x), call(objective, labels, x))
-
-
 @pytest.mark.parametrize("base", [2**24, 2**53])
 def test_large_ids_do_not_collide(base):
     labels, x = random_batch(3, 10, 3, 4)

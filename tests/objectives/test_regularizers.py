@@ -67,7 +67,11 @@ def make(reference=REFERENCE, targets=TARGETS, **arguments):
 
 
 def on_embedding(**arguments):
-    objective = make(**arguments)
+    return of(make(**arguments))
+
+
+def of(objective):
+    """The objective as a function of labels and embeddings."""
     return lambda labels, x: objective({"embedding": x}, labels)
 
 
@@ -77,9 +81,151 @@ def reference(labels, x, targets=None, given=REFERENCE, **arguments):
     return references.density_adaptivity(labels, x, targets, given, **arguments)
 
 
+# What every regularizer does
+
+
+def density_case(arguments):
+    return make(**arguments), functools.partial(reference, **arguments)
+
+
+def energy_case(form, reduction):
+    of_form = functools.partial(references.energy_confusion, form=form, reduction=reduction)
+    return EnergyConfusion(form, reduction=reduction), of_form
+
+
+def entropy_case(function, form="pairs", **arguments):
+    return EntropySpread(form, **arguments), functools.partial(function, **arguments)
+
+
+def penalty_case(reduction):
+    of_reduction = functools.partial(plain_references.intra_class_penalty, reduction=reduction)
+    return IntraClassPenalty(reduction=reduction), of_reduction
+
+
+FORMS = ("log", "plain", "log_of_mean")
+#: Each objective and its reference; of a DensityAdaptivity the gradient, also of its targets, has a test of its own.
+ALL = {
+    **{f"density {name}": density_case(arguments) for name, arguments in CASES.items()},
+    **{f"energy {form} {r}": energy_case(form, r) for form in FORMS for r in ("mean", "sum")},
+    "pairs": entropy_case(references.entropy_of_pairs),
+    "pairs sum": entropy_case(references.entropy_of_pairs, reduction="sum"),
+    "pairs at 2.5": entropy_case(references.entropy_of_pairs, threshold=2.5),
+    "nearest": entropy_case(references.nearest_entropy, "nearest"),
+    "nearest sum": entropy_case(references.nearest_entropy, "nearest", reduction="sum"),
+    "orthogonal": (GlobalOrthogonal(), references.global_orthogonal),
+    "penalty mean": penalty_case("mean"),
+    "penalty sum": penalty_case("sum"),
+}
+WITHOUT_WEIGHTS = {name: case for name, case in ALL.items() if not name.startswith("density")}
+DEFAULTS = ("density soft", *(f"energy {form} mean" for form in FORMS), "pairs", "nearest", "orthogonal", "penalty sum")
+every_default = pytest.mark.parametrize("name", DEFAULTS)
+every_mode = pytest.mark.parametrize("mode", ["eager", "xla"])
+
+
+@pytest.mark.parametrize(("objective", "reference"), ALL.values(), ids=ALL)
+def test_equals_the_formula(objective, reference):
+    check_formula(of(objective), reference)
+
+
+@pytest.mark.parametrize(("objective", "reference"), WITHOUT_WEIGHTS.values(), ids=WITHOUT_WEIGHTS)
+@every_mode
+def test_gradient_equals_finite_differences(objective, reference, mode):
+    check_gradient(of(objective), reference, mode)
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if "sum" not in name and "eta" not in name] + ["penalty sum"])
+@every_mode
+def test_degenerate_batches(name, mode):
+    objective, reference = ALL[name]
+    check_degenerate(of(objective), reference, mode)
+
+
+@every_default
+def test_symmetries_and_labels(name):
+    function = of(ALL[name][0])
+    check_symmetries(function, relabelling=not name.startswith("density"))
+    check_labels(function)
+    if not name.startswith("density"):
+        labels, x = random_batch(2, 12, 3, 6)
+        np.testing.assert_array_equal(function(labels + 2**53, x), function(labels, x))
+
+
+@pytest.mark.slow
+@every_default
+def test_a_batch_of_four_thousand(name):
+    large = DensityAdaptivity(100, reference_density=np.linspace(1.0, 2.0, 100))
+    check_large(of(large if name.startswith("density") else ALL[name][0]))
+
+
+@pytest.mark.parametrize(
+    ("names", "batches"),
+    [
+        ([f"energy {form} mean" for form in FORMS], ("no negative", "one image")),
+        (["orthogonal"], ("no negative", "one image")),
+        (["pairs", "nearest"], ("one image",)),
+        (["penalty mean", "penalty sum"], ("one image", "two images of two classes")),
+    ],
+)
+def test_batches_that_teach_nothing(names, batches):
+    for name in names:
+        check_nothing_to_learn(of(ALL[name][0]), *batches)
+
+
 @every_case
-def test_equals_the_paper(arguments):
-    check_formula(on_embedding(**arguments), functools.partial(reference, **arguments))
+def test_configuration(arguments):
+    check_config(make(**arguments))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "expected"),
+    [
+        (
+            "10 * density(eta=0.3, constraint=none)",
+            DensityAdaptivity,
+            {"weight": 10.0, "eta": 0.3, "num_classes": 98, "constraint": None},
+        ),
+        (
+            "0.13 * ecaml(form=plain, reduction=sum)",
+            EnergyConfusion,
+            {"weight": 0.13, "form": "plain", "reduction": "sum", "name": "ecaml"},
+        ),
+        ("0.1 * entropy(form=nearest)", EntropySpread, {"form": "nearest", "weight": 0.1}),
+        ("gor", GlobalOrthogonal, {}),
+        ("0.5 * intra_class_penalty(reduction=sum)", IntraClassPenalty, {"weight": 0.5, "reduction": "sum"}),
+    ],
+)
+def test_command_line_names_it(text, kind, expected):
+    (term,) = build_objectives(text, 98)
+    assert type(term) is kind
+    assert {key: getattr(term, key) for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "message"),
+    [
+        (DensityAdaptivity, {"num_classes": 0}, "num_classes must be a positive integer"),
+        (DensityAdaptivity, {"eta": -1.0}, "eta must not be negative"),
+        (DensityAdaptivity, {"initial_target": 0.0}, "initial_target must be positive"),
+        (DensityAdaptivity, {"constraint": "firm"}, "constraint must be .soft., .hard. or None"),
+        (DensityAdaptivity, {"reduction": "max"}, "'mean' or 'sum'"),
+        (DensityAdaptivity, {"reference_density": [1.0, 2.0]}, r"must have shape \(3,\)"),
+        (DensityAdaptivity, {"reference_density": [1.0, 2.0, -1.0]}, "finite and not negative"),
+        (DensityAdaptivity, {"reference_density": [1.0, 2.0, float("inf")]}, "finite and not negative"),
+        (EnergyConfusion, {"form": "exp"}, "form must be .log., .plain. or .log_of_mean."),
+        (EnergyConfusion, {"representation": "pooled"}, "'embedding' or 'projection'"),
+        (EnergyConfusion, {"reduction": "max"}, "'mean' or 'sum'"),
+        (EntropySpread, {"form": "kl"}, "form must be .pairs. or .nearest."),
+        (EntropySpread, {"reduction": "max"}, "'mean' or 'sum'"),
+        (IntraClassPenalty, {"reduction": "max"}, "'mean' or 'sum'"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(make, arguments, message):
+    required = {"num_classes": 3} if make is DensityAdaptivity else {}
+    with pytest.raises(ValueError, match=message):
+        make(**{**required, **arguments})
+
+
+# Density adaptivity
 
 
 @every_case
@@ -106,26 +252,6 @@ def test_gradients_of_embeddings_and_targets_equal_finite_differences(arguments,
     for actual, wanted in zip(gradients, expected, strict=True):
         assert np.any(wanted)
         assert_close(actual, wanted)
-
-
-@pytest.mark.parametrize("mode", ["eager", "xla"])
-@pytest.mark.parametrize("arguments", [{}, {"constraint": "hard"}, {"constraint": None}], ids=["soft", "hard", "none"])
-def test_degenerate_batches(arguments, mode):
-    check_degenerate(on_embedding(**arguments), functools.partial(reference, **arguments), mode)
-
-
-def test_symmetries():
-    check_symmetries(on_embedding(), relabelling=False)
-
-
-def test_labels():
-    check_labels(on_embedding())
-
-
-@pytest.mark.slow
-def test_a_batch_of_four_thousand():
-    objective = DensityAdaptivity(100, reference_density=np.linspace(1.0, 2.0, 100))
-    check_large(lambda labels, x: objective({"embedding": x}, labels))
 
 
 def test_the_paper_s_defaults():
@@ -242,25 +368,6 @@ def test_measurements_that_make_no_sense_are_refused(features, labels, message):
         DensityAdaptivity(3).calibrate(features, labels)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"num_classes": 0}, "num_classes must be a positive integer"),
-        ({"eta": -1.0}, "eta must not be negative"),
-        ({"eta": float("nan")}, "eta must be a finite number"),
-        ({"initial_target": 0.0}, "initial_target must be positive"),
-        ({"constraint": "firm"}, "constraint must be .soft., .hard. or None"),
-        ({"reduction": "max"}, "'mean' or 'sum'"),
-        ({"reference_density": [1.0, 2.0]}, r"must have shape \(3,\)"),
-        ({"reference_density": [1.0, 2.0, -1.0]}, "finite and not negative"),
-        ({"reference_density": [1.0, 2.0, float("inf")]}, "finite and not negative"),
-    ],
-)
-def test_arguments_that_make_no_sense_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        DensityAdaptivity(**{"num_classes": 3, **arguments})
-
-
 def make_learner(base, **options):
     learner = models.MetricLearner(
         tiny_embedder(batch_norm="statistics", **options), [BASES[base](), DensityAdaptivity(3, weight=10.0)]
@@ -301,12 +408,6 @@ def test_targets_and_measurements_are_saved_with_the_learner(tmp_path):
     check_saved_with_its_learner(learner, tmp_path / "learner.keras", lambda m: total_loss(m, labels, x))
 
 
-@every_case
-def test_configuration(arguments):
-    check_config(make(**arguments))
-    check_config(DensityAdaptivity(7, 0.3, 0.4, None, weight=10.0, name="da", learn_targets=False))
-
-
 @pytest.mark.parametrize("constraint", ["soft", "hard", None])
 def test_observes_the_mean_density_and_target_of_the_classes_of_a_batch(constraint):
     objective = make(constraint=constraint)
@@ -323,18 +424,9 @@ def test_observes_the_mean_density_and_target_of_the_classes_of_a_batch(constrai
         assert count == len(present)
 
 
-def test_command_line_names_it_and_gives_it_the_classes():
-    (term,) = build_objectives("10 * density(eta=0.3, constraint=none)", 98)
-    assert isinstance(term, DensityAdaptivity)
-    assert (term.weight, term.eta, term.num_classes, term.constraint) == (10.0, 0.3, 98, None)
+# Energy confusion
 
-
-FORMS = ("log", "plain", "log_of_mean")
 every_form = pytest.mark.parametrize("form", FORMS)
-every_mode = pytest.mark.parametrize("mode", ["eager", "xla"])
-every_energy_case = pytest.mark.parametrize(
-    ("form", "reduction"), [(form, reduction) for form in FORMS for reduction in ("mean", "sum")]
-)
 # The paper's, as it writes them: sums.
 ENERGY_BASES = {
     "triplet": lambda: MetricLoss(losses.TripletLoss(margin=0.1, reduction="sum")),
@@ -344,13 +436,10 @@ ENERGY_BASES = {
 WEIGHTS = {"triplet": 0.02, "n pair": 0.3, "binomial": 0.13}
 
 
-def energy_on_embedding(form="log", reduction="mean"):
-    objective = EnergyConfusion(form, reduction=reduction)
-    return lambda labels, x: objective({"embedding": x}, labels)
-
-
-def energy_reference(form="log", reduction="mean"):
-    return lambda labels, x: references.energy_confusion(labels, x, form, reduction)
+def energy_learner(objectives, **options):
+    learner = models.MetricLearner(tiny_embedder(batch_norm="statistics", **options), objectives)
+    learner.build((None, 12, 12, 3))
+    return learner
 
 
 def gradients(learner, labels, x):
@@ -361,55 +450,10 @@ def gradients(learner, labels, x):
     return tape.gradient(loss, {part: [v.value for v in variables] for part, variables in parts.items()})
 
 
-def energy_make_learner(objectives, **options):
-    learner = models.MetricLearner(tiny_embedder(batch_norm="statistics", **options), objectives)
-    learner.build((None, 12, 12, 3))
-    return learner
-
-
-@every_energy_case
-def test_energy_equals_the_paper(form, reduction):
-    check_formula(energy_on_embedding(form, reduction), energy_reference(form, reduction))
-
-
-@every_energy_case
-@every_mode
-def test_gradient_equals_finite_differences(form, reduction, mode):
-    check_gradient(energy_on_embedding(form, reduction), energy_reference(form, reduction), mode)
-
-
-@every_form
-@every_mode
-def test_energy_degenerate_batches(form, mode):
-    check_degenerate(energy_on_embedding(form), energy_reference(form), mode)
-
-
-@every_form
-def test_one_class_teaches_nothing(form):
-    check_nothing_to_learn(energy_on_embedding(form), "no negative", "one image")
-
-
-@every_form
-def test_energy_symmetries(form):
-    check_symmetries(energy_on_embedding(form))
-
-
-@every_form
-def test_energy_labels(form):
-    check_labels(energy_on_embedding(form))
-    labels, x = random_batch(2, 12, 3, 6)
-    np.testing.assert_array_equal(energy_on_embedding(form)(labels + 2**53, x), energy_on_embedding(form)(labels, x))
-
-
-@pytest.mark.slow
-def test_energy_a_batch_of_four_thousand():
-    check_large(energy_on_embedding())
-
-
 @every_form
 def test_descending_pulls_classes_together(form):
     labels, x = random_batch(3, 12, 3, 5)
-    _, (gradient,) = value_and_gradients(lambda e: energy_on_embedding(form)(labels, e), x)
+    _, (gradient,) = value_and_gradients(lambda e: of(EnergyConfusion(form))(labels, e), x)
     moved = x - 0.1 * gradient / np.abs(gradient).max()
     assert references.energy_confusion(labels, moved, "plain") < references.energy_confusion(labels, x, "plain")
 
@@ -417,7 +461,7 @@ def test_descending_pulls_classes_together(form):
 @pytest.mark.parametrize("representation", ["embedding", "projection"])
 def test_the_gradient_reaches_the_projection_and_no_other_layer(representation):
     labels, x = coloured_batch()
-    learner = energy_make_learner([EnergyConfusion(representation=representation)])
+    learner = energy_learner([EnergyConfusion(representation=representation)])
     parts = gradients(learner, labels, x)
     assert len(parts["backbone"]) > 0
     for gradient in parts["backbone"]:
@@ -428,9 +472,9 @@ def test_the_gradient_reaches_the_projection_and_no_other_layer(representation):
 @pytest.mark.parametrize("base", ENERGY_BASES)
 def test_beside_a_base_loss_the_backbone_sees_the_base_alone(base):
     labels, x = np.arange(12) % 3, images(size=12)
-    alone = gradients(energy_make_learner([ENERGY_BASES[base]()]), labels, x)
+    alone = gradients(energy_learner([ENERGY_BASES[base]()]), labels, x)
     both = gradients(
-        energy_make_learner([ENERGY_BASES[base](), EnergyConfusion(reduction="sum", weight=WEIGHTS[base])]), labels, x
+        energy_learner([ENERGY_BASES[base](), EnergyConfusion(reduction="sum", weight=WEIGHTS[base])]), labels, x
     )
     for before, after in zip(alone["backbone"], both["backbone"], strict=True):
         assert np.any(before)
@@ -442,7 +486,7 @@ def test_beside_a_base_loss_the_backbone_sees_the_base_alone(base):
 @pytest.mark.parametrize("base", first_quick(ENERGY_BASES))
 def test_energy_learner_steps_with_the_base_losses_of_the_paper(base):
     labels, x = coloured_batch()
-    learner = energy_make_learner([ENERGY_BASES[base](), EnergyConfusion(reduction="sum", weight=WEIGHTS[base])])
+    learner = energy_learner([ENERGY_BASES[base](), EnergyConfusion(reduction="sum", weight=WEIGHTS[base])])
     learner.compile(optimizer="adam")
     before = values(learner.trainable_variables)
     history = learner.fit(x, labels, batch_size=len(x), epochs=3, verbose=0).history
@@ -453,7 +497,7 @@ def test_energy_learner_steps_with_the_base_losses_of_the_paper(base):
 
 def test_two_of_them_share_a_learner_and_a_detached_form_is_read_where_there_is_one():
     labels, x = coloured_batch()
-    learner = energy_make_learner([EnergyConfusion(), EnergyConfusion("plain", "projection", weight=0.5, name="raw")])
+    learner = energy_learner([EnergyConfusion(), EnergyConfusion("plain", "projection", weight=0.5, name="raw")])
     given = learner(x, training=False)
     expected = references.energy_confusion(labels, np.asarray(given["embedding"]))
     expected += 0.5 * references.energy_confusion(labels, np.asarray(given["projection"]), "plain")
@@ -466,7 +510,7 @@ def test_two_of_them_share_a_learner_and_a_detached_form_is_read_where_there_is_
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_energy_mixed_precision(policy):
     labels, x = coloured_batch()
-    learner = energy_make_learner([EnergyConfusion()], dtype=policy)
+    learner = energy_learner([EnergyConfusion()], dtype=policy)
     parts = gradients(learner, labels, x)
     assert np.all(np.isfinite(parts["projection"][0]))
     expected = references.energy_confusion(labels, np.asarray(learner(x, training=False)["embedding"]))
@@ -478,24 +522,7 @@ def test_missing_representation_is_named():
         EnergyConfusion(representation="projection")({"embedding": np.eye(2, dtype="float32")}, [0, 1])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"form": "exp"}, "form must be .log., .plain. or .log_of_mean."),
-        ({"representation": "pooled"}, "'embedding' or 'projection'"),
-        ({"reduction": "max"}, "'mean' or 'sum'"),
-    ],
-)
-def test_energy_arguments_that_make_no_sense_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        EnergyConfusion(**arguments)
-
-
-def test_energy_configuration():
-    check_config(EnergyConfusion("plain", "projection", "sum", weight=0.3, name="ec"))
-
-
-@pytest.mark.parametrize("form", ["log", "plain", "log_of_mean"])
+@every_form
 def test_observes_the_mean_energy_of_pairs_of_classes(form):
     for size, classes in ((13, 4), (5, 1)):
         labels, x = random_batch(4, size, classes, 5)
@@ -505,73 +532,7 @@ def test_observes_the_mean_energy_of_pairs_of_classes(form):
         assert count == len(references.class_pairs(labels))
 
 
-def test_command_line_names_it():
-    (term,) = build_objectives("0.13 * ecaml(form=plain, reduction=sum)", 3)
-    assert isinstance(term, EnergyConfusion)
-    assert (term.weight, term.form, term.reduction, term.name) == (0.13, "plain", "sum", "ecaml")
-
-
-SPREAD_CASES = {
-    "pairs": (EntropySpread(), references.entropy_of_pairs),
-    "pairs sum": (EntropySpread(reduction="sum"), functools.partial(references.entropy_of_pairs, reduction="sum")),
-    "pairs at 2.5": (EntropySpread(threshold=2.5), functools.partial(references.entropy_of_pairs, threshold=2.5)),
-    "nearest": (EntropySpread("nearest"), references.nearest_entropy),
-    "nearest sum": (
-        EntropySpread("nearest", reduction="sum"),
-        functools.partial(references.nearest_entropy, reduction="sum"),
-    ),
-    "orthogonal": (GlobalOrthogonal(), references.global_orthogonal),
-}
-every_spread_case = pytest.mark.parametrize(("objective", "reference"), SPREAD_CASES.values(), ids=SPREAD_CASES)
-every_objective = pytest.mark.parametrize(
-    "objective", [SPREAD_CASES[name][0] for name in ("pairs", "nearest", "orthogonal")], ids=lambda o: o.name
-)
-
-
-def spread_on_embedding(objective):
-    return lambda labels, x: objective({"embedding": x}, labels)
-
-
-@every_spread_case
-def test_equals_the_formula(objective, reference):
-    check_formula(spread_on_embedding(objective), reference)
-
-
-@every_spread_case
-@every_mode
-def test_spread_gradient_equals_finite_differences(objective, reference, mode):
-    check_gradient(spread_on_embedding(objective), reference, mode)
-
-
-@every_spread_case
-@every_mode
-def test_spread_degenerate_batches(objective, reference, mode):
-    check_degenerate(spread_on_embedding(objective), reference, mode)
-
-
-@every_objective
-def test_spread_symmetries(objective):
-    check_symmetries(spread_on_embedding(objective))
-
-
-@every_objective
-def test_spread_labels(objective):
-    check_labels(spread_on_embedding(objective))
-
-
-@pytest.mark.slow
-@every_objective
-def test_spread_a_batch_of_four_thousand(objective):
-    check_large(spread_on_embedding(objective))
-
-
-def test_one_class_teaches_no_orthogonality():
-    check_nothing_to_learn(spread_on_embedding(GlobalOrthogonal()), "no negative", "one image")
-
-
-@pytest.mark.parametrize("form", ["pairs", "nearest"])
-def test_one_image_has_no_entropy(form):
-    check_nothing_to_learn(spread_on_embedding(EntropySpread(form)), "one image")
+# Entropy, orthogonality and the intra-class penalty
 
 
 def test_entropy_of_pairs_is_largest_at_the_threshold():
@@ -584,16 +545,16 @@ def test_entropy_of_pairs_is_largest_at_the_threshold():
 @pytest.mark.parametrize("form", ["pairs", "nearest"])
 def test_labels_do_not_count(form):
     labels, x = random_batch(2, 10, 3, 5)
-    function = spread_on_embedding(EntropySpread(form))
+    function = of(EntropySpread(form))
     np.testing.assert_array_equal(function(labels, x), function(np.zeros_like(labels), x))
 
 
-@every_objective
+@pytest.mark.parametrize("objective", [EntropySpread(), EntropySpread("nearest"), GlobalOrthogonal()])
 def test_descending_spreads_a_bundle(objective):
     labels = np.arange(12) % 3
     x = np.ones((12, 5)) + 0.1 * np.random.default_rng(0).normal(size=(12, 5))
     x = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype("float32")
-    _, (gradient,) = value_and_gradients(lambda e: spread_on_embedding(objective)(labels, e), x)
+    _, (gradient,) = value_and_gradients(lambda e: of(objective)(labels, e), x)
     moved = x - 0.01 * gradient / np.abs(gradient).max()
     moved /= np.linalg.norm(moved, axis=1, keepdims=True)
 
@@ -607,100 +568,18 @@ def test_descending_spreads_a_bundle(objective):
 def test_orthogonality_looks_at_angles_alone():
     labels, x = random_batch(2, 10, 3, 5)
     lengths = np.linspace(0.5, 3.0, 10, dtype="float32")[:, None]
-    assert_close(spread_on_embedding(GlobalOrthogonal())(labels, lengths * x), references.global_orthogonal(labels, x))
+    assert_close(of(GlobalOrthogonal())(labels, lengths * x), references.global_orthogonal(labels, x))
 
 
 def test_neighbours_at_a_small_distance_keep_their_digits():
     x = np.eye(4, dtype="float32")
     x = np.concatenate([x, x + np.float32(1e-3)])
     expected = references.nearest_entropy(np.arange(8), x.astype("float64"))
-    assert_close(spread_on_embedding(EntropySpread("nearest"))(np.arange(8), x), expected)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [({"form": "kl"}, "form must be .pairs. or .nearest."), ({"reduction": "max"}, "'mean' or 'sum'")],
-)
-def test_spread_arguments_that_make_no_sense_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        EntropySpread(**arguments)
-
-
-@pytest.mark.parametrize(
-    "objective",
-    [EntropySpread("nearest", 2.0, "projection", "sum", 0.3, "kl"), GlobalOrthogonal("pooled", 0.5, "gor")],
-    ids=lambda o: o.name,
-)
-def test_spread_configuration(objective):
-    check_config(objective)
-
-
-def test_command_line_names_them():
-    entropy, gor = build_objectives("0.1 * entropy(form=nearest) + gor", 3)
-    assert isinstance(entropy, EntropySpread)
-    assert isinstance(gor, GlobalOrthogonal)
-    assert (entropy.form, entropy.weight) == ("nearest", 0.1)
-
-
-both_reductions = pytest.mark.parametrize("reduction", ["mean", "sum"])
-
-
-def penalty(reduction="mean"):
-    objective = IntraClassPenalty(reduction=reduction)
-    return lambda labels, x: objective({"embedding": x}, labels)
-
-
-def intra_class_reference(reduction):
-    return lambda labels, x: plain_references.intra_class_penalty(labels, x, reduction)
-
-
-@both_reductions
-def test_intra_class_equals_the_paper(reduction):
-    check_formula(penalty(reduction), intra_class_reference(reduction))
-
-
-@both_reductions
-@every_mode
-def test_intra_class_gradient_equals_finite_differences(reduction, mode):
-    check_gradient(penalty(reduction), intra_class_reference(reduction), mode)
-
-
-@pytest.mark.one_quick_case
-@both_reductions
-@every_mode
-def test_intra_class_degenerate_batches(reduction, mode):
-    check_degenerate(penalty(reduction), intra_class_reference(reduction), mode)
-    check_nothing_to_learn(penalty(reduction), "one image", "two images of two classes")
-
-
-def test_neither_order_nor_names_nor_axes_count():
-    check_symmetries(penalty("sum"))
-    check_labels(penalty("sum"))
-
-
-@pytest.mark.slow
-def test_intra_class_a_batch_of_four_thousand():
-    check_large(penalty("sum"))
+    assert_close(of(EntropySpread("nearest"))(np.arange(8), x), expected)
 
 
 def test_every_class_counts_once_whatever_its_size():
     labels = [0] * 5 + [1] * 2
     x = np.array([[0.0], [1.0], [2.0], [3.0], [4.0], [0.0], [0.5]], "float32")
-    alone = [penalty("sum")([c] * len(part), part) for c, part in ((0, x[:5]), (1, x[5:]))]
-    assert_close(penalty("sum")(labels, x), sum(float(value) for value in alone))
-
-
-@pytest.mark.parametrize(("name", "reduction"), [("embedding", "mean"), ("pooled", "sum")])
-def test_configuration_restores_it(name, reduction):
-    check_config(IntraClassPenalty(name, reduction, weight=0.3))
-
-
-def test_command_line_makes_it():
-    _, objective = build_objectives("am_softmax + 0.5 * intra_class_penalty(reduction=sum)", 4)
-    assert isinstance(objective, IntraClassPenalty)
-    assert (objective.weight, objective.reduction) == (0.5, "sum")
-
-
-def test_another_reduction_is_refused():
-    with pytest.raises(ValueError, match="reduction must be 'mean' or 'sum'"):
-        IntraClassPenalty(reduction="max")
+    alone = [of(IntraClassPenalty(reduction="sum"))([c] * len(part), part) for c, part in ((0, x[:5]), (1, x[5:]))]
+    assert_close(of(IntraClassPenalty(reduction="sum"))(labels, x), sum(float(value) for value in alone))

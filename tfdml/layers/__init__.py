@@ -9,7 +9,7 @@ from tfdml.layers.feature_maps import (
     LocalResponseNormalization,
 )
 from tfdml.layers.moments import HighOrderMoments, MomentEmbeddings
-from tfdml.layers.statistics_network import QuadrupletStatistic, StatisticsNetwork
+from tfdml.layers.statistics_network import StatisticsNetwork
 from tfdml.layers.vectors import CosineProxies, L2Normalize, PrincipalComponents
 
 __all__ = [
@@ -24,6 +24,5 @@ __all__ = [
     "LocalResponseNormalization",
     "MomentEmbeddings",
     "PrincipalComponents",
-    "QuadrupletStatistic",
     "StatisticsNetwork",
 ]

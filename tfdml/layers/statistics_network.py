@@ -1,4 +1,4 @@
-"""The statistics of RankMI, learned and fixed: how much a distance speaks for a pair of one class."""
+"""The statistics network of RankMI: how much a distance speaks for a pair of one class."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ _CHUNK = 2**17
 _CELLS = 256
 _MAX_STEPS = 48
 _PRECISION = 1e-7
-# Where the fixed statistic, which has a pole at 0, is cut off.
-_NEAREST = 1e-6
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -171,41 +169,4 @@ class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
 
     def compute_output_shape(self, input_shape):
         """Return that of the distances."""
-        return input_shape
-
-
-@keras.saving.register_keras_serializable("tfdml")
-class QuadrupletStatistic(keras.layers.Layer):
-    """The V with which RankMI is the quadruplet loss, without weights.
-
-    V(x) = ln(e^-x - 1) for x < 0,    -ln(e^x - 1) for x > 0
-
-    Then softplus(-V(x)) = x for x > 0 and softplus(V(x)) = -x for x < 0. So `divergence_loss` (in
-    `tfdml.objectives.mutual_information`) of positives at x = d+ and negatives at x = d- - gamma, with gamma above all
-    distances, is the mean of d+ - d- + gamma over all quadruplets, less 2 ln 2: the second term of
-    `tfdml.losses.QuadrupletLoss`. A negative that entered as d- itself would cost -ln(1 - e^-d-).
-
-    V is undefined at 0; within 1e-6 of it the value is that at 1e-6, of the same sign (0 itself counts as a distance of
-    0, from above), and the gradient is 0.
-
-    Example:
-        >>> np.array(QuadrupletStatistic()(keras.ops.array([0.5, -0.5])))
-        array([ 0.43275,  -0.43275], dtype=float32)
-
-    Source: Kemertas et al., "RankMI: A Mutual Information Maximizing Ranking Loss", CVPR 2020, eq. 13.
-    """
-
-    def __init__(self, **kwargs):
-        super().__init__(**{**kwargs, "dtype": "float32"})
-
-    def call(self, x):
-        """V of each, in the same shape."""
-        x = ops.cast(x, "float32")
-        size = ops.maximum(ops.abs(x), _NEAREST)
-        # ln(e^a - 1) = a + ln(1 - e^-a), which neither overflows nor loses digits.
-        value = size + ops.log(-ops.expm1(-size))
-        return ops.where(x < 0, value, -value)
-
-    def compute_output_shape(self, input_shape):
-        """Return that of the input."""
         return input_shape

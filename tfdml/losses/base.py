@@ -11,7 +11,7 @@ from typing_extensions import override
 from tfdml import pairwise, replicas
 from tfdml.mining.base import Distance, Miner, Relation, as_relation
 from tfdml.pairs import Pairs, pairs_of_replica
-from tfdml.saving import SavedByArguments, in_words
+from tfdml.saving import SavedByArguments, snake_case
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
@@ -26,11 +26,11 @@ class LabelledLoss(SavedByArguments, keras.losses.Loss):
     Args:
         reduction: As in Keras: `"sum_over_batch_size"` (the mean, default), `"sum"`, `"mean_with_sample_weight"` or
             `"none"`.
-        name: The loss's name in logs; by default the class's registered name.
+        name: The loss's name in logs; by default that of the class, as `triplet_loss`.
     """
 
     def __init__(self, reduction="sum_over_batch_size", name=None):
-        super().__init__(reduction=reduction, name=name)
+        super().__init__(reduction=reduction, name=name or snake_case(type(self).__name__))
 
     def __call__(self, y_true, y_pred, sample_weight=None):
         """Compute the reduced loss of labels (B,) and predictions (B, ...), scaled for the replicas as Keras does."""
@@ -72,9 +72,6 @@ class LabelledLoss(SavedByArguments, keras.losses.Loss):
         if self.reduction == "mean_with_sample_weight" and sample_weight is not None:
             return ops.divide_no_nan(total, ops.sum(sample_weight))
         return total / ops.maximum(ops.cast(ops.shape(values)[0], values.dtype), 1.0)
-
-    def __repr__(self):
-        return in_words(self)
 
 
 class PairLoss(LabelledLoss):

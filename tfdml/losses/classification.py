@@ -130,10 +130,8 @@ class AMSoftmaxLoss(ClassSimilarityLoss):
     Source: Wang et al., "CosFace", CVPR 2018; Chu et al., ICML 2020, eq. 12.
     """
 
-    def __init__(
-        self, scale=20.0, margin=0.1, label_smoothing=0.0, reduction="sum_over_batch_size", name="am_softmax_loss"
-    ):
-        super().__init__(reduction=reduction, name=name)
+    def __init__(self, scale=20.0, margin=0.1, label_smoothing=0.0, **kwargs):
+        super().__init__(**kwargs)
         self.scale = number("scale", scale, above=0)
         self.label_smoothing = share("label_smoothing", label_smoothing, "for the labels to count")
         self.margin = number("margin", margin, at_least=0, at_most=2)
@@ -166,8 +164,8 @@ class NormSoftmaxLoss(ClassSimilarityLoss):
     Source: Zhai and Wu, "Classification is a Strong Baseline for Deep Metric Learning", BMVC 2019.
     """
 
-    def __init__(self, scale=20.0, label_smoothing=0.0, reduction="sum_over_batch_size", name="norm_softmax_loss"):
-        super().__init__(reduction=reduction, name=name)
+    def __init__(self, scale=20.0, label_smoothing=0.0, **kwargs):
+        super().__init__(**kwargs)
         self.scale = number("scale", scale, above=0)
         self.label_smoothing = share("label_smoothing", label_smoothing, "for the labels to count")
 
@@ -204,10 +202,8 @@ class ArcFaceLoss(ClassSimilarityLoss):
     Source: Deng et al., "ArcFace: Additive Angular Margin Loss for Deep Face Recognition", CVPR 2019, eq. 3.
     """
 
-    def __init__(
-        self, scale=64.0, margin=0.5, label_smoothing=0.0, reduction="sum_over_batch_size", name="arc_face_loss"
-    ):
-        super().__init__(reduction=reduction, name=name)
+    def __init__(self, scale=64.0, margin=0.5, label_smoothing=0.0, **kwargs):
+        super().__init__(**kwargs)
         self.scale = number("scale", scale, above=0)
         self.label_smoothing = share("label_smoothing", label_smoothing, "for the labels to count")
         self.margin = number("margin", margin, at_least=0, at_most=math.pi / 2)
@@ -254,8 +250,8 @@ class SphereFaceLoss(ClassSimilarityLoss):
     Source: Liu et al., "SphereFace: Deep Hypersphere Embedding for Face Recognition", CVPR 2017, sec. 3.
     """
 
-    def __init__(self, scale=30.0, margin=4, reduction="sum_over_batch_size", name="sphere_face_loss"):
-        super().__init__(reduction=reduction, name=name)
+    def __init__(self, scale=30.0, margin=4, **kwargs):
+        super().__init__(**kwargs)
         self.scale = number("scale", scale, above=0)
         self.margin = integer("margin", margin, at_least=1, at_most=10)
 
@@ -303,16 +299,6 @@ class SubCenterArcFaceLoss(ArcFaceLoss):
     """
 
     proxies_per_class = 3
-
-    def __init__(
-        self,
-        scale=64.0,
-        margin=0.5,
-        label_smoothing=0.0,
-        reduction="sum_over_batch_size",
-        name="sub_center_arc_face_loss",
-    ):
-        super().__init__(scale, margin, label_smoothing, reduction, name)
 
     def class_similarities(self, similarities):
         """Return the largest similarity to each class (B, C) of s (B, C, K); (B, C) as they are."""

@@ -44,16 +44,8 @@ class ContrastiveLoss(PairLoss):
     Source: Hadsell, Chopra, LeCun, CVPR 2006; Li et al., "Deep Metric Learning with Density Adaptivity", eq. 2.
     """
 
-    def __init__(
-        self,
-        margin=1.0,
-        distance="sqeuclidean",
-        average="active",
-        reduction="sum_over_batch_size",
-        name="contrastive_loss",
-        mining="all",
-    ):
-        super().__init__(reduction=reduction, name=name)
+    def __init__(self, margin=1.0, distance="sqeuclidean", average="active", mining="all", **kwargs):
+        super().__init__(**kwargs)
         self.distance = as_distance(distance)
         self.mining = as_miner(mining)
         # -x.y is negative where vectors are alike, as may be what an object gives; no other distance is below 0.
@@ -97,8 +89,8 @@ class CosineContrastiveLoss(PairLoss):
 
     distance = "cosine"
 
-    def __init__(self, margin=0.5, reduction="sum_over_batch_size", name="cosine_contrastive_loss", mining="all"):
-        super().__init__(reduction=reduction, name=name)
+    def __init__(self, margin=0.5, mining="all", **kwargs):
+        super().__init__(**kwargs)
         self.margin = number("margin", margin, at_least=-1, at_most=1)
         self.mining = as_miner(mining)
 
@@ -143,16 +135,8 @@ class BinomialDevianceLoss(PairLoss):
 
     distance = "cosine"
 
-    def __init__(
-        self,
-        alpha=2.0,
-        beta=0.5,
-        negative_cost=25.0,
-        reduction="sum_over_batch_size",
-        name="binomial_deviance_loss",
-        mining="all",
-    ):
-        super().__init__(reduction=reduction, name=name)
+    def __init__(self, alpha=2.0, beta=0.5, negative_cost=25.0, mining="all", **kwargs):
+        super().__init__(**kwargs)
         self.alpha = number("alpha", alpha, above=0)
         self.beta = number("beta", beta)
         self.negative_cost = number("negative_cost", negative_cost, above=0)
@@ -197,8 +181,8 @@ class MarginLoss(PairLoss):
     Source: Wu et al., "Sampling Matters in Deep Embedding Learning", ICCV 2017, sec. 4.
     """
 
-    def __init__(self, alpha=0.2, beta=1.2, reduction="sum_over_batch_size", name="margin_loss"):
-        super().__init__(reduction=reduction, name=name)
+    def __init__(self, alpha=0.2, beta=1.2, **kwargs):
+        super().__init__(**kwargs)
         self.alpha = number("alpha", alpha, at_least=0)
         self.beta = number("beta", beta, at_least=0, at_most=2)
 
@@ -274,11 +258,10 @@ class RankedListLoss(PairLoss):
         negative_temperature=10.0,
         positive_temperature=0.0,
         balance=0.5,
-        reduction="sum_over_batch_size",
-        name="ranked_list_loss",
         mining="all",
+        **kwargs,
     ):
-        super().__init__(reduction=reduction, name=name)
+        super().__init__(**kwargs)
         self.margin = number("margin", margin, at_least=0)
         self.boundary = number("boundary", boundary, at_least=self.margin)
         self.negative_temperature = number("negative_temperature", negative_temperature, at_least=0)
@@ -349,16 +332,8 @@ class VICRegLoss(PairLoss):
 
     within_batch = True
 
-    def __init__(
-        self,
-        invariance=25.0,
-        variance=25.0,
-        covariance=2.0,
-        deviation=1.0,
-        reduction="sum_over_batch_size",
-        name="vic_reg_loss",
-    ):
-        super().__init__(reduction=reduction, name=name)
+    def __init__(self, invariance=25.0, variance=25.0, covariance=2.0, deviation=1.0, **kwargs):
+        super().__init__(**kwargs)
         self.invariance = number("invariance", invariance, at_least=0)
         self.variance = number("variance", variance, at_least=0)
         self.covariance = number("covariance", covariance, at_least=0)

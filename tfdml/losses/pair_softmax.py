@@ -50,8 +50,8 @@ class NPairLoss(PairLoss):
     Deng, AAAI 2019, eq. 9; Li et al., "Deep Metric Learning with Density Adaptivity", eq. 4.
     """
 
-    def __init__(self, l2=0.0, reduction="sum_over_batch_size", name="n_pair_loss", scale=None):
-        super().__init__(reduction=reduction, name=name)
+    def __init__(self, l2=0.0, scale=None, **kwargs):
+        super().__init__(**kwargs)
         if scale is not None and l2:
             raise ValueError("l2 has no effect on embeddings whose length scale= fixes: give one of the two")
         self.l2 = number("l2", l2, at_least=0)
@@ -99,8 +99,8 @@ class AngularLoss(PairLoss):
 
     whole_batch = within_batch = True
 
-    def __init__(self, alpha_degrees=45.0, reduction="sum_over_batch_size", name="angular_loss"):
-        super().__init__(reduction=reduction, name=name)
+    def __init__(self, alpha_degrees=45.0, **kwargs):
+        super().__init__(**kwargs)
         self.alpha_degrees = number("alpha_degrees", alpha_degrees, above=0, at_most=65)
 
     def anchor_losses(self, pairs):
@@ -156,8 +156,8 @@ class NTXentLoss(PairLoss):
 
     distance = "cosine"
 
-    def __init__(self, temperature=0.07, reduction="sum_over_batch_size", name="nt_xent_loss", mining="all"):
-        super().__init__(reduction=reduction, name=name)
+    def __init__(self, temperature=0.07, mining="all", **kwargs):
+        super().__init__(**kwargs)
         self.temperature = number("temperature", temperature, above=0)
         self.mining = as_miner(mining)
 
@@ -203,15 +203,8 @@ class SoftNearestNeighborLoss(PairLoss):
     ICML 2019, sec. 2.
     """
 
-    def __init__(
-        self,
-        temperature=0.2,
-        distance="sqeuclidean",
-        reduction="sum_over_batch_size",
-        name="soft_nearest_neighbor_loss",
-        mining="all",
-    ):
-        super().__init__(reduction=reduction, name=name)
+    def __init__(self, temperature=0.2, distance="sqeuclidean", mining="all", **kwargs):
+        super().__init__(**kwargs)
         self.temperature = number("temperature", temperature, above=0)
         self.distance = as_distance(distance)
         self.mining = as_miner(mining)
@@ -268,16 +261,9 @@ class TupletMarginLoss(PairLoss):
     distance = "cosine"
 
     def __init__(
-        self,
-        margin_degrees=5.73,
-        scale=32.0,
-        variance_weight=0.5,
-        variance_slack=0.01,
-        reduction="sum_over_batch_size",
-        name="tuplet_margin_loss",
-        mining="all",
+        self, margin_degrees=5.73, scale=32.0, variance_weight=0.5, variance_slack=0.01, mining="all", **kwargs
     ):
-        super().__init__(reduction=reduction, name=name)
+        super().__init__(**kwargs)
         self.margin_degrees = number("margin_degrees", margin_degrees, at_least=0, at_most=90)
         self.scale = number("scale", scale, above=0)
         self.variance_weight = number("variance_weight", variance_weight, at_least=0)
@@ -349,17 +335,8 @@ class MultiSimilarityLoss(PairLoss):
 
     distance = "cosine"
 
-    def __init__(
-        self,
-        alpha=2.0,
-        beta=50.0,
-        base=0.5,
-        mining_epsilon=0.1,
-        reduction="sum_over_batch_size",
-        name="multi_similarity_loss",
-        mining=None,
-    ):
-        super().__init__(reduction=reduction, name=name)
+    def __init__(self, alpha=2.0, beta=50.0, base=0.5, mining_epsilon=0.1, mining=None, **kwargs):
+        super().__init__(**kwargs)
         self.alpha = number("alpha", alpha, above=0)
         self.beta = number("beta", beta, above=0)
         self.base = number("base", base)
@@ -406,8 +383,8 @@ class LiftedStructureLoss(PairLoss):
 
     whole_batch = within_batch = True
 
-    def __init__(self, margin=1.0, reduction="sum_over_batch_size", name="lifted_structure_loss", mining="all"):
-        super().__init__(reduction=reduction, name=name)
+    def __init__(self, margin=1.0, mining="all", **kwargs):
+        super().__init__(**kwargs)
         self.margin = number("margin", margin, at_least=0)
         self.mining = as_miner(mining)
 
@@ -449,16 +426,8 @@ class GeneralizedLiftedStructureLoss(PairLoss):
     Source: Hermans, Beyer, Leibe, "In Defense of the Triplet Loss for Person Re-Identification", 2017, sec. 2.
     """
 
-    def __init__(
-        self,
-        margin=1.0,
-        positive_margin=0.0,
-        distance="euclidean",
-        reduction="sum_over_batch_size",
-        name="generalized_lifted_structure_loss",
-        mining="all",
-    ):
-        super().__init__(reduction=reduction, name=name)
+    def __init__(self, margin=1.0, positive_margin=0.0, distance="euclidean", mining="all", **kwargs):
+        super().__init__(**kwargs)
         self.margin = number("margin", margin, at_least=0)
         self.positive_margin = number("positive_margin", positive_margin, at_least=0)
         self.distance = as_distance(distance)
@@ -503,8 +472,8 @@ class CircleLoss(PairLoss):
 
     distance = "cosine"
 
-    def __init__(self, margin=0.4, gamma=80.0, reduction="sum_over_batch_size", name="circle_loss", mining="all"):
-        super().__init__(reduction=reduction, name=name)
+    def __init__(self, margin=0.4, gamma=80.0, mining="all", **kwargs):
+        super().__init__(**kwargs)
         self.margin = number("margin", margin, at_least=-1, at_most=1)
         self.gamma = number("gamma", gamma, above=0)
         self.mining = as_miner(mining)
@@ -548,8 +517,8 @@ class SupConLoss(PairLoss):
     Source: Khosla et al., "Supervised Contrastive Learning", NeurIPS 2020, eq. 2.
     """
 
-    def __init__(self, temperature=0.1, reduction="sum_over_batch_size", name="sup_con_loss"):
-        super().__init__(reduction=reduction, name=name)
+    def __init__(self, temperature=0.1, **kwargs):
+        super().__init__(**kwargs)
         self.temperature = number("temperature", temperature, above=0)
 
     def anchor_losses(self, pairs):

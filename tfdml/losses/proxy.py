@@ -36,8 +36,8 @@ class ProxyNCALoss(ClassSimilarityLoss):
     Source: Movshovitz-Attias et al., "No Fuss Distance Metric Learning using Proxies", ICCV 2017, sec. 3.
     """
 
-    def __init__(self, scale=18.0, reduction="sum_over_batch_size", name="proxy_nca_loss"):
-        super().__init__(reduction=reduction, name=name)
+    def __init__(self, scale=18.0, **kwargs):
+        super().__init__(**kwargs)
         self.scale = number("scale", scale, above=0)
 
     def class_losses(self, similarities, target_mask):
@@ -74,8 +74,8 @@ class ProxyNCAPlusPlusLoss(ClassSimilarityLoss):
     ECCV 2020, sec. 3.
     """
 
-    def __init__(self, temperature=1 / 9, reduction="sum_over_batch_size", name="proxy_nca_plus_plus_loss"):
-        super().__init__(reduction=reduction, name=name)
+    def __init__(self, temperature=1 / 9, **kwargs):
+        super().__init__(**kwargs)
         self.temperature = number("temperature", temperature, above=0)
 
     def logits(self, similarities, target_mask):
@@ -110,8 +110,8 @@ class ProxyAnchorLoss(ClassSimilarityLoss):
     Source: Kim et al., "Proxy Anchor Loss for Deep Metric Learning", CVPR 2020, eq. 4.
     """
 
-    def __init__(self, alpha=32.0, margin=0.1, reduction="sum_over_batch_size", name="proxy_anchor_loss"):
-        super().__init__(reduction=reduction, name=name)
+    def __init__(self, alpha=32.0, margin=0.1, **kwargs):
+        super().__init__(**kwargs)
         self.alpha = number("alpha", alpha, above=0)
         self.margin = number("margin", margin, at_least=0, at_most=2)
 
@@ -164,15 +164,8 @@ class SoftTripleLoss(ClassSimilarityLoss):
 
     proxies_per_class = 10
 
-    def __init__(
-        self,
-        scale=20.0,
-        gamma=0.1,
-        margin=0.01,
-        reduction="sum_over_batch_size",
-        name="soft_triple_loss",
-    ):
-        super().__init__(reduction=reduction, name=name)
+    def __init__(self, scale=20.0, gamma=0.1, margin=0.01, **kwargs):
+        super().__init__(**kwargs)
         self.scale = number("scale", scale, above=0)
         self.gamma = number("gamma", gamma, above=0)
         self.margin = number("margin", margin, at_least=0, at_most=2)

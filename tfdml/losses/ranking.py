@@ -64,8 +64,8 @@ class HistogramLoss(PairLoss):
 
     whole_batch = True
 
-    def __init__(self, bins=100, reduction="sum_over_batch_size", name="histogram_loss"):
-        super().__init__(reduction=reduction, name=name)
+    def __init__(self, bins=100, **kwargs):
+        super().__init__(**kwargs)
         self.bins = integer("bins", bins, at_least=1)
 
     def anchor_losses(self, pairs):
@@ -107,8 +107,8 @@ class FastAPLoss(PairLoss):
     Source: Cakir et al., "Deep Metric Learning to Rank", CVPR 2019.
     """
 
-    def __init__(self, bins=10, reduction="sum_over_batch_size", name="fast_ap_loss"):
-        super().__init__(reduction=reduction, name=name)
+    def __init__(self, bins=10, **kwargs):
+        super().__init__(**kwargs)
         self.bins = integer("bins", bins, at_least=1)
 
     def anchor_losses(self, pairs):
@@ -168,8 +168,8 @@ class SmoothAPLoss(PairLoss):
     Source: Brown et al., "Smooth-AP: Smoothing the Path Towards Large-Scale Image Retrieval", ECCV 2020, eq. 7.
     """
 
-    def __init__(self, temperature=0.01, reduction="sum_over_batch_size", name="smooth_ap_loss"):
-        super().__init__(reduction=reduction, name=name)
+    def __init__(self, temperature=0.01, **kwargs):
+        super().__init__(**kwargs)
         self.temperature = number("temperature", temperature, above=0)
 
     def anchor_losses(self, pairs):
@@ -212,15 +212,8 @@ class RecallAtKLoss(PairLoss):
     Source: Patel, Tolias, Matas, "Recall@k Surrogate Loss with Large Batches and Similarity Mixup", CVPR 2022.
     """
 
-    def __init__(
-        self,
-        k=(1, 2, 4, 8, 16),
-        rank_temperature=0.01,
-        recall_temperature=1.0,
-        reduction="sum_over_batch_size",
-        name="recall_at_k_loss",
-    ):
-        super().__init__(reduction=reduction, name=name)
+    def __init__(self, k=(1, 2, 4, 8, 16), rank_temperature=0.01, recall_temperature=1.0, **kwargs):
+        super().__init__(**kwargs)
         if not isinstance(k, (list, tuple)) or not k:
             raise ValueError(f"k must be a list of positive integers such as [1, 2, 4], not {k!r}")
         self.k = tuple(integer("k", value, at_least=1) for value in k)

@@ -113,16 +113,8 @@ class TripletLoss(PairLoss):
     for Person Re-Identification", 2017; Wu et al., "Sampling Matters in Deep Embedding Learning", ICCV 2017.
     """
 
-    def __init__(
-        self,
-        margin=0.1,
-        mining="all",
-        distance=None,
-        average="active",
-        reduction="sum_over_batch_size",
-        name="triplet_loss",
-    ):
-        super().__init__(reduction=reduction, name=name)
+    def __init__(self, margin=0.1, mining="all", distance=None, average="active", **kwargs):
+        super().__init__(**kwargs)
         one_of("average", average, ("active", "all"))
         if isinstance(margin, str) and margin != "soft":
             raise ValueError(f"margin must be a number or 'soft', not {margin!r}")
@@ -252,17 +244,8 @@ class QuadrupletLoss(PairLoss):
 
     whole_batch = within_batch = True
 
-    def __init__(
-        self,
-        margin=0.2,
-        pair_margin=0.1,
-        distance="euclidean",
-        average="all",
-        reduction="sum_over_batch_size",
-        name="quadruplet_loss",
-        mining="all",
-    ):
-        super().__init__(reduction=reduction, name=name)
+    def __init__(self, margin=0.2, pair_margin=0.1, distance="euclidean", average="all", mining="all", **kwargs):
+        super().__init__(**kwargs)
         one_of("average", average, ("active", "all"))
         self.margin = number("margin", margin)
         self.pair_margin = number("pair_margin", pair_margin)

@@ -9,19 +9,7 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.arguments import integer
-from tfdml.saving import SavedByArguments, in_words, restore
-
-
-class Composed(SavedByArguments):
-    """Base of what is saved with a loss, by the arguments that it keeps in the attributes of their names."""
-
-    @classmethod
-    def from_config(cls, config):
-        """Return the object that `get_config` describes."""
-        return cls(**config)
-
-    def __repr__(self):
-        return in_words(self)
+from tfdml.saving import Composed, restore
 
 
 class Distance(Composed):

@@ -9,7 +9,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
-from tfdml.arguments import integer, number, one_of
+from tfdml.arguments import number, one_of
 from tfdml.mining.base import Miner, named_miner
 
 
@@ -378,68 +378,3 @@ class HardAwareMiner(Miner):
         # One more, so that a batch without images has a last value too.
         ascending = ops.sort(ops.pad(flat, ((0, 1),), constant_values=float("inf")))
         return ops.logical_and(mask, values <= ops.take(ascending, ops.maximum(kept - 1, 0)))
-
-
-@named_miner("uniform_histogram")
-@keras.saving.register_keras_serializable("tfdml")
-class UniformHistogramMiner(Miner):
-    """At most so many pairs of every distance: the range of distances is cut into bins, and some of each are drawn.
-
-    So that rare distances count as much as frequent ones. The positives' bins span their smallest to largest distance
-    in the batch, and the negatives' theirs. The draw is without replacement, so that a bin that has fewer pairs gives
-    fewer; pytorch-metric-learning's miner of this name repeats them. It is the same for batches of one size: replicas
-    agree, and the images differ from step to step.
-
-    Args:
-        bins: How many.
-        positives_per_bin: The most positives to keep of each; an image pair counts twice, once for each anchor.
-        negatives_per_bin: The most negatives.
-        seed: Of the draw.
-
-    Raises:
-        ValueError: An argument is no positive integer (`seed`: no integer from 0).
-
-    Example:
-        >>> generator = np.random.default_rng(0)
-        >>> labels, x = generator.integers(0, 2, 50), generator.normal(size=(50, 4)).astype("float32")
-        >>> miner = UniformHistogramMiner(bins=5, positives_per_bin=3, negatives_per_bin=7)
-        >>> kept = miner(tfdml.pairs.Pairs.of_batch(x, labels))
-        >>> [int(keras.ops.sum(mask)) for mask in (kept.positives, kept.negatives)]
-        [15, 35]
-
-    Source: `UniformHistogramMiner` of pytorch-metric-learning.
-    """
-
-    whole_batch = True
-
-    def __init__(self, bins=100, positives_per_bin=10, negatives_per_bin=10, seed=0):
-        self.bins = integer("bins", bins, at_least=1)
-        self.positives_per_bin = integer("positives_per_bin", positives_per_bin, at_least=1)
-        self.negatives_per_bin = integer("negatives_per_bin", negatives_per_bin, at_least=1)
-        self.seed = integer("seed", seed, at_least=0)
-
-    def __call__(self, pairs):
-        """Return the pairs to keep: see `Miner`."""
-        distances = pairs.distances()
-        draws = keras.random.uniform(ops.shape(distances), seed=self.seed)
-        return pairs.keep(
-            self._drawn(distances, pairs.positives, draws, self.positives_per_bin),
-            self._drawn(distances, pairs.negatives, draws, self.negatives_per_bin),
-        )
-
-    def _drawn(self, distances, mask, draws, most):
-        infinity = float("inf")
-        low = ops.min(ops.where(mask, distances, infinity), initial=infinity)
-        width = (ops.max(ops.where(mask, distances, -infinity), initial=-infinity) - low) / self.bins
-        spread = ops.logical_and(mask, width > 0)
-        place = ops.where(spread, (distances - low) / ops.where(width > 0, width, 1.0), 0.0)
-        # What is no pair stands in a bin of its own, behind all others.
-        bins = ops.where(mask, ops.clip(ops.floor(place), 0.0, self.bins - 1.0), float(self.bins))
-        bins, draws = ops.reshape(bins, (-1,)), ops.reshape(draws, (-1,))
-        by_draw = ops.argsort(draws)
-        # Stable: within a bin in the order of the draw.
-        order = ops.take(by_draw, ops.argsort(ops.take(bins, by_draw)))
-        places = ops.argsort(order)
-        counts = ops.segment_sum(ops.ones_like(places), ops.cast(bins, "int32"), num_segments=self.bins + 1)
-        first = ops.take(ops.cumsum(counts) - counts, ops.cast(bins, "int32"))
-        return ops.logical_and(mask, ops.reshape(places - first < most, ops.shape(mask)))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import keras
 
 from tfdml.arguments import integer, number
-from tfdml.saving import SavedByArguments, in_words
+from tfdml.saving import Composed
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class AutoWeight(SavedByArguments):
+class AutoWeight(Composed):
     """In the place of an objective's `weight`: makes its gradient this share of that of the terms with numbers.
 
     weight = share / max over the embedder's parts p of  median over the samples of  |grad_p term| / |grad_p base|
@@ -34,11 +34,3 @@ class AutoWeight(SavedByArguments):
     def __init__(self, share=0.03, steps=100):
         self.share = number("share", share, above=0)
         self.steps = integer("steps", steps, at_least=1)
-
-    @classmethod
-    def from_config(cls, config):
-        """Return the weight that `get_config` describes."""
-        return cls(**config)
-
-    def __repr__(self):
-        return in_words(self)

@@ -10,7 +10,7 @@ from tfdml.arguments import number, one_of
 from tfdml.losses.base import PairLoss
 from tfdml.objectives.auto_weight import AutoWeight
 from tfdml.pairs import pairs_by_name
-from tfdml.saving import SavedByArguments, in_words, restore
+from tfdml.saving import SavedByArguments, restore, snake_case
 
 
 class Objective(SavedByArguments, keras.layers.Layer):
@@ -31,7 +31,7 @@ class Objective(SavedByArguments, keras.layers.Layer):
 
     Args:
         weight: The factor of this term in the learner's loss: a number, or an `AutoWeight` for one that is measured.
-        name: The term's name in logs.
+        name: The term's name in logs; by default that of the class, as `energy_confusion`.
 
     Attributes:
         per_image: Whether `compute` gives one value per image.
@@ -53,18 +53,10 @@ class Objective(SavedByArguments, keras.layers.Layer):
 
     def __init__(self, weight=1.0, name=None, **kwargs):
         # Losses are float32 under every dtype policy.
+        name = name or snake_case(type(self).__name__).removesuffix("_loss")
         super().__init__(name=name, **{**kwargs, "dtype": "float32"})
         weight = restore(weight)
         self.weight = weight if isinstance(weight, AutoWeight) else number("weight", weight, at_least=0)
-
-    def _configure(self, representation: str, reduction: str = "mean") -> None:
-        """Set the representation that it reads, and the reduction of its values.
-
-        Raises:
-            ValueError: `reduction` is not `"mean"` or `"sum"`.
-        """
-        self.representation = representation
-        self.reduction = one_of(f"{self.name}: reduction", reduction, ("mean", "sum"))
 
     @property
     def whole_batch(self) -> bool:
@@ -187,8 +179,23 @@ class Objective(SavedByArguments, keras.layers.Layer):
         """Return a float32 scalar."""
         return keras.KerasTensor((), dtype="float32")
 
-    def __repr__(self):
-        return in_words(self)
+
+class ReducedObjective(Objective):
+    """An objective whose values, on one representation, are reduced as the user says.
+
+    Args:
+        representation: The name of the representation that it reads.
+        reduction: `"mean"` or `"sum"`.
+        **kwargs: Those of `Objective`.
+
+    Raises:
+        ValueError: `reduction` is not `"mean"` or `"sum"`.
+    """
+
+    def __init__(self, representation="embedding", reduction="mean", **kwargs):
+        super().__init__(**kwargs)
+        self.representation = representation
+        self.reduction = one_of(f"{self.name}: reduction", reduction, ("mean", "sum"))
 
 
 class Calibrated(Objective):

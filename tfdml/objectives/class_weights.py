@@ -14,13 +14,13 @@ from tfdml.losses import ArcFaceLoss, NormSoftmaxLoss, SoftTripleLoss
 from tfdml.losses.base import nan_if_any
 from tfdml.losses.classification import refuse_unknown_classes, target_mask
 from tfdml.losses.contrastive import margin_hinges
-from tfdml.objectives.base import Objective, Stateful
+from tfdml.objectives.base import ReducedObjective, Stateful
 from tfdml.objectives.class_statistics import of_own_class
 from tfdml.objectives.wrappers import ProxyLoss
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class InstanceLoss(Objective):
+class InstanceLoss(ReducedObjective):
     """Classification by a learned linear head: cross-entropy of W x + b.
 
     L = -log( e^{w_y.x + b_y} / sum_j e^{w_j.x + b_j} ), averaged over the batch.
@@ -52,18 +52,8 @@ class InstanceLoss(Objective):
 
     per_image = True
 
-    def __init__(
-        self,
-        num_classes,
-        use_bias=False,
-        representation="embedding",
-        reduction="mean",
-        weight=1.0,
-        name="instance",
-        **kwargs,
-    ):
-        super().__init__(weight=weight, name=name, **kwargs)
-        self._configure(representation, reduction)
+    def __init__(self, num_classes, use_bias=False, **kwargs):
+        super().__init__(**kwargs)
         self.num_classes = integer("num_classes", num_classes, at_least=1)
         self.use_bias = boolean("use_bias", use_bias)
 
@@ -90,7 +80,7 @@ class InstanceLoss(Objective):
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class LearnedMargin(Objective):
+class LearnedMargin(ReducedObjective):
     """Margin loss whose boundary between positives and negatives is learned for each class.
 
     L = (1/#active) sum over positive pairs (a, p) of
@@ -126,20 +116,8 @@ class LearnedMargin(Objective):
 
     learns_from = ("positive", "negative")
 
-    def __init__(
-        self,
-        num_classes,
-        alpha=0.2,
-        beta=1.2,
-        nu=0.0,
-        representation="embedding",
-        reduction="mean",
-        weight=1.0,
-        name="learned_margin",
-        **kwargs,
-    ):
-        super().__init__(weight=weight, name=name, **kwargs)
-        self._configure(representation, reduction)
+    def __init__(self, num_classes, alpha=0.2, beta=1.2, nu=0.0, **kwargs):
+        super().__init__(**kwargs)
         self.num_classes = integer("num_classes", num_classes, at_least=1)
         self.alpha = number("alpha", alpha, at_least=0)
         self.initial_beta = number("beta", beta, at_least=0, at_most=2)
@@ -184,7 +162,7 @@ class RegularizedSoftTriple(ProxyLoss):
         gamma: The loss's softness of the choice among centres.
         margin: The loss's delta.
         tau: The regulariser's weight.
-        reduction: As in Keras.
+        reduction: `"mean"` over the images, or `"sum"`.
         representation: What the centres are compared with.
         weight: The factor of this term.
         name: The term's name in logs.
@@ -200,6 +178,8 @@ class RegularizedSoftTriple(ProxyLoss):
     Source: Qian et al., "SoftTriple Loss: Deep Metric Learning Without Triplet Sampling", ICCV 2019, sec. 3.3.
     """
 
+    fixed = ("loss",)
+
     def __init__(
         self,
         num_classes,
@@ -208,14 +188,12 @@ class RegularizedSoftTriple(ProxyLoss):
         gamma=0.1,
         margin=0.01,
         tau=0.2,
-        reduction="sum_over_batch_size",
-        representation="embedding",
-        weight=1.0,
-        name="regularized_soft_triple",
+        reduction="mean",
         **kwargs,
     ):
-        loss = SoftTripleLoss(scale, gamma, margin, reduction)
-        super().__init__(loss, num_classes, proxies_per_class, representation, weight, name, **kwargs)
+        loss = SoftTripleLoss(scale, gamma, margin, reduction=reduction)
+        super().__init__(loss, num_classes, proxies_per_class, **kwargs)
+        self.scale, self.gamma, self.margin = loss.scale, loss.gamma, loss.margin
         self.tau = number("tau", tau, at_least=0)
 
     def regularizer(self):
@@ -235,11 +213,6 @@ class RegularizedSoftTriple(ProxyLoss):
         """One value per image, the regulariser in each."""
         return super().compute(representations, labels) + self.tau * self.regularizer()
 
-    @override
-    def get_config(self):
-        loss = self.loss.get_config()
-        return {**super().get_config(), **{key: loss[key] for key in ("scale", "gamma", "margin", "reduction")}}
-
 
 @keras.saving.register_keras_serializable("tfdml")
 class CurricularFace(Stateful, ProxyLoss):
@@ -258,7 +231,7 @@ class CurricularFace(Stateful, ProxyLoss):
         scale: s.
         margin: m in radians, in [0, pi / 2].
         momentum: The share of the newest batch in t. The authors' code takes 0.01.
-        reduction: As in Keras.
+        reduction: `"mean"` over the images, or `"sum"`.
         representation: What the proxies are compared with.
         weight: The factor of this term.
         name: The term's name in logs.
@@ -276,20 +249,12 @@ class CurricularFace(Stateful, ProxyLoss):
     sec. 3; t starts and moves as in the authors' code.
     """
 
-    def __init__(
-        self,
-        num_classes,
-        scale=64.0,
-        margin=0.5,
-        momentum=0.01,
-        reduction="sum_over_batch_size",
-        representation="embedding",
-        weight=1.0,
-        name="curricular_face",
-        **kwargs,
-    ):
+    fixed = ("loss", "proxies_per_class")
+
+    def __init__(self, num_classes, scale=64.0, margin=0.5, momentum=0.01, reduction="mean", **kwargs):
         loss = ArcFaceLoss(scale, margin, reduction=reduction)
-        super().__init__(loss, num_classes, 1, representation, weight, name, **kwargs)
+        super().__init__(loss, num_classes, 1, **kwargs)
+        self.scale, self.margin = loss.scale, loss.margin
         self.momentum = number("momentum", momentum, above=0, at_most=1)
 
     def build_from(self, shapes):
@@ -319,10 +284,6 @@ class CurricularFace(Stateful, ProxyLoss):
         reweighed = self.loss.scale * (ops.stop_gradient(ops.convert_to_tensor(self.t)) + similarities) * similarities
         return NormSoftmaxLoss(scale=1.0).call(labels, ops.where(hard, reweighed, logits))
 
-    @override
-    def get_config(self):
-        return _with_loss(super().get_config(), self.loss, ("scale", "margin", "reduction"))
-
 
 @keras.saving.register_keras_serializable("tfdml")
 class SphereFace2(ProxyLoss):
@@ -346,7 +307,7 @@ class SphereFace2(ProxyLoss):
         balance: lambda, the weight of the own class, above 0 and below 1.
         adjustment: t, how strongly similarities are spread; 1 leaves cosines as they are.
         detached: Whether the gradient passes g by, as in the authors' code.
-        reduction: As in Keras.
+        reduction: `"mean"` over the images, or `"sum"`.
         representation: What the proxies are compared with.
         weight: The factor of this term.
         name: The term's name in logs.
@@ -363,6 +324,8 @@ class SphereFace2(ProxyLoss):
     sec. 3; the start of b, and what carries a gradient, from the authors' code (OpenSphere).
     """
 
+    fixed = ("loss", "proxies_per_class")
+
     def __init__(
         self,
         num_classes,
@@ -370,15 +333,12 @@ class SphereFace2(ProxyLoss):
         margin=0.4,
         balance=0.7,
         adjustment=3.0,
-        reduction="sum_over_batch_size",
-        representation="embedding",
-        weight=1.0,
-        name="sphere_face2",
+        reduction="mean",
         detached=True,
         **kwargs,
     ):
         loss = NormSoftmaxLoss(scale, reduction=reduction)
-        super().__init__(loss, num_classes, 1, representation, weight, name, **kwargs)
+        super().__init__(loss, num_classes, 1, **kwargs)
         self.scale = self.loss.scale
         self.margin = number("margin", margin, at_least=0, at_most=2)
         self.balance = number("balance", balance, above=0, at_most=1)
@@ -423,12 +383,3 @@ class SphereFace2(ProxyLoss):
         costs = ops.where(mask, self.balance * pull, (1.0 - self.balance) * push)
         values = ops.sum(costs, axis=1) / self.scale
         return ops.where(ops.any(mask, axis=1), values + nan_if_any(similarities, axis=1), float("nan"))
-
-    @override
-    def get_config(self):
-        return _with_loss(super().get_config(), self.loss, ("scale", "reduction"))
-
-
-def _with_loss(config, loss, names):
-    of_loss = loss.get_config()
-    return {**config, **{name: of_loss[name] for name in names}}

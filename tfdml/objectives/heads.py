@@ -66,11 +66,11 @@ class HeadwiseLoss(HeadsObjective):
 
     learns_from = ("positive", "negative")
 
-    def __init__(self, loss, weight=1.0, name=None, **kwargs):
+    def __init__(self, loss, name=None, **kwargs):
         loss = restore(loss)
         if not isinstance(loss, PairLoss):
             raise ValueError(f"HeadwiseLoss takes a loss of tfdml over pairs, not {loss!r}")
-        super().__init__(weight=weight, name=name or f"headwise_{loss.name}", **kwargs)
+        super().__init__(name=name or f"headwise_{loss.name}", **kwargs)
         self.loss = loss
 
     @property
@@ -114,8 +114,8 @@ class HeadDivergence(HeadsObjective):
     pairs, average and weight are those of HORDE's public code (Jacob et al., ICCV 2019).
     """
 
-    def __init__(self, margin=0.5, pairs="all", average="active", weight=0.5, name="head_divergence", **kwargs):
-        super().__init__(weight=weight, name=name, **kwargs)
+    def __init__(self, margin=0.5, pairs="all", average="active", weight=0.5, **kwargs):
+        super().__init__(weight=weight, **kwargs)
         one_of(f"{self.name}: pairs", pairs, ("all", "image"))
         one_of(f"{self.name}: average", average, ("active", "all"))
         self.margin = number("margin", margin, at_least=-1, at_most=1)

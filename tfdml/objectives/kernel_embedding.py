@@ -44,10 +44,9 @@ class JointKernelObjective(Objective):
     """
 
     learns_from = ("negative",)
-    default_name: str | None = None
 
-    def __init__(self, levels=LEVELS, kernels=None, reduction="mean", weight=1.0, name=None, unit_length=(), **kwargs):
-        super().__init__(weight=weight, name=name or self.default_name, **kwargs)
+    def __init__(self, levels=LEVELS, kernels=None, reduction="mean", unit_length=(), **kwargs):
+        super().__init__(**kwargs)
         self.reduction = one_of(f"{self.name}: reduction", reduction, ("mean", "sum"))
         self.levels = (levels,) if isinstance(levels, str) else tuple(levels)
         if not self.levels or len(set(self.levels)) != len(self.levels):
@@ -58,26 +57,22 @@ class JointKernelObjective(Objective):
             raise ValueError(f"{self.name}: unit_length={list(self.unit_length)}, but the levels are {self.levels}")
 
     def _kernels_by_level(self, kernels) -> dict[str, Kernel]:
-        by_level = self._assigned(kernels)
+        kernels = restore(kernels)
+        if kernels is None:
+            return {level: _default_kernel(level) for level in self.levels}
+        if isinstance(kernels, dict):
+            if set(kernels) != set(self.levels):
+                raise ValueError(f"{self.name}: kernels for {sorted(kernels)}, but the levels are {self.levels}")
+            kernels = [kernels[level] for level in self.levels]
+        elif not isinstance(kernels, (list, tuple)):
+            kernels = [kernels] * len(self.levels)
+        if len(kernels) != len(self.levels):
+            raise ValueError(f"{self.name}: {len(kernels)} kernels for {len(self.levels)} levels")
+        by_level = {level: restore(kernel) for level, kernel in zip(self.levels, kernels, strict=True)}
         for kernel in by_level.values():
             if not isinstance(kernel, Kernel):
                 raise ValueError(f"{self.name}: kernels must be of tfdml.kernels, such as laplace(), not {kernel!r}")
         return by_level
-
-    def _assigned(self, kernels) -> dict[str, Kernel]:
-        if kernels is None:
-            return {level: _default_kernel(level) for level in self.levels}
-        kernels = restore(kernels)
-        if isinstance(kernels, Kernel):
-            return dict.fromkeys(self.levels, kernels)
-        if isinstance(kernels, dict):
-            if set(kernels) != set(self.levels):
-                raise ValueError(f"{self.name}: kernels for {sorted(kernels)}, but the levels are {self.levels}")
-            return {level: restore(kernels[level]) for level in self.levels}
-        kernels = tuple(kernels) if isinstance(kernels, (list, tuple)) else (kernels,)
-        if len(kernels) != len(self.levels):
-            raise ValueError(f"{self.name}: {len(kernels)} kernels for {len(self.levels)} levels")
-        return dict(zip(self.levels, kernels, strict=True))
 
     @property
     def reads(self):
@@ -186,8 +181,6 @@ class JointRepresentationSimilarity(JointKernelObjective):
     Source: Chu et al., "Distance Metric Learning with Joint Representation Diversification", ICML 2020, eq. 9 and 11.
     """
 
-    default_name = "joint_representation_similarity"
-
     def counted(self, negatives):
         """Return the pairs of different class."""
         return negatives
@@ -203,18 +196,8 @@ class _NormObjective(JointKernelObjective):
 
     whole_batch = True
 
-    def __init__(
-        self,
-        levels=LEVELS,
-        kernels=None,
-        squared=False,
-        reduction="mean",
-        weight=1.0,
-        name=None,
-        unit_length=(),
-        **kwargs,
-    ):
-        super().__init__(levels, kernels, reduction, weight, name, unit_length, **kwargs)
+    def __init__(self, levels=LEVELS, kernels=None, squared=False, **kwargs):
+        super().__init__(levels, kernels, **kwargs)
         self.squared = boolean("squared", squared)
 
     def between(self, gram, labels):
@@ -262,8 +245,6 @@ class JointMMD(_NormObjective):
     Source: Chu et al., ICML 2020, eq. 15; Long et al., "Deep Transfer Learning with Joint Adaptation Networks", 2017.
     """
 
-    default_name = "joint_mmd"
-
     def of_classes(self, products, squared_norms):
         """Minus the distance."""
         norms = squared_norms[:, None] + squared_norms[None, :]
@@ -302,8 +283,6 @@ class JointIntra(_NormObjective):
 
     Source: Chu et al., ICML 2020, eq. 16.
     """
-
-    default_name = "joint_intra"
 
     def of_classes(self, products, squared_norms):
         """Minus the sum of the two lengths."""

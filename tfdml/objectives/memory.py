@@ -66,25 +66,15 @@ class CrossBatchMemory(Stateful):
     code, https://github.com/msight-tech/research-xbm.
     """
 
-    def __init__(
-        self,
-        loss,
-        size=8192,
-        start=0,
-        representation="embedding",
-        label_columns=1,
-        weight=1.0,
-        name=None,
-        **kwargs,
-    ):
+    def __init__(self, loss, size=8192, start=0, representation="embedding", label_columns=1, name=None, **kwargs):
         loss = restore(loss)
         if not isinstance(loss, PairLoss) or loss.within_batch:
             raise ValueError(
                 "CrossBatchMemory takes a loss of tfdml over pairs in which each anchor's value comes from its own "
                 f"pairs, such as ContrastiveLoss(), not {type(loss).__name__}"
             )
-        super().__init__(weight=weight, name=name or f"cross_batch_{loss.name}", **kwargs)
-        self._configure(representation, reduction_of(loss))
+        super().__init__(name=name or f"cross_batch_{loss.name}", **kwargs)
+        self.representation, self.reduction = representation, reduction_of(loss)
         self.loss = loss
         self.size = integer("size", size, at_least=1)
         self.start = integer("start", start, at_least=0)
@@ -215,22 +205,12 @@ class Prism(Observed, CrossBatchMemory):
     """
 
     observes = ("kept",)
+    fixed = ("label_columns",)
 
     def __init__(
-        self,
-        loss,
-        num_classes,
-        noise_rate=0.2,
-        window=5,
-        size=4096,
-        start=0,
-        pairs="memory",
-        representation="embedding",
-        weight=1.0,
-        name="prism",
-        **kwargs,
+        self, loss, num_classes, noise_rate=0.2, window=5, size=4096, start=0, pairs="memory", name="prism", **kwargs
     ):
-        super().__init__(loss, size, start, representation, weight=weight, name=name, **kwargs)
+        super().__init__(loss, size, start, name=name, **kwargs)
         if self.positives is not None:
             raise ValueError("Prism compares images with the means of classes: it takes no loss with with_positives()")
         self.num_classes = integer("num_classes", num_classes, at_least=1)

@@ -78,11 +78,9 @@ class HighOrderMomentLoss(Objective):
         num_classes=None,
         proxies_per_class=None,
         seed=None,
-        weight=1.0,
-        name="high_order_moment",
         **kwargs,
     ):
-        super().__init__(weight=weight, name=name, **kwargs)
+        super().__init__(**kwargs)
         self.orders = as_orders(orders)
         self.order_weights = self._weights_by_order(order_weights)
         self.embedding_dim = embedding_dim

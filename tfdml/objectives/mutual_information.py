@@ -109,11 +109,9 @@ class RankMI(WithStatistics):
         nonzero_loss_cutoff=1.4,
         monotonicity=0.0,
         seed=None,
-        weight=1.0,
-        name="rank_mi",
         **kwargs,
     ):
-        super().__init__(weight=weight, name=name, **kwargs)
+        super().__init__(**kwargs)
         self.margin = number("margin", margin, at_least=0)
         self.initial_beta = number("initial_beta", initial_beta, at_least=0, at_most=2)
         self.statistics_steps = integer("statistics_steps", statistics_steps, at_least=1)

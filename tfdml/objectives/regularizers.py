@@ -8,7 +8,7 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.arguments import boolean, integer, number, one_of
-from tfdml.objectives.base import Calibrated, Objective, Observed
+from tfdml.objectives.base import Calibrated, Objective, Observed, ReducedObjective
 from tfdml.objectives.class_statistics import class_index, class_pairs, means_and_spreads, of_own_class
 
 CONSTRAINTS = ("soft", "hard", None)
@@ -49,7 +49,7 @@ def class_densities(features, labels, num_classes):
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class DensityAdaptivity(Calibrated, Observed):
+class DensityAdaptivity(ReducedObjective, Calibrated, Observed):
     """The density regulariser: each class spreads towards a learned target, and the targets grow.
 
     L = (1/C) sum over classes c of (D_c - a_c)^2 - (1/C) sum over c of a_c
@@ -115,14 +115,9 @@ class DensityAdaptivity(Calibrated, Observed):
         constraint="soft",
         learn_targets=True,
         normalize_reference=False,
-        representation="embedding",
-        reduction="mean",
-        weight=1.0,
-        name="density_adaptivity",
         **kwargs,
     ):
-        super().__init__(weight=weight, name=name, **kwargs)
-        self._configure(representation, reduction)
+        super().__init__(**kwargs)
         if constraint not in CONSTRAINTS:
             raise ValueError(f"{self.name}: constraint must be 'soft', 'hard' or None, not {constraint!r}")
         self.num_classes = integer("num_classes", num_classes, at_least=1)
@@ -243,7 +238,7 @@ _SMALLEST_ENERGY = 1e-12
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class EnergyConfusion(Observed):
+class EnergyConfusion(ReducedObjective, Observed):
     """The energy confusion term: the expected squared distance between images of different classes, to be minimised.
 
     L = sum over ordered pairs of classes I != J of ln(1 + E_IJ),
@@ -292,17 +287,8 @@ class EnergyConfusion(Observed):
     learns_from = ("negative",)
     observes = ("energy",)
 
-    def __init__(
-        self,
-        form="log",
-        representation="embedding",
-        reduction="mean",
-        weight=1.0,
-        name="energy_confusion",
-        **kwargs,
-    ):
-        super().__init__(weight=weight, name=name, **kwargs)
-        self._configure(representation, reduction)
+    def __init__(self, form="log", representation="embedding", **kwargs):
+        super().__init__(representation, **kwargs)
         one_of(f"{self.name}: form", form, ENERGY_FORMS)
         one_of(f"{self.name}: representation", representation, REPRESENTATIONS)
         self.form = form
@@ -363,7 +349,7 @@ _SMALLEST_SQUARE = 1e-8
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class EntropySpread(Objective):
+class EntropySpread(ReducedObjective):
     """The entropy regulariser: minus an entropy of the embeddings, to be minimised.
 
     `form="pairs"`, the one that DML-DA is compared with:
@@ -403,18 +389,8 @@ class EntropySpread(Objective):
     Metric Learning with Density Adaptivity", sec. IV-E.
     """
 
-    def __init__(
-        self,
-        form="pairs",
-        threshold=1.0,
-        representation="embedding",
-        reduction="mean",
-        weight=1.0,
-        name="entropy_spread",
-        **kwargs,
-    ):
-        super().__init__(weight=weight, name=name, **kwargs)
-        self._configure(representation, reduction)
+    def __init__(self, form="pairs", threshold=1.0, **kwargs):
+        super().__init__(**kwargs)
         one_of(f"{self.name}: form", form, ENTROPY_FORMS)
         self.form = form
         self.threshold = number("threshold", threshold, at_least=0)
@@ -459,9 +435,9 @@ class GlobalOrthogonal(Objective):
     learns_from = ("negative",)
     whole_batch = True
 
-    def __init__(self, representation="embedding", weight=1.0, name="global_orthogonal", **kwargs):
-        super().__init__(weight=weight, name=name, **kwargs)
-        self._configure(representation)
+    def __init__(self, representation="embedding", **kwargs):
+        super().__init__(**kwargs)
+        self.representation = representation
 
     def compute_pairs(self, pairs):
         """Compute the value for the batch."""
@@ -474,7 +450,7 @@ class GlobalOrthogonal(Objective):
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class IntraClassPenalty(Objective):
+class IntraClassPenalty(ReducedObjective):
     """Minus how alike the images of each class are: it draws every class together.
 
     L = -sum over classes I of (1/N_I) sum over pairs i != j of I of exp(-|x_i - x_j|^2 / 2)
@@ -502,10 +478,6 @@ class IntraClassPenalty(Objective):
     Source: Chu et al., "Distance Metric Learning with Joint Representation Diversification", ICML 2020, eq. 4 and
     figure 2.
     """
-
-    def __init__(self, representation="embedding", reduction="mean", weight=1.0, name="intra_class_penalty", **kwargs):
-        super().__init__(weight=weight, name=name, **kwargs)
-        self._configure(representation, reduction)
 
     def compute_pairs(self, pairs):
         """Compute the sum (or mean) over the classes with several images in the batch; 0 where there is none."""

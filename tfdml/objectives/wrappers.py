@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import keras
 from keras import ops
-from typing_extensions import override
 
 from tfdml import pairwise, replicas
 from tfdml.arguments import integer, number, share
@@ -57,10 +56,10 @@ class MetricLoss(Objective):
         2.00000
     """
 
-    def __init__(self, loss, representation="embedding", weight=1.0, name=None, **kwargs):
+    def __init__(self, loss, representation="embedding", name=None, **kwargs):
         loss = _loss_from(loss)
-        super().__init__(weight=weight, name=name or loss.name, **kwargs)
-        self._configure(representation, reduction_of(loss))
+        super().__init__(name=name or loss.name, **kwargs)
+        self.representation, self.reduction = representation, reduction_of(loss)
         if isinstance(loss, ClassSimilarityLoss) and representation != "class":
             raise ValueError(
                 f"{loss.name} takes similarities to classes, and not {representation!r}: use "
@@ -113,11 +112,11 @@ class Matryoshka(MetricLoss):
     Source: Kusupati et al., "Matryoshka Representation Learning", NeurIPS 2022, equation 1.
     """
 
-    def __init__(self, loss, dims, dim_weights=None, representation="embedding", weight=1.0, name=None, **kwargs):
+    def __init__(self, loss, dims, dim_weights=None, name=None, **kwargs):
         loss = _loss_from(loss)
         if not isinstance(loss, PairLoss):
             raise ValueError(f"Matryoshka takes a loss of tfdml over pairs, not {type(loss).__name__}")
-        super().__init__(loss, representation, weight=weight, name=name or f"matryoshka_{loss.name}", **kwargs)
+        super().__init__(loss, name=name or f"matryoshka_{loss.name}", **kwargs)
         self.dims = tuple(integer("dims", dim, at_least=1) for dim in dims)
         if not self.dims or list(self.dims) != sorted(set(self.dims)):
             raise ValueError(f"dims must be ascending lengths, such as [32, 64, 128]; got {list(dims)}")
@@ -187,7 +186,6 @@ class ProxyLoss(Objective):
         num_classes,
         proxies_per_class=None,
         representation="embedding",
-        weight=1.0,
         name=None,
         drop_highest=0.0,
         **kwargs,
@@ -195,8 +193,8 @@ class ProxyLoss(Objective):
         loss = _loss_from(loss)
         if isinstance(loss, PairLoss):
             raise ValueError(f"{loss.name} works on pairs of embeddings: use MetricLoss, not ProxyLoss")
-        super().__init__(weight=weight, name=name or loss.name, **kwargs)
-        self._configure(representation, reduction_of(loss))
+        super().__init__(name=name or loss.name, **kwargs)
+        self.representation, self.reduction = representation, reduction_of(loss)
         self.loss = loss
         if proxies_per_class is None:
             proxies_per_class = getattr(loss, "proxies_per_class", 1)
@@ -252,7 +250,3 @@ class ProxyLoss(Objective):
         if self.reduction == "sum":
             return left
         return left * (ops.cast(size, "float32") / pairwise.masked_count(every <= highest))
-
-    @override
-    def get_config(self):
-        return {**super().get_config(), "drop_highest": self.drop_highest}

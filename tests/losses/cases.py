@@ -1,0 +1,245 @@
+"""Every loss on pairs with the arguments by which its path differs, its float64 reference, and what all must do."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import pytest
+
+from tests import references as plain_references
+from tests.losses import references
+from tests.mathematics import assert_close, random_batch
+from tfdml import losses
+
+MINING = ("all", "hard", "semi_hard", "distance_weighted")
+# Margins that leave some negatives of random unit vectors inside and some outside.
+MARGINS = {"euclidean": 1.3, "sqeuclidean": 1.9, "cosine": 0.9, "dot": 0.1}
+
+
+class Case(NamedTuple):
+    """A loss, and its reference.
+
+    Args:
+        loss: The loss.
+        reference: The value of labels and vectors.
+        differentiable: A function of labels and vectors that gives the function of vectors alone whose derivative the
+            gradient is, where the loss stops some of it.
+        relative: The tolerance of its gradient.
+        floor: That of its value on degenerate batches.
+        steep: Whether differences in steps of 1e-6 are too coarse for its gradient.
+    """
+
+    loss: Any
+    reference: Callable
+    differentiable: Callable
+    relative: float = 1e-5
+    floor: float = 2e-6
+    steep: bool = False
+
+
+def cases(make, reference, *arguments, frozen=None, **tolerances):
+    """Two cases, of the mean and of the sum.
+
+    Args:
+        make: The loss's class.
+        reference: Takes labels, vectors and the same arguments in the same order, and `reduction`.
+        *arguments: Of the loss.
+        frozen: A function of labels and vectors: what the reference takes as constant, by argument.
+        **tolerances: As of `Case`.
+    """
+
+    def case(reduction):
+        def value(labels, x, **constants):
+            return reference(labels, x, *arguments, reduction=reduction, **constants)
+
+        def differentiable(labels, x):
+            constants = frozen(labels, np.array(x, np.float64)) if frozen else {}
+            return lambda e: value(labels, e, **constants)
+
+        loss = make(*arguments, reduction="sum" if reduction == "sum" else "sum_over_batch_size")
+        return Case(loss, value, differentiable, **tolerances)
+
+    return {f"{make.__name__} {arguments} {reduction}": case(reduction) for reduction in ("mean", "sum")}
+
+
+def margin(alpha, beta):
+    def frozen(labels, x):
+        return {"probabilities": references.draw_probabilities(labels, x)}
+
+    return cases(losses.MarginLoss, references.margin_loss, alpha, beta, frozen=frozen)
+
+
+def triplet(margin, mining, kind, average="active", **tolerances):
+    def frozen(labels, x):
+        return {"chosen": references.triplets(labels, x, mining, kind)}
+
+    return cases(losses.TripletLoss, references.triplet, margin, mining, kind, average, frozen=frozen, **tolerances)
+
+
+def weights_of(labels, x):
+    """The vectors of which weights are that carry no gradient."""
+    del labels
+    return {"frozen": x}
+
+
+def scaled_n_pair(labels, x, l2, scale, reduction):
+    return references.n_pair(labels, scale * np.stack(references.unit(x)), l2, reduction)
+
+
+def contrastive():
+    for kind, at in MARGINS.items():
+        for average in ("active", "all"):
+            yield cases(losses.ContrastiveLoss, plain_references.contrastive, at, kind, average)
+
+
+def triplets():
+    for mining in MINING:
+        yield triplet(0.5, mining, "sqeuclidean")
+        yield triplet(0.2, mining, "euclidean", "all")
+        yield triplet("soft", mining, "sqeuclidean", floor=5e-6)
+    yield from (triplet(0.3, "all", kind) for kind in ("cosine", "dot"))
+    yield from (triplet(0.5, mining, "cosine") for mining in MINING)
+    yield triplet("soft", "all", "euclidean", floor=5e-6)
+
+
+# A cosine of 1 in float32 is off by 1e-7, which a scale of 64 or 256 multiplies.
+SCALED, SCALED_256 = {"floor": 2e-5}, {"floor": 1e-4}
+# A bin's width divides the rounding of a cosine: 1e-7 of the unit is 1e-5 of a bin of 1/50.
+BINNED = {"floor": 2e-5, "relative": 3e-5}
+K = (1, 2, 4, 8, 16)
+GROUPS = [
+    *contrastive(),
+    *(cases(losses.CosineContrastiveLoss, plain_references.cosine_contrastive, at) for at in (0.5, -0.1)),
+    cases(losses.BinomialDevianceLoss, plain_references.binomial, 2.0, 0.5, 25.0),
+    cases(losses.BinomialDevianceLoss, plain_references.binomial, 5.0, 0.0, 1.0),
+    *(margin(*numbers) for numbers in ((0.2, 1.2), (0.5, 0.9), (0.0, 1.0))),
+    cases(losses.RankedListLoss, references.ranked_list, 0.4, 1.2, 10.0, 0.0, 0.5, frozen=weights_of),
+    cases(losses.RankedListLoss, references.ranked_list, 0.6, 1.4, 0.0, 3.0, 0.3, frozen=weights_of),
+    cases(losses.VICRegLoss, references.vic_reg, 25.0, 25.0, 1.0, 1.0),
+    cases(losses.VICRegLoss, references.vic_reg, 1.0, 0.5, 2.0, 0.3),
+    *triplets(),
+    cases(losses.QuadrupletLoss, references.quadruplet, 0.3, 0.2, "euclidean", "all"),
+    cases(losses.QuadrupletLoss, references.quadruplet, 0.3, 0.2, "euclidean", "active"),
+    cases(losses.QuadrupletLoss, references.quadruplet, 0.3, 0.2, "sqeuclidean", "all"),
+    cases(losses.QuadrupletLoss, references.quadruplet, 0.3, 0.2, "cosine", "active"),
+    cases(losses.QuadrupletLoss, references.quadruplet, 0.3, 0.2, "dot", "all"),
+    *(cases(losses.NPairLoss, references.n_pair, l2) for l2 in (0.0, 0.003)),
+    *(cases(losses.NPairLoss, scaled_n_pair, 0.0, scale) for scale in (2.0, 10.0)),
+    *(cases(losses.AngularLoss, references.angular, degrees) for degrees in (45.0, 36.0, 40.0, 65.0)),
+    cases(losses.NTXentLoss, references.nt_xent, 0.07, **SCALED),
+    cases(losses.SoftNearestNeighborLoss, references.soft_nearest_neighbor, 0.2, "sqeuclidean", **SCALED),
+    cases(losses.SoftNearestNeighborLoss, references.soft_nearest_neighbor, 0.5, "euclidean", **SCALED),
+    cases(losses.TupletMarginLoss, references.tuplet_margin, 5.73, 64.0, 0.0, 0.01, steep=True, **SCALED),
+    cases(losses.TupletMarginLoss, references.tuplet_margin, 20.0, 64.0, 0.5, 0.1, **SCALED),
+    cases(losses.MultiSimilarityLoss, references.multi_similarity, 2.0, 50.0, 0.5, 0.1, floor=5e-6),
+    cases(losses.MultiSimilarityLoss, references.multi_similarity, 3.0, 10.0, 0.2, None, floor=5e-6),
+    *(cases(losses.LiftedStructureLoss, references.lifted, at, floor=5e-6) for at in (1.0, 0.3)),
+    cases(losses.GeneralizedLiftedStructureLoss, references.generalized_lifted, 1.0, 0.0, "euclidean", floor=5e-6),
+    cases(losses.CircleLoss, references.circle, 0.4, 80.0, frozen=weights_of, **SCALED_256),
+    cases(losses.CircleLoss, references.circle, 0.25, 256.0, frozen=weights_of, **SCALED_256),
+    *(cases(losses.SupConLoss, references.sup_con, temperature, floor=5e-6) for temperature in (0.1, 1.0)),
+    *(cases(losses.HistogramLoss, references.histogram, bins, **BINNED) for bins in (100, 7)),
+    *(cases(losses.FastAPLoss, references.fast_ap, bins, **BINNED) for bins in (10, 25)),
+    cases(losses.SmoothAPLoss, references.smooth_ap, 0.2),
+    cases(losses.SmoothAPLoss, references.smooth_ap, 0.01, steep=True),
+    cases(losses.RecallAtKLoss, references.recall_at_k, (1, 3), 0.2, 0.5),
+    cases(losses.RecallAtKLoss, references.recall_at_k, K, 0.01, 1.0, steep=True),
+]
+CASES = {name: case for group in GROUPS for name, case in group.items()}
+MEANS = {name: case for name, case in CASES.items() if case.loss.reduction != "sum"}
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def by_mode(chosen):
+    """Each case eagerly, and by XLA the first of each class and mining; other arguments take the same path."""
+    first = {(type(case.loss), case.loss.mining): name for name, case in reversed(MEANS.items())}
+    rows = [("eager", name) for name in chosen] + [("xla", name) for name in first.values() if name in chosen]
+    parameters = [pytest.param(chosen[name], mode, id=f"{mode} {name}") for mode, name in rows]
+    return pytest.mark.parametrize(("case", "mode"), parameters)
+
+
+ALONE = ("one image",)
+NO_POSITIVE = (*ALONE, "no positive", "two images of two classes")
+NO_PAIR = (*NO_POSITIVE, "no negative")
+#: On which degenerate batches a loss has nothing to learn.
+NOTHING = [
+    (losses.ContrastiveLoss(), ALONE),
+    (losses.CosineContrastiveLoss(), ALONE),
+    (losses.BinomialDevianceLoss(), ALONE),
+    (losses.MarginLoss(), NO_POSITIVE),
+    (losses.RankedListLoss(), ALONE),
+    *((losses.TripletLoss(mining=mining), NO_PAIR) for mining in MINING),
+    *((losses.QuadrupletLoss(average=average), NO_PAIR) for average in ("all", "active")),
+    (losses.NPairLoss(), NO_PAIR),
+    (losses.AngularLoss(), NO_PAIR),
+    (losses.NTXentLoss(), NO_PAIR),
+    (losses.SoftNearestNeighborLoss(), NO_PAIR),
+    (losses.TupletMarginLoss(variance_weight=0.0), NO_PAIR),
+    (losses.MultiSimilarityLoss(), (*ALONE, "no negative")),
+    (losses.LiftedStructureLoss(), NO_PAIR),
+    (losses.GeneralizedLiftedStructureLoss(), NO_PAIR),
+    (losses.CircleLoss(), NO_PAIR),
+    (losses.SupConLoss(), NO_POSITIVE),
+    (losses.HistogramLoss(), NO_POSITIVE),
+    (losses.FastAPLoss(), NO_POSITIVE),
+    (losses.SmoothAPLoss(), NO_POSITIVE),
+    (losses.RecallAtKLoss(), NO_POSITIVE),
+]
+#: What a batch of four thousand must fit.
+LARGE = [loss for loss, _ in NOTHING if not isinstance(loss, losses.QuadrupletLoss)]
+LARGE += [losses.TripletLoss("soft"), losses.VICRegLoss()]
+#: Arguments that are refused, and how.
+REFUSED = [
+    (lambda: losses.ContrastiveLoss(distance="l2"), "distance must be one of"),
+    (lambda: losses.ContrastiveLoss(average="hard"), "average must be 'active' or 'all'"),
+    (lambda: losses.CosineContrastiveLoss(-1.1), "margin must be at least -1 and at most 1"),
+    (lambda: losses.CosineContrastiveLoss(2.0), "margin must be at least -1 and at most 1"),
+    (lambda: losses.MarginLoss(alpha=-0.1), "alpha must not be negative"),
+    (lambda: losses.RankedListLoss(margin=0.4, boundary=0.3), r"boundary must be at least 0\.4, not 0\.3"),
+    (lambda: losses.RankedListLoss(balance=2), "balance must be at least 0 and at most 1"),
+    (lambda: losses.VICRegLoss(covariance=-1), "covariance must not be negative"),
+    *((lambda m=m: losses.TripletLoss(m), "margin must be a number or 'soft'") for m in ("hard", "0.1", "")),
+    (lambda: losses.TripletLoss(mining="easy"), "mining must be one of all, hard"),
+    (lambda: losses.TripletLoss(distance="l2"), "distance must be one of"),
+    (lambda: losses.TripletLoss(average="some"), "average must be 'active' or 'all'"),
+    (lambda: losses.QuadrupletLoss(average="mean"), "average must be 'active' or 'all', not 'mean'"),
+    *((lambda d=d: losses.AngularLoss(d), "alpha_degrees must be above 0 and at most 65") for d in (0, -45, 66, 90)),
+    (lambda: losses.NPairLoss(l2=-1.0), "l2 must not be negative"),
+    *((lambda s=s: losses.NPairLoss(scale=s), "scale must be positive") for s in (0.0, -1.0)),
+    (lambda: losses.NPairLoss(scale=float("inf")), "scale must be a finite number"),
+    (lambda: losses.NPairLoss(l2=0.002, scale=10.0), "give one of the two"),
+    (lambda: losses.NTXentLoss(temperature=0), "temperature must be positive"),
+    (lambda: losses.SoftNearestNeighborLoss(distance="l2"), "distance must be one of"),
+    (lambda: losses.TupletMarginLoss(margin_degrees=91), "margin_degrees must be at least 0 and at most 90"),
+    (lambda: losses.TupletMarginLoss(variance_weight=-1), "variance_weight must not be negative"),
+    (lambda: losses.MultiSimilarityLoss(alpha=0), "alpha must be positive"),
+    (lambda: losses.CircleLoss(gamma=-1), "gamma must be positive"),
+    (lambda: losses.SupConLoss(temperature=0), "temperature must be positive"),
+    *((lambda b=b: losses.HistogramLoss(b), "bins must be a positive integer") for b in (0, -3, 2.5)),
+    *((lambda b=b: losses.FastAPLoss(b), "bins must be a positive integer") for b in (0, -3, 2.5)),
+    (lambda: losses.SmoothAPLoss(temperature=0), "temperature must be positive"),
+    (lambda: losses.RecallAtKLoss(k=4), r"k must be a list of positive integers such as \[1, 2, 4\], not 4"),
+    (lambda: losses.RecallAtKLoss(k=[]), "k must be a list"),
+    (lambda: losses.RecallAtKLoss(k=[1, 0]), "k must be a positive integer"),
+    (lambda: losses.RecallAtKLoss(rank_temperature=-1), "rank_temperature must be positive"),
+]
+
+
+def check_contract(loss):
+    """One value per anchor, order-free, labels as integers of any size, and a configuration that restores it."""
+    labels, x = random_batch(2, 12, 4, 6)
+    values = np.asarray(loss.call(labels, x))
+    assert values.shape == (12,)
+    assert_close(np.sum(values) if loss.reduction == "sum" else np.mean(values), loss(labels, x))
+    order = np.random.default_rng(0).permutation(12)
+    np.testing.assert_allclose(loss.call(labels[order], x[order]), values[order], rtol=2e-5, atol=1e-6)
+    np.testing.assert_array_equal(loss.call(labels.astype("int64") + 2**53, x), values)
+    half = loss(labels, keras.ops.cast(x, "bfloat16"))
+    assert keras.backend.standardize_dtype(half.dtype) == "float32"
+    assert math.isfinite(half)
+    again = keras.losses.deserialize(keras.losses.serialize(loss))
+    assert type(again) is type(loss)
+    assert again.get_config() == loss.get_config()
+    np.testing.assert_array_equal(again.call(labels, x), values)
