@@ -83,6 +83,7 @@ CHILD = """
 
     makers = [getattr(losses, name) for name in losses.__all__]
     makers = [make for make in makers if issubclass(make, (losses.PairLoss, losses.ProxyAnchorLoss))]
+    makers = [make for make in makers if make not in (losses.TripletLoss, losses.ContrastiveLoss)]
     for mining in ("all", "hard", "semi_hard", "distance_weighted"):
         makers.append(lambda mining=mining, **options: losses.TripletLoss(0.5, mining, **options))
 
