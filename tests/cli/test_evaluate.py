@@ -178,7 +178,7 @@ def test_embeddings_of_other_images_than_the_data_set(forms, tmp_path):
             ["--model=same.npz", *DATA, "--report=same.html", "--json=same.json"],
             ["--model=bare.npz", *DATA, "--json=bare.json"],
             ["--model=other.npz", *DATA],
-            [f"--model={forms['run']}", "--report=run.html", "--intervals=classes"],
+            [f"--model={forms['run']}", "--report=run.html", "--task=verification", "--target=far=0.02"],
             [f"--model={forms['run']}", "--metrics=recall@1", "--generalisation", "--json=general.json"],
         ],
     )
@@ -188,6 +188,7 @@ def test_embeddings_of_other_images_than_the_data_set(forms, tmp_path):
     assert {k: v for k, v in same.items() if k != "model"} == {k: v for k, v in bare.items() if k != "model"}
     for page in ("same.html", "run.html"):
         assert "<html" in (tmp_path / page).read_text()[:200]
+    assert "a false accept rate of at most 2 %" in (tmp_path / "run.html").read_text()
     general = json.loads((tmp_path / "general.json").read_text())
     assert general["generalisation"]["unseen_recall@1"] == general["recall@1"]
     assert "seen_recall@1" in general["generalisation"]
@@ -321,7 +322,7 @@ def test_what_is_wrong_is_one_line(commands, vectors, flags, says):
 
 def test_not_beside_compare(commands, tmp_path):
     status, _, errors = commands.run("evaluate", "--compare=a,b", f"--report={tmp_path / 'p.html'}", "--after=csls")
-    assert (status, "--after=csls has no effect: it needs a model" in errors) == (2, True)
+    assert (status, "--after=csls has no effect: it needs --model in place of --compare" in errors) == (2, True)
 
 
 @pytest.mark.parametrize(

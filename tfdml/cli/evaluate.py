@@ -17,6 +17,8 @@ from tfdml.io.files import require_writable, sweep, write_json
 from tfdml.io.manifests import read_json
 
 if TYPE_CHECKING:
+    from tfdml.cli.measuring import EmbeddedSplit
+    from tfdml.evaluation.chains import Step
     from tfdml.report.comparison import Paired
 
 USAGE = f"""
@@ -47,7 +49,8 @@ whitening(dim=0, power=1, shrinkage=0), fitted to the training classes, database
 query_expansion(k=10, alpha=3), and as the last one csls(k=10) or k_reciprocal(k1=20, k2=6, weight=0.3, top=200).
 
 --task=verification counts all pairs of images: AUC, equal error rate, and the true accept rate at false accept rates.
-With --target=far=0.001, or precision=0.99, it also chooses the threshold on the distance; --json keeps it.
+With --target=far=0.001, or precision=0.99, it also chooses the threshold on the distance; --json keeps it. --report has
+the ROC curve and the worst errors as images; its threshold comes from the held-out classes of a run.
 --task=classification votes by the nearest images of a gallery: every second image of each class, without the last half
 of the classes, whose images are to be found unknown.
 
@@ -85,7 +88,7 @@ FLAGS.define(
 
 def evaluate(values: Flags) -> None:
     """Evaluate as the flags say."""
-    from tfdml.cli.measuring import EmbeddedSplit, fitting_ks, parsed_chains, print_metrics
+    from tfdml.cli.measuring import EmbeddedSplit, parsed_chains
 
     ks = _checked_ks(values)
     chains = parsed_chains(values.after)
@@ -96,18 +99,32 @@ def evaluate(values: Flags) -> None:
     if holds_seeds(values.model):
         _measure_seeds(values)
         return
-    from tfdml.evaluation import DEFAULT_METRICS, evaluate_dataset, part_protocol
+    from tfdml.evaluation import DEFAULT_METRICS
 
     metrics = values.metrics or list(DEFAULT_METRICS)
     if values.task != "retrieval":
         metrics = []
     split = EmbeddedSplit.on_disk(values) if kind == "embeddings" else EmbeddedSplit.by_model(values, metrics)
-    if values.task != "retrieval":
+    about = {"model": values.model, "dataset": split.dataset_name, "split": values.split, "distance": values.distance}
+    if values.task == "retrieval":
+        result = _retrieval(values, split, metrics, ks, chains)
+    else:
+        about["task"] = values.task
         result = split.verification() if values.task == "verification" else split.classification()
-        if values.json:
-            about = {"model": values.model, "dataset": split.dataset_name, "split": values.split}
-            _write(values.json, {**about, "distance": values.distance, "task": values.task, **result})
-        return
+    if values.json:
+        _write(values.json, {**about, **result})
+    if values.report:
+        split.write_page(result)
+        print(json.dumps({"written": values.report}))
+
+
+def _retrieval(
+    values: Flags, split: EmbeddedSplit, metrics: Sequence[str], ks: Sequence[int], chains: Sequence[Sequence[Step]]
+) -> dict[str, Any]:
+    """Print the retrieval metrics of a split, and return them for JSON."""
+    from tfdml.cli.measuring import fitting_ks, print_metrics
+    from tfdml.evaluation import evaluate_dataset, part_protocol
+
     ks = fitting_ks(values, split.images) if "recall" in metrics else ks
     options: dict[str, Any] = {"ks": ks, "metrics": metrics, "distance": values.distance}
     sample = split.kmeans_sample(metrics)
@@ -123,12 +140,7 @@ def evaluate(values: Flags) -> None:
         result["generalisation"] = split.generalisation()
     print(f"{values.model} on {split.name}: {len(split.embeddings):,} images of {split.num_classes:,} classes")
     print_metrics(result)
-    if values.json:
-        about = {"model": values.model, "dataset": split.dataset_name, "split": values.split}
-        _write(values.json, {**about, "distance": values.distance, **result})
-    if values.report:
-        split.write_page(result)
-        print(json.dumps({"written": values.report}))
+    return result
 
 
 def _write(path: str, result: dict[str, Any]) -> None:
@@ -300,7 +312,7 @@ COMMAND = Command(
         **model_flags.EFFECTS,
         **dict.fromkeys(("data_dir", "dataset_options", "bad_images"), _IMAGES),
         "batch_size": _EMBEDDING,
-        "report": _RETRIEVAL,
+        "report": needs("task", "retrieval", "verification"),
         "split": either(_ALONE, needs("dataset")),
         "distance": either(_ALONE, needs("dataset")),
         **dict.fromkeys(("metrics", "ks", "intervals", "generalisation", "after"), both(_ALONE, _RETRIEVAL)),

@@ -230,11 +230,20 @@ class EmbeddedSplit:
         from tfdml.report import Run, write_report
 
         assert self.dataset is not None
-        values = self.values
+        values, held_out = self.values, None
+        if self.source is not None and self.choice is not None and values.split == "test" and is_run(values.model):
+            _, classes = seen_and_held_out(self.choice.load("train"), self.choice.name, values.model)
+            held_out = None if classes is None else (self._embed(classes, None), classes.labels)
+        if values.task == "verification":
+            shown = [name for name in result if name in ("auc", "intervals") or name.startswith("tar@")]
+            result = {name: result[name] for name in shown}
+        options: dict[str, Any] = {"distance": values.distance, "held_out": held_out}
+        if values.target:
+            options["target"] = target_of(values.target)
         settings = {name: values[name].value for name in values if values[name].present}
         run = Run(values.model, {"metrics": result}, flags=settings)
         try:
-            write_report(values.report, run, self.dataset, self.embeddings, distance=values.distance)
+            write_report(values.report, run, self.dataset, self.embeddings, **options)
         except OSError as error:
             raise UserError(f"--report={values.report} cannot be written: {error.strerror or error}") from error
 
@@ -251,7 +260,7 @@ class EmbeddedSplit:
     def _train_side(self, views: Views | None = None) -> tuple[Any, Any]:
         """Embeddings and labels of the training classes; None where they are not to be had."""
         if self.source is not None and self.choice is not None:
-            dataset = without_held_out(self.choice.load("train"), self.choice.name, self.values.model)
+            dataset, _ = seen_and_held_out(self.choice.load("train"), self.choice.name, self.values.model)
             return self._embed(dataset, views), dataset.labels
         if self.stored is not None and self.stored.roles is not None and (self.stored.roles == "train").any():
             train = self.stored.split("train")
@@ -304,25 +313,30 @@ def fitting_ks(values: Flags, images: Any) -> tuple[int, ...]:
     return fitting
 
 
-def without_held_out(train: ImageDataset, name: str, model: str) -> ImageDataset:
-    """Return the training images of a data set without the classes that a run held out: it has not seen them.
+def is_run(model: str) -> bool:
+    """Whether a path is the folder of a run."""
+    return (Path(model) / "flags.txt").is_file()
+
+
+def seen_and_held_out(train: ImageDataset, name: str, model: str) -> tuple[ImageDataset, ImageDataset | None]:
+    """Return the training images of the classes that a run trained on, and those of the classes that it held out.
 
     Args:
         train: The images.
         name: The data set.
-        model: The folder of the run; where it is another model, or of another data set, all images are kept.
+        model: The folder of the run; for another model, or another data set, no class is held out.
     """
     from tfdml.training import RunFolder
     from tfdml.training.build.images import split_training_classes
     from tfdml.training.run.several import final_run
 
-    if not (Path(model) / "flags.txt").is_file():
-        return train
+    if not is_run(model):
+        return train, None
     experiment = RunFolder(model).load_experiment()
     if experiment.dataset != name:
-        return train
+        return train, None
     data = final_run(experiment)
-    return split_training_classes(train, data.holdout_classes, experiment.seed, data.holdout_sampling)[0]
+    return split_training_classes(train, data.holdout_classes, experiment.seed, data.holdout_sampling)
 
 
 def _with_labels_of(part: StoredEmbeddings, dataset: ImageDataset, what: str) -> StoredEmbeddings:

@@ -21,6 +21,7 @@ _NAMES = {
     "nmi": "NMI",
     "ami": "AMI",
     "f1": "Pairwise F1",
+    "auc": "AUC",
 }
 _FAMILIES = {"recall": "Recall", "precision": "Precision", "map": "MAP", "mp": "mP", "mmp": "mMP"}
 

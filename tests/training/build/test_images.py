@@ -180,14 +180,15 @@ def test_what_cannot_be_computed_leaves_no_run_folder(objectives, says, tmp_path
 
 @pytest.mark.slow
 def test_generalisation_counts_no_held_out_class_as_seen(tmp_path):
-    from tfdml.cli.measuring import without_held_out
+    from tfdml.cli.measuring import seen_and_held_out
 
     settings = experiment(run_dir=str(tmp_path / "run"), holdout_classes=0.2)
     with RunFolder(settings.run_dir).created(settings):
         pass
     train = data.load("glyphs", split="train")
-    seen = without_held_out(train, "glyphs", settings.run_dir)
-    assert without_held_out(train, "folder", settings.run_dir) is train
+    seen, held_out = seen_and_held_out(train, "glyphs", settings.run_dir)
+    assert seen_and_held_out(train, "folder", settings.run_dir) == (train, None)
+    assert sorted([*seen.classes, *held_out.classes]) == sorted(train.classes)
     assert set(seen.classes) < set(train.classes)
     assert len(seen) == len(load_splits(settings, settings.seed).train)
 
