@@ -6,7 +6,6 @@ from tests.models.ensembles import tiny_ensemble
 from tests.models.networks import coloured_batch, images, tiny_embedder
 from tfdml.errors import UserError
 from tfdml.evaluation import (
-    draw_scattering,
     evaluate_retrieval,
     evaluate_scattering,
     partial_embeddings,
@@ -171,32 +170,3 @@ def test_bad_input_is_refused():
         partial_embeddings(embedder, [data, np.zeros((2, 8, 8, 3))])
     with pytest.raises(UserError, match="one class id per embedding"):
         evaluate_scattering(embedder, [data], [0, 0, 1])
-
-
-CURVE = [{"share": 0.2, "recall@1": 0.3, "cosine": 0.9}, {"share": 1.0, "recall@1": 0.5, "cosine": 1.0}]
-
-
-@pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_figure_is_drawn_whole(tmp_path, suffix):
-    path = tmp_path / f"figure.{suffix}"
-    draw_scattering(path, {"before": CURVE, "after": CURVE})
-    content = path.read_bytes()
-    assert content.startswith(b"\x89PNG") if suffix == "png" else b"</svg>" in content
-    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
-
-
-def test_a_figure_that_cannot_be_drawn_leaves_the_old_one(tmp_path):
-    path = tmp_path / "figure.png"
-    path.write_bytes(b"old")
-    with pytest.raises(KeyError):
-        draw_scattering(path, {"broken": [{"share": 1.0}]})
-    assert path.read_bytes() == b"old"
-    for arguments, message in (
-        ((tmp_path / "figure.txt", {"a": CURVE}), "name the figure"),
-        ((tmp_path / "missing" / "figure.png", {"a": CURVE}), "does not exist"),
-        ((path, {}), "1 to 4 curves"),
-        ((path, {"a": []}), "none of them empty"),
-    ):
-        with pytest.raises(UserError, match=message):
-            draw_scattering(*arguments)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["figure.png"]

@@ -39,7 +39,7 @@ from tfdml.evaluation.retrieval import (
     part_protocol,
     split_into_parts,
 )
-from tfdml.evaluation.scattering import draw_scattering, evaluate_scattering, partial_embeddings, scattering_curve
+from tfdml.evaluation.scattering import evaluate_scattering, partial_embeddings, scattering_curve
 from tfdml.evaluation.verification import (
     Calibration,
     Verification,
@@ -70,7 +70,6 @@ __all__ = [
     "confidence_intervals",
     "dataset_protocol",
     "dataset_roles",
-    "draw_scattering",
     "embed",
     "embed_batches",
     "evaluate_classification",
