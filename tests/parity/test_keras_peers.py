@@ -217,3 +217,15 @@ def test_n_pairs_of_addons_take_one_image_of_each_other_class(values_of):
         for a, p in zip(*np.nonzero(positives), strict=True)
     ]
     np.testing.assert_allclose(float(losses.NPairLoss()(labels, x)), np.mean(costs), rtol=1e-5)
+
+
+def test_the_sampler_of_similarity_trains_our_embedder_and_its_indexer_finds_as_ours(tmp_path):
+    """In their environment with Keras 3: a run on their sampler's batches, and both indexes on what it embeds."""
+    library = needed("similarity")
+    bridge = dataclasses.replace(library, environment={"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"})
+    bridge.run("similarity_bridge.py", tmp_path / "found.json")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["recall@1 after"] > found["recall@1 before"] + 0.1
+    assert found["neighbours"] == found["expected neighbours"]
+    assert found["read back"] is True
+    assert found["steps an epoch"] == 10

@@ -9,13 +9,13 @@ import pytest
 from tests.losses.cases import check_contract
 from tests.mathematics import assert_close, random_batch
 from tests.played_replicas import sum_and_gradient
-from tfdml import interop, losses, mining
+from tfdml import losses, mining
 from tfdml.errors import UserError
-from tfdml.interop import NormalizedLoss, from_pml
+from tfdml.interop import NormalizedLoss, from_pml, pml
 from tfdml.objectives import ProxyLoss
 
 LP = "LpDistance"
-PROXIES = {name for name, row in interop.LOSSES.items() if row.proxies is not None}
+PROXIES = {name for name, row in pml.LOSSES.items() if row.proxies is not None}
 RESOLVED = [
     ("TripletMarginLoss", {}, NormalizedLoss(losses.TripletLoss(0.05, "all", "euclidean"))),
     (
@@ -175,9 +175,9 @@ def test_losses_with_proxies_become_objectives():
 
 def test_every_name_of_theirs_is_answered():
     """What cannot be made says what is nearest; what is near exists."""
-    assert set(interop.LOSSES) == set(DEFAULTS)
-    assert not set(interop.LOSSES) & set(interop.NEAREST)
-    for name in interop.NEAREST:
+    assert set(pml.LOSSES) == set(DEFAULTS)
+    assert not set(pml.LOSSES) & set(pml.NEAREST)
+    for name in pml.NEAREST:
         with pytest.raises(UserError, match=f"^{name} of pytorch-metric-learning has no equal in tfdml; nearest: "):
             from_pml(name)
 

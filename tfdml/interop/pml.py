@@ -18,8 +18,6 @@ from tfdml.mining import BatchEasyHardMiner, BatchHardMiner, Miner
 from tfdml.objectives import ProxyLoss
 from tfdml.saving import restore
 
-__all__ = ["NormalizedLoss", "from_pml"]
-
 
 @keras.saving.register_keras_serializable("tfdml")
 class NormalizedLoss(PairLoss):
