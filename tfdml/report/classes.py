@@ -21,10 +21,9 @@ _LISTED_CLASSES = 300
 _EXTREMES = 50
 # Images of a class whose pairs are measured: the mean of 1,770 pairs is close to that of all.
 _MEASURED_PER_CLASS = 60
-# Confusions that are pictured and listed, and classes in their matrix: more could not be read.
+# Confusions that are pictured, and listed.
 _PICTURED = 12
 _LISTED = 50
-_MATRIX = 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +199,7 @@ def most_confused(pairs: Sequence[Confusion], count: int) -> list[int]:
 def confusions_html(
     pairs: Sequence[Confusion], ranked: RankedQueries, queries: ImageDataset, gallery: ImageDataset
 ) -> Markup:
-    """Render the most frequent confusions with an example each, more as a table, and the matrix of a few classes."""
+    """Render the most frequent confusions with an example each, and more as a table."""
     # Without those whose reverse comes before them.
     one_way = {frozenset((pair.label, pair.taken_for)): pair for pair in reversed(pairs)}
     examples = [pair for pair in pairs if one_way[frozenset((pair.label, pair.taken_for))] is pair]
@@ -211,25 +210,7 @@ def confusions_html(
         listed=pairs[:_LISTED] if len(pairs) > _PICTURED else [],
         errors=sum(pair.count for pair in pairs),
         total=int(ranked.answerable.sum()),
-        matrix=_matrix(pairs, ranked, queries.labels),
         names={**gallery.class_names, **queries.class_names},
         queries=queries,
         gallery=gallery,
     )
-
-
-def _matrix(pairs: Sequence[Confusion], ranked: RankedQueries, labels: np.ndarray) -> dict[int, tuple[int, list[int]]]:
-    """Return a row per class confused most: its queries, and how many nearest images are of each and of others.
-
-    Empty for fewer than three classes.
-    """
-    classes = most_confused(pairs, _MATRIX)
-    times = {(pair.label, pair.taken_for): pair.count for pair in pairs}
-    rows = {}
-    for label in classes if len(classes) > 2 else ():
-        of_class = ranked.answerable & (labels == label)
-        asked = int(of_class.sum())
-        times[label, label] = int((of_class & (ranked.first_hit == 1)).sum())
-        counts = [times.get((label, other), 0) for other in classes]
-        rows[label] = asked, [*counts, asked - sum(counts)]
-    return rows

@@ -101,7 +101,6 @@ def write_comparison(
         metrics=metric_rows(read),
         paired=paired,
         training=plots.training_curves({run.name: run.measured for run in read}),
-        training_distances=training_distances(read),
         shown=shown,
         differing_flags=differing_flags,
         shared_flags=shared_flags,
@@ -282,15 +281,6 @@ def metric_rows(runs: Sequence[Run]) -> dict[str, list[tuple[str, list[str], boo
             notes += [metric_text.metric_interval(key, run.intervals[key])] if key in run.intervals else []
             rows[key].append((metric_value(key, value), notes, best is not None and printed[number] == best))
     return rows
-
-
-def training_distances(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """Mean d+ and d- in the last epoch of each run's training; empty where no run recorded them."""
-    rows = {}
-    for run in runs:
-        logs = [record["train"] for record in run.history if isinstance(record.get("train"), dict)]
-        rows[run.name] = [(logs[-1] if logs else {}).get(key) for key in ("d_pos", "d_neg")]
-    return rows if any(value is not None for row in rows.values() for value in row) else {}
 
 
 def _split(settings: Sequence[Mapping[str, str]]) -> tuple[dict[str, list[str]], dict[str, str]]:
