@@ -102,7 +102,7 @@ def server():
 
 @pytest.fixture(autouse=True)
 def _without_waiting(monkeypatch):
-    monkeypatch.setattr("pooch.core.time.sleep", lambda seconds: None)
+    monkeypatch.setattr(downloads, "_PAUSE", 0)
     monkeypatch.setattr(downloads, "_TIMEOUT", 0.4)
 
 
@@ -234,20 +234,18 @@ def test_a_small_disk_is_named_before_fetching(server, tmp_path, monkeypatch):
     assert server.asked == []
 
 
-@pytest.mark.parametrize("name", ["os.link", "shutil.move", "tfdml.io.files.remove"])
-def test_killed_after_the_last_byte_nothing_is_fetched_again(name, server, tmp_path, monkeypatch):
-    """Before the file is given to pooch, before it is moved into place, before its part is removed."""
+def test_killed_after_the_last_byte_nothing_is_fetched_again(server, tmp_path, monkeypatch):
     path = tmp_path / "file.zip"
     pid = os.fork()
     if pid == 0:
-        remove = downloads.files.remove
+        replace = os.replace
 
-        def killing(first, *_, **__):
-            if name.endswith("remove") and not str(first).endswith(".part"):
-                return remove(first)
-            os.kill(os.getpid(), signal.SIGKILL)
+        def killing(source, target):
+            if source.endswith(".part"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            replace(source, target)
 
-        monkeypatch.setattr(name, killing)
+        monkeypatch.setattr("os.replace", killing)
         get(server, path)
         os._exit(0)
     assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
@@ -255,7 +253,15 @@ def test_killed_after_the_last_byte_nothing_is_fetched_again(name, server, tmp_p
     get(server, path)
     assert path.read_bytes() == CONTENT
     assert len(server.asked) == asked == 1
-    assert not (tmp_path / "file.zip.part").exists()
+    assert only(path)
+
+
+def test_a_killed_process_leaves_no_lock_beside_a_whole_file(server, tmp_path):
+    path = tmp_path / "file.zip"
+    path.write_bytes(CONTENT)
+    (tmp_path / ".file.zip.lock").touch()
+    assert not get(server, path)
+    assert only(path)
 
 
 def test_a_whole_part_with_a_wrong_checksum_is_fetched_again(server, tmp_path):

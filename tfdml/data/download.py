@@ -8,6 +8,7 @@ import os
 import posixpath
 import shutil
 import tarfile
+import time
 import urllib.parse
 import zipfile
 import zlib
@@ -20,7 +21,6 @@ from tfdml.io.files import is_disk_full, require_space, unwritable
 from tfdml.version import __version__
 
 if TYPE_CHECKING:
-    import pooch
     import requests
 
 Progress = Callable[[str, int, int], None]  # what is being done, bytes done, of how many (0: unknown)
@@ -28,6 +28,7 @@ Progress = Callable[[str, int, int], None]  # what is being done, bytes done, of
 _BLOCK = 2**16  # a dropped connection loses at most so much
 _MEGABYTE = 2**20
 _ATTEMPTS = 10
+_PAUSE = 1.0  # seconds after the first attempt; longer after each further one
 _TIMEOUT = 60.0  # seconds without a byte
 # Responses after which another attempt can help.
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
@@ -172,26 +173,19 @@ def fetch(file: Download, path: str | os.PathLike, progress: Callable[[int, int]
     """
     path = os.fspath(path)
     folder, name = os.path.split(os.path.abspath(path))
-    if os.path.exists(path):
-        if files.sha256_of(path) != file.sha256:
-            raise UserError(
-                f"{path} is another file (its SHA-256 differs); move it away and run the same command again"
-            )
-        files.remove(f"{path}.part")  # of a process that was killed at the very end
-        return False
-    import pooch
-
-    pooch.get_logger().setLevel("WARNING")
+    part = f"{path}.part"
     try:
         os.makedirs(folder, exist_ok=True)
-        part = f"{path}.part"
-        require_space(folder, file.size - _size(part), "data_dir", name)
-        cache = pooch.create(
-            folder, base_url="", registry={name: file.sha256}, urls={name: file.url}, retry_if_failed=_ATTEMPTS - 1
-        )
         with files.locked(folder, "data_dir", f".{name}.lock"):
-            cache.fetch(name, downloader=_ResumableDownload(file, part, progress))
-            files.remove(part)
+            if os.path.exists(path):
+                if files.sha256_of(path) != file.sha256:
+                    raise UserError(
+                        f"{path} is another file (its SHA-256 differs); move it away and run the same command again"
+                    )
+                return False
+            require_space(folder, file.size - _size(part), "data_dir", name)
+            _complete(part, file, progress)
+            os.replace(part, path)
     except _RefusalError as error:
         raise UserError(f"{error}; fetch it by hand and put it at {path}") from error
     except OSError as error:  # also those of requests
@@ -208,54 +202,51 @@ class _RefusalError(Exception):
     """Another attempt cannot help."""
 
 
-class _ResumableDownload:
-    """A downloader of pooch that resumes a `.part` file; pooch checks the file, moves it into place and retries."""
+def _complete(part: str, file: Download, progress: Callable[[int, int], None]) -> None:
+    """Fetch what a part lacks of a file, in several attempts, until its checksum is right."""
+    import requests
 
-    def __init__(self, file: Download, part: str, progress: Callable[[int, int], None]):
-        self._file, self._part, self._progress = file, part, progress
-        self._from_start = False  # whether the last answer had the file from its beginning
-        self._given = False  # whether pooch has the file, to check it
-
-    def __call__(self, url: str, output_file: str, _: pooch.Pooch) -> None:
-        import requests
-
-        if self._given:  # and pooch found its checksum wrong
-            os.unlink(self._part)
-            if self._from_start:
-                raise _RefusalError(f"{url} sent another file than the published one (its SHA-256 differs)")
-        self._given, have = False, _size(self._part)
-        if have < self._file.size:
-            headers = {"User-Agent": f"tfdml/{__version__}", "Accept-Encoding": "identity"}
-            if have:
-                headers["Range"] = f"bytes={have}-"
-            with requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT) as answer:
-                self._receive(answer, have)
-        if _size(self._part) < self._file.size:
-            raise requests.ConnectionError("the connection was closed before the end")
-        self._given = True
-        # The part stays until pooch has checked the file and moved it into place: a kill until then loses nothing.
-        os.unlink(output_file)
+    from_start = False  # whether the last answer had the file from its beginning
+    for attempt in range(1, _ATTEMPTS + 1):
+        have = _size(part)
         try:
-            os.link(self._part, output_file)
-        except OSError:  # a file system without links
-            shutil.copyfile(self._part, output_file)
+            if have < file.size:
+                headers = {"User-Agent": f"tfdml/{__version__}", "Accept-Encoding": "identity"}
+                if have:
+                    headers["Range"] = f"bytes={have}-"
+                with requests.get(file.url, headers=headers, stream=True, timeout=_TIMEOUT) as answer:
+                    from_start = answer.status_code == 200
+                    _receive(answer, part, 0 if from_start else have, file, progress)
+            if _size(part) < file.size:
+                raise requests.ConnectionError("the connection was closed before the end")
+        except requests.RequestException:
+            if attempt == _ATTEMPTS:
+                raise
+            time.sleep(_PAUSE * attempt)
+            continue
+        if files.sha256_of(part) == file.sha256:
+            return
+        os.unlink(part)
+        if from_start:
+            raise _RefusalError(f"{file.url} sent another file than the published one (its SHA-256 differs)")
 
-    def _receive(self, answer: requests.Response, have: int) -> None:
-        if answer.status_code not in (200, 206):
-            if answer.status_code in _TRANSIENT:
-                answer.raise_for_status()
-            raise _RefusalError(f"{answer.url} cannot be fetched (HTTP {answer.status_code} {answer.reason})")
-        if answer.status_code == 200:
-            have = 0
-        self._from_start = not have
-        length = int(answer.headers.get("Content-Length") or self._file.size - have)
-        if answer.status_code == 200 and length != self._file.size:
-            raise _RefusalError(f"{answer.url} is a file of {length:,} bytes instead of {self._file.size:,}")
-        with open(self._part, "ab" if have else "wb") as part:
-            for block in answer.iter_content(_BLOCK):
-                part.write(block)
-                have += len(block)
-                self._progress(have, self._file.size)
+
+def _receive(
+    answer: requests.Response, part: str, have: int, file: Download, progress: Callable[[int, int], None]
+) -> None:
+    """Append what a server sends to the bytes of a file that are there."""
+    if answer.status_code not in (200, 206):
+        if answer.status_code in _TRANSIENT:
+            answer.raise_for_status()
+        raise _RefusalError(f"{answer.url} cannot be fetched (HTTP {answer.status_code} {answer.reason})")
+    length = int(answer.headers.get("Content-Length") or file.size - have)
+    if answer.status_code == 200 and length != file.size:
+        raise _RefusalError(f"{answer.url} is a file of {length:,} bytes instead of {file.size:,}")
+    with open(part, "ab" if have else "wb") as target:
+        for block in answer.iter_content(_BLOCK):
+            target.write(block)
+            have += len(block)
+            progress(have, file.size)
 
 
 def unpack(archive: str | os.PathLike, folder: str | os.PathLike, last: str | None = None) -> list[str]:
