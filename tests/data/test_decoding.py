@@ -239,8 +239,8 @@ def test_decodes_inside_a_saved_model(tmp_path):
     np.testing.assert_allclose(means, [as_seen(data).mean((0, 1)) for data in batch], atol=1e-2)
 
 
-def part_of(data, window, box=None):
-    decoded = tf.function(lambda data: decode_part(data, lambda size: tf.constant(window), box), autograph=False)(
+def part_of(data, window):
+    decoded = tf.function(lambda data: decode_part(data, lambda size: tf.constant(window)), autograph=False)(
         tf.constant(data)
     )
     return [tensor.numpy() for tensor in decoded]
@@ -283,20 +283,6 @@ def test_parts_of_every_kind(file_format):
     np.testing.assert_array_equal(part, whole[3:23, 5:16])
     assert window.tolist() == [3, 5, 20, 11]
     assert size.tolist() == list(whole.shape[:2])
-
-
-@pytest.mark.parametrize("file_format", ["JPEG", "PNG"])
-def test_a_box_is_the_whole_image_to_whoever_chooses(file_format):
-    data = encoded(COLOUR, file_format)
-    whole = decode(data).numpy()
-    for box in ([4, 6, 30, 50], [-9, 6, 30, 400]):
-        part, window, size = part_of(data, [2, 3, 8, 9], box)
-        top = max(box[0], 0) + 2
-        np.testing.assert_array_equal(part, whole[top : top + 8, 9:18])
-        assert window.tolist() == [2, 3, 8, 9]
-        assert size.tolist() == [30 - max(box[0], 0), min(box[3], WIDTH) - 6]
-    with pytest.raises(tf.errors.InvalidArgumentError, match="bounding box lies outside"):
-        part_of(data, [0, 0, 1, 1], [HEIGHT, 0, HEIGHT + 5, 5])
 
 
 FILES = {form: encoded(Image.new("RGB", (3, 2)), form) for form in ("jpeg", "png", "webp", "gif", "bmp", "tiff")} | {

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import io
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -18,35 +17,24 @@ from PIL import Image
 
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.decoding import DECODER_LIMIT, FOREIGN, JPEG, PNG, WEBP, decode_image, format_of
-from tfdml.data.images import Images, read_header
+from tfdml.data.images import Images, in_threads, read_header
 from tfdml.errors import UserError, short_message
 
 _NAMED_IN_MESSAGES = 3
-# Enough to distinguish text from other data.
-_HEAD = 512
+# Enough for any format's signature, and to show what another file is.
+_HEAD = 32
 _TAIL = 256
-_PER_TASK = 256
-# Most of the time goes to waiting for the disk or the network.
-_THREADS = 16
 
 _JPEG_END, _JPEG_SCAN = b"\xff\xd9", b"\xff\xda"
 _PNG_END = b"IEND\xaeB`\x82"
-# Formats that every supported Pillow recognises, whose images can be converted. AVIF and HEIC are known by `_BRANDS`.
+# Formats that every supported Pillow recognises, whose images can be converted.
 _CONVERTIBLE = ("BMP", "DDS", "GIF", "ICO", "JPEG2000", "PSD", "TIFF")
-_BRANDS = {b"avif": "AVIF", **dict.fromkeys((b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"), "HEIC")}
-_OTHER_FILES = {
-    b"PK\x03\x04": "a zip archive",
-    b"\x1f\x8b": "gzip-compressed data",
-    b"%PDF": "a PDF document",
-    b"version https://git-lfs": "a Git LFS pointer (fetch the files with git lfs pull)",
-    b"\x89HDF": "an HDF5 file",
-}
 # A message of ours that came through TensorFlow, such as that of a damaged record file.
 _USER_ERROR = re.compile(r"UserError: (.+)")
 # What TensorFlow's message holds when reading or decoding an image failed: the operation's name or our own words.
 _IMAGE_FAILURE = re.compile(
     r"ReadFile|Decode(AndCrop)?(Jpeg|Png|WebP)|ExtractJpegShape|Unknown image file format|"
-    rf"{FOREIGN}|animated WebP|bounding box lies outside"
+    rf"{FOREIGN}|animated WebP"
 )
 
 
@@ -124,11 +112,12 @@ def inspect(images: Images, max_pixels: int = DECODER_LIMIT) -> list[ImageError]
 
     Example:
         >>> inspect(EncodedImages((b"<html>",), ("a.jpg",)))[0].reason
-        'not an image: it looks like an HTML page'
+        "not a JPEG, PNG or WebP image: it begins with b'<html>'"
     """
     if images.verified:
         return []
-    return _faults(images, range(len(images)), lambda index: _header_fault(images, index, max_pixels), _THREADS)
+    reasons = in_threads(lambda index: _header_fault(images, index, max_pixels), range(len(images)))
+    return [ImageError(index, images.place(index), reason) for index, reason in enumerate(reasons) if reason]
 
 
 def find_faults(images: Images, indices: Sequence[int] | np.ndarray | None = None) -> list[ImageError]:
@@ -153,7 +142,10 @@ def find_faults(images: Images, indices: Sequence[int] | np.ndarray | None = Non
             return access_fault(error)
 
     chosen = range(len(images)) if indices is None else [int(index) for index in indices]
-    return [] if images.decoded else _faults(images, chosen, fault, os.cpu_count() or 1)
+    if images.decoded:
+        return []
+    reasons = zip(chosen, in_threads(fault, chosen, os.cpu_count() or 1), strict=True)
+    return [ImageError(index, images.place(index), reason) for index, reason in reasons if reason]
 
 
 def decoding_fault(data: bytes, decode: Callable[[tf.Tensor], object], max_pixels: int = DECODER_LIMIT) -> str | None:
@@ -239,19 +231,6 @@ def _decode(data: tf.Tensor) -> tf.Tensor:
     return decode_image(data)
 
 
-def _faults(
-    images: Images, indices: Iterable[int], fault: Callable[[int], str | None], threads: int
-) -> list[ImageError]:
-    """Return the bad images among those at `indices`, in that order, each judged by `fault`."""
-    indices = list(indices)
-    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        reasons = pool.map(
-            lambda start: [fault(i) for i in indices[start : start + _PER_TASK]], range(0, len(indices), _PER_TASK)
-        )
-        found = zip(indices, (reason for part in reasons for reason in part), strict=True)
-        return [ImageError(index, images.place(index), reason) for index, reason in found if reason]
-
-
 def _named(items: Sequence[object]) -> str:
     """Return the first few of several, on one line."""
     named = "; ".join(str(item).replace("\n", " ") for item in items[:_NAMED_IN_MESSAGES])
@@ -261,20 +240,9 @@ def _named(items: Sequence[object]) -> str:
 def _header_fault(images: Images, index: int, max_pixels: int) -> str | None:
     try:
         with images.open(index) as file:
-            return _content_fault(file, max_pixels) or _box_fault(images, index)
+            return _content_fault(file, max_pixels)
     except Exception as error:  # clients of file systems have their own error types
         return access_fault(error)
-
-
-def _box_fault(images: Images, index: int) -> str | None:
-    boxes = getattr(images, "boxes", None)
-    size = None if boxes is None else Images.size(images, index)
-    if boxes is None or size is None:
-        return None
-    top, left, bottom, right = boxes[index].tolist()
-    if min(bottom, right) > 0 and top < size[0] and left < size[1]:
-        return None
-    return f"its bounding box lies outside: rows {top} to {bottom}, columns {left} to {right} of {size[0]} x {size[1]}"
 
 
 def _pillow_message(data: bytes) -> str:
@@ -351,31 +319,14 @@ def _tail(file: BinaryIO) -> tuple[int, bytes]:
 
 def _foreign(file: BinaryIO, head: bytes) -> str:
     """Return the kind of a file without the header of a supported image."""
-    kind = _BRANDS.get(head[8:12], "video (MP4)") if head[4:8] == b"ftyp" else _convertible(file)
-    text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    if kind or b"<svg" in text:
-        return f"unsupported type: {kind or 'SVG'}; convert it to JPEG or PNG"
-    for magic, other in _OTHER_FILES.items():
-        if head.startswith(magic):
-            return f"not an image: it looks like {other}"
-    if not head.strip(b"\0"):
-        return "not an image: it holds only zero bytes"
-    if text.startswith((b"<!doctype html", b"<html", b"<head", b"<body")):
-        return "not an image: it looks like an HTML page"
-    if all(byte >= 32 or byte in b"\t\r\n\f" for byte in head):
-        return "not an image: it looks like text"
-    return "not an image: its header is of no image type known here"
-
-
-def _convertible(file: BinaryIO) -> str | None:
-    """Return the format of an image that Pillow could convert."""
+    file.seek(0)
     try:
-        file.seek(0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return Image.open(file, formats=_CONVERTIBLE).format
+            kind = Image.open(file, formats=_CONVERTIBLE).format
     except Exception:  # many types on damaged data
-        return None
+        return f"{FOREIGN}: it begins with {head!r}"
+    return f"unsupported type: {kind}; convert it to JPEG or PNG"
 
 
 def find_duplicates(splits: Mapping[str, tuple[ImageDataset, Sequence[str]]]) -> list[dict[str, Any]]:
@@ -402,13 +353,10 @@ def find_duplicates(splits: Mapping[str, tuple[ImageDataset, Sequence[str]]]) ->
     for digest, places in members.items():
         if len(places) > 1:
             images = [_image(splits[split][0], split, index) for split, index in places]
+            labels_differ = len({image["label"] for image in images}) > 1
+            across_splits = len({split for split, _ in places}) > 1
             groups.append(
-                {
-                    "sha256": digest,
-                    "images": images,
-                    "labels_differ": len({image["label"] for image in images}) > 1,
-                    "across_splits": len({split for split, _ in places}) > 1,
-                }
+                {"sha256": digest, "images": images, "labels_differ": labels_differ, "across_splits": across_splits}
             )
     return groups
 
@@ -437,21 +385,14 @@ def describe_duplicates(groups: Sequence[Mapping[str, Any]], named: int = 3) -> 
         chosen = [group for group in groups if group[key]]
         if chosen:
             lines.append(f"  {len(chosen):,} groups {what}")
-            lines += [f"    {' = '.join(_label(image) for image in group['images'])}" for group in chosen[:named]]
+            for group in chosen[:named]:
+                images = [f"{image['name']} ({image['split']}, {image['class']})" for image in group["images"]]
+                lines.append(f"    {' = '.join(images)}")
             if len(chosen) > named:
                 lines.append(f"    and {len(chosen) - named:,} more")
     return lines
 
 
 def _image(dataset: ImageDataset, split: str, index: int) -> dict[str, Any]:
-    label = int(np.asarray(dataset.labels)[index])
-    return {
-        "split": split,
-        "name": dataset.images.name(index),
-        "label": label,
-        "class": dataset.class_names[label],
-    }
-
-
-def _label(image: Mapping[str, Any]) -> str:
-    return f"{image['name']} ({image['split']}, {image['class']})"
+    label = int(dataset.labels[index])
+    return {"split": split, "name": dataset.images.name(index), "label": label, "class": dataset.class_names[label]}

@@ -16,18 +16,18 @@ import io
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, BinaryIO, ClassVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, BinaryIO, ClassVar, TypeVar
 
 import numpy as np
 import tensorflow as tf
 from PIL import ExifTags, Image, ImageOps, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
-from tfdml.data.decoding import JPEG, PNG, WEBP, Format, cut, decode_image, decode_part, format_of, whole
+from tfdml.data.decoding import JPEG, PNG, WEBP, Format, cut, decode_image, decode_part, format_of
 from tfdml.errors import UserError
 from tfdml.io import files
-from tfdml.io.files import require_regular
 
+_Made = TypeVar("_Made")
 _HEADERS: dict[Format, Callable] = {
     JPEG: JpegImagePlugin.JpegImageFile,
     PNG: PngImagePlugin.PngImageFile,
@@ -74,7 +74,7 @@ class Images(abc.ABC):
 
     @abc.abstractmethod
     def encoded(self, index: int) -> bytes:
-        """Return the encoded bytes of one image, cut to its box where it has one.
+        """Return the encoded bytes of one image.
 
         Raises:
             OSError: A local file cannot be read.
@@ -132,7 +132,10 @@ class Images(abc.ABC):
             return None
 
 
-_STAT_THREADS = 16
+# Most of the time goes to waiting for the disk or the network.
+_THREADS = 16
+# A task of a thread costs about as much as a small file.
+_PER_TASK = 256
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -141,31 +144,9 @@ class FileImages(Images):
 
     Args:
         paths: One path per image, local or on any file system that `fsspec` knows.
-        boxes: (N, 4) int32, a bounding box in pixels per image, half-open: top, left, bottom, right. Each image is cut
-            to its box after decoding, before anything else; a box that reaches beyond the image is clipped. None
-            for whole images.
-
-    Raises:
-        UserError: There is not one box per image, or a box is empty.
     """
 
     paths: tuple[str, ...]
-    boxes: np.ndarray | None = None
-
-    def __post_init__(self):
-        if self.boxes is None:
-            return
-        boxes = np.asarray(self.boxes, np.int32)
-        object.__setattr__(self, "boxes", boxes)
-        if boxes.shape != (len(self.paths), 4):
-            raise UserError(f"{len(self.paths)} images but boxes of shape {boxes.shape}")
-        empty = np.flatnonzero((boxes[:, :2] >= boxes[:, 2:]).any(axis=1))
-        if len(empty):
-            top, left, bottom, right = boxes[empty[0]].tolist()
-            raise UserError(
-                f"{len(empty)} of {len(boxes)} bounding boxes are empty, the first is that of {self.paths[empty[0]]}: "
-                f"rows {top} to {bottom}, columns {left} to {right}; correct its table or load without crop_boxes"
-            )
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -176,65 +157,45 @@ class FileImages(Images):
 
     def take(self, indices: np.ndarray) -> FileImages:
         """Return the images at `indices`, in that order."""
-        boxes = None if self.boxes is None else self.boxes[np.asarray(indices, np.int64)]
-        return FileImages(tuple(self.paths[i] for i in indices), boxes)
+        return FileImages(tuple(self.paths[i] for i in indices))
 
     def open(self, index: int) -> BinaryIO:
-        """Return the file of one image, whole even where it has a box."""
+        """Return the file of one image."""
         return files.open_file(self.paths[index], buffering=0)
 
     def encoded(self, index: int) -> bytes:
-        """Return the bytes of one file, or what its bounding box leaves of it as PNG, which loses nothing."""
-        if self.boxes is None:
-            return files.read_bytes(self.paths[index])
-        if not files.is_remote(self.paths[index]):
-            require_regular(self.paths[index])
-        source = self.lookup()
-        (row,) = zip(*source.columns(np.array([index])), strict=True)
-        return tf.io.encode_png(source.read(*row)).numpy()
-
-    def size(self, index: int) -> tuple[int, int] | None:
-        """See `Images.size`; of what the bounding box leaves of the image."""
-        size = super().size(index)
-        if size is None or self.boxes is None:
-            return size
-        top, left, bottom, right = self.boxes[index].tolist()
-        return max(1, min(bottom, size[0]) - max(top, 0)), max(1, min(right, size[1]) - max(left, 0))
+        """Return the bytes of one file."""
+        return files.read_bytes(self.paths[index])
 
     def stamps(self) -> list[tuple[int, int]]:
         """See `Images.stamps`; (0, 0) for a file that is not there."""
-        with concurrent.futures.ThreadPoolExecutor(_STAT_THREADS) as pool:
-            return list(pool.map(files.stamp_of, self.paths, chunksize=256))
+        return list(reading_threads().map(files.stamp_of, self.paths))
 
     def lookup(self) -> Source:
         """See `Images.lookup`."""
-        paths, boxes = self.paths, self.boxes
-        remote = any(files.is_remote(path) for path in paths)
-        # TensorFlow reads local files itself; others are read here, most of them at once, as the time goes to waiting.
-        load = tf.identity if remote else tf.io.read_file
-
-        def column(indices: np.ndarray) -> np.ndarray:
-            chosen = [paths[i] for i in indices]
-            return strings(_readers().map(_bytes_or_none, chosen) if remote else map(os.fsencode, chosen))
-
-        if boxes is None:
-            return Source(
-                lambda indices: [column(indices)],
-                (tf.string,),
-                lambda path: decode_image(load(path)),
-                decode_part=lambda choose, path: decode_part(load(path), choose),
-            )
+        paths = self.paths
+        if any(files.is_remote(path) for path in paths):  # most of them at once, as the time goes to waiting
+            return source_of_encoded(lambda indices: reading_threads().map(_bytes_or_none, [paths[i] for i in indices]))
         return Source(
-            lambda indices: [column(indices), boxes[indices]],
-            (tf.string, tf.int32),
-            lambda path, box: decode_part(load(path), whole, box)[0],
-            decode_part=lambda choose, path, box: decode_part(load(path), choose, box),
+            lambda indices: [strings(os.fsencode(paths[i]) for i in indices)],
+            (tf.string,),
+            lambda path: decode_image(tf.io.read_file(path)),
+            decode_part=lambda choose, path: decode_part(tf.io.read_file(path), choose),
         )
 
 
 @functools.cache
-def _readers() -> concurrent.futures.ThreadPoolExecutor:
-    return concurrent.futures.ThreadPoolExecutor(_STAT_THREADS, "images")
+def reading_threads() -> concurrent.futures.ThreadPoolExecutor:
+    """Return threads that mostly wait for a disk or the network."""
+    return concurrent.futures.ThreadPoolExecutor(_THREADS, "images")
+
+
+def in_threads(function: Callable[[int], _Made], indices: Sequence[int], threads: int = _THREADS) -> Iterator[_Made]:
+    """Yield what a function returns for each of (n,) indices, in their order."""
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        parts = (indices[start : start + _PER_TASK] for start in range(0, len(indices), _PER_TASK))
+        for made in pool.map(lambda part: list(map(function, part)), parts):
+            yield from made
 
 
 def _bytes_or_none(path: str) -> bytes:
@@ -427,8 +388,7 @@ def look_up(
     if source.size is not None:
         shapes[1] = (batch_size, *source.size, 3)
     elif len(found) == 3:
-        # A box, or the shape of a decoded image.
-        shapes[2] = (batch_size, 3 if source.decode_part is None else 4)
+        shapes[2] = (batch_size, 3)  # the shape of a decoded image
     return tuple(tf.ensure_shape(tensor, shape) for tensor, shape in zip(found, shapes, strict=True))
 
 
@@ -487,16 +447,13 @@ def strings(values: Iterable[bytes]) -> np.ndarray:
 
 
 _SAMPLE = 4096
-_PER_TASK = 256
-# Most of the time goes to waiting for the disk or the network.
-_THREADS = 16
 
 
 def images_checksum(images: Images) -> str:
     """SHA-256 of the length, the first and the last 4 KiB of each image, in their order, as `"sha256:..."`.
 
     Pixels in memory count in full; images in record files by their lengths, since records have sums of their own.
-    Bounding boxes count, too; names do not. An image that cannot be read counts as empty.
+    Names do not count. An image that cannot be read counts as empty.
 
     Args:
         images: The images.
@@ -506,24 +463,14 @@ def images_checksum(images: Images) -> str:
         False
     """
     digest = hashlib.sha256()
-    boxes = getattr(images, "boxes", None)
-    if boxes is not None:
-        digest.update(boxes.astype("<i4").tobytes())
     if images.decoded:
         digest.update(images.pixels().tobytes())
     elif images.verified:
         digest.update(np.array(images.stamps(), "<i8").tobytes())
     else:
-        with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-            tasks = range(0, len(images), _PER_TASK)
-            for sums in pool.map(lambda start: _sums(images, start), tasks):
-                digest.update(sums)
+        for sample in in_threads(lambda index: _sample(images, index), range(len(images))):
+            digest.update(hashlib.sha256(sample).digest())
     return f"sha256:{digest.hexdigest()}"
-
-
-def _sums(images: Images, start: int) -> bytes:
-    stop = min(start + _PER_TASK, len(images))
-    return b"".join(hashlib.sha256(_sample(images, index)).digest() for index in range(start, stop))
 
 
 def _sample(images: Images, index: int) -> bytes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import os
-import pathlib
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,12 +17,13 @@ from typing import Any, TypedDict, TypeVar, Unpack
 import numpy as np
 import tensorflow as tf
 from absl import logging
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.decoding import decode_part
 from tfdml.data.faults import explain_failure
 from tfdml.data.images import Images, Source, as_written, look_up, source_of_decoded
+from tfdml.data.readers.glyphs import font_path
 from tfdml.data.sampling import ClassBalancedSampler, HierarchicalSampler, Sampler, Share, ShuffleSampler, check_divides
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
@@ -319,6 +319,8 @@ def distributed(
     return strategy.distribute_datasets_from_function(worker_batches)
 
 
+_Made = TypeVar("_Made")
+
 MEGABYTE = 2**20
 # How many headers an estimate reads; of photographs in a few formats, the mean of so many is right to a few percent.
 _SAMPLED = 64
@@ -405,10 +407,8 @@ def decoded_source(dataset: ImageDataset, transform: TrainTransform, limit_mb: f
     return source_of_decoded(kept)
 
 
-# Threads that read the files of a batch, which mostly wait for a disk or a network.
+# Threads that mostly wait for a disk or a network.
 _READERS = 8
-
-_Made = TypeVar("_Made")
 
 
 def readable_views(
@@ -416,7 +416,7 @@ def readable_views(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the views of the images that can be read, in their order; the next batch is decoded meanwhile.
 
-    Without `tf.data`, which takes seconds to start: a set may be cut into thousands of parts.
+    Without `tf.data`, which takes a second to start: a set may be cut into thousands of parts.
 
     Args:
         images: The images.
@@ -424,79 +424,60 @@ def readable_views(
         batch_size: B; a batch has fewer where images cannot be read.
 
     Yields:
-        (B, S, S, 3) uint8 views and (B,) int64, which of the images they are of.
+        (B,) int64, which images these are, and their (B, S, S, 3) uint8 views.
 
     Example:
         >>> from tfdml.data import EncodedImages, EvaluationTransform
         >>> list(readable_views(EncodedImages((b"no image",), ("a.jpg",)), EvaluationTransform(32, 28), 4))
         []
     """
-    for rows, (views, decoded) in readable_batches(images, batch_size, functools.partial(_views, transform)):
-        if decoded.any():
-            yield views, rows[decoded]
+    view = _viewer(transform)
+    for rows, views in readable_batches(images, batch_size, lambda encoded: view(tf.constant(encoded)).numpy()):
+        yield rows, np.stack(views)
 
 
 def readable_batches(
-    images: Images, batch_size: int, make: Callable[[list[bytes]], _Made]
-) -> Iterator[tuple[np.ndarray, _Made]]:
+    images: Images, batch_size: int, make: Callable[[bytes], _Made]
+) -> Iterator[tuple[np.ndarray, list[_Made]]]:
     """Yield what is made of one batch after another, the next one ahead, without images that cannot be read.
 
     Args:
         images: The images.
         batch_size: B.
-        make: Called in a thread, one batch at a time.
+        make: Called in a thread with the bytes of an image.
 
     Yields:
-        (B,) int64, which images these are, and what was made of their bytes.
+        (B,) int64, which images these are, and what was made of each.
 
     Example:
         >>> from tfdml.data import EncodedImages
-        >>> list(readable_batches(EncodedImages((b"a", b"bc"), ("a.jpg", "b.jpg")), 2, len))
-        [(array([0, 1]), 2)]
+        >>> list(readable_batches(EncodedImages((b"a", b"", b"bc"), ("a.jpg", "b.jpg", "c.jpg")), 2, len))
+        [(array([0]), [1]), (array([2]), [2])]
     """
-    with concurrent.futures.ThreadPoolExecutor(_READERS) as readers, concurrent.futures.ThreadPoolExecutor(1) as ahead:
 
-        def batch(start: int) -> tuple[np.ndarray, _Made | None]:
-            rows = np.arange(start, min(start + batch_size, len(images)))
-            found = list(readers.map(functools.partial(_bytes_of, images), rows.tolist()))
-            kept = [place for place, encoded in enumerate(found) if encoded]
-            return rows[kept], make([found[place] for place in kept]) if kept else None
+    def made(index: int) -> _Made | None:
+        try:
+            encoded = images.encoded(index)
+            return make(encoded) if encoded else None
+        except (OSError, tf.errors.OpError, UserError):
+            return None
 
-        coming = ahead.submit(batch, 0)
+    with concurrent.futures.ThreadPoolExecutor(max(_READERS, os.cpu_count() or 1)) as pool:
+
+        def begin(start: int) -> list[concurrent.futures.Future]:
+            return [pool.submit(made, index) for index in range(start, min(start + batch_size, len(images)))]
+
+        coming = begin(0)
         for start in range(0, len(images), batch_size):
-            rows, made = coming.result()
-            if start + batch_size < len(images):
-                coming = ahead.submit(batch, start + batch_size)
-            if made is not None:
-                yield rows, made
-
-
-def _bytes_of(images: Images, index: int) -> bytes:
-    """Return the encoded bytes of one image; none where it cannot be read."""
-    try:
-        return images.encoded(index)
-    except (OSError, tf.errors.OpError, UserError):
-        return b""
-
-
-def _views(transform: EvaluationTransform, encoded: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the views of the images that can be decoded, and (B,) bool which."""
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        views = list(pool.map(functools.partial(_view_or_none, _viewer(transform)), encoded))
-    decoded = np.array([view is not None for view in views])
-    empty = np.zeros((0, transform.image_size, transform.image_size, 3), np.uint8)
-    return np.stack([view for view in views if view is not None]) if decoded.any() else empty, decoded
-
-
-def _view_or_none(view: Any, encoded: bytes) -> np.ndarray | None:
-    try:
-        return view(tf.constant(encoded)).numpy()
-    except tf.errors.OpError:
-        return None
+            batch, coming = coming, begin(start + batch_size)
+            found = {start + place: future.result() for place, future in enumerate(batch)}
+            kept = {row: value for row, value in found.items() if value is not None}
+            if kept:
+                yield np.array(list(kept)), list(kept.values())
 
 
 @functools.lru_cache(maxsize=8)
-def _viewer(transform: EvaluationTransform) -> Any:
+def _viewer(transform: EvaluationTransform) -> Callable[[tf.Tensor], tf.Tensor]:
     """Return the function from the bytes of an image to its view."""
 
     def view(encoded: tf.Tensor) -> tf.Tensor:
@@ -510,7 +491,7 @@ _SMALLEST, _LARGEST = 72, 160  # pixels of a cell
 _GAP, _MARGIN = 4, 10
 _LABEL_WIDTH, _FONT_SIZE, _LINE = 190, 14, 18
 _LETTERS_PER_LINE, _LINES = 22, 4
-_PAPER, _INK, _FAINT = (255, 255, 255), (20, 20, 20), (120, 120, 120)
+_PAPER, _INK = (255, 255, 255), (20, 20, 20)
 _MAX_ROWS, _MAX_COLUMNS = 40, 10
 
 
@@ -554,18 +535,20 @@ def contact_sheet(
     width = 2 * _MARGIN + _LABEL_WIDTH + columns * (cell + _GAP)
     height = 2 * _MARGIN + len(rows) * pitch + (_LINE if len(classes) > len(rows) else 0)
     sheet = Image.new("RGB", (width, height), _PAPER)
-    draw, font = ImageDraw.Draw(sheet), _font()
+    draw, font = ImageDraw.Draw(sheet), ImageFont.truetype(str(font_path("DejaVuSans")), _FONT_SIZE)
     for row, (label, members) in enumerate(rows.items()):
         top = _MARGIN + row * pitch
         note = f"{len(members)} images" + (f", {columns} shown" if len(members) > columns else "")
-        _write(draw, font, (_MARGIN, top), class_names.get(label, f"class {label}"), note)
+        name = class_names.get(label, f"class {label}").encode("utf-8", "replace").decode()
+        name = textwrap.fill(name, _LETTERS_PER_LINE, max_lines=_LINES, placeholder="…")
+        draw.text((_MARGIN, top), f"{name}\n{note}", _INK, font)
         for column, member in enumerate(members[:columns].tolist()):
             left = _MARGIN + _LABEL_WIDTH + column * (cell + _GAP)
             if originals is not None:
-                _paste(sheet, originals[member], (left, top), (cell, above - _GAP))
-            _paste(sheet, images[member], (left, top + above), (cell, cell))
+                sheet.paste(_fitted(originals[member], (cell, above - _GAP)), (left, top))
+            sheet.paste(_fitted(images[member], (cell, cell)), (left, top + above))
     if len(classes) > len(rows):
-        _text(draw, font, (_MARGIN, height - _MARGIN - _LINE), f"and {len(classes) - len(rows)} more classes", _FAINT)
+        draw.text((_MARGIN, height - _MARGIN - _LINE), f"and {len(classes) - len(rows)} more classes", _INK, font)
     return sheet
 
 
@@ -587,33 +570,8 @@ def whole_images(dataset: ImageDataset, indices: np.ndarray) -> list[np.ndarray]
     return [source.read(*row).numpy() for row in zip(*columns, strict=True)]
 
 
-def _paste(sheet: Image.Image, pixels: np.ndarray, corner: tuple[int, int], room: tuple[int, int]) -> None:
-    """Fit an image into the room, proportions kept, centered; small ones are enlarged without smoothing."""
-    image = Image.fromarray(pixels)
-    factor = min(room[0] / image.width, room[1] / image.height)
-    size = max(1, round(image.width * factor)), max(1, round(image.height * factor))
-    image = image.resize(size, Image.Resampling.LANCZOS if factor < 1 else Image.Resampling.NEAREST)
-    offset = [(there - taken) // 2 for there, taken in zip(room, size, strict=True)]
-    sheet.paste(image, (corner[0] + offset[0], corner[1] + offset[1]))
-
-
-def _write(
-    draw: ImageDraw.ImageDraw, font: ImageFont.FreeTypeFont, corner: tuple[int, int], name: str, note: str
-) -> None:
-    lines = textwrap.wrap(name, _LETTERS_PER_LINE) or [""]
-    if len(lines) > _LINES:
-        lines = [*lines[: _LINES - 1], lines[_LINES - 1][: _LETTERS_PER_LINE - 1] + "…"]
-    for number, line in enumerate([*lines, note]):
-        _text(draw, font, (corner[0], corner[1] + number * _LINE), line, _INK if number < len(lines) else _FAINT)
-
-
-def _text(draw, font, corner, text, colour) -> None:
-    draw.text(corner, text.encode("utf-8", "replace").decode("utf-8"), fill=colour, font=font)
-
-
-def _font() -> ImageFont.FreeTypeFont:
-    import matplotlib  # slow to import, so only where something is drawn
-
-    # Pillow's own has Latin letters alone.
-    path = pathlib.Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
-    return ImageFont.truetype(str(path), _FONT_SIZE)
+def _fitted(pixels: np.ndarray, room: tuple[int, int]) -> Image.Image:
+    """Return an image that fills the room, proportions kept, centered; small ones are enlarged without smoothing."""
+    smaller = pixels.shape[1] > room[0] or pixels.shape[0] > room[1]
+    method = Image.Resampling.LANCZOS if smaller else Image.Resampling.NEAREST
+    return ImageOps.pad(Image.fromarray(pixels), room, method, _PAPER)

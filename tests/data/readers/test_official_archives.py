@@ -12,19 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.io
-import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageOps
+from PIL import Image
 
 from tfdml.data import catalogue
-from tfdml.data.dataset import ImageDataset
-from tfdml.data.faults import explain_failure, inspect
-from tfdml.data.images import FileImages
-from tfdml.data.pipeline import evaluation_batches, shuffled
 from tfdml.data.readers import label_files as files
 from tfdml.data.readers import official_archives
-from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
 from tfdml.io.files import remove, write_whole
 
@@ -223,49 +217,6 @@ def test_any_damage_is_read_or_refused_in_one_line_of_cars196(data):
             official_archives.read_cars196(folder, check_counts=False)
     assert len(str(raised.value).splitlines()) == 1
     assert str(raised.value).startswith("cars196: ")
-
-
-def _save_boxes(path, names, boxes):
-    fields = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2")
-    table = np.zeros((1, len(names)), dtype=[(field, object) for field in (*fields, "class", "fname")])
-    table["class"][0], table["fname"][0] = [1] * len(names), names
-    for row, box in enumerate(boxes):
-        for field, value in zip(fields, box, strict=True):
-            table[field][0, row] = value
-    scipy.io.savemat(path, {"annotations": table})
-
-
-def test_boxes_count_from_one_with_their_end(two_tables):
-    names = ["00001.jpg", "00002.jpg"]
-    for name in names:
-        Image.new("RGB", (300, 280)).save(two_tables / "cars_train" / name)
-    # Numbers of 8 bits, as MATLAB saves small ones, must not wrap round.
-    _save_boxes(two_tables / "devkit" / "cars_train_annos.mat", names, [np.uint8([1, 2, 255, 255]), [10, 20, 300, 280]])
-    train = official_archives.read_cars196(two_tables, check_counts=False, crop_boxes=True)
-    assert train.images.boxes[:2].tolist() == [[1, 0, 255, 255], [19, 9, 280, 300]]
-    assert official_archives.read_cars196(two_tables, check_counts=False).images.boxes is None
-
-
-@pytest.mark.parametrize("value", [float("nan"), 1e12, "left", [1, 2]])
-def test_a_box_of_no_numbers_is_refused(two_tables, value):
-    _save_boxes(two_tables / "devkit" / "cars_train_annos.mat", ["00001.jpg"], [[1, 1, value, 5]])
-    with pytest.raises(UserError, match=r"bbox_x2 is .*; expected pixels"):
-        official_archives.read_cars196(two_tables, check_counts=False, crop_boxes=True)
-
-
-def test_the_boxes_of_the_real_tables(shared_data):
-    """The images there were shrunk since, so that the boxes themselves no longer apply."""
-    paths, _, tables = official_archives._cars_rows(shared_data / "data" / "cars196")
-    boxes = official_archives._cars_boxes(tables)
-    assert boxes.shape == (16_185, 4)
-    assert paths[0].endswith("cars_train/00001.jpg")
-    assert boxes[0].tolist() == [115, 38, 375, 569]
-    assert boxes[:, :2].min() == 0
-    assert (boxes[:, 2:] > boxes[:, :2]).all()
-    cars = official_archives.read_cars196(shared_data / "data" / "cars196", crop_boxes=True)
-    faults = inspect(cars.images.take(np.arange(200)))
-    assert faults
-    assert all("its bounding box lies outside" in fault.reason and "of 192 x 192" in fault.reason for fault in faults)
 
 
 # Image id, class, file: out of order on purpose.
@@ -471,44 +422,6 @@ def test_the_real_tables_with_placeholders_for_the_images(shared_data, tmp_path)
     path.unlink()
     with pytest.raises(UserError, match=f"1 of 5924 images are missing, the first is {path}"):
         official_archives.read_cub200(tmp_path, "test")
-
-
-def test_images_are_cut_to_their_boxes(birds):
-    for _, _, path in CUB200_ROWS:
-        Image.new("RGB", (40, 30)).save(birds / "images" / path)
-    (birds / "bounding_boxes.txt").write_text("4 3.0 2.0 20.0 10.0\n2 0.0 0.0 40.0 30.0\n7 1.0 1.0 5.0 5.0\n")
-    train = official_archives.read_cub200(birds, check_counts=False, crop_boxes=True)
-    assert train.images.boxes.tolist() == [[0, 0, 30, 40], [2, 3, 12, 23]]
-    assert official_archives.read_cub200(birds, "test", check_counts=False, crop_boxes=True).images.boxes.tolist() == [
-        [1, 1, 6, 6]
-    ]
-    assert official_archives.read_cub200(birds, check_counts=False).images.boxes is None
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("2 0 0 40 30\n", "has no box of image 4"),
-        ("2 0 0 40 30\n4 1 2 nan 3\n", "impossible number"),
-        ("2 0 0 40 30\n4 1 2 1e30 3\n", "impossible number"),
-        ("2 0 0 40 30\n4 1 2 wide 3\n", "is no number"),
-        ("2 0 0 40 30\n4 1 2 3\n", "line 2: expected 5 columns"),
-        ("2 0 0 40 30\n4 1 2 0 9\n", "boxes are empty, the first is that of .*c.jpg: rows 2 to 11, columns 1 to 1"),
-    ],
-)
-def test_wrong_boxes_are_refused(birds, text, message):
-    (birds / "bounding_boxes.txt").write_text(text)
-    with pytest.raises(UserError, match=message):
-        official_archives.read_cub200(birds, check_counts=False, crop_boxes=True)
-
-
-def test_the_real_boxes(shared_data):
-    table = shared_data / "data" / "annotations" / "CUB_200_2011" / "bounding_boxes.txt"
-    boxes = official_archives._cub_boxes(str(table), list(range(1, 11_789)))
-    assert boxes.shape == (11_788, 4)
-    assert boxes[0].tolist() == [27, 60, 331, 385]
-    assert boxes.min() == 0
-    assert (boxes[:, 2:] > boxes[:, :2]).all()
 
 
 INSHOP_HEADER = "image_name item_id evaluation_status"
@@ -980,92 +893,3 @@ def test_a_field_of_another_length_is_refused(products, field):
     train = official_archives.read_sop(products, check_counts=False)
     with pytest.raises(UserError, match=rf"sop: 3 images but {field} of shape \(2,\)"):
         dataclasses.replace(train, **{field: np.zeros(2, int)})
-
-
-SIZES = [(40, 60), (50, 33), (64, 64), (37, 41)]
-BOXES = np.array([[5, 7, 33, 52], [0, 0, 50, 33], [20, 1, 21, 64], [3, 30, 36, 41]])
-
-
-@pytest.fixture
-def paths(tmp_path):
-    """JPEGs with colours of less resolution, one that has to be turned, and a PNG."""
-    found = []
-    for number, (height, width) in enumerate(SIZES):
-        noise = np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
-        path = tmp_path / f"{number}.{'png' if number == 1 else 'jpg'}"
-        image, options = Image.fromarray(noise), {}
-        if number == 3:
-            options["exif"] = Image.Exif()
-            options["exif"][0x0112] = 6
-            image = image.transpose(Image.Transpose.ROTATE_90)
-        image.save(path, **({} if number == 1 else {"quality": 90, "subsampling": 2, **options}))
-        found.append(str(path))
-    return found
-
-
-def cut(path, box):
-    """The box's pixels, by Pillow."""
-    top, left, bottom, right = box
-    return np.asarray(ImageOps.exif_transpose(Image.open(path)).convert("RGB"))[top:bottom, left:right]
-
-
-def dataset(images):
-    return ImageDataset("made", "train", images, np.arange(len(images)), dict.fromkeys(range(len(images)), ""))
-
-
-def test_images_are_cut_to_their_boxes_before_anything_else(paths):
-    data = dataset(FileImages(tuple(paths), BOXES))
-    transform, view = TrainTransform("random_resized_crop", image_size=16), EvaluationTransform(20, 16)
-    images, labels = next(shuffled(data, 4, transform, seed=3).as_numpy_iterator())
-    draws = transform.draw(3, 0, 4)
-    for row, label in enumerate(labels):
-        expected = transform(tf.constant(cut(paths[label], BOXES[label])), draws[row])
-        np.testing.assert_array_equal(images[row], expected)
-    views = next(evaluation_batches(data, view, 4).as_numpy_iterator())[0]
-    for row, (path, box) in enumerate(zip(paths, BOXES, strict=True)):
-        np.testing.assert_array_equal(views[row], view(tf.constant(cut(path, box))))
-    cached = next(shuffled(data, 4, transform, seed=3, cache=True).as_numpy_iterator())[0]
-    np.testing.assert_array_equal(cached, images)
-
-
-def test_boxes_stay_with_their_images(paths):
-    images = FileImages(tuple(paths), BOXES).take(np.array([3, 0]))
-    assert images.paths == (paths[3], paths[0])
-    np.testing.assert_array_equal(images.boxes, BOXES[[3, 0]])
-    assert FileImages(tuple(paths)).take(np.array([1])).boxes is None
-    split = dataset(FileImages(tuple(paths), BOXES)).select_classes([1, 2])
-    np.testing.assert_array_equal(split.images.boxes, BOXES[1:3])
-
-
-def test_the_bytes_of_a_boxed_image_are_those_of_the_cut_one(paths):
-    images = FileImages(tuple(paths), BOXES)
-    for index, (path, box) in enumerate(zip(paths, BOXES, strict=True)):
-        found = Image.open(io.BytesIO(images.encoded(index)))
-        np.testing.assert_array_equal(np.asarray(found), cut(path, box))
-
-
-def test_boxes_beyond_the_image_are_clipped(paths):
-    boxes = BOXES.copy()
-    boxes[0] = [-5, 7, 33, 99]
-    images = FileImages(tuple(paths), boxes)
-    assert inspect(images) == []
-    assert images.size(0) == (33, 53)
-    source = images.lookup()
-    row = [column[0] for column in source.columns(np.array([0]))]
-    np.testing.assert_array_equal(source.read(*row), cut(paths[0], (0, 7, 33, 60)))
-
-
-def test_boxes_without_a_pixel_are_named(paths):
-    empty, outside = BOXES.copy(), BOXES.copy()
-    empty[2] = [9, 5, 9, 20]
-    with pytest.raises(UserError, match=rf"1 of 4 bounding boxes are empty, the first is that of {paths[2]}"):
-        FileImages(tuple(paths), empty)
-    outside[1] = [50, 0, 70, 20]
-    (fault,) = inspect(FileImages(tuple(paths), outside))
-    assert str(fault) == f"{paths[1]}: its bounding box lies outside: rows 50 to 70, columns 0 to 20 of 50 x 33"
-    with pytest.raises(UserError, match=r"4 images but boxes of shape \(3, 4\)"):
-        FileImages(tuple(paths), BOXES[:3])
-    data = dataset(FileImages(tuple(paths), outside))
-    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-        list(evaluation_batches(data, EvaluationTransform(20, 16), 4))
-    assert paths[1] in str(explain_failure(caught.value, data))

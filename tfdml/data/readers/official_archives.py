@@ -55,13 +55,9 @@ _INSHOP_COLUMNS = ("image_name", "item_id", "evaluation_status")
 _INSHOP_ITEM = re.compile(r"id_[0-9]{1,18}")
 _OMNIGLOT_ARCHIVES = {"train": "images_background", "test": "images_evaluation"}
 _SOP_COLUMNS = ("image_id", "class_id", "super_class_id", "path")
-# Pixels; a row or column beyond it is no annotation, and may not be a finite number.
-_FARTHEST = 1e6
 
 
-def read_cars196(
-    data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True, crop_boxes: bool = False
-) -> ImageDataset:
+def read_cars196(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
     """Read the zero-shot split: classes 1-98 to train, 99-196 to test; a label is the class number less one.
 
     Either official form will do: `cars_train/`, `cars_test/` and their two tables, or `car_ims/` and its one
@@ -71,7 +67,6 @@ def read_cars196(
         data_dir: The folder with the image folders and `devkit/`.
         split: `"train"` or `"test"`.
         check_counts: Whether the split must have its 8,054 or 8,131 images; False for a part of the data set.
-        crop_boxes: Whether to cut each image to the bounding box of its table.
 
     Raises:
         UserError: A table or an image is missing, a table cannot be read, or the number of images is wrong.
@@ -83,26 +78,25 @@ def read_cars196(
     root = pathlib.Path(data_dir)
     if not root.is_dir():
         raise UserError(f"cars196: there is no folder {root}; {_CARS_LAYOUT}")
-    paths, classes, tables = _cars_rows(root)
+    paths, classes = _cars_rows(root)
     rows = np.flatnonzero((classes <= NUM_CLASSES["cars196"]["train"]) == (split == "train"))
     if check_counts:
         files.check_count("cars196", f"{split} images", NUM_IMAGES["cars196"][split], len(rows), str(root))
     chosen = tuple(paths[row] for row in rows)
     files.require_files("cars196", chosen, "unpack the image archives again beside devkit/")
-    images = FileImages(chosen, _cars_boxes(tables)[rows] if crop_boxes else None)
     labels = classes[rows] - 1
     class_names = _car_names(root)
     return ImageDataset(
         name="cars196",
         split=split,
-        images=images,
+        images=FileImages(chosen),
         labels=labels,
         class_names={int(c): class_names.get(int(c), f"class {c + 1}") for c in np.unique(labels)},
     )
 
 
-def _cars_rows(root: pathlib.Path) -> tuple[list[str], np.ndarray, list[np.ndarray]]:
-    """Return the path and the class (1-196) of every image that the tables list, and the tables."""
+def _cars_rows(root: pathlib.Path) -> tuple[list[str], np.ndarray]:
+    """Return the path and the class (1-196) of every image that the tables list."""
     merged = _find_table(root, "cars_annos.mat")
     train = _find_table(root, "cars_train_annos.mat")
     test = _find_table(root, "cars_test_annos_withlabels.mat")
@@ -117,22 +111,8 @@ def _cars_rows(root: pathlib.Path) -> tuple[list[str], np.ndarray, list[np.ndarr
             f"cars196: found no {lacking} in {root} or {root / 'devkit'} "
             f"(cars_test_annos.mat, without the labels, cannot replace it); {_CARS_LAYOUT}"
         )
-    paths, classes, found = zip(*(_cars_table(root, *table) for table in tables), strict=True)
-    return [path for part in paths for path in part], np.concatenate(classes), list(found)
-
-
-def _cars_boxes(tables: list[np.ndarray]) -> np.ndarray:
-    """Return the box of every row, (N, 4) int64: top, left, bottom, right; the tables count from 1, end included."""
-    corners = []
-    for field in ("bbox_y1", "bbox_x1", "bbox_y2", "bbox_x2"):
-        if any(field not in (table.dtype.names or ()) for table in tables):
-            raise UserError(f"cars196: a table has no annotations.{field}; load without crop_boxes")
-        values = [value for table in tables for value in table[field]]
-        for value in values:
-            if not (isinstance(value, int | float | np.number) and -_FARTHEST < float(value) < _FARTHEST):
-                raise UserError(f"cars196: {field} is {quoted(value)} in a table; expected pixels; unpack it again")
-        corners.append([int(value) for value in values])
-    return np.array(corners, np.int64).T - [1, 1, 0, 0]
+    paths, classes = zip(*(_cars_table(root, *table) for table in tables), strict=True)
+    return [path for part in paths for path in part], np.concatenate(classes)
 
 
 def _find_table(root: pathlib.Path, name: str) -> pathlib.Path | None:
@@ -150,10 +130,8 @@ def _load_mat(path: pathlib.Path) -> dict:
         ) from error
 
 
-def _cars_table(
-    root: pathlib.Path, file: pathlib.Path, folder: str, field: str
-) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Return the path and the class (1-196) of every row of a table, and the table."""
+def _cars_table(root: pathlib.Path, file: pathlib.Path, folder: str, field: str) -> tuple[list[str], np.ndarray]:
+    """Return the path and the class (1-196) of every row of a table."""
     table = np.ravel(_load_mat(file).get("annotations", np.zeros(0)))
     for needed in (field, "class"):
         if needed not in (table.dtype.names or ()):
@@ -170,7 +148,7 @@ def _cars_table(
         if not (isinstance(number, int | float | np.number) and number in range(1, 197)):
             raise UserError(f"{where}: class is {quoted(number)}; expected a whole number from 1 to 196")
     paths = [os.path.join(root, folder, *name.split("/")) for name in table[field]]
-    return paths, np.array([int(number) for number in table["class"]], np.int64), table
+    return paths, np.array([int(number) for number in table["class"]], np.int64)
 
 
 def _car_names(root: pathlib.Path) -> dict[int, str]:
@@ -184,9 +162,7 @@ def _car_names(root: pathlib.Path) -> dict[int, str]:
     return {}
 
 
-def read_cub200(
-    data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True, crop_boxes: bool = False
-) -> ImageDataset:
+def read_cub200(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
     """Read the zero-shot split: classes 1-100 to train, 101-200 to test; a label is the class number less one.
 
     The archive's own `train_test_split.txt`, which has every class in both parts, plays no role. Images come in the
@@ -197,7 +173,6 @@ def read_cub200(
             `images/`, or the folder that it lies in.
         split: `"train"` or `"test"`.
         check_counts: Whether the split must have its 5,864 or 5,924 images; False for a part of the data set.
-        crop_boxes: Whether to cut each image to its box in `bounding_boxes.txt`.
 
     Raises:
         UserError: A file or an image is missing, a file is not as it should be, or the number of images is wrong.
@@ -224,38 +199,16 @@ def read_cub200(
         files.check_count("cub200", f"{split} images", NUM_IMAGES["cub200"][split], len(rows), labels_file)
     paths = tuple(os.path.join(root, "images", paths_of[image_ids[row]]) for row in rows)
     files.require_files("cub200", paths)
-    boxes = None
-    if crop_boxes:
-        boxes = _cub_boxes(os.path.join(root, "bounding_boxes.txt"), [image_ids[row] for row in rows])
     labels = classes[rows] - 1
     table, ids = _cub_table(os.path.join(root, "classes.txt"), ("class", "name"))
     class_names = dict(zip(ids, table.columns["name"], strict=True))
     return ImageDataset(
         name="cub200",
         split=split,
-        images=FileImages(paths, boxes),
+        images=FileImages(paths),
         labels=labels,
         class_names={int(c): class_names.get(int(c) + 1, f"class {c + 1}") for c in np.unique(labels)},
     )
-
-
-def _cub_boxes(path: str, image_ids: list[int]) -> np.ndarray:
-    """Return the boxes of images, (N, 4) int64: top, left, bottom, right."""
-    columns = ("image_id", "x", "y", "width", "height")
-    table = files.read_table("cub200", path, columns)
-    ids = table.integers(columns[0])
-    try:
-        left, top, width, height = (np.array(table.columns[column], np.float64) for column in columns[1:])
-    except ValueError as error:
-        raise UserError(f"cub200: {path} has a box that is no number ({error}); unpack the archive again") from None
-    edges = np.stack([top, left, top + height, left + width], axis=1)
-    if not (np.abs(edges) < _FARTHEST).all():
-        raise UserError(f"cub200: {path} has a box with an impossible number; unpack the archive again")
-    row_of = {image: row for row, image in enumerate(ids.tolist())}
-    lacking = next((image for image in image_ids if image not in row_of), None)
-    if lacking is not None:
-        raise UserError(f"cub200: {path} has no box of image {lacking}; unpack the archive again")
-    return np.rint(edges[[row_of[image] for image in image_ids]]).astype(np.int64)
 
 
 def _cub_table(path: str, columns: tuple[str, str]) -> tuple[files.Table, list[int]]:
