@@ -59,7 +59,7 @@ def test_a_folder_of_photos_becomes_records(command, photos, tmp_path):
     assert verified.returncode == 0
     assert "test: 12 images of 2 classes" in verified.stdout
 
-    shard = next((tmp_path / "out").glob("test-00000-*.tfrecord"))
+    shard = next((tmp_path / "out").glob("test-00000-*.tar"))
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)
@@ -113,12 +113,12 @@ def test_wrong_flags_are_one_clear_line(commands, flags, says, tmp_path):
 @pytest.mark.slow
 def test_a_kill_and_a_second_one_at_once(command, tmp_path):
     out = tmp_path / "out"
-    flags = ["--dataset=glyphs", "--dataset_options=size=64", f"--out={out}", "--shard_mb=2"]
+    flags = ["--dataset=glyphs", "--dataset_options=size=64,images_per_class=6", f"--out={out}", "--shard_mb=1"]
     process = subprocess.Popen(
         [sys.executable, str(ROOT / "bin" / "prepare"), *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     deadline = time.monotonic() + 240
-    while not list(out.glob("train-00001-*.tfrecord")) and process.poll() is None:
+    while not list(out.glob("train-00001-*.tar")) and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     process.send_signal(signal.SIGSTOP)

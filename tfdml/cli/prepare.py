@@ -21,8 +21,8 @@ Check every image of a data set, and pack it into record files for large or remo
   tfdml prepare --verify --out=/data/sop_records        compare the files with their checksums
   tfdml train --dataset=records --data_dir=/data/sop_records --run_dir=runs/sop ...
 
-Interrupted, the same command resumes where it stopped. The folder holds manifest.json (written last), *.tfrecord,
-*.npz, copies.json (byte-identical images) and, where there are any, bad_images.txt.
+Interrupted, the same command resumes where it stopped. The folder holds manifest.json (written last), *.tar,
+*.parquet, copies.json (byte-identical images) and, where there are any, bad_images.txt.
 """
 
 FLAGS = Flags()

@@ -173,8 +173,8 @@ def confined(folder: str | os.PathLike, name: Any, where: str) -> str:
         UserError: The name is no text, absolute, of another file system, or has a part that is empty, `.` or `..`.
 
     Example:
-        >>> confined("records", "train-00000-of-00001.tfrecord", "records/manifest.json")
-        'records/train-00000-of-00001.tfrecord'
+        >>> confined("records", "train-00000-of-00001.tar", "records/manifest.json")
+        'records/train-00000-of-00001.tar'
     """
     parts = name.split("/") if isinstance(name, str) else [""]
     if {"", ".", ".."}.intersection(parts) or "\0" in name or "\\" in name or "://" in name:

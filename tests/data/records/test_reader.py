@@ -2,25 +2,27 @@
 
 import copy
 import hashlib
-import io
 import json
 import os
 import pathlib
 import re
 import shutil
+import tarfile
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from tests.data.preparations import images_of_kinds, made, picture
+from tests.data.preparations import contents, images_of_kinds, made, picture
 from tfdml.data import load
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.faults import check, explain_failure, find_faults, inspect
 from tfdml.data.images import ArrayImages, EncodedImages, FileImages
 from tfdml.data.pipeline import class_balanced, evaluation_batches, shuffled
 from tfdml.data.records import RecordSettings, prepare
-from tfdml.data.records.reader import Shards, read_manifest, verify
+from tfdml.data.records.reader import read_manifest, verify
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
 from tfdml.io.files import listing
@@ -38,7 +40,14 @@ def source(tmp_path_factory):
         paths.append(os.fsdecode(path))
     labels = np.arange(24) // 4 * 10**12 + 7
     names = {int(label): f"class {label}\udcfe 写" for label in set(labels.tolist())}
-    return made(FileImages(tuple(paths)), labels, names, super_labels=labels // 2, is_query=np.arange(24) % 3 == 0)
+    return made(
+        FileImages(tuple(paths)),
+        labels,
+        names,
+        super_labels=labels // 2,
+        is_query=np.arange(24) % 3 == 0,
+        groups=labels % 5,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +73,11 @@ def assert_same(batches, others):
 
 
 def test_everything_but_the_place_is_the_same(source, records, folder):
-    assert len({int(shard) for shard in records.images.table.shard}) > 2
+    assert len(set(records.images.shard.tolist())) > 2
     assert records.name == source.name
     assert records.split == source.split
     assert records.class_names == source.class_names
-    for column in ("labels", "super_labels", "is_query"):
+    for column in ("labels", "super_labels", "is_query", "groups"):
         np.testing.assert_array_equal(getattr(records, column), getattr(source, column))
     assert [records.images.name(i) for i in range(24)] == list(source.images.paths)
     assert len(load("records", folder, "query")) + len(load("records", folder, "gallery")) == 8
@@ -77,16 +86,9 @@ def test_everything_but_the_place_is_the_same(source, records, folder):
 def test_records_are_read_in_any_order(source, records):
     order = np.random.default_rng(0).permutation(24)
     expected = [pathlib.Path(source.images.paths[i]).read_bytes() for i in order]
-    assert records.images.read(order) == expected
-    assert records.take(order).images.read(np.arange(24)) == expected
+    assert contents(records.images, order) == expected
+    assert contents(records.take(order).images, np.arange(24)) == expected
     assert [records.take(order).images.name(i) for i in range(24)] == [source.images.paths[i] for i in order]
-
-
-def test_records_are_read_where_the_system_reads_at_no_position(source, folder, monkeypatch):
-    """As on Windows."""
-    monkeypatch.delattr(os, "pread")
-    records, order = load("records", folder), [3, 1, 1, 20, 0]
-    assert records.images.read(np.array(order)) == [source.images.encoded(i) for i in order]
 
 
 @pytest.mark.slow
@@ -97,25 +99,23 @@ def test_batches_are_equal_bit_by_bit(source, records, kind):
         class_balanced(source, 3, 2, transform, seed=5, num_steps=6),
         class_balanced(records, 3, 2, transform, seed=5, num_steps=6),
     )
-    assert_same(
-        shuffled(source, 6, transform, seed=5, num_steps=6), shuffled(records, 6, transform, seed=5, num_steps=6)
-    )
     assert_same(shuffled(source, 6, transform, num_steps=4), shuffled(records, 6, transform, num_steps=4, cache=True))
     view = EvaluationTransform(24, 20)
     assert_same(evaluation_batches(source, view, 7), evaluation_batches(records, view, 7))
 
 
-def test_other_tools_read_the_shards(source, folder):
-    shards = sorted(tf.io.gfile.glob(f"{folder}/train-*.tfrecord"))
-    found = [tf.train.Example.FromString(record.numpy()) for record in tf.data.TFRecordDataset(shards)]
-    assert len(found) == 24
-    for index, example in enumerate(found):
-        feature = example.features.feature
-        assert feature["image/filename"].bytes_list.value[0] == os.fsencode(source.images.paths[index])
-        assert feature["image/class/label"].int64_list.value[0] == source.labels[index]
-        assert feature["image/class/super_label"].int64_list.value[0] == source.super_labels[index]
-        assert feature["image/role"].bytes_list.value[0] == (b"gallery", b"query")[int(source.is_query[index])]
-        assert feature["image/format"].bytes_list.value[0] in (b"jpeg", b"png", b"webp")
+def test_other_tools_read_the_shards_and_the_table(source, folder):
+    data = []
+    for path in sorted(pathlib.Path(folder).glob("train-*.tar")):
+        with tarfile.open(path) as archive:
+            data += [archive.extractfile(member).read() for member in archive]
+            assert {name.rpartition(".")[2] for name in archive.getnames()} <= {"jpg", "png", "webp"}
+    assert data == contents(source.images, range(24))
+    table = pq.read_table(pathlib.Path(folder) / "train.parquet").to_pydict()
+    assert table["name"] == list(map(os.fsencode, source.images.paths))
+    assert table["label"] == source.labels.tolist()
+    assert table["super_label"] == source.super_labels.tolist()
+    assert table["is_query"] == source.is_query.tolist()
 
 
 @pytest.mark.parametrize("held", ["encoded", "arrays"])
@@ -139,31 +139,9 @@ def test_a_remote_file_system():
     dataset = made(EncodedImages(tuple(images_of_kinds(12)), tuple(map(str, range(12)))), np.arange(12) // 2)
     prepare({"train": dataset}, "memory://records/of these", RecordSettings(shard_mb=0.01))
     records = load("records", "memory://records/of these")
-    assert records.images.read(np.arange(12)[::-1]) == list(dataset.images.data[::-1])
+    assert contents(records.images, np.arange(12)[::-1]) == list(dataset.images.data[::-1])
     verify("memory://records/of these")
     assert not [name for name in listing("memory://records/of these") if name.startswith(".")]
-
-
-def test_open_files_are_bounded_and_closed(records):
-    def descriptors():
-        return len(os.listdir("/proc/self/fd"))
-
-    paths = records.images.table.shards.paths
-    before = descriptors()
-    shards = Shards(paths * 100)
-    for number in range(len(paths) * 100):
-        shards.read(number, 0, int(records.images.table.sizes[records.images.table.shard == number % len(paths)][0]))
-    assert descriptors() - before <= len(paths)
-    del shards
-    assert descriptors() == before
-
-
-def test_a_shard_that_two_threads_open_at_once_stays_open_until_it_is_read(records):
-    table = records.images.table
-    shards = Shards(table.shards.paths)
-    shards._open = shards._open.__wrapped__  # as for the thread whose file is not the one that is kept
-    for _ in range(3):
-        assert len(shards.read(0, 0, int(table.sizes[0]))) == table.sizes[0] - 16
 
 
 def test_records_need_no_inspection(records):
@@ -179,13 +157,13 @@ def copied(folder, tmp_path):
 @pytest.mark.parametrize(
     ("name", "change", "says"),
     [
-        ("train-00001-of-*.tfrecord", None, "is missing"),
-        ("train-00001-of-*.tfrecord", lambda data: data[:-5], "bytes instead of"),
-        ("train.npz", None, "is missing"),
-        ("train.npz", lambda data: data[:99] + bytes([data[99] ^ 1]) + data[100:], "checksum"),
+        ("train-00001-of-*.tar", None, "is missing"),
+        ("train-00001-of-*.tar", lambda data: data[:-5], "bytes instead of"),
+        ("train.parquet", None, "is missing"),
+        ("train.parquet", lambda data: data[:99] + bytes([data[99] ^ 1]) + data[100:], "checksum"),
         ("manifest.json", None, "no finished record files"),
         ("manifest.json", lambda data: data[:-20], "cannot be read"),
-        ("manifest.json", lambda data: data.replace(b'"version": 2', b'"version": 9'), "version 2"),
+        ("manifest.json", lambda data: data.replace(b'"version": 3', b'"version": 9'), "version 3"),
     ],
 )
 def test_damage_is_named_when_the_folder_is_opened(name, change, says, copied):
@@ -206,32 +184,32 @@ def test_damage_within_a_shard(copied):
     dataset = load("records", copied)
     path = copied / read_manifest(str(copied))["splits"]["train"]["shards"][0]["file"]
     data = bytearray(path.read_bytes())
-    data[0] ^= 1  # the first record's length
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    with pytest.raises(UserError, match=f"{path.name} holds no record .* damaged"):
-        dataset.images.read(np.array([0]))
     with pytest.raises(UserError, match=f"1 of .* damaged: .*{path.name} is damaged .its checksum"):
         verify(str(copied))
+    path.write_bytes(data[:600])
+    with pytest.raises(UserError, match=f"{path.name} ends within the image at byte 512: it is damaged"):
+        dataset.images.encoded(0)
 
 
 def test_a_shard_that_vanishes_while_it_is_used(copied):
     dataset = load("records", copied)
-    for path in copied.glob("*.tfrecord"):
+    for path in copied.glob("*.tar"):
         path.unlink()
-    with pytest.raises(UserError, match=r"tfrecord cannot be read \(No such file"):
-        dataset.images.read(np.array([3]))
+    with pytest.raises(UserError, match=r"tar cannot be read \(No such file"):
+        contents(dataset.images, np.array([3]))
 
 
 def test_training_on_a_shard_that_vanished_ends_with_one_line(copied):
     """The message comes through TensorFlow, which wraps it in a traceback of its own."""
     dataset = load("records", copied)
-    for path in copied.glob("*.tfrecord"):
+    for path in copied.glob("*.tar"):
         path.unlink()
     with pytest.raises(tf.errors.OpError) as caught:
         next(iter(class_balanced(dataset, 2, 2, TrainTransform("random_crop", resize=28, image_size=24))))
     explained = explain_failure(caught.value, dataset)
-    assert re.fullmatch(r".*tfrecord cannot be read \(No such file[^\n]*", str(explained))
+    assert re.fullmatch(r".*tar cannot be read \(No such file[^\n]*", str(explained))
 
 
 def test_manifest_tells_what_was_prepared(source, folder):
@@ -352,34 +330,34 @@ def test_a_malformed_manifest_is_refused(change, crafted):
 @pytest.mark.parametrize(
     "change",
     [
-        {"labels": None},
-        {"names": None},
-        {"name_ends": None},
-        {"sizes": None},
-        {"sizes": np.full(6, 8)},
-        {"sizes": np.full(6, 10**6)},
-        {"sizes": np.array([10**18, -(10**18), 99, 99, 99, 99])},
-        {"labels": np.zeros(6)},
-        {"labels": np.zeros((6, 1), np.int64)},
-        {"labels": np.full(6, 99)},
-        {"labels": np.array([{}] * 6, object)},
-        {"name_ends": np.array([1, 2, 3, 4, 5, 10**9])},
-        {"name_ends": np.array([9, 8, 7, 6, 5, 4])},
+        *({name: None} for name in ("shard", "offset", "size", "label", "name")),
+        {"shard": np.full(6, 9, np.int32)},
+        {"shard": np.full(6, -1, np.int32)},
+        {"shard": np.zeros(6)},
+        {"offset": np.full(6, -1)},
+        {"offset": np.full(6, 2**62)},
+        {"size": np.zeros(6, np.int64)},
+        {"size": np.full(6, 10**6)},
+        {"size": np.full(6, 2**63 - 1)},
+        {"label": np.zeros(6)},
+        {"label": np.full(6, 99)},
+        {"label": [0, 0, 1, 1, 2, None]},
+        {"name": list("abcdef")},
         {"is_query": np.zeros(6, np.int64)},
-        {"super_labels": np.zeros(5, np.int64)},
+        {"super_label": [b"x"] * 6},
     ],
 )
 def test_a_table_that_does_not_hold_together_is_refused(change, crafted):
     def rewritten(manifest):
         entry = manifest["splits"]["train"]["table"]
-        with np.load(crafted / entry["file"]) as file:
-            columns = {**file, **change}
-        buffer = io.BytesIO()
-        np.savez(buffer, **{name: column for name, column in columns.items() if column is not None})
-        retold(crafted, entry, buffer.getvalue())
+        table = pq.read_table(crafted / entry["file"])
+        columns = {**{name: table[name] for name in table.column_names}, **change}
+        made = pa.table({name: column for name, column in columns.items() if column is not None})
+        pq.write_table(made, crafted / entry["file"])
+        retold(crafted, entry, (crafted / entry["file"]).read_bytes())
 
     rewrite(crafted, rewritten)
-    with pytest.raises(UserError, match=r"train\.npz is damaged") as error:
+    with pytest.raises(UserError, match=r"train\.parquet is damaged") as error:
         load("records", crafted)
     assert "\n" not in str(error.value)
 
@@ -388,7 +366,7 @@ def test_special_files_among_records_are_not_opened(crafted):
     entry = read_manifest(str(crafted))["splits"]["train"]["shards"][0]
     (crafted / entry["file"]).unlink()
     os.mkfifo(crafted / entry["file"])
-    with pytest.raises(UserError, match=r"\.tfrecord is missing"):
+    with pytest.raises(UserError, match=r"\.tar is missing"):
         load("records", crafted)
 
 
@@ -402,7 +380,7 @@ def test_a_preparation_does_not_go_on_with_a_malformed_note(crafted, tmp_path):
     ):
         out = tmp_path / f"out of {name}{len(content)}{content.get('plan')}"
         out.mkdir()
-        (out / name).write_text(json.dumps({"format": "tfdml-records", "version": 2, **content}))
+        (out / name).write_text(json.dumps({"format": "tfdml-records", "version": 3, **content}))
         with pytest.raises(UserError):
             prepare({"train": dataset}, out)
 
@@ -410,13 +388,12 @@ def test_a_preparation_does_not_go_on_with_a_malformed_note(crafted, tmp_path):
 def damaged(crafted):
     """The data set, with a broken picture in its third record, and what messages shall call that."""
     dataset = load("records", crafted)
-    table = dataset.images.table
-    path = table.shards.paths[table.shard[2]]
+    images = dataset.images
+    path = images.paths[images.shard[2]]
     with open(path, "r+b") as file:
-        middle = int(table.offsets[2] + table.sizes[2] // 2)
-        file.seek(middle)
+        file.seek(int(images.offsets[2] + images.sizes[2] // 2))
         file.write(b"\0" * 64)
-    return dataset, f"{path}, record at byte {table.offsets[2]} (photo2)"
+    return dataset, f"{path}, image at byte {images.offsets[2]} (photo2)"
 
 
 def test_a_damaged_record_is_named_by_its_shard(crafted):

@@ -6,15 +6,15 @@ import json
 import os
 import pathlib
 import subprocess
+import tarfile
 import threading
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data.preparations import images_of_kinds, made, picture
+from tests.data.preparations import contents, images_of_kinds, made, picture
 from tests.fork_server import fork_server
 from tfdml.data import load
 from tfdml.data.decoding import decode_image
@@ -52,7 +52,7 @@ def leftovers(folder):
 
 def whole(folder):
     """The bytes of everything that records are made of."""
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.suffix in (".tfrecord", ".npz")}
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.suffix in (".tar", ".parquet")}
 
 
 def broken(count):
@@ -63,8 +63,8 @@ def broken(count):
     bad = {
         b"": "empty file",
         None: "missing",
-        b"<html>": "not an image: it looks like an HTML page",
-        b"plain text": "not an image: it looks like text",
+        b"<html>": "not a JPEG, PNG or WebP image: it begins with b'<html>'",
+        b"plain text": "not a JPEG, PNG or WebP image: it begins with b'plain text'",
         good[0][:-20]: "truncated JPEG",
         good[1][:-20]: "truncated PNG",
         good[2][:-20]: "truncated WebP",
@@ -97,7 +97,7 @@ def test_every_bad_image_is_named_with_its_reason(tmp_path):
         assert fault.reason.startswith(reason)
     text = bad_images_in_words(report)
     assert f"{len(bad)} of {len(dataset)} images are bad (" in text
-    assert "2 not an image" in text
+    assert "2 not a JPEG, PNG or WebP image" in text
     assert "1 damaged" in text
     assert "\n" not in text
 
@@ -119,7 +119,7 @@ def test_bad_images_end_it_or_are_left_out(tmp_path):
     records = load("records", out)
     kept = [*range(5), *range(16, 23)]
     assert records.labels.tolist() == dataset.labels[kept].tolist()
-    assert records.images.read(np.arange(12)) == good
+    assert contents(records.images, np.arange(12)) == good
     assert [records.images.name(i) for i in range(12)] == [dataset.images.paths[i] for i in kept]
     assert set(records.class_names) == set(records.labels.tolist())
     assert len(verify(str(out))["splits"]["train"]["bad_images"]) == 11
@@ -136,7 +136,7 @@ def test_mended_images_are_taken_and_the_rest_is_kept(tmp_path):
     report = prepare({"train": dataset}, out, SMALL)
     found = report.splits["train"]
     assert 0 < found.resumed < len(found.shards)
-    assert load("records", out).images.read(np.arange(12)) == good
+    assert contents(load("records", out).images, np.arange(12)) == good
     assert not (out / "bad_images.txt").exists()
 
 
@@ -192,7 +192,7 @@ def test_copies_stay_unless_dropped(tmp_path):
     report = prepare(splits, tmp_path / "dropped", RecordSettings(drop_copies="across"))
     assert report.splits["test"].dropped == [1]
     assert len(load("records", tmp_path / "dropped")) == 4
-    assert load("records", tmp_path / "dropped", "test").images.read(np.arange(2)) == [picture(3), picture(4)]
+    assert contents(load("records", tmp_path / "dropped", "test").images, np.arange(2)) == [picture(3), picture(4)]
     left_out = verify(str(tmp_path / "dropped"))["splits"]["test"]["copies_left_out"]
     assert left_out == [test.images.paths[1]]
 
@@ -215,7 +215,7 @@ def test_shrinking(kind, tmp_path):
     dataset = encoded(upright, turned, *small)
     prepare({"train": dataset}, tmp_path / "out", RecordSettings(shrink=32, shrink_format=kind))
     records = load("records", tmp_path / "out")
-    first, second, *rest = records.images.read(np.arange(4))
+    first, second, *rest = contents(records.images, np.arange(4))
     assert rest == small
     for data, original, size in ((first, upright, (32, 43)), (second, turned, (38, 32))):
         expected = TrainTransform("random_crop", resize=32, image_size=32).prepare(decode_image(original))
@@ -263,7 +263,7 @@ def test_an_interruption_costs_only_the_shard_under_way(after, tmp_path):
         prepare({"train": dataset, "test": dataset}, out, SMALL, progress=stop_after(after))
     with pytest.raises(UserError, match="no finished record files"):
         load("records", out)
-    finished = {path.name: path.stat().st_mtime_ns for path in out.glob("*.tfrecord")}
+    finished = {path.name: path.stat().st_mtime_ns for path in out.glob("*.tar")}
     report = prepare({"train": dataset, "test": dataset}, out, SMALL)
     assert report.splits["train"].resumed == len(finished)
     assert all((out / name).stat().st_mtime_ns == time for name, time in finished.items())
@@ -307,7 +307,7 @@ def test_a_shard_cut_short_is_made_again(tmp_path):
             SMALL,
             progress=lambda done, *_: (_ for _ in ()).throw(Stopped) if done == 20 else 0,
         )
-    first, *_, last = sorted(out.glob("*.tfrecord"))
+    first, *_, last = sorted(out.glob("*.tar"))
     first.write_bytes(first.read_bytes()[:-1])
     last.unlink()
     prepare({"train": dataset}, out, SMALL)
@@ -379,37 +379,28 @@ def test_a_remote_lock(tmp_path):
     assert LOCK not in listing(out)
 
 
-class FullDisk:
-    """A writer of TFRecords onto a disk that has no room for the second shard."""
+def full_disk():
+    """How members are added to an archive on a disk that has no room for the second shard."""
 
-    real = tf.io.TFRecordWriter
-
-    def __init__(self, path):
-        self._writer = self.real(path)
-        self._full = "-00001-" in path
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._writer.close()
-
-    def write(self, record):
-        self._writer.write(record)
-        if self._full:
+    def addfile(archive, member, file):
+        addfile.real(archive, member, file)
+        if "-00001-" in archive.name:
             raise OSError(errno.ENOSPC, "No space left on device")
+
+    addfile.real = tarfile.TarFile.addfile
+    return addfile
 
 
 def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch):
     dataset = files(tmp_path / "images", images_of_kinds(24))
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(tf.io, "TFRecordWriter", FullDisk)
+        patch.setattr(tarfile.TarFile, "addfile", full_disk())
         with pytest.raises(
             UserError, match=r"train-00001-of-.* the disk is full, and .* needs about [\d.,]+ (MB|bytes) \("
         ):
             prepare({"train": dataset}, out, SMALL)
-    assert [path.name[:11] for path in sorted(out.glob("*.tfrecord"))] == ["train-00000"]
+    assert [path.name[:11] for path in sorted(out.glob("*.tar"))] == ["train-00000"]
     assert not [name for name in os.listdir(out) if name.startswith(".")]
     report = prepare({"train": dataset}, out, SMALL)
     assert report.splits["train"].resumed == 1
@@ -419,7 +410,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch):
 def test_what_a_killed_preparation_left_is_removed_by_the_next(tmp_path):
     dataset = files(tmp_path / "images", images_of_kinds(4))
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / ".partial-1-train-00000-of-00001.tfrecord").write_bytes(b"half")
+    (tmp_path / "out" / ".partial-1-train-00000-of-00001.tar").write_bytes(b"half")
     prepare({"train": dataset}, tmp_path / "out", SMALL)
     assert not [name for name in os.listdir(tmp_path / "out") if name.startswith(".")]
 
@@ -432,11 +423,9 @@ def test_a_disk_that_is_really_full(small_disk, tmp_path, monkeypatch):
     assert os.listdir(tiny_disk / "out") == []
 
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 2**40}))
-    with pytest.raises(
-        UserError, match=r"tfrecord cannot be written: the disk is full, and this file needs about 0\.\d MB"
-    ):
+    with pytest.raises(UserError, match=r"tar cannot be written: the disk is full, and this file needs about 0\.\d MB"):
         prepare({"train": dataset}, tiny_disk / "out", RecordSettings(shard_mb=0.3))
-    kept = sorted(path.name for path in (tiny_disk / "out").glob("*.tfrecord"))
+    kept = sorted(path.name for path in (tiny_disk / "out").glob("*.tar"))
     assert 0 < len(kept) < 4
     assert not [name for name in os.listdir(tiny_disk / "out") if name.startswith(".")]
     subprocess.run(["mount", "-o", "remount,size=4m", tiny_disk], check=True)

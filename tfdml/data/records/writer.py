@@ -15,7 +15,8 @@ import io
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.data.decoding import DECODER_LIMIT, decode_image, format_of
 from tfdml.data.faults import ImageError, access_fault, decoding_fault, find_duplicates
 from tfdml.data.images import Images
-from tfdml.data.records.reader import ENCODED, FORMAT, SHARD, VERSION, read
+from tfdml.data.records.reader import COLUMNS, FORMAT, SHARD, VERSION, read
 from tfdml.data.transforms import TrainTransform
 from tfdml.errors import UserError
 from tfdml.io import files
@@ -72,9 +73,9 @@ class RecordSettings:
     def __post_init__(self):
         if self.shrink < 0:
             raise UserError(f"`shrink={self.shrink}`: give the pixels of the shorter side, or 0 for no change")
-        for name, low in (("shard_mb", 0), ("max_pixels", 0), ("workers", 0)):
-            if not low < getattr(self, name) < float("inf"):
-                raise UserError(f"`{name}={getattr(self, name)}` must be more than {low}, and finite")
+        for name in ("shard_mb", "max_pixels", "workers"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise UserError(f"`{name}={getattr(self, name)}` must be more than 0, and finite")
         for name, values in (
             ("shrink_format", SHRINK_FORMATS), ("bad_images", BAD_IMAGE_CHOICES), ("drop_copies", DROP_COPIES),
         ):  # fmt: skip
@@ -99,7 +100,7 @@ class Examined:
     Args:
         index: Its place in the data set.
         data: The bytes for its record; empty for a bad image.
-        digest: The SHA-256 of its bytes as they were read, in hexadecimal; empty where they could not be.
+        digest: The SHA-256 of its bytes as they were read, in hexadecimal; empty for a bad image.
         fault: What is wrong with it, or None.
     """
 
@@ -163,7 +164,9 @@ class ImageExaminer:
             return Examined(index, b"", "", access_fault(error))
         converted = []
         fault = decoding_fault(data, lambda encoded: converted.append(self._convert(encoded).numpy()), self._max_pixels)
-        return Examined(index, b"" if fault else converted[0] or data, hashlib.sha256(data).hexdigest(), fault)
+        if fault:
+            return Examined(index, b"", "", fault)
+        return Examined(index, converted[0] or data, hashlib.sha256(data).hexdigest())
 
 
 @functools.cache
@@ -200,7 +203,7 @@ class SplitReport:
         faults: The bad images.
         dropped: The images left out because they are copies.
         shards: The manifest's entries of the shards, where any were written.
-        record_sizes: The bytes of every record in them.
+        places: Of each image in them the offset and the size, in bytes.
         resumed: How many of these an earlier run had written.
     """
 
@@ -209,8 +212,18 @@ class SplitReport:
     faults: list[ImageError] = dataclasses.field(default_factory=list)
     dropped: list[int] = dataclasses.field(default_factory=list)
     shards: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    record_sizes: list[int] = dataclasses.field(default_factory=list)
+    places: list[list[int]] = dataclasses.field(default_factory=list)
     resumed: int = 0
+
+    def add(self, part: Mapping[str, Any]) -> None:
+        """Add what is known of a shard."""
+        self.digests += part["digests"]
+        for index, reason in part["faults"].items():
+            self.faults.append(ImageError(int(index), self.dataset.images.place(int(index)), reason))
+        self.dropped += part["dropped"]
+        if part["shard"]:
+            self.shards.append(part["shard"])
+            self.places += part["places"]
 
     @property
     def kept(self) -> np.ndarray:
@@ -283,11 +296,9 @@ _PART: Kinds = {
     "digests": list,
     "faults": dict,
     "dropped": list,
-    "sizes": list,
+    "places": list,
     "shard": (dict, type(None)),
 }
-# A TFRecord's length and two checksums.
-_FRAME = 16
 
 
 def check(
@@ -312,11 +323,10 @@ def check(
     with ImageExaminer(sum(map(len, splits.values())), settings, progress) as examiner:
         for split, dataset in splits.items():
             for image in examiner.examine(dataset.images, 0, len(dataset)):
-                reports[split].digests.append("" if image.fault else image.digest)
+                reports[split].digests.append(image.digest)
                 if image.fault:
-                    reports[split].faults.append(
-                        ImageError(image.index, dataset.images.place(image.index), image.fault)
-                    )
+                    fault = ImageError(image.index, dataset.images.place(image.index), image.fault)
+                    reports[split].faults.append(fault)
     return Report(reports, _duplicates(reports))
 
 
@@ -407,53 +417,37 @@ def _write(
                 excluded = set(reports["train"].digests) - {""}
             for number, (start, stop) in enumerate(itertools.pairwise([*starts[split], len(dataset)])):
                 stem = f"{split}-{number:05d}-of-{len(starts[split]):05d}"
-                key = _digest([stamps[split][start:stop], sorted(excluded)])
+                content = json.dumps([stamps[split][start:stop], sorted(excluded)])
+                key = hashlib.sha256(content.encode()).hexdigest()
                 part = _part(folder, stem, key, settings)
                 if part is None:
-                    part = _make_part(examiner, dataset, (start, stop), excluded, folder, stem, key, settings)
+                    images = list(examiner.examine(dataset.images, start, stop))
+                    part = _make_part(images, excluded, folder, stem, key, settings)
                 else:
                     reports[split].resumed += 1
                     examiner.skip(stop - start)
-                found = reports[split]
-                found.digests += part["digests"]
-                found.faults += [
-                    ImageError(int(i), dataset.images.place(int(i)), why) for i, why in part["faults"].items()
-                ]
-                found.dropped += part["dropped"]
-                if part["shard"]:
-                    found.shards.append(part["shard"])
-                    found.record_sizes += part["sizes"]
+                reports[split].add(part)
     return Report(reports, _duplicates(reports))
 
 
 def _make_part(
-    examiner: ImageExaminer,
-    dataset: ImageDataset,
-    extent: tuple[int, int],
-    excluded: set[str],
-    folder: ResumableFolder,
-    stem: str,
-    key: str,
-    settings: RecordSettings,
+    images: list[Examined], excluded: set[str], folder: ResumableFolder, stem: str, key: str, settings: RecordSettings
 ) -> dict[str, Any]:
-    """Examine the images of a shard and writes it, unless bad images are an error."""
-    images = list(examiner.examine(dataset.images, *extent))
-    dropped = [image.index for image in images if not image.fault and image.digest in excluded]
-    faults = {str(image.index): image.fault for image in images if image.fault}
-    kept = [image for image in images if not image.fault and image.digest not in excluded]
-    part = {
+    """Write the images of a shard, unless bad images are an error."""
+    part: dict[str, Any] = {
         "key": key,
-        "digests": ["" if image.fault else image.digest for image in images],
-        "faults": faults,
-        "dropped": dropped,
-        "sizes": [],
+        "digests": [image.digest for image in images],
+        "faults": {str(image.index): image.fault for image in images if image.fault},
+        "dropped": [image.index for image in images if image.digest in excluded],
+        "places": [],
         "shard": None,
     }
-    if faults and settings.bad_images == "error":
+    if part["faults"] and settings.bad_images == "error":
         return part
+    kept = [image for image in images if not image.fault and image.digest not in excluded]
     written = {}
     if kept:
-        shard, part["sizes"] = write_shard(folder.folder, stem, dataset, kept)
+        shard, part["places"] = write_shard(folder.folder, stem, kept)
         part["shard"], written = shard, {shard["file"]: {name: shard[name] for name in ("bytes", "sha256")}}
     return folder.finish_part(stem, part, written)
 
@@ -468,7 +462,7 @@ def _part(folder: ResumableFolder, stem: str, key: str, settings: RecordSettings
         return None
     if part["shard"]:
         fields(part["shard"], SHARD, f"{folder.folder}: {stem}", folder.remedy)
-        if len(part["sizes"]) != part["shard"]["images"] or any(type(size) is not int for size in part["sizes"]):
+        if len(part["places"]) != part["shard"]["images"]:
             return None
     return part
 
@@ -496,7 +490,7 @@ def _identity(splits: Mapping[str, ImageDataset], settings: RecordSettings) -> d
     identity = {"dataset": next(iter(splits.values())).name, **settings.job()}
     for split, dataset in splits.items():
         digest = hashlib.sha256(json.dumps(sorted(dataset.class_names.items())).encode())
-        for column in (dataset.labels, dataset.super_labels, dataset.is_query):
+        for column in (dataset.labels, dataset.super_labels, dataset.is_query, dataset.groups):
             digest.update(b"none" if column is None else column.tobytes())
         for index in range(len(dataset)):
             digest.update(os.fsencode(dataset.images.name(index)) + b"\0")
@@ -506,32 +500,36 @@ def _identity(splits: Mapping[str, ImageDataset], settings: RecordSettings) -> d
 
 def _finish(found: SplitReport, split: str, out: str) -> dict[str, Any]:
     """Write a split's table; returns its part of the manifest."""
+    import pyarrow as pa  # takes a while to import
+    import pyarrow.parquet
+
     kept, dataset = found.kept, found.dataset
     if not len(kept):
         raise UserError(f"{dataset.name}: no image of the {split} split is left")
-    names = [os.fsencode(dataset.images.name(index)) for index in kept]
+    offsets, sizes = zip(*found.places, strict=True)
     columns = {
-        "labels": dataset.labels[kept],
-        "sizes": np.array(found.record_sizes, np.int64),
-        "names": np.frombuffer(b"".join(names), np.uint8),
-        "name_ends": np.cumsum([len(name) for name in names], dtype=np.int64),
+        "shard": np.repeat(np.arange(len(found.shards)), [shard["images"] for shard in found.shards]),
+        "offset": offsets,
+        "size": sizes,
+        "label": dataset.labels[kept],
+        "name": [os.fsencode(dataset.images.name(index)) for index in kept],
+        "super_label": None if dataset.super_labels is None else dataset.super_labels[kept],
+        "is_query": None if dataset.is_query is None else dataset.is_query[kept],
+        "group": None if dataset.groups is None else dataset.groups[kept],
     }
-    if dataset.super_labels is not None:
-        columns["super_labels"] = dataset.super_labels[kept]
-    if dataset.is_query is not None:
-        columns["is_query"] = dataset.is_query[kept]
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **columns)
-    table = buffer.getvalue()
-    files.write_whole(os.path.join(out, f"{split}.npz"), table)
-    classes = np.unique(columns["labels"])
+    arrays = {name: pa.array(column, COLUMNS[name]) for name, column in columns.items() if column is not None}
+    buffer = pa.BufferOutputStream()
+    pa.parquet.write_table(pa.table(arrays), buffer, compression="zstd")
+    table = buffer.getvalue().to_pybytes()
+    files.write_whole(os.path.join(out, f"{split}.parquet"), table)
+    classes = np.unique(columns["label"])
     return {
         "images": len(kept),
         "classes": len(classes),
         "class_names": {str(label): dataset.class_names[int(label)] for label in classes},
-        "super_classes": None if dataset.super_labels is None else len(np.unique(columns["super_labels"])),
+        "super_classes": None if dataset.super_labels is None else len(np.unique(columns["super_label"])),
         "queries": None if dataset.is_query is None else int(columns["is_query"].sum()),
-        "table": {"file": f"{split}.npz", "bytes": len(table), "sha256": hashlib.sha256(table).hexdigest()},
+        "table": {"file": f"{split}.parquet", "bytes": len(table), "sha256": hashlib.sha256(table).hexdigest()},
         "shards": found.shards,
         "bad_images": [{"name": fault.name, "reason": fault.reason} for fault in found.faults],
         "copies_left_out": [dataset.images.name(index) for index in found.dropped],
@@ -557,10 +555,6 @@ def _duplicates(reports: Mapping[str, SplitReport]) -> list[dict[str, Any]]:
     return find_duplicates({split: (found.dataset, found.digests) for split, found in reports.items()})
 
 
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
-
-
 def cut_into_shards(sizes: Sequence[int], shard_bytes: float) -> list[int]:
     """Where each shard begins.
 
@@ -584,60 +578,35 @@ def cut_into_shards(sizes: Sequence[int], shard_bytes: float) -> list[int]:
     return starts
 
 
-def write_shard(
-    folder: str, stem: str, dataset: ImageDataset, images: Iterable[Examined]
-) -> tuple[dict[str, Any], list[int]]:
-    """Write `stem.tfrecord`, atomically.
+def write_shard(folder: str, stem: str, images: Sequence[Examined]) -> tuple[dict[str, Any], list[list[int]]]:
+    """Write `stem.tar`, atomically.
 
     Args:
         folder: Where.
         stem: The name of the shard, without suffix.
-        dataset: Where the labels and names come from.
         images: The images, in order.
 
     Returns:
-        The shard's entry in the manifest (file, number of images, bytes, SHA-256), and the bytes of each record.
+        The shard's entry in the manifest (file, number of images, bytes, SHA-256), and the offset and the size of each
+        image in it, in bytes.
 
     Raises:
         UserError: The disk is full, or the file system refuses.
 
     Example:
         >>> examined = [Examined(row, jpeg, "") for row in range(3)]
-        >>> write_shard(".", "train-00000-of-00001", train, examined)[0]["images"]
+        >>> write_shard(".", "train-00000-of-00001", examined)[0]["images"]
         3
     """
-    path = os.path.join(folder, f"{stem}.tfrecord")
-    images, sizes = list(images), []
+    path = os.path.join(folder, f"{stem}.tar")
+    places = []
     with files.atomic_write(path, sum(len(image.data) for image in images)) as temporary:
-        with tf.io.TFRecordWriter(temporary) as writer:
+        with tarfile.open(temporary, "w", format=tarfile.USTAR_FORMAT) as archive:
             for image in images:
-                record = _example(dataset, image).SerializeToString(deterministic=True)
-                writer.write(record)
-                sizes.append(len(record) + _FRAME)
-        digest = files.sha256_of(temporary)
-    return {"file": f"{stem}.tfrecord", "images": len(images), "bytes": sum(sizes), "sha256": digest}, sizes
-
-
-def _example(dataset: ImageDataset, image: Examined) -> tf.train.Example:
-    kind = format_of(image.data[:16])
-    label = int(dataset.labels[image.index])
-    features = {
-        ENCODED: _bytes(image.data),
-        "image/format": _bytes(kind.name.encode() if kind else b""),
-        "image/filename": _bytes(os.fsencode(dataset.images.name(image.index))),
-        "image/class/label": _integer(label),
-        "image/class/text": _bytes(os.fsencode(dataset.class_names[label])),
-    }
-    if dataset.super_labels is not None:
-        features["image/class/super_label"] = _integer(int(dataset.super_labels[image.index]))
-    if dataset.is_query is not None:
-        features["image/role"] = _bytes(b"query" if dataset.is_query[image.index] else b"gallery")
-    return tf.train.Example(features=tf.train.Features(feature=features))
-
-
-def _bytes(value: bytes) -> tf.train.Feature:
-    return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
-
-
-def _integer(value: int) -> tf.train.Feature:
-    return tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
+                kind = format_of(image.data[:16])
+                member = tarfile.TarInfo(f"{image.index:09d}{kind.extensions[0] if kind else ''}")
+                member.size = len(image.data)
+                places.append([archive.offset + tarfile.BLOCKSIZE, member.size])  # behind its header
+                archive.addfile(member, io.BytesIO(image.data))
+        entry = {"bytes": os.path.getsize(temporary), "sha256": files.sha256_of(temporary)}
+    return {"file": f"{stem}.tar", "images": len(images), **entry}, places
