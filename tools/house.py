@@ -31,11 +31,10 @@ SINGLE_USE = {
         "a network",
     ),
     **dict.fromkeys(
-        [f"tfdml.data.readers.{name}" for name in ("glyphs", "official_archives", "own_images", "tfds")],
+        [f"tfdml.data.readers.{name}" for name in ("official_archives", "tfds")],
         "data sets of one kind",
     ),
     "tfdml.cli.measuring": "what `tfdml evaluate` measures, apart from its flags",
-    "tfdml.cluster.inputs": "where the images of bulk embedding are",
     "tfdml.cluster.sweep": "the entry of sweeps",
     "tfdml.data.download": "archives from their publishers",
     "tfdml.embeddings.endpoints": "the protocols of TensorFlow Serving",

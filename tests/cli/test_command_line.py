@@ -122,7 +122,7 @@ def test_warnings_are_shown_with_flags(known):
         ("export", ["--run_dir=run", "--out=gs://bucket/x"], "--out=gs://bucket/x: only local folders"),
         ("export", ["--run_dir=run", "--out=x", "--formats=onnxx"], "--formats=onnxx: must be of"),
         ("embed", ["--model=run", "--out=gs://bucket/x"], "--out=gs://bucket/x: only local folders"),
-        ("evaluate", ["--model=grpc://nowhere", "--dataset=glyphs"], "--model=grpc://nowhere: write grpc://"),
+        ("evaluate", ["--model=grpc://nowhere", "--dataset=glyphs"], "--model=grpc://nowhere: write http://"),
     ],
 )
 def test_commands_show_flags(command, arguments, says, tmp_path, monkeypatch):
@@ -192,7 +192,7 @@ CASES = {
         "resize_mode": ("pad", RUN, LITERT),
         "image_size": (64, RUN, LITERT),
         "pad_color": ("white", RUN, LITERT),
-        "timeout": (1.0, RUN, {"model": "grpc://localhost:8500/cars"}),
+        "timeout": (1.0, RUN, {"model": "http://localhost:8501/v1/models/cars"}),
         "dataset": ("sop", {"cluster": "local"}, {}),
         "data_dir": ("/data", {"cluster": "local"}, {}),
         "dataset_options": ("size=32", {"cluster": "local"}, {}),
@@ -253,7 +253,11 @@ CASES = {
         "resize_mode": ("pad", VECTORS_GALLERY, {**VECTORS_GALLERY, **LITERT, "images": ["a"]}),
         "image_size": (64, VECTORS_GALLERY, {**VECTORS_GALLERY, **LITERT, "images": ["a"]}),
         "pad_color": ("white", VECTORS_GALLERY, {**VECTORS_GALLERY, **LITERT, "images": ["a"]}),
-        "timeout": (1.0, VECTORS_GALLERY, {**VECTORS_GALLERY, "images": ["a"], "model": "grpc://localhost:8500/cars"}),
+        "timeout": (
+            1.0,
+            VECTORS_GALLERY,
+            {**VECTORS_GALLERY, "images": ["a"], "model": "http://localhost:8501/v1/models/cars"},
+        ),
     },
     "prepare": {
         "dataset": ("sop", {"verify": True}, {}),

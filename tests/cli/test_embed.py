@@ -151,7 +151,7 @@ def test_wrong_input_is_one_clear_line(commands, tmp_path, monkeypatch):
         (["--model=x"], "--out is missing"),
         (["--model=.", "--out=x"], "--dataset is missing"),
         (["--model=nowhere", "--out=x", *GLYPHS], "--model=nowhere: there is no such file or folder"),
-        (["--model=grpc://nowhere", "--out=x", *GLYPHS], "write grpc://host:port/name"),
+        (["--model=grpc://nowhere", "--out=x", *GLYPHS], "write http://host:port/v1/models/NAME"),
         (["--model=x", "--out=x", "--split=best"], "--split"),
     ]
     for flags, says in cases:

@@ -46,7 +46,6 @@ def test_the_same_numbers_for_the_same_model(forms, tmp_path):
             "keras": [f"--model={forms['run'] / 'embedder.keras'}", *DATA],
             "saved_model": [f"--model={forms['saved_model'].parent}", *DATA],
             "litert": [f"--model={forms['litert']}", "--resize=32", "--image_size=28", *DATA],
-            "grpc": [f"--model=grpc://127.0.0.1:{server.grpc_port}/tiny", *DATA],
             "rest": [f"--model=http://127.0.0.1:{server.rest_port}/v1/models/tiny", *DATA],
         }
         answers = run_many("evaluate", tmp_path, [[*flags, f"--json={name}.json"] for name, flags in places.items()])
@@ -64,7 +63,6 @@ def test_the_same_numbers_for_the_same_model(forms, tmp_path):
         for name in ("saved_model", "litert"):
             assert results[name][metric] == pytest.approx(trained[metric], abs=BETWEEN_GRAPHS)
     assert results["keras"] == results["run"]
-    assert results["grpc"] == results["saved_model"]
     assert results["rest"] == results["saved_model"]
 
 
@@ -144,9 +142,8 @@ def test_wrong_input_is_one_clear_line(commands, vectors, monkeypatch):
         (["--model=good.npz", "--json=/dev/full"], "/dev/full cannot be written: the disk is full"),
         (["--model=good.npz", "--report=y.html"], "name their --dataset"),
         (["--model=roles.npz", "--intervals=parts"], "these images have roles"),
-        (["--model=grpc://127.0.0.1:1/cars", *DATA], "cannot be reached, in 5 attempts"),
         (["--model=http://127.0.0.1:1/v1/models/cars", *DATA], "cannot be reached, in 5 attempts"),
-        (["--model=grpc://nowhere", *DATA], "write grpc://host:port/name"),
+        (["--model=grpc://localhost:8500/cars", *DATA], "write http://host:port/v1/models/NAME"),
         (["--model=x.tflite", *DATA], "--model=x.tflite: there is no such file"),
         (["--compare=a,b"], "a is no folder"),
         (["--compare=a,b", "--report=c.html"], "a is no folder"),

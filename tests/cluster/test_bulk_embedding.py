@@ -11,17 +11,84 @@ import re
 import signal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.many import run_many
 from tests.export import models_on_disk
-from tfdml.cluster.bulk_embedding import BulkFolder, BulkRequest, PartEmbedder, embed_in_bulk, identity_of
+from tfdml.cluster.bulk_embedding import BulkFolder, BulkRequest, PartEmbedder, embed_in_bulk, identity_of, images_of
 from tfdml.cluster.ray_session import as_user_error, ray_session
 from tfdml.embeddings import backends, read_embeddings, read_names
 from tfdml.errors import UserError
 
 pytest.importorskip("ray", reason="pip install 'tfdml[ray]'")
 COUNT, BROKEN, MISSING = 23, (4, 17), 9
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv", "jsonl"])
+def test_lists_give_paths_labels_and_roles(form, tmp_path):
+    rows = {
+        "path": ["a.jpg", "/data/b.jpg", "s3://bucket/c d.jpg", "a.jpg"],
+        "label": ["oak", "ash", "oak", "elm"],
+        "split": ["test", "test", "test", "train"],
+        "role": ["query", "gallery", "gallery", ""],
+    }
+    source = tmp_path / f"list.{form}"
+    if form == "parquet":
+        pq.write_table(pa.table({**rows, "width": [1, 2, 3, 4]}), source)
+    elif form == "csv":
+        lines = [",".join(rows), *(",".join(row) for row in zip(*rows.values(), strict=True))]
+        source.write_text("\n".join(lines) + "\n")
+    else:
+        lines = [json.dumps(dict(zip(rows, row, strict=True))) for row in zip(*rows.values(), strict=True)]
+        source.write_text("\n".join(lines))
+    assert images_of(str(source)).to_pydict() == {
+        "id": [0, 1, 2, 3],
+        "path": [f"{tmp_path}/a.jpg", "/data/b.jpg", "s3://bucket/c d.jpg", f"{tmp_path}/a.jpg"],
+        "label": [2, 0, 2, 1],
+        "class": ["oak", "ash", "oak", "elm"],
+        "role": ["query", "gallery", "gallery", "train"],
+    }
+
+
+def test_patterns_and_lists_of_paths_alone(tmp_path, monkeypatch):
+    for name in ("x/c.jpg", "a.jpg", "note.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    images = images_of("x/*.jpg,a.jpg").to_pydict()
+    assert images["path"] == [f"{tmp_path}/x/c.jpg", f"{tmp_path}/a.jpg"]
+    assert images["label"] == images["class"] == images["role"] == [None, None]
+    (tmp_path / "list.csv").write_text("path\na.jpg\n")
+    assert images_of("list.csv").to_pylist() == [
+        {"id": 0, "path": f"{tmp_path}/a.jpg", "label": None, "class": None, "role": None}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ({"file": ["a"]}, "no column path; it has 'file'"),
+        ({"path": ["a", None]}, "line 2: no path"),
+        ({"path": ["a", "b"], "label": [1, None]}, "line 2: no label"),
+        ({"path": ["a"], "role": ["best"]}, "role must be query or gallery, it is 'best'"),
+        ({"path": ["a"], "label": [["x"]]}, "cannot be read as Parquet"),
+        ({"path": []}, "has no row"),
+    ],
+)
+def test_lists_that_are_none(rows, says, tmp_path):
+    pq.write_table(pa.table(rows), tmp_path / "list.parquet")
+    with pytest.raises(UserError, match=says):
+        images_of(str(tmp_path / "list.parquet"))
+
+
+def test_files_that_are_no_lists(tmp_path):
+    (tmp_path / "list.parquet").write_bytes(b"PAR1")
+    (tmp_path / "list.csv").write_bytes(b"path\n\xff\xfe\n")
+    for name, says in (("list.parquet", "cannot be read"), ("list.csv", "not UTF-8"), ("nowhere.csv", "is missing")):
+        with pytest.raises(UserError, match=says):
+            images_of(str(tmp_path / name))
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +101,7 @@ def photos(tmp_path_factory):
     """A list of images, of which two cannot be decoded and one is not there; and the vectors of the others."""
     folder = tmp_path_factory.mktemp("photos")
     images = models_on_disk.pictures().images
-    rows = [["path", "label", "role"]]
+    rows = [["path", "label", "split"]]
     for number in range(COUNT):
         path = folder / f"{number:02d}.jpg"
         data = images.encoded(number % len(images))
@@ -77,7 +144,7 @@ def in_this_process(asked, stop_after=None):
             if number == stop_after:
                 return None
             worker({"part": np.array([part])})
-        return folder.finish_embeddings(about, asked.dtype)
+        return folder.finish_bulk(about, asked.dtype)
 
 
 def good():

@@ -250,9 +250,8 @@ def test_what_cannot_be_written_is_refused_before_the_first_batch(arguments, mes
     [
         {"identity": None},
         {"plan": "gone"},
-        {"plan": {}},
-        {"plan": {"dimension": 0}},
-        {"plan": {"dimension": "3"}},
+        {"dimension": 0},
+        {"dimension": "3"},
         {"rows": "gone"},
         {"rows": "1"},
         {"rows": -1},
@@ -266,7 +265,7 @@ def test_what_cannot_be_written_is_refused_before_the_first_batch(arguments, mes
 )
 def test_a_malformed_progress_file_is_refused(values, tmp_path):
     write(tmp_path / "x", stop_after=1)
-    name = "progress/part-000000.json" if {"rows", "files"} & set(values) else "progress.json"
+    name = "progress/part-000000.json" if {"rows", "dimension", "files"} & set(values) else "progress.json"
     path = tmp_path / "x" / name
     found = {**json.loads(path.read_text()), **values}
     path.write_text(json.dumps({key: value for key, value in found.items() if value != "gone"}))

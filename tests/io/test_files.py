@@ -1,6 +1,7 @@
 """Files that are there whole or not at all, wherever their path leads; full disks; what killed processes leave."""
 
 import errno
+import glob
 import os
 import pathlib
 import subprocess
@@ -208,3 +209,51 @@ def test_the_lock_of_a_killed_process_is_taken_over_with_a_warning(tmp_path, mon
 def test_the_lock_of_no_folder_is_refused(tmp_path):
     with pytest.raises(UserError, match="there is no such folder"), files.locked(tmp_path / "none", "out"):
         pass
+
+
+NAMES = ["a.jpg", "b.JPG", "note.txt", "x/c.jpg", "x/y/d.png", "x/y/e.jpg", "z (1)/f%20#.jpg", "xx/g.jpg"]
+
+
+@pytest.fixture
+def tree(tmp_path):
+    for name in NAMES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "*.jpg",
+        "**/*.jpg",
+        "x/**/*",
+        "x/*",
+        "*/*.jpg",
+        "?.jpg",
+        "**/y/*",
+        "x*/*.jpg",
+        "**/*(1)/*",
+        "*/y/?.png",
+        "none/*x",
+    ],
+)
+def test_a_pattern_names_what_the_shell_would(pattern, tree):
+    expected = [path for path in glob.glob(f"{tree}/{pattern}", recursive=True) if os.path.isfile(path)]
+    if pattern.startswith("none"):
+        with pytest.raises(UserError, match="there is no folder"):
+            list(files.find(f"{tree}/{pattern}"))
+    else:
+        assert sorted(files.find(f"{tree}/{pattern}")) == sorted(expected)
+        assert list(files.find(f"{tree}/{pattern}")) == list(files.find(f"{tree}/{pattern}"))
+
+
+def test_relative_patterns_folders_and_single_files(tree, monkeypatch):
+    monkeypatch.chdir(tree)
+    assert list(files.find("x/*.jpg")) == [f"{tree}/x/c.jpg"]
+    assert list(files.find("*.jpg")) == [f"{tree}/a.jpg"]
+    images = [f"{tree}/{name}" for name in NAMES if name != "note.txt"]
+    assert sorted(files.find("x/..", (".jpg", ".png"))) == sorted(images)
+    assert list(files.find("note.txt")) == [f"{tree}/note.txt"]
+    with pytest.raises(UserError, match=f"no file or folder {tree}/nowhere"):
+        list(files.find("nowhere"))

@@ -5,7 +5,7 @@ import pytest
 
 from tests.export import models_on_disk
 from tests.io import s3_double
-from tfdml.cluster import inputs
+from tfdml.cluster.bulk_embedding import images_of
 from tfdml.data import EvaluationTransform, ImageDataset, evaluation_batches
 from tfdml.data.images import FileImages
 from tfdml.data.pipeline import readable_views
@@ -36,7 +36,7 @@ def bucket(monkeypatch):
 
 
 def test_listed_and_read(bucket):
-    found = [path for images in inputs.listed("s3://photos/a/**/*.jpg") for path in images["path"]]
+    found = images_of("s3://photos/a/**/*.jpg")["path"].to_pylist()
     assert found == ["s3://photos/a/0.jpg", "s3://photos/a/b/1 %20#.jpg", "s3://photos/a/b/2.jpg"]
     assert list(files.find("s3://photos/*/?.jpg")) == ["s3://photos/a/0.jpg", "s3://photos/c/3.jpg"]
     assert files.read_bytes(found[1]) == bucket[KEYS[1]]
@@ -44,7 +44,7 @@ def test_listed_and_read(bucket):
         list(files.find("s3://photos/nowhere/*.jpg"))
     images = FileImages((*found, "s3://photos/missing.jpg"))
     transform = EvaluationTransform(**models_on_disk.VIEW)
-    ((views, rows),) = readable_views(images, transform, 8)
+    ((rows, views),) = readable_views(images, transform, 8)
     assert rows.tolist() == [0, 1]
     kept = ImageDataset("x", "test", images.take(rows), np.zeros(2, int), {0: ""})
     ((expected, _),) = evaluation_batches(kept, transform, 8)
@@ -54,6 +54,6 @@ def test_listed_and_read(bucket):
 def test_a_list_in_the_store(bucket):
     lines = [["path", "label"], ["a/0.jpg", "x"], ["s3://photos/c/3.jpg", "y"]]
     bucket["list.csv"] = "\n".join(",".join(line) for line in lines).encode()
-    (images,) = inputs.listed("s3://photos/list.csv")
-    assert images["path"] == ["s3://photos/a/0.jpg", "s3://photos/c/3.jpg"]
-    assert images["label"] == [0, 1]
+    images = images_of("s3://photos/list.csv")
+    assert images["path"].to_pylist() == ["s3://photos/a/0.jpg", "s3://photos/c/3.jpg"]
+    assert images["label"].to_pylist() == [0, 1]

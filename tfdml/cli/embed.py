@@ -23,7 +23,7 @@ Write the embeddings of a data set, with the names, labels and roles of its imag
 
   tfdml embed --model=runs/cars_jrd --out=embeddings/cars
   tfdml embed --model=models/cars --dataset=cars196 --data_dir=/data/cars196 --split=all --out=embeddings/cars
-  tfdml embed --model=grpc://localhost:8500/cars --dataset=folder --data_dir=photos --out=embeddings/photos
+  tfdml embed --model=http://localhost:8501/v1/models/cars --dataset=folder --data_dir=photos --out=embeddings/photos
   tfdml embed --model=runs/cars_jrd --out=embeddings/cars --dtype=int8
   tfdml embed --model=models/cars --cluster=local --input='/data/**/*.jpg' --out=embeddings/photos
   tfdml embed --model=models/cars --cluster=ray://head:10001 --input=list.parquet --out=/shared/embeddings/photos
@@ -35,8 +35,8 @@ resumes after the last whole file and ends with the same bytes. tfdml evaluate -
 pyarrow.parquet.read_table, pandas and other Parquet tools read them.
 
 With --cluster the images of --input are embedded over many processes, of this machine or of a cluster of Ray. --input
-is a path or URL with * and **, a folder, or a list, *.parquet or *.csv, with the column path and, where known, label
-and role. Images that cannot be read are left out and listed in bad_images.csv.
+is a path or URL with * and **, a folder, or a list as --dataset=list reads it (*.csv, *.jsonl, *.parquet), of which
+only path is required. Images that cannot be read are left out and listed in bad_images.csv.
 """
 
 FLAGS = Flags()

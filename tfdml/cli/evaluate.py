@@ -27,7 +27,7 @@ Measure an embedder: Recall@K, precision, MAP@R, R-precision, mAP, NMI, AMI, pai
   tfdml evaluate --model=runs/cars_jrd
   tfdml evaluate --model=models/cars --dataset=cars196 --data_dir=/data/cars196 --json=metrics.json
   tfdml evaluate --model=models/cars/1/litert/int8.tflite --dataset=cars196 --data_dir=/data/cars196
-  tfdml evaluate --model=grpc://localhost:8500/cars --dataset=folder --data_dir=photos --intervals=classes
+  tfdml evaluate --model=http://localhost:8501/v1/models/cars --dataset=folder --data_dir=photos --intervals=classes
   tfdml evaluate --model=embeddings/cars --metrics=recall,map@r --ks=1,10
   tfdml evaluate --model=vectors.npz --distance=cosine
   tfdml evaluate --model='lancedb:///data/galleries?table=cars&index=ivf_pq&effort=20' --ks=1,10

@@ -21,7 +21,7 @@ SOURCES = """--model is one of
   a SavedModel, or a folder of SavedModel versions, of which the newest is taken
   a .tflite or .onnx file; how it sees images is read from its export's model_card.json, or given by --resize,
   --resize_mode
-  grpc://host:port/NAME, rest://host:port/NAME or http://host:port/v1/models/NAME: TF Serving, or with /VERSION"""
+  http://host:port/v1/models/NAME: TF Serving over REST, or with /versions/VERSION"""
 
 
 def define_model_flags(values: Flags) -> None:

@@ -7,6 +7,7 @@ import csv
 import dataclasses
 import json
 import logging
+import math
 import os
 import platform
 from collections.abc import Callable, Mapping
@@ -16,16 +17,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tfdml.cluster import inputs
 from tfdml.cluster.ray_session import as_user_error, import_ray, ray_session
+from tfdml.data.decoding import EXTENSIONS
+from tfdml.data.readers.own_images import LIST_EXTENSIONS, class_ids, read_rows
 from tfdml.embeddings import parquet
 from tfdml.embeddings.parquet import DTYPES
-from tfdml.embeddings.reader import FORMAT, VERSION
-from tfdml.embeddings.writer import manifest_entries
+from tfdml.embeddings.writer import EmbeddingFolder
 from tfdml.errors import UserError
-from tfdml.io.files import atomic_write, make_folder, remove_folder, require_local, sha256_of
-from tfdml.io.folders import PROGRESS, ResumableFolder
-from tfdml.io.manifests import fields
+from tfdml.io.files import atomic_write, find, is_remote, make_folder, remove_folder, require_local
 
 # Ray plans each block of a data set by itself: beyond so many, parts share one.
 _MOST_BLOCKS = 10_000
@@ -33,10 +32,51 @@ _MOST_BLOCKS = 10_000
 _OBJECT_STORE = 2**27
 _CPUS_PER_ACTOR = 4
 BAD_IMAGES = "bad_images.csv"
-_KNOWN = {"rows": int, "dimension": int, "bad": list, "files": dict}
 
 
-class BulkFolder(ResumableFolder):
+def images_of(source: str) -> pa.Table:
+    """Return the images that a source names.
+
+    Args:
+        source: A pattern of paths or of URLs, see `tfdml.io.files.find`, of which there may be several with commas
+            between; or a list, see `tfdml.data.readers.own_images.read_list`, of which only `path` is required.
+
+    Returns:
+        `id`, `path`, `label`, `class` and `role` of each, null where nothing is known.
+
+    Raises:
+        UserError: It names no image, or the list is not as it should be.
+
+    Example:
+        >>> len(images_of("photos/**/*.jpg"))
+        12
+    """
+    columns: dict[str, list] = {}
+    ids = None
+    if source.lower().endswith(LIST_EXTENSIONS):
+        table = read_rows(source if is_remote(source) else os.path.abspath(source), required=("path",))
+        columns = table.columns
+        ids = class_ids(table, "label")[0] if "label" in columns else None
+    else:
+        columns["path"] = [path for pattern in source.split(",") for path in find(pattern, EXTENSIONS)]
+    paths = columns["path"]
+    if not paths:
+        raise UserError(f"`input={source}` names no image")
+    parquet.require_utf8(paths)
+    nothing = [None] * len(paths)
+    roles = zip(columns.get("role", nothing), columns.get("split", nothing), strict=True)
+    return pa.table(
+        {
+            "id": range(len(paths)),
+            "path": paths,
+            "label": pa.array(nothing if ids is None else ids, pa.int64()),
+            "class": pa.array(columns.get("label", nothing), pa.string()),
+            "role": pa.array([role or split for role, split in roles], pa.string()),
+        }
+    )
+
+
+class BulkFolder(EmbeddingFolder):
     """The folder of a bulk pass; the driver and the workers each have one.
 
     `plan/part-000007.parquet` lists the images of a part, once, so that a later start embeds the same ones.
@@ -47,7 +87,7 @@ class BulkFolder(ResumableFolder):
     """
 
     def __init__(self, folder: str | os.PathLike, identity: Mapping[str, Any] | None = None):
-        super().__init__(os.path.abspath(folder), "folder", FORMAT, VERSION, identity or {})
+        super().__init__(os.path.abspath(folder), identity or {})
 
     @property
     def count(self) -> int:
@@ -58,7 +98,7 @@ class BulkFolder(ResumableFolder):
         """List the images of each part, where that is not done.
 
         Args:
-            source: See `inputs.listed`.
+            source: See `images_of`.
             rows: Images of a part.
 
         Raises:
@@ -66,23 +106,15 @@ class BulkFolder(ResumableFolder):
         """
         if self.count:
             return
+        images = images_of(source)
         self.begin({})
-        count = parts = 0
-        try:
-            remove_folder(self.path("plan"))
-            make_folder(self.path("plan"))
-            for parts, images in enumerate(inputs.in_parts(inputs.listed(source), rows), 1):
-                first, count = count, count + len(images["path"])
-                kinds = {"label": pa.int64(), "path": pa.string(), "class": pa.string(), "role": pa.string()}
-                columns = {name: pa.array(values, kinds[name]) for name, values in images.items()}
-                with atomic_write(self.path(f"plan/{parquet.part_name(parts - 1)}")) as temporary:
-                    pq.write_table(pa.table({"id": pa.array(range(first, count)), **columns}), temporary)
-            if not count:
-                raise UserError(f"`input={source}` names no image")
-        except BaseException:
-            self.discard()
-            raise
-        self.begin({"count": count, "parts": parts})
+        remove_folder(self.path("plan"))
+        make_folder(self.path("plan"))
+        parts = math.ceil(len(images) / rows)
+        for part in range(parts):
+            with atomic_write(self.path(f"plan/{parquet.part_name(part)}")) as temporary:
+                pq.write_table(images.slice(part * rows, rows), temporary)
+        self.begin({"count": len(images), "parts": parts})
 
     def images(self, part: int) -> dict[str, list]:
         """Return the images of a part, for `parquet.table_of`.
@@ -99,68 +131,32 @@ class BulkFolder(ResumableFolder):
                 "every machine of the cluster has mounted at the same place"
             ) from error
 
-    def write(self, part: int, table: Any, bad: list[list]) -> dict[str, Any]:
-        """Write the embeddings of a part, then the record that it is done.
-
-        Args:
-            part: Its number.
-            table: Of `parquet.table_of`; None where no image could be read.
-            bad: (id, path, reason) of the images that could not.
-
-        Returns:
-            `rows`, `dimension`, `bad` and `files`.
-        """
-        name = parquet.part_name(part)
-        if table is None:
-            return self.finish_part(_stem(part), {"rows": 0, "dimension": 0, "bad": bad})
-        with atomic_write(self.path(name)) as temporary:
-            parquet.write_file(temporary, table)
-        dimension = table.schema.field("embedding").type.list_size
-        return self.finish_part(_stem(part), {"rows": table.num_rows, "dimension": dimension, "bad": bad}, [name])
-
-    def done(self) -> list[dict[str, Any]]:
-        """Return what is known of the parts that are done, in their order."""
-        known = [self.part(name) for name in self.parts()]
-        return [fields(each, _KNOWN, self.path(PROGRESS), self.remedy) for each in known]
-
     def pending(self) -> list[int]:
         """Return the parts that are not done, or whose file is gone or cut."""
         done = {name for name in self.parts() if self.has_files(self.part(name) or {"files": {"": {}}})}
-        return [part for part in range((self.plan or {}).get("parts", 0)) if _stem(part) not in done]
+        parts = range((self.plan or {}).get("parts", 0))
+        return [part for part in parts if parquet.part_name(part).removesuffix(".parquet") not in done]
 
-    def finish_embeddings(self, about: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    def finish_bulk(self, about: Mapping[str, Any], dtype: str) -> dict[str, Any]:
         """Write the list of bad images and, last of all, the manifest.
 
         Raises:
             UserError: No image could be read; the parts differ in dimension.
         """
-        done = self.done()
-        bad = [image for known in done for image in known["bad"]]
-        rows, dimensions = sum(known["rows"] for known in done), {known["dimension"] for known in done if known["rows"]}
-        if not rows:
+        bad = [image for known in self.parts_done() for image in known["bad"]]
+        if len(bad) == self.count:
             raise UserError(f"none of the {self.count:,} images can be read; the first: {bad[0][1]}: {bad[0][2]}")
-        if len(dimensions) > 1:
-            raise UserError(f"{self.folder} holds embeddings of {sorted(dimensions)} dimensions; delete it")
-        files = {
-            name: {"sha256": file["sha256"], "rows": known["rows"]}
-            for known in done
-            for name, file in known["files"].items()
-        }
-        path = self.path(BAD_IMAGES)
-        with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+        with (
+            atomic_write(self.path(BAD_IMAGES)) as temporary,
+            open(temporary, "w", encoding="utf-8", newline="") as file,
+        ):
             csv.writer(file, lineterminator="\n").writerows([["id", "path", "reason"], *bad])
-        files[BAD_IMAGES] = {"sha256": sha256_of(path)}
-        about = {"bad_images": len(bad), **about}
-        return self.finish(manifest_entries(rows, dimensions.pop(), dtype, about, files))
+        return self.finish_embeddings(dtype, {"bad_images": len(bad), **about}, [BAD_IMAGES])
 
     def discard(self) -> None:
         """See `ResumableFolder.discard`."""
         remove_folder(self.path("plan"))
         super().discard()
-
-
-def _stem(part: int) -> str:
-    return parquet.part_name(part).removesuffix(".parquet")
 
 
 class PartEmbedder:
@@ -195,7 +191,7 @@ class PartEmbedder:
         return {"part": batch["part"], "rows": np.array(rows), "bad": np.array(bad)}
 
     def embed(self, part: int) -> dict[str, Any]:
-        """Embed one part; see `BulkFolder.write`."""
+        """Embed one part; see `EmbeddingFolder.write_part`."""
         from tfdml.data.dataset import ImageDataset
         from tfdml.data.images import FileImages
         from tfdml.embeddings.base import embed_readable
@@ -204,12 +200,12 @@ class PartEmbedder:
         listed = self.folder.images(part)
         count = len(listed["path"])
         dataset = ImageDataset("input", "test", FileImages(tuple(listed["path"])), np.zeros(count, np.int64), {0: ""})
-        found = embed_readable(self.backend, dataset, self.batch_size)
-        bad = [[listed["id"][fault.index], listed["path"][fault.index], fault.reason] for fault in found.faults]
-        if not len(found.rows):
-            return self.folder.write(part, None, bad)
-        kept = {name: [values[row] for row in found.rows] for name, values in listed.items()}
-        return self.folder.write(part, table_of(kept, found.vectors, self.dtype), bad)
+        rows, vectors, faults = embed_readable(self.backend, dataset, self.batch_size)
+        bad = [[listed["id"][fault.index], listed["path"][fault.index], fault.reason] for fault in faults]
+        if not len(rows):
+            return self.folder.write_part(part, None, bad=bad)
+        kept = {name: [values[row] for row in rows] for name, values in listed.items()}
+        return self.folder.write_part(part, table_of(kept, vectors, self.dtype), bad=bad)
 
 
 def _limit_threads(threads: int) -> None:
@@ -230,7 +226,7 @@ class BulkRequest:
 
     Args:
         model: See `load_backend`.
-        source: The images, see `tfdml.cluster.inputs.listed`.
+        source: The images, see `images_of`.
         folder: A local folder, or one that all machines have mounted at the same place.
         cluster: See `ray_session`.
         actors: How many processes hold the model; 0: one for each GPU, or else for every 4 CPUs.
@@ -304,7 +300,7 @@ def embed_in_bulk(
             if pending:
                 workers = _workers(resources, request.actors, len(pending))
                 _embed_parts(request, folder, pending, workers, progress)
-            return folder.finish_embeddings(about, request.dtype), True
+            return folder.finish_bulk(about, request.dtype), True
 
 
 def _quickest(model: str) -> os.PathLike:
@@ -351,7 +347,7 @@ def _embed_parts(
 ) -> None:
     import ray.data
 
-    before = folder.done()
+    before = folder.parts_done()
     bad = sum(len(known["bad"]) for known in before)
     done = bad + sum(known["rows"] for known in before)
     report = progress or (lambda *_: None)

@@ -25,7 +25,7 @@ from tfdml.embeddings.base import (
     checksum_of,
 )
 from tfdml.embeddings.compute import embed_batches
-from tfdml.embeddings.endpoints import open_endpoint
+from tfdml.embeddings.endpoints import Endpoint
 from tfdml.embeddings.model_card import CARD, compare_with_card, served_version, view_of_card
 from tfdml.errors import UserError, short_message
 from tfdml.models import AnyEmbedder
@@ -58,7 +58,7 @@ class ViewBackend(EmbeddingBackend):
 
     def stream_readable(self, dataset: ImageDataset, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """See `EmbeddingBackend.stream_readable`."""
-        for images, rows in readable_views(dataset.images, self.transform, batch_size):
+        for rows, images in readable_views(dataset.images, self.transform, batch_size):
             yield rows, next(self._vectors([images], min(batch_size, len(dataset))))
 
 
@@ -364,8 +364,7 @@ def load_backend(
 
     Args:
         model: A run folder, a .keras file, a SavedModel, a folder of versions (the newest that holds a SavedModel is
-            taken), a .tflite or .onnx file, `grpc://host:port/name`, `rest://host:port/name` or
-            `http://host:port/v1/models/name`.
+            taken), a .tflite or .onnx file, or `http://host:port/v1/models/NAME` of TF Serving.
         resize: For a .tflite or .onnx file, see `ViewFileEmbedder`.
         resize_mode: Likewise.
         image_size: Likewise.
@@ -393,7 +392,7 @@ def load_backend(
             ".tflite or .onnx file"
         )
     if "://" in str(model):
-        return open_endpoint(str(model), timeout)
+        return Endpoint(str(model), timeout)
     version = served_version(path)
     if version is not None:
         return SavedModelEmbedder(version)

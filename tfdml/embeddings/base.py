@@ -27,7 +27,7 @@ class EmbeddingBackend(abc.ABC):
     """A model, wherever it is, that embeds a data set batch by batch.
 
     Attributes:
-        kind: What it is: `"keras"`, `"saved_model"`, `"litert"`, `"onnx"`, `"grpc"` or `"rest"`.
+        kind: What it is: `"keras"`, `"saved_model"`, `"litert"`, `"onnx"` or `"rest"`.
         address: Its path or URL.
         view: The configuration of the `EvaluationTransform` in which it sees images; None where only the model knows.
     """
@@ -109,7 +109,7 @@ class EncodedImagesBackend(EmbeddingBackend):
 
     def stream_readable(self, dataset: ImageDataset, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """See `EmbeddingBackend.stream_readable`."""
-        for rows, batch in readable_batches(dataset.images, batch_size, list):
+        for rows, batch in readable_batches(dataset.images, batch_size, bytes):
             vectors, accepted = self.request_each(batch)
             if accepted.any():
                 yield rows[accepted], checked_vectors(vectors[accepted], accepted.sum(), self.address)
@@ -178,22 +178,9 @@ def checksum_of(path: Path) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Readable:
-    """What `embed_readable` finds.
-
-    Args:
-        rows: (M,) which images of the set could be read, ascending.
-        vectors: (M, d) float32 their embeddings.
-        faults: What is wrong with the others.
-    """
-
-    rows: np.ndarray
-    vectors: np.ndarray
-    faults: list[ImageError]
-
-
-def embed_readable(backend: EmbeddingBackend, dataset: ImageDataset, batch_size: int) -> Readable:
+def embed_readable(
+    backend: EmbeddingBackend, dataset: ImageDataset, batch_size: int
+) -> tuple[np.ndarray, np.ndarray, list[ImageError]]:
     """Embed the images of a set that can be read, in one pass.
 
     Args:
@@ -201,14 +188,19 @@ def embed_readable(backend: EmbeddingBackend, dataset: ImageDataset, batch_size:
         dataset: The images.
         batch_size: B.
 
+    Returns:
+        (M,) which images of the set could be read, ascending, their (M, d) float32 embeddings, and what is wrong with
+        the others.
+
     Raises:
         UserError: An embedding is not finite; as the backend.
 
     Example:
         >>> images = tfdml.data.EncodedImages((jpeg, jpeg[:300]), ("1.jpg", "2.jpg"))
         >>> dataset = tfdml.data.ImageDataset("cars", "test", images, [0, 0], {0: "coupe"})
-        >>> found = embed_readable(tfdml.embeddings.load_backend("models/cars_jrd"), dataset, batch_size=100)
-        >>> [str(fault) for fault in found.faults]
+        >>> backend = tfdml.embeddings.load_backend("models/cars_jrd")
+        >>> rows, vectors, faults = embed_readable(backend, dataset, batch_size=100)
+        >>> [str(fault) for fault in faults]
         ['2.jpg: truncated JPEG (no end-of-image marker)']
     """
     found = list(backend.stream_readable(dataset, batch_size))
@@ -224,7 +216,7 @@ def embed_readable(backend: EmbeddingBackend, dataset: ImageDataset, batch_size:
     known = {fault.index: fault for fault in find_faults(dataset.images, left_out)}
     # One may be readable again by now.
     faults = [known.get(i) or ImageError(i, dataset.images.place(i), "cannot be decoded") for i in left_out.tolist()]
-    return Readable(rows, vectors, faults)
+    return rows, vectors, faults
 
 
 # Of the room that a crop has, in halves from the top and from the left: the centre, and the four corners.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -131,40 +130,28 @@ def part_name(number: int) -> str:
     return f"part-{number:06d}.parquet"
 
 
-@dataclasses.dataclass(frozen=True)
-class ParquetRows:
-    """What Parquet files hold of images.
-
-    Args:
-        embeddings: (N, d) float32, in the order of `id` where ids are numbers; of many, in a file that is mapped.
-        labels: (N,) int64, or names of classes; None where there are none.
-        roles: (N,), or None.
-    """
-
-    embeddings: np.ndarray
-    labels: np.ndarray | None
-    roles: np.ndarray | None
-
-
-def read_files(files: Sequence[Path]) -> ParquetRows:
+def read_files(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
     """Return the embeddings of Parquet files, one after another.
 
     Args:
         files: Their paths. `embedding` is a list of numbers, the same number in each row, fixed-size or not; with a
-            column `scale`, each row is multiplied by its own. `id`, `label` and `role` may be there.
+            column `scale`, each row is multiplied by its own. `label` and `role` may be there.
+
+    Returns:
+        (N, d) float32 embeddings, of many in a file that is mapped; (N,) labels, int64 or names of classes, and (N,)
+        roles, each None where there are none.
 
     Raises:
         UserError: A file cannot be read, or holds no such columns.
 
     Example:
-        >>> read_files(sorted(Path("embeddings/cars").glob("*.parquet"))).embeddings.shape
+        >>> read_files(sorted(Path("embeddings/cars").glob("*.parquet")))[0].shape
         (256, 8)
     """
     opened = [_open(path) for path in files]
     count = sum(file.metadata.num_rows for file in opened)
     if not count:
         raise UserError(f"{files[0]} holds no row" if len(files) == 1 else f"{files[0].parent} holds no row")
-    place = _places(files, opened)
     embeddings, done = None, 0
     for path, batch in _batches(files, opened, ("embedding", "scale")):
         vectors = _vectors(path, batch)
@@ -172,20 +159,16 @@ def read_files(files: Sequence[Path]) -> ParquetRows:
             embeddings = _allocate((count, vectors.shape[1]))
         if vectors.shape[1] != embeddings.shape[1]:
             raise UserError(f"{path}: embeddings of {vectors.shape[1]} dimensions after {embeddings.shape[1]}")
-        rows = slice(done, done + len(vectors)) if place is None else place[done : done + len(vectors)]
-        embeddings[rows] = vectors
+        embeddings[done : done + len(vectors)] = vectors
         done += len(vectors)
     assert embeddings is not None
-    order = None if place is None else np.argsort(place)
-    labels, roles = (_column(files, opened, name, order) for name in ("label", "role"))
-    return ParquetRows(embeddings, labels, None if roles is None else roles.astype("<U7"))
+    labels, roles = (_column(files, opened, name) for name in ("label", "role"))
+    return embeddings, labels, None if roles is None else roles.astype("<U7")
 
 
 def read_paths(files: Sequence[Path]) -> tuple[str, ...] | None:
     """Return the column `path` in the order of `read_files`; None where there is none."""
-    opened = [_open(path) for path in files]
-    place = _places(files, opened)
-    paths = _column(files, opened, "path", None if place is None else np.argsort(place))
+    paths = _column(files, [_open(path) for path in files], "path")
     return None if paths is None else tuple(paths.tolist())
 
 
@@ -233,23 +216,7 @@ def _vectors(path: Path, batch: Any) -> np.ndarray:
     return vectors
 
 
-def _places(files: Sequence[Path], opened: Sequence[Any]) -> np.ndarray | None:
-    """Return the row of each embedding by ascending `id`; None where that is the order of the files."""
-    if not all("id" in file.schema_arrow.names for file in opened):
-        return None
-    ids = _column(files, opened, "id", None)
-    if ids is None or ids.dtype.kind not in "iu" or (np.diff(ids) > 0).all():
-        return None
-    order = np.argsort(ids, kind="stable")
-    if (np.diff(ids[order]) == 0).any():
-        twice = ids[order][np.flatnonzero(np.diff(ids[order]) == 0)[0]]
-        raise UserError(f"{files[0].parent}: id {twice} occurs twice; are these files of two sets?")
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    return place
-
-
-def _column(files: Sequence[Path], opened: Sequence[Any], name: str, order: np.ndarray | None) -> np.ndarray | None:
+def _column(files: Sequence[Path], opened: Sequence[Any], name: str) -> np.ndarray | None:
     """All of a column, (N,); None where no file has it, or no value."""
     parts, nulls = [], 0
     if not all(name in file.schema_arrow.names for file in opened):
@@ -268,8 +235,7 @@ def _column(files: Sequence[Path], opened: Sequence[Any], name: str, order: np.n
             f"{files[0].parent}: {nulls:,} of {len(values):,} rows have no {name}; all must have one, or none"
         )
     array = values.to_numpy()
-    array = array.astype(np.str_) if array.dtype == object else array
-    return array if order is None else array[order]
+    return array.astype(np.str_) if array.dtype == object else array
 
 
 def _allocate(shape: tuple[int, int]) -> np.ndarray:

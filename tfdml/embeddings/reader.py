@@ -177,8 +177,8 @@ def holds_embeddings(path: str | os.PathLike) -> bool:
 def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
     """Read the embeddings of a folder that `tfdml embed` wrote, or of Parquet, .npz or .npy files from anywhere.
 
-    Parquet files have the column `embedding`, lists of d numbers, and optionally `label`, `role`, `id` (numbers, by
-    which the rows are ordered) and `scale` (each row is multiplied by its own). An .npz holds `embeddings` (N, d) and
+    Parquet files have the column `embedding`, lists of d numbers, and optionally `label`, `role` and `scale` (each row
+    is multiplied by its own); rows come in the order of the files. An .npz holds `embeddings` (N, d) and
     `labels` (N,), integers or names of classes; optionally `is_query` (N,) bool, for queries that are searched in the
     rest, or `roles` (N,), and `names` (N,). An .npy holds the embeddings only, and is memory-mapped.
 
@@ -205,8 +205,7 @@ def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
     from tfdml.embeddings import parquet  # pyarrow takes a while to import
 
     files, manifest = _files_of(path)
-    rows = parquet.read_files(files)
-    stored = dataclasses.replace(_checked(str(path), rows.embeddings, rows.labels, rows.roles, None), manifest=manifest)
+    stored = dataclasses.replace(_checked(str(path), *parquet.read_files(files), None), manifest=manifest)
     if manifest and len(stored) != manifest["count"]:
         raise UserError(f"{path}: {MANIFEST} states {manifest['count']} images, the files hold {len(stored)}")
     return stored

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,92 @@ import numpy as np
 from tfdml.embeddings import parquet
 from tfdml.embeddings.reader import FORMAT, VERSION, ImageTable
 from tfdml.errors import UserError
-from tfdml.io.files import atomic_write, require_local, require_space
+from tfdml.io.files import atomic_write, require_local, require_space, sha256_of
 from tfdml.io.folders import PROGRESS, ResumableFolder
-from tfdml.io.manifests import fields
+from tfdml.io.manifests import Kinds, fields, objects
 
 ROWS_PER_FILE = 4096
+_KNOWN: Kinds = {"rows": int, "dimension": int, "files": dict}
+
+
+class EmbeddingFolder(ResumableFolder):
+    """A folder of embeddings that is written in parts, each of them a Parquet file.
+
+    Args:
+        folder: A new or empty folder, or one that was begun with the same identity.
+        identity: What decides the embeddings, as JSON holds it.
+    """
+
+    def __init__(self, folder: str | os.PathLike, identity: Mapping[str, Any]):
+        super().__init__(folder, "folder", FORMAT, VERSION, identity)
+
+    def write_part(self, number: int, table: Any, size: int = 0, **known: Any) -> dict[str, Any]:
+        """Write the embeddings of a part, then the record that it is done.
+
+        Args:
+            number: Of the part.
+            table: Of `parquet.table_of`; None for a part without any embedding.
+            size: About how many bytes the file will have.
+            **known: What else to keep of the part.
+
+        Returns:
+            What `parts_done` returns of it.
+        """
+        name = parquet.part_name(number)
+        stem = name.removesuffix(".parquet")
+        if table is None:
+            return self.finish_part(stem, {"rows": 0, "dimension": 0, **known})
+        with atomic_write(self.path(name), size) as temporary:
+            parquet.write_file(temporary, table)
+        dimension = table.schema.field("embedding").type.list_size
+        return self.finish_part(stem, {"rows": table.num_rows, "dimension": dimension, **known}, [name])
+
+    def parts_done(self, checked: bool = False) -> list[dict[str, Any]]:
+        """Return what is known of the parts that are done, in their order: `rows`, `dimension`, `files` and more.
+
+        Args:
+            checked: Compare their files with their checksums.
+
+        Raises:
+            UserError: What is known is damaged; `checked`, a file is.
+        """
+        done = []
+        for name in self.parts():
+            known = fields(self.part(name, checked), _KNOWN, self.path(PROGRESS), self.remedy)
+            files = [f"{name}.parquet"] if known["rows"] else []
+            if known["rows"] < 0 or (known["dimension"] < 1 and files) or list(known["files"]) != files:
+                raise UserError(f"{self.path(PROGRESS)} is damaged; {self.remedy}")
+            done.append(known)
+        return done
+
+    def finish_embeddings(self, dtype: str, about: Mapping[str, Any], more: Iterable[str] = ()) -> dict[str, Any]:
+        """Write the manifest.
+
+        Args:
+            dtype: One of `parquet.DTYPES`.
+            about: Further entries.
+            more: Names of further files of the folder.
+
+        Returns:
+            The manifest.
+
+        Raises:
+            UserError: The parts differ in dimension.
+        """
+        done = self.parts_done()
+        dimensions = {known["dimension"] for known in done if known["rows"]}
+        if len(dimensions) != 1:
+            raise UserError(f"{self.folder} holds embeddings of {sorted(dimensions)} dimensions; delete it")
+        count = sum(known["rows"] for known in done)
+        entries = {"complete": True, "count": count, "dimension": dimensions.pop(), "dtype": dtype, **about}
+        files = {
+            name: {"sha256": file["sha256"], "rows": known["rows"]}
+            for known in done
+            for name, file in objects(known["files"], self.path(PROGRESS)).items()
+        }
+        return self.finish(
+            {**entries, "files": files | {name: {"sha256": sha256_of(self.path(name))} for name in more}}
+        )
 
 
 class EmbeddingWriter:
@@ -66,15 +147,14 @@ class EmbeddingWriter:
         parquet.require_utf8(images.names)
         parquet.require_utf8(images.class_names.values())
         self.identity = {**identity, "dtype": dtype, "rows_per_file": rows_per_file}
-        self.folder = ResumableFolder(folder, "folder", FORMAT, VERSION, self.identity)
+        self.folder = EmbeddingFolder(folder, self.identity)
         self.images = images
         self.dtype = dtype
         self.rows_per_file = rows_per_file
         self.count = len(images)
         self.rows = 0
-        self._dimension = 0
+        self._dimension = self._parts = 0
         self._batches: list[np.ndarray] = []  # appended, and not yet in a file
-        self._files: dict[str, dict[str, Any]] = {}
         self._lock = contextlib.ExitStack()
 
     @property
@@ -127,7 +207,7 @@ class EmbeddingWriter:
             self._dimension = embeddings.shape[1]
             size = parquet.row_bytes(self._dimension, self.dtype) * self.count
             require_space(self.folder.folder, size, "folder", "the embeddings")
-            self.folder.begin({"count": self.count, "dimension": self._dimension})
+            self.folder.begin({"count": self.count})
         self._batches.append(embeddings)
         self.rows += len(embeddings)
         if sum(map(len, self._batches)) >= self.rows_per_file:
@@ -151,50 +231,23 @@ class EmbeddingWriter:
             raise UserError(f"there are {self.rows} embeddings of {self.count} images")
         if self._batches:
             self._write_file()
-        return self.folder.finish(manifest_entries(self.count, self._dimension, self.dtype, about or {}, self._files))
+        return self.folder.finish_embeddings(self.dtype, about or {})
 
     def _write_file(self) -> None:
         vectors = np.concatenate(self._batches)
         table = parquet.table_of(self.images.columns(slice(self.rows - len(vectors), self.rows)), vectors, self.dtype)
-        name = parquet.part_name(len(self._files))
-        path = self.folder.path(name)
-        with atomic_write(path, parquet.row_bytes(self._dimension, self.dtype) * len(vectors)) as temporary:
-            parquet.write_file(temporary, table)
-        known = self.folder.finish_part(name.removesuffix(".parquet"), {"rows": len(vectors)}, [name])
-        self._files[name] = {"sha256": known["files"][name]["sha256"], "rows": len(vectors)}
+        self.folder.write_part(self._parts, table, parquet.row_bytes(self._dimension, self.dtype) * len(vectors))
+        self._parts += 1
         self._batches = []
 
     def _resumed(self, checked: bool) -> int:
         """Return the rows of the files that an earlier process wrote and recorded."""
         if self.folder.plan is None:
             return 0
-        where, remedy = self.folder.path(PROGRESS), self.folder.remedy
-        self._dimension = fields(self.folder.plan, {"dimension": int}, where, remedy)["dimension"]
-        self._files, rows = {}, 0
-        for number, name in enumerate(self.folder.parts()):
-            known = fields(self.folder.part(name, checked) or {}, {"rows": int, "files": dict}, where, remedy)
-            file = f"{name}.parquet"
-            fields(known["files"].get(file), {"sha256": str}, where, remedy)
-            if file != parquet.part_name(number) or known["rows"] < 0:
-                raise UserError(f"{where} is damaged; {remedy}")
-            self._files[file] = {"sha256": known["files"][file]["sha256"], "rows": known["rows"]}
-            rows += known["rows"]
-        if rows > self.count or self._dimension < 1:
-            raise UserError(f"{where} is damaged; {remedy}")
+        done = self.folder.parts_done(checked)
+        rows, self._parts = sum(known["rows"] for known in done), len(done)
+        self._dimension = done[0]["dimension"] if done else 0
+        in_turn = [name for known in done for name in known["files"]] == list(map(parquet.part_name, range(len(done))))
+        if rows > self.count or not in_turn:
+            raise UserError(f"{self.folder.path(PROGRESS)} is damaged; {self.folder.remedy}")
         return rows
-
-
-def manifest_entries(
-    count: int, dimension: int, dtype: str, about: Mapping[str, Any], files: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return what the manifest of a folder of embeddings holds besides its identity.
-
-    Args:
-        count: N.
-        dimension: d.
-        dtype: One of `parquet.DTYPES`.
-        about: Further entries.
-        files: By name, the `sha256` of each file, and the `rows` of those that hold embeddings.
-    """
-    entries = {"complete": True, "count": count, "dimension": dimension, "dtype": dtype}
-    return {**entries, **about, "files": dict(files)}

@@ -91,8 +91,6 @@ def is_file(path: str | os.PathLike) -> bool:
         >>> is_file("no/such/file")
         False
     """
-    if not is_remote(path):
-        return os.path.isfile(path)
     filesystem, there = filesystem_of(path)
     return filesystem.isfile(there)
 
@@ -104,8 +102,6 @@ def is_folder(path: str | os.PathLike) -> bool:
         >>> is_folder(".")
         True
     """
-    if not is_remote(path):
-        return os.path.isdir(path)
     filesystem, there = filesystem_of(path)
     return filesystem.isdir(there)
 
@@ -265,8 +261,6 @@ def listing(folder: str | os.PathLike) -> list[str]:
         []
     """
     try:
-        if not is_remote(folder):
-            return sorted(os.listdir(folder))
         filesystem, there = filesystem_of(folder)
         return sorted(os.path.basename(name.rstrip("/")) for name in filesystem.ls(there, detail=False))
     except FileNotFoundError:
@@ -279,12 +273,9 @@ def remove(path: str | os.PathLike) -> None:
     Example:
         >>> remove("no/such/file")
     """
-    if is_remote(path):
-        filesystem, there = filesystem_of(path)
-        with contextlib.suppress(FileNotFoundError):
-            filesystem.rm_file(there)
-    else:
-        Path(path).unlink(missing_ok=True)
+    filesystem, there = filesystem_of(path)
+    with contextlib.suppress(FileNotFoundError):
+        filesystem.rm_file(there)
 
 
 def remove_folder(path: str | os.PathLike) -> None:

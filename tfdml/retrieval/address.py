@@ -57,7 +57,7 @@ def is_gallery(text: str) -> bool:
     """Whether a text is the URI of a gallery, by its scheme.
 
     Example:
-        >>> is_gallery("lancedb:///data/cars"), is_gallery("grpc://localhost:8500/cars")
+        >>> is_gallery("lancedb:///data/cars"), is_gallery("http://localhost:8501/v1/models/cars")
         (True, False)
     """
     return text.partition("://")[0] in SCHEMES and "://" in text

@@ -1,4 +1,4 @@
-"""Your own images as a data set: class folders, a CSV file, or a file of JSON lines."""
+"""Your own images as a data set: class folders, or a list in CSV, JSON lines or Parquet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from absl import logging
@@ -26,8 +26,8 @@ from tfdml.data.readers.label_files import (
     warn_shared_classes,
     warn_singleton_classes,
 )
-from tfdml.errors import UserError
-from tfdml.io.files import walk
+from tfdml.errors import UserError, short_message
+from tfdml.io.files import is_remote, open_file, walk
 
 
 def read_folder(data_dir: str | os.PathLike, split: str = "train", *, test_fraction: float = 0.5) -> ImageDataset:
@@ -139,9 +139,10 @@ def _images_below(folder: str) -> list[str]:
     return sorted(paths)
 
 
-# Read by csv and json and not by pyarrow, so that messages name lines. 120,000 rows take a second.
+# CSV and JSON are not read by pyarrow, so that messages name lines. 120,000 rows take a second.
 COLUMNS = ("path", "label", "split", "role", "super_label", "group")
-JSON_EXTENSIONS = (".jsonl", ".ndjson", ".json")
+_JSON_EXTENSIONS = (".jsonl", ".ndjson", ".json")
+LIST_EXTENSIONS = (".csv", ".parquet", *_JSON_EXTENSIONS)
 
 _REQUIRED = COLUMNS[:2]
 _VALUES = {"split": ("train", "test"), "role": ("query", "gallery")}
@@ -151,7 +152,7 @@ _INT64 = np.iinfo(np.int64)
 
 
 def read_list(data_dir: str | os.PathLike, split: str = "train", *, test_fraction: float = 0.5) -> ImageDataset:
-    """Read a list of images from a CSV file with a header, or from a file with a JSON object on each line.
+    """Read a list of images: a CSV file with a header, a file with a JSON object on each line, or a Parquet file.
 
     The columns (or keys) are `path` and `label`, and, if wanted, `split`, `role`, `super_label` and `group`, in any
     order:
@@ -166,10 +167,11 @@ def read_list(data_dir: str | os.PathLike, split: str = "train", *, test_fractio
     - `group`: such as the camera or the sequence; integers or names, as for `label`. Evaluation ignores images of the
       query's class and group, which are too easy to find.
 
-    White space around the cells of a CSV file is dropped. Rows that repeat another are dropped and counted.
+    White space around the cells of a CSV file is dropped, and other columns of a Parquet file are ignored. Rows that
+    repeat another are dropped and counted.
 
     Args:
-        data_dir: The list itself: `*.jsonl`, `*.ndjson` or `*.json` for JSON lines, any other name for either form.
+        data_dir: The list itself: `*.parquet`, `*.jsonl`, `*.ndjson` or `*.json`; any other name for CSV or JSON lines.
         split: `"train"` or `"test"`.
         test_fraction: Without a `split` column: the share of the classes that is held out as the test split; each
             split gets at least one class.
@@ -183,10 +185,10 @@ def read_list(data_dir: str | os.PathLike, split: str = "train", *, test_fractio
     """
     file = os.fspath(data_dir)
     check_fraction("list", test_fraction)
-    table = _read_table(file)
-    labels, class_names = _ids(table, "label")
+    table = _without_duplicates(read_rows(file))
+    labels, class_names = class_ids(table, "label")
     super_labels, groups = (
-        _ids(table, column)[0] if column in table.columns else None for column in ("super_label", "group")
+        class_ids(table, column)[0] if column in table.columns else None for column in ("super_label", "group")
     )
     is_test = _test_rows(table, labels, class_names, test_fraction)
     is_query = _query_rows(table, labels, is_test)
@@ -212,14 +214,34 @@ def read_list(data_dir: str | os.PathLike, split: str = "train", *, test_fractio
     )
 
 
-def _read_table(file: str) -> Table:
-    text = read_text("list", file)
-    if not text.strip():
-        raise UserError(f"list: {file} is empty; expected a CSV header with {', '.join(_REQUIRED)}, or JSON lines")
-    is_json = file.lower().endswith(JSON_EXTENSIONS) or text.lstrip().startswith("{")
-    lines, rows = zip(*(_json_rows if is_json else _csv_rows)(file, text), strict=True)
-    used = {*_REQUIRED}.union(*rows)
-    columns = {column: [row.get(column, "") for row in rows] for column in COLUMNS if column in used}
+def read_rows(file: str, required: Sequence[str] = _REQUIRED) -> Table:
+    """Read the rows of a list, as text.
+
+    Args:
+        file: The list, see `read_list`.
+        required: The columns that it must have.
+
+    Returns:
+        The columns of `COLUMNS` that it has; `path` is relative to the working folder, or absolute.
+
+    Raises:
+        UserError: A line is not as it should be; the message names it.
+
+    Example:
+        >>> read_rows("photos/list.csv").columns["label"][0]
+        'bus'
+    """
+    if file.lower().endswith(".parquet"):
+        lines, columns = _parquet_columns(file, required)
+    else:
+        text = read_text("list", file)
+        if not text.strip():
+            raise UserError(f"list: {file} is empty; expected a CSV header with {', '.join(required)}, or JSON lines")
+        is_json = file.lower().endswith(_JSON_EXTENSIONS) or text.lstrip().startswith("{")
+        found = _json_rows(file, text) if is_json else _csv_rows(file, text, required)
+        lines, rows = zip(*found, strict=True)
+        used = {*required}.union(*rows)
+        columns = {column: [row.get(column, "") for row in rows] for column in COLUMNS if column in used}
     table = Table("list", file, lines, columns)
     for column, values in columns.items():
         allowed = _VALUES.get(column)
@@ -232,10 +254,32 @@ def _read_table(file: str) -> Table:
         if CONTROL.search("".join(values)):
             row = next(row for row, value in enumerate(values) if CONTROL.search(value))
             raise UserError(f"{table.where(row)}: the {column} has control characters: {quoted(values[row])}")
-    return _without_duplicates(table)
+    folder = os.path.dirname(file)
+    columns["path"] = [path if is_remote(path) else os.path.join(folder, path) for path in columns["path"]]
+    return table
 
 
-def _csv_rows(file: str, text: str) -> Iterator[tuple[int, dict[str, str]]]:
+def _parquet_columns(file: str, required: Sequence[str]) -> tuple[Sequence[int], dict[str, list[str]]]:
+    """Return the numbers of the rows, and the columns as text."""
+    import pyarrow as pa  # takes a while to import
+    import pyarrow.parquet
+
+    try:
+        with open_file(file) as opened:
+            parquet = pa.parquet.ParquetFile(opened)
+            names = parquet.schema_arrow.names
+            found = parquet.read(columns=[name for name in COLUMNS if name in names])
+        columns = {name: found[name].cast("string").fill_null("").to_pylist() for name in found.column_names}
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"list: {file} cannot be read as Parquet: {short_message(error, 'first')}") from error
+    lacking = [name for name in required if name not in columns]
+    if lacking or not found.num_rows:
+        fault = f"no column {lacking[0]}; it has {', '.join(map(quoted, names))}" if lacking else "no row"
+        raise UserError(f"list: {file} has {fault}")
+    return range(1, found.num_rows + 1), columns
+
+
+def _csv_rows(file: str, text: str, required: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield the line of every row, and its cells by column."""
     reader = csv.reader(io.StringIO(text), skipinitialspace=True, strict=True)
     header: list[str] = []
@@ -246,7 +290,7 @@ def _csv_rows(file: str, text: str) -> Iterator[tuple[int, dict[str, str]]]:
             where = f"list: {file}, line {line}"
             if any(row) and not header:
                 header = row
-                _check_header(where, header)
+                _check_header(where, header, required)
             elif any(row):
                 if len(row) != len(header):
                     raise UserError(
@@ -259,13 +303,13 @@ def _csv_rows(file: str, text: str) -> Iterator[tuple[int, dict[str, str]]]:
     except csv.Error as error:
         raise UserError(f"list: {file}, line {line}: not CSV ({error})") from None
     if not header:
-        _check_header(f"list: {file}, line 1", header)
+        _check_header(f"list: {file}, line 1", header, required)
     if count == 1:
         raise UserError(f"list: {file} has a header but no row")
 
 
-def _check_header(where: str, header: list[str]) -> None:
-    lacking = next((column for column in _REQUIRED if column not in header), None)
+def _check_header(where: str, header: list[str], required: Sequence[str]) -> None:
+    lacking = next((column for column in required if column not in header), None)
     if lacking:
         raise UserError(
             f"{where}: the header has no column {lacking}; expected {','.join(COLUMNS)} (the last three if wanted), "
@@ -304,8 +348,12 @@ def _json_rows(file: str, text: str) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _without_duplicates(table: Table) -> Table:
-    folder = os.path.dirname(table.path)
-    paths = [path if "://" in path else os.path.join(folder, path) for path in table.columns["path"]]
+    """Return the table with each image once.
+
+    Raises:
+        UserError: Two rows of an image differ.
+    """
+    paths = table.columns["path"]
     first_row: dict[str, int] = {}
     for row, path in enumerate(paths):
         first = first_row.setdefault(os.path.normpath(path), row)
@@ -314,23 +362,22 @@ def _without_duplicates(table: Table) -> Table:
         for column, values in table.columns.items():
             if column != "path" and values[row] != values[first]:
                 raise UserError(
-                    f"{table.where(row)}: {quoted(table.columns['path'][row])} has {column} "
+                    f"{table.where(row)}: {quoted(path)} has {column} "
                     f"{quoted(values[row])} here but {quoted(values[first])} on line {table.lines[first]}"
                 )
     kept = list(first_row.values())
     if len(kept) < len(paths):
         logging.warning("list: dropped %d rows of %s that repeat another.", len(paths) - len(kept), table.path)
-    columns = {**table.columns, "path": paths}
-    return Table(
-        "list",
-        table.path,
-        [table.lines[row] for row in kept],
-        {column: [values[row] for row in kept] for column, values in columns.items()},
-    )
+    columns = {column: [values[row] for row in kept] for column, values in table.columns.items()}
+    return Table("list", table.path, [table.lines[row] for row in kept], columns)
 
 
-def _ids(table: Table, column: str) -> tuple[np.ndarray, dict[int, str]]:
-    """Return the id of every row, and the name of every id."""
+def class_ids(table: Table, column: str) -> tuple[np.ndarray, dict[int, str]]:
+    """Return the id of every row, and the name of every id: integers are ids, names get theirs in sorted order.
+
+    Raises:
+        UserError: An integer does not fit in 64 bits.
+    """
     values = table.columns[column]
     unique = sorted({*values})
     if not all(map(_INTEGER.fullmatch, unique)):
