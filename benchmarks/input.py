@@ -252,7 +252,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         if args.dataset:
             dataset = load(args.dataset, args.data_dir, "train")
-            if not isinstance(dataset.images, FileImages) or dataset.images.boxes is not None:
+            if not isinstance(dataset.images, FileImages):
                 raise SystemExit(f"--dataset={args.dataset}: the other contenders read files; choose a set of files")
             paths = list(dataset.images.paths)
         else:

@@ -74,10 +74,7 @@ def images(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("find", [inspect, find_faults])
-@pytest.mark.parametrize("boxed", [False, True])
-def test_they_are_named_before_they_are_opened(find, boxed, images):
-    if boxed:
-        images = FileImages(images.paths, np.tile([0, 0, 9, 9], (5, 1)))
+def test_they_are_named_before_they_are_opened(find, images):
     assert [(fault.index, fault.reason) for fault in find(images)] == [
         (index, f"unreadable ({kind}, not a regular file)")
         for index, kind in enumerate(("a FIFO", "a FIFO", "a device", "a socket"), 1)

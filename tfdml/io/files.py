@@ -261,6 +261,8 @@ def listing(folder: str | os.PathLike) -> list[str]:
         []
     """
     try:
+        if not is_remote(folder):
+            return sorted(os.listdir(folder))
         filesystem, there = filesystem_of(folder)
         return sorted(os.path.basename(name.rstrip("/")) for name in filesystem.ls(there, detail=False))
     except FileNotFoundError:

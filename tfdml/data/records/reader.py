@@ -37,8 +37,9 @@ REMEDY = "copy the folder again from its source, or prepare it again with tfdml 
 ENTRY: Kinds = {"file": str, "bytes": int, "sha256": str}
 SHARD: Kinds = {**ENTRY, "images": int}
 _SPLIT: Kinds = {"images": int, "table": dict, "shards": list, "class_names": dict}
+_OPTIONAL = ("super_label", "is_query", "group")
 _CLASS_ID = re.compile(r"-?\d{1,19}")
-# The columns of a table, of which the last three may be missing.
+# The columns of a table.
 COLUMNS = {
     "shard": "int32",
     "offset": "int64",
@@ -47,6 +48,7 @@ COLUMNS = {
     "name": "binary",
     "super_label": "int64",
     "is_query": "bool",
+    "group": "int64",
 }
 
 
@@ -180,7 +182,7 @@ def _columns(folder: str, about: dict[str, Any]) -> tuple[dict[str, np.ndarray],
 
 def _check_columns(table: Any, columns: dict[str, np.ndarray], about: dict[str, Any]) -> None:
     for name, kind in COLUMNS.items():
-        missing = name not in table.column_names and name in ("super_label", "is_query", "group")
+        missing = name not in table.column_names and name in _OPTIONAL
         if not missing and (str(table.schema.field(name).type) != kind or table[name].null_count):
             raise ValueError(f"{name} must be {kind} without null, not {table.schema.field(name).type}")
     if len(table) != about["images"]:
