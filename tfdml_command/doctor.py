@@ -95,16 +95,10 @@ def _missing(requirement: Requirement) -> list[str]:
     version = _version(requirement.name)
     if not version or not requirement.specifier.contains(version, prereleases=True):
         return [requirement.name]
+    wanted = [{"extra": extra} for extra in requirement.extras]
     parts = [Requirement(text) for text in importlib.metadata.requires(requirement.name) or []]
-    return [
-        part.name
-        for part in parts
-        for extra in requirement.extras
-        if part.marker
-        and part.marker.evaluate({"extra": extra})
-        and not part.marker.evaluate({"extra": ""})
-        and not _version(part.name)
-    ]
+    of_extras = [(part.name, part.marker) for part in parts if part.marker and not part.marker.evaluate({"extra": ""})]
+    return [name for name, marker in of_extras if any(map(marker.evaluate, wanted)) and not _version(name)]
 
 
 def _version(package: str) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import io
 import pathlib
+import subprocess
 
 from tfdml.cli import main
 from tfdml.cli.command_line import Command
@@ -33,3 +34,9 @@ def run(name: str, *arguments: str) -> tuple[int, str, str]:
         except SystemExit as end:
             status = end.code
     return status, out.getvalue(), err.getvalue()
+
+
+def finished(name: str, *arguments: object) -> subprocess.CompletedProcess:
+    """As `run`, in the form of a process that has ended."""
+    words = [str(argument) for argument in arguments]
+    return subprocess.CompletedProcess([name, *words], *run(name, *words))

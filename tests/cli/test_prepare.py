@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 
+from tests.cli.commands import finished
 from tests.cli.conftest import ROOT
 from tests.data.preparations import images_of_kinds, picture
 from tfdml.data import load
@@ -35,14 +36,14 @@ def error_of(done):
 
 
 @pytest.mark.slow
-def test_a_folder_of_photos_becomes_records(command, photos, tmp_path):
+def test_a_folder_of_photos_becomes_records(photos, tmp_path):
     flags = ["--dataset=folder", f"--data_dir={photos}", f"--out={tmp_path / 'out'}", "--shard_mb=0.01"]
-    planned = command("prepare", *flags, "--dry_run")
+    planned = finished("prepare", *flags, "--dry_run")
     assert planned.returncode == 0
     assert "train: 12 images" in planned.stdout
     assert not (tmp_path / "out").exists()
 
-    done = command("prepare", *flags)
+    done = finished("prepare", *flags)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "train: 12 of 12 images" in done.stdout
     assert "none of the 24 images is bad" in done.stdout
@@ -53,9 +54,9 @@ def test_a_folder_of_photos_becomes_records(command, photos, tmp_path):
         np.testing.assert_array_equal(files.labels, records.labels)
         assert files.class_names == records.class_names
 
-    again = command("prepare", *flags)
+    again = finished("prepare", *flags)
     assert (again.returncode, again.stdout) == (0, f"{tmp_path / 'out'} is finished already: nothing to do\n")
-    verified = command("prepare", "--verify", f"--out={tmp_path / 'out'}")
+    verified = finished("prepare", "--verify", f"--out={tmp_path / 'out'}")
     assert verified.returncode == 0
     assert "test: 12 images of 2 classes" in verified.stdout
 
@@ -63,25 +64,25 @@ def test_a_folder_of_photos_becomes_records(command, photos, tmp_path):
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)
-    assert shard.name in error_of(command("prepare", "--verify", f"--out={tmp_path / 'out'}"))
-    assert "was 0 and is now 20" in error_of(command("prepare", *flags, "--shrink=20"))
+    assert shard.name in error_of(finished("prepare", "--verify", f"--out={tmp_path / 'out'}"))
+    assert "was 0 and is now 20" in error_of(finished("prepare", *flags, "--shrink=20"))
 
 
 @pytest.mark.slow
-def test_bad_images_are_listed(command, photos, tmp_path):
+def test_bad_images_are_listed(photos, tmp_path):
     (photos / "class 0 é" / "00.jpg").write_bytes(b"")
     (photos / "class 3 é" / "20.jpg").write_bytes(picture(0)[:-30])
     flags = ["--dataset=folder", f"--data_dir={photos}"]
-    done = command("prepare", *flags, "--check_only")
+    done = finished("prepare", *flags, "--check_only")
     assert "2 images are bad" in error_of(done)
     assert f"{photos}/class 0 é/00.jpg: empty file" in done.stdout
     assert f"{photos}/class 3 é/20.jpg: truncated JPEG" in done.stdout
     assert "2 of 24 images are bad (1 empty file, 1 truncated JPEG)" in done.stdout
 
     out = [f"--out={tmp_path / 'out'}"]
-    assert "--bad_images=skip" in error_of(command("prepare", *flags, *out))
+    assert "--bad_images=skip" in error_of(finished("prepare", *flags, *out))
     assert len((tmp_path / "out" / "bad_images.txt").read_text(encoding="utf-8").splitlines()) == 2
-    done = command("prepare", *flags, *out, "--bad_images=skip")
+    done = finished("prepare", *flags, *out, "--bad_images=skip")
     assert done.returncode == 0, done.stderr[-2000:]
     assert len(load("records", tmp_path / "out")) + len(load("records", tmp_path / "out", "test")) == 22
 

@@ -162,7 +162,7 @@ def test_the_commands(folders, databases, tmp_path):
     ]
     says = [
         "would write 80 embeddings of 6 dimensions, of which 0 are there, to lancedb://",
-        "80 were written, in",
+        "80 were written\n",
         "the gallery holds 80 more rows, of other embeddings\nsearched by the index ivf",
         "60 embeddings of 6 dimensions in pgvector:///postgres?table=",
         "is of dimension 6",

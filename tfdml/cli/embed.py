@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags
@@ -16,27 +16,21 @@ from tfdml.io.files import require_local
 if TYPE_CHECKING:
     from tfdml.data.dataset import ImageDataset
     from tfdml.embeddings.base import EmbeddingBackend
-    from tfdml.embeddings.reader import ImageTable
 
 USAGE = f"""
 Write the embeddings of a data set, with the names, labels and roles of its images.
 
   tfdml embed --model=runs/cars_jrd --out=embeddings/cars
   tfdml embed --model=models/cars --dataset=cars196 --data_dir=/data/cars196 --split=all --out=embeddings/cars
-  tfdml embed --model=http://localhost:8501/v1/models/cars --dataset=folder --data_dir=photos --out=embeddings/photos
-  tfdml embed --model=runs/cars_jrd --out=embeddings/cars --dtype=int8
   tfdml embed --model=models/cars --cluster=local --input='/data/**/*.jpg' --out=embeddings/photos
-  tfdml embed --model=models/cars --cluster=ray://head:10001 --input=list.parquet --out=/shared/embeddings/photos
 
 {model_flags.SOURCES}
 
---out gets part-*.parquet, a row per image, and, last of all, manifest.json. Stopped at any moment, the same command
-resumes after the last whole file and ends with the same bytes. tfdml evaluate --model=OUT measures the embeddings;
-pyarrow.parquet.read_table, pandas and other Parquet tools read them.
+--out gets part-*.parquet, a row per image, and, last of all, manifest.json. The same command resumes after the last
+whole file and ends with the same bytes. tfdml evaluate --model=OUT measures the embeddings.
 
-With --cluster the images of --input are embedded over many processes, of this machine or of a cluster of Ray. --input
-is a path or URL with * and **, a folder, or a list as --dataset=list reads it (*.csv, *.jsonl, *.parquet), of which
-only path is required. Images that cannot be read are left out and listed in bad_images.csv.
+With --cluster the images of --input are embedded over many processes: a path or URL with * and **, a folder, or a list
+as --dataset=list reads it, of which only path is required. Bad images are listed in bad_images.csv.
 """
 
 FLAGS = Flags()
@@ -53,9 +47,7 @@ FLAGS.define("dtype", "float32", "Vectors as they are, or 8 bits with a scale fo
 FLAGS.define("dry_run", False, "Say what would be done, write nothing.")
 FLAGS.define("cluster", "", "Embed over Ray: local (processes of this machine), ray://host:10001 or host:6379.")
 FLAGS.define("input", "", "With --cluster, which images: see above.")
-FLAGS.define(
-    "actors", 0, "With --cluster: processes that hold the model; 0: one per GPU, or per 4 CPUs.", lower_bound=0
-)
+FLAGS.define("actors", 0, "With --cluster: processes with the model; 0: one per GPU, or per 4 CPUs.", lower_bound=0)
 FLAGS.define("rows_per_file", 4096, "Images of a Parquet file; a kill loses the files under way.", lower_bound=1)
 FLAGS.define("quickest", True, "With --cluster, on CPUs: use an equal LiteRT or ONNX file next to a SavedModel.")
 
@@ -78,55 +70,44 @@ def embed(values: Flags) -> None:
     source = model_flags.chosen_source(values)
     splits = [choice.load(split) for split in (("train", "test") if values.split == "all" else (values.split,))]
     table = ImageTable.of(splits, os.path.expanduser(choice.directory))
-    embedding_writer = EmbeddingWriter(
-        out, _identity(source, choice.name, table, values.batch_size), table, values.dtype, values.rows_per_file
-    )
-    written = embedding_writer.written()
+    identity = {
+        "model": source.checksum(),
+        "kind of model": source.kind,
+        "view": json.dumps(source.view, sort_keys=True),
+        "dataset": choice.name,
+        "images": table.checksum(),
+        "batch_size": values.batch_size,
+    }
+    embedding_writer = EmbeddingWriter(out, identity, table, values.dtype, values.rows_per_file)
     if values.dry_run:
-        begun = f", of which {written:,} are written" if written else ""
         print(
-            f"{out} is finished already: nothing would be done (--dry_run)"
-            if written == len(table)
-            else f"would write embeddings of {len(table):,} images of {choice.name}, {values.split}{begun}, by "
-            f"{source.address} to {out}; nothing was written (--dry_run)"
+            f"would write embeddings of {len(table):,} images of {choice.name}, {values.split}, of which "
+            f"{embedding_writer.written():,} are written, by {source.address} to {out}; nothing was written (--dry_run)"
         )
         return
     with embedding_writer as writer:
         if writer.manifest:
             print(f"{out} is finished already: nothing to do")
             return
-        if writer.rows:
-            print(f"resuming after {writer.rows:,} of {len(table):,} images")
-        begun_with = writer.rows
-        with Progress(len(table), begun_with) as progress_line:
+        with _resumed(len(table), begun_with := writer.rows) as progress_line:
             for vectors in _stream(source, splits, values.batch_size, begun_with):
                 writer.append(vectors)
                 progress_line.images(writer.rows)
-            seconds = progress_line.seconds
-        manifest = writer.finish(_about(source, choice, values.split))
-    rate = (len(table) - begun_with) / max(seconds, 1e-9)
-    print(
-        f"{manifest['count']:,} embeddings of {manifest['dimension']} dimensions in {out}, {rate:,.0f} images a second"
-    )
+            rate = progress_line.rate(writer.rows)
+        manifest = writer.finish(
+            {
+                "model": {"source": source.address, "kind": source.kind, "checksum": source.checksum()},
+                "view": source.view,
+                "dataset": {"name": choice.name, "options": choice.options, "split": values.split},
+            }
+        )
+    print(f"{manifest['count']:,} embeddings of {manifest['dimension']} dimensions in {out}, {rate}")
 
 
-def _identity(source: EmbeddingBackend, dataset: str, table: ImageTable, batch_size: int) -> dict[str, Any]:
-    return {
-        "model": source.checksum(),
-        "kind of model": source.kind,
-        "view": json.dumps(source.view, sort_keys=True),
-        "dataset": dataset,
-        "images": table.checksum(),
-        "batch_size": batch_size,
-    }
-
-
-def _about(source: EmbeddingBackend, choice: model_flags.DataChoice, split: str) -> dict[str, Any]:
-    return {
-        "model": {"source": source.address, "kind": source.kind, "checksum": source.checksum()},
-        "view": source.view,
-        "dataset": {"name": choice.name, "options": choice.options, "split": split},
-    }
+def _resumed(total: int, done: int) -> Progress:
+    if done:
+        print(f"resuming after {done:,} of {total:,} images")
+    return Progress(total, done)
 
 
 def _stream(source: EmbeddingBackend, splits: list[ImageDataset], batch_size: int, done: int):
@@ -158,14 +139,11 @@ def _embed_in_bulk(values: Flags) -> None:
     if values.dry_run:
         print(f"would embed {values.input} by {values.model} into {out}; nothing was written (--dry_run)")
         return
-    line, begun_with = None, 0
+    line: Progress | None = None
 
     def progress(done: int, bad: int, total: int) -> None:
-        nonlocal line, begun_with
-        if line is None:
-            line, begun_with = Progress(total, done), done
-            if done:
-                print(f"resuming after {done:,} of {total:,} images")
+        nonlocal line
+        line = line or _resumed(total, done)
         line.images(done)
 
     manifest, worked = bulk_embedding.embed_in_bulk(request, progress)
@@ -173,12 +151,8 @@ def _embed_in_bulk(values: Flags) -> None:
         print(f"{out} is finished already: nothing to do")
         return
     count, bad = manifest["count"], manifest["bad_images"]
-    seconds = line.seconds if line else 0.0
-    rate = (count + bad - begun_with) / max(seconds, 1e-9)
-    print(
-        f"{count:,} embeddings of {manifest['dimension']} dimensions in {out}, by {manifest['model']['source']}, "
-        f"{rate:,.0f} images a second"
-    )
+    source, rate = manifest["model"]["source"], (line or Progress()).rate(count + bad)
+    print(f"{count:,} embeddings of {manifest['dimension']} dimensions in {out}, by {source}, {rate}")
     if bad:
         print(f"{bad:,} images could not be read: {out}/bad_images.csv")
 

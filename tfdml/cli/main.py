@@ -148,16 +148,17 @@ def _end_at_second(receiver: socket.socket, name: str) -> None:
                 os._exit(128 + numbers[1])
 
 
-class StatusLine:
-    """One line, rewritten; now and then a new one where the error stream is no terminal.
+class Progress:
+    """One line of what is done and how fast, rewritten; now and then a new one where the error stream is no terminal.
 
     Args:
-        every: Seconds between two states of the line on a terminal.
+        total: How many images there are.
+        done: How many were done before.
     """
 
-    def __init__(self, every: float):
+    def __init__(self, total: int = 0, done: int = 0):
         self._live = sys.stderr.isatty()
-        self._every = every if self._live else 20.0
+        self._total, self._first = total, done
         self._last = self._started = time.monotonic()
         self._width = 0
 
@@ -168,47 +169,25 @@ class StatusLine:
         if self._width:
             print(file=sys.stderr)
 
-    @property
-    def seconds(self) -> float:
-        """Since the start."""
-        return time.monotonic() - self._started
+    def rate(self, done: int) -> str:
+        """Return the images a second since the start, in words."""
+        return f"{(done - self._first) / max(time.monotonic() - self._started, 1e-9):,.0f} images a second"
 
-    def due(self) -> bool:
-        """Whether it is time to show another state."""
+    def images(self, done: int, total: int | None = None, bad: int | None = None) -> None:
+        """Show that so many images are done, of so many, with so many bad ones among them."""
+        faults = "" if bad is None else f" {bad:,} bad,"
+        self._show(f"{done:,} of {total or self._total:,} images,{faults} {self.rate(done)}")
+
+    def bytes(self, what: str, done: int, total: int) -> None:
+        """Show that so many bytes are done."""
+        of = f" of {total / 2**20:,.0f}" if total else ""
+        self._show(f"{what}: {done / 2**20:,.0f}{of} MB")
+
+    def _show(self, text: str) -> None:
         now = time.monotonic()
-        if now - self._last < self._every:
-            return False
+        if now - self._last < (0.5 if self._live else 20.0):
+            return
         self._last = now
-        return True
-
-    def show(self, text: str) -> None:
-        """Show a state."""
         if self._live:
-            print(f"\r{text:<{self._width}}", end="", file=sys.stderr, flush=True)
-            self._width = len(text)
-        else:
-            print(text, file=sys.stderr, flush=True)
-
-
-class Progress(StatusLine):
-    """Images done, and how fast.
-
-    Args:
-        total: How many images there are.
-        done: How many were done before.
-    """
-
-    def __init__(self, total: int, done: int = 0):
-        super().__init__(every=0.5)
-        self._total, self._first = total, done
-
-    def images_of(self, done: int, total: int) -> None:
-        """So many images are done, of so many."""
-        self._total = total
-        self.images(done)
-
-    def images(self, done: int) -> None:
-        """So many images are done."""
-        if self.due():
-            rate = (done - self._first) / max(self.seconds, 1e-9)
-            self.show(f"{done:,} of {self._total:,} images, {rate:,.0f} a second")
+            text, self._width = f"\r{text:<{self._width}}", len(text)
+        print(text, end="" if self._live else "\n", file=sys.stderr, flush=True)

@@ -29,9 +29,8 @@ def define_model_flags(values: Flags) -> None:
     values.define("model", "", "What embeds: a path or an address, see above.")
     values.define("batch_size", 100, "Images per batch or request.", lower_bound=1)
     values.define("resize", 0, "For a .tflite or .onnx file without a card: pixels to resize to.", lower_bound=0)
-    values.define(
-        "resize_mode", "", "For a .tflite or .onnx file: as in tfdml train.", ["", "shorter", "squash", "pad"]
-    )
+    modes = ["", "shorter", "squash", "pad"]
+    values.define("resize_mode", "", "For a .tflite or .onnx file: as in tfdml train.", modes)
     values.define("image_size", 0, "For a .tflite or .onnx file: checked against its input.", lower_bound=0)
     values.define("pad_color", "", "For a .tflite or .onnx file: as in tfdml train.")
     values.define("timeout", 60.0, "Seconds that a request to an endpoint may take.")
@@ -42,12 +41,7 @@ def define_data_flags(values: Flags) -> None:
     values.define("dataset", "", "Data set, as in tfdml train; for a run folder, its own.")
     values.define("data_dir", "", "Where the unpacked data set lies.")
     values.define("dataset_options", "", "Options of the data set, as in tfdml train.")
-    values.define(
-        "bad_images",
-        "error",
-        "What to do with images that cannot be decoded; skip decodes all of them first.",
-        ["error", "skip"],
-    )
+    values.define("bad_images", "error", "Images that cannot be decoded: skip decodes all first.", ["error", "skip"])
 
 
 _VIEW_FILE = Effect(

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from tfdml.cli.command_line import Command, Flags, as_flags
-from tfdml.cli.main import StatusLine
+from tfdml.cli.main import Progress
 from tfdml.effects import Effect, both, either, needs
 from tfdml.errors import UserError
 
@@ -36,9 +36,7 @@ FLAGS.define("shrink_format", "jpeg", "How resized images are encoded: JPEG of q
 FLAGS.define("shard_mb", 128.0, "MiB of source images in a shard.")
 FLAGS.define("workers", os.cpu_count() or 1, "Images decoded at once.")
 FLAGS.define("bad_images", "error", "Whether bad images are an error or are left out.", ["error", "skip"])
-FLAGS.define(
-    "drop_copies", "none", "across: leave out test images that are copies of a training image.", ["none", "across"]
-)
+FLAGS.define("drop_copies", "none", "across: leave out test images that copy a training image.", ["none", "across"])
 FLAGS.define("max_pixels", 178_956_970, "Images with more pixels are bad, and are not decoded.")
 FLAGS.define("download", False, "First download what is missing, with resume and checksum.")
 FLAGS.define("check_only", False, "Check the images and look for copies; write nothing.")
@@ -58,14 +56,15 @@ def prepare(values: Flags) -> None:
     if not values.splits:
         raise UserError("--splits= names no split: write train, test, or train,test")
     if values.verify:
+        values.require("out")
         _verify(values.out)
         return
     values.require("dataset")
     if values.download:
-        _download(values.dataset, values.data_dir, values.dry_run)
-        if not (values.out or values.check_only):
-            return
+        _download(values)
     if not (values.out or values.check_only):
+        if values.download:
+            return
         raise UserError("--out is missing: name the folder for the record files, or pass --check_only")
 
     from tfdml import data
@@ -83,11 +82,13 @@ def prepare(values: Flags) -> None:
             raise UserError(f"--splits={','.join(values.splits)}: there is only train and test")
     splits = {name: data.load(values.dataset, values.data_dir or None, name, **options) for name in names}
     if values.dry_run:
-        _say_plan(preparing.plan(splits, settings), values.out)
+        for split, (images, size, shards) in preparing.plan(splits, settings).items():
+            print(f"{split}: {images:,} images, {size / _MEGABYTE:,.1f} MB, in {shards} shards")
+        print("nothing was written (--dry_run)")
         return
     out = os.path.expanduser(values.out)
     started = time.perf_counter()
-    with _Progress() as progress:
+    with Progress() as progress:
         if values.check_only:
             report = preparing.check(splits, settings, progress.images)
         else:
@@ -99,16 +100,16 @@ def prepare(values: Flags) -> None:
         raise UserError(f"{faults:,} images are bad, as listed; mend or remove them, or pass --bad_images=skip")
 
 
-def _download(name: str, data_dir: str, dry_run: bool) -> None:
+def _download(values: Flags) -> None:
     from tfdml.data import download
 
-    if not data_dir:
-        raise UserError("--data_dir is missing: name the folder to download to")
-    if dry_run:
+    values.require("data_dir")
+    name, data_dir = values.dataset, values.data_dir
+    if values.dry_run:
         for file in download.DOWNLOADS.get({"cub": "cub200"}.get(name, name), ()):
             print(f"would fetch {file.url} ({file.size / _MEGABYTE:,.0f} MB) to {data_dir}, unless it is there")
         return
-    with _Progress() as progress:
+    with Progress() as progress:
         new = download.download(name, data_dir, progress.bytes)
     print(f"downloaded {', '.join(new)}" if new else f"{name}: all is in {data_dir} already")
 
@@ -116,19 +117,11 @@ def _download(name: str, data_dir: str, dry_run: bool) -> None:
 def _verify(out: str) -> None:
     from tfdml.data.records import reader as records
 
-    if not out:
-        raise UserError("--out is missing: name the folder of record files to verify")
-    with _Progress() as progress:
+    with Progress() as progress:
         manifest = records.verify(os.path.expanduser(out), lambda *at: progress.bytes("verifying", *at))
     for split, about in manifest["splits"].items():
         shards = len(about["shards"])
         print(f"{split}: {about['images']:,} images of {about['classes']:,} classes in {shards} shards: sound")
-
-
-def _say_plan(planned: dict[str, tuple[int, int, int]], out: str) -> None:
-    for split, (images, size, shards) in planned.items():
-        print(f"{split}: {images:,} images, {size / _MEGABYTE:,.1f} MB, in {shards} shards")
-    print(f"nothing was written{f' to {out}' if out else ''} (--dry_run)")
 
 
 def _say_report(report, out: str, seconds: float, check_only: bool) -> None:
@@ -147,35 +140,14 @@ def _say_report(report, out: str, seconds: float, check_only: bool) -> None:
             print(f"  {len(found.dropped):,} left out as copies of training images")
         if found.lost_classes:
             print(f"  {found.lost_classes:,} classes have no image left")
-    if check_only:
-        for found in report.splits.values():
-            for fault in found.faults:
-                print(f"  {one_line(str(fault))}")
+    for fault in [fault for found in report.splits.values() for fault in found.faults if check_only]:
+        print(f"  {one_line(str(fault))}")
     print(bad_images_in_words(report))
     print(as_flags("\n".join(describe_duplicates(report.duplicates)), FLAGS))
     if check_only:
         print(f"checked in {seconds:,.1f} s")
     else:
         print(f"written to {out} in {seconds:,.1f} s; use it with --dataset=records --data_dir={out}")
-
-
-class _Progress(StatusLine):
-    """Images checked or bytes fetched."""
-
-    def __init__(self) -> None:
-        super().__init__(every=0.2)
-
-    def images(self, done: int, total: int, bad: int) -> None:
-        """So many images are done."""
-        if self.due():
-            rate = done / max(self.seconds, 1e-9)
-            self.show(f"{done:,} of {total:,} images, {bad:,} bad, {rate:,.0f} a second")
-
-    def bytes(self, what: str, done: int, total: int) -> None:
-        """So many bytes are done."""
-        if self.due():
-            of = f" of {total / _MEGABYTE:,.0f}" if total else ""
-            self.show(f"{what}: {done / _MEGABYTE:,.0f}{of} MB")
 
 
 COMMAND = Command(

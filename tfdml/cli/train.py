@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import typing
-from math import nan
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -35,13 +35,10 @@ Train an image embedder and measure it on classes never seen in training.
   tfdml train --dataset=folder --data_dir=photos --backbone=resnet50 --weights=imagenet --run_dir=runs/photos
   tfdml train --run_dir=runs/cars_jrd --resume          continue a run that was stopped
   tfdml train --flagfile=... --run_dir=... --start_from=runs/cars_jrd    a new run from old weights
-  tfdml train --flagfile=... --run_dir=... --cluster=ray://head:10001 --workers=4 --gpus_per_worker=1
-  tfdml train --flagfile=... --run_dir=... --workers=4 --sweep='objectives.weight=0.1,0.3,1; learning_rate=1e-4..1e-3'
-  tfdml train --flagfile=... --run_dir=... --refit      then train again on all classes, the held-out ones too
   tfdml train --flagfile=... --run_dir=... --seeds=3    a run for each of three seeds, and their mean with intervals
-  tfdml train --flagfile=... --run_dir=... --dry_run    print the resolved experiment, write nothing
-  tfdml train --flagfile=... --run_dir=... --dry_run --probe    the same after a few steps: hours, bottleneck, memory
-  tfdml train --flagfile=... --preview=batch.png       picture the first batch as the network will see it, train nothing
+  tfdml train --flagfile=... --run_dir=... --refit      then train again on all classes, the held-out ones too
+  tfdml train --flagfile=... --run_dir=... --workers=4 --sweep='objectives.weight=0.1,0.3,1; learning_rate=1e-4..1e-3'
+  tfdml train --flagfile=... --run_dir=... --dry_run --probe    print the experiment, its hours, bottleneck and memory
 
 --sweep combines lists, and draws from ranges --sweep_samples times. objectives.weight is the factor of the last term,
 objectives.NAME that of another. --workers of the runs train side by side.
@@ -91,16 +88,8 @@ FLAGS.define("cluster", "", "Train on a Ray cluster: its address, such as ray://
 FLAGS.define("workers", 1, "With --cluster: how many processes train.")
 FLAGS.define("gpus_per_worker", 0, "With --cluster: GPUs of each worker; 0: they train on CPUs.")
 FLAGS.define("max_failures", 3, "With --cluster: how often lost workers are started again.")
-FLAGS.define(
-    "storage",
-    "",
-    "With --cluster: a folder or URL that all hosts see, for the run until it ends; empty: next to --run_dir.",
-)
-FLAGS.define(
-    "sweep",
-    "",
-    "Train a run for each choice of settings, through Ray, and compare them on held-out classes: see above.",
-)
+FLAGS.define("storage", "", "With --cluster: a folder or URL that all hosts see; empty: next to --run_dir.")
+FLAGS.define("sweep", "", "Train a run for each choice of settings, and compare them on held-out classes: see above.")
 FLAGS.define("sweep_samples", 8, "With --sweep: how often ranges are drawn from.")
 
 
@@ -133,11 +122,9 @@ def train(values: Flags) -> None:
     known = folder.is_untouched() or elsewhere or values.sweep
     if values.resume and not (known and len(given) > 1):
         experiment = dataclasses.replace(folder.load_experiment(), **given)
-    elif values.preview:
-        # Nothing is written there.
-        experiment = Experiment(**{"run_dir": "unused", **given})
     else:
-        experiment = Experiment(**given)
+        # A preview writes nothing there.
+        experiment = Experiment(**{**({"run_dir": "unused"} if values.preview else {}), **given})
     if values.preview:
         print(write_preview(experiment, experiment.seed, values.preview))
         return
@@ -163,29 +150,38 @@ def train(values: Flags) -> None:
     if not result:
         print("\nThis process has done its part; the first one of them writes the run.")
         return
-    before, after = result["metrics_before"], result["metrics"]
     print(f"\nUnseen classes of {experiment.dataset} ({result['protocol']}); embedder of {result['selection']}:")
-    for name, value in after.items():
-        if isinstance(value, float):
-            start = f"{100 * before[name]:5.1f} -> " if name in before else " " * 9
-            print(f"  {name:<12} {start}{100 * value:5.1f} %{_interval(result['intervals'].get(name))}")
-            if name in result.get("intervals_seeds", {}):
-                _, low, high, _ = result["intervals_seeds"][name]
-                print(f"{'':31}(95 % interval over {len(result['seeds'])} seeds {100 * low:.1f} .. {100 * high:.1f})")
-    for row in result.get("seeds", []):
-        print(f"  {'recall@1':<12} {100 * row['metrics'].get('recall@1', nan):14.1f} % with seed {row['seed']}")
-    for name, value in result.get("metrics_moments", {}).items():
-        if isinstance(value, float):
-            print(f"  {name:<12} {100 * value:14.1f} % with all moments")
-    if "recall@1" in result.get("metrics_seen", {}):
-        print(f"  {'recall@1':<12} {100 * result['metrics_seen']['recall@1']:14.1f} % on seen classes")
-    for order, metrics in result.get("metrics_orders", {}).items():
-        print(f"  {'recall@1':<12} {100 * metrics['recall@1']:14.1f} % {_order(order)}")
-    if said := selection_note(experiment, experiment.epochs):
-        print(said)
+    print("\n".join(_rows(result)))
+    if note := selection_note(experiment, experiment.epochs):
+        print(note)
     for name, path in trainer.run_paths(experiment.run_dir).items():
         if path.exists():
             print(f"  {name:<12} {path}")
+
+
+def _rows(result: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each metric of a result."""
+    before = result["metrics_before"]
+    for name, value in result["metrics"].items():
+        if isinstance(value, float):
+            start = f"{100 * before[name]:5.1f} -> " if name in before else " " * 9
+            yield f"  {name:<12} {start}{100 * value:5.1f} %{_interval(result['intervals'].get(name), 'classes', 3)}"
+            if seeds := result.get("intervals_seeds", {}).get(name):
+                yield _interval(seeds, f"{len(result['seeds'])} seeds", 31)
+    others = [("recall@1", row["metrics"], f"with seed {row['seed']}") for row in result.get("seeds", [])]
+    moments = result.get("metrics_moments", {})
+    others += [(name, moments, "with all moments") for name, value in moments.items() if isinstance(value, float)]
+    others += [("recall@1", result.get("metrics_seen", {}), "on seen classes")]
+    for order, metrics in result.get("metrics_orders", {}).items():
+        which = "with the orders side by side" if order == "all" else f"by order {order} alone"
+        others.append(("recall@1", metrics, which))
+    for name, metrics, which in others:
+        if name in metrics:
+            yield f"  {name:<12} {100 * metrics[name]:14.1f} % {which}"
+
+
+def _interval(ends: Sequence[float] | None, over: str, indent: int) -> str:
+    return f"{'':{indent}}(95 % interval over {over} {100 * ends[1]:.1f} .. {100 * ends[2]:.1f})" if ends else ""
 
 
 def _cluster_settings(values: Flags) -> ClusterSettings:
@@ -203,14 +199,6 @@ def _sweep(experiment: Experiment, values: Flags) -> None:
     rows = sweep(experiment, values.sweep, _cluster_settings(values), values.sweep_samples, values.resume)
     print("\n".join(["", "Held-out classes:", *sweep_table(rows, experiment.selection_metric)]))
     print(f"  table        {experiment.run_dir}/sweep.csv\n  plot         {experiment.run_dir}/sweep.png")
-
-
-def _order(name: str) -> str:
-    return "with the orders side by side" if name == "all" else f"by order {name} alone"
-
-
-def _interval(ends) -> str:
-    return f"   (95 % interval over classes {100 * ends[1]:.1f} .. {100 * ends[2]:.1f})" if ends else ""
 
 
 _OF_WORKERS = either(needs("cluster"), needs("sweep"))

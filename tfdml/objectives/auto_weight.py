@@ -19,7 +19,7 @@ class AutoWeight(Composed):
 
     Args:
         share: The length of the weighted term's gradient, as a share of the base's. By default 0.03: where 0.3 cost
-            energy confusion and density points on unseen classes, 0.03 gained some or left them (docs/results.md).
+            energy confusion and density points on unseen classes, 0.03 gained some or left them (docs/small_runs.md).
         steps: The weight is measured during this many steps, and stays as it is from then on.
 
     Raises:
