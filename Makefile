@@ -9,14 +9,17 @@ PML    := .venv-pml
 TFSIM  := .venv-tfsim
 TFA    := .venv-tfa
 LOGGERS := .venv-loggers
+# What needs no extra, to be tried without: on the lowest versions, and on other systems.
+ROOMS := tests/test_pairs.py tests/test_kernels.py $(addprefix tests/,evaluation io losses mining)
 
-.PHONY: parity-pml parity-tfsim parity-tfa help install quickstart test test-slow test-processors test-loggers test-images lint format docs code-map wheel lock clean
+.PHONY: parity-pml parity-tfsim parity-tfa help install quickstart test test-slow test-processors test-jax test-lowest test-required test-loggers test-images lint format docs code-map wheel lock clean
 
 help:
 	@echo "make install     create $(VENV) and install tfdml with its development tools, versions as in constraints.txt"
 	@echo "make quickstart  install, then train, evaluate, export and report on the built-in glyphs (no download)"
 	@echo "make test        the tests;  make test-slow: the longest, which make test leaves out"
 	@echo "make test-processors   the tests, computed as an older processor does; make test-loggers: with wandb and mlflow"
+	@echo "make test-jax    training on JAX;  make test-required: without extras;  make test-lowest: and on the lowest versions"
 	@echo "make test-images TFDML_TEST_DATA=FOLDER   the tests on real images and weights: see CONTRIBUTING.md"
 	@echo "make parity-pml  losses against pytorch-metric-learning itself, in an environment of its own ($(PML))"
 	@echo "make parity-tfsim, make parity-tfa   the same against TensorFlow Similarity and TensorFlow Addons"
@@ -67,6 +70,20 @@ test-processors: export OPENBLAS_CORETYPE := Haswell
 test-processors: export NPY_DISABLE_CPU_FEATURES := X86_V4 AVX512_ICL
 test-processors: export OMP_NUM_THREADS := 3
 test-processors: test
+
+test-jax: $(STAMP)
+	KERAS_BACKEND=jax $(BIN)/tfdml train --flagfile=configs/quickstart.flags --epochs=1 --run_dir=$$(mktemp -d)/run
+	$(BIN)/python -m pytest $$(find tests -name 'test_jax*.py')
+
+.venv-required/.installed .venv-lowest/.installed: .venv-%/.installed: setup.cfg
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet packaging
+	if [ $* = lowest ]; then .venv-lowest/bin/python -m tools.lowest_versions; fi > .venv-$*/constraints.txt
+	.venv-$*/bin/python -m pip install --quiet -e . pytest hypothesis -c .venv-$*/constraints.txt
+	@touch $@
+
+test-required test-lowest: test-%: .venv-%/.installed
+	.venv-$*/bin/python -m pytest -m "not slow" $(ROOMS)
 
 test-images: $(STAMP)
 	@test -d "$(TFDML_TEST_DATA)/data" || { echo "no data/ in TFDML_TEST_DATA=$(TFDML_TEST_DATA): CONTRIBUTING.md"; exit 1; }

@@ -19,6 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # others wait for it.
 LONGEST = (
     "test_distribution.py",
+    "test_packaging.py",
     "training/run/test_recall_improves.py",
     "training/run/test_kills.py",
     "cli/test_wrong_commands.py",

@@ -25,10 +25,14 @@ _IMPORTED += tuple(f"tfdml.{part}" for part in ("data", "evaluation", "export", 
 
 
 class ForkServer:
-    """A process that holds what the commands import."""
+    """A process that holds what the commands import.
 
-    def __init__(self):
-        command = [sys.executable, "-m", "tests.fork_server"]
+    Args:
+        python: The Python of an environment, which sees nothing of the checkout; None: this one, with the checkout.
+    """
+
+    def __init__(self, python=None):
+        command = [str(python), "-I", __file__] if python else [sys.executable, "-m", "tests.fork_server"]
         environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, text=True)
@@ -40,7 +44,11 @@ class ForkServer:
         self._process.stdout.close()
 
     def run(self, name, *flags, cwd=ROOT, timeout=300):
-        """Run `bin/<name>` with flags; returns the finished process, killed by SIGALRM where it took too long."""
+        """Run `bin/<name>`, or the program at a path, with flags.
+
+        Returns:
+            The finished process, killed by SIGALRM where it took too long.
+        """
         command = [str(ROOT / "bin" / name), *(str(flag) for flag in flags)]
         with tempfile.TemporaryDirectory() as folder:
             paths = [f"{folder}/out", f"{folder}/err"]

@@ -76,12 +76,12 @@ def as_many_images() -> Iterator[None]:
         yield
 
 
-def write_photos(path: pathlib.Path, names: dict | None = None) -> None:
-    """`photos/<class>/<n>.jpg` of four classes, and a list of them, `photos/list.csv`."""
+def write_photos(path, names=None, classes=("bus", "coupe", "truck", "van"), images=3) -> None:
+    """`photos/<class>/<n>.jpg` of the classes, and a list of them, `photos/list.csv`."""
     rng, rows = np.random.default_rng(0), ["path,label"]
-    for name in ("bus", "coupe", "truck", "van"):
+    for name in classes:
         (path / name).mkdir(parents=True)
-        for number in range(3):
+        for number in range(images):
             pixels = rng.integers(0, 256, (40, 48, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(path / name / f"{number}.jpg")
             rows.append(f"{name}/{number}.jpg,{name}")

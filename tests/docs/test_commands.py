@@ -22,7 +22,7 @@ _FLAG_IN_TEXT = re.compile(r"`--(?:no)?([a-z]\w*)")
 _OBJECTIVES = re.compile(r"--objectives=(?P<quote>['\"])(?P<text>.+?)(?P=quote)")
 
 
-def _lines(text):
+def joined_lines(text):
     """The lines of a block, those that end with a backslash joined with the next."""
     return re.sub(r"\s*\\\n\s*", " ", text).splitlines()
 
@@ -45,7 +45,10 @@ def _texts():
 
 def _command_lines():
     return [
-        (where, line, match) for where, text in _texts() for line in _lines(text) if (match := _COMMAND.match(line))
+        (where, line, match)
+        for where, text in _texts()
+        for line in joined_lines(text)
+        if (match := _COMMAND.match(line))
     ]
 
 

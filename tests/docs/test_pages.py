@@ -70,14 +70,6 @@ def test_readme_opens_with_what_runs_without_files():
     assert "data_dir" not in statements.co_names
 
 
-@pytest.mark.slow
-def test_the_first_example_of_readme_learns(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    names = {}
-    exec(compile(PYTHON["README.md"][0].code, "README.md", "exec"), names)  # the page is ours
-    assert names["metrics"]["recall@1"] >= 0.3
-
-
 def test_python_of_pages_compiles():
     for found in PYTHON.values():
         for block in found:

@@ -55,7 +55,9 @@ def test_matches_a_slow_reference(over, level):
 def test_over_queries_is_the_percentile_bootstrap_of_scipy():
     values = np.random.default_rng(1).random(80)
     found = confidence_intervals({"m": values}, np.arange(80) // 4, over="queries", resamples=9000)["m"]
-    theirs = stats.bootstrap((values,), np.mean, n_resamples=9000, method="percentile", rng=np.random.default_rng(9))
+    theirs = stats.bootstrap(
+        (values,), np.mean, n_resamples=9000, method="percentile", random_state=np.random.default_rng(9)
+    )
     assert found.low == pytest.approx(theirs.confidence_interval.low, abs=0.003)
     assert found.high == pytest.approx(theirs.confidence_interval.high, abs=0.003)
     assert found.standard_error == pytest.approx(theirs.standard_error, rel=0.03)
