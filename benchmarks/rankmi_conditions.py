@@ -4,7 +4,7 @@
     tfdml embed --model=frozen.keras --dataset=cars196 --data_dir=CARS196 --split=test --out=features/test
     python -m benchmarks.rankmi_conditions --train=features/train --test=features/test
 
-frozen.keras is an embedder without a projection of its own, of MobileNetV2 1.0 at 224 px in docs/results.md:
+frozen.keras is an embedder without a projection of its own, of MobileNetV2 1.0 at 224 px in docs/small_runs.md:
 
     embedder = tfdml.models.Embedder("mobilenetv2", embedding_dim=0, image_size=224)
     embedder.build((None, 224, 224, 3))

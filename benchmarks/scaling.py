@@ -24,7 +24,7 @@ import numpy as np
 FLOAT = 4
 # Seconds beyond which one run is enough.
 LONG = 1.0
-# Bytes a second that one GPU receives, and seconds until the first. Sources: docs/scaling.md.
+# Bytes a second that one GPU receives, and seconds until the first. Sources: docs/two_hosts.md.
 NETWORKS = {
     "NVLink 4, 450 GB/s": (450e9, 10e-6),
     "InfiniBand NDR, 50 GB/s": (50e9, 30e-6),
