@@ -31,7 +31,7 @@ SINGLE_USE = {
         "a network",
     ),
     **dict.fromkeys(
-        [f"tfdml.data.readers.{name}" for name in ("official_archives", "tfds")],
+        [f"tfdml.data.readers.{name}" for name in ("official_archives", "reidentification", "tfds")],
         "data sets of one kind",
     ),
     "tfdml.cli.measuring": "what `tfdml evaluate` measures, apart from its flags",
@@ -54,7 +54,7 @@ OF_SEVERAL = frozenset(
         *("test_packaging.py", "test_studies.py", "test_tensorflow.py"),
         *("backbones/test_jax.py", "losses/test_backends.py", "losses/test_replicas.py"),
         *("cli/test_broken_files.py", "cli/test_records_equal_files.py", "cli/test_wrong_commands.py"),
-        *("embeddings/test_backends_onnx.py", "io/test_object_store.py"),
+        *("embeddings/test_backends_onnx.py", "evaluation/test_published_scripts.py", "io/test_object_store.py"),
         *("export/test_client.py", "export/test_hub_networks.py", "export/test_load.py"),
         *("export/test_plain_environments.py", "export/test_serving_files.py"),
         *("training/distributed/test_worker_runs.py", "training/run/test_auto_weights.py"),

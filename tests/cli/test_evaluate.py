@@ -6,12 +6,15 @@ import shutil
 import keras
 import numpy as np
 import pytest
+from PIL import Image
 
-import tfdml  # noqa: F401  (registers the classes that a saved embedder names)
+import tfdml
 from tests.cli.many import run_many
+from tests.data.trees import write_tree
 from tests.export.models_on_disk import tflite
 from tests.serving_double import serving
 from tfdml.cli.evaluate import joined_runs
+from tfdml.embeddings import read_embeddings
 from tfdml.evaluation import (
     Calibration,
     KNNClassifier,
@@ -359,3 +362,50 @@ def test_views_and_whitening_of_a_run_and_of_its_export(finished_run, tmp_path):
     for name, value in rows[2]["metrics"].items():
         # Ranks of all but equal distances may swap between two graphs.
         assert served[name] == pytest.approx(value, abs=5e-3)
+
+
+def test_reidentification_from_files_to_cmc(commands, tmp_path):
+    """A tree of pictures in the layout of Market-1501, embedded and measured by its protocol, with no further flag."""
+    market = write_tree("market1501", tmp_path / "market", train_classes=2, test_classes=9, images_per_class=6)
+    rng = np.random.default_rng(0)
+    for path in sorted(market.rglob("*.jpg")):
+        Image.new("RGB", (40, 32), tuple(map(int, rng.integers(0, 256, 3)))).save(path)
+    keras.utils.set_random_seed(0)
+    embedder = tfdml.models.Embedder(tfdml.backbones.resolve("conv4", 32, width=4), embedding_dim=8, image_size=32)
+    embedder(np.zeros((1, 32, 32, 3), np.uint8))
+    embedder.save(tmp_path / "embedder.keras")
+    data = ["--dataset=market1501", f"--data_dir={market}", "--dataset_options=check_counts=false"]
+    measured = tmp_path / "metrics.json"
+    status, said, errors = commands.run(
+        "evaluate", f"--model={tmp_path / 'embedder.keras'}", *data, f"--json={measured}"
+    )
+    assert status == 0, errors
+    found = json.loads(measured.read_text())
+    for name in ("recall@1", "recall@5", "recall@10", "map", "minp"):
+        assert f"  {name} " in said
+    assert (found["num_queries"], found["num_gallery"]) == (9, 45)
+
+    status, _, errors = commands.run(
+        "embed", f"--model={tmp_path / 'embedder.keras'}", *data, "--split=test", f"--out={tmp_path / 'stored'}"
+    )
+    assert status == 0, errors
+    stored = read_embeddings(tmp_path / "stored").split("test")
+    dataset = tfdml.data.load("market1501", market, "test", check_counts=False)
+    expected = {name: [] for name in ("recall@1", "recall@5", "recall@10", "map", "minp")}
+    gallery = np.flatnonzero(~dataset.is_query)
+    for query in np.flatnonzero(dataset.is_query):
+        same = dataset.labels[gallery] == dataset.labels[query]
+        kept = gallery[~(same & (dataset.groups[gallery] == dataset.groups[query]))]
+        distances = ((stored.embeddings[kept] - stored.embeddings[query]) ** 2).sum(axis=1)
+        hits = dataset.labels[kept[np.argsort(distances, kind="stable")]] == dataset.labels[query]
+        ranks = 1 + np.flatnonzero(hits)
+        for k in (1, 5, 10):
+            expected[f"recall@{k}"].append(hits[:k].any())
+        expected["map"].append(np.mean(np.arange(1, len(ranks) + 1) / ranks))
+        expected["minp"].append(len(ranks) / ranks[-1])
+    for name, values in expected.items():
+        assert found[name] == pytest.approx(np.mean(values), abs=1e-6)
+    # Stored embeddings are measured by the same protocol, where the data set is named.
+    status, _, errors = commands.run("evaluate", f"--model={tmp_path / 'stored'}", *data, f"--json={measured}")
+    assert status == 0, errors
+    assert json.loads(measured.read_text())["minp"] == pytest.approx(found["minp"], abs=1e-6)

@@ -6,17 +6,18 @@ from tfdml.data import catalogue
 from tfdml.errors import UserError
 
 FILES = ["cars196", "cub200", "folder", "inshop", "omniglot", "sop"]
+BENCHMARKS = ["market1501", "msmt17", "vehicleid", "veri776"]
 
 
 def test_names_are_sorted_and_hold_the_readers():
     assert catalogue.names() == sorted(catalogue.names())
-    assert set(FILES) | {"glyphs", "list", "tfds"} <= set(catalogue.names())
+    assert {*FILES, *BENCHMARKS, "glyphs", "list", "tfds"} <= set(catalogue.names())
     assert "cub" not in catalogue.names()
 
 
 def test_unknown_name_lists_the_names():
     with pytest.raises(
-        UserError, match=r"unknown data set 'cars'.*cars196, cub200, folder, glyphs, inshop, list, omni"
+        UserError, match=r"unknown data set 'cars'.*cars196, cub200, folder, glyphs, inshop, list, market1501"
     ):
         catalogue.load("cars")
 
@@ -50,11 +51,11 @@ def test_a_reader_of_files_asks_for_its_folder(name):
         catalogue.load(name)
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", FILES + BENCHMARKS)
 def test_a_folder_that_is_not_there_is_named(name, tmp_path):
     missing = tmp_path / "nowhere"
     with pytest.raises(UserError, match=str(missing)):
-        catalogue.load(name, missing)
+        catalogue.load(name, missing, "test")
 
 
 def test_a_list_is_a_file():

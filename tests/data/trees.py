@@ -1,4 +1,4 @@
-"""Small trees of real pictures in the official layouts of CUB-200-2011, Cars-196, SOP, In-Shop and Omniglot."""
+"""Small trees of real pictures in official layouts: CUB-200-2011, Cars-196, SOP, In-Shop, Omniglot, Market-1501."""
 
 import io
 
@@ -13,7 +13,7 @@ def write_tree(name, root, train_classes, test_classes=3, images_per_class=2):
     """Write a data set of the catalogue, with so many images of each class.
 
     Args:
-        name: `cub200`, `cars196`, `sop`, `inshop` or `omniglot`.
+        name: `cub200`, `cars196`, `sop`, `inshop`, `omniglot` or `market1501`.
         root: The folder to create.
         train_classes: How many; at most 100 for `cub200`, 98 for `cars196`.
         test_classes: How many.
@@ -27,7 +27,7 @@ def write_tree(name, root, train_classes, test_classes=3, images_per_class=2):
     return root
 
 
-def _pictures(root, names, kind="JPEG"):
+def pictures(root, names, kind="JPEG"):
     """A few different pictures, under many names."""
     rng = np.random.default_rng(0)
     contents = []
@@ -40,17 +40,18 @@ def _pictures(root, names, kind="JPEG"):
         (root / name).write_bytes(contents[i % len(contents)])
 
 
-def _table(path, rows):
-    path.parent.mkdir(exist_ok=True)
+def table(path, rows):
+    """A text file of lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{row}\n" for row in rows))
 
 
 def _cub(root, numbers, num_train, per_class):
     names = [f"{number:03d}.Bird_{number}/{i}.jpg" for i, number in enumerate(numbers)]
-    _pictures(root / "images", names)
-    _table(root / "images.txt", (f"{i + 1} {name}" for i, name in enumerate(names)))
-    _table(root / "image_class_labels.txt", (f"{i + 1} {number}" for i, number in enumerate(numbers)))
-    _table(root / "classes.txt", (f"{number} {number:03d}.Bird_{number}" for number in sorted(set(numbers))))
+    pictures(root / "images", names)
+    table(root / "images.txt", (f"{i + 1} {name}" for i, name in enumerate(names)))
+    table(root / "image_class_labels.txt", (f"{i + 1} {number}" for i, number in enumerate(numbers)))
+    table(root / "classes.txt", (f"{number} {number:03d}.Bird_{number}" for number in sorted(set(numbers))))
 
 
 def _cars(root, numbers, num_train, per_class):
@@ -59,7 +60,7 @@ def _cars(root, numbers, num_train, per_class):
     tables["cars_test"] = ("cars_test_annos_withlabels.mat", numbers[half:])
     for folder, (table, classes) in tables.items():
         names = [f"{i + 1:05d}.jpg" for i in range(len(classes))]
-        _pictures(root / folder, names)
+        pictures(root / folder, names)
         boxes = ["bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2"]
         rows = np.ones((1, len(names)), dtype=[(field, object) for field in [*boxes, "class", "fname"]])
         for i, (name, number) in enumerate(zip(names, classes, strict=True)):
@@ -70,26 +71,42 @@ def _cars(root, numbers, num_train, per_class):
 
 def _sop(root, numbers, num_train, per_class):
     names = [f"chair_final/{number}_{i}.JPG" for i, number in enumerate(numbers)]
-    _pictures(root, names)
+    pictures(root, names)
     rows = [f"{i + 1} {number} 3 {name}" for i, (number, name) in enumerate(zip(numbers, names, strict=True))]
     for split, part in (("train", rows[:num_train]), ("test", rows[num_train:])):
-        _table(root / f"Ebay_{split}.txt", ["image_id class_id super_class_id path", *part])
+        table(root / f"Ebay_{split}.txt", ["image_id class_id super_class_id path", *part])
 
 
 def _inshop(root, numbers, num_train, per_class):
     names = [f"img/MEN/Denim/id_{number:08d}/{i:02d}_1_front.jpg" for i, number in enumerate(numbers)]
-    _pictures(root, names)
+    pictures(root, names)
     status = ["train"] * num_train
     status += ["gallery" if i % per_class else "query" for i in range(len(numbers) - num_train)]
     rows = zip(names, numbers, status, strict=True)
     lines = [f"{name} id_{number:08d} {part}" for name, number, part in rows]
-    _table(root / "Eval" / "list_eval_partition.txt", [len(names), "image_name item_id evaluation_status", *lines])
+    table(root / "Eval" / "list_eval_partition.txt", [len(names), "image_name item_id evaluation_status", *lines])
 
 
 def _omniglot(root, numbers, num_train, per_class):
     folders = ["images_background" if i < num_train else "images_evaluation" for i in range(len(numbers))]
     rows = enumerate(zip(folders, numbers, strict=True))
-    _pictures(root, [f"{part}/Latin/character{number:04d}/{i:05d}_01.png" for i, (part, number) in rows], kind="PNG")
+    pictures(root, [f"{part}/Latin/character{number:04d}/{i:05d}_01.png" for i, (part, number) in rows], kind="PNG")
 
 
-_WRITERS = {"cub200": _cub, "cars196": _cars, "sop": _sop, "inshop": _inshop, "omniglot": _omniglot}
+def _market(root, numbers, num_train, per_class):
+    names = []
+    for i, number in enumerate(numbers):
+        place = i % per_class
+        folder = "bounding_box_train" if i < num_train else "bounding_box_test" if place else "query"
+        names.append(f"{folder}/{number:04d}_c{1 + place // 2}s1_{i:06d}_01.jpg")
+    pictures(root, names)
+
+
+_WRITERS = {
+    "cub200": _cub,
+    "cars196": _cars,
+    "sop": _sop,
+    "inshop": _inshop,
+    "omniglot": _omniglot,
+    "market1501": _market,
+}

@@ -16,7 +16,7 @@ from tfdml.cli.command_line import read_flag_files
 # What a page leaves out, or a machine does not have.
 SMALL = ["--backbone=conv4(width=4)", "--weights=none", "--image_size=32", "--resize=36", "--batch_norm=train"]
 # Classes to train on; images of each.
-TREES = {"cars196": (98, 2), "omniglot": (40, 5), "sop": (12, 2), "cub200": (12, 2)}
+TREES = {"cars196": (98, 2), "omniglot": (40, 5), "sop": (12, 2), "cub200": (12, 2), "market1501": (20, 4)}
 
 
 # What makes no other dry run.

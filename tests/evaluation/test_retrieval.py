@@ -1,5 +1,7 @@
 """A data set with roles is measured query against gallery, any other all-to-all."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,8 +9,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tfdml.data import ArrayImages, ImageDataset
+from tfdml.data.dataset import Protocol
 from tfdml.errors import UserError
 from tfdml.evaluation import (
+    Relevance,
     confidence_intervals,
     evaluate_clustering,
     evaluate_retrieval,
@@ -133,7 +137,8 @@ def test_every_metric_by_default_and_any_subset_by_name():
     assert set(everything) == recalls | {"precision@1", "map@r", "r_precision", "nmi", "ami", "f1"} | counts
     assert everything["precision@1"] == everything["recall@1"]
     # These search once more.
-    assert set(METRICS) - set(DEFAULT_METRICS) == {"map", "map_trapezoidal", "minp", "mrr"}
+    of_ranks = {"map", "map_trapezoidal", "minp", "mrr", "ndcg", "h_ap", "asi"}
+    assert set(METRICS) - set(DEFAULT_METRICS) == {*of_ranks, "gap", "gap_known"}
     everything = evaluate_retrieval(points, labels, metrics=METRICS)
     clustering = evaluate_clustering(points, labels)
     check(everything, clustering)
@@ -351,3 +356,64 @@ def test_bad_arguments_of_parts_say_what_is_wrong(arguments, message):
 def test_no_image_at_all():
     with pytest.raises(UserError, match="0 of 0 classes"):
         split_into_parts(np.zeros(0, int))
+
+
+def lists_of(points, settings, ids=None):
+    """A data set of queries and a gallery whose benchmark lists what is right."""
+    images = np.zeros((len(points), 4, 4, 3), np.uint8)
+    ids = np.arange(len(points)) if ids is None else ids
+    protocol = Protocol(("recall", "mp@2"), ks=(1, 2), ids=ids, lists=settings)
+    is_query = np.arange(len(points)) < 2
+    return ImageDataset("lists", "test", images, np.zeros(len(points), int), is_query=is_query, protocol=protocol)
+
+
+def test_every_setting_of_lists_is_measured():
+    points = np.array([[0.0], [10.0], [0.1], [0.2], [9.0], [8.0]])
+    ids = np.array([70, 71, 5, 6, 7, 8])
+    easy, hard = ({70: [6], 71: [7]}, {70: [5]}), ({70: [6], 71: [8]}, {})
+    dataset = lists_of(points, {"/easy": easy, "/hard": hard}, ids)
+    found = evaluate_dataset(points, dataset, intervals="queries")
+    assert (found["recall@1/easy"], found["recall@1/hard"], found["recall@2/hard"]) == (1, 0, 1)
+    assert (found["num_queries"], found["queries_without_match/hard"]) == (2, 0)
+    assert set(found["intervals"]) == {
+        f"{name}/{setting}" for name in ("recall@1", "recall@2", "mp@2") for setting in ("easy", "hard")
+    }
+    # Elsewhere the first setting counts, and a part of the data set keeps its lists.
+    assert evaluate_retrieval(**dataset_protocol(points, dataset), metrics=["recall@1"])["recall@1"] == 1
+    rows = [0, 1, 5, 3]
+    part = dataset.take(rows)
+    assert evaluate_dataset(points[rows], part)["queries_without_match/easy"] == 1
+    assert evaluate_dataset(points[rows], part)["recall@1/hard"] == 1
+    assert dataset.queries.protocol is None
+
+
+def test_levels_draws_and_the_query_itself_are_measured_where_a_protocol_says_so():
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(6), 4)
+    points, images = labels[:, None] + 0.4 * rng.normal(size=(24, 3)), np.zeros((24, 4, 4, 3), np.uint8)
+    levels = np.stack([labels, labels // 3], axis=1)
+    leveled = ImageDataset("levels", "test", images, labels, protocol=Protocol(("map", "asi"), levels=levels))
+    expected = evaluate_retrieval(points, relevance=Relevance.levels(levels), metrics=["map", "asi"])
+    assert evaluate_dataset(points, leveled) == expected
+    assert set(expected) >= {"map/0", "map/1", "asi", "asi/0", "asi/1"}
+
+    drawn = ImageDataset("draws", "test", images, labels, protocol=Protocol(("recall",), ks=(1, 3), draws=3))
+    runs = []
+    for draw in range(3):
+        is_query = Protocol.draw(labels, draw)
+        assert labels[~is_query].tolist() == list(range(6))
+        sides = points[is_query], labels[is_query], points[~is_query], labels[~is_query]
+        runs.append(evaluate_retrieval(*sides, metrics=["recall"], ks=(1, 3)))
+    drawn = dataclasses.replace(drawn, is_query=Protocol.draw(labels))
+    found = evaluate_dataset(points, drawn)
+    assert found["recall@1"] == pytest.approx(np.mean([run["recall@1"] for run in runs]))
+    assert found["num_queries"] == 18
+    with pytest.raises(UserError, match="draws: there are no intervals of means over 3 draws"):
+        evaluate_dataset(points, drawn, intervals="queries")
+
+    itself = ImageDataset("itself", "test", images, labels, protocol=Protocol(("map",), finds_itself=True))
+    assert (
+        evaluate_dataset(points, itself)["map"]
+        == evaluate_retrieval(points, labels, points, labels, metrics=["map"])["map"]
+    )
+    assert evaluate_dataset(points, itself)["map"] > evaluate_retrieval(points, labels, metrics=["map"])["map"]

@@ -85,7 +85,8 @@ class EmbeddedSplit:
         known = choice.name if choice else Path(values.model).name
         about = part.manifest.get("dataset", {}).get("name") or known
         name = f"{about}, {values.split}" if part.roles is not None or choice else about
-        return cls(values, name, about, part.embeddings, part, dataset, None, choice, everything)
+        images = part if dataset is None or not (dataset.protocol or dataset.groups is not None) else dataset
+        return cls(values, name, about, part.embeddings, images, dataset, None, choice, everything)
 
     @property
     def num_classes(self) -> int:
@@ -301,7 +302,8 @@ def fitting_ks(values: Flags, images: Any) -> tuple[int, ...]:
     from tfdml.evaluation.per_query import dataset_roles
     from tfdml.evaluation.retrieval import ks_within
 
-    ks = tuple(int(k) for k in values.ks)
+    benchmark = getattr(images, "protocol", None)
+    ks = benchmark.ks if benchmark and not values["ks"].present else tuple(int(k) for k in values.ks)
     queries, gallery = dataset_roles(images)
     available = len(queries) - 1 if gallery is None else len(gallery)
     fitting = ks_within(ks, available)

@@ -10,7 +10,13 @@ from typing import Any
 
 from tfdml import arguments
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.readers import glyphs, official_archives, own_images, tfds
+from tfdml.data.readers import (
+    glyphs,
+    official_archives,
+    own_images,
+    reidentification,
+    tfds,
+)
 from tfdml.data.records import reader as records
 from tfdml.errors import UserError
 
@@ -27,10 +33,14 @@ _READERS: dict[str, Callable[..., ImageDataset]] = {
     "glyphs": glyphs.read,
     "inshop": official_archives.read_inshop,
     "list": own_images.read_list,
+    "market1501": reidentification.read_market1501,
+    "msmt17": reidentification.read_msmt17,
     "omniglot": official_archives.read_omniglot,
     "records": records.read,
     "sop": official_archives.read_sop,
     "tfds": tfds.read,
+    "vehicleid": reidentification.read_vehicleid,
+    "veri776": reidentification.read_veri776,
 }
 _CHECKS: dict[type, Callable[[str, Any], Any]] = {
     bool: arguments.boolean,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,62 @@ from tfdml.pairwise import integer_labels
 
 # With fewer images of a class, nobody sees whether it keeps together.
 _BALANCED_PER_CLASS = 10
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Protocol:
+    """How a benchmark measures its data set, beyond classes, roles and groups. `evaluate_dataset` follows it.
+
+    Args:
+        metrics: What it reports, as the `metrics` of `evaluate_retrieval`.
+        ks: The K of `recall`.
+        ids: (N,) int64, by which `lists` names the images; None where there are no lists.
+        lists: By setting, the images that are right for each query and those that are ignored, both as a mapping from
+            the query's id to ids. The settings end the names of metrics, such as `"/hard"`; the first is that of every
+            other use of the data set.
+        levels: (N, L) classes of a hierarchy, the finest level first; None for classes.
+        draws: How many times one random image of each class is the gallery and all others are queries; 0 for the roles
+            of the data set.
+        finds_itself: Whether a query, of a data set without roles, is in its gallery and counts as a right answer.
+
+    Example:
+        >>> Protocol(("recall", "map"), ks=(1, 5, 10)).metrics
+        ('recall', 'map')
+    """
+
+    metrics: tuple[str, ...]
+    ks: tuple[int, ...] = (1,)
+    ids: np.ndarray | None = None
+    lists: Mapping[str, tuple[Mapping[int, Any], Mapping[int, Any]]] | None = None
+    levels: np.ndarray | None = None
+    draws: int = 0
+    finds_itself: bool = False
+
+    def take(self, indices: np.ndarray) -> Protocol:
+        """Return the protocol of the images at `indices`, in that order."""
+        ids = None if self.ids is None else self.ids[indices]
+        return dataclasses.replace(self, ids=ids, levels=None if self.levels is None else self.levels[indices])
+
+    def of(self, dataset: ImageDataset, **fields: Any) -> ImageDataset:
+        """Return a data set with this protocol, and with other fields such as `is_query`."""
+        return dataclasses.replace(dataset, protocol=self, **fields)
+
+    @staticmethod
+    def draw(labels: np.ndarray, repeat: int = 0) -> np.ndarray:
+        """(N,) bool: all images but one random one of each class, which are the gallery.
+
+        Args:
+            labels: (N,) class ids.
+            repeat: The seed of the draw.
+
+        Example:
+            >>> Protocol.draw(np.array([7, 7, 7, 9])).tolist().count(False)
+            2
+        """
+        shuffled = np.random.default_rng(repeat).permutation(len(labels))
+        is_query = np.ones(len(labels), bool)
+        is_query[shuffled[np.unique(labels[shuffled], return_index=True)[1]]] = False
+        return is_query
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
@@ -35,6 +91,7 @@ class ImageDataset:
             are looked up in; None for all-to-all retrieval.
         groups: (N,) integer ids of what images of a class must not share to count as found, such as the camera or the
             sequence, see `tfdml.evaluation.Relevance.classes`; None where nothing is ignored.
+        protocol: What the data set's benchmark measures, and by what; None for classes alone.
 
     Raises:
         UserError: There is no image, labels and images differ in number, or labels are no integers.
@@ -52,6 +109,7 @@ class ImageDataset:
     super_labels: np.ndarray | None
     is_query: np.ndarray | None
     groups: np.ndarray | None
+    protocol: Protocol | None
 
     def __init__(
         self,
@@ -63,6 +121,7 @@ class ImageDataset:
         super_labels: Any = None,
         is_query: Any = None,
         groups: Any = None,
+        protocol: Protocol | None = None,
     ):
         images = images if isinstance(images, Images) else ArrayImages(images)
         labels = integer_labels(labels)
@@ -73,6 +132,7 @@ class ImageDataset:
         if class_names is None:
             class_names = {int(label): str(label) for label in np.unique(labels)}
         values = {"name": name, "split": split, "images": images, "labels": labels, "class_names": class_names}
+        values["protocol"] = protocol
         columns = {"super_labels": super_labels, "is_query": is_query, "groups": groups}
         for field, column in columns.items():
             values[field] = (
@@ -139,6 +199,7 @@ class ImageDataset:
             super_labels=None if self.super_labels is None else self.super_labels[indices],
             is_query=None if self.is_query is None else self.is_query[indices],
             groups=None if self.groups is None else self.groups[indices],
+            protocol=None if self.protocol is None else self.protocol.take(indices),
         )
 
     def select_classes(self, classes: Sequence[int] | np.ndarray) -> ImageDataset:
@@ -191,4 +252,4 @@ class ImageDataset:
         rows = np.flatnonzero(self.is_query == is_query)
         if not len(rows):
             raise UserError(f"{self.name}: the {self.split} split has no {split} image")
-        return dataclasses.replace(self.take(rows), split=split, is_query=None)
+        return dataclasses.replace(self.take(rows), split=split, is_query=None, protocol=None)

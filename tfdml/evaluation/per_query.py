@@ -1,10 +1,16 @@
-"""Retrieval metrics of every query: computed from neighbours or whole rankings, and kept in a file."""
+"""Retrieval metrics of every query: computed from neighbours or whole rankings, and kept in a file.
+
+Beside right and wrong, a ranking can be measured by graded relevance: H-AP, ASI and nDCG of the levels of a hierarchy.
+GAP measures all queries at once, by the confidence of their nearest images.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import hashlib
+import itertools
+import operator
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +39,7 @@ if TYPE_CHECKING:
     from tfdml.data.dataset import ImageDataset
 
 # `recall` stands for every K of `ks`; recall@K, precision@K, map@K, mp@K and mmp@K name one K each.
-WHOLE_RANKING_METRICS = ("map", "map_trapezoidal", "minp", "mrr")
+WHOLE_RANKING_METRICS = ("map", "map_trapezoidal", "minp", "mrr", "h_ap", "asi", "ndcg")
 PER_QUERY_METRICS = ("recall", "precision@1", "map@r", "r_precision", *WHOLE_RANKING_METRICS)
 _FAMILIES = ("recall", "precision", "map", "mp", "mmp")
 # Called with k: what `neighbour_blocks` yields, of another search; row -1 where it has found fewer than k.
@@ -308,11 +314,42 @@ def values_per_query(
                     values[name + end][queries] = column
             if progress is not None:
                 progress("neighbours", block.stop, count)
-    if ranked:
-        for query, end, ranks in whole_rankings(task, distance, memory_budget, progress):
+    graded = [name for name in ranked if name in _GRADED and "" not in levels]
+    values |= {name: np.full(count, np.nan) for name in graded}
+    rankings = whole_rankings(task, distance, memory_budget, progress) if ranked else iter(())
+    for query, parts in itertools.groupby(rankings, key=operator.itemgetter(0)):
+        by_level = {end: ranks for _, end, ranks in parts}
+        for end, ranks in by_level.items():
             for name in ranked:
                 values[name + end][query] = _OF_RANKS[name](ranks)
+        if graded:
+            # The images of a level are among those of the next coarser one.
+            ranks = list(by_level.values())[-1]
+            shared = np.sum([np.isin(ranks, of_level) for of_level in by_level.values()], axis=0)
+            relevances = population_relevances(shared, len(levels), itself=task.own is not None)
+            for name in graded:
+                values[name][query] = _GRADED[name](ranks, shared, relevances)
     return values
+
+
+def nearest_hits(task: RetrievalTask, distance: str, memory_budget: int) -> tuple[np.ndarray, np.ndarray]:
+    """(N,) bool, whether the nearest image that is not ignored is relevant, and (N,) float32, how far it is.
+
+    Args:
+        task: The queries and the gallery.
+        distance: As `retrieval_per_query`.
+        memory_budget: As `retrieval_per_query`.
+    """
+    hits, distances = np.zeros(len(task.queries), bool), np.full(len(task.queries), np.inf, np.float32)
+    options: dict[str, Any] = {"distance": distance, "own_rows": task.own_rows, "memory_budget": memory_budget}
+    for block, rows, far in neighbour_blocks(task.queries, task.gallery, k=task.depth_with_ignored(1), **options):
+        left_out = task.relevance.ignored(block, rows)
+        first = (~left_out).argmax(axis=1)[:, None]
+        found = ~left_out.all(axis=1)
+        relevant = task.relevance.of(block, np.take_along_axis(rows, first, axis=1))[:, 0] > 0
+        hits[block] = found & relevant
+        distances[block] = np.where(found, np.take_along_axis(far, first, axis=1)[:, 0], np.inf)
+    return hits, distances
 
 
 def left_over(rows: np.ndarray, left_out: np.ndarray, depth: int) -> np.ndarray:
@@ -354,6 +391,150 @@ def _metrics_of_hits(names: Sequence[str], hits: np.ndarray, matches: np.ndarray
     return {name: values[name] for name in names}
 
 
+def hierarchical_average_precision(ranks: Any, levels: Any = None, relevances: Any = None) -> float:
+    """Return the H-AP of one query (Ramzi et al., 2022, HAPPIER).
+
+    H-AP = 1 / sum_k rel(k) sum_k 1/rank(k) sum_{j: rank(j) <= rank(k)} min(rel(j), rel(k)), over the relevant images.
+    Of one level it is average precision.
+
+    Args:
+        ranks: (R,) places of the relevant images in the ranking, ascending, from 1.
+        levels: (R,) how many levels of the hierarchy each shares with the query, 1 .. L; None: 1.
+        relevances: (L + 1,) the relevance of an image by its level, 0 for level 0, never falling; None: the level.
+
+    Example:
+        >>> hierarchical_average_precision([1, 2], levels=[2, 1])
+        1.0
+        >>> hierarchical_average_precision([1, 2], levels=[1, 2])  # (1 + (1 + 2) / 2) / 3
+        0.8333333333333334
+    """
+    ranks, levels = _checked_ranks(ranks, levels)
+    gains = levels.astype(np.float64) if relevances is None else np.asarray(relevances, np.float64)[levels]
+    shared = np.zeros(len(ranks))
+    for gain in np.unique(gains):
+        shared += np.minimum(gains, gain) * np.cumsum(gains == gain)
+    return float((shared / ranks).sum() / gains.sum())
+
+
+def average_set_intersection(ranks: Any, levels: Any = None) -> float:
+    """Return the ASI of one query (Sun et al., 2021, "Dynamic Metric Learning").
+
+    ASI = 1/R sum_{k=1..R} SI(k), where SI(k) is the share of the k best images that are among the k first, counted by
+    level: 1/k sum_v min(images of level v among the k first, images of level v among the k best). R is the number
+    of images that share any level.
+
+    Args:
+        ranks: As `hierarchical_average_precision`.
+        levels: As `hierarchical_average_precision`.
+
+    Example:
+        >>> average_set_intersection([1, 2, 4])  # (1 + 1 + 2/3) / 3
+        0.8888888888888888
+    """
+    ranks, levels = _checked_ranks(ranks, levels)
+    depth = np.arange(1, len(ranks) + 1)
+    best = np.sort(levels)[::-1]
+    shared = np.zeros(len(ranks))
+    for level in np.unique(levels):
+        shared += np.minimum(np.searchsorted(ranks[levels == level], depth, "right"), np.cumsum(best == level))
+    return float((shared / depth).mean())
+
+
+def ndcg(ranks: Any, levels: Any = None) -> float:
+    """Return the normalized discounted cumulative gain of one query, over the whole gallery.
+
+    DCG = sum_k (2^level(k) - 1) / log2(1 + rank(k)), divided by that of the best ranking (Järvelin and Kekäläinen,
+    2002, with the gain of Burges et al., 2005).
+
+    Args:
+        ranks: As `hierarchical_average_precision`.
+        levels: As `hierarchical_average_precision`.
+
+    Example:
+        >>> ndcg([1, 2, 3], levels=[3, 1, 1])
+        1.0
+    """
+    ranks, levels = _checked_ranks(ranks, levels)
+    gains = np.exp2(levels) - 1
+    best = np.sort(gains)[::-1] / np.log2(1 + np.arange(1, len(ranks) + 1))
+    return float((gains / np.log2(1 + ranks)).sum() / best.sum())
+
+
+def population_relevances(levels: np.ndarray, depth: int, itself: bool = False) -> np.ndarray:
+    """(L + 1,) relevances of levels: l/L, shared by the images that have level l (Ramzi et al., 2022).
+
+    Args:
+        levels: (R,) as `hierarchical_average_precision`.
+        depth: L, how many levels the hierarchy has.
+        itself: Whether the query counts as one more image of level L. The authors' code counts it where all images are
+            queries.
+
+    Example:
+        >>> population_relevances(np.array([2, 1, 1]), 2)
+        array([0.  , 0.25, 1.  ])
+    """
+    counts = np.bincount(levels, minlength=depth + 1).astype(np.float64)
+    counts[depth] += itself
+    return np.arange(depth + 1) / depth / np.maximum(counts, 1)
+
+
+def global_average_precision(correct: Any, confidences: Any, known: int | None = None) -> float:
+    """Return GAP, also called micro-AP: average precision of all predictions, sorted by confidence.
+
+    GAP = 1/M sum_i P(i) rel(i), over the predictions in the order of falling confidence, where P(i) is the share of
+    right ones among the first i and M the number of queries that have an answer (Perronnin et al., 2009; Google
+    Landmarks; Met). Queries without an answer can only do harm: what is predicted for them is wrong.
+
+    Args:
+        correct: (N,) bool, whether the prediction of each query is right.
+        confidences: (N,). Equal ones keep the order of the queries.
+        known: M; None: all N.
+
+    Raises:
+        UserError: Not one value per query, or no query has an answer.
+
+    Example:
+        >>> global_average_precision([True, False, True], [0.9, 0.8, 0.3], known=2)  # (1 + 2/3) / 2
+        0.8333333333333333
+    """
+    correct, confidences = np.asarray(correct, bool), np.asarray(confidences, np.float64)
+    known = len(correct) if known is None else known
+    if correct.ndim != 1 or correct.shape != confidences.shape or known < 1:
+        raise UserError(f"{correct.shape} predictions, {confidences.shape} confidences, {known} queries with an answer")
+    hits = correct[np.argsort(-confidences, kind="stable")]
+    return float((np.cumsum(hits) / np.arange(1, len(hits) + 1))[hits].sum() / known)
+
+
+def neighbor_confidences(similarities: Any, labels: Any, num_classes: int, temperature: float = 1.0) -> np.ndarray:
+    """(N,) confidences in the class of the nearest neighbor (Ypsilantis et al., 2021, Met).
+
+    Softmax, over all classes, of the largest similarity to each; it is 0 for classes without an image among the
+    neighbors, and at least 0.
+
+    Args:
+        similarities: (N, K) of the nearest images of each query, the largest first.
+        labels: (N, K) their classes.
+        num_classes: How many classes the gallery has.
+        temperature: The factor of the similarities.
+
+    Example:
+        >>> neighbor_confidences([[1.0, 0.5]], [[7, 7]], num_classes=2)  # e / (e + 1)
+        array([0.73105858])
+    """
+    similarities, labels = np.asarray(similarities, np.float64), np.asarray(labels)
+    first = np.array([np.isin(np.arange(len(row)), np.unique(row, return_index=True)[1]) for row in labels])
+    powers = np.where(first, np.exp(temperature * np.maximum(similarities, 0)), 0.0)
+    return powers[:, 0] / (powers.sum(axis=1) + num_classes - first.sum(axis=1))
+
+
+def _checked_ranks(ranks: Any, levels: Any) -> tuple[np.ndarray, np.ndarray]:
+    ranks = np.asarray(ranks, np.int64)
+    levels = np.ones(len(ranks), np.int64) if levels is None else np.asarray(levels, np.int64)
+    if ranks.ndim != 1 or ranks.shape != levels.shape or not len(ranks) or (np.diff(ranks, prepend=0) < 1).any():
+        raise UserError("ranks must be ascending from 1, at least one, with as many levels")
+    return ranks, levels
+
+
 def _trapezoidal(ranks: np.ndarray) -> float:
     """Area under precision over recall by the trapezoidal rule, with the precision before and at each hit."""
     hits = np.arange(len(ranks))
@@ -367,6 +548,15 @@ _OF_RANKS: dict[str, Callable[[np.ndarray], float]] = {
     "minp": lambda ranks: len(ranks) / ranks[-1],
     "mrr": lambda ranks: 1 / ranks[0],
     "map_trapezoidal": _trapezoidal,
+    "h_ap": hierarchical_average_precision,
+    "asi": average_set_intersection,
+    "ndcg": ndcg,
+}
+# From the ranks of the images that share a level, how many levels each shares, and the relevance of each level.
+_GRADED: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], float]] = {
+    "h_ap": hierarchical_average_precision,
+    "asi": lambda ranks, levels, _: average_set_intersection(ranks, levels),
+    "ndcg": lambda ranks, levels, _: ndcg(ranks, levels),
 }
 
 

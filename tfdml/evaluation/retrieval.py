@@ -15,6 +15,8 @@ from tfdml.evaluation.per_query import (
     PER_QUERY_METRICS,
     NeighbourSearch,
     dataset_roles,
+    global_average_precision,
+    nearest_hits,
     requested,
     retrieval_task,
     values_per_query,
@@ -23,9 +25,11 @@ from tfdml.evaluation.relevance import Relevance, check_labels
 from tfdml.retrieval.exact import Progress, check_embeddings
 
 if TYPE_CHECKING:
-    from tfdml.data.dataset import ImageDataset
+    from tfdml.data.dataset import ImageDataset, Protocol
 
-METRICS = (*PER_QUERY_METRICS, *CLUSTERING_METRICS)
+# Of all queries at once, by confidence.
+CONFIDENCE_METRICS = ("gap", "gap_known")
+METRICS = (*PER_QUERY_METRICS, *CONFIDENCE_METRICS, *CLUSTERING_METRICS)
 # Without those of whole rankings, which need a search of their own.
 DEFAULT_METRICS = ("recall", "precision@1", "map@r", "r_precision", *CLUSTERING_METRICS)
 
@@ -70,12 +74,16 @@ def evaluate_retrieval(
     - `map_trapezoidal`: the same with (P(i - 1) + P(i)) / 2 in place of P(i), and P(0) = 1 (Revisited Oxford).
     - `minp`: the mean over queries of R divided by the rank of the last relevant image (Ye et al., 2021, AGW).
     - `mrr`: the mean over queries of 1 divided by the rank of the first relevant image.
+    - `ndcg`, `h_ap`, `asi`: of graded relevance (`hierarchical_average_precision` and the like). With levels each has
+      a value over all of them, without a suffix, beside those of the levels, which take each as right or wrong.
+    - `gap`: global average precision of the nearest images as predictions, with the negative distance as confidence
+      (`global_average_precision`); queries with R = 0 count as wrong predictions. `gap_known` leaves them out.
     - `nmi`, `ami`, `f1`: agreement of the classes with k-means clusters of the query embeddings, as many as there
       are classes (`evaluate_clustering`).
 
-    `map`, `map_trapezoidal`, `minp` and `mrr` rank the whole gallery, in a search of their own: they are not among the
-    defaults. Queries with R = 0 cannot be answered: they are left out of the retrieval means and counted. Clustering
-    is the slow part with thousands of classes; name the other metrics to leave it out.
+    `map`, `map_trapezoidal`, `minp`, `mrr`, `ndcg`, `h_ap` and `asi` rank the whole gallery, in a search of their own:
+    they are not among the defaults. Queries with R = 0 cannot be answered: they are left out of the retrieval means and
+    counted. Clustering is the slow part with thousands of classes; name the other metrics to leave it out.
 
     With a `relevance`, it says which images are relevant in place of "of the query's class", and images that it ignores
     are in no ranking. Where a query has fewer than K images left, those missing are no hits.
@@ -124,7 +132,8 @@ def evaluate_retrieval(
         raise UserError(f"intervals are over {' or '.join(RESAMPLED)}; got {intervals!r}")
     task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
     clustering = [name for name in names if name in CLUSTERING_METRICS]
-    retrieval = [name for name in names if name not in clustering]
+    confident = [name for name in names if name in CONFIDENCE_METRICS]
+    retrieval = [name for name in names if name not in (*clustering, *confident)]
     if task.labels is None:
         if metrics is not None and clustering:
             raise UserError(f"{clustering[0]} needs classes, which this relevance does not have: give labels")
@@ -132,7 +141,9 @@ def evaluate_retrieval(
             raise UserError("this relevance has no classes to resample: give labels, or intervals over queries")
         clustering = []
     if intervals is not None and not retrieval:
-        raise UserError("clustering metrics have no value per query to resample; see part_protocol for their intervals")
+        raise UserError(
+            f"{names[0]} has no value per query to resample; see part_protocol for intervals of clustering metrics"
+        )
 
     result: dict[str, Any] = {}
     resampled: dict[str, Interval] = {}
@@ -140,12 +151,18 @@ def evaluate_retrieval(
     if retrieval:
         compute = per_query if neighbours is None else functools.partial(values_per_query, neighbours=neighbours)
         values = compute(task, retrieval, distance, memory_budget, progress)
-        for end, level in levels.items():
-            of_level = {name: values[name] for name in (name + end for name in retrieval)}
+        for end, level in {**levels, "": task}.items():  # the values of graded relevance have no end
+            of_level = {name: values[name] for name in (name + end for name in retrieval) if name in values}
             result |= {name: float(found[level.answerable].mean()) for name, found in of_level.items()}
-            if intervals is not None:
+            if intervals is not None and of_level:
                 classes = np.arange(len(task.queries)) if level.labels is None else level.labels
                 resampled |= confidence_intervals(of_level, classes, over=intervals, seed=seed)
+    if confident:
+        hits, distances = nearest_hits(task, distance, memory_budget)
+        for name, rows in (("gap", slice(None)), ("gap_known", task.answerable)):
+            if name in confident:
+                known = int(np.count_nonzero(task.answerable))
+                result[name] = global_average_precision(hits[rows], -distances[rows], known)
     for end, level in levels.items() if clustering else ():
         measured = evaluate_clustering(
             task.queries,
@@ -175,16 +192,44 @@ def ks_within(ks: Sequence[int], available: int) -> tuple[int, ...]:
     return tuple(k for k in ks if k <= available) or (1,)
 
 
+def cmc_curve(
+    embeddings: Any, labels: Any = None, gallery: Any = None, *, ranks: int = 50, **options: Any
+) -> np.ndarray:
+    """Return the cumulative matching characteristic: Recall@1, Recall@2, ... of one search.
+
+    Args:
+        embeddings: As `evaluate_retrieval`.
+        labels: As `evaluate_retrieval`.
+        gallery: As `evaluate_retrieval`.
+        ranks: How many; fewer where the gallery is smaller.
+        **options: Further arguments of `evaluate_retrieval`, such as `gallery_labels` or a `relevance` without levels.
+
+    Returns:
+        (ranks,) the share of queries with a relevant image among the first 1, 2, ...
+
+    Raises:
+        UserError: As `evaluate_retrieval`.
+
+    Example:
+        >>> cmc_curve(np.array([[0.0], [0.1], [5.0], [5.1]]), [3, 3, 8, 8])
+        array([1., 1., 1.])
+    """
+    ks = range(1, min(ranks, len(embeddings) - 1 if gallery is None else len(gallery)) + 1)
+    found = evaluate_retrieval(embeddings, labels, gallery, ks=ks, metrics=["recall"], **options)
+    return np.array([found[f"recall@{k}"] for k in ks])
+
+
 def dataset_protocol(embeddings: Any, dataset: ImageDataset) -> dict[str, Any]:
     """Return the arguments by which `evaluate_retrieval` and `retrieval_per_query` measure a data set.
 
     Args:
         embeddings: (N, d), one row per image of `dataset`, in its order.
         dataset: With query and gallery roles (In-Shop) queries are searched in the gallery, else all in all. With
-            `groups`, such as cameras, images of the query's class and group are ignored.
+            `groups`, such as cameras, images of the query's class and group are ignored. With a `protocol` that lists
+            what is right, its first setting counts.
 
     Returns:
-        `embeddings` and `labels`, with roles `gallery` and `gallery_labels`, and with groups `relevance`.
+        `embeddings` and `labels`, with roles `gallery` and `gallery_labels`, and with groups or lists `relevance`.
 
     Raises:
         UserError: Embeddings that are empty or not finite; not as many as images.
@@ -195,12 +240,13 @@ def dataset_protocol(embeddings: Any, dataset: ImageDataset) -> dict[str, Any]:
         (256,)
     """
     queries, gallery = dataset_roles(dataset)
-    groups = getattr(dataset, "groups", None)
-    if gallery is None:
+    groups, benchmark = getattr(dataset, "groups", None), getattr(dataset, "protocol", None)
+    if gallery is None and not (benchmark and benchmark.finds_itself):
         protocol = {"embeddings": embeddings, "labels": dataset.labels}
         return (
             protocol if groups is None else protocol | {"relevance": Relevance.classes(dataset.labels, not_same=groups)}
         )
+    gallery = queries if gallery is None else gallery
     embeddings = check_embeddings(embeddings)
     if len(embeddings) != len(dataset.labels):
         raise UserError(f"{len(embeddings)} embeddings for the {len(dataset.labels)} images of {dataset.name}")
@@ -209,7 +255,22 @@ def dataset_protocol(embeddings: Any, dataset: ImageDataset) -> dict[str, Any]:
     if groups is not None:
         sides = {"not_same": groups[queries], "gallery_not_same": groups[gallery]}
         protocol["relevance"] = Relevance.classes(**labels, **sides)
+    if benchmark and benchmark.lists:
+        protocol["relevance"] = _listed(benchmark, next(iter(benchmark.lists)), queries, gallery)
     return protocol
+
+
+def _listed(benchmark: Protocol, setting: str, queries: np.ndarray, gallery: np.ndarray) -> Relevance:
+    """Return the relevance of a setting of lists, whose ids become rows of the gallery."""
+    assert benchmark.ids is not None
+    assert benchmark.lists is not None
+    row_of = {int(image): row for row, image in enumerate(benchmark.ids[gallery])}
+    asked = [int(image) for image in benchmark.ids[queries]]
+    right, ignored = (
+        [[row_of[int(image)] for image in side.get(query, ()) if int(image) in row_of] for query in asked]
+        for side in benchmark.lists[setting]
+    )
+    return Relevance.lists(right, ignored)
 
 
 def evaluate_dataset(embeddings: Any, dataset: ImageDataset, **options: Any) -> dict[str, Any]:
@@ -217,17 +278,48 @@ def evaluate_dataset(embeddings: Any, dataset: ImageDataset, **options: Any) -> 
 
     Args:
         embeddings: (N, d), one row per image of `dataset`, in its order.
-        dataset: With query and gallery roles (In-Shop) queries are searched in the gallery, else all in all.
+        dataset: With query and gallery roles (In-Shop) queries are searched in the gallery, else all in all. A
+            `protocol` has the default metrics, and what else its benchmark measures: each of several settings, whose
+            names end those of the metrics (`map_trapezoidal/hard`), levels, or means over draws of a gallery.
         **options: Further arguments of `evaluate_retrieval`.
 
     Raises:
-        UserError: As `evaluate_retrieval`.
+        UserError: As `evaluate_retrieval`; intervals of means over draws.
 
     Example:
         >>> evaluate_dataset(embeddings, test, ks=(1, 10))["recall@1"]
         0.555
     """
-    return evaluate_retrieval(**dataset_protocol(embeddings, dataset), **options)
+    arguments = dataset_protocol(embeddings, dataset)
+    benchmark = getattr(dataset, "protocol", None)
+    if benchmark is None:
+        return evaluate_retrieval(**arguments, **options)
+    options = {"metrics": benchmark.metrics, "ks": benchmark.ks, **options}
+    queries, gallery = dataset_roles(dataset)
+    if benchmark.levels is not None:
+        sides = [benchmark.levels[rows] for rows in (queries, gallery) if rows is not None]
+        return evaluate_retrieval(**arguments | {"relevance": Relevance.levels(*sides)}, **options)
+    if benchmark.draws:
+        if options.get("intervals"):
+            raise UserError(f"{dataset.name}: there are no intervals of means over {benchmark.draws} draws")
+        draws = [benchmark.of(dataset, is_query=benchmark.draw(dataset.labels, i)) for i in range(benchmark.draws)]
+        runs = [evaluate_retrieval(**dataset_protocol(embeddings, drawn), **options) for drawn in draws]
+        return {
+            name: float(np.mean([run[name] for run in runs])) if isinstance(value, float) else value
+            for name, value in runs[0].items()
+        }
+    if not benchmark.lists:
+        return evaluate_retrieval(**arguments, **options)
+    result: dict[str, Any] = {}
+    intervals: dict[str, Interval] = {}
+    for setting in benchmark.lists:
+        assert gallery is not None
+        arguments["relevance"] = _listed(benchmark, setting, queries, gallery)
+        found = evaluate_retrieval(**arguments, **options)
+        intervals |= {name + setting: value for name, value in found.pop("intervals", {}).items()}
+        # The numbers of queries and of gallery images are those of every setting.
+        result |= {name if name.startswith("num_") else name + setting: value for name, value in found.items()}
+    return result | ({"intervals": intervals} if intervals else {})
 
 
 def split_into_parts(labels: Any, parts: int = 10, seed: int = 0) -> np.ndarray:

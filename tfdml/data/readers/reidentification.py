@@ -1,0 +1,209 @@
+"""Re-identification: the same person or vehicle, found again in the pictures of other cameras.
+
+- Market-1501 (Zheng et al., 2015)
+- MSMT17 (Wei et al., 2018)
+- VehicleID (Liu et al., 2016)
+- VeRi-776 (Liu et al., 2016)
+
+Test splits have query and gallery roles and, but for VehicleID, `groups`: the camera of each image. A gallery image of
+the query's identity and camera is ignored when they are measured.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+import numpy as np
+
+from tfdml.data.dataset import ImageDataset, Protocol
+from tfdml.data.images import FileImages
+from tfdml.data.readers import label_files as files
+from tfdml.data.readers.label_files import quoted
+from tfdml.errors import UserError
+from tfdml.io.files import is_folder, listing
+
+# Published numbers. Market-1501: its readme.txt, and 15,913 gallery images without the junk in torchreid and fast-reid.
+# MSMT17: torchreid and fast-reid; the first is of training and validation images. VeRi-776: torchreid and fast-reid.
+NUM_IMAGES = {
+    "market1501": {"train": 12_936, "query": 3_368, "gallery": 15_913},
+    "msmt17": {"train": 32_621, "query": 11_659, "gallery": 82_161},
+    "veri776": {"train": 37_778, "query": 1_678, "gallery": 11_579},
+}
+# Identities of the lists of VehicleID, in its readme and in fast-reid. The paper counts 13,134 in training.
+VEHICLEID_IDENTITIES = {"train": 13_164, "800": 800, "1600": 1_600, "2400": 2_400}
+MSMT17_TRAIN_IDENTITIES = 1_041
+
+_MARKET = {"train": "bounding_box_train", "query": "query", "gallery": "bounding_box_test"}
+_VERI = {"train": "image_train", "query": "image_query", "gallery": "image_test"}
+_ROLES = {"train": ("train",), "test": ("query", "gallery")}
+# Identity, below 0 of junk, and camera.
+_NAME = re.compile(r"(-?\d{1,5})_c(\d+)(?:s\d+)?_.*\.jpg")
+
+
+def read_market1501(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
+    """Read Market-1501. A label is the number of the person; 0 is a distractor, which stays in the gallery.
+
+    Gallery images of the id -1 are junk. They are left out, which gives the metrics that ignoring them would give.
+
+    Args:
+        data_dir: The folder `Market-1501-v15.09.15`, with `bounding_box_train/`, `bounding_box_test/` and `query/`, or
+            the folder that it lies in.
+        split: `"train"` or `"test"`.
+        check_counts: Whether the split must have its published numbers of images; False for a part of the data set.
+
+    Raises:
+        UserError: A folder is missing, a file has another name, or a number is wrong.
+
+    Example:
+        >>> read_market1501("data/market1501", "test").is_query.sum()  # doctest: +SKIP
+        3368
+    """
+    return _by_names("market1501", _root(data_dir, "Market-1501-v15.09.15"), _MARKET, split, check_counts)
+
+
+def read_veri776(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
+    """Read VeRi-776. A label is the number of the vehicle.
+
+    Args:
+        data_dir: The folder `VeRi`, with `image_train/`, `image_test/` and `image_query/`, or the folder that it lies
+            in.
+        split: `"train"` or `"test"`.
+        check_counts: As `read_market1501`.
+
+    Raises:
+        UserError: As `read_market1501`.
+
+    Example:
+        >>> read_veri776("data/VeRi", "test").is_query.sum()  # doctest: +SKIP
+        1678
+    """
+    return _by_names("veri776", _root(data_dir, "VeRi", "VeRi-776"), _VERI, split, check_counts)
+
+
+def read_msmt17(
+    data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True, add_validation: bool = False
+) -> ImageDataset:
+    """Read MSMT17, version 1 or 2. A label is the number of the person; those of the test split follow, from 1,041 on.
+
+    Args:
+        data_dir: The folder `MSMT17_V1` or `MSMT17_V2`, with the four lists and the images, or the folder that it lies
+            in.
+        split: `"train"` or `"test"`.
+        check_counts: As `read_market1501`.
+        add_validation: Whether the training split includes the images of `list_val.txt`, which show the same persons.
+            Most published results are without them.
+
+    Raises:
+        UserError: As `read_market1501`, or a list is not as it should be.
+
+    Example:
+        >>> read_msmt17("data/MSMT17_V1", "test").is_query.sum()  # doctest: +SKIP
+        11659
+    """
+    root = _root(data_dir, "MSMT17_V1", "MSMT17_V2")
+    folder = next((name for name in (split, f"mask_{split}_v2") if is_folder(os.path.join(root, name))), split)
+    parts = {}
+    for part in ("train", "val") if split == "train" else _ROLES["test"]:
+        table = files.read_table("msmt17", os.path.join(root, f"list_{part}.txt"), ("path", "id"))
+        labels = table.integers("id") + (0 if split == "train" else MSMT17_TRAIN_IDENTITIES)
+        # 0000/0000_000_01_0303morning_0015_0.jpg: the third number is the camera.
+        cameras = [[*path.split("_"), "", ""][2] for path in table.columns["path"]]
+        wrong = next((row for row, camera in enumerate(cameras) if not camera.isdigit()), None)
+        if wrong is not None:
+            raise UserError(f"{table.where(wrong)}: {quoted(table.columns['path'][wrong])} names no camera")
+        paths = [os.path.join(root, folder, path) for path in table.columns["path"]]
+        parts[part] = list(zip(paths, labels.tolist(), map(int, cameras), strict=True))
+    if split == "train":
+        both = parts["train"] + parts.pop("val")
+        if check_counts:
+            what = "training and validation images"
+            files.check_count("msmt17", what, NUM_IMAGES["msmt17"]["train"], len(both), root)
+        parts = {"train": both if add_validation else parts["train"]}
+    files.require_files("msmt17", [path for rows in parts.values() for path, _, _ in rows])
+    return _dataset("msmt17", split, parts, root, check_counts and split == "test")
+
+
+def read_vehicleid(
+    data_dir: str | os.PathLike,
+    split: str = "train",
+    *,
+    check_counts: bool = True,
+    test_list: int = 800,
+    repeat: int = 0,
+) -> ImageDataset:
+    """Read VehicleID. A label is the number of the vehicle.
+
+    One random image of each vehicle is the gallery, the others are queries. The protocol repeats this ten times:
+    `evaluate_dataset` reports means over ten draws, and the roles are those of one of them.
+
+    fast-reid counts 113,346 images in `train_list.txt`, and 6,493, 13,377 and 19,777 in the three test lists; the paper
+    counts 110,178, 7,332, 12,995 and 20,038. Only identities are checked.
+
+    Args:
+        data_dir: The folder with `image/` and `train_test_split/`, or the folder that it lies in, as `VehicleID_V1.0`.
+        split: `"train"` or `"test"`.
+        check_counts: Whether the split must have its published number of vehicles; False for a part of the data set.
+        test_list: 800, 1600 or 2400, the number of vehicles of the test split.
+        repeat: Which of the draws the roles are of.
+
+    Raises:
+        UserError: As `read_market1501`, or there is no such test list.
+
+    Example:
+        >>> (~read_vehicleid("data/VehicleID_V1.0", "test", test_list=2400).is_query).sum()  # doctest: +SKIP
+        2400
+    """
+    part = "train" if split == "train" else str(test_list)
+    if part not in VEHICLEID_IDENTITIES:
+        raise UserError(f"vehicleid: test_list is 800, 1600 or 2400; got {test_list}")
+    root = _root(data_dir, "VehicleID_V1.0")
+    path = os.path.join(root, "train_test_split", "train_list.txt" if split == "train" else f"test_list_{part}.txt")
+    table = files.read_table("vehicleid", path, ("image", "vehicle"))
+    table.check_distinct("image")
+    labels = table.integers("vehicle")
+    if check_counts:
+        count = len(np.unique(labels))
+        files.check_count("vehicleid", f"{split} vehicles", VEHICLEID_IDENTITIES[part], count, path)
+    paths = tuple(os.path.join(root, "image", f"{image}.jpg") for image in table.columns["image"])
+    files.require_files("vehicleid", paths)
+    dataset = ImageDataset("vehicleid", split, FileImages(paths), labels)
+    protocol = Protocol(("recall",), ks=(1, 5), draws=10)
+    return dataset if split == "train" else protocol.of(dataset, is_query=protocol.draw(labels, repeat))
+
+
+def _root(data_dir: str | os.PathLike, *folders: str) -> str:
+    """Return the first of the folders that is in `data_dir`, or itself."""
+    inner = [os.path.join(data_dir, folder) for folder in folders]
+    return next((path for path in inner if is_folder(path)), os.fspath(data_dir))
+
+
+def _by_names(name: str, root: str, folders: dict[str, str], split: str, check_counts: bool) -> ImageDataset:
+    """Read identity and camera of each image from its name."""
+    parts = {}
+    for part in _ROLES[split]:
+        folder = os.path.join(root, folders[part])
+        if not is_folder(folder):
+            raise UserError(f"{name}: there is no folder {folder}; data_dir must be the official archive as unpacked")
+        images = sorted(file for file in listing(folder) if file.endswith(".jpg"))
+        parsed = [(image, _NAME.fullmatch(image)) for image in images]
+        wrong = next((image for image, found in parsed if found is None), None)
+        if wrong is not None:
+            raise UserError(f"{name}: {os.path.join(folder, quoted(wrong))} has no name as of the official archive")
+        rows = [(os.path.join(folder, image), int(found[1]), int(found[2])) for image, found in parsed if found]
+        parts[part] = [row for row in rows if row[1] >= 0]
+    return _dataset(name, split, parts, root, check_counts)
+
+
+def _dataset(
+    name: str, split: str, parts: dict[str, list[tuple[str, int, int]]], root: str, check_counts: bool
+) -> ImageDataset:
+    """Return the data set of (path, identity, camera) by role."""
+    for part, rows in parts.items() if check_counts else ():
+        files.check_count(name, f"{part} images", NUM_IMAGES[name][part], len(rows), root)
+    paths, labels, cameras = list(zip(*(row for rows in parts.values() for row in rows), strict=True)) or ((), (), ())
+    dataset = ImageDataset(name, split, FileImages(paths), labels)
+    if split == "train":
+        return dataset
+    is_query = np.arange(len(paths)) < len(parts["query"])
+    return Protocol(("recall", "map", "minp"), ks=(1, 5, 10)).of(dataset, is_query=is_query, groups=np.array(cameras))
