@@ -1,11 +1,10 @@
-"""A retriever of a large gallery, searched exactly and by an index: the time to write, load, change and search it.
+"""A retriever of a large gallery: the time to write, load, change and search it.
 
     python -m benchmarks.retriever
     python -m benchmarks.retriever --items=20000 --dim=32 --rounds=3           a quick try
 
 The gallery is made: classes of ten embeddings, which like those of trained networks vary mostly in a few directions
-(--rank). Queries are further images of its classes. Both retrievers hold the same items and answer the same queries in
-turns; recall is the share of the exact search's ten nearest that the index finds.
+(--rank). Queries are further images of its classes.
 """
 
 import argparse
@@ -57,34 +56,28 @@ def main():
 
     print(f"{arguments.items:,} items, {arguments.dim} dimensions")
     print(
-        f"{'':<8}{'write, s':>10}{'MB':>8}{'load, s':>9}{'1 query, ms':>13}{'32 queries, ms':>16}"
-        f"{'recall@10':>11}{'add 1, s':>10}{'remove 1, s':>13}"
+        f"{'write, s':>10}{'MB':>8}{'load, s':>9}{'1 query, ms':>13}{'32 queries, ms':>16}"
+        f"{'add 1, s':>10}{'remove 1, s':>13}"
     )
     with tempfile.TemporaryDirectory() as folder:
-        exact = None
-        for name, limit in (("exact", arguments.items), ("index", 0)):
-            root = pathlib.Path(folder, name)
-            built, writing, _ = clocked(Retriever.build, embedder, items(), root, exact_limit=limit)
-            size = sum(file.stat().st_size for file in built.path.rglob("*") if file.is_file()) / 1e6
-            retriever, loading, _ = clocked(Retriever.load, root)
-            found = retriever.search(queries, NEAREST).ids
-            exact = found if exact is None else exact
-            shared = [len(set(ours) & set(theirs)) / NEAREST for ours, theirs in zip(found, exact, strict=True)]
-            milliseconds = []
-            for size_of_batch in (1, 32):
-                starts = range(0, size_of_batch * arguments.rounds, size_of_batch)
-                batches = [queries[np.arange(start, start + size_of_batch) % len(queries)] for start in starts]
-                milliseconds.append(
-                    1e3 * statistics.median(clocked(retriever.search, batch, NEAREST)[1] for batch in batches)
-                )
-            _, adding, _ = clocked(retriever.add, [GalleryItem("new", embedding=queries[0])])
-            assert retriever.search(queries[:1], 1).ids[0, 0] == "new"
-            _, removing, _ = clocked(retriever.remove, ["new"])
-            print(
-                f"{name:<8}{writing:>10.1f}{size:>8.0f}{loading:>9.1f}{milliseconds[0]:>13.1f}{milliseconds[1]:>16.1f}"
-                f"{np.mean(shared):>11.4f}{adding:>10.1f}{removing:>13.1f}",
-                flush=True,
+        root = pathlib.Path(folder)
+        built, writing, _ = clocked(Retriever.build, embedder, items(), root)
+        size = sum(file.stat().st_size for file in built.path.rglob("*") if file.is_file()) / 1e6
+        retriever, loading, _ = clocked(Retriever.load, root)
+        milliseconds = []
+        for size_of_batch in (1, 32):
+            starts = range(0, size_of_batch * arguments.rounds, size_of_batch)
+            batches = [queries[np.arange(start, start + size_of_batch) % len(queries)] for start in starts]
+            milliseconds.append(
+                1e3 * statistics.median(clocked(retriever.search, batch, NEAREST)[1] for batch in batches)
             )
+        _, adding, _ = clocked(retriever.add, [GalleryItem("new", embedding=queries[0])])
+        assert retriever.search(queries[:1], 1).ids[0, 0] == "new"
+        _, removing, _ = clocked(retriever.remove, ["new"])
+        print(
+            f"{writing:>10.1f}{size:>8.0f}{loading:>9.1f}{milliseconds[0]:>13.1f}{milliseconds[1]:>16.1f}"
+            f"{adding:>10.1f}{removing:>13.1f}"
+        )
 
 
 if __name__ == "__main__":

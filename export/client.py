@@ -4,8 +4,11 @@
     python client.py --url=grpc://localhost:8500/embedder car.jpg van.png
     python client.py --url=http://localhost:8501/v1/models/embedder photos/*.jpg
     python client.py --url=grpc://localhost:8500/retriever --k=5 car.jpg
+    python client.py --url=http://localhost:8501/v1/models/retriever --classify car.jpg
+    python client.py --url=http://localhost:8501/v1/models/embedder --same=passport.jpg face.jpg
 
-One line of JSON an image: `{"image": ..., "embedding": [...]}`, or its neighbours, or its `error`. The
+One line of JSON an image: `{"image": ..., "embedding": [...]}`, or its neighbours, its class, or whether it shows the
+same as that of --same; or its `error`. --classify and --same need a model that was exported with --calibrate. The
 exit status is 0 where every image has its answer, 1 where one has not, 2 where the server has not answered at all.
 
 gRPC needs `pip install grpcio tensorflow-serving-api`; REST needs Python alone. In a program:
@@ -56,7 +59,8 @@ class Answer:
 
     Args:
         values: The outputs for it by name: `embedding`; or `indices`, `ids`, `distances`, `similarities`, `labels` and
-            `metadata`. None where it was refused.
+            `metadata`; or `classes`, `labels`, `distances` and `confidences`; or `distances`, `same` and
+            `probabilities`. None where it was refused.
         error: Why it was refused; empty where it was not.
     """
 
@@ -134,22 +138,34 @@ class Client:
             ServerError: The server did not answer in time, or not at all.
             TypeError: An image is not bytes, such as the path of one.
         """
-        return self._all(self._signatures[0], "image_bytes", images, _lengths(images), None)
+        return self._all(self._signatures[0], {"image_bytes": images}, _lengths(images))
 
     def search(self, images: Sequence[bytes], k: int) -> list[Answer]:
         """Return the k nearest gallery items of every image, from a retriever; see `embed`."""
-        return self._all(self._signatures[1], "image_bytes", images, _lengths(images), k)
+        return self._all(self._signatures[1], {"image_bytes": images, "k": [k] * len(images)}, _lengths(images))
 
     def search_embeddings(self, embeddings: Sequence[Sequence[float]], k: int) -> list[Answer]:
         """Return the k nearest gallery items of every embedding, from a retriever; see `embed`."""
         sizes = [4 * len(embedding) for embedding in embeddings]
-        return self._all("search_embedding", "embedding", embeddings, sizes, k)
+        return self._all("search_embedding", {"embedding": embeddings, "k": [k] * len(embeddings)}, sizes)
 
-    def _all(self, signature: str, name: str, items: Sequence, sizes: list[int], k: int | None) -> list[Answer]:
+    def classify(self, images: Sequence[bytes], k: int = 5) -> list[Answer]:
+        """Return the class of every image by a vote of its k nearest gallery items, "unknown" beyond the threshold."""
+        return self._all("classify", {"image_bytes": images, "k": [k] * len(images)}, _lengths(images))
+
+    def same(self, images: Sequence[bytes], others: Sequence[bytes]) -> list[Answer]:
+        """Return whether every image shows the same as the one in its place among the others."""
+        if len(images) != len(others):
+            raise ValueError(f"there are {len(images)} images, and {len(others)} others: give as many")
+        sizes = [sum(pair) for pair in zip(_lengths(images), _lengths(others), strict=True)]
+        return self._all("same", {"image_bytes": images, "other_image_bytes": others}, sizes)
+
+    def _all(self, signature: str, inputs: dict[str, Sequence], sizes: list[int]) -> list[Answer]:
         answers: list[Answer] = []
         for batch in self._batches(sizes):
             end = time.monotonic() + self.limits.deadline
-            answers += self._halving(signature, name, [items[row] for row in batch], k, end)
+            part = {name: list(values[batch.start : batch.stop]) for name, values in inputs.items()}
+            answers += self._halving(signature, part, end)
         return answers
 
     def _batches(self, sizes: list[int]) -> Iterator[range]:
@@ -162,26 +178,26 @@ class Client:
         if first < len(sizes):
             yield range(first, len(sizes))
 
-    def _halving(self, signature: str, name: str, items: list, k: int | None, end: float) -> list[Answer]:
+    def _halving(self, signature: str, inputs: dict[str, list], end: float) -> list[Answer]:
+        count = len(next(iter(inputs.values())))
         try:
-            return self._patiently(signature, name, items, k, end)
+            return self._patiently(signature, inputs, count, end)
         except _Refused as refused:
-            if len(items) == 1:
+            if count == 1:
                 return [Answer(error=str(refused))]
-        middle = len(items) // 2
+        halves = (slice(count // 2), slice(count // 2, None))
         return [
             answer
-            for half in (items[:middle], items[middle:])
-            for answer in self._halving(signature, name, half, k, end)
+            for half in halves
+            for answer in self._halving(signature, {name: values[half] for name, values in inputs.items()}, end)
         ]
 
-    def _patiently(self, signature: str, name: str, items: list, k: int | None, end: float) -> list[Answer]:
+    def _patiently(self, signature: str, inputs: dict[str, list], count: int, end: float) -> list[Answer]:
         for attempt in range(1, self.limits.attempts + 1):
             left = end - time.monotonic()
             if left <= 0:
                 raise ServerError(f"no answer within the deadline of {self.limits.deadline:g} s")
             try:
-                inputs = {name: items} if k is None else {name: items, "k": [k] * len(items)}
                 columns = self._transport.predict(signature, inputs, min(left, self.limits.timeout))
             except _Busy as busy:
                 pause = self.limits.pause * 2 ** (attempt - 1) * random.uniform(0.5, 1.0)
@@ -189,11 +205,11 @@ class Client:
                     raise ServerError(f"no answer in {attempt} attempts: {busy}") from busy
                 time.sleep(pause)
                 continue
-            short = [column for column, values in columns.items() if len(values) != len(items)]
+            short = [column for column, values in columns.items() if len(values) != count]
             if short:
                 raise ServerError(f"the output {short[0]} has another number of rows than the request")
-            errors = columns.pop("error", [""] * len(items))
-            rows = ({column: values[row] for column, values in columns.items()} for row in range(len(items)))
+            errors = columns.pop("error", [""] * count)
+            rows = ({column: values[row] for column, values in columns.items()} for row in range(count))
             return [Answer(None, error) if error else Answer(row) for row, error in zip(rows, errors, strict=True)]
         raise AssertionError
 
@@ -252,7 +268,7 @@ class _Grpc:
 
 # Numbers of tensorflow.DataType; struct's letter, and the field of TensorProto that holds such values unpacked.
 _STRING = 7
-_NUMBERS = {1: ("f", "float_val"), 3: ("i", "int_val"), 9: ("q", "int64_val")}
+_NUMBERS = {1: ("f", "float_val"), 3: ("i", "int_val"), 9: ("q", "int64_val"), 10: ("?", "bool_val")}
 
 
 def _pack(tensor, values: list) -> None:
@@ -372,6 +388,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", required=True, help="where the model is served")
     parser.add_argument("--k", type=int, default=0, help="search for so many neighbours; 0: embed")
+    parser.add_argument("--classify", action="store_true", help="the class by a vote of k neighbours (5), or unknown")
+    parser.add_argument("--same", metavar="IMAGE", help="whether each image shows the same as this one")
     for field in dataclasses.fields(Limits):
         # A literal default tells the type.
         parser.add_argument(f"--{field.name}", type=type(field.default), default=field.default)
@@ -380,10 +398,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     limits = Limits(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Limits)})
     named = [(path, image) for path, image in ((path, _read(path)) for path in args.images) if image is not None]
     good = len(named) == len(args.images)
+    other = _read(args.same) if args.same else None
+    if args.same and other is None:
+        return 1
     try:
         with Client(args.url, limits) as client:
             images = [image for _, image in named]
-            answers = client.search(images, args.k) if args.k else client.embed(images)
+            if other is not None:
+                answers = client.same(images, [other] * len(images))
+            elif args.classify:
+                answers = client.classify(images, args.k or 5)
+            else:
+                answers = client.search(images, args.k) if args.k else client.embed(images)
     except (ServerError, ValueError) as error:
         print(f"client: error: {error}", file=sys.stderr)
         return 2

@@ -231,12 +231,11 @@ CASES = {
         "max_pixels": (100, {"gallery": "photos", "embedder": "models/cars"}, {}),
         "min_cosine": (0.9, {"gallery": "photos", "embedder": "models/cars"}, {}),
         "max_recall_drop": (0.1, {"gallery": "photos", "embedder": "models/cars"}, {}),
+        "calibrate": ("none", {"gallery": "photos", "embedder": "models/cars"}, {}),
         "representative_images": (10, {"formats": ["litert_float16"]}, {"formats": ["litert"]}),
         "embedder": ("models/cars", {}, {"gallery": "photos"}),
         "gallery_dataset": ("sop", {}, {"gallery": "photos"}),
         "gallery_bad_images": ("skip", {}, {"gallery": "photos"}),
-        "exact_limit": (10, {}, {"gallery": "photos"}),
-        "index_recall": (0.9, {}, {"gallery": "photos"}),
         "gallery_dataset_options": ("size=32", {"gallery": "photos"}, {"gallery": "x", "gallery_dataset": "sop"}),
         "gallery_split": ("all", {"gallery": "photos"}, {"gallery": "x", "gallery_dataset": "sop"}),
     },
@@ -283,7 +282,7 @@ ALWAYS = {
     "evaluate": {"model", "compare", "dataset", "json"},
     "export": {"run_dir", "out", "formats", "gallery", "dry_run"},
     "index": {"embeddings", "to", "prefix", "dry_run"},
-    "search": {"gallery", "images", "embeddings", "k", "json"},
+    "search": {"gallery", "images", "embeddings", "k", "max_distance", "json"},
     "prepare": {"verify", "dry_run"},
 }
 BY_FLAG = [(command, flag) for command, cases in CASES.items() for flag in cases]

@@ -22,9 +22,13 @@ def test_a_run_becomes_a_retriever_of_a_data_set(finished_run, command, tmp_path
     pixels = np.random.default_rng(0).integers(0, 255, (40, 40, 3)).astype("uint8")
     image = tf.io.encode_png(pixels)[None]
     found = served.signatures["search_bytes"](image_bytes=image, k=tf.constant(3))
-    assert f"{card['items']:,} items of {card['classes']:,} classes, exact" in done.stdout
+    assert f"{card['items']:,} items of {card['classes']:,} classes" in done.stdout
     assert found["ids"].shape == (1, 3)
     assert np.all(np.diff(found["distances"].numpy()) >= 0)
+    # By default it has the threshold of the run's unseen classes.
+    assert "the same, with far=0.001: at a distance of at most" in done.stdout
+    assert card["calibration"]["target"] == "far=0.001"
+    assert found["same"].numpy().tolist() == (found["distances"].numpy() <= card["calibration"]["threshold"]).tolist()
     assert not list(tmp_path.glob("retriever/.partial*"))
 
 

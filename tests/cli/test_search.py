@@ -51,6 +51,14 @@ def test_stored_embeddings_and_a_database_find_the_same(commands, folder):
         assert here == there
 
 
+def test_what_is_further_away_is_left_out(commands, folder):
+    whole, _ = nearest(commands, folder, folder / "gallery.npz", "--k=4")
+    some, _ = nearest(commands, folder, folder / "gallery.npz", "--k=4", "--max_distance=3")
+    kept = [[item for item in each["neighbors"] if item["distance"] <= 3] for each in whole]
+    assert [each["neighbors"] for each in some] == kept
+    assert 0 < sum(map(len, kept)) < 40
+
+
 def test_a_gallery_of_fewer_images_is_found_whole(commands, folder):
     stored, _ = nearest(commands, folder, folder / "gallery.npz", "--k=99", "--distance=cosine")
     assert {len(each["neighbors"]) for each in stored} == {30}
@@ -86,6 +94,9 @@ def test_images_are_queries(commands, tmp_path):
         for each in found:
             assert each["neighbors"][0]["id"].endswith("/".join(each["query"].split("/")[-2:]))
             assert each["neighbors"][0]["distance"] == pytest.approx(0, abs=2e-3)
+    status, _, errors = commands.run("search", f"--gallery={tmp_path}/retriever", asked, "--max_distance=calibrated")
+    assert status == 2
+    assert "was built without a calibration: export its embedder with tfdml export --calibrate" in errors
 
 
 @pytest.mark.parametrize(
@@ -104,6 +115,8 @@ def test_images_are_queries(commands, tmp_path):
         (["--gallery={}", "--images=a", "--model=x"], "--model=x has no effect"),
         (["--gallery=lancedb://{}/none", "--embeddings={}/queries.npz"], "holds no table"),
         (["--gallery={}/gallery.npz", "--embeddings={}/queries.npz", "--k=0"], "--k=0"),
+        (["--gallery={}/gallery.npz", "--images=a", "--max_distance=near"], "--max_distance=near: write a number"),
+        (["--gallery={}/gallery.npz", "--images=a", "--max_distance=calibrated"], "only a retriever has a threshold"),
         (["--gallery={}/gallery.npz", "--embeddings={}/queries.npz", "--json=no/x.json"], "its folder does not exist"),
     ],
 )

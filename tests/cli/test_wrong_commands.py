@@ -357,8 +357,6 @@ WRONG += [
         (["--embedder="], "--gallery needs the embedder"),
         (["--gallery=/no/folder"], "/no/folder"),
         ([f"--gallery={LONG}"], LONG),
-        (["--index_recall=nan"], "--index_recall=nan"),
-        (["--exact_limit=-1"], "--exact_limit=-1"),
         (["--gallery_dataset=nope"], "unknown data set 'nope'"),
         (["--gallery_dataset=folder", "--gallery_dataset_options=test_fraction=nan"], "test_fraction must be a number"),
         (["--formats=litert"], "--gallery makes a SavedModel"),

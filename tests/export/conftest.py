@@ -9,10 +9,28 @@ import tensorflow as tf
 
 from tests.export.networks import picture, small_embedder
 from tfdml.errors import UserError
+from tfdml.evaluation import Calibration
+from tfdml.evaluation.intervals import Interval
 from tfdml.export import GalleryItem, Retriever, write_saved_model
 
 # Images that promise more pixels are refused: what the pictures have is far below.
 LIMIT = 500_000
+_RATE = Interval(0.5, 0.4, 0.6, 0.05)
+# Between the distances of the pictures.
+CALIBRATION = Calibration(
+    distance="euclidean",
+    threshold=0.12,
+    tar=_RATE,
+    far=_RATE,
+    precision=_RATE,
+    level=0.95,
+    num_images=100,
+    num_classes=20,
+    target="far=0.01",
+    distances=np.array([0.05, 0.08, 0.2, 0.3]),
+    probabilities=np.array([0.9, 0.7, 0.3, 0.0]),
+    prior=0.1,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +64,9 @@ def one_line(look, says):
 @pytest.fixture(scope="session")
 def shop(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shop")
-    write_saved_model(small_embedder(), folder / "embedder" / "1", max_pixels=LIMIT)
+    write_saved_model(small_embedder(), folder / "embedder" / "1", LIMIT, CALIBRATION)
     images = tuple(picture(seed, 40 + seed, 80 - seed, "PNG" if seed % 4 == 0 else "JPEG") for seed in range(12))
-    Retriever.build(folder / "embedder", shop_items(images), folder / "retriever")
+    Retriever.build(folder / "embedder", shop_items(images), folder / "retriever", calibration=CALIBRATION)
     served = tf.saved_model.load(str(folder / "embedder" / "1"))
     embeddings = served.signatures["serving_default"](image_bytes=tf.constant(images))["embedding"].numpy()
     ids = tuple(item.id for item in shop_items(images))

@@ -1,6 +1,7 @@
 """An exported file that does not give the embedder's vectors is refused, with figures."""
 
 import dataclasses
+import json
 
 import keras
 import numpy as np
@@ -58,7 +59,7 @@ def test_figures_are_those_of_a_loop_over_the_images(tmp_path):
     path = tmp_path / "other.tflite"
     path.write_bytes(convert_litert(other))
     examiner = ExportVerifier(embedder, dataset)
-    found = examiner.compare("litert_float32", path)
+    found = examiner.compare(examiner.exported_vectors("litert_float32", path))
     ours, theirs = (
         keras.ops.convert_to_numpy(model(examiner._views)).astype(np.float64) for model in (embedder, other)
     )
@@ -75,7 +76,7 @@ def test_figures_are_those_of_a_loop_over_the_images(tmp_path):
     assert found.max_length_error < 1e-5
     path.write_bytes(b"no model")
     with pytest.raises(UserError, match="fresh process"):
-        examiner.compare("litert_float32", path)
+        examiner.exported_vectors("litert_float32", path)
 
 
 @pytest.mark.slow
@@ -92,11 +93,14 @@ def test_a_format_that_differs_stops_the_whole_export(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"no version is written: litert_float16: the smallest cosine is .* < 0.995"):
         export_model(embedder, tmp_path / "models", small_dataset("test"), options=options, report=lines.append)
     assert not list(tmp_path.iterdir())
-    assert [line.endswith("REFUSED") for line in lines] == [False, True]
+    assert [line.endswith("REFUSED") for line in lines] == [False, False, True]
+    # By default there is a threshold only where the images can show it.
+    assert lines[0].startswith("no threshold for 'the same' is written: far=0.001 needs at least 1,000 pairs")
     # Knowingly accepted.
     knowing = dataclasses.replace(options, min_cosine=-1.0, max_recall_drop=1.0)
     version = export_model(embedder, tmp_path / "models", small_dataset("test"), options=knowing, report=lines.append)
     assert version == tmp_path / "models" / "1"
+    assert json.loads((version / "model_card.json").read_text())["calibration"] is None
 
 
 def test_options_out_of_range_are_named():
@@ -109,6 +113,8 @@ def test_options_out_of_range_are_named():
         ({"max_recall_drop": -0.1}, "`max_recall_drop=-0.1`"),
         ({"max_pixels": 0}, "`max_pixels=0`"),
         ({"representative_images": 0}, "`representative_images=0`"),
+        ({"calibrate": "far=2"}, "`calibrate=far=2`: the rate must be a number between 0 and 1"),
+        ({"calibrate": "precision=high"}, "`calibrate=precision=high`"),
     ):
         with pytest.raises(UserError, match=says):
             ExportOptions(**changes)
@@ -129,6 +135,7 @@ def test_classes_of_one_image_are_judged_by_cosines_alone(tmp_path):
     assert isinstance(dataset, ImageDataset)
     path = tmp_path / "same.tflite"
     path.write_bytes(convert_litert(embedder))
-    found = ExportVerifier(embedder, dataset).compare("litert_float32", path)
+    verifier = ExportVerifier(embedder, dataset)
+    found = verifier.compare(verifier.exported_vectors("litert_float32", path))
     assert found.recall_at_1 is None
     assert not found.faults(Tolerance(1 - 1e-6, 0.0, 1e-5))

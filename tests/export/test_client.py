@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from benchmarks.serving_load import ROOT, client_module
+from tests.export.conftest import CALIBRATION
 from tests.export.networks import picture
 from tests.serving_double import Failure, serving
 
@@ -81,6 +82,25 @@ def test_searches_by_images_and_by_embeddings(protocol, server, shop):
         np.testing.assert_allclose(image.values["distances"], vector.values["distances"], atol=1e-6)
     assert sorted(everything[0].values["ids"]) == sorted(shop.ids)
     assert nothing == []
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_what_is_the_same_and_of_which_class(protocol, server, shop):
+    with connect(server, protocol, "retriever", client.Limits(batch_images=2)) as opened:
+        classes = opened.classify([shop.images[4], b"", shop.images[7]], 3)
+    assert [answer.values and answer.values["classes"] for answer in classes] == ["class 1", None, "class 2"]
+    assert classes[0].values["labels"] == 1
+    assert classes[1].error == "no bytes"
+    with connect(server, protocol) as opened:
+        pairs = opened.same([shop.images[4], shop.images[4], b""], [shop.images[4], shop.images[9], shop.images[0]])
+        with pytest.raises(ValueError, match="there are 1 images, and 0 others"):
+            opened.same([shop.images[4]], [])
+    distance = np.linalg.norm(shop.embeddings[4] - shop.embeddings[9])
+    assert pairs[0].values["same"] is True
+    assert pairs[1].values["same"] is bool(distance <= CALIBRATION.threshold)
+    assert pairs[1].values["distances"] == pytest.approx(distance, abs=1e-6)
+    assert pairs[1].values["probabilities"] == pytest.approx(CALIBRATION.probability(distance), abs=1e-6)
+    assert pairs[2].error == "image_bytes: no bytes"
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -245,6 +265,10 @@ def test_its_command_line(server, shop, tmp_path, capsys):
     path = str(tmp_path / "a.png")
     assert client.main([f"--url={url(server, 'grpc', 'retriever')}", "--k=2", path]) == 0
     assert len(json.loads(capsys.readouterr().out)["ids"]) == 2
+    assert client.main([f"--url={url(server, 'rest', 'retriever')}", "--classify", path]) == 0
+    assert json.loads(capsys.readouterr().out)["classes"] == "class 1"
+    assert client.main([f"--url={url(server, 'rest')}", f"--same={path}", path]) == 0
+    assert json.loads(capsys.readouterr().out)["same"] is True
     assert client.main(["--url=nowhere", path]) == 2
     assert "write grpc://" in capsys.readouterr().err
 

@@ -1,5 +1,6 @@
 """A version holds what was asked for, a card that describes it, and requests that warm a server up."""
 
+import dataclasses
 import hashlib
 import json
 
@@ -9,8 +10,13 @@ import tensorflow as tf
 
 from tests.export.networks import small_dataset, small_embedder
 from tfdml.data import EvaluationTransform
+from tfdml.embeddings import load_backend
+from tfdml.embeddings.base import encoded_image
+from tfdml.embeddings.model_card import CARD
 from tfdml.errors import UserError
-from tfdml.export import ExportOptions, export_model, export_saved_model
+from tfdml.evaluation import Calibration, calibrate
+from tfdml.export import ExportOptions, Retriever, export_model, export_saved_model
+from tfdml.export.acceptance import evaluation_views
 from tfdml.export.exporter import check_whitening, load_run
 from tfdml.export.saved_model import WARM_UP, prediction_log
 
@@ -27,7 +33,7 @@ def version(embedder, tmp_path_factory):
     versions = tmp_path_factory.mktemp("models") / "small"
     (versions / "4").mkdir(parents=True)
     (versions / "4" / "kept").write_text("as it was")
-    options = ExportOptions(formats=FORMATS, max_pixels=250_000, min_cosine=0.9)
+    options = ExportOptions(formats=FORMATS, max_pixels=250_000, min_cosine=0.9, calibrate="far=0.05")
     about = {"metrics": {"recall@1": 0.5}, "flags": {"epochs": "3"}}
     return export_model(embedder, versions, small_dataset("test"), small_dataset("train"), options, about)
 
@@ -71,6 +77,74 @@ def test_the_card_describes_what_lies_there(version, embedder):
 
 
 @pytest.mark.slow
+def test_the_card_holds_the_threshold_of_each_format(version, embedder):
+    """Equal to `calibrate` on the vectors that each file gives here."""
+    card, test = json.loads((version / "model_card.json").read_text()), small_dataset("test")
+    assert card["calibrated_on"] == {"dataset": "small", "split": "test", "classes": list(range(100, 106))}
+    assert "same" in card["signatures"]
+    views = evaluation_views(embedder, test)
+    vectors = {"": np.asarray(embedder(views))}
+    for name in ("float32", "int8"):
+        runner = load_backend(version / "litert" / f"{name}.tflite")
+        vectors[f"litert_{name}"] = runner.embed(test, 32)
+    thresholds = set()
+    for name, found in vectors.items():
+        stored = card["artefacts"][name]["calibration"] if name else card["calibration"]
+        expected = calibrate(found, test.labels, far=0.05, distance="euclidean")
+        assert stored["threshold"] == pytest.approx(expected.threshold, abs=1e-5)
+        assert stored["far"] == pytest.approx(expected.far, abs=1e-5)
+        assert stored["target"] == "far=0.05"
+        thresholds.add(round(stored["threshold"], 4))
+    assert len(thresholds) == 2  # quantisation moves distances
+    assert "calibration" not in card["artefacts"]["saved_model"]
+    served = tf.saved_model.load(str(version)).signatures["same"]
+    encoded = [encoded_image(test.images, row) for row in (0, 1, 20)]
+    found = served(image_bytes=tf.constant(encoded), other_image_bytes=tf.constant(encoded[::-1]))
+    calibration = Calibration.from_dict(card["calibration"])
+    np.testing.assert_array_equal(found["same"], calibration.same(found["distances"]))
+    # A retriever of the version takes the threshold from its card.
+    retriever = Retriever.build(version, test, version.parent.parent / "retriever")
+    assert retriever.calibration.to_dict() == calibration.to_dict()
+
+
+@pytest.mark.slow
+def test_a_threshold_that_cannot_be_had(embedder, tmp_path):
+    test = small_dataset("test")
+    trained_on = dataclasses.replace(test, split="train")
+    file = tmp_path / "threshold.json"
+    calibration = calibrate(np.eye(4)[[0, 0, 1, 1]], [0, 0, 1, 1], precision=0.5, distance="cosine")
+    for wanted, train, content, says in (
+        ("far=0.001", None, {}, "`calibrate=far=0.001`: far=0.001 needs at least 1,000 pairs"),
+        ("far=0.05", trained_on, {}, "6 classes of these images were trained on, such as 100"),
+        (str(file), None, {"auc": 1.0}, "has no threshold of held-out classes: write it with tfdml evaluate"),
+        (str(file), None, {"split": "train", "calibration": {}}, "has no threshold of held-out classes"),
+        (str(file), None, {"calibration": calibration.to_dict()}, "its distance is 'cosine', .* is 'euclidean'"),
+    ):
+        file.write_text(json.dumps(content))
+        with pytest.raises(UserError, match=says):
+            export_model(
+                embedder, tmp_path / "models", test, train, ExportOptions(["litert_float32"], calibrate=wanted)
+            )
+    assert not (tmp_path / "models").exists()
+
+
+@pytest.mark.slow
+def test_a_threshold_from_a_file(embedder, tmp_path):
+    file = tmp_path / "threshold.json"
+    rng = np.random.default_rng(0)
+    calibration = calibrate(rng.normal(size=(40, 3)), np.arange(40) // 4, far=0.01, distance="euclidean")
+    about = {"model": "runs/x", "dataset": "sop", "split": "test"}
+    file.write_text(json.dumps({**about, "calibration": calibration.to_dict()}))
+    options = ExportOptions(formats=["litert_float32"], calibrate=str(file))
+    version = export_model(embedder, tmp_path / "models", small_dataset("test"), options=options)
+    card = json.loads((version / CARD).read_text())
+    assert card["calibration"] == json.loads(json.dumps(calibration.to_dict()))
+    assert card["calibrated_on"] == about
+    # What a format loses is in its own threshold: the target of the file, on the images of the comparison.
+    assert card["artefacts"]["litert_float32"]["calibration"]["target"] == "far=0.01"
+
+
+@pytest.mark.slow
 def test_warm_up_requests_are_what_servers_read_and_the_model_answers(version):
     logs = pytest.importorskip("tensorflow_serving.apis.prediction_log_pb2")
     served = tf.saved_model.load(str(version))
@@ -81,6 +155,9 @@ def test_warm_up_requests_are_what_servers_read_and_the_model_answers(version):
         request = log.predict_log.request
         signature = request.model_spec.signature_name
         inputs = {name: tf.constant(tf.make_ndarray(tensor)) for name, tensor in request.inputs.items()}
+        if signature == "same":
+            np.testing.assert_allclose(served.signatures[signature](**inputs)["distances"], 0, atol=1e-5)
+            continue
         vectors = served.signatures[signature](**inputs)["embedding"].numpy()
         np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
         seen.append((signature, len(vectors)))

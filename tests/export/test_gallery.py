@@ -102,7 +102,6 @@ def test_the_command(photos, shop, tmp_path):
         ({"run_dir": "runs/x"}, "--run_dir or --embedder"),
         ({"out": ""}, "--out is missing"),
         ({"formats": "onnx"}, "leave --formats alone"),
-        ({"index_recall": 2}, "--index_recall"),
         ({"embedder": "empty"}, "no exported version"),
         ({"gallery_bad_images": "error"}, "1 of 5 gallery images cannot be embedded, the first is van/broken.jpg"),
     ]
@@ -120,7 +119,7 @@ def test_the_command(photos, shop, tmp_path):
     status, output, error = built
     assert status == 0, error
     assert "bad image van/broken.jpg" in output
-    assert "4 items of 2 classes, exact" in output
+    assert "4 items of 2 classes" in output
     # Neither the dry run nor those that were refused have taken a number.
     assert "version: out/1\n" in output
     assert Retriever.load(tmp_path / "out").search(photos / "van" / "1.jpg", 1).ids.tolist() == [["van/1.jpg"]]

@@ -12,17 +12,15 @@ import pytest
 import tensorflow as tf
 from tensorflow_serving.apis import prediction_log_pb2
 
-from tests.export.conftest import one_line
+from tests.export.conftest import CALIBRATION, one_line
 from tests.export.networks import picture, small_dataset
 from tfdml.data import EncodedImages
 from tfdml.errors import UserError
+from tfdml.evaluation import KNNClassifier
 from tfdml.export import GalleryItem, Retriever, prune, search_graph
-from tfdml.export import retriever as retriever_module
 from tfdml.export.gallery import embedded, items_of_dataset
-from tfdml.export.retriever import LoadedVersion
 from tfdml.export.search_graph import MAX_NEIGHBOURS
 from tfdml.export.versions import version_numbers
-from tfdml.retrieval import load_index
 
 ALONE = """
 import sys
@@ -34,6 +32,8 @@ import tensorflow as tf
 served = tf.saved_model.load(sys.argv[1])
 images = np.load(sys.argv[2], allow_pickle=True)["images"].tolist()
 vectors = served.signatures["serving_default"](image_bytes=tf.constant(images))["embedding"].numpy()
+decided = served.signatures["classify"](image_bytes=tf.constant(images), k=tf.constant(3))
+assert decided["classes"].numpy().tolist() == [b"class 1", b"unknown"], decided
 by_bytes = served.signatures["search_bytes"](image_bytes=tf.constant(images), k=tf.constant(4))
 by_vector = served.signatures["search_embedding"](embedding=tf.constant(vectors), k=tf.constant(4))
 assert all((by_bytes[key].numpy() == by_vector[key].numpy()).all() for key in ("indices", "ids", "metadata"))
@@ -107,6 +107,69 @@ def test_expanded_queries_find_what_a_search_by_hand_finds(shop, retriever, alph
     for wrong, says in (({"alpha": -1}, "alpha must not be negative"), ({"expand": -1}, "k=-1: must be a number")):
         with pytest.raises(UserError, match=says):
             retriever.search(queries, 4, **{"expand": 3, **wrong})
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.15, "calibrated", 3])
+def test_what_is_further_than_a_distance_is_left_out(limit, shop, retriever):
+    queries = [shop.images[4], picture(50)]
+    whole, found = retriever.search(queries, 12), retriever.search(queries, 12, max_distance=limit)
+    near = whole.distances <= (CALIBRATION.threshold if limit == "calibrated" else limit)
+    assert near[0].any() == (limit != 0.0)
+    for name, filler in (
+        *(("indices", -1), ("ids", ""), ("distances", np.inf), ("similarities", -1), ("labels", -1), ("metadata", "")),
+    ):
+        column, expected = getattr(found, name), getattr(whole, name)
+        assert column.dtype == expected.dtype
+        np.testing.assert_array_equal(column[near], expected[near])
+        assert all(value == filler for value in column[~near])
+
+
+def test_a_distance_that_is_none_or_not_calibrated_is_refused(shop, retriever):
+    for limit in (-1, float("nan"), "near"):
+        one_line(lambda limit=limit: retriever.search(shop.images[0], 1, max_distance=limit), "max_distance must be")
+    plain = Retriever(dataclasses.replace(retriever._version, calibration=None))
+    with pytest.raises(UserError, match=r"built without a calibration: .* tfdml export --calibrate=far=0\.001"):
+        plain.search(shop.images[0], 1, max_distance="calibrated")
+
+
+def test_same_decides_as_the_calibration(shop, retriever, signatures):
+    first, second = list(shop.images[:6]), list(shop.images[6:])
+    second[0] = first[0]
+    found = signatures["same"](image_bytes=tf.constant(first), other_image_bytes=tf.constant(second))
+    distances = found["distances"].numpy()
+    ours = [retriever.embed(images).astype(np.float64) for images in (first, second)]
+    np.testing.assert_allclose(distances, np.linalg.norm(ours[0] - ours[1], axis=1), atol=1e-6)
+    np.testing.assert_array_equal(found["same"], retriever.calibration.same(distances))
+    assert 0 < np.count_nonzero(found["same"]) < 6
+    np.testing.assert_allclose(found["probabilities"], retriever.calibration.probability(distances), atol=1e-6)
+    bad = signatures["same"](
+        image_bytes=tf.constant([first[0], b"", first[1]]),
+        other_image_bytes=tf.constant([b"text", first[0], first[1]]),
+    )
+    assert bad["error"].numpy()[1:].tolist() == [b"image_bytes: no bytes", b""]
+    assert bad["error"].numpy()[0].startswith(b"other_image_bytes: not a JPEG")
+    assert bad["same"].numpy().tolist() == [False, False, True]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="there are 2 images, and 1 others"):
+        signatures["same"](image_bytes=tf.constant(first[:2]), other_image_bytes=tf.constant(first[:1]))
+
+
+def test_classify_answers_each_image(shop, retriever, signatures):
+    foreign = tf.io.encode_png(np.zeros((40, 40, 3), np.uint8)).numpy()
+    queries = [shop.images[4], foreign, b"", shop.images[7]]
+    found = signatures["classify"](image_bytes=tf.constant(queries), k=tf.constant([3, 12, 3, 1]))
+    gallery = retriever.gallery()
+    for row, k in ((0, 3), (1, 12), (3, 1)):
+        classifier = KNNClassifier(
+            gallery.embeddings, gallery.labels, k=k, distance="euclidean", threshold=retriever.calibration
+        )
+        expected = classifier.classify(retriever.embed(queries[row]))
+        assert found["labels"][row] == expected.labels[0]
+        np.testing.assert_allclose(found["distances"][row], expected.distances[0], atol=1e-6)
+        np.testing.assert_allclose(found["confidences"][row], expected.confidences[0], atol=1e-5)
+    assert found["classes"].numpy().tolist() == [b"class 1", b"unknown", b"", b"class 2"]
+    assert found["error"].numpy().tolist() == [b"", b"", b"no bytes", b""]
+    empty = signatures["classify"](image_bytes=tf.constant([], tf.string), k=tf.constant(3))
+    assert all(len(value) == 0 for value in empty.values())
 
 
 def test_all_forms_of_a_query_find_the_same(shop, retriever, tmp_path):
@@ -228,7 +291,9 @@ def test_an_answer_of_too_many_results_is_refused(shop, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_process_with_tensorflow_alone_searches(shop, tmp_path):
-    queries = [picture(seed) for seed in (60, 61)]
+    # One of the gallery's, and one that no class has.
+    foreign = tf.io.encode_png(np.zeros((40, 40, 3), np.uint8)).numpy()
+    queries = [shop.images[4], foreign]
     np.savez(tmp_path / "in.npz", images=np.array(queries, object))
     paths = [str(shop.retriever / "1"), str(tmp_path / "in.npz"), str(tmp_path / "out.npz")]
     subprocess.run([sys.executable, "-c", ALONE, *paths], check=True, timeout=300, cwd=tmp_path)
@@ -236,6 +301,7 @@ def test_a_process_with_tensorflow_alone_searches(shop, tmp_path):
     rows, distances = by_hand(found["vectors"], shop.embeddings, 4)
     np.testing.assert_array_equal(found["indices"], rows)
     np.testing.assert_allclose(found["distances"], distances, atol=1e-6)
+    np.testing.assert_array_equal(found["same"], found["distances"] <= CALIBRATION.threshold)
 
 
 @pytest.mark.slow
@@ -259,6 +325,9 @@ def test_the_warm_up_requests_are_ones_that_the_signatures_answer(shop, signatur
         if name.startswith("search"):
             found = signatures[name](**{key: tf.constant(tf.make_ndarray(t)) for key, t in request.inputs.items()})
             assert found["ids"].shape == (request.inputs["k"].tensor_shape.dim[0].size, 10)
+        elif name in ("same", "classify"):
+            found = signatures[name](**{key: tf.constant(tf.make_ndarray(t)) for key, t in request.inputs.items()})
+            assert not any(found["error"].numpy())
         asked.add(name)
     assert asked == set(signatures)
 
@@ -291,6 +360,8 @@ def test_adding_and_removing_write_versions_and_leave_the_old_ones(own, shop):
     assert own.search(new, 20).ids.shape == (1, 11)
     assert "item 3" not in own.search(shop.images[3], 20).ids
     assert own.gallery().ids == tuple(name for name in shop.ids if name != "item 3")
+    assert own.calibration.to_dict() == CALIBRATION.to_dict()
+    assert own.gallery().classes[2:4] == ["class 0", "class 1"]
     np.testing.assert_array_equal(own.gallery().labels, [0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 3])
     # Whoever had loaded the first version goes on with it, until told.
     assert len(old) == 12
@@ -391,32 +462,6 @@ def test_pruning_keeps_the_newest(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_gallery_above_the_limit_is_searched_by_an_index_with_the_same_face(own, shop, tmp_path):
-    vectors = [GalleryItem(name, embedding=vector) for name, vector in zip(shop.ids, shop.embeddings, strict=True)]
-    indexed = Retriever.build(shop.embedder, vectors, tmp_path / "indexed", exact_limit=11)
-    assert indexed.card["kind"] == "indexed"
-    assert indexed.card["index"]["recall@10"] == 1.0
-    assert "search_bytes" not in indexed.card["signatures"]
-    queries = [picture(seed) for seed in (3, 50)]
-    found, expected = indexed.search(queries, 5), own.search(queries, 5)
-    with pytest.raises(UserError, match="an index does not give its vectors"):
-        indexed.search(queries, 5, expand=2)
-    np.testing.assert_array_equal(found.ids, expected.ids)
-    np.testing.assert_allclose(found.distances, expected.distances, atol=1e-6)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="searched by its index"):
-        search(indexed._version.loaded.signatures, "search_embedding", 2, embedding=shop.embeddings[:1])
-    with pytest.raises(UserError, match=r"embedding\[0\] of 1"):
-        indexed.search(np.full((1, 8), np.nan), 2)
-    # Removing an item brings it below its limit: the graph searches again.
-    indexed.remove(["item 0"])
-    assert indexed.card["kind"] == "exact"
-    assert indexed.search(shop.images[4], 1).ids.tolist() == [["item 4"]]
-    indexed.add([GalleryItem("item 0", shop.images[0])])
-    assert indexed.card["kind"] == "indexed"
-    assert indexed.search(shop.images[0], 1).ids.tolist() == [["item 0"]]
-
-
-@pytest.mark.slow
 def test_a_data_set_is_a_gallery_of_which_bad_images_are_left_out_only_when_asked(shop, retriever, tmp_path):
     dataset = small_dataset("test", classes=2, per_class=2)
     images = EncodedImages((*dataset.images.data[:3], b"no"), dataset.images.names)
@@ -439,7 +484,7 @@ def test_what_is_no_retriever_is_told(shop, tmp_path):
     with pytest.raises(UserError, match="no exported version"):
         Retriever.load(tmp_path)
     (tmp_path / "1").mkdir()
-    for card, says in (("[]", r"retriever\.json is damaged or of something else"), ("{}", "not of a retriever")):
+    for card, says in (("[]", r"retriever\.json is damaged or of something else"), ("{}", "has no key items")):
         (tmp_path / "1" / "retriever.json").write_text(card)
         with pytest.raises(UserError, match=says):
             Retriever.load(tmp_path)
@@ -462,13 +507,12 @@ def change(path, **values):
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        *(({key: "gone"}, f"has no key {key}") for key in ("items", "embedding_dim", "exact_limit", "recall_wanted")),
+        *(({key: "gone"}, f"has no key {key}") for key in ("items", "embedding_dim", "calibration", "files")),
         ({"items": "12"}, "must be an integer"),
+        ({"calibration": {"threshold": 0.1}}, "the calibration cannot be used: a calibration has the values"),
+        ({"calibration": {**CALIBRATION.to_dict(), "threshold": "near"}}, "the calibration cannot be used"),
+        ({"calibration": {**CALIBRATION.to_dict(), "distance": "dot"}}, "its distance is 'dot', .* is 'euclidean'"),
         ({"items": 13, "files": {}}, "states 13 items"),
-        ({"kind": ["exact"]}, "is not of a retriever"),
-        ({"kind": "indexed"}, "an object is expected, not null"),
-        ({"kind": "indexed", "index": {"cells_searched": 0}}, "searches 0 cells"),
-        ({"kind": "indexed", "index": {"cells_searched": 1}}, r"gallery\.faiss cannot be read"),
         ({"files": {"../../etc/passwd": {"sha256": ""}}}, "names a file outside its folder"),
         ({"files": []}, "files must be an object"),
     ],
@@ -509,69 +553,3 @@ def test_the_limit_of_neighbours_holds_for_small_galleries(shop):
     search = retriever._version.loaded.signatures["search_embedding"]
     with pytest.raises(tf.errors.InvalidArgumentError, match="k is 10001, more than the limit of 10000"):
         search(embedding=tf.constant(shop.embeddings[:1]), k=tf.constant(MAX_NEIGHBOURS + 1))
-
-
-def clustered(count, dimensions=8, classes=40, seed=0):
-    rng = np.random.default_rng(seed)
-    centres = rng.normal(size=(classes, dimensions)).astype(np.float32)
-    centres /= np.linalg.norm(centres, axis=1, keepdims=True)
-    vectors = centres[rng.integers(0, classes, count)] + 0.2 * rng.normal(size=(count, dimensions))
-    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
-
-
-@pytest.fixture(scope="module")
-def index():
-    return retriever_module._index(clustered(3000), None)
-
-
-def test_the_index_reaches_the_recall_that_its_card_tells_of(index):
-    gallery = clustered(3000)
-    card = retriever_module._index_card(index, gallery, 0.97)
-    assert card["cells"] == index.lists == 76
-    assert 1 <= card["cells_searched"] < card["cells"]
-    found, _ = index.search(gallery, k=11, effort=card["cells_searched"])
-    expected = np.argsort(-gallery @ gallery.T, axis=1)[:, :11]
-    shares = [
-        len(set(near.tolist()) & set(real.tolist()) - {row}) / 10
-        for row, (near, real) in enumerate(zip(found, expected, strict=True))
-    ]
-    # On 500 of the 3,000: the standard error is below 0.004.
-    assert np.mean(shares) == pytest.approx(card["recall@10"], abs=0.012)
-    assert card["recall@10"] >= 0.97
-    assert card["measured_on"].startswith("500 items")
-
-
-def test_a_gallery_of_nearly_the_same_items_takes_the_cells_over(index):
-    gallery = np.concatenate([clustered(3000), clustered(100, seed=3)])
-    grown = retriever_module._index(gallery, index)
-    np.testing.assert_array_equal(grown.centres(), index.centres())
-    np.testing.assert_array_equal(grown.vectors(), gallery)
-    assert retriever_module._index(clustered(1000), index).lists == 25
-
-
-def test_a_written_index_is_read_and_a_damaged_one_refused(index, tmp_path):
-    index.save(tmp_path / retriever_module.INDEX)
-    read, queries = load_index(tmp_path / retriever_module.INDEX), clustered(5, seed=4)
-    for found, expected in zip(read.search(queries, k=3), index.search(queries, k=3), strict=True):
-        np.testing.assert_array_equal(found, expected)
-    (tmp_path / retriever_module.INDEX).write_bytes(b"no index")
-    with pytest.raises(UserError, match=r"gallery\.faiss is not an index that was saved here"):
-        load_index(tmp_path / retriever_module.INDEX)
-
-
-def test_a_recall_that_is_no_fraction_and_a_gallery_of_one_item(index):
-    with pytest.raises(UserError, match=r"recall=1\.5"):
-        retriever_module._index_card(index, clustered(3000), 1.5)
-    one = retriever_module._index(clustered(1), None)
-    card = retriever_module._index_card(one, clustered(1), 0.99)
-    assert (card["cells"], card["cells_searched"], card["recall@10"]) == (1, 1, 1.0)
-
-
-def test_a_search_of_few_cells_finds_as_many_as_asked_for(index, tmp_path):
-    """One of 76 cells holds some 40 items: for 300 the whole gallery is searched, and no row is missing."""
-    columns = {"ids": np.arange(3000).astype("S4"), "labels": np.arange(3000), "metadata": np.full(3000, b"")}
-    card = {"items": 3000, "embedding_dim": 8, "index": {"cells_searched": 1}}
-    queries, gallery = clustered(5, seed=4), clustered(3000)
-    found = LoadedVersion(tmp_path, card, None, columns, index).search(queries, k=300)
-    expected = np.argsort(-queries @ gallery.T, axis=1)[:, :300]
-    assert [set(row.tolist()) for row in found.indices] == [set(row.tolist()) for row in expected]

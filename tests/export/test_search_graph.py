@@ -6,8 +6,9 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tfdml.evaluation import KNNClassifier
 from tfdml.export import search_graph
-from tfdml.export.search_graph import nearest
+from tfdml.export.search_graph import Table, classify, nearest, search_each
 
 
 def by_loops(queries, gallery, k):
@@ -80,3 +81,21 @@ def test_distances_are_exact(k, monkeypatch):
     np.testing.assert_allclose(squares, expected_squares, rtol=2e-6, atol=1e-12)
     np.testing.assert_array_equal(rows, expected_rows)
     assert squares[2, 0] == 0
+
+
+@pytest.mark.parametrize("k", [1, 5, 100])
+def test_votes_are_those_of_the_classifier(k):
+    rng = np.random.default_rng(k)
+    gallery, queries = corners(rng, 30), units(rng, 50, 4)
+    gallery[:20] = units(rng, 20, 4)
+    labels = rng.integers(0, 6, 30)
+    texts = tf.constant([f"class {label}" for label in labels])
+    table = Table(tf.constant(gallery), texts, tf.constant(labels), texts, texts, threshold=0.35)
+    found = classify(table, search_each(table, tf.constant(queries), tf.fill((50,), ""), tf.constant(k)))
+    expected = KNNClassifier(gallery, labels, k=k, distance="euclidean", threshold=0.35).classify(queries)
+    np.testing.assert_array_equal(found["labels"], expected.labels)
+    np.testing.assert_allclose(found["distances"], expected.distances, atol=1e-6)
+    np.testing.assert_allclose(found["confidences"], expected.confidences, atol=1e-5)
+    names = ["unknown" if label < 0 else f"class {label}" for label in expected.labels]
+    assert [name.decode() for name in found["classes"].numpy()] == names
+    assert len(set(names)) > 3

@@ -33,6 +33,9 @@ saved_model; litert_float32, litert_float16, litert_dynamic_range, litert_int8, 
 Each is loaded in a fresh process and compared with the Keras embedder on images of the run's test split; where one
 differs by more than its tolerance, nothing is written and the exit status is 2. model_card.json has the figures.
 
+--calibrate chooses the distance up to which two images are the same, on these images, for each format by its own
+vectors. The SavedModel then has the signature same, and a retriever also classify, with "unknown" beyond the threshold.
+
   tfdml export --run_dir=runs/cars_jrd --gallery=photos --out=models/cars_retriever
   tfdml export --embedder=models/cars --gallery=photos --out=models/cars_retriever
   tfdml export --embedder=models/cars --gallery=/data/cars196 --gallery_dataset=cars196 --out=models/cars_retriever
@@ -59,6 +62,12 @@ FLAGS.define("min_cosine", None, "Smallest cosine to the Keras embedder, in plac
 FLAGS.define(
     "max_recall_drop", None, "Largest loss of Recall@1, as a fraction, in place of each format's own.", kind="float"
 )
+FLAGS.define(
+    "calibrate",
+    "auto",
+    "Threshold for 'the same': far=0.001 or precision=0.99, on the images of the comparison; a file of tfdml evaluate "
+    "--target; none; auto: far=0.001 where the images can show it.",
+)
 FLAGS.define("dry_run", False, "Check the flags and the run, write nothing.")
 FLAGS.define("gallery", "", "Build a retriever of the images here.")
 FLAGS.define("embedder", "", "With --gallery: an exported version, or a folder of them, in place of a run.")
@@ -66,8 +75,6 @@ FLAGS.define("gallery_dataset", "", "With --gallery: a data set, as in tfdml tra
 FLAGS.define("gallery_dataset_options", "", "Its options, as in tfdml train.")
 FLAGS.define("gallery_split", "test", "Which of its images.", ["test", "train", "all", "gallery"])
 FLAGS.define("gallery_bad_images", "error", "What to do with unreadable images.", ["error", "skip"])
-FLAGS.define("exact_limit", 200_000, "Galleries of more images get a faiss index.", lower_bound=0)
-FLAGS.define("index_recall", 0.99, "Recall@10 that such an index is to reach, as a fraction.")
 
 
 def export(values: Flags) -> None:
@@ -91,6 +98,7 @@ def export(values: Flags) -> None:
         max_pixels=values.max_pixels,
         min_cosine=values.min_cosine,
         max_recall_drop=values.max_recall_drop,
+        calibrate=values.calibrate,
     )
     report = functools.partial(print, flush=True)
     if values.gallery:
@@ -134,8 +142,6 @@ def _export_gallery(
         raise UserError("--gallery needs the embedder: --run_dir or --embedder, one of the two")
     if "saved_model" not in options.formats:
         raise UserError("--gallery makes a SavedModel: leave --formats alone")
-    if not 0 < values.index_recall <= 1:
-        raise UserError(f"--index_recall={values.index_recall}: must be a fraction above 0")
     from tfdml.export.retriever import Retriever, newest_version
     from tfdml.io.files import scratch_folder
 
@@ -158,14 +164,10 @@ def _export_gallery(
             embedder,
             items,
             values.out,
-            exact_limit=values.exact_limit,
-            recall=values.index_recall,
             skip_bad=values.gallery_bad_images == "skip",
             report=report,
         )
-    index = built.card["index"]
-    found = f", faiss index with recall@10 {index['recall@10']:.4f}" if index else ""
-    report(f"{len(built):,} items of {built.card['classes']:,} classes, {built.card['kind']}{found}")
+    report(f"{len(built):,} items of {built.card['classes']:,} classes")
     print(f"version: {built.path}")
 
 
@@ -193,13 +195,11 @@ COMMAND = Command(
     FLAGS,
     USAGE,
     effects={
-        **dict.fromkeys(
-            ("embedder", "gallery_dataset", "gallery_bad_images", "exact_limit", "index_recall"), needs("gallery")
-        ),
+        **dict.fromkeys(("embedder", "gallery_dataset", "gallery_bad_images"), needs("gallery")),
         "gallery_dataset_options": _OF_DATASET,
         "gallery_split": _OF_DATASET,
         **dict.fromkeys(("moment_embedder", "whitening", "data_dir", "images", "max_pixels"), _FROM_RUN),
-        **dict.fromkeys(("min_cosine", "max_recall_drop"), _FROM_RUN),
+        **dict.fromkeys(("min_cosine", "max_recall_drop", "calibrate"), _FROM_RUN),
         "representative_images": Effect(
             lambda given: bool({"litert_int8", "litert", "all"} & set(given["formats"])), "--formats with litert_int8"
         ),

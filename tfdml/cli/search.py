@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tfdml.arguments import number
 from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags
 from tfdml.effects import Effect, both, needs
@@ -21,6 +22,7 @@ USAGE = f"""
 Find the nearest images of a gallery.
 
   tfdml search --gallery=models/cars_retriever --images='photos/*.jpg'
+  tfdml search --gallery=models/cars_retriever --images='photos/*.jpg' --max_distance=calibrated
   tfdml search --gallery=embeddings/cars --model=models/cars --images=photos/1.jpg --k=3
   tfdml search --gallery=embeddings/cars --embeddings=queries.npz --json=nearest.json
   tfdml search --gallery='lancedb:///data/galleries?table=cars' --model=runs/cars_jrd --images=photos/1.jpg,photos/2.jpg
@@ -43,6 +45,9 @@ FLAGS.define("k", 10, "How many neighbors of each query.", lower_bound=1)
 FLAGS.define(
     "distance", "euclidean", "What near means, in stored embeddings.", ["euclidean", "sqeuclidean", "cosine", "dot"]
 )
+FLAGS.define(
+    "max_distance", "", "Leave out what is further away: a distance, or calibrated, the threshold of a retriever."
+)
 FLAGS.define("json", "", "File to write the neighbors to.")
 model_flags.define_model_flags(FLAGS)
 
@@ -55,11 +60,12 @@ def search(values: Flags) -> None:
     if values.json:
         require_writable(values.json, "json")
     kind = _kind(values.gallery)
+    limit = _max_distance(values.max_distance, kind)
     names, queries = _stored_queries(values) if values.embeddings else _query_images(values, kind)
     found = _SEARCHES[kind](values, queries)
     result = []
     for query, items in zip(names, found, strict=True):
-        neighbors = [item for item in items if item["id"] is not None]
+        neighbors = [item for item in items if item["id"] and item["distance"] <= limit]
         result.append({"query": query, "neighbors": neighbors})
         print(query)
         for rank, item in enumerate(neighbors, 1):
@@ -79,6 +85,16 @@ def _kind(gallery: str) -> str:
         return "database"
     gallery = os.path.expanduser(gallery)
     return "retriever" if os.path.isdir(gallery) and not holds_embeddings(gallery) else "embeddings"
+
+
+def _max_distance(text: str, kind: str) -> float:
+    """Return the largest distance of a neighbor; of a retriever that is asked for its own, infinity."""
+    if text == "calibrated" and kind != "retriever":
+        raise UserError("--max_distance=calibrated: only a retriever has a threshold of its own; give a number")
+    try:
+        return float("inf") if text in ("", "calibrated") else number("max_distance", float(text))
+    except ValueError:
+        raise UserError(f"--max_distance={text}: write a number, or calibrated") from None
 
 
 def _stored_queries(values: Flags) -> tuple[Sequence[str], np.ndarray]:
@@ -129,7 +145,9 @@ def _in_embeddings(values: Flags, queries: np.ndarray) -> list[list[dict[str, An
 def _in_retriever(values: Flags, queries: Any) -> list[list[dict[str, Any]]]:
     from tfdml.export.retriever import Retriever
 
-    found = Retriever.load(os.path.expanduser(values.gallery)).search(queries, values.k)
+    limit = "calibrated" if values.max_distance == "calibrated" else None
+    retriever = Retriever.load(os.path.expanduser(values.gallery))
+    found = retriever.search(queries, values.k, max_distance=limit)
     return _items(found.ids, found.distances, {"label": found.labels})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import subprocess
 import sys
@@ -134,31 +135,38 @@ class ExportVerifier:
         >>> verifier = ExportVerifier(embedder, test)
         >>> file = pathlib.Path("float16.tflite")
         >>> size = file.write_bytes(convert_litert(embedder, "float16"))
-        >>> verifier.compare("litert_float16", file).faults(TOLERANCES["litert_float16"])
+        >>> vectors = verifier.exported_vectors("litert_float16", file)
+        >>> verifier.compare(vectors).faults(TOLERANCES["litert_float16"])
         []
     """
 
     def __init__(self, embedder: AnyEmbedder, dataset: ImageDataset):
         self.dataset = dataset
+        self._embedder = embedder
         self._views = evaluation_views(embedder, dataset)
+
+    @functools.cached_property
+    def vectors(self) -> np.ndarray:
+        """(N, d) the embedder's own."""
         parts = (self._views[first : first + _BATCH_SIZE] for first in range(0, len(self._views), _BATCH_SIZE))
         with tf.device("/CPU:0"):
-            self.vectors = embed(tf.function(lambda images: embedder(images, training=False), autograph=False), parts)
-        self._recall = self._recall_at_1(self.vectors)
+            return embed(tf.function(lambda images: self._embedder(images, training=False), autograph=False), parts)
 
-    def compare(self, name: str, path: Path) -> Comparison:
-        """Run a file in a fresh process on all images, and compare its vectors with the embedder's.
+    @functools.cached_property
+    def _recall(self) -> float | None:
+        return self._recall_at_1(self.vectors)
+
+    def compare(self, found: np.ndarray) -> Comparison:
+        """Compare the vectors of a file with the embedder's.
 
         Args:
-            name: The format, of `TOLERANCES`.
-            path: The file, or the folder of a SavedModel.
+            found: (N, d), as `exported_vectors` returns them.
 
         Raises:
-            UserError: The file cannot be loaded or run.
+            UserError: They have another shape.
         """
-        found = self.exported_vectors(name, path)
         if found.shape != self.vectors.shape:
-            raise UserError(f"{name}: the export gives {found.shape}, the embedder {self.vectors.shape}")
+            raise UserError(f"the export gives {found.shape}, the embedder {self.vectors.shape}")
         ours, theirs = self.vectors.astype(np.float64), found.astype(np.float64)
         lengths = np.linalg.norm(theirs, axis=1)
         # A zero vector has cosine 0; the embedder's own vectors have length 1 or 0.
@@ -176,7 +184,18 @@ class ExportVerifier:
         )
 
     def exported_vectors(self, name: str, path: Path) -> np.ndarray:
-        """(N, d) the vectors that a file gives for the images, in a fresh process; see `compare`."""
+        """Run a file in a fresh process on all images.
+
+        Args:
+            name: The format, of `TOLERANCES`.
+            path: The file, or the folder of a SavedModel.
+
+        Returns:
+            (N, d) its vectors.
+
+        Raises:
+            UserError: The file cannot be loaded or run.
+        """
         kind = name.split("_")[0] if name.startswith("litert") else name
         given: dict[str, Any] = {"views": self._views}
         if kind == "saved_model":

@@ -23,11 +23,12 @@ from tfdml.embeddings.base import encoded_image
 from tfdml.embeddings.compute import embed
 from tfdml.embeddings.model_card import CARD, describe_files, model_card
 from tfdml.errors import UserError
+from tfdml.evaluation import Calibration, calibrate
 from tfdml.export.acceptance import TOLERANCES, ExportVerifier, Tolerance, evaluation_views
 from tfdml.export.conversion import PRECISIONS, check_onnx, convert_litert, convert_onnx
 from tfdml.export.network import check_backend, in_float32
 from tfdml.export.request import RequestPreprocessor
-from tfdml.export.saved_model import SIGNATURES, model_files, write_saved_model, write_warm_up
+from tfdml.export.saved_model import SIGNATURES, model_files, read_calibration, write_saved_model, write_warm_up
 from tfdml.export.versions import new_version
 from tfdml.io.files import is_remote, write_json
 from tfdml.io.manifests import parse_flags, read_json
@@ -41,6 +42,9 @@ FORMATS = ("saved_model", *(f"litert_{precision}" for precision in PRECISIONS), 
 # About how many bytes a file has for each parameter; of those not named here, 4.
 _BYTES_PER_WEIGHT = {"litert_float16": 2, "litert_dynamic_range": 1, "litert_int8": 1}
 _WHITENING_BATCH = 100
+# What `calibrate="auto"` asks for.
+_TARGET = "far=0.001"
+_TARGETS = ("far=", "precision=")
 _GROUPS = {"all": FORMATS, "litert": tuple(name for name in FORMATS if name.startswith("litert"))}
 
 
@@ -78,6 +82,10 @@ class ExportOptions:
         max_pixels: Images that state more pixels in their header are refused by the SavedModel before they are decoded.
         min_cosine: In place of each format's own; see `tfdml.export.acceptance.Tolerance`.
         max_recall_drop: Likewise.
+        calibrate: How the threshold on the distance is chosen below which two images are the same. "far=0.001" or
+            "precision=0.99": as `tfdml.evaluation.calibrate`, on the images of the comparison. The path of what `tfdml
+            evaluate --task=verification --target=far=0.001 --json` wrote. "auto": "far=0.001", and no threshold where
+            the images cannot show it. "none": no threshold.
 
     Raises:
         UserError: A value is out of range.
@@ -89,6 +97,7 @@ class ExportOptions:
     max_pixels: int = SERVING_LIMIT
     min_cosine: float | None = None
     max_recall_drop: float | None = None
+    calibrate: str = "auto"
 
     def __post_init__(self):
         object.__setattr__(self, "formats", chosen_formats(self.formats))
@@ -104,6 +113,12 @@ class ExportOptions:
                 raise UserError(
                     f"`{name}={value}`: must be at least {low}" + ("" if high is None else f", at most {high}")
                 )
+
+        if self.calibrate.startswith(_TARGETS):
+            try:
+                number("rate", float(self.calibrate.partition("=")[2]), above=0, at_most=1 - 1e-9)
+            except ValueError:
+                raise UserError(f"`calibrate={self.calibrate}`: the rate must be a number between 0 and 1") from None
 
     def tolerance(self, name: str) -> Tolerance:
         """Return the tolerance of a format."""
@@ -137,7 +152,7 @@ def export_model(
         embedder: A built `Embedder`, `AttentionEnsemble` or `MomentEmbedder`. One that was trained in half precision is
             exported in float32.
         folder: Where versions lie; earlier versions stay.
-        test: Images that it was not trained on.
+        test: Images of classes that it was not trained on.
         train: Its training images, for `litert_int8`.
         options: The formats and tolerances; by default a SavedModel.
         about: What the model card states of data, flags and metrics.
@@ -166,29 +181,78 @@ def export_model(
     if "saved_model" in options.formats:
         _check_pixel_limit(EvaluationTransform.of(embedder), measured_on, options.max_pixels)
     size = sum(_BYTES_PER_WEIGHT.get(name, 4) * embedder.count_params() for name in options.formats)
+    verifier = ExportVerifier(embedder, measured_on)
+    calibration, calibrated_on = _calibrated(options.calibrate, verifier, train, report)
     with new_version(folder, size) as version:
-        paths = {name: _write(name, embedder, version.folder, train, options) for name in options.formats}
-        verifier = ExportVerifier(embedder, measured_on)
+        paths = {name: _write(name, embedder, version.folder, train, options, calibration) for name in options.formats}
         artefacts, refused = {}, []
         for name, path in paths.items():
-            compared, tolerance = verifier.compare(name, path), options.tolerance(name)
+            vectors, tolerance = verifier.exported_vectors(name, path), options.tolerance(name)
+            compared = verifier.compare(vectors)
             faults = compared.faults(tolerance)
             files = describe_files(version.folder, model_files(path) if name == "saved_model" else [path])
             size_text = f"{files['bytes'] / 1e6:,.2f} MB"
             report(f"{name:<21} {size_text:>9}  {compared}" + ("  REFUSED" if faults else ""))
             refused += [f"{name}: {'; '.join(faults)}"] if faults else []
             artefacts[name] = {**files, "acceptance": compared.as_json(), "tolerance": dataclasses.asdict(tolerance)}
+            if calibration is not None and name != "saved_model" and not faults:
+                own = _calibration_of(vectors, measured_on, calibration.target)
+                artefacts[name]["calibration"] = own.to_dict()
         if refused:
             raise UserError(
                 f"no version is written: {'. '.join(refused)}. Leave the format out, or accept more knowingly with "
                 "`min_cosine` or `max_recall_drop`"
             )
         if "saved_model" in paths:
-            write_warm_up(version.folder, EvaluationTransform.of(embedder).resize)
-        signatures = SIGNATURES if "saved_model" in paths else ()
-        card = model_card(embedder, artefacts, signatures, options.max_pixels, about or {})
+            write_warm_up(version.folder, EvaluationTransform.of(embedder).resize, calibration is not None)
+        signatures = (*SIGNATURES, *(() if calibration is None else ("same",))) if "saved_model" in paths else ()
+        about = {**(about or {}), "calibration": calibration and calibration.to_dict(), "calibrated_on": calibrated_on}
+        card = model_card(embedder, artefacts, signatures, options.max_pixels, about)
         write_json(version.folder / CARD, card)
     return version.path
+
+
+def _calibrated(
+    wanted: str, verifier: ExportVerifier, train: ImageDataset | None, report: Callable[[str], None]
+) -> tuple[Calibration | None, dict[str, Any] | None]:
+    """Return the threshold that `ExportOptions.calibrate` means, and the data that it was measured on.
+
+    Raises:
+        UserError: The images cannot show it, the embedder was trained on their classes, or the file has none.
+    """
+    if wanted == "none":
+        return None, None
+    if wanted != "auto" and not wanted.startswith(_TARGETS):
+        file = read_json(wanted)
+        if "calibration" not in file or file.get("split") == "train":
+            raise UserError(
+                f"`calibrate={wanted}` has no threshold of held-out classes: write it with tfdml evaluate "
+                f"--task=verification --target=far=0.001 --distance=euclidean --json={wanted}"
+            )
+        data = {name: file.get(name) for name in ("model", "dataset", "split")}
+        calibration = read_calibration(file["calibration"], wanted)
+    else:
+        dataset = verifier.dataset
+        trained_on = set(train.class_names.values()) if train is not None else set()
+        shared = trained_on.intersection(dataset.class_names.values())
+        try:
+            if shared:
+                raise UserError(f"{len(shared)} classes of these images were trained on, such as {min(shared)}")
+            calibration = _calibration_of(verifier.vectors, dataset, _TARGET if wanted == "auto" else wanted)
+        except UserError as error:
+            if wanted == "auto":
+                report(f"no threshold for 'the same' is written: {error}")
+                return None, None
+            raise UserError(f"`calibrate={wanted}`: {error}") from error
+        data = {"dataset": dataset.name, "split": dataset.split, "classes": dataset.classes.tolist()}
+    rates = ", ".join(f"{name} {100 * getattr(calibration, name).mean:.4g} %" for name in ("far", "tar", "precision"))
+    report(f"the same, with {calibration.target}: at a distance of at most {calibration.threshold:.6g}; {rates}")
+    return calibration, data
+
+
+def _calibration_of(vectors: np.ndarray, dataset: ImageDataset, target: str) -> Calibration:
+    name, _, rate = target.partition("=")
+    return calibrate(vectors, dataset.labels, distance="euclidean", **{name: float(rate)})
 
 
 def whole_classes(dataset: ImageDataset, images: int) -> ImageDataset:
@@ -240,10 +304,11 @@ def _write(
     folder: Path,
     train: ImageDataset | None,
     options: ExportOptions,
+    calibration: Calibration | None,
 ) -> Path:
     """Write one format; returns its file, or the SavedModel's folder."""
     if name == "saved_model":
-        write_saved_model(embedder, folder, options.max_pixels)
+        write_saved_model(embedder, folder, options.max_pixels, calibration)
         return folder
     if name == "onnx":
         path, data = folder / "onnx" / "model.onnx", convert_onnx(embedder)

@@ -23,6 +23,7 @@ from tfdml.retrieval.exact import check_embeddings, unit_rows
 
 _BATCH_SIZE = 32
 NO_LABEL = -1
+UNKNOWN = "unknown"
 _LABELS = np.iinfo(np.int64)
 
 
@@ -132,6 +133,14 @@ class Gallery:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def classes(self) -> list[str]:
+        """The name of each item's class, from its metadata, or else its label; "unknown" where it has none."""
+        return [
+            UNKNOWN if label == NO_LABEL else str(json.loads(text).get("class", label))
+            for label, text in zip(self.labels.tolist(), self.metadata, strict=True)
+        ]
 
     @property
     def embedding_dim(self) -> int:

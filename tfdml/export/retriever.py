@@ -17,37 +17,33 @@ from tfdml.arguments import number
 from tfdml.data.dataset import ImageDataset
 from tfdml.embeddings.model_card import CARD, describe_files
 from tfdml.errors import UserError, short_message
-from tfdml.evaluation.approximate_search import least_effort
+from tfdml.evaluation import Calibration
 from tfdml.export.gallery import NO_LABEL, Gallery, GalleryItem, UnreadableItem, embedded, items_of_dataset
 from tfdml.export.network import in_float32
-from tfdml.export.saved_model import SIGNATURES, model_files, prediction_log, write_saved_model, write_warm_up
-from tfdml.export.search_graph import MAX_NEIGHBOURS, MAX_RESULTS, SEARCHES, copy_with_gallery, write_graph
+from tfdml.export.saved_model import (
+    SIGNATURES,
+    model_files,
+    prediction_log,
+    read_calibration,
+    write_saved_model,
+    write_warm_up,
+)
+from tfdml.export.search_graph import DECISIONS, MAX_NEIGHBOURS, MAX_RESULTS, SEARCHES, copy_with_gallery, write_graph
 from tfdml.export.versions import new_version, version_numbers
 from tfdml.io.files import locked, partial_folder, read_bytes, scratch_folder, write_json
 from tfdml.io.manifests import Kinds, compare_files, fields, read_json
 from tfdml.models import AnyEmbedder
 from tfdml.retrieval.exact import unit_rows
-from tfdml.retrieval.faiss_index import GalleryIndex, build_index, load_index
 from tfdml.retrieval.reranking import summed, weights_of
 
 RETRIEVER_CARD = "retriever.json"
-INDEX = "gallery.faiss"
-# Above it a search through all of it would take tens of milliseconds for each query.
-EXACT_LIMIT = 200_000
 _CARD: Kinds = {
     "items": int,
     "classes": int,
     "embedding_dim": int,
-    "exact_limit": int,
-    "recall_wanted": float,
-    "index": (dict, type(None)),
+    "calibration": (dict, type(None)),
     "files": dict,
 }
-# What recall is measured at, and on how many items.
-_NEIGHBOURS = 10
-_QUERIES = 500
-# k-means asks for 39 vectors a cell at least.
-_SMALLEST_CELL = 39
 _WARM_UP_SIDE = 256
 _WARM_UP_SIZES = (1, 8)
 _ATTEMPTS = 5
@@ -74,6 +70,22 @@ class SearchResult:
     similarities: np.ndarray
     labels: np.ndarray
     metadata: np.ndarray
+
+    def within(self, distance: float) -> SearchResult:
+        """Return the neighbors at most so far away; in place of the others, what `Retriever.search` names."""
+        far = self.distances > distance
+
+        def kept(values: np.ndarray, filler: Any) -> np.ndarray:
+            return np.where(far, np.asarray(filler, values.dtype), values)
+
+        return SearchResult(
+            indices=kept(self.indices, -1),
+            ids=kept(self.ids, ""),
+            distances=kept(self.distances, np.inf),
+            similarities=kept(self.similarities, -1),
+            labels=kept(self.labels, NO_LABEL),
+            metadata=kept(self.metadata, ""),
+        )
 
 
 class Retriever:
@@ -102,10 +114,9 @@ class Retriever:
         items: Iterable[GalleryItem | UnreadableItem] | ImageDataset,
         folder: str | os.PathLike,
         *,
-        exact_limit: int = EXACT_LIMIT,
-        recall: float = 0.99,
         skip_bad: bool = False,
         report: Callable[[str], None] = logging.info,
+        calibration: Calibration | None = None,
     ) -> Retriever:
         """Embed a gallery, write it as the next version of a retriever, and load that.
 
@@ -113,10 +124,10 @@ class Retriever:
             embedder: What embeds: an exported version, a folder of them, or a Keras embedder, which is exported first.
             items: The gallery: items, or the images of a data set.
             folder: Where versions lie; earlier versions stay.
-            exact_limit: Galleries of more items are searched by a faiss index beside the SavedModel.
-            recall: Recall@10 that such an index is to reach on the gallery's own items, as a fraction.
             skip_bad: Leave out images that cannot be read or decoded, instead of refusing the gallery.
             report: Called with a line on every bad image, up to ten.
+            calibration: What `max_distance="calibrated"` and the signatures `same` and `classify` use, on Euclidean
+                distances; None: that of the exported version's model card, if it has one.
 
         Raises:
             UserError: An item is bad or occurs twice, there is none, or the folder cannot be written.
@@ -129,14 +140,18 @@ class Retriever:
                 write_saved_model(in_float32(embedder), exported)
             else:
                 exported = newest_version(Path(embedder))
-            loaded = write_graph(exported, around)
-            if (exported / CARD).is_file():
+            about = read_json(exported / CARD) if (exported / CARD).is_file() else {}
+            stored = calibration.to_dict() if calibration else about.get("calibration")
+            if stored is not None:
+                calibration = read_calibration(stored, "`calibration`" if calibration else str(exported / CARD))
+            loaded = write_graph(exported, around, calibration)
+            if about:
                 # For those who use a retriever as an embedder; the files that it lists are not here.
-                card = {**read_json(exported / CARD), "artefacts": {}, "signatures": [*SIGNATURES, *SEARCHES]}
+                card = {**about, "artefacts": {}, "calibration": stored, "signatures": _signatures(calibration)}
                 write_json(around / CARD, card)
             gallery = embedded(items, loaded.signatures["embed_each"], skip_bad, report)
             _check_dimensions(gallery, loaded)
-            path = write_version(around, Path(folder), gallery, exact_limit, recall)
+            path = write_version(around, Path(folder), gallery, calibration)
         return cls(LoadedVersion.read(path))
 
     @classmethod
@@ -158,15 +173,20 @@ class Retriever:
 
     @property
     def card(self) -> dict[str, Any]:
-        """The version's card: kind, items, index and its measured recall."""
+        """The version's card: items, classes, signatures, limits, files."""
         return dict(self._version.card)
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The threshold that it was built with."""
+        return self._version.calibration
 
     def __len__(self) -> int:
         return self._version.card["items"]
 
     def __repr__(self) -> str:
         card = self._version.card
-        return f"Retriever({str(self.path)!r}: {card['items']:,} items, {card['embedding_dim']}-d, {card['kind']})"
+        return f"Retriever({str(self.path)!r}: {card['items']:,} items, {card['embedding_dim']}-d)"
 
     def gallery(self) -> Gallery:
         """Return the items."""
@@ -180,7 +200,15 @@ class Retriever:
         """
         return self._version.embed(images)
 
-    def search(self, queries: Queries, k: int, *, expand: int = 0, alpha: float = 3.0) -> SearchResult:
+    def search(
+        self,
+        queries: Queries,
+        k: int,
+        *,
+        expand: int = 0,
+        alpha: float = 3.0,
+        max_distance: float | str | None = None,
+    ) -> SearchResult:
         """Return the k nearest items of every query; the whole gallery where k is more than it holds.
 
         With `expand`, queries are first moved by their nearest items (`tfdml.retrieval.expand_queries`),
@@ -190,16 +218,18 @@ class Retriever:
             queries: (B, d) or (d,) floats, embeddings of any length but 0; or images: encoded bytes, paths of files, or
                 (B, H, W, 3) or (H, W, 3) uint8.
             k: From 1 to `MAX_NEIGHBOURS`.
-            expand: How many items a query is moved by; 0: it is searched as it is. Not where there is an index.
+            expand: How many items a query is moved by; 0: it is searched as it is.
             alpha: The exponent of their similarities, at least 0; 0: all weigh as much as the query.
+            max_distance: Leave out items that are further away; "calibrated": than the threshold of `calibration`.
 
         Returns:
-            (B, min(k, N)) neighbours; B is 1 for a single query.
+            (B, min(k, N)) neighbours; B is 1 for a single query. In place of those left out, at the end of a row: index
+            -1, label -1, distance infinity, similarity -1 and empty texts.
 
         Raises:
-            UserError: A query is bad; it is named. Or the retriever cannot expand queries.
+            UserError: A query is bad; it is named. Or there is no calibration.
         """
-        return self._version.search(queries, k, expand, alpha)
+        return self._version.search(queries, k, expand, alpha, max_distance)
 
     def add(self, items: Iterable[GalleryItem | UnreadableItem] | ImageDataset, *, replace: bool = False) -> Path:
         """Write a version with more items, and load it.
@@ -256,10 +286,7 @@ class Retriever:
         with locked(folder, "folder", wait=True):
             self.refresh()
             version = self._version
-            card = version.card
-            gallery = change(version, version.gallery())
-            limits = card["exact_limit"], card["recall_wanted"]
-            path = write_version(version.path, folder, gallery, *limits, like=version.index)
+            path = write_version(version.path, folder, change(version, version.gallery()), version.calibration)
             self._version = LoadedVersion.read(path)
         return path
 
@@ -278,15 +305,13 @@ class LoadedVersion:
         path: Where it lay.
         card: Its `retriever.json`.
         loaded: The SavedModel, kept because its signatures live only as long as it does.
-        columns: `ids`, `labels` and `metadata` by row, where there is an index.
-        index: The index of a large gallery.
+        calibration: The threshold that it was built with.
     """
 
     path: Path
     card: dict[str, Any]
     loaded: Any
-    columns: dict[str, np.ndarray]
-    index: GalleryIndex | None
+    calibration: Calibration | None
 
     @classmethod
     def read(cls, path: Path) -> LoadedVersion:
@@ -300,16 +325,15 @@ class LoadedVersion:
         compare_files(path, card["files"], str(path / RETRIEVER_CARD), remedy)
         try:
             loaded = tf.saved_model.load(str(path))
-            columns = {name: loaded.table[name].numpy() for name in ("ids", "labels", "metadata")}
+            held = {len(loaded.table[name].numpy()) for name in ("embeddings", "ids", "labels", "metadata", "classes")}
         except Exception as error:  # whatever TensorFlow raises on a damaged graph
             raise UserError(
                 f"{path} cannot be loaded as a retriever's SavedModel: {short_message(error, 'last')}"
             ) from error
-        index = load_index(path / INDEX) if card["kind"] == "indexed" else None
-        held = {len(column) for column in columns.values()} | ({len(index)} if index else set())
-        if held != {card["items"]} or (index and index.dimension != card["embedding_dim"]):
+        if held != {card["items"]}:
             raise UserError(f"{path} is damaged: {RETRIEVER_CARD} states {card['items']} items; build it again")
-        return cls(path, card, loaded, columns if index else {}, index)
+        stored = card["calibration"]
+        return cls(path, card, loaded, stored and read_calibration(stored, str(path / RETRIEVER_CARD)))
 
     @classmethod
     def newest(cls, path: Path) -> LoadedVersion:
@@ -333,12 +357,29 @@ class LoadedVersion:
         """Its number; 0 where its folder has none."""
         return int(self.path.name) if self.path.name.isdecimal() else 0
 
+    def threshold(self, max_distance: float | str) -> float:
+        """Return the `max_distance` of a search as a number.
+
+        Raises:
+            UserError: It is none, or there is no calibration.
+        """
+        if max_distance != "calibrated":
+            try:
+                return number("max_distance", max_distance, at_least=0)
+            except ValueError as error:
+                raise UserError(f'{error}, or "calibrated"') from error
+        if self.calibration is None:
+            raise UserError(
+                f"max_distance=calibrated: {self.path} was built without a calibration: export its embedder with "
+                "tfdml export --calibrate=far=0.001, and build it from that; or give a number"
+            )
+        return self.calibration.threshold
+
     def gallery(self) -> Gallery:
         """Its items."""
         columns = {name: column.numpy() for name, column in self.loaded.table.items()}
-        vectors = columns["embeddings"] if self.index is None else self.index.vectors()
         ids, metadata = (tuple(text.decode() for text in columns[name]) for name in ("ids", "metadata"))
-        return Gallery(vectors, ids, columns["labels"], metadata)
+        return Gallery(columns["embeddings"], ids, columns["labels"], metadata)
 
     def embed(self, images: Queries) -> np.ndarray:
         """See `Retriever.embed`."""
@@ -350,20 +391,22 @@ class LoadedVersion:
         encoded = tf.constant([_bytes(image) for image in several], tf.string)
         return self._answer("serving_default", image_bytes=encoded)["embedding"]
 
-    def search(self, queries: Queries, k: int, expand: int = 0, alpha: float = 3.0) -> SearchResult:
+    def search(
+        self, queries: Queries, k: int, expand: int, alpha: float, max_distance: float | str | None
+    ) -> SearchResult:
         """See `Retriever.search`."""
+        limit = None if max_distance is None else self.threshold(max_distance)
         if isinstance(queries, np.ndarray) and queries.dtype != np.uint8:
             vectors = _checked(queries, self.card["embedding_dim"])
         else:
             vectors = self.embed(queries)
         if expand:
             vectors = self._expanded(vectors, expand, alpha)
-        return self._nearest(vectors, k)
+        found = self._nearest(vectors, k)
+        return found if limit is None else found.within(limit)
 
     def _expanded(self, vectors: np.ndarray, count: int, alpha: float) -> np.ndarray:
         """(B, d) queries, moved by their nearest items."""
-        if self.index is not None:
-            raise UserError(f"expand={count}: an index does not give its vectors one by one; make expand 0")
         try:
             alpha = number("alpha", alpha, at_least=0)
         except ValueError as error:
@@ -376,15 +419,10 @@ class LoadedVersion:
     def _nearest(self, vectors: np.ndarray, k: int) -> SearchResult:
         if not isinstance(k, (int, np.integer)) or not 1 <= k <= MAX_NEIGHBOURS:
             raise UserError(f"k={k}: must be a number from 1 to {MAX_NEIGHBOURS}")
-        k = min(int(k), self.card["items"])
-        if self.index is None:
-            found = self._answer("search_embedding", embedding=vectors, k=np.int32(k))
-        else:
-            effort = self.card["index"]["cells_searched"]
-            rows, squares = self.index.search(unit_rows(vectors), k=k, effort=effort, complete=True)
-            columns = {name: column[rows] for name, column in self.columns.items()}
-            found = {"indices": rows, "distances": np.sqrt(squares), "similarities": 1 - squares / 2, **columns}
-        return SearchResult(**{**found, **{name: _decoded(found[name]) for name in ("ids", "metadata")}})
+        found = self._answer("search_embedding", embedding=vectors, k=np.int32(k))
+        texts = {name: _decoded(found.pop(name)) for name in ("ids", "metadata")}
+        found.pop("same", None)
+        return SearchResult(**found, **texts)
 
     def _answer(self, signature: str, **inputs: Any) -> dict[str, np.ndarray]:
         try:
@@ -435,50 +473,44 @@ def _decoded(texts: np.ndarray) -> np.ndarray:
     return np.array([text.decode() for text in texts.ravel()], object).reshape(texts.shape)
 
 
-def write_version(
-    source: Path, folder: Path, gallery: Gallery, exact_limit: int, recall: float, like: GalleryIndex | None = None
-) -> Path:
+def write_version(source: Path, folder: Path, gallery: Gallery, calibration: Calibration | None) -> Path:
     """Write a gallery as the next version.
 
     Args:
         source: A retriever's SavedModel, with or without a gallery, and its cards.
         folder: Where versions lie.
         gallery: The items.
-        exact_limit: Galleries of more items are searched by an index.
-        recall: Recall@10 that the index is to reach, as a fraction.
-        like: An index of nearly the same items, whose cells are taken over, which saves their search.
+        calibration: That of the SavedModel.
 
     Returns:
         The path of the version.
     """
-    index = None if len(gallery) <= exact_limit else _index(gallery.embeddings, like)
-    card = {
-        "kind": "exact" if index is None else "indexed",
-        "items": len(gallery),
-        "classes": len(np.unique(gallery.labels[gallery.labels != NO_LABEL])),
-        "embedding_dim": gallery.embedding_dim,
-        "distance": "euclidean, of vectors of length 1: |f - g|^2 = 2 - 2 cosine",
-        "signatures": [*SIGNATURES, *(SEARCHES if index is None else ())],
-        "max_neighbours": MAX_NEIGHBOURS,
-        "max_results": MAX_RESULTS,
-        "exact_limit": exact_limit,
-        "recall_wanted": recall,
-        "index": None if index is None else _index_card(index, gallery.embeddings, recall),
-    }
     with new_version(folder) as version:
-        copy_with_gallery(source, version.folder, gallery, in_graph=index is None)
-        files = model_files(version.folder)
-        if index is not None:
-            index.save(version.folder / INDEX)
-            files.append(version.folder / INDEX)
-        write_warm_up(version.folder, _WARM_UP_SIDE, () if index is not None else _searches(gallery))
-        write_json(version.folder / RETRIEVER_CARD, {**card, "files": describe_files(version.folder, files)["files"]})
+        copy_with_gallery(source, version.folder, gallery)
+        decides = calibration is not None
+        write_warm_up(version.folder, _WARM_UP_SIDE, decides, _searches(gallery, decides))
+        card = {
+            "items": len(gallery),
+            "classes": len(np.unique(gallery.labels[gallery.labels != NO_LABEL])),
+            "embedding_dim": gallery.embedding_dim,
+            "distance": "euclidean, of vectors of length 1: |f - g|^2 = 2 - 2 cosine",
+            "signatures": _signatures(calibration),
+            "calibration": calibration and calibration.to_dict(),
+            "max_neighbours": MAX_NEIGHBOURS,
+            "max_results": MAX_RESULTS,
+            "files": describe_files(version.folder, model_files(version.folder))["files"],
+        }
+        write_json(version.folder / RETRIEVER_CARD, card)
         if (source / CARD).is_file():
             shutil.copyfile(source / CARD, version.folder / CARD)
     return version.path
 
 
-def _searches(gallery: Gallery) -> Iterator[bytes]:
+def _signatures(calibration: Calibration | None) -> list[str]:
+    return [*SIGNATURES, *SEARCHES, *(() if calibration is None else DECISIONS)]
+
+
+def _searches(gallery: Gallery, decides: bool) -> Iterator[bytes]:
     """Warm-up requests of the search signatures."""
     grey = tf.io.encode_jpeg(tf.fill((_WARM_UP_SIDE, _WARM_UP_SIDE, 3), tf.constant(127, tf.uint8))).numpy()
     for size in _WARM_UP_SIZES:
@@ -486,6 +518,8 @@ def _searches(gallery: Gallery) -> Iterator[bytes]:
         yield prediction_log("search_bytes", image_bytes=[grey] * size, k=k)
         yield prediction_log("search_embedding", embedding=gallery.embeddings[:1].repeat(size, axis=0), k=k)
         yield prediction_log("search_each", image_bytes=[grey] * size, k=k)
+        if decides:
+            yield prediction_log("classify", image_bytes=[grey] * size, k=k)
 
 
 def _read_card(path: Path) -> dict[str, Any]:
@@ -497,35 +531,7 @@ def _read_card(path: Path) -> dict[str, Any]:
     file = path / RETRIEVER_CARD
     if not file.exists():
         raise UserError(f"there is no retriever at {path}: it has no {RETRIEVER_CARD}")
-    card = read_json(file)
-    if card.get("kind") not in ("exact", "indexed"):
-        raise UserError(f"{file} is not of a retriever")
-    fields(card, _CARD, str(file))
-    if card["kind"] == "indexed":
-        cells = fields(card["index"], {"cells_searched": int}, f"{file}: index")["cells_searched"]
-        if cells < 1:
-            raise UserError(f"{file} is damaged: its index searches {cells} cells")
-    return card
-
-
-def _index(embeddings: np.ndarray, like: GalleryIndex | None) -> GalleryIndex:
-    count = len(embeddings)
-    if like is not None and count / 2 <= len(like) <= 2 * count:
-        return build_index(embeddings, distance="sqeuclidean", centres=like.centres())
-    cells = max(1, min(int(4 * count**0.5), count // _SMALLEST_CELL))
-    return build_index(embeddings, distance="sqeuclidean", lists=cells)
-
-
-def _index_card(index: GalleryIndex, embeddings: np.ndarray, recall: float) -> dict[str, Any]:
-    """How many cells are to be searched for the wanted recall, and what it is then."""
-    found = least_effort(index, embeddings, recall, k=_NEIGHBOURS, sample=_QUERIES)
-    return {
-        "type": "IVFFlat, L2",
-        "cells": index.lists,
-        "cells_searched": found.effort,
-        f"recall@{_NEIGHBOURS}": found.recall,
-        "measured_on": f"{found.queries} items of the gallery, each left out of its own neighbours",
-    }
+    return fields(read_json(file), _CARD, str(file))
 
 
 def prune(folder: str | os.PathLike, keep: int = 2) -> list[int]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdml.data.decoding import SERVING_LIMIT
 from tfdml.data.transforms import EvaluationTransform
+from tfdml.errors import UserError, short_message
+from tfdml.evaluation import Calibration
 from tfdml.export.network import check_backend, frozen_module, quiet
 from tfdml.export.request import EXAMPLE_FEATURE, RequestPreprocessor, image_of_example
 from tfdml.export.versions import new_version
@@ -50,7 +53,12 @@ def export_saved_model(embedder: AnyEmbedder, folder: str | os.PathLike, max_pix
     return version.path
 
 
-def write_saved_model(embedder: AnyEmbedder, folder: str | os.PathLike, max_pixels: int = SERVING_LIMIT) -> None:
+def write_saved_model(
+    embedder: AnyEmbedder,
+    folder: str | os.PathLike,
+    max_pixels: int = SERVING_LIMIT,
+    calibration: Calibration | None = None,
+) -> None:
     """Write a SavedModel with these signatures; each takes a batch of any size, none included.
 
     - `serving_default`: `image_bytes` (B,) strings, JPEG, PNG or WebP -> `embedding` (B, d) float32 of
@@ -58,7 +66,9 @@ def write_saved_model(embedder: AnyEmbedder, folder: str | os.PathLike, max_pixe
     - `embed_images`: `images` (B, H, W, 3) uint8 of any size -> `embedding`;
     - `embed_example`: `examples` (B,) serialised tf.Examples with the feature `image/encoded` -> `embedding`;
     - `embed_each`: `image_bytes` -> `embedding`, and `error` (B,) strings: what is wrong with an image, whose row is
-      then zero, or empty. For a server that puts the images of several clients into one batch.
+      then zero, or empty. For a server that puts the images of several clients into one batch;
+    - `same`, where there is a calibration: `image_bytes` (B,) and `other_image_bytes` (B,) -> `distances` (B,) float32,
+      `same` (B,) booleans and `probabilities` (B,) float32 of each pair, and `error` as above.
 
     The first three fail on the first image that cannot be decoded, and name it. Decoding, resizing and cropping happen
     inside, by the functions that evaluation uses. The SavedModel needs TensorFlow only, neither Keras nor tfdml.
@@ -67,6 +77,7 @@ def write_saved_model(embedder: AnyEmbedder, folder: str | os.PathLike, max_pixe
         embedder: A built `Embedder` or `MomentEmbedder`.
         folder: Where to write; an empty folder or none.
         max_pixels: Images whose header states more pixels are refused before they are decoded.
+        calibration: The threshold of `same`, on Euclidean distances; None: without that signature.
     """
     size = embedder.image_size
     views = RequestPreprocessor(EvaluationTransform.of(embedder), max_pixels)
@@ -106,10 +117,75 @@ def write_saved_model(embedder: AnyEmbedder, folder: str | os.PathLike, max_pixe
         name: tf.function(function, input_signature=[spec], autograph=False)
         for name, (function, spec) in endpoints.items()
     }
+    if calibration is not None:
+        module.endpoints["same"] = same_signature(module.endpoints["embed_each"], calibration)
     # Nothing is trained any more, and gradients of constants cannot be saved.
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
     with quiet():
         tf.saved_model.save(module, str(folder), signatures=dict(module.endpoints), options=options)
+
+
+def same_signature(embed_each: Callable[..., dict[str, tf.Tensor]], calibration: Calibration) -> Any:
+    """Return the signature `same` on what embeds images, see `write_saved_model`."""
+    # Beyond the last knot the curve is flat, as `numpy.interp` has it.
+    knots = np.append(calibration.distances, calibration.distances[-1] + 1)
+    values = np.append(calibration.probabilities, calibration.probabilities[-1])
+
+    def probability(distances: tf.Tensor) -> tf.Tensor:
+        distances = tf.cast(distances, tf.float64)
+        upper = tf.clip_by_value(tf.searchsorted(knots, distances, side="right"), 1, len(knots) - 1)
+        low, high = tf.gather(knots, upper - 1), tf.gather(knots, upper)
+        share = tf.clip_by_value((distances - low) / (high - low), 0.0, 1.0)
+        before, after = tf.gather(values, upper - 1), tf.gather(values, upper)
+        return tf.cast(before + share * (after - before), tf.float32)
+
+    text = tf.TensorSpec((None,), tf.string)
+
+    @tf.function(input_signature=[text, text], autograph=False)
+    def same(image_bytes: tf.Tensor, other_image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
+        numbers = (tf.size(image_bytes), tf.size(other_image_bytes))
+        says = tf.strings.format("other_image_bytes: there are {} images, and {} others", numbers)
+        with tf.control_dependencies([tf.debugging.Assert(numbers[0] == numbers[1], [says])]):
+            found = embed_each(image_bytes=tf.concat([image_bytes, other_image_bytes], 0))
+        first, second = tf.split(found["embedding"], 2)
+        errors = [
+            tf.where(error == "", "", tf.strings.join([f"{name}: ", error]))
+            for name, error in zip(("image_bytes", "other_image_bytes"), tf.split(found["error"], 2), strict=True)
+        ]
+        error = tf.where(errors[0] == "", errors[1], errors[0])
+        distances = tf.where(error == "", tf.norm(first - second, axis=1), float("inf"))
+        return {
+            "distances": distances,
+            "same": distances <= np.float32(calibration.threshold),
+            "probabilities": tf.where(error == "", probability(distances), 0.0),
+            "error": error,
+        }
+
+    return same
+
+
+def read_calibration(values: Any, where: str) -> Calibration:
+    """Return a stored calibration of the distances of an exported model, which are Euclidean.
+
+    Args:
+        values: What `Calibration.to_dict` gave.
+        where: The file that holds it, for the message.
+
+    Raises:
+        UserError: It is damaged, or of another distance.
+    """
+    try:
+        calibration = Calibration.from_dict(values)
+        if calibration.distance != "euclidean":
+            raise UserError(
+                f"its distance is {calibration.distance!r}, and an exported model's is 'euclidean': calibrate with that"
+            )
+        curve = np.stack([calibration.distances, calibration.probabilities])
+        if not np.isfinite([calibration.threshold, *curve.ravel()]).all() or not (np.diff(curve[0]) > 0).all():
+            raise UserError("its threshold or its curve is damaged")
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{where}: the calibration cannot be used: {short_message(error)}") from error
+    return calibration
 
 
 def model_files(folder: Path) -> list[Path]:
@@ -117,7 +193,7 @@ def model_files(folder: Path) -> list[Path]:
     return [folder / "saved_model.pb", *sorted(file for file in (folder / "variables").rglob("*") if file.is_file())]
 
 
-def write_warm_up(folder: Path, side: int, more: Iterable[bytes] = ()) -> Path:
+def write_warm_up(folder: Path, side: int, same: bool = False, more: Iterable[bytes] = ()) -> Path:
     """Write requests of every signature, which TF Serving sends itself before it serves a version.
 
     So no client waits for the first ones. The requests hold a synthetic image, not one of the data set: a model must
@@ -126,6 +202,7 @@ def write_warm_up(folder: Path, side: int, more: Iterable[bytes] = ()) -> Path:
     Args:
         folder: The SavedModel's.
         side: Height and width of the picture, in pixels.
+        same: Whether it has the signature `same`.
         more: Further requests, see `prediction_log`.
 
     Returns:
@@ -148,6 +225,8 @@ def write_warm_up(folder: Path, side: int, more: Iterable[bytes] = ()) -> Path:
             writer.write(prediction_log("embed_example", examples=[example] * size))
             writer.write(prediction_log("embed_each", image_bytes=[jpeg] * size))
             writer.write(prediction_log("embed_images", images=np.stack([picture] * size)))
+            if same:
+                writer.write(prediction_log("same", image_bytes=[jpeg] * size, other_image_bytes=[jpeg] * size))
         for request in more:
             writer.write(request)
     return path

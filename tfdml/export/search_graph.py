@@ -13,13 +13,16 @@ import tensorflow as tf
 
 from tfdml.embeddings.model_card import compare_with_card
 from tfdml.errors import UserError, short_message
-from tfdml.export.gallery import Gallery
+from tfdml.evaluation import Calibration
+from tfdml.export.gallery import NO_LABEL, UNKNOWN, Gallery
 from tfdml.export.network import quiet
 from tfdml.export.request import refuse
-from tfdml.export.saved_model import SIGNATURES
+from tfdml.export.saved_model import SIGNATURES, same_signature
 from tfdml.workarounds import write_fingerprint
 
 SEARCHES = ("search_bytes", "search_embedding", "search_each")
+# Of models with a calibration.
+DECISIONS = ("same", "classify")
 # Neighbours of one query, and of all queries of a request: what an answer may take.
 MAX_NEIGHBOURS = 10_000
 MAX_RESULTS = 4_000_000
@@ -29,12 +32,14 @@ _SPARE = 4
 _SCORES_AT_ONCE = 2**24
 # Components of differences (queries x candidates x d) held at once: 16 MB.
 _DIFFERENCES_AT_ONCE = 2**22
+# Of the softmax of votes, as `KNNClassifier`.
+TEMPERATURE = 0.07
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 
 Answer = dict[str, tf.Tensor]
 
 
-def write_graph(embedder: str | os.PathLike, folder: str | os.PathLike) -> Any:
+def write_graph(embedder: str | os.PathLike, folder: str | os.PathLike, calibration: Calibration | None = None) -> Any:
     """Write a retriever's SavedModel around an exported embedder, with no item in its gallery yet.
 
     The embedder's signatures stay, and three are added. k is one int32, or one for each query; where it is more than
@@ -46,11 +51,17 @@ def write_graph(embedder: str | os.PathLike, folder: str | os.PathLike) -> Any:
     - `search_each`: as `search_bytes`, and `error` (B,) strings: what is wrong with a query, whose row is then filled
       with index -1, or empty. For a server that puts the queries of several clients into one batch.
 
-    The first two fail on the first query that is bad, and name it.
+    The first two fail on the first query that is bad, and name it. With a calibration, each has the output `same`
+    (B, k) too, whether a neighbor is within the threshold, and there are two more signatures:
+
+    - `same`, as `write_saved_model`;
+    - `classify`: `image_bytes` (B,) strings, `k` -> what `KNNClassifier` with `weights="softmax"` answers, each (B,):
+      `classes` (names; "unknown" beyond the threshold), `labels` (-1), `distances`, `confidences`, and `error`.
 
     Args:
         embedder: The path of an exported version.
         folder: Where to write; an empty folder or none.
+        calibration: The threshold, on Euclidean distances.
 
     Returns:
         The embedder, loaded.
@@ -71,7 +82,7 @@ def write_graph(embedder: str | os.PathLike, folder: str | os.PathLike) -> Any:
     module = tf.Module()
     module.embedder = loaded
     module.table = _empty_table(dimensions)
-    table = Table(**module.table)
+    table = Table(**module.table, threshold=None if calibration is None else calibration.threshold)
 
     def by_bytes(image_bytes: tf.Tensor, k: tf.Tensor) -> dict[str, tf.Tensor]:
         return search_embedding(table, served["serving_default"](image_bytes=image_bytes)["embedding"], k)
@@ -94,6 +105,14 @@ def write_graph(embedder: str | os.PathLike, folder: str | os.PathLike) -> Any:
         name: tf.function(function, input_signature=[spec, number], autograph=False)
         for name, function, spec in searches
     }
+    if calibration is not None:
+        module.searches["same"] = same_signature(served["embed_each"], calibration)
+
+        @tf.function(input_signature=[text, number], autograph=False)
+        def by_votes(image_bytes: tf.Tensor, k: tf.Tensor) -> dict[str, tf.Tensor]:
+            return classify(table, by_each(image_bytes, k))
+
+        module.searches["classify"] = by_votes
     with quiet():
         tf.saved_model.save(module, str(folder), signatures={**served, **module.searches})
     return loaded
@@ -105,6 +124,7 @@ def _empty_table(dimensions: int) -> dict[str, tf.Variable]:
         "ids": np.zeros((0,), object),
         "labels": np.zeros((0,), np.int64),
         "metadata": np.zeros((0,), object),
+        "classes": np.zeros((0,), object),
     }
     with tf.device("/CPU:0"):
         # Without a stated number of rows: another gallery is another checkpoint of the same graph.
@@ -119,25 +139,21 @@ def _empty_table(dimensions: int) -> dict[str, tf.Variable]:
         }
 
 
-def copy_with_gallery(source: Path, folder: Path, gallery: Gallery, in_graph: bool) -> None:
+def copy_with_gallery(source: Path, folder: Path, gallery: Gallery) -> None:
     """Write a retriever's SavedModel again with another gallery: the same graph, another checkpoint.
 
     Args:
         source: The SavedModel of a retriever.
         folder: Where to write: an empty folder.
         gallery: Its items.
-        in_graph: Whether the graph holds their embeddings.
     """
     shutil.copyfile(source / "saved_model.pb", folder / "saved_model.pb")
     (folder / "variables").mkdir()
     strings = {
-        name: np.array([text.encode() for text in getattr(gallery, name)], object) for name in ("ids", "metadata")
+        name: np.array([text.encode() for text in getattr(gallery, name)], object)
+        for name in ("ids", "metadata", "classes")
     }
-    columns = {
-        "embeddings": gallery.embeddings if in_graph else gallery.embeddings[:0],
-        "labels": gallery.labels,
-        **strings,
-    }
+    columns = {"embeddings": gallery.embeddings, "labels": gallery.labels, **strings}
     replaced = {f"table/{name}{_VALUE}": value for name, value in columns.items()}
     reader = tf.train.load_checkpoint(str(source / "variables" / "variables"))
     names = sorted(reader.get_variable_to_shape_map())
@@ -160,19 +176,23 @@ class Table:
     """The gallery's variables in the graph.
 
     Args:
-        embeddings: (N, d) float32 of length 1; without rows where an index beside the graph is searched.
+        embeddings: (N, d) float32 of length 1.
         ids: (N,) strings.
         labels: (N,) int64.
         metadata: (N,) strings, JSON.
+        classes: (N,) strings, the names of the labels.
+        threshold: The distance up to which two images are the same, if there is a calibration.
     """
 
     embeddings: tf.Variable
     ids: tf.Variable
     labels: tf.Variable
     metadata: tf.Variable
+    classes: tf.Variable
+    threshold: float | None = None
 
     def search(self, queries: tf.Tensor, k: tf.Tensor, checks: list[tf.Operation]) -> Answer:
-        """Return the neighbours of queries, unless the graph cannot do the search or the answer would be too large.
+        """Return the neighbours of queries, unless the answer would be too large.
 
         Args:
             queries: (B, d) float32, not zero.
@@ -186,11 +206,9 @@ class Table:
         """
         largest = tf.minimum(tf.reduce_max(tf.concat([k, [0]], 0)), tf.shape(self.ids)[0])
         results = tf.cast(largest, tf.int64) * tf.shape(queries, out_type=tf.int64)[0]
-        here = "this gallery is too large for the graph: it is searched by its index, in Python"
         most = f" neighbours in all, more than the limit of {MAX_RESULTS}"
         checks = [
             *checks,
-            tf.debugging.Assert(tf.shape(self.embeddings)[0] > 0, [here]),
             tf.debugging.Assert(
                 results <= MAX_RESULTS, [tf.strings.join(["k: ", tf.strings.as_string(results), most])]
             ),
@@ -205,13 +223,15 @@ class Table:
             def column(values: tf.Variable, filler: int | str) -> tf.Tensor:
                 return tf.where(asked, tf.gather(values, rows), filler)
 
+            distances = tf.where(asked, tf.sqrt(squares), float("inf"))
             return {
                 "indices": tf.where(asked, tf.cast(rows, tf.int64), -1),
                 "ids": column(self.ids, ""),
-                "distances": tf.where(asked, tf.sqrt(squares), float("inf")),
+                "distances": distances,
                 "similarities": tf.where(asked, 1.0 - squares / 2.0, -1.0),
                 "labels": column(self.labels, -1),
                 "metadata": column(self.metadata, ""),
+                **({} if self.threshold is None else {"same": distances <= np.float32(self.threshold)}),
             }
 
 
@@ -273,6 +293,44 @@ def search_each(table: Table, embedding: tf.Tensor, error: tf.Tensor, k: tf.Tens
     # Any direction will do for those that ask for nothing.
     found = table.search(tf.where(good[:, None], embedding, 1.0), tf.where(good, each, 0), [check])
     return {**found, "error": error}
+
+
+def classify(table: Table, found: Answer) -> Answer:
+    """Return the signature `classify` from what `search_each` gives: a vote of the neighbors, weighted by distance."""
+    distances, labels, error = found["distances"], found["labels"], found["error"]
+    # A neighbor that a query did not ask for has the distance infinity, and no weight.
+    nearest_first = tf.cast(distances - distances[:, :1], tf.float64)
+    weights = tf.where(tf.math.is_finite(distances), tf.exp(-nearest_first / TEMPERATURE), 0.0)
+    # One number for each class of each query.
+    _, numbers = tf.unique(tf.reshape(labels, (-1,)), tf.int64)
+    queries = tf.range(tf.shape(labels, out_type=tf.int64)[0])[:, None]
+    keys = queries * tf.size(labels, out_type=tf.int64) + tf.reshape(numbers, tf.shape(labels))
+    _, keys = tf.unique(tf.reshape(keys, (-1,)))
+    # (B, k): the votes of the class of each neighbor; the nearest of equal classes wins.
+    votes = tf.math.unsorted_segment_sum(tf.reshape(weights, (-1,)), keys, tf.size(keys))
+    votes = tf.reshape(tf.gather(votes, keys), tf.shape(labels))
+    # Without a column there is no best one; with a bad query, no neighbor.
+    nothing = tf.fill((tf.shape(labels)[0], 1), tf.constant(-1.0, tf.float64))
+    best = tf.argmax(tf.concat([votes, nothing], 1), 1)
+
+    def of_best(values: tf.Tensor, filler: Any) -> tf.Tensor:
+        last = tf.fill((tf.shape(values)[0], 1), tf.constant(filler, values.dtype))
+        return tf.gather(tf.concat([values, last], 1), best, batch_dims=1)
+
+    distance = of_best(distances, float("inf"))
+    label = tf.where(distance <= np.float32(table.threshold), of_best(labels, NO_LABEL), NO_LABEL)
+    rows = of_best(found["indices"], -1)
+    with tf.device("/CPU:0"):
+        names = tf.where(label == NO_LABEL, UNKNOWN, tf.gather(table.classes, tf.maximum(rows, 0)))
+    total = tf.reduce_sum(weights, 1)
+    confidence = tf.cast(tf.math.divide_no_nan(of_best(votes, 0.0), total), tf.float32)
+    return {
+        "classes": tf.where(error == "", names, ""),
+        "labels": label,
+        "distances": distance,
+        "confidences": tf.where(error == "", confidence, 0.0),
+        "error": error,
+    }
 
 
 def nearest(queries: tf.Tensor, gallery: tf.Tensor, k: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
