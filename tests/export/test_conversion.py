@@ -156,7 +156,7 @@ def test_what_cannot_be_converted_says_so(embedder, views):
         convert_litert(embedder, "int8")
     with pytest.raises(UserError, match="precision must be one of"):
         convert_litert(embedder, "int4")
-    with pytest.raises(UserError, match="int8 is too coarse for products"):
+    with pytest.raises(UserError, match="int8 ends with the projection, and moments"):
         convert_litert(MomentEmbedder(embedder, MomentEmbeddings(orders=2, dim=8)), "int8", views)
 
 

@@ -84,13 +84,7 @@ def served(version):
 
 
 def embed(served, images, signature="serving_default"):
-    name = "examples" if signature == "embed_example" else "image_bytes"
-    return served.signatures[signature](**{name: tf.constant(images, tf.string)})
-
-
-def example(image, feature="image/encoded"):
-    value = tf.train.Feature(bytes_list=tf.train.BytesList(value=[image]))
-    return tf.train.Example(features=tf.train.Features(feature={feature: value})).SerializeToString()
+    return served.signatures[signature](image_bytes=tf.constant(images, tf.string))
 
 
 @pytest.mark.slow
@@ -100,9 +94,6 @@ def test_the_bad_image_of_a_batch_is_named(name, served):
     good = [picture(seed) for seed in range(3)]
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"image_bytes\[2\] of 4: ") as raised:
         embed(served, [*good[:2], bad, good[2]])
-    assert says in str(raised.value)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"examples\[1\] of 2: ") as raised:
-        embed(served, [example(good[0]), example(bad)], "embed_example")
     assert says in str(raised.value)
 
 
@@ -149,13 +140,11 @@ def test_images_keep_their_places_and_do_not_touch_one_another(served):
     alone = np.stack([embed(served, [image])["embedding"][0] for image in images])
     np.testing.assert_allclose(together, alone, atol=1e-6)
     np.testing.assert_allclose(embed(served, images[::-1])["embedding"][::-1], together, atol=1e-6)
-    examples = embed(served, [example(image) for image in images], "embed_example")["embedding"]
-    np.testing.assert_allclose(examples, together, atol=1e-6)
     assert len(np.unique(together.round(4), axis=0)) == len(images)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signature", ["serving_default", "embed_example", "embed_each"])
+@pytest.mark.parametrize("signature", ["serving_default", "embed_each"])
 def test_an_empty_batch_gives_no_vector(signature, served):
     answer = embed(served, [], signature)
     assert answer["embedding"].shape == (0, 8)
@@ -169,19 +158,6 @@ def test_an_empty_batch_gives_no_vector(signature, served):
 def test_an_image_of_one_pixel_has_a_vector_of_length_1(form, served):
     vector = embed(served, [picture(5, 1, 1, form)])["embedding"]
     np.testing.assert_allclose(np.linalg.norm(vector), 1.0, atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("message", [b"\xff\xff\xff not a proto", b"\x0a\x05abc"])
-def test_what_is_no_example_is_named(message, served):
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"examples\[1\] of 2: "):
-        embed(served, [example(picture(0)), message], "embed_example")
-
-
-@pytest.mark.slow
-def test_an_example_without_an_image_has_no_bytes(served):
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"examples\[0\] of 1: no bytes"):
-        embed(served, [example(picture(0), "picture")], "embed_example")
 
 
 @pytest.mark.slow

@@ -89,26 +89,6 @@ def test_images_of_the_gallery_find_themselves(shop, retriever):
     np.testing.assert_allclose(found.distances, 0, atol=1e-6)
 
 
-@pytest.mark.parametrize("alpha", [0, 3.0])
-def test_expanded_queries_find_what_a_search_by_hand_finds(shop, retriever, alpha):
-    queries = [picture(seed) for seed in (3, 50)]
-    vectors, gallery = retriever.embed(queries).astype(np.float64), retriever.gallery().embeddings.astype(np.float64)
-    rows, _ = by_hand(vectors, gallery, 3)
-    moved = []
-    for query, near in zip(vectors, rows, strict=True):
-        weights = [max(query @ gallery[row], 0) ** alpha for row in near]
-        total = query + sum(weight * gallery[row] for weight, row in zip(weights, near, strict=True))
-        moved.append(total / np.linalg.norm(total))
-    expected, distances = by_hand(np.array(moved), gallery, 4)
-    for form in (queries, 2 * vectors):
-        found = retriever.search(form, 4, expand=3, alpha=alpha)
-        np.testing.assert_array_equal(found.indices, expected)
-        np.testing.assert_allclose(found.distances, distances, atol=1e-5)
-    for wrong, says in (({"alpha": -1}, "alpha must not be negative"), ({"expand": -1}, "k=-1: must be a number")):
-        with pytest.raises(UserError, match=says):
-            retriever.search(queries, 4, **{"expand": 3, **wrong})
-
-
 @pytest.mark.parametrize("limit", [0.0, 0.15, "calibrated", 3])
 def test_what_is_further_than_a_distance_is_left_out(limit, shop, retriever):
     queries = [shop.images[4], picture(50)]
@@ -126,7 +106,7 @@ def test_what_is_further_than_a_distance_is_left_out(limit, shop, retriever):
 
 def test_a_distance_that_is_none_or_not_calibrated_is_refused(shop, retriever):
     for limit in (-1, float("nan"), "near"):
-        one_line(lambda limit=limit: retriever.search(shop.images[0], 1, max_distance=limit), "max_distance must be")
+        one_line(lambda limit=limit: retriever.search(shop.images[0], 1, max_distance=limit), "max_distance must")
     plain = Retriever(dataclasses.replace(retriever._version, calibration=None))
     with pytest.raises(UserError, match=r"built without a calibration: .* tfdml export --calibrate=far=0\.001"):
         plain.search(shop.images[0], 1, max_distance="calibrated")
@@ -378,17 +358,17 @@ def test_adding_and_removing_write_versions_and_leave_the_old_ones(own, shop):
 
 def test_a_change_that_is_refused_writes_nothing(own):
     for change, says in (
-        (lambda: own.add([GalleryItem("item 1", picture(1))]), "1 ids are in the gallery already, the first is item 1"),
+        (lambda: own.add([GalleryItem("item 1", picture(1))]), "more than once in the gallery, the first is item 1:"),
         (lambda: own.add([GalleryItem("a", picture(1)), GalleryItem("a", picture(2))]), "more than once"),
         (
             lambda: own.add([GalleryItem("a", picture(1)), GalleryItem("b", b"no")]),
             "1 of 2 gallery images .* is b: not",
         ),
-        (lambda: own.add([GalleryItem("a", embedding=np.ones(7))]), "7 dimensions"),
+        (lambda: own.add([GalleryItem("a", embedding=np.ones(7))]), r"the shape \(8,\), .* got \(7,\)"),
         (lambda: own.add([GalleryItem("a", embedding=np.full(8, np.nan))]), "NaN"),
         (lambda: own.add([]), "empty"),
         (lambda: own.remove(["nobody"]), "1 ids are not in the gallery, the first is nobody"),
-        (lambda: own.remove(own.gallery().ids), "nothing would be left"),
+        (lambda: own.remove(own.gallery().ids), "the gallery is empty"),
     ):
         with pytest.raises(UserError, match=says):
             change()

@@ -6,9 +6,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import keras
+from typing import TYPE_CHECKING
 
 from tfdml.cli.command_line import Command, Flags
 from tfdml.effects import Effect, both, needs
@@ -16,7 +14,6 @@ from tfdml.errors import UserError
 from tfdml.io.files import require_local
 
 if TYPE_CHECKING:
-    from tfdml.export.exporter import ExportOptions
     from tfdml.export.gallery import GalleryItem, UnreadableItem
 
 USAGE = """
@@ -26,7 +23,6 @@ Export the embedder of a run.
   tfdml export --run_dir=runs/cars_jrd --out=models/cars --formats=saved_model,litert
   tfdml export --run_dir=runs/cars_jrd --out=models/cars --formats=all --images=0
   tfdml export --run_dir=runs/cars_jrd --out=models/cars --whitening='dim=64, power=0.5'
-  tfdml export --run_dir=runs/cars_jrd --out=models/cars --dry_run
 
 Writes the next version below --out, e.g. models/cars/1, atomically; earlier versions stay. Formats:
 saved_model; litert_float32, litert_float16, litert_dynamic_range, litert_int8, or litert for the four; onnx; all.
@@ -79,16 +75,13 @@ FLAGS.define("gallery_bad_images", "error", "What to do with unreadable images."
 
 def export(values: Flags) -> None:
     """Export as the flags say."""
-    if keras.backend.backend() != "tensorflow":
-        raise UserError(
-            f"KERAS_BACKEND={keras.backend.backend()}: what is exported is TensorFlow's, whatever trained it; run "
-            "KERAS_BACKEND=tensorflow tfdml export ..."
-        )
     values.require(*(["out"] if values.gallery else ["run_dir", "out"]))
     require_local(values.out, "out")
     from tfdml.export.exporter import ExportOptions, check_whitening, export_run, load_run
+    from tfdml.export.network import check_backend
     from tfdml.training.expressions import parse_arguments
 
+    check_backend()
     whitening = parse_arguments(values.whitening, "--whitening") if values.whitening else None
     check_whitening(whitening or {})
     options = ExportOptions(
@@ -101,47 +94,36 @@ def export(values: Flags) -> None:
         calibrate=values.calibrate,
     )
     report = functools.partial(print, flush=True)
+    run, moments, data_dir = values.run_dir, values.moment_embedder, values.data_dir
     if values.gallery:
-        _export_gallery(values, options, whitening, report)
+        if "saved_model" not in options.formats:
+            raise UserError("--gallery makes a SavedModel: leave --formats alone")
+        _export_gallery(values, lambda folder: export_run(run, folder, options, moments, data_dir, report, whitening))
         return
     if values.dry_run:
-        embedder, _ = load_run(values.run_dir, values.moment_embedder, values.data_dir)
+        embedder, _ = load_run(run, moments, data_dir)
         formats = ", ".join(options.formats)
         behind = " with a whitening" if whitening is not None else ""
-        print(f"would export {embedder.name}{behind} of {values.run_dir} to {values.out} as {formats}")
+        print(f"would export {embedder.name}{behind} of {run} to {values.out} as {formats}")
         return
-    version = export_run(
-        values.run_dir,
-        values.out,
-        options,
-        values.moment_embedder,
-        values.data_dir,
-        report,
-        whitening,
-    )
+    version = export_run(run, values.out, options, moments, data_dir, report, whitening)
     print(f"version: {version}")
     if "saved_model" not in options.formats:
         print(f"It holds no SavedModel: do not let TF Serving watch {values.out}.")
 
 
-def _export_gallery(
-    values: Flags, options: ExportOptions, whitening: dict[str, Any] | None, report: Callable[[str], None]
-) -> None:
+def _export_gallery(values: Flags, export_embedder: Callable[[str], Path]) -> None:
     """Build a retriever as the flags say.
 
     Args:
         values: The flags.
-        options: How the embedder of a run is exported first.
-        whitening: The arguments of a whitening behind that embedder.
-        report: Called with a line on each step.
+        export_embedder: Exports the embedder of the run to a folder.
 
     Raises:
         UserError: The flags do not go together, an image is bad, or the folder cannot be written.
     """
     if bool(values.run_dir) == bool(values.embedder):
         raise UserError("--gallery needs the embedder: --run_dir or --embedder, one of the two")
-    if "saved_model" not in options.formats:
-        raise UserError("--gallery makes a SavedModel: leave --formats alone")
     from tfdml.export.retriever import Retriever, newest_version
     from tfdml.io.files import scratch_folder
 
@@ -153,21 +135,10 @@ def _export_gallery(
         print(f"would build a retriever of {values.gallery} in {values.out}; nothing was written (--dry_run)")
         return
     with scratch_folder() as folder:
-        embedder = values.embedder
-        if values.run_dir:
-            from tfdml.export.exporter import export_run
-
-            embedder = export_run(
-                values.run_dir, folder, options, values.moment_embedder, values.data_dir, report, whitening
-            )
-        built = Retriever.build(
-            embedder,
-            items,
-            values.out,
-            skip_bad=values.gallery_bad_images == "skip",
-            report=report,
-        )
-    report(f"{len(built):,} items of {built.card['classes']:,} classes")
+        embedder = values.embedder or export_embedder(folder)
+        skip_bad = values.gallery_bad_images == "skip"
+        built = Retriever.build(embedder, items, values.out, skip_bad=skip_bad, report=print)
+    print(f"{len(built):,} items of {built.card['classes']:,} classes")
     print(f"version: {built.path}")
 
 

@@ -18,7 +18,7 @@ from tfdml.data.faults import explain_failure
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.embeddings.base import encoded_image
-from tfdml.errors import UserError
+from tfdml.errors import UserError, short_message
 from tfdml.evaluation import embed, evaluate_dataset
 from tfdml.io.files import scratch_folder, unwritable
 from tfdml.models import AnyEmbedder
@@ -81,13 +81,6 @@ class Comparison:
     recall_at_1_keras: float | None
     recall_at_1: float | None
 
-    @property
-    def recall_drop(self) -> float | None:
-        """How much Recall@1 the file loses; negative where it gains."""
-        if self.recall_at_1 is None or self.recall_at_1_keras is None:
-            return None
-        return self.recall_at_1_keras - self.recall_at_1
-
     def faults(self, tolerance: Tolerance) -> list[str]:
         """Return what exceeds the tolerance, in words; nothing where the file is accepted."""
         found = []
@@ -109,7 +102,8 @@ class Comparison:
     def as_json(self) -> dict[str, float | int | None]:
         """Return the measures, named as in `result.json`."""
         values = {name.replace("recall_at_1", "recall@1"): value for name, value in dataclasses.asdict(self).items()}
-        return {**values, "recall@1_drop": self.recall_drop}
+        before, after = self.recall_at_1_keras, self.recall_at_1
+        return {**values, "recall@1_drop": None if before is None or after is None else before - after}
 
     def __str__(self) -> str:
         text = f"cosine min {self.min_cosine:.6f}, mean {self.mean_cosine:.6f}"
@@ -210,8 +204,8 @@ class ExportVerifier:
                 raise unwritable(source, error) from error
             status, output = _run_until_closed([sys.executable, "-P", str(_RUNNER), kind, str(path), source, target])
             if status:
-                lines = output.strip().splitlines() or [f"status {status}"]
-                raise UserError(f"the {kind} export cannot be run in a fresh process: {lines[-1][:500]}")
+                why = short_message(output, "last") or f"status {status}"
+                raise UserError(f"the {kind} export cannot be run in a fresh process: {why}")
             return np.load(target)
 
     def _recall_at_1(self, vectors: np.ndarray) -> float | None:

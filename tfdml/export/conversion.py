@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import importlib
+import importlib.util
 import os
 from collections.abc import Callable
 from typing import Any
@@ -63,15 +63,10 @@ def convert_litert(
         raise UserError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
     if precision != "int8":
         return _converted(_module(embedder), precision)
-    if isinstance(embedder, MomentEmbedder):
+    if isinstance(embedder, (MomentEmbedder, WhitenedEmbedder)):
         raise UserError(
-            "int8 is too coarse for products of projections, of which moments are made (cosines down to 0.5 were "
-            "measured): export an embedder with all moments as litert_dynamic_range, which is as small"
-        )
-    if isinstance(embedder, WhitenedEmbedder):
-        raise UserError(
-            "int8 ends with the projection, and the whitening comes behind its normalisation: export a whitened "
-            "embedder as litert_dynamic_range, which is as small"
+            "int8 ends with the projection, and moments and a whitening come behind it: export this embedder as "
+            "litert_dynamic_range, which is as small"
         )
     if representative is None or not len(representative):
         raise UserError("int8 needs representative images: pass views of some hundreds of training images")
@@ -279,12 +274,7 @@ class _SharingBuilder(flatbuffers.Builder):
 
 def check_onnx() -> None:
     """Raise a `UserError` where the libraries that write and run ONNX files are missing."""
-    missing = []
-    for name in ("onnx", "tf2onnx", "onnxruntime"):
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            missing.append(name)
+    missing = [name for name in ("onnx", "tf2onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f"`formats='onnx'` needs {', '.join(missing)}: pip install 'tfdml[onnx]'")
 

@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from absl import logging
 
-from tfdml.arguments import integer, number
+from tfdml.arguments import number
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.decoding import SERVING_LIMIT
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.embeddings.backends import load_embedder
-from tfdml.embeddings.base import encoded_image
 from tfdml.embeddings.compute import embed
 from tfdml.embeddings.model_card import CARD, describe_files, model_card
 from tfdml.errors import UserError
@@ -27,11 +25,11 @@ from tfdml.evaluation import Calibration, calibrate
 from tfdml.export.acceptance import TOLERANCES, ExportVerifier, Tolerance, evaluation_views
 from tfdml.export.conversion import PRECISIONS, check_onnx, convert_litert, convert_onnx
 from tfdml.export.network import check_backend, in_float32
-from tfdml.export.request import RequestPreprocessor
 from tfdml.export.saved_model import SIGNATURES, model_files, read_calibration, write_saved_model, write_warm_up
 from tfdml.export.versions import new_version
 from tfdml.io.files import is_remote, write_json
 from tfdml.io.manifests import parse_flags, read_json
+from tfdml.layers import PrincipalComponents
 from tfdml.models import AnyEmbedder, WhitenedEmbedder, with_whitening
 from tfdml.training import RunFolder
 from tfdml.training.build.images import Splits, load_splits
@@ -42,6 +40,13 @@ FORMATS = ("saved_model", *(f"litert_{precision}" for precision in PRECISIONS), 
 # About how many bytes a file has for each parameter; of those not named here, 4.
 _BYTES_PER_WEIGHT = {"litert_float16": 2, "litert_dynamic_range": 1, "litert_int8": 1}
 _WHITENING_BATCH = 100
+_RANGES = {
+    "images": (0, 2**40),
+    "representative_images": (1, 2**40),
+    "max_pixels": (1, 2**40),
+    "min_cosine": (-1, 1),
+    "max_recall_drop": (0, 1),
+}
 # What `calibrate="auto"` asks for.
 _TARGET = "far=0.001"
 _TARGETS = ("far=", "precision=")
@@ -101,18 +106,10 @@ class ExportOptions:
 
     def __post_init__(self):
         object.__setattr__(self, "formats", chosen_formats(self.formats))
-        for name, low, high in (
-            ("images", 0, None),
-            ("representative_images", 1, None),
-            ("max_pixels", 1, 2**40),
-            ("min_cosine", -1, 1),
-            ("max_recall_drop", 0, 1),
-        ):
+        for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
-            if value is not None and not (low <= value and (high is None or value <= high)):
-                raise UserError(
-                    f"`{name}={value}`: must be at least {low}" + ("" if high is None else f", at most {high}")
-                )
+            if value is not None and not low <= value <= high:
+                raise UserError(f"`{name}={value}`: must be at least {low}, at most {high:,}")
 
         if self.calibrate.startswith(_TARGETS):
             try:
@@ -178,12 +175,13 @@ def export_model(
         raise UserError("litert_int8 needs representative images: pass the training images as train")
     embedder = in_float32(embedder)
     measured_on = whole_classes(test, options.images)
-    if "saved_model" in options.formats:
-        _check_pixel_limit(EvaluationTransform.of(embedder), measured_on, options.max_pixels)
+    resize = EvaluationTransform.of(embedder).resize
+    if "saved_model" in options.formats and options.max_pixels < resize**2:
+        raise UserError(f"`max_pixels={options.max_pixels}`: images are resized to {resize} x {resize} pixels")
     size = sum(_BYTES_PER_WEIGHT.get(name, 4) * embedder.count_params() for name in options.formats)
-    verifier = ExportVerifier(embedder, measured_on)
-    calibration, calibrated_on = _calibrated(options.calibrate, verifier, train, report)
     with new_version(folder, size) as version:
+        verifier = ExportVerifier(embedder, measured_on)
+        calibration, calibrated_on = _calibrated(options.calibrate, verifier, train, report)
         paths = {name: _write(name, embedder, version.folder, train, options, calibration) for name in options.formats}
         artefacts, refused = {}, []
         for name, path in paths.items():
@@ -196,7 +194,7 @@ def export_model(
             refused += [f"{name}: {'; '.join(faults)}"] if faults else []
             artefacts[name] = {**files, "acceptance": compared.as_json(), "tolerance": dataclasses.asdict(tolerance)}
             if calibration is not None and name != "saved_model" and not faults:
-                own = _calibration_of(vectors, measured_on, calibration.target)
+                own = _calibration_of(vectors, measured_on, calibration.target, f" of {name}")
                 artefacts[name]["calibration"] = own.to_dict()
         if refused:
             raise UserError(
@@ -204,7 +202,7 @@ def export_model(
                 "`min_cosine` or `max_recall_drop`"
             )
         if "saved_model" in paths:
-            write_warm_up(version.folder, EvaluationTransform.of(embedder).resize, calibration is not None)
+            write_warm_up(version.folder, resize, calibration is not None)
         signatures = (*SIGNATURES, *(() if calibration is None else ("same",))) if "saved_model" in paths else ()
         about = {**(about or {}), "calibration": calibration and calibration.to_dict(), "calibrated_on": calibrated_on}
         card = model_card(embedder, artefacts, signatures, options.max_pixels, about)
@@ -240,19 +238,21 @@ def _calibrated(
                 raise UserError(f"{len(shared)} classes of these images were trained on, such as {min(shared)}")
             calibration = _calibration_of(verifier.vectors, dataset, _TARGET if wanted == "auto" else wanted)
         except UserError as error:
-            if wanted == "auto":
-                report(f"no threshold for 'the same' is written: {error}")
-                return None, None
-            raise UserError(f"`calibrate={wanted}`: {error}") from error
+            if wanted != "auto":
+                raise
+            report(f"no threshold for 'the same': {error}")
+            return None, None
         data = {"dataset": dataset.name, "split": dataset.split, "classes": dataset.classes.tolist()}
-    rates = ", ".join(f"{name} {100 * getattr(calibration, name).mean:.4g} %" for name in ("far", "tar", "precision"))
-    report(f"the same, with {calibration.target}: at a distance of at most {calibration.threshold:.6g}; {rates}")
+    report(f"the same, with {calibration.target}: at a distance of at most {calibration.threshold:.6g}")
     return calibration, data
 
 
-def _calibration_of(vectors: np.ndarray, dataset: ImageDataset, target: str) -> Calibration:
+def _calibration_of(vectors: np.ndarray, dataset: ImageDataset, target: str, of: str = "") -> Calibration:
     name, _, rate = target.partition("=")
-    return calibrate(vectors, dataset.labels, distance="euclidean", **{name: float(rate)})
+    try:
+        return calibrate(vectors, dataset.labels, distance="euclidean", **{name: float(rate)})
+    except UserError as error:
+        raise UserError(f"the images cannot show the threshold{of}: {error}") from error
 
 
 def whole_classes(dataset: ImageDataset, images: int) -> ImageDataset:
@@ -274,28 +274,6 @@ def whole_classes(dataset: ImageDataset, images: int) -> ImageDataset:
         if counts[chosen].sum() >= images:
             return dataset.select_classes(classes[chosen])
     return dataset
-
-
-def _check_pixel_limit(transform: EvaluationTransform, dataset: ImageDataset, max_pixels: int) -> None:
-    """Refuse a limit that the images of the comparison, or of the warm-up, exceed."""
-    if max_pixels < transform.resize**2:
-        raise UserError(
-            f"`max_pixels={max_pixels}`: images are resized to {transform.resize} x {transform.resize} pixels: allow "
-            f"{transform.resize**2:,} at least"
-        )
-    text = tf.TensorSpec((), tf.string)
-    says = tf.function(RequestPreprocessor(transform, max_pixels).fault, input_signature=[text], autograph=False)
-    for index in range(len(dataset)):
-        encoded = encoded_image(dataset.images, index)
-        try:
-            fault = says(encoded).numpy().decode()
-        except tf.errors.InvalidArgumentError:
-            continue  # a damaged header, which decoding reports
-        if fault:
-            raise UserError(
-                f"`max_pixels={max_pixels}`: the SavedModel would refuse {dataset.images.name(index)}, on which it is "
-                f"to be compared: {fault}; raise the limit or leave the image out"
-            )
 
 
 def _write(
@@ -386,13 +364,12 @@ def _whitened(embedder: AnyEmbedder, train: ImageDataset, arguments: Mapping[str
 def check_whitening(arguments: Mapping[str, Any]) -> None:
     """Raise a `UserError` where these are no arguments of `with_whitening`."""
     known = ("dim", "power", "shrinkage")
-    for name, value in arguments.items():
-        if name not in known:
-            raise UserError(f"`whitening` has no argument {reprlib.repr(name)}; it has {', '.join(known)}")
-        try:
-            integer(name, value, at_least=0) if name == "dim" else number(name, value, at_least=0, at_most=1)
-        except ValueError as error:
-            raise UserError(f"`whitening`: {error}") from error
+    if unknown := [name for name in arguments if name not in known]:
+        raise UserError(f"`whitening` has no argument {reprlib.repr(unknown[0])}; it has {', '.join(known)}")
+    try:
+        PrincipalComponents(whiten=True, **{**arguments, "dim": arguments.get("dim") or 1})
+    except ValueError as error:
+        raise UserError(f"`whitening`: {error}") from error
 
 
 def load_run(run_dir: str | os.PathLike, moments: bool = False, data_dir: str = "") -> tuple[AnyEmbedder, Experiment]:

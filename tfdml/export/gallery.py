@@ -17,8 +17,8 @@ import tensorflow as tf
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.decoding import EXTENSIONS
 from tfdml.data.faults import access_fault
+from tfdml.data.images import FileImages
 from tfdml.errors import UserError
-from tfdml.io.files import read_bytes
 from tfdml.retrieval.exact import check_embeddings, unit_rows
 
 _BATCH_SIZE = 32
@@ -100,7 +100,7 @@ class Gallery:
         metadata: N texts, JSON.
 
     Raises:
-        UserError: There is no item, the parts differ in number, an id occurs twice, or an embedding has no direction.
+        UserError: There is no item, an id occurs twice, or an embedding has no direction.
 
     Example:
         >>> Gallery(np.eye(2), ("a", "b"), np.array([0, 1]), ("{}", "{}")).without(["a"]).ids
@@ -116,20 +116,15 @@ class Gallery:
         if not len(self.ids):
             raise UserError("the gallery is empty: a retriever needs at least one item")
         embeddings = check_embeddings(self.embeddings, "gallery embeddings")
-        labels = np.asarray(self.labels, np.int64)
-        if not len(embeddings) == len(self.ids) == len(self.metadata) or labels.shape != (len(self.ids),):
-            raise UserError(
-                f"the gallery has {len(embeddings)} embeddings, {len(self.ids)} ids, labels of shape {labels.shape} "
-                f"and {len(self.metadata)} texts of metadata; one of each for every item"
-            )
         zero = np.flatnonzero(~embeddings.any(axis=1))
         if len(zero):
             raise UserError(f"gallery item {self.ids[zero[0]]}: its embedding has length 0")
         twice = [name for name, count in collections.Counter(self.ids).items() if count > 1]
         if twice:
-            raise UserError(f"{len(twice)} ids occur more than once in the gallery, the first is {twice[0]}")
+            raise UserError(
+                f"{len(twice)} ids occur more than once in the gallery, the first is {twice[0]}: remove or replace it"
+            )
         object.__setattr__(self, "embeddings", unit_rows(embeddings))
-        object.__setattr__(self, "labels", labels)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -151,16 +146,8 @@ class Gallery:
         """Return these items, then the others.
 
         Raises:
-            UserError: An id is in both, or the embeddings have other dimensions.
+            UserError: An id is in both.
         """
-        if other.embedding_dim != self.embedding_dim:
-            raise UserError(f"the gallery has {self.embedding_dim} dimensions, the new items {other.embedding_dim}")
-        known = set(self.ids)
-        both = [name for name in other.ids if name in known]
-        if both:
-            raise UserError(
-                f"{len(both)} ids are in the gallery already, the first is {both[0]}; remove or replace them"
-            )
         return Gallery(
             np.concatenate([self.embeddings, other.embeddings]),
             (*self.ids, *other.ids),
@@ -179,8 +166,6 @@ class Gallery:
         if unknown:
             raise UserError(f"{len(unknown)} ids are not in the gallery, the first is {unknown[0]}")
         rows = [row for row, name in enumerate(self.ids) if name not in gone]
-        if not rows:
-            raise UserError("nothing would be left in the gallery")
         return Gallery(
             self.embeddings[rows],
             tuple(self.ids[row] for row in rows),
@@ -221,20 +206,11 @@ def items_of_folder(folder: str | os.PathLike) -> Iterator[GalleryItem | Unreada
     if not paths:
         raise UserError(f"{folder} holds no image ({', '.join(EXTENSIONS)})")
     paths.sort()
-    label_of = {
-        name: label for label, name in enumerate(sorted({path.parts[0] for path in paths if len(path.parts) > 1}))
-    }
-    return (_item(root, path, label_of) for path in paths)
-
-
-def _item(root: Path, path: Path, label_of: dict[str, int]) -> GalleryItem | UnreadableItem:
-    name, label = path.as_posix(), label_of[path.parts[0]] if len(path.parts) > 1 else NO_LABEL
-    try:
-        image = read_bytes(root / path)
-    except OSError as error:
-        return UnreadableItem(name, access_fault(error))
-    about = {"path": name, **({"class": path.parts[0]} if label != NO_LABEL else {})}
-    return GalleryItem(name, image, label=label, metadata=about)
+    class_names = sorted({path.parts[0] for path in paths if len(path.parts) > 1})
+    label_of = {name: label for label, name in enumerate(class_names)}
+    labels = [label_of[path.parts[0]] if len(path.parts) > 1 else NO_LABEL for path in paths]
+    images = FileImages(tuple(str(root / path) for path in paths))
+    return items_of_dataset(ImageDataset("gallery", "all", images, labels, dict(enumerate(class_names))), root)
 
 
 def items_of_dataset(
@@ -249,7 +225,9 @@ def items_of_dataset(
     prefix = os.path.join(os.fspath(directory), "") if directory else ""
     for row in range(len(dataset)):
         name, label = dataset.images.name(row).removeprefix(prefix), int(dataset.labels[row])
-        about = {"path": name, "class": dataset.class_names.get(label, str(label))}
+        about = {"path": name}
+        if label != NO_LABEL:
+            about["class"] = dataset.class_names.get(label, str(label))
         try:
             image = dataset.images.encoded(row)
         except (OSError, UserError, tf.errors.OpError) as error:
@@ -259,15 +237,15 @@ def items_of_dataset(
 
 
 def embedded(
-    items: Iterable[GalleryItem | UnreadableItem],
-    embed_each: Callable[..., dict[str, tf.Tensor]],
+    items: Iterable[GalleryItem | UnreadableItem] | ImageDataset,
+    embed_each: Any,
     skip_bad: bool = False,
     report: Callable[[str], None] = lambda line: None,
 ) -> Gallery:
     """Return the items as a gallery, embedded batch by batch; images are released at once.
 
     Args:
-        items: The items.
+        items: The items, or the images of a data set.
         embed_each: The embedder's signature `embed_each`.
         skip_bad: Leave out images that cannot be read or decoded, and report each.
         report: Called with a line on every bad image, up to ten.
@@ -278,7 +256,7 @@ def embedded(
     vectors: list[np.ndarray] = []
     kept: list[tuple[str, int, str]] = []
     bad: list[str] = []
-    items = iter(items)
+    items = items_of_dataset(items) if isinstance(items, ImageDataset) else iter(items)
     while batch := list(itertools.islice(items, _BATCH_SIZE)):
         images = [item.image for item in batch if isinstance(item, GalleryItem) and item.image is not None]
         answer = embed_each(image_bytes=tf.constant(images, tf.string))
@@ -299,10 +277,8 @@ def embedded(
         raise UserError(
             f"{len(bad)} of {len(bad) + len(kept)} gallery images cannot be embedded, the first is {bad[0]}"
         )
-    if not kept:
-        raise UserError("the gallery is empty: a retriever needs at least one item")
-    shapes = {vector.shape for vector in vectors}
-    if len(shapes) > 1 or len(next(iter(shapes))) != 1:
-        raise UserError(f"gallery embeddings must be (d,) each, of one d; got {', '.join(map(str, sorted(shapes)))}")
-    ids, labels, metadata = zip(*kept, strict=True)
-    return Gallery(np.stack(vectors), ids, np.array(labels, np.int64), metadata)
+    wanted = (embed_each.structured_outputs["embedding"].shape[1],)
+    if wrong := [vector.shape for vector in vectors if vector.shape != wanted]:
+        raise UserError(f"gallery embeddings must have the shape {wanted}, as the embedder's; got {wrong[0]}")
+    ids, labels, metadata = zip(*kept, strict=True) if kept else ((), (), ())
+    return Gallery(np.reshape(vectors, (-1, *wanted)), ids, np.array(labels, np.int64), metadata)

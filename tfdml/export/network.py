@@ -92,15 +92,12 @@ def _plain(config: Any) -> Any:
         if config.get("class_name") == "DTypePolicy":
             return {**config, "config": {"name": "float32"}}
         return {
-            key: "float32" if key == "dtype" and _is_mixed(value) else _plain(value) for key, value in config.items()
+            key: "float32" if key == "dtype" and str(value).startswith("mixed_") else _plain(value)
+            for key, value in config.items()
         }
     if isinstance(config, (list, tuple)):
         return type(config)(_plain(item) for item in config)
     return config
-
-
-def _is_mixed(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith("mixed_")
 
 
 @contextlib.contextmanager

@@ -15,15 +15,11 @@ from tfdml.data.decoding import FOREIGN, FORMATS, JPEG, PNG, SERVING_LIMIT, WEBP
 from tfdml.data.images import as_written
 from tfdml.data.transforms import EvaluationTransform
 
-# The feature of a tf.Example that holds an image's bytes.
-EXAMPLE_FEATURE = "image/encoded"
 _SIDE_BY_SIDE = 16
 # Resizing holds four bytes where a decoded image has one.
 _RESIZED_SHARE = 4
 _HEADER = 32
 _DAMAGED = "cannot be decoded: it is damaged, cut off, or of a kind that is not supported"
-
-Reader = Callable[[tf.Tensor], tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,13 +46,12 @@ class RequestPreprocessor:
         """Of one view."""
         return tf.TensorSpec((self.transform.image_size, self.transform.image_size, 3), tf.uint8)
 
-    def all_or_error(self, texts: tf.Tensor, name: str, read: Reader = tf.identity) -> tf.Tensor:
+    def all_or_error(self, texts: tf.Tensor, name: str) -> tf.Tensor:
         """Return the views of all images of a request, or an error that names the first that has none.
 
         Args:
-            texts: (B,) strings, the bytes of images, or of what `read` takes them out of.
+            texts: (B,) strings, the bytes of images.
             name: What the request calls them.
-            read: From one string to the bytes of an image, where they are not that already.
 
         Returns:
             (B, S, S, 3) uint8.
@@ -66,7 +61,7 @@ class RequestPreprocessor:
         """
 
         def together() -> tf.Tensor:
-            views, faults = self.each(texts, read)
+            views, faults = self.each(texts)
             with tf.control_dependencies([refuse(faults, name)]):
                 return tf.identity(views)
 
@@ -76,32 +71,29 @@ class RequestPreprocessor:
             with tf.control_dependencies([check]):
                 return view[None]
 
-        if read is not tf.identity:
-            return together()
         # The way for several costs two milliseconds, and a single image needs no name. Decoding it outside lets
         # TensorFlow's own words through as well.
         return tf.cond(tf.size(texts) == 1, alone, together)
 
-    def each(self, texts: tf.Tensor, read: Reader = tf.identity) -> tuple[tf.Tensor, tf.Tensor]:
+    def each(self, texts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the view of every image that has one, and what is wrong with the others.
 
         Args:
             texts: See `all_or_error`.
-            read: Likewise.
 
         Returns:
             (B, S, S, 3) uint8, black where there is no view, and (B,) strings, empty where there is one.
         """
-        views, faults, done = self._at_once(texts, read)
-        return tf.cond(done, lambda: (views, faults), lambda: self._one_by_one(texts, read))
+        views, faults, done = self._at_once(texts)
+        return tf.cond(done, lambda: (views, faults), lambda: self._one_by_one(texts))
 
-    def _at_once(self, texts: tf.Tensor, read: Reader) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def _at_once(self, texts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Return what `each` returns, and whether it is complete: not where decoding has failed."""
 
         @as_written
         def everything(batch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             spec = (self.spec, tf.TensorSpec((), tf.string))
-            views, faults = tf.map_fn(lambda text: self._view_or_fault(read(text)), batch, fn_output_signature=spec)
+            views, faults = tf.map_fn(self._view_or_fault, batch, fn_output_signature=spec)
             return views, faults, True
 
         # A data set is TensorFlow's only way to go on after an operation has failed.
@@ -109,11 +101,11 @@ class RequestPreprocessor:
         failed = tf.data.Dataset.from_tensors((self._no_view()[None][:0], tf.fill((0,), ""), False))
         return _only(whole.concatenate(failed).take(1))
 
-    def _one_by_one(self, texts: tf.Tensor, read: Reader) -> tuple[tf.Tensor, tf.Tensor]:
+    def _one_by_one(self, texts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Return what `each` returns, at more cost; knows which images failed."""
         count = tf.size(texts, out_type=tf.int64)
         items = tf.data.Dataset.from_tensor_slices(texts).enumerate()
-        numbered = as_written(lambda index, text: (index, *self._view_or_fault(read(text))))
+        numbered = as_written(lambda index, text: (index, *self._view_or_fault(text)))
         items = items.map(numbered, num_parallel_calls=_SIDE_BY_SIDE)
         # There must be one element for a single one to be had.
         last = tf.data.Dataset.from_tensors((count, self._no_view(), tf.constant("")))
@@ -267,16 +259,6 @@ def refuse(faults: tf.Tensor, name: str) -> tf.Operation:
 
     text = tf.cond(tf.size(bad) > 0, message, lambda: tf.constant(""))
     return tf.debugging.Assert(tf.size(bad) == 0, [text])
-
-
-def image_of_example(serialized: tf.Tensor) -> tf.Tensor:
-    """Return the bytes of the image in a serialised tf.Example; empty where it has none.
-
-    Raises:
-        tf.errors.InvalidArgumentError: This is no tf.Example.
-    """
-    feature = tf.io.FixedLenFeature((), tf.string, default_value="")
-    return tf.io.parse_single_example(serialized, {EXAMPLE_FEATURE: feature})[EXAMPLE_FEATURE]
 
 
 def _only(items: tf.data.Dataset) -> tuple[tf.Tensor, ...]:

@@ -18,7 +18,7 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.embeddings.model_card import CARD, describe_files
 from tfdml.errors import UserError, short_message
 from tfdml.evaluation import Calibration
-from tfdml.export.gallery import NO_LABEL, Gallery, GalleryItem, UnreadableItem, embedded, items_of_dataset
+from tfdml.export.gallery import NO_LABEL, Gallery, GalleryItem, UnreadableItem, embedded
 from tfdml.export.network import in_float32
 from tfdml.export.saved_model import (
     SIGNATURES,
@@ -31,10 +31,8 @@ from tfdml.export.saved_model import (
 from tfdml.export.search_graph import DECISIONS, MAX_NEIGHBOURS, MAX_RESULTS, SEARCHES, copy_with_gallery, write_graph
 from tfdml.export.versions import new_version, version_numbers
 from tfdml.io.files import locked, partial_folder, read_bytes, scratch_folder, write_json
-from tfdml.io.manifests import Kinds, compare_files, fields, read_json
+from tfdml.io.manifests import Kinds, compare_files, read_json
 from tfdml.models import AnyEmbedder
-from tfdml.retrieval.exact import unit_rows
-from tfdml.retrieval.reranking import summed, weights_of
 
 RETRIEVER_CARD = "retriever.json"
 _CARD: Kinds = {
@@ -47,6 +45,9 @@ _CARD: Kinds = {
 _WARM_UP_SIDE = 256
 _WARM_UP_SIZES = (1, 8)
 _ATTEMPTS = 5
+
+# In place of items that are too far away.
+_FILLERS = {"indices": -1, "ids": "", "distances": np.inf, "similarities": -1, "labels": NO_LABEL, "metadata": ""}
 
 Queries = np.ndarray | bytes | str | os.PathLike | Sequence[bytes | str | os.PathLike]
 
@@ -73,19 +74,11 @@ class SearchResult:
 
     def within(self, distance: float) -> SearchResult:
         """Return the neighbors at most so far away; in place of the others, what `Retriever.search` names."""
-        far = self.distances > distance
-
-        def kept(values: np.ndarray, filler: Any) -> np.ndarray:
-            return np.where(far, np.asarray(filler, values.dtype), values)
-
-        return SearchResult(
-            indices=kept(self.indices, -1),
-            ids=kept(self.ids, ""),
-            distances=kept(self.distances, np.inf),
-            similarities=kept(self.similarities, -1),
-            labels=kept(self.labels, NO_LABEL),
-            metadata=kept(self.metadata, ""),
-        )
+        far, columns = self.distances > distance, {}
+        for name, filler in _FILLERS.items():
+            values = getattr(self, name)
+            columns[name] = np.where(far, np.asarray(filler, values.dtype), values)
+        return SearchResult(**columns)
 
 
 class Retriever:
@@ -132,8 +125,6 @@ class Retriever:
         Raises:
             UserError: An item is bad or occurs twice, there is none, or the folder cannot be written.
         """
-        if isinstance(items, ImageDataset):
-            items = items_of_dataset(items)
         with scratch_folder() as name:
             exported, around = Path(name) / "embedder", Path(name) / "retriever"
             if isinstance(embedder, AnyEmbedder):
@@ -150,7 +141,6 @@ class Retriever:
                 card = {**about, "artefacts": {}, "calibration": stored, "signatures": _signatures(calibration)}
                 write_json(around / CARD, card)
             gallery = embedded(items, loaded.signatures["embed_each"], skip_bad, report)
-            _check_dimensions(gallery, loaded)
             path = write_version(around, Path(folder), gallery, calibration)
         return cls(LoadedVersion.read(path))
 
@@ -200,26 +190,13 @@ class Retriever:
         """
         return self._version.embed(images)
 
-    def search(
-        self,
-        queries: Queries,
-        k: int,
-        *,
-        expand: int = 0,
-        alpha: float = 3.0,
-        max_distance: float | str | None = None,
-    ) -> SearchResult:
+    def search(self, queries: Queries, k: int, *, max_distance: float | str | None = None) -> SearchResult:
         """Return the k nearest items of every query; the whole gallery where k is more than it holds.
-
-        With `expand`, queries are first moved by their nearest items (`tfdml.retrieval.expand_queries`),
-        and searched again.
 
         Args:
             queries: (B, d) or (d,) floats, embeddings of any length but 0; or images: encoded bytes, paths of files, or
                 (B, H, W, 3) or (H, W, 3) uint8.
             k: From 1 to `MAX_NEIGHBOURS`.
-            expand: How many items a query is moved by; 0: it is searched as it is.
-            alpha: The exponent of their similarities, at least 0; 0: all weigh as much as the query.
             max_distance: Leave out items that are further away; "calibrated": than the threshold of `calibration`.
 
         Returns:
@@ -229,7 +206,7 @@ class Retriever:
         Raises:
             UserError: A query is bad; it is named. Or there is no calibration.
         """
-        return self._version.search(queries, k, expand, alpha, max_distance)
+        return self._version.search(queries, k, max_distance)
 
     def add(self, items: Iterable[GalleryItem | UnreadableItem] | ImageDataset, *, replace: bool = False) -> Path:
         """Write a version with more items, and load it.
@@ -246,11 +223,9 @@ class Retriever:
         Raises:
             UserError: An item is bad, or its id is in the gallery already; no version is written.
         """
-        added = items_of_dataset(items) if isinstance(items, ImageDataset) else items
 
         def joined(version: LoadedVersion, gallery: Gallery) -> Gallery:
-            new = embedded(added, version.loaded.signatures["embed_each"])
-            _check_dimensions(new, version.loaded)
+            new = embedded(items, version.loaded.signatures["embed_each"])
             old = set(gallery.ids).intersection(new.ids) if replace else set()
             if len(old) == len(gallery):
                 return new
@@ -291,12 +266,6 @@ class Retriever:
         return path
 
 
-def _check_dimensions(gallery: Gallery, loaded: Any) -> None:
-    wanted = loaded.signatures["serving_default"].structured_outputs["embedding"].shape[1]
-    if gallery.embedding_dim != wanted:
-        raise UserError(f"gallery embeddings have {gallery.embedding_dim} dimensions, the embedder gives {wanted}")
-
-
 @dataclasses.dataclass(frozen=True)
 class LoadedVersion:
     """One version, read whole; nothing of it is needed on disk any more.
@@ -320,9 +289,11 @@ class LoadedVersion:
         Raises:
             UserError: It cannot be read.
         """
-        card = _read_card(path)
-        remedy = "copy the version again, or build it again"
-        compare_files(path, card["files"], str(path / RETRIEVER_CARD), remedy)
+        file, remedy = path / RETRIEVER_CARD, "copy the version again, or build it again"
+        if not file.exists():
+            raise UserError(f"there is no retriever at {path}: it has no {RETRIEVER_CARD}")
+        card = read_json(file, _CARD)
+        compare_files(path, card["files"], str(file), remedy)
         try:
             loaded = tf.saved_model.load(str(path))
             held = {len(loaded.table[name].numpy()) for name in ("embeddings", "ids", "labels", "metadata", "classes")}
@@ -333,7 +304,7 @@ class LoadedVersion:
         if held != {card["items"]}:
             raise UserError(f"{path} is damaged: {RETRIEVER_CARD} states {card['items']} items; build it again")
         stored = card["calibration"]
-        return cls(path, card, loaded, stored and read_calibration(stored, str(path / RETRIEVER_CARD)))
+        return cls(path, card, loaded, stored and read_calibration(stored, str(file)))
 
     @classmethod
     def newest(cls, path: Path) -> LoadedVersion:
@@ -367,7 +338,7 @@ class LoadedVersion:
             try:
                 return number("max_distance", max_distance, at_least=0)
             except ValueError as error:
-                raise UserError(f'{error}, or "calibrated"') from error
+                raise UserError(f'{error}; or give "calibrated"') from error
         if self.calibration is None:
             raise UserError(
                 f"max_distance=calibrated: {self.path} was built without a calibration: export its embedder with "
@@ -391,38 +362,20 @@ class LoadedVersion:
         encoded = tf.constant([_bytes(image) for image in several], tf.string)
         return self._answer("serving_default", image_bytes=encoded)["embedding"]
 
-    def search(
-        self, queries: Queries, k: int, expand: int, alpha: float, max_distance: float | str | None
-    ) -> SearchResult:
+    def search(self, queries: Queries, k: int, max_distance: float | str | None) -> SearchResult:
         """See `Retriever.search`."""
         limit = None if max_distance is None else self.threshold(max_distance)
+        if not isinstance(k, (int, np.integer)) or not 1 <= k <= MAX_NEIGHBOURS:
+            raise UserError(f"k={k}: must be a number from 1 to {MAX_NEIGHBOURS}")
         if isinstance(queries, np.ndarray) and queries.dtype != np.uint8:
             vectors = _checked(queries, self.card["embedding_dim"])
         else:
             vectors = self.embed(queries)
-        if expand:
-            vectors = self._expanded(vectors, expand, alpha)
-        found = self._nearest(vectors, k)
+        columns = self._answer("search_embedding", embedding=vectors, k=np.int32(k))
+        texts = {name: _decoded(columns.pop(name)) for name in ("ids", "metadata")}
+        columns.pop("same", None)
+        found = SearchResult(**columns, **texts)
         return found if limit is None else found.within(limit)
-
-    def _expanded(self, vectors: np.ndarray, count: int, alpha: float) -> np.ndarray:
-        """(B, d) queries, moved by their nearest items."""
-        try:
-            alpha = number("alpha", alpha, at_least=0)
-        except ValueError as error:
-            raise UserError(str(error)) from error
-        vectors = unit_rows(vectors)
-        found = self._nearest(vectors, count)
-        near = tf.gather(self.loaded.table["embeddings"], found.indices).numpy()
-        return summed(vectors, near, weights_of(found.similarities, alpha))
-
-    def _nearest(self, vectors: np.ndarray, k: int) -> SearchResult:
-        if not isinstance(k, (int, np.integer)) or not 1 <= k <= MAX_NEIGHBOURS:
-            raise UserError(f"k={k}: must be a number from 1 to {MAX_NEIGHBOURS}")
-        found = self._answer("search_embedding", embedding=vectors, k=np.int32(k))
-        texts = {name: _decoded(found.pop(name)) for name in ("ids", "metadata")}
-        found.pop("same", None)
-        return SearchResult(**found, **texts)
 
     def _answer(self, signature: str, **inputs: Any) -> dict[str, np.ndarray]:
         try:
@@ -450,14 +403,7 @@ def _checked(queries: np.ndarray, dimensions: int) -> np.ndarray:
             f"queries must be (images, {dimensions}) real numbers; got {queries.dtype} of shape {queries.shape}"
         )
     with np.errstate(over="ignore"):
-        vectors = np.ascontiguousarray(queries, np.float32)
-    for what, bad in (
-        ("holds NaN or infinite values", ~np.isfinite(vectors).all(axis=1)),
-        ("has length 0", ~vectors.any(axis=1)),
-    ):
-        if bad.any():
-            raise UserError(f"embedding[{bad.argmax()}] of {len(vectors)}: {what}; bad in all: {bad.sum()}")
-    return vectors
+        return queries.astype(np.float32)
 
 
 def _bytes(image: bytes | str | os.PathLike) -> bytes:
@@ -520,18 +466,6 @@ def _searches(gallery: Gallery, decides: bool) -> Iterator[bytes]:
         yield prediction_log("search_each", image_bytes=[grey] * size, k=k)
         if decides:
             yield prediction_log("classify", image_bytes=[grey] * size, k=k)
-
-
-def _read_card(path: Path) -> dict[str, Any]:
-    """Return the card of a retriever's version.
-
-    Raises:
-        UserError: It has none, or not one of ours.
-    """
-    file = path / RETRIEVER_CARD
-    if not file.exists():
-        raise UserError(f"there is no retriever at {path}: it has no {RETRIEVER_CARD}")
-    return fields(read_json(file), _CARD, str(file))
 
 
 def prune(folder: str | os.PathLike, keep: int = 2) -> list[int]:

@@ -15,11 +15,11 @@ from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import UserError, short_message
 from tfdml.evaluation import Calibration
 from tfdml.export.network import check_backend, frozen_module, quiet
-from tfdml.export.request import EXAMPLE_FEATURE, RequestPreprocessor, image_of_example
+from tfdml.export.request import RequestPreprocessor
 from tfdml.export.versions import new_version
 from tfdml.models import AnyEmbedder
 
-SIGNATURES = ("serving_default", "embed_images", "embed_example", "embed_each")
+SIGNATURES = ("serving_default", "embed_images", "embed_each")
 WARM_UP = Path("assets.extra") / "tf_serving_warmup_requests"
 # The numbers of images in warm-up requests; a server is quick for the shapes that it has seen.
 _WARM_UP_SIZES = (1, 8, 32)
@@ -64,13 +64,12 @@ def write_saved_model(
     - `serving_default`: `image_bytes` (B,) strings, JPEG, PNG or WebP -> `embedding` (B, d) float32 of
       length 1;
     - `embed_images`: `images` (B, H, W, 3) uint8 of any size -> `embedding`;
-    - `embed_example`: `examples` (B,) serialised tf.Examples with the feature `image/encoded` -> `embedding`;
     - `embed_each`: `image_bytes` -> `embedding`, and `error` (B,) strings: what is wrong with an image, whose row is
       then zero, or empty. For a server that puts the images of several clients into one batch;
     - `same`, where there is a calibration: `image_bytes` (B,) and `other_image_bytes` (B,) -> `distances` (B,) float32,
       `same` (B,) booleans and `probabilities` (B,) float32 of each pair, and `error` as above.
 
-    The first three fail on the first image that cannot be decoded, and name it. Decoding, resizing and cropping happen
+    The first two fail on the first image that cannot be decoded, and name it. Decoding, resizing and cropping happen
     inside, by the functions that evaluation uses. The SavedModel needs TensorFlow only, neither Keras nor tfdml.
 
     Args:
@@ -98,9 +97,6 @@ def write_saved_model(
     def embed_images(images: tf.Tensor) -> dict[str, tf.Tensor]:
         return {"embedding": embed(views.of_images(images, "images"))}
 
-    def embed_example(examples: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {"embedding": embed(views.all_or_error(examples, "examples", image_of_example))}
-
     def embed_each(image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
         images, errors = views.each(image_bytes)
         return {"embedding": tf.where((errors == "")[:, None], embed(images), 0.0), "error": errors}
@@ -109,7 +105,6 @@ def write_saved_model(
     endpoints = {
         "serving_default": (embed_bytes, text),
         "embed_images": (embed_images, tf.TensorSpec((None, None, None, 3), tf.uint8)),
-        "embed_example": (embed_example, text),
         "embed_each": (embed_each, text),
     }
     module = tf.Module()
@@ -215,14 +210,11 @@ def write_warm_up(folder: Path, side: int, same: bool = False, more: Iterable[by
     rows = np.arange(side) * 255 // max(1, side - 1)
     picture = np.stack(np.broadcast_arrays(rows[:, None], rows[None], 255 - rows[:, None]), -1).astype(np.uint8)
     jpeg = tf.io.encode_jpeg(picture).numpy()
-    feature = tf.train.Feature(bytes_list=tf.train.BytesList(value=[jpeg]))
-    example = tf.train.Example(features=tf.train.Features(feature={EXAMPLE_FEATURE: feature})).SerializeToString()
     path = folder / WARM_UP
     path.parent.mkdir(parents=True, exist_ok=True)
     with tf.io.TFRecordWriter(str(path)) as writer:
         for size in _WARM_UP_SIZES:
             writer.write(prediction_log("serving_default", image_bytes=[jpeg] * size))
-            writer.write(prediction_log("embed_example", examples=[example] * size))
             writer.write(prediction_log("embed_each", image_bytes=[jpeg] * size))
             writer.write(prediction_log("embed_images", images=np.stack([picture] * size)))
             if same:

@@ -94,47 +94,32 @@ def write_graph(embedder: str | os.PathLike, folder: str | os.PathLike, calibrat
         found = served["embed_each"](image_bytes=image_bytes)
         return search_each(table, found["embedding"], found["error"], k)
 
+    def by_votes(image_bytes: tf.Tensor, k: tf.Tensor) -> dict[str, tf.Tensor]:
+        return classify(table, by_each(image_bytes, k))
+
     text, number = tf.TensorSpec((None,), tf.string), tf.TensorSpec(None, tf.int32)
-    searches = zip(
-        SEARCHES,
-        (by_bytes, by_embedding, by_each),
-        (text, tf.TensorSpec((None, dimensions), tf.float32), text),
-        strict=True,
-    )
+    searches = {"search_bytes": by_bytes, "search_embedding": by_embedding, "search_each": by_each}
+    if calibration is not None:
+        searches["classify"] = by_votes
+    specs = {"search_embedding": tf.TensorSpec((None, dimensions), tf.float32)}
     module.searches = {
-        name: tf.function(function, input_signature=[spec, number], autograph=False)
-        for name, function, spec in searches
+        name: tf.function(function, input_signature=[specs.get(name, text), number], autograph=False)
+        for name, function in searches.items()
     }
     if calibration is not None:
         module.searches["same"] = same_signature(served["embed_each"], calibration)
-
-        @tf.function(input_signature=[text, number], autograph=False)
-        def by_votes(image_bytes: tf.Tensor, k: tf.Tensor) -> dict[str, tf.Tensor]:
-            return classify(table, by_each(image_bytes, k))
-
-        module.searches["classify"] = by_votes
     with quiet():
         tf.saved_model.save(module, str(folder), signatures={**served, **module.searches})
     return loaded
 
 
 def _empty_table(dimensions: int) -> dict[str, tf.Variable]:
-    empty = {
-        "embeddings": np.zeros((0, dimensions), np.float32),
-        "ids": np.zeros((0,), object),
-        "labels": np.zeros((0,), np.int64),
-        "metadata": np.zeros((0,), object),
-        "classes": np.zeros((0,), object),
-    }
+    empty = {name: tf.fill((0,), "") for name in ("ids", "metadata", "classes")}
+    empty |= {"embeddings": tf.zeros((0, dimensions)), "labels": tf.zeros((0,), tf.int64)}
     with tf.device("/CPU:0"):
         # Without a stated number of rows: another gallery is another checkpoint of the same graph.
         return {
-            name: tf.Variable(
-                tf.constant(value, tf.string if value.dtype == object else value.dtype),
-                shape=tf.TensorShape((None, *value.shape[1:])),
-                trainable=False,
-                name=f"gallery_{name}",
-            )
+            name: tf.Variable(value, trainable=False, shape=(None, *value.shape[1:]), name=f"gallery_{name}")
             for name, value in empty.items()
         }
 
@@ -157,9 +142,7 @@ def copy_with_gallery(source: Path, folder: Path, gallery: Gallery) -> None:
     replaced = {f"table/{name}{_VALUE}": value for name, value in columns.items()}
     reader = tf.train.load_checkpoint(str(source / "variables" / "variables"))
     names = sorted(reader.get_variable_to_shape_map())
-    values = [
-        tf.constant(replaced[name]) if name in replaced else tf.constant(reader.get_tensor(name)) for name in names
-    ]
+    values = [tf.constant(replaced[name] if name in replaced else reader.get_tensor(name)) for name in names]
     # The format of checkpoints, written by name: the objects that wrote it first are not needed.
     tf.raw_ops.SaveV2(
         prefix=str(folder / "variables" / "variables"),
