@@ -6,7 +6,14 @@ import pytest
 
 from tfdml.errors import UserError
 from tfdml.training.experiment import Experiment
-from tfdml.training.settings import DataSettings, EvaluationSettings, ModelSettings, OptimizationSettings, RunSettings
+from tfdml.training.settings import (
+    DataSettings,
+    EvaluationSettings,
+    ModelSettings,
+    OptimizationSettings,
+    RunSettings,
+    meanings,
+)
 
 STAGES = (DataSettings, ModelSettings, OptimizationSettings, EvaluationSettings, RunSettings)
 
@@ -19,7 +26,7 @@ def test_every_setting_of_an_experiment_belongs_to_one_stage_and_they_follow_one
     assert names(Experiment) == [name for stage in STAGES for name in names(stage)]
     assert len(set(names(Experiment))) == len(names(Experiment))
     for field in dataclasses.fields(Experiment):
-        assert field.metadata["help"].endswith("."), field.name
+        assert meanings(Experiment)[field.name].endswith("."), field.name
 
 
 def test_an_experiment_is_the_settings_of_every_stage():

@@ -21,6 +21,7 @@ from tfdml.training.settings import (
     ModelSettings,
     OptimizationSettings,
     RunSettings,
+    meanings,
 )
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def _experiment_flags() -> Flags:
     values, types = Flags(), typing.get_type_hints(Experiment)
     for field in dataclasses.fields(Experiment):
         choices = field.metadata.get("choices")
-        text = field.metadata["help"] + (f" One of {', '.join(choices)}." if choices else "")
+        text = meanings(Experiment)[field.name] + (f" One of {', '.join(choices)}." if choices else "")
         if field.metadata.get("switch"):
             # Takes a word, but --name alone means true and --noname false.
             parser: flags.ArgumentParser = flags.ArgumentParser()

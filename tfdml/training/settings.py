@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
+import re
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -49,19 +51,34 @@ class Settings:
                 raise UserError(f"--{field.name}={value}: must be one of {', '.join(choices)}")
             check: Callable | None = field.metadata.get("check")
             if check and not check(value):
-                raise UserError(f"--{field.name}={value}: out of range. {field.metadata['help']}")
+                raise UserError(f"--{field.name}={value}: out of range. {meanings(type(self))[field.name]}")
 
 
-def choice(default: Any, help_text: str, **checks: Any) -> Any:
-    """Return a field of settings, which is also a flag.
+def choice(default: Any, **rules: Any) -> Any:
+    """Return a field of settings, which is also a flag; what it means is in the `Args` of its class.
 
     Args:
         default: Its default.
-        help_text: What it means; the one place where that stands.
-        **checks: `choices`: the values that there are; `check`: whether a value is in range; `switch`: `--name` alone
+        **rules: `choices`: the values that there are; `check`: whether a value is in range; `switch`: `--name` alone
             means true, although it takes words; `effect`: when it has an effect, if not always.
     """
-    return dataclasses.field(default=default, metadata={"help": help_text, **checks})
+    return dataclasses.field(default=default, metadata=rules)
+
+
+@functools.cache
+def meanings(stage: type) -> dict[str, str]:
+    """Return what each setting of a class means, by name, from the `Args` of the docstrings.
+
+    Example:
+        >>> meanings(RunSettings)["seed"]
+        'Seed of weights, batches and augmentation.'
+    """
+    found: dict[str, str] = {}
+    for cls in stage.__mro__:
+        listed = inspect.cleandoc(cls.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
+        for name, text in re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", listed, re.MULTILINE):
+            found[name] = " ".join(text.split())
+    return found
 
 
 def positive(value) -> bool:
@@ -145,6 +162,43 @@ def _have_weights(given: Mapping[str, Any]) -> bool:
 class DataSettings(Settings):
     """Which images a run sees, in which views, and which of them form a batch.
 
+    Args:
+        dataset: Data set: a name of the catalogue, or folder for any tree of class folders.
+        data_dir: Where the unpacked data set lies. glyphs needs none.
+        dataset_options: Options of the data set, e.g. 'images_per_class=40' or 'test_fraction=0.3'.
+        bad_images: What to do with files that are no readable images.
+        check_images: How images are checked before training: the header and the end of each file, or all of it
+            (decode), at about a millisecond an image and core.
+        holdout_classes: Share of the training classes that is held out of training, as validation classes.
+        holdout_sampling: How --holdout_classes are drawn, by the seed: all alike (random); or one of each of as many
+            groups of classes of about the same size (stratified), so that large and small classes are held out in
+            proportion.
+        cache: Keep the decoded images in memory; auto: where they take less than --cache_limit_mb and less than half of
+            the free memory, and the run sees them more than once.
+        cache_limit_mb: Most memory that --cache may take, in MiB.
+        image_size: Height and width in pixels of the crops that the network sees.
+        resize: Pixels to which images are resized before the crop.
+        resize_mode: Whether the shorter side becomes --resize; both sides do (squash); or the longer side does and
+            --pad_color fills up the square (pad).
+        pad_color: Colour around images, for --resize_mode=pad and multi_resolution: black, white, or R,G,B of 0 to 255.
+        augmentation: How training crops are taken.
+        min_scale: Smallest share of the image's area that random_resized_crop takes.
+        min_resolution: Smallest longer side in multi_resolution, as a multiple of --image_size.
+        max_resolution: Largest longer side in multi_resolution, as a multiple of --image_size.
+        flip: Mirror every second training image.
+        policy: What happens to the finished crops, by Keras's layers: e.g. 'rand_augment(factor=0.4) + 0.2 * grayscale'
+            (the second on a fifth of the images).
+        sampling: P classes x K images; the same from a few super-classes (hierarchical); all images of random classes
+            up to --batch_size (whole_classes); or a plain shuffle.
+        classes_per_batch: P, for class_balanced and hierarchical.
+        images_per_class: K, for class_balanced and hierarchical.
+        batch_size: Images per batch, over all replicas, for shuffle and whole_classes.
+        short_classes: Classes of fewer than K images: repeat their images, or drop them.
+        super_classes_per_batch: S, for hierarchical: a batch has P / S classes of each of S super-classes.
+        super_class_weights: For hierarchical: super-classes in proportion to their classes, or all equally often
+            (uniform).
+        short_super_classes: Super-classes of fewer than P / S classes: merge them into one, or drop them.
+
     Raises:
         UserError: A value is out of range, or two do not go together.
 
@@ -153,118 +207,38 @@ class DataSettings(Settings):
         {'size': 32}
     """
 
-    dataset: str = choice("glyphs", "Data set: a name of the catalogue, or folder for any tree of class folders.")
+    dataset: str = "glyphs"
     data_dir: str = choice(
         "",
-        "Where the unpacked data set lies. glyphs needs none.",
         effect=Effect(lambda given: given["dataset"] != "glyphs", "another --dataset than glyphs, which has no files"),
     )
-    dataset_options: str = choice("", "Options of the data set, e.g. 'images_per_class=40' or 'test_fraction=0.3'.")
-    bad_images: str = choice("error", "What to do with files that are no readable images.", choices=("error", "skip"))
-    check_images: str = choice(
-        "headers",
-        "How images are checked before training: the header and the end of each file, or all of it (decode), at about "
-        "a millisecond an image and core.",
-        choices=("headers", "decode"),
-    )
-    holdout_classes: float = choice(
-        0.0, "Share of the training classes that is held out of training, as validation classes.", check=fraction
-    )
-    holdout_sampling: str = choice(
-        "random",
-        "How --holdout_classes are drawn, by the seed: all alike (random); or one of each of as many groups of classes "
-        "of about the same size (stratified), so that large and small classes are held out in proportion.",
-        choices=("random", "stratified"),
-        effect=needs("holdout_classes"),
-    )
-    cache: str = choice(
-        "auto",
-        "Keep the decoded images in memory; auto: where they take less than --cache_limit_mb and less than half of the "
-        "free memory, and the run sees them more than once.",
-        choices=("auto", "true", "false"),
-        switch=True,
-    )
-    cache_limit_mb: int = choice(
-        4096, "Most memory that --cache may take, in MiB.", check=positive, effect=needs("cache", "auto")
-    )
+    dataset_options: str = ""
+    bad_images: str = choice("error", choices=("error", "skip"))
+    check_images: str = choice("headers", choices=("headers", "decode"))
+    holdout_classes: float = choice(0.0, check=fraction)
+    holdout_sampling: str = choice("random", choices=("random", "stratified"), effect=needs("holdout_classes"))
+    cache: str = choice("auto", choices=("auto", "true", "false"), switch=True)
+    cache_limit_mb: int = choice(4096, check=positive, effect=needs("cache", "auto"))
     # Views
-    image_size: int = choice(224, "Height and width in pixels of the crops that the network sees.", check=positive)
-    resize: int = choice(256, "Pixels to which images are resized before the crop.", check=positive)
-    resize_mode: str = choice(
-        "shorter",
-        "Whether the shorter side becomes --resize; both sides do (squash); or the longer side does and --pad_color "
-        "fills up the square (pad).",
-        choices=("shorter", "squash", "pad"),
-    )
-    pad_color: str = choice(
-        "black",
-        "Colour around images, for --resize_mode=pad and multi_resolution: black, white, or R,G,B of 0 to 255.",
-        effect=either(needs("resize_mode", "pad"), _MULTI_RESOLUTION),
-    )
-    augmentation: str = choice("random_crop", "How training crops are taken.", choices=KINDS)
-    min_scale: float = choice(
-        0.08,
-        "Smallest share of the image's area that random_resized_crop takes.",
-        check=lambda v: 0 < v <= 1,
-        effect=needs("augmentation", "random_resized_crop"),
-    )
-    min_resolution: float = choice(
-        0.8,
-        "Smallest longer side in multi_resolution, as a multiple of --image_size.",
-        check=positive,
-        effect=_MULTI_RESOLUTION,
-    )
-    max_resolution: float = choice(
-        1.8,
-        "Largest longer side in multi_resolution, as a multiple of --image_size.",
-        check=positive,
-        effect=_MULTI_RESOLUTION,
-    )
-    flip: bool = choice(True, "Mirror every second training image.")
-    policy: str = choice(
-        "",
-        "What happens to the finished crops, by Keras's layers: e.g. 'rand_augment(factor=0.4) + 0.2 * grayscale' "
-        "(the second on a fifth of the images).",
-    )
+    image_size: int = choice(224, check=positive)
+    resize: int = choice(256, check=positive)
+    resize_mode: str = choice("shorter", choices=("shorter", "squash", "pad"))
+    pad_color: str = choice("black", effect=either(needs("resize_mode", "pad"), _MULTI_RESOLUTION))
+    augmentation: str = choice("random_crop", choices=KINDS)
+    min_scale: float = choice(0.08, check=lambda v: 0 < v <= 1, effect=needs("augmentation", "random_resized_crop"))
+    min_resolution: float = choice(0.8, check=positive, effect=_MULTI_RESOLUTION)
+    max_resolution: float = choice(1.8, check=positive, effect=_MULTI_RESOLUTION)
+    flip: bool = True
+    policy: str = ""
     # Batches
-    sampling: str = choice(
-        "class_balanced",
-        "P classes x K images; the same from a few super-classes (hierarchical); all images of random classes up to "
-        "--batch_size (whole_classes); or a plain shuffle.",
-        choices=("class_balanced", "shuffle", "whole_classes", "hierarchical"),
-    )
-    classes_per_batch: int = choice(20, "P, for class_balanced and hierarchical.", check=positive, effect=_BY_CLASS)
-    images_per_class: int = choice(5, "K, for class_balanced and hierarchical.", check=positive, effect=_BY_CLASS)
-    batch_size: int = choice(
-        100,
-        "Images per batch, over all replicas, for shuffle and whole_classes.",
-        check=positive,
-        effect=needs("sampling", "shuffle", "whole_classes"),
-    )
-    short_classes: str = choice(
-        "repeat",
-        "Classes of fewer than K images: repeat their images, or drop them.",
-        choices=("repeat", "drop"),
-        effect=_BY_CLASS,
-    )
-    super_classes_per_batch: int = choice(
-        1,
-        "S, for hierarchical: a batch has P / S classes of each of S super-classes.",
-        check=positive,
-        effect=_HIERARCHICAL,
-    )
-    super_class_weights: str = choice(
-        "proportional",
-        "For hierarchical: super-classes in proportion to their classes, or all equally often (uniform).",
-        choices=("proportional", "uniform"),
-        effect=_HIERARCHICAL,
-    )
-    short_super_classes: str = choice(
-        "merge",
-        "Super-classes of fewer than P / S classes: merge them into one, or drop them.",
-        choices=("merge", "drop"),
-        effect=_HIERARCHICAL,
-    )
+    sampling: str = choice("class_balanced", choices=("class_balanced", "shuffle", "whole_classes", "hierarchical"))
+    classes_per_batch: int = choice(20, check=positive, effect=_BY_CLASS)
+    images_per_class: int = choice(5, check=positive, effect=_BY_CLASS)
+    batch_size: int = choice(100, check=positive, effect=needs("sampling", "shuffle", "whole_classes"))
+    short_classes: str = choice("repeat", choices=("repeat", "drop"), effect=_BY_CLASS)
+    super_classes_per_batch: int = choice(1, check=positive, effect=_HIERARCHICAL)
+    super_class_weights: str = choice("proportional", choices=("proportional", "uniform"), effect=_HIERARCHICAL)
+    short_super_classes: str = choice("merge", choices=("merge", "drop"), effect=_HIERARCHICAL)
 
     def __post_init__(self):
         # A truth value from Python, or from flag files of when it was a switch.
@@ -298,6 +272,25 @@ _POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 class ModelSettings(Settings):
     """The embedder: its backbone and weights, and what stands behind them.
 
+    Args:
+        backbone: Backbone, with its options: e.g. 'mobilenetv2(alpha=0.35)'; or a preset of KerasHub with its weights,
+            by name or folder: hub:dinov2_small.
+        weights: Backbone weights: none, imagenet, or the path of a .weights.h5 file.
+        embedding_dim: Size of the embedding; 0: that of the pooled features, which the untrained embedding then is.
+        projection_bias: Give the projection to the embedding a bias.
+        pooling: Pooling over the positions of the feature map: avg; max; gem, a trained power mean; attention, to a
+            trained query; or cls, a transformer's class token.
+        dropout: Share of the pooled features that is left out before the projection, in training.
+        batch_norm: BatchNorm of the backbone: frozen; statistics (frozen statistics, trained gamma and beta); train.
+        ensemble_heads: Heads of an attention ensemble (ABE), which share --embedding_dim; 0: no ensemble.
+        ensemble_cut: Layers of the backbone that begin and end the attention network, as 'a,b'; empty: the backbone's
+            usual.
+        lora_rank: Freeze the backbone but for changes of this rank to its attention layers (LoRA); 0: all of it trains.
+        mixed_precision: Dtype policy of the network.
+        jit_compile: Compile the training step by XLA: true, false, or auto, where it is quicker: on one GPU.
+        start_from: Start from the weights of an old run, matched by part: a run folder (its newest checkpoint), a
+            checkpoint, or a .keras file.
+
     Raises:
         UserError: A value is out of range, or two do not go together.
 
@@ -306,56 +299,19 @@ class ModelSettings(Settings):
         Call(name='conv4', arguments={'width': 32})
     """
 
-    backbone: str = choice(
-        "mobilenetv2",
-        "Backbone, with its options: e.g. 'mobilenetv2(alpha=0.35)'; or a preset of KerasHub with its weights, by name "
-        "or folder: hub:dinov2_small.",
-    )
-    weights: str = choice("none", "Backbone weights: none, imagenet, or the path of a .weights.h5 file.")
-    embedding_dim: int = choice(
-        128,
-        "Size of the embedding; 0: that of the pooled features, which the untrained embedding then is.",
-        check=not_negative,
-    )
-    projection_bias: bool = choice(True, "Give the projection to the embedding a bias.")
-    pooling: str = choice(
-        "avg",
-        "Pooling over the positions of the feature map: avg; max; gem, a trained power mean; attention, to a trained "
-        "query; or cls, a transformer's class token.",
-        choices=tuple(POOLINGS),
-    )
-    dropout: float = choice(
-        0.0, "Share of the pooled features that is left out before the projection, in training.", check=fraction
-    )
-    batch_norm: str = choice(
-        "frozen",
-        "BatchNorm of the backbone: frozen; statistics (frozen statistics, trained gamma and beta); train.",
-        choices=BATCH_NORM_MODES,
-    )
-    ensemble_heads: int = choice(
-        0, "Heads of an attention ensemble (ABE), which share --embedding_dim; 0: no ensemble.", check=not_negative
-    )
-    ensemble_cut: str = choice(
-        "",
-        "Layers of the backbone that begin and end the attention network, as 'a,b'; empty: the backbone's usual.",
-        effect=needs("ensemble_heads"),
-    )
-    lora_rank: int = choice(
-        0,
-        "Freeze the backbone but for changes of this rank to its attention layers (LoRA); 0: all of it trains.",
-        check=not_negative,
-    )
-    mixed_precision: str = choice("float32", "Dtype policy of the network.", choices=_POLICIES)
-    jit_compile: str = choice(
-        "auto",
-        "Compile the training step by XLA: true, false, or auto, where it is quicker: on one GPU.",
-        choices=("auto", "true", "false"),
-    )
-    start_from: str = choice(
-        "",
-        "Start from the weights of an old run, matched by part: a run folder (its newest checkpoint), a checkpoint, or "
-        "a .keras file.",
-    )
+    backbone: str = "mobilenetv2"
+    weights: str = "none"
+    embedding_dim: int = choice(128, check=not_negative)
+    projection_bias: bool = True
+    pooling: str = choice("avg", choices=tuple(POOLINGS))
+    dropout: float = choice(0.0, check=fraction)
+    batch_norm: str = choice("frozen", choices=BATCH_NORM_MODES)
+    ensemble_heads: int = choice(0, check=not_negative)
+    ensemble_cut: str = choice("", effect=needs("ensemble_heads"))
+    lora_rank: int = choice(0, check=not_negative)
+    mixed_precision: str = choice("float32", choices=_POLICIES)
+    jit_compile: str = choice("auto", choices=("auto", "true", "false"))
+    start_from: str = ""
 
     def __post_init__(self):
         super().__post_init__()
@@ -386,6 +342,44 @@ def _epsilon(value) -> bool:
 class OptimizationSettings(Settings):
     """What is minimised, how, and for how long.
 
+    Args:
+        objectives: Terms of the loss: e.g. 'am_softmax(margin=0.05) + 0.4 * jrs'. A factor may be auto, e.g.
+            'contrastive + auto(share=0.03) * ecaml': the first 100 steps measure it, so that the gradient is this share
+            of that of the terms with numbers.
+        epochs: Number of epochs.
+        steps_per_epoch: Steps per epoch; 0 for one pass over the training images.
+        optimizer: Optimiser.
+        optimizer_form: Whose formulas the optimiser follows: those of Keras, TensorFlow and Caffe, or PyTorch's. They
+            differ in where epsilon is added (adam, adamw, rmsprop) and, when the rate drops, in momentum (sgd).
+        learning_rate: Base learning rate.
+        backbone_rate: Learning rate of the backbone; -1: the base rate, 0: it does not train.
+        projection_rate: Learning rate of the projection; -1: the base rate.
+        objective_rate: Learning rate of the objectives' own weights; -1: the base rate.
+        schedule: How the rates fall: in steps, by --drop_epochs, or along half a cosine or a line to --final_rate at
+            the end.
+        warm_up_epochs: Epochs, or a part of one, in which the rates rise evenly.
+        final_rate: Which share of the rates is left at the end, with --schedule=cosine or linear.
+        drop_epochs: Epochs after which every rate drops, e.g. '8' or '20,40'.
+        drop_factor: What each drop multiplies the rates by.
+        layer_decay: What the backbone's rate is multiplied by from each of 12 groups of its layers to the one below; 1:
+            one rate.
+        unfreeze_epochs: Epochs after which the backbone trains: '2' for all of it, '1,2,4' for its upper, middle and
+            lower third in turn. By default all of it trains from the start.
+        weight_decay: Weight decay: coupled (added to the gradient), decoupled for adamw, lion and muon.
+        epsilon: Adam's, RMSprop's and Muon's epsilon; -1: 1e-7 in keras form and 1e-8 in pytorch form, their defaults
+            (Caffe: 1e-8).
+        momentum: SGD's momentum.
+        clip_norm: Largest norm of the gradient; 0: no clipping.
+        clip: What --clip_norm bounds: the whole gradient, or that of backbone, projection and objectives each by
+            itself.
+        ema: Which share of its old value the running average of each weight keeps in a step, e.g. 0.999: the averages
+            are evaluated and kept. 0: none.
+        cross_batch_memory: Give every loss over pairs in --objectives a memory of this many embeddings of earlier
+            batches to compare with (XBM); 0: none.
+        xbm_start: For this many steps nothing is remembered, while embeddings change fast.
+        gradient_cache: Keep the activations of this many images of the batch (of each device) at a time: batches beyond
+            the memory, for one more pass forward; 0: of all at once.
+
     Raises:
         UserError: A value is out of range, or text cannot be read.
 
@@ -394,117 +388,45 @@ class OptimizationSettings(Settings):
         {'backbone': 1e-05, 'projection': 0.001, 'objectives': 0.001}
     """
 
-    objectives: str = choice(
-        "am_softmax",
-        "Terms of the loss: e.g. 'am_softmax(margin=0.05) + 0.4 * jrs'. A factor may be auto, e.g. 'contrastive + "
-        "auto(share=0.03) * ecaml': the first 100 steps measure it, so that the gradient is this share of that of the "
-        "terms with numbers.",
-    )
-    epochs: int = choice(12, "Number of epochs.", check=not_negative)
-    steps_per_epoch: int = choice(0, "Steps per epoch; 0 for one pass over the training images.", check=not_negative)
-    optimizer: str = choice("adam", "Optimiser.", choices=OPTIMIZERS)
-    optimizer_form: str = choice(
-        "keras",
-        "Whose formulas the optimiser follows: those of Keras, TensorFlow and Caffe, or PyTorch's. They differ in "
-        "where epsilon is added (adam, adamw, rmsprop) and, when the rate drops, in momentum (sgd).",
-        choices=FORMS,
-    )
+    objectives: str = "am_softmax"
+    epochs: int = choice(12, check=not_negative)
+    steps_per_epoch: int = choice(0, check=not_negative)
+    optimizer: str = choice("adam", choices=OPTIMIZERS)
+    optimizer_form: str = choice("keras", choices=FORMS)
     learning_rate: float = choice(
         1e-4,
-        "Base learning rate.",
         check=positive,
         effect=Effect(
             lambda given: any(given[rate] < 0 for rate in _RATES),
             "a part without a rate of its own (--backbone_rate, --projection_rate or --objective_rate of -1)",
         ),
     )
-    backbone_rate: float = choice(
-        -1.0, "Learning rate of the backbone; -1: the base rate, 0: it does not train.", check=_rate
-    )
-    projection_rate: float = choice(-1.0, "Learning rate of the projection; -1: the base rate.", check=_rate)
+    backbone_rate: float = choice(-1.0, check=_rate)
+    projection_rate: float = choice(-1.0, check=_rate)
     objective_rate: float = choice(
         -1.0,
-        "Learning rate of the objectives' own weights; -1: the base rate.",
         check=_rate,
         effect=Effect(_have_weights, "a term with weights in --objectives, such as am_softmax", in_files=False),
     )
-    schedule: str = choice(
-        "step",
-        "How the rates fall: in steps, by --drop_epochs, or along half a cosine or a line to --final_rate at the end.",
-        choices=SCHEDULES,
-    )
-    warm_up_epochs: float = choice(0.0, "Epochs, or a part of one, in which the rates rise evenly.", check=not_negative)
-    final_rate: float = choice(
-        0.0,
-        "Which share of the rates is left at the end, with --schedule=cosine or linear.",
-        check=fraction,
-        effect=needs("schedule", "cosine", "linear"),
-    )
+    schedule: str = choice("step", choices=SCHEDULES)
+    warm_up_epochs: float = choice(0.0, check=not_negative)
+    final_rate: float = choice(0.0, check=fraction, effect=needs("schedule", "cosine", "linear"))
     drop_epochs: str = choice(
-        "",
-        "Epochs after which every rate drops, e.g. '8' or '20,40'.",
-        effect=both(needs("schedule", "step"), Effect(_drops, "an epoch in it that is below --epochs")),
+        "", effect=both(needs("schedule", "step"), Effect(_drops, "an epoch in it that is below --epochs"))
     )
-    drop_factor: float = choice(
-        0.1,
-        "What each drop multiplies the rates by.",
-        check=positive,
-        effect=both(needs("schedule", "step"), needs("drop_epochs")),
-    )
-    layer_decay: float = choice(
-        1.0,
-        "What the backbone's rate is multiplied by from each of 12 groups of its layers to the one below; 1: one rate.",
-        check=lambda value: 0 < value <= 1,
-        effect=_TRAINED_BACKBONE,
-    )
-    unfreeze_epochs: str = choice(
-        "",
-        "Epochs after which the backbone trains: '2' for all of it, '1,2,4' for its upper, middle and lower third in "
-        "turn. By default all of it trains from the start.",
-        effect=_TRAINED_BACKBONE,
-    )
-    weight_decay: float = choice(
-        0.0,
-        "Weight decay: coupled (added to the gradient), decoupled for adamw, lion and muon.",
-        check=not_negative,
-    )
-    epsilon: float = choice(
-        -1.0,
-        "Adam's, RMSprop's and Muon's epsilon; -1: 1e-7 in keras form and 1e-8 in pytorch form, their defaults (Caffe: "
-        "1e-8).",
-        check=_epsilon,
-        effect=needs("optimizer", "adam", "adamw", "rmsprop", "muon"),
-    )
-    momentum: float = choice(0.9, "SGD's momentum.", check=fraction, effect=needs("optimizer", "sgd"))
-    clip_norm: float = choice(0.0, "Largest norm of the gradient; 0: no clipping.", check=not_negative)
-    clip: str = choice(
-        "all",
-        "What --clip_norm bounds: the whole gradient, or that of backbone, projection and objectives each by itself.",
-        choices=CLIPPED,
-        effect=needs("clip_norm"),
-    )
-    ema: float = choice(
-        0.0,
-        "Which share of its old value the running average of each weight keeps in a step, e.g. 0.999: the averages are "
-        "evaluated and kept. 0: none.",
-        check=fraction,
-    )
-    cross_batch_memory: int = choice(
-        0,
-        "Give every loss over pairs in --objectives a memory of this many embeddings of earlier batches to compare "
-        "with (XBM); 0: none.",
-        check=not_negative,
-    )
-    xbm_start: int = choice(
-        0,
-        "For this many steps nothing is remembered, while embeddings change fast.",
-        check=not_negative,
-        effect=needs("cross_batch_memory"),
-    )
+    drop_factor: float = choice(0.1, check=positive, effect=both(needs("schedule", "step"), needs("drop_epochs")))
+    layer_decay: float = choice(1.0, check=lambda value: 0 < value <= 1, effect=_TRAINED_BACKBONE)
+    unfreeze_epochs: str = choice("", effect=_TRAINED_BACKBONE)
+    weight_decay: float = choice(0.0, check=not_negative)
+    epsilon: float = choice(-1.0, check=_epsilon, effect=needs("optimizer", "adam", "adamw", "rmsprop", "muon"))
+    momentum: float = choice(0.9, check=fraction, effect=needs("optimizer", "sgd"))
+    clip_norm: float = choice(0.0, check=not_negative)
+    clip: str = choice("all", choices=CLIPPED, effect=needs("clip_norm"))
+    ema: float = choice(0.0, check=fraction)
+    cross_batch_memory: int = choice(0, check=not_negative)
+    xbm_start: int = choice(0, check=not_negative, effect=needs("cross_batch_memory"))
     gradient_cache: int = choice(
         0,
-        "Keep the activations of this many images of the batch (of each device) at a time: batches beyond the memory, "
-        "for one more pass forward; 0: of all at once.",
         check=not_negative,
         effect=Effect(lambda given: given["gradient_cache"] < _batch_size(given), "a batch of more images than that"),
     )
@@ -561,6 +483,26 @@ class OptimizationSettings(Settings):
 class EvaluationSettings(Settings):
     """What is measured, when, and what counts and is written in the end.
 
+    Args:
+        ks: The K of Recall@K.
+        evaluate_every: Evaluate the unseen classes every this many epochs; 0: at the end only.
+        evaluate_train: Measure training classes too, with every evaluation: whole classes, drawn by the seed until they
+            have this many images or, at most 1, this share of the training images; 0: none.
+        generalisation_every: Measure lambda, the H-divergence and the density of classes, between the images of
+            --evaluate_train and the test images, before training, every this many epochs and at the end; 0: not.
+        evaluation_batch_size: Images per batch in evaluation.
+        selection: Which epoch's embedder is kept: the last; the best on the held-out training classes (validation); the
+            best on the test classes (test: the papers' way, which flatters the figure).
+        selection_metric: The metric that selects the epoch. MAP@R depends on all images of a class, and differs between
+            epochs where Recall@1 is saturated.
+        refit: With --selection=validation: then train again, from the same start, on all training classes (held-out
+            ones too) for as many epochs as were best; that embedder and its figures are the run's.
+        moment_embedder: With horde: also write and measure moments.keras, which searches with all orders, reduced by a
+            PCA.
+        evaluate_orders: With one horde: measure the embedding of each order of moments by itself, and all side by side,
+            on the unseen classes: at the end; with every evaluation (epochs); or never.
+        report: Write report/index.html at the end.
+
     Raises:
         UserError: A value is out of range, or two do not go together.
 
@@ -569,56 +511,21 @@ class EvaluationSettings(Settings):
         (1, 10)
     """
 
-    ks: str = choice("1,2,4,8", "The K of Recall@K.")
-    evaluate_every: int = choice(
-        1, "Evaluate the unseen classes every this many epochs; 0: at the end only.", check=not_negative
-    )
-    evaluate_train: float = choice(
-        0.0,
-        "Measure training classes too, with every evaluation: whole classes, drawn by the seed until they have this "
-        "many images or, at most 1, this share of the training images; 0: none.",
-        check=not_negative,
-    )
-    generalisation_every: int = choice(
-        0,
-        "Measure lambda, the H-divergence and the density of classes, between the images of --evaluate_train and the "
-        "test images, before training, every this many epochs and at the end; 0: not.",
-        check=not_negative,
-        effect=needs("evaluate_train"),
-    )
-    evaluation_batch_size: int = choice(100, "Images per batch in evaluation.", check=positive)
-    selection: str = choice(
-        "last",
-        "Which epoch's embedder is kept: the last; the best on the held-out training classes (validation); the best "
-        "on the test classes (test: the papers' way, which flatters the figure).",
-        choices=("last", "validation", "test"),
-    )
+    ks: str = "1,2,4,8"
+    evaluate_every: int = choice(1, check=not_negative)
+    evaluate_train: float = choice(0.0, check=not_negative)
+    generalisation_every: int = choice(0, check=not_negative, effect=needs("evaluate_train"))
+    evaluation_batch_size: int = choice(100, check=positive)
+    selection: str = choice("last", choices=("last", "validation", "test"))
     selection_metric: str = choice(
-        "map@r",
-        "The metric that selects the epoch. MAP@R depends on all images of a class, and differs between epochs "
-        "where Recall@1 is saturated.",
-        choices=("map@r", "recall@1"),
-        effect=needs("selection", "validation", "test"),
+        "map@r", choices=("map@r", "recall@1"), effect=needs("selection", "validation", "test")
     )
-    refit: bool = choice(
-        False,
-        "With --selection=validation: then train again, from the same start, on all training classes (held-out ones "
-        "too) for as many epochs as were best; that embedder and its figures are the run's.",
-        effect=needs("selection", "validation"),
-    )
-    moment_embedder: bool = choice(
-        False,
-        "With horde: also write and measure moments.keras, which searches with all orders, reduced by a PCA.",
-        effect=Effect(_names_horde, "horde(...) in --objectives"),
-    )
+    refit: bool = choice(False, effect=needs("selection", "validation"))
+    moment_embedder: bool = choice(False, effect=Effect(_names_horde, "horde(...) in --objectives"))
     evaluate_orders: str = choice(
-        "end",
-        "With one horde: measure the embedding of each order of moments by itself, and all side by side, on the unseen "
-        "classes: at the end; with every evaluation (epochs); or never.",
-        choices=("end", "epochs", "never"),
-        effect=Effect(_names_horde, "horde(...) in --objectives"),
+        "end", choices=("end", "epochs", "never"), effect=Effect(_names_horde, "horde(...) in --objectives")
     )
-    report: bool = choice(True, "Write report/index.html at the end.")
+    report: bool = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -658,6 +565,25 @@ LOGGERS = ("wandb", "mlflow")
 class RunSettings(Settings):
     """Where a run is written, and what makes it repeatable and resumable.
 
+    Args:
+        run_dir: Folder of the run; must not exist yet, unless --resume.
+        seed: Seed of weights, batches and augmentation.
+        seeds: Train a run for each of several seeds, in seed_N of --run_dir, and report their mean with intervals: how
+            many, from --seed on (3), or which (0,1,2).
+        deterministic: On a CPU, run one operation at a time (each on all cores), so that the same run gives the same
+            bits. Without it training is up to a fifth faster, and runs may differ in the last digits.
+        logical_devices: Split the CPU into this many logical devices and train on all; 0: the GPUs there are.
+        checkpoint_steps: Checkpoint every this many steps, besides each epoch.
+        keep_checkpoints: How many checkpoints stay.
+        watch_every: Look at a batch every this many steps: gradients by part and term, how far embeddings spread,
+            alarms; 0: never.
+        watch_triplets: With --watch_every: how many of the hardest triplets of an epoch are pictured; 0: none.
+        watch_projector: Write so many embeddings of held-out (else test) images for TensorBoard's projector after each
+            epoch, with thumbnails; 0: none.
+        stop_on: Which alarms end the run, with a checkpoint and status 3: collapse, explosion, dead_proxies, with
+            commas. What is not finite (nan) always ends it.
+        log_to: Tell another library of each epoch too: wandb:PROJECT or mlflow:URI.
+
     Raises:
         UserError: A value is out of range, or the folder is not named.
 
@@ -666,53 +592,22 @@ class RunSettings(Settings):
         3
     """
 
-    run_dir: str = choice("", "Folder of the run; must not exist yet, unless --resume.")
+    run_dir: str = ""
     seed: int = choice(
         0,
-        "Seed of weights, batches and augmentation.",
         check=not_negative,
         effect=Effect(lambda given: "," not in given["seeds"], "--seeds without a list, which names the seeds itself"),
     )
-    seeds: str = choice(
-        "",
-        "Train a run for each of several seeds, in seed_N of --run_dir, and report their mean with intervals: how "
-        "many, from --seed on (3), or which (0,1,2).",
-    )
-    deterministic: bool = choice(
-        True,
-        "On a CPU, run one operation at a time (each on all cores), so that the same run gives the same bits. Without "
-        "it training is up to a fifth faster, and runs may differ in the last digits.",
-    )
-    logical_devices: int = choice(
-        0, "Split the CPU into this many logical devices and train on all; 0: the GPUs there are.", check=not_negative
-    )
-    checkpoint_steps: int = choice(0, "Checkpoint every this many steps, besides each epoch.", check=not_negative)
-    keep_checkpoints: int = choice(2, "How many checkpoints stay.", check=positive)
-    watch_every: int = choice(
-        100,
-        "Look at a batch every this many steps: gradients by part and term, how far embeddings spread, alarms; 0: "
-        "never.",
-        check=not_negative,
-    )
-    watch_triplets: int = choice(
-        8,
-        "With --watch_every: how many of the hardest triplets of an epoch are pictured; 0: none.",
-        check=not_negative,
-        effect=needs("watch_every"),
-    )
-    watch_projector: int = choice(
-        0,
-        "Write so many embeddings of held-out (else test) images for TensorBoard's projector after each epoch, with "
-        "thumbnails; 0: none.",
-        check=not_negative,
-    )
-    stop_on: str = choice(
-        "nan",
-        "Which alarms end the run, with a checkpoint and status 3: collapse, explosion, dead_proxies, with commas. "
-        "What is not finite (nan) always ends it.",
-        effect=needs("watch_every"),
-    )
-    log_to: str = choice("", "Tell another library of each epoch too: wandb:PROJECT or mlflow:URI.")
+    seeds: str = ""
+    deterministic: bool = True
+    logical_devices: int = choice(0, check=not_negative)
+    checkpoint_steps: int = choice(0, check=not_negative)
+    keep_checkpoints: int = choice(2, check=positive)
+    watch_every: int = choice(100, check=not_negative)
+    watch_triplets: int = choice(8, check=not_negative, effect=needs("watch_every"))
+    watch_projector: int = choice(0, check=not_negative)
+    stop_on: str = choice("nan", effect=needs("watch_every"))
+    log_to: str = ""
 
     def __post_init__(self):
         super().__post_init__()
