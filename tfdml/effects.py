@@ -14,13 +14,10 @@ class Effect:
     Args:
         holds: From the values of all flags, by name, to whether the flag has an effect.
         condition: The condition, as a user would meet it: flags with their values.
-        in_files: Whether a flag file that sets the flag in vain deserves a warning. Not where files carry the flag for
-            what a command line may add.
     """
 
     holds: Callable[[Mapping[str, Any]], bool]
     condition: str
-    in_files: bool = True
 
 
 def needs(flag: str, *values: Any) -> Effect:

@@ -45,7 +45,6 @@ SINGLE_USE = {
     "tfdml.training.run.dry_run": "the entry of `--dry_run`",
     "tfdml.training.run.results": "what a run leaves behind",
     "tfdml.training.watching.measures": "the measures of `--watch_every`",
-    "tfdml.training.watching.pictures": "the hardest triplets as an image",
 }
 #: Tests of several modules at once.
 OF_SEVERAL = frozenset(

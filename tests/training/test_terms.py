@@ -1,6 +1,5 @@
 """From --objectives to objectives."""
 
-import inspect
 
 import pytest
 
@@ -10,12 +9,11 @@ from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
 from tfdml.objectives import (
     AutoWeight,
     CrossBatchMemory,
-    HighOrderMomentLoss,
     JointRepresentationSimilarity,
     MetricLoss,
     ProxyLoss,
 )
-from tfdml.training.terms import build_objectives, check_objectives, have_weights, known, snake_case, with_memory
+from tfdml.training.terms import build_objectives, check_objectives, known, snake_case
 
 
 @pytest.mark.parametrize(
@@ -36,19 +34,6 @@ def test_every_public_loss_and_objective_can_be_named():
     assert {"am_softmax", "norm_softmax", "contrastive", "binomial_deviance"} <= set(known())
     assert "joint_representation_similarity" in known()
     assert not {"objective", "metric", "proxy", "auto_weight"} & set(known())
-
-
-@pytest.mark.parametrize("name", sorted(known()))
-def test_it_is_known_which_terms_have_weights(name):
-    shapes = {"pooled": (None, 4), "detached_projection": (None, 4), "projection": (None, 4), "embedding": (None, 4)}
-    shapes |= {"feature_map": (None, 2, 2, 4), "class": (None, 3), "heads": (None, 2, 4)}
-    required = {"loss": "contrastive", "dims": "[2, 4]"}
-    parameters = inspect.signature(known()[name]).parameters.values()
-    needed = [p.name for p in parameters if p.default is inspect.Parameter.empty and p.name in required]
-    text = f"{name}({', '.join(f'{key}={required[key]}' for key in needed)})"
-    (term,) = build_objectives(text, num_classes=3)
-    term.build(shapes)
-    assert have_weights(f"0.5 * contrastive + {text}") == bool(term.trainable_variables)
 
 
 def test_jrd_as_the_paper_has_it():
@@ -95,34 +80,13 @@ def test_arguments_reach_the_loss_its_wrapper_and_its_kernels():
     assert jrs.kernels["embedding"].multipliers == (1.0,)
 
 
-def test_losses_over_pairs_get_a_memory_and_other_terms_none():
-    text = "am_softmax + 0.5 * contrastive(margin=0.5, representation=projection) + horde(loss=contrastive)"
-    terms = {term.name: term for term in with_memory(build_objectives(text, 3), 32, 7, text)}
-    memory = terms["contrastive"]
+def test_a_loss_over_pairs_with_a_memory():
+    (memory,) = build_objectives("xbm(loss=contrastive(margin=0.5), size=32, start=7, representation=projection)", 3)
     assert isinstance(memory, CrossBatchMemory)
-    assert (memory.size, memory.start, memory.weight, memory.representation) == (32, 7, 0.5, "projection")
-    assert memory.loss.margin == 0.5
-    assert [type(terms[name]) for name in ("am_softmax", "horde")] == [ProxyLoss, HighOrderMomentLoss]
-    check_objectives(text, memory=32)
-    (written,) = build_objectives("xbm(loss=contrastive(margin=0.5), size=32, start=7)", 3)
-    assert isinstance(written, CrossBatchMemory)
-    assert (written.size, written.start, written.loss.margin, written.name) == (32, 7, 0.5, "xbm")
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("am_softmax + horde(loss=contrastive)", "no term is a loss over pairs, such as contrastive"),
-        ("am_softmax + lifted_structure", "lifted_structure: CrossBatchMemory takes a loss .* not LiftedStructureLoss"),
-    ],
-)
-def test_a_memory_that_suits_no_term_is_found_before_the_classes_are_known_by_the_same_line(text, says):
-    with pytest.raises(UserError, match=says) as early:
-        check_objectives(text, memory=32)
-    with pytest.raises(UserError) as late:
-        with_memory(build_objectives(text, 3), 32, 0, text)
-    assert str(early.value) == str(late.value)
-    assert "--cross_batch_memory=32 --objectives='am_softmax + " in str(late.value)
+    assert (memory.size, memory.start, memory.loss.margin, memory.name) == (32, 7, 0.5, "xbm")
+    assert memory.representation == "projection"
+    with pytest.raises(UserError, match=r"xbm: CrossBatchMemory takes a loss .* not LiftedStructureLoss"):
+        build_objectives("am_softmax + xbm(loss=lifted_structure, size=32)", 3)
 
 
 def test_kernels_need_no_brackets():

@@ -116,10 +116,9 @@ class Command:
             if typed & {name, f"no{name}"}:
                 raise UserError(message)
             # A run's flags.txt holds every setting.
-            if self.effects[name].in_files and flag.value != flag.default:
+            if flag.value != flag.default:
                 print(f"{self.name}: warning: in a flag file, and ignored: {message}", file=sys.stderr)
-            if self.effects[name].in_files:
-                flag.unparse()
+            flag.unparse()
 
     def help(self) -> str:
         """Return the usage, and every flag with its default."""

@@ -81,7 +81,6 @@ def given_settings(values: Flags) -> dict[str, Any]:
 
 FLAGS = _experiment_flags()
 FLAGS.define("resume", False, "Continue the run in --run_dir from its newest checkpoint.")
-FLAGS.define("restart", False, "With --resume: train again from the first step where no checkpoint can be used.")
 FLAGS.define("dry_run", False, "Print images, parameters, rates, steps, memory and flags; write nothing.")
 FLAGS.define("probe", False, "With --dry_run: run a few steps, and print speed, hours, bottleneck and memory.")
 FLAGS.define("preview", "", "Write a contact sheet of the first batch to this PNG file and train nothing.")
@@ -144,7 +143,7 @@ def train(values: Flags) -> None:
 
             result = train_on_cluster(experiment, _cluster_settings(values), values.resume)
         else:
-            result = trainer.train(experiment, values.resume, values.restart, write_report=write_run_report)
+            result = trainer.train(experiment, values.resume, write_report=write_run_report)
     except (Interrupted, Halted) as stop:
         print(f"train: {stop}", file=sys.stderr)
         sys.exit(stop.status)
@@ -210,7 +209,6 @@ COMMAND = Command(
     USAGE,
     effects={
         **SETTINGS,
-        "restart": needs("resume"),
         "probe": needs("dry_run"),
         "workers": _OF_WORKERS,
         "gpus_per_worker": _OF_WORKERS,

@@ -186,9 +186,7 @@ def values_of(path: Path, learner: MetricLearner, wanted: Sequence[Any]) -> list
     return [arrays[names[id(variable)]] for variable in wanted]
 
 
-def restore_latest(
-    folder: Path, learner: MetricLearner, restart: bool = False, processes: Processes | None = None
-) -> TrainingState | None:
+def restore_latest(folder: Path, learner: MetricLearner, processes: Processes | None = None) -> TrainingState | None:
     """Load the newest checkpoint that can be used into the learner and its optimiser; None if there is none.
 
     Newer ones, which cannot, are renamed, so that they are not taken for the newest when the run goes on.
@@ -196,14 +194,13 @@ def restore_latest(
     Args:
         folder: The checkpoint folder, that of the chief.
         learner: A compiled learner.
-        restart: Whether to begin again where there are checkpoints, but none can be used.
         processes: Who trains; each has to call this.
 
     Raises:
-        UserError: There are checkpoints, but none can be used, and `restart` is not set.
+        UserError: There are checkpoints, but none can be used.
     """
     processes = processes or Processes()
-    path = Path(processes.of_chief(lambda: _newest(folder, learner, restart)))
+    path = Path(processes.of_chief(lambda: _newest(folder, learner)))
     if not path.name:
         return None
     arrays, state = read(path, processes.bytes_of_chief(path.read_bytes))
@@ -213,7 +210,7 @@ def restore_latest(
     return state
 
 
-def _newest(folder: Path, learner: MetricLearner, restart: bool) -> str:
+def _newest(folder: Path, learner: MetricLearner) -> str:
     """Return the newest checkpoint that fits the learner; empty if there is none."""
     unusable, reasons = [], []
     for path in reversed(list_checkpoints(folder)):
@@ -229,12 +226,11 @@ def _newest(folder: Path, learner: MetricLearner, restart: bool) -> str:
             continue
         _set_aside(unusable)
         return str(path)
-    if unusable and not restart:
+    if unusable:
         raise UserError(
-            f"no checkpoint in {folder} can be used: {'; '.join(reasons)}; add --restart to --resume to train this run "
-            "again from its first step"
+            f"no checkpoint in {folder} can be used: {'; '.join(reasons)}; delete that folder, and --resume trains "
+            "this run again from its first step"
         )
-    _set_aside(unusable)
     return ""
 
 

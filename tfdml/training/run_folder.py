@@ -28,7 +28,7 @@ from tfdml.version import __version__, installed
 # Of a resumed run: where the folder lies, and where the images, which are compared by their checksums.
 MAY_DIFFER = ("run_dir", "data_dir")
 # What changes nothing of the training.
-_WATCHING = ("watch_every", "watch_triplets", "watch_projector", "stop_on", "log_to")
+_WATCHING = ("watch_every", "stop_on", "log_to")
 _PACKAGES = ("tensorflow", "keras", "numpy", "faiss-cpu", "scikit-learn", "pillow", "matplotlib")
 
 
@@ -37,8 +37,7 @@ class RunFolder:
 
         flags.txt  data.json  environment.json  metrics.jsonl  result.json  queries.npz  calibration/  checkpoints/
         embedder.keras  tensorboard/  report/index.html
-        and, where they apply, moments.keras  statistics_network.keras  statistics.json  watch.json
-        hardest_triplets.png  diverged.json
+        and, where they apply, moments.keras  statistics_network.keras  statistics.json  watch.json  diverged.json
 
     Args:
         path: The folder.
@@ -62,7 +61,6 @@ class RunFolder:
         self.tensorboard = self.path / "tensorboard"
         self.diverged = self.path / "diverged.json"
         self.watch = self.path / "watch.json"
-        self.hardest = self.path / "hardest_triplets.png"
         self.report = self.path / "report" / "index.html"
 
     def selected(self, epoch: int) -> Path:

@@ -152,12 +152,6 @@ def _names_horde(given: Mapping[str, Any]) -> bool:
     return any(name in ("horde", "high_order_moment") for name in names)
 
 
-def _have_weights(given: Mapping[str, Any]) -> bool:
-    from tfdml.training.terms import have_weights
-
-    return have_weights(given["objectives"])
-
-
 @dataclasses.dataclass(frozen=True)
 class DataSettings(Settings):
     """Which images a run sees, in which views, and which of them form a batch.
@@ -374,9 +368,6 @@ class OptimizationSettings(Settings):
             itself.
         ema: Which share of its old value the running average of each weight keeps in a step, e.g. 0.999: the averages
             are evaluated and kept. 0: none.
-        cross_batch_memory: Give every loss over pairs in --objectives a memory of this many embeddings of earlier
-            batches to compare with (XBM); 0: none.
-        xbm_start: For this many steps nothing is remembered, while embeddings change fast.
         gradient_cache: Keep the activations of this many images of the batch (of each device) at a time: batches beyond
             the memory, for one more pass forward; 0: of all at once.
 
@@ -403,11 +394,7 @@ class OptimizationSettings(Settings):
     )
     backbone_rate: float = choice(-1.0, check=_rate)
     projection_rate: float = choice(-1.0, check=_rate)
-    objective_rate: float = choice(
-        -1.0,
-        check=_rate,
-        effect=Effect(_have_weights, "a term with weights in --objectives, such as am_softmax", in_files=False),
-    )
+    objective_rate: float = choice(-1.0, check=_rate)
     schedule: str = choice("step", choices=SCHEDULES)
     warm_up_epochs: float = choice(0.0, check=not_negative)
     final_rate: float = choice(0.0, check=fraction, effect=needs("schedule", "cosine", "linear"))
@@ -423,8 +410,6 @@ class OptimizationSettings(Settings):
     clip_norm: float = choice(0.0, check=not_negative)
     clip: str = choice("all", choices=CLIPPED, effect=needs("clip_norm"))
     ema: float = choice(0.0, check=fraction)
-    cross_batch_memory: int = choice(0, check=not_negative)
-    xbm_start: int = choice(0, check=not_negative, effect=needs("cross_batch_memory"))
     gradient_cache: int = choice(
         0,
         check=not_negative,
@@ -443,8 +428,6 @@ class OptimizationSettings(Settings):
             raise UserError(f"--warm_up_epochs={self.warm_up_epochs:g} leaves none of --epochs={self.epochs}")
         check_form(self.optimizer, self.optimizer_form, "--optimizer_form")
         parse_terms(self.objectives, "--objectives")
-        if self.xbm_start and not self.cross_batch_memory:
-            raise UserError(f"--xbm_start={self.xbm_start} needs --cross_batch_memory, e.g. --cross_batch_memory=4096")
 
     def drop_steps(self, steps_per_epoch: int) -> list[int]:
         """Return the steps at which the rates drop."""
@@ -577,9 +560,6 @@ class RunSettings(Settings):
         keep_checkpoints: How many checkpoints stay.
         watch_every: Look at a batch every this many steps: gradients by part and term, how far embeddings spread,
             alarms; 0: never.
-        watch_triplets: With --watch_every: how many of the hardest triplets of an epoch are pictured; 0: none.
-        watch_projector: Write so many embeddings of held-out (else test) images for TensorBoard's projector after each
-            epoch, with thumbnails; 0: none.
         stop_on: Which alarms end the run, with a checkpoint and status 3: collapse, explosion, dead_proxies, with
             commas. What is not finite (nan) always ends it.
         log_to: Tell another library of each epoch too: wandb:PROJECT or mlflow:URI.
@@ -604,8 +584,6 @@ class RunSettings(Settings):
     checkpoint_steps: int = choice(0, check=not_negative)
     keep_checkpoints: int = choice(2, check=positive)
     watch_every: int = choice(100, check=not_negative)
-    watch_triplets: int = choice(8, check=not_negative, effect=needs("watch_every"))
-    watch_projector: int = choice(0, check=not_negative)
     stop_on: str = choice("nan", effect=needs("watch_every"))
     log_to: str = ""
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Sequence
 
 import keras
 
 from tfdml import kernels, losses, objectives
 from tfdml.errors import UserError, short_message
 from tfdml.kernels import Kernel
-from tfdml.losses import PairLoss
 from tfdml.losses.classification import ClassSimilarityLoss
 from tfdml.mining.base import named_miners
-from tfdml.objectives import AutoWeight, CrossBatchMemory, MetricLoss, Objective, ProxyLoss
+from tfdml.objectives import AutoWeight, MetricLoss, Objective, ProxyLoss
 from tfdml.training.expressions import AUTO, Call, parse_terms, shortened
 
 _ALIASES = {
@@ -35,12 +33,6 @@ _MOST_TERMS = 20
 _WRAPPERS = (Objective, MetricLoss, ProxyLoss)
 # What the package gives besides terms.
 _NO_TERMS = (*_WRAPPERS, AutoWeight)
-# Objectives of which nothing trains.
-_WITHOUT_WEIGHTS = (
-    *(objectives.CrossBatchMemory, objectives.EnergyConfusion, objectives.EntropySpread, objectives.GlobalOrthogonal),
-    *(objectives.HeadDivergence, objectives.HeadwiseLoss, objectives.IntraClassPenalty, objectives.JointIntra),
-    *(objectives.JointMMD, objectives.JointRepresentationSimilarity, objectives.Matryoshka, objectives.Prism),
-)
 
 
 def snake_case(name: str) -> str:
@@ -66,16 +58,15 @@ def _known_kernels() -> dict[str, type]:
     return {snake_case(name): cls for name, cls in found.items() if issubclass(cls, Kernel) and cls is not Kernel}
 
 
-def check_objectives(text: str, memory: int = 0) -> None:
+def check_objectives(text: str) -> None:
     """Refuse what `build_objectives` would refuse of the names and of the arguments' names, before the data is known.
 
     Args:
         text: The sum of terms.
-        memory: The size of a memory that losses over pairs are to have; 0 for none.
 
     Raises:
         UserError: An unknown name or argument, a kernel or an inner loss that cannot be made, too many terms, or none
-            that counts; or the memory suits none.
+            that counts.
 
     Example:
         >>> check_objectives("am_softmax + 0.4 * jrs")
@@ -83,60 +74,8 @@ def check_objectives(text: str, memory: int = 0) -> None:
         Traceback (most recent call last):
         tfdml.errors.UserError: --objectives='jrs(level=pooled)': jrs: no argument 'level'; it has kernels, levels, ...
     """
-    said = shortened(text)
-    read = [(_read(call, said)[0], call) for _, call in _terms(text)]
-    if memory:
-        # These need not know the number of classes.
-        over_pairs = [_build(call, 1.0, 1, said) for cls, call in read if issubclass(cls, PairLoss)]
-        with_memory(over_pairs, memory, 0, text)
-
-
-def have_weights(text: str) -> bool:
-    """Whether a term of a sum has weights of its own, such as class proxies.
-
-    Raises:
-        UserError: As `check_objectives`.
-
-    Example:
-        >>> have_weights("contrastive + ecaml"), have_weights("contrastive + am_softmax")
-        (False, True)
-    """
-    classes = [_read(call, shortened(text))[0] for _, call in _terms(text)]
-    return any(_wrapper(cls) is not MetricLoss and not issubclass(cls, _WITHOUT_WEIGHTS) for cls in classes)
-
-
-def with_memory(terms: Sequence[Objective], size: int, start: int, text: str) -> list[Objective]:
-    """Return the same terms, in which every loss over pairs has a `CrossBatchMemory`.
-
-    Args:
-        terms: Objectives.
-        size: How many embeddings the memory of each holds.
-        start: For how many steps it stays empty.
-        text: `--objectives`, for messages.
-
-    Raises:
-        UserError: None of the terms is a loss over pairs, or one cannot have a memory.
-
-    Example:
-        >>> text = "contrastive(margin=0.5)"
-        >>> (term,) = with_memory(build_objectives(text, num_classes=10), 4096, 1000, text)
-        >>> term.name, term.loss.margin, term.size, term.start
-        ('contrastive', 0.5, 4096, 1000)
-    """
-    flags = f"--cross_batch_memory={size} --objectives={shortened(text)!r}"
-    if not any(type(term) is MetricLoss and not term.per_image for term in terms):
-        raise UserError(f"{flags}: no term is a loss over pairs, such as contrastive or multi_similarity")
-    return [_remembering(term, size, start, flags) for term in terms]
-
-
-def _remembering(term: Objective, size: int, start: int, flags: str) -> Objective:
-    # Objectives that hold a loss, such as HORDE, compare what no memory keeps.
-    if type(term) is not MetricLoss or term.per_image:
-        return term
-    try:
-        return CrossBatchMemory(term.loss, size, start, term.representation, weight=term.weight, name=term.name)
-    except ValueError as error:
-        raise UserError(f"{flags}: {term.name}: {error}") from error
+    for _, call in _terms(text):
+        _read(call, shortened(text))
 
 
 def build_objectives(text: str, num_classes: int) -> list[Objective]:

@@ -68,9 +68,9 @@ def test_steps_in_an_epoch_and_in_all(said):
 
 
 def test_a_batch_by_chunks_and_the_memory_of_a_term(said):
-    lines = said(gradient_cache=3, cross_batch_memory=64, xbm_start=2, objectives="contrastive(margin=0.5)")
+    lines = said(gradient_cache=3, objectives="xbm(loss=contrastive(margin=0.5), size=64, start=2)")
     assert "batches 8 images (4 classes x 2), in chunks of 3" in lines
-    (term,) = [line for line in lines if line.startswith("1 * contrastive")]
+    (term,) = [line for line in lines if line.startswith("1 * xbm")]
     assert "margin=0.5" in term
     assert "size=64, start=2" in term
 

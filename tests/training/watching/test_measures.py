@@ -15,9 +15,7 @@ from tfdml.objectives import Objective, ProxyLoss
 from tfdml.training.watching.measures import (
     GradientSampler,
     ProxyWatch,
-    distances,
     gradient_shares,
-    hardest_triplets,
     nearest_proxies,
     pair_distances,
     spread,
@@ -89,7 +87,7 @@ def test_terms_norms_and_shares_are_those_of_the_formulas():
 
 CASES = {
     "proxies": {"objectives": "am_softmax + jrs", "dropout": 0.5},
-    "memory": {"objectives": "contrastive", "cross_batch_memory": 32},
+    "memory": {"objectives": "xbm(loss=contrastive, size=32)"},
     "alternation": {"objectives": "rank_mi"},
     "gradient cache": {"objectives": "contrastive + horde(loss=contrastive, orders=2, dim=8)", "gradient_cache": 4},
     "moving state": {"objectives": "curricular_face"},
@@ -170,36 +168,13 @@ def test_distances_of_pairs_each_once():
     x, labels = batch()
     x[3] = x[7]
     matrix = looped_distances(x)
-    np.testing.assert_allclose(distances(x), matrix, atol=1e-7)
     positive, negative = [], []
     for i in range(len(x)):
         for j in range(i + 1, len(x)):
             (positive if labels[i] == labels[j] else negative).append(matrix[i, j])
-    found = pair_distances(matrix, labels)
-    np.testing.assert_allclose(sorted(found[0]), sorted(positive))
-    np.testing.assert_allclose(sorted(found[1]), sorted(negative))
-
-
-def test_the_hardest_triplets_are_those_that_loops_find():
-    x, labels = batch(1)
-    matrix = looped_distances(x)
-    expected = []
-    for a in range(len(x)):
-        own = [(matrix[a, p], p) for p in range(len(x)) if p != a and labels[p] == labels[a]]
-        others = [(matrix[a, n], n) for n in range(len(x)) if labels[n] != labels[a]]
-        if own and others:
-            (d_pos, p), (d_neg, n) = max(own), min(others)
-            expected.append((d_pos - d_neg, a, p, n))
-    expected.sort(reverse=True)
-    found = hardest_triplets(matrix, labels, 3)
-    assert [(t.anchor, t.positive, t.negative) for t in found] == [row[1:] for row in expected[:3]]
-    assert [t.violation for t in found] == pytest.approx([row[0] for row in expected[:3]])
-
-
-@pytest.mark.parametrize("labels", [[0, 0, 0], [0, 1, 2], [0]])
-def test_no_triplets_without_positives_or_negatives(labels):
-    x = np.eye(3)[: len(labels)]
-    assert hardest_triplets(distances(x), np.array(labels), 5) == []
+    found = pair_distances(x, labels)
+    np.testing.assert_allclose(sorted(found[0]), sorted(positive), atol=1e-7)
+    np.testing.assert_allclose(sorted(found[1]), sorted(negative), atol=1e-7)
 
 
 def test_nearest_proxies_by_cosine():

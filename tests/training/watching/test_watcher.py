@@ -37,8 +37,6 @@ def watched(tmp_path_factory):
         tmp_path_factory.mktemp("runs") / "watched",
         objectives=OBJECTIVES,
         watch_every=2,
-        watch_triplets=3,
-        watch_projector=10,
     )
 
 
@@ -79,7 +77,6 @@ def test_looks_are_written_for_tensorboard_and_kept(watched):
         "watch/participation_ratio",
         "watch/d_pos",
         "watch/d_neg",
-        "watch/hardest_triplets",
         "watch/idle_proxies/am_softmax",
     }
     (first, last) = events.Tensors("watch/variance")
@@ -88,22 +85,6 @@ def test_looks_are_written_for_tensorboard_and_kept(watched):
     pairs = tf.make_ndarray(events.Tensors("watch/d_pos")[-1].tensor_proto)
     assert pairs[:, 2].sum() == 4  # of 4 classes with 2 images each
     assert (pairs[:, 0] * pairs[:, 2]).sum() / 4 <= sample["d_pos"] <= (pairs[:, 1] * pairs[:, 2]).sum() / 4
-    assert tf.io.decode_png((watched / "hardest_triplets.png").read_bytes()).shape[2] == 3
-
-
-def test_the_projector_has_a_row_and_a_thumbnail_for_each_image(watched):
-    folder = watched / "tensorboard"
-    vectors = np.loadtxt(folder / "vectors.tsv", delimiter="\t")
-    # Whole classes of 4 images, as far as they fit.
-    assert vectors.shape == (8, 8)
-    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-4)
-    names = (folder / "classes.tsv").read_text().splitlines()
-    assert len(names) == 8
-    assert names == sorted(names)
-    assert len(set(names)) == 2
-    assert tf.io.decode_png((folder / "thumbnails.png").read_bytes()).shape == (3 * 48, 3 * 48, 3)
-    config = (folder / "projector_config.pbtxt").read_text()
-    assert all(name in config for name in ("vectors.tsv", "classes.tsv", "thumbnails.png", "single_image_dim: 48"))
 
 
 def test_the_steps_are_those_of_a_run_that_nobody_watches(watched, tmp_path):
@@ -112,11 +93,7 @@ def test_the_steps_are_those_of_a_run_that_nobody_watches(watched, tmp_path):
     for name, array in one.items():
         np.testing.assert_array_equal(array, other[name], err_msg=name)
     assert runs.records(watched) == runs.records(tmp_path / "run")
-    assert not {path.name for path in (tmp_path / "run").rglob("*")} & {
-        "watch.json",
-        "hardest_triplets.png",
-        "projector_config.pbtxt",
-    }
+    assert not (tmp_path / "run" / "watch.json").exists()
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"), {"tensors": 0}).Reload()
     assert not [tag for tag in events.Tags()["tensors"] if tag.startswith("watch/")]
 

@@ -107,4 +107,4 @@ def check_names(experiment: Experiment) -> None:
     """
     backbone = experiment.backbone_call()
     backbones.check(backbone.name, experiment.weights, **backbone.arguments)
-    check_objectives(experiment.objectives, experiment.cross_batch_memory)
+    check_objectives(experiment.objectives)

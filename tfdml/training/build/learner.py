@@ -24,7 +24,7 @@ from tfdml.training.experiment import Experiment
 from tfdml.training.expressions import shortened
 from tfdml.training.optimizers import build_optimizer
 from tfdml.training.settings import DataSettings, EvaluationSettings, ModelSettings, OptimizationSettings
-from tfdml.training.terms import build_objectives, with_memory
+from tfdml.training.terms import build_objectives
 from tfdml.workarounds import layers_of
 
 _FLOAT32 = 4
@@ -74,7 +74,7 @@ def check_starts(objectives: Sequence[Objective], steps: int) -> None:
         start = getattr(term, "start", 0)
         if 0 < steps <= start:
             raise UserError(
-                f"{term.name}: the memory starts after {start:,} steps (--xbm_start, or start in --objectives), and "
+                f"{term.name}: the memory starts after {start:,} steps (start in --objectives), and "
                 f"the run has {steps:,}: start earlier, or train for longer"
             )
 
@@ -344,8 +344,6 @@ def _compiles(setting: str) -> bool | str:
 def _with_objectives(embedder: Embedder, optimization: OptimizationSettings, num_classes: int) -> MetricLearner:
     objectives = optimization.objectives
     terms = build_objectives(objectives, num_classes)
-    if optimization.cross_batch_memory:
-        terms = with_memory(terms, optimization.cross_batch_memory, optimization.xbm_start, objectives)
     size = embedder.image_size
     try:
         learner = MetricLearner(embedder, terms, gradient_cache=optimization.gradient_cache)

@@ -185,8 +185,6 @@ class TrainingMonitor(keras.callbacks.Callback):
         with averaged(self.model):
             if self._processes.is_chief:
                 keep_if_selected(self.folder, self.records, selection, self.model.embedder, metric)
-                if self._watcher.projector is not None:
-                    self._watcher.projector.write(self.model.embedder)
         self.checkpoint()
         if self._processes.is_chief:
             publish_selected(self.folder, self.records, selection, self.steps_per_epoch, metric)

@@ -39,7 +39,6 @@ def train_seeds(
     experiment: Experiment,
     train: Train,
     resume: bool = False,
-    restart: bool = False,
     write_report: Callable[..., None] | None = None,
 ) -> dict[str, Any]:
     """Train a run for each of `experiment.seeds`, one after another, then write their common result and page.
@@ -50,7 +49,6 @@ def train_seeds(
         experiment: The settings; its folder is that of all runs.
         train: Trains one of them.
         resume: Continue what is in the folder.
-        restart: As for a single run.
         write_report: See `trainer.train`.
 
     Returns:
@@ -79,7 +77,7 @@ def train_seeds(
             run = run_of_seed(experiment, seed)
             logging.info("seed %d: %s", seed, run.run_dir)
             try:
-                results[seed] = train(run, resume=Path(run.run_dir).exists(), restart=restart)
+                results[seed] = train(run, resume=Path(run.run_dir).exists())
             except Interrupted as stop:
                 of_all = f"{len(results)} of {len(experiment.seed_list())} seeds have ended"
                 stop.left = f"{of_all}; continue with --run_dir={folder.path} --resume"
@@ -189,16 +187,13 @@ def epochs_to_train(experiment: Experiment) -> int:
     return read_json(RunFolder(selection_run(experiment).run_dir).result, {"epoch": int})["epoch"]
 
 
-def select_epochs(
-    experiment: Experiment, train: Callable[..., dict[str, Any]], resume: bool = False, restart: bool = False
-) -> None:
+def select_epochs(experiment: Experiment, train: Callable[..., dict[str, Any]], resume: bool = False) -> None:
     """Begin the run's folder, and find the number of epochs on held-out classes.
 
     Args:
         experiment: The settings, with `refit`.
         train: Trains a run: see `trainer.train`.
         resume: Continue what is in the folder.
-        restart: As for a single run.
 
     Raises:
         UserError: As a single run; or this is one of several processes.
@@ -219,7 +214,7 @@ def select_epochs(
     path = Path(run.run_dir)
     logging.info("finding the number of epochs on held-out classes: %s", path)
     try:
-        found = train(run, resume=path.exists(), restart=restart)
+        found = train(run, resume=path.exists())
     except Interrupted as stop:
         stop.left = f"the number of epochs is not found yet; continue with --run_dir={folder.path} --resume"
         raise

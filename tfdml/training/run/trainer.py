@@ -42,7 +42,6 @@ from tfdml.training.watching.watcher import make_watcher
 def train(
     experiment: Experiment,
     resume: bool = False,
-    restart: bool = False,
     saved: Callable[[], None] | None = None,
     write_report: Callable[..., None] | None = None,
 ) -> dict[str, Any]:
@@ -55,7 +54,6 @@ def train(
         experiment: The settings.
         resume: Continue the run in `experiment.run_dir` from its newest checkpoint; of one that was trained to its end,
             make what is missing of its results.
-        restart: With `resume`: where there are checkpoints, but none can be used, train again from the first step.
         saved: Called after every checkpoint.
         write_report: Called at the end, where the settings ask for a report, to write it: with the run's folder, and,
             but for a run of several seeds, its test images, their embeddings, and those of the held-out classes; see
@@ -73,9 +71,9 @@ def train(
     check_backend(experiment)
     one = functools.partial(train, saved=saved, write_report=write_report)
     if experiment.seeds:
-        return train_seeds(experiment, one, resume, restart, write_report)
+        return train_seeds(experiment, one, resume, write_report)
     if experiment.refit:
-        select_epochs(experiment, one, resume, restart)
+        select_epochs(experiment, one, resume)
         resume = True
     folder = RunFolder(experiment.run_dir)
     if experiment.deterministic and experiment.logical_devices < 2:
@@ -101,7 +99,7 @@ def train(
                     owned.enter_context(folder.created(experiment))
             try:
                 run.describe()
-                if not (resume and run.restore(restart)):
+                if not (resume and run.restore()):
                     if resume:
                         run.load_initial_weights()
                     run.calibrate()
@@ -216,9 +214,9 @@ class Run:
             raise UserError(f"the images of worker {self.processes.index} are not those of worker 0: {changed}")
         self.processes.of_chief(lambda: self.folder.describe(data, names))
 
-    def restore(self, restart: bool = False) -> bool:
+    def restore(self) -> bool:
         """Continue from the newest checkpoint of the chief; whether there is one."""
-        state = checkpoints.restore_latest(self.folder.checkpoints, self.learner, restart, self.processes)
+        state = checkpoints.restore_latest(self.folder.checkpoints, self.learner, self.processes)
         if state is not None:
             self.monitor.resume(state)
             logging.info("resuming %s at step %d", self.folder.path, state.step)

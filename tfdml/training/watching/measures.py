@@ -1,14 +1,15 @@
-"""What a batch shows: gradients by part and term, how far embeddings spread, triplets, and proxies of no use."""
+"""What a batch shows: gradients by part and term, how far embeddings spread, and proxies of no use."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
+from scipy.spatial.distance import pdist
 
 from tfdml.models import MetricLearner
 from tfdml.objectives import ProxyLoss, Stateful
@@ -211,66 +212,17 @@ def spread(embeddings: np.ndarray) -> dict[str, float]:
     }
 
 
-def distances(embeddings: np.ndarray) -> np.ndarray:
-    """Return the Euclidean distances of all pairs: (B, d) -> (B, B) float64."""
-    x = np.asarray(embeddings, np.float64)
-    norms = (x**2).sum(axis=1)
-    squared = norms[:, None] + norms[None, :] - 2.0 * (x @ x.T)
-    np.fill_diagonal(squared, 0.0)
-    return np.sqrt(np.maximum(squared, 0.0))
-
-
-def pair_distances(matrix: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distances of positive and of negative pairs, each pair once.
+def pair_distances(embeddings: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the Euclidean distances of positive and of negative pairs, each pair once, in float64.
 
     Args:
-        matrix: (B, B) distances.
+        embeddings: (B, d).
         labels: (B,) class ids.
     """
     first, second = np.triu_indices(len(labels), 1)
     same = labels[first] == labels[second]
-    values = matrix[first, second]
-    return values[same], values[~same]
-
-
-class Triplet(NamedTuple):
-    """An anchor with its farthest positive and its nearest negative, as rows of a batch."""
-
-    anchor: int
-    positive: int
-    negative: int
-    d_pos: float
-    d_neg: float
-
-    @property
-    def violation(self) -> float:
-        """d_pos - d_neg: by how much the wrong image is nearer."""
-        return self.d_pos - self.d_neg
-
-
-def hardest_triplets(matrix: np.ndarray, labels: np.ndarray, count: int) -> list[Triplet]:
-    """Return the worst triplets of a batch, one for each anchor at most, the worst first.
-
-    Args:
-        matrix: (B, B) distances.
-        labels: (B,) class ids.
-        count: How many.
-
-    Example:
-        >>> x = np.array([[0.0], [3.0], [1.0]])
-        >>> hardest_triplets(distances(x), np.array([0, 0, 1]), 1)
-        [Triplet(anchor=0, positive=1, negative=2, d_pos=3.0, d_neg=1.0)]
-    """
-    same = labels[:, None] == labels[None, :]
-    positives = same & ~np.eye(len(labels), dtype=bool)
-    farthest = np.where(positives, matrix, -np.inf)
-    nearest = np.where(same, np.inf, matrix)
-    found = []
-    for anchor in np.flatnonzero(positives.any(axis=1) & ~same.all(axis=1)):
-        positive, negative = int(farthest[anchor].argmax()), int(nearest[anchor].argmin())
-        d_pos, d_neg = float(matrix[anchor, positive]), float(matrix[anchor, negative])
-        found.append(Triplet(int(anchor), positive, negative, d_pos, d_neg))
-    return sorted(found, key=lambda triplet: -triplet.violation)[:count]
+    distances = pdist(embeddings)
+    return distances[same], distances[~same]
 
 
 def nearest_proxies(vectors: np.ndarray, proxies: np.ndarray) -> np.ndarray:

@@ -25,7 +25,6 @@ from tfdml.training.experiment import Experiment
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.watching import alarms, measures
 from tfdml.training.watching.measures import GradientSampler, ProxyWatch
-from tfdml.training.watching.pictures import PicturedTriplet, Projector, save_png, triplet_sheet
 
 # (first step, every) -> (images, labels) of that step and of every so-manieth after it.
 Batches = Callable[[int, int], Iterator[tuple[np.ndarray, np.ndarray]]]
@@ -45,9 +44,7 @@ class Watcher:
         batches: See `Batches`.
         indices: step -> the rows of `images` that the batch of that step holds.
         images: The training images, for their names.
-        num_pictures: How many of the hardest triplets of an epoch are pictured.
         stop_on: Which kinds of alarms end the run.
-        projector: Writes embeddings after each epoch; None: none are wanted.
     """
 
     def __init__(
@@ -58,17 +55,13 @@ class Watcher:
         batches: Batches,
         indices: Callable[[int], np.ndarray],
         images: ImageDataset,
-        num_pictures: int = 0,
         stop_on: frozenset[str] = frozenset(),
-        projector: Projector | None = None,
     ):
-        self.folder, self.every, self.stop_on, self.projector = folder, every, stop_on, projector
+        self.folder, self.every, self.stop_on = folder, every, stop_on
         self._learner, self._batches, self._indices, self._images = learner, batches, indices, images
-        self._num_pictures = num_pictures
         self._stream: Iterator[tuple[np.ndarray, np.ndarray]] | None = None
         self._sampler: GradientSampler | None = None
         self._proxies = [ProxyWatch(o) for o in learner.objectives if isinstance(o, ProxyLoss)] if every else []
-        self._hardest: list[PicturedTriplet] = []
         self._epoch_began = 0
         self._too_large = False
         self.samples: list[dict[str, Any]] = []
@@ -116,8 +109,7 @@ class Watcher:
         embeddings = found.vectors["embedding"]
         if not np.isfinite(embeddings).all():
             return []  # the step itself will tell, with all of its batch
-        matrix = measures.distances(embeddings)
-        d_pos, d_neg = measures.pair_distances(matrix, labels)
+        d_pos, d_neg = measures.pair_distances(embeddings, labels)
         sample: dict[str, Any] = {
             "step": step,
             "terms": found.terms,
@@ -131,7 +123,6 @@ class Watcher:
         }
         for watch in self._proxies:
             watch.follow(found.vectors[watch.objective.representation], labels)
-        self._keep_hardest(step, images, labels, matrix)
         raised = alarms.new_alarms(sample, self.samples)
         self.samples.append(sample)
         self._write_scalars(sample, d_pos, d_neg, writer)
@@ -149,7 +140,7 @@ class Watcher:
             watch.begin_epoch()
 
     def end_epoch(self, step: int, writer: Any) -> list[dict[str, Any]]:
-        """Write the epoch's hardest triplets; returns the alarms that the epoch raises.
+        """Count idle proxies; returns the alarms that the epoch raises.
 
         Args:
             step: How many steps have been made.
@@ -157,12 +148,6 @@ class Watcher:
         """
         if not self.every:
             return []
-        if self._hardest:
-            sheet = triplet_sheet(self._hardest)
-            save_png(sheet, self.folder.hardest)
-            with writer.as_default(step=step):
-                tf.summary.image("watch/hardest_triplets", np.asarray(sheet)[None])
-            self._hardest = []
         raised = []
         with writer.as_default(step=step):
             for watch in self._proxies:
@@ -248,21 +233,6 @@ class Watcher:
     def _write(self) -> None:
         write_json(self.folder.watch, {"every": self.every, "samples": self.samples, "alarms": self.alarms})
 
-    def _keep_hardest(self, step: int, images: np.ndarray, labels: np.ndarray, matrix: np.ndarray) -> None:
-        names, indices = self._images.class_names, self._indices(step)
-        for triplet in measures.hardest_triplets(matrix, labels, self._num_pictures):
-            rows = triplet[:3]
-            pictured = PicturedTriplet(
-                step,
-                [images[row] for row in rows],
-                [self._images.images.name(int(indices[row])) for row in rows],
-                [str(names.get(int(labels[row]), labels[row])) for row in (triplet.anchor, triplet.negative)],
-                triplet.d_pos,
-                triplet.d_neg,
-            )
-            self._hardest.append(pictured)
-        self._hardest = sorted(self._hardest, key=lambda one: -one.violation)[: self._num_pictures]
-
     def _write_scalars(self, sample: dict[str, Any], d_pos: np.ndarray, d_neg: np.ndarray, writer: Any) -> None:
         with writer.as_default(step=sample["step"]):
             for name in ("terms", "gradient_norm", "gradient_share"):
@@ -284,21 +254,14 @@ def make_watcher(experiment: Experiment, parts: Components, folder: RunFolder) -
         parts: The objects of the run.
         folder: Its folder.
     """
-    splits, projector = parts.splits, None
-    if experiment.watch_projector:
-        images = splits.test if splits.validation is None else splits.validation
-        size = experiment.evaluation_batch_size
-        projector = Projector(images, experiment.watch_projector, parts.evaluation_view, size, folder.tensorboard)
     return Watcher(
         parts.learner,
         folder,
         experiment.watch_every,
         sampled_batches(experiment.seed, parts),
         parts.sampler.batch,
-        splits.train,
-        experiment.watch_triplets,
+        parts.splits.train,
         experiment.stops_on(),
-        projector,
     )
 
 
