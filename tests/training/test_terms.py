@@ -1,6 +1,5 @@
 """From --objectives to objectives."""
 
-
 import pytest
 
 from tfdml.errors import UserError
