@@ -5,9 +5,8 @@ import json
 import pytest
 
 from tests.training import runs
-from tfdml.cluster.sweep import parse_sweep, score_of, trials
+from tfdml.cluster.sweep import combinations, open_study, parse_sweep, run_of, score_of
 from tfdml.errors import UserError
-from tfdml.report.sweep import sweep_table, write_sweep
 from tfdml.training.expressions import with_weight
 
 
@@ -28,27 +27,22 @@ def test_a_trial_is_scored_at_the_epoch_that_counts(metric, epoch, expected, tmp
     assert score_of(run) == expected
 
 
-def test_values_are_combined_and_ranges_drawn(tmp_path):
+def test_values_are_combined(tmp_path):
     base = runs.experiment(tmp_path, objectives="am_softmax(scale=20.0) + 0.4 * jrs(levels=[pooled, embedding])")
     axes = parse_sweep("objectives.weight=0.1,1; learning_rate=1e-4..1e-2; flip=true")
-    found = trials(base, axes, samples=20)
-    assert len(found) == 40
-    rates = [experiment.learning_rate for _, experiment in found]
-    assert len(set(rates)) == 40
-    assert min(rates) >= 1e-4
-    assert max(rates) <= 1e-2
-    assert 14 < sum(rate < 1e-3 for rate in rates) < 26  # evenly in the logarithm
-    assert [values for values, _ in found] == [values for values, _ in trials(base, axes, samples=20)]
-    first, last = found[0][1], found[-1][1]
+    assert axes == {"objectives.weight": ("0.1", "1"), "learning_rate": (1e-4, 1e-2), "flip": ("true",)}
+    found = combinations(base, axes)
+    assert found == [{"objectives.weight": weight, "flip": "true"} for weight in ("0.1", "1")]
+    first, last = (run_of(base, trial, {**values, "learning_rate": 3e-3}) for trial, values in enumerate(found))
     assert first.objectives == "am_softmax(scale=20.0) + 0.1 * jrs(levels=['pooled', 'embedding'])"
     assert last.objectives == "am_softmax(scale=20.0) + jrs(levels=['pooled', 'embedding'])"
-    assert (first.flip, first.seed, first.epochs) == (True, base.seed, base.epochs)
-    assert len({experiment.run_dir for _, experiment in found}) == 40
+    assert (first.flip, first.learning_rate, first.seed, first.epochs) == (True, 3e-3, base.seed, base.epochs)
+    assert [run.run_dir for run in (first, last)] == [f"{tmp_path}/trials/00{trial}" for trial in (0, 1)]
 
 
 def test_a_named_term_and_several_weights(tmp_path):
     base = runs.experiment(tmp_path, objectives="contrastive + 2 * jrs + 3 * horde(loss=contrastive, orders=2)")
-    ((_, changed),) = trials(base, parse_sweep("objectives.jrs=0.5; objectives.weight=7"), samples=1)
+    changed = run_of(base, 0, {"objectives.jrs": "0.5", "objectives.weight": "7"})
     assert changed.objectives == "contrastive + 0.5 * jrs + 7.0 * horde(loss='contrastive', orders=2)"
     assert with_weight("a + b(c=d(e=1))", 2.0, "--objectives") == "a + 2.0 * b(c=d(e=1))"
 
@@ -64,16 +58,18 @@ def test_a_named_term_and_several_weights(tmp_path):
         ("learning_rate=a..b", "no range of two numbers"),
         ("learning_rate=0..1", "from a positive number"),
         ("learning_rate=1e-2..1e-3", "to a larger one"),
-        ("epochs=many", "'many' is no value of epochs"),
-        ("flip=maybe", "'maybe' is no value of flip"),
+        ("epochs=many", "--epochs=many is not of type int"),
+        ("flip=maybe", "--flip=maybe is not of type bool"),
         ("epochs=-1", "--epochs"),
+        ("learning_rate=1e-3; epochs=1..3", "--epochs=1.0 is not of type int"),
+        ("objectives.weight=much", "'much' is no value of objectives.weight"),
         ("objectives.jrs=1", "no term 'jrs'"),
         ("batch_size=10,20", "--batch_size=10 has no effect: it needs --sampling=shuffle or whole_classes"),
     ],
 )
 def test_what_cannot_be_varied_is_told(tmp_path, text, words):
     with pytest.raises(UserError, match=words):
-        trials(runs.experiment(tmp_path), parse_sweep(text), samples=1)
+        combinations(runs.experiment(tmp_path), parse_sweep(text))
 
 
 @pytest.mark.parametrize(
@@ -85,19 +81,36 @@ def test_what_trials_are_compared_by_is_not_varied(name):
         parse_sweep(f"learning_rate=0.1; {name}=1,2")
 
 
-def test_the_table_and_the_plot(tmp_path):
-    rows = [
-        {"trial": 1, "values": {"learning_rate": "0.01", "optimizer": "sgd"}, "recall@1": 0.5},
-        {"trial": 0, "values": {"learning_rate": "0.1", "optimizer": "adam"}, "error": "it diverged"},
-    ]
-    header, best, failed = sweep_table(rows, "recall@1")
-    assert header.split() == ["trial", "learning_rate", "optimizer", "recall@1"]
-    assert best.split() == ["1", "0.01", "sgd", "50.0", "%"]
-    assert failed.endswith("failed: it diverged")
-    write_sweep(tmp_path, rows, "recall@1")
-    assert (tmp_path / "sweep.csv").read_text().splitlines() == [
-        "trial,learning_rate,optimizer,recall@1,error",
-        "1,0.01,sgd,0.5,",
-        "0,0.1,adam,,it diverged",
-    ]
-    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+def test_draws_follow_the_seed_within_the_range_and_go_on_when_resumed(tmp_path):
+    distributions = pytest.importorskip("optuna").distributions
+    space = {"learning_rate": distributions.FloatDistribution(1e-4, 1e-2, log=True)}
+
+    def draws(name, *counts):
+        experiment = runs.experiment(tmp_path / name)
+        (tmp_path / name).mkdir()
+        found = []
+        for count in counts:
+            study = open_study(experiment)
+            found += [study.ask(space).params["learning_rate"] for _ in range(count)]
+        return found
+
+    rates = draws("a", 10)
+    assert rates == draws("b", 10)
+    assert len(set(draws("c", 5, 5))) == 10
+    assert all(1e-4 <= rate <= 1e-2 for rate in rates)
+
+
+def test_a_run_below_the_median_is_pruned_after_a_third_of_the_epochs(tmp_path):
+    pytest.importorskip("optuna")
+    study = open_study(runs.experiment(tmp_path, epochs=6))
+    for value in (0.1, 0.2, 0.3, 0.4, 0.5):
+        trial = study.ask()
+        for epoch in range(1, 7):
+            trial.report(value, epoch)
+        study.tell(trial, value)
+    for value, pruned in ((0.25, [False, False, True]), (0.35, [False, False, False])):
+        trial, found = study.ask(), []
+        for epoch in (0, 1, 2):
+            trial.report(value, epoch)
+            found.append(trial.should_prune())
+        assert found == pruned

@@ -14,10 +14,9 @@ from tests.experiments import experiment_of
 from tests.mathematics import assert_close
 from tests.training import runs
 from tfdml.cluster.ray_session import ray_session
-from tfdml.cluster.sweep import parse_sweep, sweep, trials
+from tfdml.cluster.sweep import combinations, open_study, parse_sweep, run_of, score_of, sweep
 from tfdml.cluster.training import ClusterSettings, train_on_cluster
 from tfdml.errors import UserError
-from tfdml.io.files import write_json
 from tfdml.training.run import trainer
 
 EXPERIMENT = experiment_of(
@@ -111,22 +110,32 @@ def test_a_worker_that_is_killed_is_started_again_and_the_run_ends_as_one_proces
 
 @pytest.mark.slow
 def test_a_sweep_goes_on_where_it_was_stopped(session, tmp_path):
+    distributions = pytest.importorskip("optuna").distributions
     experiment = dataclasses.replace(EXPERIMENT, run_dir=str(tmp_path / "sweep"), holdout_classes=0.2)
     with pytest.raises(UserError, match="held-out classes"):
         sweep(dataclasses.replace(experiment, holdout_classes=0.0), SWEEP, ClusterSettings())
-    # As if the first run had ended before the sweep was stopped.
-    (_, first), (_, second) = trials(experiment, parse_sweep(SWEEP), 1)
-    begun = {"sweep": SWEEP, "samples": 1, "flags": experiment.as_flags()}
+    # As if the first run had ended, and the sweep was stopped while the second ran.
     (tmp_path / "sweep").mkdir()
-    write_json(tmp_path / "sweep" / "settings.json", begun)
+    study = open_study(experiment)
+    chosen = combinations(experiment, parse_sweep(SWEEP))
+    for values in chosen:
+        study.enqueue_trial(values)
+    space = {
+        "embedding_dim": distributions.CategoricalDistribution(("8", "16")),
+        "learning_rate": distributions.FloatDistribution(1e-3, 1e-2, log=True),
+    }
+    first, second = (run_of(experiment, trial.number, trial.params) for trial in (study.ask(space), study.ask(space)))
     trainer.train(first)
+    study.tell(0, score_of(first))
     before = pathlib.Path(first.run_dir, "result.json").read_bytes()
     rows = sweep(experiment, SWEEP, ClusterSettings(workers=2), samples=1, resume=True)
     assert pathlib.Path(first.run_dir, "result.json").read_bytes() == before
     assert sorted(row["trial"] for row in rows) == [0, 1]
+    assert {row["state"] for row in rows} == {"complete"}
     assert rows[0]["map@r"] >= rows[1]["map@r"] >= 0
     assert (pathlib.Path(second.run_dir) / "embedder.keras").is_file()
-    for name in ("sweep.json", "sweep.csv", "sweep.png"):
-        assert (tmp_path / "sweep" / name).stat().st_size > 0
+    lines = (tmp_path / "sweep" / "sweep.csv").read_text().splitlines()
+    assert (lines[0], len(lines)) == ("trial,map@r,state,embedding_dim,learning_rate,error", 3)
+    assert (tmp_path / "sweep" / "sweep.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UserError, match="begun with other samples"):
         sweep(experiment, SWEEP, ClusterSettings(), samples=2, resume=True)

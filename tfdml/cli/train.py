@@ -41,8 +41,8 @@ Train an image embedder and measure it on classes never seen in training.
   tfdml train --flagfile=... --run_dir=... --workers=4 --sweep='objectives.weight=0.1,0.3,1; learning_rate=1e-4..1e-3'
   tfdml train --flagfile=... --run_dir=... --dry_run --probe    print the experiment, its hours, bottleneck and memory
 
---sweep combines lists, and draws from ranges --sweep_samples times. objectives.weight is the factor of the last term,
-objectives.NAME that of another. --workers of the runs train side by side.
+--sweep combines lists, draws from ranges --sweep_samples times, and ends runs that are worse than the others (Optuna).
+objectives.weight is the factor of the last term, objectives.NAME that of another. --workers runs train side by side.
 
 The run folder holds flags.txt, data.json, environment.json, metrics.jsonl, result.json, checkpoints/, embedder.keras,
 tensorboard/ and report/index.html; with rank_mi statistics_network.keras and statistics.json too.
@@ -59,10 +59,10 @@ _STAGES = {
 
 def _experiment_flags() -> Flags:
     """One flag per setting of an experiment, made from the settings themselves."""
-    values, types = Flags(), typing.get_type_hints(Experiment)
+    values, types, meaning = Flags(), typing.get_type_hints(Experiment), meanings(Experiment)
     for field in dataclasses.fields(Experiment):
         choices = field.metadata.get("choices")
-        text = meanings(Experiment)[field.name] + (f" One of {', '.join(choices)}." if choices else "")
+        text = meaning[field.name] + (f" One of {', '.join(choices)}." if choices else "")
         if field.metadata.get("switch"):
             # Takes a word, but --name alone means true and --noname false.
             parser: flags.ArgumentParser = flags.ArgumentParser()
@@ -194,10 +194,14 @@ def _cluster_settings(values: Flags) -> ClusterSettings:
 
 def _sweep(experiment: Experiment, values: Flags) -> None:
     from tfdml.cluster.sweep import sweep
-    from tfdml.report.sweep import sweep_table
 
     rows = sweep(experiment, values.sweep, _cluster_settings(values), values.sweep_samples, values.resume)
-    print("\n".join(["", "Held-out classes:", *sweep_table(rows, experiment.selection_metric)]))
+    print(f"\n{experiment.selection_metric} on held-out classes:")
+    for row in rows:
+        shown = [f"{name}={value}" for name, value in row.items() if name not in ("trial", experiment.selection_metric)]
+        print(
+            f"  {100 * (row[experiment.selection_metric] or nan):5.1f} %  trial {row['trial']:03d}  {', '.join(shown)}"
+        )
     print(f"  table        {experiment.run_dir}/sweep.csv\n  plot         {experiment.run_dir}/sweep.png")
 
 

@@ -1,13 +1,13 @@
-"""A sweep: many runs side by side through Ray, compared on held-out classes."""
+"""A sweep: many runs side by side through Ray, proposed and pruned by Optuna, compared on held-out classes."""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import itertools
 import json
 import math
 import os
-import typing
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,7 @@ from tfdml.cluster.ray_session import Outbox, ToOutbox, ray_session, shown
 from tfdml.cluster.training import ClusterSettings
 from tfdml.effects import in_vain
 from tfdml.errors import UserError, short_message
-from tfdml.io.files import write_json
-from tfdml.io.manifests import read_json
-from tfdml.report.sweep import write_sweep
+from tfdml.io.files import atomic_write
 from tfdml.training import Experiment, RunFolder
 from tfdml.training.experiment import EFFECTS
 from tfdml.training.expressions import with_weight
@@ -31,37 +29,24 @@ _FIXED = (
     *("run_dir", "selection", "selection_metric", "dataset", "data_dir", "seed", "seeds", "refit"),
     *("holdout_classes", "holdout_sampling", "ks", "start_from"),
 )
+# The values of a setting, or the two ends of the range from which it is drawn.
+Axis = tuple[str, ...] | tuple[float, float]
 
 
-@dataclasses.dataclass(frozen=True)
-class Axis:
-    """A setting that a sweep varies.
+def parse_sweep(text: str) -> dict[str, Axis]:
+    """Return what `--sweep` varies, by name: `name=a,b,c` for values, `name=low..high` for a range, `;` between them.
 
-    Args:
-        name: A setting of `Experiment`; or `objectives.weight`, the factor of the last term of `objectives`, or
-            `objectives.NAME`, that of the term of this name.
-        values: What it takes, each of these with each of the other axes; or
-        low: The range from which it is drawn, evenly in its logarithm.
-        high: The end of the range.
-    """
-
-    name: str
-    values: tuple[str, ...] = ()
-    low: float = 0.0
-    high: float = 0.0
-
-
-def parse_sweep(text: str) -> list[Axis]:
-    """Return the axes of `--sweep`: `name=a,b,c` for values, `name=low..high` for a range, with `;` between them.
+    A name is a setting of `Experiment`; or `objectives.weight`, the factor of the last term of `objectives`, or
+    `objectives.NAME`, that of the term of this name.
 
     Raises:
         UserError: The text is not of this form, or names no setting that can be varied.
 
     Example:
-        >>> parse_sweep("learning_rate=1e-4..1e-3; embedding_dim=64,128")[1].values
-        ('64', '128')
+        >>> parse_sweep("learning_rate=1e-4..1e-3; embedding_dim=64,128")
+        {'learning_rate': (0.0001, 0.001), 'embedding_dim': ('64', '128')}
     """
-    axes: list[Axis] = []
+    axes: dict[str, Axis] = {}
     known = {field.name for field in dataclasses.fields(Experiment)} - set(_FIXED)
     for part in filter(None, (part.strip() for part in text.split(";"))):
         name, equals, values = (word.strip() for word in part.partition("="))
@@ -69,87 +54,83 @@ def parse_sweep(text: str) -> list[Axis]:
             raise UserError(f"--sweep: {part!r} is not name=values; {_FORM}")
         if name not in known and not name.startswith("objectives."):
             raise UserError(f"--sweep: {name!r} is no setting that can be varied; {_FORM}")
-        if name in (axis.name for axis in axes):
+        if name in axes:
             raise UserError(f"--sweep: {name} is there twice")
-        axes.append(_range(name, values) if ".." in values else Axis(name, tuple(v.strip() for v in values.split(","))))
+        axes[name] = _range(name, values) if ".." in values else tuple(value.strip() for value in values.split(","))
     if not axes:
         raise UserError(f"--sweep varies nothing; {_FORM}")
     return axes
 
 
-def _range(name: str, text: str) -> Axis:
+def _range(name: str, text: str) -> tuple[float, float]:
     try:
         low, high = map(float, text.split(".."))
     except ValueError as error:
         raise UserError(f"--sweep: {name}={text} is no range of two numbers; {_FORM}") from error
     if not 0 < low < high < math.inf:
         raise UserError(f"--sweep: {name}={text}: a range goes from a positive number to a larger one")
-    return Axis(name, low=low, high=high)
+    return low, high
 
 
-def trials(experiment: Experiment, axes: list[Axis], samples: int) -> list[tuple[dict[str, str], Experiment]]:
-    """Return the values and the experiment of each run of a sweep, the same whenever it is asked.
-
-    Every combination of the values is run; where there are ranges, `samples` times, each with a draw of its own.
+def run_of(experiment: Experiment, trial: int, values: dict[str, Any]) -> Experiment:
+    """Return the run of a trial, in a folder of its own in that of the sweep.
 
     Args:
-        experiment: What all have in common; its folder is that of the sweep.
-        axes: What is varied.
-        samples: How many draws there are of the ranges.
+        experiment: What all have in common.
+        trial: Its number.
+        values: What it changes, by the names of `parse_sweep`.
 
     Raises:
-        UserError: A value does not fit its setting, or the setting has no effect in one of the runs.
+        UserError: A value does not fit its setting, or the setting has no effect in this run.
 
     Example:
-        >>> axes = parse_sweep("learning_rate=1e-4..1e-3; epochs=1,2")
-        >>> len(trials(Experiment(run_dir="runs/sweep", holdout_classes=0.2), axes, samples=3))
-        6
+        >>> run_of(Experiment(run_dir="runs/sweep"), 3, {"epochs": "2"}).run_dir
+        'runs/sweep/trials/003'
     """
-    lists = [[(axis.name, value) for value in axis.values] for axis in axes if axis.values]
-    ranges = [axis for axis in axes if not axis.values]
-    generator = np.random.default_rng(experiment.seed)
-    found: list[tuple[dict[str, str], Experiment]] = []
-    for chosen in itertools.product(*lists):
-        for _ in range(samples if ranges else 1):
-            drawn = [(a.name, f"{math.exp(generator.uniform(math.log(a.low), math.log(a.high))):.4g}") for a in ranges]
-            values = dict([*chosen, *drawn])
-            folder = f"{experiment.run_dir}/trials/{len(found):03d}"
-            found.append((values, _changed(experiment, values, folder)))
-    return found
-
-
-def _changed(experiment: Experiment, values: dict[str, str], folder: str) -> Experiment:
-    kinds = typing.get_type_hints(Experiment)
-    changes: dict[str, Any] = {"run_dir": folder, "report": False}
-    for name, text in values.items():
+    lines, objectives = [experiment.as_flags()], experiment.objectives
+    for name, value in values.items():
         setting, _, term = name.partition(".")
+        if not term:
+            lines.append(f"--{setting}={value}")
+            continue
         try:
-            if term:
-                before = changes.get("objectives", experiment.objectives)
-                changes["objectives"] = with_weight(
-                    before, float(text), "--objectives", "" if term == "weight" else term
-                )
-            elif kinds[setting] is bool:
-                changes[setting] = {"true": True, "false": False}[text.lower()]
-            else:
-                changes[setting] = kinds[setting](text)
-        except (ValueError, KeyError) as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f"--sweep: {text!r} is no value of {name}") from error
-    changed = dataclasses.replace(experiment, **changes)
+            weight = float(value)
+        except ValueError as error:
+            raise UserError(f"--sweep: {value!r} is no value of {name}") from error
+        objectives = with_weight(objectives, weight, "--objectives", "" if term == "weight" else term)
+    folder = f"{experiment.run_dir}/trials/{trial:03d}"
+    changed = Experiment.from_flags("\n".join(lines), run_dir=folder, report=False, objectives=objectives)
     for message in in_vain(EFFECTS, dataclasses.asdict(changed), values).values():
         raise UserError(f"--sweep: {message}")
     return changed
 
 
+def combinations(experiment: Experiment, axes: dict[str, Axis]) -> list[dict[str, str]]:
+    """Return every combination of the listed values; each is tried, with both ends of the ranges.
+
+    Args:
+        experiment: What all runs have in common.
+        axes: What is varied.
+
+    Raises:
+        UserError: A value does not fit its setting, or has no effect in one of the runs.
+    """
+    lists = {name: axis for name, axis in axes.items() if isinstance(axis[0], str)}
+    found = [dict(zip(lists, chosen, strict=True)) for chosen in itertools.product(*lists.values())]
+    for values, end in itertools.product(found, (0, 1)):
+        run_of(experiment, 0, {name: values.get(name, axis[end % len(axis)]) for name, axis in axes.items()})
+    return found
+
+
 def sweep(
     experiment: Experiment, text: str, settings: ClusterSettings, samples: int = 8, resume: bool = False
 ) -> list[dict[str, Any]]:
-    """Run every trial of a sweep, and write what came of it to `sweep.json`, `sweep.csv` and `sweep.png`.
+    """Run every trial of a sweep, and write what came of it to `sweep.csv` and `sweep.png`.
 
-    Each trial is a run of its own in `trials/`, one process of it; `settings.workers` train side by side. They are
-    compared by `selection_metric` on the held-out classes, at the epoch that counts.
+    Every combination of the values is run; where there are ranges, `samples` times, with values that Optuna's TPE
+    sampler proposes. `settings.workers` train at the same time. They are compared by `selection_metric` on the held-out
+    classes, at the epoch that counts; Optuna's median pruner ends a run that is below the median of the others after
+    the first third of the epochs. The study is kept in `optuna.journal`.
 
     Args:
         experiment: What the runs have in common; `run_dir`, the folder of the sweep, is seen by every host.
@@ -159,51 +140,93 @@ def sweep(
         resume: Resume a sweep that was stopped: runs that have ended are kept, others resume.
 
     Returns:
-        Of each run, the best first: `trial`, `values`, and the metric, or `error` of one that failed.
+        Of each run, the best first: `trial`, the metric, `state` (complete, pruned or fail), `error` and the values.
 
     Raises:
-        UserError: Nothing is held out, or the sweep is not the one that was begun in this folder.
+        UserError: Optuna is not installed, nothing is held out, or the sweep is not the one that was begun in this
+            folder.
     """
-    chosen = trials(experiment, parse_sweep(text), samples)
+    axes = parse_sweep(text)
+    chosen = combinations(experiment, axes)
     if not experiment.holdout_classes:
         raise UserError("--sweep compares runs on held-out classes: add e.g. --holdout_classes=0.1")
     if experiment.seeds or experiment.refit:
         raise UserError("--sweep goes without --seeds and --refit: train the best of its runs again with them")
-    folder = Path(experiment.run_dir).absolute()
-    begun = {"sweep": text, "samples": samples, "flags": experiment.as_flags()}
-    if resume:
-        _check_same(folder / "settings.json", begun)
-    else:
-        RunFolder(experiment.run_dir).check_new()
+    experiment = dataclasses.replace(experiment, run_dir=str(Path(experiment.run_dir).absolute()))
+    folder, metric = Path(experiment.run_dir), experiment.selection_metric
+    if not resume:
+        RunFolder(folder).check_new()
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "settings.json", begun)
-    runs = [dataclasses.replace(run, run_dir=str(Path(run.run_dir).absolute())) for _, run in chosen]
-    left = [i for i, run in enumerate(runs) if RunFolder(run.run_dir).read_result() is None]
-    logging.info("%d runs, %d of them still to be trained", len(runs), len(left))
-    failed = _train([(i, runs[i]) for i in left], settings) if left else {}
-    rows: list[dict[str, Any]] = []
-    metric = experiment.selection_metric
-    for i, ((values, _), run) in enumerate(zip(chosen, runs, strict=True)):
-        row = {"trial": i, "values": values}
-        rows.append(row | ({"error": failed[i]} if i in failed else {metric: score_of(run)}))
-    rows.sort(key=lambda row: -row.get(metric, -1.0))
-    write_json(folder / "sweep.json", rows)
-    write_sweep(folder, rows, metric)
+    study = open_study(experiment)
+    begun = {"sweep": text, "samples": samples, "flags": experiment.as_flags()}
+    for name, value in begun.items():
+        if study.user_attrs.get(name, value) != value:
+            raise UserError(f"--resume: the sweep in {folder} was begun with other {name}; name another --run_dir")
+        study.set_user_attr(name, value)
+    draws = samples if any(isinstance(axis[0], float) for axis in axes.values()) else 1
+    for values in chosen[len(study.trials) // draws :]:
+        for _ in range(draws):
+            study.enqueue_trial(values)
+    _train(study, axes, experiment, settings)
+    rows = [
+        {
+            "trial": trial.number,
+            metric: trial.value,
+            "state": trial.state.name.lower(),
+            **trial.user_attrs,
+            **trial.params,
+        }
+        for trial in study.trials
+    ]
+    rows.sort(key=lambda row: (row["state"] != "complete", -(row[metric] or 0.0)))
+    with atomic_write(folder / "sweep.csv") as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, ["trial", metric, "state", *axes, "error"])
+        table.writeheader()
+        table.writerows(rows)
+    _write_plot(study, metric, folder / "sweep.png")
     return rows
 
 
-def _check_same(path: Path, now: dict[str, Any]) -> None:
-    before = read_json(path)
-    for name, value in now.items():
-        if before.get(name) != value:
-            raise UserError(f"--resume: the sweep in {path.parent} was begun with other {name}; name another --run_dir")
+def open_study(experiment: Experiment) -> Any:
+    """Return the Optuna study of a sweep, from the journal in its folder.
+
+    Args:
+        experiment: The settings of the sweep.
+
+    Raises:
+        UserError: Optuna is not installed.
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise UserError("--sweep needs Optuna: pip install 'tfdml[sweep]'") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    backend = optuna.storages.journal.JournalFileBackend(f"{experiment.run_dir}/optuna.journal")
+    study = optuna.create_study(
+        study_name="sweep",
+        storage=optuna.storages.JournalStorage(backend),
+        pruner=optuna.pruners.MedianPruner(n_warmup_steps=experiment.epochs // 3),
+        direction="maximize",
+        load_if_exists=True,
+    )
+    # A sweep that resumes continues with other draws than those that it began with.
+    asked = sum(trial.state != optuna.trial.TrialState.WAITING for trial in study.trials)
+    study.sampler = optuna.samplers.TPESampler(seed=experiment.seed + asked)
+    return study
 
 
-def _train(left: list[tuple[int, Experiment]], settings: ClusterSettings) -> dict[int, str]:
-    """Train the runs, `settings.workers` at a time; why runs failed, by trial."""
-    cpus = max(settings.workers, os.cpu_count() or 1)
-    queue, failed = list(reversed(left)), {}
-    with ray_session(settings.address, cpus=cpus) as ray:
+def _train(study: Any, axes: dict[str, Axis], experiment: Experiment, settings: ClusterSettings) -> None:
+    """Train what is left of a study, `settings.workers` runs at a time."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution
+
+    space = {
+        name: CategoricalDistribution(axis) if isinstance(axis[0], str) else FloatDistribution(*axis, log=True)
+        for name, axis in axes.items()
+    }
+    # Those that were stopped, and None for each that has not begun.
+    left = [trial if trial.params else None for trial in study.trials if not trial.state.is_finished()]
+    logging.info("%d runs, %d of them still to be trained", len(study.trials), len(left))
+    with ray_session(settings.address, cpus=max(settings.workers, os.cpu_count() or 1)) as ray:
         outbox = ray.remote(Outbox).options(num_cpus=0).remote()
         # A process of its own for each run; one that is lost is started again, and resumes.
         train = ray.remote(
@@ -215,29 +238,52 @@ def _train(left: list[tuple[int, Experiment]], settings: ClusterSettings) -> dic
         )(_trial)
         running: dict[Any, int] = {}
         with shown(ray, outbox):
-            while queue or running:
-                while queue and len(running) < settings.workers:
-                    trial, run = queue.pop()
-                    running[train.remote(trial, run.as_flags(), run.run_dir, outbox)] = trial
+            while left or running:
+                while left and len(running) < settings.workers:
+                    trial = left.pop(0) or study.ask(space)
+                    run = run_of(experiment, trial.number, trial.params)
+                    running[train.remote(trial.number, run.as_flags(), outbox)] = trial.number
                 (ready,), _ = ray.wait(list(running), num_returns=1)
-                trial = running.pop(ready)
+                number = running.pop(ready)
                 try:
-                    error = ray.get(ready)
-                except Exception as lost:
-                    error = f"its process was lost: {short_message(lost, 'last')}"
-                if error:
-                    failed[trial] = error
-    return failed
+                    value, state = ray.get(ready)
+                except Exception as lost:  # --resume continues its run
+                    logging.warning("trial %d: its process was lost: %s", number, short_message(lost, "last"))
+                else:
+                    study.tell(number, value, state)
 
 
-def _trial(trial: int, flags: str, run_dir: str, outbox: Any) -> str:
-    """Train one run, or resume it; why it was refused, or nothing."""
-    ToOutbox.install(outbox, f"trial {trial}: ")
+def _trial(number: int, flags: str, outbox: Any) -> tuple[float | None, Any]:
+    """Train one run, or resume it; its score, and its state."""
+    import optuna
+    from optuna.trial import TrialState
+
+    ToOutbox.install(outbox, f"trial {number}: ")
+    run = Experiment.from_flags(flags)
+    study = open_study(dataclasses.replace(run, run_dir=str(Path(run.run_dir).parents[1])))
+    trial = optuna.Trial(study, study.trials[number]._trial_id)
+
+    def report() -> None:
+        epoch, value = _measured(run)[-1]
+        trial.report(value, epoch)
+        if trial.should_prune():
+            raise optuna.TrialPruned
+
     try:
-        trainer.train(Experiment.from_flags(flags, run_dir=run_dir), resume=Path(run_dir).exists())
+        trainer.train(run, resume=Path(run.run_dir).exists(), saved=report)
+    except optuna.TrialPruned:
+        return None, TrialState.PRUNED
     except UserError as refused:
-        return str(refused)
-    return ""
+        trial.set_user_attr("error", str(refused))
+        return None, TrialState.FAIL
+    return score_of(run), TrialState.COMPLETE
+
+
+def _measured(run: Experiment) -> list[tuple[int, float]]:
+    """Return the epochs after which a run was measured on held-out classes, each with its metric."""
+    lines = RunFolder(run.run_dir).metrics.read_text(encoding="utf-8").splitlines()
+    records = [record for record in map(json.loads, lines) if "validation" in record]
+    return [(record["epoch"], float(record["validation"][run.selection_metric])) for record in records]
 
 
 def score_of(run: Experiment) -> float:
@@ -246,9 +292,14 @@ def score_of(run: Experiment) -> float:
     Args:
         run: Its settings, with its folder.
     """
-    folder = RunFolder(run.run_dir)
-    result = folder.read_result() or {}
-    records = [json.loads(line) for line in folder.metrics.read_text(encoding="utf-8").splitlines()]
-    metric, last = run.selection_metric, result["epoch"]
-    measured = [r["validation"][metric] for r in records if "validation" in r and r["epoch"] <= last]
-    return float(measured[-1])
+    last = (RunFolder(run.run_dir).read_result() or {})["epoch"]
+    return [value for epoch, value in _measured(run) if epoch <= last][-1]
+
+
+def _write_plot(study: Any, metric: str, path: Path) -> None:
+    """Write the metric over each setting."""
+    from optuna.visualization.matplotlib import plot_slice
+
+    axes = plot_slice(study, target_name=f"{metric} on held-out classes")
+    with atomic_write(path) as temporary:
+        np.ravel(axes)[0].figure.savefig(temporary, format="png", dpi=120, bbox_inches="tight")

@@ -65,7 +65,6 @@ def choice(default: Any, **rules: Any) -> Any:
     return dataclasses.field(default=default, metadata=rules)
 
 
-@functools.cache
 def meanings(stage: type) -> dict[str, str]:
     """Return what each setting of a class means, by name, from the `Args` of the docstrings.
 
