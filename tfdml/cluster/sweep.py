@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -298,8 +299,10 @@ def score_of(run: Experiment) -> float:
 
 def _write_plot(study: Any, metric: str, path: Path) -> None:
     """Write the metric over each setting."""
+    from optuna.exceptions import ExperimentalWarning
     from optuna.visualization.matplotlib import plot_slice
 
-    axes = plot_slice(study, target_name=f"{metric} on held-out classes")
+    with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
+        axes = plot_slice(study, target_name=f"{metric} on held-out classes")
     with atomic_write(path) as temporary:
         np.ravel(axes)[0].figure.savefig(temporary, format="png", dpi=120, bbox_inches="tight")

@@ -38,26 +38,11 @@ class TrainingState:
         step: How many steps have been trained.
         records: One mapping per epoch that has been closed, that before training included.
         train_seconds: How long the steps of those epochs took.
-
-    Raises:
-        ValueError: A value is not of its type.
     """
 
     step: int
     records: list[dict[str, Any]]
     train_seconds: float = 0.0
-
-    def __post_init__(self):
-        if type(self.step) is not int or self.step < 0:
-            raise ValueError(f"step is {self.step!r}")
-        if not isinstance(self.records, list) or not all(_is_record(record) for record in self.records):
-            raise ValueError("records are no list of epochs")
-        if not isinstance(self.train_seconds, (int, float)):
-            raise ValueError(f"train_seconds is {self.train_seconds!r}")
-
-
-def _is_record(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("epoch"), int)
 
 
 def parts(learner: MetricLearner) -> dict[str, list]:

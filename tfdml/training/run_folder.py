@@ -35,8 +35,8 @@ _PACKAGES = ("tensorflow", "keras", "numpy", "faiss-cpu", "scikit-learn", "pillo
 class RunFolder:
     """Paths of a run, and the rules of who may write there.
 
-        flags.txt  data.json  environment.json  metrics.jsonl  result.json  queries.npz  calibration/  checkpoints/
-        embedder.keras  tensorboard/  report/index.html
+        flags.txt  data.json  environment.json  metrics.jsonl  result.json  queries.npz  checkpoints/  embedder.keras
+         tensorboard/  report/index.html
         and, where they apply, moments.keras  statistics_network.keras  statistics.json  watch.json  diverged.json
 
     Args:
@@ -53,7 +53,6 @@ class RunFolder:
         self.result = self.path / "result.json"
         self.queries = self.path / QUERIES
         self.checkpoints = self.path / "checkpoints"
-        self.calibration = self.path / "calibration"
         self.embedder = self.path / "embedder.keras"
         self.moments = self.path / "moments.keras"
         self.statistics_network = self.path / "statistics_network.keras"
@@ -234,7 +233,7 @@ class RunFolder:
     def _sweep(self) -> None:
         """Remove what killed processes left half-written; what another command writes below the folder is its own."""
         sweep(self.path)
-        for folder in (self.checkpoints, self.calibration, self.report.parent):  # in which nobody else writes
+        for folder in (self.checkpoints, self.report.parent):  # in which nobody else writes
             for half_written in folder.glob(f"{PARTIAL_PREFIX}*"):
                 half_written.unlink(missing_ok=True)
 

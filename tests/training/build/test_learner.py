@@ -253,39 +253,24 @@ def test_the_memory_of_a_step_by_hand():
     assert learner.step_memory(embedder, view, 6) == resized + 6 * (images * 5 + 2 * 64 * 32**2 * 4)
 
 
-def build(optimizer, units, inputs, times=1, averages=False):
-    with learner.weights_within_memory(optimizer, averages):
+def build(units, inputs, times=1):
+    with learner.weights_within_memory():
         for _ in range(times):
             keras.layers.Dense(units).build((None, inputs))
 
 
 def test_weights_are_refused_before_they_are_made(monkeypatch):
     monkeypatch.setattr(learner, "free_memory", lambda: 1e6)
-    build("adam", 100, 600)  # 240 kB, and as much for the gradient and each of two moments
+    build(100, 600)  # 240 kB, and as much for the gradient and each of two moments
     with pytest.raises(UserError, match=r"a weight \(kernel\) has the shape \(1000, 10000000000\); lower --embedding"):
-        build("adam", 10**10, 1000)
+        build(10**10, 1000)
     with pytest.raises(UserError, match=r"and 0\.0 GB are free"):
-        build("adam", 100, 600, times=2)
-    build("sgd", 100, 800)
-
-
-def test_averages_take_memory_too(monkeypatch):
-    """Five times a weight of 240 kB for adam with its gradient, moments and average, and four times without."""
-    monkeypatch.setattr(learner, "free_memory", lambda: 1.1e6)
-    build("adam", 100, 600)
-    with pytest.raises(UserError, match=r"training the network would take more than 0\.0 GB"):
-        build("adam", 100, 600, averages=True)
-    small = {"backbone": "conv4(width=2)", "embedding_dim": 600, "optimizer": "adam"}
-    # The projection has 2 x 600 weights and 600 biases; the network and the proxies-free loss have a few more.
-    monkeypatch.setattr(learner, "free_memory", lambda: 4.5 * 4 * 1800)
-    runs.learner(runs.experiment("run", **small), num_classes=4)
-    with pytest.raises(UserError, match="training the network would take more"):
-        runs.learner(runs.experiment("run", ema=0.9, **small), num_classes=4)
+        build(100, 600, times=2)
 
 
 def test_a_weight_may_begin_as_a_number(monkeypatch):
     monkeypatch.setattr(learner, "free_memory", lambda: 100.0)
-    with learner.weights_within_memory("adam"):
+    with learner.weights_within_memory():
         assert float(tf.Variable(1.5)) == 1.5
 
 

@@ -49,8 +49,6 @@ MOMENTS = {
     "flags alone": (LAST, "after", "flags.txt", 1),
     "flags and data": (LAST, "after", "data.json", 1),
     "flags, data and environment": (LAST, "after", "environment.json", 1),
-    "calibration half written": (LAST, "half of", "density*.npz", 1),
-    "calibration": (LAST, "after", "density*.npz", 1),
     "metrics before training": (LAST, "after", "metrics.jsonl", 1),
     "first checkpoint half written": (LAST, "half of", "step-00000000.npz", 1),
     "first checkpoint": (LAST, "after", "step-00000000.npz", 1),

@@ -19,8 +19,7 @@ SEED = int(os.environ.get("TFDML_KILLS_SEED", "0"))
 PHASES = {
     "building data and network": ("", "flags.txt"),
     "describing the data": ("flags.txt", "environment.json"),
-    "calibrating": ("environment.json", "density*.npz"),
-    "evaluating before training": ("density*.npz", "step-00000000.npz"),
+    "measuring before training": ("environment.json", "step-00000000.npz"),
     "first steps, checkpoint": ("step-00000000.npz", "step-00000002.npz"),
     "steps, evaluation of an epoch": ("step-00000002.npz", "step-00000004.npz"),
     "steps of the next epoch, checkpoint": ("step-00000004.npz", "step-00000006.npz"),

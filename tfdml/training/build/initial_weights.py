@@ -15,9 +15,8 @@ from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.embeddings.backends import load_embedder
 from tfdml.errors import UserError
-from tfdml.io.files import atomic_write
 from tfdml.models import Embedder, MetricLearner
-from tfdml.objectives import Calibrated, Objective, Stateful
+from tfdml.objectives import Calibrated, Stateful
 from tfdml.training import checkpoints
 from tfdml.training.distributed.jax_processes import assign_here
 from tfdml.training.distributed.processes import Processes
@@ -116,54 +115,30 @@ def calibrate(
     train: ImageDataset,
     transform: EvaluationTransform,
     batch_size: int,
-    folder: Path,
     processes: Processes | None = None,
 ) -> None:
     """Calibrate every objective that asks for it, by one pass over the training images.
-
-    What was measured is kept in `folder`, one file per objective, and taken from there if the run starts again.
 
     Args:
         learner: A built learner, untrained.
         train: The training images, with class ids 0 .. C - 1.
         transform: The view in which they are measured.
         batch_size: Images per batch.
-        folder: Where the chief keeps the measurements.
         processes: Who trains: the chief measures for all.
     """
     calibrated = [o for o in learner.objectives if isinstance(o, Calibrated) and o.calibrates_on]
     if not calibrated:
         return
     processes = processes or Processes()
-    files = {objective.name: folder / f"{objective.name}.npz" for objective in calibrated}
-    names = processes.of_chief(lambda: [o.name for o in calibrated if not _restore(o, files[o.name])])
-    pending = [objective for objective in calibrated if objective.name in names]
 
     def measure() -> None:
-        wanted = ", ".join(sorted({str(objective.calibrates_on) for objective in pending}))
-        logging.info("measuring %s of %d training images for %s", wanted, len(train), ", ".join(names))
-        learner.calibrate(evaluation_batches(train, transform, batch_size), pending)
+        wanted = ", ".join(sorted({str(objective.calibrates_on) for objective in calibrated}))
+        names = ", ".join(objective.name for objective in calibrated)
+        logging.info("measuring %s of %d training images for %s", wanted, len(train), names)
+        learner.calibrate(evaluation_batches(train, transform, batch_size), calibrated)
 
-    def keep() -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        for objective in pending:
-            with atomic_write(files[objective.name]) as temporary, open(temporary, "wb") as file:
-                np.savez(file, *(np.asarray(variable) for variable in objective.non_trainable_variables))
-
-    if pending:
-        if processes.lockstep:
-            measure()
-        else:
-            processes.of_chief(measure)
-        processes.of_chief(keep)
+    if processes.lockstep:
+        measure()
+    else:
+        processes.of_chief(measure)
     checkpoints.share_weights(processes, learner)
-
-
-def _restore(objective: Objective, path: Path) -> bool:
-    if not path.is_file():
-        return False
-    with np.load(path) as file:
-        for name, variable in zip(file.files, objective.non_trainable_variables, strict=True):
-            assign_here(variable, file[name])
-    logging.info("%s: measurements taken from %s", objective.name, path)
-    return True

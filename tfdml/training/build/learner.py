@@ -28,8 +28,8 @@ from tfdml.training.terms import build_objectives
 from tfdml.workarounds import layers_of
 
 _FLOAT32 = 4
-# What an optimiser keeps beside each weight, in numbers.
-_OPTIMIZER_STATE = {"adam": 2, "adamw": 2, "rmsprop": 1, "sgd": 1, "lion": 1, "muon": 2}
+# What training keeps of each weight: its value, its gradient and, as most optimisers do, two moments.
+_COPIES = 4
 
 
 def check_pairs(settings: DataSettings, objectives: Sequence[Objective]) -> None:
@@ -133,24 +133,18 @@ def check_memory(embedder: Embedder, view: TrainTransform, batch_size: int, chun
 
 
 @contextlib.contextmanager
-def weights_within_memory(optimizer: str, averages: bool = False) -> Iterator[None]:
+def weights_within_memory() -> Iterator[None]:
     """Refuse a weight, before it is made, with which training would take more memory than was free at the start.
-
-    Args:
-        optimizer: Its name, which says how much it keeps of each weight.
-        averages: Whether it keeps an average of each, too.
 
     Raises:
         UserError: The weights made in the scope, their gradients and the optimiser's state for them do not fit.
     """
     free, total = free_memory(), 0.0
-    # A random initial value takes three times its size while it is drawn.
-    copies = max(3, 2 + _OPTIMIZER_STATE[optimizer] + averages)
 
     def create(next_creator, **arguments):
         nonlocal total
         shape, size = _shape_and_bytes(arguments)
-        total += size * (copies if arguments.get("trainable") else 1)
+        total += size * (_COPIES if arguments.get("trainable") else 1)
         if total > free:
             raise UserError(
                 f"training the network would take more than {total / 2**30:,.1f} GB of memory, and "
@@ -295,7 +289,7 @@ def make_learner(
     keras.utils.set_random_seed(experiment.seed)
     keras.config.set_dtype_policy(experiment.mixed_precision)
     try:
-        with weights_within_memory(experiment.optimizer, bool(experiment.ema)):
+        with weights_within_memory():
             embedder = make_embedder(experiment, view)
             if experiment.backbone_rate == 0:
                 embedder.freeze_backbone()
@@ -389,10 +383,7 @@ def check_orders(settings: EvaluationSettings, learner: MetricLearner) -> None:
     Raises:
         UserError: There is not one HORDE among its objectives.
     """
-    needs = {
-        "moment_embedder": settings.moment_embedder,
-        "evaluate_orders=epochs": settings.evaluate_orders == "epochs",
-    }
-    for flag, given in needs.items():
+    orders = settings.evaluate_orders == "epochs"
+    for flag, given in {"moment_embedder": settings.moment_embedder, "evaluate_orders=epochs": orders}.items():
         if given and not has_orders(learner):
             raise UserError(f"--{flag} needs one horde(...) in --objectives")

@@ -224,9 +224,9 @@ class Run:
 
     def calibrate(self) -> None:
         """Let the objectives measure the training images that ask for it."""
-        size, folder = self.experiment.evaluation_batch_size, self.folder.calibration
+        size = self.experiment.evaluation_batch_size
         with self._naming_bad_images():
-            calibrate(self.learner, self.splits.train, self.evaluator.transform, size, folder, self.processes)
+            calibrate(self.learner, self.splits.train, self.evaluator.transform, size, self.processes)
 
     def fit(self) -> None:
         """Train to the last epoch."""
