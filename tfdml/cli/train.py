@@ -113,7 +113,7 @@ def train(values: Flags) -> None:
     from tfdml.training.run.dry_run import describe, write_preview
     from tfdml.training.run.interruption import Interrupted
     from tfdml.training.run.selection import selection_note
-    from tfdml.training.watching.alarms import Halted
+    from tfdml.training.watching.watcher import Halted
 
     given = given_settings(values)
     folder = RunFolder(str(given.get("run_dir", "")))

@@ -155,22 +155,6 @@ def read(path: Path, data: bytes | None = None) -> tuple[dict[str, np.ndarray], 
     return arrays, state
 
 
-def values_of(path: Path, learner: MetricLearner, wanted: Sequence[Any]) -> list[np.ndarray]:
-    """Return what a checkpoint holds of some of a learner's variables, in their order.
-
-    Args:
-        path: Where it lies.
-        learner: The learner that it is of.
-        wanted: The variables.
-
-    Raises:
-        ValueError: It is damaged.
-    """
-    arrays, _ = read(path)
-    names = {id(variable): name for name, variable in _variables(learner).items()}
-    return [arrays[names[id(variable)]] for variable in wanted]
-
-
 def restore_latest(folder: Path, learner: MetricLearner, processes: Processes | None = None) -> TrainingState | None:
     """Load the newest checkpoint that can be used into the learner and its optimiser; None if there is none.
 

@@ -13,14 +13,11 @@ from tests.training import runs
 from tests.training.run.stopping import finished, make_quick
 from tests.training.runs import EPOCHS, STEPS, train
 from tfdml.errors import UserError
-from tfdml.layers import InputScaling
-from tfdml.training import RunFolder, checkpoints
-from tfdml.training.build.components import build_components
-from tfdml.training.checkpoints import TrainingState
+from tfdml.training import RunFolder
 from tfdml.training.run.monitor import TrainingMonitor
 from tfdml.training.watching import watcher
-from tfdml.training.watching.alarms import Halted
 from tfdml.training.watching.measures import GradientSampler
+from tfdml.training.watching.watcher import Halted
 
 OBJECTIVES = "am_softmax + jrs"
 TOTAL = EPOCHS * STEPS
@@ -77,7 +74,6 @@ def test_looks_are_written_for_tensorboard_and_kept(watched):
         "watch/participation_ratio",
         "watch/d_pos",
         "watch/d_neg",
-        "watch/idle_proxies/am_softmax",
     }
     (first, last) = events.Tensors("watch/variance")
     assert (first.step, last.step) == (2, 4)
@@ -171,47 +167,6 @@ def test_a_proxy_without_a_gradient_is_dead(tmp_path, monkeypatch):
         train(tmp_path / "other", watch_every=4, objectives="am_softmax", epochs=3, stop_on="dead_proxies")
 
 
-def test_an_image_that_is_not_finite_is_named_with_the_last_good_state(tmp_path, monkeypatch):
-    scale = InputScaling.call
-    images = runs.SPLITS.train.images
-    bad = 13
-    pixels = tf.io.decode_png(images.encoded(bad))[0, 0]
-
-    def call(self, inputs):
-        is_bad = tf.reduce_all(inputs[:, 0, 0] == tf.cast(pixels, inputs.dtype), axis=-1)
-        return tf.where(is_bad[:, None, None, None], np.float32(np.nan), scale(self, inputs))
-
-    monkeypatch.setattr(InputScaling, "call", call)
-    folder = tmp_path / "run"
-    with pytest.raises(UserError, match=r"images are not finite|the run diverged at step") as end:
-        train(folder, watch_every=100, batch_norm="frozen", evaluate_every=0)
-    found = json.loads((folder / "diverged.json").read_text())
-    name = images.name(bad)
-    assert found["step"] == 1 + next(s for s in range(TOTAL) if name in batch_names(folder, s))
-    assert name in found["images"]
-    assert found["at_last_good_weights"][-1] == {
-        "step": found["step"],
-        "images": [name],
-        "terms": ["contrastive"],
-        "gradients": ["backbone", "projection"],
-    }
-    assert all(not batch["images"] for batch in found["at_last_good_weights"][:-1])
-    assert (found["last_good"]).endswith(f"step-{(found['step'] - 1) // STEPS * STEPS:08d}.npz")
-    assert f"where the embedding of {name} is not finite by the last good weights either" in str(end.value)
-    (alarm,) = told(folder)["alarms"]
-    assert (alarm["kind"], alarm["step"]) == ("nan", found["step"])
-    if found["step"] > 1:
-        assert found["before"]["images"] == batch_names(folder, found["step"] - 2)
-
-
-def batch_names(folder, step):
-    settings = runs.experiment(folder)
-    from tfdml.training.build.images import make_sampler
-
-    sampler = make_sampler(settings, runs.SPLITS.train, settings.seed)
-    return [runs.SPLITS.train.images.name(int(index)) for index in sampler.batch(step)]
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -262,8 +217,8 @@ def test_a_resumed_run_records_no_sample_or_alarm_twice(tmp_path, monkeypatch):
 
     def sampler(images, labels):
         collapsed = images[0, 0, 0, 0] == 4
-        vectors = {"embedding": np.ones_like(embeddings) if collapsed else embeddings}
-        return types.SimpleNamespace(vectors=vectors, terms={"t": 1.0}, norms={"backbone": 1.0}, gram=np.ones((1, 1)))
+        found = np.ones_like(embeddings) if collapsed else embeddings
+        return types.SimpleNamespace(embeddings=found, terms={"t": 1.0}, norms={"backbone": 1.0}, gram=np.ones((1, 1)))
 
     def batches(first, every):
         for step in itertools.count(first):
@@ -288,36 +243,93 @@ def test_a_resumed_run_records_no_sample_or_alarm_twice(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("step", [0, 3])
-def test_the_batch_of_a_divergence_and_the_one_before_are_examined(step, tmp_path, monkeypatch):
-    parts = build_components(runs.experiment(tmp_path, batch_norm="frozen"))
+def test_a_divergence_names_the_batch_and_the_one_before(step, tmp_path):
     folder, names = RunFolder(tmp_path), runs.SPLITS.train.images
-    (tmp_path / "checkpoints").mkdir()
-    checkpoints.save(folder.checkpoints, parts.learner, TrainingState(0, [{"epoch": 0}], 0.0), 2)
+    folder.checkpoints.mkdir()
+    (folder.checkpoints / "step-00000000.npz").touch()
 
     def indices(number):
         return np.arange(number, number + 8)
 
-    def batches(first, every):
-        for number in itertools.count(first):
-            images = np.random.default_rng(number).uniform(0, 255, (8, runs.SIZE, runs.SIZE, 3)).astype("float32")
-            # In batch 2, image 5 is not finite, and in batch 3, image 1.
-            if number in (2, 3):
-                images[5 if number == 2 else 1] = np.nan
-            yield images, np.arange(8) // 2
-
-    look = watcher.Watcher(parts.learner, folder, 0, batches, indices, runs.SPLITS.train)
-    said = look.diverged(step + 1, "loss is not finite", {"loss": "nan"})
+    learner = types.SimpleNamespace(objectives=[])
+    look = watcher.Watcher(learner, folder, 1, None, indices, runs.SPLITS.train)
+    look.diverged(step + 1, "loss is not finite", {"loss": "nan"})
     about = json.loads(folder.diverged.read_text())
     assert (about["step"], about["what"], about["terms"]) == (step + 1, "loss is not finite", {"loss": "nan"})
-    found = [(batch["step"], batch["images"]) for batch in about["at_last_good_weights"]]
-    if step == 0:
-        assert "before" not in about
-        assert found == [(1, [])]
-        assert about["at_last_good_weights"][0]["terms"] == about["at_last_good_weights"][0]["gradients"] == []
-        assert said == ""
-        return
-    bad = f"{names.name(2 + 5)}, {names.name(3 + 1)}"
-    assert said == f", where the embedding of {bad} is not finite by the last good weights either"
-    assert (about["indices"], about["before"]["indices"]) == (list(range(3, 11)), list(range(2, 10)))
-    assert about["before"]["images"] == [names.name(i) for i in range(2, 10)]
-    assert found == [(3, [names.name(2 + 5)]), (4, [names.name(3 + 1)])]
+    assert about["images"] == [names.name(i) for i in range(step, step + 8)]
+    assert about["last_good"].endswith("step-00000000.npz")
+    assert about.get("before", {}).get("indices") == (list(range(2, 10)) if step else None)
+    (alarm,) = told(tmp_path)["alarms"]
+    assert (alarm["kind"], alarm["step"], alarm["well"]) == ("nan", step + 1, 0)
+
+
+def sample(step, variance=0.5, rank=20.0, classes=25, norm=1.0, **norms):
+    return {
+        "step": step,
+        "variance": variance,
+        "effective_rank": rank,
+        "classes": classes,
+        "gradient_norm": {"backbone": norm, **norms},
+    }
+
+
+def along(*samples):
+    """The alarms of a run that looks at these."""
+    seen, found = [], []
+    for one in samples:
+        found += watcher.new_alarms(one, seen)
+        seen.append(one)
+    return [(alarm["kind"], alarm["step"], alarm["well"]) for alarm in found]
+
+
+@pytest.mark.parametrize(
+    ("change", "raised"),
+    [
+        ({"variance": 0.0501}, False),
+        ({"variance": 0.0499}, True),
+        ({"rank": 5.01}, False),
+        ({"rank": 4.99}, True),
+        # Of 5 classes, each at a point, 4 directions are left.
+        ({"rank": 1.01, "classes": 5}, False),
+        ({"rank": 1.0, "classes": 6}, True),
+        ({"rank": 1.0, "classes": 2}, False),
+    ],
+)
+def test_collapse_is_measured_by_the_best_so_far(change, raised):
+    best, later = sample(100), sample(200, variance=0.3, rank=12.0)
+    assert along(best, later, sample(300, **change)) == ([("collapse", 300, 200)] if raised else [])
+
+
+def test_a_point_is_a_collapse_at_the_first_look():
+    (found,) = watcher.new_alarms(sample(100, variance=1e-8, rank=1.0), [])
+    assert found["line"] == (
+        "collapse at step 100 (at the first look): the embeddings of a batch have a variance of 1.0e-08: they are one "
+        "point; lower --learning_rate, add a --clip_norm, or change --objectives (a larger margin, another mining)"
+    )
+
+
+@pytest.mark.parametrize(("norms", "raised"), [((1, 2, 3, 19), False), ((1, 2, 3, 21), True), ((1, 2, 99), False)])
+def test_explosion_is_ten_times_the_running_median(norms, raised):
+    samples = [sample(step, norm=norm) for step, norm in enumerate(norms)]
+    assert along(*samples) == ([("explosion", len(norms) - 1, len(norms) - 2)] if raised else [])
+
+
+def test_a_loss_that_is_often_0_does_not_explode():
+    assert along(*[sample(step, norm=norm) for step, norm in enumerate([1.0, 0, 0, 0, 0, 0.5, 0, 0, 0.9])]) == []
+    assert along(*[sample(step, norm=norm) for step, norm in enumerate([1.0, 0, 0, 0, 0, 1.1])]) == [
+        ("explosion", 5, 4)
+    ]
+
+
+def test_only_the_last_twenty_count_and_the_part_is_named():
+    large = [sample(step, norm=100.0, projection=1.0) for step in range(10)]
+    small = [sample(step, norm=1.0, projection=1.0) for step in range(10, 30)]
+    (found,) = watcher.new_alarms(sample(30, norm=11.0, projection=10.0), [{**s, "alarms": []} for s in large + small])
+    assert found["seen"] == "the gradient norm of the backbone is 11, 1 in the median of 20"
+
+
+def test_what_lasts_is_told_once_and_again_when_it_returns():
+    good, bad = {"variance": 0.5}, {"variance": 0.01}
+    states = [good, bad, bad, good, bad]
+    found = along(*[sample(100 * step, **state) for step, state in enumerate(states)])
+    assert found == [("collapse", 100, 0), ("collapse", 400, 300)]

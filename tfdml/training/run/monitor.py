@@ -21,9 +21,8 @@ from tfdml.training.optimizers import averaged, part_rates
 from tfdml.training.run.interruption import Interrupted, Interruption
 from tfdml.training.run.selection import keep_if_selected, publish_selected
 from tfdml.training.run_folder import RunFolder
-from tfdml.training.watching.alarms import Halted
 from tfdml.training.watching.loggers import Logger
-from tfdml.training.watching.watcher import Watcher
+from tfdml.training.watching.watcher import Halted, Watcher
 
 # Unit vectors whose negatives are this close, on average, have collapsed to a point.
 _COLLAPSED = 1e-3
@@ -135,7 +134,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         """Look at the batch, when it is time."""
         del batch, logs
         if self._watcher.is_due(self.step):
-            self._watch(self._watcher.look)
+            self._watch(lambda: self._watcher.look(self.step, self._writer))
 
     def on_train_batch_end(self, batch, logs=None):
         """Count the step; stop a run that has diverged; checkpoint when it is time, or when the run is to stop."""
@@ -188,7 +187,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         self.checkpoint()
         if self._processes.is_chief:
             publish_selected(self.folder, self.records, selection, self.steps_per_epoch, metric)
-        self._watch(self._watcher.end_epoch)
+        self._watch(lambda: self._watcher.end_epoch(self.step))
         self._interruption.agree(self._processes)
         self._interruption.check()
 
@@ -227,14 +226,14 @@ class TrainingMonitor(keras.callbacks.Callback):
         # On JAX variables are with the learner only once a callback has asked for it.
         _ = self.model
 
-    def _watch(self, look: Callable[[int, Any], list[dict]]) -> None:
+    def _watch(self, look: Callable[[], list[dict]]) -> None:
         """Have the chief look, and end the run where what it sees is to end it."""
         watcher = self._watcher
         self._attach()
 
         def lines() -> list[str]:
             with self._disk_for_summaries():
-                return watcher.stops(look(self.step, self._writer))
+                return watcher.stops(look())
 
         told = self._processes.of_chief(lines)
         if told:
@@ -274,8 +273,8 @@ class TrainingMonitor(keras.callbacks.Callback):
         told = ""
         if self._processes.is_chief and self.step:
             # JSON has no NaN.
-            terms = {name: str(float(value)) for name, value in (logs or {}).items()}
-            told = f" (its batch: {self.folder.diverged}{self._watcher.diverged(self.step, what, terms)})"
+            self._watcher.diverged(self.step, what, {name: str(float(value)) for name, value in (logs or {}).items()})
+            told = f" (its batch: {self.folder.diverged})"
         return UserError(
             f"the run diverged at step {self.step}: {what}{told}; lower the learning rate or add --clip_norm"
             f"{self._how_to_start_again()}"

@@ -1,4 +1,4 @@
-"""What a batch shows: gradients by part and term, how far embeddings spread, and proxies of no use."""
+"""What a batch shows: gradients by part and term, how far embeddings spread, and dead proxies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from scipy.spatial.distance import pdist
 
 from tfdml.models import MetricLearner
 from tfdml.objectives import ProxyLoss, Stateful
-from tfdml.training.watching.alarms import IDLE_IMAGES, IDLE_SHARE, UNMOVED_SHARE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,13 +23,13 @@ class Sample:
         terms: By name, what each objective adds to the loss: its value times its weight.
         norms: By part, the norm of the gradient of the loss, before any clipping.
         gram: (T, T) <g_s, g_t> of the terms' gradients g_t with respect to the embedder's weights.
-        vectors: By name, the representations (B, d) that were asked for, `embedding` among them.
+        embeddings: (B, d).
     """
 
     terms: dict[str, float]
     norms: dict[str, float]
     gram: np.ndarray
-    vectors: dict[str, np.ndarray]
+    embeddings: np.ndarray
 
 
 class GradientSampler:
@@ -41,7 +40,6 @@ class GradientSampler:
 
     Args:
         learner: A built learner.
-        vectors: Names of representations that are wanted besides `embedding`.
 
     Example:
         >>> images, labels = next(iter(batches))
@@ -50,9 +48,8 @@ class GradientSampler:
         ['backbone', 'projection']
     """
 
-    def __init__(self, learner: MetricLearner, vectors: Sequence[str] = ()):
+    def __init__(self, learner: MetricLearner):
         self._learner = learner
-        self._names = sorted({"embedding", *vectors})
         self._trained = list(learner.trainable_variables)
         self._others = list(learner.non_trainable_variables)
         place = {id(variable): index for index, variable in enumerate(self._trained)}
@@ -66,39 +63,31 @@ class GradientSampler:
         measure = _on_jax if backend == "jax" else _on_tensorflow
         self._run = measure(self._terms, self._norms_and_gram, eagerly=learner.run_eagerly)
 
-    def __call__(self, images: Any, labels: Any, values: Sequence[np.ndarray] | None = None) -> Sample:
+    def __call__(self, images: Any, labels: Any) -> Sample:
         """Measure a batch.
 
         Args:
             images: (B, H, W, 3).
             labels: (B,) integers.
-            values: Of the trainable and then the other variables, in place of the present ones.
         """
-        if values is None:
-            values = [_value(variable) for variable in (*self._trained, *self._others)]
-        count = len(self._trained)
-        terms, vectors, squares, gram = self._run(values[:count], values[count:], images, labels)
+        trained, others = ([_value(variable) for variable in group] for group in (self._trained, self._others))
+        terms, embeddings, squares, gram = self._run(trained, others, images, labels)
         names = [objective.name for objective in self._learner.objectives]
         return Sample(
             dict(zip(names, np.asarray(terms, np.float64).tolist(), strict=True)),
             {part: float(np.sqrt(np.float64(squares[part]))) for part, members in self._parts.items() if members},
             np.asarray(gram, np.float64),
-            {name: np.asarray(vector) for name, vector in vectors.items()},
+            np.asarray(embeddings),
         )
 
-    @property
-    def variables(self) -> list:
-        """Whose values a call takes: the trainable variables, then the others."""
-        return [*self._trained, *self._others]
-
     def _terms(self, trained, others, images, labels):
-        """Return the weighted terms (T,), and the representations that were asked for."""
+        """Return the weighted terms (T,), and the embeddings."""
         learner = self._learner
         mapping = [*zip(self._trained, trained, strict=True), *zip(self._others, others, strict=True)]
         with keras.StatelessScope(mapping, initialize_variables=False):
             found = learner.add_representations(learner(images, training=True), True)
             terms = [self._term(objective, found, labels) for objective in learner.objectives]
-        return ops.stack(terms), {name: ops.cast(found[name], "float32") for name in self._names}
+        return ops.stack(terms), ops.cast(found["embedding"], "float32")
 
     def _term(self, objective, representations, labels):
         selected, labels = objective.select(representations), objective.as_labels(labels)
@@ -132,7 +121,7 @@ def _on_tensorflow(terms_of: Callable, summarise: Callable, eagerly: bool) -> Ca
         own = [tf.identity(value) for value in trained]
         with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
             tape.watch(own)
-            terms, vectors = terms_of(own, others, images, labels)
+            terms, embeddings = terms_of(own, others, images, labels)
             each = tf.unstack(terms)
         # A gradient of gathered rows lists the rows.
         gradients = [
@@ -140,7 +129,7 @@ def _on_tensorflow(terms_of: Callable, summarise: Callable, eagerly: bool) -> Ca
             for term in each
         ]
         del tape
-        return (terms, vectors, *summarise(gradients))
+        return (terms, embeddings, *summarise(gradients))
 
     return run if eagerly else tf.function(run, autograph=False)
 
@@ -149,9 +138,11 @@ def _on_jax(terms_of: Callable, summarise: Callable, eagerly: bool) -> Callable:
     import jax
 
     def run(trained, others, images, labels):
-        terms, back, vectors = jax.vjp(lambda own: terms_of(own, others, images, labels), list(trained), has_aux=True)
+        terms, back, embeddings = jax.vjp(
+            lambda own: terms_of(own, others, images, labels), list(trained), has_aux=True
+        )
         gradients = [back(one)[0] for one in jax.numpy.eye(len(terms), dtype=terms.dtype)]
-        return (terms, vectors, *summarise(gradients))
+        return (terms, embeddings, *summarise(gradients))
 
     compiled = run if eagerly else jax.jit(run)
 
@@ -225,12 +216,6 @@ def pair_distances(embeddings: np.ndarray, labels: np.ndarray) -> tuple[np.ndarr
     return distances[same], distances[~same]
 
 
-def nearest_proxies(vectors: np.ndarray, proxies: np.ndarray) -> np.ndarray:
-    """Return the row of the proxy with the largest cosine to each vector: (B, d), (P, d) -> (B,)."""
-    lengths = np.linalg.norm(proxies, axis=1, keepdims=True)
-    return (np.asarray(vectors, np.float32) @ (proxies / np.maximum(lengths, 1e-12)).T).argmax(axis=1)
-
-
 def gradient_shares(gram: np.ndarray) -> np.ndarray:
     """Return the share of each term's gradient g_t in their sum g: <g_t, g> / |g|^2, which add up to 1.
 
@@ -246,16 +231,15 @@ def gradient_shares(gram: np.ndarray) -> np.ndarray:
     return gram.sum(axis=1) / total if total > 0 else np.zeros(len(gram))
 
 
-# Of more proxies only so many are watched.
-_MOST = 65536
+# A proxy that has turned by less than this share of the median of all in an epoch has got no gradient.
+UNMOVED_SHARE = 1e-3
 
 
 class ProxyWatch:
-    """Follows the proxies of one objective along the sampled batches.
+    """Follows the proxies of one objective, to find those that are dead.
 
-    Idle is a proxy that was the nearest of no image since 20 images (times the proxies of a class) of its class were
-    sampled. Unmoved is one whose direction has turned in an epoch by less than a thousandth of the median of all:
-    weight decay shortens a proxy without a gradient, and does not turn it.
+    Dead is a proxy whose direction has turned in an epoch by less than a thousandth of the median of all: weight decay
+    shortens a proxy without a gradient, and does not turn it.
 
     Args:
         objective: The objective that owns the proxies.
@@ -263,65 +247,37 @@ class ProxyWatch:
 
     def __init__(self, objective: ProxyLoss):
         self.objective = objective
-        per_class = objective.proxies_per_class
-        count = min(objective.num_classes, _MOST // per_class) * per_class
-        self._classes = np.arange(count) // per_class
-        self._images = np.zeros(objective.num_classes, np.int64)
-        #: How many images of its class had been sampled when a proxy was last the nearest.
-        self._when_used = np.zeros(count, np.int64)
-        self._patience = IDLE_IMAGES * per_class
         self._directions: np.ndarray | None = None
-
-    def follow(self, vectors: np.ndarray, labels: np.ndarray) -> None:
-        """Count a batch.
-
-        Args:
-            vectors: (B, d) what the objective compares with its proxies.
-            labels: (B,) class ids.
-        """
-        self._images += np.bincount(labels, minlength=len(self._images))
-        used = np.unique(nearest_proxies(vectors, self._rows()))
-        self._when_used[used] = self._images[self._classes[used]]
-
-    def idle(self) -> np.ndarray:
-        """Return the idle proxies, by their rows: proxy k of class c is row c K + k."""
-        return np.flatnonzero(self._images[self._classes] - self._when_used >= self._patience)
 
     def begin_epoch(self) -> None:
         """Note where the proxies point."""
         self._directions = self._pointing()
 
     def unmoved(self) -> np.ndarray:
-        """Return the proxies that have not turned since the epoch began."""
+        """Return the proxies that have not turned since the epoch began: proxy k of class c is row c K + k."""
         if self._directions is None:
             return np.zeros(0, np.int64)
         turned = np.linalg.norm(self._pointing() - self._directions, axis=1)
-        median = float(np.median(turned))
-        return np.flatnonzero(turned < UNMOVED_SHARE * median)
+        return np.flatnonzero(turned < UNMOVED_SHARE * float(np.median(turned)))
 
-    def dead(self) -> str:
-        """Return what says that proxies are dead; empty: nothing."""
-        idle, unmoved, count = self.idle(), self.unmoved(), len(self._classes)
-        if len(unmoved):
-            return (
-                f"{self._named(unmoved)} got no gradient in an epoch, of the {count} proxies of {self.objective.name}"
-            )
-        if len(idle) >= IDLE_SHARE * count:
-            return (
-                f"{self._named(idle)} are the nearest of none of the last {self._patience} sampled images of their "
-                f"classes, of the {count} proxies of {self.objective.name}"
-            )
-        return ""
+    def dead(self, most: int = 5) -> str:
+        """Return what says that proxies are dead; empty: none is.
 
-    def _named(self, rows: np.ndarray, most: int = 5) -> str:
-        shown = ", ".join(str(self._classes[row]) for row in rows[:most])
-        return f"{len(rows)} proxies (classes {shown}{', ...' if len(rows) > most else ''})"
-
-    def _rows(self) -> np.ndarray:
-        proxies: Any = self.objective.class_proxies.proxies
-        values = np.asarray(ops.convert_to_numpy(proxies), np.float32)
-        return values.reshape(-1, values.shape[-1])[: len(self._classes)]
+        Args:
+            most: How many classes are named.
+        """
+        rows, per_class = self.unmoved(), self.objective.proxies_per_class
+        if not len(rows):
+            return ""
+        shown = ", ".join(str(row // per_class) for row in rows[:most]) + (", ..." if len(rows) > most else "")
+        count = self.objective.num_classes * per_class
+        return (
+            f"{len(rows)} proxies (classes {shown}) got no gradient in an epoch, of the {count} proxies of "
+            f"{self.objective.name}"
+        )
 
     def _pointing(self) -> np.ndarray:
-        rows = self._rows()
+        proxies: Any = self.objective.class_proxies.proxies
+        rows = np.asarray(ops.convert_to_numpy(proxies), np.float32)
+        rows = rows.reshape(-1, rows.shape[-1])
         return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)

@@ -1,9 +1,11 @@
-"""Looks at a batch every so many steps: writes what it sees for TensorBoard and `watch.json`, and raises alarms."""
+"""Looks at a batch every so many steps: writes what it sees for TensorBoard and `watch.json`, and raises alarms.
+
+The thresholds of the alarms are here too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,15 +25,124 @@ from tfdml.training.build.components import Components
 from tfdml.training.distributed.devices import own_threads
 from tfdml.training.experiment import Experiment
 from tfdml.training.run_folder import RunFolder
-from tfdml.training.watching import alarms, measures
+from tfdml.training.watching import measures
 from tfdml.training.watching.measures import GradientSampler, ProxyWatch
+
+# A batch whose variance has fallen to this share of its highest, or its effective rank to that one's, has collapsed.
+VARIANCE_SHARE, RANK_SHARE = 0.1, 0.25
+# Unit vectors with this variance are a thousandth apart.
+POINT = 5e-7
+# A gradient norm this many times the running median of so many samples, once so many are known, has exploded.
+EXPLOSION, MEDIAN_OF, MEDIAN_FROM = 10.0, 20, 3
+
+ADVICE = {
+    "collapse": "lower --learning_rate, add a --clip_norm, or change --objectives (a larger margin, another mining)",
+    "explosion": "lower --learning_rate, add --clip_norm or --warm_up_epochs",
+    "nan": "lower --learning_rate or add --clip_norm",
+    "dead_proxies": "raise --objective_rate, lower the number of proxies per class, or see that every class is drawn",
+}
+
+#: The exit status of a run that an alarm has ended.
+HALTED = 3
+
+Samples = Sequence[Mapping[str, Any]]
+
+
+class Halted(UserError):
+    """An alarm has ended the run, as `stop_on` asked for; a command that is ended by it exits with `status`."""
+
+    status = HALTED
+
+
+def alarm(kind: str, step: int, well: int | None, seen: str) -> dict[str, Any]:
+    """Return an alarm as `watch.json` keeps it.
+
+    Args:
+        kind: One of the settings' `ALARMS`.
+        step: The step at which it was raised.
+        well: The last step at which the same was measured and well; None: it never was.
+        seen: What was measured, in words.
+
+    Example:
+        >>> alarm("nan", 400, 300, "triplet is not finite")["line"]
+        'nan at step 400 (well at step 300): triplet is not finite; lower --learning_rate or add --clip_norm'
+    """
+    since = "at the first look" if well is None else f"well at step {well}"
+    line = f"{kind} at step {step} ({since}): {seen}; {ADVICE[kind]}"
+    return {"kind": kind, "step": step, "well": well, "seen": seen, "advice": ADVICE[kind], "line": line}
+
+
+def collapse(sample: Mapping[str, Any], earlier: Samples) -> str:
+    """Return what in a sample shows a collapsed embedding, against the best of earlier ones; empty: nothing.
+
+    The variance is below a tenth of its highest so far, or is that of a point; or the effective rank is below a quarter
+    of its highest so far, or of C - 1 where that is less: images of C classes, each drawn together to a point, as
+    training wants them, still span C - 1 directions.
+
+    Args:
+        sample: With `variance`, `effective_rank` and `classes`, the number of classes in the batch.
+        earlier: The samples before.
+    """
+    variance, rank = sample["variance"], sample["effective_rank"]
+    if variance < POINT:
+        return f"the embeddings of a batch have a variance of {variance:.1e}: they are one point"
+    if not earlier:
+        return ""
+    widest = max(earlier, key=lambda other: other["variance"])
+    if variance < VARIANCE_SHARE * widest["variance"]:
+        return (
+            f"the embeddings of a batch have a variance of {variance:.2g}, after {widest['variance']:.2g} at step "
+            f"{widest['step']}"
+        )
+    fullest = max(earlier, key=lambda other: other["effective_rank"])
+    if rank < RANK_SHARE * min(fullest["effective_rank"], sample["classes"] - 1):
+        return (
+            f"the embeddings of a batch fill {rank:.1f} directions (effective rank), after "
+            f"{fullest['effective_rank']:.1f} at step {fullest['step']}"
+        )
+    return ""
+
+
+def explosion(sample: Mapping[str, Any], earlier: Samples) -> str:
+    """Return what of a sample says that a gradient has exploded; empty: nothing.
+
+    The norm of a part's gradient is above ten times the median of the last 20 samples, and higher than in any of them:
+    where a loss is often 0, and its median with it, a batch that is not is no explosion.
+
+    Args:
+        sample: With `gradient_norm`, by part.
+        earlier: The samples before; fewer than three tell nothing.
+    """
+    last = earlier[-MEDIAN_OF:]
+    if len(last) < MEDIAN_FROM:
+        return ""
+    found = []
+    for part, norm in sample["gradient_norm"].items():
+        norms = [other["gradient_norm"].get(part, norm) for other in last]
+        median = float(np.median(norms))
+        if norm > EXPLOSION * median and norm > max(norms):
+            found.append(f"the gradient norm of the {part} is {norm:.3g}, {median:.3g} in the median of {len(norms)}")
+    return " and ".join(found)
+
+
+def new_alarms(sample: dict[str, Any], earlier: Samples) -> list[dict[str, Any]]:
+    """Return the alarms that a sample raises; notes in the sample under `alarms` which kinds hold.
+
+    What held at the sample before is not raised again.
+
+    Args:
+        sample: What `collapse` and `explosion` read, with its `step`.
+        earlier: The samples before, each with `alarms`.
+    """
+    seen = {"collapse": collapse(sample, earlier), "explosion": explosion(sample, earlier)}
+    sample["alarms"] = [kind for kind, words in seen.items() if words]
+    before = earlier[-1] if earlier else {"alarms": [], "step": None}
+    new = [kind for kind in sample["alarms"] if kind not in before["alarms"]]
+    return [alarm(kind, sample["step"], before["step"], seen[kind]) for kind in new]
+
 
 # (first step, every) -> (images, labels) of that step and of every so-manieth after it.
 Batches = Callable[[int, int], Iterator[tuple[np.ndarray, np.ndarray]]]
-
-
-# How many images the last line of a run that has diverged names.
-_NAMED = 3
 
 
 class Watcher:
@@ -95,7 +206,7 @@ class Watcher:
             return []  # of such a step: an alarm ended the run here, and it is resumed
         if self._stream is None:
             self._stream = self._batches(step, self.every)
-            self._sampler = GradientSampler(self._learner, [watch.objective.representation for watch in self._proxies])
+            self._sampler = GradientSampler(self._learner)
         images, labels = next(self._stream)
         assert self._sampler is not None
         try:
@@ -106,7 +217,7 @@ class Watcher:
             logging.warning("a look at a batch does not fit the memory beside the training: the run goes on unwatched")
             self._too_large = True
             return []
-        embeddings = found.vectors["embedding"]
+        embeddings = found.embeddings
         if not np.isfinite(embeddings).all():
             return []  # the step itself will tell, with all of its batch
         d_pos, d_neg = measures.pair_distances(embeddings, labels)
@@ -121,9 +232,7 @@ class Watcher:
             "d_pos": float(d_pos.mean()) if len(d_pos) else None,
             "d_neg": float(d_neg.mean()) if len(d_neg) else None,
         }
-        for watch in self._proxies:
-            watch.follow(found.vectors[watch.objective.representation], labels)
-        raised = alarms.new_alarms(sample, self.samples)
+        raised = new_alarms(sample, self.samples)
         self.samples.append(sample)
         self._write_scalars(sample, d_pos, d_neg, writer)
         self._tell(raised)
@@ -139,40 +248,32 @@ class Watcher:
         for watch in self._proxies:
             watch.begin_epoch()
 
-    def end_epoch(self, step: int, writer: Any) -> list[dict[str, Any]]:
-        """Count idle proxies; returns the alarms that the epoch raises.
+    def end_epoch(self, step: int) -> list[dict[str, Any]]:
+        """Return the alarms that the epoch raises.
 
         Args:
             step: How many steps have been made.
-            writer: TensorBoard's.
         """
-        if not self.every:
-            return []
         raised = []
-        with writer.as_default(step=step):
-            for watch in self._proxies:
-                tf.summary.scalar(f"watch/idle_proxies/{watch.objective.name}", len(watch.idle()))
-                seen = watch.dead()
-                # Once is enough of an objective: how many there are is in the scalar.
-                if seen and not self._has_told(watch):
-                    raised.append(alarms.alarm("dead_proxies", step, self._epoch_began, seen))
+        for watch in self._proxies:
+            # Once is enough of an objective.
+            own = f" of {watch.objective.name}"
+            known = any(one["kind"] == "dead_proxies" and one["seen"].endswith(own) for one in self.alarms)
+            if not known and (seen := watch.dead()):
+                raised.append(alarm("dead_proxies", step, self._epoch_began, seen))
         self._tell(raised)
         return raised
 
-    def diverged(self, step: int, what: str, terms: dict[str, str]) -> str:
+    def diverged(self, step: int, what: str, terms: dict[str, str]) -> None:
         """Write `diverged.json`, and note that the run ends because something stopped being finite.
 
         A gradient that is not finite shows in the loss one step later. So the file has the `indices` and `images` of
-        the step's batch, those of the batch before as `before`; as `last_good` the newest checkpoint, and as
-        `at_last_good_weights` which embeddings, terms and gradients of both batches are not finite by its weights.
+        the step's batch, those of the batch before as `before`, and as `last_good` the newest checkpoint.
 
         Args:
             step: How many steps have been made.
             what: What is not finite.
             terms: The values of the step.
-
-        Returns:
-            What the file adds to the run's last line: the images that are not finite by good weights.
         """
         about: dict[str, Any] = {"step": step, "what": what, "terms": terms, **self._named(step - 1)}
         if step > 1:
@@ -180,48 +281,19 @@ class Watcher:
         known = checkpoints.list_checkpoints(self.folder.checkpoints)
         if known:
             about["last_good"] = str(known[-1])
-            about["at_last_good_weights"] = self._by_weights_of(known[-1], step - 1)
         write_json(self.folder.diverged, about)
-        names = [name for batch in about.get("at_last_good_weights", ()) for name in batch["images"]]
-        shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
-        blamed = f", where the embedding of {shown} is not finite by the last good weights either" if names else ""
         if self.every:
             well = checkpoints.step_of(known[-1]) if known else None
-            self.alarms.append(alarms.alarm("nan", step, well, what + blamed))
+            self.alarms.append(alarm("nan", step, well, what))
             self._write()
-        return blamed
 
     def _named(self, step: int) -> dict[str, Any]:
         indices = [int(index) for index in self._indices(step)]
         return {"indices": indices, "images": [self._images.images.name(index) for index in indices]}
 
-    def _by_weights_of(self, checkpoint: Path, step: int) -> list[dict[str, Any]]:
-        """Return what is not finite of a batch and of the one before it; all may be finite."""
-        sampler = GradientSampler(self._learner)
-        values = checkpoints.values_of(checkpoint, self._learner, sampler.variables)
-        first = max(0, step - 1)
-        found = []
-        for number, (images, labels) in zip(range(first, step + 1), self._batches(first, 1), strict=False):
-            sample = sampler(images, labels, values)
-            bad = np.flatnonzero(~np.isfinite(sample.vectors["embedding"]).all(axis=1))
-            names = self._named(number)["images"]
-            found.append(
-                {
-                    "step": number + 1,
-                    "images": [names[row] for row in bad],
-                    "terms": [name for name, value in sample.terms.items() if not np.isfinite(value)],
-                    "gradients": [part for part, value in sample.norms.items() if not np.isfinite(value)],
-                }
-            )
-        return found
-
     def stops(self, raised: list[dict[str, Any]]) -> list[str]:
         """Return the lines of those alarms that end the run."""
         return [alarm["line"] for alarm in raised if alarm["kind"] in self.stop_on]
-
-    def _has_told(self, watch: ProxyWatch) -> bool:
-        own = f" of {watch.objective.name}"
-        return any(alarm["kind"] == "dead_proxies" and alarm["seen"].endswith(own) for alarm in self.alarms)
 
     def _tell(self, raised: list[dict[str, Any]]) -> None:
         for alarm in raised:
