@@ -17,6 +17,7 @@ from tfdml.errors import UserError, short_message
 from tfdml.io.files import PARTIAL_PREFIX, is_folder
 from tfdml.report import write_run_report
 from tfdml.training import Experiment, RunFolder
+from tfdml.training.distributed.devices import rank_and_count
 from tfdml.training.distributed.tensorflow_workers import WorkerLost
 from tfdml.training.run import trainer
 
@@ -132,7 +133,7 @@ def _work(config: dict[str, Any]) -> None:
     error = ray.get(outbox.read.remote("error"))
     if error is not None:
         raise UserError(error)
-    is_chief = ray_train.get_context().get_world_rank() == 0
+    is_chief = rank_and_count()[0] == 0  # by the TF_CONFIG that Ray has set
     if is_chief:
         ToOutbox.install(outbox)
     with tempfile.TemporaryDirectory(prefix="tfdml-run-") as scratch:

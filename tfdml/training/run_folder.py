@@ -188,14 +188,15 @@ class RunFolder:
         else:
             write_json(self.data, data)
         now = environment(devices)
-        before = self._environment()
-        if before is None:
+        if not self.environment.is_file():
             write_json(self.environment, now)
             return
-        check_same_backend(before.get("backend"))
-        then, today = _arithmetic(before), _arithmetic(now)
-        shared = then.keys() & today.keys()
-        changed = differences({name: then[name] for name in shared}, {name: today[name] for name in shared})
+        try:
+            before = read_json(self.environment, {"backend": str, "packages": dict})
+        except UserError:
+            return
+        check_same_backend(before["backend"])
+        changed = differences(_arithmetic(before), _arithmetic(now))
         if changed:
             logging.warning(
                 "%s: %s: the run resumes from the same weights with the same batches, but not to the same bits",
@@ -222,14 +223,6 @@ class RunFolder:
                 "back, or start a new run, from these weights with --start_from"
             )
 
-    def _environment(self) -> dict[str, Any] | None:
-        """Return what the run began on; None for a new run, empty if the file is damaged."""
-        try:
-            known = {"backend": str, "packages": dict}
-            return read_json(self.environment, known) if self.environment.is_file() else None
-        except UserError:
-            return {}
-
     def _sweep(self) -> None:
         """Remove what killed processes left half-written; what another command writes below the folder is its own."""
         sweep(self.path)
@@ -239,10 +232,9 @@ class RunFolder:
 
 
 def _arithmetic(environment: dict[str, Any]) -> dict[str, Any]:
-    """Return what of an environment decides in which order sums are taken, as far as it was written down."""
-    found = {name: environment[name] for name in ("cpus", "devices") if name in environment}
-    packages = environment.get("packages", {})
-    return found | {name: packages[name] for name in ("tensorflow", "keras", "jax") if name in packages}
+    """Return what of an environment decides in which order sums are taken."""
+    packages = {name: environment["packages"].get(name) for name in ("tensorflow", "keras", "jax")}
+    return {"cpus": environment.get("cpus"), "devices": environment.get("devices"), **packages}
 
 
 def environment(devices: list[str]) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,44 @@ def run_of_seed(experiment: Experiment, seed: int) -> Experiment:
     return dataclasses.replace(experiment, seeds="", seed=seed, run_dir=f"{experiment.run_dir}/seed_{seed}")
 
 
-def train_seeds(
-    experiment: Experiment,
-    train: Train,
-    resume: bool = False,
-    write_report: Callable[..., None] | None = None,
-) -> dict[str, Any]:
-    """Train a run for each of `experiment.seeds`, one after another, then write their common result and page.
+@contextlib.contextmanager
+def _folder_of(experiment: Experiment, flag: str, resume: bool) -> Iterator[RunFolder]:
+    """Enter a block in the folder of several runs, which is made where it does not resume."""
+    require_one_process(flag)
+    folder = RunFolder(experiment.run_dir)
+    if resume and not folder.is_untouched():
+        folder.check_same(experiment)
+        owned = folder.locked()
+    else:
+        folder.check_new()
+        check_start(experiment.start_from)
+        owned = folder.created(experiment)
+    with owned:
+        yield folder
 
-    Each is an ordinary run in its own folder; with `resume`, those that have ended are kept and the others go on.
+
+def _train_part(folder: RunFolder, run: Experiment, train: Train, progress: str) -> dict[str, Any]:
+    """Train one of several runs, or resume it; the folder of all is removed where the first one leaves none."""
+    try:
+        result = train(run, resume=Path(run.run_dir).exists())
+    except Interrupted as stop:
+        stop.left = f"{progress}; continue with --run_dir={folder.path} --resume"
+        raise
+    except UserError:
+        if not any(entry.is_dir() for entry in folder.path.iterdir()):
+            folder.discard()
+        raise
+    # The next one's memory is that of a process of its own.
+    keras.utils.clear_session()
+    return result
+
+
+def train_seeds(
+    experiment: Experiment, train: Train, resume: bool = False, write_report: Callable[..., None] | None = None
+) -> dict[str, Any]:
+    """Train a run for each of `experiment.seeds`, one after another, then write their common result and report.
+
+    Each is an ordinary run in its own folder; with `resume`, those that have ended are kept and the others resume.
 
     Args:
         experiment: The settings; its folder is that of all runs.
@@ -58,36 +88,19 @@ def train_seeds(
         UserError: As a single run; or this is one of several processes.
         Interrupted: A signal asked for it.
     """
-    require_one_process("seeds")
-    folder = RunFolder(experiment.run_dir)
-    if resume and not folder.is_untouched():
-        folder.check_same(experiment)
-        owned = folder.locked()
-    else:
-        folder.check_new()
-        check_start(experiment.start_from)
-        owned = folder.created(experiment)
-    with owned:
+    with _folder_of(experiment, "seeds", resume) as folder:
         known = folder.read_result()
         if known is not None and (folder.report.is_file() or not experiment.report):
             logging.info("%s is finished already: there is nothing left to do", folder.path)
             return known
-        results = {}
+        results: dict[int, dict[str, Any]] = {}
         for seed in experiment.seed_list():
-            run = run_of_seed(experiment, seed)
-            logging.info("seed %d: %s", seed, run.run_dir)
+            logging.info("seed %d", seed)
+            progress = f"{len(results)} of {len(experiment.seed_list())} seeds have ended"
             try:
-                results[seed] = train(run, resume=Path(run.run_dir).exists())
-            except Interrupted as stop:
-                of_all = f"{len(results)} of {len(experiment.seed_list())} seeds have ended"
-                stop.left = f"{of_all}; continue with --run_dir={folder.path} --resume"
-                raise
+                results[seed] = _train_part(folder, run_of_seed(experiment, seed), train, progress)
             except UserError as error:
-                if not list(folder.path.glob("seed_*")):
-                    folder.discard()
                 raise type(error)(f"seed {seed}: {error}") from error
-            # The next one's memory is that of a process of its own.
-            keras.utils.clear_session()
         values = [QueryValues.read(RunFolder(run_of_seed(experiment, seed).run_dir).queries) for seed in results]
         result = combine(results, values)
         write_json(folder.result, result)
@@ -187,7 +200,7 @@ def epochs_to_train(experiment: Experiment) -> int:
     return read_json(RunFolder(selection_run(experiment).run_dir).result, {"epoch": int})["epoch"]
 
 
-def select_epochs(experiment: Experiment, train: Callable[..., dict[str, Any]], resume: bool = False) -> None:
+def select_epochs(experiment: Experiment, train: Train, resume: bool = False) -> None:
     """Begin the run's folder, and find the number of epochs on held-out classes.
 
     Args:
@@ -199,28 +212,9 @@ def select_epochs(experiment: Experiment, train: Callable[..., dict[str, Any]], 
         UserError: As a single run; or this is one of several processes.
         Interrupted: A signal asked for it.
     """
-    require_one_process("refit")
-    folder = RunFolder(experiment.run_dir)
-    if resume and not folder.is_untouched():
-        folder.check_same(experiment)
+    with _folder_of(experiment, "refit", resume) as folder:
         if folder.is_finished(experiment):
             return
-    else:
-        folder.check_new()
-        check_start(experiment.start_from)
-        with folder.created(experiment):
-            pass
-    run = selection_run(experiment)
-    path = Path(run.run_dir)
-    logging.info("finding the number of epochs on held-out classes: %s", path)
-    try:
-        found = train(run, resume=path.exists())
-    except Interrupted as stop:
-        stop.left = f"the number of epochs is not found yet; continue with --run_dir={folder.path} --resume"
-        raise
-    except UserError:
-        if not path.exists():
-            folder.discard()
-        raise
-    logging.info("epoch %d was the best on held-out classes: training again on all, for as many", found["epoch"])
-    keras.utils.clear_session()
+        logging.info("finding the number of epochs on held-out classes")
+        found = _train_part(folder, selection_run(experiment), train, "the number of epochs is not found yet")
+        logging.info("epoch %d was the best on held-out classes: training again on all, for as many", found["epoch"])
