@@ -12,9 +12,7 @@ works against it.
 """
 
 import argparse
-import pathlib
 import statistics
-import tempfile
 
 import keras
 import numpy as np
@@ -24,10 +22,10 @@ from tfdml.data.pipeline import training_batches
 from tfdml.embeddings.backends import load_embedder
 from tfdml.training import checkpoints
 from tfdml.training.build import initial_weights
+from tfdml.training.build.components import make_learner
 from tfdml.training.build.images import load_splits, make_sampler, make_transforms
-from tfdml.training.build.learner import make_learner
-from tfdml.training.experiment import Experiment
 from tfdml.training.run_folder import RunFolder
+from tfdml.training.settings import Experiment
 
 PARTS = ("projection", "backbone")
 
@@ -83,8 +81,7 @@ def main():
         if learner.auto_weights is not None:
             parser.error("--objectives: only training measures auto; write numbers")
         # What a term measures before training, it measures before the trained weights come.
-        with tempfile.TemporaryDirectory() as folder:
-            initial_weights.calibrate(learner, train, view, sampler.batch_size, pathlib.Path(folder))
+        initial_weights.calibrate(learner, train, view, sampler.batch_size)
         learner.embedder.set_weights(load_embedder(run.embedder).get_weights())
     elif checkpoints.restore_latest(run.checkpoints, learner) is None:
         parser.error(f"there is no checkpoint in {run.checkpoints}")

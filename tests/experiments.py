@@ -7,7 +7,7 @@ import shlex
 from tests.training.runs import learner
 from tfdml.cli.command_line import read_flag_files
 from tfdml.training import Experiment
-from tfdml.training.build.learner import check_orders, check_pairs
+from tfdml.training.build.components import check_orders, check_pairs
 from tfdml.training.terms import build_objectives
 
 ROOT = pathlib.Path(__file__).parents[1]

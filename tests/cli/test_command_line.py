@@ -14,8 +14,8 @@ from tfdml.effects import in_vain
 from tfdml.errors import UserError
 from tfdml.io.manifests import parse_flags
 from tfdml.training import Experiment
-from tfdml.training.experiment import ALWAYS as SETTINGS_ALWAYS
-from tfdml.training.experiment import EFFECTS as SETTINGS
+from tfdml.training.settings import ALWAYS as SETTINGS_ALWAYS
+from tfdml.training.settings import EFFECTS as SETTINGS
 
 
 def test_flags_of_files_stand_in_their_place(tmp_path):

@@ -16,7 +16,7 @@ from tfdml import memory
 from tfdml.data import pipeline
 from tfdml.embeddings import read_embeddings
 from tfdml.models import Embedder
-from tfdml.training.build import learner
+from tfdml.training.build import components
 
 pytestmark = pytest.mark.slow
 
@@ -75,7 +75,7 @@ def places(tmp_path_factory):
 def _empty_folder(tmp_path, monkeypatch):
     """Commands run in an empty folder, and on a machine that has 2 GB of memory free."""
     monkeypatch.chdir(tmp_path)
-    for module in (memory, learner, pipeline):
+    for module in (memory, components, pipeline):
         monkeypatch.setattr(module, "free_memory", lambda: 2.0 * 2**30)
 
 

@@ -34,7 +34,7 @@ SLOW = {
     "tfdml.models.reduced_embedders",
     "tfdml.objectives.mutual_information",
     "tfdml.report.comparison",
-    "tfdml.training.experiment",
+    "tfdml.training.settings",
     "tfdml.training.run.dry_run",
     "tfdml.training.build.initial_weights",
 }

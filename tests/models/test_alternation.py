@@ -14,8 +14,7 @@ from tfdml.models.alternation import EMBEDDER, STATISTICS, AlternatingOptimizer
 from tfdml.objectives import MetricLoss, ProxyLoss, RankMI
 from tfdml.pairs import pairs_by_name
 from tfdml.training import checkpoints
-from tfdml.training.optimizers import build_optimizer
-from tfdml.training.schedules import step_schedule
+from tfdml.training.optimizers import build_optimizer, step_schedule
 
 
 def rank_mi(k=1, **arguments):

@@ -10,8 +10,8 @@ from tests.models.networks import SIZE, coloured_batch, config_of, images, value
 from tfdml import UserError, backbones, losses, objectives
 from tfdml.models import AttentionEnsemble, Embedder, MetricLearner
 from tfdml.training import Experiment
+from tfdml.training.build.components import make_embedder
 from tfdml.training.build.images import make_transforms
-from tfdml.training.build.learner import make_embedder
 
 
 def numpy(x):

@@ -9,8 +9,8 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import ArrayImages
 from tfdml.report import write_run_report
 from tfdml.training import Experiment
+from tfdml.training.build.components import make_learner
 from tfdml.training.build.images import Splits, make_transforms
-from tfdml.training.build.learner import make_learner
 from tfdml.training.run import trainer
 
 SIZE = 16

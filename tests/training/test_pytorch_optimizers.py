@@ -12,8 +12,7 @@ from tfdml.errors import UserError
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import DensityAdaptivity
 from tfdml.training import pytorch_optimizers
-from tfdml.training.optimizers import build_optimizer
-from tfdml.training.schedules import step_schedule
+from tfdml.training.optimizers import build_optimizer, step_schedule
 
 PAIRS = {
     "adam": (keras.optimizers.Adam, pytorch_optimizers.PyTorchAdam),

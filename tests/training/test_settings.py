@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 
 from tfdml.errors import UserError
-from tfdml.training.experiment import Experiment
 from tfdml.training.settings import (
     DataSettings,
     EvaluationSettings,
+    Experiment,
     ModelSettings,
     OptimizationSettings,
     RunSettings,

@@ -13,11 +13,11 @@ from absl import flags
 from tfdml.cli.command_line import KINDS, Command, Flags
 from tfdml.effects import Effect, either, needs
 from tfdml.errors import UserError
-from tfdml.training.experiment import EFFECTS as SETTINGS
-from tfdml.training.experiment import Experiment
+from tfdml.training.settings import EFFECTS as SETTINGS
 from tfdml.training.settings import (
     DataSettings,
     EvaluationSettings,
+    Experiment,
     ModelSettings,
     OptimizationSettings,
     RunSettings,

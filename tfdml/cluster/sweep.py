@@ -21,9 +21,9 @@ from tfdml.effects import in_vain
 from tfdml.errors import UserError, short_message
 from tfdml.io.files import atomic_write
 from tfdml.training import Experiment, RunFolder
-from tfdml.training.experiment import EFFECTS
 from tfdml.training.expressions import with_weight
 from tfdml.training.run import trainer
+from tfdml.training.settings import EFFECTS
 
 _FORM = "write e.g. --sweep='objectives.weight=0.1,0.3,1; learning_rate=1e-4..1e-3'"
 _FIXED = (

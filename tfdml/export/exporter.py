@@ -33,8 +33,8 @@ from tfdml.layers import PrincipalComponents
 from tfdml.models import AnyEmbedder, WhitenedEmbedder, with_whitening
 from tfdml.training import RunFolder
 from tfdml.training.build.images import Splits, load_splits
-from tfdml.training.experiment import Experiment
 from tfdml.training.run.several import final_run
+from tfdml.training.settings import Experiment
 
 FORMATS = ("saved_model", *(f"litert_{precision}" for precision in PRECISIONS), "onnx")
 # About how many bytes a file has for each parameter; of those not named here, 4.

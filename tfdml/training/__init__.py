@@ -1,12 +1,17 @@
 """Experiments: from settings to a run folder."""
 
-from tfdml.training.experiment import Experiment
-from tfdml.training.optimizers import averaged, build_optimizer
+from tfdml.training.optimizers import averaged, build_optimizer, rate_schedule, step_schedule
 from tfdml.training.pytorch_optimizers import PyTorchAdam, PyTorchAdamW, PyTorchRMSprop, PyTorchSGD
 from tfdml.training.run.trainer import train
 from tfdml.training.run_folder import RunFolder
-from tfdml.training.schedules import rate_schedule, step_schedule
-from tfdml.training.settings import DataSettings, EvaluationSettings, ModelSettings, OptimizationSettings, RunSettings
+from tfdml.training.settings import (
+    DataSettings,
+    EvaluationSettings,
+    Experiment,
+    ModelSettings,
+    OptimizationSettings,
+    RunSettings,
+)
 
 __all__ = [
     "DataSettings",

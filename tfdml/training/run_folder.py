@@ -21,8 +21,7 @@ from tfdml.io.files import PARTIAL_PREFIX, atomic_write, is_debris, locked, requ
 from tfdml.io.manifests import read_json
 from tfdml.training.checkpoints import list_checkpoints, step_of
 from tfdml.training.distributed.devices import check_same_backend
-from tfdml.training.experiment import Experiment
-from tfdml.training.settings import EvaluationSettings
+from tfdml.training.settings import EvaluationSettings, Experiment
 from tfdml.version import __version__, installed
 
 # Of a resumed run: where the folder lies, and where the images, which are compared by their checksums.

@@ -1,13 +1,25 @@
-"""What a run is made of, and what is refused before the images are read."""
+"""A run is made of what the flags say; what cannot train is refused, and what does not exist before images are read."""
 
 import dataclasses
+import types
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
+from PIL import Image
 
+from tests.models.networks import values
 from tests.training import runs
+from tfdml import losses, objectives
+from tfdml.data.transforms import TrainTransform
 from tfdml.errors import UserError
+from tfdml.models import Embedder
+from tfdml.training import Experiment
 from tfdml.training.build import components
-from tfdml.training.build.components import build_components
+from tfdml.training.build.components import build_components, model_warnings
+from tfdml.training.build.images import load_splits
+from tfdml.training.settings import DataSettings, ModelSettings
 
 
 @pytest.mark.parametrize(
@@ -84,3 +96,309 @@ def test_one_held_out_class_selects_nothing(tmp_path, monkeypatch):
         UserError, match=r"--holdout_classes=0\.1 holds out one class, in which every neighbour is a hit"
     ):
         build_components(runs.experiment(tmp_path / "run", selection="validation", holdout_classes=0.1))
+
+
+TINY = Experiment(
+    run_dir="runs/any",
+    backbone="conv4(width=2)",
+    batch_norm="train",
+    embedding_dim=3,
+    image_size=16,
+    resize=16,
+    optimizer="sgd",
+    momentum=0.0,
+    learning_rate=0.5,
+)
+
+
+def made(**changes):
+    return runs.learner(dataclasses.replace(TINY, **changes), num_classes=4, steps_per_epoch=5)
+
+
+def moved(learner, steps=1, scale=1.0):
+    """How far each part's first variable moves by gradients of `scale` everywhere."""
+    before = {part: values(variables[:1]) for part, variables in learner.parts().items()}
+    for _ in range(steps):
+        learner.optimizer.apply([scale * keras.ops.ones(v.shape) for v in learner.trainable_variables])
+    after = {part: values(variables[:1]) for part, variables in learner.parts().items()}
+    return {part: after[part][0] - old[0] for part, old in before.items() if old}
+
+
+def test_each_part_has_the_rate_of_its_flag():
+    steps = moved(made(backbone_rate=0.1, projection_rate=0.2, objective_rate=0.3))
+    for part, rate in (("backbone", 0.1), ("projection", 0.2), ("objectives", 0.3)):
+        np.testing.assert_allclose(steps[part], -rate, rtol=1e-5)
+
+
+def test_a_backbone_rate_of_zero_takes_the_backbone_out_of_training():
+    tiny = made(backbone_rate=0.0)
+    assert tiny.parts()["backbone"] == []
+    assert tiny.embedder.backbone.trainable is False
+    assert len(tiny.parts()["projection"]) == 2
+
+
+def test_large_batches_have_their_flags(monkeypatch):
+    assert made(gradient_cache=16, objectives="contrastive").gradient_cache == 16
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    with pytest.raises(UserError, match="--gradient_cache=16 works on TensorFlow, and KERAS_BACKEND is jax"):
+        made(gradient_cache=16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"gradient_cache": 16}, "do not go with `gradient_cache=16`, whose chunks"),
+        (
+            {"objectives": "xbm(loss=contrastive, size=16) + auto * gor"},
+            "do not go with xbm, whose loss goes on changing",
+        ),
+        ({"objectives": "rank_mi + auto * gor"}, "do not go with rank_mi, whose steps alternate"),
+        ({"objectives": "contrastive + auto(steps=5) * gor + auto * ecaml"}, r"the same steps, not \[5, 100\]"),
+    ],
+)
+def test_weights_that_cannot_be_measured_are_refused(changes, message):
+    with pytest.raises(UserError, match=f"^--objectives='.*': .*{message}"):
+        made(**{"objectives": "contrastive + auto * gor", **changes})
+
+
+def test_weights_are_not_measured_on_jax(monkeypatch):
+    assert made(objectives="contrastive + auto * gor").term_weights() == {"contrastive": 1.0, "gor": 0.0}
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    with pytest.raises(UserError, match="measured on Keras's TensorFlow backend, and this is jax: write numbers"):
+        made(objectives="contrastive + auto * gor")
+
+
+def test_the_rates_drop_after_the_epochs_of_the_flag():
+    tiny = made(drop_epochs="1,2", drop_factor=0.1)
+    for rate in (0.5, 0.05, 0.005):
+        np.testing.assert_allclose(moved(tiny, 5)["projection"], -5 * rate, rtol=1e-4)
+
+
+def test_decay_and_clipping_are_those_of_the_flags():
+    tiny = made(weight_decay=0.25)
+    weight = values(tiny.parts()["projection"][:1])[0]
+    np.testing.assert_allclose(moved(tiny)["projection"], -0.5 * (1 + 0.25 * weight), rtol=1e-4, atol=1e-6)
+    tiny = made(clip_norm=0.5)
+    size = sum(int(np.prod(variable.shape)) for variable in tiny.trainable_variables)
+    np.testing.assert_allclose(moved(tiny, scale=100.0)["projection"], -0.25 / np.sqrt(size), rtol=1e-3)
+
+
+def test_momentum_and_epsilon_are_those_of_the_flags():
+    np.testing.assert_allclose(moved(made(momentum=0.5), 2)["projection"], -0.5 * 2.5, rtol=1e-5)
+    # Adam's first step is the rate, unless epsilon is as large as the gradient.
+    np.testing.assert_allclose(moved(made(optimizer="adam"))["projection"], -0.5, rtol=1e-3)
+    assert np.all(np.abs(moved(made(optimizer="adam", epsilon=3.0))["projection"]) < 0.15)
+
+
+def test_the_seed_decides_the_weights():
+    one, again, other = (values(made(seed=seed).trainable_variables) for seed in (3, 3, 4))
+    for first, second in zip(one, again, strict=True):
+        np.testing.assert_array_equal(first, second)
+    assert any(not np.array_equal(first, second) for first, second in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_the_network_has_the_precision_of_the_flag_and_nothing_after_it(policy):
+    tiny = made(mixed_precision=policy)
+    assert tiny.embedder.dense.compute_dtype == policy.removeprefix("mixed_")
+    assert {variable.dtype for variable in tiny.trainable_variables} == {"float32"}
+    assert keras.config.dtype_policy().name == "float32"
+
+
+def test_xla_compiles_where_it_is_asked_for(monkeypatch):
+    assert [made(jit_compile=setting).jit_compile for setting in ("auto", "true", "false")] == [False, True, False]
+    monkeypatch.setattr(components.tf.distribute, "get_strategy", lambda: types.SimpleNamespace(num_replicas_in_sync=2))
+    assert [components._compiles(setting) for setting in ("auto", "false")] == [False, False]
+    with pytest.raises(UserError, match="--jit_compile=true goes with one device"):
+        components._compiles("true")
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Two training and two test classes of two photos each; one test image is damaged between header and end."""
+    for number in range(8):
+        path = tmp_path / ("train", "test")[number // 4] / f"class {number // 2}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.random.default_rng(number).integers(0, 256, (20, 20, 3), np.uint8)).save(path)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 100] = bytes(100)
+    path.write_bytes(data)
+    return tmp_path
+
+
+def of_folder(folder, **changes):
+    return dataclasses.replace(TINY, dataset="folder", data_dir=str(folder), **changes)
+
+
+def test_images_of_both_splits_are_checked_as_the_flags_say(photos):
+    splits = load_splits(of_folder(photos, check_images="headers"), seed=0)
+    assert (len(splits.train), len(splits.test)) == (4, 4)
+    with pytest.raises(UserError, match=r"7\.png"):
+        load_splits(of_folder(photos, check_images="decode"), seed=0)
+    splits = load_splits(of_folder(photos, check_images="decode", bad_images="skip"), seed=0)
+    assert (len(splits.train), len(splits.test)) == (4, 3)
+
+
+def test_training_classes_are_numbered_from_zero():
+    glyphs = dataclasses.replace(TINY, dataset="glyphs", dataset_options="images_per_class=1, size=16")
+    splits = load_splits(dataclasses.replace(glyphs, holdout_classes=0.3), seed=0)
+    assert splits.train.classes.tolist() == list(range(splits.train.num_classes))
+    assert splits.validation is not None
+    assert not set(splits.train.class_names.values()) & set(splits.validation.class_names.values())
+
+
+def test_lora_has_its_flag():
+    with pytest.raises(UserError, match="--lora_rank=4: LoRA changes attention layers, and conv4 has none"):
+        made(lora_rank=4)
+    with pytest.raises(UserError, match="--lora_rank=4 trains changes of the backbone, and with --backbone_rate=0"):
+        made(lora_rank=4, backbone_rate=0.0)
+
+
+def test_an_embedding_of_no_size_of_its_own_is_the_pooled_features():
+    embedder = made(embedding_dim=0, pooling="gem").embedder
+    pixels = np.random.default_rng(0).uniform(0, 255, (2, 16, 16, 3))
+    found = embedder.represent(pixels)
+    assert embedder.embedding_dim == 2
+    np.testing.assert_allclose(found["projection"], found["pooled"], atol=1e-6)
+    with pytest.raises(UserError, match=r"--backbone=conv4.*pooling='cls'"):
+        made(pooling="cls")
+
+
+PAIRS = objectives.MetricLoss(losses.ContrastiveLoss(), name="contrastive")
+PROXIES = objectives.ProxyLoss(losses.AMSoftmaxLoss(), 3)
+HORDE = objectives.HighOrderMomentLoss(losses.ContrastiveLoss(), orders=2, dim=4)
+HORDE_OF_PROXIES = objectives.HighOrderMomentLoss(losses.AMSoftmaxLoss(), orders=2, dim=4, num_classes=3)
+
+
+@pytest.mark.parametrize(
+    ("term", "flags", "says"),
+    [
+        (PAIRS, {"images_per_class": 1}, "--images_per_class=1: contrastive learns from pairs of images of one class"),
+        (PAIRS, {"classes_per_batch": 1}, "--classes_per_batch=1: contrastive learns from pairs of images of diff"),
+        (PAIRS, {"classes_per_batch": 1, "images_per_class": 1}, "no batch would hold one"),
+        (PAIRS, {"sampling": "shuffle", "batch_size": 1}, "--batch_size=1: contrastive"),
+        (HORDE, {"images_per_class": 1}, "--images_per_class=1"),
+        (objectives.DensityAdaptivity(3), {"images_per_class": 1}, "--images_per_class=1"),
+        (objectives.GlobalOrthogonal(), {"classes_per_batch": 1}, "--classes_per_batch=1"),
+        (objectives.RankMI(), {"classes_per_batch": 1}, "--classes_per_batch=1"),
+    ],
+)
+def test_batches_without_the_pairs_that_a_term_learns_from_are_refused(term, flags, says):
+    with pytest.raises(UserError, match=says):
+        components.check_pairs(DataSettings(**flags), [PROXIES, term])
+
+
+@pytest.mark.parametrize(
+    ("term", "flags"),
+    [
+        (PAIRS, {"classes_per_batch": 2, "images_per_class": 2}),
+        (PAIRS, {"sampling": "shuffle", "batch_size": 2, "images_per_class": 1}),
+        (PROXIES, {"classes_per_batch": 1, "images_per_class": 1}),
+        (HORDE_OF_PROXIES, {"images_per_class": 1}),
+        (objectives.GlobalOrthogonal(), {"images_per_class": 1}),
+        (objectives.DensityAdaptivity(3), {"classes_per_batch": 1}),
+    ],
+)
+def test_batches_that_hold_them_are_not(term, flags):
+    components.check_pairs(DataSettings(**flags), [term])
+
+
+def test_a_memory_that_never_starts_is_refused():
+    terms = [objectives.CrossBatchMemory(losses.ContrastiveLoss(), size=8, start=100, name="xbm")]
+    components.check_starts(terms, 101)
+    components.check_starts(terms, 0)
+    with pytest.raises(UserError, match=r"xbm: the memory starts after 100 steps .* and the run has 100: start earl"):
+        components.check_starts(terms, 100)
+
+
+def test_the_memory_of_a_step_by_hand():
+    embedder = Embedder("conv4", embedding_dim=4, image_size=32)
+    view = TrainTransform(resize=32, image_size=32)
+    # Each block's convolution and batch norm, of 64 channels, at 32, 16, 8 and 4 px a side.
+    activations = 2 * 64 * (32**2 + 16**2 + 8**2 + 4**2)
+    images = 3 * 32**2
+    resized = 4 * 3 * 32**2
+    assert components.step_memory(embedder, view, 6) == resized + 6 * (images * 5 + activations * 4)
+    assert components.step_memory(embedder, view, 6, chunk=64) == components.step_memory(embedder, view, 6)
+    # All images, and the work on two of them.
+    some = resized + 6 * images + 2 * (images * 4 + activations * 4)
+    assert components.step_memory(embedder, view, 6, chunk=2) == some
+    large = TrainTransform("multi_resolution", image_size=32, resolutions=(0.8, 100.0))
+    assert components.step_memory(embedder, large, 6) > 4 * 3 * 3200**2
+    half = Embedder("conv4", embedding_dim=4, image_size=32, dtype="mixed_bfloat16")
+    assert components.step_memory(half, view, 6) == resized + 6 * (images * 5 + activations * 2)
+    embedder.freeze_backbone()
+    assert components.step_memory(embedder, view, 6) == resized + 6 * (images * 5 + 2 * 64 * 32**2 * 4)
+
+
+def build(units, inputs, times=1):
+    with components.weights_within_memory():
+        for _ in range(times):
+            keras.layers.Dense(units).build((None, inputs))
+
+
+def test_weights_are_refused_before_they_are_made(monkeypatch):
+    monkeypatch.setattr(components, "free_memory", lambda: 1e6)
+    build(100, 600)  # 240 kB, and as much for the gradient and each of two moments
+    with pytest.raises(UserError, match=r"a weight \(kernel\) has the shape \(1000, 10000000000\); lower --embedding"):
+        build(10**10, 1000)
+    with pytest.raises(UserError, match=r"and 0\.0 GB are free"):
+        build(100, 600, times=2)
+
+
+def test_a_weight_may_begin_as_a_number(monkeypatch):
+    monkeypatch.setattr(components, "free_memory", lambda: 100.0)
+    with components.weights_within_memory():
+        assert float(tf.Variable(1.5)) == 1.5
+
+
+def test_on_a_gpu_the_images_have_to_fit_the_host(monkeypatch):
+    embedder, view = Embedder("conv4", embedding_dim=4, image_size=32), TrainTransform(resize=32, image_size=32)
+    host = 4 * 3 * 32**2 + 6 * 3 * 32**2
+    assert components.images_memory(view, 6) == host
+    asked = []
+    monkeypatch.setattr(components, "require_memory", lambda size, *words: asked.append(size))
+    for on_gpu in (False, True):
+        monkeypatch.setattr(components.devices, "on_gpu", lambda on_gpu=on_gpu: on_gpu)
+        components.check_memory(embedder, view, 6)
+    assert asked == [components.step_memory(embedder, view, 6), host]
+
+
+@pytest.fixture(scope="module")
+def mobilenet():
+    return Embedder("mobilenetv2", embedding_dim=4, image_size=32)
+
+
+@pytest.mark.parametrize("batch_norm", ["frozen", "statistics"])
+def test_random_weights_behind_frozen_statistics_are_doubted(mobilenet, batch_norm):
+    (line,) = model_warnings(ModelSettings(backbone="mobilenetv2", batch_norm=batch_norm), mobilenet)
+    assert line.startswith(f"WARNING: --weights=none with --batch_norm={batch_norm}: mobilenetv2 begins with random")
+    assert "--weights=imagenet;" in line
+    assert "--batch_norm=train" in line
+    assert "\n" not in line
+
+
+def test_weights_that_are_published_as_a_checkpoint_are_to_be_converted():
+    embedder = Embedder("googlenet_bn", embedding_dim=4, image_size=64)
+    (line,) = model_warnings(ModelSettings(backbone="googlenet_bn"), embedder)
+    assert "--weights=FILE that python -m tools.convert_weights writes" in line
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"batch_norm": "train"},
+        {"weights": "imagenet"},
+        {"weights": "mobilenet.weights.h5"},
+        {"start_from": "runs/old"},
+    ],
+)
+def test_what_is_meant_is_not(mobilenet, settings):
+    assert model_warnings(ModelSettings(**{"backbone": "mobilenetv2", **settings}), mobilenet) == []
+
+
+def test_a_network_without_published_weights_or_without_batch_norm_is_not():
+    conv4 = Embedder("conv4", embedding_dim=4, image_size=32)
+    assert model_warnings(ModelSettings(backbone="conv4(width=64)"), conv4) == []
+    googlenet = Embedder("googlenet", embedding_dim=4, image_size=64)
+    assert model_warnings(ModelSettings(backbone="googlenet"), googlenet) == []

@@ -16,6 +16,7 @@ from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
 from tfdml.training import Experiment, RunFolder
 from tfdml.training.build import images as memory
+from tfdml.training.build.components import make_embedder
 from tfdml.training.build.images import (
     CachePlan,
     Splits,
@@ -26,7 +27,6 @@ from tfdml.training.build.images import (
     sample_seen_classes,
     split_training_classes,
 )
-from tfdml.training.build.learner import make_embedder
 from tfdml.training.run import trainer
 from tfdml.training.settings import DataSettings
 

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import math
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
 
 from tfdml import backbones
 from tfdml.data.sampling import Sampler
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
-from tfdml.errors import UserError
-from tfdml.models import MetricLearner
+from tfdml.errors import UserError, short_message
+from tfdml.memory import free_memory, require_memory
+from tfdml.models import AttentionEnsemble, Embedder, MetricLearner
+from tfdml.objectives import HighOrderMomentLoss, Objective
 from tfdml.training.build.images import (
     CachePlan,
     Splits,
@@ -19,11 +30,375 @@ from tfdml.training.build.images import (
     make_transforms,
     plan_cache,
 )
-from tfdml.training.build.learner import check_orders, check_pairs, check_starts, make_learner
+from tfdml.training.distributed import devices
 from tfdml.training.distributed.devices import make_strategy
 from tfdml.training.distributed.processes import Processes
-from tfdml.training.experiment import Experiment
-from tfdml.training.terms import check_objectives
+from tfdml.training.expressions import shortened
+from tfdml.training.optimizers import build_optimizer
+from tfdml.training.settings import DataSettings, EvaluationSettings, Experiment, ModelSettings, OptimizationSettings
+from tfdml.training.terms import build_objectives, check_objectives
+from tfdml.workarounds import layers_of
+
+_FLOAT32 = 4
+# What training keeps of each weight: its value, its gradient and, as most optimisers do, two moments.
+_COPIES = 4
+
+
+def check_pairs(settings: DataSettings, objectives: Sequence[Objective]) -> None:
+    """Refuse batches in which a term would never find what it learns from.
+
+    Args:
+        settings: How batches are composed.
+        objectives: The terms.
+
+    Raises:
+        UserError: A term needs pairs of images of one class, or of two, and no batch would hold one.
+    """
+    needed = {pair: term.name for term in objectives for pair in term.learns_from}
+    classes, images = settings.classes_per_batch, settings.images_per_class
+    by_class = settings.sampling in ("class_balanced", "hierarchical")
+    one = f"--classes_per_batch={classes} --images_per_class={images}" if by_class else "--batch_size=1"
+    if needed and (classes * images if by_class else settings.batch_size) == 1:
+        name = next(iter(needed.values()))
+        raise UserError(f"{one}: {name} learns from pairs of images, and no batch would hold one")
+    for pair, flag, count, of in (
+        ("positive", "images_per_class", images, "one class"),
+        ("negative", "classes_per_batch", classes, "different classes"),
+    ):
+        if by_class and pair in needed and count == 1:
+            raise UserError(
+                f"--{flag}=1: {needed[pair]} learns from pairs of images of {of}, and no batch would hold one; use 2 "
+                "or more"
+            )
+
+
+def check_starts(objectives: Sequence[Objective], steps: int) -> None:
+    """Refuse a memory that would be empty to the end of the run.
+
+    Args:
+        objectives: The terms.
+        steps: How many steps the run has.
+
+    Raises:
+        UserError: A term's memory starts after them.
+    """
+    for term in objectives:
+        start = getattr(term, "start", 0)
+        if 0 < steps <= start:
+            raise UserError(
+                f"{term.name}: the memory starts after {start:,} steps (start in --objectives), and "
+                f"the run has {steps:,}: start earlier, or train for longer"
+            )
+
+
+def step_memory(embedder: Embedder, view: TrainTransform, batch_size: int, chunk: int = 0) -> float:
+    """Bytes that a training step takes at least, besides the weights: the images, and what the backbone keeps.
+
+    Counted are the outputs of the layers with weights, which their neighbours' gradients need; of a backbone that does
+    not train, the largest output and its input.
+
+    Args:
+        embedder: The built embedder.
+        view: The view of training.
+        batch_size: Images per step.
+        chunk: How many of them the backbone sees at a time; 0 for all.
+    """
+    outputs = [_size(layer) for layer in embedder.backbone.layers if layer.weights]
+    kept = sum(outputs) if embedder.backbone.trainable else 2 * max(outputs, default=0)
+    width = _FLOAT32 if embedder.compute_dtype == "float32" else 2
+    floats = 3 * view.image_size**2 * _FLOAT32
+    return images_memory(view, batch_size) + min(batch_size, chunk or batch_size) * (floats + kept * width)
+
+
+def images_memory(view: TrainTransform, batch_size: int) -> float:
+    """Bytes that the images of a step take at least in the host's memory: the batch, and one that is being resized.
+
+    Args:
+        view: The view of training.
+        batch_size: Images per step.
+    """
+    side: float = view.resize
+    if view.augmentation == "multi_resolution":
+        side = max(side, view.resolutions[1] * view.image_size)
+    return _FLOAT32 * 3 * side**2 + batch_size * 3 * view.image_size**2
+
+
+def check_memory(embedder: Embedder, view: TrainTransform, batch_size: int, chunk: int = 0) -> None:
+    """Refuse a run whose steps need more memory than is free; of a GPU's memory, the GPU tells so itself.
+
+    Args:
+        embedder: The built embedder.
+        view: The view of training.
+        batch_size: Images per step.
+        chunk: How many of them the backbone sees at a time; 0 for all.
+
+    Raises:
+        UserError: It does not fit.
+    """
+    what = f"a step on {batch_size:,} images of --image_size={view.image_size}"
+    advice = "lower --image_size, --resize or the batch"
+    if devices.on_gpu():
+        require_memory(images_memory(view, batch_size), what, advice)
+    else:
+        advice += ", choose a smaller --backbone, or add --gradient_cache"
+        require_memory(step_memory(embedder, view, batch_size, chunk), what, advice)
+
+
+@contextlib.contextmanager
+def weights_within_memory() -> Iterator[None]:
+    """Refuse a weight, before it is made, with which training would take more memory than was free at the start.
+
+    Raises:
+        UserError: The weights made in the scope, their gradients and the optimiser's state for them do not fit.
+    """
+    free, total = free_memory(), 0.0
+
+    def create(next_creator, **arguments):
+        nonlocal total
+        shape, size = _shape_and_bytes(arguments)
+        total += size * (_COPIES if arguments.get("trainable") else 1)
+        if total > free:
+            raise UserError(
+                f"training the network would take more than {total / 2**30:,.1f} GB of memory, and "
+                f"{free / 2**30:,.1f} GB are free: a weight ({arguments.get('name')}) has the shape {shape}; lower "
+                "--embedding_dim, or the sizes in --backbone and --objectives"
+            )
+        return next_creator(**arguments)
+
+    # A GPU has memory of its own, and tells when it is full.
+    guard = contextlib.nullcontext() if devices.on_gpu() else tf.variable_creator_scope(create)
+    try:
+        with guard:
+            yield
+    except tf.errors.ResourceExhaustedError as error:
+        raise UserError(
+            "the network does not fit the device's memory: lower --embedding_dim, or the sizes in --backbone and "
+            "--objectives"
+        ) from error
+
+
+def _shape_and_bytes(arguments: dict[str, Any]) -> tuple[tuple[int, ...], float]:
+    """Of a variable that is to be made: its initial value is asked in a graph, where nothing is computed."""
+    value = arguments["initial_value"]
+    if callable(value):
+        with tf.Graph().as_default():
+            value = value()
+    # A single weight may begin as a plain number.
+    shape = tuple(tf.TensorShape(getattr(value, "shape", ())).as_list())
+    dtype = tf.as_dtype(arguments.get("dtype") or getattr(value, "dtype", tf.float32))
+    return shape, float(math.prod(shape)) * dtype.size
+
+
+def _size(layer: keras.layers.Layer) -> int:
+    """Numbers in a layer's output for one image; 0 for a layer that stands in several places."""
+    try:
+        shapes = [tensor.shape[1:] for tensor in keras.tree.flatten(layer.output)]
+    except (AttributeError, ValueError):
+        return 0
+    return sum(math.prod(shape) for shape in shapes if None not in shape)
+
+
+@contextlib.contextmanager
+def without_batch_norm_warning() -> Iterator[None]:
+    """Silence what `fit` warns of that `model_warnings` has reported already."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "batch_norm=.* keeps the BatchNorm statistics")
+        yield
+
+
+def model_warnings(settings: ModelSettings, embedder: Embedder) -> list[str]:
+    """Return what is almost always a mistake, though it can be run: a line each.
+
+    Args:
+        settings: The network.
+        embedder: What was built of them.
+
+    Example:
+        >>> model_warnings(ModelSettings(backbone="conv4", batch_norm="train"), embedder)
+        []
+    """
+    name = settings.backbone_call().name
+    published = backbones.published_weights(name)
+    random = settings.weights in ("", "none") and not settings.start_from
+    layers = layers_of(embedder.backbone)
+    normalized = any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers)
+    if not (random and published and normalized and settings.batch_norm != "train"):
+        return []
+    made = " that python -m tools.convert_weights writes" if published == "FILE" else ""
+    return [
+        f"WARNING: --weights=none with --batch_norm={settings.batch_norm}: {name} begins with random weights, and its "
+        "BatchNorm keeps statistics that are those of no images, so that it hardly learns. To fine-tune it, use "
+        f"--weights={published}{made}; to train it from scratch, --batch_norm=train"
+    ]
+
+
+def make_embedder(settings: ModelSettings, view: EvaluationTransform) -> Embedder:
+    """Return the embedder, its backbone with its weights.
+
+    Args:
+        settings: The network.
+        view: How it sees images in evaluation and serving.
+
+    Raises:
+        UserError: The backbone cannot be built, not be made an ensemble of, or not be adapted.
+    """
+    call = settings.backbone_call()
+    backbone = backbones.resolve(call.name, view.image_size, settings.weights, **call.arguments)
+    cut = [name.strip() for name in settings.ensemble_cut.split(",") if name.strip()]
+    heads = settings.ensemble_heads
+    make = functools.partial(AttentionEnsemble, cut=cut or None, heads=heads) if heads else Embedder
+    with _naming(f"ensemble_cut={settings.ensemble_cut}" if heads else f"backbone={settings.backbone}"):
+        embedder = make(
+            backbone,
+            embedding_dim=settings.embedding_dim,
+            image_size=view.image_size,
+            resize=view.resize,
+            resize_mode=view.resize_mode,
+            pad_color=view.pad_color,
+            dropout=settings.dropout,
+            pooling=settings.pooling,
+            batch_norm=settings.batch_norm,
+            projection_bias=settings.projection_bias,
+        )
+    if settings.lora_rank:
+        with _naming(f"lora_rank={settings.lora_rank}"):
+            embedder.enable_lora(settings.lora_rank)
+    return embedder
+
+
+@contextlib.contextmanager
+def _naming(flag: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(f"--{flag}: {error}") from error
+
+
+def make_learner(
+    experiment: Experiment, view: EvaluationTransform, num_classes: int, steps_per_epoch: int
+) -> MetricLearner:
+    """Return the compiled learner of a run; call it in the strategy's scope.
+
+    Args:
+        experiment: The network, the objectives, the optimiser and the rates.
+        view: How the embedder sees images in evaluation and serving.
+        num_classes: How many training classes there are.
+        steps_per_epoch: After how many steps an epoch ends, for the drops of the rates.
+
+    Raises:
+        UserError: It cannot be built, or takes more memory than is free.
+    """
+    if experiment.gradient_cache and keras.backend.backend() != "tensorflow":
+        raise UserError(
+            f"--gradient_cache={experiment.gradient_cache} works on TensorFlow, and KERAS_BACKEND is "
+            f"{keras.backend.backend()}: leave it out, or unset KERAS_BACKEND"
+        )
+    if experiment.lora_rank and experiment.backbone_rate == 0:
+        raise UserError(
+            f"--lora_rank={experiment.lora_rank} trains changes of the backbone, and with --backbone_rate=0 nothing of "
+            "it trains: leave one of them out"
+        )
+    keras.utils.set_random_seed(experiment.seed)
+    keras.config.set_dtype_policy(experiment.mixed_precision)
+    try:
+        with weights_within_memory():
+            embedder = make_embedder(experiment, view)
+            if experiment.backbone_rate == 0:
+                embedder.freeze_backbone()
+            learner = _with_objectives(embedder, experiment, num_classes)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    if (
+        experiment.mixed_precision == "mixed_float16"
+        and learner.statistics_variables
+        and keras.backend.backend() == "jax"
+    ):
+        raise UserError(
+            "--mixed_precision=mixed_float16 does not go with the two phases of rank_mi on JAX: use mixed_bfloat16"
+        )
+    optimizer = build_optimizer(
+        experiment.optimizer,
+        learner,
+        experiment.rate_schedule(steps_per_epoch),
+        experiment.learning_rates(),
+        weight_decay=experiment.weight_decay,
+        epsilon=None if experiment.epsilon == -1 else experiment.epsilon,
+        momentum=experiment.momentum,
+        clip_norm=experiment.clip_norm,
+        form=experiment.optimizer_form,
+        clip=experiment.clip,
+        layer_decay=experiment.layer_decay,
+        unfreeze_steps=experiment.unfreeze_steps(steps_per_epoch),
+        ema=experiment.ema,
+    )
+    learner.compile(optimizer=optimizer, jit_compile=_compiles(experiment.jit_compile))
+    return learner
+
+
+def _compiles(setting: str) -> bool | str:
+    """Whether XLA compiles the step, as Keras takes it."""
+    if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        # Across replicas it fails to place the variables.
+        if setting == "true":
+            raise UserError(
+                "--jit_compile=true goes with one device: leave it at auto, or train on JAX, which compiles"
+            )
+        return False
+    return "auto" if setting == "auto" else setting == "true"
+
+
+def _with_objectives(embedder: Embedder, optimization: OptimizationSettings, num_classes: int) -> MetricLearner:
+    objectives = optimization.objectives
+    terms = build_objectives(objectives, num_classes)
+    size = embedder.image_size
+    try:
+        learner = MetricLearner(embedder, terms, gradient_cache=optimization.gradient_cache)
+        if learner.auto_weights is not None:
+            learner.auto_weights.check_backend()
+        learner.build((None, size, size, 3))
+        _try_objectives(learner, num_classes)
+    except UserError:
+        raise
+    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+        raise UserError(f"--objectives={shortened(objectives)!r}: {short_message(error, longest=1000)}") from error
+    return learner
+
+
+def _try_objectives(learner: MetricLearner, num_classes: int) -> None:
+    """Compute every objective once, of random representations: what does not fit is found before a run begins."""
+    labels = np.array([0, 0, 1, 1]) % num_classes
+    size = learner.embedder.image_size
+    shapes = learner.embedder.representation_shapes((len(labels), size, size, 3))
+    generator = np.random.default_rng(0)
+    representations = {
+        name: keras.ops.convert_to_tensor(generator.random(shape, "float32")) for name, shape in shapes.items()
+    }
+    # The scope keeps what an objective would remember of it, such as a metric, out of the run.
+    with keras.StatelessScope():
+        for objective in learner.objectives:
+            representations.update(objective.represent(representations, training=True))
+            objective.value_of(objective.select(representations), objective.as_labels(labels))
+
+
+def has_orders(learner: MetricLearner) -> bool:
+    """Whether there is one HORDE, so that it is plain which orders of moments are meant."""
+    return sum(isinstance(objective, HighOrderMomentLoss) for objective in learner.objectives) == 1
+
+
+def check_orders(settings: EvaluationSettings, learner: MetricLearner) -> None:
+    """Refuse settings that ask for orders of moments where there are none.
+
+    Args:
+        settings: What is to be measured and written.
+        learner: The learner.
+
+    Raises:
+        UserError: There is not one HORDE among its objectives.
+    """
+    orders = settings.evaluate_orders == "epochs"
+    for flag, given in {"moment_embedder": settings.moment_embedder, "evaluate_orders=epochs": orders}.items():
+        if given and not has_orders(learner):
+            raise UserError(f"--{flag} needs one horde(...) in --objectives")
 
 
 @dataclasses.dataclass(frozen=True)

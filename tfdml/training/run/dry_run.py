@@ -22,16 +22,21 @@ from tfdml.models import MetricLearner
 from tfdml.models.auto_weights import AutoWeights
 from tfdml.models.inference import compiled
 from tfdml.objectives import AutoWeight, Objective
-from tfdml.training.build.components import Components, build_components
+from tfdml.training.build.components import (
+    Components,
+    build_components,
+    check_memory,
+    model_warnings,
+    step_memory,
+    without_batch_norm_warning,
+)
 from tfdml.training.build.images import load_splits, make_sampler, make_transforms
 from tfdml.training.build.initial_weights import check_start
-from tfdml.training.build.learner import check_memory, model_warnings, step_memory, without_batch_norm_warning
 from tfdml.training.distributed.devices import device_names, own_threads
-from tfdml.training.experiment import Experiment
 from tfdml.training.run.evaluator import is_due
 from tfdml.training.run.selection import selection_warnings
 from tfdml.training.run_folder import RunFolder
-from tfdml.training.settings import DataSettings
+from tfdml.training.settings import DataSettings, Experiment
 
 _GIGABYTE = 2**30
 

@@ -15,8 +15,8 @@ from tfdml.data.transforms import EvaluationTransform
 from tfdml.evaluation import embed, evaluate_dataset, evaluate_generalisation
 from tfdml.models import Embedder, MetricLearner, MomentEmbedder
 from tfdml.models.inference import compiled
+from tfdml.training.build.components import has_orders
 from tfdml.training.build.images import Splits
-from tfdml.training.build.learner import has_orders
 from tfdml.training.distributed.devices import own_threads
 from tfdml.training.distributed.processes import Processes
 from tfdml.training.settings import EvaluationSettings

@@ -16,11 +16,11 @@ from tfdml.io.files import is_disk_full, unwritable, write_lines
 from tfdml.training import checkpoints
 from tfdml.training.checkpoints import TrainingState
 from tfdml.training.distributed.processes import Processes
-from tfdml.training.experiment import Experiment
 from tfdml.training.optimizers import averaged, part_rates
 from tfdml.training.run.interruption import Interrupted, Interruption
 from tfdml.training.run.selection import keep_if_selected, publish_selected
 from tfdml.training.run_folder import RunFolder
+from tfdml.training.settings import Experiment
 from tfdml.training.watching.loggers import Logger
 from tfdml.training.watching.watcher import Halted, Watcher
 

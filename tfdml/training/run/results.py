@@ -22,11 +22,11 @@ from tfdml.models.inference import compiled
 from tfdml.objectives import RankMI
 from tfdml.retrieval.exact import unit_rows
 from tfdml.training.checkpoints import save_model
-from tfdml.training.experiment import Experiment
 from tfdml.training.run.evaluator import CLUSTERING, RETRIEVAL, Evaluator
 from tfdml.training.run.monitor import TrainingMonitor
 from tfdml.training.run.selection import saturation_warnings, selected_epoch, write_embedder
 from tfdml.training.run_folder import RunFolder
+from tfdml.training.settings import Experiment
 
 _PROTOCOL = "zero-shot: trained on {train} classes, evaluated {how} on {test} classes never seen in training"
 _SELECTION = {

@@ -18,9 +18,9 @@ from tfdml.io.files import write_json
 from tfdml.io.manifests import read_json
 from tfdml.training.build.initial_weights import check_start
 from tfdml.training.distributed.devices import require_one_process
-from tfdml.training.experiment import Experiment
 from tfdml.training.run.interruption import Interrupted
 from tfdml.training.run_folder import RunFolder
+from tfdml.training.settings import Experiment
 
 # Trains one run: see `trainer.train`.
 Train = Callable[..., dict[str, Any]]

@@ -21,12 +21,10 @@ from tfdml.errors import UserError, differences
 from tfdml.io.files import is_disk_full
 from tfdml.models.auto_weights import AutoWeights
 from tfdml.training import checkpoints
-from tfdml.training.build.components import build_components
+from tfdml.training.build.components import build_components, check_memory, model_warnings, without_batch_norm_warning
 from tfdml.training.build.initial_weights import calibrate, check_start, start_from
-from tfdml.training.build.learner import check_memory, model_warnings, without_batch_norm_warning
 from tfdml.training.distributed.devices import check_backend, device_names, join, one_operation_at_a_time, own_threads
 from tfdml.training.distributed.processes import Processes
-from tfdml.training.experiment import Experiment
 from tfdml.training.optimizers import averaged
 from tfdml.training.run.evaluator import Evaluator
 from tfdml.training.run.interruption import Interrupted, Interruption
@@ -35,6 +33,7 @@ from tfdml.training.run.results import finish
 from tfdml.training.run.selection import selection_warnings
 from tfdml.training.run.several import WORDS, epochs_to_train, final_run, select_epochs, train_seeds
 from tfdml.training.run_folder import MAY_DIFFER, RunFolder
+from tfdml.training.settings import Experiment
 from tfdml.training.watching.loggers import Logger
 from tfdml.training.watching.watcher import make_watcher
 

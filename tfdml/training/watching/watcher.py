@@ -23,8 +23,8 @@ from tfdml.objectives import ProxyLoss
 from tfdml.training import checkpoints
 from tfdml.training.build.components import Components
 from tfdml.training.distributed.devices import own_threads
-from tfdml.training.experiment import Experiment
 from tfdml.training.run_folder import RunFolder
+from tfdml.training.settings import Experiment
 from tfdml.training.watching import measures
 from tfdml.training.watching.measures import GradientSampler, ProxyWatch
 
