@@ -176,7 +176,6 @@ def test_several_seeds_are_trained_and_measured_together(command, tiny_flags, tm
     done = command("train", *tiny_flags, *chosen, "--seeds=2", "--noreport", f"--run_dir={folder}")
     assert done.returncode == 0, done.stderr[-3000:]
     assert "95 % interval over 2 seeds" in done.stdout
-    assert "do not choose an epoch by eye" not in done.stdout
     of_all = json.loads((folder / "result.json").read_text())
     assert of_all["selection"] == "the best epoch on held-out training classes, by map@r"
     # The flags are those of the folder; nothing is left to do.

@@ -112,7 +112,6 @@ def train(values: Flags) -> None:
     from tfdml.training.run import trainer
     from tfdml.training.run.dry_run import describe, write_preview
     from tfdml.training.run.interruption import Interrupted
-    from tfdml.training.run.selection import selection_note
     from tfdml.training.watching.watcher import Halted
 
     given = given_settings(values)
@@ -152,9 +151,8 @@ def train(values: Flags) -> None:
         return
     print(f"\nUnseen classes of {experiment.dataset} ({result['protocol']}); embedder of {result['selection']}:")
     print("\n".join(_rows(result)))
-    if note := selection_note(experiment, experiment.epochs):
-        print(note)
-    for name, path in trainer.run_paths(experiment.run_dir).items():
+    for name in ("embedder", "result", "report"):
+        path = getattr(folder, name)
         if path.exists():
             print(f"  {name:<12} {path}")
 

@@ -20,11 +20,9 @@ from tfdml.training.run.selection import (
     publish_selected,
     saturation_warnings,
     selected_epoch,
-    selection_note,
     selection_warnings,
     write_embedder,
 )
-from tfdml.training.settings import EvaluationSettings
 
 
 def history(*values):
@@ -110,13 +108,6 @@ def test_another_metric_may_choose_another_epoch():
     ]
     assert selected_epoch(records, "validation", "recall@1") == 1
     assert selected_epoch(records, "validation") == 3
-
-
-def test_what_is_said_of_an_epoch_that_nobody_chose():
-    assert "do not choose an epoch by eye" in selection_note(EvaluationSettings(), 12)
-    assert "chosen by nobody" in selection_note(EvaluationSettings(evaluate_every=4), 12)
-    for settings in ({"evaluate_every": 0}, {"evaluate_every": 12}, {"selection": "validation"}, {"selection": "test"}):
-        assert selection_note(EvaluationSettings(**settings), 12) == ""
 
 
 def test_embedders_stay_as_long_as_a_checkpoint_may_need_them(tmp_path):

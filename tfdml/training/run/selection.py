@@ -13,7 +13,6 @@ from tfdml.io.files import atomic_write
 from tfdml.models import Embedder
 from tfdml.training import checkpoints
 from tfdml.training.run_folder import RunFolder
-from tfdml.training.settings import EvaluationSettings
 
 # Below this many held-out classes, a choice between epochs is mostly chance.
 FEW_CLASSES = 10
@@ -91,28 +90,6 @@ def saturation_warnings(records: list[dict[str, Any]], selection: str, metric: s
         f"WARNING: {metric} on the {selection} classes is saturated: {100 * value:.1f} % in the selected epoch "
         f"{epoch}, so that a few images decide between epochs. Use {other}--selection=last"
     ]
-
-
-def selection_note(settings: EvaluationSettings, epochs: int) -> str:
-    """Return a caution on a run whose epoch nobody has chosen, though test classes were measured along it.
-
-    Args:
-        settings: What was measured, and when.
-        epochs: How many epochs were trained.
-
-    Returns:
-        A line; empty where there is nothing to choose from, or the epoch was chosen.
-
-    Example:
-        >>> selection_note(EvaluationSettings(evaluate_every=0), epochs=12)
-        ''
-    """
-    if settings.selection != "last" or not 0 < settings.evaluate_every < epochs:
-        return ""
-    return (
-        "The last epoch was kept, chosen by nobody. The test classes were measured along the training: do not choose "
-        "an epoch by eye on them; --holdout_classes=0.1 --selection=validation chooses one on held-out classes."
-    )
 
 
 def keep_if_selected(

@@ -8,7 +8,6 @@ import functools
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -311,9 +310,3 @@ class Run:
                 if explained is not None:
                     raise explained from error
             raise
-
-
-def run_paths(run_dir: str) -> dict[str, Path]:
-    """Where a run's results lie."""
-    folder = RunFolder(run_dir)
-    return {"embedder": folder.embedder, "result": folder.result, "report": folder.report}
