@@ -17,7 +17,7 @@ import numpy as np
 from tfdml.data.pipeline import training_batches
 from tfdml.training.build.components import make_learner
 from tfdml.training.build.images import load_splits, make_sampler, make_transforms
-from tfdml.training.run.evaluator import Evaluator
+from tfdml.training.run.results import Evaluator
 from tfdml.training.settings import Experiment
 
 FLAGS = pathlib.Path(__file__).resolve().parents[1] / "configs" / "small" / "omniglot_contrastive.flags"

@@ -43,7 +43,6 @@ SINGLE_USE = {
     "tfdml.models.gradient_cache": "batches beyond the memory",
     "tfdml.report.embedding_map": "the map of a report",
     "tfdml.training.run.dry_run": "the entry of `--dry_run`",
-    "tfdml.training.run.results": "what a run leaves behind",
     "tfdml.training.terms": "what `--objectives` can name",
     "tfdml.training.watching.measures": "the measures of `--watch_every`",
 }

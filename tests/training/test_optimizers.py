@@ -17,8 +17,8 @@ from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import ProxyLoss, RankMI
 from tfdml.training.optimizers import WarmUp, averaged, build_optimizer, part_rates, rate_schedule, step_schedule
-from tfdml.training.run.evaluator import Evaluator
 from tfdml.training.run.monitor import TrainingMonitor
+from tfdml.training.run.results import Evaluator
 from tfdml.training.settings import OptimizationSettings
 
 

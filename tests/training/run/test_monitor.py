@@ -8,8 +8,8 @@ import pytest
 from tests.training import runs
 from tests.training.run.stopping import make_quick
 from tfdml.training.run import monitor
-from tfdml.training.run.evaluator import Evaluator
 from tfdml.training.run.monitor import TrainingMonitor
+from tfdml.training.run.results import Evaluator
 
 
 @pytest.mark.parametrize(("objectives", "compiling"), [("contrastive", 1), ("rank_mi(statistics_steps=1)", 2)])

@@ -14,7 +14,7 @@ from tfdml.io.files import as_size
 from tfdml.models import Embedder
 from tfdml.training import RunFolder
 from tfdml.training.build import components
-from tfdml.training.run.evaluator import Evaluator
+from tfdml.training.run.results import Evaluator
 from tfdml.training.run.selection import (
     keep_if_selected,
     publish_selected,

@@ -17,8 +17,8 @@ from tfdml.evaluation import QueryValues, confidence_intervals
 from tfdml.report import read_run
 from tfdml.training import Experiment
 from tfdml.training.build import components
-from tfdml.training.run.evaluator import Evaluator
 from tfdml.training.run.interruption import Interrupted
+from tfdml.training.run.results import Evaluator
 from tfdml.training.run.several import WORDS, epochs_to_train, final_run, run_of_seed, selection_run
 
 RECALL = "recall@1"

@@ -20,9 +20,9 @@ from tfdml.training import checkpoints
 from tfdml.training.build import components
 from tfdml.training.distributed.processes import Processes
 from tfdml.training.run import trainer
-from tfdml.training.run.evaluator import Evaluator
 from tfdml.training.run.interruption import Interrupted, Interruption
 from tfdml.training.run.monitor import TrainingMonitor
+from tfdml.training.run.results import Evaluator
 from tfdml.training.run_folder import RunFolder
 
 

@@ -33,7 +33,7 @@ from tfdml.training.build.components import (
 from tfdml.training.build.images import load_splits, make_sampler, make_transforms
 from tfdml.training.build.initial_weights import check_start
 from tfdml.training.distributed.devices import device_names, own_threads
-from tfdml.training.run.evaluator import is_due
+from tfdml.training.run.results import is_due
 from tfdml.training.run.selection import selection_warnings
 from tfdml.training.run_folder import RunFolder
 from tfdml.training.settings import DataSettings, Experiment

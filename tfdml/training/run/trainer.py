@@ -25,10 +25,9 @@ from tfdml.training.build.initial_weights import calibrate, check_start, start_f
 from tfdml.training.distributed.devices import check_backend, device_names, join, one_operation_at_a_time, own_threads
 from tfdml.training.distributed.processes import Processes
 from tfdml.training.optimizers import averaged
-from tfdml.training.run.evaluator import Evaluator
 from tfdml.training.run.interruption import Interrupted, Interruption
 from tfdml.training.run.monitor import TrainingMonitor
-from tfdml.training.run.results import finish
+from tfdml.training.run.results import Evaluator, finish
 from tfdml.training.run.selection import selection_warnings
 from tfdml.training.run.several import WORDS, epochs_to_train, final_run, select_epochs, train_seeds
 from tfdml.training.run_folder import MAY_DIFFER, RunFolder
