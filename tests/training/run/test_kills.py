@@ -16,33 +16,24 @@ from tests.cli.conftest import ROOT, TINY
 from tests.fork_server import fork_server
 from tfdml.training import checkpoints
 
-# The last epoch counts; with everything that a run can write.
+# The last epoch counts; with all but a report.
 LAST = [
     *TINY,
     "--objectives=contrastive + 10 * density + horde(loss=contrastive, orders=2, dim=8)",
     "--moment_embedder",
     "--steps_per_epoch=4",
     "--checkpoint_steps=2",
+    "--noreport",
 ]
-# The best epoch counts.
+# The best epoch counts; with a report.
 BEST = [
     *TINY,
     "--holdout_classes=0.2",
     "--selection=validation",
     "--steps_per_epoch=4",
     "--checkpoint_steps=2",
-    "--noreport",
 ]
-# With a statistics network, and what figures of papers show.
-SHOWN = [
-    *TINY,
-    "--objectives=rank_mi + 10 * density + 0.1 * ecaml",
-    "--evaluate_train=0.5",
-    "--generalisation_every=1",
-    "--steps_per_epoch=4",
-    "--checkpoint_steps=2",
-]
-UNBROKEN = {"last": LAST, "best": BEST, "shown": SHOWN}
+UNBROKEN = {"last": LAST, "best": BEST}
 MOMENTS = {
     "no flags yet": (LAST, "before", "flags.txt", 1),
     "flags half written": (LAST, "half of", "flags.txt", 1),
@@ -56,22 +47,16 @@ MOMENTS = {
     "checkpoint within an epoch": (LAST, "after", "step-00000006.npz", 1),
     "metrics of an epoch, without its checkpoint": (LAST, "after", "metrics.jsonl", 2),
     "checkpoint of an epoch": (LAST, "after", "step-00000004.npz", 1),
-    "last checkpoint half written": (LAST, "half of", "step-00000008.npz", 1),
     "last checkpoint": (LAST, "after", "step-00000008.npz", 1),
     "embedder half written": (LAST, "half of", "embedder.keras", 1),
     "embedder": (LAST, "after", "embedder.keras", 1),
     "moments": (LAST, "after", "moments.keras", 1),
-    "result half written": (LAST, "half of", "result.json", 1),
-    "result": (LAST, "after", "result.json", 1),
-    "report half written": (LAST, "half of", "index.html", 1),
-    "report": (LAST, "after", "index.html", 1),
     "selected embedder, without its checkpoint": (BEST, "after", "selected-epoch-*.keras", 1),
     "selected embedder and its checkpoint": (BEST, "after", "step-00000004.npz", 1),
     "selected embedder, last checkpoint": (BEST, "after", "step-00000008.npz", 1),
-    "metrics of an epoch with seen classes": (SHOWN, "after", "metrics.jsonl", 2),
-    "checkpoint within an epoch of the statistics": (SHOWN, "after", "step-00000006.npz", 1),
-    "statistics network half written": (SHOWN, "half of", "statistics_network.keras", 1),
-    "statistics": (SHOWN, "after", "statistics.json", 1),
+    "result": (BEST, "after", "result.json", 1),
+    "report half written": (BEST, "half of", "index.html", 1),
+    "report": (BEST, "after", "index.html", 1),
 }
 
 
@@ -95,7 +80,7 @@ def folder_of(place, moment):
 
 
 # These are killed; the others are copies of the folder, taken at the moment, of a run that goes on.
-KILLED = ("flags half written", "checkpoint within an epoch", "embedder half written", "statistics")
+KILLED = ("flags half written", "checkpoint within an epoch", "embedder half written", "result")
 
 
 ONE_CORE = "on_one_core"
@@ -180,7 +165,7 @@ def assert_equal_weights(one, other, atol):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_is_answered_in_one_line(number, status, tmp_path):
     folder = tmp_path / "run"
     process = subprocess.Popen(
