@@ -62,7 +62,7 @@ def _experiment_flags() -> Flags:
     values, types, meaning = Flags(), typing.get_type_hints(Experiment), meanings(Experiment)
     for field in dataclasses.fields(Experiment):
         choices = field.metadata.get("choices")
-        text = meaning[field.name] + (f" One of {', '.join(choices)}." if choices else "")
+        text = meaning.get(field.name, "") + (f" One of {', '.join(choices)}." if choices else "")
         if field.metadata.get("switch"):
             # Takes a word, but --name alone means true and --noname false.
             parser: flags.ArgumentParser = flags.ArgumentParser()

@@ -51,7 +51,8 @@ class Settings:
                 raise UserError(f"--{field.name}={value}: must be one of {', '.join(choices)}")
             check: Callable | None = field.metadata.get("check")
             if check and not check(value):
-                raise UserError(f"--{field.name}={value}: out of range. {meanings(type(self))[field.name]}")
+                meaning = meanings(type(self)).get(field.name, "")
+                raise UserError(f"--{field.name}={value}: out of range. {meaning}")
 
 
 def choice(default: Any, **rules: Any) -> Any:
