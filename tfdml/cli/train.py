@@ -196,10 +196,9 @@ def _sweep(experiment: Experiment, values: Flags) -> None:
     rows = sweep(experiment, values.sweep, _cluster_settings(values), values.sweep_samples, values.resume)
     print(f"\n{experiment.selection_metric} on held-out classes:")
     for row in rows:
-        shown = [f"{name}={value}" for name, value in row.items() if name not in ("trial", experiment.selection_metric)]
-        print(
-            f"  {100 * (row[experiment.selection_metric] or nan):5.1f} %  trial {row['trial']:03d}  {', '.join(shown)}"
-        )
+        value = row.pop(experiment.selection_metric)
+        score = "      -" if value is None else f"{100 * value:5.1f} %"
+        print(f"  {score}  {', '.join(f'{name}={shown}' for name, shown in row.items())}")
     print(f"  table        {experiment.run_dir}/sweep.csv\n  plot         {experiment.run_dir}/sweep.png")
 
 
