@@ -31,7 +31,10 @@ SINGLE_USE = {
         "a network",
     ),
     **dict.fromkeys(
-        [f"tfdml.data.readers.{name}" for name in ("official_archives", "reidentification", "tfds")],
+        [
+            f"tfdml.data.readers.{name}"
+            for name in ("hierarchies", "landmarks", "official_archives", "reidentification", "tfds")
+        ],
         "data sets of one kind",
     ),
     "tfdml.cli.measuring": "what `tfdml evaluate` measures, apart from its flags",

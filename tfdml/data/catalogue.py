@@ -12,6 +12,8 @@ from tfdml import arguments
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.readers import (
     glyphs,
+    hierarchies,
+    landmarks,
     official_archives,
     own_images,
     reidentification,
@@ -29,11 +31,19 @@ ROLES = ("query", "gallery")
 _READERS: dict[str, Callable[..., ImageDataset]] = {
     "cars196": official_archives.read_cars196,
     "cub200": official_archives.read_cub200,
+    "dyml_animal": hierarchies.read_dyml_animal,
+    "dyml_product": hierarchies.read_dyml_product,
+    "dyml_vehicle": hierarchies.read_dyml_vehicle,
     "folder": own_images.read_folder,
+    "gldv2": landmarks.read_gldv2,
     "glyphs": glyphs.read,
+    "gpr1200": hierarchies.read_gpr1200,
+    "ilias": landmarks.read_ilias,
+    "inaturalist2018": hierarchies.read_inaturalist2018,
     "inshop": official_archives.read_inshop,
     "list": own_images.read_list,
     "market1501": reidentification.read_market1501,
+    "met": landmarks.read_met,
     "msmt17": reidentification.read_msmt17,
     "omniglot": official_archives.read_omniglot,
     "records": records.read,

@@ -46,6 +46,20 @@ class Protocol:
     draws: int = 0
     finds_itself: bool = False
 
+    @classmethod
+    def of_lists(cls, metrics: tuple[str, ...], settings: Mapping[str, tuple[Any, Any]], gallery: int) -> Protocol:
+        """Return the protocol of queries, which come first, and of as many gallery images.
+
+        Args:
+            metrics: See the class.
+            settings: By setting, the gallery rows that are right for each query, and those that are ignored.
+            gallery: How many images follow the queries.
+        """
+        queries = len(next(iter(settings.values()))[0])
+        ids = np.concatenate([gallery + np.arange(queries), np.arange(gallery)])
+        lists = {name: tuple(dict(zip(ids, side, strict=False)) for side in sides) for name, sides in settings.items()}
+        return cls(metrics, ids=ids, lists=lists)  # type: ignore[arg-type]
+
     def take(self, indices: np.ndarray) -> Protocol:
         """Return the protocol of the images at `indices`, in that order."""
         ids = None if self.ids is None else self.ids[indices]

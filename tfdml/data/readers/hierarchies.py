@@ -1,0 +1,262 @@
+"""Classes within classes, and a benchmark over many kinds of images.
+
+- DyML-Animal, DyML-Vehicle and DyML-Product (Sun et al., 2021)
+- GPR1200 (Schall et al., 2022)
+- iNaturalist 2018 (van Horn et al., 2018), in the split of Smooth-AP (Brown et al., 2020)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+
+import numpy as np
+
+from tfdml.data.dataset import ImageDataset, Protocol
+from tfdml.data.images import FileImages
+from tfdml.data.readers import label_files as files
+from tfdml.data.readers.label_files import quoted
+from tfdml.errors import UserError
+from tfdml.io.files import is_file, is_folder, listing
+
+# Published numbers. iNaturalist: the papers of Smooth-AP and HAPPIER, and the tests of pytorch-metric-learning.
+# GPR1200: the paper and its repository. Those of DyML are published in thousands only: they are not checked.
+NUM_IMAGES = {"inaturalist2018": {"train": 325_846, "test": 136_093}, "gpr1200": {"test": 12_000}}
+NUM_CLASSES = {"inaturalist2018": {"train": 5_690, "test": 2_452}, "gpr1200": {"test": 1_200}}
+RANKS = ("species", "genus", "family", "order", "class", "phylum", "kingdom")
+LEVELS = ("fine", "middle", "coarse")
+
+_DYML_HEADER = re.compile(r"fname((?:, ?(?:coarse_id|middle_id|fine_id|labels))+)")
+
+
+def read_inaturalist2018(
+    data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True, taxonomy: bool = False
+) -> ImageDataset:
+    """Read iNaturalist 2018 in the split of Smooth-AP, whose species are disjoint. A label is the category id.
+
+    `super_labels` holds the kingdom-like folder of each image, such as Plantae or Aves. With `taxonomy`, the ranks from
+    species to kingdom are levels, and `evaluate_dataset` measures them all.
+
+    Args:
+        data_dir: The folder with `train_val2018/` and `Inat_dataset_splits/`; with `taxonomy`, also `train2018.json`.
+        split: `"train"` or `"test"`.
+        check_counts: Whether the split must have its published numbers of images and classes; False for a part.
+        taxonomy: Whether the seven ranks are read.
+
+    Raises:
+        UserError: A list or an image is missing, a list is not as it should be, or a number is wrong.
+
+    Example:
+        >>> read_inaturalist2018("data/inaturalist", "test").num_classes  # doctest: +SKIP
+        2452
+    """
+    name, root = "inaturalist2018", os.fspath(data_dir)
+    file = f"Inaturalist_{split}_set1.txt"
+    places = [os.path.join(root, *inner, file) for inner in (("Inat_dataset_splits",), ())]
+    table = files.read_table(name, next((place for place in places if is_file(place)), places[0]), ("path",))
+    table.check_distinct("path")
+    rows = [path.split("/") for path in table.columns["path"]]
+    wrong = next((row for row, parts in enumerate(rows) if len(parts) < 3 or not parts[-2].isdigit()), None)
+    if wrong is not None:
+        raise UserError(f"{table.where(wrong)}: expected train_val2018/KIND/CATEGORY/FILE")
+    labels = np.array([int(parts[-2]) for parts in rows])
+    kinds, super_labels = np.unique([parts[-3] for parts in rows], return_inverse=True)
+    if check_counts:
+        files.check_count(name, f"{split} images", NUM_IMAGES[name][split], len(rows), table.path)
+        files.check_count(name, f"{split} classes", NUM_CLASSES[name][split], len(np.unique(labels)), table.path)
+    paths = tuple(os.path.join(root, *parts) for parts in rows)
+    files.require_files(name, paths)
+    levels: np.ndarray | None = None
+    metrics: tuple[str, ...] = ("recall",)
+    if taxonomy:
+        levels, metrics = (
+            _ranks(os.path.join(root, "train2018.json"), labels),
+            ("recall@1", "map", "h_ap", "asi", "ndcg"),
+        )
+    return ImageDataset(
+        name,
+        split,
+        FileImages(paths),
+        labels,
+        {int(c): f"{kinds[kind]} {c}" for c, kind in dict(zip(labels, super_labels, strict=True)).items()},
+        super_labels,
+        protocol=Protocol(metrics, ks=(1, 4, 16, 32), levels=levels),
+    )
+
+
+def _ranks(path: str, labels: np.ndarray) -> np.ndarray:
+    """(N, 7) the class of each image at each rank. Classes are numbered over all categories."""
+    try:
+        categories = json.loads(files.read_text("inaturalist2018", path))["categories"]
+        of = {int(one["id"]): [int(one["id"]), *(str(one[rank]) for rank in RANKS[1:])] for one in categories}
+        columns = list(zip(*(of[int(label)] for label in labels), strict=True))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"inaturalist2018: {path} is not as it should be ({quoted(str(error))})") from error
+    # A genus may share its name with one of another family: its class is the whole path to it.
+    return np.stack(
+        [labels]
+        + [
+            np.unique(["/".join(path) for path in zip(*columns[rank:], strict=True)], return_inverse=True)[1]
+            for rank in range(1, len(RANKS))
+        ],
+        axis=1,
+    )
+
+
+def read_dyml_animal(data_dir: str | os.PathLike, split: str = "train", *, level: str = "fine") -> ImageDataset:
+    """Read DyML-Animal. A label is the fine class in training, that of the level in the test split.
+
+    The test split of each level has its own queries and gallery: measure all three, and take the mean. The training
+    split has `super_labels`, the middle classes. No number is checked, because the paper states thousands only.
+
+    Args:
+        data_dir: The folder with `train/`, `bmk_fine/`, `bmk_middle/` and `bmk_coarse/`.
+        split: `"train"` or `"test"`.
+        level: `"fine"`, `"middle"` or `"coarse"`, of the test split.
+
+    Raises:
+        UserError: A table or an image is missing, or a table is not as it should be.
+
+    Example:
+        >>> read_dyml_animal("data/dyml_animal", "test", level="coarse").split  # doctest: +SKIP
+        'test'
+    """
+    return _dyml("dyml_animal", data_dir, split, level)
+
+
+def read_dyml_vehicle(data_dir: str | os.PathLike, split: str = "train", *, level: str = "fine") -> ImageDataset:
+    """Read DyML-Vehicle; see `read_dyml_animal`.
+
+    Args:
+        data_dir: As `read_dyml_animal`.
+        split: `"train"` or `"test"`.
+        level: As `read_dyml_animal`.
+
+    Raises:
+        UserError: As `read_dyml_animal`.
+
+    Example:
+        >>> read_dyml_vehicle("data/dyml_vehicle", "test").split  # doctest: +SKIP
+        'test'
+    """
+    return _dyml("dyml_vehicle", data_dir, split, level)
+
+
+def read_dyml_product(data_dir: str | os.PathLike, split: str = "train") -> ImageDataset:
+    """Read DyML-Product. A label is the fine class; the test split has the three levels, measured together.
+
+    Args:
+        data_dir: The folder with `train/` and `mini-bmk_all_in_one/`.
+        split: `"train"` or `"test"`.
+
+    Raises:
+        UserError: As `read_dyml_animal`.
+
+    Example:
+        >>> read_dyml_product("data/dyml_product", "test").split  # doctest: +SKIP
+        'test'
+    """
+    folder = os.path.join(os.fspath(data_dir), "train" if split == "train" else "mini-bmk_all_in_one")
+    return _dyml_levels("dyml_product", folder, split)
+
+
+def _dyml_levels(name: str, folder: str, split: str) -> ImageDataset:
+    """Return the images of a table with all levels, all-to-all."""
+    images, columns = _dyml_table(name, os.path.join(folder, "label.csv"), ("fine_id", "middle_id", "coarse_id"))
+    paths = tuple(os.path.join(folder, "imgs", image) for image in images)
+    files.require_files(name, paths)
+    protocol = Protocol(("recall", "map", "asi"), ks=(1, 10, 20), levels=columns)
+    return ImageDataset(
+        name,
+        split,
+        FileImages(paths),
+        columns[:, 0],
+        super_labels=columns[:, 1],
+        protocol=None if split == "train" else protocol,
+    )
+
+
+def _dyml(name: str, data_dir: str | os.PathLike, split: str, level: str) -> ImageDataset:
+    if level not in LEVELS:
+        raise UserError(f"{name}: level is {', '.join(LEVELS)}; got {quoted(level)}")
+    if split == "train":
+        return _dyml_levels(name, os.path.join(os.fspath(data_dir), "train"), split)
+    paths: list[str] = []
+    labels: list[np.ndarray] = []
+    for role in ("query", "gallery"):
+        folder = os.path.join(os.fspath(data_dir), f"bmk_{level}")
+        images, columns = _dyml_table(name, os.path.join(folder, f"{role}.csv"), ("labels",))
+        paths += [os.path.join(folder, role, image) for image in images]
+        labels.append(columns[:, 0])
+    files.require_files(name, paths)
+    is_query = np.arange(len(paths)) < len(labels[0])
+    protocol = Protocol(("recall", "map", "asi"), ks=(1, 10, 20))
+    return ImageDataset(
+        name, split, FileImages(tuple(paths)), np.concatenate(labels), is_query=is_query, protocol=protocol
+    )
+
+
+def _dyml_table(name: str, path: str, wanted: tuple[str, ...]) -> tuple[list[str], np.ndarray]:
+    """Return the images of a table, and their (N, L) classes in the order wanted.
+
+    The published tables lack the line end after the header, which reads `fname, coarse_id, middle_id, fine_id0.jpg, 3`
+    and so on: `0.jpg` is the first image.
+    """
+    text = files.read_text(name, path)
+    header = _DYML_HEADER.match(text)
+    columns = [] if header is None else [column.strip() for column in header[1].split(",")[1:]]
+    if header is None or sorted(columns) != sorted(wanted):
+        raise UserError(f"{name}: {path}, line 1: expected the columns fname, {', '.join(wanted)}")
+    lines = [line for line in text[header.end() :].split("\n") if line.strip()]
+    rows = [[cell.strip() for cell in line.split(",")] for line in lines]
+    wrong = next((row for row in rows if len(row) != 1 + len(columns)), None)
+    if wrong is not None or not rows:
+        raise UserError(f"{name}: {path}: expected {1 + len(columns)} columns, found {quoted(', '.join(wrong or ()))}")
+    cells = dict(zip(("fname", *columns), map(list, zip(*rows, strict=True)), strict=True))
+    table = files.Table(name, path, range(1, len(rows) + 1), cells)
+    table.check_distinct("fname")
+    return table.columns["fname"], np.stack([table.integers(column) for column in wanted], axis=1)
+
+
+def read_gpr1200(data_dir: str | os.PathLike, split: str = "test", *, check_counts: bool = True) -> ImageDataset:
+    """Read GPR1200. A label is the number before `_` in a file's name; `super_labels` is the part, 0 to 5.
+
+    The parts, of 200 classes each, are landmarks, nature, sketches, objects, products and faces. The published script
+    counts the query itself as an image that is found, and so does `evaluate_dataset`, whose values are comparable.
+
+    Args:
+        data_dir: The folder with the images, or the folder that their folder `images` lies in.
+        split: `"test"`; there is no other.
+        check_counts: Whether there must be 12,000 images of 1,200 classes; False for a part of the data set.
+
+    Raises:
+        UserError: There is no image, a name is another, or a number is wrong.
+
+    Example:
+        >>> read_gpr1200("data/gpr1200").num_classes  # doctest: +SKIP
+        1200
+    """
+    name, root = "gpr1200", os.fspath(data_dir)
+    if split == "train":
+        raise UserError("gpr1200 has no training split; it is to measure with: --split=test")
+    folder = os.path.join(root, "images") if is_folder(os.path.join(root, "images")) else root
+    found = (
+        [file for file in listing(folder) if file.lower().endswith((".jpg", ".jpeg", ".png"))]
+        if is_folder(folder)
+        else []
+    )
+    numbers = [file.split("_")[0] for file in found]
+    wrong = next((file for file, number in zip(found, numbers, strict=True) if not number.isdigit()), None)
+    if wrong is not None or not found:
+        raise UserError(
+            f"gpr1200: {folder} holds {quoted(wrong) if wrong else 'no image'}; expected 0_....jpg and so on"
+        )
+    order = sorted(range(len(found)), key=lambda row: (int(numbers[row]), found[row]))
+    labels = np.array([int(numbers[row]) for row in order])
+    if check_counts:
+        files.check_count(name, "images", NUM_IMAGES[name]["test"], len(found), folder)
+        files.check_count(name, "classes", NUM_CLASSES[name]["test"], len(np.unique(labels)), folder)
+    paths = tuple(os.path.join(folder, found[row]) for row in order)
+    protocol = Protocol(("map",), finds_itself=True)
+    return ImageDataset(name, split, FileImages(paths), labels, super_labels=labels // 200, protocol=protocol)

@@ -1,0 +1,230 @@
+"""Retrieval of one object: landmarks, exhibits and things, from lists of what is right for each query.
+
+- Google Landmarks v2, retrieval and recognition (Weyand et al., 2020)
+- Met (Ypsilantis et al., 2021)
+- ILIAS (Kordopatis-Zilos et al., 2025)
+
+They have a test split of queries and gallery. Met has a training split, too: its gallery.
+"""
+
+from __future__ import annotations
+
+import collections
+import csv
+import gzip
+import io
+import itertools
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdml.data.dataset import ImageDataset, Protocol
+from tfdml.data.images import FileImages
+from tfdml.data.readers import label_files as files
+from tfdml.data.readers.label_files import quoted
+from tfdml.errors import UserError
+from tfdml.io.files import is_file
+
+# Published numbers. Google Landmarks: its
+# README and kaggle.com. Met: the paper, and counts of its files by others. ILIAS: the paper and its README.
+NUM_IMAGES = {
+    "gldv2": {"test": 117_577, "index": 761_757, "train": 4_132_914},
+    "met": {"test_met": 1_003, "test_other": 10_352, "test_noart": 7_964, "train": 397_121},
+    "ilias": {"query": 1_232, "gallery": 4_715},
+}
+
+
+def read_gldv2(
+    data_dir: str | os.PathLike,
+    split: str = "test",
+    *,
+    check_counts: bool = True,
+    task: str = "retrieval",
+    usage: str = "Private",
+) -> ImageDataset:
+    """Read Google Landmarks v2, with the ground truth of version 2.1.
+
+    Retrieval: queries are the test images of `retrieval_solution_v2.1.csv` that are of the usage and not ignored, the
+    gallery is the index; measured by mAP@100. A label is the place of the query among the queries, and that of an index
+    image the query that it is right for, else -1; what is right is what the solution lists.
+
+    Recognition: queries are the test images of `recognition_solution_v2.1.csv`, of which most show no landmark, and the
+    gallery is the training set; measured by GAP. A label is the landmark, -1 for none.
+
+    Args:
+        data_dir: The folder with `index/`, `test/` and `train/`, each with images as `a/b/c/abc....jpg`, and with the
+            tables, in `metadata/`, `ground_truth/` or right inside.
+        split: `"test"`; there is no other.
+        check_counts: Whether the tables must have their 761,757, 4,132,914 and 117,577 images; False for a part.
+        task: `"retrieval"` or `"recognition"`.
+        usage: `"Private"` or `"Public"`, the two halves of the queries.
+
+    Raises:
+        UserError: A table or an image is missing, a table is not as it should be, or a number is wrong.
+
+    Example:
+        >>> read_gldv2("data/google-landmark", task="recognition").name  # doctest: +SKIP
+        'gldv2'
+    """
+    require_test("gldv2", split)
+    if task not in ("retrieval", "recognition") or usage not in ("Private", "Public"):
+        raise UserError(f"gldv2: task is retrieval or recognition, usage Private or Public; got {task} and {usage}")
+    retrieval = task == "retrieval"
+    solution = _table(data_dir, f"{task}_solution_v2.1.csv", ("id", "images" if retrieval else "landmarks", "Usage"))
+    rows = [row for row in zip(*solution.columns.values(), strict=True) if row[2] == usage]
+    queries, answers = [row[0] for row in rows], [row[1].split() for row in rows]
+    part = "index" if retrieval else "train"
+    table = _table(data_dir, f"{part}.csv", ("id",) if retrieval else ("id", "url", "landmark_id"))
+    gallery = table.columns["id"]
+    if check_counts:
+        tests = _table(data_dir, "test.csv", ("id",))
+        for name, one in ((part, table), ("test", tests)):
+            files.check_count("gldv2", f"{name} images", NUM_IMAGES["gldv2"][name], len(one.lines), one.path)
+    # Rows of the gallery by what the solution names: an image, or a landmark.
+    named = gallery if retrieval else table.columns["landmark_id"]
+    wanted, rows_of = {name for names in answers for name in names}, collections.defaultdict(list)
+    for row, name in enumerate(named):
+        if name in wanted:
+            rows_of[name].append(row)
+    lacking = sorted(wanted - rows_of.keys()) if retrieval else []
+    if lacking:
+        raise UserError(f"gldv2: {solution.path} lists {quoted(lacking[0])}, which is not in {table.path}")
+    right = [np.array([row for name in names for row in rows_of[name]], np.int64) for names in answers]
+    if retrieval:
+        labels = np.full(len(gallery), -1)
+        for query, found in enumerate(right):
+            labels[found] = query
+        asked = list(range(len(queries)))
+    else:
+        labels = table.integers("landmark_id")
+        asked = [int(names[0]) if names else -1 for names in answers]
+    metrics = ("map@100",) if retrieval else ("gap", "gap_known", "recall@1")
+    protocol = Protocol.of_lists(metrics, {"": (right, [()] * len(right))}, len(gallery))
+    images = [("test", image) for image in queries] + [(part, image) for image in gallery]
+    paths = [os.path.join(data_dir, folder, *image[:3], f"{image}.jpg") for folder, image in images]
+    return _searched("gldv2", paths, np.concatenate([asked, labels]), len(queries), protocol)
+
+
+def read_met(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
+    """Read Met. A label is the number of the exhibit; -1 are the queries that show none.
+
+    The test split's gallery is the training set. Measured by GAP over all queries and over those of exhibits, and by
+    accuracy, which is Recall@1.
+
+    Args:
+        data_dir: The folder with `ground_truth/` and `images/`.
+        split: `"train"` or `"test"`.
+        check_counts: Whether there must be 397,121 training images, and 1,003 queries of exhibits, 10,352 of other art
+            and 7,964 of no art; False for a part of the data set.
+
+    Raises:
+        UserError: As `read_gldv2`.
+
+    Example:
+        >>> (read_met("data/met", "test").queries.labels >= 0).sum()  # doctest: +SKIP
+        1003
+    """
+    root = files.official_root("met", data_dir, "ground_truth", "testset.json")
+    parts: dict[str, list[tuple[str, int]]] = {"query": [], "gallery": []}
+    for part, file, key in (("query", "testset", "MET_id"), ("gallery", "MET_database", "id")):
+        path = os.path.join(root, f"{file}.json")
+        try:
+            found = json.loads(files.read_text("met", path))
+            parts[part] = [(str(one["path"]), int(one.get(key, -1) if part == "query" else one[key])) for one in found]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"met: {path} is not as it should be ({quoted(str(error))}); download it again") from error
+    if check_counts:
+        files.check_count("met", "training images", NUM_IMAGES["met"]["train"], len(parts["gallery"]), root)
+        for folder in ("test_met", "test_other", "test_noart"):
+            count = sum(folder in path.split("/") for path, _ in parts["query"])
+            files.check_count("met", f"queries of {folder}", NUM_IMAGES["met"][folder], count, root)
+    rows = parts["gallery"] if split == "train" else parts["query"] + parts["gallery"]
+    paths = [os.path.join(os.path.dirname(root), "images", path) for path, _ in rows]
+    labels, protocol = np.array([label for _, label in rows]), Protocol(("gap", "gap_known", "recall@1"))
+    dataset = _searched("met", paths, labels, len(parts["query"]), protocol)
+    return dataset if split == "test" else ImageDataset("met", split, dataset.images, labels)
+
+
+def read_ilias(
+    data_dir: str | os.PathLike, split: str = "test", *, check_counts: bool = True, distractors: int = 0
+) -> ImageDataset:
+    """Read ILIAS: image queries and their positives. A label is the place of the object in the order of names.
+
+    Text queries are left out. Distractors, whose label is -1, come in archives of 100,000 images: unpack them into
+    `yfcc100m/`, so that the lines of `distractor_ids.txt.gz` name files of it.
+
+    Args:
+        data_dir: The folder with `image_ids/` and `ilias_core/`.
+        split: `"test"`; there is no other.
+        check_counts: Whether there must be 1,232 queries and 4,715 positives; False for a part of the data set.
+        distractors: How many of the listed distractors are added to the gallery, from the first on.
+
+    Raises:
+        UserError: As `read_gldv2`.
+
+    Example:
+        >>> len(read_ilias("data/ilias").queries)  # doctest: +SKIP
+        1232
+    """
+    require_test("ilias", split)
+    lists, images = os.path.join(data_dir, "image_ids"), []
+    for part, file in (("query", "image_query_ids.txt"), ("gallery", "positive_ids.txt")):
+        found = [
+            line.split(",")[0] for line in files.read_text("ilias", os.path.join(lists, file)).splitlines() if line
+        ]
+        images.append(found)
+        if check_counts:
+            files.check_count("ilias", f"{part} images", NUM_IMAGES["ilias"][part], len(found), lists)
+    others: list[str] = []
+    if distractors:
+        with gzip.open(os.path.join(lists, "distractor_ids.txt.gz"), "rt", encoding="utf-8") as text:
+            others = [f"{line.strip().removesuffix('.jpg')}.jpg" for line in itertools.islice(text, distractors)]
+    core = images[0] + images[1]
+    class_names, labels = np.unique([image.split("/")[0] for image in core], return_inverse=True)
+    names = dict(enumerate(map(str, class_names))) | ({-1: "distractor"} if others else {})
+    paths = [os.path.join(data_dir, "ilias_core", image) for image in core]
+    paths += [os.path.join(data_dir, "yfcc100m", image) for image in others]
+    labels = np.append(labels, [-1] * len(others)).astype(np.int64)
+    return _searched("ilias", paths, labels, len(images[0]), Protocol(("map@1000",)), names)
+
+
+def require_test(name: str, split: str) -> None:
+    """Refuses a training split, for a data set that has none.
+
+    Example:
+        >>> require_test("ilias", "test")
+    """
+    if split == "train":
+        raise UserError(f"{name} has no training split; it is to measure with: --split=test")
+
+
+def _searched(
+    name: str,
+    paths: list[str],
+    labels: np.ndarray,
+    queries: int,
+    protocol: Protocol,
+    names: Any = None,
+) -> ImageDataset:
+    """Return a test split whose first images are the queries."""
+    files.require_files(name, paths)
+    dataset = ImageDataset(name, "test", FileImages(tuple(paths)), labels, names)
+    return protocol.of(dataset, is_query=np.arange(len(paths)) < queries)
+
+
+def _table(data_dir: str | os.PathLike, file: str, columns: Sequence[str]) -> files.Table:
+    """Return a table with commas, of the folder or of its `metadata/` or `ground_truth/`."""
+    places = [os.path.join(data_dir, inner, file) for inner in ("", "metadata", "ground_truth")]
+    path = next((place for place in places if is_file(place)), places[0])
+    header, *cells = csv.reader(io.StringIO(files.read_text("gldv2", path) or "\n"))
+    wrong = next((row for row, cell in enumerate(cells, 2) if len(cell) != len(columns)), None)
+    if header != list(columns) or wrong is not None or not cells:
+        where = f"row {wrong}: " if wrong and header == list(columns) else ""
+        raise UserError(f"gldv2: {path}, {where}expected rows of {','.join(columns)}; download it again")
+    of = {column: [row[i] for row in cells] for i, column in enumerate(columns)}
+    table = files.Table("gldv2", path, range(2, len(cells) + 2), of)
+    table.check_distinct("id")
+    return table
