@@ -159,18 +159,6 @@ def test_awkward_texts_are_ids_values_and_filters(gallery):
     assert len(gallery) == 6
 
 
-def test_rows_give_back_what_was_written(gallery):
-    vectors = np.random.default_rng(1).normal(size=(30, 4)).astype(np.float32)
-    ids = [f"r{row}" for row in range(30)]
-    gallery.upsert(ids, vectors, {"label": np.arange(30), "role": np.array(["test"] * 30)})
-    parts = list(gallery.rows())
-    by_id = {name: row for part in parts for name, row in zip(part.ids, part.vectors, strict=True)}
-    assert sorted(by_id) == sorted(ids)
-    np.testing.assert_array_equal(np.stack([by_id[name] for name in ids]), vectors)
-    labels = {name: label for part in parts for name, label in zip(part.ids, part.attributes["label"], strict=True)}
-    assert [labels[name] for name in ids] == list(range(30))
-
-
 def test_what_is_written_is_there_when_opened_again(kind, databases):
     uri = databases.address(kind, distance="cosine")
     with connect(uri) as gallery:
@@ -196,9 +184,8 @@ def test_what_is_wrong_is_told_before_anything_is_written(gallery):
     queries = np.eye(3)
     with pytest.raises(UserError, match="holds no table"):
         gallery.search(queries)
-    for call in (gallery.optimize, lambda: next(gallery.rows())):
-        with pytest.raises(UserError, match="write it with tfdml index"):
-            call()
+    with pytest.raises(UserError, match="write it with tfdml index"):
+        gallery.optimize()
     gallery.upsert(["a", "b", "c"], np.eye(3), {"label": [1, 2, 3]})
     same = {"label": [1]}
     for arguments, says in [

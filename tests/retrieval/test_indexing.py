@@ -117,16 +117,17 @@ def test_what_a_process_has_written_outlives_its_kill(folders, databases, monkey
             monkeypatch.setattr(type(gallery), "batch_rows", 11)
             assert embeddings.written_in(gallery) == 33, kind
             assert index_embeddings(gallery, embeddings) == 47
-            assert sorted(name for part in gallery.rows() for name in part.ids) == sorted(embeddings.ids)
+            found = gallery.search(embeddings.stored.embeddings, 1)
+            assert found.ids.ravel().tolist() == embeddings.ids
 
 
 def test_what_cannot_be_indexed_is_told_before_anything_is_written(folders, databases, tmp_path):
     with databases.gallery("lancedb") as gallery:
         index_embeddings(gallery, EmbeddingsToIndex.read(folders["wide"], "wide/"))
-        assert sorted(gallery.rows().__next__().ids)[0] == "wide/0/0.jpg"
+        assert gallery.delete(["wide/0/0.jpg"]) == 1
         with pytest.raises(UserError, match=r"is of dimension 7, .*cars of 6: name another table"):
             index_embeddings(gallery, EmbeddingsToIndex.read(folders["cars"]))
-        assert len(gallery) == 10
+        assert len(gallery) == 9
     with databases.gallery("lancedb") as gallery:
         gallery.upsert(["a"], np.ones((1, 6)))
         with pytest.raises(UserError, match="was not written by tfdml index"):

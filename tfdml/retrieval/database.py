@@ -425,16 +425,6 @@ class GalleryDatabase(abc.ABC):
         with self._as_user_error("cannot be read"):
             return self._count(conditions)
 
-    def rows(self) -> Iterator[Rows]:
-        """All rows, some at a time, in the database's own order; for `cosine` with vectors of length 1.
-
-        Raises:
-            UserError: There is no table, or the database fails.
-        """
-        self._existing()
-        with self._as_user_error("cannot be read"):
-            yield from self._rows()
-
     def optimize(self) -> None:
         """Tidy the files, and build the approximate index that the address names. Without an index it may still help.
 
@@ -527,10 +517,6 @@ class GalleryDatabase(abc.ABC):
     @abc.abstractmethod
     def _count(self, conditions: dict[str, Any]) -> int:
         """Rows with these values."""
-
-    @abc.abstractmethod
-    def _rows(self) -> Iterator[Rows]:
-        """All rows."""
 
     @abc.abstractmethod
     def _indexes(self) -> list[tuple[str, dict[str, int]]]:

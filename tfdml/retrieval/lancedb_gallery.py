@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -94,11 +93,6 @@ class LanceGallery(GalleryDatabase):
 
     def _count(self, conditions: dict[str, Any]) -> int:
         return int(self._table.count_rows(_where(conditions) if conditions else None))
-
-    def _rows(self) -> Iterator[Rows]:
-        for batch in self._table.search().to_batches(self.batch_rows):
-            if len(batch):
-                yield self._read(pa.Table.from_batches([batch]))
 
     def _read(self, table: Any) -> Rows:
         assert self.about is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -136,12 +136,6 @@ class PostgresGallery(GalleryDatabase):
     def _count(self, conditions: dict[str, Any]) -> int:
         values = tuple(conditions.values())
         return int(self._one("SELECT count(*) FROM {table} {where}", values, where=_where(conditions)))
-
-    def _rows(self) -> Iterator[Rows]:
-        with self._connection.transaction(), self._connection.cursor("tfdml_rows", binary=True) as cursor:
-            cursor.execute(self._sql("SELECT {columns} FROM {table}"))
-            while rows := cursor.fetchmany(self.batch_rows):
-                yield self._read(rows)
 
     def _read(self, rows: list[tuple]) -> Rows:
         assert self.about is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -105,17 +104,6 @@ class QdrantGallery(GalleryDatabase):
 
     def _count(self, conditions: dict[str, Any]) -> int:
         return int(self._client.count(self.address.table, _where(conditions), exact=True).count)
-
-    def _rows(self) -> Iterator[Rows]:
-        following: Any = None
-        while True:
-            points, following = self._client.scroll(
-                self.address.table, limit=self.batch_rows, offset=following, with_vectors=True
-            )
-            if points:
-                yield self._read(points)
-            if following is None:
-                return
 
     def _read(self, points: list[Any]) -> Rows:
         assert self.about is not None
