@@ -34,7 +34,7 @@ def index_part(args, folder):
         print(f"  built in {wall:.1f} s ({cpu:.1f} s of the processors); saved in {saving:.1f} s, {size:,.0f} MiB")
         index = load_index(f"{folder}/gallery.index", mapped=True)
         efforts = [4, 16, 64, 256] if kind == "ivf" else [16, 64, 256]
-        results = index_recall(index, gallery, k=NEAREST, efforts=efforts, sample=len(rows))
+        results = list(index_recall(index, gallery, k=NEAREST, efforts=efforts, sample=len(rows)))
         about = f"of {index.lists:,} lists, the effort is how many are searched" if index.lists else "effort: efSearch"
         print(f"  {about}\n  {'effort':>8}{f'recall@{NEAREST}':>12}{'± error':>10}{'ms a query':>12}")
         for result in results:

@@ -40,7 +40,7 @@ def test_recall_of_a_thorough_search_is_nearly_one(gallery, kind, distance):
 def test_recall_by_a_slow_reference(gallery):
     """Counted query by query in float64, the query itself left out; more effort never finds less of a list."""
     index = build_index(gallery, lists=30)
-    results = index_recall(index, gallery, k=4, efforts=[1, 3, 30], sample=EVERYTHING)
+    results = list(index_recall(index, gallery, k=4, efforts=[1, 3, 30], sample=EVERYTHING))
     for result in results:
         found, _ = index.search(gallery, k=4, effort=result.effort, own_rows=np.arange(600))
         shares = []
@@ -83,11 +83,11 @@ def test_recall_needs_the_gallery_of_the_index(gallery):
     index = build_index(gallery, lists=4)
     assert isinstance(index, GalleryIndex)
     with pytest.raises(UserError, match="the index holds 600 images, the gallery 599"):
-        index_recall(index, gallery[1:])
+        next(index_recall(index, gallery[1:]))
     with pytest.raises(UserError, match="sample must be at least 1"):
-        index_recall(index, gallery, sample=0)
+        next(index_recall(index, gallery, sample=0))
     with pytest.raises(UserError, match="dimensions"):
-        index_recall(index, gallery, np.zeros((3, 4)))
+        next(index_recall(index, gallery, np.zeros((3, 4))))
     with pytest.raises(UserError, match="dimensions"):
         index.add(np.zeros((3, 4)))
 
@@ -97,7 +97,7 @@ def test_the_least_effort_reaches_the_recall_and_half_of_it_does_not(gallery, ki
     index = build_index(gallery, kind=kind, lists=40)
     found = least_effort(index, gallery, 0.9, k=5, sample=200)
     assert found.recall >= 0.9
-    assert found == index_recall(index, gallery, k=5, efforts=[found.effort], sample=200)[0]
+    assert found == next(index_recall(index, gallery, k=5, efforts=[found.effort], sample=200))
     if kind == "ivf":
         (less,) = index_recall(index, gallery, k=5, efforts=[found.effort // 2], sample=200)
         assert less.recall < 0.9

@@ -167,7 +167,7 @@ def test_a_gallery_on_disk_is_added_block_by_block(gallery, kind, tmp_path, monk
     finally:
         faiss.omp_set_num_threads(threads)
     np.testing.assert_array_equal(built.search(gallery, k=4)[0], whole.search(gallery, k=4)[0])
-    assert index_recall(built, disk, k=4, sample=50) == index_recall(whole, gallery, k=4, sample=50)
+    assert list(index_recall(built, disk, k=4, sample=50)) == list(index_recall(whole, gallery, k=4, sample=50))
 
 
 def test_the_seed_decides_the_lists(gallery):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -39,12 +39,12 @@ def index_recall(
     queries: Any = None,
     *,
     k: int = 10,
-    efforts: Sequence[int] | None = None,
+    efforts: Iterable[int] | None = None,
     sample: int = 1000,
     seed: int = 0,
     memory_budget: int = 256 * 2**20,
-) -> list[IndexRecall]:
-    """Recall@k of an index against exact search, on a sample of queries.
+) -> Iterator[IndexRecall]:
+    """Yield Recall@k of an index against exact search, on a sample of queries, for each effort as it is asked for.
 
     For one query, the share of the index's k images whose distance, recomputed in float64, is at most that of the
     k-th nearest of the exact search: so of equally near images any will do. The same queries serve all efforts.
@@ -59,11 +59,11 @@ def index_recall(
         seed: Of the sample.
         memory_budget: Bytes that a block of the exact search may take.
 
-    Returns:
+    Yields:
         One result per effort.
 
     Raises:
-        UserError: The gallery is not that of the index, or an argument is out of range.
+        UserError: With the first result. The gallery is not that of the index, or an argument is out of range.
 
     Example:
         >>> from tfdml.retrieval import build_index
@@ -72,8 +72,23 @@ def index_recall(
         >>> few.recall < all_lists.recall == 1.0
         True
     """
-    efforts = [index.default_effort] if efforts is None else efforts
-    return list(_recalls(index, gallery, queries, k, efforts, sample, seed, memory_budget))
+    if len(gallery) != len(index):
+        raise UserError(f"the index holds {len(index)} images, the gallery {len(gallery)}: it is of another one")
+    if sample < 1:
+        raise UserError(f"sample must be at least 1; got {sample}")
+    pool = gallery if queries is None else queries
+    chosen = np.sort(np.random.default_rng(seed).choice(len(pool), min(sample, len(pool)), replace=False))
+    asked, gallery, own_rows = check_sides(pool[chosen], gallery, chosen if queries is None else None)
+    options: dict[str, Any] = {"distance": index.distance, "own_rows": own_rows, "memory_budget": memory_budget}
+    exact, _ = nearest_neighbours(asked, gallery, k=k, **options)
+    farthest = _measured(asked, gallery, exact, index.distance).max(axis=1, keepdims=True)
+
+    for effort in [index.default_effort] if efforts is None else efforts:
+        found, _ = index.search(asked, k=k, effort=effort, own_rows=own_rows)
+        near = (found >= 0) & (_measured(asked, gallery, np.maximum(found, 0), index.distance) <= farthest)
+        shares = near.mean(axis=1)
+        error = float(shares.std(ddof=1)) / math.sqrt(len(shares)) if len(shares) > 1 else math.nan
+        yield IndexRecall(float(shares.mean()), error, len(shares), k, effort)
 
 
 def least_effort(index: GalleryIndex, gallery: Any, recall: float, *, k: int = 10, sample: int = 500) -> IndexRecall:
@@ -105,38 +120,8 @@ def least_effort(index: GalleryIndex, gallery: Any, recall: float, *, k: int = 1
     if not k:  # alone in the gallery, with no neighbour to miss
         return IndexRecall(1.0, math.nan, 0, 0, 1)
     efforts = [*(2**power for power in range((most - 1).bit_length())), most]
-    measured = _recalls(index, gallery, None, k, efforts, sample)
+    measured = index_recall(index, gallery, k=k, efforts=efforts, sample=sample)
     return next(result for result in measured if result.recall >= recall or result.effort == most)
-
-
-def _recalls(
-    index: GalleryIndex,
-    gallery: Any,
-    queries: Any,
-    k: int,
-    efforts: Iterable[int],
-    sample: int,
-    seed: int = 0,
-    memory_budget: int = 256 * 2**20,
-) -> Iterator[IndexRecall]:
-    """See `index_recall`; one result after another, as they are asked for."""
-    if len(gallery) != len(index):
-        raise UserError(f"the index holds {len(index)} images, the gallery {len(gallery)}: it is of another one")
-    if sample < 1:
-        raise UserError(f"sample must be at least 1; got {sample}")
-    pool = gallery if queries is None else queries
-    chosen = np.sort(np.random.default_rng(seed).choice(len(pool), min(sample, len(pool)), replace=False))
-    asked, gallery, own_rows = check_sides(pool[chosen], gallery, chosen if queries is None else None)
-    options: dict[str, Any] = {"distance": index.distance, "own_rows": own_rows, "memory_budget": memory_budget}
-    exact, _ = nearest_neighbours(asked, gallery, k=k, **options)
-    farthest = _measured(asked, gallery, exact, index.distance).max(axis=1, keepdims=True)
-
-    for effort in efforts:
-        found, _ = index.search(asked, k=k, effort=effort, own_rows=own_rows)
-        near = (found >= 0) & (_measured(asked, gallery, np.maximum(found, 0), index.distance) <= farthest)
-        shares = near.mean(axis=1)
-        error = float(shares.std(ddof=1)) / math.sqrt(len(shares)) if len(shares) > 1 else math.nan
-        yield IndexRecall(float(shares.mean()), error, len(shares), k, effort)
 
 
 def _measured(queries: np.ndarray, gallery: np.ndarray, rows: np.ndarray, distance: str) -> np.ndarray:
