@@ -65,11 +65,25 @@ def bare_product(embeddings):
         float(scores[0, 0])  # devices that work ahead have finished then
 
 
-def evaluation(arrays, metrics):
+def evaluation(arrays, metrics, relevance=None):
     """The call that is measured."""
     from tfdml.evaluation import evaluate_retrieval
 
-    return evaluate_retrieval(arrays.embeddings, arrays.labels, metrics=metrics, memory_budget=BUDGET)
+    options = {"metrics": metrics, "relevance": relevance, "memory_budget": BUDGET}
+    return evaluate_retrieval(arrays.embeddings, arrays.labels, **options)
+
+
+def with_ignored(labels, count):
+    """The relevance of equal labels, with random images of other classes ignored for each query."""
+    import numpy as np
+
+    from tfdml.evaluation import Relevance
+
+    rng = np.random.default_rng(0)
+    rows = [np.flatnonzero(labels == label) for label in range(labels.max() + 1)]
+    drawn = (rng.choice(len(labels), 2 * count, replace=False) for _ in labels)
+    ignored = [one[labels[one] != label][:count] for one, label in zip(drawn, labels, strict=True)]
+    return Relevance.lists([rows[label] for label in labels], ignored)
 
 
 def memory_role(embeddings, labels, metrics):
@@ -100,6 +114,9 @@ def exact_part(args, arrays, folder):
     names = [name for name in CONTENDERS if name != "map alone" or args.map]
     runners = {"bare product": lambda: bare_product(arrays.embeddings)}
     runners |= {name: (lambda name=name: evaluation(arrays, CONTENDERS[name])) for name in names}
+    if args.ignored:
+        relevance, last = with_ignored(arrays.labels, args.ignored), CONTENDERS["with map@r, r_precision"]
+        runners[f"and {args.ignored} ignored a query"] = lambda: evaluation(arrays, last, relevance)
     small = Arrays(*made_embeddings(2000, arrays.embeddings.shape[1], 400))
     bare_product(small.embeddings)
     evaluation(small, ["recall", "map@r"])
@@ -240,6 +257,7 @@ def main():
     parser.add_argument("--classes", type=int, default=11_316, help="at most half as many as images")
     parser.add_argument("--embeddings", help="measure these, not made ones")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ignored", type=int, default=0, help="also time it with as many images ignored per query")
     parser.add_argument("--map", action="store_true", help="also time the mean over whole rankings")
     parser.add_argument("--iterations", type=int, default=20, help="rounds of k-means")
     parser.add_argument("--torch_python", help="a Python that has torch and pytorch-metric-learning")

@@ -239,19 +239,19 @@ CASES = {
     "search": {
         "model": (
             "runs/cars",
-            {"gallery": ".", "images": ["a.jpg"]},
-            {**VECTORS_GALLERY, "images": ["a"]},
+            {"gallery": ".", "queries": ["a.jpg"]},
+            {**VECTORS_GALLERY, "queries": ["a"]},
         ),
-        "batch_size": (9, {**VECTORS_GALLERY, "embeddings": "b.npz"}, {**VECTORS_GALLERY, "images": ["a.jpg"]}),
+        "batch_size": (9, {**VECTORS_GALLERY, "queries": ["b.npz"]}, {**VECTORS_GALLERY, "queries": ["a.jpg"]}),
         "distance": ("cosine", {"gallery": "lancedb:///data"}, VECTORS_GALLERY),
-        "resize": (64, {**VECTORS_GALLERY, **RUN, "images": ["a"]}, {**VECTORS_GALLERY, **LITERT, "images": ["a"]}),
-        "resize_mode": ("pad", VECTORS_GALLERY, {**VECTORS_GALLERY, **LITERT, "images": ["a"]}),
-        "image_size": (64, VECTORS_GALLERY, {**VECTORS_GALLERY, **LITERT, "images": ["a"]}),
-        "pad_color": ("white", VECTORS_GALLERY, {**VECTORS_GALLERY, **LITERT, "images": ["a"]}),
+        "resize": (64, {**VECTORS_GALLERY, **RUN, "queries": ["a"]}, {**VECTORS_GALLERY, **LITERT, "queries": ["a"]}),
+        "resize_mode": ("pad", VECTORS_GALLERY, {**VECTORS_GALLERY, **LITERT, "queries": ["a"]}),
+        "image_size": (64, VECTORS_GALLERY, {**VECTORS_GALLERY, **LITERT, "queries": ["a"]}),
+        "pad_color": ("white", VECTORS_GALLERY, {**VECTORS_GALLERY, **LITERT, "queries": ["a"]}),
         "timeout": (
             1.0,
             VECTORS_GALLERY,
-            {**VECTORS_GALLERY, "images": ["a"], "model": "http://localhost:8501/v1/models/cars"},
+            {**VECTORS_GALLERY, "queries": ["a"], "model": "http://localhost:8501/v1/models/cars"},
         ),
     },
     "prepare": {
@@ -278,7 +278,7 @@ ALWAYS = {
     "evaluate": {"model", "compare", "dataset", "json"},
     "export": {"run_dir", "out", "formats", "gallery", "dry_run"},
     "index": {"embeddings", "to", "prefix", "dry_run"},
-    "search": {"gallery", "images", "embeddings", "k", "max_distance", "json"},
+    "search": {"gallery", "queries", "k", "max_distance", "out"},
     "prepare": {"verify", "dry_run"},
 }
 BY_FLAG = [(command, flag) for command, cases in CASES.items() for flag in cases]

@@ -1,11 +1,10 @@
 """`tfdml search`: the same neighbors in each kind of gallery, and one clear line for what is wrong."""
 
-import json
-
 import numpy as np
 import pytest
 from PIL import Image
 
+from tfdml.evaluation import RetrievalResults, evaluate_retrieval
 from tfdml.retrieval import nearest_neighbours
 
 
@@ -18,26 +17,27 @@ def folder(tmp_path_factory):
     np.savez(folder / "gallery.npz", embeddings=points[:30], labels=np.arange(30) // 3)
     np.savez(folder / "queries.npz", embeddings=points[30:])
     np.savez(folder / "other.npz", embeddings=points[:, :5])
+    (folder / "written").mkdir()
     return folder
 
 
 def nearest(commands, folder, gallery, *flags):
     """The neighbors that the command writes, and what it prints."""
-    path = folder / "nearest.json"
-    queries = f"--embeddings={folder / 'queries.npz'}"
-    status, said, errors = commands.run("search", f"--gallery={gallery}", queries, f"--json={path}", *flags)
+    path = folder / "written" / "nearest.parquet"
+    queries = f"--queries={folder / 'queries.npz'}"
+    status, said, errors = commands.run("search", f"--gallery={gallery}", queries, f"--out={path}", *flags)
     assert status == 0, errors
-    return json.loads(path.read_text())["queries"], said
+    return RetrievalResults.read(path), said
 
 
 def test_stored_embeddings_and_a_database_find_the_same(commands, folder):
     points = np.load(folder / "gallery.npz")["embeddings"]
     rows, distances = nearest_neighbours(np.load(folder / "queries.npz")["embeddings"], points, k=4)
     stored, said = nearest(commands, folder, folder / "gallery.npz", "--k=4")
-    assert [each["query"] for each in stored] == [str(number) for number in range(10)]
-    assert [[int(item["id"]) for item in each["neighbors"]] for each in stored] == rows.tolist()
-    assert [[item["label"] for item in each["neighbors"]] for each in stored] == (rows // 3).tolist()
-    np.testing.assert_allclose([[item["distance"] for item in each["neighbors"]] for each in stored], distances)
+    assert stored.column("query").tolist() == [str(query) for query in range(10) for _ in range(4)]
+    assert stored.column("id").astype(int).tolist() == rows.ravel().tolist()
+    assert stored.column("label").tolist() == (rows // 3).ravel().tolist()
+    np.testing.assert_allclose(stored.column("distance"), distances.ravel())
     assert f"     1  {distances[0, 0]:8.4f}  {rows[0, 0]}  label={rows[0, 0] // 3}\n" in said
 
     pytest.importorskip("lancedb")
@@ -45,23 +45,43 @@ def test_stored_embeddings_and_a_database_find_the_same(commands, folder):
     status, _, errors = commands.run("index", f"--embeddings={folder / 'gallery.npz'}", f"--to={uri}")
     assert status == 0, errors
     found, _ = nearest(commands, folder, uri, "--k=4")
-    for here, there in zip(stored, found, strict=True):
-        distances = [[item.pop("distance") for item in each["neighbors"]] for each in (here, there)]
-        np.testing.assert_allclose(*distances, rtol=1e-6)
-        assert here == there
+    np.testing.assert_allclose(found.column("distance"), stored.column("distance"), rtol=1e-6)
+    assert found.table.drop_columns(["distance"]).equals(stored.table.drop_columns(["distance"]))
 
 
 def test_what_is_further_away_is_left_out(commands, folder):
     whole, _ = nearest(commands, folder, folder / "gallery.npz", "--k=4")
     some, _ = nearest(commands, folder, folder / "gallery.npz", "--k=4", "--max_distance=3")
-    kept = [[item for item in each["neighbors"] if item["distance"] <= 3] for each in whole]
-    assert [each["neighbors"] for each in some] == kept
-    assert 0 < sum(map(len, kept)) < 40
+    near = whole.column("distance") <= 3
+    assert [name for name in some.column("id") if name is not None] == whole.column("id")[near].tolist()
+    assert set(some.column("query")) == set(whole.column("query"))
+    assert 0 < near.sum() < 40
 
 
 def test_a_gallery_of_fewer_images_is_found_whole(commands, folder):
     stored, _ = nearest(commands, folder, folder / "gallery.npz", "--k=99", "--distance=cosine")
-    assert {len(each["neighbors"]) for each in stored} == {30}
+    assert np.bincount(stored.column("rank"))[1:].tolist() == [10] * 30
+
+
+def test_the_same_embeddings_are_searched_as_they_are_evaluated(commands, folder):
+    """A run and qrels that say what tfdml evaluate says."""
+    gallery = f"{folder / 'gallery.npz'}"
+    status, said, errors = commands.run(
+        "search", f"--gallery={gallery}", f"--queries={gallery}", "--k=29", f"--out={folder / 'written' / 'run.trec'}"
+    )
+    assert status == 0, errors
+    arrays = np.load(gallery)
+    metrics = evaluate_retrieval(arrays["embeddings"], arrays["labels"], metrics=["recall@1", "mrr"])
+    assert f"Recall@1 {100 * metrics['recall@1']:.2f} %\n" in said
+    run = [line.split() for line in (folder / "written" / "run.trec").read_text().splitlines()]
+    right = {tuple(line.split()[::2]) for line in (folder / "written" / "qrels.trec").read_text().splitlines()}
+    assert len(run) == 30 * 29
+    assert len(right) == 60
+    first = {}
+    for query, _, name, rank, *_ in run:
+        if (query, name) in right:
+            first.setdefault(query, int(rank))
+    assert np.mean([1 / rank for rank in first.values()]) == pytest.approx(metrics["mrr"], abs=1e-12)
 
 
 @pytest.mark.slow
@@ -85,15 +105,16 @@ def test_images_are_queries(commands, tmp_path):
     status, _, errors = commands.run("embed", model, *photos)
     if status:
         pytest.fail(errors)
-    asked = f"--images={tmp_path}/photos/a/*.png,{tmp_path}/photos/a/3.png"
+    asked = f"--queries={tmp_path}/photos/a/*.png,{tmp_path}/photos/a/3.png"
     for number, flags in enumerate(([f"--gallery={tmp_path}/retriever"], [f"--gallery={tmp_path}/embeddings", model])):
-        status, _, errors = commands.run("search", *flags, asked, f"--json={tmp_path}/{number}.json", "--k=2")
+        status, _, errors = commands.run("search", *flags, asked, f"--out={tmp_path}/{number}.parquet", "--k=2")
         assert status == 0, errors
-        found = json.loads((tmp_path / f"{number}.json").read_text())["queries"]
-        assert len(found) == 6
-        for each in found:
-            assert each["neighbors"][0]["id"].endswith("/".join(each["query"].split("/")[-2:]))
-            assert each["neighbors"][0]["distance"] == pytest.approx(0, abs=2e-3)
+        found = RetrievalResults.read(tmp_path / f"{number}.parquet").to_pandas()
+        best = found[found["rank"] == 1]
+        assert len(best) == 6
+        for query, name, distance in zip(best["query"], best["id"], best["distance"], strict=True):
+            assert name.endswith("/".join(query.split("/")[-2:]))
+            assert distance == pytest.approx(0, abs=2e-3)
     status, _, errors = commands.run("search", f"--gallery={tmp_path}/retriever", asked, "--max_distance=calibrated")
     assert status == 2
     assert "was built without a calibration: export its embedder with tfdml export --calibrate" in errors
@@ -103,21 +124,21 @@ def test_images_are_queries(commands, tmp_path):
     ("flags", "says"),
     [
         ([], "--gallery is missing"),
-        (["--gallery={}/gallery.npz"], "name the queries: --images or --embeddings"),
-        (["--gallery={}/gallery.npz", "--images=a", "--embeddings=b"], "one of the two"),
-        (["--gallery={}/gallery.npz", "--images={}/*.jpg"], "--model is missing"),
-        (["--gallery={}/gallery.npz", "--images={}/*.jpg", "--model=nowhere"], "*.jpg"),
-        (["--gallery={}/gallery.npz", "--images={}", "--model=x"], "is a folder: name its files"),
-        (["--gallery={}/gallery.npz", "--embeddings={}/other.npz"], "dimension"),
-        (["--gallery={}/gallery.npz", "--embeddings={}/none.npz"], "none.npz"),
-        (["--gallery={}/nothing", "--embeddings={}/queries.npz"], "there are no embeddings at"),
-        (["--gallery={}", "--embeddings={}/queries.npz"], "there is no exported version at"),
-        (["--gallery={}", "--images=a", "--model=x"], "--model=x has no effect"),
-        (["--gallery=lancedb://{}/none", "--embeddings={}/queries.npz"], "holds no table"),
-        (["--gallery={}/gallery.npz", "--embeddings={}/queries.npz", "--k=0"], "--k=0"),
-        (["--gallery={}/gallery.npz", "--images=a", "--max_distance=near"], "--max_distance=near: write a number"),
-        (["--gallery={}/gallery.npz", "--images=a", "--max_distance=calibrated"], "only a retriever has a threshold"),
-        (["--gallery={}/gallery.npz", "--embeddings={}/queries.npz", "--json=no/x.json"], "its folder does not exist"),
+        (["--gallery={}/gallery.npz"], "--queries is missing"),
+        (["--gallery={}/gallery.npz", "--queries={}/*.jpg"], "--model is missing"),
+        (["--gallery={}/gallery.npz", "--queries={}/*.jpg", "--model=nowhere"], "*.jpg"),
+        (["--gallery={}/gallery.npz", "--queries={}", "--model=x"], "is a folder: name its files"),
+        (["--gallery={}/gallery.npz", "--queries={}/other.npz"], "dimension"),
+        (["--gallery={}/gallery.npz", "--queries={}/none.npz"], "none.npz"),
+        (["--gallery={}/nothing", "--queries={}/queries.npz"], "there are no embeddings at"),
+        (["--gallery={}", "--queries={}/queries.npz"], "there is no exported version at"),
+        (["--gallery={}", "--queries=a", "--model=x"], "--model=x has no effect"),
+        (["--gallery=lancedb://{}/none", "--queries={}/queries.npz"], "holds no table"),
+        (["--gallery={}/gallery.npz", "--queries={}/queries.npz", "--k=0"], "--k=0"),
+        (["--gallery={}/gallery.npz", "--queries={}/queries.npz", "--out=no/x.csv"], "its folder does not exist"),
+        (["--gallery={}/gallery.npz", "--queries={}/queries.npz", "--out={}/x.json"], "name a file as *.parquet"),
+        (["--gallery={}/gallery.npz", "--queries=a", "--max_distance=near"], "--max_distance=near: write a number"),
+        (["--gallery={}/gallery.npz", "--queries=a", "--max_distance=calibrated"], "only a retriever has a threshold"),
     ],
 )
 def test_what_is_wrong_is_one_line(commands, folder, flags, says):

@@ -468,7 +468,7 @@ BASE = {
     "evaluate": VECTORS,
     "index": ["--embeddings={files}/vectors.npz", "--to=lancedb://{files}/gallery", "--dry_run"],
     "prepare": [*PREPARE, "--dry_run"],
-    "search": ["--gallery={files}/vectors.npz", "--embeddings={files}/vectors.npz"],
+    "search": ["--gallery={files}/vectors.npz", "--queries={files}/vectors.npz"],
     "export": [*EXPORT, "--dry_run"],
 }
 

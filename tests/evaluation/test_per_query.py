@@ -144,7 +144,9 @@ def test_another_search_is_measured_by_what_it_finds():
                 yield slice(start, start + len(found)), found, distances[part]
 
     metrics = ["recall@1", "recall@2", "precision@4", "map@r", "r_precision"]
-    found = evaluate_retrieval(points, labels, metrics=metrics, neighbours=search)
+    task = per_query.retrieval_task(points, labels)
+    values = per_query.values_per_query(task, metrics, "euclidean", 0, neighbours=search)
+    found = {name: column.mean() for name, column in values.items()}
     hits = np.array([ranked_hits(points, labels, query) for query in range(len(labels))])
     hits[:, 1::2] = False
     assert found["recall@1"] == found["recall@2"] == hits[:, 0].mean()
@@ -153,7 +155,7 @@ def test_another_search_is_measured_by_what_it_finds():
     precision = np.cumsum(hits[:, :8], axis=1) / np.arange(1, 9)
     assert found["map@r"] == pytest.approx((precision * hits[:, :8]).sum(axis=1).mean() / 8)
     with pytest.raises(UserError, match="map ranks the whole gallery"):
-        evaluate_retrieval(points, labels, metrics=["map"], neighbours=search)
+        per_query.values_per_query(task, ["map"], "euclidean", 0, neighbours=search)
 
 
 LABELS = np.repeat([4, 9, 2], 4)

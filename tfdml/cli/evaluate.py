@@ -140,8 +140,8 @@ def _retrieval(
     resampled = values.intervals if values.intervals in ("classes", "queries") else None
     result = evaluate_dataset(split.embeddings, split.images, intervals=resampled, kmeans_sample=sample, **options)
     if values.intervals == "parts":
-        if split.images.is_query is not None:
-            raise UserError("--intervals=parts: the parts are searched all in all, and these images have roles")
+        if split.images.is_query is not None or getattr(split.images, "groups", None) is not None:
+            raise UserError("--intervals=parts: parts are searched all in all, and these images have roles or groups")
         result["parts"] = part_protocol(split.embeddings, split.images.labels, **options)
     if chains:
         result["after"] = split.after_embedding(chains, ks, values.metrics or list(DEFAULT_METRICS))

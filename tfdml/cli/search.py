@@ -2,45 +2,51 @@
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tfdml.arguments import number
 from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags
-from tfdml.effects import Effect, both, needs
+from tfdml.effects import Effect, both
 from tfdml.errors import UserError
-from tfdml.io.files import require_writable, write_json
+from tfdml.io.files import require_writable
+
+if TYPE_CHECKING:
+    from tfdml.evaluation import RetrievalResults
 
 USAGE = f"""
 Find the nearest images of a gallery.
 
-  tfdml search --gallery=models/cars_retriever --images='photos/*.jpg'
-  tfdml search --gallery=models/cars_retriever --images='photos/*.jpg' --max_distance=calibrated
-  tfdml search --gallery=embeddings/cars --model=models/cars --images=photos/1.jpg --k=3
-  tfdml search --gallery=embeddings/cars --embeddings=queries.npz --json=nearest.json
-  tfdml search --gallery='lancedb:///data/galleries?table=cars' --model=runs/cars_jrd --images=photos/1.jpg,photos/2.jpg
+  tfdml search --gallery=models/cars_retriever --queries='photos/*.jpg' --max_distance=calibrated
+  tfdml search --gallery=embeddings/cars --model=models/cars --queries=photos/1.jpg --k=3
+  tfdml search --gallery=embeddings/cars --queries=queries.npz --out=neighbors.parquet
+  tfdml search --gallery=embeddings/cars --queries=embeddings/cars --k=1000 --out=run.trec
+  tfdml search --gallery='lancedb:///data/galleries?table=cars' --model=runs/cars_jrd --queries=1.jpg,2.jpg
 
 --gallery is one of
   a retriever that tfdml export --gallery wrote; it embeds the images itself
   a folder that tfdml embed wrote, or a Parquet, .npz or .npy file, which is searched exactly
   the address of a database that tfdml index wrote
 
-The queries are --images, which --model embeds, or --embeddings, of the same model as the gallery.
+--queries are images, which --model embeds, or stored embeddings of the same model as the gallery. Where both are the
+same embeddings, their test images are searched as tfdml evaluate does: queries in the gallery, or each in all others.
+
+--out is a .parquet or .csv file with a row for each neighbor, or a .trec file: a run for trec_eval or ranx, with
+qrels.trec next to it where the labels of queries and gallery are known.
 
 {model_flags.SOURCES}
 """
 
 FLAGS = Flags()
 FLAGS.define("gallery", "", "What is searched, see above.")
-FLAGS.define("images", [], "Query images: files, or patterns with * and **.")
-FLAGS.define("embeddings", "", "Query embeddings: what tfdml embed wrote, or a Parquet, .npz or .npy file.")
+FLAGS.define("queries", [], "Images: files, or patterns with * and **. Or one folder or file of embeddings.")
 FLAGS.define("k", 10, "How many neighbors of each query.", lower_bound=1)
 FLAGS.define(
     "distance", "euclidean", "What near means, in stored embeddings.", ["euclidean", "sqeuclidean", "cosine", "dot"]
@@ -48,32 +54,39 @@ FLAGS.define(
 FLAGS.define(
     "max_distance", "", "Leave out what is further away: a distance, or calibrated, the threshold of a retriever."
 )
-FLAGS.define("json", "", "File to write the neighbors to.")
+FLAGS.define("out", "", "File to write the neighbors to, see above.")
 model_flags.define_model_flags(FLAGS)
 
 
 def search(values: Flags) -> None:
     """Search as the flags say."""
-    values.require("gallery")
-    if bool(values.images) == bool(values.embeddings):
-        raise UserError("name the queries: --images or --embeddings, one of the two")
-    if values.json:
-        require_writable(values.json, "json")
+    values.require("gallery", "queries")
+    if values.out:
+        require_writable(values.out, "out")
+        if os.path.splitext(values.out)[1] not in (".parquet", ".csv", ".trec"):
+            raise UserError(f"--out={values.out}: name a file as *.parquet, *.csv or *.trec")
     kind = _kind(values.gallery)
     limit = _max_distance(values.max_distance, kind)
-    names, queries = _stored_queries(values) if values.embeddings else _query_images(values, kind)
-    found = _SEARCHES[kind](values, queries)
-    result = []
-    for query, items in zip(names, found, strict=True):
-        neighbors = [item for item in items if item["id"] and item["distance"] <= limit]
-        result.append({"query": query, "neighbors": neighbors})
-        print(query)
-        for rank, item in enumerate(neighbors, 1):
-            others = [f"{name}={value}" for name, value in item.items() if name not in ("id", "distance")]
-            print(f"  {rank:>4}  {item['distance']:8.4f}  {'  '.join([item['id'], *others])}")
-    if values.json:
-        write_json(Path(values.json), {"gallery": values.gallery, "queries": result})
-        print(json.dumps({"written": values.json}))
+    results = _SEARCHES[kind](values).within(limit)
+    for row in results.table.to_pylist():
+        if row["rank"] == 1:
+            print(row["query"])
+        if row["id"] is not None:
+            others = [f"{name}={value}" for name, value in row.items() if name not in _PRINTED]
+            print(f"  {row['rank']:>4}  {row['distance']:8.4f}  {'  '.join([row['id'], *others])}")
+    if "relevant" in results.table.column_names and results.column("num_relevant").any():
+        print(f"Recall@1 {100 * np.nanmean(results.metrics()['recall@1']):.2f} %")
+    if values.out:
+        results.write(values.out)
+        written = [values.out]
+        if values.out.endswith(".trec") and "relevant" in results.table.column_names:
+            written.append(str(Path(values.out).with_name("qrels.trec")))
+            results.write_qrels(written[-1])
+        print(json.dumps({"written": written}))
+
+
+# The others are printed with their names.
+_PRINTED = ("query", "rank", "id", "distance", "relevant", "num_relevant", "query_label")
 
 
 def _kind(gallery: str) -> str:
@@ -97,72 +110,84 @@ def _max_distance(text: str, kind: str) -> float:
         raise UserError(f"--max_distance={text}: write a number, or calibrated") from None
 
 
-def _stored_queries(values: Flags) -> tuple[Sequence[str], np.ndarray]:
-    from tfdml.retrieval import EmbeddingsToIndex
+def _holds_images(queries: list[str]) -> bool:
+    from tfdml.embeddings.reader import holds_embeddings
 
-    queries = EmbeddingsToIndex.read(os.path.expanduser(values.embeddings))
-    return queries.names, np.asarray(queries.stored.embeddings)
+    return len(queries) != 1 or not holds_embeddings(os.path.expanduser(queries[0]))
 
 
-def _query_images(values: Flags, kind: str) -> tuple[list[str], Any]:
-    """Return the paths of the images; and the paths again for a retriever, or else the embeddings."""
-    patterns = [os.path.expanduser(text) for text in values.images]
+def _images(values: Flags) -> list[str]:
+    """Return the paths of the query images."""
+    patterns = [os.path.expanduser(text) for text in values.queries]
     paths = [path for text in patterns for path in (sorted(glob.glob(text, recursive=True)) or [text])]
     if folders := [path for path in paths if os.path.isdir(path)]:
-        raise UserError(f"--images={folders[0]} is a folder: name its files, such as {folders[0]}/*.jpg")
-    if kind == "retriever":
-        return paths, paths
+        raise UserError(f"--queries={folders[0]} is a folder: name its files, such as {folders[0]}/*.jpg")
+    return paths
+
+
+def _embedded(values: Flags) -> tuple[list[str], np.ndarray, np.ndarray | None]:
+    """Return the names of the queries, their embeddings, and their labels where they are known."""
+    if not _holds_images(values.queries):
+        from tfdml.retrieval import EmbeddingsToIndex
+
+        stored = EmbeddingsToIndex.read(os.path.expanduser(values.queries[0]))
+        return stored.names, np.asarray(stored.stored.embeddings), stored.stored.labels
+    paths = _images(values)
     values.require("model")
     from tfdml.data import ImageDataset
     from tfdml.data.faults import check
     from tfdml.data.images import FileImages
 
     dataset = check(ImageDataset("queries", "all", FileImages(tuple(paths)), np.zeros(len(paths), np.int64)))
-    return paths, model_flags.chosen_source(values).embed(dataset, values.batch_size)
+    return paths, model_flags.chosen_source(values).embed(dataset, values.batch_size), None
 
 
-def _in_database(values: Flags, queries: np.ndarray) -> list[list[dict[str, Any]]]:
+def _in_database(values: Flags) -> RetrievalResults:
+    from tfdml.evaluation import RetrievalResults
     from tfdml.retrieval import connect
 
+    names, queries, _ = _embedded(values)
     with connect(values.gallery) as gallery:
         found = gallery.search(queries, values.k)
     # Its id says the same as its path, and the source is a checksum.
     columns = {name: column for name, column in found.attributes.items() if name not in ("path", "source")}
-    return _items(found.ids, found.distances, columns)
+    return RetrievalResults.of_arrays(names, found.ids, found.distances, columns)
 
 
-def _in_embeddings(values: Flags, queries: np.ndarray) -> list[list[dict[str, Any]]]:
+def _in_embeddings(values: Flags) -> RetrievalResults:
+    from tfdml.evaluation import RetrievalResults
     from tfdml.retrieval import EmbeddingsToIndex
-    from tfdml.retrieval.exact import nearest_neighbours
 
-    gallery = EmbeddingsToIndex.read(os.path.expanduser(values.gallery))
-    k = min(values.k, len(gallery))
-    rows, distances = nearest_neighbours(queries, gallery.stored.embeddings, k=k, distance=values.distance)
-    labels = gallery.stored.labels
-    return _items(np.array(gallery.ids, object)[rows], distances, {} if labels is None else {"label": labels[rows]})
+    path = os.path.expanduser(values.gallery)
+    gallery = EmbeddingsToIndex.read(path)
+    stored, options = gallery.stored, {"k": values.k, "distance": values.distance}
+    asked = os.path.realpath(os.path.expanduser(values.queries[0]))
+    if not _holds_images(values.queries) and asked == os.path.realpath(path) and stored.labels is not None:
+        part = dataclasses.replace(stored, names=tuple(gallery.names)).split("test")
+        return RetrievalResults.of_dataset(part.embeddings, part, **options)  # type: ignore[arg-type]
+    names, queries, labels = _embedded(values)
+    options |= {"query_ids": names, "gallery_ids": gallery.ids, "gallery_labels": stored.labels}
+    return RetrievalResults.search(queries, None if stored.labels is None else labels, stored.embeddings, **options)
 
 
-def _in_retriever(values: Flags, queries: Any) -> list[list[dict[str, Any]]]:
+def _in_retriever(values: Flags) -> RetrievalResults:
+    from tfdml.evaluation import RetrievalResults
     from tfdml.export.retriever import Retriever
 
-    limit = "calibrated" if values.max_distance == "calibrated" else None
     retriever = Retriever.load(os.path.expanduser(values.gallery))
+    images = _images(values) if _holds_images(values.queries) else None
+    names, queries = (images, images) if images is not None else _embedded(values)[:2]
+    limit = "calibrated" if values.max_distance == "calibrated" else None
     found = retriever.search(queries, values.k, max_distance=limit)
-    return _items(found.ids, found.distances, {"label": found.labels})
-
-
-def _items(ids: np.ndarray, distances: np.ndarray, columns: dict[str, np.ndarray]) -> list[list[dict[str, Any]]]:
-    """Return the neighbors of each query, with the values of the columns."""
-    table = {"id": ids.tolist(), "distance": distances.tolist()} | {name: of.tolist() for name, of in columns.items()}
-    return [
-        [dict(zip(table, item, strict=True)) for item in zip(*row, strict=True)]
-        for row in zip(*table.values(), strict=True)
-    ]
+    ids: Any = np.where(found.ids == "", None, found.ids.astype(object))
+    return RetrievalResults.of_arrays(names, ids, found.distances, {"label": found.labels})
 
 
 _SEARCHES = {"database": _in_database, "embeddings": _in_embeddings, "retriever": _in_retriever}
-_EMBEDDING = Effect(lambda given: _kind(given["gallery"]) != "retriever", "a gallery that does not embed images itself")
-_BY_MODEL = both(needs("images"), _EMBEDDING)
+_BY_MODEL = both(
+    Effect(lambda given: bool(given["queries"]) and _holds_images(given["queries"]), "images as --queries"),
+    Effect(lambda given: _kind(given["gallery"]) != "retriever", "a gallery that does not embed images itself"),
+)
 COMMAND = Command(
     "search",
     search,

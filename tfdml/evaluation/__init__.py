@@ -39,6 +39,7 @@ from tfdml.evaluation.per_query import (
     retrieval_per_query,
 )
 from tfdml.evaluation.relevance import Relevance
+from tfdml.evaluation.results import RetrievalResults
 from tfdml.evaluation.retrieval import (
     DEFAULT_METRICS,
     METRICS,
@@ -71,6 +72,7 @@ __all__ = [
     "KNNClassifier",
     "QueryValues",
     "Relevance",
+    "RetrievalResults",
     "Sources",
     "Verification",
     "accepted_rates",

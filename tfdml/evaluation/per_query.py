@@ -29,6 +29,7 @@ from tfdml.retrieval.exact import (
     Progress,
     block_scores,
     check_sides,
+    left_over,
     neighbour_blocks,
     one_ahead,
     placed_together,
@@ -253,10 +254,13 @@ def check_depth(task: RetrievalTask, names: Sequence[str]) -> None:
 
 def search_depth(task: RetrievalTask, names: Sequence[str]) -> int:
     """How many neighbours of each query the metrics need, without those that are ignored."""
+    return depth_of(names, max(int(level.matches.max()) for level in task.by_level.values()))
+
+
+def depth_of(names: Sequence[str], most_matches: int) -> int:
+    """How many neighbours metrics need, where a query has up to `most_matches` images to find."""
     deepest = max(_depths(names).values(), default=1)
-    if not {"map@r", "r_precision"} & set(names):
-        return deepest
-    return max(deepest, *(int(level.matches.max()) for level in task.by_level.values()))
+    return max(deepest, most_matches) if {"map@r", "r_precision"} & set(names) else deepest
 
 
 def _depths(names: Sequence[str]) -> dict[str, int]:
@@ -288,29 +292,19 @@ def values_per_query(
     count = len(task.queries)
     levels = task.by_level
     values = {name + end: np.full(count, np.nan) for end in levels for name in names}
-    ranked = [name for name in names if name in _OF_RANKS]
-    near = [name for name in names if name not in _OF_RANKS]
+    ranked = [name for name in names if name in WHOLE_RANKING_METRICS]
+    near = [name for name in names if name not in ranked]
     if neighbours is not None and ranked:
         raise UserError(
             f"{ranked[0]} ranks the whole gallery, which a search of neighbours does not: choose map@r or map@K"
         )
     if near:
-        options: dict[str, Any] = {"distance": distance, "own_rows": task.own_rows, "memory_budget": memory_budget}
-        deeper = task.depth_with_ignored(depth)
-        blocks = (
-            neighbour_blocks(task.queries, task.gallery, k=deeper, **options)
-            if neighbours is None
-            else neighbours(deeper)
-        )
-        for block, indices, _ in blocks:
-            found = indices
-            if task.relevance.most_ignored:
-                found = left_over(indices, task.relevance.ignored(block, indices), depth)
+        for block, found, _ in nearest_left(task, depth, distance, memory_budget, neighbours):
             for end, level in levels.items():
                 keep = np.flatnonzero(level.answerable[block])
                 queries = block.start + keep
                 hits = level.relevance.of(queries, found[keep])
-                for name, column in _metrics_of_hits(near, hits, level.matches[queries]).items():
+                for name, column in metrics_of_hits(near, hits, level.matches[queries]).items():
                     values[name + end][queries] = column
             if progress is not None:
                 progress("neighbours", block.stop, count)
@@ -340,33 +334,41 @@ def nearest_hits(task: RetrievalTask, distance: str, memory_budget: int) -> tupl
         distance: As `retrieval_per_query`.
         memory_budget: As `retrieval_per_query`.
     """
-    hits, distances = np.zeros(len(task.queries), bool), np.full(len(task.queries), np.inf, np.float32)
-    options: dict[str, Any] = {"distance": distance, "own_rows": task.own_rows, "memory_budget": memory_budget}
-    for block, rows, far in neighbour_blocks(task.queries, task.gallery, k=task.depth_with_ignored(1), **options):
-        left_out = task.relevance.ignored(block, rows)
-        first = (~left_out).argmax(axis=1)[:, None]
-        found = ~left_out.all(axis=1)
-        relevant = task.relevance.of(block, np.take_along_axis(rows, first, axis=1))[:, 0] > 0
-        hits[block] = found & relevant
-        distances[block] = np.where(found, np.take_along_axis(far, first, axis=1)[:, 0], np.inf)
+    hits, distances = np.zeros(len(task.queries), bool), np.zeros(len(task.queries), np.float32)
+    for block, rows, far in nearest_left(task, 1, distance, memory_budget):
+        hits[block] = task.relevance.of(block, rows)[:, 0] > 0
+        distances[block] = far[:, 0]
     return hits, distances
 
 
-def left_over(rows: np.ndarray, left_out: np.ndarray, depth: int) -> np.ndarray:
-    """Return the first `depth` of each row that are not left out, in their order; -1 where there are fewer.
+def nearest_left(
+    task: RetrievalTask,
+    k: int,
+    distance: str,
+    memory_budget: int = 256 * 2**20,
+    neighbours: NeighbourSearch | None = None,
+) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+    """Yield what `neighbour_blocks` yields, without images that are ignored; row -1 where fewer than k are left.
 
-    Example:
-        >>> left_over(np.array([[5, 6, 7]]), np.array([[False, True, False]]), 3)
-        array([[ 5,  7, -1]])
+    Args:
+        task: The queries and the gallery.
+        k: How many neighbours.
+        distance: As `neighbour_blocks`.
+        memory_budget: As `neighbour_blocks`.
+        neighbours: Another search, in place of the exact one.
     """
-    place = np.cumsum(~left_out, axis=1) - 1
-    query, column = np.nonzero(~left_out & (place < depth))
-    result = np.full((len(rows), depth), -1, rows.dtype)
-    result[query, place[query, column]] = rows[query, column]
-    return result
+    relevance = task.relevance
+    if neighbours is None:
+        options: dict[str, Any] = {"distance": distance, "own_rows": task.own_rows, "memory_budget": memory_budget}
+        if relevance.most_ignored:
+            options |= {"ignored": relevance.ignored, "most_ignored": relevance.most_ignored}
+        yield from neighbour_blocks(task.queries, task.gallery, k=k, **options)
+        return
+    for block, rows, distances in neighbours(task.depth_with_ignored(k)):
+        yield block, left_over(rows, relevance.ignored(block, rows), k), distances
 
 
-def _metrics_of_hits(names: Sequence[str], hits: np.ndarray, matches: np.ndarray) -> dict[str, np.ndarray]:
+def metrics_of_hits(names: Sequence[str], hits: np.ndarray, matches: np.ndarray) -> dict[str, np.ndarray]:
     """(B,) values of each metric, from whether the i-th neighbour is a hit (B, K) and R of each query (B,)."""
     values: dict[str, Any] = {}
     if {"map@r", "r_precision"} & set(names):
@@ -558,6 +560,11 @@ _GRADED: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], float]] = {
     "asi": lambda ranks, levels, _: average_set_intersection(ranks, levels),
     "ndcg": lambda ranks, levels, _: ndcg(ranks, levels),
 }
+
+
+def metrics_of_ranks(names: Sequence[str], ranks: np.ndarray) -> dict[str, float]:
+    """Metrics of one query from the ascending ranks, from 1, of all its relevant images."""
+    return {name: float(_OF_RANKS[name](ranks)) for name in names}
 
 
 def whole_rankings(

@@ -28,22 +28,6 @@ def check_labels(labels: Any, count: int, what: str = "labels") -> np.ndarray:
     return array
 
 
-def matches_in_gallery(labels: np.ndarray, gallery_labels: np.ndarray | None = None) -> np.ndarray:
-    """R of every query: how many gallery images share its class, the query itself not counted.
-
-    Args:
-        labels: (N,) class ids of the queries.
-        gallery_labels: (G,) class ids of the gallery; None: all-to-all.
-
-    Returns:
-        (N,) int64.
-    """
-    classes, counts = np.unique(labels if gallery_labels is None else gallery_labels, return_counts=True)
-    place = np.minimum(np.searchsorted(classes, labels), len(classes) - 1)
-    found = np.where(classes[place] == labels, counts[place], 0)
-    return found - 1 if gallery_labels is None else found
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class _SameId:
     """A set of gallery rows for each query: those that share its id, which is not negative."""
@@ -57,7 +41,7 @@ class _SameId:
         return order, self.gallery[order]
 
     def counts(self) -> np.ndarray:
-        return matches_in_gallery(self.queries, self.gallery)
+        return np.bincount(self.gallery + 1, minlength=self.queries.max() + 2)[self.queries + 1]
 
     def contains(self, block: Any, rows: np.ndarray) -> np.ndarray:
         return (rows >= 0) & (self.gallery[rows] == self.queries[block, None])
@@ -88,8 +72,12 @@ class _Listed:
         return np.bincount(self.keys >> _ROW_BITS, minlength=self.size)
 
     def contains(self, block: Any, rows: np.ndarray) -> np.ndarray:
-        keys = (np.arange(self.size)[block, None] << _ROW_BITS) + rows
-        return (rows >= 0) & (np.append(self.keys, -1)[np.searchsorted(self.keys, keys)] == keys)
+        asked = np.arange(self.size)[block]
+        keys = (asked[:, None] << _ROW_BITS) + rows
+        # Of a block of queries all lists lie together: few keys, which stay in the processor's cache.
+        ends = [asked.min(initial=self.size) << _ROW_BITS, (asked.max(initial=-1) + 1) << _ROW_BITS]
+        known = np.append(self.keys[slice(*np.searchsorted(self.keys, ends))], -1)
+        return (rows >= 0) & (known[np.searchsorted(known[:-1], keys)] == keys)
 
     def rows(self, query: int) -> np.ndarray:
         first = int(query) << _ROW_BITS
@@ -174,9 +162,9 @@ class Relevance:
             raise UserError(f"junk must be one boolean per gallery image, {size}; got {hidden.dtype} {hidden.shape}")
         relevant = _SameId(ids[0], np.where(hidden, -1, ids[-1]))
         matches, most, ignored = relevant.counts(), int(hidden.sum()), None
+        if (gallery_not_same is None) != (not_same is None or gallery_labels is None):
+            raise UserError("gallery_not_same goes with gallery_labels and not_same: give all three or not_same")
         if not_same is not None:
-            if (gallery_not_same is None) != (gallery_labels is None):
-                raise UserError("gallery_not_same goes with gallery_labels and not_same: give all three or not_same")
             groups = [check_labels(not_same, len(labels), "not_same")]
             if gallery_labels is not None:
                 groups.append(check_labels(gallery_not_same, size, "gallery_not_same"))
@@ -186,8 +174,6 @@ class Relevance:
             ignored = _SameId(pairs[0], np.where(hidden, -1, pairs[-1]))
             counts = ignored.counts()
             matches, most = matches - counts, most + int(counts.max())
-        elif gallery_not_same is not None:
-            raise UserError("gallery_not_same goes with not_same, the groups of the queries")
         return cls(labels, matches, most, relevant, ignored, np.flatnonzero(hidden), size)
 
     @classmethod

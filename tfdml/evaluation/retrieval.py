@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,6 @@ from tfdml.evaluation.clustering import CLUSTERING_METRICS, evaluate_clustering
 from tfdml.evaluation.intervals import RESAMPLED, Interval, check_level, confidence_intervals, student_interval
 from tfdml.evaluation.per_query import (
     PER_QUERY_METRICS,
-    NeighbourSearch,
     dataset_roles,
     global_average_precision,
     nearest_hits,
@@ -49,7 +47,6 @@ def evaluate_retrieval(
     seed: int = 0,
     memory_budget: int = 256 * 2**20,
     progress: Progress | None = None,
-    neighbours: NeighbourSearch | None = None,
     per_query: Callable[..., dict[str, np.ndarray]] = values_per_query,
     kmeans_sample: int = 0,
 ) -> dict[str, Any]:
@@ -107,8 +104,6 @@ def evaluate_retrieval(
         memory_budget: Bytes that a block of the search may take.
         progress: Called with what is being done (`neighbours`, `full ranking` or `k-means`), how many queries or
             iterations of it are done, and of how many.
-        neighbours: Another search to measure in place of the exact one: called with k, it yields what
-            `neighbour_blocks` does, with row -1 for what it has not found. It need not know of ignored images.
         per_query: What computes the metrics of every query, for one that also records them.
         kmeans_sample: See `kmeans`.
 
@@ -149,8 +144,7 @@ def evaluate_retrieval(
     resampled: dict[str, Interval] = {}
     levels = task.by_level
     if retrieval:
-        compute = per_query if neighbours is None else functools.partial(values_per_query, neighbours=neighbours)
-        values = compute(task, retrieval, distance, memory_budget, progress)
+        values = per_query(task, retrieval, distance, memory_budget, progress)
         for end, level in {**levels, "": task}.items():  # the values of graded relevance have no end
             of_level = {name: values[name] for name in (name + end for name in retrieval) if name in values}
             result |= {name: float(found[level.answerable].mean()) for name, found in of_level.items()}
@@ -240,6 +234,8 @@ def dataset_protocol(embeddings: Any, dataset: ImageDataset) -> dict[str, Any]:
         (256,)
     """
     queries, gallery = dataset_roles(dataset)
+    if len(embeddings) != len(dataset.labels):
+        raise UserError(f"{len(embeddings)} embeddings for the {len(dataset.labels)} images of {dataset.name}")
     groups, benchmark = getattr(dataset, "groups", None), getattr(dataset, "protocol", None)
     if gallery is None and not (benchmark and benchmark.finds_itself):
         protocol = {"embeddings": embeddings, "labels": dataset.labels}
@@ -248,8 +244,6 @@ def dataset_protocol(embeddings: Any, dataset: ImageDataset) -> dict[str, Any]:
         )
     gallery = queries if gallery is None else gallery
     embeddings = check_embeddings(embeddings)
-    if len(embeddings) != len(dataset.labels):
-        raise UserError(f"{len(embeddings)} embeddings for the {len(dataset.labels)} images of {dataset.name}")
     labels = {"labels": dataset.labels[queries], "gallery_labels": dataset.labels[gallery]}
     protocol = {"embeddings": embeddings[queries], "gallery": embeddings[gallery], **labels}
     if groups is not None:

@@ -10,10 +10,11 @@ import numpy as np
 from markupsafe import Markup
 
 from tfdml.errors import UserError
-from tfdml.evaluation.per_query import dataset_roles, left_over, precision_sums, retrieval_task
+from tfdml.evaluation.per_query import nearest_left, precision_sums, retrieval_task
 from tfdml.evaluation.relevance import Relevance
+from tfdml.evaluation.results import RetrievalResults, spread_over_classes
 from tfdml.report.rendering import render
-from tfdml.retrieval.exact import check_embeddings, neighbour_blocks
+from tfdml.retrieval.exact import neighbour_blocks
 
 if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which comparing folders does not
     from matplotlib.figure import Figure
@@ -109,31 +110,26 @@ def rank_queries(
         return None
     matches = task.matches
 
-    def found(queries: np.ndarray, k: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-        own_rows = None if task.own is None else task.own[queries]
-        options: dict[str, Any] = {"k": task.depth_with_ignored(k), "distance": distance, "own_rows": own_rows}
-        for block, rows, distances in neighbour_blocks(task.queries[queries], task.searched, **options):
-            ignored = task.relevance.ignored(queries[block], rows)
-            place = left_over(np.broadcast_to(np.arange(rows.shape[1]), rows.shape), ignored, k)
-            rows, distances = np.take_along_axis(rows, place, axis=1), np.take_along_axis(distances, place, axis=1)
-            yield queries[block], rows, distances, task.relevance.of(queries[block], rows)
-
     # One more than R neighbours: they hold an image of another class.
     shallow = min(depth, max(_AT_FIRST, int(matches.max()) + 1))
     first_hit, wrong = np.zeros(len(labels), np.int64), np.zeros(len(labels), np.int64)
     average_precision, kept = np.full(len(labels), np.nan), []
-    for block, rows, distances, hits in found(np.arange(len(labels)), shallow):
+    for block, rows, distances in nearest_left(task, shallow, distance):
+        hits = task.relevance.of(block, rows)
         first_hit[block], miss = _first(hits), _first(~hits)
         wrong[block] = np.where(miss > 0, rows[np.arange(len(rows)), miss - 1], -1)
         known = np.flatnonzero((matches[block] > 0) & (matches[block] <= shallow))
         if len(known):
             deepest = int(matches[block][known].max())
-            average_precision[block[known]] = precision_sums(hits[known, :deepest], matches[block][known])[0]
+            average_precision[block.start + known] = precision_sums(hits[known, :deepest], matches[block][known])[0]
         kept.append([values[:, :_KEPT].copy() for values in (rows, distances, hits)])
     late = np.flatnonzero((first_hit == 0) & (matches > 0))
     if len(late) and shallow < depth:
-        for block, _, _, hits in found(late, depth):
-            first_hit[block] = _first(hits)
+        options: dict[str, Any] = {"k": depth, "distance": distance, "most_ignored": task.relevance.most_ignored}
+        options |= {"ignored": lambda block, rows: task.relevance.ignored(late[block], rows)}
+        own_rows = None if task.own is None else task.own[late]
+        for block, rows, _ in neighbour_blocks(task.queries[late], task.searched, own_rows=own_rows, **options):
+            first_hit[late[block]] = _first(task.relevance.of(late[block], rows))
     nearest = (np.concatenate(values) for values in zip(*kept, strict=True))
     return RankedQueries(depth, matches, first_hit, wrong, average_precision, *nearest)
 
@@ -185,18 +181,6 @@ def choose_examples(
     return {kind: chosen[kind] for kind in _GROUPS if chosen.get(kind)}
 
 
-def spread_over_classes(rows: Sequence[int], labels: np.ndarray) -> list[int]:
-    """`rows` with the first of every class before the others, else in their order.
-
-    Example:
-        >>> spread_over_classes([2, 0, 1], np.array([5, 7, 5]))
-        [2, 1, 0]
-    """
-    order = np.asarray(rows, np.int64)
-    is_first = np.isin(np.arange(len(order)), np.unique(labels[order], return_index=True)[1])
-    return [*order[is_first].tolist(), *order[~is_first].tolist()]
-
-
 def examples_html(
     runs: Mapping[str, RankedQueries | None], queries: ImageDataset, gallery: ImageDataset, count: int
 ) -> Markup:
@@ -240,30 +224,9 @@ def show_neighbors(
         >>> len(figure.axes)
         8
     """
-    from matplotlib.figure import Figure
-
     if num_queries < 1 or not 1 <= k <= _KEPT:
         raise UserError(f"num_queries must be at least 1 and k between 1 and {_KEPT}; got {num_queries} and {k}")
-    embeddings = check_embeddings(embeddings)
-    if len(embeddings) != len(dataset.labels):
-        raise UserError(f"{len(embeddings)} embeddings for the {len(dataset.labels)} images of {dataset.name}")
-    of_queries, of_gallery = dataset_roles(dataset)
-    labels, searched = dataset.labels[of_queries], of_queries if of_gallery is None else of_gallery
-    gallery = () if of_gallery is None else (embeddings[of_gallery], dataset.labels[of_gallery])
-    ranked = rank_queries(embeddings[of_queries], labels, *gallery, depth=_KEPT)
-    if ranked is None or not ranked.answerable.any():
+    if len(dataset) < 2:
         raise UserError(f"{dataset.name}: no image has another one of its class to find")
-    drawn = np.random.default_rng(seed).permutation(np.flatnonzero(ranked.answerable))
-    chosen = spread_over_classes(drawn.tolist(), labels)[:num_queries]
-    k = min(k, ranked.rows.shape[1])
-    figure = Figure((1.1 * (k + 1), 1.2 * len(chosen)), layout="constrained")
-    for row, query in zip(figure.subplots(len(chosen), k + 1, squeeze=False), chosen, strict=True):
-        shown = [(of_queries[query], "black")]
-        shown += [(searched[i], "#1a7f37" if hit else "#cf222e") for i, _, hit in [*ranked.neighbours(query)][:k]]
-        for axes, (index, color) in zip(row, shown, strict=True):
-            axes.imshow(dataset.images.picture(int(index)))
-            axes.set(xticks=[], yticks=[])
-            axes.spines[:].set(color=color, linewidth=3)
-        row[0].set_title("query" if query == chosen[0] else "", fontsize=9)
-        row[1].set_title("nearest images" if query == chosen[0] else "", fontsize=9, loc="left")
-    return figure
+    results = RetrievalResults.of_dataset(embeddings, dataset, k=k)
+    return results.show(dataset, num_queries=num_queries, k=k, seed=seed)

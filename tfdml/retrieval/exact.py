@@ -16,6 +16,8 @@ from keras import ops
 from tfdml.errors import UserError
 from tfdml.pairwise import DISTANCES
 
+# Called with a slice of B queries and (B, m) rows of the gallery: (B, m) bool, which are left out.
+Ignored = Callable[[slice, np.ndarray], np.ndarray]
 # Called with what is being done, how much of it is done and how much there is.
 Progress = Callable[[str, int, int], None]
 # Candidates taken beyond k, so that rounding in the block product cannot decide what is among the k returned.
@@ -108,11 +110,24 @@ def neighbour_blocks(
     distance: str = "euclidean",
     own_rows: Any = None,
     memory_budget: int = 256 * 2**20,
+    ignored: Ignored | None = None,
+    most_ignored: int = 0,
 ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
     """Return the neighbours that `nearest_neighbours` returns, one block of queries at a time.
 
     For when (N, k) is too large to hold. Same arguments, same results. A gallery that is memory-mapped (`np.memmap`,
     or a slice of one) is searched chunk by chunk, for embeddings beyond the memory; the result is the same.
+
+    Args:
+        queries: As `nearest_neighbours`.
+        gallery: As `nearest_neighbours`.
+        k: As `nearest_neighbours`.
+        distance: As `nearest_neighbours`.
+        own_rows: As `nearest_neighbours`.
+        memory_budget: As `nearest_neighbours`.
+        ignored: Called with a slice of queries and their candidates (B, m), rows of the gallery; (B, m) bool, which of
+            them are left out. Where fewer than k are left, the row is -1 and the distance infinite.
+        most_ignored: The most rows that `ignored` leaves out for one query.
 
     Yields:
         The slice of queries, their (B, k) int64 gallery rows and their (B, k) float32 distances.
@@ -130,9 +145,9 @@ def neighbour_blocks(
         besides = " besides the query itself" if own_rows is not None else ""
         raise UserError(f"k must be in 1 .. {available}, the gallery images there are{besides}; got {k}")
     if is_memory_mapped(gallery):
-        return _mapped_blocks(queries, gallery, k, distance, own_rows, memory_budget)
+        return _mapped_blocks(queries, gallery, k, distance, own_rows, memory_budget, ignored, most_ignored)
     space = placed_together(queries, gallery, distance)
-    blocks = ranked_blocks(space, k, own_rows, memory_budget)
+    blocks = ranked_blocks(space, k, own_rows, memory_budget, ignored, most_ignored)
     return ((block, indices, space.in_callers_scale(measured)) for block, indices, measured in blocks)
 
 
@@ -208,6 +223,8 @@ def _mapped_blocks(
     distance: str,
     own_rows: np.ndarray | None,
     memory_budget: int,
+    ignored: Ignored | None,
+    most_ignored: int,
 ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
     """Yield what `neighbour_blocks` yields, holding a block of queries and a chunk of the gallery at a time.
 
@@ -221,6 +238,8 @@ def _mapped_blocks(
         distance: As `nearest_neighbours`.
         own_rows: (N,) the gallery row of each query itself, or None.
         memory_budget: Bytes that a block of queries, a chunk of the gallery and their scores may take, each.
+        ignored: As `neighbour_blocks`.
+        most_ignored: As `neighbour_blocks`.
 
     Yields:
         The slice of queries, their (B, k) int64 gallery rows and their (B, k) float32 distances.
@@ -240,12 +259,33 @@ def _mapped_blocks(
             space = Space(moved, chunk, distance, unit)
             # The row of a query that lies in another chunk is outside this one, and so meets no column.
             own = None if own_rows is None else own_rows[block] - first
-            parts = list(ranked_blocks(space, min(k, len(chunk)), own, memory_budget))
-            rows = np.concatenate([rows, first + np.concatenate([found for _, found, _ in parts])], axis=1)
+            hidden = None if ignored is None else _shifted(ignored, start, first)
+            parts = list(ranked_blocks(space, min(k, len(chunk)), own, memory_budget, hidden, most_ignored))
+            found = np.concatenate([near for _, near, _ in parts])
+            rows = np.concatenate([rows, np.where(found < 0, found, first + found)], axis=1)
             measured = np.concatenate([measured, np.concatenate([far for _, _, far in parts])], axis=1)
             order = np.lexsort((rows, measured), axis=-1)[:, :k]
             rows, measured = np.take_along_axis(rows, order, axis=1), np.take_along_axis(measured, order, axis=1)
         yield block, rows, space.in_callers_scale(measured)
+
+
+def _shifted(ignored: Ignored, query: int, row: int) -> Ignored:
+    """Return `ignored` for queries and gallery rows that are counted from others."""
+    return lambda block, rows: ignored(slice(block.start + query, block.stop + query), rows + row)
+
+
+def left_over(rows: np.ndarray, left_out: np.ndarray, depth: int) -> np.ndarray:
+    """Return the first `depth` of each row that are not left out, in their order; -1 where there are fewer.
+
+    Example:
+        >>> left_over(np.array([[5, 6, 7]]), np.array([[False, True, False]]), 3)
+        array([[ 5,  7, -1]])
+    """
+    place = np.cumsum(~left_out, axis=1) - 1
+    query, column = np.nonzero(~left_out & (place < depth))
+    result = np.full((len(rows), depth), -1, rows.dtype)
+    result[query, place[query, column]] = rows[query, column]
+    return result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -434,11 +474,20 @@ def one_ahead(compute: Callable[[slice], Any], count: int, size: int) -> Iterato
 
 
 def ranked_blocks(
-    space: Space, k: int, own_rows: np.ndarray | None, memory_budget: int
+    space: Space,
+    k: int,
+    own_rows: np.ndarray | None,
+    memory_budget: int,
+    ignored: Ignored | None = None,
+    most_ignored: int = 0,
 ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-    """Return the k nearest of every query, with distances as measured in the space; its own row is infinitely far."""
+    """Return the k nearest of every query, with distances as measured in the space; its own row is infinitely far.
+
+    Rows that are ignored are not measured; row -1 is infinitely far.
+    """
     size = len(space.gallery)
-    candidates = min(k + (own_rows is not None) + _SPARE, size)
+    measured = min(k + (own_rows is not None) + _SPARE, size)
+    candidates = min(measured + most_ignored, size)
     group = _group_size(size, candidates)
     padded = -(-size // group) * group
     per_query = 4 * (padded + padded // group + 2 * candidates * (group + 4))
@@ -450,8 +499,10 @@ def ranked_blocks(
         return ops.convert_to_numpy(columns).astype(np.int64)
 
     for block, indices in one_ahead(columns_of, len(space.queries), rows):
-        distances = measure(space, block, indices)
-        if own_rows is not None:
-            distances = np.where(indices == own_rows[block, None], np.float32(np.inf), distances)
+        own = np.zeros(indices.shape, bool) if own_rows is None else indices == own_rows[block, None]
+        if ignored is not None:
+            indices = left_over(indices, own | ignored(block, indices), measured)
+            own = indices < 0
+        distances = np.where(own, np.float32(np.inf), measure(space, block, indices))
         order = np.lexsort((indices, distances), axis=-1)[:, :k]
         yield block, np.take_along_axis(indices, order, axis=1), np.take_along_axis(distances, order, axis=1)

@@ -1,0 +1,143 @@
+"""Neighbors as data: what is written is read back, and other tools compute the same metrics from it."""
+
+import importlib.util
+import re
+
+import numpy as np
+import pytest
+
+from tfdml.data import ArrayImages, ImageDataset
+from tfdml.errors import UserError
+from tfdml.evaluation import Relevance, RetrievalResults, retrieval_per_query
+
+NEAR = ("recall@1", "recall@4", "precision@3", "map@3", "map@r", "r_precision", "mp@5", "mmp@5")
+WHOLE = ("map", "minp", "mrr", "map_trapezoidal")
+
+
+def made():
+    """Tied distances, classes of one image, images that are ignored, and names that need quotes."""
+    rng = np.random.default_rng(0)
+    points, labels, groups = rng.integers(0, 4, size=(50, 2)), rng.integers(0, 16, 50), rng.integers(0, 3, 50)
+    names = [f"photos {row}/100%.jpg" for row in range(50)]
+    dataset = ImageDataset("made", "test", ArrayImages(np.zeros((50, 4, 4, 3), np.uint8), tuple(names)), labels)
+    return points, labels, Relevance.classes(labels, not_same=groups), dataset
+
+
+def test_metrics_of_the_neighbors_are_those_of_the_search():
+    points, labels, relevance, dataset = made()
+    results = RetrievalResults.search(points, labels, k=49, relevance=relevance, query_ids=dataset.names)
+    expected = retrieval_per_query(points, relevance=relevance, metrics=NEAR + WHOLE)
+    found = results.metrics(NEAR + WHOLE)
+    assert list(found) == list(expected)
+    for name, column in expected.items():
+        np.testing.assert_allclose(found[name], column, rtol=1e-12)
+    few = RetrievalResults.search(points, labels, k=12, relevance=relevance)
+    np.testing.assert_array_equal(few.metrics(["recall@4"])["recall@4"], expected["recall@4"])
+    for metric, message in (("recall@13", "need 13 neighbors"), ("map", "some are beyond the 12 neighbors")):
+        with pytest.raises(UserError, match=message):
+            few.metrics([metric])
+    with pytest.raises(UserError, match="nothing tells which neighbors are relevant"):
+        RetrievalResults.search(points, k=2).metrics()
+
+
+def test_a_data_set_is_searched_by_its_protocol(tmp_path):
+    points, labels, _, dataset = made()
+    roles = np.arange(50) % 4 == 0
+    divided = ImageDataset("made", "test", dataset.images, labels, is_query=roles)
+    results = RetrievalResults.of_dataset(points, divided, k=3)
+    assert set(results.column("query")) == {dataset.names[row] for row in np.flatnonzero(roles)}
+    assert not set(results.column("id")) & set(results.column("query"))
+    rows = [dataset.names.index(name) for name in results.column("id")]
+    assert results.column("label").tolist() == labels[rows].tolist()
+    assert results.column("relevant").tolist() == (results.column("label") == results.column("query_label")).tolist()
+    frame = results.to_pandas()
+    assert frame.groupby("query", sort=False).head(1)["rank"].eq(1).all()
+    for suffix in ("parquet", "csv"):
+        results.write(tmp_path / f"neighbors.{suffix}")
+    assert RetrievalResults.read(tmp_path / "neighbors.parquet").table.equals(results.table)
+    assert (tmp_path / "neighbors.csv").read_text().startswith('"query","rank","id","distance","relevant","num_relev')
+
+
+def test_queries_without_neighbors_have_a_row(tmp_path):
+    ids = np.array([["a", None], [None, None], ["b", "a"]], object)
+    distances = np.array([[1, np.inf], [np.inf, np.inf], [0, 2]], np.float32)
+    results = RetrievalResults.of_arrays(["x", "y", "z"], ids, distances, {"shop": ids, "query_label": [3, 4, 5]})
+    results.write(tmp_path / "x.parquet")
+    read = RetrievalResults.read(tmp_path / "x.parquet").table.to_pylist()
+    assert [(row["query"], row["rank"], row["id"]) for row in read] == [
+        ("x", 1, "a"), ("y", 1, None), ("z", 1, "b"), ("z", 2, "a"),
+    ]  # fmt: skip
+    assert [row["query_label"] for row in read] == [3, 4, 5, 5]
+    results.write(tmp_path / "x.trec")
+    assert [line.split()[0] for line in (tmp_path / "x.trec").read_text().splitlines()] == ["x", "z", "z"]
+
+
+def test_a_run_keeps_the_order_of_equal_distances(tmp_path):
+    points, labels, relevance, dataset = made()
+    results = RetrievalResults.search(points, labels, k=49, relevance=relevance, query_ids=dataset.names)
+    results.write(tmp_path / "run.trec")
+    lines = [line.split() for line in (tmp_path / "run.trec").read_text().splitlines()]
+    assert all(len(line) == 6 for line in lines)
+    scores = np.array([float(line[4]) for line in lines])
+    ranks = np.array([int(line[3]) for line in lines])
+    assert (np.diff(scores)[ranks[1:] > 1] < 0).all()
+    np.testing.assert_array_equal((-scores).astype(np.float32), results.column("distance"))
+    assert re.fullmatch(r"photos%20\d+/100%25\.jpg", lines[0][0])
+
+
+@pytest.mark.slow  # numba compiles each metric
+@pytest.mark.skipif(importlib.util.find_spec("ranx") is None, reason="ranx is not installed: pip install ranx")
+def test_ranx_computes_the_same_metrics(tmp_path):
+    from ranx import Qrels, Run, evaluate
+
+    points, labels, relevance, dataset = made()
+    results = RetrievalResults.search(points, labels, k=49, relevance=relevance, query_ids=dataset.names)
+    results.write(tmp_path / "run.trec")
+    results.write_qrels(tmp_path / "qrels.trec")
+    qrels = Qrels.from_file(str(tmp_path / "qrels.trec"), kind="trec")
+    run = Run.from_file(str(tmp_path / "run.trec"), kind="trec")
+    found = results.metrics(("map", "mrr", "recall@1", "recall@4", "precision@3", "r_precision"))
+    answerable = ~np.isnan(found["map"])
+    assert len(qrels) == answerable.sum() < 50
+    names = {"map": "map", "mrr": "mrr", "recall@1": "hit_rate@1", "recall@4": "hit_rate@4"}
+    names |= {"precision@3": "precision@3", "r_precision": "r-precision"}
+    theirs = evaluate(qrels, run, [*names.values(), "recall@5", "ndcg@10"], make_comparable=True)
+    for ours, name in names.items():
+        assert theirs[name] == pytest.approx(found[ours][answerable].mean(), abs=1e-9), name
+    frame = results.to_pandas()
+    shares, gains = [], []
+    for _, rows in frame.groupby("query", sort=False):
+        if count := rows["num_relevant"].iloc[0]:
+            hits = rows["relevant"].to_numpy(float)
+            shares.append(hits[:5].sum() / count)
+            weights = 1 / np.log2(np.arange(2, 12))
+            gains.append((hits[:10] * weights[: len(hits)]).sum() / weights[: min(count, 10)].sum())
+    assert theirs["recall@5"] == pytest.approx(np.mean(shares), abs=1e-9)
+    assert theirs["ndcg@10"] == pytest.approx(np.mean(gains), abs=1e-9)
+
+
+def test_pictures_of_queries_and_neighbors(tmp_path):
+    points, labels, relevance, dataset = made()
+    results = RetrievalResults.search(points, labels, k=4, relevance=relevance, query_ids=dataset.names)
+    figure = results.show(dataset, num_queries=3, k=2)
+    assert len(figure.axes) == 9
+    with pytest.raises(UserError, match="at least 1"):
+        results.show(dataset, k=0)
+    lonely = RetrievalResults.search(points[:2], [0, 1], k=1)
+    with pytest.raises(UserError, match="no image has another one of its class"):
+        lonely.show()
+
+
+def test_what_is_no_file_of_neighbors(tmp_path):
+    points, labels, _, dataset = made()
+    results = RetrievalResults.of_dataset(points, dataset, k=2)
+    with pytest.raises(UserError, match=r"neighbors are written as \.parquet, \.csv, \.trec"):
+        results.write(tmp_path / "x.json")
+    (tmp_path / "x.parquet").write_text("no")
+    with pytest.raises(UserError, match=r"x\.parquet cannot be read"):
+        RetrievalResults.read(tmp_path / "x.parquet")
+    results.write(tmp_path / "y.parquet")
+    with pytest.raises(UserError, match="write them where the search was made"):
+        RetrievalResults.read(tmp_path / "y.parquet").write_qrels(tmp_path / "qrels.trec")
+    with pytest.raises(UserError, match="query_ids must be one name for each of 50 images; got 3"):
+        RetrievalResults.search(points, labels, query_ids="abc")

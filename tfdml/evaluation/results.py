@@ -1,0 +1,364 @@
+"""`RetrievalResults`: the neighbors of every query as data: a table, files, pictures, metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfdml.errors import UserError, short_message
+from tfdml.evaluation.per_query import (
+    PER_QUERY_METRICS,
+    WHOLE_RANKING_METRICS,
+    RetrievalTask,
+    depth_of,
+    metrics_of_hits,
+    metrics_of_ranks,
+    nearest_left,
+    requested,
+    retrieval_task,
+)
+from tfdml.evaluation.relevance import Relevance
+from tfdml.evaluation.retrieval import dataset_protocol, dataset_roles
+from tfdml.io.files import atomic_write, require_regular
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from tfdml.data.dataset import ImageDataset
+
+SUFFIXES = (".parquet", ".csv", ".trec")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RetrievalResults:
+    """The k nearest gallery images of each query, without images that are ignored.
+
+    Made by `RetrievalResults.search`, `of_dataset`, `of_arrays` and `read`. In a notebook, `show()` draws some, and
+    `to_pandas()` returns them all.
+
+    Attributes:
+        table: A `pyarrow.Table` with a row for each neighbor, nearest first: `query` and `id` (names), `rank` from 1,
+            `distance`; where it is known which are right, `relevant` and `num_relevant`, how many the gallery has for
+            the query; and further columns, such as `query_label` and `label`. A query without neighbors has one row
+            without `id`.
+
+    Example:
+        >>> results = RetrievalResults.search(np.array([[0.0], [0.1], [5.0], [5.1]]), [3, 3, 8, 8], k=1)
+        >>> results.table["id"].to_pylist()
+        ['1', '0', '3', '2']
+        >>> results.metrics(["recall@1"])["recall@1"].tolist()
+        [1.0, 1.0, 1.0, 1.0]
+    """
+
+    table: Any
+    _task: RetrievalTask | None = None
+    _names: tuple[np.ndarray, np.ndarray] | None = None  # of the task's queries and gallery
+
+    @classmethod
+    def of_arrays(
+        cls,
+        query_ids: Sequence[str],
+        ids: np.ndarray,
+        distances: np.ndarray,
+        columns: Mapping[str, np.ndarray] | None = None,
+        **searched: Any,
+    ) -> RetrievalResults:
+        """Return results from arrays, such as those of a search in a database.
+
+        Args:
+            query_ids: (N,) what the queries are called.
+            ids: (N, k) what the neighbors are called, nearest first; None where there are fewer than k.
+            distances: (N, k).
+            columns: Further columns by name: (N, k) values of neighbors, or (N,) of queries.
+            **searched: For `write_qrels`.
+        """
+        import pyarrow as pa
+
+        kept = np.array([[name is not None for name in row] for row in ids], bool).reshape(np.shape(ids))
+        kept[:, :1] = True
+        query, place = np.nonzero(kept)
+        table = {"query": pa.array(np.array(query_ids, object)[query], pa.string()), "rank": place + 1}
+        table |= {"id": pa.array(ids[kept], pa.string()), "distance": distances[kept]}
+        further = {name: np.asarray(values) for name, values in (columns or {}).items()}
+        return cls(pa.table(table | {n: v[kept] if v.ndim == 2 else v[query] for n, v in further.items()}), **searched)
+
+    @classmethod
+    def search(
+        cls,
+        embeddings: Any,
+        labels: Any = None,
+        gallery: Any = None,
+        gallery_labels: Any = None,
+        *,
+        k: int = 10,
+        distance: str = "euclidean",
+        relevance: Relevance | None = None,
+        own_rows: Any = None,
+        query_ids: Sequence[str] | None = None,
+        gallery_ids: Sequence[str] | None = None,
+    ) -> RetrievalResults:
+        """Search exactly, as `evaluate_retrieval` does.
+
+        Args:
+            embeddings: As `evaluate_retrieval`.
+            labels: As `evaluate_retrieval`; without labels and relevance nothing tells which neighbors are right.
+            gallery: As `evaluate_retrieval`.
+            gallery_labels: As `evaluate_retrieval`.
+            k: How many neighbors; all there are, where there are fewer.
+            distance: As `evaluate_retrieval`.
+            relevance: As `evaluate_retrieval`, without levels.
+            own_rows: As `evaluate_retrieval`.
+            query_ids: (N,) what the queries are called; their rows by default.
+            gallery_ids: (G,) what the images of a gallery are called; their rows by default.
+
+        Raises:
+            UserError: As `evaluate_retrieval`, or ids of another number.
+        """
+        known = relevance is not None or labels is not None
+        relevance = relevance if known else Relevance.lists([[]] * len(embeddings))
+        task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
+        queries = _names_of(query_ids, len(task.queries), "query_ids")
+        names = queries if gallery is None else _names_of(gallery_ids, len(task.searched), "gallery_ids")
+        blocks = list(nearest_left(task, min(k, task.available), distance))
+        near = np.concatenate([rows for _, rows, _ in blocks])
+        columns: dict[str, Any] = {}
+        if known:
+            relevant = task.relevance.of(slice(None), near) > 0
+            columns |= {"relevant": relevant, "num_relevant": task.matches}
+        if task.labels is not None:
+            columns["query_label"] = task.labels
+        targets = labels if gallery is None else gallery_labels
+        if targets is not None:
+            columns["label"] = np.asarray(targets)[near]
+        ids: Any = np.where(near < 0, None, names[near])
+        distances = np.concatenate([measured for _, _, measured in blocks])
+        searched = {"_task": task, "_names": (queries, names)} if known else {}
+        return cls.of_arrays(queries.tolist(), ids, distances, columns, **searched)
+
+    @classmethod
+    def of_dataset(
+        cls, embeddings: Any, dataset: ImageDataset, *, k: int = 10, distance: str = "euclidean"
+    ) -> RetrievalResults:
+        """Search a data set by its own protocol, see `dataset_protocol`; images are called by their names.
+
+        Args:
+            embeddings: (N, d), one row per image of `dataset`, in its order.
+            dataset: The images; also `StoredEmbeddings` that have names.
+            k: As `search`.
+            distance: As `search`.
+
+        Raises:
+            UserError: As `dataset_protocol` and `search`.
+
+        Example:
+            >>> results = RetrievalResults.of_dataset(embeddings, test, k=5)
+            >>> results.write("neighbors.parquet")
+            >>> results.to_pandas().columns[:4].tolist()
+            ['query', 'rank', 'id', 'distance']
+        """
+        names = np.array(dataset.names, object)
+        queries, gallery = dataset_roles(dataset)
+        ids = {} if gallery is None else {"gallery_ids": names[gallery]}
+        return cls.search(
+            **dataset_protocol(embeddings, dataset), k=k, distance=distance, query_ids=names[queries], **ids
+        )
+
+    def within(self, max_distance: float) -> RetrievalResults:
+        """Return the neighbors that are at most so far; a query that has none keeps one row, without `id`."""
+        import pyarrow as pa
+
+        near, table = self.column("distance") <= max_distance, self.table
+        for name in ("id", "relevant"):
+            if name in table.column_names:
+                kept = np.where(near, self.column(name), None) if name == "id" else near & self.column(name)
+                column = pa.array(kept, pa.string() if name == "id" else pa.bool_())
+                table = table.set_column(table.column_names.index(name), name, column)
+        return dataclasses.replace(self, table=table.filter(pa.array(near | (self.column("rank") == 1))))
+
+    def column(self, name: str) -> np.ndarray:
+        """Return a column of the table as an array."""
+        return self.table[name].to_numpy()
+
+    def to_pandas(self) -> Any:
+        """Return the table as a `pandas.DataFrame`."""
+        return self.table.to_pandas()
+
+    def metrics(self, metrics: Sequence[str] = ("recall",), ks: Sequence[int] = (1,)) -> dict[str, np.ndarray]:
+        """Return metrics of each query, from its neighbors.
+
+        Args:
+            metrics: As `retrieval_per_query`. Those of the whole ranking need all relevant images among the neighbors.
+            ks: The K of `recall`.
+
+        Returns:
+            (N,) float64 by metric name; NaN for queries that have nothing to find.
+
+        Raises:
+            UserError: It is not known which neighbors are relevant, or a metric needs more neighbors.
+        """
+        if "relevant" not in self.table.column_names:
+            raise UserError("nothing tells which neighbors are relevant: search with labels or a relevance")
+        names = requested(ks, metrics, PER_QUERY_METRICS)
+        whole = [name for name in names if name in WHOLE_RANKING_METRICS]
+        near = [name for name in names if name not in whole]
+        rank = self.column("rank")
+        matches, k = self.column("num_relevant")[rank == 1], int(rank.max())
+        hits = np.zeros((len(matches), k), bool)
+        hits[np.cumsum(rank == 1) - 1, rank - 1] = self.column("relevant")
+        if near and (depth := depth_of(near, int(matches.max()))) > k:
+            raise UserError(f"these metrics need {depth} neighbors of each query; there are {k}")
+        if whole and (hits.sum(axis=1) < matches).any():
+            raise UserError(f"{whole[0]} ranks all relevant images, and some are beyond the {k} neighbors: raise k")
+        values = {name: np.full(len(hits), np.nan) for name in names}
+        answerable = np.flatnonzero(matches > 0)
+        for name, column in metrics_of_hits(near, hits[answerable], matches[answerable]).items():
+            values[name][answerable] = column
+        for query in answerable if whole else ():
+            for name, value in metrics_of_ranks(whole, np.flatnonzero(hits[query]) + 1).items():
+                values[name][query] = value
+        return values
+
+    def write(self, path: str | os.PathLike) -> None:
+        """Write the neighbors atomically, in the format of the suffix.
+
+        `.parquet` and `.csv` hold the table. `.trec` is a run as trec_eval, ranx and ir_measures read it:
+        query, Q0, id, rank, score, name. The score is the negative distance; of equal ones each is the next smaller
+        number, which keeps the order. White space and `%` in names are written as in URLs.
+
+        Raises:
+            UserError: The suffix is none of these.
+        """
+        path = Path(path)
+        if path.suffix not in SUFFIXES:
+            raise UserError(f"{path}: neighbors are written as {', '.join(SUFFIXES)}")
+        with atomic_write(path) as temporary:
+            if path.suffix == ".parquet":
+                import pyarrow.parquet
+
+                pyarrow.parquet.write_table(self.table, temporary)
+            elif path.suffix == ".csv":
+                import pyarrow.csv
+
+                pyarrow.csv.write_csv(self.table, temporary)
+            else:
+                Path(temporary).write_text("".join(self._run_lines()), encoding="utf-8")
+
+    def _run_lines(self) -> Any:
+        score = np.inf
+        for row in self.table.to_pylist():
+            score = min(-row["distance"], float(np.nextafter(np.inf if row["rank"] == 1 else score, -np.inf)))
+            if row["id"] is not None:
+                yield f"{_quoted(row['query'])} Q0 {_quoted(row['id'])} {row['rank']} {score!r} tfdml\n"
+
+    def write_qrels(self, path: str | os.PathLike) -> None:
+        """Write all relevant images of each query, found or not, as TREC's qrels: query, 0, id, 1.
+
+        Raises:
+            UserError: These results were read, or nothing tells what is relevant.
+        """
+        task = self._task
+        if task is None or self._names is None:
+            raise UserError("qrels need what was searched, and its labels: write them where the search was made")
+        queries, names = self._names
+        with atomic_write(Path(path)) as temporary, open(temporary, "w", encoding="utf-8") as file:
+            for query, name in enumerate(queries):
+                left_out = np.append(task.relevance.ignored_rows(query), -1 if task.own is None else task.own[query])
+                for row in np.setdiff1d(task.relevance.rows_of(query), left_out):
+                    file.write(f"{_quoted(name)} 0 {_quoted(names[row])} 1\n")
+
+    @classmethod
+    def read(cls, path: str | os.PathLike) -> RetrievalResults:
+        """Read the Parquet file that `write` has written.
+
+        Raises:
+            UserError: The file cannot be read, or is of something else.
+        """
+        import pyarrow.parquet
+
+        try:
+            require_regular(path)
+            table = pyarrow.parquet.read_table(path)
+        except Exception as error:  # whatever a damaged file makes of Arrow
+            raise UserError(f"{path} cannot be read: {short_message(error)}") from error
+        if not {"query", "rank", "id", "distance"} <= set(table.column_names):
+            raise UserError(f"{path} holds no neighbors; its columns are {', '.join(table.column_names)}")
+        return cls(table)
+
+    def show(self, dataset: ImageDataset | None = None, *, num_queries: int = 5, k: int = 6, seed: int = 0) -> Figure:
+        """Draw queries with their nearest images: green frames for relevant ones, red ones for others.
+
+        A notebook displays the figure; `figure.savefig("neighbors.png")` writes it. Queries are of different classes as
+        far as there are enough, drawn at random among those that have an image to find.
+
+        Args:
+            dataset: The images, by their names; None: files, of which the names are the paths.
+            num_queries: The number of queries, one row each.
+            k: The number of neighbors.
+            seed: Of the draw.
+
+        Raises:
+            UserError: A number is out of range, an image cannot be read, or no query has an image to find.
+        """
+        from matplotlib.figure import Figure
+
+        from tfdml.data.images import FileImages
+
+        if num_queries < 1 or k < 1:
+            raise UserError(f"num_queries and k must be at least 1; got {num_queries} and {k}")
+        rank, known = self.column("rank"), set(self.table.column_names)
+        first = np.flatnonzero(rank == 1)
+        answerable = first[self.column("num_relevant")[first] > 0] if "num_relevant" in known else first
+        if not len(answerable):
+            raise UserError("no image has another one of its class to find")
+        labels = self.column("query_label") if "query_label" in known else np.arange(len(rank))
+        chosen = spread_over_classes(np.random.default_rng(seed).permutation(answerable).tolist(), labels)[:num_queries]
+        k = min(k, int(rank.max()))
+        numbers = {} if dataset is None else {name: number for number, name in enumerate(dataset.names)}
+        figure = Figure((1.1 * (k + 1), 1.2 * len(chosen)), layout="constrained")
+        for line, start in zip(figure.subplots(len(chosen), k + 1, squeeze=False), chosen, strict=True):
+            rows = self.table.slice(start, k).to_pylist()
+            shown = [(rows[0]["query"], "black")]
+            for place, row in enumerate(rows, 1):
+                color = {None: "#888888", True: "#1a7f37", False: "#cf222e"}[row.get("relevant")]
+                shown += [(row["id"], color)] if row["rank"] == place and row["id"] is not None else []
+            for axes in line[len(shown) :]:
+                axes.set_axis_off()
+            for axes, (name, color) in zip(line, shown, strict=False):
+                images, number = (FileImages((name,)), 0) if dataset is None else (dataset.images, numbers[name])
+                axes.imshow(images.picture(number))
+                axes.set(xticks=[], yticks=[])
+                axes.spines[:].set(color=color, linewidth=3)
+            if start == chosen[0]:
+                line[0].set_title("query", fontsize=9)
+                line[1].set_title("nearest images", fontsize=9, loc="left")
+        return figure
+
+
+def spread_over_classes(rows: Sequence[int], labels: np.ndarray) -> list[int]:
+    """`rows` with the first of every class before the others, else in their order.
+
+    Example:
+        >>> spread_over_classes([2, 0, 1], np.array([5, 7, 5]))
+        [2, 1, 0]
+    """
+    order = np.asarray(rows, np.int64)
+    is_first = np.isin(np.arange(len(order)), np.unique(labels[order], return_index=True)[1])
+    return [*order[is_first].tolist(), *order[~is_first].tolist()]
+
+
+def _names_of(names: Any, count: int, what: str) -> np.ndarray:
+    array = np.array([str(name) for name in (range(count) if names is None else names)], object)
+    if array.shape != (count,):
+        raise UserError(f"{what} must be one name for each of {count} images; got {len(array)}")
+    return array
+
+
+def _quoted(name: str) -> str:
+    return re.sub(r"[\s%]", lambda found: urllib.parse.quote(found[0]), name)
