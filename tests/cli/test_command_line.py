@@ -207,7 +207,7 @@ CASES = {
         "dataset_options": ("size=32", COMPARE, RUN),
         "bad_images": ("skip", VECTORS, RUN),
         "batch_size": (10, VECTORS, {**COMPARE, "dataset": "sop"}),
-        "report": ("page.html", {**VECTORS, "task": "verification"}, COMPARE),
+        "report": ("page.html", {**VECTORS, "task": "classification"}, COMPARE),
         "split": ("train", COMPARE, VECTORS),
         "distance": ("cosine", COMPARE, VECTORS),
         "metrics": (["recall"], COMPARE, VECTORS),
