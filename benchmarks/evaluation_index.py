@@ -13,8 +13,7 @@ def index_part(args, folder):
     """Build, save and search an approximate index."""
     import numpy as np
 
-    from tfdml.evaluation import index_recall
-    from tfdml.retrieval import build_index, load_index, nearest_neighbours
+    from tfdml.retrieval import build_index, index_recall, load_index, nearest_neighbours
 
     gallery = make_gallery(f"{folder}/gallery.npy", args.gallery, args.gallery_dim, args.gallery_rank)
     rows = np.sort(np.random.default_rng(0).choice(len(gallery), min(args.queries, len(gallery)), replace=False))

@@ -2,11 +2,6 @@
 
 from tfdml.embeddings.compute import embed, embed_batches
 from tfdml.embeddings.reader import read_embeddings
-from tfdml.evaluation.approximate_search import (
-    IndexRecall,
-    index_recall,
-    least_effort,
-)
 from tfdml.evaluation.chains import STEPS, Sources, hubness, measure_chains, steps_of
 from tfdml.evaluation.classification import (
     CentroidClassifier,
@@ -67,7 +62,6 @@ __all__ = [
     "STEPS",
     "Calibration",
     "CentroidClassifier",
-    "IndexRecall",
     "Interval",
     "KNNClassifier",
     "QueryValues",
@@ -97,9 +91,7 @@ __all__ = [
     "global_average_precision",
     "hierarchical_average_precision",
     "hubness",
-    "index_recall",
     "kmeans",
-    "least_effort",
     "measure_chains",
     "ndcg",
     "neighbor_confidences",

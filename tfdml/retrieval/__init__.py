@@ -3,7 +3,7 @@
 from tfdml.retrieval.address import SCHEMES, is_gallery
 from tfdml.retrieval.database import GalleryDatabase, Neighbours, connect
 from tfdml.retrieval.exact import nearest_neighbours, neighbour_blocks
-from tfdml.retrieval.faiss_index import GalleryIndex, build_index, load_index
+from tfdml.retrieval.faiss_index import GalleryIndex, IndexRecall, build_index, index_recall, least_effort, load_index
 from tfdml.retrieval.indexing import EmbeddingsToIndex, index_embeddings
 from tfdml.retrieval.reranking import (
     Augmented,
@@ -21,6 +21,7 @@ __all__ = [
     "EmbeddingsToIndex",
     "GalleryDatabase",
     "GalleryIndex",
+    "IndexRecall",
     "Neighbours",
     "Whitening",
     "augment_gallery",
@@ -30,8 +31,10 @@ __all__ = [
     "expand_queries",
     "fit_whitening",
     "index_embeddings",
+    "index_recall",
     "is_gallery",
     "k_reciprocal_neighbours",
+    "least_effort",
     "load_index",
     "nearest_neighbours",
     "neighbour_blocks",
