@@ -179,7 +179,7 @@ def _in_retriever(values: Flags) -> RetrievalResults:
     names, queries = (images, images) if images is not None else _embedded(values)[:2]
     limit = "calibrated" if values.max_distance == "calibrated" else None
     found = retriever.search(queries, values.k, max_distance=limit)
-    ids: Any = np.where(found.ids == "", None, found.ids.astype(object))
+    ids = np.where(found.ids == "", np.array(None), found.ids.astype(object))
     return RetrievalResults.of_arrays(names, ids, found.distances, {"label": found.labels})
 
 

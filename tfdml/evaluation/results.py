@@ -177,7 +177,7 @@ class RetrievalResults:
         near, table = self.column("distance") <= max_distance, self.table
         for name in ("id", "relevant"):
             if name in table.column_names:
-                kept = np.where(near, self.column(name), None) if name == "id" else near & self.column(name)
+                kept = np.where(near, self.column(name), np.array(None)) if name == "id" else near & self.column(name)
                 column = pa.array(kept, pa.string() if name == "id" else pa.bool_())
                 table = table.set_column(table.column_names.index(name), name, column)
         return dataclasses.replace(self, table=table.filter(pa.array(near | (self.column("rank") == 1))))
