@@ -199,10 +199,11 @@ def open_study(experiment: Experiment) -> Any:
     """
     try:
         import optuna
+        from optuna.storages.journal import JournalFileBackend
     except ImportError as error:
         raise UserError("--sweep needs Optuna: pip install 'tfdml[sweep]'") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    backend = optuna.storages.journal.JournalFileBackend(f"{experiment.run_dir}/optuna.journal")
+    backend = JournalFileBackend(f"{experiment.run_dir}/optuna.journal")
     study = optuna.create_study(
         study_name="sweep",
         storage=optuna.storages.JournalStorage(backend),
@@ -303,6 +304,6 @@ def _write_plot(study: Any, metric: str, path: Path) -> None:
     from optuna.visualization.matplotlib import plot_slice
 
     with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
-        axes = plot_slice(study, target_name=f"{metric} on held-out classes")
+        axes: Any = plot_slice(study, target_name=f"{metric} on held-out classes")
     with atomic_write(path) as temporary:
         np.ravel(axes)[0].figure.savefig(temporary, format="png", dpi=120, bbox_inches="tight")
