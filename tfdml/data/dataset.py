@@ -255,8 +255,8 @@ class ImageDataset:
         drawn = rng.permutation(len(sizes))
         drawn = drawn[np.argsort(~np.isin(classes[drawn], include), kind="stable")]
         inside = drawn[np.cumsum(np.minimum(sizes, cap)[drawn]) <= limit]
-        if not len(inside):
-            return np.sort(order[rank < cap][:limit])
+        if not len(inside):  # not even the first of them
+            return np.sort(order[starts[drawn[0]] :][:limit])
         in_class = np.repeat(np.isin(np.arange(len(sizes)), inside), sizes)
         return np.sort(order[in_class & (rank < cap)])
 
