@@ -108,7 +108,7 @@ def test_a_distance_that_is_none_or_not_calibrated_is_refused(shop, retriever):
     for limit in (-1, float("nan"), "near"):
         one_line(lambda limit=limit: retriever.search(shop.images[0], 1, max_distance=limit), "max_distance must")
     plain = Retriever(dataclasses.replace(retriever._version, calibration=None))
-    with pytest.raises(UserError, match=r"built without a calibration: .* tfdml export --calibrate=far=0\.001"):
+    with pytest.raises(UserError, match=r"built without a calibration: .* `calibrate=far=0\.001`"):
         plain.search(shop.images[0], 1, max_distance="calibrated")
 
 

@@ -702,7 +702,7 @@ class ArrayBatches(keras.utils.PyDataset):
         >>> x, y = np.zeros((6, 8, 8, 3)), np.array([7, 7, 7, 9, 9, 9])
         >>> batches = ArrayBatches(x, y, ClassBalancedSampler(y, classes_per_batch=2, images_per_class=2))
         >>> batches[0][1].tolist()
-        [9, 9, 7, 7]
+        [7, 7, 9, 9]
     """
 
     def __init__(self, x: Any, y: Any, sampler: Sampler, **options: Any):

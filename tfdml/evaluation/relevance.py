@@ -106,8 +106,9 @@ class Relevance:
             `{"/0": ..., "/1": ...}` with them.
 
     Example:
-        >>> relevance = Relevance.classes([0, 0, 1], not_same=[7, 8, 7])
-        >>> evaluate_retrieval(embeddings, relevance=relevance)["recall@1"]
+        >>> relevance = Relevance.classes([0, 0, 0, 1], not_same=[7, 7, 8, 7])
+        >>> embeddings = np.array([[0.0], [0.1], [0.3], [5.0]])
+        >>> tfdml.evaluation.evaluate_retrieval(embeddings, relevance=relevance, ks=[1])["recall@1"]
         1.0
     """
 

@@ -88,8 +88,8 @@ class ExportOptions:
         min_cosine: In place of each format's own; see `tfdml.export.acceptance.Tolerance`.
         max_recall_drop: Likewise.
         calibrate: How the threshold on the distance is chosen below which two images are the same. "far=0.001" or
-            "precision=0.99": as `tfdml.evaluation.calibrate`, on the images of the comparison. The path of what `tfdml
-            evaluate --task=verification --target=far=0.001 --json` wrote. "auto": "far=0.001", and no threshold where
+            "precision=0.99": as `tfdml.evaluation.calibrate`, on the images of the comparison. The path of a
+            JSON file of `tfdml evaluate` with a target of verification. "auto": "far=0.001", and no threshold where
             the images cannot show it. "none": no threshold.
 
     Raises:
@@ -224,8 +224,8 @@ def _calibrated(
         file = read_json(wanted)
         if "calibration" not in file or file.get("split") == "train":
             raise UserError(
-                f"`calibrate={wanted}` has no threshold of held-out classes: write it with tfdml evaluate "
-                f"--task=verification --target=far=0.001 --distance=euclidean --json={wanted}"
+                f"`calibrate={wanted}` has no threshold of held-out classes: write it with tfdml evaluate, "
+                "`task=verification`, `target=far=0.001`, `distance=euclidean`"
             )
         data = {name: file.get(name) for name in ("model", "dataset", "split")}
         calibration = read_calibration(file["calibration"], wanted)

@@ -342,7 +342,7 @@ class LoadedVersion:
         if self.calibration is None:
             raise UserError(
                 f"max_distance=calibrated: {self.path} was built without a calibration: export its embedder with "
-                "tfdml export --calibrate=far=0.001, and build it from that; or give a number"
+                "`calibrate=far=0.001`, and build it from that; or give a number"
             )
         return self.calibration.threshold
 

@@ -239,7 +239,7 @@ def read_gpr1200(data_dir: str | os.PathLike, split: str = "test", *, check_coun
     """
     name, root = "gpr1200", os.fspath(data_dir)
     if split == "train":
-        raise UserError("gpr1200 has no training split; it is to measure with: --split=test")
+        raise UserError("gpr1200 has no training split; take `split=test`")
     folder = os.path.join(root, "images") if is_folder(os.path.join(root, "images")) else root
     found = (
         [file for file in listing(folder) if file.lower().endswith((".jpg", ".jpeg", ".png"))]

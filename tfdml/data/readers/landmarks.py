@@ -198,7 +198,7 @@ def require_test(name: str, split: str) -> None:
         >>> require_test("ilias", "test")
     """
     if split == "train":
-        raise UserError(f"{name} has no training split; it is to measure with: --split=test")
+        raise UserError(f"{name} has no training split; take `split=test`")
 
 
 def _searched(
