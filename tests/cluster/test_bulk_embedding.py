@@ -60,6 +60,8 @@ def test_patterns_and_lists_of_paths_alone(tmp_path, monkeypatch):
     images = images_of("x/*.jpg,a.jpg").to_pydict()
     assert images["path"] == [f"{tmp_path}/x/c.jpg", f"{tmp_path}/a.jpg"]
     assert images["label"] == images["class"] == images["role"] == [None, None]
+    (tmp_path / "list.csv").write_text("path,group\na.jpg,left\nb.jpg,right\nc.jpg,left\n")
+    assert images_of("list.csv")["group"].to_pylist() == [0, 1, 0]
     (tmp_path / "list.csv").write_text("path\na.jpg\n")
     assert images_of("list.csv").to_pylist() == [
         {"id": 0, "path": f"{tmp_path}/a.jpg", "label": None, "class": None, "role": None}

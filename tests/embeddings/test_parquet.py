@@ -1,13 +1,17 @@
 """Embeddings as Parquet: written, read back, read by others, and read from elsewhere."""
 
+import dataclasses
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from tests.embeddings.test_writer import EMBEDDINGS, table, write
+from tfdml.data import ImageDataset
 from tfdml.embeddings import parquet
-from tfdml.embeddings.reader import read_embeddings
+from tfdml.embeddings.reader import ImageTable, read_embeddings
+from tfdml.embeddings.writer import EmbeddingWriter
 from tfdml.errors import UserError
 from tfdml.evaluation import evaluate_dataset
 from tfdml.retrieval.exact import is_memory_mapped
@@ -52,6 +56,37 @@ def test_measures_as_the_arrays_do(tmp_path):
     assert found[0] == found[1]
 
 
+def test_groups_are_kept_and_ignored(tmp_path):
+    """Of the split that has them; as integers or text; an image without one shares none."""
+    labels, cameras = np.array([0, 0, 0, 1, 1, 1, 2, 2, 2, 2]), np.array([5, 5, 7, 5, 7, 7, 9, -1, -1, 5])
+    data = ImageDataset(images=np.zeros((10, 4, 4, 3), np.uint8), labels=labels, groups=cameras)
+    train = ImageDataset("images", "train", np.zeros((2, 4, 4, 3), np.uint8), [8, 8])
+    options = {"ks": [1, 2], "metrics": ["recall", "map@r", "map"]}
+    expected = evaluate_dataset(EMBEDDINGS, data, **options)
+    assert expected != evaluate_dataset(EMBEDDINGS, dataclasses.replace(data, groups=None), **options)
+    with EmbeddingWriter(tmp_path / "x", {}, ImageTable.of([train, data]), rows_per_file=4) as writer:
+        for rows in (EMBEDDINGS[:2], EMBEDDINGS[:3], EMBEDDINGS[3:]):
+            writer.append(rows)
+        writer.finish()
+    whole = pq.read_table(sorted((tmp_path / "x").glob("*.parquet")))
+    assert whole["group"].to_pylist() == [None, None, *cameras.tolist()]
+    stored = read_embeddings(tmp_path / "x")
+    assert stored.split("train").groups is None
+    test = stored.split("test")
+    assert evaluate_dataset(test.embeddings, test, **options) == expected
+    text = {"embedding": list(EMBEDDINGS), "label": labels, "group": [f"camera {i}" for i in cameras]}
+    plain = pa.array(text["group"])
+    for column in (plain, plain.dictionary_encode(), plain.cast(pa.large_string())):
+        pq.write_table(pa.table({**text, "group": column}), tmp_path / "text.parquet")
+        named = read_embeddings(tmp_path / "text.parquet")
+        assert evaluate_dataset(named.embeddings, named, **options) == expected
+    pq.write_table(pa.table({**text, "group": [None, 1, 1, 1, 1, 2, 2, 2, 2, None]}), tmp_path / "some.parquet")
+    assert read_embeddings(tmp_path / "some.parquet").groups.tolist() == [-1, 0, 0, 0, 0, 1, 1, 1, 1, -10]
+    assert ImageTable.of([data]).checksum() != ImageTable.of([dataclasses.replace(data, groups=labels)]).checksum()
+    with pytest.raises(UserError, match="2 images and 1 groups"):
+        ImageTable(("a", "b"), [0, 0], ["test"] * 2, groups=[1])
+
+
 def test_beyond_the_memory_they_are_mapped(tmp_path, monkeypatch):
     write(tmp_path / "x")
     monkeypatch.setattr(parquet, "free_memory", lambda: 100.0)
@@ -94,6 +129,7 @@ def test_from_elsewhere_in_order_of_the_files(tmp_path):
         ({"embedding": [[1.0], [2.0]], "label": [1, None]}, "1 of 2 rows have no label"),
         ({"embedding": [[1.0], [2.0]], "label": [1.5, 2.0]}, "labels must be integers"),
         ({"embedding": [[1.0], [2.0]], "role": ["best", "test"]}, "unknown role 'best'"),
+        ({"embedding": [[1.0], [2.0]], "group": [0.5, 1.0]}, "group must be integers or text, not double"),
     ],
 )
 def test_parquet_that_holds_no_embeddings(columns, says, tmp_path):

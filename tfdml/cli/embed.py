@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tfdml.embeddings.base import EmbeddingBackend
 
 USAGE = f"""
-Write the embeddings of a data set, with the names, labels and roles of its images.
+Write the embeddings of a data set, with the names, labels, roles and groups of its images.
 
   tfdml embed --model=runs/cars_jrd --out=embeddings/cars
   tfdml embed --model=models/cars --dataset=cars196 --data_dir=/data/cars196 --split=all --out=embeddings/cars

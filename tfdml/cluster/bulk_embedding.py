@@ -42,7 +42,7 @@ def images_of(source: str) -> pa.Table:
             between; or a list, see `tfdml.data.readers.own_images.read_list`, of which only `path` is required.
 
     Returns:
-        `id`, `path`, `label`, `class` and `role` of each, null where nothing is known.
+        `id`, `path`, `label`, `class` and `role` of each, null where nothing is known, and `group` where a list has it.
 
     Raises:
         UserError: It names no image, or the list is not as it should be.
@@ -52,11 +52,11 @@ def images_of(source: str) -> pa.Table:
         12
     """
     columns: dict[str, list] = {}
-    ids = None
+    ids = groups = None
     if source.lower().endswith(LIST_EXTENSIONS):
         table = read_rows(source if is_remote(source) else os.path.abspath(source), required=("path",))
         columns = table.columns
-        ids = class_ids(table, "label")[0] if "label" in columns else None
+        ids, groups = (class_ids(table, name)[0] if name in columns else None for name in ("label", "group"))
     else:
         columns["path"] = [path for pattern in source.split(",") for path in find(pattern, EXTENSIONS)]
     paths = columns["path"]
@@ -72,6 +72,7 @@ def images_of(source: str) -> pa.Table:
             "label": pa.array(nothing if ids is None else ids, pa.int64()),
             "class": pa.array(columns.get("label", nothing), pa.string()),
             "role": pa.array([role or split for role, split in roles], pa.string()),
+            **({} if groups is None else {"group": groups}),
         }
     )
 

@@ -18,7 +18,7 @@ from tfdml.memory import free_memory
 
 DTYPES = ("float32", "int8")
 # The columns, in this order. A file from elsewhere needs `embedding` only.
-COLUMNS = ("id", "path", "label", "class", "role", "embedding", "scale")
+COLUMNS = ("id", "path", "label", "class", "role", "group", "embedding", "scale")
 # Rows of one group, which readers take at once.
 _GROUP_BYTES = 2**24
 _BATCH_ROWS = 8192
@@ -50,12 +50,13 @@ def table_of(images: Mapping[str, Any], vectors: np.ndarray, dtype: str = "float
     """Return the Arrow table of images and their embeddings.
 
     Args:
-        images: (N,) values of `id`, `path` and, where known, `label`, `class` and `role`; None where they are not.
+        images: (N,) values of `id`, `path` and, where known, `label`, `class`, `role` and `group`; None where they are
+            not.
         vectors: (N, d) float32.
         dtype: `"float32"`, or `"int8"` with a `scale` for each row, see `quantized`.
 
     Returns:
-        A `pyarrow.Table` with `COLUMNS`; `embedding` is a fixed-size list.
+        A `pyarrow.Table` with `COLUMNS`; `group` and `scale` only where there are any. `embedding` is a fixed-size list.
 
     Raises:
         UserError: A path is not UTF-8.
@@ -68,6 +69,7 @@ def table_of(images: Mapping[str, Any], vectors: np.ndarray, dtype: str = "float
     values, scale = (vectors.astype(np.float32, copy=False), None) if dtype == "float32" else quantized(vectors)
     text = pa.dictionary(pa.int32(), pa.string())
     kinds = {"id": pa.int64(), "path": pa.string(), "label": pa.int64(), "class": text, "role": text}
+    kinds |= {"group": pa.int64()} if images.get("group") is not None else {}
     empty = [None] * len(values)
     columns = {name: pa.array(_or(images.get(name), empty), kind) for name, kind in kinds.items()}
     flat = pa.array(np.ascontiguousarray(values).reshape(-1))
@@ -130,16 +132,17 @@ def part_name(number: int) -> str:
     return f"part-{number:06d}.parquet"
 
 
-def read_files(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+def read_files(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None, np.ndarray | None]:
     """Return the embeddings of Parquet files, one after another.
 
     Args:
         files: Their paths. `embedding` is a list of numbers, the same number in each row, fixed-size or not; with a
-            column `scale`, each row is multiplied by its own. `label` and `role` may be there.
+            column `scale`, each row is multiplied by its own. `label`, `role` and `group` may be there.
 
     Returns:
-        (N, d) float32 embeddings, of many in a file that is mapped; (N,) labels, int64 or names of classes, and (N,)
-        roles, each None where there are none.
+        (N, d) float32 embeddings, of many in a file that is mapped; (N,) labels, int64 or names of classes, (N,)
+        roles and (N,) groups, each None where there are none. Groups are numbered from 0; a row without one is a group
+        of its own, with a negative number.
 
     Raises:
         UserError: A file cannot be read, or holds no such columns.
@@ -162,8 +165,8 @@ def read_files(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray | None, np
         embeddings[done : done + len(vectors)] = vectors
         done += len(vectors)
     assert embeddings is not None
-    labels, roles = (_column(files, opened, name) for name in ("label", "role"))
-    return embeddings, labels, None if roles is None else roles.astype("<U7")
+    labels, roles, groups = (_column(files, opened, name) for name in ("label", "role", "group"))
+    return embeddings, labels, None if roles is None else roles.astype("<U7"), groups
 
 
 def read_paths(files: Sequence[Path]) -> tuple[str, ...] | None:
@@ -230,6 +233,11 @@ def _column(files: Sequence[Path], opened: Sequence[Any], name: str) -> np.ndarr
     values = pa.chunked_array(parts)
     if nulls == len(values):
         return None
+    if name == "group":
+        if not (pa.types.is_integer(values.type) or values.type in (pa.string(), pa.large_string())):
+            raise UserError(f"{files[0].parent}: group must be integers or text, not {values.type}")
+        numbers = values.combine_chunks().dictionary_encode().indices.fill_null(-1).to_numpy().astype(np.int64)
+        return np.where(numbers < 0, -1 - np.arange(len(numbers)), numbers)
     if nulls:
         raise UserError(
             f"{files[0].parent}: {nulls:,} of {len(values):,} rows have no {name}; all must have one, or none"

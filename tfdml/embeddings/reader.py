@@ -34,6 +34,7 @@ class ImageTable:
         labels: (N,) class ids.
         roles: (N,) of `ROLE_NAMES`.
         class_names: Names of the class ids.
+        groups: (N,) integers, None for an image without one; see `tfdml.data.ImageDataset`. None: there are none.
 
     Raises:
         UserError: They differ in number.
@@ -43,12 +44,15 @@ class ImageTable:
     labels: np.ndarray
     roles: np.ndarray
     class_names: dict[int, str] = dataclasses.field(default_factory=dict)
+    groups: Sequence[int | None] | None = None
 
     def __post_init__(self):
         object.__setattr__(self, "labels", np.asarray(self.labels, np.int64))
         object.__setattr__(self, "roles", np.asarray(self.roles, "<U7"))
         if not len(self.names) == len(self.labels) == len(self.roles):
             raise UserError(f"{len(self.names)} names, {len(self.labels)} labels and {len(self.roles)} roles")
+        if self.groups is not None and len(self.groups) != len(self):
+            raise UserError(f"{len(self)} images and {len(self.groups)} groups")
 
     @classmethod
     def of(cls, splits: Sequence[ImageDataset], directory: str | os.PathLike = "") -> ImageTable:
@@ -71,13 +75,17 @@ class ImageTable:
         ]
         class_names = {label: name for part in splits for label, name in part.class_names.items()}
         labels = np.concatenate([part.labels for part in splits])
-        return cls(tuple(names), labels, np.concatenate(roles), class_names)
+        groups = None
+        if any(part.groups is not None for part in splits):
+            sides = [[None] * len(part) if part.groups is None else part.groups.tolist() for part in splits]
+            groups = [group for side in sides for group in side]
+        return cls(tuple(names), labels, np.concatenate(roles), class_names, groups)
 
     def __len__(self) -> int:
         return len(self.names)
 
     def checksum(self) -> str:
-        """SHA-256 of names, labels and roles, as `"sha256:..."`.
+        """SHA-256 of names, labels, roles and groups, as `"sha256:..."`.
 
         It identifies the list of images, not their content: an image that was replaced under its name goes unnoticed.
         """
@@ -85,9 +93,11 @@ class ImageTable:
         for name in self.names:
             digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
         digest.update(self.labels.astype("<i8").tobytes() + self.roles.astype("<U7").tobytes())
+        if self.groups is not None:
+            digest.update(str(list(self.groups)).encode())
         return f"sha256:{digest.hexdigest()}"
 
-    def columns(self, rows: slice) -> dict[str, list]:
+    def columns(self, rows: slice) -> dict[str, Any]:
         """Return what `tfdml.embeddings.parquet.table_of` takes of some of the images."""
         labels = self.labels[rows].tolist()
         return {
@@ -96,6 +106,7 @@ class ImageTable:
             "label": labels,
             "class": [str(self.class_names.get(label, label)) for label in labels],
             "role": self.roles[rows].tolist(),
+            "group": None if self.groups is None else self.groups[rows],
         }
 
 
@@ -110,6 +121,8 @@ class StoredEmbeddings:
         roles: (N,) of `ROLE_NAMES`, or None where the file does not say.
         names: What each image is called, or None.
         manifest: The folder's manifest; empty for a file from elsewhere.
+        groups: (N,) int64, or None where the file holds none; see `tfdml.data.ImageDataset`. Images without a group
+            have each a negative number of their own.
     """
 
     source: str
@@ -118,6 +131,7 @@ class StoredEmbeddings:
     roles: np.ndarray | None = None
     names: tuple[str, ...] | None = None
     manifest: dict[str, Any] = dataclasses.field(default_factory=dict)
+    groups: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.embeddings)
@@ -152,6 +166,7 @@ class StoredEmbeddings:
             raise UserError(f"{self.source} holds no {name} images, only {held}; name another `split`")
         if len(rows) == len(self):
             return self
+        groups = None if self.groups is None else self.groups[rows]
         chosen: Any = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else rows
         return dataclasses.replace(
             self,
@@ -159,6 +174,7 @@ class StoredEmbeddings:
             labels=None if self.labels is None else self.labels[chosen],
             roles=self.roles[chosen],
             names=None if self.names is None else tuple(self.names[row] for row in rows),
+            groups=None if groups is None or (groups < 0).all() else groups,
         )
 
 
@@ -177,10 +193,11 @@ def holds_embeddings(path: str | os.PathLike) -> bool:
 def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
     """Read the embeddings of a folder that `tfdml embed` wrote, or of Parquet, .npz or .npy files from anywhere.
 
-    Parquet files have the column `embedding`, lists of d numbers, and optionally `label`, `role` and `scale` (each row
-    is multiplied by its own); rows come in the order of the files. An .npz holds `embeddings` (N, d) and
-    `labels` (N,), integers or names of classes; optionally `is_query` (N,) bool, for queries that are searched in the
-    rest, or `roles` (N,), and `names` (N,). An .npy holds the embeddings only, and is memory-mapped.
+    Parquet files have the column `embedding`, lists of d numbers, and optionally `label`, `role`, `group` (integers or
+    text) and `scale` (each row is multiplied by its own); rows come in the order of the files. An .npz holds
+    `embeddings` (N, d) and `labels` (N,), integers or names of classes; optionally `is_query` (N,) bool, for queries
+    that are searched in the rest, or `roles` (N,), and `names` (N,). An .npy holds the embeddings only, and is
+    memory-mapped.
 
     Args:
         path: The folder or its manifest; a Parquet file, or a folder of them; the .npz or .npy file.
@@ -205,7 +222,9 @@ def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
     from tfdml.embeddings import parquet  # pyarrow takes a while to import
 
     files, manifest = _files_of(path)
-    stored = dataclasses.replace(_checked(str(path), *parquet.read_files(files), None), manifest=manifest)
+    embeddings, labels, roles, groups = parquet.read_files(files)
+    checked = _checked(str(path), embeddings, labels, roles, None)
+    stored = dataclasses.replace(checked, groups=groups, manifest=manifest)
     if manifest and len(stored) != manifest["count"]:
         raise UserError(f"{path}: {MANIFEST} states {manifest['count']} images, the files hold {len(stored)}")
     return stored

@@ -675,7 +675,7 @@ class QueryValues:
     Args:
         ids: (N,) uint64, which image each query is: the first eight bytes of the SHA-256 of its name.
         labels: (N,) int64 class ids of the queries.
-        images: Checksum of the names, labels and roles of all test images, so also of what is searched.
+        images: Checksum of the names, labels, roles and groups of all test images, so also of what is searched.
         values: Metric name to (N,) values; NaN where a query has nothing to find.
 
     Raises:
