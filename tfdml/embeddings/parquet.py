@@ -56,7 +56,7 @@ def table_of(images: Mapping[str, Any], vectors: np.ndarray, dtype: str = "float
         dtype: `"float32"`, or `"int8"` with a `scale` for each row, see `quantized`.
 
     Returns:
-        A `pyarrow.Table` with `COLUMNS`; `group` and `scale` only where there are any. `embedding` is a fixed-size list.
+        A `pyarrow.Table` with `COLUMNS`; `group` and `scale` where there are any. `embedding` is a fixed-size list.
 
     Raises:
         UserError: A path is not UTF-8.
