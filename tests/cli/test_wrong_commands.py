@@ -226,7 +226,7 @@ WRONG += [
     ("train", [*TRAIN, *flags], says)
     for flags, says in [
         (["--resume"], "holds no run to resume"),
-        (["--image_size=20000", "--resize=20000"], "a step on 4 images of --image_size=20000 would take"),
+        (["--image_size=100000", "--resize=100000"], "a step on 4 images of --image_size=100000 would take"),
         (["--resize=10000000"], "and 2.0 GB are free"),
         (["--augmentation=multi_resolution", "--max_resolution=1e6"], "and 2.0 GB are free"),
         (["--images_per_class=1000000000"], "and 2.0 GB are free"),

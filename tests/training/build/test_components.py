@@ -14,7 +14,7 @@ from tests.training import runs
 from tfdml import losses, objectives
 from tfdml.data.transforms import TrainTransform
 from tfdml.errors import UserError
-from tfdml.models import Embedder
+from tfdml.models import Embedder, MetricLearner
 from tfdml.training import Experiment
 from tfdml.training.build import components
 from tfdml.training.build.components import build_components, model_warnings
@@ -344,6 +344,14 @@ def test_weights_are_refused_before_they_are_made(monkeypatch):
         build(10**10, 1000)
     with pytest.raises(UserError, match=r"and 0\.0 GB are free"):
         build(100, 600, times=2)
+
+
+def test_representations_are_refused_before_they_are_made(monkeypatch):
+    learner = MetricLearner(Embedder("conv4", embedding_dim=4, image_size=32), [PAIRS])
+    learner.build((None, 32, 32, 3))
+    monkeypatch.setattr("tfdml.memory.free_memory", lambda: 4 * 4 * (2 * 2 * 64 + 64 + 4 * 4) - 1.0)
+    with pytest.raises(UserError, match="a step on 4 images of --image_size=32 would take"):
+        components._try_objectives(learner, 2)
 
 
 def test_a_weight_may_begin_as_a_number(monkeypatch):

@@ -369,6 +369,10 @@ def _try_objectives(learner: MetricLearner, num_classes: int) -> None:
     labels = np.array([0, 0, 1, 1]) % num_classes
     size = learner.embedder.image_size
     shapes = learner.embedder.representation_shapes((len(labels), size, size, 3))
+    what = f"a step on {len(labels)} images of --image_size={size}"
+    require_memory(
+        _FLOAT32 * sum(map(math.prod, shapes.values())), what, "lower --image_size, or choose a smaller --backbone"
+    )
     generator = np.random.default_rng(0)
     representations = {
         name: keras.ops.convert_to_tensor(generator.random(shape, "float32")) for name, shape in shapes.items()
