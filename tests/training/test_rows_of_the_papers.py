@@ -1,4 +1,4 @@
-"""The rows of the papers' tables, in docs/ideas.md, are commands that build."""
+"""The rows of the papers' tables, in docs/methods.md, are commands that build."""
 
 import re
 from collections import Counter
@@ -7,7 +7,7 @@ import pytest
 
 from tests.experiments import ROOT, experiment_of, terms_of
 
-SECTIONS = (ROOT / "docs" / "ideas.md").read_text().split("\n## ")
+SECTIONS = (ROOT / "docs" / "methods.md").read_text().split("\n## ")
 ROWS = [
     (re.search(r"JRD|HORDE|ECAML|DML-DA|RankMI|$", section.partition("\n")[0]).group(), name, command)
     for section in SECTIONS
