@@ -8,7 +8,7 @@ from tfdml.errors import UserError
 FILES = ["cars196", "cub200", "folder", "inshop", "omniglot", "sop"]
 BENCHMARKS = [
     *("dyml_animal", "dyml_product", "dyml_vehicle", "gldv2", "gpr1200", "ilias", "inaturalist2018"),
-    *("market1501", "met", "msmt17", "vehicleid", "veri776"),
+    *("market1501", "met", "msmt17", "roxford5k", "rparis6k", "vehicleid", "veri776"),
 ]
 
 

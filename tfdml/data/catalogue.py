@@ -47,6 +47,8 @@ _READERS: dict[str, Callable[..., ImageDataset]] = {
     "msmt17": reidentification.read_msmt17,
     "omniglot": official_archives.read_omniglot,
     "records": records.read,
+    "roxford5k": landmarks.read_roxford5k,
+    "rparis6k": landmarks.read_rparis6k,
     "sop": official_archives.read_sop,
     "tfds": tfds.read,
     "vehicleid": reidentification.read_vehicleid,

@@ -16,7 +16,7 @@ import io
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, ClassVar, TypeVar
 
 import numpy as np
@@ -174,14 +174,66 @@ class FileImages(Images):
     def lookup(self) -> Source:
         """See `Images.lookup`."""
         paths = self.paths
-        if any(files.is_remote(path) for path in paths):  # most of them at once, as the time goes to waiting
-            return source_of_encoded(lambda indices: reading_threads().map(_bytes_or_none, [paths[i] for i in indices]))
+        if any(files.is_remote(path) for path in paths):
+            return _source_read_here(self)
         return Source(
             lambda indices: [strings(os.fsencode(paths[i]) for i in indices)],
             (tf.string,),
             lambda path: decode_image(tf.io.read_file(path)),
             decode_part=lambda choose, path: decode_part(tf.io.read_file(path), choose),
         )
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class CroppedImages(FileImages):
+    """Images that lie in files, some of which are cut to a box before anything else, such as queries for landmarks.
+
+    What is cut is encoded again as PNG, which loses nothing.
+
+    Args:
+        paths: See `FileImages`.
+        boxes: By index, the left, upper, right and lower pixel of an image that is cut, as `PIL.Image.Image.crop` takes
+            them: in the image as stored, half-open, black beyond its edges. All other images are whole.
+    """
+
+    boxes: Mapping[int, tuple[int, int, int, int]]
+
+    def take(self, indices: np.ndarray) -> CroppedImages:
+        """Return the images at `indices`, in that order."""
+        boxes = {new: self.boxes[old] for new, old in enumerate(indices) if old in self.boxes}
+        return CroppedImages(super().take(indices).paths, boxes)
+
+    def open(self, index: int) -> BinaryIO:
+        """Return the file of one image, or what is cut out of it."""
+        return io.BytesIO(self.encoded(index)) if index in self.boxes else super().open(index)
+
+    def encoded(self, index: int) -> bytes:
+        """Return the bytes of one file, or what is cut out of it.
+
+        Raises:
+            OSError: The file cannot be read.
+            UserError: It is no image, or its box is empty or outside it.
+        """
+        data, box = super().encoded(index), self.boxes.get(index)
+        if box is None:
+            return data
+        try:
+            with Image.open(io.BytesIO(data)) as file:
+                image = file.convert("RGB")
+        except (OSError, ValueError, SyntaxError) as error:  # what Pillow raises for damaged files
+            raise UserError(f"{self.name(index)} cannot be read as an image: {error}") from error
+        left, upper, right, lower = box
+        if not (max(left, 0) < min(right, image.width) and max(upper, 0) < min(lower, image.height)):
+            size = f"{image.width} x {image.height} pixels"
+            raise UserError(f"{self.name(index)}: its box {box} is empty or outside the image of {size}")
+        image = ImageOps.exif_transpose(image.crop(box))
+        buffer = io.BytesIO()
+        image.save(buffer, "PNG", compress_level=0)  # compressed, their checksum would depend on the version of zlib
+        return buffer.getvalue()
+
+    def lookup(self) -> Source:
+        """See `Images.lookup`."""
+        return _source_read_here(self)
 
 
 @functools.cache
@@ -198,12 +250,18 @@ def in_threads(function: Callable[[int], _Made], indices: Sequence[int], threads
             yield from made
 
 
-def _bytes_or_none(path: str) -> bytes:
-    """Return the bytes of an image; none where it cannot be read, which no decoder takes."""
-    try:
-        return files.read_bytes(path)
-    except Exception:  # clients of file systems have their own error types
-        return b""
+def _source_read_here(images: Images) -> Source:
+    """Return images that TensorFlow cannot read itself: most of them at once, as the time goes to waiting."""
+
+    def bytes_or_none(index: int) -> bytes:
+        try:
+            return images.encoded(index)
+        except UserError:
+            raise  # it names the image
+        except Exception:  # clients of file systems have their own error types; no decoder takes an empty file
+            return b""
+
+    return source_of_encoded(lambda indices: reading_threads().map(bytes_or_none, indices))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -481,5 +539,5 @@ def _sample(images: Images, index: int) -> bytes:
             size = file.tell()
             file.seek(max(size - _SAMPLE, 0))
             return size.to_bytes(8, "little") + head + file.read(_SAMPLE)
-    except OSError:
+    except (OSError, UserError):
         return b""

@@ -1,13 +1,123 @@
-"""Google Landmarks, Met and ILIAS from small trees in their layouts."""
+"""Revisited Oxford and Paris, Google Landmarks, Met and ILIAS from small trees in their layouts."""
 
 import gzip
 import json
+import os
+import pickle
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from tests.data.trees import pictures, table
 from tfdml.data import catalogue
+from tfdml.data.faults import check
 from tfdml.errors import UserError
+
+GALLERY = ["all_souls_000013", "all_souls_000026", "hertford_000001", "oxford_000005"]
+TRUTH = {
+    "imlist": GALLERY,
+    "qimlist": ["all_souls_000001", "hertford_000027"],
+    "gnd": [
+        {"bbx": [3.0, 5.0, 13.4, 25.6], "easy": np.array([0]), "hard": [1], "junk": []},
+        {"bbx": [0, 0, 8, 8], "easy": [], "hard": np.array([], np.int64), "junk": [np.int64(2), 3]},
+    ],
+}
+
+
+def write_revisited(root, truth=TRUTH, name="roxford5k", **options):
+    pictures(root / "jpg", [f"{image}.jpg" for image in GALLERY + TRUTH["qimlist"]])
+    with open(root / f"gnd_{name}.pkl", "wb") as file:
+        pickle.dump(truth, file, **options)
+    return root
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_revisited_oxford_of_every_pickle_protocol(tmp_path, protocol):
+    write_revisited(tmp_path, protocol=protocol)
+    test = catalogue.load("roxford5k", tmp_path, "test", check_counts=False)
+    assert test.is_query.tolist() == [True, True, False, False, False, False]
+    places = [test.class_names[label] for label in test.labels]
+    assert places == ["all_souls", "hertford", "all_souls", "all_souls", "hertford", "oxford"]
+    assert test.protocol.ids.tolist() == [4, 5, 0, 1, 2, 3]
+    lists = {
+        setting: [[side[query].tolist() for query in (4, 5)] for side in sides]
+        for setting, sides in test.protocol.lists.items()
+    }
+    assert lists == {
+        "/medium": [[[0, 1], []], [[], [2, 3]]],
+        "/easy": [[[0], []], [[1], [2, 3]]],
+        "/hard": [[[1], []], [[0], [2, 3]]],
+    }
+
+
+def test_queries_are_cut_as_pillow_cuts_them_and_the_gallery_is_whole(tmp_path):
+    write_revisited(tmp_path)
+    test = catalogue.load("roxford5k", tmp_path, "test", check_counts=False)
+    for row, query in enumerate(TRUTH["gnd"]):
+        with Image.open(tmp_path / "jpg" / f"{TRUTH['qimlist'][row]}.jpg") as image:
+            np.testing.assert_array_equal(test.images.picture(row), np.asarray(image.crop(query["bbx"])))
+    for row, name in enumerate(GALLERY, 2):
+        assert test.images.encoded(row) == (tmp_path / "jpg" / f"{name}.jpg").read_bytes()
+    with Image.open(tmp_path / "jpg" / f"{GALLERY[3]}.jpg") as image:
+        np.testing.assert_array_equal(test.gallery.images.picture(3), np.asarray(image))
+
+
+def test_a_box_outside_its_image_is_named_with_the_file(tmp_path):
+    write_revisited(tmp_path, {**TRUTH, "gnd": [TRUTH["gnd"][0], {**TRUTH["gnd"][1], "bbx": [50, 0, 60, 8]}]})
+    test = catalogue.load("roxford5k", tmp_path, "test", check_counts=False)
+    with pytest.raises(
+        UserError, match=r"hertford_000027\.jpg: its box \(50, 0, 60, 8\) is .*outside .* 40 x 32 pixels"
+    ):
+        check(test)
+
+
+def test_rparis6k_has_its_own_file_and_counts(tmp_path):
+    write_revisited(tmp_path, name="rparis6k")
+    assert len(catalogue.load("rparis6k", tmp_path, "query", check_counts=False)) == 2
+    with pytest.raises(UserError, match=r"rparis6k: expected 70 query images in .*gnd_rparis6k\.pkl, found 2"):
+        catalogue.load("rparis6k", tmp_path, "test")
+    with pytest.raises(UserError, match=r"roxford5k: found no gnd_roxford5k\.pkl"):
+        catalogue.load("roxford5k", tmp_path, "test")
+    with pytest.raises(UserError, match="rparis6k has no training split"):
+        catalogue.load("rparis6k", tmp_path, "train")
+
+
+class Harmful:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize("place", ["itself", "inside an array"])
+def test_a_pickle_that_would_run_code_is_refused_and_runs_nothing(tmp_path, place):
+    harmful = Harmful(str(tmp_path / "harmed"))
+    truth = harmful if place == "itself" else {**TRUTH, "imlist": np.array([harmful], object)}
+    write_revisited(tmp_path, truth)
+    with pytest.raises(UserError, match=r"gnd_roxford5k\.pkl is not as it should be .*names (posix|nt)\.mkdir"):
+        catalogue.load("roxford5k", tmp_path, "test", check_counts=False)
+    assert not (tmp_path / "harmed").exists()
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        b"no pickle",
+        {"imlist": []},
+        {**TRUTH, "gnd": TRUTH["gnd"][:1]},
+        {**TRUTH, "imlist": GALLERY[:2]},
+        {**TRUTH, "gnd": [{**TRUTH["gnd"][0], "bbx": [0, 0, 8]}] * 2},
+        {**TRUTH, "gnd": [{**TRUTH["gnd"][0], "bbx": [0, 0, float("nan"), 8]}] * 2},
+    ],
+)
+def test_a_damaged_ground_truth_is_named(tmp_path, truth):
+    write_revisited(tmp_path, truth)
+    if isinstance(truth, bytes):
+        (tmp_path / "gnd_roxford5k.pkl").write_bytes(truth)
+    with pytest.raises(UserError, match=r"gnd_roxford5k\.pkl is not as it should be .*; download it again"):
+        catalogue.load("roxford5k", tmp_path, "test", check_counts=False)
 
 
 def write_gldv2(root):

@@ -1,5 +1,6 @@
 """Retrieval of one object: landmarks, exhibits and things, from lists of what is right for each query.
 
+- Revisited Oxford and Paris (Radenovic et al., 2018)
 - Google Landmarks v2, retrieval and recognition (Weyand et al., 2020)
 - Met (Ypsilantis et al., 2021)
 - ILIAS (Kordopatis-Zilos et al., 2025)
@@ -16,25 +17,129 @@ import io
 import itertools
 import json
 import os
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tfdml.data.dataset import ImageDataset, Protocol
-from tfdml.data.images import FileImages
+from tfdml.data.images import CroppedImages, FileImages
 from tfdml.data.readers import label_files as files
 from tfdml.data.readers.label_files import quoted
 from tfdml.errors import UserError
-from tfdml.io.files import is_file
+from tfdml.io.files import is_file, read_bytes
 
-# Published numbers. Google Landmarks: its
-# README and kaggle.com. Met: the paper, and counts of its files by others. ILIAS: the paper and its README.
+# Google Landmarks and ILIAS: the READMEs of the publishers. Met: UnED's code has the training images and the queries of
+# exhibits. Not checked against the publishers, but as repositories of users state them: Revisited Oxford and Paris
+# (README of visloc_retrieval), and the other queries of Met.
 NUM_IMAGES = {
+    "roxford5k": {"query": 70, "gallery": 4_993},
+    "rparis6k": {"query": 70, "gallery": 6_322},
     "gldv2": {"test": 117_577, "index": 761_757, "train": 4_132_914},
     "met": {"test_met": 1_003, "test_other": 10_352, "test_noart": 7_964, "train": 397_121},
     "ilias": {"query": 1_232, "gallery": 4_715},
 }
+# Which lists of Revisited Oxford and Paris are right, and which are ignored.
+_SETTINGS = {
+    "/medium": (("easy", "hard"), ("junk",)),
+    "/easy": (("easy",), ("junk", "hard")),
+    "/hard": (("hard",), ("junk", "easy")),
+}
+# What a pickle of plain values and NumPy arrays is made of. Nothing else is looked up, so that nothing else can run.
+_PLAIN = {
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("__builtin__", "bytes"): bytes,
+    ("_codecs", "encode"): lambda text, encoding: str.encode(text, "latin1"),  # bytes, in old pickles
+    **{
+        (f"numpy.{core}.{module}", name): reduced[0]
+        for core in ("core", "_core")
+        for module, name, reduced in (
+            ("multiarray", "_reconstruct", np.array([0]).__reduce__()),
+            ("multiarray", "scalar", np.float64(0).__reduce__()),
+            ("numeric", "_frombuffer", np.array([0]).__reduce_ex__(5)),
+        )
+    },
+}
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _PLAIN:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which is neither a plain value nor an array")
+        return _PLAIN[module, name]
+
+
+def read_roxford5k(data_dir: str | os.PathLike, split: str = "test", *, check_counts: bool = True) -> ImageDataset:
+    """Read Revisited Oxford. A label is one of the names of places in the names of the files.
+
+    Queries are cut to their boxes; gallery images are whole. `evaluate_dataset` reports the three settings of the
+    protocol: Medium (easy and hard images are right, junk is ignored), Easy (hard ones are ignored, too) and Hard
+    (easy ones are ignored, too). The file `gnd_roxford5k.pkl` is read as plain values: it cannot run code.
+
+    Args:
+        data_dir: The folder with `gnd_roxford5k.pkl` and the images in `jpg/`, or the folder that its folder
+            `roxford5k` lies in.
+        split: `"test"`; there is no other.
+        check_counts: Whether there must be 70 queries and 4,993 gallery images; False for a part of the data set.
+
+    Raises:
+        UserError: The file or an image is missing, the file is not as it should be, or a number is wrong.
+
+    Example:
+        >>> len(read_roxford5k("data/roxford5k").queries)  # doctest: +SKIP
+        70
+    """
+    return _revisited("roxford5k", data_dir, split, check_counts)
+
+
+def read_rparis6k(data_dir: str | os.PathLike, split: str = "test", *, check_counts: bool = True) -> ImageDataset:
+    """Read Revisited Paris; see `read_roxford5k`.
+
+    Args:
+        data_dir: The folder with `gnd_rparis6k.pkl` and `jpg/`, or the folder that its folder `rparis6k` lies in.
+        split: `"test"`; there is no other.
+        check_counts: Whether there must be 70 queries and 6,322 gallery images; False for a part of the data set.
+
+    Raises:
+        UserError: As `read_roxford5k`.
+
+    Example:
+        >>> len(read_rparis6k("data/rparis6k").queries)  # doctest: +SKIP
+        70
+    """
+    return _revisited("rparis6k", data_dir, split, check_counts)
+
+
+def _revisited(name: str, data_dir: str | os.PathLike, split: str, check_counts: bool) -> ImageDataset:
+    require_test(name, split)
+    root = files.official_root(name, data_dir, name, f"gnd_{name}.pkl")
+    path = os.path.join(root, f"gnd_{name}.pkl")
+    try:
+        truth = _PlainUnpickler(io.BytesIO(read_bytes(path)), encoding="latin1").load()
+        queries, gallery = list(map(str, truth["qimlist"])), list(map(str, truth["imlist"]))
+        keys = ("easy", "hard", "junk")
+        lists = [{key: np.asarray(query[key], np.int64).ravel() for key in keys} for query in truth["gnd"]]
+        boxes = [tuple(map(round, np.ravel(query["bbx"]).tolist())) for query in truth["gnd"]]
+        if [len(box) for box in boxes] != [4] * len(queries):
+            raise ValueError("it has not one box of four numbers per query")
+        if not all(((rows >= 0) & (rows < len(gallery))).all() for query in lists for rows in query.values()):
+            raise ValueError("it lists other images than it has")
+    except Exception as error:  # whatever pickle and NumPy raise on a damaged file
+        raise UserError(f"{name}: {path} is not as it should be ({quoted(str(error))}); download it again") from error
+    if check_counts:
+        for part, images in (("query", queries), ("gallery", gallery)):
+            files.check_count(name, f"{part} images", NUM_IMAGES[name][part], len(images), path)
+
+    def united(keys: Sequence[str]) -> list[np.ndarray]:
+        return [np.concatenate([one[key] for key in keys]) for one in lists]
+
+    settings = {setting: (united(right), united(ignored)) for setting, (right, ignored) in _SETTINGS.items()}
+    protocol = Protocol.of_lists(("map_trapezoidal", "mp@1", "mp@5", "mp@10"), settings, len(gallery))
+    class_names, labels = np.unique([image.rsplit("_", 1)[0] for image in (*queries, *gallery)], return_inverse=True)
+    paths = [os.path.join(root, "jpg", f"{image}.jpg") for image in (*queries, *gallery)]
+    return _searched(name, paths, labels, len(queries), protocol, dict(enumerate(map(str, class_names))), boxes)
 
 
 def read_gldv2(
@@ -63,7 +168,7 @@ def read_gldv2(
         usage: `"Private"` or `"Public"`, the two halves of the queries.
 
     Raises:
-        UserError: A table or an image is missing, a table is not as it should be, or a number is wrong.
+        UserError: As `read_roxford5k`, or a table lists images that there are not.
 
     Example:
         >>> read_gldv2("data/google-landmark", task="recognition").name  # doctest: +SKIP
@@ -121,7 +226,7 @@ def read_met(data_dir: str | os.PathLike, split: str = "train", *, check_counts:
             and 7,964 of no art; False for a part of the data set.
 
     Raises:
-        UserError: As `read_gldv2`.
+        UserError: As `read_roxford5k`.
 
     Example:
         >>> (read_met("data/met", "test").queries.labels >= 0).sum()  # doctest: +SKIP
@@ -163,7 +268,7 @@ def read_ilias(
         distractors: How many of the listed distractors are added to the gallery, from the first on.
 
     Raises:
-        UserError: As `read_gldv2`.
+        UserError: As `read_roxford5k`.
 
     Example:
         >>> len(read_ilias("data/ilias").queries)  # doctest: +SKIP
@@ -195,7 +300,7 @@ def require_test(name: str, split: str) -> None:
     """Refuses a training split, for a data set that has none.
 
     Example:
-        >>> require_test("ilias", "test")
+        >>> require_test("roxford5k", "test")
     """
     if split == "train":
         raise UserError(f"{name} has no training split; take `split=test`")
@@ -208,10 +313,12 @@ def _searched(
     queries: int,
     protocol: Protocol,
     names: Any = None,
+    boxes: Sequence[Any] = (),
 ) -> ImageDataset:
-    """Return a test split whose first images are the queries."""
+    """Return a test split whose first images are the queries, cut to their boxes if there are any."""
     files.require_files(name, paths)
-    dataset = ImageDataset(name, "test", FileImages(tuple(paths)), labels, names)
+    images = CroppedImages(tuple(paths), dict(enumerate(boxes))) if boxes else FileImages(tuple(paths))
+    dataset = ImageDataset(name, "test", images, labels, names)
     return protocol.of(dataset, is_query=np.arange(len(paths)) < queries)
 
 

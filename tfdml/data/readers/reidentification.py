@@ -23,14 +23,14 @@ from tfdml.data.readers.label_files import quoted
 from tfdml.errors import UserError
 from tfdml.io.files import is_folder, listing
 
-# Published numbers. Market-1501: its readme.txt, and 15,913 gallery images without the junk in torchreid and fast-reid.
-# MSMT17: torchreid and fast-reid; the first is of training and validation images. VeRi-776: torchreid and fast-reid.
+# Not checked against the publishers. Market-1501, whose gallery is without the junk, and MSMT17, whose first number is
+# of training and validation images: the readers of torchreid and fast-reid. VeRi-776: the reader of fast-reid.
 NUM_IMAGES = {
     "market1501": {"train": 12_936, "query": 3_368, "gallery": 15_913},
     "msmt17": {"train": 32_621, "query": 11_659, "gallery": 82_161},
     "veri776": {"train": 37_778, "query": 1_678, "gallery": 11_579},
 }
-# Identities of the lists of VehicleID, in its readme and in fast-reid. The paper counts 13,134 in training.
+# Identities of the lists of VehicleID, not checked against the publisher: the reader of fast-reid.
 VEHICLEID_IDENTITIES = {"train": 13_164, "800": 800, "1600": 1_600, "2400": 2_400}
 MSMT17_TRAIN_IDENTITIES = 1_041
 
@@ -137,8 +137,8 @@ def read_vehicleid(
     One random image of each vehicle is the gallery, the others are queries. The protocol repeats this ten times:
     `evaluate_dataset` reports means over ten draws, and the roles are those of one of them.
 
-    fast-reid counts 113,346 images in `train_list.txt`, and 6,493, 13,377 and 19,777 in the three test lists; the paper
-    counts 110,178, 7,332, 12,995 and 20,038. Only identities are checked.
+    Only identities are checked. fast-reid counts 113,346 images in the list of 13,164 vehicles, and 6,493, 13,377 and
+    19,777 in the test lists, which were not checked against the publisher.
 
     Args:
         data_dir: The folder with `image/` and `train_test_split/`, or the folder that it lies in, as `VehicleID_V1.0`.
