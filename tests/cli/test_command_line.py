@@ -218,6 +218,8 @@ CASES = {
         "intervals": ("classes", COMPARE, VECTORS),
         "generalisation": (True, COMPARE, RUN),
         "after": (["csls"], COMPARE, RUN),
+        "cluster": ("local", COMPARE, VECTORS),
+        "workers": (2, VECTORS, {**VECTORS, "cluster": "local"}),
     },
     "export": {
         "moment_embedder": (True, {"gallery": "photos", "embedder": "models/cars"}, {"run_dir": "runs/cars"}),

@@ -15,6 +15,7 @@ SLOW = {
     "tfdml.backbones.resolver",
     "tfdml.backbones.tokens",
     "tfdml.cluster.bulk_embedding",
+    "tfdml.cluster.query_blocks",
     "tfdml.cluster.ray_session",
     "tfdml.cluster.training",
     "tfdml.data.pipeline",

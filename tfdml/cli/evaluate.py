@@ -32,6 +32,7 @@ Measure an embedder: Recall@K, precision, MAP@R, R-precision, mAP, NMI, AMI, pai
   tfdml evaluate --model=vectors.npz --distance=cosine
   tfdml evaluate --model='lancedb:///data/galleries?table=cars&index=ivf_pq&effort=20' --ks=1,10
   tfdml evaluate --model=runs/cars_jrd --after='views(flip=true) + whitening(dim=64) + query_expansion(k=5, alpha=3)'
+  tfdml evaluate --model=embeddings/photos --metrics=recall,map@r --cluster=ray://head:10001
   tfdml evaluate --compare runs/cars_am runs/cars_jrd --report=comparison.html
   tfdml evaluate --model=runs/cars_jrd --task=verification --target=far=0.001 --json=threshold.json
   tfdml evaluate --model=runs/cars_jrd --task=classification
@@ -81,6 +82,8 @@ FLAGS.define("task", "retrieval", "What the embeddings are for.", ["retrieval", 
 FLAGS.define("target", "", "With --task=verification: choose a threshold, such as far=0.001 or precision=0.99.")
 FLAGS.define("neighbors", 5, "With --task=classification: how many images vote.", lower_bound=1)
 FLAGS.define("generalisation", False, "Also compare the embeddings of the training classes with these.")
+FLAGS.define("cluster", "", "Search over Ray, with the same result: local, ray://host:10001 or host:6379.")
+FLAGS.define("workers", 0, "With --cluster: how many processes; 0: one for each CPU.", lower_bound=0)
 FLAGS.define("json", "", "File to write the metrics to, as fractions.")
 FLAGS.define("report", "", "File to write an HTML page to.")
 FLAGS.define("compare", [], "In place of --model: finished runs, compared with the first of them.")
@@ -137,8 +140,15 @@ def _retrieval(
     ks = fitting_ks(values, split.images) if "recall" in metrics else ks
     options: dict[str, Any] = {"ks": ks, "metrics": metrics, "distance": values.distance}
     sample = split.kmeans_sample(metrics)
+    over_ray = {}
+    if values.cluster:
+        from tfdml.cluster.query_blocks import values_over_ray
+
+        over_ray = {"per_query": values_over_ray(values.cluster, values.workers)}
     resampled = values.intervals if values.intervals in ("classes", "queries") else None
-    result = evaluate_dataset(split.embeddings, split.images, intervals=resampled, kmeans_sample=sample, **options)
+    result = evaluate_dataset(
+        split.embeddings, split.images, intervals=resampled, kmeans_sample=sample, **options, **over_ray
+    )
     if values.intervals == "parts":
         if split.images.is_query is not None or getattr(split.images, "groups", None) is not None:
             raise UserError("--intervals=parts: parts are searched all in all, and these images have roles or groups")
@@ -324,7 +334,8 @@ COMMAND = Command(
         "report": needs("task", "retrieval", "verification"),
         "split": either(_ALONE, needs("dataset")),
         "distance": either(_ALONE, needs("dataset")),
-        **dict.fromkeys(("metrics", "ks", "intervals", "generalisation", "after"), both(_ALONE, _RETRIEVAL)),
+        **dict.fromkeys(("metrics", "ks", "intervals", "generalisation", "after", "cluster"), both(_ALONE, _RETRIEVAL)),
+        "workers": needs("cluster"),
         "task": _ALONE,
         "target": needs("task", "verification"),
         "neighbors": needs("task", "classification"),

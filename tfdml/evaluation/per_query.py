@@ -116,6 +116,16 @@ class RetrievalTask:
             return {"": self}
         return {end: dataclasses.replace(self, relevance=one, labels=one.labels) for end, one in levels.items()}
 
+    def part(self, block: slice) -> RetrievalTask:
+        """Return the task of a block of the queries, searched in the same gallery."""
+        return RetrievalTask(
+            self.queries[block],
+            None if self.labels is None else self.labels[block],
+            self.searched,
+            None if self.own is None else self.own[block],
+            self.relevance.part(block),
+        )
+
     def depth_with_ignored(self, depth: int) -> int:
         """How many neighbours to search, so that `depth` are left without those that are ignored."""
         return min(depth + self.relevance.most_ignored, self.available)
@@ -275,6 +285,7 @@ def values_per_query(
     memory_budget: int,
     progress: Progress | None = None,
     neighbours: NeighbourSearch | None = None,
+    depth: int | None = None,
 ) -> dict[str, np.ndarray]:
     """Return what `retrieval_per_query` returns, for a checked task and the names of `requested`.
 
@@ -286,9 +297,12 @@ def values_per_query(
         progress: As `retrieval_per_query`.
         neighbours: A search that is measured in place of the exact one; what it has not found is no hit. It is asked
             for the images that are ignored, too.
+        depth: For a part of the queries, of which perhaps none can be answered: the `search_depth` of the whole. The
+            values are then those of the whole to the last bit, since sums are as long.
     """
-    check_depth(task, names)
-    depth = search_depth(task, names)
+    if depth is None:
+        check_depth(task, names)
+        depth = search_depth(task, names)
     count = len(task.queries)
     levels = task.by_level
     values = {name + end: np.full(count, np.nan) for end in levels for name in names}

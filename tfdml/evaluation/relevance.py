@@ -43,6 +43,9 @@ class _SameId:
     def counts(self) -> np.ndarray:
         return np.bincount(self.gallery + 1, minlength=self.queries.max() + 2)[self.queries + 1]
 
+    def part(self, block: slice) -> _SameId:
+        return _SameId(self.queries[block], self.gallery)
+
     def contains(self, block: Any, rows: np.ndarray) -> np.ndarray:
         return (rows >= 0) & (self.gallery[rows] == self.queries[block, None])
 
@@ -70,6 +73,10 @@ class _Listed:
 
     def counts(self) -> np.ndarray:
         return np.bincount(self.keys >> _ROW_BITS, minlength=self.size)
+
+    def part(self, block: slice) -> _Listed:
+        ends = np.array([block.start, block.stop]) << _ROW_BITS
+        return _Listed(block.stop - block.start, self.keys[slice(*np.searchsorted(self.keys, ends))] - ends[0])
 
     def contains(self, block: Any, rows: np.ndarray) -> np.ndarray:
         asked = np.arange(self.size)[block]
@@ -240,6 +247,17 @@ class Relevance:
     def by_level(self) -> Mapping[str, Relevance]:
         """See the class."""
         return {f"/{level}": part for level, part in enumerate(self._levels)} or {"": self}
+
+    def part(self, block: slice) -> Relevance:
+        """Return the relevance of a block of the queries, whose search goes as deep as that of all."""
+        return dataclasses.replace(
+            self,
+            labels=None if self.labels is None else self.labels[block],
+            matches=self.matches[block],
+            _relevant=None if self._relevant is None else self._relevant.part(block),
+            _ignored=None if self._ignored is None else self._ignored.part(block),
+            _levels=tuple(level.part(block) for level in self._levels),
+        )
 
     def of(self, block: Any, rows: np.ndarray) -> np.ndarray:
         """How relevant gallery images are, whether they are ignored or not.

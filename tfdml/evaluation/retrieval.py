@@ -104,7 +104,8 @@ def evaluate_retrieval(
         memory_budget: Bytes that a block of the search may take.
         progress: Called with what is being done (`neighbours`, `full ranking` or `k-means`), how many queries or
             iterations of it are done, and of how many.
-        per_query: What computes the metrics of every query, for one that also records them.
+        per_query: What computes the metrics of every query: for one that also records them, or that computes over
+            several processes, `tfdml.cluster.query_blocks.values_over_ray`.
         kmeans_sample: See `kmeans`.
 
     Returns:
