@@ -14,6 +14,7 @@ from tfdml.version import __version__
 
 if TYPE_CHECKING:  # so that type checkers and editors know what is in them
     from tfdml import callbacks, cluster, data, embeddings, evaluation, export, report, retrieval, training
+    from tfdml.index import Index
 
 _ON_FIRST_USE = (
     "callbacks",
@@ -28,6 +29,7 @@ _ON_FIRST_USE = (
 )
 
 __all__ = [
+    "Index",
     "UserError",
     "__version__",
     "backbones",
@@ -55,6 +57,8 @@ __all__ = [
 if not TYPE_CHECKING:  # else a type checker takes any name for one of the package
 
     def __getattr__(name):
+        if name == "Index":
+            return importlib.import_module("tfdml.index").Index
         if name in _ON_FIRST_USE:
             return importlib.import_module(f"tfdml.{name}")
         raise AttributeError(f"module 'tfdml' has no attribute {name!r}")

@@ -1,0 +1,126 @@
+"""An index gives the neighbors, classes and files that its embeddings have."""
+
+import keras
+import numpy as np
+import pyarrow.parquet
+import pytest
+
+import tfdml
+from tfdml.embeddings import read_embeddings
+from tfdml.errors import UserError
+from tfdml.evaluation import KNNClassifier
+
+
+def images(labels, seed):
+    """(N, 4) points near one corner of a cube for each class."""
+    noise = np.random.default_rng(seed).normal(scale=0.05, size=(len(labels), 4))
+    return (np.eye(8)[np.asarray(labels)][:, :4] + np.eye(8)[np.asarray(labels)][:, 4:] * 2 + noise).astype("float32")
+
+
+LABELS = np.repeat([0, 2, 5], 6)
+
+
+@pytest.fixture(scope="module")
+def model():
+    keras.utils.set_random_seed(0)
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "relu"), keras.layers.Dense(8)])
+
+
+@pytest.fixture
+def index(model):
+    index = tfdml.Index(model, distance="euclidean", batch_size=4)
+    index.add(images(LABELS[:12], 0), LABELS[:12])
+    index.add(images(LABELS[12:], 1), LABELS[12:])
+    return index
+
+
+def test_neighbors_are_those_of_all_distances(index, model):
+    queries = images([5, 0], 2)
+    results = index.search(queries, k=4)
+    assert len(index) == 18
+    found = results.column("id").reshape(2, 4).astype(int)
+    gallery = np.concatenate([images(LABELS[:12], 0), images(LABELS[12:], 1)])
+    distances = np.linalg.norm(model.predict(queries, verbose=0)[:, None] - model.predict(gallery, verbose=0), axis=2)
+    np.testing.assert_array_equal(found, np.argsort(distances, axis=1)[:, :4])
+    np.testing.assert_allclose(results.column("distance").reshape(2, 4), np.sort(distances)[:, :4], atol=1e-5)
+    np.testing.assert_array_equal(results.column("label").reshape(2, 4), LABELS[found])
+
+
+@pytest.mark.parametrize("names", [False, True])
+def test_an_index_is_saved_and_loaded_whole(index, model, tmp_path, names):
+    if names:
+        index = tfdml.Index(model, distance="euclidean")
+        index.add(
+            images(LABELS, 0),
+            np.array(["ant", "bee", "cat", "dog", "eel", "fox"])[LABELS],
+            map("image {}".format, LABELS * 10 + np.arange(18)),
+        )
+    held_out = np.repeat([1, 3, 4, 6], 8)
+    index.calibration = index.calibrate(images(held_out, 3), held_out, precision=0.9)
+    queries = images([0, 2, 5, 7], 4)
+    expected = KNNClassifier(index.embeddings, index.labels, k=3, distance="euclidean", threshold=index.calibration)
+    index.save(tmp_path / "new" / "index")
+    loaded = tfdml.Index.load(tmp_path / "new" / "index")
+    assert loaded.ids == index.ids
+    for read in (index, loaded):
+        np.testing.assert_array_equal(
+            read.classify(queries, k=3).labels, expected.classify(index.embed(queries)).labels
+        )
+        assert read.search(queries, 3).table.equals(index.search(queries, 3).table)
+    stored = read_embeddings(tmp_path / "new" / "index" / "embeddings.parquet")
+    np.testing.assert_array_equal(stored.embeddings, index.embeddings)
+    with pytest.raises(UserError, match="index exists: choose another folder"):
+        index.save(tmp_path / "new" / "index")
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["index"]
+
+
+def test_a_model_that_is_no_keras_model_is_given_again(tmp_path):
+    index = tfdml.Index(lambda x: x, distance="cosine")
+    index.add(images(LABELS, 0))
+    index.save(tmp_path / "index")
+    with pytest.raises(UserError, match="holds no model: give the one"):
+        tfdml.Index.load(tmp_path / "index")
+    loaded = tfdml.Index.load(tmp_path / "index", model=lambda x: x)
+    assert loaded.search(images([2], 5), 1).table.num_rows == 1
+    assert "label" not in loaded.search(images([2], 5), 1).table.column_names
+    with pytest.raises(UserError, match="have no labels: give `y`"):
+        loaded.classify(images([2], 5))
+
+
+def test_a_save_that_fails_leaves_nothing(index, tmp_path, monkeypatch):
+    monkeypatch.setattr(pyarrow.parquet, "write_table", lambda *_, **__: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        index.save(tmp_path / "index")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((images([1], 0), [1, 2]), "one value for each of the 1 images"),
+        ((images([1], 0), None), "give `y` with all images"),
+        ((images([1], 0), ["bee"]), "labels are of type"),
+        ((images([1], 0), [1], ["3"]), "`ids` must differ"),
+    ],
+)
+def test_what_cannot_be_added_changes_nothing(index, arguments, message):
+    with pytest.raises(UserError, match=message):
+        index.add(*arguments)
+    assert len(index) == len(index.embeddings) == len(index.labels) == 18
+
+
+def test_an_empty_index_is_refused(model, tmp_path):
+    for call in (
+        lambda i: i.search(images([1], 0)),
+        lambda i: i.classify(images([1], 0)),
+        lambda i: i.save(tmp_path / "i"),
+    ):
+        with pytest.raises(UserError, match="the index is empty"):
+            call(tfdml.Index(model))
+
+
+def test_embeddings_that_are_not_finite_are_refused():
+    index = tfdml.Index(lambda x: x / 0)
+    with pytest.raises(UserError, match="NaN or infinite"):
+        index.add(np.ones((2, 3), "float32"))
+    assert len(index) == 0

@@ -1,0 +1,205 @@
+"""`Index`: images embedded by a Keras model, to search and to classify by."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdml.embeddings.compute import embed
+from tfdml.embeddings.parquet import table_of, write_file
+from tfdml.embeddings.reader import read_embeddings, read_names
+from tfdml.errors import UserError
+from tfdml.evaluation.classification import KNNClassifier, Predictions
+from tfdml.evaluation.results import RetrievalResults
+from tfdml.evaluation.verification import Calibration, calibrate
+from tfdml.io.files import partial_folder, write_json
+from tfdml.io.manifests import read_json
+from tfdml.retrieval.exact import check_embeddings
+
+_EMBEDDINGS, _MODEL, _ABOUT = "embeddings.parquet", "model.keras", "index.json"
+
+
+class Index:
+    """Embeds images with a model, and finds and classifies others by them.
+
+    The search is exact. For galleries that outgrow the memory, write embeddings with `tfdml embed` and put them into a
+    database with `tfdml index`.
+
+    Args:
+        model: Any `keras.Model` or callable from images to (B, d) embeddings, such as a `tfdml.models.Embedder`.
+        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
+        batch_size: Images that are embedded at once.
+
+    Example:
+        >>> index = tfdml.Index(model)
+        >>> index.add(train.images.pixels(), train.labels)
+        >>> queries = test.images.pixels()[:2]
+        >>> index.search(queries, k=3).column("rank").tolist()
+        [1, 2, 3, 1, 2, 3]
+        >>> index.classify(queries).labels.shape
+        (2,)
+        >>> index.save("index")
+        >>> len(tfdml.Index.load("index")) == len(index)
+        True
+    """
+
+    def __init__(self, model: Any, *, distance: str = "cosine", batch_size: int = 100):
+        if batch_size < 1:
+            raise UserError(f"`batch_size` must be at least 1, not {batch_size}")
+        self.model, self.distance, self.batch_size = model, distance, batch_size
+        self.embeddings: np.ndarray | None = None
+        self.labels: np.ndarray | None = None
+        self.ids: list[str] = []
+        self.calibration: Calibration | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def embed(self, x: Any) -> np.ndarray:
+        """Return the embeddings (N, d) of images: an array (N, ...), or batches of them."""
+        return embed(self.model, self._batches(x) if hasattr(x, "shape") else x)
+
+    def _batches(self, x: Any) -> Iterator[Any]:
+        return (x[first : first + self.batch_size] for first in range(0, len(x), self.batch_size))
+
+    def add(self, x: Any, y: Any = None, ids: Sequence[str] | None = None) -> None:
+        """Add images, of known or of new classes.
+
+        Args:
+            x: (N, ...) images, or batches of them.
+            y: (N,) class ids (integers) or names; with all images, or with none.
+            ids: (N,) what the images are called; their numbers by default.
+
+        Raises:
+            UserError: The embeddings are not finite or of another dimension, or there is not one label and id for each.
+        """
+        embeddings = check_embeddings(self.embed(x))
+        labels = None if y is None else np.asarray(y)
+        ids = [str(len(self) + i) for i in range(len(embeddings))] if ids is None else list(map(str, ids))
+        if (labels is not None and labels.shape != (len(embeddings),)) or len(ids) != len(embeddings):
+            raise UserError(f"`y` and `ids` must have one value for each of the {len(embeddings)} images")
+        if len({*self.ids, *ids}) < len(self) + len(ids):
+            raise UserError("`ids` must differ from one another and from those in the index")
+        if self.embeddings is not None:
+            if (labels is None) != (self.labels is None):
+                raise UserError("give `y` with all images of an index, or with none")
+            if embeddings.shape[1] != self.embeddings.shape[1]:
+                raise UserError(
+                    f"the model gives {embeddings.shape[1]} dimensions, the index has {self.embeddings.shape[1]}"
+                )
+            embeddings = np.concatenate([self.embeddings, embeddings])
+            if labels is not None and self.labels is not None:
+                if (labels.dtype.kind in "iu") != (self.labels.dtype.kind in "iu"):
+                    raise UserError(f"labels are of type {labels.dtype}, those of the index of {self.labels.dtype}")
+                labels = np.concatenate([self.labels, labels])
+        self.embeddings, self.labels, self.ids = embeddings, labels, [*self.ids, *ids]
+
+    def search(self, x: Any, k: int = 10) -> RetrievalResults:
+        """Return the k nearest images of each query.
+
+        Args:
+            x: (Q, ...) images, or batches of them.
+            k: How many; all, where there are fewer.
+
+        Raises:
+            UserError: The index is empty.
+        """
+        gallery = self._filled()
+        return RetrievalResults.search(
+            self.embed(x),
+            gallery=gallery,
+            gallery_labels=self.labels,
+            gallery_ids=self.ids,
+            k=k,
+            distance=self.distance,
+        )
+
+    def calibrate(self, x: Any, y: Any, **target: Any) -> Calibration:
+        """Return a threshold on the distance below which two images are the same.
+
+        Args:
+            x: (N, ...) images of classes that the model was not trained on.
+            y: (N,) their class ids.
+            **target: `far=0.001` or `precision=0.99`, see `tfdml.evaluation.calibrate`.
+        """
+        return calibrate(self.embed(x), y, distance=self.distance, **target)
+
+    def classify(self, x: Any, k: int = 5) -> Predictions:
+        """Return the class of each image by a vote of its k nearest; "unknown" beyond the calibrated threshold.
+
+        Args:
+            x: (Q, ...) images, or batches of them.
+            k: How many images vote.
+
+        Raises:
+            UserError: The index is empty or has no labels.
+        """
+        gallery = self._filled()
+        if self.labels is None:
+            raise UserError("the images of this index have no labels: give `y` to `add`")
+        classifier = KNNClassifier(gallery, self.labels, k=k, distance=self.distance, threshold=self.calibration)
+        return classifier.classify(self.embed(x))
+
+    def _filled(self) -> np.ndarray:
+        if self.embeddings is None:
+            raise UserError("the index is empty: `add` images first")
+        return self.embeddings
+
+    def save(self, folder: str | os.PathLike) -> None:
+        """Write the index, and its model if it is a `keras.Model`, into a new folder, atomically.
+
+        `embeddings.parquet` in it is read by `tfdml evaluate` and `tfdml index`, too.
+
+        Raises:
+            UserError: The folder exists, or the index is empty.
+        """
+        gallery, folder = self._filled(), Path(folder)
+        if folder.exists():
+            raise UserError(f"{folder} exists: choose another folder, or remove it")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        images: dict[str, Any] = {"id": range(len(self)), "path": self.ids, "label": self.labels}
+        classes = None
+        if self.labels is not None and self.labels.dtype.kind not in "iu":
+            classes, images["label"] = np.unique(self.labels.astype(str), return_inverse=True)
+            images["class"], classes = classes[images["label"]].tolist(), classes.tolist()
+        about = {"distance": self.distance, "batch_size": self.batch_size, "classes": classes}
+        partial = partial_folder(folder.parent)
+        try:
+            write_file(Path(partial) / _EMBEDDINGS, table_of(images, gallery))
+            if isinstance(self.model, keras.Model):
+                self.model.save(Path(partial) / _MODEL)
+            write_json(Path(partial) / _ABOUT, about | {"calibration": self.calibration and self.calibration.to_dict()})
+            os.rename(partial, folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike, model: Any = None) -> Index:
+        """Read an index that `save` wrote.
+
+        Args:
+            folder: Its folder.
+            model: Embeds further images; by default the model that was saved with the index.
+
+        Raises:
+            UserError: The folder holds no index, or neither it nor you give a model.
+        """
+        folder = Path(folder)
+        about = read_json(folder / _ABOUT, {"distance": str, "batch_size": int})
+        if model is None:
+            if not (folder / _MODEL).is_file():
+                raise UserError(f"{folder} holds no model: give the one that embedded its images")
+            model = keras.saving.load_model(folder / _MODEL)
+        index = cls(model, distance=about["distance"], batch_size=about["batch_size"])
+        stored = read_embeddings(folder / _EMBEDDINGS)
+        index.embeddings, index.ids = stored.embeddings, list(read_names(folder / _EMBEDDINGS))
+        classes = about.get("classes")
+        index.labels = stored.labels if classes is None else np.array(classes)[stored.labels]
+        index.calibration = about.get("calibration") and Calibration.from_dict(about["calibration"])
+        return index
