@@ -45,7 +45,7 @@ def values_over_ray(cluster: str = "local", workers: int = 0) -> Callable[..., d
         gallery = None if task.gallery is None else np.asarray(task.gallery)
         plain = dataclasses.replace(task, queries=np.asarray(task.queries), gallery=gallery)
         size = task.queries.nbytes + (0 if gallery is None else gallery.nbytes)
-        require_memory(size, f"a copy of {queries:,} queries and their gallery for Ray", "leave out --cluster")
+        require_memory(size, f"a copy of {queries:,} queries and their gallery for Ray", "leave out `cluster`")
         result: dict[str, np.ndarray] = {}
         done = 0
         with ray_session(cluster, cpus=workers or None, object_store_bytes=2 * size + 2**27) as ray:
