@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfdml.embeddings.compute import embed
+from tfdml.embeddings.compute import embed, slices
 from tfdml.errors import UserError
 from tfdml.evaluation.per_query import PER_QUERY_METRICS, check_depth, requested, retrieval_task
 from tfdml.evaluation.retrieval import evaluate_retrieval
@@ -122,18 +122,15 @@ class RetrievalEvaluation(keras.callbacks.Callback):
         """
         embedder = self.embedder or (model.embedder if isinstance(model, MetricLearner) else model)
         if self.y is not None:
-            embeddings, labels = embed(embedder, self._slices(self.x)), self.y
+            embeddings, labels = embed(embedder, slices(self.x, self.batch_size)), self.y
         else:
             parts: list[np.ndarray] = []
             embeddings, labels = embed(embedder, _images(self.x, parts)), np.concatenate(parts)
-        gallery = None if self.gallery is None else embed(embedder, self._slices(self.gallery))
+        gallery = None if self.gallery is None else embed(embedder, slices(self.gallery, self.batch_size))
         measured = evaluate_retrieval(
             embeddings, labels, gallery, self.gallery_labels, metrics=self.names, distance=self.distance
         )
         return {name: measured[name] for name in self.names}
-
-    def _slices(self, images: Any) -> Iterator[Any]:
-        return (images[first : first + self.batch_size] for first in range(0, len(images), self.batch_size))
 
 
 def _images(batches: Any, labels: list[np.ndarray]) -> Iterator[Any]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
-from tfdml.embeddings.compute import embed
+from tfdml.embeddings.compute import embed, slices
 from tfdml.embeddings.parquet import table_of, write_file
 from tfdml.embeddings.reader import read_embeddings, read_names
 from tfdml.errors import UserError
@@ -63,10 +63,7 @@ class Index:
 
     def embed(self, x: Any) -> np.ndarray:
         """Return the embeddings (N, d) of images: an array (N, ...), or batches of them."""
-        return embed(self.model, self._batches(x) if hasattr(x, "shape") else x)
-
-    def _batches(self, x: Any) -> Iterator[Any]:
-        return (x[first : first + self.batch_size] for first in range(0, len(x), self.batch_size))
+        return embed(self.model, slices(x, self.batch_size) if hasattr(x, "shape") else x)
 
     def add(self, x: Any, y: Any = None, ids: Sequence[str] | None = None) -> None:
         """Add images, of known or of new classes.

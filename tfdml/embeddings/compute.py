@@ -94,6 +94,16 @@ def embed_batches(
         yield vectors[:count]
 
 
+def slices(images: Any, batch_size: int) -> Iterator[Any]:
+    """Yield the batches of an array of images, the last one perhaps smaller.
+
+    Example:
+        >>> [len(batch) for batch in slices(np.zeros((5, 2)), 2)]
+        [2, 2, 1]
+    """
+    return (images[first : first + batch_size] for first in range(0, len(images), batch_size))
+
+
 def _runner(embedder: Any) -> Callable[[Any], Any]:
     """How to call the embedder on one batch after another without tracing it for each."""
     if not isinstance(embedder, keras.Model):
