@@ -69,9 +69,9 @@ def _loop(path, good):
 KINDS = {
     _truncated: "truncated JPEG",
     _empty: "empty file",
-    _web_page: "HTML page",
-    _archive: "zip archive",
-    _zeros: "zero bytes",
+    _web_page: "it begins with b'<!DOCTYPE html>",
+    _archive: r"it begins with b'PK\x03\x04",
+    _zeros: r"it begins with b'\x00\x00",
     _bomb: "too large",
     _tiff: "TIFF",
     _damaged_in_the_middle: "damaged",

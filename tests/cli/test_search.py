@@ -117,7 +117,7 @@ def test_images_are_queries(commands, tmp_path):
             assert distance == pytest.approx(0, abs=2e-3)
     status, _, errors = commands.run("search", f"--gallery={tmp_path}/retriever", asked, "--max_distance=calibrated")
     assert status == 2
-    assert "was built without a calibration: export its embedder with tfdml export --calibrate" in errors
+    assert "was built without a calibration: export its embedder with `calibrate=far=0.001`" in errors
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ def write_files(folder: pathlib.Path, finished: pathlib.Path) -> None:
     write_photos(folder / "photos", classes=[f"{i:02}" for i in range(40)], images=6)
     (folder / "queries").mkdir()
     write_photo(folder / "queries" / "car.jpg")
+    write_photo(folder / "car.jpg")
     for path, name in _LINKS.items():
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).symlink_to(finished / name, target_is_directory=True)
