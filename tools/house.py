@@ -22,7 +22,7 @@ from collections.abc import Iterator
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 MOST_IN_A_FOLDER = 12
 MOST_MODULES = 230
-MOST_LINES = 26_400
+MOST_LINES = 27_200
 
 #: Modules that one other module imports, and what a reader looks for in them.
 SINGLE_USE = {
