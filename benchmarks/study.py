@@ -78,7 +78,8 @@ def main():
     parser.add_argument("--study", choices=sorted(STUDIES))
     parser.add_argument("--data_dir")
     parser.add_argument("--weights", default="", help="of the backbone, where the study starts from some")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--first_seed", type=int, default=0)
     parser.add_argument("--rows", nargs="*", default=[], help="their names; by default all")
     parser.add_argument("--runs", type=pathlib.Path, default=pathlib.Path("runs/study"), help="where they train")
     parser.add_argument("--beside", default="", help="a row that all others are judged beside, in place of their bases")
@@ -91,9 +92,10 @@ def main():
             parser.error(f"--rows: unknown {sorted(unknown)}" if unknown else f"{arguments.results}: of another study")
         if not arguments.data_dir:
             parser.error("--data_dir: name the folder of the images")
-        flags = [f"--data_dir={pathlib.Path(arguments.data_dir).resolve()}", "--selection_metric=recall@1"]
+        flags = [f"--data_dir={pathlib.Path(arguments.data_dir).resolve()}"]
+        flags += [] if arguments.study.startswith("ten_") else ["--selection_metric=recall@1"]
         flags += [f"--weights={pathlib.Path(arguments.weights).resolve()}"] if arguments.weights else []
-        for seed in range(arguments.seeds):
+        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
             for row in STUDIES[arguments.study]:
                 runs = study["rows"].setdefault(row.name, {"base": row.base, "flags": row.command(), "seeds": {}})
                 if str(seed) in runs["seeds"] or (arguments.rows and row.name not in arguments.rows):
