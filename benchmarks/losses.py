@@ -8,7 +8,7 @@ Both sides get the same float32 vectors, classes of --per_class images, and as m
 `tfdml.interop.from_pml` makes of the name, in a graph as `model.fit` runs it (--xla: compiled by XLA). A line states
 the median of the rounds and the most memory that a process has taken for it, graph and smaller batches included, and
 ours divided by theirs: below 1 ours is quicker, or smaller. A side that takes more than --limit seconds or --memory
-GiB is stopped, and said to fail.
+GiB is stopped, and said to fail. A second table has the least and the largest share at each batch.
 """
 
 import argparse
@@ -164,12 +164,14 @@ def main():
     own = [sys.executable, "-m", "benchmarks.losses", *["--serve_xla"] * arguments.xla, "--serve", threads]
     peer = [arguments.torch_python, str(ROOT / "benchmarks" / "losses_peer.py"), threads]
     sides = [Side(command, arguments.limit, arguments.memory) for command in (own, peer)]
-    print("| loss | B | ours, ms | theirs, ms | time | ours, MiB | theirs, MiB | memory | values differ by |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    columns = ["loss", *(f"{batch:,}" for batch in arguments.batches), f"MiB at {arguments.batches[-1]:,}"]
+    print("| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|", flush=True)
+    shares = {batch: [] for batch in arguments.batches}
     try:
         for wanted in CASES:
             if arguments.losses and wanted["name"] not in arguments.losses:
                 continue
+            cells = ["`" + wanted["name"] + "`" + (f", {wanted['miner']}" if wanted["miner"] else "")]
             for batch in arguments.batches:
                 request = {
                     "case": wanted,
@@ -182,27 +184,28 @@ def main():
                     for side, found in zip(sides, answers, strict=True):
                         if not found or "error" not in found[-1]:
                             found.append(side.ask(request))
-                print(line(wanted, batch, answers), flush=True)
+                sides_found = [column(found) for found in answers]
+                cells.append(beside(sides_found, answers, 0, ",.1f"))
+                shares[batch] += [sides_found[0][0] / sides_found[1][0]] if all(sides_found) else []
+            print("| " + " | ".join([*cells, beside(sides_found, answers, 1, ",.0f")]) + " |", flush=True)
             # The next loss begins with the memory of a new process.
             for side in sides:
                 side.close()
     finally:
         for side in sides:
             side.close()
+    print("\n| batch | least | most |\n|---|---|---|")
+    for batch, found in shares.items():
+        print(f"| {batch:,} | {min(found):.2f} | {max(found):.2f} |" if found else f"| {batch:,} | | |")
 
 
-def line(wanted, batch, answers):
-    """A row of the table."""
-    ours, theirs = (column(found) for found in answers)
-    name = wanted["name"] + (f", {wanted['miner']}" if wanted["miner"] else "")
-    cells = [name, f"{batch:,}"]
-    for place, unit in ((0, ",.1f"), (1, ",.0f")):
-        for found, why in zip((ours, theirs), answers, strict=True):
-            cells.append(format(found[place], unit) if found else why[-1]["error"])
-        cells.append(f"{ours[place] / theirs[place]:.2f}" if ours and theirs and theirs[place] > 0 else "")
-    values = [found[-1].get("value") for found in answers]
-    cells.append(f"{abs(values[0] - values[1]) / max(abs(values[1]), 1e-9):.0e}" if ours and theirs else "")
-    return "| " + " | ".join(cells) + " |"
+def beside(sides, answers, place, unit):
+    """A cell: ours / theirs = share, of the time (0) or the memory (1)."""
+    told = [
+        format(found[place], unit) if found else why[-1]["error"] for found, why in zip(sides, answers, strict=True)
+    ]
+    share = f" = {sides[0][place] / sides[1][place]:.2f}" if all(sides) and sides[1][place] > 0 else ""
+    return " / ".join(told) + share
 
 
 if __name__ == "__main__":

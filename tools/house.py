@@ -6,6 +6,7 @@
 - Tests mirror the package: `tests/<path>/test_<module>.py` is the test of `tfdml/<path>/<module>.py`, or one of several
   (`OF_SEVERAL`).
 - Text has the words of the field, and none of `WORDS`.
+- Pages have the numbers of `docs/numbers` (`tools/numbers.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import re
 import sys
 import tokenize
 from collections.abc import Iterator
+
+from tools import numbers
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 MOST_IN_A_FOLDER = 12
@@ -147,6 +150,7 @@ def faults() -> Iterator[str]:
             yield f"{name}: in SINGLE_USE, and not imported by one module"
     yield from _unmirrored()
     yield from _words()
+    yield from numbers.faults()
 
 
 def _unmirrored() -> Iterator[str]:

@@ -1,4 +1,7 @@
-"""The commands of the pages that a new user follows, run by an installed tfdml in an empty folder, on small data."""
+"""The commands of the pages that a new user follows, run by an installed tfdml in an empty folder, on small data.
+
+python -m tests.docs.installed     prints them
+"""
 
 from __future__ import annotations
 
@@ -89,3 +92,11 @@ def made_small(words: list[str]) -> list[str]:
         words.append("--dataset_options=images_per_class=4, size=32")
     # A network that has hardly been trained loses what a better one keeps.
     return words + (["--min_cosine=-1", "--max_recall_drop=1"] if words[0] == "export" and "--run_dir" in given else [])
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        run, left_out = commands(page)
+        print(page)
+        print("".join(f"  tfdml {shlex.join(words)}\n" for words in run), end="")
+        print("".join(f"  not run: {text}: {reason}\n" for text, reason in left_out.items()), end="")

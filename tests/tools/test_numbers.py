@@ -1,0 +1,63 @@
+"""Pages are filled from `docs/numbers`, and the data of the studies are compared with their checksums."""
+
+import hashlib
+import json
+
+import pytest
+
+from tools import numbers, study_data
+
+TABLE = {"columns": ["", "ours", "theirs"], "rows": [["a step, ms", "210", "411"], ["MAP@R", "", "7.4"]]}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "speed.json").write_text(json.dumps({"table": TABLE, "images": 60502}))
+    return tmp_path
+
+
+def test_pages_have_the_numbers_of_their_files():
+    assert list(numbers.faults()) == []
+
+
+def test_no_file_is_larger_than_a_page_needs():
+    assert max(path.stat().st_size for path in numbers.NUMBERS.glob("*")) < 100_000
+
+
+def test_places_are_filled_again_and_again(folder):
+    page = "It takes <!--=speed/table/a step, ms/ours-->1<!--=--> ms for <!--=speed/images--><!--=--> images."
+    once = numbers.filled(page, folder)
+    assert ">210<" in once
+    assert ">60,502<" in once
+    assert numbers.filled(once, folder) == once
+
+
+def test_a_table_is_written_and_read(folder):
+    text = numbers.filled("<!--=speed/table--><!--=-->", folder)
+    assert "| MAP@R | | 7.4 |" in text
+    assert numbers.tables(text) == [TABLE]
+
+
+@pytest.mark.parametrize("key", ["none/table", "speed/none", "speed/table/MAP@R/none", "speed/images/more"])
+def test_a_key_without_a_number_is_an_error(folder, key):
+    with pytest.raises(KeyError):
+        numbers.lookup(key, folder)
+
+
+def test_a_record_has_command_machine_versions_and_date(tmp_path):
+    numbers.write("speed", "python -m benchmarks.speed", {"table": TABLE}, tmp_path)
+    found = json.loads((tmp_path / "speed.json").read_text())
+    assert list(found) == ["command", "machine", "versions", "date", "table"]
+    assert found["table"] == TABLE
+
+
+def test_study_data_are_compared_with_their_checksums(tmp_path):
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    (source / "a.json").write_text("{}")
+    study_data.fetch(str(source), out, {"a.json": hashlib.sha256(b"{}").hexdigest()})
+    assert (out / "a.json").read_text() == "{}"
+    (source / "a.json").write_text("{ }")
+    with pytest.raises(SystemExit, match="SHA-256"):
+        study_data.fetch(str(source), tmp_path / "other", {"a.json": hashlib.sha256(b"{}").hexdigest()})
+    assert not list((tmp_path / "other").iterdir())

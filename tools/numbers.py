@@ -1,0 +1,144 @@
+"""Every measured number has one home, `docs/numbers/NAME.json`; the marked places of the pages are filled from there.
+
+    python -m tools.numbers             fill the pages
+    python -m tools.numbers --check     print the pages that differ, as `make lint` does
+    python -m tools.numbers --record=losses -- python -m benchmarks.losses    run it, and keep its tables
+
+A place is text between `<!--=NAME/KEY-->` and `<!--=-->`, on one line or around a block. A key leads through objects
+by name, and through a table by the first cell of a row and the name of a column: `training/table/MAP@R/tfdml`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+NUMBERS = ROOT / "docs" / "numbers"
+PLACE = re.compile(r"<!--=(?P<key>[^>]+)-->(?P<text>.*?)<!--=-->", re.DOTALL)
+
+
+def pages() -> list[pathlib.Path]:
+    """Return the pages that may hold numbers."""
+    return [ROOT / "README.md", ROOT / "export" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def lookup(key: str, folder: pathlib.Path = NUMBERS) -> Any:
+    """Return the value of a key.
+
+    Raises:
+        KeyError: There is none.
+    """
+    name, *parts = key.split("/")
+    path = folder / f"{name}.json"
+    if not path.is_file():
+        raise KeyError(f"{key}: no {path.name}")
+    value: Any = json.loads(path.read_text(encoding="utf-8"))
+    for part in parts:
+        if isinstance(value, dict) and "columns" in value:
+            rows = {row[0]: dict(zip(value["columns"], row, strict=True)) for row in value["rows"]}
+            value = rows
+        if not isinstance(value, dict) or part not in value:
+            raise KeyError(f"{key}: no {part!r}")
+        value = value[part]
+    return value
+
+
+def render(value: Any) -> str:
+    """Return a value as Markdown: a number with separators, a table, or text as it is."""
+    if isinstance(value, dict):
+        lines = [value["columns"], ["---"] * len(value["columns"]), *value["rows"]]
+        table = ["|" + "".join(f" {render(cell)}".rstrip() + " |" for cell in line) for line in lines]
+        table[1] = table[1].replace(" ", "")
+        return "\n\n" + "\n".join(table) + "\n\n"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def filled(text: str, folder: pathlib.Path = NUMBERS) -> str:
+    """Return a page with its places filled."""
+    return PLACE.sub(lambda place: f"<!--={place['key']}-->{render(lookup(place['key'], folder))}<!--=-->", text)
+
+
+def faults() -> Iterator[str]:
+    """Yield the pages that differ from the numbers, a line each, and the numbers of no page."""
+    used = set()
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        used |= {place["key"].partition("/")[0] for place in PLACE.finditer(text)}
+        try:
+            if filled(text) != text:
+                yield f"{page.relative_to(ROOT)}: differs from docs/numbers; run python -m tools.numbers"
+        except KeyError as error:
+            yield f"{page.relative_to(ROOT)}: {error.args[0]}"
+    yield from (f"docs/numbers/{path.name}: on no page" for path in NUMBERS.glob("*.json") if path.stem not in used)
+
+
+def tables(text: str) -> list[dict]:
+    """Return the Markdown tables in what a command printed."""
+    found = re.findall(r"^\|.*\n\|[-:|]+\n(?:\|.*\n?)*", text, re.MULTILINE)
+    split = [[[cell.strip() for cell in line[1:-1].split("|")] for line in each.splitlines()] for each in found]
+    return [{"columns": lines[0], "rows": lines[2:]} for lines in split]
+
+
+def write(name: str, command: str, values: dict, folder: pathlib.Path = NUMBERS) -> None:
+    """Write `NAME.json`: the values, with the command, the machine, the versions and the date."""
+    packages = ("tfdml", "keras", "tensorflow", "numpy")
+    about = {
+        "command": command,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "versions": f"Python {platform.python_version()}, "
+        + ", ".join(f"{package} {importlib.metadata.version(package)}" for package in packages),
+        "date": datetime.date.today().isoformat(),
+    }
+    text = json.dumps({**about, **values}, indent=1, ensure_ascii=False)
+    # A row of a table is a line.
+    text = re.sub(r"\[\n\s+([^\[\]{}]*?)\n\s+\]", lambda found: "[" + re.sub(r"\n\s+", " ", found[1]) + "]", text)
+    (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+
+
+def record(name: str, command: list[str]) -> None:
+    """Run a command, and keep the tables that it prints: `table`, `table 2`, ...; of text without one, the lines."""
+    printed = []
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            printed.append(line)
+    if process.returncode:
+        sys.exit(f"{' '.join(command)}: ended with status {process.returncode}")
+    found = tables("".join(printed))
+    values: dict[str, Any] = {f"table {i}" if i > 1 else "table": table for i, table in enumerate(found, 1)}
+    if not found:
+        values = {"output": "".join(printed).splitlines()}
+    write(name, " ".join([pathlib.Path(command[0]).name, *command[1:]]), values)
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("--record", metavar="NAME", help="of the file; the command follows")
+    parser.add_argument("command", nargs="*")
+    arguments = parser.parse_args()
+    if arguments.record:
+        record(arguments.record, arguments.command)
+    if arguments.check:
+        print("\n".join(differ := list(faults())))
+        sys.exit(bool(differ))
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        if (new := filled(text)) != text:
+            page.write_text(new, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
