@@ -32,7 +32,7 @@ class Pairs:
         anchors: (b, d), or (b, ...) for other representations.
         references: (B, d).
         positives: (b, B) booleans, the pairs of two images of one class. An anchor is never its own positive.
-        negatives: (b, B) booleans, the pairs of images of different classes.
+        negatives: (b, B) booleans, the pairs of images of different classes. A pair that is in neither is unknown.
         labels: (B,) integers, or rows (B, L), of the references. Without labels these three are None.
         num_anchors: The number of anchors of the whole batch: a number, or a scalar.
         within: Whether the references are images of the batch alone, without a memory.
@@ -50,6 +50,7 @@ class Pairs:
     labels: Any = None
     positives: Any = None
     negatives: Any = None
+    _similarities: Any = None
     num_anchors: Any = None
     within = True
     #: What `distances()` are where none is named.
@@ -101,12 +102,25 @@ class Pairs:
 
     def _set_labels(self, labels) -> None:
         together = pairwise.together(self.of_anchors(labels), labels, self._relation)
-        self.labels = labels
+        self.labels, self._similarities = labels, None
+        if together.dtype != "bool":
+            known = ops.logical_and(ops.logical_not(ops.isnan(together)), self.others)
+            # Of unknown pairs 0, as a NaN would get into gradients even where it is masked.
+            self._similarities = ops.where(known, together, 0.0)
+            together = self._similarities >= getattr(self._relation, "threshold", 0.5)
+            self.positives = ops.logical_and(known, together)
+            self.negatives = ops.logical_and(known, ops.logical_not(together))
+            return
         self.positives = ops.logical_and(together, self.others)
         self.negatives = ops.logical_not(together)
         if self._relation is not None:
             # An image without any label belongs to none, not even to itself.
             self.negatives = ops.logical_and(self.negatives, self.others)
+
+    @property
+    def similarities(self):
+        """(b, B) float32, how similar the images of each positive and negative are said to be; 1 and 0 by class."""
+        return ops.cast(self.positives, "float32") if self._similarities is None else self._similarities
 
     @property
     def square(self) -> bool:

@@ -270,7 +270,7 @@ def identity_mask(count, size=None, first=0):
 
 
 def together(a, b, relation: Callable | None = None):
-    """Return (N, M) booleans, whether images of labels `a` and `b` belong together.
+    """Return (N, M), whether images of labels `a` and `b` belong together: booleans, or float32 similarities.
 
     Args:
         a: (N,) integers, or rows (N, L).
@@ -288,7 +288,8 @@ def together(a, b, relation: Callable | None = None):
         raise ValueError(
             f"a relation must return a matrix (N, M) for labels (N, L) and (M, L), not one of shape {found.shape}"
         )
-    return ops.cast(found, "bool")
+    graded = "float" in keras.backend.standardize_dtype(found.dtype)
+    return ops.cast(found, "float32" if graded else "bool")
 
 
 def mean(x):

@@ -112,6 +112,7 @@ K = (1, 2, 4, 8, 16)
 GROUPS = [
     *contrastive(),
     *(cases(losses.CosineContrastiveLoss, plain_references.cosine_contrastive, at) for at in (0.5, -0.1)),
+    *(cases(losses.CosineSimilarityLoss, references.cosine_similarity, *ends) for ends in ((0.0, 1.0), (-1.0, 4.0))),
     cases(losses.BinomialDevianceLoss, plain_references.binomial, 2.0, 0.5, 25.0),
     cases(losses.BinomialDevianceLoss, plain_references.binomial, 5.0, 0.0, 1.0),
     *(margin(*numbers) for numbers in ((0.2, 1.2), (0.5, 0.9), (0.0, 1.0))),
@@ -167,6 +168,7 @@ NO_PAIR = (*NO_POSITIVE, "no negative")
 NOTHING = [
     (losses.ContrastiveLoss(), ALONE),
     (losses.CosineContrastiveLoss(), ALONE),
+    (losses.CosineSimilarityLoss(), ALONE),
     (losses.BinomialDevianceLoss(), ALONE),
     (losses.MarginLoss(), NO_POSITIVE),
     (losses.RankedListLoss(), ALONE),
@@ -196,6 +198,7 @@ REFUSED = [
     (lambda: losses.ContrastiveLoss(average="hard"), "average must be 'active' or 'all'"),
     (lambda: losses.CosineContrastiveLoss(-1.1), "margin must be at least -1 and at most 1"),
     (lambda: losses.CosineContrastiveLoss(2.0), "margin must be at least -1 and at most 1"),
+    (lambda: losses.CosineSimilarityLoss(low=1.0), "high must be above low, 1, not 1"),
     (lambda: losses.MarginLoss(alpha=-0.1), "alpha must not be negative"),
     (lambda: losses.RankedListLoss(margin=0.4, boundary=0.3), r"boundary must be at least 0\.4, not 0\.3"),
     (lambda: losses.RankedListLoss(balance=2), "balance must be at least 0 and at most 1"),

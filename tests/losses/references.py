@@ -100,6 +100,12 @@ def quadruplet(labels, x, margin=0.2, pair_margin=0.1, kind="euclidean", average
     return value if reduction == "sum" else ratio(value, len(x))
 
 
+def cosine_similarity(labels, x, low=0.0, high=1.0, reduction="mean"):
+    pairs = [(i, j, 1.0) for i, j in positive_pairs(labels)] + [(i, j, 0.0) for i, j in negative_pairs(labels)]
+    values = [(cosine(x[i], x[j]) - (similarity - low) / (high - low)) ** 2 for i, j, similarity in pairs]
+    return total(values) if reduction == "sum" else mean(values)
+
+
 def margin_loss(labels, x, alpha=0.2, beta=1.2, reduction="mean", probabilities=None):
     """`probabilities` freezes the distribution of the negatives."""
     drawn = draw_probabilities(labels, x) if probabilities is None else probabilities
@@ -125,8 +131,9 @@ def angular(labels, x, alpha_degrees=45.0, reduction="mean"):
     x, t = unit(x), math.tan(math.radians(alpha_degrees)) ** 2
     values = []
     for a, p in positive_pairs(labels):
-        if negatives(labels, a):
-            terms = [4 * t * dot(x[a] + x[p], x[n]) - 2 * (1 + t) * dot(x[a], x[p]) for n in negatives(labels, a)]
+        far = [n for n in negatives(labels, a) if n in negatives(labels, p)]
+        if far:
+            terms = [4 * t * dot(x[a] + x[p], x[n]) - 2 * (1 + t) * dot(x[a], x[p]) for n in far]
             values.append(log1p_sum_exp(terms))
     return total(values) if reduction == "sum" else mean(values)
 
@@ -174,7 +181,7 @@ def sup_con(labels, x, temperature=0.1, reduction="mean"):
     values = []
     for i in range(len(x)):
         logits = [cosine(x[i], row) / temperature for row in x]
-        over = log_sum_exp([logit for j, logit in enumerate(logits) if j != i])
+        over = log_sum_exp([logits[j] for j in positives(labels, i) + negatives(labels, i)])
         if positives(labels, i):
             values.append(mean([over - logits[j] for j in positives(labels, i)]))
     return total(values) if reduction == "sum" else mean(values)
@@ -186,10 +193,10 @@ def soft_histogram(values, low, high, bins):
 
 
 def histogram(labels, x, bins=100, reduction="mean"):
-    pairs = [(i, j) for i in range(len(x)) for j in range(len(x)) if i < j]
-    cosines = {(i, j): min(max(cosine(x[i], x[j]), -1.0), 1.0) for i, j in pairs}
-    near = [s for (i, j), s in cosines.items() if int(labels[i]) == int(labels[j])]
-    far = [s for (i, j), s in cosines.items() if int(labels[i]) != int(labels[j])]
+    near, far = (
+        [min(max(cosine(x[i], x[j]), -1.0), 1.0) for i, j in pairs if i < j]
+        for pairs in (positive_pairs(labels), negative_pairs(labels))
+    )
     if not near or not far:
         return 0.0
     near_nodes = [h / len(near) for h in soft_histogram(near, -1.0, 1.0, bins)]
@@ -201,8 +208,8 @@ def histogram(labels, x, bins=100, reduction="mean"):
 def fast_ap(labels, x, bins=10, reduction="mean"):
     values = []
     for i in range(len(x)):
-        squared = {j: min(max(2 - 2 * cosine(x[i], x[j]), 0.0), 4.0) for j in range(len(x)) if j != i}
         near = positives(labels, i)
+        squared = {j: min(max(2 - 2 * cosine(x[i], x[j]), 0.0), 4.0) for j in near + negatives(labels, i)}
         if not near:
             continue
         relevant = soft_histogram([squared[j] for j in near], 0.0, 4.0, bins)
@@ -277,7 +284,7 @@ def soft_nearest_neighbor(labels, x, temperature=0.2, kind="sqeuclidean", reduct
     for a in range(len(x)):
         if positives(labels, a):
             near = [-distance(x[a], x[p], kind) / temperature for p in positives(labels, a)]
-            others = [-distance(x[a], x[j], kind) / temperature for j in range(len(x)) if j != a]
+            others = near + [-distance(x[a], x[n], kind) / temperature for n in negatives(labels, a)]
             values.append(log_sum_exp(others) - log_sum_exp(near))
     return reduced(values, reduction)
 
@@ -331,7 +338,8 @@ def smooth_ap(labels, x, temperature=0.01, reduction="mean"):
     values = []
     for i in range(len(x)):
         s = [cosine(x[i], row) for row in x]
-        near, others = positives(labels, i), [k for k in range(len(x)) if k != i]
+        near = positives(labels, i)
+        others = near + negatives(labels, i)
         terms = []
         for j in near:
             first, rank = (
@@ -347,7 +355,8 @@ def recall_at_k(labels, x, ks=(1, 2, 4, 8, 16), t_rank=0.01, t_recall=1.0, reduc
     values = []
     for i in range(len(x)):
         s, near = [cosine(x[i], row) for row in x], positives(labels, i)
-        ranks = [1 + total(smooth_step((s[k] - s[j]) / t_rank) for k in range(len(x)) if k not in (i, j)) for j in near]
+        others = near + negatives(labels, i)
+        ranks = [1 + total(smooth_step((s[k] - s[j]) / t_rank) for k in others if k != j) for j in near]
         if near:
             found = [min(total(smooth_step((k - rank) / t_recall) for rank in ranks), k) for k in ks]
             values.append(1 - mean([number / min(k, len(near)) for k, number in zip(ks, found, strict=True)]))

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tests import references
 from tests.losses import cases
+from tests.losses import references as loss_references
 from tests.losses.references import log1p_sum_exp
 from tests.marks import first_quick
 from tests.mathematics import (
@@ -25,7 +26,7 @@ from tests.models.networks import coloured_batch, tiny_embedder
 from tests.played_replicas import sum_and_gradient
 from tfdml import interop, losses, models, objectives
 from tfdml.losses.base import PairLoss
-from tfdml.mining import AngularMiner, EasyPositiveMiner, SameLabel, shares_a_label
+from tfdml.mining import AngularMiner, EasyPositiveMiner, GivenPairs, Jaccard, SameLabel, shares_a_label
 from tfdml.mining.base import named_miners
 from tfdml.pairs import Pairs
 
@@ -521,3 +522,83 @@ def test_label_rows_without_a_relation_are_refused():
 def test_what_is_no_relation_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call(losses.ContrastiveLoss())
+
+
+IDS = np.array([40, 3, 17, 8, 25, 2, 31, 12, 9, 50])
+
+
+def given_pairs(labels, share, ids=IDS):
+    """A share of the pairs of different images, one by one, and which they are; the last image is in none."""
+    count, kept = len(labels), np.random.default_rng(5).random((len(labels),) * 2) < share
+    pairs = [(i, j) for i in range(count - (share < 1)) for j in range(i) if kept[i, j]]
+    return GivenPairs([(ids[i], ids[j], labels[i] == labels[j]) for i, j in pairs]), {frozenset(pair) for pair in pairs}
+
+
+@pytest.mark.parametrize("case", cases.MEANS.values(), ids=cases.MEANS)
+def test_pairs_that_are_not_given_are_neither_positive_nor_negative(case, monkeypatch):
+    labels, x = random_batch(3, 10, 3, 5)
+    relation, known = given_pairs(labels, 0.6)
+    loss = case.loss.with_positives(relation)
+    value, (gradient,) = value_and_gradients(lambda e: loss(IDS, e), x)
+    for module in (references, loss_references):
+        for kind in ("positive", "negative"):
+            of, among = getattr(loss_references, f"{kind}s"), getattr(references, f"{kind}_pairs")
+            monkeypatch.setattr(
+                module, f"{kind}s", lambda y, i, of=of: [j for j in of(y, i) if {i, j} in known], raising=False
+            )
+            monkeypatch.setattr(
+                module, f"{kind}_pairs", lambda y, among=among: [pair for pair in among(y) if {*pair} in known]
+            )
+    assert_close(value, case.reference(labels, np.float64(x)), 2e-5, floor=1e-5)
+    of_each_image = isinstance(loss, losses.VICRegLoss) or getattr(loss, "l2", 0)
+    assert np.any(gradient)
+    if not of_each_image:
+        np.testing.assert_array_equal(gradient[-1], 0.0)
+
+
+@pytest.mark.parametrize("case", cases.MEANS.values(), ids=cases.MEANS)
+def test_complete_pairs_are_class_labels(case):
+    labels, x = random_batch(3, 10, 3, 5)
+    expected, (expected_gradient,) = value_and_gradients(lambda e: case.loss(labels, e), x)
+    loss = case.loss.with_positives(given_pairs(labels, 1)[0])
+    value, (gradient,) = value_and_gradients(lambda e: loss(IDS, e), x)
+    np.testing.assert_array_equal(value, expected)
+    np.testing.assert_array_equal(gradient, expected_gradient)
+
+
+def test_an_update_by_complete_pairs_is_that_by_class_labels():
+    labels, images = coloured_batch()
+    ids = np.random.default_rng(0).permutation(len(labels))
+    by_class = [losses.MultiSimilarityLoss(), losses.HistogramLoss()]
+    updated = []
+    for replaced in (False, True):
+        relation = given_pairs(labels, 1, ids)[0]
+        terms = [loss.with_positives(relation) if replaced else loss for loss in by_class]
+        memory = objectives.CrossBatchMemory(terms[0], size=24, name="xbm")
+        keras.utils.set_random_seed(0)
+        learner = models.MetricLearner(tiny_embedder(), [*terms, memory], gradient_cache=5)
+        learner.compile(keras.optimizers.SGD(0.05), run_eagerly=True)
+        for _ in range(2):
+            logs = learner.train_on_batch(images, ids if replaced else labels, return_dict=True)
+        updated.append([*(np.array(weight) for weight in learner.embedder.trainable_variables), *logs.values()])
+    for found, expected in zip(*updated, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_given_similarities_are_targets_and_have_a_threshold():
+    x = random_batch(0, 6, 3, 5)[1]
+    grades = {(0, 1): 4.5, (1, 2): 1.0, (2, 5): 3.0, (0, 3): 0.0}
+    relation = GivenPairs([(*pair, grade) for pair, grade in grades.items()], threshold=2.5)
+    loss = losses.CosineSimilarityLoss(high=5.0).with_positives(relation)
+    expected = np.mean([(references.cosine(x[i], x[j]) - grade / 5) ** 2 for (i, j), grade in grades.items()])
+    value, (gradient,) = value_and_gradients(lambda e: loss(np.arange(6), e), x)
+    assert_close(value, expected)
+    np.testing.assert_array_equal(gradient[4], 0.0)
+    pairs = Pairs.of_batch(x, np.arange(6)[:, None], relation)
+    assert {(int(i), int(j)) for i, j in np.argwhere(pairs.positives)} == {(0, 1), (1, 0), (2, 5), (5, 2)}
+    assert int(np.sum(pairs.negatives)) == 4
+    sets = np.array([[1, 1, 0], [1, 1, 1], [0, 0, 1]])
+    overlaps = Pairs.of_batch(np.eye(3), sets, Jaccard(0.5))
+    assert_close(np.array(overlaps.similarities)[0], [0.0, 2 / 3, 0.0])
+    assert np.argwhere(overlaps.positives).tolist() == [[0, 1], [1, 0]]
+    assert np.array(overlaps.negatives)[2].tolist() == [True, True, False]

@@ -295,3 +295,36 @@ def test_a_miner_and_its_loss_share_the_distances():
     assert_close(gradient, value_and_gradients(lambda e: expected(labels, e), x)[1][0])
     assert np.any(gradient)
     assert_close(value, expected(labels, x))
+
+
+def test_given_pairs_are_looked_up_as_in_a_dictionary():
+    rng = np.random.default_rng(0)
+    ids = rng.choice(2**31 - 1, 40, replace=False)
+    known = {}
+    for _ in range(300):
+        a, b = rng.choice(ids[:30], 2, replace=False)
+        known.setdefault(frozenset((int(a), int(b))), float(rng.normal()))
+    relation = mining.GivenPairs([(*pair, value) for pair, value in known.items()], threshold=0.0)
+    a, b = ids[:35], rng.permutation(ids)[:17]
+    expected = [[known.get(frozenset((int(i), int(j))), np.nan) for j in b] for i in a]
+    np.testing.assert_array_equal(relation(a[:, None], b[:, None]), np.float32(expected))
+    again = mining.GivenPairs.from_config(json.loads(json.dumps(relation.get_config())))
+    np.testing.assert_array_equal(again(a[:, None], b[:, None]), np.float32(expected))
+    assert again.threshold == 0.0
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ([], r"pairs must be \(P, 3\) finite numbers"),
+        ([(0, 1)], r"pairs must be \(P, 3\) finite numbers"),
+        ([(0, 1, np.nan)], r"pairs must be \(P, 3\) finite numbers"),
+        ([(0, 1.5, 1)], "must be integers from 0 to"),
+        ([(0, 2**31, 1)], "must be integers from 0 to"),
+        ([(3, 3, 1)], "image 3 is paired with itself"),
+        ([(3, 4, 1), (4, 3, 0)], "the pair of 3 and 4 has two similarities, 0 and others"),
+    ],
+)
+def test_pairs_that_cannot_be_are_refused(pairs, message):
+    with pytest.raises(ValueError, match=message):
+        mining.GivenPairs(pairs)

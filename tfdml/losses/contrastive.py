@@ -1,4 +1,4 @@
-"""Losses that bound single distances: contrastive, binomial deviance, margin, ranked list, VICReg."""
+"""Losses that bound single distances: contrastive, binomial deviance, margin, ranked list, VICReg, regression."""
 
 from __future__ import annotations
 
@@ -101,6 +101,49 @@ class CosineContrastiveLoss(PairLoss):
         active = ops.logical_and(negatives, hinge > 0)
         pull = self.over_pairs(pairs, ops.square(cosines - 1.0), positives)
         return 0.5 * (pull + self.over_pairs(pairs, hinge, active))
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class CosineSimilarityLoss(PairLoss):
+    """Regression of the cosine s_ij on a given, graded similarity t_ij: L = mean of (s_ij - t_ij)^2.
+
+    The mean is over ordered pairs whose similarity is known. It is given by a relation that returns similarities, such
+    as `tfdml.mining.GivenPairs` or `tfdml.mining.Jaccard`. With class labels it is 1 and 0.
+
+    Args:
+        low: The similarity that becomes a cosine of 0.
+        high: The similarity that becomes a cosine of 1, such as 5 for grades from 0 to 5.
+        reduction: `"sum"` gives the plain sum over ordered pairs.
+        name: The loss's name in logs.
+        mining: `"all"`, or what chooses the pairs: a `tfdml.mining.Miner`, or the name of one.
+
+    Raises:
+        ValueError: `high` is not above `low`.
+
+    Example:
+        >>> graded = tfdml.mining.GivenPairs([(0, 1, 0.5), (1, 2, 0.2)])
+        >>> loss = CosineSimilarityLoss().with_positives(graded)
+        >>> float(loss([0, 1, 2], [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]))  # (0.1^2 + 0.6^2) / 2
+        0.185
+
+    Source: Reimers, Gurevych, "Sentence-BERT", EMNLP 2019, the regression objective; `CosineSimilarityLoss` of
+        sentence-transformers.
+    """
+
+    distance = "cosine"
+
+    def __init__(self, low=0.0, high=1.0, mining="all", **kwargs):
+        super().__init__(**kwargs)
+        self.low, self.high = number("low", low), number("high", high)
+        if self.high <= self.low:
+            raise ValueError(f"high must be above low, {self.low:g}, not {self.high:g}")
+        self.mining = as_miner(mining)
+
+    def anchor_losses(self, pairs):
+        """Compute one value per anchor: (b,)."""
+        targets = (pairs.similarities - self.low) / (self.high - self.low)
+        known = ops.logical_or(pairs.positives, pairs.negatives)
+        return self.over_pairs(pairs, ops.square(pairs.cosines() - targets), known)
 
 
 @keras.saving.register_keras_serializable("tfdml")

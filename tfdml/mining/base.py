@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 
 import keras
+import numpy as np
 from keras import ops
 
 from tfdml import pairwise
-from tfdml.arguments import integer
+from tfdml.arguments import integer, number
 from tfdml.saving import Composed, restore
 
 
@@ -162,7 +163,12 @@ class Relation(Composed):
         >>> loss = tfdml.losses.ContrastiveLoss(margin=1.0).with_positives(Near())
         >>> float(loss([4, 5, 7], [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]))  # 0.8 + (1 - 0.4)
         1.4
+
+    Attributes:
+        threshold: From which similarity on a pair is a positive, where it returns similarities.
     """
+
+    threshold = 0.5
 
     def __call__(self, a, b):
         """Return whether each image of `a` and each image of `b` belong together; the order must not matter.
@@ -172,7 +178,9 @@ class Relation(Composed):
             b: (M, L).
 
         Returns:
-            (N, M) booleans. The value of an image with itself is not used.
+            (N, M) booleans; or floats, similarities: pairs of at least `threshold` are positives, those below are
+            negatives, and those of which it is not known (NaN) are neither. The value of an image with itself is not
+            used.
         """
         raise TypeError(f"{type(self).__name__} must define __call__(a, b)")
 
@@ -216,6 +224,94 @@ def shares_a_label(a, b):
     """
     a, b = ops.cast(a > 0, "float32"), ops.cast(b > 0, "float32")
     return ops.matmul(a, ops.transpose(b)) > 0
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class Jaccard(Relation):
+    """How much two label sets overlap, |A and B| / |A or B|, of rows of 0 and 1.
+
+    Args:
+        threshold: From which overlap on a pair is a positive.
+
+    Raises:
+        ValueError: `threshold` is not from 0 to 1.
+
+    Example:
+        >>> sets = keras.ops.array([[1, 1, 0], [1, 1, 1], [0, 0, 1]])
+        >>> np.array(tfdml.mining.Jaccard(threshold=0.5)(sets, sets))[0].round(3)
+        array([1.   , 0.667, 0.   ], dtype=float32)
+    """
+
+    def __init__(self, threshold=0.5):
+        self.threshold = number("threshold", threshold, at_least=0, at_most=1)
+
+    def __call__(self, a, b):
+        """Compute the overlaps: (N, L), (M, L) -> (N, M) float32; 0 of two empty sets."""
+        a, b = ops.cast(a > 0, "float32"), ops.cast(b > 0, "float32")
+        both = ops.matmul(a, ops.transpose(b))
+        either = ops.sum(a, axis=1)[:, None] + ops.sum(b, axis=1)[None, :] - both
+        return both / ops.maximum(either, 1.0)
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class GivenPairs(Relation):
+    """Pairs that are listed one by one, of images whose labels are their ids. Pairs that are not listed are unknown.
+
+    Memory and time of a batch are O(B^2 log P), so that a million pairs cost little more than a thousand. Each copy of
+    the loss that is saved holds them all.
+
+    Args:
+        pairs: (P, 3) rows `(a, b, similarity)`: two ids, integers from 0 to 2^31 - 1, and 1 for similar or 0 for not,
+            or any finite number. The order of the two does not matter.
+        threshold: From which similarity on a pair is a positive.
+
+    Raises:
+        ValueError: Not such rows, an image is paired with itself, or a pair has two similarities.
+
+    Example:
+        >>> loss = tfdml.losses.ContrastiveLoss(margin=1.0).with_positives(GivenPairs([(7, 8, 1), (8, 9, 0)]))
+        >>> embeddings = [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]
+        >>> float(loss([7, 8, 9], embeddings))  # 0.8 + (1 - 0.4); nothing of 7 and 9
+        1.4
+    """
+
+    def __init__(self, pairs, threshold=0.5):
+        self.threshold = number("threshold", threshold)
+        rows = np.asarray(pairs, np.float64)
+        if rows.ndim != 2 or rows.shape[1] != 3 or not len(rows) or not np.isfinite(rows).all():
+            raise ValueError(f"pairs must be (P, 3) finite numbers (a, b, similarity), not of shape {rows.shape}")
+        ends = rows[:, :2].astype(np.int64)
+        if (ends != rows[:, :2]).any() or ends.min() < 0 or ends.max() > np.iinfo(np.int32).max:
+            raise ValueError("the ids of pairs must be integers from 0 to 2^31 - 1")
+        if (ends[:, 0] == ends[:, 1]).any():
+            raise ValueError(f"image {ends[ends[:, 0] == ends[:, 1]][0, 0]} is paired with itself")
+        # By both ends, once each: the partners of an image follow one another, in ascending order.
+        both = np.unique(np.concatenate([rows, rows[:, [1, 0, 2]]]), axis=0)
+        twice = np.flatnonzero((both[1:, :2] == both[:-1, :2]).all(axis=1))
+        if len(twice):
+            a, b, similarity = both[twice[0]]
+            raise ValueError(f"the pair of {a:.0f} and {b:.0f} has two similarities, {similarity:g} and others")
+        self.pairs = both[both[:, 0] < both[:, 1]]
+        self._ids, starts = np.unique(both[:, 0].astype(np.int32), return_index=True)
+        # The last entries are those of an image without any pair.
+        self._starts = np.append(starts, [len(both)] * 2).astype(np.int32)
+        self._partners = np.append(both[:, 1], -1).astype(np.int32)
+        self._similarities = np.append(both[:, 2], np.nan).astype(np.float32)
+
+    def __call__(self, a, b):
+        """Look the pairs up: (N, 1), (M, 1) ids -> (N, M) float32, NaN where a pair is not listed."""
+        a, b = ops.cast(a[:, 0], "int32"), ops.cast(b[:, 0], "int32")
+        place = ops.clip(ops.searchsorted(self._ids, a), 0, len(self._ids) - 1)
+        place = ops.where(ops.take(self._ids, place) == a, place, len(self._ids))
+        low, end = ops.take(self._starts, place)[:, None], ops.take(self._starts, place + 1)[:, None]
+        high = end
+        # Each image of b among the partners of each of a, by bisection.
+        for _ in range(int(np.diff(self._starts).max()).bit_length()):
+            middle = (low + high) // 2
+            before = ops.logical_and(low < high, ops.take(self._partners, middle) < b[None, :])
+            low, high = ops.where(before, middle + 1, low), ops.where(before, high, middle)
+        found = ops.logical_and(low < end, ops.take(self._partners, low) == b[None, :])
+        return ops.where(found, ops.take(self._similarities, low), float("nan"))
 
 
 def as_relation(positives):
