@@ -156,7 +156,6 @@ def in_bulk(model, source, out, actors, args, memory=None):
         actors=actors,
         batch_size=args.batch_size,
         rows_per_file=args.rows_per_file,
-        quickest=False,
     )
     embed_in_bulk(request, progress)
     watch.stop()

@@ -77,7 +77,7 @@ def _load_tensorflow(name: str) -> None:
         sys.exit(_fail(name, "KERAS_BACKEND=jax needs JAX: pip install 'tfdml[jax]'"))
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
-        with _quiet_errors():
+        with quiet_errors():
             import tensorflow as tf
 
             tf.config.list_physical_devices()
@@ -86,8 +86,8 @@ def _load_tensorflow(name: str) -> None:
 
 
 @contextlib.contextmanager
-def _quiet_errors() -> Iterator[None]:
-    """Hold back what TensorFlow's libraries write to the error stream as they load; shown if loading fails."""
+def quiet_errors() -> Iterator[None]:
+    """Hold back what libraries write to the error stream as they load; it is shown if the block fails."""
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as held:

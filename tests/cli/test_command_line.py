@@ -195,7 +195,6 @@ CASES = {
         "split": ("train", {"cluster": "local"}, {}),
         "bad_images": ("skip", {"cluster": "local"}, {}),
         "actors": (2, {}, {"cluster": "local"}),
-        "quickest": (False, {}, {"cluster": "local"}),
     },
     "evaluate": {
         "resize": (64, VECTORS, LITERT),

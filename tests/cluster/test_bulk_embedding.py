@@ -265,7 +265,7 @@ def actors():
 def test_over_ray_it_is_what_one_process_writes(models, photos, tmp_path):
     """Two actors; begun by an earlier process; a part's actor is killed on the way; then finished already."""
     whole = in_this_process(request(models, photos, tmp_path / "whole", dtype="int8"))
-    asked = request(models, photos, tmp_path / "out", dtype="int8", actors=2, quickest=False)
+    asked = request(models, photos, tmp_path / "out", dtype="int8", actors=2)
     seen = []
 
     def progress(done, bad, total):
@@ -281,7 +281,7 @@ def test_over_ray_it_is_what_one_process_writes(models, photos, tmp_path):
     assert seen[-1] == (COUNT, 3, COUNT)
     assert embed_in_bulk(asked)[1] is False
     with pytest.raises(UserError, match="actors=3"):
-        embed_in_bulk(request(models, photos, tmp_path / "many", actors=3, quickest=False))
+        embed_in_bulk(request(models, photos, tmp_path / "many", actors=3))
     assert as_user_error(KeyError("a")) is None
 
 
@@ -300,7 +300,7 @@ def test_the_command_shows_our_lines_alone(models, photos, tmp_path):
     answers = run_many("embed", tmp_path, [[*flags, "--out=out"], *(line for line, _ in wrong)])
     status, output, error = answers[0]
     assert status == 0, error
-    assert all(re.fullmatch(r"\d+ of 23 images, \d+ a second", line) for line in error.splitlines()), error
+    assert all(re.fullmatch(r"\d+ of 23 images, \d+ images a second", line) for line in error.splitlines()), error
     first, second = output.splitlines()
     assert first.startswith(f"20 embeddings of {models.embedder.embedding_dim} dimensions in out, by ")
     assert second == "3 images could not be read: out/bad_images.csv"

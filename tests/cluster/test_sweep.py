@@ -55,7 +55,7 @@ def test_a_named_term_and_several_weights(tmp_path):
         ("speed=1,2", "'speed' is no setting"),
         ("run_dir=a,b", "'run_dir' is no setting"),
         ("epochs=1; epochs=2", "twice"),
-        ("learning_rate=a..b", "no range of two numbers"),
+        ("learning_rate=a..b", "a range goes from a positive number"),
         ("learning_rate=0..1", "from a positive number"),
         ("learning_rate=1e-2..1e-3", "to a larger one"),
         ("epochs=many", "--epochs=many is not of type int"),

@@ -6,12 +6,10 @@ import sys
 import numpy as np
 import pytest
 
-from tests.embeddings.test_model_card import CLOSE, EXACT, export
 from tests.export import models_on_disk
 from tfdml import backbones
 from tfdml.data import EvaluationTransform, evaluation_batches
 from tfdml.embeddings.backends import OnnxEmbedder, load_backend
-from tfdml.embeddings.model_card import quickest_on_cpu
 from tfdml.errors import UserError
 from tfdml.evaluation import embed
 from tfdml.export import convert_onnx
@@ -87,16 +85,3 @@ def test_what_is_no_such_model_is_told_in_one_line(exported, tmp_path, monkeypat
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(UserError, match=r"pip install 'tfdml\[onnx\]'"):
         load_backend(exported[1])
-
-
-@pytest.mark.parametrize(
-    ("acceptance", "taken"), [({"float32": EXACT}, "litert/float32.tflite"), ({}, "onnx/model.onnx")]
-)
-def test_it_is_the_quick_one_where_no_litert_file_is(acceptance, taken, tmp_path):
-    version = export(tmp_path / "models", **acceptance) / "1"
-    card = json.loads((version / "model_card.json").read_text())
-    card["artefacts"]["onnx"] = {"acceptance": CLOSE}
-    (version / "model_card.json").write_text(json.dumps(card))
-    (version / "onnx").mkdir()
-    (version / "onnx" / "model.onnx").write_bytes(b"")
-    assert quickest_on_cpu(tmp_path / "models") == version / taken

@@ -49,7 +49,6 @@ FLAGS.define("cluster", "", "Embed over Ray: local (processes of this machine), 
 FLAGS.define("input", "", "With --cluster, which images: see above.")
 FLAGS.define("actors", 0, "With --cluster: processes with the model; 0: one per GPU, or per 4 CPUs.", lower_bound=0)
 FLAGS.define("rows_per_file", 4096, "Images of a Parquet file; a kill loses the files under way.", lower_bound=1)
-FLAGS.define("quickest", True, "With --cluster, on CPUs: use an equal LiteRT or ONNX file next to a SavedModel.")
 
 
 def embed(values: Flags) -> None:
@@ -133,7 +132,6 @@ def _embed_in_bulk(values: Flags) -> None:
         batch_size=values.batch_size,
         dtype=values.dtype,
         rows_per_file=values.rows_per_file,
-        quickest=values.quickest,
         options={name: value for name, value in view.items() if value},
     )
     if values.dry_run:
@@ -167,7 +165,7 @@ COMMAND = Command(
         **model_flags.EFFECTS,
         **dict.fromkeys(("dataset", "data_dir", "dataset_options", "split", "bad_images"), _ONE_PROCESS),
         "timeout": both(_ONE_PROCESS, model_flags.EFFECTS["timeout"]),
-        **dict.fromkeys(("actors", "quickest"), needs("cluster")),
+        "actors": needs("cluster"),
     },
     flag_of={"folder": "out", "source": "input"},
 )

@@ -234,7 +234,6 @@ class BulkRequest:
         batch_size: Images per batch.
         dtype: `"float32"` or `"int8"`.
         rows_per_file: Images of a part: what a kill loses for each actor, and the rows of a file.
-        quickest: Whether to take `quickest_on_cpu` of the model where the cluster has no GPU.
         options: Further arguments of `load_backend`.
 
     Raises:
@@ -249,7 +248,6 @@ class BulkRequest:
     batch_size: int = 100
     dtype: str = "float32"
     rows_per_file: int = 4096
-    quickest: bool = True
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
@@ -289,8 +287,6 @@ def embed_in_bulk(
     import_ray()
     with ray_session(request.cluster, object_store_bytes=_OBJECT_STORE) as ray:
         resources = ray.cluster_resources()
-        if request.quickest and not resources.get("GPU"):
-            request = dataclasses.replace(request, model=str(_quickest(request.model)))
         identity, about = identity_of(request)
         folder = BulkFolder(request.folder, identity)
         with folder.opened():
@@ -302,12 +298,6 @@ def embed_in_bulk(
                 workers = _workers(resources, request.actors, len(pending))
                 _embed_parts(request, folder, pending, workers, progress)
             return folder.finish_bulk(about, request.dtype), True
-
-
-def _quickest(model: str) -> os.PathLike:
-    from tfdml.embeddings.model_card import quickest_on_cpu
-
-    return quickest_on_cpu(model)
 
 
 def identity_of(request: BulkRequest) -> tuple[dict[str, Any], dict[str, Any]]:

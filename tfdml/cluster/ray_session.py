@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +14,14 @@ from typing import Any
 from absl import logging as absl_logging
 
 from tfdml.errors import UserError, short_message
+from tfdml_command import quiet_errors
 
 LOCAL = "local"
 _POLL_SECONDS = 0.5
-# Before Ray is imported: it neither reports its use nor warns of what the next release will do, and its workers, which
-# do the command's work, are not put behind all other processes.
+# Before Ray is imported: it neither reports its use nor warns of what the next release will do, its C++ code prints
+# nothing, and its workers, which do the command's work, are not put behind all other processes.
 _SETTINGS = {
+    "RAY_BACKEND_LOG_LEVEL": "fatal",
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -71,70 +72,28 @@ def ray_session(address: str = LOCAL, *, cpus: int | None = None, object_store_b
         return
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address == LOCAL:
+        # Its workers import the tfdml that this process has, wherever it lies.
+        paths = [str(Path(__file__).resolve().parents[2]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
         options |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": object_store_bytes}
     else:
         options["address"] = address
     # Ray's own handler would end the process before it has tidied up.
     on_sigterm = signal.getsignal(signal.SIGTERM)
-    native = contextlib.ExitStack()
-    native.enter_context(_native_messages_dropped())
     try:
-        with _importable():
+        with quiet_errors():
             ray.init(**options)
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-        native.close()
         where = "Ray cannot be started here" if address == LOCAL else f"`cluster={address}` cannot be joined"
         raise UserError(f"{where}: {short_message(error, 'first')}") from error
     with contextlib.suppress(ValueError):  # outside the main thread there is none to set
         signal.signal(signal.SIGTERM, on_sigterm)
     for name in ("ray", "ray.data"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    with native:
-        try:
-            yield ray
-        finally:
-            ray.shutdown()
-
-
-@contextlib.contextmanager
-def _native_messages_dropped() -> Iterator[None]:
-    """Drop what Ray's C++ code writes to the error stream; Python's own messages go where they went."""
-    before, kept = sys.stderr, os.dup(2)
-    handler = absl_logging.get_absl_handler().python_handler
-    streams = [(handler, handler.stream)] if handler.stream is before else []
-    with open(os.devnull, "w") as nowhere, open(kept, "w", buffering=1, closefd=False) as ours:
-        try:
-            before.flush()
-            if before.fileno() == 2:
-                sys.stderr = ours
-        except (OSError, ValueError):  # it is no file
-            streams = []
-        for each, _ in streams:
-            each.stream = sys.stderr
-        os.dup2(nowhere.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-            sys.stderr = before
-            for each, stream in streams:
-                each.stream = stream
-
-
-@contextlib.contextmanager
-def _importable() -> Iterator[None]:
-    """Has local workers import the tfdml that this process has, wherever it lies."""
-    before = os.environ.get("PYTHONPATH")
-    ours = str(Path(__file__).resolve().parents[2])
-    os.environ["PYTHONPATH"] = os.pathsep.join([ours, before] if before else [ours])
     try:
-        yield
+        yield ray
     finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+        ray.shutdown()
 
 
 def as_user_error(error: BaseException) -> UserError | None:
@@ -183,7 +142,10 @@ class Outbox:
 
 @contextlib.contextmanager
 def shown(ray: Any, outbox: Any) -> Iterator[None]:
-    """Log what the workers write, as long as the block lasts, in the place of what Ray has to say of those it lost."""
+    """Log what the workers write, as long as the block lasts, in the place of what Ray prints of those it lost."""
+    from ray._private import worker
+
+    before, worker.print_to_stdstream = worker.print_to_stdstream, lambda *_, **__: None
     ended = threading.Event()
 
     def show() -> None:
@@ -197,24 +159,12 @@ def shown(ray: Any, outbox: Any) -> Iterator[None]:
     thread = threading.Thread(target=poll, daemon=True)
     thread.start()
     try:
-        with _rays_own_hushed():
-            yield
-    finally:
-        ended.set()
-        thread.join()
-        show()
-
-
-@contextlib.contextmanager
-def _rays_own_hushed() -> Iterator[None]:
-    from ray._private import worker
-
-    before = worker.print_to_stdstream
-    worker.print_to_stdstream = lambda *_, **__: None
-    try:
         yield
     finally:
         worker.print_to_stdstream = before
+        ended.set()
+        thread.join()
+        show()
 
 
 class ToOutbox(logging.Handler):

@@ -57,20 +57,18 @@ def parse_sweep(text: str) -> dict[str, Axis]:
             raise UserError(f"--sweep: {name!r} is no setting that can be varied; {_FORM}")
         if name in axes:
             raise UserError(f"--sweep: {name} is there twice")
-        axes[name] = _range(name, values) if ".." in values else tuple(value.strip() for value in values.split(","))
+        axes[name] = tuple(value.strip() for value in values.split(","))
+        if ".." in values:
+            try:
+                low, high = map(float, values.split(".."))
+            except ValueError:
+                low = high = 0.0
+            if not 0 < low < high < math.inf:
+                raise UserError(f"--sweep: {part!r}: a range goes from a positive number to a larger one")
+            axes[name] = (low, high)
     if not axes:
         raise UserError(f"--sweep varies nothing; {_FORM}")
     return axes
-
-
-def _range(name: str, text: str) -> tuple[float, float]:
-    try:
-        low, high = map(float, text.split(".."))
-    except ValueError as error:
-        raise UserError(f"--sweep: {name}={text} is no range of two numbers; {_FORM}") from error
-    if not 0 < low < high < math.inf:
-        raise UserError(f"--sweep: {name}={text}: a range goes from a positive number to a larger one")
-    return low, high
 
 
 def run_of(experiment: Experiment, trial: int, values: dict[str, Any]) -> Experiment:

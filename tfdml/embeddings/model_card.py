@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -24,16 +23,6 @@ LICENCE = (
 _PACKAGES = ("tensorflow", "keras", "numpy", "ai-edge-litert", "tf2onnx", "onnx", "onnxruntime")
 # One float32 view of this side takes 3 GB.
 _LARGEST_SIDE = 16_384
-# By images per second on a CPU, the quickest first.
-_QUICKEST = {
-    "litert_int8": "litert/int8.tflite",
-    "litert_float16": "litert/float16.tflite",
-    "litert_float32": "litert/float32.tflite",
-    "onnx": "onnx/model.onnx",
-}
-_RUN_BY = {".tflite": "ai_edge_litert", ".onnx": "onnxruntime"}
-# What the quicker file may differ by for its vectors to pass for the SavedModel's.
-_LEAST_COSINE, _MOST_RECALL_LOST = 0.999, 0.001
 
 
 def model_card(
@@ -157,37 +146,3 @@ def served_version(path: Path) -> Path | None:
     versions = [entry for entry in path.iterdir() if entry.name.isdigit()] if path.is_dir() else []
     served = [entry for entry in versions if (entry / "saved_model.pb").is_file()]
     return max(served, key=lambda entry: int(entry.name)) if served else None
-
-
-def quickest_on_cpu(model: str | os.PathLike) -> Path:
-    """Return the file of an exported version that embeds the same in less time on a CPU.
-
-    Of its LiteRT and ONNX files the quickest whose acceptance, in the model card, states a smallest cosine of at least
-    0.999 to the embedder's vectors, and no loss of Recall@1 beyond 0.1 points.
-
-    Args:
-        model: As `load_backend`.
-
-    Returns:
-        The file; where none is accepted, or what runs it is not installed, what was given.
-
-    Example:
-        >>> quickest_on_cpu("models/cars_jrd")
-        PosixPath('models/cars_jrd/1/litert/float16.tflite')
-    """
-    path = Path(model)
-    version = served_version(path)
-    if version is None or not (version / CARD).is_file():
-        return path
-    where = f"{version / CARD}: artefacts"
-    artefacts = objects(read_json(version / CARD).get("artefacts", {}), where)
-    for name, place in _QUICKEST.items():
-        file = version / place
-        accepted = artefacts.get(name, {}).get("acceptance")
-        if not isinstance(accepted, dict) or importlib.util.find_spec(_RUN_BY[file.suffix]) is None:
-            continue
-        # Where no two images share a class there is no Recall@1 to lose.
-        cosine, lost = accepted.get("min_cosine") or 0.0, accepted.get("recall@1_drop") or 0.0
-        if cosine >= _LEAST_COSINE and lost <= _MOST_RECALL_LOST and file.is_file():
-            return file
-    return path
