@@ -108,7 +108,6 @@ class Given(NamedTuple):
 
     name: str
     distance: str
-    reduction: str
     average: str
     miner: Part | None
     mining: str | Miner
@@ -122,7 +121,8 @@ class Loss(NamedTuple):
     """A loss there, and how to create ours from its arguments.
 
     Args:
-        make: Ours, of `Given` and the arguments there, which have the defaults there.
+        ours: Our class, or what creates ours.
+        arguments: The arguments of ours in their order, from `Given` and the arguments there, with the defaults there.
         distance: The default distance there.
         reducer: The default reducer there.
         distances: Ours that can be given, by name; where there are none, the default alone.
@@ -132,7 +132,8 @@ class Loss(NamedTuple):
             a class has, or `""` where each has one. The embedder knows `embedding_size` here.
     """
 
-    make: Callable[..., Any]
+    ours: Callable[..., Any]
+    arguments: Callable[..., tuple]
     distance: str | Part = LP
     reducer: str = "MeanReducer"
     distances: tuple[str, ...] = ()
@@ -149,29 +150,19 @@ def _radians(margin) -> float:
     return math.radians(number("margin", margin))
 
 
-def _softmax(o: Given, scale: float):
-    return losses.NormSoftmaxLoss(scale, reduction=o.reduction)
-
-
 def _contrastive(o: Given, pos_margin=0, neg_margin=1):
     # The similarity at which our distance is 0.
     nearest = 1 if o.distance == "cosine" else 0
     if number("pos_margin", pos_margin) != nearest:
         raise o.refuse(f"`pos_margin={pos_margin:g}`", f"`pos_margin={nearest}`")
     margin = number("neg_margin", neg_margin)
-    margin = nearest - margin if nearest else margin
-    return losses.ContrastiveLoss(margin, o.distance, o.average, reduction=o.reduction, mining=o.mining)
-
-
-def _lifted(o: Given, neg_margin=1, pos_margin=0):
-    margin = number("neg_margin", neg_margin) - number("pos_margin", pos_margin)  # both shift the same exponent
-    return losses.LiftedStructureLoss(margin, reduction=o.reduction)
+    return nearest - margin if nearest else margin, o.distance, o.average
 
 
 def _histogram(o: Given, n_bins=None, delta=None):
     if n_bins is None:
         n_bins = 100 if delta is None else round(2 / number("delta", delta, above=0), 6)
-    return losses.HistogramLoss(n_bins)
+    return (n_bins,)
 
 
 def _margin(o: Given, margin=0.2, nu=0, beta=1.2, triplets_per_anchor="all", learn_beta=False, num_classes=None):
@@ -180,7 +171,7 @@ def _margin(o: Given, margin=0.2, nu=0, beta=1.2, triplets_per_anchor="all", lea
         raise o.refuse("`learn_beta=True` in a loss", "the objective `tfdml.objectives.LearnedMargin(num_classes)`")
     if o.miner is None:
         raise o.refuse("a MarginLoss over all triplets", "`miner='DistanceWeightedMiner'`, the paper's")
-    return NormalizedLoss(losses.MarginLoss(margin, beta, reduction=o.reduction))
+    return margin, beta
 
 
 def _triplet(o: Given, margin=0.05, swap=False, smooth_loss=False, triplets_per_anchor="all"):
@@ -199,86 +190,84 @@ def _triplet(o: Given, margin=0.05, swap=False, smooth_loss=False, triplets_per_
             raise o.refuse(f"TripletMarginMiner({what}) in this loss", nearest)
     # "hard" is the miner of pairs with less work.
     mining = "hard" if isinstance(o.mining, BatchHardMiner) else o.mining
-    return losses.TripletLoss("soft" if smooth_loss else margin, mining, o.distance, o.average, reduction=o.reduction)
+    return "soft" if smooth_loss else margin, mining, o.distance, o.average
 
 
 #: The losses that have an equal.
 LOSSES = {
     # Euclidean distances of normalised vectors are named there, and cosines computed.
-    "AngularLoss": Loss(lambda o, alpha=40: losses.AngularLoss(alpha, reduction=o.reduction)),
+    "AngularLoss": Loss(losses.AngularLoss, lambda o, alpha=40: (alpha,)),
     "ArcFaceLoss": Loss(
-        lambda o, margin=28.6, scale=64: losses.ArcFaceLoss(scale, _radians(margin), reduction=o.reduction),
-        COSINE,
-        proxies="",
+        losses.ArcFaceLoss, lambda o, margin=28.6, scale=64: (scale, _radians(margin)), COSINE, proxies=""
     ),
-    "CircleLoss": Loss(lambda o, m=0.4, gamma=80: losses.CircleLoss(m, gamma, reduction=o.reduction), COSINE, NONZERO),
+    "CircleLoss": Loss(losses.CircleLoss, lambda o, m=0.4, gamma=80: (m, gamma), COSINE, NONZERO),
     "ContrastiveLoss": Loss(
-        _contrastive, LP, NONZERO, (*EUCLIDEAN, "cosine"), reducers=("MeanReducer",), miners=PAIR_MINERS
+        losses.ContrastiveLoss, _contrastive, LP, NONZERO, (*EUCLIDEAN, "cosine"), ("MeanReducer",), PAIR_MINERS
     ),
-    "CosFaceLoss": Loss(
-        lambda o, margin=0.35, scale=64: losses.AMSoftmaxLoss(scale, margin, reduction=o.reduction), COSINE, proxies=""
-    ),
-    "FastAPLoss": Loss(lambda o, num_bins=10: losses.FastAPLoss(num_bins, reduction=o.reduction), SQUARED),
+    "CosFaceLoss": Loss(losses.AMSoftmaxLoss, lambda o, margin=0.35, scale=64: (scale, margin), COSINE, proxies=""),
+    "FastAPLoss": Loss(losses.FastAPLoss, lambda o, num_bins=10: (num_bins,), SQUARED),
     # Where an anchor lacks a positive or a negative, theirs counts it with 0.
     "GeneralizedLiftedStructureLoss": Loss(
-        lambda o, neg_margin=1, pos_margin=0: losses.GeneralizedLiftedStructureLoss(
-            neg_margin, pos_margin, o.distance, reduction=o.reduction
-        ),
+        losses.GeneralizedLiftedStructureLoss,
+        lambda o, neg_margin=1, pos_margin=0: (neg_margin, pos_margin, o.distance),
         distances=EUCLIDEAN,
     ),
     # One number, which no reducer changes.
-    "HistogramLoss": Loss(_histogram, COSINE, reducers=tuple(PARTS["reducer"])),
-    "LiftedStructureLoss": Loss(_lifted, distances=("euclidean",)),
+    "HistogramLoss": Loss(
+        lambda bins, reduction: losses.HistogramLoss(bins), _histogram, COSINE, reducers=tuple(PARTS["reducer"])
+    ),
+    # Both margins shift the same exponent.
+    "LiftedStructureLoss": Loss(
+        losses.LiftedStructureLoss,
+        lambda o, neg_margin=1, pos_margin=0: (number("neg_margin", neg_margin) - number("pos_margin", pos_margin),),
+        distances=("euclidean",),
+    ),
     # In expectation over the draws.
-    "MarginLoss": Loss(_margin, reducer=DIVISOR, miners=("DistanceWeightedMiner",)),
+    "MarginLoss": Loss(
+        lambda *given, reduction: NormalizedLoss(losses.MarginLoss(*given, reduction=reduction)),
+        _margin,
+        reducer=DIVISOR,
+        miners=("DistanceWeightedMiner",),
+    ),
     "MultiSimilarityLoss": Loss(
-        lambda o, alpha=2, beta=50, base=0.5: losses.MultiSimilarityLoss(
-            alpha, beta, base, o.miner and o.miner.epsilon, reduction=o.reduction
-        ),
+        losses.MultiSimilarityLoss,
+        lambda o, alpha=2, beta=50, base=0.5: (alpha, beta, base, o.miner and o.miner.epsilon),
         COSINE,
         miners=("MultiSimilarityMiner",),
     ),
-    "NTXentLoss": Loss(
-        lambda o, temperature=0.07: losses.NTXentLoss(temperature, reduction=o.reduction, mining=o.mining),
-        COSINE,
-        miners=PAIR_MINERS,
-    ),
+    "NTXentLoss": Loss(losses.NTXentLoss, lambda o, temperature=0.07: (temperature,), COSINE, miners=PAIR_MINERS),
     # Its dot product normalises by default.
     "NormalizedSoftmaxLoss": Loss(
-        lambda o, temperature=0.05: _softmax(o, 1 / number("temperature", temperature, above=0)),
+        losses.NormSoftmaxLoss,
+        lambda o, temperature=0.05: (1 / number("temperature", temperature, above=0),),
         "DotProductSimilarity",
         proxies="",
     ),
     "ProxyAnchorLoss": Loss(
-        lambda o, margin=0.1, alpha=32: losses.ProxyAnchorLoss(alpha, margin, reduction=o.reduction),
-        COSINE,
-        DIVISOR,
-        proxies="",
+        losses.ProxyAnchorLoss, lambda o, margin=0.1, alpha=32: (alpha, margin), COSINE, DIVISOR, proxies=""
     ),
     # A softmax of -scale |x - p|^2 = 2 scale cos - const over all classes, the own included.
     "ProxyNCALoss": Loss(
-        lambda o, softmax_scale=1: _softmax(o, 2 * number("softmax_scale", softmax_scale, above=0)),
+        losses.NormSoftmaxLoss,
+        lambda o, softmax_scale=1: (2 * number("softmax_scale", softmax_scale, above=0),),
         SQUARED,
         proxies="",
     ),
     "SoftTripleLoss": Loss(
-        lambda o, centers_per_class=10, la=20, gamma=0.1, margin=0.01: losses.SoftTripleLoss(
-            la, gamma, margin, reduction=o.reduction
-        ),
+        losses.SoftTripleLoss,
+        lambda o, centers_per_class=10, la=20, gamma=0.1, margin=0.01: (la, gamma, margin),
         COSINE,
         proxies="centers_per_class",
     ),
     "SubCenterArcFaceLoss": Loss(
-        lambda o, margin=28.6, scale=64, sub_centers=3: losses.SubCenterArcFaceLoss(
-            scale, _radians(margin), reduction=o.reduction
-        ),
+        losses.SubCenterArcFaceLoss,
+        lambda o, margin=28.6, scale=64, sub_centers=3: (scale, _radians(margin)),
         COSINE,
         proxies="sub_centers",
     ),
-    "SupConLoss": Loss(
-        lambda o, temperature=0.1: losses.SupConLoss(temperature, reduction=o.reduction), COSINE, NONZERO
-    ),
+    "SupConLoss": Loss(losses.SupConLoss, lambda o, temperature=0.1: (temperature,), COSINE, NONZERO),
     "TripletMarginLoss": Loss(
+        losses.TripletLoss,
         _triplet,
         LP,
         NONZERO,
@@ -287,46 +276,8 @@ LOSSES = {
         (*PAIR_MINERS, "DistanceWeightedMiner", "TripletMarginMiner"),
     ),
     "TupletMarginLoss": Loss(
-        lambda o, margin=5.73, scale=64: losses.TupletMarginLoss(
-            margin, scale, 0.0, reduction=o.reduction, mining=o.mining
-        ),
-        COSINE,
-        miners=PAIR_MINERS,
+        losses.TupletMarginLoss, lambda o, margin=5.73, scale=64: (margin, scale, 0.0), COSINE, miners=PAIR_MINERS
     ),
-}
-#: What comes nearest to a loss that cannot be expressed.
-NEAREST = {
-    "CrossBatchMemory": "`tfdml.objectives.CrossBatchMemory` of the loss",
-    "DynamicSoftMarginLoss": "`tfdml.losses.TripletLoss(mining='hard')`",
-    "GenericPairLoss": "a `tfdml.losses.PairLoss` of your own",
-    "InstanceLoss": "`tfdml.objectives.InstanceLoss`, the paper's classification over instances; the one there takes "
-    "classes for positions in the batch",
-    "IntraPairVarianceLoss": "`tfdml.losses.TupletMarginLoss(variance_weight=0.5)`, which has it as a term",
-    "LargeMarginSoftmaxLoss": "`tfdml.losses.SphereFaceLoss`, on normalised vectors",
-    "ManifoldLoss": "`ProxyAnchorLoss`",
-    "MultipleLosses": "several terms: `MetricLearner(embedder, [loss, loss])`",
-    "NCALoss": "`tfdml.losses.SoftNearestNeighborLoss(temperature=1 / softmax_scale)`, the logarithm of the same share",
-    "NPairsLoss": "`tfdml.losses.NPairLoss`, with all images of other classes as negatives, not one a class",
-    "P2SGradLoss": "`tfdml.losses.NormSoftmaxLoss`, as an objective",
-    "PNPLoss": "`tfdml.losses.SmoothAPLoss`",
-    "RankedListLoss": "`tfdml.losses.RankedListLoss(margin, alpha, Tn, Tp)`, whose weights carry no gradient",
-    "SelfSupervisedLoss": "labels that say which views belong together",
-    "SignalToNoiseRatioContrastiveLoss": "`ContrastiveLoss`",
-    "SmoothAPLoss": "`tfdml.losses.SmoothAPLoss`, which leaves an image out of its own ranking, as the paper does",
-    "SphereFaceLoss": "`tfdml.losses.SphereFaceLoss`, on normalised vectors; there logits grow with their lengths",
-    "ThresholdConsistentMarginLoss": "`tfdml.losses.MarginLoss`",
-    "VICRegLoss": "`tfdml.losses.VICRegLoss`, of one labelled batch and not of two batches",
-    "SNRDistance": "none of tfdml's distances divides by a variance; a `tfdml.mining.Distance` of your own can",
-    "AngularMiner": "`mining=tfdml.mining.AngularMiner()` of a loss: it keeps each pair once, not once a triplet",
-    "HDCMiner": "`mining=tfdml.mining.HardAwareMiner()` of a loss: it keeps a pair from both ends or from none",
-    "PairMarginMiner": "a `tfdml.mining.Miner` of your own",
-    "UniformHistogramMiner": "a `tfdml.mining.Miner` of your own",
-    "EmbeddingsAlreadyPackagedAsTriplets": "labels that say which images belong together",
-    "ThresholdReducer": "`AvgNonZeroReducer`",
-    "PerAnchorReducer": "`MeanReducer`",
-    "ClassWeightedReducer": "`MeanReducer`, and `sample_weight` where the loss is called",
-    "DoNothingReducer": "`loss.call(labels, embeddings)`, which gives one value per image",
-    "MultipleReducers": "one reducer",
 }
 #: Arguments of every loss there that must be left out, and what to use instead.
 _INSTEAD = {
@@ -356,7 +307,7 @@ def from_pml(name: str, miner: str | Part | None = None, **arguments: Any) -> An
         description to pass on for a distance, reducer or miner.
 
     Raises:
-        UserError: There is no such name or argument, or tfdml has no equal; the message says what is nearest.
+        UserError: There is no such name or argument, or tfdml has no equal.
 
     Example:
         >>> from_pml("TripletMarginLoss", margin=0.2)
@@ -372,8 +323,6 @@ def from_pml(name: str, miner: str | Part | None = None, **arguments: Any) -> An
 
     Source: K. Musgrave, S. Belongie, S.-N. Lim, "PyTorch Metric Learning", 2020; version 2.9.
     """
-    if name in NEAREST:
-        raise UserError(f"{name} of pytorch-metric-learning has no equal in tfdml; nearest: {NEAREST[name]}")
     try:
         if any(name in known for known in PARTS.values()):
             if miner is not None:
@@ -382,8 +331,8 @@ def from_pml(name: str, miner: str | Part | None = None, **arguments: Any) -> An
         if name not in LOSSES:
             parts = [part for known in PARTS.values() for part in known]
             raise UserError(
-                f"pytorch-metric-learning 2.9 has no {name!r} that tfdml knows; losses: {', '.join(sorted(LOSSES))}; "
-                f"parts: {', '.join(sorted(parts))}"
+                f"pytorch-metric-learning 2.9 has no {name!r} that has an equal in tfdml; losses: "
+                f"{', '.join(sorted(LOSSES))}; parts: {', '.join(sorted(parts))}; docs/migrating.md names what is near"
             )
         return _make_loss(name, LOSSES[name], miner, arguments)
     except (TypeError, ValueError) as error:
@@ -401,7 +350,7 @@ def _make_loss(name: str, row: Loss, miner: Any, given: dict[str, Any]) -> Any:
     reducer = _as_part("reducer", given.pop("reducer", row.reducer)).name
     given = {key: value for key, value in given.items() if key not in _WITHOUT_EFFECT}
     of_proxies = {} if row.proxies is None else {"num_classes": ..., "embedding_size": None}
-    own_arguments = list(inspect.signature(row.make).parameters.values())[1:]
+    own_arguments = list(inspect.signature(row.arguments).parameters.values())[1:]
     defaults = {**of_proxies, **{argument.name: argument.default for argument in own_arguments}}
     for argument in given:
         if argument not in defaults:
@@ -418,9 +367,12 @@ def _make_loss(name: str, row: Loss, miner: Any, given: dict[str, Any]) -> Any:
         raise _refuse(name, f"the distance {distance.name}({written})", f"the loss's own, {own.name}")
     miner = None if miner is None else _as_part("miner", miner)
     mining = "all" if miner is None else _mining(name, row, miner, distance)
-    reduction = "sum" if reducer == "SumReducer" else "sum_over_batch_size"
-    o = Given(name, matrix, reduction, "all" if reducer == "MeanReducer" else "active", miner, mining)
-    loss = row.make(o, **{key: value for key, value in arguments.items() if key not in of_proxies})
+    o = Given(name, matrix, "all" if reducer == "MeanReducer" else "active", miner, mining)
+    options = {"reduction": "sum" if reducer == "SumReducer" else "sum_over_batch_size"}
+    if row.miners[:2] == PAIR_MINERS and row.ours is not losses.TripletLoss:
+        options["mining"] = mining
+    own_values = row.arguments(o, **{key: value for key, value in arguments.items() if key not in of_proxies})
+    loss = row.ours(*own_values, **options)
     if row.proxies is not None:
         return ProxyLoss(loss, arguments["num_classes"], arguments.get(row.proxies, 1))
     return NormalizedLoss(loss) if row.distances and normalized else loss
@@ -472,7 +424,7 @@ def _make_part(name: str, arguments: dict[str, Any]) -> Part:
 
 def _as_part(kind: str, value: Any) -> Part:
     """Return what was given as `distance=`, `reducer=` or `miner=`: a name, or what `from_pml` made of one."""
-    part = from_pml(value) if isinstance(value, str) and value in {*PARTS[kind], *NEAREST} else value
+    part = from_pml(value) if isinstance(value, str) and value in PARTS[kind] else value
     if not isinstance(part, Part) or part.name not in PARTS[kind]:
         raise UserError(
             f"`{kind}={value!r}` is no {kind} of pytorch-metric-learning: give its name, or `from_pml(name, ...)` with "
