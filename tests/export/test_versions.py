@@ -85,7 +85,7 @@ def test_a_remote_folder_is_refused_and_none_is_made_in_its_name(tmp_path, monke
     assert not list(tmp_path.iterdir())
 
 
-FULL = r"needs? .* and .* were free; no version is written: free some space .* run the same command again$"
+FULL = r"cannot be written: the disk is full.* free\); .*free some space and run the same command again$"
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from tfdml.errors import UserError
-from tfdml.io.files import as_size, free_space, is_disk_full, partial_folder, require_local, require_space, sweep
+from tfdml.io.files import is_disk_full, partial_folder, require_local, require_space, sweep, unwritable
 
 
 @dataclasses.dataclass
@@ -56,28 +55,29 @@ def new_version(versions: str | os.PathLike, size: int = 0) -> Iterator[NewVersi
     require_local(versions, "folder")
     versions = Path(versions)
     require_space(versions, size, "folder", "this version's files")
-    made = _missing_parents(versions)
+    made = [part for part in (versions, *versions.parents) if not part.exists()]  # the innermost first
+    hidden = None
     try:
         versions.mkdir(parents=True, exist_ok=True)
         sweep(versions)
         hidden = Path(partial_folder(versions))
-    except OSError as error:
-        raise UserError(f"`folder={versions}` cannot be written: {error.strerror}") from error
-    try:
-        # mkdtemp makes it for its owner alone; servers run as somebody else.
-        os.chmod(hidden, 0o777 & ~_umask())
         version = NewVersion(hidden)
         yield version
-        _to_disk(hidden)
+        # On the disk: a name must not appear before its contents do.
+        for path in hidden.rglob("*"):
+            if path.is_file():
+                with open(path, "rb") as file:
+                    os.fsync(file.fileno())
         version.path = _numbered(hidden, versions)
     except (OSError, tf.errors.OpError) as error:
-        if is_disk_full(error):
-            raise _full(versions, hidden, size) from error
-        if isinstance(error, OSError):
-            raise UserError(f"`folder={versions}` cannot be written: {error}") from error
-        raise
+        if not isinstance(error, OSError) and not is_disk_full(error):
+            raise
+        if hidden is not None:
+            shutil.rmtree(hidden, ignore_errors=True)  # what there is of it takes no part in what is free
+        raise unwritable(versions, error, size) from error
     finally:
-        shutil.rmtree(hidden, ignore_errors=True)
+        if hidden is not None:
+            shutil.rmtree(hidden, ignore_errors=True)
         for folder in made:
             with contextlib.suppress(OSError):
                 folder.rmdir()  # only where it is empty: a refused export leaves nothing
@@ -101,36 +101,3 @@ def _numbered(hidden: Path, versions: Path) -> Path:
             # Somebody else has taken the number in between.
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-
-
-def _full(versions: Path, hidden: Path, size: int) -> UserError:
-    written = sum(file.stat().st_size for file in hidden.rglob("*") if file.is_file())
-    needed = f"about {as_size(size)}" if size > written else f"more than {as_size(written)}"
-    return UserError(
-        f"`folder={versions}`: the disk is full: this version's files need {needed}, and "
-        f"{as_size(written + (free_space(versions) or 0))} were free; no version is written: free some space or name "
-        "another disk, and run the same command again"
-    )
-
-
-def _missing_parents(folder: Path) -> list[Path]:
-    """Which folders will have to be made, the innermost first."""
-    return [part for part in (folder, *folder.parents) if not part.exists()]
-
-
-def _to_disk(folder: Path) -> None:
-    """Everything below a folder, on the disk: a name must not appear before its contents do."""
-    for root, _, files in os.walk(folder):
-        folders = [root] if os.name == "posix" else []  # Windows opens no folder
-        for path in (*(os.path.join(root, name) for name in files), *folders):
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

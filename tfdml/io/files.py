@@ -15,6 +15,7 @@ import socket
 import stat
 import sys
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -412,7 +413,9 @@ def partial_folder(parent: str | os.PathLike) -> str:
         >>> partial_folder("photos")
         'photos/.partial-...'
     """
-    return tempfile.mkdtemp(prefix=f"{PARTIAL_PREFIX}{os.getpid()}-", dir=parent)
+    path = os.path.join(parent, f"{PARTIAL_PREFIX}{os.getpid()}-{uuid.uuid4().hex}")
+    os.mkdir(path)  # for all whom the umask allows: servers run as somebody else
+    return path
 
 
 @contextlib.contextmanager
