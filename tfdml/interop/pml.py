@@ -368,7 +368,7 @@ def _make_loss(name: str, row: Loss, miner: Any, given: dict[str, Any]) -> Any:
     miner = None if miner is None else _as_part("miner", miner)
     mining = "all" if miner is None else _mining(name, row, miner, distance)
     o = Given(name, matrix, "all" if reducer == "MeanReducer" else "active", miner, mining)
-    options = {"reduction": "sum" if reducer == "SumReducer" else "sum_over_batch_size"}
+    options: dict[str, Any] = {"reduction": "sum" if reducer == "SumReducer" else "sum_over_batch_size"}
     if row.miners[:2] == PAIR_MINERS and row.ours is not losses.TripletLoss:
         options["mining"] = mining
     own_values = row.arguments(o, **{key: value for key, value in arguments.items() if key not in of_proxies})
