@@ -41,6 +41,7 @@ SINGLE_USE = {
         "data sets of one kind",
     ),
     "tfdml.cli.measuring": "what `tfdml evaluate` measures, apart from its flags",
+    "tfdml.cluster.bulk_embedding": "the entry of embedding over Ray",
     "tfdml.cluster.query_blocks": "the entry of exact evaluation over Ray",
     "tfdml.cluster.sweep": "the entry of sweeps",
     "tfdml.data.download": "archives from their publishers",
