@@ -17,6 +17,7 @@ from tfdml.evaluation import (
     evaluate_clustering,
     evaluate_retrieval,
     part_protocol,
+    recall_by_size,
     retrieval_per_query,
     split_into_parts,
 )
@@ -417,3 +418,66 @@ def test_levels_draws_and_the_query_itself_are_measured_where_a_protocol_says_so
         == evaluate_retrieval(points, labels, points, labels, metrics=["map"])["map"]
     )
     assert evaluate_dataset(points, itself)["map"] > evaluate_retrieval(points, labels, metrics=["map"])["map"]
+
+
+@pytest.mark.parametrize("roles", [False, True])
+def test_recall_by_size_is_that_of_the_codes_and_of_the_best_candidates(roles):
+    rng = np.random.default_rng(3)
+    labels = np.repeat(np.arange(12), 5)
+    points = rng.normal(size=(12, 16))[labels] + 1.2 * rng.normal(size=(60, 16))
+    asked = np.flatnonzero(np.arange(60) % 5 == 0) if roles else np.arange(60)
+    searched = np.setdiff1d(np.arange(60), asked) if roles else asked
+    task = {"gallery": points[searched], "gallery_labels": labels[searched]} if roles else {}
+    unit = points / np.linalg.norm(points, axis=1, keepdims=True)
+    for row in recall_by_size(points[asked], labels[asked], **task, dims=[6, 16], candidates=3):
+        cut = points[:, : row["dim"]] / np.linalg.norm(points[:, : row["dim"]], axis=1, keepdims=True)
+        near, queries = cut[searched], cut[asked]
+        if row["precision"] == "int8":
+            low, step = near.min(axis=0), np.ptp(near, axis=0) / 255
+            near = low + step * (np.floor((near - low) / step + 1e-4) + 0.5)
+        if row["precision"] == "binary":
+            near, queries = np.where(near >= 0, 1.0, -1.0), np.where(queries >= 0, 1.0, -1.0)
+        far = ((queries[:, None] - near[None]) ** 2).sum(axis=2)
+        far[asked[:, None] == searched[None]] = np.inf
+        candidates = np.argsort(far, axis=1, kind="stable")[:, :3]
+        first = labels[searched][candidates[:, 0]] == labels[asked]
+        cosines = (unit[asked][:, None] * unit[searched][candidates]).sum(axis=2)
+        best = np.take_along_axis(candidates, cosines.argmax(axis=1)[:, None], 1)[:, 0]
+        rescored = labels[searched][best] == labels[asked]
+        ties = row["precision"] == "binary" and row["dim"] == 6  # any of the images at the same distance
+        assert row["recall@1"] == pytest.approx(first.mean(), abs=0.1 if ties else 1e-9)
+        assert row["recall@1_rescored"] == pytest.approx(rescored.mean(), abs=0.1 if ties else 1e-9)
+        assert (
+            row["bytes"]
+            == {"float32": 4 * row["dim"], "int8": row["dim"], "binary": -(-row["dim"] // 8)}[row["precision"]]
+        )
+
+
+def test_recall_by_size_halves_the_dimensions_samples_queries_and_ignores_images():
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(30), 4)
+    points = rng.normal(size=(30, 64))[labels] + rng.normal(size=(120, 64))
+    rows = recall_by_size(points, labels, sample=50)
+    assert [row["dim"] for row in rows[::3]] == [64, 32, 16, 8]
+    assert all(round(row["recall@1"] * 50, 6).is_integer() for row in rows)
+    # The nearest image of the same group is ignored: with one group alone nothing is left to find.
+    groups = np.tile([0, 0, 1, 1], 30)
+    relevance = Relevance.classes(labels, not_same=groups)
+    exact = evaluate_retrieval(
+        points / np.linalg.norm(points, axis=1, keepdims=True), relevance=relevance, ks=[1], metrics=["recall"]
+    )
+    found = recall_by_size(points, relevance=relevance, dims=[64])
+    assert found[0]["recall@1"] == pytest.approx(exact["recall@1"])
+    assert found[2]["recall@1_rescored"] == pytest.approx(exact["recall@1"], abs=0.1)
+    with pytest.raises(UserError, match="no query shares its class"):
+        recall_by_size(points[:3], [0, 1, 2])
+    with pytest.raises(UserError, match="the embeddings have 64 dimensions"):
+        recall_by_size(points, labels, dims=[65])
+    with pytest.raises(UserError, match="NaN"):
+        recall_by_size(np.where(points > 2.9, np.nan, points), labels)
+
+
+def test_recall_by_size_of_two_images_and_of_zero_vectors():
+    for points in (np.zeros((2, 4)), np.ones((2, 1))):
+        for row in recall_by_size(points, [5, 5]):
+            assert (row["recall@1"], row["recall@1_rescored"]) == (1.0, 1.0)

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.export.networks import small_dataset, small_embedder
+from tests.models.ensembles import tiny_ensemble
 from tfdml import backbones
 from tfdml.data import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
@@ -14,7 +15,7 @@ from tfdml.export import conversion, convert_litert
 from tfdml.export.conversion import finish_int8
 from tfdml.export.network import frozen_module, in_float32
 from tfdml.layers import MomentEmbeddings
-from tfdml.models import AttentionEnsemble, Embedder, MomentEmbedder
+from tfdml.models import AttentionEnsemble, Embedder, MomentEmbedder, TruncatedEmbedder
 
 # How near the cosines of a random network of 8 dimensions come; a trained one's are in the model card of its export.
 NEAREST = {"float32": 1 - 1e-6, "float16": 0.9999, "dynamic_range": 0.995, "int8": 0.99}
@@ -206,3 +207,14 @@ def test_a_frozen_network_has_no_variables(embedder, views):
     module = frozen_module(embedder, 32)
     assert not module.embed.get_concrete_function().graph.variables
     np.testing.assert_allclose(module.embed(tf.constant(views))["embedding"], embedder(views), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_truncated_embedder_is_converted_to_int8_where_the_projection_is_its_end(embedder, views):
+    cut = TruncatedEmbedder(embedder, 6)
+    cut.build((None, 32, 32, 3))
+    found = runner(convert_litert(cut, "int8", views))[1](images=views)["embedding"]
+    assert found.shape == (len(views), 6)
+    assert min(cosines(keras.ops.convert_to_numpy(cut(views)), found)) >= 0.98
+    with pytest.raises(UserError, match="int8 ends with the projection"):
+        convert_litert(TruncatedEmbedder(tiny_ensemble(), 3), "int8", views)

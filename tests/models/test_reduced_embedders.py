@@ -1,4 +1,4 @@
-"""`MomentEmbedder` and `WhitenedEmbedder`: what they give, and that they are saved as embedders are."""
+"""The reduced embedders: what they give, and that they are saved as embedders are."""
 
 import keras
 import numpy as np
@@ -12,11 +12,12 @@ from tests.models.ensembles import ensemble_learner, tiny_ensemble
 from tests.models.networks import SIZE, config_of, images, tiny_embedder
 from tfdml import evaluation, export, layers, losses
 from tfdml.embeddings.backends import load_backend, load_embedder
+from tfdml.embeddings.compute import truncate
 from tfdml.errors import UserError
 from tfdml.export import export_saved_model
 from tfdml.export.conversion import convert_litert
 from tfdml.export.network import in_float32
-from tfdml.models import MetricLearner, MomentEmbedder, WhitenedEmbedder, with_whitening
+from tfdml.models import MetricLearner, MomentEmbedder, TruncatedEmbedder, WhitenedEmbedder, with_whitening
 from tfdml.objectives import HighOrderMomentLoss
 from tfdml.retrieval import fit_whitening
 
@@ -218,3 +219,28 @@ def test_what_cannot_be_is_refused(made):
         with_whitening(embedder, train, shrinkage=2)
     with pytest.raises(ValueError, match="adapt"):
         WhitenedEmbedder(embedder, 3)(images())
+
+
+def test_a_truncated_embedder_gives_the_first_dimensions_and_is_saved(model, tmp_path):
+    x = images()
+    for whole in (tiny_embedder(), model, with_whitening(model, np.asarray(model(images(1, 40))), dim=4)):
+        cut = TruncatedEmbedder(whole, 3)
+        vectors = np.asarray(whole(x))
+        expected = vectors[:, :3] / np.linalg.norm(vectors[:, :3], axis=1, keepdims=True)
+        np.testing.assert_allclose(cut(x), expected, atol=1e-6)
+        np.testing.assert_allclose(truncate(vectors, 3), expected, atol=1e-6)
+        assert cut.embedding_dim == 3
+    cut.save(tmp_path / "cut.keras")
+    np.testing.assert_array_equal(load_embedder(tmp_path / "cut.keras")(x), cut(x))
+
+
+def test_truncation_leaves_zero_vectors_and_refuses_more_dimensions_than_there_are():
+    vectors = np.array([[0.0, 0.0, 5.0], [3e38, 4e38, 0.0], [np.nan, 1.0, 0.0]])
+    kept = truncate(vectors, 2)
+    np.testing.assert_allclose(kept[:2], [[0, 0], [0.6, 0.8]])
+    assert np.isnan(kept[2]).all()
+    for dim in (0, 4):
+        with pytest.raises(UserError, match=f"`truncate_dim={dim}`: the embeddings have 3 dimensions"):
+            truncate(vectors, dim)
+    with pytest.raises(ValueError, match="dim must be"):
+        TruncatedEmbedder(tiny_embedder(), 6)

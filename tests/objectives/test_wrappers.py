@@ -61,7 +61,8 @@ def matryoshka(dims, dim_weights=None, loss=None):
 
 
 def sum_over_prefixes(labels, x, dims, factors):
-    return sum(f * references.binomial(labels, x[:, :dim]) for dim, f in zip(dims, factors, strict=True))
+    units = {dim: x[:, :dim] / np.linalg.norm(x[:, :dim], axis=1, keepdims=True) for dim in dims}
+    return sum(f * references.binomial(labels, units[dim]) for dim, f in zip(dims, factors, strict=True))
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])

@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.report.pages import EVIL, check_page, embedded, made, pictures_read, rows_of
 from tfdml.errors import UserError
-from tfdml.evaluation import evaluate_retrieval
+from tfdml.evaluation import evaluate_retrieval, recall_by_size
 from tfdml.report import Run, write_report
 from tfdml.report.classes import confusions
 from tfdml.report.queries import choose_examples, rank_queries
@@ -158,11 +158,22 @@ def test_every_section_can_be_reached(report):
         "retrieval",
         "map-of-images",
         "same-or-different",
+        "smaller-embeddings",
         "classes",
         "confusions",
         "settings",
     } == set(listed)
     assert all(e.get("aria-label") and e["tabindex"] == "0" for e in page.all("div", role="region"))
+
+
+def test_recall_by_dimensions_and_precision(report):
+    embeddings, labels = report["data"]
+    expected = []
+    for row in recall_by_size(embeddings, labels):
+        expected += [str(row["dim"]), row["precision"], str(row["bytes"])]
+        expected += [f"{100 * row[name]:.1f}" for name in ("recall@1", "recall@1_rescored")]
+    cells = [e["text"] for e in part(report, "smaller-embeddings") if e["tag"] in ("th", "td")]
+    assert cells[5:] == expected
 
 
 def test_query_gallery_without_before_or_history(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 
 from tfdml.errors import UserError
 from tfdml.pairwise import DISTANCES
-from tfdml.retrieval import build_index, faiss_index, load_index, nearest_neighbours
+from tfdml.retrieval import build_index, faiss_index, load_index, nearest_neighbours, rescore
 from tfdml.retrieval.faiss_index import KINDS, STORAGES, GalleryIndex, index_recall, least_effort
 
 # Enough to search every list, or keep every image of the small galleries here.
@@ -226,8 +226,8 @@ def test_bad_searches_say_what_is_wrong(gallery, arguments, message):
 
 
 def test_every_storage_has_a_name_that_faiss_knows():
-    for name in STORAGES.values():
-        assert faiss.index_factory(8, f"IVF4,{name}").d == 8
+    for storage, name in STORAGES.items():
+        assert faiss.index_factory(8, name if storage == "binary" else f"IVF4,{name}").d == 8
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -253,7 +253,7 @@ def test_all_of_the_gallery_is_found_without_the_query_itself(gallery):
     assert (np.diff(distances) >= 0).all()
 
 
-@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
 def test_an_index_keeps_its_vectors_and_lends_its_centres(gallery, storage):
     index = build_index(gallery, lists=20, storage=storage)
     step = {"float32": 0, "float16": 2e-3, "int8": np.ptp(gallery) / 255}[storage]
@@ -394,3 +394,91 @@ def test_the_greatest_effort_is_exact_and_one_image_has_nothing_to_find(gallery)
     for recall in (0.0, 1.5, float("nan")):
         with pytest.raises(UserError, match="must be a fraction above 0"):
             least_effort(index, gallery, recall)
+
+
+@pytest.mark.parametrize("dim", [1, 7, 8, 10, 100])
+def test_binary_codes_are_compared_by_the_bits_that_differ(dim):
+    rng = np.random.default_rng(dim)
+    gallery, queries = rng.normal(size=(300, dim)), rng.normal(size=(20, dim))
+    gallery[0] = 0  # all signs count as positive
+    index = build_index(gallery, kind="flat", storage="binary", distance="cosine")
+    own_rows = rng.integers(300, size=20)
+    for own in (None, own_rows):
+        rows, distances = index.search(queries, k=9, own_rows=own)
+        bits = ((queries[:, None] >= 0) != (gallery[None] >= 0)).sum(axis=2).astype(float)
+        np.testing.assert_array_equal(np.take_along_axis(bits, rows, 1), distances)
+        if own is not None:
+            bits[np.arange(20), own] = np.inf
+        np.testing.assert_array_equal(np.sort(bits, axis=1)[:, :9], distances)
+    assert index.index.code_size == -(-dim // 8)
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_int8_codes_are_the_nearest_of_256_steps_of_each_dimension(gallery, distance):
+    index = build_index(gallery, kind="flat", storage="int8", distance=distance)
+    kept = gallery / np.linalg.norm(gallery, axis=1, keepdims=True) if distance == "cosine" else gallery
+    low, step = kept.min(axis=0), np.ptp(kept, axis=0) / 255
+    codes = (index.vectors() - low) / step
+    np.testing.assert_allclose(codes % 1, 0.5, atol=1e-3)  # the middle of a step
+    assert np.abs(codes - (kept - low) / step).max() <= 0.5 + 1e-3
+    distances = index.search(gallery[:30], k=5)[1]
+    reference = build_index(index.vectors(), kind="flat", distance="dot" if distance == "cosine" else distance)
+    expected = reference.search(kept[:30], k=5)[1] + (1 if distance == "cosine" else 0)
+    np.testing.assert_allclose(distances, np.maximum(expected, 0) if distance == "cosine" else expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_rescoring_all_images_is_the_exact_search(gallery, distance, dtype, tmp_path):
+    np.save(tmp_path / "gallery.npy", gallery.astype(dtype))
+    mapped = np.load(tmp_path / "gallery.npy", mmap_mode="r")
+    index = build_index(gallery, kind="flat", storage="binary", distance=distance)
+    rows, _ = index.search(gallery[:40], k=len(gallery))
+    found = rescore(gallery[:40], mapped, rows, k=7, distance=distance)
+    expected = nearest_neighbours(gallery[:40], np.asarray(mapped, np.float32), k=7, distance=distance)
+    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-5, atol=1e-6)
+
+
+def test_rescoring_reads_whole_vectors_of_images_found_by_a_prefix(gallery):
+    unit = gallery / np.linalg.norm(gallery, axis=1, keepdims=True)
+    rows, _ = build_index(unit[:, :4], kind="flat").search(unit[:20, :4], k=30)
+    found, _ = rescore(unit[:20], unit, rows, k=1)
+    exact, _ = nearest_neighbours(unit[:20], unit, k=1)
+    np.testing.assert_array_equal(found, exact)
+
+
+def test_rescoring_leaves_missing_candidates_at_the_end_and_equal_ones_in_order():
+    gallery = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 0.0]])
+    rows, far = rescore([[1.0, 0.0]], gallery, [[-1, 2, 3, 0, -1]], k=5, distance="cosine")
+    assert rows.tolist() == [[0, 2, 3, -1, -1]]
+    assert far.tolist() == [[0.0, 0.0, 1.0, np.inf, np.inf]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"k": 0}, "k=0 must be in 1 .. 2"),
+        ({"k": 3}, "k=3 must be in 1 .. 2"),
+        ({"rows": [[0, 4]]}, "rows below 4, not 4"),
+        ({"rows": [[0, 1], [0, 1]]}, "must go together"),
+        ({"queries": [[1.0]]}, "must go together"),
+        ({"queries": [[1.0, np.nan]]}, "query embeddings: 1 of 1 rows hold NaN"),
+        ({"gallery": np.full((4, 2), np.nan)}, "gallery embeddings hold NaN"),
+        ({"distance": "hamming"}, "unknown distance 'hamming'"),
+    ],
+)
+def test_candidates_that_cannot_be_rescored_are_refused(arguments, says):
+    valid = {"queries": [[1.0, 0.0]], "gallery": np.eye(4, 2), "rows": [[0, 1]], "k": 1}
+    with pytest.raises(UserError, match=says):
+        rescore(**(valid | arguments))
+
+
+def test_binary_codes_go_with_an_exhaustive_search(gallery, tmp_path):
+    with pytest.raises(UserError, match="storage 'binary' goes with kind 'flat', not 'hnsw'"):
+        build_index(gallery, kind="hnsw", storage="binary")
+    index = build_index(gallery, kind="flat", storage="binary")
+    index.save(tmp_path / "codes.faiss")
+    again = load_index(tmp_path / "codes.faiss")
+    for one, other in zip(index.search(gallery[:5], k=8), again.search(gallery[:5], k=8), strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -178,3 +178,14 @@ def test_the_commands(folders, databases, tmp_path):
         assert PASSWORD not in output + error
         assert "Traceback" not in error
     assert not (tmp_path / "galleries" / "gallery.lance").exists()
+
+
+def test_the_first_dimensions_are_another_source_of_length_one(folders):
+    whole, cut = EmbeddingsToIndex.read(folders["cars"]), EmbeddingsToIndex.read(folders["cars"], truncate_dim=2)
+    assert (whole.dimension, cut.dimension) == (6, 2)
+    assert whole.source != cut.source
+    expected = whole.vectors(slice(3, 8))[:, :2]
+    expected = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(cut.vectors(slice(3, 8)), expected, atol=1e-6)
+    with pytest.raises(UserError, match="`truncate_dim=7`: the embeddings have 6 dimensions"):
+        EmbeddingsToIndex.read(folders["cars"], truncate_dim=7)

@@ -22,6 +22,7 @@ Write the embeddings of a data set, with the names, labels, roles and groups of 
 
   tfdml embed --model=runs/cars_jrd --out=embeddings/cars
   tfdml embed --model=models/cars --dataset=cars196 --data_dir=/data/cars196 --split=all --out=embeddings/cars
+  tfdml embed --model=runs/cars_jrd --truncate_dim=32 --out=embeddings/cars32
   tfdml embed --model=models/cars --cluster=local --input='/data/**/*.jpg' --out=embeddings/photos
 
 {model_flags.SOURCES}
@@ -121,7 +122,7 @@ def _embed_in_bulk(values: Flags) -> None:
     """Embed a list of images, or all files of a pattern, over many processes."""
     from tfdml.cluster import bulk_embedding
 
-    view = {name: values[name].value for name in ("resize", "resize_mode", "image_size", "pad_color")}
+    options = {name: values[name].value for name in model_flags.BACKEND_OPTIONS}
     out = os.path.expanduser(values.out)
     request = bulk_embedding.BulkRequest(
         model=os.path.expanduser(values.model),
@@ -132,7 +133,7 @@ def _embed_in_bulk(values: Flags) -> None:
         batch_size=values.batch_size,
         dtype=values.dtype,
         rows_per_file=values.rows_per_file,
-        options={name: value for name, value in view.items() if value},
+        options={name: value for name, value in options.items() if value},
     )
     if values.dry_run:
         print(f"would embed {values.input} by {values.model} into {out}; nothing was written (--dry_run)")

@@ -330,7 +330,7 @@ COMMAND = Command(
     effects={
         **model_flags.EFFECTS,
         **dict.fromkeys(("data_dir", "dataset_options", "bad_images"), _IMAGES),
-        "batch_size": _EMBEDDING,
+        **dict.fromkeys(("batch_size", "truncate_dim"), _EMBEDDING),
         "report": needs("task", "retrieval", "verification"),
         "split": either(_ALONE, needs("dataset")),
         "distance": either(_ALONE, needs("dataset")),

@@ -23,6 +23,7 @@ Export the embedder of a run.
   tfdml export --run_dir=runs/cars_jrd --out=models/cars --formats=saved_model,litert
   tfdml export --run_dir=runs/cars_jrd --out=models/cars --formats=all --images=0
   tfdml export --run_dir=runs/cars_jrd --out=models/cars --whitening='dim=64, power=0.5'
+  tfdml export --run_dir=runs/cars_matryoshka --out=models/cars --truncate_dim=32
 
 Writes the next version below --out, e.g. models/cars/1, atomically; earlier versions stay. Formats:
 saved_model; litert_float32, litert_float16, litert_dynamic_range, litert_int8, or litert for the four; onnx; all.
@@ -50,6 +51,7 @@ FLAGS.define("moment_embedder", False, "Export moments.keras, which searches wit
 FLAGS.define(
     "whitening", "", "Add a PCA whitening fitted to the training images, e.g. 'dim=64, power=0.5, shrinkage=0'."
 )
+FLAGS.define("truncate_dim", 0, "Keep the first N dimensions of the vector, scaled to length 1; 0: all.", lower_bound=0)
 FLAGS.define("data_dir", "", "Where the run's data set lies, if it has moved.")
 FLAGS.define("images", 2000, "Test images, as whole classes, to compare on; 0: all.", lower_bound=0)
 FLAGS.define("representative_images", 500, "Training images for the ranges of litert_int8.", lower_bound=1)
@@ -95,10 +97,11 @@ def export(values: Flags) -> None:
     )
     report = functools.partial(print, flush=True)
     run, moments, data_dir = values.run_dir, values.moment_embedder, values.data_dir
+    reduced = whitening, values.truncate_dim
     if values.gallery:
         if "saved_model" not in options.formats:
             raise UserError("--gallery makes a SavedModel: leave --formats alone")
-        _export_gallery(values, lambda folder: export_run(run, folder, options, moments, data_dir, report, whitening))
+        _export_gallery(values, lambda folder: export_run(run, folder, options, moments, data_dir, report, *reduced))
         return
     if values.dry_run:
         embedder, _ = load_run(run, moments, data_dir)
@@ -106,7 +109,7 @@ def export(values: Flags) -> None:
         behind = " with a whitening" if whitening is not None else ""
         print(f"would export {embedder.name}{behind} of {run} to {values.out} as {formats}")
         return
-    version = export_run(run, values.out, options, moments, data_dir, report, whitening)
+    version = export_run(run, values.out, options, moments, data_dir, report, *reduced)
     print(f"version: {version}")
     if "saved_model" not in options.formats:
         print(f"It holds no SavedModel: do not let TF Serving watch {values.out}.")
@@ -169,7 +172,9 @@ COMMAND = Command(
         **dict.fromkeys(("embedder", "gallery_dataset", "gallery_bad_images"), needs("gallery")),
         "gallery_dataset_options": _OF_DATASET,
         "gallery_split": _OF_DATASET,
-        **dict.fromkeys(("moment_embedder", "whitening", "data_dir", "images", "max_pixels"), _FROM_RUN),
+        **dict.fromkeys(
+            ("moment_embedder", "whitening", "truncate_dim", "data_dir", "images", "max_pixels"), _FROM_RUN
+        ),
         **dict.fromkeys(("min_cosine", "max_recall_drop", "calibrate"), _FROM_RUN),
         "representative_images": Effect(
             lambda given: bool({"litert_int8", "litert", "all"} & set(given["formats"])), "--formats with litert_int8"

@@ -12,7 +12,7 @@ Write the embeddings of a data set into a database, where they are searched.
 
   tfdml index --embeddings=embeddings/cars --to=lancedb:///data/galleries
   tfdml index --embeddings=embeddings/cars --to='pgvector://user:password@host:5432/shop?index=hnsw&links=16'
-  tfdml index --embeddings=embeddings/cars --to=qdrant://localhost:6333 --prefix=cars/
+  tfdml index --embeddings=embeddings/cars --to=qdrant://localhost:6333 --prefix=cars/ --truncate_dim=32
 
 A row's id is the name of its image; path, label, role and source are its attributes. Rows whose id is there are
 replaced. The same command resumes after the last whole batch. tfdml search --gallery=URI searches it.
@@ -29,6 +29,7 @@ FLAGS = Flags()
 FLAGS.define("embeddings", "", "A folder that tfdml embed wrote, or a Parquet, .npz or .npy file.")
 FLAGS.define("to", "", "The gallery's address, see above.")
 FLAGS.define("prefix", "", "Put before the name of each image, for its id.")
+FLAGS.define("truncate_dim", 0, "Keep the first N dimensions, scaled to length 1; 0: all, as they are.", lower_bound=0)
 FLAGS.define("dry_run", False, "Say what would be done, write nothing.")
 
 
@@ -40,9 +41,9 @@ def index(values: Flags) -> None:
 
     # The address first: reading names may take a while.
     with connect(values.to) as gallery:
-        embeddings = EmbeddingsToIndex.read(os.path.expanduser(values.embeddings), values.prefix)
+        embeddings = EmbeddingsToIndex.read(os.path.expanduser(values.embeddings), values.prefix, values.truncate_dim)
         where = f"{gallery.address}, {gallery.distance}"
-        done, (total, dimension) = embeddings.written_in(gallery), embeddings.stored.embeddings.shape
+        done, (total, dimension) = embeddings.written_in(gallery), (len(embeddings), embeddings.dimension)
         if values.dry_run:
             print(
                 f"would write {total:,} embeddings of {dimension} dimensions, of which {done:,} are there, to {where}"

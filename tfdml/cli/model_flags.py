@@ -33,6 +33,7 @@ def define_model_flags(values: Flags) -> None:
     values.define("resize_mode", "", "For a .tflite or .onnx file: as in tfdml train.", modes)
     values.define("image_size", 0, "For a .tflite or .onnx file: checked against its input.", lower_bound=0)
     values.define("pad_color", "", "For a .tflite or .onnx file: as in tfdml train.")
+    values.define("truncate_dim", 0, "Keep the first N dimensions, scaled to length 1; 0: all.", lower_bound=0)
     values.define("timeout", 60.0, "Seconds that a request to an endpoint may take.")
 
 
@@ -44,6 +45,8 @@ def define_data_flags(values: Flags) -> None:
     values.define("bad_images", "error", "Images that cannot be decoded: skip decodes all first.", ["error", "skip"])
 
 
+#: Flags that `load_backend` takes, but for `--timeout`.
+BACKEND_OPTIONS = ("resize", "resize_mode", "image_size", "pad_color", "truncate_dim")
 _VIEW_FILE = Effect(
     lambda given: Path(given["model"]).suffix in (".tflite", ".onnx"),
     "a .tflite or .onnx file as --model; every other model has its view inside",
@@ -122,7 +125,5 @@ def chosen_source(values: Flags, model: str | None = None) -> EmbeddingBackend:
     if Path(model).suffix == ".keras" or (Path(model) / "embedder.keras").is_file():
         # So that a pass that was stopped and continued gives the bits of an uninterrupted one.
         devices.one_operation_at_a_time()
-    view: dict[str, Any] = {
-        name: values[name].value for name in ("resize", "resize_mode", "image_size", "pad_color", "timeout")
-    }
-    return load_backend(model, **view)
+    options: dict[str, Any] = {name: values[name].value for name in (*BACKEND_OPTIONS, "timeout")}
+    return load_backend(model, **options)

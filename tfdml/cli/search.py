@@ -195,7 +195,7 @@ COMMAND = Command(
     USAGE,
     effects={
         **{name: both(_BY_MODEL, effect) for name, effect in model_flags.EFFECTS.items()},
-        **dict.fromkeys(("model", "batch_size"), _BY_MODEL),
+        **dict.fromkeys(("model", "batch_size", "truncate_dim"), _BY_MODEL),
         "distance": Effect(lambda given: _kind(given["gallery"]) == "embeddings", "stored embeddings as --gallery"),
     },
     flag_of={"uri": "gallery"},

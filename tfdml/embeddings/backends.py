@@ -21,6 +21,7 @@ from tfdml.embeddings.base import (
     EmbeddingBackend,
     EncodedImagesBackend,
     ImageRefused,
+    TruncatedBackend,
     checked_vectors,
     checksum_of,
 )
@@ -359,6 +360,7 @@ def load_backend(
     pad_color: str = "",
     timeout: float = 60.0,
     threads: int = 0,
+    truncate_dim: int = 0,
 ) -> EmbeddingBackend:
     """Return the model at a path or address.
 
@@ -371,6 +373,7 @@ def load_backend(
         pad_color: Likewise.
         timeout: Seconds that a request to an endpoint may take.
         threads: Likewise.
+        truncate_dim: Keep this many first dimensions of the embeddings, scaled to length 1; 0: all.
 
     Returns:
         The source, loaded or reached.
@@ -383,6 +386,9 @@ def load_backend(
         >>> load_backend("runs/cars_jrd").embed(test, batch_size=100).shape
         (256, 16)
     """
+    if truncate_dim:
+        view = {"resize": resize, "resize_mode": resize_mode, "image_size": image_size, "pad_color": pad_color}
+        return TruncatedBackend(load_backend(model, timeout=timeout, threads=threads, **view), truncate_dim)
     path = Path(model)
     if path.suffix in _VIEW_FILES:
         return _VIEW_FILES[path.suffix](path, resize, resize_mode, image_size, pad_color, threads)

@@ -19,6 +19,7 @@ from tfdml.data.faults import ImageError, find_faults
 from tfdml.data.images import Images
 from tfdml.data.pipeline import readable_batches
 from tfdml.data.transforms import EvaluationTransform
+from tfdml.embeddings.compute import truncate
 from tfdml.errors import UserError
 from tfdml.io import files
 
@@ -77,6 +78,32 @@ class EmbeddingBackend(abc.ABC):
             result[done : done + len(vectors)] = vectors
             done += len(vectors)
         return result
+
+
+class TruncatedBackend(EmbeddingBackend):
+    """Another backend, of whose embeddings the first dimensions are kept, scaled to length 1.
+
+    Args:
+        backend: The other one.
+        dim: How many dimensions.
+    """
+
+    def __init__(self, backend: EmbeddingBackend, dim: int):
+        self.backend, self.dim = backend, dim
+        self.kind, self.address, self.view = backend.kind, backend.address, backend.view
+
+    def checksum(self) -> str:
+        """Of the other one, and how many dimensions are kept."""
+        return f"{self.backend.checksum()}, {self.dim} dimensions"
+
+    def stream(self, dataset: ImageDataset, batch_size: int, first: int = 0) -> Iterator[np.ndarray]:
+        """See `EmbeddingBackend.stream`."""
+        return (truncate(vectors, self.dim) for vectors in self.backend.stream(dataset, batch_size, first))
+
+    def stream_readable(self, dataset: ImageDataset, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """See `EmbeddingBackend.stream_readable`."""
+        found = self.backend.stream_readable(dataset, batch_size)
+        return ((rows, truncate(vectors, self.dim)) for rows, vectors in found)
 
 
 class ImageRefused(Exception):

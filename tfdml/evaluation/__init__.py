@@ -43,6 +43,7 @@ from tfdml.evaluation.retrieval import (
     evaluate_dataset,
     evaluate_retrieval,
     part_protocol,
+    recall_by_size,
     split_into_parts,
 )
 from tfdml.evaluation.scattering import evaluate_scattering, partial_embeddings, scattering_curve
@@ -100,6 +101,7 @@ __all__ = [
     "part_protocol",
     "partial_embeddings",
     "read_embeddings",
+    "recall_by_size",
     "retrieval_per_query",
     "scattering_curve",
     "seed_difference",

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfdml.embeddings.compute import truncate
 from tfdml.errors import UserError
 from tfdml.evaluation.clustering import CLUSTERING_METRICS, evaluate_clustering
 from tfdml.evaluation.intervals import RESAMPLED, Interval, check_level, confidence_intervals, student_interval
 from tfdml.evaluation.per_query import (
     PER_QUERY_METRICS,
+    check_depth,
     dataset_roles,
     global_average_precision,
     nearest_hits,
@@ -20,7 +22,8 @@ from tfdml.evaluation.per_query import (
     values_per_query,
 )
 from tfdml.evaluation.relevance import Relevance, check_labels
-from tfdml.retrieval.exact import Progress, check_embeddings
+from tfdml.retrieval.exact import Progress, check_embeddings, left_over
+from tfdml.retrieval.faiss_index import build_index, rescore
 
 if TYPE_CHECKING:
     from tfdml.data.dataset import ImageDataset, Protocol
@@ -175,6 +178,69 @@ def evaluate_retrieval(
     if intervals is not None:
         result["intervals"] = resampled
     return result
+
+
+def recall_by_size(
+    embeddings: Any,
+    labels: Any = None,
+    gallery: Any = None,
+    gallery_labels: Any = None,
+    dims: Sequence[int] = (),
+    *,
+    relevance: Relevance | None = None,
+    own_rows: Any = None,
+    candidates: int = 40,
+    sample: int = 1000,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """Return Recall@1 of embeddings that are cut to fewer dimensions and kept in fewer bits.
+
+    The first dimensions, scaled to length 1, are searched as float32, as int8 and by their signs (`build_index`). Then
+    the images that this search finds are measured again by the cosine of whole vectors (`rescore`).
+
+    Args:
+        embeddings: As `evaluate_retrieval`.
+        labels: As `evaluate_retrieval`.
+        gallery: As `evaluate_retrieval`.
+        gallery_labels: As `evaluate_retrieval`.
+        dims: Numbers of dimensions; by default all of them, halved up to four times, down to 8.
+        relevance: As `evaluate_retrieval`; of levels, sharing any counts.
+        own_rows: As `evaluate_retrieval`.
+        candidates: How many images are measured again for each query.
+        sample: How many queries are searched in the whole gallery, drawn from those that have an answer.
+        seed: Of the draw.
+
+    Returns:
+        For each number of dimensions and each precision: `dim`, `precision`, `bytes` of the code of an image,
+        `recall@1` and `recall@1_rescored`.
+
+    Raises:
+        UserError: As `evaluate_retrieval`; or there are not so many dimensions.
+
+    Example:
+        >>> points = np.repeat(np.eye(8), 2, axis=0)
+        >>> recall_by_size(points, np.repeat(np.arange(8), 2))[2]
+        {'dim': 8, 'precision': 'binary', 'bytes': 1, 'recall@1': 1.0, 'recall@1_rescored': 1.0}
+    """
+    task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
+    check_depth(task, ("recall@1",))
+    known, whole = np.flatnonzero(task.answerable), task.queries.shape[1]
+    asked = np.sort(np.random.default_rng(seed).choice(known, min(sample, len(known)), replace=False))
+    queries, own = task.queries[asked], None if task.own is None else task.own[asked]
+    depth = task.depth_with_ignored(1)
+    rows = []
+    for dim in dims or [whole >> power for power in range(5) if whole >> power >= 8] or [whole]:
+        cut, searched = truncate(queries, dim), truncate(task.searched, dim)
+        for precision in ("float32", "int8", "binary"):
+            index = build_index(searched, kind="flat", storage=precision)
+            found, _ = index.search(cut, k=min(max(candidates, depth), task.available), own_rows=own)
+            row = {"dim": dim, "precision": precision, "bytes": int(index.index.code_size)}
+            rescored, _ = rescore(queries, task.searched, found, k=depth, distance="cosine")
+            for name, ranked in (("recall@1", found), ("recall@1_rescored", rescored)):
+                nearest = left_over(ranked, task.relevance.ignored(asked, ranked), 1)
+                row[name] = float((task.relevance.of(asked, nearest) > 0).mean())
+            rows.append(row)
+    return rows
 
 
 def ks_within(ks: Sequence[int], available: int) -> tuple[int, ...]:

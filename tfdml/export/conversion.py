@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdml.backbones import TokenBackbone
 from tfdml.errors import UserError, short_message
 from tfdml.export.network import frozen_module, quiet
-from tfdml.models import AnyEmbedder, AttentionEnsemble, MomentEmbedder, WhitenedEmbedder
+from tfdml.models import AnyEmbedder, AttentionEnsemble, MomentEmbedder, TruncatedEmbedder, WhitenedEmbedder
 from tfdml.workarounds import litert_schema
 
 PRECISIONS = ("float32", "float16", "dynamic_range", "int8")
@@ -45,7 +45,7 @@ def convert_litert(
 
     Args:
         embedder: A built `Embedder`, `AttentionEnsemble` or `MomentEmbedder`.
-        precision: One of `PRECISIONS`; `MomentEmbedder` and `WhitenedEmbedder` have no `"int8"`.
+        precision: One of `PRECISIONS`; `MomentEmbedder` and `WhitenedEmbedder` have no `"int8"`, cut or not.
         representative: (N, S, S, 3) uint8 views of training images, for `"int8"`; some hundreds are enough.
 
     Returns:
@@ -63,7 +63,9 @@ def convert_litert(
         raise UserError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
     if precision != "int8":
         return _converted(_module(embedder), precision)
-    if isinstance(embedder, (MomentEmbedder, WhitenedEmbedder)):
+    cut = isinstance(embedder, TruncatedEmbedder)
+    whole = embedder.embedder if cut else embedder
+    if isinstance(whole, (MomentEmbedder, WhitenedEmbedder)) or (cut and isinstance(whole, AttentionEnsemble)):
         raise UserError(
             "int8 ends with the projection, and moments and a whitening come behind it: export this embedder as "
             "litert_dynamic_range, which is as small"
@@ -87,10 +89,11 @@ def convert_litert(
 
 
 def _module(embedder: AnyEmbedder) -> tf.Module:
-    if not isinstance(embedder, MomentEmbedder):
+    whole = embedder.embedder if isinstance(embedder, TruncatedEmbedder) else embedder
+    if not isinstance(whole, MomentEmbedder):
         return frozen_module(embedder, embedder.image_size)
     # LiteRT's variables of lists, which a loop over blocks of moments would need, cannot be made constants.
-    layer = embedder.moments.moments
+    layer = whole.moments.moments
     layer.in_blocks = False
     try:
         return frozen_module(embedder, embedder.image_size)

@@ -30,7 +30,7 @@ from tfdml.export.versions import new_version
 from tfdml.io.files import is_remote, write_json
 from tfdml.io.manifests import parse_flags, read_json
 from tfdml.layers import PrincipalComponents
-from tfdml.models import AnyEmbedder, WhitenedEmbedder, with_whitening
+from tfdml.models import AnyEmbedder, TruncatedEmbedder, WhitenedEmbedder, with_whitening
 from tfdml.training import RunFolder
 from tfdml.training.build.images import Splits, load_splits
 from tfdml.training.run.several import final_run
@@ -312,6 +312,7 @@ def export_run(
     data_dir: str = "",
     report: Callable[[str], None] = logging.info,
     whitening: Mapping[str, Any] | None = None,
+    truncate_dim: int = 0,
 ) -> Path:
     """Export the embedder of a run; see `export_model`.
 
@@ -324,6 +325,7 @@ def export_run(
         report: Called with a line on each format.
         whitening: Arguments of `with_whitening` (`dim`, `power`, `shrinkage`), to export the embedder with a whitening
             behind it that is fitted to the run's training images; None: without.
+        truncate_dim: Keep this many first dimensions of the vector, scaled to length 1; 0: all.
 
     Returns:
         The path of the version.
@@ -342,6 +344,12 @@ def export_run(
         embedder = _whitened(embedder, splits.train, whitening)
         # The run has measured the embedder without.
         about = {**about, "metrics": None, "whitening": dict(whitening)}
+    if truncate_dim:
+        if truncate_dim > embedder.embedding_dim:
+            raise UserError(f"`truncate_dim={truncate_dim}`: the embedding has {embedder.embedding_dim} dimensions")
+        about = {**about, "metrics": None, "truncated_from": embedder.embedding_dim}
+        embedder = TruncatedEmbedder(embedder, truncate_dim)
+        embedder.build((None, embedder.image_size, embedder.image_size, 3))
     return export_model(embedder, folder, splits.test, splits.train, options, about, report)
 
 

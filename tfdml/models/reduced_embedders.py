@@ -1,4 +1,4 @@
-"""`MomentEmbedder` and `WhitenedEmbedder`: an embedder followed by principal components of training images' vectors."""
+"""An embedder whose vectors are reduced: `MomentEmbedder`, `WhitenedEmbedder` and `TruncatedEmbedder`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import numpy as np
 from keras import ops
 from typing_extensions import override
 
+from tfdml.arguments import integer
 from tfdml.layers import L2Normalize, MomentEmbeddings, PrincipalComponents
 from tfdml.models.embedder import build_once
 from tfdml.objectives import HighOrderMomentLoss
@@ -247,3 +248,49 @@ def with_whitening(embedder, embeddings, dim: int = 0, power: float = 1.0, shrin
     model.build((None, embedder.image_size, embedder.image_size, 3))
     model.reduction.adapt(np.asarray(embeddings))
     return model
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class TruncatedEmbedder(ReducedEmbedder):
+    """Images to the first dimensions of another embedder's vectors, scaled to length 1: f = e[:dim] / |e[:dim]|.
+
+    For embeddings that were trained with `Matryoshka`. It is saved, loaded, evaluated and exported as an embedder is.
+
+    Args:
+        embedder: An `Embedder`, or what embeds as that does.
+        dim: How many dimensions are kept.
+
+    Raises:
+        ValueError: The embedder has fewer dimensions.
+
+    Example:
+        >>> model = TruncatedEmbedder(Embedder("conv4", embedding_dim=64, image_size=32), dim=16)
+        >>> tuple(model(keras.ops.zeros((2, 32, 32, 3))).shape)
+        (2, 16)
+    """
+
+    def __init__(self, embedder, dim, name="truncated_embedder", **kwargs):
+        super().__init__(embedder, name, **kwargs)
+        self.dim = integer("dim", dim, at_least=1, at_most=self.embedder.embedding_dim)
+
+    @property
+    @override
+    def embedding_dim(self) -> int:
+        return self.dim
+
+    def build(self, input_shape):
+        """Create the weights that are not there yet."""
+        build_once(self.embedder, input_shape)
+
+    def represent(self, images, training=None):
+        """Return the `projection` (B, dim), before it is scaled to length 1."""
+        return {"projection": self.embedder.represent(images, training=training)["projection"][:, : self.dim]}
+
+    def call(self, images, training=None):
+        """(B, H, W, 3) -> (B, dim), unit vectors."""
+        return self.normalize(self.embedder(images, training=training)[:, : self.dim])
+
+    @override
+    def get_config(self):
+        embedder = keras.saving.serialize_keras_object(self.embedder)
+        return {"name": self.name, "embedder": embedder, "dim": self.dim}

@@ -89,8 +89,8 @@ class MetricLoss(Objective):
 class Matryoshka(MetricLoss):
     """Sums a loss over prefixes of the representation, so that its first dimensions work alone.
 
-    L = sum_m w_m loss(labels, x[:, :m]). After training, cut embeddings to one of the `dims`, and scale them to length
-    1 where the distance is the cosine.
+    L = sum_m w_m loss(labels, x[:, :m] / |x[:, :m]|). `tfdml embed --truncate_dim=m` and `TruncatedEmbedder` cut
+    embeddings in the same way after training.
 
     Args:
         loss: A loss over pairs, such as `tfdml.losses.MultiSimilarityLoss()`.
@@ -106,8 +106,8 @@ class Matryoshka(MetricLoss):
 
     Example:
         >>> objective = Matryoshka(tfdml.losses.ContrastiveLoss(), dims=[1, 2])
-        >>> float(objective({"embedding": keras.ops.array([[1.0, 0.0], [1.0, 1.0]])}, keras.ops.array([0, 0])))
-        1.0
+        >>> float(objective({"embedding": keras.ops.array([[1.0, 0.0], [0.6, 0.8]])}, keras.ops.array([0, 0])))
+        0.8
 
     Source: Kusupati et al., "Matryoshka Representation Learning", NeurIPS 2022, equation 1.
     """
@@ -137,7 +137,8 @@ class Matryoshka(MetricLoss):
         batch = pairs[self.representation]
         check_rank(self.name, batch.references, 2, f"{self.representation!r} to be vectors (B, d)")
         factors = self.dim_weights or (1.0,) * len(self.dims)
-        parts = [self.loss.of_pairs(batch.map(lambda x, dim=dim: x[:, :dim])) for dim in self.dims]
+        prefixes = [batch.map(lambda x, dim=dim: pairwise.l2_normalize(x[:, :dim])) for dim in self.dims]
+        parts = [self.loss.of_pairs(prefix) for prefix in prefixes]
         return sum(factor * part for factor, part in zip(factors, parts, strict=True))
 
 

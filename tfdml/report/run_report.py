@@ -10,7 +10,7 @@ import numpy as np
 from markupsafe import Markup
 
 from tfdml.errors import UserError
-from tfdml.evaluation.retrieval import dataset_protocol
+from tfdml.evaluation.retrieval import dataset_protocol, recall_by_size
 from tfdml.report import classes, plots
 from tfdml.report.embedding_map import map_html
 from tfdml.report.metric_text import metric_order, plain_intervals
@@ -107,11 +107,13 @@ def write_report(
         raise UserError("the report of a run needs its test images and their embeddings")
     embeddings = checked_embeddings(dataset, embeddings)
     queries, gallery = (dataset, dataset) if dataset.is_query is None else (dataset.queries, dataset.gallery)
-    ranked = rank_queries(**dataset_protocol(embeddings, dataset), distance=distance)
-    confused, recall = [], np.zeros(0)
+    protocol = dataset_protocol(embeddings, dataset)
+    ranked = rank_queries(**protocol, distance=distance)
+    confused, recall, sizes = [], np.zeros(0), []
     by_class = confusion = Markup("<p>No query has another image of its class to find.</p>")
     if ranked is not None:
         confused, recall = classes.confusions(ranked, queries.labels, gallery.labels), ranked.recall()
+        sizes = recall_by_size(**protocol) if ranked.answerable.any() else []
         rows = classes.class_rows(ranked, queries.labels, gallery.labels, embeddings, dataset.labels, distance)
         by_class = classes.classes_html(rows, dataset.class_names)
         confusion = classes.confusions_html(confused, ranked, queries, gallery)
@@ -133,6 +135,7 @@ def write_report(
         examples=examples_html({"": ranked}, queries, gallery, num_queries),
         map=map_html(embeddings, dataset, marked, distance=distance),
         verification=verification_html(embeddings, dataset, distance, held_out, target),
+        sizes=sizes,
         classes=by_class,
         confusions=confusion,
         settings=settings,

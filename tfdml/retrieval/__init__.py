@@ -1,9 +1,17 @@
-"""Searching embeddings: exactly, by an index, re-ranked, or in a database (LanceDB, PostgreSQL, Qdrant)."""
+"""Searching embeddings: exactly, by an index, by codes, re-ranked, or in a database (LanceDB, PostgreSQL, Qdrant)."""
 
 from tfdml.retrieval.address import SCHEMES, is_gallery
 from tfdml.retrieval.database import GalleryDatabase, Neighbours, connect
 from tfdml.retrieval.exact import nearest_neighbours, neighbour_blocks
-from tfdml.retrieval.faiss_index import GalleryIndex, IndexRecall, build_index, index_recall, least_effort, load_index
+from tfdml.retrieval.faiss_index import (
+    GalleryIndex,
+    IndexRecall,
+    build_index,
+    index_recall,
+    least_effort,
+    load_index,
+    rescore,
+)
 from tfdml.retrieval.indexing import EmbeddingsToIndex, index_embeddings
 from tfdml.retrieval.reranking import (
     Augmented,
@@ -38,4 +46,5 @@ __all__ = [
     "load_index",
     "nearest_neighbours",
     "neighbour_blocks",
+    "rescore",
 ]

@@ -1,4 +1,4 @@
-"""Approximate nearest neighbours: a faiss index of a gallery too large to compare every query with all of it."""
+"""Approximate nearest neighbors by faiss: of a gallery too large to compare every query with all of it, or to hold."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tfdml.retrieval.exact import (
     unit_rows,
 )
 
-KINDS = ("ivf", "hnsw")
+KINDS = ("ivf", "hnsw", "flat")
 # How the index keeps a vector, by the name that faiss's factory has for it.
-STORAGES = {"float32": "Flat", "float16": "SQfp16", "int8": "SQ8"}
+STORAGES = {"float32": "Flat", "float16": "SQfp16", "int8": "SQ8", "binary": "LSH"}
 # Rows that are read, checked and handed to faiss at once.
 _BLOCK_BYTES = 2**26
 # Rows that the centres of a list are found from.
@@ -42,7 +42,7 @@ class GalleryIndex:
     Args:
         index: The faiss index.
         distance: As `build_index`.
-        kind: `"ivf"` or `"hnsw"`.
+        kind: `"ivf"`, `"hnsw"` or `"flat"`.
         read_only: Whether its vectors stay in the file that it was read from.
 
     Attributes:
@@ -63,12 +63,12 @@ class GalleryIndex:
 
     @property
     def lists(self) -> int:
-        """The lists that the gallery is divided into; 0 for a graph."""
+        """The lists that the gallery is divided into; 0 of the other kinds."""
         return int(self.index.nlist) if self.kind == "ivf" else 0
 
     @property
     def default_effort(self) -> int:
-        """A sixteenth of the lists; for a graph, 128 images."""
+        """A sixteenth of the lists; for a graph, 128 images. A flat index ignores it."""
         return max(1, self.lists // 16) if self.kind == "ivf" else 128
 
     def add(self, gallery: Any, progress: Progress | None = None) -> None:
@@ -113,7 +113,7 @@ class GalleryIndex:
         """Return the k nearest gallery images that the index finds for every query, nearest first.
 
         What `nearest_neighbours` returns, save that images may be missed: how many, `index_recall` measures. Equal
-        distances that are found are ordered by gallery row.
+        distances that are found are ordered by gallery row. Distances of binary codes are numbers of bits.
 
         Args:
             queries: (N, d) embeddings.
@@ -158,12 +158,16 @@ class GalleryIndex:
     def _parameters(self, effort: int, wanted: int) -> Any:
         if effort < 1:
             raise UserError(f"effort must be at least 1; got {effort}")
+        if self.kind == "flat":
+            return None
         if self.kind == "ivf":
             return _faiss().SearchParametersIVF(nprobe=min(effort, self.lists))
         return _faiss().SearchParametersHNSW(efSearch=min(max(effort, wanted), len(self)))
 
     def _distances(self, scores: np.ndarray) -> np.ndarray:
         """Return what `nearest_neighbours` calls the distance, from faiss's inner products or squared distances."""
+        if isinstance(self.index, _faiss().IndexLSH):
+            return scores
         if self.distance == "dot":
             return -scores
         if self.distance == "cosine":
@@ -206,24 +210,27 @@ def build_index(
     are nearest (Jegou et al., 2011, "Product quantization for nearest neighbor search", without the quantization).
     `hnsw`: every image is linked to near ones, and a query walks that graph (Malkov and Yashunin, 2018); it takes
     longer to build and more memory, and answers sooner. Its order of adding images depends on threads, so that two
-    builds may differ in what they miss; `ivf` is the same every time on the same machine.
+    builds may differ in what they miss; `ivf` is the same every time on the same machine. `flat`: a query is compared
+    with every image, as the storage keeps it.
 
     Args:
         gallery: (N, d) embeddings. Of a memory-mapped array, a sample to find the centres and one block after another
             are read.
-        kind: `"ivf"` or `"hnsw"`.
+        kind: `"ivf"`, `"hnsw"` or `"flat"`.
         distance: `"euclidean"`, `"sqeuclidean"`, `"cosine"` or `"dot"`, as `nearest_neighbours`.
         lists: How many lists `ivf` has; None: about 2 sqrt(N).
         links: How many links an image of `hnsw` has, 2 .. 256.
         storage: How the index keeps vectors: `"float32"`, as they are; `"float16"` or `"int8"`, rounded, in a half or
-            a quarter of the memory. Distances are those of the rounded vectors.
+            a quarter of the memory, whose distances are those of the rounded vectors. Or of `flat`, `"binary"`: the
+            sign of each dimension, in d / 8 bytes, compared by the number of bits that differ.
         seed: Of the sample and of k-means.
         centres: (lists, d), the centres of `ivf`'s lists, in place of k-means: those of an index of nearly the same
             images, see `GalleryIndex.centres`.
         progress: Called with ("training", 0 or 1, 1), and after every block with ("adding", rows done, N).
 
     Returns:
-        The index. In memory, 4 N d bytes for `float32`; `hnsw` besides about 8 N `links`.
+        The index. In memory, 4 N d bytes for `float32`; `hnsw` besides about 8 N `links`. What `int8` and `binary` find
+        can be measured again by `rescore`.
 
     Raises:
         UserError: Embeddings that are empty or not finite (rows named), or an argument is none of the above.
@@ -241,6 +248,8 @@ def build_index(
     ):
         if value not in known:
             raise UserError(f"unknown {what} {value!r}; one of {', '.join(known)}")
+    if storage == "binary" and kind != "flat":
+        raise UserError(f"storage 'binary' goes with kind 'flat', not {kind!r}")
     size, dim = _shape_of(gallery)
     if centres is not None:
         if kind != "ivf" or np.ndim(centres) != 2 or np.shape(centres)[1] != dim:
@@ -253,10 +262,10 @@ def build_index(
     if not 2 <= links <= 256:
         raise UserError(f"links must be in 2 .. 256; got {links}")
     faiss = _faiss()
-    structure = f"IVF{lists}" if kind == "ivf" else f"HNSW{links}"
-    product = distance in ("cosine", "dot")
+    structure = {"ivf": f"IVF{lists},", "hnsw": f"HNSW{links},", "flat": ""}[kind]
+    product = distance in ("cosine", "dot") and storage != "binary"
     metric = faiss.METRIC_INNER_PRODUCT if product else faiss.METRIC_L2
-    index = faiss.index_factory(dim, f"{structure},{STORAGES[storage]}", metric)
+    index = faiss.index_factory(dim, structure + STORAGES[storage], metric)
     if not index.is_trained:
         if progress is not None:
             progress("training", 0, 1)
@@ -415,6 +424,45 @@ def least_effort(index: GalleryIndex, gallery: Any, recall: float, *, k: int = 1
     efforts = [*(2**power for power in range((most - 1).bit_length())), most]
     measured = index_recall(index, gallery, k=k, efforts=efforts, sample=sample)
     return next(result for result in measured if result.recall >= recall or result.effort == most)
+
+
+def rescore(
+    queries: Any, gallery: Any, rows: Any, *, k: int, distance: str = "euclidean"
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the k nearest of each query's candidates by exact distances, nearest first, equal ones by gallery row.
+
+    Args:
+        queries: (N, d) embeddings.
+        gallery: (G, d) float32 or float16 embeddings, in memory or memory-mapped; only candidates are read.
+        rows: (N, m) gallery rows, such as a search of codes returns them; -1 for none.
+        k: How many neighbors, at most m.
+        distance: As `nearest_neighbours`.
+
+    Returns:
+        (N, k) int64 gallery rows and (N, k) float32 distances; row -1 at distance infinity where there are fewer.
+
+    Raises:
+        UserError: The shapes do not go together, a row or k is out of range, or an embedding is not finite.
+
+    Example:
+        >>> gallery = np.random.default_rng(0).normal(size=(1000, 32)).astype(np.float32)
+        >>> rows, _ = build_index(gallery, kind="flat", storage="binary").search(gallery[:2], k=40)
+        >>> rescore(gallery[:2], gallery, rows, k=10)[0][:, 0].tolist()
+        [0, 1]
+    """
+    queries, rows = check_embeddings(queries, "query embeddings"), np.asarray(rows)
+    if distance not in DISTANCES:
+        raise UserError(f"unknown distance {distance!r}; one of {', '.join(DISTANCES)}")
+    if _shape_of(gallery)[1] != queries.shape[1] or rows.ndim != 2 or len(rows) != len(queries):
+        raise UserError(f"queries {queries.shape}, gallery {np.shape(gallery)} and rows {rows.shape} must go together")
+    if not 1 <= k <= rows.shape[1] or rows.max() >= len(gallery):
+        raise UserError(f"k={k} must be in 1 .. {rows.shape[1]}, and rows below {len(gallery)}, not {rows.max()}")
+    far = _far(queries, gallery, np.maximum(rows, 0), distance)
+    if not np.isfinite(far).all():
+        raise UserError("gallery embeddings hold NaN or infinite values")
+    far = np.where(rows < 0, np.inf, np.sqrt(far) if distance == "euclidean" else far)
+    order = np.lexsort((rows, far), axis=-1)[:, :k]
+    return np.take_along_axis(rows, order, 1), np.take_along_axis(far, order, 1).astype(np.float32)
 
 
 def _far(queries: np.ndarray, gallery: np.ndarray, rows: np.ndarray, distance: str) -> np.ndarray:

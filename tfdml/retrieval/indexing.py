@@ -11,6 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from tfdml.embeddings.compute import truncate
 from tfdml.embeddings.reader import StoredEmbeddings, read_embeddings, read_names
 from tfdml.errors import UserError
 from tfdml.io.files import sha256_of
@@ -29,29 +32,34 @@ class EmbeddingsToIndex:
         names: What the images are called.
         ids: N ids, each once.
         source: What tells these embeddings from others: of their checksums.
+        truncate_dim: How many first dimensions are written, scaled to length 1; 0: all, as they are.
     """
 
     stored: StoredEmbeddings
     names: list[str]
     ids: list[str]
     source: str
+    truncate_dim: int = 0
 
     @classmethod
-    def read(cls, path: str | os.PathLike, prefix: str = "") -> EmbeddingsToIndex:
+    def read(cls, path: str | os.PathLike, prefix: str = "", truncate_dim: int = 0) -> EmbeddingsToIndex:
         """Return the embeddings of a folder that `tfdml embed` wrote, or of an .npz file.
 
         Args:
             path: The folder or file. Rows without a name are called by their number.
             prefix: Put before every name, for an id.
+            truncate_dim: How many first dimensions are written, scaled to length 1; 0: all, as they are.
 
         Raises:
-            UserError: There are none, names occur twice, or one cannot be an id.
+            UserError: There are none or they have fewer dimensions, names occur twice, or one cannot be an id.
 
         Example:
             >>> EmbeddingsToIndex.read("embeddings/cars", "cars/").ids[0]
             'cars/U+0045/0'
         """
         stored = read_embeddings(path)
+        if truncate_dim:
+            truncate(stored.embeddings[:1], truncate_dim)
         names = stored.names
         if names is None:
             in_folder = bool(stored.manifest)
@@ -63,11 +71,23 @@ class EmbeddingsToIndex:
             raise UserError(f"{stored.source}: {len(twice)} names occur more than once, the first is {twice[0]!r}")
         ids = checked_ids(prefix + str(name) for name in names)
         files = stored.manifest.get("files") or {"file": sha256_of(Path(stored.source))}
-        mark = hashlib.sha256(json.dumps([files, prefix], sort_keys=True).encode()).hexdigest()[:16]
-        return cls(stored, list(map(str, names)), ids, mark)
+        mark = hashlib.sha256(
+            json.dumps([files, prefix, *([truncate_dim] if truncate_dim else [])], sort_keys=True).encode()
+        ).hexdigest()[:16]
+        return cls(stored, list(map(str, names)), ids, mark, truncate_dim)
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def dimension(self) -> int:
+        """Of what is written."""
+        return self.truncate_dim or self.stored.embeddings.shape[1]
+
+    def vectors(self, rows: slice) -> np.ndarray:
+        """Return some of the embeddings, of which a memory-mapped file reads no others."""
+        vectors = self.stored.embeddings[rows]
+        return truncate(vectors, self.truncate_dim) if self.truncate_dim else vectors
 
     def attributes(self, rows: slice) -> dict[str, Any]:
         """`path` and `source`, and `label` and `role` where they are known."""
@@ -86,11 +106,10 @@ class EmbeddingsToIndex:
         """
         if gallery.about is None:
             return 0
-        dimension = self.stored.embeddings.shape[1]
-        if gallery.about.dimension != dimension:
+        if gallery.about.dimension != self.dimension:
             raise UserError(
                 f"`uri={gallery.address}` is of dimension {gallery.about.dimension}, {self.stored.source} of "
-                f"{dimension}: name another table by ?table=..., or take the model that the gallery was made by"
+                f"{self.dimension}: name another table by ?table=..., or take the model that the gallery was made by"
             )
         if SOURCE not in gallery.about.attributes:
             raise UserError(f"`uri={gallery.address}` was not written by tfdml index; name another table by ?table=...")
@@ -138,7 +157,6 @@ def _write(gallery: GalleryDatabase, embeddings: EmbeddingsToIndex, first: int, 
     size = gallery.batch_rows
     for start in range(first, len(embeddings), size):
         rows = slice(start, start + size)
-        # A memory-mapped file is read one batch after another.
-        gallery.upsert(embeddings.ids[rows], embeddings.stored.embeddings[rows], embeddings.attributes(rows))
+        gallery.upsert(embeddings.ids[rows], embeddings.vectors(rows), embeddings.attributes(rows))
         progress(min(start + size, len(embeddings)))
     return len(embeddings) - first
