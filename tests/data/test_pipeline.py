@@ -24,6 +24,7 @@ from tfdml.data.pipeline import (
     memory_to_spare,
     shuffled,
     training_batches,
+    two_view_batches,
     whole_images,
 )
 from tfdml.data.sampling import ClassBalancedSampler, ShuffleSampler
@@ -475,3 +476,18 @@ def test_whole_images_are_those_of_the_data_set():
     images = np.random.default_rng(0).integers(0, 256, (5, 9, 7, 3), dtype=np.uint8)
     data = ImageDataset("made", "train", ArrayImages(images, ("",) * 5), np.zeros(5), {0: ""})
     np.testing.assert_array_equal(whole_images(data, np.array([4, 1, 1])), images[[4, 1, 1]])
+
+
+def test_two_views_of_each_image_are_cut_as_the_seed_says():
+    whole = dataset_of(ArrayImages(np.stack(pictures([(20, 20)] * 7)))).without_labels()
+    twice = whole.take(np.repeat(np.arange(7), 2))
+    transform = TrainTransform("random_resized_crop", resize=20, image_size=16)
+    batches = [[part.numpy() for part in batch] for batch in two_view_batches(twice, transform, batch_size=4)]
+    assert [len(images) for images, _ in batches] == [4, 4, 4, 2]
+    images, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    assert labels.tolist() == np.repeat(np.arange(7), 2).tolist()
+    assert not any(np.array_equal(first, second) for first, second in zip(images[::2], images[1::2], strict=True))
+    again = np.concatenate([part.numpy() for part, _ in two_view_batches(twice, transform, batch_size=14)])
+    np.testing.assert_array_equal(again, images)
+    other = np.concatenate([part.numpy() for part, _ in two_view_batches(twice, transform, batch_size=14, seed=1)])
+    assert not np.array_equal(other, images)

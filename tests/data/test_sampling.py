@@ -25,6 +25,7 @@ from tfdml.data.sampling import (
     HierarchicalSampler,
     Share,
     ShuffleSampler,
+    TwoViewSampler,
     WholeClassSampler,
     check_divides,
     permute,
@@ -188,6 +189,22 @@ def test_shuffle_differs_between_epochs_and_seeds():
     assert not np.array_equal(sampler.batch(0), sampler.batch(1))
     assert not np.array_equal(sampler.batch(0), ShuffleSampler(100, 100, seed=1).batch(0))
     np.testing.assert_array_equal(sampler.batch(1), ShuffleSampler(100, 100, seed=0).batch(1))
+
+
+@pytest.mark.parametrize("step", [0, 3, 11])
+def test_two_views_are_those_of_a_shuffle_each_twice(step):
+    sampler = TwoViewSampler(num_images=23, batch_size=10, seed=4)
+    assert sampler.steps_per_epoch == 4
+    images = ShuffleSampler(num_images=23, batch_size=5, seed=4).batch(step)
+    assert sampler.batch(step).tolist() == [image for image in images.tolist() for _ in range(2)]
+    epoch = np.concatenate([sampler.batch(step) for step in range(4)])
+    assert (np.unique(epoch, return_counts=True)[1] == 2).all()
+
+
+@pytest.mark.parametrize(("batch_size", "says"), [(7, "must be even"), (0, "at least 1"), (48, "has 23 images")])
+def test_two_views_say_what_is_wrong(batch_size, says):
+    with pytest.raises(UserError, match=says):
+        TwoViewSampler(num_images=23, batch_size=batch_size)
 
 
 def test_shuffle_refuses_batches_larger_than_the_data():

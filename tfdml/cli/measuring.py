@@ -326,7 +326,8 @@ def seen_and_held_out(train: ImageDataset, name: str, model: str) -> tuple[Image
     Args:
         train: The images.
         name: The data set.
-        model: The folder of the run; for another model, or another data set, no class is held out.
+        model: The folder of the run; for another model, or another data set, no class is held out, nor by a run
+            without labels.
     """
     from tfdml.training import RunFolder
     from tfdml.training.build.images import split_training_classes
@@ -335,7 +336,7 @@ def seen_and_held_out(train: ImageDataset, name: str, model: str) -> tuple[Image
     if not is_run(model):
         return train, None
     experiment = RunFolder(model).load_experiment()
-    if experiment.dataset != name:
+    if experiment.dataset != name or experiment.sampling == "two_views":
         return train, None
     data = final_run(experiment)
     return split_training_classes(train, data.holdout_classes, experiment.seed, data.holdout_sampling)

@@ -23,6 +23,7 @@ from tfdml.data.sampling import (
     Sampler,
     Share,
     ShuffleSampler,
+    TwoViewSampler,
     WholeClassSampler,
 )
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
@@ -44,6 +45,7 @@ __all__ = [
     "ShuffleSampler",
     "Step",
     "TrainTransform",
+    "TwoViewSampler",
     "WholeClassSampler",
     "class_balanced",
     "contact_sheet",

@@ -157,6 +157,41 @@ def evaluation_batches(dataset: ImageDataset, transform: EvaluationTransform, ba
     return _finished(batches, num_batches)
 
 
+def two_view_batches(
+    dataset: ImageDataset, transform: TrainTransform, batch_size: int, seed: int = 0
+) -> tf.data.Dataset:
+    """Two augmented views of each image, in order; which ones, the seed decides.
+
+    Args:
+        dataset: Images each of which is in it twice, in rows 2 i and 2 i + 1.
+        transform: The augmentation.
+        batch_size: B.
+        seed: Decides the augmentation.
+
+    Returns:
+        A dataset of images (B, S, S, 3) uint8 and labels (B,) int64.
+
+    Example:
+        >>> twice = dataset.take(np.repeat(np.arange(len(dataset)), 2))
+        >>> views = two_view_batches(twice, TrainTransform("random_crop", resize=32, image_size=28), batch_size=64)
+    """
+    pairs = _PairsInOrder(len(dataset))
+    views = training_batches(dataset, pairs, transform, seed, num_steps=pairs.steps_per_epoch).unbatch()
+    return _finished(views.batch(batch_size), -(-len(dataset) // batch_size))
+
+
+class _PairsInOrder:
+    """A sampler of rows 0 and 1, 2 and 3, and so on."""
+
+    batch_size = 2
+
+    def __init__(self, num_images: int):
+        self.steps_per_epoch = num_images // 2
+
+    def batch(self, step: int) -> np.ndarray:
+        return np.arange(2 * int(step), 2 * int(step) + 2)
+
+
 def _cached(dataset: ImageDataset, transform: TrainTransform, limit_mb: float) -> Source:
     try:
         return decoded_source(dataset, transform, limit_mb)

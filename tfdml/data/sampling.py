@@ -257,6 +257,46 @@ class ShuffleSampler:
         return permute(positions, self._num_images, round_keys(self._seed, SHUFFLE_STREAM, epoch))
 
 
+class TwoViewSampler:
+    """Every image once an epoch, in an order that is new each epoch, and twice in its batch, for two views of it.
+
+    Args:
+        num_images: N.
+        batch_size: B, of B / 2 images. Rows 2 i and 2 i + 1 are of one image.
+        seed: A non-negative integer.
+
+    Attributes:
+        batch_size: B.
+        steps_per_epoch: floor(2 N / B).
+
+    Raises:
+        UserError: B is odd, or as `ShuffleSampler`.
+
+    Example:
+        >>> rows = TwoViewSampler(num_images=100, batch_size=10).batch(0)
+        >>> (rows[::2] == rows[1::2]).all(), len(set(rows.tolist()))
+        (True, 5)
+    """
+
+    def __init__(self, num_images: int, batch_size: int, seed: int = 0):
+        check_positive("batch_size", batch_size)
+        if batch_size % 2:
+            raise UserError(f"`batch_size={batch_size}` must be even, for two views of each image")
+        self._images = ShuffleSampler(num_images, batch_size // 2, seed)
+        self.batch_size, self.steps_per_epoch = batch_size, self._images.steps_per_epoch
+
+    def batch(self, step: int) -> np.ndarray:
+        """Return the images of a step.
+
+        Args:
+            step: From 0.
+
+        Returns:
+            (B,) int64 indices, each twice in turn.
+        """
+        return np.repeat(self._images.batch(step), 2)
+
+
 SHORT_CLASSES = ("repeat", "drop")
 
 

@@ -387,8 +387,16 @@ def load_backend(
         (256, 16)
     """
     if truncate_dim:
-        view = {"resize": resize, "resize_mode": resize_mode, "image_size": image_size, "pad_color": pad_color}
-        return TruncatedBackend(load_backend(model, timeout=timeout, threads=threads, **view), truncate_dim)
+        whole = load_backend(
+            model,
+            resize=resize,
+            resize_mode=resize_mode,
+            image_size=image_size,
+            pad_color=pad_color,
+            timeout=timeout,
+            threads=threads,
+        )
+        return TruncatedBackend(whole, truncate_dim)
     path = Path(model)
     if path.suffix in _VIEW_FILES:
         return _VIEW_FILES[path.suffix](path, resize, resize_mode, image_size, pad_color, threads)

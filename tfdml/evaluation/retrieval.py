@@ -234,7 +234,7 @@ def recall_by_size(
         for precision in ("float32", "int8", "binary"):
             index = build_index(searched, kind="flat", storage=precision)
             found, _ = index.search(cut, k=min(max(candidates, depth), task.available), own_rows=own)
-            row = {"dim": dim, "precision": precision, "bytes": int(index.index.code_size)}
+            row: dict[str, Any] = {"dim": dim, "precision": precision, "bytes": int(index.index.code_size)}
             rescored, _ = rescore(queries, task.searched, found, k=depth, distance="cosine")
             for name, ranked in (("recall@1", found), ("recall@1_rescored", rescored)):
                 nearest = left_over(ranked, task.relevance.ignored(asked, ranked), 1)

@@ -340,6 +340,9 @@ def export_run(
     embedder, experiment = load_run(run_dir, moments, data_dir)
     splits = load_splits(final_run(experiment), experiment.seed)
     about = _about(run_dir, experiment, splits, moments)
+    options = options or ExportOptions()
+    if "test" in splits.two_views and options.calibrate == "auto":  # no two images are known to be the same
+        options = dataclasses.replace(options, calibrate="none")
     if whitening is not None:
         embedder = _whitened(embedder, splits.train, whitening)
         # The run has measured the embedder without.

@@ -163,7 +163,8 @@ class DataSettings(Settings):
         bad_images: What to do with files that are no readable images.
         check_images: How images are checked before training: the header and the end of each file, or all of it
             (decode), at about a millisecond an image and core.
-        holdout_classes: Share of the training classes that is held out of training, as validation classes.
+        holdout_classes: Share of the training classes that is held out of training, as validation classes; for
+            two_views, of the training images, two views of which are then to find each other.
         holdout_sampling: How --holdout_classes are drawn, by the seed: all alike (random); or one of each of as many
             groups of classes of about the same size (stratified), so that large and small classes are held out in
             proportion.
@@ -183,10 +184,12 @@ class DataSettings(Settings):
         policy: What happens to the finished crops, by Keras's layers: e.g. 'rand_augment(factor=0.4) + 0.2 * grayscale'
             (the second on a fifth of the images).
         sampling: P classes x K images; the same from a few super-classes (hierarchical); all images of random classes
-            up to --batch_size (whole_classes); or a plain shuffle.
+            up to --batch_size (whole_classes); a plain shuffle; or two views of each image, which are a pair, without
+            labels (two_views).
         classes_per_batch: P, for class_balanced and hierarchical.
         images_per_class: K, for class_balanced and hierarchical.
-        batch_size: Images per batch, over all replicas, for shuffle and whole_classes.
+        batch_size: Images per batch, over all replicas, for shuffle and whole_classes; for two_views, the views: two
+            of each image.
         short_classes: Classes of fewer than K images: repeat their images, or drop them.
         super_classes_per_batch: S, for hierarchical: a batch has P / S classes of each of S super-classes.
         super_class_weights: For hierarchical: super-classes in proportion to their classes, or all equally often
@@ -225,10 +228,12 @@ class DataSettings(Settings):
     flip: bool = True
     policy: str = ""
     # Batches
-    sampling: str = choice("class_balanced", choices=("class_balanced", "shuffle", "whole_classes", "hierarchical"))
+    sampling: str = choice(
+        "class_balanced", choices=("class_balanced", "shuffle", "whole_classes", "hierarchical", "two_views")
+    )
     classes_per_batch: int = choice(20, check=positive, effect=_BY_CLASS)
     images_per_class: int = choice(5, check=positive, effect=_BY_CLASS)
-    batch_size: int = choice(100, check=positive, effect=needs("sampling", "shuffle", "whole_classes"))
+    batch_size: int = choice(100, check=positive, effect=needs("sampling", "shuffle", "whole_classes", "two_views"))
     short_classes: str = choice("repeat", choices=("repeat", "drop"), effect=_BY_CLASS)
     super_classes_per_batch: int = choice(1, check=positive, effect=_HIERARCHICAL)
     super_class_weights: str = choice("proportional", choices=("proportional", "uniform"), effect=_HIERARCHICAL)

@@ -21,6 +21,7 @@ _ALIASES = {
     "npair": "n_pair",
     "infonce": "nt_xent",
     "vicreg": "vic_reg",
+    "supcon": "sup_con",
     "horde": "high_order_moment",
     "ecaml": "energy_confusion",
     "density": "density_adaptivity",

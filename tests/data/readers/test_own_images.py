@@ -139,10 +139,22 @@ def test_empty_class_folder_is_named(tmp_path):
         own_images.read_folder(tmp_path, "test")
 
 
-def test_flat_folder_says_what_is_expected(tmp_path):
-    _tree(tmp_path, "1.jpg", "2.jpg")
-    with pytest.raises(UserError, match=r"found 2 images but no class folder in .*<class>/<image>\.jpg"):
-        own_images.read_folder(tmp_path)
+def test_images_without_class_folders_are_classes_of_their_own(tmp_path, caplog):
+    _tree(tmp_path, "3.jpg", "1.jpg", "2.png", "notes.txt")
+    with caplog.at_level("WARNING", logger="absl"):
+        train = own_images.read_folder(tmp_path, test_fraction=0.3)
+    assert caplog.text.count("WARNING") == 1
+    assert "each of its 3 images is a class of its own" in caplog.text
+    assert (_relative(tmp_path, train), train.labels.tolist()) == (["1.jpg", "2.png"], [0, 1])
+    assert _relative(tmp_path, own_images.read_folder(tmp_path, "test", test_fraction=0.3)) == ["3.jpg"]
+    assert len(own_images.read_folder(tmp_path, "all")) == 3
+
+
+def test_images_without_classes_beside_a_labelled_test_split(tmp_path):
+    _tree(tmp_path, "train/1.jpg", "train/2.jpg", "test/a/1.jpg", "test/a/2.jpg", "test/b/1.jpg")
+    assert own_images.read_folder(tmp_path).num_classes == 2
+    test = own_images.read_folder(tmp_path, "test")
+    assert (len(test), sorted(test.class_names.values())) == (3, ["a", "b"])
 
 
 def test_empty_folder(tmp_path):

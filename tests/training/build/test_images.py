@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from tests.data.trees import pictures
 from tests.sampling_workers import made
 from tests.training.runs import learner, noise
 from tfdml import data
@@ -370,3 +371,26 @@ def test_hierarchical_batches_need_super_classes():
     data = dataclasses.replace(made(), super_labels=None)
     with pytest.raises(UserError, match="hierarchical sampling needs super-classes, and made has none"):
         make_sampler(batches_of(sampling="hierarchical"), data, seed=0)
+
+
+def test_splits_without_labels_have_each_image_twice_where_nothing_else_is_the_same(tmp_path):
+    pictures(tmp_path, [f"train/{number:02}.jpg" for number in range(20)])
+    pictures(tmp_path, [f"test/{kind}/{number}.jpg" for kind in "ab" for number in range(3)])
+    settings = DataSettings(
+        dataset="folder", data_dir=str(tmp_path), sampling="two_views", batch_size=8, holdout_classes=0.25
+    )
+    splits = load_splits(settings, seed=3, evaluate_train=4)
+    assert (len(splits.train), splits.train.num_classes, len(splits.test)) == (15, 15, 6)
+    assert splits.two_views == ("validation", "seen")
+    for split, size in ((splits.validation, 10), (splits.seen, 8)):
+        assert split.names[::2] == split.names[1::2]
+        assert (split.labels[::2] == split.labels[1::2]).all()
+        assert (len(split), split.num_classes) == (size, size // 2)
+    assert not set(splits.validation.names) & set(splits.train.names)
+    assert make_sampler(settings, splits.train, seed=3).steps_per_epoch == 3
+    flat = dataclasses.replace(settings, data_dir=str(tmp_path / "train"), dataset_options="test_fraction=0.2")
+    assert load_splits(flat, seed=3).two_views == ("validation", "test")
+    # With labels, each image of a class of its own cannot be measured.
+    with_labels = load_splits(dataclasses.replace(flat, sampling="class_balanced"), seed=3)
+    with pytest.raises(UserError, match="no query shares its class with another image"):
+        memory.check_measurable(with_labels, (1,))

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.data.trees import pictures
 from tests.training import runs
 from tests.training.run.stopping import Killed, assert_alike, finished, kill_after, make_quick, signal_at
 from tests.training.runs import EPOCHS, STEPS, train
 from tfdml.errors import UserError
 from tfdml.training import checkpoints
 from tfdml.training.build import components
+from tfdml.training.build.images import load_splits
 from tfdml.training.distributed.processes import Processes
 from tfdml.training.run import trainer
 from tfdml.training.run.interruption import Interrupted, Interruption
@@ -167,6 +169,42 @@ def test_a_run_with_every_schedule_goes_on_where_it_was_killed_and_keeps_the_ave
     kept = np.concatenate([weights.ravel() for weights in runs.embedder(folder)])
     assert not any(np.array_equal(kept[-array.size :], array.ravel()) for array in trained.values() if array.ndim == 2)
     assert "Learning rates" in (folder / "report" / "index.html").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_a_run_without_labels_goes_on_where_it_was_killed_and_is_selected_by_two_views(tmp_path, monkeypatch):
+    pictures(tmp_path / "photos", [f"{number:02}.jpg" for number in range(30)])
+    monkeypatch.setattr(components, "load_splits", load_splits)
+    settings = {
+        "dataset": "folder",
+        "data_dir": str(tmp_path / "photos"),
+        "dataset_options": "test_fraction=0.2",
+        "holdout_classes": 0.25,
+        "augmentation": "random_resized_crop",
+        "sampling": "two_views",
+        "batch_size": 8,
+        "objectives": "nt_xent + vicreg + supcon",
+        "selection": "validation",
+        "checkpoint_steps": 1,
+        "report": True,
+    }
+    unbroken, folder = tmp_path / "unbroken", tmp_path / "run"
+    result = train(unbroken, **settings)
+    kill_after(monkeypatch, f"step-{STEPS + 2:08d}.npz")
+    with pytest.raises(Killed):
+        train(folder, **settings)
+    train(folder, resume=True, **settings)
+    assert_alike(folder, unbroken)
+    assert result["protocol"] == (
+        "without labels: trained on two views of each of 18 images, evaluated on two views of each of 6 other images, "
+        "which are to find each other"
+    )
+    assert (
+        result["selection"] == "the best epoch on held-out images, two views of which are to find each other, by map@r"
+    )
+    assert {record["epoch"]: record["validation"]["num_queries"] for record in runs.records(folder)} == dict.fromkeys(
+        range(3), 12
+    )
 
 
 @pytest.mark.slow

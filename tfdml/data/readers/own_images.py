@@ -33,6 +33,8 @@ from tfdml.io.files import is_remote, open_file, walk
 def read_folder(data_dir: str | os.PathLike, split: str = "train", *, test_fraction: float = 0.5) -> ImageDataset:
     """Read `data_dir/<class>/**/<image>`, or `data_dir/{train,test}/<class>/**/<image>` where both are there.
 
+    Without class folders each image is a class of its own, for training without labels.
+
     Images are files named *.jpg, *.jpeg, *.png or *.webp in any case, at any depth below their class
     folder; hidden files and folders and other files are ignored. Labels follow the sorted class names of both
     splits, so they depend on the names alone. Links are followed to class folders and to files, not to folders
@@ -45,7 +47,7 @@ def read_folder(data_dir: str | os.PathLike, split: str = "train", *, test_fract
             out as the test split; each split gets at least one class.
 
     Raises:
-        UserError: There is no folder or no class folder, a class folder has no image, there is one class only (but
+        UserError: There is no folder or no image, a class folder has no image, there is one class only (but
             for `"all"`), or the fraction is not between 0 and 1.
 
     Example:
@@ -69,9 +71,10 @@ def read_folder(data_dir: str | os.PathLike, split: str = "train", *, test_fract
         roots = dict.fromkeys(members, root)
     labels_of = {name: label for label, name in enumerate(sorted(set().union(*members.values())))}
     chosen = [part for part in members if split in (part, "all")]
+    loose = {name for part in chosen if all(map(_is_image, members[part])) for name in members[part]}
     paths, labels = [], []
     for name, path in [(name, os.path.join(roots[part], name)) for part in chosen for name in members[part]]:
-        found = _images_below(path)
+        found = [path] if name in loose else _images_below(path)
         if not found:
             raise UserError(
                 f"folder: the class folder {path} has no image "
@@ -80,7 +83,8 @@ def read_folder(data_dir: str | os.PathLike, split: str = "train", *, test_fract
         paths += found
         labels += [labels_of[name]] * len(found)
     class_names = {labels_of[name]: name for part in chosen for name in members[part]}
-    warn_singleton_classes("folder", split, np.array(labels, np.int64), class_names)
+    if not loose:
+        warn_singleton_classes("folder", split, np.array(labels, np.int64), class_names)
     return ImageDataset(
         name="folder",
         split=split,
@@ -112,8 +116,15 @@ def _class_folders(folder: str, folders: list[str] | None = None, files: list[st
         folders, files = _list(folder)
     loose = [name for name in files if _is_image(name)]
     if not folders:
-        found = f"{len(loose)} images but no class folder" if loose else "no class folder"
-        raise UserError(f"folder: found {found} in {folder}; expected {os.path.join(folder, '<class>', '<image>.jpg')}")
+        if not loose:
+            expected = os.path.join(folder, "<class>", "<image>.jpg")
+            raise UserError(f"folder: found no class folder in {folder}; expected {expected}")
+        logging.warning(
+            "folder: no class folder in %s: each of its %d images is a class of its own, for training without labels.",
+            folder,
+            len(loose),
+        )
+        return loose
     if loose:
         logging.warning("folder: ignoring %d images outside the class folders of %s.", len(loose), folder)
     return folders

@@ -13,7 +13,14 @@ from tfdml.data.faults import check
 from tfdml.data.images import images_checksum
 from tfdml.data.pipeline import MEGABYTE, decoded_bytes, hierarchical_sampler, memory_to_spare
 from tfdml.data.policies import Policy, Step
-from tfdml.data.sampling import ClassBalancedSampler, Sampler, ShuffleSampler, WholeClassSampler, check_divides
+from tfdml.data.sampling import (
+    ClassBalancedSampler,
+    Sampler,
+    ShuffleSampler,
+    TwoViewSampler,
+    WholeClassSampler,
+    check_divides,
+)
 from tfdml.data.transforms import EvaluationTransform, TrainTransform, as_color
 from tfdml.embeddings.reader import ImageTable
 from tfdml.errors import UserError
@@ -32,12 +39,14 @@ class Splits:
         validation: Held-out training classes, or None.
         test: The unseen classes.
         seen: A sample of `train` that the embedder is measured on, or None.
+        two_views: Those of which two views find each other, as they have no labels: each image is in them twice.
     """
 
     train: ImageDataset
     validation: ImageDataset | None
     test: ImageDataset
     seen: ImageDataset | None = None
+    two_views: tuple[str, ...] = ()
 
     def evaluated(self) -> dict[str, ImageDataset]:
         """Return the splits that the embedder is measured on, by name."""
@@ -77,9 +86,17 @@ def load_splits(settings: DataSettings, seed: int, evaluate_train: float = 0.0) 
     directory = settings.data_dir or None
     train, test = (data.load(settings.dataset, directory, split, **options) for split in ("train", "test"))
     train, test = (check(split, settings.bad_images, settings.check_images) for split in (train, test))
+    without_labels = settings.sampling == "two_views"
+    train = train.without_labels() if without_labels else train
     train, validation = split_training_classes(train, settings.holdout_classes, seed, settings.holdout_sampling)
     train = train.contiguous()
-    return Splits(train, validation, test, sample_seen_classes(train, evaluate_train, seed))
+    splits = Splits(train, validation, test, sample_seen_classes(train, evaluate_train, seed))
+    if not without_labels:
+        return splits
+    evaluated = splits.evaluated()
+    paired = {name: split for name, split in evaluated.items() if split.num_classes == len(split)}
+    twice = {name: split.take(np.repeat(np.arange(len(split)), 2)) for name, split in paired.items()}
+    return dataclasses.replace(splits, **twice, two_views=tuple(twice))
 
 
 def split_training_classes(
@@ -145,6 +162,8 @@ def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replica
     sampler: Sampler
     if settings.sampling == "shuffle":
         sampler = ShuffleSampler(len(train), settings.batch_size, seed)
+    elif settings.sampling == "two_views":
+        sampler = TwoViewSampler(len(train), settings.batch_size, seed)
     elif settings.sampling == "whole_classes":
         sampler = WholeClassSampler(train.labels, settings.batch_size, seed)
     elif settings.sampling == "hierarchical":

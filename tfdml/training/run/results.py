@@ -12,8 +12,8 @@ from absl import logging
 from keras import ops
 
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.pipeline import evaluation_batches
-from tfdml.data.transforms import EvaluationTransform
+from tfdml.data.pipeline import evaluation_batches, two_view_batches
+from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.evaluation import QueryValues, embed, evaluate_dataset, evaluate_generalisation
 from tfdml.evaluation.pair_distances import PairHistogram, count_pair_distances
 from tfdml.evaluation.per_query import recording
@@ -52,6 +52,7 @@ class Evaluator:
         transform: The view of evaluation.
         cache: Whether to keep the views in memory.
         processes: Who trains: each embeds its part of the images, and the chief measures.
+        train_view: The augmentation, of which splits without labels are measured on two views.
     """
 
     def __init__(
@@ -62,8 +63,10 @@ class Evaluator:
         transform: EvaluationTransform,
         cache: bool = False,
         processes: Processes | None = None,
+        train_view: TrainTransform | None = None,
     ):
         self.settings = settings
+        self.train_view = train_view
         self.epochs = epochs
         self.splits = splits
         self.transform = transform
@@ -71,14 +74,18 @@ class Evaluator:
         self.batches: dict[str, tf.data.Dataset] = {}
         self._parts: dict[str, tf.data.Dataset] = {}
         for name, split in splits.evaluated().items():
-            self.batches[name] = self._batches(split, cache)
-            if not self.processes.alone:
-                self._parts[name] = self._batches(
-                    split.take(np.arange(len(split))[self.processes.part(len(split))]), cache
-                )
+            self.batches[name] = self._batches(name, split, cache)
+            if not self.processes.alone and name not in splits.two_views:
+                rows = np.arange(len(split))[self.processes.part(len(split))]
+                self._parts[name] = self._batches(name, split.take(rows), cache)
 
-    def _batches(self, images: ImageDataset, cache: bool) -> tf.data.Dataset:
-        batches = evaluation_batches(images, self.transform, self.settings.evaluation_batch_size)
+    def _batches(self, name: str, images: ImageDataset, cache: bool) -> tf.data.Dataset:
+        size = self.settings.evaluation_batch_size
+        if name in self.splits.two_views:
+            assert self.train_view is not None
+            batches = two_view_batches(images, self.train_view, size)
+        else:
+            batches = evaluation_batches(images, self.transform, size)
         return own_threads(batches.cache() if cache else batches)
 
     def embed(self, embedder: Embedder, name: str) -> np.ndarray:
@@ -87,7 +94,7 @@ class Evaluator:
 
     def embed_together(self, embedder: Embedder, name: str) -> np.ndarray:
         """Return the same, by all processes, each of which has to call this; with the weights that they share."""
-        if len(getattr(self.splits, name)) < self.processes.count or self.processes.alone:
+        if len(getattr(self.splits, name)) < self.processes.count or name not in self._parts:
             return self.embed(embedder, name)
         return self.processes.gather(embed(embedder, self._parts[name]))
 
@@ -163,9 +170,11 @@ def measure_orders(
 
 
 _PROTOCOL = "zero-shot: trained on {train} classes, evaluated {how} on {test} classes never seen in training"
+_TWO_VIEWS = "without labels: trained on two views of each of {train} images, evaluated "
 _SELECTION = {
     "last": "the last epoch",
     "validation": "the best epoch on held-out training classes",
+    "two_views": "the best epoch on held-out images, two views of which are to find each other",
     "test": "the best epoch on the test classes themselves: the figure is flattered by that choice",
 }
 
@@ -222,13 +231,17 @@ def finish(
         chosen = next(record for record in monitor.records if record["epoch"] == epoch)
         measured = {"metrics_orders": "orders", "metrics_seen": "seen", "generalisation": "generalisation"}
         how = "all-to-all" if splits.test.is_query is None else "queries against gallery"
+        protocol = _PROTOCOL if experiment.sampling != "two_views" else _TWO_VIEWS + "{how} on {test} classes"
+        if "test" in splits.two_views:
+            protocol = _TWO_VIEWS + "on two views of each of {test} other images, which are to find each other"
+        selected_by = "two_views" if selection in splits.two_views and selection == "validation" else selection
         result = {
             "dataset": experiment.dataset,
             "intervals": metrics.pop("intervals"),
             "metrics": metrics,
             "metrics_before": monitor.records[0].get("test", {}),
-            "protocol": _PROTOCOL.format(train=splits.train.num_classes, test=splits.test.num_classes, how=how),
-            "selection": _SELECTION[selection] + (f", by {metric}" if selection != "last" else ""),
+            "protocol": protocol.format(train=splits.train.num_classes, test=splits.test.num_classes, how=how),
+            "selection": _SELECTION[selected_by] + (f", by {metric}" if selection != "last" else ""),
             "epoch": epoch,
             "steps": monitor.step,
             "train_seconds": monitor.train_seconds,

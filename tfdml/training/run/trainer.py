@@ -181,7 +181,13 @@ class Run:
             logging.warning("%s", warning)
         logging.info("%s", parts.cache.reason)
         self.evaluator = Evaluator(
-            experiment, self.epochs, self.splits, parts.evaluation_view, parts.cache.evaluation, processes
+            experiment,
+            self.epochs,
+            self.splits,
+            parts.evaluation_view,
+            parts.cache.evaluation,
+            processes,
+            parts.train_view,
         )
         self.monitor = TrainingMonitor(
             folder,
