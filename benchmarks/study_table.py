@@ -7,6 +7,7 @@ import numpy as np
 from tfdml.evaluation import paired_differences, seed_difference
 
 KEPT = ("recall@1", "map@r")
+COLUMNS = ("row", "base", "Recall@1, by seed", "of the base", "gain", "over classes", "over seeds", "gain in MAP@R")
 # Of the plot, in points: a mean beyond it is a number, so that gains of a point can be told apart.
 LOWEST = -4.0
 
@@ -51,23 +52,30 @@ def gains(study, beside=""):
 
 
 def lines(study, beside=""):
-    """The table, in Markdown: percent, on the unseen classes; see `gains`."""
-    columns = ("row", "base", "Recall@1, by seed", "of the base", "gain", "over classes", "over seeds", "gain in MAP@R")
-    yield "| " + " | ".join(columns) + " |"
-    yield "|---" * len(columns) + "|"
-    for row in gains(study, beside):
-        recall, precision = row["gain"]["recall@1"], row["gain"]["map@r"]
-        own, others = (" / ".join(f"{100 * pair[i]:.1f}" for pair in row["seeds"]) for i in (0, 1))
-        seeds = _interval(row["over_seeds"]) if row["over_seeds"] else ""
-        yield (
-            f"| {row['name']} | {row['base']} | {own} | {others} | {100 * recall.mean:+.1f} | {_interval(recall)} "
-            f"| {seeds} | {100 * precision.mean:+.1f} ({_interval(precision)}) |"
-        )
+    """Two tables, in Markdown: of the rows with several seeds, and of the others; see `gains`."""
+    found = list(gains(study, beside))
+    ended = [
+        (name, row["base"], [f"seed {seed}: {run['ended']}" for seed, run in row["seeds"].items() if "ended" in run])
+        for name, row in study["rows"].items()
+    ]
+    for several in (True, False):
+        yield "| " + " | ".join(COLUMNS) + " |"
+        yield "|---" * len(COLUMNS) + "|"
+        yield from (_line(row) for row in found if bool(row["over_seeds"]) == several)
+        if several:
+            yield ""
+    for name, base, reasons in ended:
+        if reasons:
+            yield f"| {name} | {base} | {'; '.join(reasons)} |" + " |" * (len(COLUMNS) - 3)
 
-    for name, row in study["rows"].items():
-        ended = [f"seed {seed}: {run['ended']}" for seed, run in row["seeds"].items() if "ended" in run]
-        if ended:
-            yield f"| {name} | {row['base']} | {'; '.join(ended)} |" + " |" * (len(columns) - 3)
+
+def _line(row):
+    """A row: percent, on the unseen classes."""
+    recall, precision = row["gain"]["recall@1"], row["gain"]["map@r"]
+    own, others = (" / ".join(f"{100 * pair[i]:.1f}" for pair in row["seeds"]) for i in (0, 1))
+    seeds = _interval(row["over_seeds"]) if row["over_seeds"] else ""
+    cells = (row["name"], row["base"], own, others, f"{100 * recall.mean:+.1f}", _interval(recall), seeds)
+    return f"| {' | '.join(cells)} | {100 * precision.mean:+.1f} ({_interval(precision)}) |"
 
 
 def _interval(found):
