@@ -274,7 +274,7 @@ CASES = {
 }
 # The flags that have an effect whatever the others are.
 ALWAYS = {
-    "train": SETTINGS_ALWAYS | {"resume", "dry_run", "preview", "cluster", "sweep"},
+    "train": SETTINGS_ALWAYS | {"dim", "resume", "dry_run", "preview", "cluster", "sweep"},
     "embed": {"model", "out", "dtype", "batch_size", "rows_per_file", "cluster", "input", "dry_run"},
     "evaluate": {"model", "compare", "dataset", "json"},
     "export": {"run_dir", "out", "formats", "gallery", "dry_run"},

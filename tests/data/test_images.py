@@ -11,9 +11,10 @@ from PIL import Image, ImageOps
 from tests.data.preparations import picture
 from tfdml.data import ImageDataset
 from tfdml.data.faults import find_faults, inspect
-from tfdml.data.images import ArrayImages, CroppedImages, EncodedImages, FileImages, images_checksum
-from tfdml.data.pipeline import evaluation_batches
-from tfdml.data.transforms import EvaluationTransform
+from tfdml.data.images import ArrayImages, CroppedImages, EncodedImages, FileImages, VectorImages, images_checksum
+from tfdml.data.pipeline import evaluation_batches, training_batches
+from tfdml.data.sampling import ShuffleSampler
+from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
 
 SIZE = 20_000
@@ -170,3 +171,39 @@ def test_a_file_to_be_cut_that_is_no_image_is_named(photos, tmp_path):
     assert [fault.index for fault in inspect(images)] == [1, 3]
     with pytest.raises(UserError, match=r"b\.jpg cannot be read as an image"):
         images.picture(1)
+
+
+def test_vectors_come_in_whole_batches_as_they_are(tmp_path):
+    vectors = np.random.default_rng(0).normal(size=(7, 5)).astype("float32")
+    dataset = ImageDataset(images=VectorImages(vectors), labels=np.arange(7) % 2)
+    sampler = ShuffleSampler(7, 4, seed=1)
+    batches = list(training_batches(dataset, sampler, TrainTransform(), num_steps=2, cache=True).as_numpy_iterator())
+    for step, (found, labels) in enumerate(batches):
+        np.testing.assert_array_equal(found, vectors[sampler.batch(step)])
+        np.testing.assert_array_equal(labels, sampler.batch(step) % 2)
+    found = np.concatenate([batch for batch, _ in evaluation_batches(dataset, EvaluationTransform(), 3)])
+    np.testing.assert_array_equal(found, vectors)
+    other = vectors.copy()
+    other[3, 2] += 1
+    assert (
+        images_checksum(VectorImages(other))
+        != images_checksum(dataset.images)
+        == images_checksum(VectorImages(vectors))
+    )
+
+
+def test_the_picture_of_a_vector_is_its_image_or_its_numbers(tmp_path):
+    image = picture(0)
+    (tmp_path / "0.jpg").write_bytes(image)
+    images = VectorImages(np.ones((2, 5), np.float32), ("0.jpg", "1.jpg"), str(tmp_path))
+    assert images.name(0) == str(tmp_path / "0.jpg")
+    np.testing.assert_array_equal(images.picture(0), EncodedImages((image,), ("0.jpg",)).picture(0))
+    assert images.picture(1).shape == (12, 12, 3)
+    assert images.picture(1).dtype == np.uint8
+    assert images.take(np.array([1])).name(0) == str(tmp_path / "1.jpg")
+
+
+@pytest.mark.parametrize("vectors", [np.ones(4), np.ones((2, 2), bool)])
+def test_vectors_are_rows_of_numbers(vectors):
+    with pytest.raises(UserError, match="vectors must be numbers"):
+        VectorImages(vectors)

@@ -111,7 +111,7 @@ def test_the_last_step_of_int8_is_the_formula_in_float32(heads, embedder, views)
         images = tf.quantization.fake_quant_with_min_max_args(images, 0, 255)
         return embedder.represent(images, training=False)["projection"]
 
-    raw = conversion._converted(frozen_module(network, 32, tf.float32), "int8", views)
+    raw = conversion._converted(frozen_module(network, (32, 32, 3), tf.float32), "int8", views)
     quantised = runner(raw)[1](images=views)["embedding"]
     error = np.linspace(-0.5, 0.5, 8).astype(np.float32) * np.abs(quantised).max()
     found = runner(finish_int8(raw, error, heads))[1](images=views)["embedding"]
@@ -204,7 +204,7 @@ def test_onnx_without_its_libraries_says_what_to_install(embedder, monkeypatch):
 
 
 def test_a_frozen_network_has_no_variables(embedder, views):
-    module = frozen_module(embedder, 32)
+    module = frozen_module(embedder, (32, 32, 3))
     assert not module.embed.get_concrete_function().graph.variables
     np.testing.assert_allclose(module.embed(tf.constant(views))["embedding"], embedder(views), atol=1e-5)
 

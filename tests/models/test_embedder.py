@@ -9,7 +9,7 @@ from tests.mathematics import assert_close, dtype_policy
 from tests.models.networks import SIZE, coloured_batch, config_of, images, tiny_backbone, tiny_embedder, values
 from tfdml import UserError, backbones, losses
 from tfdml.layers import InputScaling
-from tfdml.models import Embedder, MetricLearner
+from tfdml.models import Embedder, Head, MetricLearner
 from tfdml.objectives import MetricLoss
 
 
@@ -416,3 +416,22 @@ def test_fit_does_not_warn_where_statistics_are_trained_or_loaded_or_the_network
     loaded = Embedder(deep_backbone(), 4, image_size=12)
     loaded.backbone.layers[-1].moving_mean.assign([0.5, -0.5])
     assert warnings_of_fit(loaded) == []
+
+
+def test_a_head_is_a_dense_layer_and_a_division_by_the_length(tmp_path):
+    head = Head(6, embedding_dim=4)
+    x = np.random.default_rng(0).normal(size=(3, 6)).astype("float32")
+    found = keras.ops.convert_to_numpy(head(x))
+    kernel, bias = map(keras.ops.convert_to_numpy, head.dense.weights)
+    projected = x.astype("float64") @ kernel + bias
+    np.testing.assert_allclose(found, projected / np.linalg.norm(projected, axis=1, keepdims=True), atol=1e-6)
+    assert "feature_map" not in head.representations
+    np.testing.assert_array_equal(head.represent(x)["pooled"], x)
+    head.save(tmp_path / "head.keras")
+    np.testing.assert_array_equal(keras.saving.load_model(tmp_path / "head.keras")(x), found)
+
+
+@pytest.mark.parametrize("shape", [(2, 5), (2, 6, 6, 3)])
+def test_a_head_refuses_what_are_no_vectors_of_its_size(shape):
+    with pytest.raises(ValueError, match=r"this head takes stored vectors \(B, 6\), not .*tfdml.models.stack"):
+        Head(6, embedding_dim=4).represent(np.ones(shape, "float32"))

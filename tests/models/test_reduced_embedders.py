@@ -11,13 +11,22 @@ from tests.mathematics import assert_close
 from tests.models.ensembles import ensemble_learner, tiny_ensemble
 from tests.models.networks import SIZE, config_of, images, tiny_embedder
 from tfdml import evaluation, export, layers, losses
-from tfdml.embeddings.backends import load_backend, load_embedder
+from tfdml.embeddings.backends import KerasEmbedder, load_backend, load_embedder
 from tfdml.embeddings.compute import truncate
 from tfdml.errors import UserError
 from tfdml.export import export_saved_model
 from tfdml.export.conversion import convert_litert
 from tfdml.export.network import in_float32
-from tfdml.models import MetricLearner, MomentEmbedder, TruncatedEmbedder, WhitenedEmbedder, with_whitening
+from tfdml.models import (
+    Embedder,
+    Head,
+    MetricLearner,
+    MomentEmbedder,
+    TruncatedEmbedder,
+    WhitenedEmbedder,
+    stack,
+    with_whitening,
+)
 from tfdml.objectives import HighOrderMomentLoss
 from tfdml.retrieval import fit_whitening
 
@@ -244,3 +253,34 @@ def test_truncation_leaves_zero_vectors_and_refuses_more_dimensions_than_there_a
             truncate(vectors, dim)
     with pytest.raises(ValueError, match="dim must be"):
         TruncatedEmbedder(tiny_embedder(), 6)
+
+
+@pytest.mark.parametrize("representation", ["embedding", "pooled"])
+def test_a_stack_gives_the_heads_vectors_of_the_embedders_vectors(representation, tmp_path):
+    embedder = Embedder("conv4", embedding_dim=8, image_size=16)
+    images = np.random.default_rng(0).integers(0, 256, (5, 16, 16, 3), np.uint8)
+    vectors = np.array(embedder.represent(images)[representation])
+    head = Head(vectors.shape[1], embedding_dim=3)
+    expected = np.array(head(vectors))
+    model = stack(embedder, head, representation)
+    np.testing.assert_array_equal(model(images), expected)
+    assert (model.embedding_dim, model.image_size, model.view_shape) == (3, 16, (16, 16, 3))
+    model.save(tmp_path / "stacked.keras")
+    loaded = load_embedder(tmp_path / "stacked.keras")
+    np.testing.assert_array_equal(loaded(images), expected)
+    np.testing.assert_array_equal(KerasEmbedder(tmp_path / "stacked.keras").embedder(images), expected)
+
+
+def test_a_stack_refuses_a_head_of_another_size_and_a_head_embeds_no_images(tmp_path):
+    embedder = Embedder("conv4", embedding_dim=8, image_size=16)
+    with pytest.raises(ValueError, match="the head takes vectors of size 7, the embedder gives 8"):
+        stack(embedder, Head(7, embedding_dim=3))
+    with pytest.raises(ValueError, match="no representation 'pooling'"):
+        stack(embedder, Head(8, embedding_dim=3), "pooling")
+    with pytest.raises(ValueError, match=r"head must be a tfdml\.models\.Head"):
+        stack(embedder, embedder)
+    head = Head(8, embedding_dim=3)
+    head.build((None, 8))
+    head.save(tmp_path / "head.keras")
+    with pytest.raises(UserError, match=r"holds a head, which takes vectors \(B, 8\)"):
+        KerasEmbedder(tmp_path / "head.keras")

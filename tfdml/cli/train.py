@@ -34,6 +34,7 @@ Train an image embedder and measure it on classes never seen in training.
   tfdml train --flagfile=configs/cars_jrd_small.flags --data_dir=/data/cars196 --weights=mnv2_035.weights.h5 \\
               --run_dir=runs/cars_jrd
   tfdml train --dataset=folder --data_dir=photos --backbone=resnet50 --weights=imagenet --run_dir=runs/photos
+  tfdml train --features=vectors.parquet --head=mlp --dim=256 --objectives=multi_similarity --run_dir=runs/head
   tfdml train --run_dir=runs/cars_jrd --resume          continue a run that was stopped
   tfdml train --flagfile=... --run_dir=... --start_from=runs/cars_jrd    a new run from old weights
   tfdml train --flagfile=... --run_dir=... --seeds=3    a run for each of three seeds, and their mean with intervals
@@ -80,6 +81,7 @@ def given_settings(values: Flags) -> dict[str, Any]:
 
 
 FLAGS = _experiment_flags()
+flags.DEFINE_alias("dim", "embedding_dim", flag_values=FLAGS)
 FLAGS.define("resume", False, "Continue the run in --run_dir from its newest checkpoint.")
 FLAGS.define("dry_run", False, "Print images, parameters, rates, steps, memory and flags; write nothing.")
 FLAGS.define("probe", False, "With --dry_run: run a few steps, and print speed, hours, bottleneck and memory.")
@@ -149,7 +151,7 @@ def train(values: Flags) -> None:
     if not result:
         print("\nThis process has done its part; the first one of them writes the run.")
         return
-    print(f"\nUnseen classes of {experiment.dataset} ({result['protocol']}); embedder of {result['selection']}:")
+    print(f"\nUnseen classes of {experiment.data_name} ({result['protocol']}); embedder of {result['selection']}:")
     print("\n".join(_rows(result)))
     for name in ("embedder", "result", "report"):
         path = getattr(folder, name)

@@ -4,7 +4,7 @@ from tfdml.data.catalogue import load, names
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.decoding import decode_image
 from tfdml.data.faults import explain_failure
-from tfdml.data.images import ArrayImages, EncodedImages, FileImages
+from tfdml.data.images import ArrayImages, EncodedImages, FileImages, VectorImages
 from tfdml.data.pipeline import (
     class_balanced,
     contact_sheet,
@@ -46,6 +46,7 @@ __all__ = [
     "Step",
     "TrainTransform",
     "TwoViewSampler",
+    "VectorImages",
     "WholeClassSampler",
     "class_balanced",
     "contact_sheet",

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import hashlib
 import io
+import math
 import os
 import threading
 import time
@@ -370,6 +371,81 @@ class ArrayImages(Images):
         return source_of_decoded(self.data)
 
 
+@dataclasses.dataclass(frozen=True, repr=False)
+class VectorImages(Images):
+    """Stored vectors in the place of images, for heads: no view changes them.
+
+    Args:
+        vectors: (N, D) floats; may be memory-mapped.
+        names: The name of each image in messages and reports, such as its path; by default its row.
+        folder: Where images lie whose names are relative; empty: in the current folder.
+
+    Raises:
+        UserError: There are no vectors, or not as many as names.
+
+    Example:
+        >>> VectorImages(np.ones((2, 8), np.float32)).name(1)
+        '1'
+    """
+
+    decoded: ClassVar[bool] = True
+    verified: ClassVar[bool] = True
+
+    vectors: np.ndarray
+    names: tuple[str, ...] = ()
+    folder: str = ""
+
+    def __post_init__(self):
+        if self.vectors.ndim != 2 or self.vectors.dtype.kind not in "fiu":
+            raise UserError(f"vectors must be numbers (N, D), not {self.vectors.dtype} of shape {self.vectors.shape}")
+        if self.names and len(self.names) != len(self.vectors):
+            raise UserError(f"{len(self.vectors)} vectors but {len(self.names)} names")
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def name(self, index: int) -> str:
+        """Return the name of one image; of one that is there, its path."""
+        return os.path.join(self.folder, self.names[index]) if self.names else str(index)
+
+    def take(self, indices: np.ndarray) -> VectorImages:
+        """Return the vectors at `indices`, in that order."""
+        return VectorImages(self.vectors[indices], tuple(self.names[i] for i in indices if self.names), self.folder)
+
+    def encoded(self, index: int) -> bytes:
+        """Return the bytes of the image that a vector is of."""
+        return files.read_bytes(self.name(index))
+
+    def picture(self, index: int) -> np.ndarray:
+        """See `Images.picture`; where the image is not there, the vector as a square of grey levels."""
+        try:
+            return super().picture(index)
+        except UserError:
+            vector = np.asarray(self.vectors[index], np.float32)
+            side = math.ceil(math.sqrt(len(vector)))
+            grey = 255 * (vector - vector.min()) / max(float(np.ptp(vector)), 1e-12)
+            square = np.resize(grey.astype(np.uint8), side * side).reshape(side, side)
+            return np.kron(np.repeat(square[..., None], 3, axis=2), np.ones((4, 4, 1), np.uint8))
+
+    def pixels(self) -> np.ndarray:
+        """Return the vectors."""
+        return self.vectors
+
+    def stamps(self) -> list[tuple[int, int]]:
+        """See `Images.stamps`."""
+        return [(self.vectors[0].nbytes, 0)] * len(self)
+
+    def lookup(self) -> Source:
+        """See `Images.lookup`; whole batches of rows."""
+        vectors = self.vectors
+        return Source(
+            lambda indices: [vectors[indices].astype(np.float32, copy=False)],
+            (tf.float32,),
+            lambda vector: vector,
+            dimension=vectors.shape[1],
+        )
+
+
 # None of our graphs rests on Python's own `if` and loops over tensors: to translate them takes most of the time that
 # tracing does, seconds a start.
 as_written = tf.autograph.experimental.do_not_convert
@@ -383,6 +459,7 @@ class Source:
     dtypes: tuple[tf.DType, ...]  # of these arrays
     read: Callable[..., tf.Tensor]  # one row of each to (H, W, 3) uint8
     size: tuple[int, int] | None = None  # (H, W) where the single column is the (n, H, W, 3) images themselves
+    dimension: int = 0  # D where the single column is (n, D) vectors, of which there are no views
     # Of a choice and one row of each: see `decode_part`; None where images are not encoded.
     decode_part: Callable[..., tuple[tf.Tensor, tf.Tensor, tf.Tensor]] | None = None
 
@@ -445,6 +522,8 @@ def look_up(
     shapes: list[tuple[int | None, ...]] = [(batch_size,)] * len(found)
     if source.size is not None:
         shapes[1] = (batch_size, *source.size, 3)
+    elif source.dimension:
+        shapes[1] = (batch_size, source.dimension)
     elif len(found) == 3:
         shapes[2] = (batch_size, 3)  # the shape of a decoded image
     return tuple(tf.ensure_shape(tensor, shape) for tensor, shape in zip(found, shapes, strict=True))

@@ -62,7 +62,7 @@ def training_batches(
         every: Make the batch of every so-manieth step alone, `first_step`, `first_step + every` and so on.
 
     Returns:
-        A dataset of images (B, S, S, 3) uint8 and labels (B,) int64.
+        A dataset of images (B, S, S, 3) uint8 and labels (B,) int64; of `VectorImages`, of vectors (B, D) float32.
 
     Raises:
         UserError: A number is negative, or `every` less than 1; the cache would exceed its limit, or meets an image
@@ -78,9 +78,16 @@ def training_batches(
             raise UserError(f"`{name}` must not be negative, but is {value}")
     if every < 1:
         raise UserError(f"`every` must be at least 1, not {every}")
-    source = _cached(dataset, transform, cache_limit_mb) if cache else dataset.images.lookup()
+    source = dataset.images.lookup()
+    if cache and not source.dimension:
+        source = _cached(dataset, transform, cache_limit_mb)
     batch_size = sampler.batch_size
     part = sampler if isinstance(sampler, Share) else Share(sampler, 0, 1)
+
+    @as_written
+    def vectors_of(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        labels, vectors = look_up(dataset.labels, source, sampler.batch, step, batch_size)
+        return vectors, labels
 
     @as_written
     def batch_of(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -99,7 +106,9 @@ def training_batches(
 
     last = np.iinfo(np.int64).max if num_steps is None else first_step + num_steps * every
     steps = tf.data.Dataset.range(first_step, last, every)
-    if source.size is not None and transform.works_on_batches:
+    if source.dimension:
+        batches = steps.map(vectors_of, num_parallel_calls=tf.data.AUTOTUNE)
+    elif source.size is not None and transform.works_on_batches:
         batches = steps.map(whole_batch, num_parallel_calls=tf.data.AUTOTUNE)
     else:
         images = steps.map(batch_of).unbatch().map(one_image, num_parallel_calls=tf.data.AUTOTUNE)
@@ -116,7 +125,7 @@ def evaluation_batches(dataset: ImageDataset, transform: EvaluationTransform, ba
         batch_size: B.
 
     Returns:
-        A dataset of images (B, S, S, 3) uint8 and labels (B,) int64.
+        A dataset of images (B, S, S, 3) uint8 and labels (B,) int64; of `VectorImages`, of vectors (B, D) float32.
 
     Raises:
         UserError: The batch size is less than 1.
@@ -141,7 +150,7 @@ def evaluation_batches(dataset: ImageDataset, transform: EvaluationTransform, ba
     @as_written
     def whole_batch(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         labels, images = batch_of(step)
-        return transform(images), labels
+        return images if source.dimension else transform(images), labels
 
     @as_written
     def one_image(label: tf.Tensor, *columns: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -149,7 +158,7 @@ def evaluation_batches(dataset: ImageDataset, transform: EvaluationTransform, ba
         return transform.finish(part, window, size), label
 
     steps = tf.data.Dataset.range(num_batches)
-    if source.size is not None:
+    if source.size is not None or source.dimension:
         batches = steps.map(whole_batch, num_parallel_calls=tf.data.AUTOTUNE)
     else:
         images = steps.map(batch_of).unbatch().map(one_image, num_parallel_calls=tf.data.AUTOTUNE)

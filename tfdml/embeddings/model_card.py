@@ -43,13 +43,16 @@ def model_card(
 
     Returns:
         A dict that JSON can hold. `view` is the configuration of the `EvaluationTransform` that a LiteRT or ONNX file
-        expects its images to have gone through.
+        expects its images to have gone through; of a `Head` the `dimension` of its vectors.
     """
+    view = EvaluationTransform.of(embedder).get_config()
+    if len(embedder.view_shape) == 1:
+        view = {"dimension": embedder.view_shape[0]}
     return {
         "model": {"class": type(embedder).__name__, "name": embedder.name, "parameters": embedder.count_params()},
         "embedding_dim": embedder.embedding_dim,
         "distance": "euclidean, of vectors of length 1: |f - g|^2 = 2 - 2 cosine",
-        "view": EvaluationTransform.of(embedder).get_config(),
+        "view": view,
         "signatures": list(signatures),
         "max_pixels": max_pixels,
         "artefacts": artefacts,

@@ -192,7 +192,7 @@ class ExportVerifier:
         """
         kind = name.split("_")[0] if name.startswith("litert") else name
         given: dict[str, Any] = {"views": self._views}
-        if kind == "saved_model":
+        if kind == "saved_model" and len(self._embedder.view_shape) > 1:
             encoded = [encoded_image(self.dataset.images, index) for index in range(len(self.dataset))]
             ends = np.cumsum([len(image) for image in encoded])
             given = {"encoded": np.frombuffer(b"".join(encoded), np.uint8), "ends": ends}

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from tfdml.backbones import TokenBackbone
 from tfdml.errors import UserError, short_message
-from tfdml.export.network import frozen_module, quiet
-from tfdml.models import AnyEmbedder, AttentionEnsemble, MomentEmbedder, TruncatedEmbedder, WhitenedEmbedder
+from tfdml.export.network import frozen_module, quiet, view_spec
+from tfdml.models import AnyEmbedder, AttentionEnsemble, Embedder, Head, MomentEmbedder, TruncatedEmbedder
 from tfdml.workarounds import litert_schema
 
 PRECISIONS = ("float32", "float16", "dynamic_range", "int8")
@@ -31,6 +31,8 @@ def convert_litert(
 ) -> bytes:
     """Return the bytes of a .tflite file from `images` (B, S, S, 3) uint8 to `embedding` (B, d) float32 of length 1.
 
+    A `Head` takes `vectors` (B, D) float32.
+
     The images are views: after resizing and the crop, which the model card describes. B is free; the interpreter is
     resized to it. The signature is `serving_default`.
 
@@ -45,7 +47,7 @@ def convert_litert(
 
     Args:
         embedder: A built `Embedder`, `AttentionEnsemble` or `MomentEmbedder`.
-        precision: One of `PRECISIONS`; `MomentEmbedder` and `WhitenedEmbedder` have no `"int8"`, cut or not.
+        precision: One of `PRECISIONS`; a head, moments and a whitening have no `"int8"`, cut or not.
         representative: (N, S, S, 3) uint8 views of training images, for `"int8"`; some hundreds are enough.
 
     Returns:
@@ -65,9 +67,9 @@ def convert_litert(
         return _converted(_module(embedder), precision)
     cut = isinstance(embedder, TruncatedEmbedder)
     whole = embedder.embedder if cut else embedder
-    if isinstance(whole, (MomentEmbedder, WhitenedEmbedder)) or (cut and isinstance(whole, AttentionEnsemble)):
+    if isinstance(whole, Head) or not isinstance(whole, Embedder) or (cut and isinstance(whole, AttentionEnsemble)):
         raise UserError(
-            "int8 ends with the projection, and moments and a whitening come behind it: export this embedder as "
+            "int8 ends with the projection, and moments, a whitening or a head come behind it: export this embedder as "
             "litert_dynamic_range, which is as small"
         )
     if representative is None or not len(representative):
@@ -78,7 +80,7 @@ def convert_litert(
         images = tf.quantization.fake_quant_with_min_max_args(images, *_PIXEL_RANGE)
         return embedder.represent(images, training=False)["projection"]
 
-    module = frozen_module(projection, embedder.image_size, tf.float32)
+    module = frozen_module(projection, embedder.view_shape, tf.float32)
     names = _operator_names()
     codes = _read_model(_converted(module, "float32")).operatorCodes
     if "RSQRT" in {names[max(code.builtinCode, code.deprecatedBuiltinCode)] for code in codes}:
@@ -91,12 +93,12 @@ def convert_litert(
 def _module(embedder: AnyEmbedder) -> tf.Module:
     whole = embedder.embedder if isinstance(embedder, TruncatedEmbedder) else embedder
     if not isinstance(whole, MomentEmbedder):
-        return frozen_module(embedder, embedder.image_size)
+        return frozen_module(embedder, embedder.view_shape)
     # LiteRT's variables of lists, which a loop over blocks of moments would need, cannot be made constants.
     layer = whole.moments.moments
     layer.in_blocks = False
     try:
-        return frozen_module(embedder, embedder.image_size)
+        return frozen_module(embedder, embedder.view_shape)
     finally:
         layer.in_blocks = True
 
@@ -285,7 +287,8 @@ def check_onnx() -> None:
 def convert_onnx(embedder: AnyEmbedder) -> bytes:
     """Return the bytes of an ONNX file from `images` (B, S, S, 3) uint8 to `embedding` (B, d) float32 of length 1.
 
-    The images are views: after resizing and the crop, which the model card describes. B is free.
+    The images are views: after resizing and the crop, which the model card describes. B is free. A `Head` takes
+    `vectors` (B, D) float32.
 
     Args:
         embedder: A built embedder.
@@ -304,7 +307,7 @@ def convert_onnx(embedder: AnyEmbedder) -> bytes:
     check_onnx()
     import tf2onnx
 
-    spec = tf.TensorSpec((None, embedder.image_size, embedder.image_size, 3), tf.uint8, name="images")
+    spec = view_spec(embedder.view_shape)
 
     # Not frozen beforehand: tf2onnx knows the loops of the moments only as it finds them itself. But it takes the
     # constant tensors that layers of transformers keep for inputs.
@@ -313,7 +316,7 @@ def convert_onnx(embedder: AnyEmbedder) -> bytes:
         return {"embedding": embedder(images, training=False)}
 
     if isinstance(getattr(embedder, "backbone", None), TokenBackbone):
-        embed = frozen_module(embedder, embedder.image_size).embed
+        embed = frozen_module(embedder, embedder.view_shape).embed
 
     def complement_of_erf(graph: Any, node: Any, *_: Any, **__: Any) -> None:
         """1 - erf(x): TensorFlow's exact GELU, which transformers have, uses erfc, and ONNX has no such operation."""

@@ -176,6 +176,7 @@ def export_model(
     embedder = in_float32(embedder)
     measured_on = whole_classes(test, options.images)
     resize = EvaluationTransform.of(embedder).resize
+    of_vectors = len(embedder.view_shape) == 1
     if "saved_model" in options.formats and options.max_pixels < resize**2:
         raise UserError(f"`max_pixels={options.max_pixels}`: images are resized to {resize} x {resize} pixels")
     size = sum(_BYTES_PER_WEIGHT.get(name, 4) * embedder.count_params() for name in options.formats)
@@ -201,9 +202,10 @@ def export_model(
                 f"no version is written: {'. '.join(refused)}. Leave the format out, or accept more knowingly with "
                 "`min_cosine` or `max_recall_drop`"
             )
-        if "saved_model" in paths:
+        if "saved_model" in paths and not of_vectors:
             write_warm_up(version.folder, resize, calibration is not None)
-        signatures = (*SIGNATURES, *(() if calibration is None else ("same",))) if "saved_model" in paths else ()
+        of_images = (*SIGNATURES, *(() if calibration is None else ("same",)))
+        signatures = () if "saved_model" not in paths else SIGNATURES[:1] if of_vectors else of_images
         about = {**(about or {}), "calibration": calibration and calibration.to_dict(), "calibrated_on": calibrated_on}
         card = model_card(embedder, artefacts, signatures, options.max_pixels, about)
         write_json(version.folder / CARD, card)
@@ -352,7 +354,7 @@ def export_run(
             raise UserError(f"`truncate_dim={truncate_dim}`: the embedding has {embedder.embedding_dim} dimensions")
         about = {**about, "metrics": None, "truncated_from": embedder.embedding_dim}
         embedder = TruncatedEmbedder(embedder, truncate_dim)
-        embedder.build((None, embedder.image_size, embedder.image_size, 3))
+        embedder.build((None, *embedder.view_shape))
     return export_model(embedder, folder, splits.test, splits.train, options, about, report)
 
 
@@ -408,12 +410,16 @@ def _about(run_dir: str | os.PathLike, experiment: Experiment, splits: Splits, m
     flags = parse_flags(experiment.as_flags())
     return {
         "data": {
-            "dataset": experiment.dataset,
+            "dataset": experiment.data_name,
             "options": experiment.dataset_options,
             **{name: {"images": len(part), "classes": part.num_classes} for name, part in parts.items()},
         },
         # Paths of the machine that trained stay private.
-        "flags": {name: value for name, value in flags.items() if name not in ("data_dir", "run_dir", "start_from")},
+        "flags": {
+            name: value
+            for name, value in flags.items()
+            if name not in ("data_dir", "features", "run_dir", "start_from")
+        },
         "metrics": result.get("metrics_moments" if moments else "metrics"),
         "protocol": result.get("protocol"),
         "selection": result.get("selection"),

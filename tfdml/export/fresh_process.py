@@ -5,8 +5,8 @@
     python -P fresh_process.py onnx FILE.onnx IN.npz OUT.npy
 
 `tfdml.export.acceptance` runs this file by its path; it must import nothing of tfdml. IN.npz holds `views`
-(N, S, S, 3) uint8, or the bytes of encoded images one after another in `encoded`, which end at `ends`. Standard input
-is a pipe from the process that waits for the embeddings. The process ends when it is closed.
+(N, S, S, 3) uint8 or (N, D) vectors, or the bytes of encoded images one after another in `encoded`, which end at
+`ends`. Standard input is a pipe from the process that waits for the embeddings. The process ends when it is closed.
 """
 
 import itertools
@@ -20,7 +20,7 @@ BATCH = 32
 
 
 def saved_model(path):
-    """Return the function of a SavedModel from a list of encoded images to embeddings; TensorFlow alone is there."""
+    """Return the function of a SavedModel from encoded images, or vectors, to embeddings; TensorFlow alone is there."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     # Importing a module that is None fails.
     sys.modules.update(dict.fromkeys(("keras", "tf_keras", "tfdml"), None))  # type: ignore[arg-type]
@@ -30,7 +30,8 @@ def saved_model(path):
     serve = loaded.signatures["serving_default"]
 
     def embed(images, loaded=loaded):
-        return serve(image_bytes=tf.constant(images))["embedding"].numpy()
+        (name,) = serve.structured_input_signature[1]
+        return serve(**{name: tf.constant(images)})["embedding"].numpy()
 
     return embed
 
@@ -46,7 +47,8 @@ def litert(path):
         Interpreter = tf.lite.Interpreter
     interpreter = Interpreter(model_path=path, num_threads=os.cpu_count())
     run = interpreter.get_signature_runner()
-    return lambda views: run(images=views)["embedding"]
+    (name,) = run.get_input_details()
+    return lambda views: run(**{name: views})["embedding"]
 
 
 def onnx(path):
@@ -54,7 +56,8 @@ def onnx(path):
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return lambda views: session.run(["embedding"], {"images": views})[0]
+    name = session.get_inputs()[0].name
+    return lambda views: session.run(["embedding"], {name: views})[0]
 
 
 def end_with_parent():
@@ -68,7 +71,7 @@ def main(kind, path, source, target):
     threading.Thread(target=end_with_parent, daemon=True).start()
     embed = {"saved_model": saved_model, "litert": litert, "onnx": onnx}[kind](path)
     with np.load(source) as stored:
-        if kind == "saved_model":
+        if "ends" in stored:
             ends = [0, *stored["ends"].tolist()]
             data = stored["encoded"].tobytes()
             images = [data[first:last] for first, last in itertools.pairwise(ends)]

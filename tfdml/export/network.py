@@ -37,22 +37,35 @@ def check_backend() -> None:
         )
 
 
-def frozen_module(network: Network, size: int, dtype: tf.DType = tf.uint8) -> tf.Module:
+def view_spec(shape: tuple[int, ...]) -> tf.TensorSpec:
+    """Return what a network is fed: for (S, S, 3) `images` (B, S, S, 3) uint8, for (D,) `vectors` (B, D) float32.
+
+    Example:
+        >>> view_spec((768,))
+        TensorSpec(shape=(None, 768), dtype=tf.float32, name='vectors')
+    """
+    if len(shape) == 1:
+        return tf.TensorSpec((None, *shape), tf.float32, name="vectors")
+    return tf.TensorSpec((None, *shape), tf.uint8, name="images")
+
+
+def frozen_module(network: Network, shape: tuple[int, ...], dtype: tf.DType | None = None) -> tf.Module:
     """Return a network as a module whose function `embed` has no variables.
 
     Args:
-        network: From images (B, size, size, 3) to embeddings (B, d), such as an embedder.
-        size: Height and width of the images.
-        dtype: Of the images.
+        network: From images (B, S, S, 3) to embeddings (B, d), such as an embedder.
+        shape: (S, S, 3) of an image, as `Embedder.view_shape`.
+        dtype: Of the images, if not that of `view_spec`.
 
     Returns:
         A module with `embed(images)`, which returns `{"embedding": (B, d)}`.
 
     Example:
-        >>> frozen_module(embedder, 28).embed(views)["embedding"].shape
+        >>> frozen_module(embedder, (28, 28, 3)).embed(views)["embedding"].shape
         TensorShape([2, 16])
     """
-    spec = tf.TensorSpec((None, size, size, 3), dtype, name="images")
+    spec = view_spec(shape)
+    spec = tf.TensorSpec(spec.shape, dtype or spec.dtype, name=spec.name)
     traced = tf.function(lambda images: network(images), input_signature=[spec], autograph=False)
     frozen = workarounds.frozen(traced.get_concrete_function())
     module = tf.Module()
@@ -81,7 +94,7 @@ def in_float32(embedder: AnyEmbedder) -> AnyEmbedder:
     if plain == config:
         return embedder
     made = keras.saving.deserialize_keras_object(plain)
-    made.build((None, embedder.image_size, embedder.image_size, 3))
+    made.build((None, *embedder.view_shape))
     made.set_weights(plain_weights(embedder))
     return made
 

@@ -14,7 +14,7 @@ from tfdml.data.decoding import SERVING_LIMIT
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import UserError, short_message
 from tfdml.evaluation import Calibration
-from tfdml.export.network import check_backend, frozen_module, quiet
+from tfdml.export.network import check_backend, frozen_module, quiet, view_spec
 from tfdml.export.request import RequestPreprocessor
 from tfdml.export.versions import new_version
 from tfdml.models import AnyEmbedder
@@ -69,6 +69,8 @@ def write_saved_model(
     - `same`, where there is a calibration: `image_bytes` (B,) and `other_image_bytes` (B,) -> `distances` (B,) float32,
       `same` (B,) booleans and `probabilities` (B,) float32 of each pair, and `error` as above.
 
+    That of a `Head` has `serving_default` alone: `vectors` (B, D) float32 -> `embedding`.
+
     The first two fail on the first image that cannot be decoded, and name it. Decoding, resizing and cropping happen
     inside, by the functions that evaluation uses. The SavedModel needs TensorFlow only, neither Keras nor tfdml.
 
@@ -78,14 +80,12 @@ def write_saved_model(
         max_pixels: Images whose header states more pixels are refused before they are decoded.
         calibration: The threshold of `same`, on Euclidean distances; None: without that signature.
     """
-    size = embedder.image_size
-    views = RequestPreprocessor(EvaluationTransform.of(embedder), max_pixels)
-
     # Constants, which TensorFlow can fold into one another, run a third faster than variables; and the signatures share
     # them.
-    network = frozen_module(embedder, size)
+    network = frozen_module(embedder, embedder.view_shape)
+    views = RequestPreprocessor(EvaluationTransform.of(embedder), max_pixels)
 
-    @tf.function(input_signature=[tf.TensorSpec((None, size, size, 3), tf.uint8)], autograph=False)
+    @tf.function(input_signature=[view_spec(embedder.view_shape)], autograph=False)
     def embed(images: tf.Tensor) -> tf.Tensor:
         # TensorFlow's fused kernels fail on an empty batch; its answer is an empty one.
         none = tf.zeros((0, embedder.embedding_dim))
@@ -102,11 +102,14 @@ def write_saved_model(
         return {"embedding": tf.where((errors == "")[:, None], embed(images), 0.0), "error": errors}
 
     text = tf.TensorSpec((None,), tf.string)
-    endpoints = {
+    endpoints: dict[str, tuple[Callable, tf.TensorSpec]] = {
         "serving_default": (embed_bytes, text),
         "embed_images": (embed_images, tf.TensorSpec((None, None, None, 3), tf.uint8)),
         "embed_each": (embed_each, text),
     }
+    if len(embedder.view_shape) == 1:
+        calibration = None
+        endpoints = {"serving_default": (lambda vectors: {"embedding": embed(vectors)}, view_spec(embedder.view_shape))}
     module = tf.Module()
     module.endpoints = {
         name: tf.function(function, input_signature=[spec], autograph=False)

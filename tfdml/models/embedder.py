@@ -209,11 +209,12 @@ class Embedder(keras.Model):
             raise ValueError(f"dropout must be at least 0 and below 1, not {dropout}")
         if len(pad_color) != 3 or any(int(part) != part or not 0 <= part <= 255 for part in pad_color):
             raise ValueError(f"pad_color must be three whole numbers of 0 to 255, not {pad_color!r}")
+        self.backbone = backbone
         self.image_size = int(image_size)
         self.resize = int(resize or image_size)
         self.resize_mode = resize_mode
         self.pad_color = [int(part) for part in pad_color]
-        features = backbone.compute_output_shape((None, self.image_size, self.image_size, 3))
+        features = backbone.compute_output_shape((None, *self.view_shape))
         self.gives_maps = _gives_maps(features, pooling)
         self.head = restore(head)
         if self.head is None:
@@ -223,7 +224,6 @@ class Embedder(keras.Model):
         self.pooling_mode = pooling
         self.batch_norm = batch_norm
         self.input_scaling = InputScaling(scaling or "tf", name="input_scaling", dtype=self.dtype_policy)
-        self.backbone = backbone
         self.pool = self._pooling_layer()
         # Only where it is wanted: a layer with a random state has a place in every checkpoint.
         self.drop = keras.layers.Dropout(dropout, name="dropout", dtype=self.dtype_policy) if dropout else None
@@ -333,7 +333,12 @@ class Embedder(keras.Model):
     @property
     def representations(self) -> tuple[str, ...]:
         """The names that `represent` gives, the detached ones among them."""
-        return tuple(self.representation_shapes((None, self.image_size, self.image_size, 3)))
+        return tuple(self.representation_shapes((None, *self.view_shape)))
+
+    @property
+    def view_shape(self) -> tuple[int, ...]:
+        """(S, S, 3), the shape of an image that it is fed; (D,) of a `Head`."""
+        return (self.image_size, self.image_size, 3)
 
     def compute_output_shape(self, input_shape):
         """(B, d)."""
@@ -387,3 +392,55 @@ class Embedder(keras.Model):
             "projection_bias": self.dense.use_bias if self.head is None else True,
             "head": None if self.head is None else keras.saving.serialize_keras_object(self.head),
         }
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class Head(Embedder):
+    """Stored vectors (B, D) to L2-normalised embeddings (B, d): an embedder whose backbone has run before.
+
+    It trains, is measured, saved and exported as an embedder is, on vectors in the place of images. `represent` returns
+    the vectors as `pooled`; there is no `feature_map`. `stack` puts it behind the embedder that the vectors come from.
+
+    Args:
+        dimension: D.
+        embedding_dim: As of `Embedder`.
+        dropout: Likewise.
+        projection_bias: Likewise.
+        head: Likewise.
+
+    Raises:
+        ValueError: An argument does not fit, or it is called with anything else than (B, D).
+
+    Example:
+        >>> tuple(Head(768, embedding_dim=64)(np.ones((2, 768), "float32")).shape)
+        (2, 64)
+    """
+
+    def __init__(
+        self, dimension, embedding_dim=None, dropout=0.0, projection_bias=True, head=None, name="head", **kwargs
+    ):
+        vectors = keras.Input((integer("dimension", dimension, at_least=1),), name="vectors")
+        backbone = keras.Model(vectors, keras.layers.Identity()(vectors), name="vectors")
+        options = {"dropout": dropout, "projection_bias": projection_bias, "head": head}
+        super().__init__(backbone, embedding_dim, 1, scaling="none", name=name, **options, **kwargs)
+
+    @property
+    def view_shape(self) -> tuple[int, ...]:
+        """(D,)."""
+        return tuple(self.backbone.input_shape[1:])
+
+    @override
+    def represent(self, images, training=None, detached=False):
+        """See `Embedder.represent`, of vectors (B, D)."""
+        if tuple(images.shape[1:]) != self.view_shape:
+            raise ValueError(
+                f"this head takes stored vectors (B, {self.view_shape[0]}), not {tuple(images.shape)}; "
+                "tfdml.models.stack(embedder, head) takes images"
+            )
+        return super().represent(images, training, detached)
+
+    @override
+    def get_config(self):
+        config = super().get_config()
+        kept = ("name", "dtype", "embedding_dim", "dropout", "projection_bias", "head")
+        return {"dimension": self.view_shape[0], **{name: config[name] for name in kept}}

@@ -98,7 +98,7 @@ class AttentionEnsemble(Embedder):
         return copy
 
     def _check_sizes(self) -> None:
-        features = self.trunk.compute_output_shape((None, self.image_size, self.image_size, 3))
+        features = self.trunk.compute_output_shape((None, *self.view_shape))
         context = features if self.attention is None else self.attention.compute_output_shape(features)
         if tuple(context[1:3]) != tuple(features[1:3]):
             raise ValueError(

@@ -470,8 +470,7 @@ class MetricLearner(workarounds.SeveralWorkersModel):
         if not chosen:
             return
         if not self.built:
-            size = self.embedder.image_size
-            self.build((None, size, size, 3))
+            self.build((None, *self.embedder.view_shape))
         names = sorted({str(objective.calibrates_on) for objective in chosen})
         features, labels = represent_batches(self.embedder, names, batches)
         for objective in chosen:

@@ -1,4 +1,4 @@
-"""An embedder whose vectors are reduced: `MomentEmbedder`, `WhitenedEmbedder` and `TruncatedEmbedder`."""
+"""An embedder whose vectors are reduced: by components, to the first dimensions, or by a head."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from tfdml.arguments import integer
 from tfdml.layers import L2Normalize, MomentEmbeddings, PrincipalComponents
-from tfdml.models.embedder import build_once
+from tfdml.models.embedder import Head, build_once
 from tfdml.objectives import HighOrderMomentLoss
 from tfdml.saving import restore
 
@@ -35,6 +35,11 @@ class ReducedEmbedder(keras.Model):
         for name in views:
             setattr(self, name, getattr(self.embedder, name))
         self.normalize = L2Normalize(name="normalize")
+
+    @property
+    def view_shape(self) -> tuple[int, ...]:
+        """The shape of an image that it is fed, as of the embedder."""
+        return self.embedder.view_shape
 
     @property
     def embedding_dim(self) -> int:
@@ -131,7 +136,7 @@ class MomentEmbedder(ReducedEmbedder):
         if not term.built:
             raise ValueError(f"{term.name} has no weights yet: build and train the learner first")
         model = cls(learner.embedder, term.moments, term.representation, **options)
-        model.build((None, model.image_size, model.image_size, 3))
+        model.build((None, *model.view_shape))
         return model
 
     def build(self, input_shape):
@@ -245,7 +250,7 @@ def with_whitening(embedder, embeddings, dim: int = 0, power: float = 1.0, shrin
         (20, 3)
     """
     model = WhitenedEmbedder(embedder, dim or embedder.embedding_dim, power, shrinkage)
-    model.build((None, embedder.image_size, embedder.image_size, 3))
+    model.build((None, *embedder.view_shape))
     model.reduction.adapt(np.asarray(embeddings))
     return model
 
@@ -294,3 +299,88 @@ class TruncatedEmbedder(ReducedEmbedder):
     def get_config(self):
         embedder = keras.saving.serialize_keras_object(self.embedder)
         return {"name": self.name, "embedder": embedder, "dim": self.dim}
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class StackedEmbedder(ReducedEmbedder):
+    """Images to the embeddings that a head makes of an embedder's vectors; `stack` makes it.
+
+    Args:
+        embedder: An `Embedder`, or what embeds as that does.
+        head: A `Head` for its vectors.
+        representation: Which of the embedder's vectors.
+
+    Raises:
+        ValueError: The head takes vectors of another size.
+
+    Example:
+        >>> embedder = Embedder("conv4", embedding_dim=8, image_size=16)
+        >>> tuple(StackedEmbedder(embedder, Head(8, embedding_dim=3))(np.ones((2, 16, 16, 3))).shape)
+        (2, 3)
+    """
+
+    def __init__(self, embedder, head, representation="embedding", name="stacked_embedder", **kwargs):
+        super().__init__(embedder, name, **kwargs)
+        self.reduction, self.representation = restore(head), representation
+        if not isinstance(self.reduction, Head):
+            raise ValueError(f"head must be a tfdml.models.Head, not {head!r}")
+        given = self.embedder.embedding_dim
+        if representation not in getattr(self.embedder, "representations", ("embedding",)):
+            raise ValueError(f"the embedder has no representation {representation!r}")
+        if representation != "embedding":
+            given = self.embedder.representation_shapes((None, *self.view_shape))[representation][-1]
+        if (given,) != self.reduction.view_shape:
+            raise ValueError(
+                f"the head takes vectors of size {self.reduction.view_shape[0]}, the embedder gives {given}"
+            )
+
+    @property
+    def embedding_dim(self) -> int:
+        """d, of the head."""
+        return self.reduction.embedding_dim
+
+    def build(self, input_shape):
+        """Create the weights that are not there yet."""
+        build_once(self.embedder, input_shape)
+        build_once(self.reduction, (None, *self.reduction.view_shape))
+
+    def call(self, images, training=None):
+        """(B, H, W, 3) -> (B, d), unit vectors."""
+        del training
+        return self.reduction(self.features(images), training=False)
+
+    def features(self, images):
+        """(B, H, W, 3) -> (B, D): what the head takes."""
+        if self.representation == "embedding":
+            return self.embedder(images, training=False)
+        return self.embedder.represent(images, training=False)[self.representation]
+
+    @override
+    def get_config(self):
+        return {
+            "name": self.name,
+            "embedder": keras.saving.serialize_keras_object(self.embedder),
+            "head": keras.saving.serialize_keras_object(self.reduction),
+            "representation": self.representation,
+        }
+
+
+def stack(embedder, head, representation: str = "embedding") -> StackedEmbedder:
+    """Return an embedder of images: the head's vectors of an embedder's vectors, bit for bit; both keep their weights.
+
+    Args:
+        embedder: A built embedder: the one that the head's training vectors come from.
+        head: A built `Head`.
+        representation: Which of the embedder's vectors they were, a name of `Embedder.represent`, such as `"pooled"`.
+
+    Raises:
+        ValueError: The head takes vectors of another size.
+
+    Example:
+        >>> embedder = Embedder("conv4", embedding_dim=8, image_size=16)
+        >>> model = stack(embedder, Head(8, embedding_dim=3))
+        >>> model.save("stacked.keras")
+    """
+    model = StackedEmbedder(embedder, head, representation)
+    model.build((None, *embedder.view_shape))
+    return model

@@ -145,7 +145,8 @@ class HighOrderMomentLoss(Objective):
         if self.representation not in representations:
             names = ", ".join(sorted(representations))
             raise ValueError(
-                f"{self.name} needs the representation {self.representation!r}, but there are only {names}"
+                f"{self.name} needs the representation {self.representation!r}, but there are only {names}: moments "
+                "of maps need a backbone that has one"
             )
         source = representations[self.representation]
         shape = tuple(getattr(source, "shape", source))

@@ -462,8 +462,7 @@ def build_optimizer(
     if clip not in CLIPPED:
         raise UserError(f"`clip={clip!r}`: known are {', '.join(CLIPPED)}")
     if not learner.built:
-        size = learner.embedder.image_size
-        learner.build((None, size, size, 3))
+        learner.build((None, *learner.embedder.view_shape))
     own = {id(variable) for variable in learner.statistics_variables}
     factors = _factors(learning_rate, learning_rates or {})
     parts = learner.parts()

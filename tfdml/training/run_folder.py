@@ -25,7 +25,7 @@ from tfdml.training.settings import EvaluationSettings, Experiment
 from tfdml.version import __version__, installed
 
 # Of a resumed run: where the folder lies, and where the images, which are compared by their checksums.
-MAY_DIFFER = ("run_dir", "data_dir")
+MAY_DIFFER = ("run_dir", "data_dir", "features")
 # What changes nothing of the training.
 _WATCHING = ("watch_every", "stop_on", "log_to")
 _PACKAGES = ("tensorflow", "keras", "numpy", "faiss-cpu", "scikit-learn", "pillow", "matplotlib")

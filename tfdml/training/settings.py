@@ -8,6 +8,7 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from tfdml import arguments
@@ -159,6 +160,8 @@ class DataSettings(Settings):
     Args:
         dataset: Data set: a name of the catalogue, or folder for any tree of class folders.
         data_dir: Where the unpacked data set lies. glyphs needs none.
+        features: Stored embeddings in the place of images, on which a --head is trained: a folder of tfdml embed, or a
+            Parquet, .npz or .npy file, with labels. --data_dir is then where the images lie that its paths name.
         dataset_options: Options of the data set, e.g. 'images_per_class=40' or 'test_fraction=0.3'.
         bad_images: What to do with files that are no readable images.
         check_images: How images are checked before training: the header and the end of each file, or all of it
@@ -207,8 +210,12 @@ class DataSettings(Settings):
     dataset: str = "glyphs"
     data_dir: str = choice(
         "",
-        effect=Effect(lambda given: given["dataset"] != "glyphs", "another --dataset than glyphs, which has no files"),
+        effect=either(
+            Effect(lambda given: given["dataset"] != "glyphs", "another --dataset than glyphs, which has no files"),
+            needs("features"),
+        ),
     )
+    features: str = ""
     dataset_options: str = ""
     bad_images: str = choice("error", choices=("error", "skip"))
     check_images: str = choice("headers", choices=("headers", "decode"))
@@ -248,12 +255,19 @@ class DataSettings(Settings):
                 f"--resize={self.resize} is smaller than --image_size={self.image_size}: no such crop can be cut"
             )
         as_color(self.pad_color)
+        if self.features and (self.policy.strip() or self.sampling == "two_views"):
+            raise UserError("--policy and --sampling=two_views change images, and --features are vectors")
         if self.min_resolution > self.max_resolution:
             raise UserError(
                 f"--min_resolution={self.min_resolution:g} is above --max_resolution={self.max_resolution:g}"
             )
         self.data_options()
         self.policy_steps()
+
+    @property
+    def data_name(self) -> str:
+        """What is trained on: the data set, or the stored features."""
+        return Path(self.features).stem if self.features else self.dataset
 
     def data_options(self) -> dict[str, Any]:
         """Return the options of the data set."""
@@ -264,6 +278,8 @@ class DataSettings(Settings):
         return parse_sum(self.policy, "--policy") if self.policy.strip() else []
 
 
+#: The heads, with the names of their options.
+HEADS: dict[str, tuple[str, ...]] = {"linear": (), "mlp": ("hidden",), "whitened": ("power", "shrinkage")}
 _POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 
 
@@ -275,7 +291,11 @@ class ModelSettings(Settings):
         backbone: Backbone, with its options: e.g. 'mobilenetv2(alpha=0.35)'; or a preset of KerasHub with its weights,
             by name or folder: hub:dinov2_small.
         weights: Backbone weights: none, imagenet, or the path of a .weights.h5 file.
+        head: What projects the pooled features, or --features, to the embedding: linear; mlp, e.g. 'mlp(hidden=512)',
+            with one hidden layer of ReLU; or whitened, linear from the PCA whitening of the training features, e.g.
+            'whitened(power=0.5, shrinkage=0.1)'.
         embedding_dim: Size of the embedding; 0: that of the pooled features, which the untrained embedding then is.
+            Also --dim.
         projection_bias: Give the projection to the embedding a bias.
         pooling: Pooling over the positions of the feature map: avg; max; gem, a trained power mean; attention, to a
             trained query; or cls, a transformer's class token.
@@ -300,6 +320,7 @@ class ModelSettings(Settings):
 
     backbone: str = "mobilenetv2"
     weights: str = "none"
+    head: str = "linear"
     embedding_dim: int = choice(128, check=not_negative)
     projection_bias: bool = True
     pooling: str = choice("avg", choices=tuple(POOLINGS))
@@ -321,12 +342,28 @@ class ModelSettings(Settings):
         if self.ensemble_cut and not self.ensemble_heads:
             raise UserError("--ensemble_cut needs --ensemble_heads, e.g. --ensemble_heads=8")
         self.backbone_call()
+        if self.head_call().name != "linear" and self.ensemble_heads:
+            raise UserError(f"--head={self.head}: the heads of --ensemble_heads are linear; leave one of them out")
 
     def backbone_call(self) -> Call:
         """Return the backbone's name and options."""
         if self.backbone.startswith(PREFIX):
             return Call(self.backbone, {})  # a folder may have any name
         return parse_call(self.backbone, "--backbone")
+
+    def head_call(self) -> Call:
+        """Return the head's name and options.
+
+        Raises:
+            UserError: There is no such head, or it has no such option.
+        """
+        call = parse_call(self.head, "--head")
+        if call.name not in HEADS:
+            raise UserError(f"--head={self.head}: must be one of {', '.join(HEADS)}")
+        if unknown := call.arguments.keys() - set(HEADS[call.name]):
+            known = ", ".join(HEADS[call.name]) or "none"
+            raise UserError(f"--head={self.head}: there is no option {min(unknown)!r}, only {known}")
+        return call
 
 
 def _rate(value) -> bool:
@@ -714,9 +751,17 @@ class Experiment(RunSettings, EvaluationSettings, OptimizationSettings, ModelSet
         return cls(**{**values, **changes})
 
 
+_IMAGES = Effect(lambda given: not given["features"], "images, not --features")
+_OF_IMAGES = (
+    *("dataset", "bad_images", "check_images", "cache", "cache_limit_mb", "image_size", "resize", "resize_mode"),
+    *("pad_color", "augmentation", "min_scale", "min_resolution", "max_resolution", "flip", "policy", "backbone"),
+    *("weights", "pooling", "batch_norm", "ensemble_heads", "ensemble_cut", "lora_rank", "backbone_rate"),
+    *("layer_decay", "unfreeze_epochs"),
+)
 #: When a setting has an effect, by setting. Those that are not here always have one: see `ALWAYS`.
 EFFECTS: dict[str, Effect] = {
     field.name: field.metadata["effect"] for field in dataclasses.fields(Experiment) if "effect" in field.metadata
 }
+EFFECTS |= {name: both(EFFECTS[name], _IMAGES) if name in EFFECTS else _IMAGES for name in _OF_IMAGES}
 #: The settings that always have an effect, whatever the other settings are.
 ALWAYS = frozenset(field.name for field in dataclasses.fields(Experiment)) - EFFECTS.keys()

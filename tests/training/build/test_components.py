@@ -12,14 +12,20 @@ from PIL import Image
 from tests.models.networks import values
 from tests.training import runs
 from tfdml import losses, objectives
-from tfdml.data.transforms import TrainTransform
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.images import VectorImages
+from tfdml.data.pipeline import training_batches
+from tfdml.data.sampling import ClassBalancedSampler
+from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
-from tfdml.models import Embedder, MetricLearner
-from tfdml.training import Experiment
+from tfdml.models import Embedder, MetricLearner, stack
+from tfdml.training import Experiment, checkpoints
 from tfdml.training.build import components
 from tfdml.training.build.components import build_components, model_warnings
 from tfdml.training.build.images import load_splits
+from tfdml.training.optimizers import build_optimizer
 from tfdml.training.settings import DataSettings, ModelSettings
+from tfdml.training.terms import build_objectives
 
 
 @pytest.mark.parametrize(
@@ -410,3 +416,119 @@ def test_a_network_without_published_weights_or_without_batch_norm_is_not():
     assert model_warnings(ModelSettings(backbone="conv4(width=64)"), conv4) == []
     googlenet = Embedder("googlenet", embedding_dim=4, image_size=64)
     assert model_warnings(ModelSettings(backbone="googlenet"), googlenet) == []
+
+
+def exact_backbone():
+    """A frozen convolution, BatchNorm in inference and mean of integers: no sum is rounded, in whatever order."""
+    network = keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            keras.layers.Conv2D(6, 3, padding="same", activation="relu"),
+            keras.layers.BatchNormalization(epsilon=0.0),
+        ]
+    )
+    kernel, bias, *_ = network.weights
+    kernel.assign(np.random.default_rng(1).integers(-2, 3, kernel.shape))
+    bias.assign(np.arange(6))
+    network.layers[1].moving_mean.assign(np.full(6, 4.0))
+    return network
+
+
+@pytest.mark.parametrize(
+    ("head", "terms"),
+    [
+        ("linear", "am_softmax(margin=0.1) + 0.4 * jrs(levels=[pooled, embedding])"),
+        ("mlp(hidden=5)", "cross_batch_memory(loss=contrastive, size=24)"),
+        pytest.param("linear", "rank_mi", marks=pytest.mark.slow),
+    ],
+)
+def test_a_head_trains_as_behind_a_frozen_backbone_to_the_last_bit(head, terms):
+    train, settings = runs.SPLITS.train, ModelSettings(head=head, embedding_dim=4)
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (len(train), 8, 8, 3), np.uint8)
+    sampler = ClassBalancedSampler(train.labels, 4, 2, seed=3)
+    whole = Embedder(exact_backbone(), image_size=8, scaling="none", **components._projection(settings.head_call(), 4))
+    whole.freeze_backbone()
+    vectors = np.array(whole.represent(images)["pooled"])
+    alone = components.make_embedder(settings, EvaluationTransform(8, 8), vectors)
+    start, ends = [], []
+    for embedder, dataset in (
+        (whole, ImageDataset(images=images, labels=train.labels)),
+        (alone, ImageDataset(images=VectorImages(vectors), labels=train.labels)),
+    ):
+        keras.utils.set_random_seed(7)
+        learner = MetricLearner(embedder, build_objectives(terms, train.num_classes))
+        learner.build((None, *embedder.view_shape))
+        weights = checkpoints.parts(learner)
+        weights.pop("backbone")
+        start = start or {name: values(part) for name, part in weights.items()}
+        for name, part in weights.items():
+            for weight, array in zip(part, start[name], strict=True):
+                weight.assign(array)
+        learner.compile(build_optimizer("adam", learner, 0.01, {}))
+        view = TrainTransform(resize=8, image_size=8, flip=False)
+        learner.fit(training_batches(dataset, sampler, view, num_steps=6), verbose=0, shuffle=False)
+        ends.append({name: values(part) for name, part in weights.items()})
+    assert ends[0].keys() == ends[1].keys()
+    for name, arrays in ends[0].items():
+        assert any(np.any(array != before) for array, before in zip(arrays, start[name], strict=True)) or not arrays
+        for array, other in zip(arrays, ends[1][name], strict=True):
+            np.testing.assert_array_equal(array, other)
+    np.testing.assert_array_equal(stack(whole, alone, "pooled")(images), whole(images))
+
+
+def test_a_whitened_head_starts_from_uncorrelated_components_of_its_vectors():
+    rng = np.random.default_rng(0)
+    vectors = (rng.normal(size=(200, 6)) @ rng.normal(size=(6, 6)) + 3).astype("float32")
+    settings = ModelSettings(head="whitened", embedding_dim=4)
+    head = components.make_embedder(settings, EvaluationTransform(1, 1), vectors)
+    projected = np.array(head.represent(vectors)["projection"])
+    np.testing.assert_allclose(projected.mean(axis=0), 0, atol=1e-4)
+    np.testing.assert_allclose(np.cov(projected.T), np.eye(4), atol=1e-3)
+    plain = components.make_embedder(
+        ModelSettings(head="whitened(power=0)", embedding_dim=0), EvaluationTransform(1, 1), vectors
+    )
+    rotated = np.array(plain.represent(vectors)["projection"])
+    np.testing.assert_allclose(np.var(rotated, axis=0).sum(), np.var(vectors, axis=0).sum(), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"head": "mlpp"}, "--head=mlpp: must be one of linear, mlp, whitened"),
+        ({"head": "mlp(width=3)"}, "--head=mlp.width=3.: there is no option 'width', only hidden"),
+        ({"head": "mlp(hidden=0)"}, "hidden"),
+        ({"head": "mlp", "embedding_dim": 0}, "it needs an --embedding_dim"),
+        ({"head": "mlp", "projection_bias": False}, "projection_bias=False"),
+        ({"head": "whitened", "embedding_dim": 7}, "7 components"),
+        ({"head": "whitened", "projection_bias": False}, "leave out --projection_bias=false"),
+        ({"head": "whitened(power=2)"}, "power"),
+        ({"head": "mlp", "ensemble_heads": 2}, "the heads of --ensemble_heads are linear"),
+    ],
+)
+def test_heads_that_cannot_be_are_refused(changes, says):
+    def make():
+        settings = ModelSettings(**{"embedding_dim": 4, **changes})
+        return components.make_embedder(settings, EvaluationTransform(1, 1), np.eye(9, 6, dtype=np.float32))
+
+    with pytest.raises(UserError, match=says):
+        make()
+
+
+def test_a_head_of_images_may_have_a_layer_and_does_not_whiten():
+    network = {"backbone": "conv4(width=4)", "embedding_dim": 4}
+    view = EvaluationTransform(16, 16)
+    made = components.make_embedder(ModelSettings(head="mlp(hidden=3)", **network), view)
+    made.build((None, *made.view_shape))
+    assert [tuple(weight.shape) for weight in made.head.weights] == [(4, 3), (3,), (3, 4), (4,)]
+    with pytest.raises(UserError, match="--head=whitened: it starts from stored vectors: add --features"):
+        components.make_embedder(ModelSettings(head="whitened", **network), view)
+
+
+def test_terms_of_feature_maps_need_a_backbone(tmp_path):
+    np.savez(tmp_path / "x.npz", embeddings=np.random.default_rng(0).normal(size=(20, 6)), labels=np.arange(20) // 5)
+    settings = runs.experiment(
+        tmp_path / "run", features=str(tmp_path / "x.npz"), objectives="contrastive + horde(loss=contrastive)"
+    )
+    with pytest.raises(UserError, match=r"'feature_map'.*need a backbone"):
+        build_components(dataclasses.replace(settings, classes_per_batch=2))

@@ -14,6 +14,7 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import ArrayImages, EncodedImages
 from tfdml.data.policies import Policy, Step
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
+from tfdml.embeddings import parquet
 from tfdml.errors import UserError
 from tfdml.training import Experiment, RunFolder
 from tfdml.training.build import images as memory
@@ -27,6 +28,7 @@ from tfdml.training.build.images import (
     plan_cache,
     sample_seen_classes,
     split_training_classes,
+    vector_splits,
 )
 from tfdml.training.run import trainer
 from tfdml.training.settings import DataSettings
@@ -394,3 +396,60 @@ def test_splits_without_labels_have_each_image_twice_where_nothing_else_is_the_s
     with_labels = load_splits(dataclasses.replace(flat, sampling="class_balanced"), seed=3)
     with pytest.raises(UserError, match="no query shares its class with another image"):
         memory.check_measurable(with_labels, (1,))
+
+
+def stored(tmp_path, **changes):
+    """A file of 12 vectors of 4 classes."""
+    arrays = {"embeddings": np.arange(36, dtype=np.float32).reshape(12, 3), "labels": np.repeat([5, 2, 9, 7], 3)}
+    path = tmp_path / "vectors.npz"
+    np.savez(path, **{name: array for name, array in {**arrays, **changes}.items() if array is not None})
+    return str(path)
+
+
+def test_the_last_classes_of_stored_vectors_are_the_test_classes(tmp_path):
+    path = stored(tmp_path)
+    splits = load_splits(DataSettings(features=path, holdout_classes=0.3), seed=0)
+    assert splits.test.classes.tolist() == [7, 9]
+    assert splits.train.num_classes == splits.validation.num_classes == 1
+    rows = [int(name) for part in (splits.train, splits.validation, splits.test) for name in part.names]
+    assert sorted(rows) == list(range(12))
+    found = np.concatenate([part.images.pixels() for part in (splits.train, splits.validation, splits.test)])
+    np.testing.assert_array_equal(found, np.arange(36, dtype=np.float32).reshape(12, 3)[rows])
+    splits = load_splits(DataSettings(features=path, dataset_options="test_fraction=0.25"), seed=0)
+    assert (splits.train.num_classes, splits.test.classes.tolist()) == (3, [9])
+
+
+def test_roles_of_stored_vectors_are_the_split_and_their_paths_the_names(tmp_path, caplog):
+    roles = np.array(["train"] * 6 + ["query"] * 3 + ["gallery"] * 3)
+    names = np.array([f"{row}.jpg" for row in range(12)])
+    train, test = vector_splits(stored(tmp_path, roles=roles, names=names, labels=np.tile([0, 1, 2], 4)), "photos")
+    assert train.names == tuple(f"photos/{row}.jpg" for row in range(6))
+    assert test.is_query.tolist() == [True] * 3 + [False] * 3
+    assert "3 classes are in both train and test" in caplog.text
+
+
+def test_a_folder_of_embeddings_brings_its_roles_and_paths(tmp_path):
+    table = {"path": [f"{row}.jpg" for row in range(4)], "label": [0, 0, 1, 1]}
+    table["role"] = ["test", "test", "train", "train"]
+    (tmp_path / "vectors").mkdir()
+    parquet.write_file(tmp_path / "vectors" / "a.parquet", parquet.table_of({"id": range(4), **table}, np.eye(4)))
+    train, test = vector_splits(str(tmp_path / "vectors"))
+    assert (train.names, test.names) == (("2.jpg", "3.jpg"), ("0.jpg", "1.jpg"))
+    np.testing.assert_array_equal(train.images.pixels(), np.eye(4, dtype=np.float32)[2:])
+    assert train.name == "vectors"
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "says"),
+    [
+        ({"labels": None}, "", "has no labels: put the class of each vector there"),
+        ({"labels": np.zeros(12, int)}, "", "has one class only"),
+        ({"embeddings": np.full((12, 3), np.nan)}, "", "12 vectors hold NaN or infinite values, the first in row 0"),
+        ({"roles": np.array(["train"] * 12)}, "", "holds no test images"),
+        ({}, "size=32", "--features have no option 'size', only test_fraction"),
+        ({}, "test_fraction=1", "test_fraction must lie between 0 and 1"),
+    ],
+)
+def test_stored_vectors_that_train_no_head_are_refused(changes, options, says, tmp_path):
+    with pytest.raises(UserError, match=says):
+        load_splits(DataSettings(features=stored(tmp_path, **changes), dataset_options=options), seed=0)

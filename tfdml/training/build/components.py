@@ -15,11 +15,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml import backbones
+from tfdml.arguments import integer
 from tfdml.data.sampling import Sampler
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError, short_message
+from tfdml.layers import PrincipalComponents
 from tfdml.memory import free_memory, require_memory
-from tfdml.models import AttentionEnsemble, Embedder, MetricLearner
+from tfdml.models import AttentionEnsemble, Embedder, Head, MetricLearner
 from tfdml.objectives import HighOrderMomentLoss, Objective
 from tfdml.training.build.images import (
     CachePlan,
@@ -33,7 +35,7 @@ from tfdml.training.build.images import (
 from tfdml.training.distributed import devices
 from tfdml.training.distributed.devices import make_strategy
 from tfdml.training.distributed.processes import Processes
-from tfdml.training.expressions import shortened
+from tfdml.training.expressions import Call, shortened
 from tfdml.training.optimizers import build_optimizer
 from tfdml.training.settings import DataSettings, EvaluationSettings, Experiment, ModelSettings, OptimizationSettings
 from tfdml.training.terms import build_objectives, check_objectives
@@ -232,16 +234,28 @@ def model_warnings(settings: ModelSettings, embedder: Embedder) -> list[str]:
     ]
 
 
-def make_embedder(settings: ModelSettings, view: EvaluationTransform) -> Embedder:
+def make_embedder(settings: ModelSettings, view: EvaluationTransform, vectors: np.ndarray | None = None) -> Embedder:
     """Return the embedder, its backbone with its weights.
 
     Args:
         settings: The network.
         view: How it sees images in evaluation and serving.
+        vectors: (N, D) stored features of the training images, for a head of its own; None for images.
 
     Raises:
-        UserError: The backbone cannot be built, not be made an ensemble of, or not be adapted.
+        UserError: The backbone cannot be built, not be made an ensemble of, or not be adapted; or the head cannot be.
     """
+    head = settings.head_call()
+    with _naming(f"head={settings.head}"):
+        given: dict[str, Any] = {"dropout": settings.dropout, "projection_bias": settings.projection_bias}
+        given |= _projection(head, settings.embedding_dim)
+        if vectors is not None:
+            embedder = Head(vectors.shape[1], **given)
+            if head.name == "whitened":
+                _whiten(embedder, vectors, **head.arguments)
+            return embedder
+        if head.name == "whitened":
+            raise ValueError("it starts from stored vectors: add --features")
     call = settings.backbone_call()
     backbone = backbones.resolve(call.name, view.image_size, settings.weights, **call.arguments)
     cut = [name.strip() for name in settings.ensemble_cut.split(",") if name.strip()]
@@ -250,20 +264,40 @@ def make_embedder(settings: ModelSettings, view: EvaluationTransform) -> Embedde
     with _naming(f"ensemble_cut={settings.ensemble_cut}" if heads else f"backbone={settings.backbone}"):
         embedder = make(
             backbone,
-            embedding_dim=settings.embedding_dim,
             image_size=view.image_size,
             resize=view.resize,
             resize_mode=view.resize_mode,
             pad_color=view.pad_color,
-            dropout=settings.dropout,
             pooling=settings.pooling,
             batch_norm=settings.batch_norm,
-            projection_bias=settings.projection_bias,
+            **given,
         )
     if settings.lora_rank:
         with _naming(f"lora_rank={settings.lora_rank}"):
             embedder.enable_lora(settings.lora_rank)
     return embedder
+
+
+def _projection(head: Call, dim: int) -> dict[str, Any]:
+    """Return the arguments of an `Embedder` that make its head."""
+    if head.name != "mlp":
+        return {"embedding_dim": dim}
+    if not dim:
+        raise ValueError("it needs an --embedding_dim")
+    hidden = keras.layers.Dense(integer("hidden", head.arguments.get("hidden", 512), at_least=1), activation="relu")
+    return {"head": keras.Sequential([hidden, keras.layers.Dense(dim)], name="projection")}
+
+
+def _whiten(head: Head, vectors: np.ndarray, power: float = 1.0, shrinkage: float = 0.0) -> None:
+    """Start a linear head as the PCA whitening of its training vectors."""
+    head.build((None, *head.view_shape))
+    if not head.dense.use_bias:
+        raise ValueError("it has a bias: leave out --projection_bias=false")
+    whitening = PrincipalComponents(head.embedding_dim, True, power, shrinkage)
+    whitening.adapt(vectors)
+    mean, components = map(keras.ops.convert_to_numpy, whitening.weights)
+    head.dense.kernel.assign(components)
+    head.dense.bias.assign(-mean @ components)
 
 
 @contextlib.contextmanager
@@ -275,7 +309,11 @@ def _naming(flag: str) -> Iterator[None]:
 
 
 def make_learner(
-    experiment: Experiment, view: EvaluationTransform, num_classes: int, steps_per_epoch: int
+    experiment: Experiment,
+    view: EvaluationTransform,
+    num_classes: int,
+    steps_per_epoch: int,
+    vectors: np.ndarray | None = None,
 ) -> MetricLearner:
     """Return the compiled learner of a run; call it in the strategy's scope.
 
@@ -284,6 +322,7 @@ def make_learner(
         view: How the embedder sees images in evaluation and serving.
         num_classes: How many training classes there are.
         steps_per_epoch: After how many steps an epoch ends, for the drops of the rates.
+        vectors: (N, D) stored features of the training images, for a head of its own; None for images.
 
     Raises:
         UserError: It cannot be built, or takes more memory than is free.
@@ -302,7 +341,7 @@ def make_learner(
     keras.config.set_dtype_policy(experiment.mixed_precision)
     try:
         with weights_within_memory():
-            embedder = make_embedder(experiment, view)
+            embedder = make_embedder(experiment, view, vectors)
             if experiment.backbone_rate == 0:
                 embedder.freeze_backbone()
             learner = _with_objectives(embedder, experiment, num_classes)
@@ -350,12 +389,11 @@ def _compiles(setting: str) -> bool | str:
 def _with_objectives(embedder: Embedder, optimization: OptimizationSettings, num_classes: int) -> MetricLearner:
     objectives = optimization.objectives
     terms = build_objectives(objectives, num_classes)
-    size = embedder.image_size
     try:
         learner = MetricLearner(embedder, terms, gradient_cache=optimization.gradient_cache)
         if learner.auto_weights is not None:
             learner.auto_weights.check_backend()
-        learner.build((None, size, size, 3))
+        learner.build((None, *embedder.view_shape))
         _try_objectives(learner, num_classes)
     except UserError:
         raise
@@ -367,9 +405,8 @@ def _with_objectives(embedder: Embedder, optimization: OptimizationSettings, num
 def _try_objectives(learner: MetricLearner, num_classes: int) -> None:
     """Compute every objective once, of random representations: what does not fit is found before a run begins."""
     labels = np.array([0, 0, 1, 1]) % num_classes
-    size = learner.embedder.image_size
-    shapes = learner.embedder.representation_shapes((len(labels), size, size, 3))
-    what = f"a step on {len(labels)} images of --image_size={size}"
+    shapes = learner.embedder.representation_shapes((len(labels), *learner.embedder.view_shape))
+    what = f"a step on {len(labels)} images of --image_size={learner.embedder.image_size}"
     require_memory(
         _FLOAT32 * sum(map(math.prod, shapes.values())), what, "lower --image_size, or choose a smaller --backbone"
     )
@@ -462,7 +499,8 @@ def build_components(experiment: Experiment, processes: Processes | None = None)
     steps = experiment.epochs * steps_per_epoch
 
     with strategy.scope():
-        learner = make_learner(experiment, evaluation_view, splits.train.num_classes, steps_per_epoch)
+        vectors = splits.train.images.pixels() if experiment.features else None
+        learner = make_learner(experiment, evaluation_view, splits.train.num_classes, steps_per_epoch, vectors)
     check_pairs(experiment, learner.objectives)
     check_starts(learner.objectives, steps)
     check_orders(experiment, learner)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,10 @@ import numpy as np
 from tfdml import data
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.faults import check
-from tfdml.data.images import images_checksum
+from tfdml.data.images import VectorImages, images_checksum
 from tfdml.data.pipeline import MEGABYTE, decoded_bytes, hierarchical_sampler, memory_to_spare
 from tfdml.data.policies import Policy, Step
+from tfdml.data.readers.label_files import check_fraction, split_classes, warn_shared_classes
 from tfdml.data.sampling import (
     ClassBalancedSampler,
     Sampler,
@@ -22,7 +25,7 @@ from tfdml.data.sampling import (
     check_divides,
 )
 from tfdml.data.transforms import EvaluationTransform, TrainTransform, as_color
-from tfdml.embeddings.reader import ImageTable
+from tfdml.embeddings.reader import ImageTable, StoredEmbeddings, read_embeddings, read_names
 from tfdml.errors import UserError
 from tfdml.evaluation import dataset_protocol
 from tfdml.evaluation.per_query import check_depth, retrieval_task
@@ -84,8 +87,13 @@ def load_splits(settings: DataSettings, seed: int, evaluate_train: float = 0.0) 
     """
     options = settings.data_options()
     directory = settings.data_dir or None
-    train, test = (data.load(settings.dataset, directory, split, **options) for split in ("train", "test"))
-    train, test = (check(split, settings.bad_images, settings.check_images) for split in (train, test))
+    if settings.features:
+        if unknown := options.keys() - {"test_fraction"}:
+            raise UserError(f"--dataset_options: --features have no option {min(unknown)!r}, only test_fraction")
+        train, test = vector_splits(settings.features, settings.data_dir, **options)
+    else:
+        train, test = (data.load(settings.dataset, directory, split, **options) for split in ("train", "test"))
+        train, test = (check(split, settings.bad_images, settings.check_images) for split in (train, test))
     without_labels = settings.sampling == "two_views"
     train = train.without_labels() if without_labels else train
     train, validation = split_training_classes(train, settings.holdout_classes, seed, settings.holdout_sampling)
@@ -97,6 +105,58 @@ def load_splits(settings: DataSettings, seed: int, evaluate_train: float = 0.0) 
     paired = {name: split for name, split in evaluated.items() if split.num_classes == len(split)}
     twice = {name: split.take(np.repeat(np.arange(len(split)), 2)) for name, split in paired.items()}
     return dataclasses.replace(splits, **twice, two_views=tuple(twice))
+
+
+def vector_splits(path: str, folder: str = "", test_fraction: float = 0.5) -> tuple[ImageDataset, ImageDataset]:
+    """Return stored embeddings as the training and the test images of a head.
+
+    Their roles are the split. Where the file has none, the last classes in the order of their ids are the test classes.
+
+    Args:
+        path: As of `read_embeddings`; labels have to be there.
+        folder: Where the images lie that its names are of.
+        test_fraction: Without roles: the share of the classes that is the test split; at least one.
+
+    Raises:
+        UserError: There are no labels, a vector is not finite, or a split would be empty.
+
+    Example:
+        >>> np.savez("vectors.npz", embeddings=np.eye(4, dtype=np.float32), labels=[0, 0, 1, 1])
+        >>> vector_splits("vectors.npz")
+        (ImageDataset('vectors', 'train', images=2, classes=1), ImageDataset('vectors', 'test', images=2, classes=1))
+    """
+    check_fraction("features", test_fraction)
+    stored = read_embeddings(os.path.expanduser(path))
+    labels = stored.labels
+    if labels is None:
+        raise UserError(f"--features={path} has no labels: put the class of each vector there, as `label` or `labels`")
+    bad = np.flatnonzero(~np.isfinite(stored.embeddings).all(axis=1))
+    if len(bad):
+        raise UserError(
+            f"--features={path}: {len(bad):,} vectors hold NaN or infinite values, the first in row {bad[0]:,}"
+        )
+    names = stored.names or _names_of(path) or tuple(map(str, range(len(stored))))
+    stored = dataclasses.replace(stored, names=tuple(map(str, names)))
+    if stored.roles is None:
+        classes = split_classes("features", path, np.unique(labels).tolist(), test_fraction, "a column role")
+        roles = np.where(np.isin(labels, classes["train"]), "train", "test")
+        stored = dataclasses.replace(stored, roles=roles)
+    train, test = (_vectors_of(stored.split(split), split, folder) for split in ("train", "test"))
+    warn_shared_classes("features", path, np.intersect1d(train.classes, test.classes).tolist())
+    return train, test
+
+
+def _names_of(path: str) -> tuple[str, ...]:
+    try:
+        return () if path.endswith((".npz", ".npy")) else read_names(os.path.expanduser(path))
+    except UserError:
+        return ()  # there is no column path
+
+
+def _vectors_of(stored: StoredEmbeddings, split: str, folder: str) -> ImageDataset:
+    images = VectorImages(stored.embeddings, stored.names or (), folder)
+    name, groups = Path(stored.source).stem, stored.groups
+    return ImageDataset(name, split, images, stored.labels, is_query=stored.is_query, groups=groups)
 
 
 def split_training_classes(
@@ -191,6 +251,8 @@ def make_transforms(settings: DataSettings) -> tuple[TrainTransform, EvaluationT
     Raises:
         UserError: The policy is not one that can be had.
     """
+    if settings.features:
+        return TrainTransform(resize=1, image_size=1), EvaluationTransform(1, 1)  # vectors have no views
     resize = max(settings.resize, settings.image_size)
     color = as_color(settings.pad_color)
     steps = tuple(Step(call.name, call.arguments, share) for share, call in settings.policy_steps())
@@ -243,6 +305,8 @@ def plan_cache(
         With `--cache=auto`: both where they fit together, else the training images where they fit alone. A run that
         sees its images hardly once gains nothing, and keeps none.
     """
+    if settings.features:
+        return CachePlan(False, False, "the vectors are in memory, or mapped")
     images = decoded_bytes(train, transform)
     views = sum(len(split) for split in evaluated) * 3 * transform.image_size**2
     spare = memory_to_spare(settings.cache_limit_mb)

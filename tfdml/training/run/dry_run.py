@@ -60,16 +60,15 @@ def describe(experiment: Experiment, probed: bool = False) -> str:
     lines = [
         *model_warnings(experiment, learner.embedder),
         *selection_warnings(experiment.selection, splits.validation),
-        f"data         {experiment.dataset}",
+        f"data         {experiment.data_name}",
         *(
             f"  {name:<18}{len(split):>9,} images of {split.num_classes:,} classes"
             for name, split in ({"train": splits.train} | splits.evaluated()).items()
         ),
-        "views",
-        f"  training   {parts.train_view}",
-        f"  evaluation {parts.evaluation_view}",
+        *([] if experiment.features else _views(parts)),
         f"cache        {parts.cache.reason}",
-        f"embedder     {experiment.backbone}: {learner.embedder.count_params():,} parameters, "
+        f"embedder     {experiment.head if experiment.features else experiment.backbone}: "
+        f"{learner.embedder.count_params():,} parameters, "
         f"{learner.embedder.embedding_dim}-d",
         "objectives",
         *(f"  {_weight(term.weight)} * {term.name}  {_arguments(term)}" for term in learner.objectives),
@@ -97,6 +96,10 @@ def _trained(experiment: Experiment, learner: MetricLearner) -> Iterator[str]:
     for part, name, variables in groups:
         count = sum(math.prod(variable.shape) for variable in variables)
         yield f"  {name:<18}{count:>9,}   {f'{rates[part]:g}' if count else '-'}"
+
+
+def _views(parts: Components) -> list[str]:
+    return ["views", f"  training   {parts.train_view}", f"  evaluation {parts.evaluation_view}"]
 
 
 def _weight(weight: float | AutoWeight) -> str:
@@ -233,6 +236,8 @@ def write_preview(settings: DataSettings, seed: int, path: str) -> str:
         'batch.png: 100 views of 56 x 56 px from glyphs, ...'
     """
     file = Path(path)
+    if settings.features:
+        raise UserError("--preview shows images, and --features are vectors: leave one of them out")
     if file.suffix.lower() != ".png":
         raise UserError(f"--preview={path}: name a PNG file, e.g. --preview=batch.png")
     if not file.parent.is_dir():

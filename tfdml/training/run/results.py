@@ -236,7 +236,7 @@ def finish(
             protocol = _TWO_VIEWS + "on two views of each of {test} other images, which are to find each other"
         selected_by = "two_views" if selection in splits.two_views and selection == "validation" else selection
         result = {
-            "dataset": experiment.dataset,
+            "dataset": experiment.data_name,
             "intervals": metrics.pop("intervals"),
             "metrics": metrics,
             "metrics_before": monitor.records[0].get("test", {}),
