@@ -142,8 +142,28 @@ VECTORS_GALLERY = {"gallery": "vectors.npz"}
 COMPARE, RUN = {"compare": ["a", "b"]}, {"model": "runs/cars"}
 LITERT = {"model": "int8.tflite"}
 # By command and flag: the value; others beside which it has no effect, and some beside which it has one.
+OF_IMAGES = {
+    "dataset": "folder",
+    "bad_images": "skip",
+    "check_images": "decode",
+    "cache": "true",
+    "image_size": 64,
+    "resize": 300,
+    "resize_mode": "squash",
+    "augmentation": "random_resized_crop",
+    "flip": False,
+    "policy": "grayscale",
+    "backbone": "conv4",
+    "weights": "imagenet",
+    "pooling": "max",
+    "batch_norm": "train",
+    "ensemble_heads": 8,
+    "lora_rank": 4,
+    "backbone_rate": 0.1,
+}
 CASES = {
     "train": {
+        **{name: (value, {"features": "x.npz"}, {}) for name, value in OF_IMAGES.items()},
         "data_dir": ("/data", {"dataset": "glyphs"}, {"dataset": "folder"}),
         "holdout_sampling": ("stratified", {}, {"holdout_classes": 0.1}),
         "cache_limit_mb": (10, {"cache": "true"}, {"cache": "auto"}),
