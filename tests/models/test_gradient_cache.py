@@ -57,6 +57,7 @@ def test_the_gradient_of_every_objective_is_that_of_a_plain_step(name):
 # Those that TERMS and the ideas leave out.
 MORE = {
     "matryoshka": lambda: objectives.Matryoshka(losses.MultiSimilarityLoss(), [2, 4]),
+    "matryoshka of proxies": lambda: objectives.MatryoshkaProxyLoss(losses.AMSoftmaxLoss(), 3, [2, 4]),
     "curricular face": lambda: objectives.CurricularFace(3, scale=8.0, margin=0.2),
     "sphere face 2": lambda: objectives.SphereFace2(3, scale=8.0, margin=0.2),
     "instance": lambda: objectives.InstanceLoss(3),

@@ -12,6 +12,7 @@ MAKE = {
     "HeadwiseLoss": lambda: objectives.HeadwiseLoss(losses.RankedListLoss()),
     "HighOrderMomentLoss": lambda: objectives.HighOrderMomentLoss(losses.RankedListLoss(), orders=2, dim=8),
     "Matryoshka": lambda: objectives.Matryoshka(losses.RankedListLoss(), dims=[2, 6]),
+    "MatryoshkaProxyLoss": lambda: objectives.MatryoshkaProxyLoss(losses.AMSoftmaxLoss(), 3, dims=[2, 6]),
     "MetricLoss": lambda: objectives.MetricLoss(losses.RankedListLoss()),
     "Prism": lambda: objectives.Prism(losses.ContrastiveLoss(), 3, size=8),
     "ProxyLoss": lambda: objectives.ProxyLoss(losses.AMSoftmaxLoss(), 3, drop_highest=0.3),

@@ -15,7 +15,7 @@ from tests.mathematics import (
 from tests.models.networks import images, tiny_embedder
 from tests.played_replicas import play, sum_and_gradient
 from tfdml import losses, models, objectives, replicas
-from tfdml.objectives import Matryoshka, MetricLoss, Objective, ProxyLoss
+from tfdml.objectives import Matryoshka, MatryoshkaProxyLoss, MetricLoss, Objective, ProxyLoss
 from tfdml.pairs import pairs_of_replica
 
 PAIR_LOSSES = {
@@ -77,6 +77,25 @@ def test_matryoshka_is_the_sum_over_prefixes(dims, factors, mode):
     value, (gradient,) = value_and_gradients(lambda e: objective({"embedding": e}, labels), x, mode=mode)
     assert_close(value, reference(x))
     assert_close(gradient, finite_differences(reference, x)[0])
+
+
+@pytest.mark.parametrize("loss", [losses.AMSoftmaxLoss(), losses.SoftTripleLoss(), losses.ProxyAnchorLoss()])
+@pytest.mark.parametrize("factors", [None, (0.5, 2.0)])
+def test_matryoshka_of_proxies_is_the_sum_over_prefixes_of_both(loss, factors):
+    labels, x = random_batch(2, 8, 3, 5)
+    objective = MatryoshkaProxyLoss(loss, 3, [2, 5], factors)
+    value = objective({"embedding": x}, labels)
+    expected = 0
+    for dim, factor in zip((2, 5), factors or (1.0, 1.0), strict=True):
+        alone = ProxyLoss(loss, 3)
+        alone.build_from({"embedding": (None, dim)})
+        alone.class_proxies.proxies.assign(proxies_of(objective)[..., :dim])
+        expected += factor * float(alone({"embedding": x[:, :dim]}, labels))
+    assert_close(value, expected)
+    whole = objective.represent({"embedding": x})["class"]
+    assert_close(whole, alone.represent({"embedding": x})["class"])
+    with pytest.raises(ValueError, match="which has 5"):
+        MatryoshkaProxyLoss(loss, 3, [2, 6])({"embedding": x}, labels)
 
 
 @pytest.mark.parametrize("batch", DEGENERATE)
@@ -338,6 +357,7 @@ def test_missing_class_similarities_point_to_the_proxies():
         MetricLoss(losses.ContrastiveLoss(reduction="sum")),
         Matryoshka(losses.BinomialDevianceLoss(), [2, 4], [1.0, 0.5], "pooled", weight=0.3),
         ProxyLoss(losses.AMSoftmaxLoss(10.0, 0.2), 7, 2, "pooled", weight=2.0),
+        MatryoshkaProxyLoss(losses.AMSoftmaxLoss(), 7, [2, 4], [1.0, 0.5], proxies_per_class=2),
     ],
     ids=lambda objective: objective.name,
 )

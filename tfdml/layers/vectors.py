@@ -71,11 +71,11 @@ class CosineProxies(SavedByArguments, keras.layers.Layer):
             initializer=keras.initializers.RandomUniform(-bound, bound),
         )
 
-    def call(self, embeddings):
-        """(B, d) -> (B, C), or (B, C, K) when there are several proxies per class."""
-        unit = pairwise.l2_normalize(self.proxies)
-        size = self.proxies.shape[-1]
-        cosines = pairwise.dot_products(pairwise.l2_normalize(embeddings), ops.reshape(unit, (-1, size)))
+    def call(self, embeddings, dim=None):
+        """(B, d) -> (B, C), or (B, C, K) when there are several proxies per class; of the first `dim` dimensions."""
+        unit = pairwise.l2_normalize(self.proxies[..., :dim])
+        size = unit.shape[-1]
+        cosines = pairwise.dot_products(pairwise.l2_normalize(embeddings[:, :dim]), ops.reshape(unit, (-1, size)))
         if self.proxies_per_class == 1:
             return cosines
         return ops.reshape(cosines, (-1, self.num_classes, self.proxies_per_class))

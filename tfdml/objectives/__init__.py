@@ -26,7 +26,7 @@ from tfdml.objectives.regularizers import (
     GlobalOrthogonal,
     IntraClassPenalty,
 )
-from tfdml.objectives.wrappers import Matryoshka, MetricLoss, ProxyLoss
+from tfdml.objectives.wrappers import Matryoshka, MatryoshkaProxyLoss, MetricLoss, ProxyLoss
 
 __all__ = [
     "AutoWeight",
@@ -46,6 +46,7 @@ __all__ = [
     "JointRepresentationSimilarity",
     "LearnedMargin",
     "Matryoshka",
+    "MatryoshkaProxyLoss",
     "MetricLoss",
     "Objective",
     "Prism",

@@ -85,6 +85,26 @@ class MetricLoss(Objective):
         return self.loss.of_pairs(batch)
 
 
+def _checked_prefixes(dims, dim_weights):
+    """Return the lengths of prefixes, and their factors or None."""
+    lengths = tuple(integer("dims", dim, at_least=1) for dim in dims)
+    if not lengths or list(lengths) != sorted(set(lengths)):
+        raise ValueError(f"dims must be ascending lengths, such as [32, 64, 128]; got {list(dims)}")
+    if dim_weights is not None:
+        dim_weights = tuple(number("dim_weights", factor, at_least=0) for factor in dim_weights)
+        if len(dim_weights) != len(lengths):
+            raise ValueError(f"give one of dim_weights for each of {len(lengths)} dims; got {len(dim_weights)}")
+    return lengths, dim_weights
+
+
+def _check_length(objective, shapes):
+    length = shapes[objective.representation][-1]
+    if objective.dims[-1] > length:
+        raise ValueError(
+            f"{objective.name}: dims={list(objective.dims)} of {objective.representation!r}, which has {length}"
+        )
+
+
 @keras.saving.register_keras_serializable("tfdml")
 class Matryoshka(MetricLoss):
     """Sums a loss over prefixes of the representation, so that its first dimensions work alone.
@@ -117,20 +137,11 @@ class Matryoshka(MetricLoss):
         if not isinstance(loss, PairLoss):
             raise ValueError(f"Matryoshka takes a loss of tfdml over pairs, not {type(loss).__name__}")
         super().__init__(loss, name=name or f"matryoshka_{loss.name}", **kwargs)
-        self.dims = tuple(integer("dims", dim, at_least=1) for dim in dims)
-        if not self.dims or list(self.dims) != sorted(set(self.dims)):
-            raise ValueError(f"dims must be ascending lengths, such as [32, 64, 128]; got {list(dims)}")
-        if dim_weights is not None:
-            dim_weights = tuple(number("dim_weights", factor, at_least=0) for factor in dim_weights)
-            if len(dim_weights) != len(self.dims):
-                raise ValueError(f"give one of dim_weights for each of {len(self.dims)} dims; got {len(dim_weights)}")
-        self.dim_weights = dim_weights
+        self.dims, self.dim_weights = _checked_prefixes(dims, dim_weights)
 
     def build_from(self, shapes):
         """Check that the prefixes are no longer than the representation."""
-        length = shapes[self.representation][-1]
-        if self.dims[-1] > length:
-            raise ValueError(f"{self.name}: dims={list(self.dims)} of {self.representation!r}, which has {length}")
+        _check_length(self, shapes)
 
     def compute_pairs(self, pairs):
         """Compute the weighted sum of the loss over the prefixes."""
@@ -226,10 +237,13 @@ class ProxyLoss(Objective):
 
     def represent(self, representations, training=None):
         """Return the class similarities of each image."""
-        similarities = self.class_proxies(representations[self.representation])
+        return {"class": self._similarities(representations[self.representation])}
+
+    def _similarities(self, embeddings, dim=None):
+        similarities = self.class_proxies(embeddings, dim=dim)
         if isinstance(self.loss, ClassSimilarityLoss):
             similarities = self.loss.class_similarities(similarities)
-        return {"class": similarities}
+        return similarities
 
     def compute(self, representations, labels):
         """One value per image; 0 for those that are dropped, which makes the others' larger if a mean is asked for."""
@@ -251,3 +265,51 @@ class ProxyLoss(Objective):
         if self.reduction == "sum":
             return left
         return left * (ops.cast(size, "float32") / pairwise.masked_count(every <= highest))
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class MatryoshkaProxyLoss(ProxyLoss):
+    """Sums a loss on the cosines to class proxies over prefixes of the representation and of the proxies.
+
+    L = sum_m w_m loss(labels, cos(x[:, :m], proxies[:, :m])): one set of proxies, the paper's efficient variant. The
+    representation `"class"` is that of the whole length.
+
+    Args:
+        loss: A loss on class similarities, such as `tfdml.losses.AMSoftmaxLoss()`.
+        num_classes: As `ProxyLoss`.
+        dims: As `Matryoshka`.
+        dim_weights: As `Matryoshka`.
+        name: The term's name in logs; by default `matryoshka_` and the loss's.
+        **kwargs: Further arguments of `ProxyLoss`.
+
+    Raises:
+        ValueError: As `ProxyLoss` and `Matryoshka`.
+
+    Example:
+        >>> objective = MatryoshkaProxyLoss(tfdml.losses.AMSoftmaxLoss(), num_classes=98, dims=[32, 128])
+        >>> tuple(objective({"embedding": keras.random.normal((4, 128))}, keras.ops.arange(4)).shape)
+        ()
+
+    Source: Kusupati et al., "Matryoshka Representation Learning", NeurIPS 2022, equation 1 with weight tying.
+    """
+
+    def __init__(self, loss, num_classes, dims, dim_weights=None, name=None, **kwargs):
+        loss = _loss_from(loss)
+        super().__init__(loss, num_classes, name=name or f"matryoshka_{loss.name}", **kwargs)
+        self.dims, self.dim_weights = _checked_prefixes(dims, dim_weights)
+
+    @property
+    def reads(self):
+        """The class similarities, and what their prefixes are computed of."""
+        return ("class", self.representation)
+
+    def build_from(self, shapes):
+        """Create the proxies."""
+        _check_length(self, shapes)
+        super().build_from(shapes)
+
+    def image_values(self, representations, labels):
+        """One weighted sum over the prefixes per image."""
+        x, factors = representations[self.representation], self.dim_weights or (1.0,) * len(self.dims)
+        parts = [self.loss.call(labels, self._similarities(x, dim)) for dim in self.dims]
+        return sum(factor * part for factor, part in zip(factors, parts, strict=True))
