@@ -66,6 +66,11 @@ def test_python_of_pages(page, names, folder, monkeypatch):
 def test_readme_opens_with_what_runs_without_files():
     readme, home = (next(iter(PYTHON[page])) for page in ("README.md", "docs/index.md"))
     assert readme.code == home.code
+    printed = [
+        next(block.code for block in blocks(ROOT / page) if block.language == "text")
+        for page in ("README.md", "docs/index.md")
+    ]
+    assert printed[0] == printed[1].partition("\n\n")[0]
     statements = compile(readme.code, "README.md", "exec")
     assert "data_dir" not in statements.co_names
 
