@@ -1,4 +1,4 @@
-"""Several views of an image: where they are cut, and that their embeddings are averaged."""
+"""Several views of an image, whose embeddings are averaged; embeddings that are cut."""
 
 import numpy as np
 import pytest
@@ -69,3 +69,22 @@ def test_what_cannot_be_is_refused():
             Views(**wrong)
     with pytest.raises(UserError, match="its one view inside"):
         embed_views(type("Served", (), {"address": "grpc://x"})(), None, 1, Views())
+
+
+def test_a_backend_is_cut_to_the_first_dimensions_and_is_another_model(tmp_path):
+    embedder = tiny_embedder(resize=14)
+    embedder.build((None, embedder.image_size, embedder.image_size, 3))
+    embedder.save(tmp_path / "tiny.keras")
+    whole, cut = load_backend(tmp_path / "tiny.keras"), load_backend(tmp_path / "tiny.keras", truncate_dim=3)
+    dataset = data.load("glyphs", split="test", images_per_class=2, size=32).take(np.arange(7))
+    vectors = whole.embed(dataset, 4)[:, :3]
+    expected = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    np.testing.assert_allclose(cut.embed(dataset, 4), expected, atol=1e-6)
+    np.testing.assert_array_equal(np.concatenate([*cut.stream(dataset, 4, 4)]), cut.embed(dataset, 4)[4:])
+    rows, readable = (np.concatenate(parts) for parts in zip(*cut.stream_readable(dataset, 4), strict=True))
+    assert rows.tolist() == list(range(7))
+    np.testing.assert_allclose(readable, expected, atol=1e-5)
+    assert cut.checksum() != whole.checksum()
+    assert (cut.kind, cut.address, cut.view) == (whole.kind, whole.address, whole.view)
+    with pytest.raises(UserError, match="`truncate_dim=6`: the embeddings have 5 dimensions"):
+        load_backend(tmp_path / "tiny.keras", truncate_dim=6).embed(dataset, 4)
