@@ -23,6 +23,7 @@ from tfdml.data.sampling import (
     ArrayBatches,
     ClassBalancedSampler,
     HierarchicalSampler,
+    PairSampler,
     Share,
     ShuffleSampler,
     TwoViewSampler,
@@ -205,6 +206,23 @@ def test_two_views_are_those_of_a_shuffle_each_twice(step):
 def test_two_views_say_what_is_wrong(batch_size, says):
     with pytest.raises(UserError, match=says):
         TwoViewSampler(num_images=23, batch_size=batch_size)
+
+
+@pytest.mark.parametrize("width", [2, 3])
+def test_a_batch_has_all_images_of_its_pairs_and_an_epoch_each_pair_once(width):
+    pairs = np.random.default_rng(width).integers(0, 30, (25, width))
+    sampler = PairSampler(pairs, batch_size=4 * width, seed=4)
+    assert sampler.steps_per_epoch == 6
+    epoch = [tuple(row) for step in range(6) for row in sampler.batch(step).reshape(-1, width)]
+    order = ShuffleSampler(25, 4, seed=4)
+    assert epoch == [tuple(pairs[row]) for step in range(6) for row in order.batch(step)]
+
+
+@pytest.mark.parametrize("batch_size", [7, 52])
+def test_pairs_say_which_batches_there_are(batch_size):
+    message = f"`batch_size={batch_size}` must be a multiple of 2, up to 50 for 25 pairs"
+    with pytest.raises(UserError, match=message):
+        PairSampler(np.zeros((25, 2)), batch_size)
 
 
 def test_shuffle_refuses_batches_larger_than_the_data():

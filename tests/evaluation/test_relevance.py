@@ -1,9 +1,11 @@
 """Relevance: every metric against slow definitions, with ties, ignored images and queries without an answer."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from tfdml.data import ArrayImages, ImageDataset
+from tfdml.data import ArrayImages, ImageDataset, PairList
 from tfdml.errors import UserError
 from tfdml.evaluation import Relevance, dataset_protocol, evaluate_dataset, evaluate_retrieval, retrieval_per_query
 from tfdml.evaluation import per_query as module
@@ -268,3 +270,30 @@ def test_bad_relevance(make, message):
 def test_relevance_that_does_not_fit(arguments, message):
     with pytest.raises(UserError, match=message):
         evaluate_retrieval(np.eye(3), **arguments)
+
+
+def test_label_sets_are_lists_of_the_images_that_share_a_label():
+    rng = np.random.default_rng(0)
+    sets, x = (rng.random((23, 6)) < 0.25).astype(int), rng.normal(size=(23, 3))
+    lists = [np.flatnonzero((sets & row).any(axis=1)) for row in sets]
+    options = {"metrics": ["recall", "map@r", "map", "minp"], "ks": (1, 3)}
+    expected = evaluate_retrieval(x, relevance=Relevance.lists(lists), **options)
+    dataset = ImageDataset(images=np.zeros((23, 2, 2, 3), np.uint8), labels=np.zeros(23, int), label_rows=sets)
+    found = evaluate_dataset(x, dataset, **options)
+    assert found == pytest.approx(expected, rel=1e-12)
+    is_query = np.arange(23) % 3 == 0
+    sides = [
+        [g for g, row in enumerate(np.flatnonzero(~is_query)) if row in lists[q]] for q in np.flatnonzero(is_query)
+    ]
+    expected = evaluate_retrieval(x[is_query], gallery=x[~is_query], relevance=Relevance.lists(sides), **options)
+    found = evaluate_dataset(x, dataclasses.replace(dataset, is_query=is_query), **options)
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert Relevance.sets(sets).rows_of(4).tolist() == lists[4].tolist()
+
+
+def test_given_pairs_of_a_data_set_are_measured_beside_retrieval():
+    x, rows = np.random.default_rng(0).normal(size=(6, 3)), np.array([[0, 1], [2, 3], [0, 4], [1, 5]])
+    pairs = PairList(rows, np.array([1, 1, 0, 0]))
+    dataset = ImageDataset(images=np.zeros((6, 2, 2, 3), np.uint8), labels=[0, 0, 1, 1, 2, 2], pairs=pairs)
+    found = evaluate_dataset(x, dataset, metrics=["recall"], ks=[1])
+    assert {"recall@1", "auc", "accuracy", "eer"} <= {*found}

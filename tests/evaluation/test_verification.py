@@ -8,8 +8,9 @@ from scipy.interpolate import interp1d
 from scipy.optimize import brentq
 from sklearn.metrics import roc_auc_score, roc_curve
 
+from tfdml.data import PairList
 from tfdml.errors import UserError
-from tfdml.evaluation import Calibration, accepted_rates, calibrate, verification, verify_pairs
+from tfdml.evaluation import Calibration, accepted_rates, calibrate, evaluate_pairs, verification, verify_pairs
 from tfdml.evaluation.verification import hardest_pairs
 
 
@@ -276,3 +277,29 @@ def test_accuracy_by_folds_is_that_of_thresholds_of_the_other_folds():
 def test_what_makes_no_sense_is_refused(act, says):
     with pytest.raises(UserError, match=says):
         act()
+
+
+@pytest.mark.parametrize("distance", ["euclidean", "sqeuclidean", "cosine", "dot"])
+def test_given_pairs_have_the_rates_of_their_distances(distance):
+    x, labels = classes(0, 5, 40)
+    distances, same = all_pairs(x, labels, distance)
+    rows = np.stack(np.triu_indices(40, 1), axis=1)
+    chosen = np.random.default_rng(0).permutation(len(rows))[:200]
+    found = evaluate_pairs(x, PairList(rows[chosen], same[chosen].astype(float)), distance)
+    assert {*found} == {"accuracy", "auc", "eer"}
+    assert found["auc"] == pytest.approx(roc_auc_score(same[chosen], -distances[chosen]), abs=1e-12)
+
+
+def test_graded_pairs_are_correlated_and_triplets_are_counted():
+    rng = np.random.default_rng(0)
+    x, rows, grades = rng.normal(size=(20, 4)), np.arange(20).reshape(10, 2), rng.random(10).round(1)
+    cosines = np.array([x[a] @ x[b] / np.linalg.norm(x[a]) / np.linalg.norm(x[b]) for a, b in rows])
+    ranks = [[np.sum(values < value) + np.sum(values == value) / 2 for value in values] for values in (cosines, grades)]
+    found = evaluate_pairs(x, PairList(rows, grades, threshold=0.7))
+    assert found["pearson"] == pytest.approx(np.corrcoef(cosines, grades)[0, 1])
+    assert found["spearman"] == pytest.approx(np.corrcoef(*ranks)[0, 1])
+    assert evaluate_pairs(np.ones((20, 4)), PairList(rows, grades))["spearman"] == 0
+    triplets = rng.permuted(np.tile(np.arange(20), (30, 1)), axis=1)[:, :3]
+    nearer = [np.linalg.norm(x[a] - x[p]) < np.linalg.norm(x[a] - x[n]) for a, p, n in triplets]
+    assert evaluate_pairs(x, PairList(triplets))["triplet_accuracy"] == np.mean(nearer)
+    assert evaluate_pairs(x, PairList(rows[:0], grades[:0])) == {}

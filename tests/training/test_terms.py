@@ -5,6 +5,7 @@ import pytest
 from tfdml.errors import UserError
 from tfdml.kernels import Exponential, GaussianMixture, Laplace, Polynomial
 from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
+from tfdml.mining import GivenPairs, shares_a_label
 from tfdml.objectives import (
     AutoWeight,
     CrossBatchMemory,
@@ -171,3 +172,40 @@ def test_a_wrong_name_is_found_before_the_classes_are_known_by_the_same_line(tex
 def test_what_depends_on_the_classes_is_left_to_them():
     check_objectives("am_softmax(scale=20, name=a) + density(reference_density=[0.5, 0.5, 0.5]) + 0.1 * rank_mi")
     check_objectives("horde(loss=am_softmax, orders=3) + contrastive(reduction=sum, representation=projection)")
+
+
+def test_losses_over_pairs_take_relations():
+    text = "contrastive(positives=same_label(column=1)) + xbm(loss=triplet(positives=jaccard(threshold=0.3)))"
+    by_make, memory = build_objectives(text + " + nt_xent", 3, shares_a_label, 5)[:2]
+    assert by_make.loss.positives.column == 1
+    assert memory.loss.positives.threshold == 0.3
+    assert memory.label_columns == 5
+    *_, other = build_objectives(text + " + nt_xent(positives=shares_a_label)", 3)
+    assert other.loss.positives is shares_a_label
+    check_objectives(text)
+    relation = GivenPairs([(0, 1, 1)])
+    assert all(
+        term.positives is relation
+        for term in build_objectives("multi_similarity + horde(loss=contrastive)", 3, relation)
+    )
+
+
+@pytest.mark.parametrize("name", ["am_softmax", "jrs", "density", "prism(loss=contrastive)"])
+def test_terms_that_learn_from_classes_are_refused_with_pairs(name):
+    with pytest.raises(
+        UserError, match=f"{name.partition('(')[0]} learns from one class of each image, and the data has"
+    ):
+        build_objectives(f"contrastive + {name}", 3, GivenPairs([(0, 1, 1)]))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("contrastive(positives=same)", "there is no relation 'same'; known: jaccard, same_label, shares_a_label"),
+        ("am_softmax(positives=same_label)", "no argument 'positives'"),
+        ("contrastive(positives=jaccard(threshold=2))", "jaccard: threshold must be at least 0 and at most 1"),
+    ],
+)
+def test_relations_that_cannot_be_are_refused(text, message):
+    with pytest.raises(UserError, match=message):
+        check_objectives(text)

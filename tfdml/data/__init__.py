@@ -1,7 +1,7 @@
 """Data sets, sampling, augmentation and the input pipeline."""
 
 from tfdml.data.catalogue import load, names
-from tfdml.data.dataset import ImageDataset
+from tfdml.data.dataset import ImageDataset, PairList
 from tfdml.data.decoding import decode_image
 from tfdml.data.faults import explain_failure
 from tfdml.data.images import ArrayImages, EncodedImages, FileImages, VectorImages
@@ -20,6 +20,7 @@ from tfdml.data.sampling import (
     ArrayBatches,
     ClassBalancedSampler,
     HierarchicalSampler,
+    PairSampler,
     Sampler,
     Share,
     ShuffleSampler,
@@ -37,6 +38,8 @@ __all__ = [
     "FileImages",
     "HierarchicalSampler",
     "ImageDataset",
+    "PairList",
+    "PairSampler",
     "Policy",
     "RecordImages",
     "RecordSettings",

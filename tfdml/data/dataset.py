@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -87,6 +88,59 @@ class Protocol:
         return is_query
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class PairList:
+    """Pairs or triplets of the images of a data set, given one by one.
+
+    Args:
+        rows: (G, 2) rows of the images of each pair, or (G, 3) anchor, positive and negative of each triplet.
+        similarities: (G,) of each pair, 1 and 0 or any number; None for triplets.
+        threshold: From which similarity on a pair is similar.
+
+    Example:
+        >>> PairList(np.array([[0, 1, 2]])).scored().tolist()
+        [[0.0, 1.0, 1.0], [0.0, 2.0, 0.0]]
+    """
+
+    rows: np.ndarray
+    similarities: np.ndarray | None = None
+    threshold: float = 0.5
+
+    @property
+    def graded(self) -> bool:
+        """Whether there are other similarities than 0 and 1."""
+        return self.similarities is not None and not np.isin(self.similarities, (0, 1)).all()
+
+    def scored(self) -> np.ndarray:
+        """(P, 3) float64: of each pair, once, the two rows in ascending order, and the similarity."""
+        if self.similarities is None:
+            pairs = [np.insert(self.rows[:, [0, end]].astype(np.float64), 2, 2 - end, axis=1) for end in (1, 2)]
+            found = np.concatenate(pairs)
+        else:
+            found = np.column_stack([self.rows, self.similarities])
+        found[:, :2].sort(axis=1)
+        return np.unique(found, axis=0)
+
+    def similar(self) -> np.ndarray:
+        """(P, 2) the rows of each similar pair."""
+        scored = self.scored()
+        return scored[scored[:, 2] >= self.threshold, :2].astype(np.int64)
+
+    def checksum(self) -> str:
+        """Return what tells these pairs from others."""
+        return hashlib.sha256(self.scored().tobytes()).hexdigest()
+
+    def take(self, indices: np.ndarray, size: int) -> PairList:
+        """Return those whose images all are among the images at `indices` of `size`, as rows of these."""
+        place = np.full(size, -1)
+        place[indices] = np.arange(len(indices))
+        rows = place[self.rows]
+        kept = (rows >= 0).all(axis=1)
+        return dataclasses.replace(
+            self, rows=rows[kept], similarities=None if self.similarities is None else self.similarities[kept]
+        )
+
+
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
 class ImageDataset:
     """Labelled images, one split of a data set.
@@ -106,6 +160,9 @@ class ImageDataset:
         groups: (N,) integer ids of what images of a class must not share to count as found, such as the camera or the
             sequence, see `tfdml.evaluation.Relevance.classes`; None where nothing is ignored.
         protocol: What the data set's benchmark measures, and by what; None for classes alone.
+        label_rows: (N, L) integers, where an image has more than its class: label sets as rows of 0 and 1, or levels,
+            the finest first, which are those of `protocol`.
+        pairs: Pairs or triplets of the images; images of no pair are in no given relation.
 
     Raises:
         UserError: There is no image, labels and images differ in number, or labels are no integers.
@@ -124,6 +181,8 @@ class ImageDataset:
     is_query: np.ndarray | None
     groups: np.ndarray | None
     protocol: Protocol | None
+    label_rows: np.ndarray | None
+    pairs: PairList | None
 
     def __init__(
         self,
@@ -136,6 +195,8 @@ class ImageDataset:
         is_query: Any = None,
         groups: Any = None,
         protocol: Protocol | None = None,
+        label_rows: Any = None,
+        pairs: PairList | None = None,
     ):
         images = images if isinstance(images, Images) else ArrayImages(images)
         labels = integer_labels(labels)
@@ -146,7 +207,10 @@ class ImageDataset:
         if class_names is None:
             class_names = {int(label): str(label) for label in np.unique(labels)}
         values = {"name": name, "split": split, "images": images, "labels": labels, "class_names": class_names}
-        values["protocol"] = protocol
+        values |= {"protocol": protocol, "pairs": pairs}
+        values["label_rows"] = None if label_rows is None else np.asarray(label_rows, np.int64)
+        if label_rows is not None and values["label_rows"].shape[:1] != labels.shape:
+            raise UserError(f"{name}: {len(labels)} images but label_rows of shape {np.shape(label_rows)}")
         columns = {"super_labels": super_labels, "is_query": is_query, "groups": groups}
         for field, column in columns.items():
             values[field] = (
@@ -172,6 +236,13 @@ class ImageDataset:
     def num_classes(self) -> int:
         """How many classes occur."""
         return len(self.classes)
+
+    @property
+    def targets(self) -> np.ndarray:
+        """What a loss compares: (N,) rows of the images where there are `pairs`, or `label_rows`, or `labels`."""
+        if self.pairs is not None:
+            return np.arange(len(self))
+        return self.labels if self.label_rows is None else self.label_rows
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -214,6 +285,8 @@ class ImageDataset:
             is_query=None if self.is_query is None else self.is_query[indices],
             groups=None if self.groups is None else self.groups[indices],
             protocol=None if self.protocol is None else self.protocol.take(indices),
+            label_rows=None if self.label_rows is None else self.label_rows[indices],
+            pairs=None if self.pairs is None else self.pairs.take(indices, len(self)),
         )
 
     def select_classes(self, classes: Sequence[int] | np.ndarray) -> ImageDataset:

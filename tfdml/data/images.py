@@ -519,7 +519,7 @@ def look_up(
         return [labels[indices], *source.columns(indices)]
 
     found = _python_calls().call(rows, [step], [tf.int64, *source.dtypes])
-    shapes: list[tuple[int | None, ...]] = [(batch_size,)] * len(found)
+    shapes: list[tuple[int | None, ...]] = [(batch_size, *labels.shape[1:]), *[(batch_size,)] * (len(found) - 1)]
     if source.size is not None:
         shapes[1] = (batch_size, *source.size, 3)
     elif source.dimension:

@@ -62,7 +62,9 @@ def training_batches(
         every: Make the batch of every so-manieth step alone, `first_step`, `first_step + every` and so on.
 
     Returns:
-        A dataset of images (B, S, S, 3) uint8 and labels (B,) int64; of `VectorImages`, of vectors (B, D) float32.
+        A dataset of images (B, S, S, 3) uint8, or of `VectorImages` of vectors (B, D) float32, and the data set's
+        `targets` int64: labels (B,), where there are given pairs the rows of the images (B,), or label sets or levels
+        (B, L).
 
     Raises:
         UserError: A number is negative, or `every` less than 1; the cache would exceed its limit, or meets an image
@@ -86,12 +88,12 @@ def training_batches(
 
     @as_written
     def vectors_of(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        labels, vectors = look_up(dataset.labels, source, sampler.batch, step, batch_size)
+        labels, vectors = look_up(dataset.targets, source, sampler.batch, step, batch_size)
         return vectors, labels
 
     @as_written
     def batch_of(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        labels, *columns = look_up(dataset.labels, source, sampler.batch, step, batch_size)
+        labels, *columns = look_up(dataset.targets, source, sampler.batch, step, batch_size)
         return labels, transform.draw(seed, step, part.whole.batch_size)[part.rows], *columns
 
     @as_written

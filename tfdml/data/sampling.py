@@ -297,6 +297,54 @@ class TwoViewSampler:
         return np.repeat(self._images.batch(step), 2)
 
 
+class PairSampler:
+    """All images of B / 2 given pairs, or of B / 3 given triplets, in each batch.
+
+    Every pair comes once an epoch, in an order that is new each epoch; those left over are others in every epoch. The
+    images of a pair follow one another. An image of two pairs may come twice in a batch.
+
+    Args:
+        pairs: (G, 2) rows of images, or (G, 3).
+        batch_size: B.
+        seed: A non-negative integer.
+
+    Attributes:
+        batch_size: B.
+        steps_per_epoch: floor(2 G / B), or floor(3 G / B).
+
+    Raises:
+        UserError: B is no multiple of 2 or 3, there are too few pairs, or a number is out of range.
+
+    Example:
+        >>> PairSampler([[0, 5], [1, 2], [2, 7]], batch_size=4).batch(step=0).shape
+        (4,)
+    """
+
+    def __init__(self, pairs: Any, batch_size: int, seed: int = 0):
+        check_positive("batch_size", batch_size)
+        self._pairs = np.asarray(pairs, np.int64)
+        count, width = self._pairs.shape
+        kind = "triplets" if width == 3 else "pairs"
+        if batch_size % width or batch_size // width > count:
+            raise UserError(
+                f"`batch_size={batch_size}` must be a multiple of {width}, up to {count * width} for {count} {kind}"
+            )
+        self._order = ShuffleSampler(count, batch_size // width, seed)
+        self.batch_size = batch_size
+        self.steps_per_epoch = self._order.steps_per_epoch
+
+    def batch(self, step: int) -> np.ndarray:
+        """Return the images of a step.
+
+        Args:
+            step: From 0.
+
+        Returns:
+            (B,) int64 rows of images, pair by pair.
+        """
+        return self._pairs[self._order.batch(step)].reshape(-1)
+
+
 SHORT_CLASSES = ("repeat", "drop")
 
 

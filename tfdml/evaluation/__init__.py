@@ -52,6 +52,7 @@ from tfdml.evaluation.verification import (
     Verification,
     accepted_rates,
     calibrate,
+    evaluate_pairs,
     verification,
     verify_pairs,
 )
@@ -87,6 +88,7 @@ __all__ = [
     "evaluate_divergence",
     "evaluate_generalisation",
     "evaluate_overlap",
+    "evaluate_pairs",
     "evaluate_retrieval",
     "evaluate_scattering",
     "global_average_precision",

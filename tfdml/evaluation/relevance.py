@@ -55,6 +55,26 @@ class _SameId:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class _SharesLabel:
+    """A set of gallery rows for each query: those that have a label in common with it, of rows of 0 and 1."""
+
+    queries: np.ndarray
+    gallery: np.ndarray
+
+    def counts(self) -> np.ndarray:
+        return np.array([np.count_nonzero(self.gallery @ row) for row in self.queries])
+
+    def part(self, block: slice) -> _SharesLabel:
+        return _SharesLabel(self.queries[block], self.gallery)
+
+    def contains(self, block: Any, rows: np.ndarray) -> np.ndarray:
+        return (rows >= 0) & (np.einsum("bkl,bl->bk", self.gallery[rows], self.queries[block]) > 0)
+
+    def rows(self, query: int) -> np.ndarray:
+        return np.flatnonzero(self.gallery @ self.queries[query])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Listed:
     """A set of gallery rows for each query: all of them, in ascending keys of list and row."""
 
@@ -210,6 +230,27 @@ class Relevance:
             query, row = divmod(int(both[0]), 1 << _ROW_BITS)
             raise UserError(f"query {query}: row {row} of the gallery is relevant and ignored")
         return cls(None, relevant.counts(), int(left_out.counts().max(initial=0)), relevant, left_out)
+
+    @classmethod
+    def sets(cls, labels: Any, gallery_labels: Any = None) -> Relevance:
+        """Return the relevance of label sets: images that have a label in common.
+
+        Args:
+            labels: (N, L) rows of 0 and 1 of the queries.
+            gallery_labels: (G, L) rows of the gallery; None: all-to-all.
+
+        Raises:
+            UserError: Not such rows, or sides of other labels.
+
+        Example:
+            >>> Relevance.sets([[1, 1, 0], [0, 1, 1], [0, 0, 1]]).matches  # with itself
+            array([2, 3, 2])
+        """
+        sides = [_columns(side, "label sets") for side in (labels, gallery_labels) if side is not None]
+        if sides[0].shape[1] != sides[-1].shape[1]:
+            raise UserError(f"queries have {sides[0].shape[1]} labels, the gallery {sides[-1].shape[1]}")
+        relevant = _SharesLabel((sides[0] > 0).astype(np.float32), (sides[-1] > 0).astype(np.float32))
+        return cls(None, relevant.counts(), 0, relevant, _size=len(sides[-1]))
 
     @classmethod
     def levels(cls, labels: Any, gallery_labels: Any = None) -> Relevance:

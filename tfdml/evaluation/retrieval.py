@@ -22,6 +22,7 @@ from tfdml.evaluation.per_query import (
     values_per_query,
 )
 from tfdml.evaluation.relevance import Relevance, check_labels
+from tfdml.evaluation.verification import evaluate_pairs
 from tfdml.retrieval.exact import Progress, check_embeddings, left_over
 from tfdml.retrieval.faiss_index import build_index, rescore
 
@@ -304,11 +305,16 @@ def dataset_protocol(embeddings: Any, dataset: ImageDataset) -> dict[str, Any]:
     if len(embeddings) != len(dataset.labels):
         raise UserError(f"{len(embeddings)} embeddings for the {len(dataset.labels)} images of {dataset.name}")
     groups, benchmark = getattr(dataset, "groups", None), getattr(dataset, "protocol", None)
+    sets = getattr(dataset, "label_rows", None) if benchmark is None else None
     if gallery is None and not (benchmark and benchmark.finds_itself):
         protocol = {"embeddings": embeddings, "labels": dataset.labels}
-        return (
-            protocol if groups is None else protocol | {"relevance": Relevance.classes(dataset.labels, not_same=groups)}
-        )
+        if groups is not None:
+            protocol["relevance"] = Relevance.classes(dataset.labels, not_same=groups)
+        if sets is not None:
+            protocol["relevance"] = Relevance.sets(sets)
+        if benchmark and benchmark.lists:
+            protocol["relevance"] = _listed(benchmark, next(iter(benchmark.lists)), queries, queries)
+        return protocol
     gallery = queries if gallery is None else gallery
     embeddings = check_embeddings(embeddings)
     labels = {"labels": dataset.labels[queries], "gallery_labels": dataset.labels[gallery]}
@@ -316,6 +322,8 @@ def dataset_protocol(embeddings: Any, dataset: ImageDataset) -> dict[str, Any]:
     if groups is not None:
         sides = {"not_same": groups[queries], "gallery_not_same": groups[gallery]}
         protocol["relevance"] = Relevance.classes(**labels, **sides)
+    if sets is not None:
+        protocol["relevance"] = Relevance.sets(sets[queries], sets[gallery])
     if benchmark and benchmark.lists:
         protocol["relevance"] = _listed(benchmark, next(iter(benchmark.lists)), queries, gallery)
     return protocol
@@ -341,7 +349,8 @@ def evaluate_dataset(embeddings: Any, dataset: ImageDataset, **options: Any) -> 
         embeddings: (N, d), one row per image of `dataset`, in its order.
         dataset: With query and gallery roles (In-Shop) queries are searched in the gallery, else all in all. A
             `protocol` has the default metrics, and what else its benchmark measures: each of several settings, whose
-            names end those of the metrics (`map_trapezoidal/hard`), levels, or means over draws of a gallery.
+            names end those of the metrics (`map_trapezoidal/hard`), levels, or means over draws of a gallery. Of given
+            `pairs`, `evaluate_pairs` is measured too.
         **options: Further arguments of `evaluate_retrieval`.
 
     Raises:
@@ -351,6 +360,12 @@ def evaluate_dataset(embeddings: Any, dataset: ImageDataset, **options: Any) -> 
         >>> evaluate_dataset(embeddings, test, ks=(1, 10))["recall@1"]
         0.555
     """
+    pairs = getattr(dataset, "pairs", None)
+    found = _evaluate_retrieval_of(embeddings, dataset, **options)
+    return found if pairs is None else found | evaluate_pairs(embeddings, pairs, options.get("distance", "euclidean"))
+
+
+def _evaluate_retrieval_of(embeddings: Any, dataset: ImageDataset, **options: Any) -> dict[str, Any]:
     arguments = dataset_protocol(embeddings, dataset)
     benchmark = getattr(dataset, "protocol", None)
     if benchmark is None:
@@ -374,8 +389,7 @@ def evaluate_dataset(embeddings: Any, dataset: ImageDataset, **options: Any) -> 
     result: dict[str, Any] = {}
     intervals: dict[str, Interval] = {}
     for setting in benchmark.lists:
-        assert gallery is not None
-        arguments["relevance"] = _listed(benchmark, setting, queries, gallery)
+        arguments["relevance"] = _listed(benchmark, setting, queries, queries if gallery is None else gallery)
         found = evaluate_retrieval(**arguments, **options)
         intervals |= {name + setting: value for name, value in found.pop("intervals", {}).items()}
         # The numbers of queries and of gallery images are those of every setting.

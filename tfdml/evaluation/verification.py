@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import expit, logit
+from scipy.stats import pearsonr, spearmanr
 from scipy.stats import t as student
 from sklearn.isotonic import IsotonicRegression
 
 from tfdml.errors import UserError
 from tfdml.evaluation.intervals import Interval, check_level
 from tfdml.evaluation.pair_distances import AllPairs, PairHistogram, probability_nearer
+
+if TYPE_CHECKING:
+    from tfdml.data.dataset import PairList
 
 #: The false accept rates of which `verification` reports the true accept rate.
 FARS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
@@ -444,6 +448,65 @@ def verify_pairs(distances: Any, same: Any, folds: Any = 10) -> dict[str, Any]:
         "auc": float(1 - (below + upto).mean() / 2 / np.count_nonzero(~same)),
         "eer": eer,
     }
+
+
+_PART = 100_000  # pairs whose embeddings are gathered at a time
+
+
+def evaluate_pairs(embeddings: Any, pairs: PairList, distance: str = "euclidean") -> dict[str, float]:
+    """Measure embeddings on given pairs or triplets.
+
+    Args:
+        embeddings: (N, d).
+        pairs: Of the rows of the embeddings.
+        distance: `"euclidean"`, `"sqeuclidean"`, `"cosine"` or `"dot"`.
+
+    Returns:
+        Of similar and dissimilar pairs `accuracy`, `auc` and `eer`, as `verify_pairs`; of graded pairs `spearman` and
+        `pearson`, the correlations of cosine and similarity, as for the STS benchmark; of triplets `triplet_accuracy`,
+        the share whose positive is nearer than the negative. Nothing that the pairs do not suffice for.
+
+    Raises:
+        UserError: `distance` is unknown.
+
+    Example:
+        >>> pairs = tfdml.data.PairList(np.array([[0, 1], [0, 2]]), np.array([1, 0]))
+        >>> tfdml.evaluation.evaluate_pairs(np.array([[0.0, 1.0], [0.1, 1.0], [1.0, 0.0]]), pairs)["auc"]
+        1.0
+    """
+    vectors = np.asarray(embeddings)
+
+    def between(rows: np.ndarray, kind: str) -> np.ndarray:
+        parts = [np.zeros(0)]
+        for part in np.split(rows, range(_PART, len(rows), _PART)):
+            a, b = (vectors[part[:, end]].astype(np.float64) for end in (0, 1))
+            if kind == "cosine":
+                a, b = (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12) for x in (a, b))
+            if kind in ("cosine", "dot"):
+                parts.append((kind == "cosine") - np.sum(a * b, axis=1))
+            else:
+                parts.append(np.sum(np.square(a - b), axis=1) ** (0.5 if kind == "euclidean" else 1.0))
+        return np.concatenate(parts)
+
+    if distance not in ("euclidean", "sqeuclidean", "cosine", "dot"):
+        raise UserError(f"distance must be euclidean, sqeuclidean, cosine or dot, not {distance!r}")
+    scored, found = pairs.scored(), {}
+    rows, similarities = scored[:, :2].astype(np.int64), scored[:, 2]
+    same = similarities >= pairs.threshold
+    if 0 < same.sum() < len(same) and len(same) > 2:
+        # In another order, as folds without one of the two kinds would have no threshold.
+        order = np.random.default_rng(0).permutation(len(same))
+        measured = verify_pairs(between(rows, distance)[order], same[order], folds=min(10, len(same)))
+        found = {name: measured[name] for name in ("accuracy", "auc", "eer")}
+    if pairs.graded and len(np.unique(similarities)) > 1:
+        cosines = -between(rows, "cosine")
+        for name, correlate in (("spearman", spearmanr), ("pearson", pearsonr)):
+            # Of embeddings that are all one it is not defined.
+            found[name] = float(correlate(cosines, similarities).statistic) if np.ptp(cosines) else 0.0
+    if pairs.rows.shape[1] == 3 and len(pairs.rows):
+        near, far = (between(pairs.rows[:, [0, end]], distance) for end in (1, 2))
+        found["triplet_accuracy"] = float(np.mean(near < far))
+    return found
 
 
 class _CountedPairs(AllPairs):

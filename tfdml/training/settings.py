@@ -187,12 +187,12 @@ class DataSettings(Settings):
         policy: What happens to the finished crops, by Keras's layers: e.g. 'rand_augment(factor=0.4) + 0.2 * grayscale'
             (the second on a fifth of the images).
         sampling: P classes x K images; the same from a few super-classes (hierarchical); all images of random classes
-            up to --batch_size (whole_classes); a plain shuffle; or two views of each image, which are a pair, without
-            labels (two_views).
+            up to --batch_size (whole_classes); a plain shuffle; two views of each image, which are a pair, without
+            labels (two_views); or given pairs or triplets, whole (pairs).
         classes_per_batch: P, for class_balanced and hierarchical.
         images_per_class: K, for class_balanced and hierarchical.
-        batch_size: Images per batch, over all replicas, for shuffle and whole_classes; for two_views, the views: two
-            of each image.
+        batch_size: Images per batch, over all replicas, for shuffle, whole_classes and pairs; for two_views, the views:
+            two of each image.
         short_classes: Classes of fewer than K images: repeat their images, or drop them.
         super_classes_per_batch: S, for hierarchical: a batch has P / S classes of each of S super-classes.
         super_class_weights: For hierarchical: super-classes in proportion to their classes, or all equally often
@@ -236,11 +236,13 @@ class DataSettings(Settings):
     policy: str = ""
     # Batches
     sampling: str = choice(
-        "class_balanced", choices=("class_balanced", "shuffle", "whole_classes", "hierarchical", "two_views")
+        "class_balanced", choices=("class_balanced", "shuffle", "whole_classes", "hierarchical", "two_views", "pairs")
     )
     classes_per_batch: int = choice(20, check=positive, effect=_BY_CLASS)
     images_per_class: int = choice(5, check=positive, effect=_BY_CLASS)
-    batch_size: int = choice(100, check=positive, effect=needs("sampling", "shuffle", "whole_classes", "two_views"))
+    batch_size: int = choice(
+        100, check=positive, effect=needs("sampling", "shuffle", "whole_classes", "two_views", "pairs")
+    )
     short_classes: str = choice("repeat", choices=("repeat", "drop"), effect=_BY_CLASS)
     super_classes_per_batch: int = choice(1, check=positive, effect=_HIERARCHICAL)
     super_class_weights: str = choice("proportional", choices=("proportional", "uniform"), effect=_HIERARCHICAL)
@@ -504,6 +506,10 @@ class OptimizationSettings(Settings):
         return {part: self.learning_rate if rate < 0 else rate for part, rate in rates.items()}
 
 
+#: The metrics of given pairs that may select an epoch.
+PAIR_METRICS = ("auc", "spearman", "triplet_accuracy")
+
+
 @dataclasses.dataclass(frozen=True)
 class EvaluationSettings(Settings):
     """What is measured, when, and what counts and is written in the end.
@@ -519,7 +525,8 @@ class EvaluationSettings(Settings):
         selection: Which epoch's embedder is kept: the last; the best on the held-out training classes (validation); the
             best on the test classes (test: the papers' way, which flatters the figure).
         selection_metric: The metric that selects the epoch. MAP@R depends on all images of a class, and differs between
-            epochs where Recall@1 is saturated.
+            epochs where Recall@1 is saturated. Of given pairs auc, of graded ones spearman, of triplets
+            triplet_accuracy.
         refit: With --selection=validation: then train again, from the same start, on all training classes (held-out
             ones too) for as many epochs as were best; that embedder and its figures are the run's.
         moment_embedder: With horde: also write and measure moments.keras, which searches with all orders, reduced by a
@@ -543,7 +550,7 @@ class EvaluationSettings(Settings):
     evaluation_batch_size: int = choice(100, check=positive)
     selection: str = choice("last", choices=("last", "validation", "test"))
     selection_metric: str = choice(
-        "map@r", choices=("map@r", "recall@1"), effect=needs("selection", "validation", "test")
+        "map@r", choices=("map@r", "recall@1", *PAIR_METRICS), effect=needs("selection", "validation", "test")
     )
     refit: bool = choice(False, effect=needs("selection", "validation"))
     moment_embedder: bool = choice(False, effect=Effect(_names_horde, "horde(...) in --objectives"))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
+from typing import Any
 
 import keras
 
 from tfdml import kernels, losses, objectives
 from tfdml.errors import UserError, short_message
 from tfdml.kernels import Kernel
+from tfdml.losses.base import PairLoss
 from tfdml.losses.classification import ClassSimilarityLoss
-from tfdml.mining.base import named_miners
-from tfdml.objectives import AutoWeight, MetricLoss, Objective, ProxyLoss
+from tfdml.mining.base import Jaccard, Relation, SameLabel, named_miners, shares_a_label
+from tfdml.objectives import AutoWeight, CrossBatchMemory, MetricLoss, Objective, Prism, ProxyLoss
 from tfdml.training.expressions import AUTO, Call, parse_terms, shortened
 
 _ALIASES = {
@@ -79,16 +82,35 @@ def check_objectives(text: str) -> None:
         _read(call, shortened(text))
 
 
-def build_objectives(text: str, num_classes: int) -> list[Objective]:
+def build_objectives(
+    text: str, num_classes: int, relation: Relation | Callable | None = None, columns: int = 1
+) -> list[Objective]:
     """Return the objectives that a sum such as `am_softmax(margin=0.05) + 0.4 * jrs` describes.
 
     A loss on class similarities gets proxies for `num_classes` classes; a factor is the term's weight, `auto` an
     `AutoWeight`. Terms that provide representations come first, whatever the order written.
 
+    Args:
+        text: The sum.
+        num_classes: How many training classes there are.
+        relation: Which images belong together, for losses over pairs without `positives`; None for equal labels.
+        columns: How many labels an image has.
+
     Raises:
-        UserError: An unknown name or argument, a value that does not fit, too many terms, or none that counts.
+        UserError: An unknown name or argument, a value that does not fit, too many terms, or none that counts; with a
+            relation, a term that learns from classes.
     """
     built = [_build(call, weight, num_classes, shortened(text)) for weight, call in _terms(text)]
+    for objective in built if relation is not None else ():
+        if not objective.takes_label_sets or isinstance(objective, Prism):
+            raise UserError(
+                f"--objectives={shortened(text)!r}: {objective.name} learns from one class of each image, and the data "
+                "has pairs, label sets or levels: choose losses over pairs, such as contrastive or multi_similarity"
+            )
+        if objective.positives is None:
+            objective.loss = objective.loss.with_positives(relation)
+        if isinstance(objective, CrossBatchMemory):
+            objective.label_columns = columns
     return sorted(built, key=lambda objective: not objective.provides)
 
 
@@ -160,8 +182,8 @@ def _wrapper(cls: type) -> type | None:
 
 def _wrap(cls: type, arguments: dict, weight: float | AutoWeight, num_classes: int) -> Objective:
     own = set(inspect.signature(cls).parameters)
-    loss = cls(**{key: value for key, value in arguments.items() if key in own})
-    extra = {key: value for key, value in arguments.items() if key not in own}
+    loss = _made(cls, {key: value for key, value in arguments.items() if key in own or key == "positives"})
+    extra = {key: value for key, value in arguments.items() if key not in (*own, "positives")}
     extra.update(weight=weight, name=arguments["name"])
     if not issubclass(cls, ClassSimilarityLoss):
         return MetricLoss(loss, **extra)
@@ -169,9 +191,25 @@ def _wrap(cls: type, arguments: dict, weight: float | AutoWeight, num_classes: i
     return ProxyLoss(loss, num_classes, **extra)
 
 
+def _made(cls: Callable, arguments: dict):
+    """Return a loss, kernel, miner or relation; a loss with its `positives`."""
+    positives = arguments.pop("positives", None)
+    made = cls(**arguments)
+    return made if positives is None else made.with_positives(positives)
+
+
+#: What `positives` of a loss over pairs may be.
+_RELATIONS: dict[str, Any] = {
+    "same_label": SameLabel,
+    "jaccard": Jaccard,
+    "shares_a_label": lambda: shares_a_label,
+}
+
+
 def _check_arguments(cls: type, arguments: dict, *others: type) -> None:
     hidden = {"weight", "kwargs", "name", "num_classes"} | ({"loss"} if cls in _WRAPPERS else set())
     accepted = {key for owner in (cls, *others) for key in inspect.signature(owner).parameters} - hidden
+    accepted |= {"positives"} if any(issubclass(owner, PairLoss) for owner in others) else set()
     for key in arguments:
         if key not in accepted | {"name", "num_classes"}:
             raise ValueError(f"no argument {key!r}; it has {', '.join(sorted(accepted))}")
@@ -193,6 +231,8 @@ def _argument(key: str, value, text: str):
     if key == "mining":
         # Bare names are known to the losses.
         return _resolve(value, text, "miner", named_miners())
+    if key == "positives":
+        return _resolve(_as_calls(value), text, "relation", _RELATIONS)
     return _resolve(
         _as_calls(value) if key in ("loss", "kernels") else value,
         text,
@@ -201,14 +241,14 @@ def _argument(key: str, value, text: str):
     )
 
 
-def _resolve(value, text: str, kind: str, found: dict[str, type]):
+def _resolve(value, text: str, kind: str, found: dict[str, Any]):
     if isinstance(value, Call):
         name = _ALIASES.get(value.name, value.name)
         if name not in found:
             names = ", ".join(sorted(found))
             raise UserError(f"--objectives={text!r}: there is no {kind} {value.name!r}; known: {names}")
         try:
-            return found[name](**{key: _argument(key, item, text) for key, item in value.arguments.items()})
+            return _made(found[name], {key: _argument(key, item, text) for key, item in value.arguments.items()})
         except (TypeError, ValueError) as error:
             raise UserError(f"--objectives={text!r}: {value.name}: {error}") from error
     if isinstance(value, list):

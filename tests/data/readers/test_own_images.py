@@ -684,3 +684,92 @@ def test_shuffled_rows_give_the_same_ids(data, integers, as_json):
     assert found[0] == found[1]
     if integers:
         assert {label for part in found[0] for label in part[1]} == set(classes), "int64 ids are kept exactly"
+
+
+LISTED = "path,split,id\na.jpg,train,one\nb.jpg,train,two\nc.jpg,train,three\nd.jpg,train,four\n"
+LISTED += "e.jpg,test,five\nf.jpg,test,six\n"
+GIVEN = [("a.jpg", "two", True), ("./c.jpg", "b.jpg", False), ("e.jpg", "six", True), ("a.jpg", "f.jpg", False)]
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_pairs_of_a_list_are_by_path_or_id_and_stay_within_a_split(write, kind):
+    columns = dict(zip(("a", "b", "similar"), zip(*GIVEN, strict=True), strict=True))
+    path = write(LISTED)
+    if kind == "parquet":
+        pq.write_table(pa.table(columns), path.parent / "pairs.parquet")
+    elif kind == "jsonl":
+        write("\n".join(json.dumps(dict(zip(columns, row, strict=True))) for row in GIVEN), "pairs.jsonl")
+    else:
+        write("a,b,similar\n" + "".join(f"{a},{b},{int(same)}\n" for a, b, same in GIVEN), "pairs.csv")
+    train, test = _both(path, pairs=f"pairs.{kind}")
+    assert train.pairs.scored().tolist() == [[0, 1, 1], [1, 2, 0]]
+    assert test.pairs.scored().tolist() == [[0, 1, 1]]
+    assert train.targets.tolist() == [0, 1, 2, 3]
+    # Similar pairs link images to classes, and are what is right for a query.
+    assert len({*train.labels[:2]}) == 1
+    assert train.num_classes == 3
+    assert {*train.protocol.lists[""][0]} == {0, 1, 4, 5}
+    taken = train.take([2, 1, 3])
+    assert taken.pairs.rows.tolist() == [[0, 1]]
+    assert taken.pairs.similarities.tolist() == [0]
+
+
+def test_triplets_and_similarities_of_a_list(write):
+    path = write(LISTED)
+    write("anchor,positive,negative\na.jpg,b.jpg,c.jpg\nb.jpg,a.jpg,d.jpg\n", "triplets.csv")
+    train = own_images.read_list(path, pairs="triplets.csv")
+    assert train.pairs.rows.tolist() == [[0, 1, 2], [1, 0, 3]]
+    assert train.pairs.scored().tolist() == [[0, 1, 1], [0, 2, 0], [1, 3, 0]]
+    write("a,b,similarity\na.jpg,b.jpg,4.5\na.jpg,c.jpg,-1\n", "graded.csv")
+    train = own_images.read_list(path, pairs="graded.csv", similar_from=3.0)
+    assert train.pairs.graded
+    assert train.pairs.scored().tolist() == [[0, 1, 4.5], [0, 2, -1]]
+    assert train.pairs.similar().tolist() == [[0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "a,b\na.jpg,b.jpg\n",
+            "must have the columns a,b,similar or a,b,similarity or anchor,positive,negative; it has",
+        ),
+        ("a,b,similar\na.jpg,g.jpg,1\n", r"line 2: b 'g\.jpg' is no image of .*list\.csv"),
+        ("a,b,similar\na.jpg,b.jpg,2\n", "line 2: similar must be 0 or 1, it is '2'"),
+        ("a,b,similarity\na.jpg,b.jpg,high\n", "line 2: similarity must be a number, it is 'high'"),
+        ("a,b,similar\na.jpg,b.jpg,1\nb.jpg,a.jpg,0\n", r"a\.jpg' and .*b\.jpg' have two similarities"),
+        ("a,b,similar\na.jpg,one,1\n", r"a\.jpg' and .*a\.jpg' are one image"),
+        ("a,b,similar\na.jpg,,1\n", "line 2: no b"),
+    ],
+)
+def test_pairs_of_a_list_say_what_is_wrong(write, text, message):
+    path = write(LISTED)
+    write(text, "pairs.csv")
+    with pytest.raises(UserError, match=message):
+        own_images.read_list(path, pairs="pairs.csv")
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_label_sets_of_a_list_are_rows_of_0_and_1(write, kind):
+    sets = [["cat", "pet"], ["dog", "pet"], [], ["car"]]
+    rows = {"path": ["a.jpg", "b.jpg", "c.jpg", "d.jpg"], "split": ["train"] * 3 + ["test"], "labels": sets}
+    path = write("", f"list.{kind}")
+    if kind == "parquet":
+        pq.write_table(pa.table(rows), path)
+    elif kind == "jsonl":
+        path = write("\n".join(json.dumps({k: rows[k][i] for k in rows}) for i in range(4)), "list.jsonl")
+    else:
+        path = write("path,split,labels\na.jpg,train,cat|pet\nb.jpg,train,dog | pet\nc.jpg,train,\nd.jpg,test,car\n")
+    train, test = _both(path)
+    assert train.label_rows.tolist() == [[0, 1, 0, 1], [0, 0, 1, 1], [0, 0, 0, 0]]
+    assert test.label_rows.tolist() == [[1, 0, 0, 0]]
+    assert train.targets is train.label_rows
+    assert [train.class_names[label] for label in train.labels] == ["cat", "dog", ""]
+
+
+def test_levels_of_a_list_are_learnt_and_measured(write):
+    path = write("path,split,label,super_label\na.jpg,train,1,0\nb.jpg,train,2,0\nc.jpg,test,3,1\n")
+    train = own_images.read_list(path, levels=True)
+    assert train.targets.tolist() == train.protocol.levels.tolist() == [[1, 0], [2, 0]]
+    with pytest.raises(UserError, match="has no column super_label, which levels=true needs"):
+        own_images.read_list(write("path,split,label\na.jpg,train,1\nb.jpg,test,2\n"), levels=True)

@@ -357,7 +357,7 @@ def test_representations_are_refused_before_they_are_made(monkeypatch):
     learner.build((None, 32, 32, 3))
     monkeypatch.setattr("tfdml.memory.free_memory", lambda: 4 * 4 * (2 * 2 * 64 + 64 + 4 * 4) - 1.0)
     with pytest.raises(UserError, match="a step on 4 images of --image_size=32 would take"):
-        components._try_objectives(learner, 2)
+        components._try_objectives(learner, np.array([0, 0, 1, 1]))
 
 
 def test_a_weight_may_begin_as_a_number(monkeypatch):

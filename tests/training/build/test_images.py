@@ -10,12 +10,15 @@ from tests.sampling_workers import made
 from tests.training.runs import learner, noise
 from tfdml import data
 from tfdml.data import sampling
-from tfdml.data.dataset import ImageDataset
+from tfdml.data.dataset import ImageDataset, PairList, Protocol
 from tfdml.data.images import ArrayImages, EncodedImages
+from tfdml.data.pipeline import training_batches
 from tfdml.data.policies import Policy, Step
+from tfdml.data.sampling import ShuffleSampler
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.embeddings import parquet
 from tfdml.errors import UserError
+from tfdml.mining import shares_a_label
 from tfdml.training import Experiment, RunFolder
 from tfdml.training.build import images as memory
 from tfdml.training.build.components import make_embedder
@@ -26,6 +29,7 @@ from tfdml.training.build.images import (
     make_sampler,
     make_transforms,
     plan_cache,
+    relation_of,
     sample_seen_classes,
     split_training_classes,
     vector_splits,
@@ -453,3 +457,30 @@ def test_a_folder_of_embeddings_brings_its_roles_and_paths(tmp_path):
 def test_stored_vectors_that_train_no_head_are_refused(changes, options, says, tmp_path):
     with pytest.raises(UserError, match=says):
         load_splits(DataSettings(features=stored(tmp_path, **changes), dataset_options=options), seed=0)
+
+
+def test_pairs_and_label_rows_decide_what_belongs_together():
+    given = PairList(np.array([[0, 5], [1, 2]]), np.array([1, 0]))
+    plain = ImageDataset(images=np.zeros((6, 2, 2, 3), np.uint8), labels=[0, 0, 1, 1, 2, 2])
+    with_pairs = dataclasses.replace(plain, pairs=given)
+    assert relation_of(plain) is None
+    np.testing.assert_array_equal(relation_of(with_pairs).pairs, [[0, 5, 1], [1, 2, 0]])
+    sets = dataclasses.replace(plain, label_rows=np.eye(6, 3))
+    assert relation_of(sets) is shares_a_label
+    levels = dataclasses.replace(sets, protocol=Protocol(("recall",), levels=sets.label_rows))
+    assert relation_of(levels).column == 0
+    settings = batches_of(sampling="pairs", batch_size=4)
+    assert sorted(make_sampler(settings, with_pairs, seed=0).batch(0)) == [0, 1, 2, 5]
+    with pytest.raises(UserError, match="--sampling=pairs: images has no given pairs; name their file, --dataset=list"):
+        make_sampler(settings, plain, seed=0)
+    with pytest.raises(UserError, match="no given pair or triplet has all of its images in the training split"):
+        relation_of(with_pairs.take([0, 1]))
+    ((_, ids),) = training_batches(
+        with_pairs, ShuffleSampler(6, 6), TrainTransform(resize=2, image_size=2), num_steps=1
+    )
+    assert sorted(ids.numpy()) == list(range(6))
+    ((_, rows),) = training_batches(sets, ShuffleSampler(6, 6), TrainTransform(resize=2, image_size=2), num_steps=1)
+    assert rows.shape == (6, 3)
+    described = Splits(with_pairs, None, plain).describe()
+    assert "pairs" in described["train"]
+    assert "pairs" not in described["test"]

@@ -1,5 +1,6 @@
 """A run that was killed, stopped or damaged, phase by phase, against one that was not."""
 
+import dataclasses
 import json
 import logging
 import os
@@ -16,6 +17,7 @@ from tests.data.trees import pictures
 from tests.training import runs
 from tests.training.run.stopping import Killed, assert_alike, finished, kill_after, make_quick, signal_at
 from tests.training.runs import EPOCHS, STEPS, train
+from tfdml.data import PairList
 from tfdml.errors import UserError
 from tfdml.training import checkpoints
 from tfdml.training.build import components
@@ -205,6 +207,42 @@ def test_a_run_without_labels_goes_on_where_it_was_killed_and_is_selected_by_two
     assert {record["epoch"]: record["validation"]["num_queries"] for record in runs.records(folder)} == dict.fromkeys(
         range(3), 12
     )
+
+
+@pytest.mark.slow
+def test_a_run_on_given_pairs_goes_on_where_it_was_killed_and_is_selected_by_them(tmp_path, monkeypatch):
+    def paired(images):
+        rows = np.stack(np.triu_indices(len(images), 1), axis=1)
+        same = images.labels[rows[:, 0]] == images.labels[rows[:, 1]]
+        kept = same | (np.arange(len(rows)) % 7 == 0)
+        return dataclasses.replace(images, pairs=PairList(rows[kept], same[kept].astype(float)))
+
+    splits = runs.Splits(*map(paired, (runs.SPLITS.train, runs.SPLITS.validation, runs.SPLITS.test)))
+    monkeypatch.setattr(components, "load_splits", lambda *arguments: splits)
+    settings = {
+        "sampling": "pairs",
+        "batch_size": 8,
+        "objectives": "multi_similarity + xbm(loss=contrastive, size=16)",
+        "gradient_cache": 5,
+        "selection": "validation",
+        "holdout_classes": 0.3,
+        "selection_metric": "auc",
+        "checkpoint_steps": 1,
+        "watch_every": 2,
+    }
+    unbroken, folder = tmp_path / "unbroken", tmp_path / "run"
+    result = train(unbroken, **settings)
+    assert result["primary"] == "auc"
+    assert {"auc", "accuracy", "eer", "map@r"} <= {*result["metrics"]}
+    values = [record["validation"]["auc"] for record in runs.records(unbroken)]
+    assert values[result["epoch"]] == max(values[1:])
+    kill_after(monkeypatch, f"step-{STEPS + 2:08d}.npz")
+    with pytest.raises(Killed):
+        train(folder, **settings)
+    train(folder, resume=True, **settings)
+    assert_alike(folder, unbroken)
+    with pytest.raises(UserError, match="--selection_metric=spearman: the validation images have no pairs of which"):
+        train(tmp_path / "graded", **settings | {"selection_metric": "spearman"})
 
 
 @pytest.mark.slow

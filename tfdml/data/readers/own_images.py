@@ -7,12 +7,13 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from absl import logging
 
-from tfdml.data.dataset import ImageDataset
+from tfdml.data.dataset import ImageDataset, PairList, Protocol
 from tfdml.data.decoding import EXTENSIONS
 from tfdml.data.images import FileImages
 from tfdml.data.readers.label_files import (
@@ -151,7 +152,10 @@ def _images_below(folder: str) -> list[str]:
 
 
 # CSV and JSON are not read by pyarrow, so that messages name lines. 120,000 rows take a second.
-COLUMNS = ("path", "label", "split", "role", "super_label", "group")
+COLUMNS = ("path", "label", "split", "role", "super_label", "group", "labels", "id")
+PAIR_COLUMNS = (("a", "b", "similar"), ("a", "b", "similarity"), ("anchor", "positive", "negative"))
+_MEASURED = ("recall", "map@r", "r_precision")
+_BETWEEN = "|"  # the labels of one image
 _JSON_EXTENSIONS = (".jsonl", ".ndjson", ".json")
 LIST_EXTENSIONS = (".csv", ".parquet", *_JSON_EXTENSIONS)
 
@@ -162,11 +166,18 @@ _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 _INT64 = np.iinfo(np.int64)
 
 
-def read_list(data_dir: str | os.PathLike, split: str = "train", *, test_fraction: float = 0.5) -> ImageDataset:
+def read_list(
+    data_dir: str | os.PathLike,
+    split: str = "train",
+    *,
+    test_fraction: float = 0.5,
+    pairs: str = "",
+    similar_from: float = 0.5,
+    levels: bool = False,
+) -> ImageDataset:
     """Read a list of images: a CSV file with a header, a file with a JSON object on each line, or a Parquet file.
 
-    The columns (or keys) are `path` and `label`, and, if wanted, `split`, `role`, `super_label` and `group`, in any
-    order:
+    The columns (or keys) are `path` and `label`, and, if wanted, the others, in any order:
 
     - `path`: of the image; a relative one is relative to the folder of the list.
     - `label`: if every label of the file is an integer, these are the class ids; otherwise labels are names, whose
@@ -177,6 +188,12 @@ def read_list(data_dir: str | os.PathLike, split: str = "train", *, test_fractio
     - `super_label`: of a coarser class; integers or names, as for `label`.
     - `group`: such as the camera or the sequence; integers or names, as for `label`. Evaluation ignores images of the
       query's class and group, which are too easy to find.
+    - `labels`: a label set, a list in Parquet and JSON and `cat|dog` in CSV. Images belong together if they share a
+      label. Without a column `label` the class is the first of them.
+    - `id`: a name of the image for `pairs`, beside its path.
+
+    With `pairs`, the column `label` may be missing: classes are then what similar pairs link, which matters for splits
+    alone, and right for a query are the images that are similar to it.
 
     White space around the cells of a CSV file is dropped, and other columns of a Parquet file are ignored. Rows that
     repeat another are dropped and counted.
@@ -186,6 +203,9 @@ def read_list(data_dir: str | os.PathLike, split: str = "train", *, test_fractio
         split: `"train"` or `"test"`.
         test_fraction: Without a `split` column: the share of the classes that is held out as the test split; each
             split gets at least one class.
+        pairs: A file with pairs or triplets of the images, relative to the folder of the list; see `read_pairs`.
+        similar_from: From which similarity on a pair is similar.
+        levels: Learn and measure `label` and `super_label` as two levels.
 
     Raises:
         UserError: The list or an image is missing, or a line is not as it should be; the message names the line.
@@ -196,7 +216,12 @@ def read_list(data_dir: str | os.PathLike, split: str = "train", *, test_fractio
     """
     file = os.fspath(data_dir)
     check_fraction("list", test_fraction)
-    table = _without_duplicates(read_rows(file))
+    table = _without_duplicates(read_rows(file, ("path",) if pairs else _REQUIRED))
+    sets = _label_sets(table) if "labels" in table.columns else None
+    given = read_pairs(os.path.join(os.path.dirname(file), pairs), table, similar_from) if pairs else None
+    linked = given is not None and "label" not in table.columns
+    if given is not None and linked:
+        table.columns["label"] = _linked(given, len(table.lines))
     labels, class_names = class_ids(table, "label")
     super_labels, groups = (
         class_ids(table, column)[0] if column in table.columns else None for column in ("super_label", "group")
@@ -204,6 +229,22 @@ def read_list(data_dir: str | os.PathLike, split: str = "train", *, test_fractio
     is_test = _test_rows(table, labels, class_names, test_fraction)
     is_query = _query_rows(table, labels, is_test)
     rows = np.flatnonzero(is_test == (split == "test"))
+    if levels and super_labels is None:
+        raise UserError(f"list: {table.path} has no column super_label, which levels=true needs")
+    label_rows = np.stack([labels, super_labels], axis=1) if levels and super_labels is not None else sets
+    protocol = Protocol(_MEASURED, levels=label_rows) if levels else None
+    if given is not None:
+        across = np.ptp(is_test[given.rows].astype(int), axis=1)
+        if across.any():
+            text = "list: %d of %d pairs of %s join both splits, and are left out."
+            logging.warning(text, across.sum(), len(across), pairs)
+        if linked:
+            right: dict[int, list[int]] = {}
+            for a, b in given.similar().tolist():
+                right.setdefault(a, []).append(b)
+                right.setdefault(b, []).append(a)
+            protocol = Protocol(_MEASURED, ids=np.arange(len(labels)), lists={"": (right, {})})
+        given = given.take(rows, len(labels))
     paths = tuple(table.columns["path"][row] for row in rows)
     require_files(
         "list",
@@ -222,18 +263,99 @@ def read_list(data_dir: str | os.PathLike, split: str = "train", *, test_fractio
         super_labels=None if super_labels is None else super_labels[rows],
         is_query=None if is_query is None or split == "train" else is_query[rows],
         groups=None if groups is None else groups[rows],
+        protocol=None if protocol is None else protocol.take(rows),
+        label_rows=None if label_rows is None else label_rows[rows],
+        pairs=given,
     )
 
 
-def read_rows(file: str, required: Sequence[str] = _REQUIRED) -> Table:
+def _label_sets(table: Table) -> np.ndarray:
+    """Return the label sets as rows of 0 and 1, (N, L); the first label becomes the class where there is none."""
+    found = [[name.strip() for name in cell.split(_BETWEEN) if name.strip()] for cell in table.columns["labels"]]
+    table.columns.setdefault("label", [names[0] if names else "" for names in found])
+    place = {name: column for column, name in enumerate(sorted({name for names in found for name in names}))}
+    rows = np.zeros((len(found), len(place)), np.int64)
+    for row, names in enumerate(found):
+        rows[row, [place[name] for name in names]] = 1
+    return rows
+
+
+def read_pairs(file: str, images: Table, similar_from: float = 0.5) -> PairList:
+    """Read pairs or triplets of the images of a list, a file of the same kinds.
+
+    Its columns are `a`, `b` and `similar` (0 or 1, or false or true), or `a`, `b` and `similarity` (any number), or
+    `anchor`, `positive` and `negative`. Images go by their path, relative to this file or as in the list, or by their
+    `id` in the list.
+
+    Args:
+        file: The file.
+        images: The rows of the list.
+        similar_from: From which similarity on a pair is similar.
+
+    Raises:
+        UserError: A line is not as it should be, or two lines contradict each other; the message names them.
+    """
+    table = read_rows(file, (), sum(PAIR_COLUMNS, ()))
+    columns = next((columns for columns in PAIR_COLUMNS if {*columns} == {*table.columns}), None)
+    if columns is None:
+        known = " or ".join(map(",".join, PAIR_COLUMNS))
+        raise UserError(f"list: {file} must have the columns {known}; it has {','.join(table.columns)}")
+    row_of = {os.path.normpath(path): row for row, path in enumerate(images.columns["path"])}
+    if "id" in images.columns:
+        images.check_distinct("id")
+        row_of |= {name: row for row, name in enumerate(images.columns["id"])}
+    folder, ends = os.path.dirname(file), columns[: 2 if "a" in columns else 3]
+    rows = np.empty((len(table.lines), len(ends)), np.int64)
+    for column, name in enumerate(ends):
+        for line, cell in enumerate(table.columns[name]):
+            beside = cell if is_remote(cell) else os.path.normpath(os.path.join(folder, cell))
+            row = row_of.get(cell, row_of.get(beside, row_of.get(os.path.normpath(cell))))
+            if row is None:
+                raise UserError(f"{table.where(line)}: {name} {quoted(cell)} is no image of {images.path}")
+            rows[line, column] = row
+    found = PairList(rows, None, similar_from)
+    if len(ends) == 2:
+        words, values = {"true": "1", "false": "0"}, []
+        for line, cell in enumerate(table.columns[columns[2]]):
+            try:
+                value = float(words.get(cell.lower(), cell))
+            except ValueError:
+                value = np.nan
+            if not np.isfinite(value) or (columns[2] == "similar" and value not in (0, 1)):
+                wanted = "0 or 1" if columns[2] == "similar" else "a number"
+                raise UserError(f"{table.where(line)}: {columns[2]} must be {wanted}, it is {quoted(cell)}")
+            values.append(value)
+        found = PairList(rows, np.array(values), similar_from)
+    scored = found.scored()
+    same = np.flatnonzero((scored[1:, :2] == scored[:-1, :2]).all(axis=1))
+    alone = np.flatnonzero(scored[:, 0] == scored[:, 1])
+    if len(same) or len(alone):
+        pair = scored[alone[0] if len(alone) else same[0], :2].astype(int)
+        names = " and ".join(quoted(images.columns["path"][row]) for row in pair)
+        reason = "are one image" if len(alone) else "have two similarities"
+        raise UserError(f"list: {file}: {names} {reason}; leave out one of the lines")
+    return found
+
+
+def _linked(pairs: PairList, size: int) -> list[str]:
+    """Return a class of each image: those that similar pairs link, directly or through others, share one."""
+    import scipy.sparse
+
+    similar = pairs.similar()
+    graph = scipy.sparse.coo_array((np.ones(len(similar)), similar.T), shape=(size, size))
+    return list(map(str, scipy.sparse.csgraph.connected_components(graph, directed=False)[1]))
+
+
+def read_rows(file: str, required: Sequence[str] = _REQUIRED, known: Sequence[str] = COLUMNS) -> Table:
     """Read the rows of a list, as text.
 
     Args:
         file: The list, see `read_list`.
-        required: The columns that it must have.
+        required: The columns that it must have; `labels` may stand for `label`.
+        known: The columns that it may have.
 
     Returns:
-        The columns of `COLUMNS` that it has; `path` is relative to the working folder, or absolute.
+        The columns that it has; `path` is relative to the working folder, or absolute.
 
     Raises:
         UserError: A line is not as it should be; the message names it.
@@ -243,21 +365,22 @@ def read_rows(file: str, required: Sequence[str] = _REQUIRED) -> Table:
         'bus'
     """
     if file.lower().endswith(".parquet"):
-        lines, columns = _parquet_columns(file, required)
+        lines, columns = _parquet_columns(file, required, known)
     else:
         text = read_text("list", file)
         if not text.strip():
             raise UserError(f"list: {file} is empty; expected a CSV header with {', '.join(required)}, or JSON lines")
         is_json = file.lower().endswith(_JSON_EXTENSIONS) or text.lstrip().startswith("{")
-        found = _json_rows(file, text) if is_json else _csv_rows(file, text, required)
+        found = _json_rows(file, text, known) if is_json else _csv_rows(file, text, required, known)
         lines, rows = zip(*found, strict=True)
-        used = {*required}.union(*rows)
-        columns = {column: [row.get(column, "") for row in rows] for column in COLUMNS if column in used}
+        used = set().union(*rows)
+        used |= {*_needed(required, used)}
+        columns = {column: [row.get(column, "") for row in rows] for column in known if column in used}
     table = Table("list", file, lines, columns)
     for column, values in columns.items():
         allowed = _VALUES.get(column)
         # Only training images may lack a value, and only that one.
-        if column != "role" and "" in values:
+        if column not in ("role", "labels") and "" in values:
             raise UserError(f"{table.where(values.index(''))}: no {column}")
         if allowed and {*values} - {"", *allowed}:
             row = next(row for row, value in enumerate(values) if value not in ("", *allowed))
@@ -266,11 +389,19 @@ def read_rows(file: str, required: Sequence[str] = _REQUIRED) -> Table:
             row = next(row for row, value in enumerate(values) if CONTROL.search(value))
             raise UserError(f"{table.where(row)}: the {column} has control characters: {quoted(values[row])}")
     folder = os.path.dirname(file)
-    columns["path"] = [path if is_remote(path) else os.path.join(folder, path) for path in columns["path"]]
+    if "path" in columns:
+        columns["path"] = [path if is_remote(path) else os.path.join(folder, path) for path in columns["path"]]
     return table
 
 
-def _parquet_columns(file: str, required: Sequence[str]) -> tuple[Sequence[int], dict[str, list[str]]]:
+def _needed(required: Sequence[str], there: Container[str]) -> list[str]:
+    """Return the columns that are required where some are there."""
+    return [column for column in required if column != "label" or "labels" not in there]
+
+
+def _parquet_columns(
+    file: str, required: Sequence[str], known: Sequence[str]
+) -> tuple[Sequence[int], dict[str, list[str]]]:
     """Return the numbers of the rows, and the columns as text."""
     import pyarrow as pa  # takes a while to import
     import pyarrow.parquet
@@ -279,18 +410,29 @@ def _parquet_columns(file: str, required: Sequence[str]) -> tuple[Sequence[int],
         with open_file(file) as opened:
             parquet = pa.parquet.ParquetFile(opened)
             names = parquet.schema_arrow.names
-            found = parquet.read(columns=[name for name in COLUMNS if name in names])
-        columns = {name: found[name].cast("string").fill_null("").to_pylist() for name in found.column_names}
+            found = parquet.read(columns=[name for name in known if name in names])
+        columns = {name: _as_text(found[name]) for name in found.column_names}
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"list: {file} cannot be read as Parquet: {short_message(error, 'first')}") from error
-    lacking = [name for name in required if name not in columns]
+    lacking = [name for name in _needed(required, columns) if name not in columns]
     if lacking or not found.num_rows:
         fault = f"no column {lacking[0]}; it has {', '.join(map(quoted, names))}" if lacking else "no row"
         raise UserError(f"list: {file} has {fault}")
     return range(1, found.num_rows + 1), columns
 
 
-def _csv_rows(file: str, text: str, required: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+def _as_text(column: Any) -> list[str]:
+    """Return a column of Parquet as text."""
+    import pyarrow as pa
+
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        return [_BETWEEN.join(map(str, value or ())) for value in column.to_pylist()]
+    return column.cast("string").fill_null("").to_pylist()
+
+
+def _csv_rows(
+    file: str, text: str, required: Sequence[str], known: Sequence[str]
+) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield the line of every row, and its cells by column."""
     reader = csv.reader(io.StringIO(text), skipinitialspace=True, strict=True)
     header: list[str] = []
@@ -301,7 +443,7 @@ def _csv_rows(file: str, text: str, required: Sequence[str]) -> Iterator[tuple[i
             where = f"list: {file}, line {line}"
             if any(row) and not header:
                 header = row
-                _check_header(where, header, required)
+                _check_header(where, header, required, known)
             elif any(row):
                 if len(row) != len(header):
                     raise UserError(
@@ -314,25 +456,25 @@ def _csv_rows(file: str, text: str, required: Sequence[str]) -> Iterator[tuple[i
     except csv.Error as error:
         raise UserError(f"list: {file}, line {line}: not CSV ({error})") from None
     if not header:
-        _check_header(f"list: {file}, line 1", header, required)
+        _check_header(f"list: {file}, line 1", header, required, known)
     if count == 1:
         raise UserError(f"list: {file} has a header but no row")
 
 
-def _check_header(where: str, header: list[str], required: Sequence[str]) -> None:
-    lacking = next((column for column in required if column not in header), None)
+def _check_header(where: str, header: list[str], required: Sequence[str], known: Sequence[str]) -> None:
+    lacking = next((column for column in _needed(required, header) if column not in header), None)
     if lacking:
         raise UserError(
-            f"{where}: the header has no column {lacking}; expected {','.join(COLUMNS)} (the last three if wanted), "
-            f"found {quoted(','.join(header))}"
+            f"{where}: the header has no column {lacking}; expected {','.join(known)} ({' and '.join(required)} at "
+            f"least), found {quoted(','.join(header))}"
         )
     for i, column in enumerate(header):
-        if column not in COLUMNS or column in header[:i]:
-            kind = "twice" if column in header[:i] else f"unknown; the columns are {', '.join(COLUMNS)}"
+        if column not in known or column in header[:i]:
+            kind = "twice" if column in header[:i] else f"unknown; the columns are {', '.join(known)}"
             raise UserError(f"{where}: column {quoted(column)} is {kind}")
 
 
-def _json_rows(file: str, text: str) -> Iterator[tuple[int, dict[str, str]]]:
+def _json_rows(file: str, text: str, known: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield the line of every object, and its values as text."""
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -349,8 +491,12 @@ def _json_rows(file: str, text: str) -> Iterator[tuple[int, dict[str, str]]]:
             )
         for key, value in row.items():
             is_label = key.endswith("label")
-            if key not in COLUMNS:
-                raise UserError(f"{where}: key {quoted(key)} is unknown; the keys are {', '.join(COLUMNS)}")
+            if key not in known:
+                raise UserError(f"{where}: key {quoted(key)} is unknown; the keys are {', '.join(known)}")
+            if key == "labels" and isinstance(value, list):
+                value = _BETWEEN.join(map(str, value))
+            elif key.startswith("similar") and isinstance(value, (bool, int, float)):
+                value = str(value)
             if not (value is None or isinstance(value, str) or (is_label and type(value) is int)):
                 kind = "a string or an integer" if is_label else "a string"
                 raise UserError(f"{where}: the {key} must be {kind}, it is {quoted(value)}")

@@ -489,6 +489,8 @@ def _identity(splits: Mapping[str, ImageDataset], settings: RecordSettings) -> d
     """Return what decides the content of the records."""
     identity = {"dataset": next(iter(splits.values())).name, **settings.job()}
     for split, dataset in splits.items():
+        if dataset.pairs is not None or dataset.label_rows is not None:
+            raise UserError(f"{dataset.name}: records hold one class of each image, no pairs, label sets or levels")
         digest = hashlib.sha256(json.dumps(sorted(dataset.class_names.items())).encode())
         for column in (dataset.labels, dataset.super_labels, dataset.is_query, dataset.groups):
             digest.update(b"none" if column is None else column.tobytes())

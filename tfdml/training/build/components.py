@@ -16,9 +16,11 @@ import tensorflow as tf
 
 from tfdml import backbones
 from tfdml.arguments import integer
+from tfdml.data.dataset import ImageDataset
 from tfdml.data.sampling import Sampler
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError, short_message
+from tfdml.evaluation import evaluate_pairs
 from tfdml.layers import PrincipalComponents
 from tfdml.memory import free_memory, require_memory
 from tfdml.models import AttentionEnsemble, Embedder, Head, MetricLearner
@@ -31,13 +33,21 @@ from tfdml.training.build.images import (
     make_sampler,
     make_transforms,
     plan_cache,
+    relation_of,
 )
 from tfdml.training.distributed import devices
 from tfdml.training.distributed.devices import make_strategy
 from tfdml.training.distributed.processes import Processes
 from tfdml.training.expressions import Call, shortened
 from tfdml.training.optimizers import build_optimizer
-from tfdml.training.settings import DataSettings, EvaluationSettings, Experiment, ModelSettings, OptimizationSettings
+from tfdml.training.settings import (
+    PAIR_METRICS,
+    DataSettings,
+    EvaluationSettings,
+    Experiment,
+    ModelSettings,
+    OptimizationSettings,
+)
 from tfdml.training.terms import build_objectives, check_objectives
 from tfdml.workarounds import layers_of
 
@@ -313,7 +323,7 @@ def make_learner(
     view: EvaluationTransform,
     num_classes: int,
     steps_per_epoch: int,
-    vectors: np.ndarray | None = None,
+    train: ImageDataset | None = None,
 ) -> MetricLearner:
     """Return the compiled learner of a run; call it in the strategy's scope.
 
@@ -322,7 +332,7 @@ def make_learner(
         view: How the embedder sees images in evaluation and serving.
         num_classes: How many training classes there are.
         steps_per_epoch: After how many steps an epoch ends, for the drops of the rates.
-        vectors: (N, D) stored features of the training images, for a head of its own; None for images.
+        train: The training images, for a head on stored features, and for their pairs, label sets or levels.
 
     Raises:
         UserError: It cannot be built, or takes more memory than is free.
@@ -341,10 +351,11 @@ def make_learner(
     keras.config.set_dtype_policy(experiment.mixed_precision)
     try:
         with weights_within_memory():
-            embedder = make_embedder(experiment, view, vectors)
+            stored = train.images.pixels() if experiment.features and train is not None else None
+            embedder = make_embedder(experiment, view, stored)
             if experiment.backbone_rate == 0:
                 embedder.freeze_backbone()
-            learner = _with_objectives(embedder, experiment, num_classes)
+            learner = _with_objectives(embedder, experiment, num_classes, train)
     finally:
         keras.config.set_dtype_policy("float32")
     if (
@@ -386,15 +397,20 @@ def _compiles(setting: str) -> bool | str:
     return "auto" if setting == "auto" else setting == "true"
 
 
-def _with_objectives(embedder: Embedder, optimization: OptimizationSettings, num_classes: int) -> MetricLearner:
-    objectives = optimization.objectives
-    terms = build_objectives(objectives, num_classes)
+def _with_objectives(
+    embedder: Embedder, optimization: OptimizationSettings, num_classes: int, train: ImageDataset | None
+) -> MetricLearner:
+    objectives, relation = optimization.objectives, None if train is None else relation_of(train)
+    labels = np.array([0, 0, 1, 1]) % num_classes
+    if train is not None and relation is not None:
+        labels = np.resize(train.targets[:4], (4, *train.targets.shape[1:]))
+    terms = build_objectives(objectives, num_classes, relation, labels.size // 4)
     try:
         learner = MetricLearner(embedder, terms, gradient_cache=optimization.gradient_cache)
         if learner.auto_weights is not None:
             learner.auto_weights.check_backend()
         learner.build((None, *embedder.view_shape))
-        _try_objectives(learner, num_classes)
+        _try_objectives(learner, labels)
     except UserError:
         raise
     except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
@@ -402,9 +418,8 @@ def _with_objectives(embedder: Embedder, optimization: OptimizationSettings, num
     return learner
 
 
-def _try_objectives(learner: MetricLearner, num_classes: int) -> None:
+def _try_objectives(learner: MetricLearner, labels: np.ndarray) -> None:
     """Compute every objective once, of random representations: what does not fit is found before a run begins."""
-    labels = np.array([0, 0, 1, 1]) % num_classes
     shapes = learner.embedder.representation_shapes((len(labels), *learner.embedder.view_shape))
     what = f"a step on {len(labels)} images of --image_size={learner.embedder.image_size}"
     require_memory(
@@ -494,13 +509,20 @@ def build_components(experiment: Experiment, processes: Processes | None = None)
             f"--selection=validation: --holdout_classes={experiment.holdout_classes} holds out one class, in which "
             "every neighbour is a hit; hold out more classes"
         )
+    selected_on = getattr(splits, experiment.selection, None)
+    if experiment.selection_metric in PAIR_METRICS and selected_on is not None:
+        pairs = selected_on.pairs
+        if pairs is None or experiment.selection_metric not in evaluate_pairs(np.eye(len(selected_on), 2), pairs):
+            raise UserError(
+                f"--selection_metric={experiment.selection_metric}: the {experiment.selection} images have no pairs of "
+                "which it could be measured"
+            )
     sampler = make_sampler(experiment, splits.train, experiment.seed, strategy.num_replicas_in_sync)
     steps_per_epoch = experiment.steps_per_epoch or sampler.steps_per_epoch
     steps = experiment.epochs * steps_per_epoch
 
     with strategy.scope():
-        vectors = splits.train.images.pixels() if experiment.features else None
-        learner = make_learner(experiment, evaluation_view, splits.train.num_classes, steps_per_epoch, vectors)
+        learner = make_learner(experiment, evaluation_view, splits.train.num_classes, steps_per_epoch, splits.train)
     check_pairs(experiment, learner.objectives)
     check_starts(learner.objectives, steps)
     check_orders(experiment, learner)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tfdml.data.policies import Policy, Step
 from tfdml.data.readers.label_files import check_fraction, split_classes, warn_shared_classes
 from tfdml.data.sampling import (
     ClassBalancedSampler,
+    PairSampler,
     Sampler,
     ShuffleSampler,
     TwoViewSampler,
@@ -30,6 +32,7 @@ from tfdml.errors import UserError
 from tfdml.evaluation import dataset_protocol
 from tfdml.evaluation.per_query import check_depth, retrieval_task
 from tfdml.evaluation.retrieval import ks_within
+from tfdml.mining import GivenPairs, Relation, SameLabel, shares_a_label
 from tfdml.training.settings import DataSettings
 
 
@@ -68,6 +71,7 @@ class Splits:
                 "classes": split.num_classes,
                 "names and labels": ImageTable.of([split], directory).checksum(),
                 "content": images_checksum(split.images),
+                **({} if split.pairs is None else {"pairs": split.pairs.checksum()}),
             }
             for name, split in ({"train": self.train} | self.evaluated()).items()
             if split is not self.seen  # a part of `train`
@@ -224,6 +228,13 @@ def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replica
         sampler = ShuffleSampler(len(train), settings.batch_size, seed)
     elif settings.sampling == "two_views":
         sampler = TwoViewSampler(len(train), settings.batch_size, seed)
+    elif settings.sampling == "pairs":
+        if train.pairs is None:
+            raise UserError(
+                f"--sampling=pairs: {train.name} has no given pairs; name their file, "
+                "--dataset=list --dataset_options='pairs=\"pairs.csv\"'"
+            )
+        sampler = PairSampler(train.pairs.rows, settings.batch_size, seed)
     elif settings.sampling == "whole_classes":
         sampler = WholeClassSampler(train.labels, settings.batch_size, seed)
     elif settings.sampling == "hierarchical":
@@ -243,6 +254,21 @@ def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replica
         )
     check_divides(sampler.batch_size, replicas, "replicas")
     return sampler
+
+
+def relation_of(train: ImageDataset) -> Relation | Callable | None:
+    """Return which training images belong together by their pairs, label sets or finest level; None for classes.
+
+    Raises:
+        UserError: No pair of the training images is given.
+    """
+    if train.pairs is not None:
+        if not len(train.pairs.rows):
+            raise UserError(f"{train.name}: no given pair or triplet has all of its images in the training split")
+        return GivenPairs(train.pairs.scored(), train.pairs.threshold)
+    if train.label_rows is None:
+        return None
+    return SameLabel(0) if train.protocol is not None else shares_a_label
 
 
 def make_transforms(settings: DataSettings) -> tuple[TrainTransform, EvaluationTransform]:

@@ -247,8 +247,9 @@ def write_preview(settings: DataSettings, seed: int, path: str) -> str:
     sampler = make_sampler(settings, train, seed)
     batches = training_batches(train, sampler, transform, seed=seed, num_steps=1)
     try:
-        images, labels = next(batches.as_numpy_iterator())
-        sheet = contact_sheet(images, labels, train.class_names, whole_images(train, sampler.batch(0)))
+        images, _ = next(batches.as_numpy_iterator())
+        rows = sampler.batch(0)
+        sheet = contact_sheet(images, train.labels[rows], train.class_names, whole_images(train, rows))
     except tf.errors.OpError as error:
         raise (explain_failure(error, train) or error) from None
     sweep(file.parent)
@@ -257,4 +258,4 @@ def write_preview(settings: DataSettings, seed: int, path: str) -> str:
             sheet.save(temporary)
     except UserError as error:
         raise UserError(f"--preview={error}") from error
-    return f"{path}: {len(labels)} views of {images.shape[2]} x {images.shape[1]} px from {train.name}, {transform}"
+    return f"{path}: {len(images)} views of {images.shape[2]} x {images.shape[1]} px from {train.name}, {transform}"

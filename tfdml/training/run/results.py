@@ -223,9 +223,9 @@ def finish(
     result = folder.read_result()
     if result is None or (experiment.moment_embedder and not folder.moments.is_file()):
         values: dict[str, np.ndarray] = {}
-        metrics = evaluator.measure(
-            embeddings, "test", RETRIEVAL + CLUSTERING, intervals="classes", per_query=recording(values)
-        )
+        by_class = splits.test.protocol is None or not splits.test.protocol.lists
+        names = RETRIEVAL + CLUSTERING if by_class else RETRIEVAL
+        metrics = evaluator.measure(embeddings, "test", names, intervals="classes", per_query=recording(values))
         # Moments are not saved with the embedder: those of the epoch that was chosen were measured then, or not at all.
         epoch = selected_epoch(monitor.records, selection, metric)
         chosen = next(record for record in monitor.records if record["epoch"] == epoch)
@@ -242,6 +242,7 @@ def finish(
             "metrics_before": monitor.records[0].get("test", {}),
             "protocol": protocol.format(train=splits.train.num_classes, test=splits.test.num_classes, how=how),
             "selection": _SELECTION[selected_by] + (f", by {metric}" if selection != "last" else ""),
+            **({} if splits.test.pairs is None else {"primary": primary_metric(experiment, metrics)}),
             "epoch": epoch,
             "steps": monitor.step,
             "train_seconds": monitor.train_seconds,
@@ -262,6 +263,13 @@ def finish(
             held_out = evaluator.embed(embedder, "validation"), splits.validation.labels
         write_report(folder, splits.test, embeddings, held_out)
     return result
+
+
+def primary_metric(experiment: Experiment, metrics: Mapping[str, Any]) -> str:
+    """Return the metric by which a run on given pairs is judged: what selected the epoch, or the first of the pairs."""
+    if experiment.selection != "last":
+        return experiment.selection_metric
+    return next((name for name in ("spearman", "triplet_accuracy", "auc") if name in metrics), "map@r")
 
 
 def _write_statistics(

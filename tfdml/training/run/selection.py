@@ -40,11 +40,17 @@ def selected_epoch(records: list[dict[str, Any]], selection: str, metric: str = 
     if selection == "last":
         return chosen
     for record in records[1:]:
-        value, rate = record.get(selection, {}).get(metric, -1.0), record.get("learning_rate", 0.0)
+        value, rate = _value(record.get(selection, {}), metric, -1.0), record.get("learning_rate", 0.0)
         highest_rate = max(highest_rate, rate)
         if value > best or (value == best >= 0 and rate < highest_rate):
             best, chosen = value, record["epoch"]
     return chosen
+
+
+def _value(measured: dict[str, Any], metric: str, default: float) -> float:
+    """Return a metric, or its mean over levels, whose names end by `/0`, `/1` and so on."""
+    levels = [value for name, value in measured.items() if name.startswith(f"{metric}/")]
+    return measured.get(metric, sum(levels) / len(levels) if levels else default)
 
 
 def selection_warnings(selection: str, held_out: ImageDataset | None) -> list[str]:
@@ -81,7 +87,7 @@ def saturation_warnings(records: list[dict[str, Any]], selection: str, metric: s
     """
     epoch = selected_epoch(records, selection, metric)
     chosen = next(record for record in records if record["epoch"] == epoch)
-    value = chosen.get(selection, {}).get(metric, 0.0)
+    value = _value(chosen.get(selection, {}), metric, 0.0)
     if value < SATURATED:
         return []
     other = "--selection_metric=map@r or " if metric == "recall@1" else ""

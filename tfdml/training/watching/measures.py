@@ -13,6 +13,7 @@ from scipy.spatial.distance import pdist
 
 from tfdml.models import MetricLearner
 from tfdml.objectives import ProxyLoss, Stateful
+from tfdml.pairs import Pairs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,17 +204,19 @@ def spread(embeddings: np.ndarray) -> dict[str, float]:
     }
 
 
-def pair_distances(embeddings: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def pair_distances(
+    embeddings: np.ndarray, labels: np.ndarray, relation: Callable | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the Euclidean distances of positive and of negative pairs, each pair once, in float64.
 
     Args:
         embeddings: (B, d).
-        labels: (B,) class ids.
+        labels: (B,) class ids, or what `relation` takes.
+        relation: Which images belong together, see `MetricLearner.positives`.
     """
-    first, second = np.triu_indices(len(labels), 1)
-    same = labels[first] == labels[second]
-    distances = pdist(embeddings)
-    return distances[same], distances[~same]
+    pairs, distances = Pairs.of_batch(embeddings, labels, relation), pdist(embeddings)
+    upper = np.triu_indices(len(labels), 1)
+    return distances[np.asarray(pairs.positives)[upper]], distances[np.asarray(pairs.negatives)[upper]]
 
 
 def gradient_shares(gram: np.ndarray) -> np.ndarray:

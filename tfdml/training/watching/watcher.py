@@ -220,14 +220,14 @@ class Watcher:
         embeddings = found.embeddings
         if not np.isfinite(embeddings).all():
             return []  # the step itself will tell, with all of its batch
-        d_pos, d_neg = measures.pair_distances(embeddings, labels)
+        d_pos, d_neg = measures.pair_distances(embeddings, labels, self._learner.positives)
         sample: dict[str, Any] = {
             "step": step,
             "terms": found.terms,
             "gradient_norm": found.norms,
             "gradient_share": dict(zip(found.terms, measures.gradient_shares(found.gram).tolist(), strict=True)),
             **measures.spread(embeddings),
-            "classes": len(np.unique(labels)),
+            "classes": len(np.unique(labels, axis=0)),
             "images": len(labels),
             "d_pos": float(d_pos.mean()) if len(d_pos) else None,
             "d_neg": float(d_neg.mean()) if len(d_neg) else None,
