@@ -8,7 +8,6 @@ from tfdml.retrieval.faiss_index import (
     IndexRecall,
     build_index,
     index_recall,
-    least_effort,
     load_index,
     rescore,
 )
@@ -42,7 +41,6 @@ __all__ = [
     "index_recall",
     "is_gallery",
     "k_reciprocal_neighbours",
-    "least_effort",
     "load_index",
     "nearest_neighbours",
     "neighbour_blocks",

@@ -93,22 +93,8 @@ class GalleryIndex:
             if progress is not None:
                 progress("adding", block.stop, shape[0])
 
-    def centres(self) -> np.ndarray:
-        """Return (lists, d) float32, the centers of the lists of `ivf`."""
-        return self.index.quantizer.reconstruct_n(0, self.lists)
-
-    def vectors(self) -> np.ndarray:
-        """(N, d) float32, the gallery as the index keeps it: rounded as its storage says, of length 1 for cosine."""
-        return self.index.reconstruct_n(0, len(self))
-
     def search(
-        self,
-        queries: Any,
-        *,
-        k: int,
-        effort: int | None = None,
-        own_rows: Any = None,
-        complete: bool = False,
+        self, queries: Any, *, k: int, effort: int | None = None, own_rows: Any = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the k nearest gallery images that the index finds for every query, nearest first.
 
@@ -122,7 +108,6 @@ class GalleryIndex:
                 through the graph (`hnsw`, at least k). More finds more and takes longer; all lists are exact. None:
                 `default_effort`.
             own_rows: (N,) the gallery row that holds each query itself, left out of its neighbours.
-            complete: Whether a query for which fewer than k images are found is searched in all of the gallery.
 
         Returns:
             (N, k) int64 gallery rows and (N, k) float32 distances; row -1 at distance infinity where the lists
@@ -149,10 +134,6 @@ class GalleryIndex:
             own = np.zeros(found.shape, bool) if own_rows is None else found == own_rows[block, None]
             order = np.lexsort((found, far, own), axis=-1)[:, :k]
             rows[block], distances[block] = np.take_along_axis(found, order, 1), np.take_along_axis(far, order, 1)
-        short = np.flatnonzero((rows < 0).any(axis=1) & complete)
-        if len(short):
-            own = None if own_rows is None else own_rows[short]
-            rows[short], distances[short] = self.search(queries[short], k=k, effort=len(self), own_rows=own)
         return rows, distances
 
     def _parameters(self, effort: int, wanted: int) -> Any:
@@ -201,7 +182,6 @@ def build_index(
     links: int = 32,
     storage: str = "float32",
     seed: int = 0,
-    centres: np.ndarray | None = None,
     progress: Progress | None = None,
 ) -> GalleryIndex:
     """Return an index of a gallery, for approximate search.
@@ -224,8 +204,6 @@ def build_index(
             a quarter of the memory, whose distances are those of the rounded vectors. Or of `flat`, `"binary"`: the
             sign of each dimension, in d / 8 bytes, compared by the number of bits that differ.
         seed: Of the sample and of k-means.
-        centres: (lists, d), the centres of `ivf`'s lists, in place of k-means: those of an index of nearly the same
-            images, see `GalleryIndex.centres`.
         progress: Called with ("training", 0 or 1, 1), and after every block with ("adding", rows done, N).
 
     Returns:
@@ -241,20 +219,13 @@ def build_index(
         >>> index.search(gallery[:2], k=1)[0].ravel().tolist()
         [0, 1]
     """
-    for what, value, known in (
-        ("kind", kind, KINDS),
-        ("distance", distance, DISTANCES),
-        ("storage", storage, STORAGES),
-    ):
+    choices = {"kind": (kind, KINDS), "distance": (distance, DISTANCES), "storage": (storage, STORAGES)}
+    for what, (value, known) in choices.items():
         if value not in known:
             raise UserError(f"unknown {what} {value!r}; one of {', '.join(known)}")
     if storage == "binary" and kind != "flat":
         raise UserError(f"storage 'binary' goes with kind 'flat', not {kind!r}")
     size, dim = _shape_of(gallery)
-    if centres is not None:
-        if kind != "ivf" or np.ndim(centres) != 2 or np.shape(centres)[1] != dim:
-            raise UserError(f"centres must be (lists, {dim}) of kind ivf; got shape {np.shape(centres)}, kind {kind}")
-        lists = len(centres)
     if lists is None:
         lists = min(max(1, round(2 * math.sqrt(size))), size)
     if not 1 <= lists <= size:
@@ -274,8 +245,6 @@ def build_index(
         if kind == "ivf":
             # No warning of few images per list, and no sampling of the sample.
             index.cp.seed, index.cp.min_points_per_centroid, index.cp.max_points_per_centroid = seed, 1, count
-        if centres is not None:
-            index.quantizer.add(np.ascontiguousarray(centres, np.float32))
         index.train(_placed(gallery[chosen], distance, "a sample of the gallery"))
         if progress is not None:
             progress("training", 1, 1)
@@ -344,7 +313,6 @@ def index_recall(
     efforts: Iterable[int] | None = None,
     sample: int = 1000,
     seed: int = 0,
-    memory_budget: int = 256 * 2**20,
 ) -> Iterator[IndexRecall]:
     """Yield Recall@k of an index against exact search, on a sample of queries, for each effort as it is asked for.
 
@@ -359,7 +327,6 @@ def index_recall(
         efforts: What to measure, see `GalleryIndex.search`; None: the default effort.
         sample: How many queries; all, where there are fewer.
         seed: Of the sample.
-        memory_budget: Bytes that a block of the exact search may take.
 
     Yields:
         One result per effort.
@@ -381,8 +348,7 @@ def index_recall(
     pool = gallery if queries is None else queries
     chosen = np.sort(np.random.default_rng(seed).choice(len(pool), min(sample, len(pool)), replace=False))
     asked, gallery, own_rows = check_sides(pool[chosen], gallery, chosen if queries is None else None)
-    options: dict[str, Any] = {"distance": index.distance, "own_rows": own_rows, "memory_budget": memory_budget}
-    exact, _ = nearest_neighbours(asked, gallery, k=k, **options)
+    exact, _ = nearest_neighbours(asked, gallery, k=k, distance=index.distance, own_rows=own_rows)
     farthest = _far(asked, gallery, exact, index.distance).max(axis=1, keepdims=True)
 
     for effort in [index.default_effort] if efforts is None else efforts:
@@ -391,39 +357,6 @@ def index_recall(
         shares = near.mean(axis=1)
         error = float(shares.std(ddof=1)) / math.sqrt(len(shares)) if len(shares) > 1 else math.nan
         yield IndexRecall(float(shares.mean()), error, len(shares), k, effort)
-
-
-def least_effort(index: GalleryIndex, gallery: Any, recall: float, *, k: int = 10, sample: int = 500) -> IndexRecall:
-    """Return the least of the efforts 1, 2, 4, ... whose recall@k reaches what is wanted, see `index_recall`.
-
-    Args:
-        index: The index.
-        gallery: (G, d) the embeddings that it was built from; the queries are some of them.
-        recall: To be reached, a fraction.
-        k: How many neighbours; all, where there are fewer.
-        sample: How many queries.
-
-    Returns:
-        The effort with its recall; the greatest effort, where none reaches it.
-
-    Raises:
-        UserError: As `index_recall`, or the recall is not a fraction.
-
-    Example:
-        >>> from tfdml.retrieval import build_index
-        >>> gallery = np.random.default_rng(0).normal(size=(1000, 8)).astype(np.float32)
-        >>> found = least_effort(build_index(gallery, lists=20), gallery, 0.9)
-        >>> found.recall >= 0.9, found.effort
-        (True, 8)
-    """
-    if not 0 < recall <= 1:
-        raise UserError(f"recall={recall}: must be a fraction above 0")
-    k, most = min(k, len(index) - 1), index.lists or len(index)
-    if not k:  # alone in the gallery, with no neighbour to miss
-        return IndexRecall(1.0, math.nan, 0, 0, 1)
-    efforts = [*(2**power for power in range((most - 1).bit_length())), most]
-    measured = index_recall(index, gallery, k=k, efforts=efforts, sample=sample)
-    return next(result for result in measured if result.recall >= recall or result.effort == most)
 
 
 def rescore(
