@@ -28,8 +28,8 @@ from tfdml.evaluation import (
     evaluate_scattering,
     generalisation,
     part_protocol,
-    partial_embeddings,
 )
+from tfdml.evaluation.scattering import partial_embeddings
 from tfdml.objectives.class_statistics import means_and_spreads
 
 
@@ -209,10 +209,7 @@ def splits_of(monkeypatch):
 
 
 @pytest.mark.parametrize("labelled", [0.15, 0.5, 0.9])
-@pytest.mark.parametrize("deepest", [1, 64])
-def test_errors_are_those_of_nearest_neighbour_classifiers(labelled, deepest, monkeypatch):
-    """Whether the labelled neighbour is in the list of the nearest or is searched for."""
-    monkeypatch.setattr(generalisation, "_DEEPEST", deepest)
+def test_errors_are_those_of_nearest_neighbour_classifiers(labelled, monkeypatch):
     drawn = splits_of(monkeypatch)
     seen, unseen = groups(0, 7, 8, 0.5), groups(1, 5, 12, 0.7, shift=0.5)
     figures = evaluate_divergence(*seen, *unseen, labelled=labelled, repeats=3, seed=5)
@@ -408,13 +405,14 @@ def test_the_summary_refuses_bad_input(sides):
 WITHOUT_TENSORFLOW = """
 import sys
 sys.modules["tensorflow"] = None
-from tfdml.evaluation import evaluate_generalisation, partial_embeddings
+from tfdml.evaluation import evaluate_generalisation
+from tfdml.evaluation.scattering import partial_embeddings
 import numpy as np
 from tests.models.networks import images, tiny_embedder
 embedder, data = tiny_embedder(), images(size=3)
 embedder(data)
 embedder.load_weights(sys.argv[1])
-np.save(sys.argv[2], partial_embeddings(embedder, [data], seed=5).parts[0])
+np.save(sys.argv[2], partial_embeddings(embedder, [data], seed=5).part)
 train, test = ([[0.0], [1.0]], [0, 0]), ([[5.0], [6.0]], [0, 0])
 assert evaluate_generalisation(*test, *train)["h_divergence"] == 1
 """
@@ -424,7 +422,7 @@ assert evaluate_generalisation(*test, *train)["h_divergence"] == 1
 def test_no_tensorflow_is_needed(tmp_path):
     pytest.importorskip("jax")
     embedder, data = tiny_embedder(seed=7), images(size=3)
-    expected = partial_embeddings(embedder, [data], seed=5).parts[0]
+    expected = partial_embeddings(embedder, [data], seed=5).part
     embedder.save_weights(tmp_path / "tiny.weights.h5")
     result = subprocess.run(
         [sys.executable, "-c", WITHOUT_TENSORFLOW, str(tmp_path / "tiny.weights.h5"), str(tmp_path / "parts.npy")],

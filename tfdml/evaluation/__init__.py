@@ -46,7 +46,7 @@ from tfdml.evaluation.retrieval import (
     recall_by_size,
     split_into_parts,
 )
-from tfdml.evaluation.scattering import evaluate_scattering, partial_embeddings, scattering_curve
+from tfdml.evaluation.scattering import evaluate_scattering
 from tfdml.evaluation.verification import (
     Calibration,
     Verification,
@@ -101,11 +101,9 @@ __all__ = [
     "paired_differences",
     "pairwise_f1",
     "part_protocol",
-    "partial_embeddings",
     "read_embeddings",
     "recall_by_size",
     "retrieval_per_query",
-    "scattering_curve",
     "seed_difference",
     "split_into_parts",
     "steps_of",

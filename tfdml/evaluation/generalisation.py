@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from tfdml.errors import UserError
+from tfdml.evaluation.intervals import student_interval
 from tfdml.evaluation.pair_distances import (
     count_pair_distances,
     default_bins,
@@ -24,9 +24,6 @@ from tfdml.retrieval.exact import check_embeddings, nearest_neighbours
 
 # Rows whose differences from their class's mean are held in float64 at once.
 _ROWS = 8192
-# An image whose `depth` nearest images are all held out has its labelled neighbour searched by itself: rarely needed.
-_RARE = 1e-4
-_DEEPEST = 64
 GENERALISATION_MEASURES = ("recall", "overlap", "density", "divergence", "scattering")
 # Parts of the test set, each of which needs two images of every class.
 _PARTS = 10
@@ -274,13 +271,12 @@ def evaluate_divergence(
     if repeats < 1:
         raise UserError(f"repeats must be at least 1; got {repeats}")
     points, classes, is_seen = _joined(seen, seen_labels, unseen, unseen_labels)
-    depth = min(len(points) - 1, _DEEPEST, math.ceil(math.log(_RARE) / math.log(1 - labelled)))
-    near = nearest_neighbours(points, k=max(depth, 1), distance=distance)[0]
     errors = []
     for repeat in range(repeats):
         is_labelled = _split(classes, labelled, np.random.default_rng([seed, repeat]))
-        held_out = np.flatnonzero(~is_labelled)
-        nearest = _nearest_labelled(points, near, held_out, is_labelled, distance)
+        gallery, held_out = np.flatnonzero(is_labelled), np.flatnonzero(~is_labelled)
+        rows, _ = nearest_neighbours(points[held_out], points[gallery], k=1, distance=distance)
+        nearest = gallery[rows[:, 0]]
         wrong_class, wrong_side = classes[nearest] != classes[held_out], is_seen[nearest] != is_seen[held_out]
         sides = (is_seen[held_out], ~is_seen[held_out])
         errors.append([wrong[side].mean() for wrong in (wrong_class, wrong_side) for side in sides])
@@ -296,7 +292,8 @@ def evaluate_divergence(
     for name, per_split in values.items():
         result[name] = float(per_split.mean())
         if repeats > 1:
-            result[f"{name}_ci95"] = _half_width(per_split)
+            interval = student_interval(per_split)
+            result[f"{name}_ci95"] = (interval.high - interval.low) / 2
     return result | {
         "joint_error_seen": float(joint_seen.mean()),
         "joint_error_unseen": float(joint_unseen.mean()),
@@ -322,10 +319,7 @@ def _joined(seen: Any, seen_labels: Any, unseen: Any, unseen_labels: Any) -> tup
         classes.append(place + first_class)
         first_class += len(counts)
     if sides[0].shape[1] != sides[1].shape[1]:
-        raise UserError(
-            f"seen embeddings have {sides[0].shape[1]} dimensions, unseen {sides[1].shape[1]}; "
-            "both must come from the same model"
-        )
+        raise UserError(f"seen embeddings have {sides[0].shape[1]} dimensions, unseen {sides[1].shape[1]}")
     return np.concatenate(sides), np.concatenate(classes), np.arange(len(sides[0]) + len(sides[1])) < len(sides[0])
 
 
@@ -338,28 +332,6 @@ def _split(classes: np.ndarray, labelled: float, rng: np.random.Generator) -> np
     rank = np.empty(len(classes), np.int64)
     rank[order] = np.arange(len(classes)) - np.repeat(np.cumsum(counts) - counts, counts)
     return rank < wanted[classes]
-
-
-def _nearest_labelled(
-    points: np.ndarray, near: np.ndarray, rows: np.ndarray, is_labelled: np.ndarray, distance: str
-) -> np.ndarray:
-    """Return the nearest labelled image of each of `rows`: the first in its list of neighbours, or else by a search."""
-    usable = is_labelled[near[rows]]
-    nearest = near[rows, usable.argmax(axis=1)]
-    missing = np.flatnonzero(~usable.any(axis=1))
-    if len(missing):
-        gallery = np.flatnonzero(is_labelled)
-        nearest[missing] = gallery[
-            nearest_neighbours(points[rows[missing]], points[gallery], k=1, distance=distance)[0][:, 0]
-        ]
-    return nearest
-
-
-def _half_width(values: np.ndarray) -> float:
-    """Half of the 95 % interval of the mean, by Student's t."""
-    from scipy import stats
-
-    return float(stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
 
 
 def evaluate_generalisation(

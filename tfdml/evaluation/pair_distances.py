@@ -11,7 +11,7 @@ import numpy as np
 from tfdml.errors import UserError
 from tfdml.evaluation.per_query import check_labels
 from tfdml.pairwise import DISTANCES
-from tfdml.retrieval.exact import check_embeddings, unit_rows
+from tfdml.retrieval.exact import check_embeddings, placed_together
 
 # Rows and columns of the distance matrix that are counted at once: 16 MB with the bins.
 _TILE = 1024
@@ -108,7 +108,9 @@ class AllPairs:
         # Sorted by class, the pairs of one class lie in few tiles.
         self.order = order = np.argsort(labels, kind="stable")
         _, self.classes, self.sizes = np.unique(labels[order], return_inverse=True, return_counts=True)
-        self._points, unit = _prepared(embeddings[order], distance)
+        points = embeddings[order]
+        space = placed_together(points, points, distance)
+        self._points, unit = space.gallery, space.unit
         self._squares = np.einsum("nd,nd->n", self._points, self._points)
         self._distance = distance
         self._low, self._high = _range(float(self._squares.max()), distance)
@@ -180,17 +182,6 @@ def _checked(embeddings: Any, labels: Any, distance: str) -> tuple[np.ndarray, n
         missing = "of one class" if classes == len(labels) else "of different classes"
         raise UserError(f"there is no pair of images {missing}: {len(labels)} images of {classes} classes")
     return embeddings, labels
-
-
-def _prepared(points: np.ndarray, distance: str) -> tuple[np.ndarray, float]:
-    """Scale the points in place so that float32 products neither cancel nor overflow; return them and their unit."""
-    if distance == "cosine":
-        return unit_rows(points), 1.0
-    if distance != "dot":
-        points -= points.mean(axis=0, dtype=np.float64).astype(np.float32)
-    unit = max(float(np.abs(points).max()), float(np.finfo(np.float32).tiny))
-    points /= np.float32(unit)
-    return points, unit
 
 
 def _range(largest_square: float, distance: str) -> tuple[float, float]:

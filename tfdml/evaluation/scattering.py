@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -18,38 +17,31 @@ from tfdml.evaluation.retrieval import evaluate_retrieval
 SIXTH = 1 / 6
 
 
-@dataclasses.dataclass(frozen=True)
-class PartialEmbeddings:
-    """Embeddings from parts of the feature map, and how the positions scatter.
+class PartialEmbeddings(NamedTuple):
+    """Embeddings from a part of the feature map, and how the positions scatter.
 
-    Args:
+    Attributes:
         whole: (N, d) float32, from all positions: the embedder's own.
-        parts: For each share, (N, d) float32 from so many positions.
-        shares: The shares asked for.
-        positions: How many positions each share is.
-        map_positions: How many positions the feature map has.
+        part: (N, d) float32, from the share.
         local_cosine: (N,) float32, the mean cosine between an image's embedding and those of its single positions.
         feature_scatter: (N,) float32, the part of the deep features' mean square that lies off their mean,
             1 - |mean of x|^2 / mean of |x|^2: 0 where all positions agree, towards 1 where they cancel.
+        positions: How many positions the share is.
+        map_positions: How many positions the feature map has.
     """
 
     whole: np.ndarray
-    parts: list[np.ndarray]
-    shares: list[float]
-    positions: list[int]
-    map_positions: int
+    part: np.ndarray
     local_cosine: np.ndarray
     feature_scatter: np.ndarray
-
-    def cosines(self, index: int = 0) -> np.ndarray:
-        """(N,) the cosine between each image's embedding from the share `index` and that from all positions."""
-        return np.einsum("nd,nd->n", self.parts[index], self.whole)
+    positions: int
+    map_positions: int
 
 
 def partial_embeddings(
     embedder: Any,
     batches: Iterable[Any],
-    shares: Sequence[float] = (SIXTH,),
+    share: float = SIXTH,
     *,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
@@ -71,20 +63,20 @@ def partial_embeddings(
     Args:
         embedder: The embedder; it runs in inference mode.
         batches: As `tfdml.evaluation.embed`.
-        shares: Shares of the positions, above 0 and at most 1; rounded to whole positions, at least one.
+        share: Of the positions, above 0 and at most 1; rounded to whole positions, at least one.
         seed: Of the positions.
         progress: Called after every batch with the number of images done.
 
     Raises:
-        UserError: The embedder has no feature map, there is no image, or a share is out of range.
+        UserError: The embedder has no feature map, there is no image, or the share is out of range.
 
     Example:
         >>> backbone = tfdml.backbones.resolve("conv4", image_size=64, width=8)
         >>> embedder = tfdml.models.Embedder(backbone, embedding_dim=16, image_size=64, resize=64)
         >>> batches = evaluation_batches(test, EvaluationTransform.of(embedder), 100)
-        >>> result = partial_embeddings(embedder, batches, [1 / 6, 1 / 2])
+        >>> result = partial_embeddings(embedder, batches)
         >>> result.positions, result.map_positions
-        ([3, 8], 16)
+        (3, 16)
 
     Source: Jacob et al., "Metric Learning With HORDE: High-Order Regularizer for Deep Embeddings", ICCV 2019, fig. 1.
     """
@@ -94,23 +86,19 @@ def partial_embeddings(
         if getattr(embedder, name, None) is None
     ]
     if lacking:
-        raise UserError(
-            f"{type(embedder).__name__} has no {', '.join(lacking)}: only an Embedder, which pools a feature map and "
-            "projects it, can be given a part of the positions"
-        )
-    shares = [float(share) for share in shares]
-    if not shares or not all(0 < share <= 1 for share in shares):
-        raise UserError(f"shares must be above 0 and at most 1; got {shares}")
+        raise UserError(f"{type(embedder).__name__} has no {', '.join(lacking)}: only an Embedder pools a feature map")
+    if not 0 < share <= 1:
+        raise UserError(f"share must be above 0 and at most 1; got {share}")
     model: _PartsModel | None = None
-    shape: tuple[int, ...] = ()
     rows: list[np.ndarray] = []
+    shape: Any = None
     done = 0
     for batch in batches:
         images = np.asarray(batch[0] if isinstance(batch, tuple | list) else batch)
         if model is None:
             shape = images.shape[1:]
             height, width = embedder.representation_shapes(images.shape)["feature_map"][1:3]
-            model = _PartsModel(embedder, int(height * width), shares)
+            model = _PartsModel(embedder, int(height * width), share)
         if images.shape[1:] != shape:
             raise UserError(f"images must be of one size; here {shape}, then {images.shape[1:]}")
         if len(images):
@@ -121,17 +109,9 @@ def partial_embeddings(
     if model is None or not rows:
         raise UserError("there is no image to embed")
     columns = np.concatenate(rows)
-    statistics = columns[:, -2:]
-    whole, *of_shares = np.split(columns[:, :-2], 1 + len(shares), axis=1)
-    return PartialEmbeddings(
-        whole=whole,
-        parts=of_shares,
-        shares=shares,
-        positions=model.positions,
-        map_positions=model.map_positions,
-        local_cosine=statistics[:, 0],
-        feature_scatter=statistics[:, 1],
-    )
+    whole, part, statistics = np.split(columns, [(columns.shape[1] - 2) // 2, -2], axis=1)
+    local, scatter = statistics.T
+    return PartialEmbeddings(whole, part, local, scatter, model.positions, model.map_positions)
 
 
 def evaluate_scattering(
@@ -176,72 +156,33 @@ def evaluate_scattering(
 
     Source: as `partial_embeddings`.
     """
-    parts = partial_embeddings(embedder, batches, [share], seed=seed, progress=progress)
+    parts = partial_embeddings(embedder, batches, share, seed=seed, progress=progress)
     labels = check_labels(labels, len(parts.whole))
+    options: dict[str, Any] = {"ks": (1,), "metrics": ("recall",), "distance": distance}
+    recall, recall_of_part = (evaluate_retrieval(x, labels, **options)["recall@1"] for x in (parts.whole, parts.part))
     return {
-        "whole_recall@1": _recall(parts.whole, labels, distance),
-        "part_recall@1": _recall(parts.parts[0], labels, distance),
-        "part_positions": parts.positions[0],
+        "whole_recall@1": recall,
+        "part_recall@1": recall_of_part,
+        "part_positions": parts.positions,
         "map_positions": parts.map_positions,
-        "part_cosine": float(parts.cosines().mean(dtype=np.float64)),
+        "part_cosine": float(np.einsum("nd,nd->n", parts.part, parts.whole).mean(dtype=np.float64)),
         "local_cosine": float(parts.local_cosine.mean(dtype=np.float64)),
         "feature_scatter": float(parts.feature_scatter.mean(dtype=np.float64)),
     }
 
 
-def scattering_curve(parts: PartialEmbeddings, labels: Any, *, distance: str = "euclidean") -> list[dict[str, float]]:
-    """Recall@1 by the share of positions that embeddings are made from.
-
-    Args:
-        parts: What `partial_embeddings` gave, for several shares.
-        labels: (N,) integer class ids, in the order of the images.
-        distance: As `evaluate_retrieval`.
-
-    Returns:
-        For each number of positions, ascending, and for all of them last: `positions`, `share` (that of the positions
-        themselves), `recall@1` and `cosine` (the mean one with the embedding from all positions).
-
-    Raises:
-        UserError: As `evaluate_retrieval`.
-
-    Example:
-        >>> backbone = tfdml.backbones.resolve("conv4", image_size=64, width=8)
-        >>> embedder = tfdml.models.Embedder(backbone, embedding_dim=16, image_size=64, resize=64)
-        >>> batches = evaluation_batches(test, EvaluationTransform.of(embedder), 100)
-        >>> parts = partial_embeddings(embedder, batches, [0.1, 1 / 6, 0.25, 0.5])
-        >>> [point["positions"] for point in scattering_curve(parts, test.labels)]
-        [2, 3, 4, 8, 16]
-    """
-    labels = check_labels(labels, len(parts.whole))
-    vectors = {count: (parts.parts[i], parts.cosines(i)) for i, count in enumerate(parts.positions)}
-    vectors[parts.map_positions] = (parts.whole, np.ones(1))
-    return [
-        {
-            "positions": count,
-            "share": count / parts.map_positions,
-            "recall@1": _recall(embeddings, labels, distance),
-            "cosine": float(cosines.mean(dtype=np.float64)),
-        }
-        for count, (embeddings, cosines) in sorted(vectors.items())
-    ]
-
-
-def _recall(embeddings: np.ndarray, labels: np.ndarray, distance: str) -> float:
-    return evaluate_retrieval(embeddings, labels, ks=(1,), metrics=("recall",), distance=distance)["recall@1"]
-
-
 class _PartsModel(keras.Model):
-    """(images, order of positions) to their embedding, those from each share of positions, and two statistics.
+    """(images, order of positions) to their embedding, that from a share of the positions, and two statistics.
 
     The statistics are the `local_cosine` and the `feature_scatter` of each image.
     """
 
-    def __init__(self, embedder: Any, map_positions: int, shares: Sequence[float]):
+    def __init__(self, embedder: Any, map_positions: int, share: float):
         # Pixels are cast where the embedder does it.
         super().__init__(name="parts_of_map", autocast=False)
         self.embedder = embedder
         self.map_positions = map_positions
-        self.positions = [max(1, int(share * map_positions + 0.5)) for share in shares]
+        self.positions = max(1, int(share * map_positions + 0.5))
 
     def orders(self, places: Iterable[int], seed: int) -> np.ndarray:
         """(B, positions) int32: each image's positions at random, by the seed and its place; a share is the first."""
@@ -254,23 +195,21 @@ class _PartsModel(keras.Model):
             self.embedder.build(input_shape[0])
 
     def call(self, inputs):
-        """(B, H, W, 3), (B, P) -> (B, (1 + shares) d + 2) float32."""
+        """(B, H, W, 3), (B, P) -> (B, 2 d + 2) float32."""
         images, order = inputs
         representations = self.embedder.represent(images, training=False)
         feature_map, whole = representations["feature_map"], representations["embedding"]
         positions, channels = order.shape[1], feature_map.shape[-1]
         features = ops.reshape(feature_map, (-1, positions, channels))
-        columns = [whole]
-        for count in self.positions:
-            index = ops.broadcast_to(order[:, :count, None], (ops.shape(order)[0], count, channels))
-            columns.append(self._embedding(ops.take_along_axis(features, index, axis=1)))
+        index = ops.broadcast_to(order[:, : self.positions, None], (ops.shape(order)[0], self.positions, channels))
+        part = self._embedding(ops.take_along_axis(features, index, axis=1))
         local = ops.reshape(self._embedding(ops.reshape(features, (-1, 1, channels))), (-1, positions, whole.shape[-1]))
         cosine = ops.mean(ops.sum(local * whole[:, None], axis=-1), axis=1)
         features = ops.cast(features, "float32")
         of_mean = ops.sum(ops.square(ops.mean(features, axis=1)), axis=-1)
         mean = ops.mean(ops.sum(ops.square(features), axis=-1), axis=1)
         scatter = 1 - of_mean / ops.maximum(mean, 1e-30)
-        return ops.concatenate([*columns, ops.stack([cosine, scatter], axis=1)], axis=1)
+        return ops.concatenate([whole, part, ops.stack([cosine, scatter], axis=1)], axis=1)
 
     def _embedding(self, features):
         """(B, P', C) -> (B, d), as the embedder makes it of all positions."""
