@@ -128,6 +128,30 @@ def test_pictures_of_queries_and_neighbors(tmp_path):
         lonely.show()
 
 
+def framed(figure):
+    """(rows, 1 + k) images and the colors of their frames."""
+    shape = figure.axes[0].get_gridspec().get_geometry()
+    pictures = np.array([axes.images[0].get_array()[0, 0, 0] for axes in figure.axes]).reshape(shape)
+    return pictures, np.array([axes.spines["left"].get_edgecolor() for axes in figure.axes]).reshape(*shape, 4)
+
+
+def test_neighbors_are_drawn_nearest_first_with_the_color_of_their_class():
+    labels = np.array([0, 0, 1, 1, 2])
+    images = np.arange(5, dtype=np.uint8)[:, None, None, None] * np.ones((5, 4, 4, 3), np.uint8)
+    dataset = ImageDataset(images=images, labels=labels)
+    places = np.array([[0.0], [1.0], [1.4], [9.0], [20.0]])
+    pictures, colors = framed(RetrievalResults.of_dataset(places, dataset, k=3).show(dataset, num_queries=4, k=3))
+    assert pictures.shape == (4, 4)
+    # The class without a second image is no query.
+    assert set(pictures[:, 0].tolist()) == {0, 1, 2, 3}
+    assert len({int(labels[i]) for i in pictures[:2, 0]}) == 2
+    for row, frames in zip(pictures.tolist(), colors, strict=True):
+        nearest = sorted((abs(places[i, 0] - places[row[0], 0]), i) for i in range(5) if i != row[0])
+        assert row[1:] == [i for _, i in nearest[:3]]
+        green = frames[1:, 1] > frames[1:, 0]
+        assert green.tolist() == [labels[i] == labels[row[0]] for i in row[1:]]
+
+
 def test_what_is_no_file_of_neighbors(tmp_path):
     points, labels, _, dataset = made()
     results = RetrievalResults.of_dataset(points, dataset, k=2)

@@ -3,11 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tfdml
 from tests.report.pages import embedded
-from tfdml.errors import UserError
 from tfdml.evaluation.per_query import precision_sums
-from tfdml.report.queries import choose_examples, rank_queries, show_neighbors, spread_over_classes
+from tfdml.report.queries import choose_examples, rank_queries, spread_over_classes
 
 
 def slow(queries, labels, gallery=None, gallery_labels=None):
@@ -107,43 +105,3 @@ def test_queries_of_a_comparison_gain_and_lose():
     everything = [query for queries in chosen.values() for query in queries]
     assert len(set(everything)) == len(everything)
     assert list(choose_examples([ranked[0], ranked[0]], labels, 7)) == ["random"]
-
-
-def framed(figure):
-    """(rows, 1 + k) images and the colors of their frames."""
-    shape = figure.axes[0].get_gridspec().get_geometry()
-    pictures = np.array([axes.images[0].get_array()[0, 0, 0] for axes in figure.axes]).reshape(shape)
-    return pictures, np.array([axes.spines["left"].get_edgecolor() for axes in figure.axes]).reshape(*shape, 4)
-
-
-def test_neighbors_are_drawn_nearest_first_with_the_color_of_their_class():
-    labels = np.array([0, 0, 1, 1, 2])
-    images = np.arange(5, dtype=np.uint8)[:, None, None, None] * np.ones((5, 4, 4, 3), np.uint8)
-    dataset = tfdml.data.ImageDataset(images=images, labels=labels)
-    places = np.array([[0.0], [1.0], [1.4], [9.0], [20.0]])
-    pictures, colors = framed(show_neighbors(dataset, places, num_queries=4, k=3))
-    assert pictures.shape == (4, 4)
-    # The class without a second image is no query.
-    assert set(pictures[:, 0].tolist()) == {0, 1, 2, 3}
-    assert len({int(labels[i]) for i in pictures[:2, 0]}) == 2
-    for row, frames in zip(pictures.tolist(), colors, strict=True):
-        nearest = sorted((abs(places[i, 0] - places[row[0], 0]), i) for i in range(5) if i != row[0])
-        assert row[1:] == [i for _, i in nearest[:3]]
-        green = frames[1:, 1] > frames[1:, 0]
-        assert green.tolist() == [labels[i] == labels[row[0]] for i in row[1:]]
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [({"k": 9}, "k between 1 and 8"), ({"num_queries": 0}, "at least 1"), ({"places": 2}, "2 embeddings for the 3")],
-)
-def test_neighbors_of_nonsense_are_refused(options, says):
-    dataset = tfdml.data.ImageDataset(images=np.zeros((3, 4, 4, 3), np.uint8), labels=[0, 0, 1])
-    with pytest.raises(UserError, match=says):
-        show_neighbors(dataset, np.zeros((options.pop("places", 3), 2)), **options)
-
-
-def test_neighbors_of_single_images_are_refused():
-    dataset = tfdml.data.ImageDataset(images=np.zeros((2, 4, 4, 3), np.uint8), labels=[0, 1])
-    with pytest.raises(UserError, match="no image has another one of its class"):
-        show_neighbors(dataset, np.eye(2))

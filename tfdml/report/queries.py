@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from tfdml.errors import UserError
 from tfdml.evaluation.per_query import nearest_left, precision_sums, retrieval_task
 from tfdml.evaluation.relevance import Relevance
-from tfdml.evaluation.results import RetrievalResults, spread_over_classes
+from tfdml.evaluation.results import spread_over_classes
 from tfdml.report.rendering import render
 from tfdml.retrieval.exact import neighbour_blocks
 
 if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which comparing folders does not
-    from matplotlib.figure import Figure
-
     from tfdml.data.dataset import ImageDataset
 
 # As far as the curve of Recall@K goes. Average precision at R is known for R up to this too.
@@ -196,37 +193,3 @@ def examples_html(
     chosen = choose_examples(list(ranked.values()), queries.labels, count) if ranked else {}
     groups = [(*_GROUPS[kind], rows) for kind, rows in chosen.items()]
     return render("examples.html", groups=groups, ranked=ranked, queries=queries, gallery=gallery)
-
-
-def show_neighbors(
-    dataset: ImageDataset, embeddings: Any, *, num_queries: int = 5, k: int = 6, seed: int = 0
-) -> Figure:
-    """Draw queries with their nearest images: green frames for their own class, red ones for others.
-
-    A notebook displays the figure; `figure.savefig("neighbors.png")` writes it. Queries are of different classes, drawn
-    at random. With query and gallery roles (In-Shop), queries are searched in the gallery.
-
-    Args:
-        dataset: The images.
-        embeddings: (N, d), one row per image.
-        num_queries: The number of queries, one row each.
-        k: The number of neighbors, at most 8.
-        seed: Of the draw.
-
-    Returns:
-        A `matplotlib.figure.Figure`.
-
-    Raises:
-        UserError: Not as many embeddings as images, no image to find, or a number out of range.
-
-    Example:
-        >>> figure = tfdml.report.show_neighbors(test, embeddings, num_queries=2, k=3)
-        >>> len(figure.axes)
-        8
-    """
-    if num_queries < 1 or not 1 <= k <= _KEPT:
-        raise UserError(f"num_queries must be at least 1 and k between 1 and {_KEPT}; got {num_queries} and {k}")
-    if len(dataset) < 2:
-        raise UserError(f"{dataset.name}: no image has another one of its class to find")
-    results = RetrievalResults.of_dataset(embeddings, dataset, k=k)
-    return results.show(dataset, num_queries=num_queries, k=k, seed=seed)
