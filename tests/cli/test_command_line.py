@@ -140,7 +140,6 @@ HIERARCHICAL = {"sampling": "hierarchical"}
 VECTORS = {"model": "vectors.npz"}
 VECTORS_GALLERY = {"gallery": "vectors.npz"}
 COMPARE, RUN = {"compare": ["a", "b"]}, {"model": "runs/cars"}
-LITERT = {"model": "int8.tflite"}
 # By command and flag: the value; others beside which it has no effect, and some beside which it has one.
 OF_IMAGES = {
     "dataset": "folder",
@@ -204,10 +203,6 @@ CASES = {
         "sweep_samples": (2, {"sweep": "epochs=1,2"}, {"sweep": "learning_rate=1e-4..1e-3"}),
     },
     "embed": {
-        "resize": (64, RUN, LITERT),
-        "resize_mode": ("pad", RUN, LITERT),
-        "image_size": (64, RUN, LITERT),
-        "pad_color": ("white", RUN, LITERT),
         "timeout": (1.0, RUN, {"model": "http://localhost:8501/v1/models/cars"}),
         "dataset": ("sop", {"cluster": "local"}, {}),
         "data_dir": ("/data", {"cluster": "local"}, {}),
@@ -217,10 +212,6 @@ CASES = {
         "actors": (2, {}, {"cluster": "local"}),
     },
     "evaluate": {
-        "resize": (64, VECTORS, LITERT),
-        "resize_mode": ("pad", RUN, LITERT),
-        "image_size": (64, VECTORS, LITERT),
-        "pad_color": ("white", COMPARE, LITERT),
         "timeout": (1.0, VECTORS, {"model": "rest://localhost:8500/cars"}),
         "data_dir": ("/data", VECTORS, {**VECTORS, "dataset": "sop"}),
         "dataset_options": ("size=32", COMPARE, RUN),
@@ -265,10 +256,6 @@ CASES = {
         ),
         "batch_size": (9, {**VECTORS_GALLERY, "queries": ["b.npz"]}, {**VECTORS_GALLERY, "queries": ["a.jpg"]}),
         "distance": ("cosine", {"gallery": "lancedb:///data"}, VECTORS_GALLERY),
-        "resize": (64, {**VECTORS_GALLERY, **RUN, "queries": ["a"]}, {**VECTORS_GALLERY, **LITERT, "queries": ["a"]}),
-        "resize_mode": ("pad", VECTORS_GALLERY, {**VECTORS_GALLERY, **LITERT, "queries": ["a"]}),
-        "image_size": (64, VECTORS_GALLERY, {**VECTORS_GALLERY, **LITERT, "queries": ["a"]}),
-        "pad_color": ("white", VECTORS_GALLERY, {**VECTORS_GALLERY, **LITERT, "queries": ["a"]}),
         "timeout": (
             1.0,
             VECTORS_GALLERY,

@@ -2,12 +2,12 @@
 
 import contextlib
 import csv
-import dataclasses
 import functools
 import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 
 import numpy as np
@@ -141,7 +141,7 @@ def in_this_process(asked, stop_after=None):
     folder = BulkFolder(asked.folder, identity)
     with folder.opened():
         folder.list_images(asked.source, asked.rows_per_file)
-        worker = PartEmbedder(asked.folder, asked.model, {}, asked.batch_size, asked.dtype)
+        worker = PartEmbedder(asked.folder, asked.model, 0, asked.batch_size, asked.dtype)
         for number, part in enumerate(folder.pending()):
             if number == stop_after:
                 return None
@@ -154,11 +154,14 @@ def good():
 
 
 def test_a_folder_that_was_begun_with_another_view_is_refused(models, photos, tmp_path):
-    asked = request(models, photos, tmp_path / "out", model=str(models.litert), options={"resize": 40})
-    in_this_process(asked, stop_after=1)
-    other = dataclasses.replace(asked, options={"resize": 48})
+    model = shutil.copy(models.litert, tmp_path)
+    asked = request(models, photos, tmp_path / "out", model=model)
+    for resize in (40, 48):
+        (tmp_path / "model_card.json").write_text(json.dumps({"view": models_on_disk.VIEW | {"resize": resize}}))
+        if resize == 40:
+            in_this_process(asked, stop_after=1)
     with pytest.raises(UserError, match=r"begun with something else: view .*40.*48"):
-        in_this_process(other)
+        in_this_process(asked)
 
 
 @pytest.mark.one_quick_case

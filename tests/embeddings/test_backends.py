@@ -77,24 +77,10 @@ def _made(path):
     return path
 
 
-@pytest.mark.slow
-def test_a_tflite_file_without_a_card_is_told_its_view(models, sources, tmp_path):
-    lone = tmp_path / "a" / "b" / "model.tflite"
-    shutil.copyfile(models.litert, _made(lone))
-    with pytest.raises(UserError, match="pass `resize`"):
+def test_a_tflite_file_without_a_card_is_refused(models, tmp_path):
+    lone = shutil.copyfile(models.litert, _made(tmp_path / "a" / "b" / "model.tflite"))
+    with pytest.raises(UserError, match="copy that of its export"):
         load_backend(lone)
-    dataset = models_on_disk.pictures()
-    found = load_backend(lone, resize=40).embed(dataset, 4)
-    np.testing.assert_array_equal(found, sources["litert"].embed(dataset, 4))
-    squashed = load_backend(lone, resize=36, resize_mode="squash")
-    assert squashed.view == {"resize": 36, "image_size": 32, "resize_mode": "squash"}
-    assert not np.allclose(squashed.embed(dataset, 4), found, atol=1e-3)
-    padded = [load_backend(lone, resize=36, resize_mode="pad", pad_color=color) for color in ("", "black", "white")]
-    assert [backend.view.get("pad_color") for backend in padded] == [None, None, [255, 255, 255]]
-    black, white = (backend.embed(dataset, 4) for backend in padded[1:])
-    assert not np.allclose(black, white, atol=1e-3)
-    # A view in the flags goes before the card's.
-    assert load_backend(models.litert, resize=48).view == {"resize": 48, "image_size": 32, "resize_mode": "shorter"}
 
 
 def test_a_card_of_another_model_is_refused(models, tmp_path):
@@ -119,7 +105,8 @@ def test_a_tflite_file_of_one_image_at_a_time(models, sources, tmp_path):
     path = tmp_path / "one.tflite"
     path.write_bytes(models_on_disk.tflite(models.embedder, batch=1))
     dataset = models_on_disk.pictures()
-    found = LiteRTEmbedder(path, resize=40).embed(dataset, 4)
+    (tmp_path / "model_card.json").write_text(json.dumps({"view": models_on_disk.VIEW}))
+    found = LiteRTEmbedder(path).embed(dataset, 4)
     np.testing.assert_allclose(found, sources["litert"].embed(dataset, 4), atol=TOLERANCE)
 
 
@@ -162,16 +149,14 @@ def test_what_is_no_model_is_told_in_one_line(models, tmp_path):
         (tmp_path / "nowhere.tflite", "there is no file"),
         (tmp_path / "text.keras", "cannot be loaded"),
         (tmp_path / "nowhere", "there is no embedder"),
-        (tmp_path / "broken", "cannot be loaded as a SavedModel"),
-        (tmp_path / "other", "it takes x and gives y"),
+        (tmp_path / "broken", "cannot be loaded as SavedModel"),
+        (tmp_path / "other", "takes x and gives y"),
         (tmp_path / "floats.tflite", "must take uint8 images"),
         (models.litert.parent, "name one of float32.tflite"),
     ):
         with pytest.raises(UserError, match=says) as refused:
             load_backend(path)
         assert "\n" not in str(refused.value)
-    with pytest.raises(UserError, match="has its view inside"):
-        load_backend(models.keras, resize=40)
 
 
 def one_line(look, says):

@@ -122,7 +122,6 @@ def _embed_in_bulk(values: Flags) -> None:
     """Embed a list of images, or all files of a pattern, over many processes."""
     from tfdml.cluster import bulk_embedding
 
-    options = {name: values[name].value for name in model_flags.BACKEND_OPTIONS}
     out = os.path.expanduser(values.out)
     request = bulk_embedding.BulkRequest(
         model=os.path.expanduser(values.model),
@@ -133,7 +132,7 @@ def _embed_in_bulk(values: Flags) -> None:
         batch_size=values.batch_size,
         dtype=values.dtype,
         rows_per_file=values.rows_per_file,
-        options={name: value for name, value in options.items() if value},
+        truncate_dim=values.truncate_dim,
     )
     if values.dry_run:
         print(f"would embed {values.input} by {values.model} into {out}; nothing was written (--dry_run)")

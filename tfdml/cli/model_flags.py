@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tfdml.cli.command_line import Flags
 from tfdml.effects import Effect
@@ -19,20 +19,14 @@ if TYPE_CHECKING:
 SOURCES = """--model is one of
   a run folder, or a .keras file
   a SavedModel, or a folder of SavedModel versions, of which the newest is taken
-  a .tflite or .onnx file; how it sees images is read from its export's model_card.json, or given by --resize,
-  --resize_mode
+  a .tflite or .onnx file; how it sees images is read from its export's model_card.json
   http://host:port/v1/models/NAME: TF Serving over REST, or with /versions/VERSION"""
 
 
 def define_model_flags(values: Flags) -> None:
-    """Define --model, and the flags that say how it sees images."""
+    """Define --model, and the flags that say how it is asked."""
     values.define("model", "", "What embeds: a path or an address, see above.")
     values.define("batch_size", 100, "Images per batch or request.", lower_bound=1)
-    values.define("resize", 0, "For a .tflite or .onnx file without a card: pixels to resize to.", lower_bound=0)
-    modes = ["", "shorter", "squash", "pad"]
-    values.define("resize_mode", "", "For a .tflite or .onnx file: as in tfdml train.", modes)
-    values.define("image_size", 0, "For a .tflite or .onnx file: checked against its input.", lower_bound=0)
-    values.define("pad_color", "", "For a .tflite or .onnx file: as in tfdml train.")
     values.define("truncate_dim", 0, "Keep the first N dimensions, scaled to length 1; 0: all.", lower_bound=0)
     values.define("timeout", 60.0, "Seconds that a request to an endpoint may take.")
 
@@ -45,17 +39,8 @@ def define_data_flags(values: Flags) -> None:
     values.define("bad_images", "error", "Images that cannot be decoded: skip decodes all first.", ["error", "skip"])
 
 
-#: Flags that `load_backend` takes, but for `--timeout`.
-BACKEND_OPTIONS = ("resize", "resize_mode", "image_size", "pad_color", "truncate_dim")
-_VIEW_FILE = Effect(
-    lambda given: Path(given["model"]).suffix in (".tflite", ".onnx"),
-    "a .tflite or .onnx file as --model; every other model has its view inside",
-)
 #: When the flags above have an effect, where `--model` embeds the images of `--dataset`.
-EFFECTS = {
-    **dict.fromkeys(("resize", "resize_mode", "image_size", "pad_color"), _VIEW_FILE),
-    "timeout": Effect(lambda given: "://" in given["model"], "the address of an endpoint as --model"),
-}
+EFFECTS = {"timeout": Effect(lambda given: "://" in given["model"], "the address of an endpoint as --model")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,5 +110,4 @@ def chosen_source(values: Flags, model: str | None = None) -> EmbeddingBackend:
     if Path(model).suffix == ".keras" or (Path(model) / "embedder.keras").is_file():
         # So that a pass that was stopped and continued gives the bits of an uninterrupted one.
         devices.one_operation_at_a_time()
-    options: dict[str, Any] = {name: values[name].value for name in (*BACKEND_OPTIONS, "timeout")}
-    return load_backend(model, **options)
+    return load_backend(model, timeout=values.timeout, truncate_dim=values.truncate_dim)

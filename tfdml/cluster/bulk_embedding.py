@@ -168,20 +168,18 @@ class PartEmbedder:
     Args:
         folder: See `BulkFolder`.
         model: See `load_backend`.
-        options: Further arguments of `load_backend`.
+        truncate_dim: See `load_backend`.
         batch_size: Images per batch.
         dtype: See `tfdml.embeddings.parquet.table_of`.
         threads: CPUs that it may keep busy; 0: all.
     """
 
-    def __init__(
-        self, folder: str, model: str, options: Mapping[str, Any], batch_size: int, dtype: str, threads: int = 0
-    ):
+    def __init__(self, folder: str, model: str, truncate_dim: int, batch_size: int, dtype: str, threads: int = 0):
         from tfdml.embeddings.backends import load_backend
 
         _limit_threads(threads)
         self.folder = BulkFolder(folder)
-        self.backend = load_backend(model, threads=threads, **options)
+        self.backend = load_backend(model, threads=threads, truncate_dim=truncate_dim)
         self.batch_size = batch_size
         self.dtype = dtype
 
@@ -234,7 +232,7 @@ class BulkRequest:
         batch_size: Images per batch.
         dtype: `"float32"` or `"int8"`.
         rows_per_file: Images of a part: what a kill loses for each actor, and the rows of a file.
-        options: Further arguments of `load_backend`.
+        truncate_dim: See `load_backend`.
 
     Raises:
         UserError: An argument is none of these.
@@ -248,7 +246,7 @@ class BulkRequest:
     batch_size: int = 100
     dtype: str = "float32"
     rows_per_file: int = 4096
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    truncate_dim: int = 0
 
     def __post_init__(self):
         require_local(self.folder, "folder")
@@ -309,7 +307,7 @@ def identity_of(request: BulkRequest) -> tuple[dict[str, Any], dict[str, Any]]:
     from tfdml.embeddings.backends import load_backend
 
     _leave_gpus_to_the_actors()
-    backend = load_backend(request.model, **request.options)
+    backend = load_backend(request.model, truncate_dim=request.truncate_dim)
     about = {"source": backend.address, "kind": backend.kind, "checksum": backend.checksum()}
     identity = {
         "model": about["checksum"],
@@ -356,7 +354,7 @@ def _embed_parts(
     arguments = {
         "folder": folder.folder,
         "model": os.path.abspath(os.path.expanduser(request.model)),
-        "options": request.options,
+        "truncate_dim": request.truncate_dim,
         "batch_size": request.batch_size,
         "dtype": request.dtype,
         "threads": 0 if workers["num_gpus"] else workers["num_cpus"],

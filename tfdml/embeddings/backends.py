@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.faults import explain_failure
 from tfdml.data.pipeline import evaluation_batches, readable_views
-from tfdml.data.transforms import BLACK, EvaluationTransform, as_color
+from tfdml.data.transforms import EvaluationTransform
 from tfdml.embeddings.base import (
     EmbeddingBackend,
     EncodedImagesBackend,
@@ -152,18 +152,13 @@ class SavedModelEmbedder(EncodedImagesBackend):
             # Kept, because what the signature refers to lives only as long as this.
             self.loaded = tf.saved_model.load(str(path))
         except Exception as error:  # whatever TensorFlow raises on a damaged graph
-            raise UserError(
-                f"`model={path}` cannot be loaded as a SavedModel: {short_message(error, 'last')}"
-            ) from error
+            raise UserError(f"`model={path}` cannot be loaded as SavedModel: {short_message(error, 'last')}") from error
         if "serving_default" not in self.loaded.signatures:
             raise UserError(f"`model={path}`: the SavedModel has no signature serving_default")
         self.serve = self.loaded.signatures["serving_default"]
         inputs, outputs = self.serve.structured_input_signature[1], self.serve.structured_outputs
         if list(inputs) != ["image_bytes"] or "embedding" not in outputs:
-            raise UserError(
-                f"`model={path}`: serving_default must take image_bytes and give embedding; it takes "
-                f"{', '.join(inputs)} and gives {', '.join(outputs)}"
-            )
+            raise UserError(f"`model={path}`: serving_default takes {', '.join(inputs)} and gives {', '.join(outputs)}")
 
     def checksum(self) -> str:
         """Of all files of the version."""
@@ -188,28 +183,14 @@ class ViewFileEmbedder(ViewBackend):
     """A file from (1 or B, S, S, 3) uint8 views to (1 or B, d) float embeddings.
 
     Args:
-        path: The file.
-        resize: Pixels to which images are resized before the central crop; 0: as the export's model card says, which
-            lies beside the file or in the folder above.
-        resize_mode: How they are resized; empty: as the card says, else `"shorter"`.
-        image_size: The size of the crop, checked against the file's input; 0: not checked.
-        pad_color: The colour around the image in the square of `resize_mode="pad"`; empty: as the card says, else
-            black.
+        path: The file. Its export's model card lies next to it or in the folder above.
         threads: That compute; 0: as many as there are CPUs.
 
     Raises:
         UserError: The file is no such model, or its view is not known.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike,
-        resize: int = 0,
-        resize_mode: str = "",
-        image_size: int = 0,
-        pad_color: str = "",
-        threads: int = 0,
-    ):
+    def __init__(self, path: str | os.PathLike, threads: int = 0):
         self.path = Path(path)
         self.address = str(path)
         if not self.path.is_file():
@@ -218,12 +199,14 @@ class ViewFileEmbedder(ViewBackend):
         shape = self._open(threads or os.cpu_count() or 1)
         if len(shape) != 4 or shape[3] != 3 or shape[1] != shape[2] or shape[1] < 1:
             raise UserError(f"`model={path}`: its input must be square images (B, S, S, 3), not {shape}")
-        if image_size not in (0, shape[1]):
-            raise UserError(f"`image_size={image_size}`, but {path} takes images of {shape[1]} px")
         # How many images it takes at once; 0 for any number.
         self._rows = max(shape[0], 0)
-        self.transform = _view(self.path, shape[1], resize, resize_mode, pad_color)
-        self.view = self.transform.get_config()
+        self.view = view_of_card(self.path.parent.parent / CARD) or view_of_card(self.path.parent / CARD)
+        if self.view is None:
+            raise UserError(f"`model={path}`: no {CARD} describes its view: copy that of its export next to it")
+        if self.view["image_size"] != shape[1]:
+            raise UserError(f"`model={path}` takes {shape[1]} px, but its {CARD} states {self.view['image_size']} px")
+        self.transform = EvaluationTransform.from_config(self.view)
 
     @abc.abstractmethod
     def _open(self, threads: int) -> list[int]:
@@ -247,22 +230,6 @@ class ViewFileEmbedder(ViewBackend):
 
     def _wrong_types(self) -> UserError:
         return UserError(f"`model={self.path}`: it must take uint8 images and give one float32 output, the embedding")
-
-
-def _view(path: Path, image_size: int, resize: int, resize_mode: str, pad_color: str) -> EvaluationTransform:
-    stored = view_of_card(path.parent.parent / CARD) or view_of_card(path.parent / CARD)
-    if stored is None and not resize:
-        raise UserError(
-            f"`model={path}`: such a file sees images after resizing and the crop, and there is no {CARD} that "
-            "says how: pass `resize` and, unless the shorter side is meant, `resize_mode`"
-        )
-    if stored is not None and stored["image_size"] != image_size:
-        raise UserError(
-            f"`model={path}` takes images of {image_size} px, but its {CARD} states {stored['image_size']} px"
-        )
-    known = {"resize_mode": "shorter", "pad_color": BLACK, **(stored or {})}
-    color = as_color(pad_color or known["pad_color"])
-    return EvaluationTransform(resize or known["resize"], image_size, resize_mode or known["resize_mode"], color)
 
 
 class LiteRTEmbedder(ViewFileEmbedder):
@@ -357,27 +324,15 @@ _VIEW_FILES: dict[str, type[ViewFileEmbedder]] = {".tflite": LiteRTEmbedder, ".o
 
 
 def load_backend(
-    model: str | os.PathLike,
-    *,
-    resize: int = 0,
-    resize_mode: str = "",
-    image_size: int = 0,
-    pad_color: str = "",
-    timeout: float = 60.0,
-    threads: int = 0,
-    truncate_dim: int = 0,
+    model: str | os.PathLike, *, timeout: float = 60.0, threads: int = 0, truncate_dim: int = 0
 ) -> EmbeddingBackend:
     """Return the model at a path or address.
 
     Args:
         model: A run folder, a .keras file, a SavedModel, a folder of versions (the newest that holds a SavedModel is
             taken), a .tflite or .onnx file, or `http://host:port/v1/models/NAME` of TF Serving.
-        resize: For a .tflite or .onnx file, see `ViewFileEmbedder`.
-        resize_mode: Likewise.
-        image_size: Likewise.
-        pad_color: Likewise.
         timeout: Seconds that a request to an endpoint may take.
-        threads: Likewise.
+        threads: That a .tflite or .onnx file computes with; 0: as many as there are CPUs.
         truncate_dim: Keep this many first dimensions of the embeddings, scaled to length 1; 0: all.
 
     Returns:
@@ -392,24 +347,11 @@ def load_backend(
         (256, 16)
     """
     if truncate_dim:
-        whole = load_backend(
-            model,
-            resize=resize,
-            resize_mode=resize_mode,
-            image_size=image_size,
-            pad_color=pad_color,
-            timeout=timeout,
-            threads=threads,
-        )
+        whole = load_backend(model, timeout=timeout, threads=threads)
         return TruncatedBackend(whole, truncate_dim)
     path = Path(model)
     if path.suffix in _VIEW_FILES:
-        return _VIEW_FILES[path.suffix](path, resize, resize_mode, image_size, pad_color, threads)
-    if resize or resize_mode or image_size or pad_color:
-        raise UserError(
-            f"`model={model}` has its view inside: `resize`, `resize_mode`, `image_size` and `pad_color` go with a "
-            ".tflite or .onnx file"
-        )
+        return _VIEW_FILES[path.suffix](path, threads)
     if "://" in str(model):
         return Endpoint(str(model), timeout)
     version = served_version(path)
