@@ -57,7 +57,7 @@ def test_the_newest_version_is_kept_for_all_of_a_set(server):
 def test_what_is_not_served(server):
     with pytest.raises(UserError, match="does not serve cars: Could not find"):
         connect(address(server, "/cars"))
-    with pytest.raises(UserError, match="does not serve version 7 of pictures; it serves 1, 2"):
+    with pytest.raises(UserError, match=r"does not serve version 7 of pictures; it serves \[1, 2\]"):
         connect(address(server, "/pictures/versions/7"))
 
 

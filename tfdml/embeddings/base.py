@@ -175,10 +175,7 @@ def checked_vectors(vectors: np.ndarray, count: int, address: str) -> np.ndarray
     """
     vectors = np.asarray(vectors)
     if vectors.ndim != 2 or len(vectors) != count or vectors.dtype.kind != "f":
-        raise UserError(
-            f"{address} must give (images, dimensions) floats, here ({count}, d); it gave {vectors.dtype} of shape "
-            f"{vectors.shape}"
-        )
+        raise UserError(f"{address} must give floats ({count}, d); it gave {vectors.dtype} of shape {vectors.shape}")
     return vectors.astype(np.float32)
 
 
@@ -235,10 +232,7 @@ def embed_readable(
     vectors = np.concatenate([vectors for _, vectors in found]) if found else np.zeros((0, 0), np.float32)
     diverged = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if len(diverged):
-        raise UserError(
-            f"the embedding of {dataset.images.name(rows[diverged[0]])} holds NaN or infinite values; look for a "
-            "diverged model"
-        )
+        raise UserError(f"the embedding of {dataset.images.name(rows[diverged[0]])} holds NaN or infinite values")
     left_out = np.setdiff1d(np.arange(len(dataset)), rows)
     known = {fault.index: fault for fault in find_faults(dataset.images, left_out)}
     # One may be readable again by now.
@@ -321,10 +315,7 @@ class Views:
             UserError: Several crops are asked for and the image is not resized to more than one.
         """
         if self.crops > 1 and transform.resize == transform.image_size:
-            raise UserError(
-                f"views(crops={self.crops}): images are resized to {transform.resize} px, the crop itself: there is no "
-                "room for others"
-            )
+            raise UserError(f"views(crops={self.crops}): images of {transform.resize} px leave no room for other crops")
         plain = {field.name: getattr(transform, field.name) for field in dataclasses.fields(EvaluationTransform)}
         mirrored = (False, True) if self.flip else (False,)
         return [
@@ -351,9 +342,7 @@ def embed_views(backend: EmbeddingBackend, dataset: ImageDataset, batch_size: in
     """
     transform = getattr(backend, "transform", None)
     if not isinstance(transform, EvaluationTransform):
-        raise UserError(
-            f"{backend.address} has its one view inside: views needs a run folder, .keras, .tflite or .onnx file"
-        )
+        raise UserError(f"{backend.address} has its one view inside: name a run folder, .keras, .tflite or .onnx file")
     total: np.ndarray | None = None
     for view in views.of(transform):
         other = copy.copy(backend)

@@ -73,8 +73,7 @@ class Endpoint(EncodedImagesBackend):
         self.version = int(match["version"] or max(versions))
         if self.version not in versions:
             raise UserError(
-                f"{self._server} does not serve version {self.version} of {self._model}; it serves "
-                f"{', '.join(map(str, sorted(versions)))}"
+                f"{self._server} does not serve version {self.version} of {self._model}; it serves {sorted(versions)}"
             )
 
     def checksum(self) -> str:
@@ -107,9 +106,7 @@ class Endpoint(EncodedImagesBackend):
             listed = answer.get("model_version_status", [])
             return [int(status["version"]) for status in listed if status.get("state") == "AVAILABLE"]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UserError(
-                f"{self.address} does not answer as TF Serving does: {short_message(error, named=True)}"
-            ) from error
+            raise UserError(f"{self.address} does not answer as TF Serving does: {error!r}") from error
 
     def _predict(self, encoded_images: list[bytes]) -> np.ndarray:
         """One request; raises `Unavailable`, `ImageRefused` or a `UserError`."""
@@ -156,14 +153,10 @@ class Endpoint(EncodedImagesBackend):
             return ImageRefused(reason)
         if status in _TOO_SLOW:
             return UserError(
-                f"{self.address} gave no answer within {self.timeout:g} s to a request of {images} images; raise "
-                "`timeout` or lower `batch_size`"
+                f"{self.address} gave no answer in {self.timeout:g} s; raise `timeout` or lower `batch_size`"
             )
         if status == _TOO_LARGE:
-            return UserError(
-                f"{self.address} refuses a request of {images} images ({reason}); lower `batch_size` or raise the "
-                "server's limit"
-            )
+            return UserError(f"{self.address} refuses a request of {images} images ({reason}); lower `batch_size`")
         if status == _NOT_SERVED:
             return UserError(f"{self._server} does not serve {self._model}: {reason}")
         return UserError(f"{self.address} answers {status}: {reason}")

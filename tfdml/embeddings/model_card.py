@@ -96,9 +96,7 @@ def view_of_card(path: Path) -> dict[str, Any] | None:
     view = read_json(path).get("view")
     # Black padding is not named.
     if not isinstance(view, dict) or {"pad_color", *view} != set(_VIEW):
-        raise UserError(
-            f"{path} does not state the view of the model: its key view must hold resize, image_size and resize_mode"
-        )
+        raise UserError(f"{path} does not state the view of the model: resize, image_size and resize_mode")
     fields({"pad_color": "black", **view}, _VIEW, f"{path}: view")
     if view["resize"] > _LARGEST_SIDE:
         raise UserError(f"{path} states a view of {view['resize']:,} px, more than {_LARGEST_SIDE:,}")

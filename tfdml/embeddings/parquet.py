@@ -239,9 +239,7 @@ def _column(files: Sequence[Path], opened: Sequence[Any], name: str) -> np.ndarr
         numbers = values.combine_chunks().dictionary_encode().indices.fill_null(-1).to_numpy().astype(np.int64)
         return np.where(numbers < 0, -1 - np.arange(len(numbers)), numbers)
     if nulls:
-        raise UserError(
-            f"{files[0].parent}: {nulls:,} of {len(values):,} rows have no {name}; all must have one, or none"
-        )
+        raise UserError(f"{files[0].parent}: {nulls:,} of {len(values):,} rows have no {name}; all or none must")
     array = values.to_numpy()
     return array.astype(np.str_) if array.dtype == object else array
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import reprlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -56,76 +55,14 @@ class Sources:
     embed: Callable[[Views], tuple[Any, Any]] | None = None
 
 
-def _views(search: Search, sources: Sources, _: Views | None, *, flip: bool = True, crops: int = 1) -> Search:
-    """Embed several views of every image, and average them; see `tfdml.embeddings.base.Views`."""
-    if sources.embed is None:
-        raise UserError("views needs the images and what embeds them: a run folder or a model's file, no embeddings")
-    return search_of(*sources.embed(_views_of({"flip": flip, "crops": crops})))
-
-
-def _whitening(
-    search: Search,
-    sources: Sources,
-    views: Views | None,
-    *,
-    dim: int = 0,
-    power: float = 1.0,
-    shrinkage: float = 0.0,
-) -> Search:
-    """Whiten queries and gallery; see `fit_whitening`."""
-    _require_plain(search, "whitening")
-    if sources.train is None:
-        raise UserError(
-            "whitening is fitted to embeddings of training classes, and there are none: embed them too, `split='all'`"
-        )
-    whitening = fit_whitening(sources.train(views), dim, power=power, shrinkage=shrinkage)
-    queries = whitening(search.queries)
-    gallery = queries if search.queries is search.gallery else whitening(search.gallery)
-    extra = search.extra_bytes + whitening.mean.nbytes + whitening.components.nbytes
-    return Search(queries, gallery, search.leave_one_out, extra_bytes=extra)
-
-
-def _augmentation(search: Search, sources: Sources, _: Views | None, *, k: int = 10, alpha: float = 3.0) -> Search:
-    """Augment the gallery, see `augment_gallery`; in leave-one-out each query sees it as without its own image."""
-    _require_plain(search, "database_augmentation")
-    if len(search.gallery) < 2:
-        return search
-    found = augment_gallery(search.gallery, k=k, alpha=alpha)
-    return dataclasses.replace(search, gallery=found.vectors, augmented=found if search.leave_one_out else None)
-
-
-def _expansion(search: Search, sources: Sources, _: Views | None, *, k: int = 10, alpha: float = 3.0) -> Search:
-    """Expand the queries, see `expand_queries`; the gallery stays."""
-    return dataclasses.replace(search, queries=expanded_queries(search, k, alpha))
-
-
-def _csls(search: Search, sources: Sources, _: Views | None, *, k: int = 10) -> Search:
-    """Search by CSLS; see `csls_densities`."""
-    _require_plain(search, "csls")
-    return csls_search(search, k)
-
-
-def _k_reciprocal(
-    search: Search,
-    sources: Sources,
-    _: Views | None,
-    *,
-    k1: int = 20,
-    k2: int = 6,
-    weight: float = 0.3,
-    top: int = 200,
-) -> Reranked:
-    """Re-rank what is found; see `k_reciprocal_neighbours`."""
-    return Reranked.of(search, k1, k2, weight, top)
-
-
-STEPS: dict[str, Callable[..., Any]] = {
-    "views": _views,
-    "whitening": _whitening,
-    "database_augmentation": _augmentation,
-    "query_expansion": _expansion,
-    "csls": _csls,
-    "k_reciprocal": _k_reciprocal,
+# The steps with their arguments' defaults.
+STEPS: dict[str, dict[str, Any]] = {
+    "views": {"flip": True, "crops": 1},
+    "whitening": {"dim": 0, "power": 1.0, "shrinkage": 0.0},
+    "database_augmentation": {"k": 10, "alpha": 3.0},
+    "query_expansion": {"k": 10, "alpha": 3.0},
+    "csls": {"k": 10},
+    "k_reciprocal": {"k1": 20, "k2": 6, "weight": 0.3, "top": 200},
 }
 # Nothing can follow these: what they give is no embedding that could be changed further.
 _LAST = ("csls", "k_reciprocal")
@@ -153,24 +90,44 @@ class Step:
         given = ", ".join(
             f"{key}={str(value).lower() if isinstance(value, bool) else value}"
             for key, value in self.arguments.items()
-            if value != _defaults(self.name)[key]
+            if value != STEPS[self.name][key]
         )
         return f"{self.name}({given})" if given else self.name
 
     def apply(self, search: Any, sources: Sources, views: Views | None = None) -> Any:
         """Return what is searched after this step; `views` are those that it was embedded in."""
-        return STEPS[self.name](search, sources, views, **self.arguments)
+        if search.augmented is not None and self.name in ("whitening", "database_augmentation", "csls"):
+            raise UserError(f"all-to-all, {self.name} cannot follow database_augmentation: only query_expansion can")
+        if self.name == "views":
+            if sources.embed is None:
+                raise UserError("views needs the images, and a model that embeds them")
+            return search_of(*sources.embed(_views_of(self.arguments)))
+        if self.name == "whitening":
+            return _whitened(search, sources, views, **self.arguments)
+        if self.name == "database_augmentation":
+            if len(search.gallery) < 2:
+                return search
+            found = augment_gallery(search.gallery, **self.arguments)
+            return dataclasses.replace(search, gallery=found.vectors, augmented=found if search.leave_one_out else None)
+        if self.name == "query_expansion":
+            return dataclasses.replace(search, queries=expanded_queries(search, **self.arguments))
+        return csls_search(search, **self.arguments) if self.name == "csls" else Reranked.of(search, **self.arguments)
+
+
+def _whitened(search: Search, sources: Sources, views: Views | None, **options: Any) -> Search:
+    if sources.train is None:
+        raise UserError("whitening needs embeddings of training classes: embed them too, `split='all'`")
+    whitening = fit_whitening(sources.train(views), **options)
+    queries = whitening(search.queries)
+    gallery = queries if search.queries is search.gallery else whitening(search.gallery)
+    extra = search.extra_bytes + whitening.mean.nbytes + whitening.components.nbytes
+    return Search(queries, gallery, search.leave_one_out, extra_bytes=extra)
 
 
 def _views_of(arguments: Mapping[str, Any]) -> Views:
     from tfdml.embeddings.base import Views  # which imports TensorFlow
 
     return Views(**arguments)
-
-
-def _defaults(name: str) -> dict[str, Any]:
-    parameters = inspect.signature(STEPS[name]).parameters.values()
-    return {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY}
 
 
 def steps_of(calls: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Step]:
@@ -190,7 +147,7 @@ def steps_of(calls: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Step]:
     for name, arguments in calls:
         if name not in STEPS:
             raise UserError(f"unknown step {reprlib.repr(name)}; one of {', '.join(STEPS)}")
-        known = _defaults(name)
+        known = STEPS[name]
         unknown = [key for key in arguments if key not in known]
         if unknown:
             raise UserError(f"{name} has no argument {reprlib.repr(unknown[0])}; it has {', '.join(known)}")
@@ -217,13 +174,6 @@ def check_order(steps: Sequence[Step]) -> None:
             raise UserError(f"{step} embeds the images again: it must be the first step")
         if step.name in _LAST and place + 1 < len(steps):
             raise UserError(f"{step} must be the last step: it gives a ranking, no embeddings")
-
-
-def _require_plain(search: Search, name: str) -> None:
-    if search.augmented is not None:
-        raise UserError(
-            f"where the queries are the gallery, {name} cannot follow database_augmentation: only query_expansion can"
-        )
 
 
 def hubness(embeddings: Any, gallery: Any = None, *, k: int = 10, distance: str = "euclidean") -> dict[str, Any]:

@@ -56,10 +56,7 @@ class _GalleryClassifier:
         """
         embeddings, labels = check_embeddings(embeddings), np.asarray(labels)
         if labels.shape != (len(embeddings),) or labels.dtype.kind not in "iuUO":
-            raise UserError(
-                f"labels must be one class id or name per embedding, {len(embeddings)}; got shape {labels.shape} of "
-                f"type {labels.dtype}"
-            )
+            raise UserError(f"labels must be one class id or name per embedding; got {labels.dtype} {labels.shape}")
         if len(self.labels) and (labels.dtype.kind in "iu") != (self.labels.dtype.kind in "iu"):
             raise UserError(f"the gallery's labels are of type {self.labels.dtype}, those to add of {labels.dtype}")
         check_dimensions(embeddings, self.embeddings)
@@ -170,9 +167,7 @@ class KNNClassifier(_GalleryClassifier):
         self.k, self.weights, self.temperature = k, one_of("weights", weights, WEIGHTS), temperature
         if isinstance(threshold, Calibration):
             if threshold.distance != distance:
-                raise UserError(
-                    f"the calibration is of distance={threshold.distance!r}, the classifier of {distance!r}"
-                )
+                raise UserError(f"the calibration is of distance={threshold.distance!r}, not of {distance!r}")
             threshold = threshold.threshold
         super().__init__(embeddings, labels, distance=distance, threshold=threshold)
 
@@ -230,10 +225,7 @@ class CentroidClassifier(_GalleryClassifier):
         if not temperature > 0:
             raise UserError(f"temperature must be above 0; got {temperature}")
         if isinstance(threshold, Calibration):
-            raise UserError(
-                "a calibration is of the distances between images, which are larger than those to a center: use "
-                "fit_threshold with queries of unknown classes"
-            )
+            raise UserError("a calibration is of distances between images, not to a center: use fit_threshold")
         self.temperature = temperature
         super().__init__(embeddings, labels, distance=distance, threshold=threshold)
 

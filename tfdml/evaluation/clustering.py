@@ -53,9 +53,7 @@ def kmeans(
     if iterations < 1:
         raise UserError(f"k-means needs at least one iteration; got {iterations}")
     if sample and sample < num_clusters:
-        raise UserError(
-            f"a sample of {sample} embeddings cannot find {num_clusters} clusters: it takes as many at least"
-        )
+        raise UserError(f"a sample of {sample} embeddings cannot find {num_clusters} clusters")
     import faiss
 
     sampled = 0 < sample < len(embeddings)

@@ -115,10 +115,7 @@ def _answered(per_query: Mapping[str, Any], labels: Any) -> tuple[np.ndarray, np
         raise UserError("there is no metric to give an interval of")
     for name, column in per_query.items():
         if labels.ndim != 1 or np.shape(column) != labels.shape:
-            raise UserError(
-                f"{name} has values of shape {np.shape(column)} and labels have shape {labels.shape}; "
-                "give one value and one class id per query"
-            )
+            raise UserError(f"{name} has values of shape {np.shape(column)} and labels have shape {labels.shape}")
     values = np.stack([np.asarray(column, np.float64) for column in per_query.values()], axis=1)
     missing = np.isnan(values)
     if not np.array_equal(missing.any(axis=1), missing.all(axis=1)):

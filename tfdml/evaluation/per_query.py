@@ -309,9 +309,7 @@ def values_per_query(
     ranked = [name for name in names if name in WHOLE_RANKING_METRICS]
     near = [name for name in names if name not in ranked]
     if neighbours is not None and ranked:
-        raise UserError(
-            f"{ranked[0]} ranks the whole gallery, which a search of neighbours does not: choose map@r or map@K"
-        )
+        raise UserError(f"{ranked[0]} ranks the whole gallery, a search of neighbours not: choose map@r or map@K")
     if near:
         for block, found, _ in nearest_left(task, depth, distance, memory_budget, neighbours):
             for end, level in levels.items():

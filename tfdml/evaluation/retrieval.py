@@ -141,9 +141,7 @@ def evaluate_retrieval(
             raise UserError("this relevance has no classes to resample: give labels, or intervals over queries")
         clustering = []
     if intervals is not None and not retrieval:
-        raise UserError(
-            f"{names[0]} has no value per query to resample; see part_protocol for intervals of clustering metrics"
-        )
+        raise UserError(f"{names[0]} has no value per query to resample; see part_protocol for intervals of it")
 
     result: dict[str, Any] = {}
     resampled: dict[str, Interval] = {}

@@ -548,7 +548,7 @@ class _CountedPairs(AllPairs):
         rank = int(np.floor(far * num_different))
         if rank < 1:
             raise UserError(
-                f"far={far:g} needs at least {1 / far:,.0f} pairs of different classes; there are {num_different:,}"
+                f"far={far:g} needs at least {1 / far:,.0f} pairs of different classes, not {num_different:,}"
             )
         (threshold,), _ = self.thresholds(different, [rank])
         return threshold

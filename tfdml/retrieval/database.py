@@ -90,9 +90,7 @@ def checked_vectors(vectors: Any, what: str, dimension: int | None) -> np.ndarra
     """
     checked = check_embeddings(vectors, what)
     if dimension is not None and checked.shape[1] != dimension:
-        raise UserError(
-            f"{what} have {checked.shape[1]} dimensions, the gallery {dimension}; both must come from the same model"
-        )
+        raise UserError(f"{what} have {checked.shape[1]} dimensions, the gallery {dimension}: embed both by one model")
     if max(checked.max(), -checked.min()) > LARGEST:
         raise UserError(f"{what} hold numbers beyond {LARGEST:g}, of which float32 cannot sum the squares")
     return checked
@@ -108,9 +106,7 @@ def checked_attributes(attributes: Mapping[str, Sequence[Any]] | None, count: in
     checked: dict[str, list[Any]] = {}
     for name, values in (attributes or {}).items():
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _TAKEN:
-            raise UserError(
-                f"the attribute {name!r:.40} must be of a .. z, 0 .. 9 and _, a letter first, and neither id nor vector"
-            )
+            raise UserError(f"the attribute {name!r:.40} must be of a .. z, 0 .. 9 and _, and neither id nor vector")
         column = values.tolist() if isinstance(values, np.ndarray) else list(values)
         if len(column) != count:
             raise UserError(f"the attribute {name} has {len(column)} values for {count} rows")
@@ -450,9 +446,7 @@ class GalleryDatabase(abc.ABC):
     def _existing(self) -> About:
         self._check_open()
         if self.about is None:
-            raise UserError(
-                f"`uri={self.address}` holds no table {self.address.table}: write it with tfdml index or `upsert` first"
-            )
+            raise UserError(f"`uri={self.address}` holds no table {self.address.table}: write it by tfdml index")
         return self.about
 
     def _require_index(self) -> None:

@@ -78,10 +78,7 @@ class PostgresGallery(GalleryDatabase):
             try:
                 self._run("CREATE EXTENSION IF NOT EXISTS vector")
             except psycopg.Error:
-                raise UserError(
-                    f"`uri={self.address}`: the database has no extension vector; have its owner run CREATE EXTENSION "
-                    "vector"
-                ) from None
+                raise UserError(f"`uri={self.address}`: have the owner run CREATE EXTENSION vector") from None
         self._set_up()
         columns = [
             sql.SQL(", {} {} NOT NULL").format(sql.Identifier(name), sql.SQL(_TYPES[kind]))

@@ -246,10 +246,7 @@ def fit_whitening(embeddings: Any, dim: int = 0, *, power: float = 1.0, shrinkag
     embeddings = unit_rows(check_embeddings(embeddings, "training embeddings"))
     dim = int(dim) or embeddings.shape[1]
     if dim > embeddings.shape[1] or dim >= len(embeddings):
-        raise UserError(
-            f"whitening(dim={dim}): {len(embeddings):,} training embeddings of {embeddings.shape[1]} dimensions have "
-            "fewer components"
-        )
+        raise UserError(f"whitening(dim={dim}): training embeddings {embeddings.shape} have fewer components")
     layer = PrincipalComponents(dim, whiten=True, power=power, shrinkage=shrinkage)
     layer.adapt(embeddings)
     return Whitening(np.asarray(layer.mean), np.asarray(layer.components))
@@ -546,10 +543,7 @@ class Reranked:
         k1, k2, top = (integer(name, n, at_least=1) for name, n in (("k1", k1), ("k2", k2), ("top", top)))
         weight = number("weight", weight, at_least=0, at_most=1)
         if search.augmented is not None or (search.leave_one_out and search.queries is not search.gallery):
-            raise UserError(
-                "k_reciprocal compares the neighbours of queries and gallery: where the queries are the gallery it "
-                "cannot follow query_expansion or database_augmentation"
-            )
+            raise UserError("k_reciprocal cannot follow query_expansion or database_augmentation all-to-all")
         images = search.gallery if search.leave_one_out else np.concatenate([search.queries, search.gallery])
         return cls(search, encode(images, min(k1, len(images) - 1), min(k2, len(images))), weight, top)
 
