@@ -217,6 +217,7 @@ CASES = {
         "dataset_options": ("size=32", COMPARE, RUN),
         "bad_images": ("skip", VECTORS, RUN),
         "batch_size": (10, VECTORS, {**COMPARE, "dataset": "sop"}),
+        "truncate_dim": (8, VECTORS, {**COMPARE, "dataset": "sop"}),
         "report": ("page.html", {**VECTORS, "task": "classification"}, COMPARE),
         "split": ("train", COMPARE, VECTORS),
         "distance": ("cosine", COMPARE, VECTORS),
@@ -234,6 +235,7 @@ CASES = {
     "export": {
         "moment_embedder": (True, {"gallery": "photos", "embedder": "models/cars"}, {"run_dir": "runs/cars"}),
         "whitening": ("dim=4", {"gallery": "photos", "embedder": "models/cars"}, {}),
+        "truncate_dim": (8, {"gallery": "photos", "embedder": "models/cars"}, {}),
         "data_dir": ("/data", {"gallery": "photos", "embedder": "models/cars"}, {}),
         "images": (100, {"gallery": "photos", "embedder": "models/cars"}, {}),
         "max_pixels": (100, {"gallery": "photos", "embedder": "models/cars"}, {}),
@@ -255,6 +257,7 @@ CASES = {
             {**VECTORS_GALLERY, "queries": ["a"]},
         ),
         "batch_size": (9, {**VECTORS_GALLERY, "queries": ["b.npz"]}, {**VECTORS_GALLERY, "queries": ["a.jpg"]}),
+        "truncate_dim": (9, {**VECTORS_GALLERY, "queries": ["b.npz"]}, {**VECTORS_GALLERY, "queries": ["a.jpg"]}),
         "distance": ("cosine", {"gallery": "lancedb:///data"}, VECTORS_GALLERY),
         "timeout": (
             1.0,
@@ -282,10 +285,10 @@ CASES = {
 # The flags that have an effect whatever the others are.
 ALWAYS = {
     "train": SETTINGS_ALWAYS | {"dim", "resume", "dry_run", "preview", "cluster", "sweep"},
-    "embed": {"model", "out", "dtype", "batch_size", "rows_per_file", "cluster", "input", "dry_run"},
+    "embed": {"model", "out", "dtype", "batch_size", "truncate_dim", "rows_per_file", "cluster", "input", "dry_run"},
     "evaluate": {"model", "compare", "dataset", "json"},
     "export": {"run_dir", "out", "formats", "gallery", "dry_run"},
-    "index": {"embeddings", "to", "prefix", "dry_run"},
+    "index": {"embeddings", "to", "prefix", "truncate_dim", "dry_run"},
     "search": {"gallery", "queries", "k", "max_distance", "out"},
     "prepare": {"verify", "dry_run"},
 }

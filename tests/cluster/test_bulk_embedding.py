@@ -154,14 +154,18 @@ def good():
 
 
 def test_a_folder_that_was_begun_with_another_view_is_refused(models, photos, tmp_path):
-    model = shutil.copy(models.litert, tmp_path)
-    asked = request(models, photos, tmp_path / "out", model=model)
+    asked = []
     for resize in (40, 48):
-        (tmp_path / "model_card.json").write_text(json.dumps({"view": models_on_disk.VIEW | {"resize": resize}}))
-        if resize == 40:
-            in_this_process(asked, stop_after=1)
+        (tmp_path / str(resize)).mkdir()
+        (tmp_path / str(resize) / "model_card.json").write_text(
+            json.dumps({"view": {**models_on_disk.VIEW, "resize": resize}})
+        )
+        asked.append(
+            request(models, photos, tmp_path / "out", model=shutil.copy(models.litert, tmp_path / str(resize)))
+        )
+    in_this_process(asked[0], stop_after=1)
     with pytest.raises(UserError, match=r"begun with something else: view .*40.*48"):
-        in_this_process(asked)
+        in_this_process(asked[1])
 
 
 @pytest.mark.one_quick_case

@@ -100,7 +100,7 @@ class Step:
             raise UserError(f"all-to-all, {self.name} cannot follow database_augmentation: only query_expansion can")
         if self.name == "views":
             if sources.embed is None:
-                raise UserError("views needs the images, and a model that embeds them")
+                raise UserError("views needs the images: name a run folder or a model's file, no embeddings")
             return search_of(*sources.embed(_views_of(self.arguments)))
         if self.name == "whitening":
             return _whitened(search, sources, views, **self.arguments)

@@ -167,7 +167,7 @@ class KNNClassifier(_GalleryClassifier):
         self.k, self.weights, self.temperature = k, one_of("weights", weights, WEIGHTS), temperature
         if isinstance(threshold, Calibration):
             if threshold.distance != distance:
-                raise UserError(f"the calibration is of distance={threshold.distance!r}, not of {distance!r}")
+                raise UserError(f"calibration is of distance={threshold.distance!r}, the classifier of {distance!r}")
             threshold = threshold.threshold
         super().__init__(embeddings, labels, distance=distance, threshold=threshold)
 

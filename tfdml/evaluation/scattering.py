@@ -86,7 +86,9 @@ def partial_embeddings(
         if getattr(embedder, name, None) is None
     ]
     if lacking:
-        raise UserError(f"{type(embedder).__name__} has no {', '.join(lacking)}: only an Embedder pools a feature map")
+        raise UserError(
+            f"{type(embedder).__name__} has no {', '.join(lacking)}: only an Embedder, which pools a feature map, has"
+        )
     if not 0 < share <= 1:
         raise UserError(f"share must be above 0 and at most 1; got {share}")
     model: _PartsModel | None = None
