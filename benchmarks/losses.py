@@ -3,9 +3,11 @@
     make parity-pml                                        once: makes the environment with PyTorch
     python -m benchmarks.losses
     python -m benchmarks.losses --batches 128 --losses TripletMarginLoss --rounds=3
+    python -m benchmarks.losses --backend=torch --torch_python=PYTHON --json=losses.json     both on PyTorch's tensors
 
 Both sides get the same float32 vectors, classes of --per_class images, and as many threads; tfdml's loss is what
-`tfdml.interop.from_pml` makes of the name, in a graph as `model.fit` runs it (--xla: compiled by XLA). A line states
+`tfdml.interop.from_pml` makes of the name, in a graph as `model.fit` runs it (--xla: compiled by XLA), or with
+--backend=torch on PyTorch's tensors as theirs, by the same PYTHON, which then needs tfdml too. A line states
 the median of the rounds and the most memory that a process has taken for it, graph and smaller batches included, and
 ours divided by theirs: below 1 ours is quicker, or smaller. A side that takes more than --limit seconds or --memory
 GiB is stopped, and said to fail. A second table has the least and the largest share at each batch.
@@ -67,7 +69,8 @@ class Side:
     def ask(self, request):
         """The answer, or {"error"}."""
         if self.process is None:
-            environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": self.command[-1]}
+            backend = {"KERAS_BACKEND": "torch"} if "--serve_torch" in self.command else {}
+            environment = {**os.environ, **backend, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": self.command[-1]}
             pipe = subprocess.PIPE
             self.process = subprocess.Popen(
                 self.command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
@@ -100,33 +103,60 @@ def held(pid):
     return int(path.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30 if path.exists() else 0.0
 
 
-def serve_ours(threads, xla):
-    """Answer requests with tfdml's losses."""
-    import tensorflow as tf
-
+def ours(request):
+    """Labels, vectors, tfdml's loss as a function of vectors and labels, and the proxies that it trains."""
     from tfdml.interop import from_pml
+
+    wanted = request["case"]
+    labels, vectors, centres = made_batch(request["batch"], request["dim"], request["per_class"])
+    arguments = dict(wanted["arguments"]) | ({"num_classes": len(centres)} if wanted["proxies"] else {})
+    loss = from_pml(wanted["name"], miner=wanted["miner"], **arguments)
+    if not wanted["proxies"]:
+        return labels, vectors, lambda x, y: loss(y, x), []
+    loss.build({"embedding": vectors.shape})
+    proxies = loss.class_proxies.proxies
+    start = centres if len(proxies.shape) == 2 else centres[:, None].repeat(proxies.shape[1], axis=1)
+    proxies.assign(start)
+    return labels, vectors, lambda x, y: loss({"embedding": x}, y), [proxies.value]
+
+
+def serve_on_torch(threads):
+    """Answer requests with tfdml's losses on Keras's PyTorch backend."""
+    import torch
+
+    torch.set_num_threads(threads)
+
+    def prepare(request):
+        labels, vectors, loss, watched = ours(request)
+        labels, vectors = torch.tensor(labels), torch.tensor(vectors, requires_grad=True)
+
+        def run():
+            for tensor in (vectors, *watched):
+                tensor.grad = None
+            value = loss(vectors, labels)
+            value.backward()
+            return value.item()
+
+        return run
+
+    serve(prepare)
+
+
+def serve_ours(threads, xla):
+    """Answer requests with tfdml's losses on TensorFlow."""
+    import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(threads)
 
     def prepare(request):
-        wanted = request["case"]
-        labels, vectors, centres = made_batch(request["batch"], request["dim"], request["per_class"])
-        arguments = dict(wanted["arguments"]) | ({"num_classes": len(centres)} if wanted["proxies"] else {})
-        loss = from_pml(wanted["name"], miner=wanted["miner"], **arguments)
-        watched = []
-        if wanted["proxies"]:
-            loss.build({"embedding": vectors.shape})
-            proxies = loss.class_proxies.proxies
-            start = centres if len(proxies.shape) == 2 else centres[:, None].repeat(proxies.shape[1], axis=1)
-            proxies.assign(start)
-            watched = [proxies.value]
+        labels, vectors, loss, watched = ours(request)
         labels, vectors = tf.constant(labels), tf.constant(vectors)
 
         @tf.function(jit_compile=xla)
         def step(labels, vectors):
             with tf.GradientTape() as tape:
                 tape.watch(vectors)
-                value = loss({"embedding": vectors}, labels) if wanted["proxies"] else loss(labels, vectors)
+                value = loss(vectors, labels)
             return value, tape.gradient(value, [vectors, *watched])
 
         def run():
@@ -159,14 +189,21 @@ def main():
     parser.add_argument("--limit", type=float, default=60, help="seconds that a pass may take")
     parser.add_argument("--memory", type=float, default=12, help="GiB that a side may hold")
     parser.add_argument("--xla", action="store_true")
+    parser.add_argument("--backend", choices=("tensorflow", "torch"), default="tensorflow")
+    parser.add_argument("--json", type=pathlib.Path, help="write the medians here too")
     arguments = parser.parse_args()
     threads = str(arguments.threads)
-    own = [sys.executable, "-m", "benchmarks.losses", *["--serve_xla"] * arguments.xla, "--serve", threads]
+    on_torch = arguments.backend == "torch"
+    flags = [*["--serve_xla"] * arguments.xla, *["--serve_torch"] * on_torch]
+    python = arguments.torch_python if on_torch else sys.executable
+    own = [python, "-m", "benchmarks.losses", *flags, "--serve", threads]
     peer = [arguments.torch_python, str(ROOT / "benchmarks" / "losses_peer.py"), threads]
     sides = [Side(command, arguments.limit, arguments.memory) for command in (own, peer)]
     columns = ["loss", *(f"{batch:,}" for batch in arguments.batches), f"MiB at {arguments.batches[-1]:,}"]
     print("| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|", flush=True)
     shares = {batch: [] for batch in arguments.batches}
+    about = {name: getattr(arguments, name) for name in ("backend", "dim", "per_class", "threads", "rounds")}
+    rows = []
     try:
         for wanted in CASES:
             if arguments.losses and wanted["name"] not in arguments.losses:
@@ -186,8 +223,13 @@ def main():
                             found.append(side.ask(request))
                 sides_found = [column(found) for found in answers]
                 cells.append(beside(sides_found, answers, 0, ",.1f"))
+                ms = dict(zip(("ours_ms", "theirs_ms"), (found and found[0] for found in sides_found), strict=True))
+                values = dict(zip(("ours", "theirs"), (found[-1].get("value") for found in answers), strict=True))
+                rows.append({"loss": wanted["name"], "miner": wanted["miner"], "batch": batch, **ms, "values": values})
                 shares[batch] += [sides_found[0][0] / sides_found[1][0]] if all(sides_found) else []
             print("| " + " | ".join([*cells, beside(sides_found, answers, 1, ",.0f")]) + " |", flush=True)
+            if arguments.json:
+                arguments.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
             # The next loss begins with the memory of a new process.
             for side in sides:
                 side.close()
@@ -210,6 +252,10 @@ def beside(sides, answers, place, unit):
 
 if __name__ == "__main__":
     if "--serve" in sys.argv:
-        serve_ours(int(sys.argv[-1]), "--serve_xla" in sys.argv)
+        threads_of_side = int(sys.argv[-1])
+        if "--serve_torch" in sys.argv:
+            serve_on_torch(threads_of_side)
+        else:
+            serve_ours(threads_of_side, "--serve_xla" in sys.argv)
     else:
         main()

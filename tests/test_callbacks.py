@@ -217,3 +217,66 @@ def test_all_of_this_on_jax():
     done = subprocess.run(command, env=JAX, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert "passed" in done.stdout
+
+
+class KeptLabels(keras.Sequential):
+    """Keeps the labels of the batches that it is trained on, and its embeddings before each epoch."""
+
+    def train_step(self, data):
+        self.seen[-1].append(np.asarray(data[1]))
+        return super().train_step(data)
+
+
+def trained_by_neighbors(x, y, epochs, resumed=None):
+    """The labels of the batches of each epoch and the embeddings before it, with the model."""
+    keras.utils.set_random_seed(0)
+    model = KeptLabels([keras.Input((5,)), keras.layers.Dense(3), keras.layers.UnitNormalization()])
+    model.compile(keras.optimizers.SGD(0.5), loss=tfdml.losses.ContrastiveLoss(), run_eagerly=True)
+    if resumed is not None:
+        model.set_weights(resumed.get_weights())
+    model.seen, embeddings = [], []
+    sampler = tfdml.data.NeighborSampler(y, 4, 3, anchor_classes=1)
+    batches = tfdml.data.ArrayBatches(x, y, sampler)
+    batches.epoch = epochs[0]
+
+    def begin(epoch, logs):
+        model.seen.append([])
+        embeddings.append(keras.ops.convert_to_numpy(model(x)).astype("float64"))
+
+    search = tfdml.callbacks.NeighborSearch(sampler, x, y, every=2, skip_top=1)
+    kept = keras.callbacks.LambdaCallback(on_epoch_begin=begin)
+    model.fit(batches, initial_epoch=epochs[0], epochs=epochs[1], verbose=0, callbacks=[search, kept], shuffle=False)
+    return model.seen, embeddings, model
+
+
+def test_a_search_before_every_other_epoch_decides_the_batches():
+    x, y = clusters(3, 12)
+    seen, embeddings, _ = trained_by_neighbors(x, y, (0, 3))
+    assert (np.abs(embeddings[2] - embeddings[0]) > 0.01).any()
+    for epoch in range(3):
+        e = embeddings[epoch // 2 * 2]
+        order = np.argsort(-(e @ e.T), axis=1, kind="stable")
+        assert len(seen[epoch]) == 6
+        for labels in seen[epoch]:
+            anchor, *others = labels[::3].tolist()
+            votes = np.zeros(12)
+            for i in np.flatnonzero(y == anchor):
+                np.add.at(votes, y[[j for j in order[i] if y[j] != anchor][1:51]], 1)
+            assert others == np.lexsort((np.arange(12), -votes))[:3].tolist()
+
+
+def test_training_by_neighbors_resumes_with_the_batches_of_an_uninterrupted_one():
+    x, y = clusters(3, 12)
+    unbroken, _, _ = trained_by_neighbors(x, y, (0, 4))
+    first, _, model = trained_by_neighbors(x, y, (0, 2))
+    rest, _, _ = trained_by_neighbors(x, y, (2, 4), model)
+    np.testing.assert_array_equal(first + rest, unbroken)
+
+
+def test_a_search_that_cannot_be_made_is_refused():
+    x, y = clusters(3, 12)
+    sampler = tfdml.data.NeighborSampler(y, 4, 3)
+    with pytest.raises(UserError, match="`every` must be at least 1"):
+        tfdml.callbacks.NeighborSearch(sampler, x, y, every=0)
+    with pytest.raises(UserError, match="`x` has 72 images and `y` has 3 labels"):
+        tfdml.callbacks.NeighborSearch(sampler, x, y[:3])

@@ -136,7 +136,7 @@ def test_commands_show_flags(command, arguments, says, tmp_path, monkeypatch):
 HORDE = {"objectives": "contrastive + 0.5 * horde(loss=contrastive)"}
 RATES = {"backbone_rate": 1e-5, "projection_rate": 1e-3, "objective_rate": 1e-2}
 BALANCED, SHUFFLE = {"sampling": "class_balanced"}, {"sampling": "shuffle"}
-HIERARCHICAL = {"sampling": "hierarchical"}
+HIERARCHICAL, NEIGHBORS = {"sampling": "hierarchical"}, {"sampling": "neighbors"}
 VECTORS = {"model": "vectors.npz"}
 VECTORS_GALLERY = {"gallery": "vectors.npz"}
 COMPARE, RUN = {"compare": ["a", "b"]}, {"model": "runs/cars"}
@@ -177,6 +177,10 @@ CASES = {
         "super_classes_per_batch": (2, BALANCED, HIERARCHICAL),
         "super_class_weights": ("uniform", BALANCED, HIERARCHICAL),
         "short_super_classes": ("drop", SHUFFLE, HIERARCHICAL),
+        "neighbors_every": (2, BALANCED, NEIGHBORS),
+        "anchor_classes": (1, SHUFFLE, NEIGHBORS),
+        "skip_top": (1, BALANCED, NEIGHBORS),
+        "relative_margin": (0.05, BALANCED, NEIGHBORS),
         "ensemble_cut": ("a,b", {}, {"ensemble_heads": 8}),
         "learning_rate": (1e-3, RATES, {**RATES, "objective_rate": -1.0}),
         "final_rate": (0.1, {"schedule": "step"}, {"schedule": "cosine"}),

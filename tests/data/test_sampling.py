@@ -23,6 +23,7 @@ from tfdml.data.sampling import (
     ArrayBatches,
     ClassBalancedSampler,
     HierarchicalSampler,
+    NeighborSampler,
     PairSampler,
     Share,
     ShuffleSampler,
@@ -702,3 +703,50 @@ def test_array_batches_are_those_of_the_sampler():
         batches.on_epoch_end()
     with pytest.raises(UserError, match="`x` has 12 images and `y` has 11 labels"):
         ArrayBatches(x, y[1:], sampler)
+
+
+@pytest.mark.parametrize("short_classes", ["repeat", "drop"])
+def test_neighbor_batches_hold_the_classes_of_the_table_after_their_anchors(short_classes):
+    counts = [3, 1, 2, 4, 2, 5, 2, 3]
+    labels = labels_of_of_class_balanced(counts, np.random.default_rng(0))
+    ids = np.unique(labels)
+    kept = [c for c, count in enumerate(counts) if count >= 2 or short_classes == "repeat"]
+    sampler = NeighborSampler(labels, 5, 2, seed=3, short_classes=short_classes, anchor_classes=2)
+    before = [sampler.batch(step).tolist() for step in range(12)]
+    table = np.array([[1, 2, -1], [0, 2, 3], [3, 1, 0], [2, 1, 5], [5, 6, 7], [4, 6, 7], [7, 4, 5], [6, 5, 1]])
+    sampler.update(table, first_step=4)
+    anchors = []
+    for step in range(12):
+        rows = sampler.batch(step)
+        if step < 4:
+            assert rows.tolist() == before[step]
+        classes = [int(np.searchsorted(ids, label)) for label in labels[rows][::2]]
+        assert len(set(classes)) == 5
+        assert set(classes) <= set(kept)
+        assert (labels[rows].reshape(5, 2) == ids[classes][:, None]).all()
+        anchors.append(classes[:2])
+        if step >= 4:
+            wanted = [c for rank in range(3) for c in (table[classes[0], rank], table[classes[1], rank])]
+            wanted = [c for c in dict.fromkeys(wanted) if c in kept and c not in classes[:2]][:3]
+            assert classes[2 : 2 + len(wanted)] == wanted
+    # Within a pass no class is an anchor twice.
+    passes = len(kept) // 2
+    for first in range(0, 12 - passes + 1, passes):
+        assert len(set(itertools.chain(*anchors[first : first + passes]))) == 2 * passes
+    # The table alone decides: another sampler that is given it, as where a run is resumed, makes the same batches.
+    resumed = NeighborSampler(labels, 5, 2, seed=3, short_classes=short_classes, anchor_classes=2)
+    resumed.update(table, first_step=4)
+    assert all((resumed.batch(step) == sampler.batch(step)).all() for step in range(4, 12))
+
+
+def test_neighbor_batches_of_two_classes_and_of_classes_of_one_image():
+    two = NeighborSampler([4, 4, 9], 2, 2, anchor_classes=1)
+    one_each = NeighborSampler([1, 2, 3, 4], 3, 2, anchor_classes=1)
+    for sampler, table in ((two, [[1], [0]]), (one_each, [[1], [2], [3], [0]]), (one_each, np.full((4, 2), -1))):
+        sampler.update(table)
+        for step in range(8):
+            assert len(set(np.asarray([4, 4, 9] if sampler is two else [1, 2, 3, 4])[sampler.batch(step)])) in (2, 3)
+    with pytest.raises(UserError, match="one row for each of 4 classes, not"):
+        one_each.update([[1], [0]])
+    with pytest.raises(UserError, match="`anchor_classes=3` is above `classes_per_batch=2`"):
+        NeighborSampler([4, 4, 9], 2, 2, anchor_classes=3)

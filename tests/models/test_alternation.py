@@ -123,7 +123,7 @@ def test_loss_and_terms_are_those_of_the_embedders_steps():
     history = twin.fit(
         np.tile(x, (2, 1, 1, 1)), np.tile(labels, 2), batch_size=len(x), shuffle=False, verbose=0
     ).history
-    names = {"loss", "rank_mi", "contrastive_loss", "d_pos", "d_neg"}
+    names = {"loss", "rank_mi", "contrastive_loss", "d_pos", "d_neg", "violations"}
     assert set(history) == names | {"rank_mi_jsd", "rank_mi_beta", "rank_mi_no_root"}
     assert set(expected) == names
     assert history["loss"][0] == pytest.approx(0.5 * history["rank_mi"][0] + history["contrastive_loss"][0], rel=1e-5)
@@ -133,7 +133,7 @@ def test_evaluation_reports_nothing_of_the_statistics():
     labels, x = coloured_batch()
     learner = make([rank_mi()])
     found = learner.evaluate(x, labels, batch_size=len(x), verbose=0, return_dict=True)
-    assert set(found) == {"loss", "rank_mi", "d_pos", "d_neg"}
+    assert set(found) == {"loss", "rank_mi", "d_pos", "d_neg", "violations"}
     assert len(learner.evaluate(x, labels, batch_size=len(x), verbose=0)) == len(found)
 
 

@@ -64,7 +64,7 @@ def test_reports_each_term_unweighted_and_their_weighted_sum(weight):
     learner = compiled(jrd(weight=weight))
     logs = reported(learner, x, labels)
     terms = expected_terms(learner, x, labels)
-    assert set(logs) == {"loss", "am_softmax_loss", "joint_representation_similarity", "d_pos", "d_neg"}
+    assert set(logs) == {"loss", "am_softmax_loss", "joint_representation_similarity", "d_pos", "d_neg", "violations"}
     for name, value in terms.items():
         assert_close(logs[name], value)
     assert_close(logs["loss"], terms["am_softmax_loss"] + weight * terms["joint_representation_similarity"])
@@ -102,6 +102,18 @@ def test_reports_the_mean_distances_of_positives_and_negatives():
     e = np.asarray(learner(x)["embedding"], "float64")
     for name, pairs in (("d_pos", references.positive_pairs(labels)), ("d_neg", references.negative_pairs(labels))):
         assert_close(logs[name], references.mean([np.linalg.norm(e[i] - e[j]) for i, j in pairs]))
+
+
+def test_reports_the_share_of_negatives_nearer_than_the_furthest_positive():
+    _, x = coloured_batch()
+    labels = np.array([0, 1, 2, 0, 0, 1, 1, 2, 2, 0, 1, 3])
+    learner = compiled(losses.ContrastiveLoss())
+    e = np.asarray(learner(x)["embedding"], "float64")
+    same = references.positive_pairs(labels)
+    furthest = {i: max(np.linalg.norm(e[i] - e[j]) for k, j in same if k == i) for i in range(11)}
+    violations = [np.linalg.norm(e[i] - e[j]) < furthest[i] for i, j in references.negative_pairs(labels) if i < 11]
+    assert 0.2 < np.mean(violations) < 0.95
+    assert_close(reported(learner, x, labels)["violations"], np.mean(violations))
 
 
 def test_reported_terms_add_up_to_the_reported_loss_over_batches_of_any_size():

@@ -39,7 +39,7 @@ def training_batches(
     seed: int = 0,
     first_step: int = 0,
     num_steps: int | None = None,
-    cache: bool = False,
+    cache: bool | Source = False,
     cache_limit_mb: float = CACHE_LIMIT_MB,
     every: int = 1,
 ) -> tf.data.Dataset:
@@ -57,7 +57,8 @@ def training_batches(
         first_step: The step of the first batch.
         num_steps: How many batches; None for no end.
         cache: Decode every image once, now, and keep it in memory as `transform.prepare` leaves it (resized; for
-            `"random_resized_crop"` at its original size). The batches stay the same bit by bit.
+            `"random_resized_crop"` at its original size). The batches stay the same bit by bit. Or what
+            `decoded_source` returned, for several streams.
         cache_limit_mb: Most memory that the cache may take, in MiB.
         every: Make the batch of every so-manieth step alone, `first_step`, `first_step + every` and so on.
 
@@ -80,9 +81,10 @@ def training_batches(
             raise UserError(f"`{name}` must not be negative, but is {value}")
     if every < 1:
         raise UserError(f"`every` must be at least 1, not {every}")
-    source = dataset.images.lookup()
-    if cache and not source.dimension:
-        source = _cached(dataset, transform, cache_limit_mb)
+    if isinstance(cache, Source):
+        source = cache
+    else:
+        source = _cached(dataset, transform, cache_limit_mb) if cache else dataset.images.lookup()
     batch_size = sampler.batch_size
     part = sampler if isinstance(sampler, Share) else Share(sampler, 0, 1)
 
@@ -229,7 +231,7 @@ class Stream(TypedDict, total=False):
 
     first_step: int
     num_steps: int | None
-    cache: bool
+    cache: bool | Source
     cache_limit_mb: float
 
 
@@ -414,7 +416,7 @@ def decoded_source(dataset: ImageDataset, transform: TrainTransform, limit_mb: f
         tf.errors.OpError: An image cannot be decoded.
     """
     source = dataset.images.lookup()
-    if source.size is not None and transform.prepared_size(*source.size) == source.size:
+    if source.dimension or (source.size is not None and transform.prepared_size(*source.size) == source.size):
         return source
     started, total, kept = time.perf_counter(), 0, []
     logging.info(

@@ -413,11 +413,97 @@ class ClassBalancedSampler:
         Returns:
             (P * K,) int64 indices into `labels`, grouped by class.
         """
+        return self._classes.draw(self._classes_of(int(step)), self._images_per_class, self._seed, int(step))
+
+    def _classes_of(self, step: int) -> np.ndarray:
+        """Return the positions of the classes in the batch of a step, (P,)."""
         num_classes, p = len(self._classes), self._classes_per_batch
-        number, place = divmod(int(step), num_classes // p)
+        number, place = divmod(step, num_classes // p)
         keys = round_keys(self._seed, CLASS_STREAM, number)
-        classes = permute(np.arange(place * p, (place + 1) * p), num_classes, keys)
-        return self._classes.draw(classes, self._images_per_class, self._seed, int(step))
+        return permute(np.arange(place * p, (place + 1) * p), num_classes, keys)
+
+
+class NeighborSampler(ClassBalancedSampler):
+    """P distinct classes a batch that the embedder confuses, K images of each.
+
+    A batch begins with A anchor classes, which come in shuffled passes of floor(C / A) batches: within a pass no class
+    is an anchor twice. Then come the class that each anchor is most often confused with, the second of each, and so on,
+    until there are P classes. Where the table of `update` has too few, the next classes of the pass follow, and before
+    the first `update` these are all.
+
+    A batch is a pure function of the seed, the step and the table that holds for this step.
+
+    Args:
+        labels: (N,) integer class ids, any values.
+        classes_per_batch: P.
+        images_per_class: K.
+        seed: A non-negative integer.
+        short_classes: As `ClassBalancedSampler`.
+        anchor_classes: A, from 1 (all others of the batch are confused with one class) to P.
+
+    Attributes:
+        batch_size: P * K.
+        steps_per_epoch: As `ClassBalancedSampler`.
+        classes_per_batch: P.
+
+    Raises:
+        UserError: As `ClassBalancedSampler`, or A is above P.
+
+    Example:
+        >>> labels = np.repeat(np.arange(4), 3)
+        >>> sampler = NeighborSampler(labels, classes_per_batch=2, images_per_class=3, anchor_classes=1)
+        >>> sampler.update([[2], [3], [0], [1]])
+        >>> sorted({int(row) // 3 for row in sampler.batch(0)}) in ([0, 2], [1, 3])
+        True
+
+    Source: Liao, Shao, "Graph Sampling Based Deep Metric Learning for Generalizable Person Re-Identification", CVPR
+    2022, where A is 1.
+    """
+
+    def __init__(
+        self,
+        labels: np.ndarray,
+        classes_per_batch: int,
+        images_per_class: int,
+        seed: int = 0,
+        short_classes: str = "repeat",
+        anchor_classes: int = 4,
+    ):
+        super().__init__(labels, classes_per_batch, images_per_class, seed, short_classes)
+        check_positive("anchor_classes", anchor_classes)
+        if anchor_classes > classes_per_batch:
+            raise UserError(f"`anchor_classes={anchor_classes}` is above `classes_per_batch={classes_per_batch}`")
+        counts = np.unique(labels, return_counts=True)[1]
+        self._kept = counts >= (images_per_class if short_classes == "drop" else 1)
+        self._anchors, self.classes_per_batch = anchor_classes, classes_per_batch
+        self._tables = [(0, np.zeros((len(self._classes), 0), np.int64))]
+
+    def update(self, neighbors: Any, first_step: int = 0) -> None:
+        """Compose the batches of `first_step` and later by another table; earlier steps keep the table before.
+
+        Args:
+            neighbors: (C, M) of each class, in ascending order of their ids, the positions of those that it is most
+                confused with, from the first on; -1 where there are fewer. See `tfdml.retrieval.confusable_classes`.
+            first_step: From 0.
+
+        Raises:
+            UserError: There is not one row for each class.
+        """
+        neighbors = np.asarray(neighbors)
+        if neighbors.ndim != 2 or len(neighbors) != len(self._kept):
+            raise UserError(f"neighbors must be one row for each of {len(self._kept)} classes, not {neighbors.shape}")
+        places = np.where(self._kept, np.cumsum(self._kept) - 1, -1)
+        table = np.where(neighbors < 0, -1, places[neighbors])[self._kept]
+        self._tables = [*self._tables[-1:], (first_step, table)]
+
+    def _classes_of(self, step: int) -> np.ndarray:
+        num_classes, p, a = len(self._classes), self._classes_per_batch, self._anchors
+        number, place = divmod(step, num_classes // a)
+        positions = (place * a + np.arange(min(2 * p, num_classes))) % num_classes
+        order = permute(positions, num_classes, round_keys(self._seed, CLASS_STREAM, number))
+        table = next((table for first, table in reversed(self._tables) if first <= step), self._tables[0][1])
+        candidates = np.concatenate([order[:a], table[order[:a]].T.reshape(-1), order[a:]])
+        return np.array(list(dict.fromkeys(candidates[candidates >= 0].tolist()))[:p])
 
 
 WEIGHTS = ("proportional", "uniform")

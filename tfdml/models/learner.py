@@ -35,6 +35,9 @@ from tfdml.objectives import (
 from tfdml.pairs import Pairs, pairs_by_name, pairs_of_replica
 from tfdml.saving import restore
 
+#: What the logs say of the distances of a batch's pairs.
+_DISTANCES = ("d_pos", "d_neg", "violations")
+
 
 @keras.saving.register_keras_serializable("tfdml")
 class MetricLearner(workarounds.SeveralWorkersModel):
@@ -48,7 +51,8 @@ class MetricLearner(workarounds.SeveralWorkersModel):
     Each objective does its per-image work on its replica; then the per-image vectors that pairs need, and only those,
     are gathered across replicas, so that the update under a distribution strategy is that of a single device on the
     whole batch. Each term is reported under its name, unweighted; `d_pos` and `d_neg` are the mean distances of
-    positive and negative pairs on a replica (a collapse shows as both going to 0).
+    positive and negative pairs on a replica (a collapse shows as both going to 0). `violations` is the share of the
+    negative pairs of anchors with a positive that are nearer than the anchor's furthest positive.
 
     Labels may be rows (B, L), sets or levels of a hierarchy, where the losses say which images belong together
     (`PairLoss.with_positives`); then each objective needs such a loss, and the first one's pairs are those of
@@ -109,7 +113,7 @@ class MetricLearner(workarounds.SeveralWorkersModel):
             if isinstance(objective, Observed)
             for key in objective.observes
         }
-        self.distance_trackers = [keras.metrics.Mean(name="d_pos"), keras.metrics.Mean(name="d_neg")]
+        self.distance_trackers = [keras.metrics.Mean(name=name) for name in _DISTANCES]
         if any(isinstance(objective.weight, AutoWeight) for objective in self.objectives):
             self.auto_weights = WeightMeasurement(self.objectives, self.gradient_cache)
 
@@ -350,13 +354,17 @@ class MetricLearner(workarounds.SeveralWorkersModel):
     def _track_distances(self, embeddings, labels):
         def sums(rows, total, embeddings):
             pairs = Pairs.of_batch(embeddings, labels, self.positives, rows, total)
-            masks = (pairs.positives, pairs.negatives)
-            totals = [pairwise.masked_sum(pairs.distances(), mask) for mask in masks]
-            return ops.stack([*totals, *(pairwise.masked_count(mask) for mask in masks)])
+            distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
+            furthest = ops.max(ops.where(positives, distances, -1.0), axis=1, keepdims=True, initial=-1.0)
+            compared = ops.logical_and(negatives, furthest >= 0)
+            totals = [pairwise.masked_sum(distances, mask) for mask in (positives, negatives)]
+            totals.append(pairwise.masked_count(ops.logical_and(negatives, distances < furthest)))
+            counts = [pairwise.masked_count(mask) for mask in (positives, negatives, compared)]
+            return ops.stack([*totals, *counts])
 
         embeddings, blocks = ops.stop_gradient(embeddings), self._anchor_blocks(labels)
         found = ops.unstack(sums(None, None, embeddings) if blocks is None else blocks.sum_of(sums, [embeddings]))
-        for tracker, total, count in zip(self.distance_trackers, found[:2], found[2:], strict=True):
+        for tracker, total, count in zip(self.distance_trackers, found[:3], found[3:], strict=True):
             # Weighted by the number of pairs, so that a batch without any does not count.
             tracker.update_state(total / ops.maximum(count, 1.0), count)
 
@@ -603,7 +611,7 @@ def _check_objectives(objectives: list[Objective], representations: tuple[str, .
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"two objectives are called {name!r}: give one another name=")
-        if name in ("loss", "d_pos", "d_neg"):
+        if name in ("loss", *_DISTANCES):
             raise ValueError(f"an objective is called {name!r}, a name that the logs use: give it another name=")
     phases = {objective.statistics_steps for objective in objectives if isinstance(objective, WithStatistics)}
     if len(phases) > 1:

@@ -1,6 +1,7 @@
 """Searching embeddings: exactly, by an index, by codes, re-ranked, or in a database (LanceDB, PostgreSQL, Qdrant)."""
 
 from tfdml.retrieval.address import SCHEMES, is_gallery
+from tfdml.retrieval.confusable import confusable_classes
 from tfdml.retrieval.database import GalleryDatabase, Neighbours, connect
 from tfdml.retrieval.exact import nearest_neighbours, neighbour_blocks
 from tfdml.retrieval.faiss_index import (
@@ -33,6 +34,7 @@ __all__ = [
     "Whitening",
     "augment_gallery",
     "build_index",
+    "confusable_classes",
     "connect",
     "csls_densities",
     "expand_queries",

@@ -37,6 +37,7 @@ class RunFolder:
         flags.txt  data.json  environment.json  metrics.jsonl  result.json  queries.npz  checkpoints/  embedder.keras
          tensorboard/  report/index.html
         and, where they apply, moments.keras  statistics_network.keras  statistics.json  watch.json  diverged.json
+         neighbors/
 
     Args:
         path: The folder.
@@ -64,6 +65,10 @@ class RunFolder:
     def selected(self, epoch: int) -> Path:
         """Where the embedder of an epoch is kept that was the best when the epoch ended."""
         return self.checkpoints / f"selected-epoch-{epoch:04d}.keras"
+
+    def neighbors(self, epoch: int) -> Path:
+        """Where the classes are that the embedder confused before an epoch."""
+        return self.path / "neighbors" / f"epoch-{epoch:04d}.npy"
 
     # What is there
 
@@ -225,7 +230,7 @@ class RunFolder:
     def _sweep(self) -> None:
         """Remove what killed processes left half-written; what another command writes below the folder is its own."""
         sweep(self.path)
-        for folder in (self.checkpoints, self.report.parent):  # in which nobody else writes
+        for folder in (self.checkpoints, self.report.parent, self.neighbors(0).parent):  # in which nobody else writes
             for half_written in folder.glob(f"{PARTIAL_PREFIX}*"):
                 half_written.unlink(missing_ok=True)
 

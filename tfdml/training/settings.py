@@ -132,8 +132,9 @@ def as_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-_BY_CLASS = needs("sampling", "class_balanced", "hierarchical")
+_BY_CLASS = needs("sampling", "class_balanced", "hierarchical", "neighbors")
 _HIERARCHICAL = needs("sampling", "hierarchical")
+_NEIGHBORS = needs("sampling", "neighbors")
 _MULTI_RESOLUTION = needs("augmentation", "multi_resolution")
 _TRAINED_BACKBONE = Effect(lambda given: given["backbone_rate"] != 0, "a --backbone_rate that is not 0")
 _RATES = ("backbone_rate", "projection_rate", "objective_rate")
@@ -186,11 +187,12 @@ class DataSettings(Settings):
         flip: Mirror every second training image.
         policy: What happens to the finished crops, by Keras's layers: e.g. 'rand_augment(factor=0.4) + 0.2 * grayscale'
             (the second on a fifth of the images).
-        sampling: P classes x K images; the same from a few super-classes (hierarchical); all images of random classes
-            up to --batch_size (whole_classes); a plain shuffle; two views of each image, which are a pair, without
-            labels (two_views); or given pairs or triplets, whole (pairs).
-        classes_per_batch: P, for class_balanced and hierarchical.
-        images_per_class: K, for class_balanced and hierarchical.
+        sampling: P classes x K images; the same from a few super-classes (hierarchical), or of classes that the
+            embedder confuses (neighbors); all images of random classes up to --batch_size (whole_classes); a plain
+            shuffle; two views of each image, which are a pair, without labels (two_views); or given pairs or triplets,
+            whole (pairs).
+        classes_per_batch: P, for class_balanced, hierarchical and neighbors.
+        images_per_class: K, for class_balanced, hierarchical and neighbors.
         batch_size: Images per batch, over all replicas, for shuffle, whole_classes and pairs; for two_views, the views:
             two of each image.
         short_classes: Classes of fewer than K images: repeat their images, or drop them.
@@ -198,6 +200,14 @@ class DataSettings(Settings):
         super_class_weights: For hierarchical: super-classes in proportion to their classes, or all equally often
             (uniform).
         short_super_classes: Super-classes of fewer than P / S classes: merge them into one, or drop them.
+        neighbors_every: For neighbors: embed and search the training images before the first epoch and after every this
+            many.
+        anchor_classes: For neighbors: A of the P classes are drawn in turn, and the others are those that they are most
+            often confused with.
+        skip_top: For neighbors: leave out this many of the nearest images of other classes of each image, which may be
+            of its class in truth.
+        relative_margin: For neighbors: leave out images of other classes whose cosine with an image is above 1 - this
+            times its mean cosine with its own class, e.g. 0.05; -1: leave out none.
 
     Raises:
         UserError: A value is out of range, or two do not go together.
@@ -236,7 +246,8 @@ class DataSettings(Settings):
     policy: str = ""
     # Batches
     sampling: str = choice(
-        "class_balanced", choices=("class_balanced", "shuffle", "whole_classes", "hierarchical", "two_views", "pairs")
+        "class_balanced",
+        choices=("class_balanced", "shuffle", "whole_classes", "hierarchical", "two_views", "pairs", "neighbors"),
     )
     classes_per_batch: int = choice(20, check=positive, effect=_BY_CLASS)
     images_per_class: int = choice(5, check=positive, effect=_BY_CLASS)
@@ -247,6 +258,10 @@ class DataSettings(Settings):
     super_classes_per_batch: int = choice(1, check=positive, effect=_HIERARCHICAL)
     super_class_weights: str = choice("proportional", choices=("proportional", "uniform"), effect=_HIERARCHICAL)
     short_super_classes: str = choice("merge", choices=("merge", "drop"), effect=_HIERARCHICAL)
+    neighbors_every: int = choice(1, check=positive, effect=_NEIGHBORS)
+    anchor_classes: int = choice(4, check=positive, effect=_NEIGHBORS)
+    skip_top: int = choice(0, check=not_negative, effect=_NEIGHBORS)
+    relative_margin: float = choice(-1.0, check=lambda v: v == -1 or 0 <= v < 1, effect=_NEIGHBORS)
 
     def __post_init__(self):
         # A truth value from Python, or from flag files of when it was a switch.

@@ -318,6 +318,10 @@ def batches_of(**settings):
     [
         ({}, lambda d: sampling.ClassBalancedSampler(d.labels, 4, 2, 7)),
         ({"short_classes": "drop"}, lambda d: sampling.ClassBalancedSampler(d.labels, 4, 2, 7, "drop")),
+        (
+            {"sampling": "neighbors", "anchor_classes": 2},
+            lambda d: sampling.NeighborSampler(d.labels, 4, 2, 7, "repeat", 2),
+        ),
         ({"sampling": "shuffle"}, lambda d: sampling.ShuffleSampler(len(d), 8, 7)),
         ({"sampling": "whole_classes"}, lambda d: sampling.WholeClassSampler(d.labels, 8, 7)),
         (

@@ -17,8 +17,9 @@ from tests.data.trees import pictures
 from tests.training import runs
 from tests.training.run.stopping import Killed, assert_alike, finished, kill_after, make_quick, signal_at
 from tests.training.runs import EPOCHS, STEPS, train
-from tfdml.data import PairList
+from tfdml.data import NeighborSampler, PairList
 from tfdml.errors import UserError
+from tfdml.retrieval import confusable_classes
 from tfdml.training import checkpoints
 from tfdml.training.build import components
 from tfdml.training.build.images import load_splits
@@ -438,3 +439,45 @@ def test_what_is_hardly_meant_is_told_before_training(tmp_path, monkeypatch):
     trainer.Run(runs.experiment(tmp_path / "run"), RunFolder(tmp_path / "run"), Processes(), Interruption())
     assert "WARNING: conv4(width=4)" in said
     assert not (tmp_path / "run").exists()
+
+
+NEIGHBORS = {"sampling": "neighbors", "anchor_classes": 1, "checkpoint_steps": 1}
+
+
+def test_a_run_by_neighbors_killed_at_any_moment_sees_the_batches_of_one_that_was_not(tmp_path, monkeypatch):
+    embed_train, batch, seen, embeddings = Evaluator.embed_train, NeighborSampler.batch, {}, []
+
+    def recorded(self, embedder):
+        embeddings.append(embed_train(self, embedder))
+        return embeddings[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "embed_train", recorded)
+        patch.setattr(NeighborSampler, "batch", lambda self, step: seen.setdefault(step, batch(self, step)))
+        train(tmp_path / "unbroken", **NEIGHBORS)
+    labels = runs.SPLITS.train.labels
+    assert len(embeddings) == EPOCHS
+    assert (embeddings[0] != embeddings[1]).any()
+    for epoch in range(EPOCHS):
+        table = confusable_classes(embeddings[epoch], labels, most=4)
+        np.testing.assert_array_equal(np.load(tmp_path / "unbroken" / "neighbors" / f"epoch-{epoch:04d}.npy"), table)
+        for step in range(epoch * STEPS, (epoch + 1) * STEPS):
+            anchor, *others = labels[seen[step]][::2]
+            assert others == table[anchor, :3].tolist()
+    assert all(0 <= record["train"]["violations"] <= 1 for record in runs.records(tmp_path / "unbroken")[1:])
+    killed_at = ("epoch-0000.npy", "step-00000000.npz", "step-00000002.npz", "step-00000003.npz", "epoch-0001.npy")
+    for phase, name in enumerate((*killed_at, "step-00000005.npz")):
+        kill_after(monkeypatch, name)
+        with pytest.raises(Killed):
+            train(tmp_path / "run", resume=phase > 0, **NEIGHBORS)
+    shutil.copytree(tmp_path / "run", tmp_path / "without")
+    train(tmp_path / "run", resume=True, **NEIGHBORS)
+    assert_alike(tmp_path / "run", tmp_path / "unbroken")
+    (tmp_path / "without" / "neighbors" / "epoch-0001.npy").write_bytes(b"")
+    with pytest.raises(UserError, match=r"epoch-0001\.npy is missing or damaged"):
+        train(tmp_path / "without", resume=True, **NEIGHBORS)
+
+
+def test_neighbors_are_searched_once_where_the_epochs_end_before_the_next_search(tmp_path):
+    train(tmp_path / "run", **NEIGHBORS, neighbors_every=EPOCHS + 3)
+    assert [path.name for path in (tmp_path / "run" / "neighbors").iterdir()] == ["epoch-0000.npy"]

@@ -68,7 +68,7 @@ def check_pairs(settings: DataSettings, objectives: Sequence[Objective]) -> None
     """
     needed = {pair: term.name for term in objectives for pair in term.learns_from}
     classes, images = settings.classes_per_batch, settings.images_per_class
-    by_class = settings.sampling in ("class_balanced", "hierarchical")
+    by_class = settings.sampling in ("class_balanced", "hierarchical", "neighbors")
     one = f"--classes_per_batch={classes} --images_per_class={images}" if by_class else "--batch_size=1"
     if needed and (classes * images if by_class else settings.batch_size) == 1:
         name = next(iter(needed.values()))

@@ -19,6 +19,7 @@ from tfdml.data.policies import Policy, Step
 from tfdml.data.readers.label_files import check_fraction, split_classes, warn_shared_classes
 from tfdml.data.sampling import (
     ClassBalancedSampler,
+    NeighborSampler,
     PairSampler,
     Sampler,
     ShuffleSampler,
@@ -249,9 +250,11 @@ def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replica
             settings.short_super_classes,
         )
     else:
-        sampler = ClassBalancedSampler(
-            train.labels, settings.classes_per_batch, settings.images_per_class, seed, settings.short_classes
-        )
+        by_class = train.labels, settings.classes_per_batch, settings.images_per_class, seed, settings.short_classes
+        if settings.sampling == "neighbors":
+            sampler = NeighborSampler(*by_class, anchor_classes=settings.anchor_classes)
+        else:
+            sampler = ClassBalancedSampler(*by_class)
     check_divides(sampler.batch_size, replicas, "replicas")
     return sampler
 

@@ -112,7 +112,7 @@ class TrainingMonitor(keras.callbacks.Callback):
             with self._disk_for_summaries():
                 self._writer = tf.summary.create_file_writer(str(self.folder.tensorboard))
         if not self.records:
-            with self._measuring():
+            with self.measuring():
                 measured = self._evaluate(0)
             self._record({"epoch": 0, "step": 0, **measured})
             self.checkpoint()
@@ -170,7 +170,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         record["learning_rate"] = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
         record["rates"] = part_rates(self.model.optimizer)
         try:
-            with averaged(self.model), self._measuring():
+            with averaged(self.model), self.measuring():
                 record.update(self._evaluate(epoch + 1))
         except Interrupted:
             # The resumed run closes this epoch before it goes on.
@@ -284,8 +284,8 @@ class TrainingMonitor(keras.callbacks.Callback):
         last = checkpoints.list_checkpoints(self.folder.checkpoints)[-1:]
         return "".join(f", in a new run from its last weights: --start_from={path} --run_dir=NEW" for path in last)
 
-    def _measuring(self) -> contextlib.AbstractContextManager[None]:
-        # Workers measure together: there a signal waits for the end, as within a step.
+    def measuring(self) -> contextlib.AbstractContextManager[None]:
+        """Return a block that a signal ends at once; of several workers, who measure together, after its end."""
         return self._interruption.immediate() if self._processes.alone else contextlib.nullcontext()
 
     @contextlib.contextmanager

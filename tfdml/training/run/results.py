@@ -98,6 +98,11 @@ class Evaluator:
             return self.embed(embedder, name)
         return self.processes.gather(embed(embedder, self._parts[name]))
 
+    def embed_train(self, embedder: Embedder) -> np.ndarray:
+        """Return the embeddings of the training images, as `embed_together`."""
+        rows = np.arange(len(self.splits.train))[self.processes.part(len(self.splits.train))]
+        return self.processes.gather(embed(embedder, self._batches("train", self.splits.train.take(rows), cache=False)))
+
     def measure(self, embeddings: np.ndarray, name: str, metrics=RETRIEVAL, **options: Any) -> dict[str, Any]:
         """Return the metrics of a split's embeddings; see `evaluate_retrieval` for the options."""
         ks, images = self.settings.recall_ks(), getattr(self.splits, name)

@@ -5,20 +5,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import io
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
 from tfdml.data.faults import explain_failure
-from tfdml.data.pipeline import training_batches
-from tfdml.data.sampling import Share
+from tfdml.data.pipeline import decoded_source, training_batches
+from tfdml.data.sampling import NeighborSampler, Share
 from tfdml.errors import UserError, differences
-from tfdml.io.files import is_disk_full
+from tfdml.io.files import atomic_write, is_disk_full
 from tfdml.models.auto_weights import AutoWeights
+from tfdml.retrieval import confusable_classes
 from tfdml.training import checkpoints
 from tfdml.training.build.components import build_components, check_memory, model_warnings, without_batch_norm_warning
 from tfdml.training.build.initial_weights import calibrate, check_start, start_from
@@ -189,6 +192,7 @@ class Run:
             processes,
             parts.train_view,
         )
+        self.watcher = make_watcher(experiment, parts, folder)
         self.monitor = TrainingMonitor(
             folder,
             experiment,
@@ -198,7 +202,7 @@ class Run:
             interruption,
             processes,
             saved,
-            make_watcher(experiment, parts, folder),
+            self.watcher,
         )
         self.monitor.set_model(self.learner)
 
@@ -237,32 +241,19 @@ class Run:
         with self._naming_bad_images(), self._logging(), self.interruption.deferred():
             if monitor.records and monitor.epoch_is_open:
                 monitor.close_epoch()
-            epoch, within = divmod(monitor.step, steps)
-            if epoch >= self.epochs and monitor.records:
+            if monitor.step >= self.epochs * steps and monitor.records:
                 return
-            batches = own_threads(
-                training_batches(
-                    self.splits.train,
-                    self.share,
-                    parts.train_view,
-                    seed=self.experiment.seed,
-                    first_step=monitor.step,
-                    cache=parts.cache.training,
-                    cache_limit_mb=self.experiment.cache_limit_mb,
+            train, view, limit = self.splits.train, parts.train_view, self.experiment.cache_limit_mb
+            images = decoded_source(train, view, limit) if parts.cache.training else False
+            for first, last, length in self._spans():
+                if isinstance(parts.sampler, NeighborSampler) and first < last:
+                    self._update_neighbors(parts.sampler, first)
+                batches = training_batches(
+                    train, self.share, view, seed=self.experiment.seed, first_step=monitor.step, cache=images
                 )
-            )
-            spans = [(batches, steps, epoch, self.epochs)]
-            if within:
-                # The rest of the epoch in which the run was stopped; the same stream of batches then goes on.
-                rest = steps - within
-                spans = [
-                    (batches.take(rest), rest, epoch, epoch + 1),
-                    (batches.skip(rest), steps, epoch + 1, self.epochs),
-                ]
-            for part, length, first, last in spans:
                 with without_batch_norm_warning():
                     self.learner.fit(
-                        self.processes.distribute(part, parts.sampler.batch_size),
+                        self.processes.distribute(own_threads(batches), parts.sampler.batch_size),
                         initial_epoch=first,
                         epochs=last,
                         steps_per_epoch=length,
@@ -270,6 +261,50 @@ class Run:
                         verbose=0 if not self.processes.is_chief else 1 if sys.stdout.isatty() else 2,
                         shuffle=False,
                     )
+
+    def _spans(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the first epoch of each call of `fit`, that after the last, and how many steps their epochs have.
+
+        A call ends where the neighbors are searched again, so that no batch is made ahead of them.
+        """
+        epoch, within = divmod(self.monitor.step, self.parts.steps_per_epoch)
+        every = self.experiment.neighbors_every if self.experiment.sampling == "neighbors" else self.epochs
+        while epoch < self.epochs or not self.monitor.records:
+            # First the rest of the epoch in which the run was stopped.
+            last = epoch + 1 if within else min((epoch // max(every, 1) + 1) * every, self.epochs)
+            yield epoch, last, self.parts.steps_per_epoch - within
+            epoch, within = last, 0
+
+    def _update_neighbors(self, sampler: NeighborSampler, epoch: int) -> None:
+        """Have batches of the classes that the embedder confuses, by the last search before an epoch.
+
+        It is written before the first step that depends on it, and read again where a run is resumed after that step.
+        """
+        settings, train = self.experiment, self.splits.train
+        epoch -= epoch % settings.neighbors_every
+        first_step, path = epoch * self.parts.steps_per_epoch, self.folder.neighbors(epoch)
+        due = self.monitor.step == first_step
+        with self.monitor.measuring():
+            embeddings = self.evaluator.embed_train(self.learner.embedder) if due else None
+
+            def search() -> None:
+                if embeddings is not None:
+                    margin = settings.relative_margin if settings.relative_margin >= 0 else None
+                    most = settings.classes_per_batch
+                    found = confusable_classes(
+                        embeddings, train.labels, most=most, skip_top=settings.skip_top, relative_margin=margin
+                    )
+                    path.parent.mkdir(exist_ok=True)
+                    with atomic_write(path, found.nbytes) as temporary, open(temporary, "wb") as file:
+                        np.save(file, found)
+                try:
+                    np.load(path)
+                except (OSError, ValueError, EOFError) as error:
+                    raise UserError(f"{path} is missing or damaged: the run cannot be resumed without it") from error
+
+            self.processes.of_chief(search)
+        sampler.update(np.load(io.BytesIO(self.processes.bytes_of_chief(path.read_bytes))), first_step)
+        self.watcher.forget_batches()
 
     def finish(self) -> dict[str, Any]:
         """Write the results, and return them; empty in a process that has nothing to do with them."""

@@ -206,9 +206,9 @@ class Watcher:
             return []  # of such a step: an alarm ended the run here, and it is resumed
         if self._stream is None:
             self._stream = self._batches(step, self.every)
+        if self._sampler is None:
             self._sampler = GradientSampler(self._learner)
         images, labels = next(self._stream)
-        assert self._sampler is not None
         try:
             found = self._sampler(images, labels)
         except Exception as error:
@@ -237,6 +237,10 @@ class Watcher:
         self._write_scalars(sample, d_pos, d_neg, writer)
         self._tell(raised)
         return raised
+
+    def forget_batches(self) -> None:
+        """Drop the batches that were made ahead."""
+        self._stream = None
 
     def begin_epoch(self, step: int) -> None:
         """Note where proxies point.
