@@ -444,6 +444,7 @@ def test_what_is_hardly_meant_is_told_before_training(tmp_path, monkeypatch):
 NEIGHBORS = {"sampling": "neighbors", "anchor_classes": 1, "checkpoint_steps": 1}
 
 
+@pytest.mark.slow
 def test_a_run_by_neighbors_killed_at_any_moment_sees_the_batches_of_one_that_was_not(tmp_path, monkeypatch):
     embed_train, batch, seen, embeddings = Evaluator.embed_train, NeighborSampler.batch, {}, []
 
