@@ -109,8 +109,8 @@ def _check_length(objective, shapes):
 class Matryoshka(MetricLoss):
     """Sums a loss over prefixes of the representation, so that its first dimensions work alone.
 
-    L = sum_m w_m loss(labels, x[:, :m] / |x[:, :m]|). `tfdml embed --truncate_dim=m` and `TruncatedEmbedder` cut
-    embeddings in the same way after training.
+    L = sum_m w_m loss(labels, x[:, :m] / |x[:, :m]|). `tfdml.models.TruncatedEmbedder` cuts embeddings in the same way
+    after training.
 
     Args:
         loss: A loss over pairs, such as `tfdml.losses.MultiSimilarityLoss()`.
