@@ -12,13 +12,15 @@ DATA = ["--gallery_dataset=glyphs", "--gallery_dataset_options=images_per_class=
 @pytest.mark.slow
 def test_a_run_becomes_a_retriever_of_a_data_set(finished_run, command, tmp_path):
     out = tmp_path / "retriever"
-    done = command("export", f"--run_dir={finished_run}", "--gallery=made", *DATA, f"--out={out}")
+    done = command("export", f"--run_dir={finished_run}", "--gallery=made", *DATA, "--truncate_dim=8", f"--out={out}")
     assert done.returncode == 0, done.stderr[-3000:]
     # The run's embedder is compared with its SavedModel before a gallery is embedded with it.
     assert "cosine min 1.000000" in done.stdout
     assert f"version: {out / '1'}" in done.stdout
     card = json.loads((out / "1" / "retriever.json").read_text())
     served = tf.saved_model.load(str(out / "1"))
+    vectors = served.signatures["search_embedding"].structured_input_signature[1]["embedding"]
+    assert vectors.shape[1] == 8
     pixels = np.random.default_rng(0).integers(0, 255, (40, 40, 3)).astype("uint8")
     image = tf.io.encode_png(pixels)[None]
     found = served.signatures["search_bytes"](image_bytes=image, k=tf.constant(3))

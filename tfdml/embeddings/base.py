@@ -93,8 +93,8 @@ class TruncatedBackend(EmbeddingBackend):
         self.kind, self.address, self.view = backend.kind, backend.address, backend.view
 
     def checksum(self) -> str:
-        """Of the other one, and how many dimensions are kept."""
-        return f"{self.backend.checksum()}, {self.dim} dimensions"
+        """How many dimensions are kept, and that of the other one."""
+        return f"{self.dim} dimensions of {self.backend.checksum()}"
 
     def stream(self, dataset: ImageDataset, batch_size: int, first: int = 0) -> Iterator[np.ndarray]:
         """See `EmbeddingBackend.stream`."""
