@@ -274,7 +274,7 @@ class TwoViewSampler:
 
     Example:
         >>> rows = TwoViewSampler(num_images=100, batch_size=10).batch(0)
-        >>> (rows[::2] == rows[1::2]).all(), len(set(rows.tolist()))
+        >>> bool((rows[::2] == rows[1::2]).all()), len(set(rows.tolist()))
         (True, 5)
     """
 

@@ -217,7 +217,7 @@ def recall_by_size(
         UserError: As `evaluate_retrieval`; or there are not so many dimensions.
 
     Example:
-        >>> points = np.repeat(np.eye(8), 2, axis=0)
+        >>> points = np.repeat(2 * np.eye(8) - 1, 2, axis=0)
         >>> recall_by_size(points, np.repeat(np.arange(8), 2))[2]
         {'dim': 8, 'precision': 'binary', 'bytes': 1, 'recall@1': 1.0, 'recall@1_rescored': 1.0}
     """
