@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import importlib.util
 import json
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.export.networks import small_dataset, small_embedder
-from tfdml.data import EvaluationTransform
+from tfdml.data import EvaluationTransform, ImageDataset, VectorImages
 from tfdml.embeddings import load_backend
 from tfdml.embeddings.base import encoded_image
 from tfdml.embeddings.model_card import CARD
@@ -17,8 +18,10 @@ from tfdml.errors import UserError
 from tfdml.evaluation import Calibration, calibrate
 from tfdml.export import ExportOptions, Retriever, export_model, export_saved_model
 from tfdml.export.acceptance import evaluation_views
+from tfdml.export.conversion import convert_litert
 from tfdml.export.exporter import check_whitening, load_run
 from tfdml.export.saved_model import WARM_UP, prediction_log
+from tfdml.models import Head
 
 FORMATS = ("saved_model", "litert_float32", "litert_int8")
 
@@ -221,3 +224,24 @@ def test_arguments_of_a_whitening_are_checked(arguments, says):
     check_whitening({"dim": 3, "power": 0.5})
     with pytest.raises(UserError, match=says):
         check_whitening(arguments)
+
+
+@pytest.mark.slow
+def test_a_head_is_exported_with_vectors_as_its_input(tmp_path):
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(24, 6)).astype(np.float32)
+    dataset = ImageDataset(images=VectorImages(vectors), labels=np.arange(24) // 4)
+    head = Head(6, embedding_dim=4)
+    head.build((None, 6))
+    formats = ["saved_model", "litert_float32", *(["onnx"] if importlib.util.find_spec("tf2onnx") else [])]
+    version = export_model(head, tmp_path / "head", dataset, options=ExportOptions(formats=formats))
+    card = json.loads((version / CARD).read_text())
+    assert (card["view"], card["signatures"]) == ({"dimension": 6}, ["serving_default"])
+    assert all(made["acceptance"]["max_difference"] < 1e-5 for made in card["artefacts"].values())
+    served = tf.saved_model.load(str(version)).signatures["serving_default"]
+    projected = vectors.astype(float) @ np.array(head.dense.kernel) + np.array(head.dense.bias)
+    expected = projected / np.linalg.norm(projected, axis=1, keepdims=True)
+    np.testing.assert_allclose(served(vectors=tf.constant(vectors))["embedding"], expected, atol=1e-6)
+    assert served(vectors=tf.zeros((0, 6)))["embedding"].shape == (0, 4)
+    with pytest.raises(UserError, match="a head come behind it"):
+        convert_litert(head, "int8", vectors)

@@ -482,3 +482,22 @@ def test_a_run_by_neighbors_killed_at_any_moment_sees_the_batches_of_one_that_wa
 def test_neighbors_are_searched_once_where_the_epochs_end_before_the_next_search(tmp_path):
     train(tmp_path / "run", **NEIGHBORS, neighbors_every=EPOCHS + 3)
     assert [path.name for path in (tmp_path / "run" / "neighbors").iterdir()] == ["epoch-0000.npy"]
+
+
+def test_a_head_resumes_to_the_same_bits_and_has_a_report(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(16), 4)
+    vectors = rng.normal(size=(16, 12))[labels] + rng.normal(size=(64, 12))
+    np.savez(tmp_path / "vectors.npz", embeddings=vectors.astype(np.float32), labels=labels)
+    monkeypatch.setattr(components, "load_splits", load_splits)
+    settings = {"features": str(tmp_path / "vectors.npz"), "head": "whitened", "holdout_classes": 0.3}
+    settings |= {"selection": "validation", "report": True, "ks": "1,2"}
+    unbroken = tmp_path / "unbroken"
+    result = train(unbroken, **settings)
+    assert result["dataset"] == "vectors"
+    assert "data:image" in (unbroken / "report" / "index.html").read_text()
+    kill_after(monkeypatch, f"step-{STEPS:08d}.npz")
+    with pytest.raises(Killed):
+        train(tmp_path / "run", **settings)
+    train(tmp_path / "run", resume=True, **settings)
+    assert_alike(tmp_path / "run", unbroken)
