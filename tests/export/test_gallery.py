@@ -11,7 +11,7 @@ from tests.export.conftest import one_line
 from tests.export.networks import picture
 from tfdml.errors import UserError
 from tfdml.export import Gallery, GalleryItem, Retriever
-from tfdml.export.gallery import UnreadableItem, embedded, items_of_folder
+from tfdml.export.gallery import embedded, items_of_folder
 
 
 @pytest.mark.parametrize("label", [2**70, -(2**63) - 1, 1.5, "3", None])
@@ -39,7 +39,7 @@ def test_images_that_cannot_be_read_are_skipped_or_counted(shop, tmp_path):
     (tmp_path / "link.jpg").symlink_to("sub.jpg")
     os.mkfifo(tmp_path / "fifo.jpg")
     items = {item.id: item for item in items_of_folder(tmp_path)}
-    bad = {name: item.reason for name, item in items.items() if isinstance(item, UnreadableItem)}
+    bad = {name: item.fault for name, item in items.items() if item.fault}
     assert bad.pop("loop.jpg").startswith("unreadable")
     assert bad == {"dangling.jpg": "missing", "fifo.jpg": "unreadable (a FIFO, not a regular file)"}
     embed_each = tf.saved_model.load(str(shop.embedder / "1")).signatures["embed_each"]

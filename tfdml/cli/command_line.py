@@ -86,7 +86,6 @@ class Command:
         flag_of: The flags whose names are not those of the arguments that they set, by argument: see `as_flags`.
         sections: Flags that `--help` lists together, by the heading; the others follow.
         values: The values that conditions are checked with; by default those of the flags.
-        words: Rewrites the command line before it is parsed.
     """
 
     name: str
@@ -97,7 +96,6 @@ class Command:
     flag_of: Mapping[str, str] = dataclasses.field(default_factory=dict)
     sections: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     values: Callable[[Flags], Mapping[str, Any]] = Flags.flag_values_dict
-    words: Callable[[Sequence[str]], Sequence[str]] = list
 
     def parse(self, words: Sequence[str]) -> None:
         """Set the flags from a command line without the command; refuse flags without an effect.
@@ -106,7 +104,6 @@ class Command:
             UserError: As `Flags.parse`, or a flag on the command line has no effect beside the others.
             absl.flags.Error: As `Flags.parse`.
         """
-        words = self.words(words)
         self.flags.parse(words)
         # `--data_dir=` is as good as none.
         present = [name for name in self.flags if self.flags[name].present and self.flags[name].value not in ("", [])]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,6 @@ from tfdml.cli.command_line import Command, Flags
 from tfdml.effects import Effect, both, either, needs
 from tfdml.errors import UserError
 from tfdml.io.files import require_writable, sweep, write_json
-from tfdml.io.manifests import read_json
 
 if TYPE_CHECKING:
     from tfdml.cli.measuring import EmbeddedSplit
@@ -33,7 +31,7 @@ Measure an embedder: Recall@K, precision, MAP@R, R-precision, mAP, NMI, AMI, pai
   tfdml evaluate --model='lancedb:///data/galleries?table=cars&index=ivf_pq&effort=20' --ks=1,10
   tfdml evaluate --model=runs/cars_jrd --after='views(flip=true) + whitening(dim=64) + query_expansion(k=5, alpha=3)'
   tfdml evaluate --model=embeddings/photos --metrics=recall,map@r --cluster=ray://head:10001
-  tfdml evaluate --compare runs/cars_am runs/cars_jrd --report=comparison.html
+  tfdml evaluate --compare=runs/cars_am,runs/cars_jrd --report=comparison.html
   tfdml evaluate --model=runs/cars_jrd --task=verification --target=far=0.001 --json=threshold.json
   tfdml evaluate --model=runs/cars_jrd --task=classification
 
@@ -104,9 +102,6 @@ def evaluate(values: Flags) -> None:
     kind = _kind(values.flag_values_dict())
     if kind == "runs":
         _compare_runs(values)
-        return
-    if holds_seeds(values.model):
-        _measure_seeds(values)
         return
     from tfdml.evaluation import DEFAULT_METRICS
 
@@ -190,7 +185,7 @@ def _checked_ks(values: Flags) -> tuple[int, ...]:
             require_writable(path, name)
             sweep(os.path.dirname(os.path.realpath(path)))
     if values.target:
-        from tfdml.cli.measuring import target_of
+        from tfdml.evaluation import target_of
 
         target_of(values.target)
     if values.metrics:
@@ -243,69 +238,6 @@ def _as_json(pair: Paired) -> dict[str, Any]:
     return {"run": pair.name, "over_classes": pair.classes, "over_seeds": pair.seeds}
 
 
-def holds_seeds(model: str) -> bool:
-    """Whether a path is the folder of a finished `tfdml train --seeds`."""
-    path = os.path.join(model, "result.json")
-    if "://" in model or not os.path.isfile(path):
-        return False
-    try:
-        return "seeds" in read_json(path)
-    except UserError:
-        return False  # the embedder of a run can be measured whatever its result says
-
-
-def _measure_seeds(values: Flags) -> None:
-    """Measure the embedder of each seed as the flags say, then print the means over the seeds with their intervals.
-
-    Raises:
-        UserError: The folder is damaged, or a page is asked for.
-    """
-    from tfdml.evaluation import student_interval
-    from tfdml.report.runs import read_run
-
-    model = values.model
-    if values.report:
-        raise UserError(f"--report shows one embedder: name that of one seed, such as --model={model}/seed_0")
-    run, wanted = read_run(model), values.json
-    measured: dict[str, dict[str, Any]] = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        try:
-            for one in run.seeds:
-                values["model"].value, values["json"].value = str(one.path), str(Path(scratch) / "metrics.json")
-                evaluate(values)
-                measured[one.name] = read_json(values.json)
-        finally:
-            values["model"].value, values["json"].value = model, wanted
-    every = list(measured.values())
-    names = [name for name, value in every[0].items() if isinstance(value, float)]
-    means = {name: student_interval([of[name] for of in every]) for name in names}
-    print(f"{model}: means over {len(every)} seeds, with 95 % intervals over seeds")
-    for name, (mean, low, high, _) in means.items():
-        print(f"  {name:<24}{100 * mean:6.2f} %  [{100 * low:.2f}, {100 * high:.2f}]")
-    if wanted:
-        metrics = {name: interval.mean for name, interval in means.items()}
-        _write(wanted, {"model": model, **metrics, "intervals_seeds": means, "seeds": measured})
-
-
-def joined_runs(argv: Sequence[str]) -> list[str]:
-    """Return a command line in which the folders after --compare follow its equals sign, as a list flag wants them.
-
-    Example:
-        >>> joined_runs(["evaluate", "--compare", "runs/a", "runs/b", "--report=page.html"])
-        ['evaluate', '--compare=runs/a,runs/b', '--report=page.html']
-    """
-    result: list[str] = []
-    separator = ""
-    for argument in argv:
-        if separator and not argument.startswith("-"):
-            result[-1] += separator + argument
-            separator = ","
-        else:
-            result.append(argument)
-            separator = "=" if argument in ("--compare", "-compare") else ""
-    return result
-
-
 def _kind(given: Mapping[str, Any]) -> str:
     """Return what is measured: `runs` (--compare), stored `embeddings`, or a `model`."""
     from tfdml.embeddings.reader import holds_embeddings
@@ -340,5 +272,4 @@ COMMAND = Command(
         "target": needs("task", "verification"),
         "neighbors": needs("task", "classification"),
     },
-    words=joined_runs,
 )

@@ -14,7 +14,7 @@ from tfdml.errors import UserError
 from tfdml.io.files import require_local
 
 if TYPE_CHECKING:
-    from tfdml.export.gallery import GalleryItem, UnreadableItem
+    from tfdml.export.gallery import GalleryItem
 
 USAGE = """
 Export the embedder of a run.
@@ -145,7 +145,7 @@ def _export_gallery(values: Flags, export_embedder: Callable[[str], Path]) -> No
     print(f"version: {built.path}")
 
 
-def _gallery_items(values: Flags) -> Iterator[GalleryItem | UnreadableItem]:
+def _gallery_items(values: Flags) -> Iterator[GalleryItem]:
     """Return the items that the flags mean, each read when its turn comes."""
     from tfdml.export.gallery import items_of_dataset, items_of_folder
 

@@ -174,7 +174,7 @@ class EmbeddedSplit:
 
     def verification(self) -> dict[str, Any]:
         """Print verification over all pairs of the split, and with `--target` the threshold; return both for JSON."""
-        from tfdml.evaluation import calibrate, verification
+        from tfdml.evaluation import calibrate, target_of, verification
 
         labels, distance = self.images.labels, self.values.distance
         measured = verification(self.embeddings, labels, distance=distance)
@@ -240,6 +240,8 @@ class EmbeddedSplit:
             result = {name: result[name] for name in shown}
         options: dict[str, Any] = {"distance": values.distance, "held_out": held_out}
         if values.target:
+            from tfdml.evaluation import target_of
+
             options["target"] = target_of(values.target)
         settings = {name: values[name].value for name in values if values[name].present}
         run = Run(values.model, {"metrics": result}, flags=settings)
@@ -267,26 +269,6 @@ class EmbeddedSplit:
             train = self.stored.split("train")
             return train.embeddings, train.labels
         return None, None
-
-
-def target_of(text: str) -> dict[str, float]:
-    """Return the argument of `calibrate` that `--target` names.
-
-    Raises:
-        UserError: It is neither `far=` nor `precision=` with a number between 0 and 1.
-
-    Example:
-        >>> target_of("far=0.001")
-        {'far': 0.001}
-    """
-    name, _, number = text.partition("=")
-    try:
-        value = float(number)
-    except ValueError:
-        value = -1.0
-    if name not in ("far", "precision") or not 0 < value < 1:
-        raise UserError(f"--target={text}: write far= or precision= and a number between 0 and 1, such as far=0.001")
-    return {name: value}
 
 
 def fitting_ks(values: Flags, images: Any) -> tuple[int, ...]:

@@ -53,6 +53,7 @@ from tfdml.evaluation.verification import (
     accepted_rates,
     calibrate,
     evaluate_pairs,
+    target_of,
     verification,
     verify_pairs,
 )
@@ -108,6 +109,7 @@ __all__ = [
     "split_into_parts",
     "steps_of",
     "student_interval",
+    "target_of",
     "verification",
     "verify_pairs",
 ]

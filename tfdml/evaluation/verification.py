@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -259,6 +260,28 @@ class Calibration:
         read = dict(values)
         read |= {name: Interval(*values[name]) for name in ("tar", "far", "precision")}
         return cls(**read | {name: np.asarray(values[name], float) for name in ("distances", "probabilities")})
+
+
+def target_of(text: str, argument: str = "target") -> dict[str, float]:
+    """Return the argument of `calibrate` that a text names.
+
+    Args:
+        text: `far=` or `precision=` and a number.
+        argument: The argument that has the text, for the message.
+
+    Raises:
+        UserError: It is neither, or the number is not between 0 and 1.
+
+    Example:
+        >>> target_of("far=0.001")
+        {'far': 0.001}
+    """
+    match = re.fullmatch(r"(far|precision)=([\d.]+(?:e-?\d+)?)", text)
+    if match is None or not 0 < float(match[2]) < 1:
+        raise UserError(
+            f"`{argument}={text}`: write far= or precision= and a number between 0 and 1, such as far=0.001"
+        )
+    return {match[1]: float(match[2])}
 
 
 def calibrate(

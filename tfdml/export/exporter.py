@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from tfdml.arguments import number
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.decoding import SERVING_LIMIT
 from tfdml.data.pipeline import evaluation_batches
@@ -21,7 +20,7 @@ from tfdml.embeddings.backends import load_embedder
 from tfdml.embeddings.compute import embed
 from tfdml.embeddings.model_card import CARD, describe_files, model_card
 from tfdml.errors import UserError
-from tfdml.evaluation import Calibration, calibrate
+from tfdml.evaluation import Calibration, calibrate, target_of
 from tfdml.export.acceptance import TOLERANCES, ExportVerifier, Tolerance, evaluation_views
 from tfdml.export.conversion import PRECISIONS, check_onnx, convert_litert, convert_onnx
 from tfdml.export.network import check_backend, in_float32
@@ -112,10 +111,7 @@ class ExportOptions:
                 raise UserError(f"`{name}={value}`: must be at least {low}, at most {high:,}")
 
         if self.calibrate.startswith(_TARGETS):
-            try:
-                number("rate", float(self.calibrate.partition("=")[2]), above=0, at_most=1 - 1e-9)
-            except ValueError:
-                raise UserError(f"`calibrate={self.calibrate}`: the rate must be a number between 0 and 1") from None
+            target_of(self.calibrate, "calibrate")
 
     def tolerance(self, name: str) -> Tolerance:
         """Return the tolerance of a format."""
@@ -250,9 +246,8 @@ def _calibrated(
 
 
 def _calibration_of(vectors: np.ndarray, dataset: ImageDataset, target: str, of: str = "") -> Calibration:
-    name, _, rate = target.partition("=")
     try:
-        return calibrate(vectors, dataset.labels, distance="euclidean", **{name: float(rate)})
+        return calibrate(vectors, dataset.labels, distance="euclidean", **target_of(target))
     except UserError as error:
         raise UserError(f"the images cannot show the threshold{of}: {error}") from error
 

@@ -37,6 +37,7 @@ class GalleryItem:
         embedding: (d,), by the retriever's own embedder; in place of `image`.
         label: Its class id; -1 for none.
         metadata: What a search returns with it, such as class name and path: anything that JSON can hold.
+        fault: Why its image cannot be read, in place of image and embedding.
 
     Raises:
         UserError: The id is empty or no text; the label is no integer of 64 bits; there is neither image nor
@@ -52,6 +53,7 @@ class GalleryItem:
     embedding: np.ndarray | None = None
     label: int = NO_LABEL
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    fault: str = ""
 
     def __post_init__(self):
         if not isinstance(self.id, str) or not self.id:
@@ -62,7 +64,7 @@ class GalleryItem:
             raise UserError(f"the id {self.id!r} is not UTF-8: rename the item") from error
         if not isinstance(self.label, (int, np.integer)) or not _LABELS.min <= self.label <= _LABELS.max:
             raise UserError(f"gallery item {self.id}: its label must be an integer of 64 bits; got {self.label!r:.60}")
-        if (self.image is None) == (self.embedding is None):
+        if (self.image is not None) + (self.embedding is not None) + bool(self.fault) != 1:
             raise UserError(f"gallery item {self.id}: give its image or its embedding, one of the two")
         self.metadata_text()
 
@@ -74,19 +76,6 @@ class GalleryItem:
         except (TypeError, ValueError, RecursionError) as error:
             raise UserError(f"gallery item {self.id}: its metadata cannot be written as JSON: {error}") from error
         return text
-
-
-@dataclasses.dataclass(frozen=True)
-class UnreadableItem:
-    """An item whose image cannot be read.
-
-    Args:
-        id: As `GalleryItem`.
-        reason: Why it cannot, in words.
-    """
-
-    id: str
-    reason: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +163,7 @@ class Gallery:
         )
 
 
-def items_of_folder(folder: str | os.PathLike) -> Iterator[GalleryItem | UnreadableItem]:
+def items_of_folder(folder: str | os.PathLike) -> Iterator[GalleryItem]:
     """Every image below a folder, read when its turn comes; in place of one that cannot be read, why.
 
     An item's id is its path below the folder, its class the first folder on that path, its label the place of the class
@@ -213,9 +202,7 @@ def items_of_folder(folder: str | os.PathLike) -> Iterator[GalleryItem | Unreada
     return items_of_dataset(ImageDataset("gallery", "all", images, labels, dict(enumerate(class_names))), root)
 
 
-def items_of_dataset(
-    dataset: ImageDataset, directory: str | os.PathLike = ""
-) -> Iterator[GalleryItem | UnreadableItem]:
+def items_of_dataset(dataset: ImageDataset, directory: str | os.PathLike = "") -> Iterator[GalleryItem]:
     """Yield the images of a data set with their labels and class names; see `items_of_folder`.
 
     Args:
@@ -231,13 +218,13 @@ def items_of_dataset(
         try:
             image = dataset.images.encoded(row)
         except (OSError, UserError, tf.errors.OpError) as error:
-            yield UnreadableItem(name, access_fault(error))
+            yield GalleryItem(name, fault=access_fault(error))
         else:
             yield GalleryItem(name, image, label=label, metadata=about)
 
 
 def embedded(
-    items: Iterable[GalleryItem | UnreadableItem] | ImageDataset,
+    items: Iterable[GalleryItem] | ImageDataset,
     embed_each: Any,
     skip_bad: bool = False,
     report: Callable[[str], None] = lambda line: None,
@@ -258,18 +245,15 @@ def embedded(
     bad: list[str] = []
     items = items_of_dataset(items) if isinstance(items, ImageDataset) else iter(items)
     while batch := list(itertools.islice(items, _BATCH_SIZE)):
-        images = [item.image for item in batch if isinstance(item, GalleryItem) and item.image is not None]
+        images = [item.image for item in batch if item.image is not None]
         answer = embed_each(image_bytes=tf.constant(images, tf.string))
-        answers = zip(answer["embedding"].numpy(), answer["error"].numpy(), strict=True)
+        answers = zip(answer["embedding"].numpy(), map(bytes.decode, answer["error"].numpy()), strict=True)
         for item in batch:
-            if isinstance(item, UnreadableItem):
-                bad.append(f"{item.id}: {item.reason}")
-                continue
-            vector, error = (np.asarray(item.embedding), b"") if item.image is None else next(answers)
+            vector, error = (item.embedding, item.fault) if item.image is None else next(answers)
             if error:
-                bad.append(f"{item.id}: {error.decode()}")
+                bad.append(f"{item.id}: {error}")
             else:
-                vectors.append(vector)
+                vectors.append(np.asarray(vector))
                 kept.append((item.id, item.label, item.metadata_text()))
     for line in bad[:10]:
         report(f"bad image {line}")

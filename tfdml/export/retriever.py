@@ -15,10 +15,10 @@ from absl import logging
 
 from tfdml.arguments import number
 from tfdml.data.dataset import ImageDataset
-from tfdml.embeddings.model_card import CARD, describe_files
+from tfdml.embeddings.model_card import CARD, describe_files, served_version
 from tfdml.errors import UserError, short_message
 from tfdml.evaluation import Calibration
-from tfdml.export.gallery import NO_LABEL, Gallery, GalleryItem, UnreadableItem, embedded
+from tfdml.export.gallery import NO_LABEL, Gallery, GalleryItem, embedded
 from tfdml.export.network import in_float32
 from tfdml.export.saved_model import (
     SIGNATURES,
@@ -104,7 +104,7 @@ class Retriever:
     def build(
         cls,
         embedder: AnyEmbedder | str | os.PathLike,
-        items: Iterable[GalleryItem | UnreadableItem] | ImageDataset,
+        items: Iterable[GalleryItem] | ImageDataset,
         folder: str | os.PathLike,
         *,
         skip_bad: bool = False,
@@ -208,7 +208,7 @@ class Retriever:
         """
         return self._version.search(queries, k, max_distance)
 
-    def add(self, items: Iterable[GalleryItem | UnreadableItem] | ImageDataset, *, replace: bool = False) -> Path:
+    def add(self, items: Iterable[GalleryItem] | ImageDataset, *, replace: bool = False) -> Path:
         """Write a version with more items, and load it.
 
         It is added to the newest version there is, whoever wrote it. Two that add at once wait for one another.
@@ -249,7 +249,7 @@ class Retriever:
             Whether there was.
         """
         folder = self._version.path.parent
-        if max(version_numbers(folder), default=0) <= self._version.number:
+        if served_version(folder) in (None, self._version.path):
             return False
         self._version = LoadedVersion.newest(folder)
         return True
@@ -323,11 +323,6 @@ class LoadedVersion:
                     raise
         return cls.read(newest_version(path))
 
-    @property
-    def number(self) -> int:
-        """Its number; 0 where its folder has none."""
-        return int(self.path.name) if self.path.name.isdecimal() else 0
-
     def threshold(self, max_distance: float | str) -> float:
         """Return the `max_distance` of a search as a number.
 
@@ -387,12 +382,10 @@ class LoadedVersion:
 
 def newest_version(path: Path) -> Path:
     """Return the path of a version: itself, or the newest below it."""
-    if (path / "saved_model.pb").is_file():
-        return path
-    numbers = version_numbers(path)
-    if not numbers:
+    version = served_version(path)
+    if version is None:
         raise UserError(f"there is no exported version at {path}")
-    return path / str(numbers[-1])
+    return version
 
 
 def _checked(queries: np.ndarray, dimensions: int) -> np.ndarray:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdml.embeddings.model_card import compare_with_card
-from tfdml.errors import UserError, short_message
+from tfdml.embeddings.backends import SavedModelEmbedder
+from tfdml.errors import UserError
 from tfdml.evaluation import Calibration
 from tfdml.export.gallery import NO_LABEL, UNKNOWN, Gallery
 from tfdml.export.network import quiet
@@ -69,11 +69,7 @@ def write_graph(embedder: str | os.PathLike, folder: str | os.PathLike, calibrat
     Raises:
         UserError: The embedder cannot be loaded or has other signatures.
     """
-    compare_with_card(Path(embedder))
-    try:
-        loaded = tf.saved_model.load(str(embedder))
-    except Exception as error:  # whatever TensorFlow raises on a damaged graph
-        raise UserError(f"{embedder} cannot be loaded as a SavedModel: {short_message(error, 'last')}") from error
+    loaded = SavedModelEmbedder(embedder).loaded
     missing = [name for name in SIGNATURES if name not in loaded.signatures]
     if missing:
         raise UserError(f"{embedder} is not an export of tfdml export: it has no signature {missing[0]}")
