@@ -464,6 +464,7 @@ def test_what_is_no_retriever_is_told(shop, tmp_path):
     with pytest.raises(UserError, match="no exported version"):
         Retriever.load(tmp_path)
     (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "saved_model.pb").touch()
     for card, says in (("[]", r"retriever\.json is damaged or of something else"), ("{}", "has no key items")):
         (tmp_path / "1" / "retriever.json").write_text(card)
         with pytest.raises(UserError, match=says):

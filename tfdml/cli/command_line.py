@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sys
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,12 +15,14 @@ from absl import flags
 
 from tfdml.effects import Effect, in_vain
 from tfdml.errors import UserError
+from tfdml.training.settings import meanings
 from tfdml_command.configs import shipped
 
 # By argument, in every command.
 _FLAG_OF = {"options": "dataset_options"}
 _SWITCHES = {"True": "", "False": "no"}
-KINDS = {bool: "bool", int: "integer", float: "float", str: "string", list: "list"}
+KINDS: dict[Any, str] = {bool: "bool", int: "integer", float: "float", str: "string", list: "list"}
+KINDS |= {float | None: "float", Sequence[str]: "list"}
 _ARGUMENT = re.compile(r"`([a-z]\w*)(?:=([^`]*))?`")
 
 
@@ -50,6 +53,25 @@ class Flags(flags.FlagValues):
         kind = kind or ("enum" if choices else KINDS[type(default)])
         rest = ([choices] if choices else []) + [text]
         getattr(flags, f"DEFINE_{kind}")(name, default, *rest, flag_values=self, module_name="tfdml", **options)
+
+    def define_settings(self, settings: type) -> None:
+        """Define a flag for each field of a data class, with its default; the docstring of the class has its help."""
+        types, meaning = typing.get_type_hints(settings), meanings(settings)
+        for field in dataclasses.fields(settings):
+            choices = field.metadata.get("choices")
+            text = meaning.get(field.name, "") + (f" One of {', '.join(choices)}." if choices else "")
+            if field.metadata.get("switch"):
+                # Takes a word, but --name alone means true and --noname false.
+                parser: flags.ArgumentParser = flags.ArgumentParser()
+                flag = flags.Flag(parser, flags.ArgumentSerializer(), field.name, field.default, text, boolean=True)
+                flags.DEFINE_flag(flag, self, "tfdml")
+            else:
+                default = list(field.default) if isinstance(field.default, tuple) else field.default
+                self.define(field.name, default, text, kind=KINDS[types[field.name]])
+
+    def settings(self, settings: Any) -> Any:
+        """Return a data class of settings with the values of the flags."""
+        return settings(**{field.name: self[field.name].value for field in dataclasses.fields(settings)})
 
     def parse(self, words: Sequence[str]) -> None:
         """Set the flags from a command line without the command, after those of its flag files.

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING
 
 from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags
 from tfdml.cli.main import Progress
+from tfdml.cluster import bulk_embedding
+from tfdml.data.dataset import ImageDataset
 from tfdml.effects import Effect, both, needs
+from tfdml.embeddings.base import EmbeddingBackend
+from tfdml.embeddings.reader import ImageTable
+from tfdml.embeddings.writer import EmbeddingWriter
 from tfdml.errors import UserError
 from tfdml.io.files import require_local
-
-if TYPE_CHECKING:
-    from tfdml.data.dataset import ImageDataset
-    from tfdml.embeddings.base import EmbeddingBackend
 
 USAGE = f"""
 Write the embeddings of a data set, with the names, labels, roles and groups of its images.
@@ -62,8 +62,6 @@ def embed(values: Flags) -> None:
     if values.cluster:
         _embed_in_bulk(values)
         return
-    from tfdml.embeddings.reader import ImageTable
-    from tfdml.embeddings.writer import EmbeddingWriter
 
     out = os.path.expanduser(values.out)
     choice = model_flags.chosen_data(values)
@@ -120,8 +118,6 @@ def _stream(source: EmbeddingBackend, splits: list[ImageDataset], batch_size: in
 
 def _embed_in_bulk(values: Flags) -> None:
     """Embed a list of images, or all files of a pattern, over many processes."""
-    from tfdml.cluster import bulk_embedding
-
     out = os.path.expanduser(values.out)
     request = bulk_embedding.BulkRequest(
         model=os.path.expanduser(values.model),

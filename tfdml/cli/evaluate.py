@@ -6,18 +6,23 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags
+from tfdml.cli.measuring import EmbeddedSplit, fitting_ks, parsed_chains, print_metrics
+from tfdml.cluster.query_blocks import values_over_ray
 from tfdml.effects import Effect, both, either, needs
+from tfdml.embeddings.reader import holds_embeddings
 from tfdml.errors import UserError
+from tfdml.evaluation import DEFAULT_METRICS, METRICS, evaluate_dataset, part_protocol, target_of
+from tfdml.evaluation.chains import Step
+from tfdml.evaluation.per_query import WHOLE_RANKING_METRICS, requested
 from tfdml.io.files import require_writable, sweep, write_json
-
-if TYPE_CHECKING:
-    from tfdml.cli.measuring import EmbeddedSplit
-    from tfdml.evaluation.chains import Step
-    from tfdml.report.comparison import Paired
+from tfdml.report import write_comparison
+from tfdml.report.comparison import Paired
+from tfdml.report.runs import read_runs
+from tfdml.retrieval import is_gallery
 
 USAGE = f"""
 Measure an embedder: Recall@K, precision, MAP@R, R-precision, mAP, NMI, AMI, pairwise F1.
@@ -95,15 +100,12 @@ FLAGS.define(
 
 def evaluate(values: Flags) -> None:
     """Evaluate as the flags say."""
-    from tfdml.cli.measuring import EmbeddedSplit, parsed_chains
-
     ks = _checked_ks(values)
     chains = parsed_chains(values.after)
     kind = _kind(values.flag_values_dict())
     if kind == "runs":
         _compare_runs(values)
         return
-    from tfdml.evaluation import DEFAULT_METRICS
 
     metrics = values.metrics or list(DEFAULT_METRICS)
     if values.task != "retrieval":
@@ -129,16 +131,11 @@ def _retrieval(
     values: Flags, split: EmbeddedSplit, metrics: Sequence[str], ks: Sequence[int], chains: Sequence[Sequence[Step]]
 ) -> dict[str, Any]:
     """Print the retrieval metrics of a split, and return them for JSON."""
-    from tfdml.cli.measuring import fitting_ks, print_metrics
-    from tfdml.evaluation import DEFAULT_METRICS, evaluate_dataset, part_protocol
-
     ks = fitting_ks(values, split.images) if "recall" in metrics else ks
     options: dict[str, Any] = {"ks": ks, "metrics": metrics, "distance": values.distance}
     sample = split.kmeans_sample(metrics)
     over_ray = {}
     if values.cluster:
-        from tfdml.cluster.query_blocks import values_over_ray
-
         over_ray = {"per_query": values_over_ray(values.cluster, values.workers)}
     resampled = values.intervals if values.intervals in ("classes", "queries") else None
     result = evaluate_dataset(
@@ -164,8 +161,6 @@ def _write(path: str, result: dict[str, Any]) -> None:
 
 def _checked_ks(values: Flags) -> tuple[int, ...]:
     """Check the flags before anything is loaded, and returns the K of `--ks`."""
-    from tfdml.retrieval import is_gallery
-
     if values.compare and values.model:
         raise UserError("--compare takes the place of --model: name one of them")
     if not values.compare and not values.model:
@@ -185,13 +180,8 @@ def _checked_ks(values: Flags) -> tuple[int, ...]:
             require_writable(path, name)
             sweep(os.path.dirname(os.path.realpath(path)))
     if values.target:
-        from tfdml.evaluation import target_of
-
         target_of(values.target)
     if values.metrics:
-        from tfdml.evaluation import METRICS
-        from tfdml.evaluation.per_query import WHOLE_RANKING_METRICS, requested
-
         requested(ks, values.metrics, METRICS)
         if values.after and (ranked := [name for name in values.metrics if name in WHOLE_RANKING_METRICS]):
             raise UserError(
@@ -206,9 +196,6 @@ def _compare_runs(values: Flags) -> None:
     Raises:
         UserError: As `write_comparison`, or a file cannot be written.
     """
-    from tfdml.report import write_comparison
-    from tfdml.report.runs import read_runs
-
     folders, report, distance = values.compare, values.report, values.distance
     runs = read_runs(folders)
     dataset, embeddings = None, None
@@ -240,8 +227,6 @@ def _as_json(pair: Paired) -> dict[str, Any]:
 
 def _kind(given: Mapping[str, Any]) -> str:
     """Return what is measured: `runs` (--compare), stored `embeddings`, or a `model`."""
-    from tfdml.embeddings.reader import holds_embeddings
-
     if given["compare"]:
         return "runs"
     return "embeddings" if holds_embeddings(given["model"]) else "model"

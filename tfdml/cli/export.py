@@ -6,15 +6,17 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tfdml import data
 from tfdml.cli.command_line import Command, Flags
 from tfdml.effects import Effect, both, needs
 from tfdml.errors import UserError
-from tfdml.io.files import require_local
-
-if TYPE_CHECKING:
-    from tfdml.export.gallery import GalleryItem
+from tfdml.export.exporter import ExportOptions, check_whitening, export_run, load_run
+from tfdml.export.gallery import GalleryItem, items_of_dataset, items_of_folder
+from tfdml.export.network import check_backend
+from tfdml.export.retriever import Retriever, newest_version
+from tfdml.io.files import require_local, scratch_folder
+from tfdml.training.expressions import parse_arguments
 
 USAGE = """
 Export the embedder of a run.
@@ -46,26 +48,13 @@ of images, or where --gallery_dataset lies. The embedder is that of a run, compa
 FLAGS = Flags()
 FLAGS.define("run_dir", "", "Folder of the run.")
 FLAGS.define("out", "", "Folder of the exported versions.")
-FLAGS.define("formats", ["saved_model"], "What to write; see above.")
+FLAGS.define_settings(ExportOptions)
 FLAGS.define("moment_embedder", False, "Export moments.keras, which searches with all moments.")
 FLAGS.define(
     "whitening", "", "Add a PCA whitening fitted to the training images, e.g. 'dim=64, power=0.5, shrinkage=0'."
 )
 FLAGS.define("truncate_dim", 0, "Keep the first N dimensions of the vector, scaled to length 1; 0: all.", lower_bound=0)
 FLAGS.define("data_dir", "", "Where the run's data set lies, if it has moved.")
-FLAGS.define("images", 2000, "Test images, as whole classes, to compare on; 0: all.", lower_bound=0)
-FLAGS.define("representative_images", 500, "Training images for the ranges of litert_int8.", lower_bound=1)
-FLAGS.define("max_pixels", 100_000_000, "The SavedModel refuses images with more pixels.", lower_bound=1)
-FLAGS.define("min_cosine", None, "Smallest cosine to the Keras embedder, in place of each format's own.", kind="float")
-FLAGS.define(
-    "max_recall_drop", None, "Largest loss of Recall@1, as a fraction, in place of each format's own.", kind="float"
-)
-FLAGS.define(
-    "calibrate",
-    "auto",
-    "Threshold for 'the same': far=0.001 or precision=0.99, on the images of the comparison; a file of tfdml evaluate "
-    "--target; none; auto: far=0.001 where the images can show it.",
-)
 FLAGS.define("dry_run", False, "Check the flags and the run, write nothing.")
 FLAGS.define("gallery", "", "Build a retriever of the images here.")
 FLAGS.define("embedder", "", "With --gallery: an exported version, or a folder of them, in place of a run.")
@@ -79,22 +68,11 @@ def export(values: Flags) -> None:
     """Export as the flags say."""
     values.require(*(["out"] if values.gallery else ["run_dir", "out"]))
     require_local(values.out, "out")
-    from tfdml.export.exporter import ExportOptions, check_whitening, export_run, load_run
-    from tfdml.export.network import check_backend
-    from tfdml.training.expressions import parse_arguments
 
     check_backend()
     whitening = parse_arguments(values.whitening, "--whitening") if values.whitening else None
     check_whitening(whitening or {})
-    options = ExportOptions(
-        formats=values.formats,
-        images=values.images,
-        representative_images=values.representative_images,
-        max_pixels=values.max_pixels,
-        min_cosine=values.min_cosine,
-        max_recall_drop=values.max_recall_drop,
-        calibrate=values.calibrate,
-    )
+    options = values.settings(ExportOptions)
     report = functools.partial(print, flush=True)
     run, moments, data_dir = values.run_dir, values.moment_embedder, values.data_dir
     reduced = whitening, values.truncate_dim
@@ -127,8 +105,6 @@ def _export_gallery(values: Flags, export_embedder: Callable[[str], Path]) -> No
     """
     if bool(values.run_dir) == bool(values.embedder):
         raise UserError("--gallery needs the embedder: --run_dir or --embedder, one of the two")
-    from tfdml.export.retriever import Retriever, newest_version
-    from tfdml.io.files import scratch_folder
 
     items = _gallery_items(values)
     if values.dry_run:
@@ -147,12 +123,8 @@ def _export_gallery(values: Flags, export_embedder: Callable[[str], Path]) -> No
 
 def _gallery_items(values: Flags) -> Iterator[GalleryItem]:
     """Return the items that the flags mean, each read when its turn comes."""
-    from tfdml.export.gallery import items_of_dataset, items_of_folder
-
     if not values.gallery_dataset:
         return items_of_folder(values.gallery)
-    from tfdml import data
-    from tfdml.training.expressions import parse_arguments
 
     arguments = parse_arguments(values.gallery_dataset_options, "--gallery_dataset_options")
     splits = ("train", "test") if values.gallery_split == "all" else (values.gallery_split,)

@@ -6,6 +6,8 @@ import os
 
 from tfdml.cli.command_line import Command, Flags
 from tfdml.cli.main import Progress
+from tfdml.retrieval import connect, index_embeddings
+from tfdml.retrieval.indexing import EmbeddingsToIndex
 
 USAGE = """
 Write the embeddings of a data set into a database, where they are searched.
@@ -36,8 +38,6 @@ FLAGS.define("dry_run", False, "Say what would be done, write nothing.")
 def index(values: Flags) -> None:
     """Index as the flags say."""
     values.require("embeddings", "to")
-    from tfdml.retrieval import connect, index_embeddings
-    from tfdml.retrieval.indexing import EmbeddingsToIndex
 
     # The address first: reading names may take a while.
     with connect(values.to) as gallery:

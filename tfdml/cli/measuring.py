@@ -6,21 +6,40 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from absl import logging
 
 from tfdml.cli import model_flags
 from tfdml.cli.command_line import Flags
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.pipeline import evaluation_batches
+from tfdml.data.transforms import EvaluationTransform
+from tfdml.embeddings.base import EmbeddingBackend, Views, embed_views
+from tfdml.embeddings.reader import StoredEmbeddings, read_embeddings
 from tfdml.errors import UserError
+from tfdml.evaluation import (
+    KNNClassifier,
+    Sources,
+    calibrate,
+    evaluate_classification,
+    evaluate_generalisation,
+    measure_chains,
+    target_of,
+    verification,
+)
+from tfdml.evaluation.chains import Step, steps_of
+from tfdml.evaluation.per_query import dataset_roles
+from tfdml.evaluation.retrieval import CLUSTERING_METRICS, dataset_protocol, ks_within
 from tfdml.memory import free_memory, require_memory
-
-if TYPE_CHECKING:
-    from tfdml.data.dataset import ImageDataset
-    from tfdml.embeddings.base import EmbeddingBackend, Views
-    from tfdml.embeddings.reader import StoredEmbeddings
-    from tfdml.evaluation.chains import Step
+from tfdml.models import Embedder
+from tfdml.report import Run, write_report
+from tfdml.retrieval.exact import is_memory_mapped
+from tfdml.training import RunFolder
+from tfdml.training.build.images import split_training_classes
+from tfdml.training.expressions import parse_sum, shortened
+from tfdml.training.run.several import final_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +86,6 @@ class EmbeddedSplit:
         Raises:
             UserError: There are no labels, the data set's images are others, or a page is asked for without them.
         """
-        from tfdml.embeddings.reader import read_embeddings
-
         if values.report and not values.dataset:
             raise UserError("--report shows images: name their --dataset and --data_dir beside the embeddings")
         everything = read_embeddings(values.model)
@@ -99,9 +116,6 @@ class EmbeddedSplit:
         Raises:
             UserError: Not even as many as there are classes fit.
         """
-        from tfdml.evaluation.retrieval import CLUSTERING_METRICS
-        from tfdml.retrieval.exact import is_memory_mapped
-
         wanted = sorted(set(metrics) & set(CLUSTERING_METRICS))
         # Three times over: in memory k-means holds the embeddings, a copy that it moves, and faiss's own.
         if not wanted or not is_memory_mapped(self.embeddings):
@@ -120,9 +134,6 @@ class EmbeddedSplit:
 
     def generalisation(self) -> dict[str, Any]:
         """Return the measures of generalisation that the training classes, and the model, allow."""
-        from tfdml.evaluation import evaluate_generalisation
-        from tfdml.models import Embedder
-
         if self.values.split == "train":
             raise UserError("--generalisation compares the test classes with the training classes: leave --split=test")
         train, options = self._train_side(), {}
@@ -132,9 +143,6 @@ class EmbeddedSplit:
             )
         embedder = getattr(self.source, "embedder", None)
         if isinstance(embedder, Embedder) and self.dataset is not None:
-            from tfdml.data.pipeline import evaluation_batches
-            from tfdml.data.transforms import EvaluationTransform
-
             batches = evaluation_batches(self.dataset, EvaluationTransform.of(embedder), self.values.batch_size)
             options = {"embedder": embedder, "test_batches": batches}
         return evaluate_generalisation(
@@ -145,8 +153,6 @@ class EmbeddedSplit:
         self, chains: Sequence[Sequence[Step]], ks: Sequence[int], metrics: Sequence[str]
     ) -> list[dict[str, Any]]:
         """Return the rows of `measure_chains`: what is gained by steps between the embedding and the ranking."""
-        from tfdml.evaluation import Sources, measure_chains
-        from tfdml.evaluation.retrieval import CLUSTERING_METRICS, dataset_protocol
 
         # Chains that need the same images embedded share them.
         @functools.cache
@@ -174,8 +180,6 @@ class EmbeddedSplit:
 
     def verification(self) -> dict[str, Any]:
         """Print verification over all pairs of the split, and with `--target` the threshold; return both for JSON."""
-        from tfdml.evaluation import calibrate, target_of, verification
-
         labels, distance = self.images.labels, self.values.distance
         measured = verification(self.embeddings, labels, distance=distance)
         print(f"{self.values.model} on {self.name}: {len(labels):,} images of {measured.num_classes:,} classes")
@@ -201,8 +205,6 @@ class EmbeddedSplit:
 
     def classification(self) -> dict[str, Any]:
         """Print how well nearest images classify the split, and tell classes that the gallery lacks; return it."""
-        from tfdml.evaluation import KNNClassifier, evaluate_classification
-
         labels = np.asarray(self.images.labels)
         order = np.argsort(labels, kind="stable")
         _, starts, counts = np.unique(labels[order], return_index=True, return_counts=True)
@@ -228,8 +230,6 @@ class EmbeddedSplit:
         Raises:
             UserError: It cannot be written.
         """
-        from tfdml.report import Run, write_report
-
         assert self.dataset is not None
         values, held_out = self.values, None
         if self.source is not None and self.choice is not None and values.split == "test" and is_run(values.model):
@@ -240,8 +240,6 @@ class EmbeddedSplit:
             result = {name: result[name] for name in shown}
         options: dict[str, Any] = {"distance": values.distance, "held_out": held_out}
         if values.target:
-            from tfdml.evaluation import target_of
-
             options["target"] = target_of(values.target)
         settings = {name: values[name].value for name in values if values[name].present}
         run = Run(values.model, {"metrics": result}, flags=settings)
@@ -256,7 +254,6 @@ class EmbeddedSplit:
         assert dataset is not None
         if views is None:
             return self.source.embed(dataset, self.values.batch_size)
-        from tfdml.embeddings.base import embed_views
 
         return embed_views(self.source, dataset, self.values.batch_size, views)
 
@@ -281,9 +278,6 @@ def fitting_ks(values: Flags, images: Any) -> tuple[int, ...]:
     Raises:
         UserError: A query is compared with fewer than K images, for a K that was asked for.
     """
-    from tfdml.evaluation.per_query import dataset_roles
-    from tfdml.evaluation.retrieval import ks_within
-
     benchmark = getattr(images, "protocol", None)
     ks = benchmark.ks if benchmark and not values["ks"].present else tuple(int(k) for k in values.ks)
     queries, gallery = dataset_roles(images)
@@ -311,10 +305,6 @@ def seen_and_held_out(train: ImageDataset, name: str, model: str) -> tuple[Image
         model: The folder of the run; for another model, or another data set, no class is held out, nor by a run
             without labels.
     """
-    from tfdml.training import RunFolder
-    from tfdml.training.build.images import split_training_classes
-    from tfdml.training.run.several import final_run
-
     if not is_run(model):
         return train, None
     experiment = RunFolder(model).load_experiment()
@@ -343,9 +333,6 @@ def parsed_chains(texts: Sequence[str]) -> list[list[Step]]:
     Raises:
         UserError: One cannot be read, or has an unknown step, argument or order.
     """
-    from tfdml.evaluation.chains import steps_of
-    from tfdml.training.expressions import parse_sum, shortened
-
     result = []
     for text in texts:
         if not text.strip():

@@ -6,15 +6,18 @@ import dataclasses
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tfdml import data
 from tfdml.cli.command_line import Flags
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.faults import check
 from tfdml.effects import Effect
+from tfdml.embeddings.backends import load_backend
+from tfdml.embeddings.base import EmbeddingBackend
 from tfdml.errors import UserError
-
-if TYPE_CHECKING:
-    from tfdml.data.dataset import ImageDataset
-    from tfdml.embeddings.base import EmbeddingBackend
+from tfdml.training import RunFolder
+from tfdml.training.distributed import devices
+from tfdml.training.expressions import parse_arguments
 
 SOURCES = """--model is one of
   a run folder, or a .keras file
@@ -61,10 +64,6 @@ class DataChoice:
 
     def load(self, split: str) -> ImageDataset:
         """One split."""
-        from tfdml import data
-        from tfdml.data.faults import check
-        from tfdml.training.expressions import parse_arguments
-
         arguments = parse_arguments(self.options, "--dataset_options")
         dataset = data.load(self.name, self.directory or None, split, **arguments)
         return check(dataset, self.bad_images, "decode" if self.bad_images == "skip" else "headers")
@@ -84,7 +83,6 @@ def chosen_data(values: Flags, model: str | None = None) -> DataChoice:
     _check_model(values, model)
     if values.dataset:
         return DataChoice(values.dataset, values.data_dir, values.dataset_options, values.bad_images)
-    from tfdml.training import RunFolder
 
     if not (Path(model) / "flags.txt").is_file():
         raise UserError("--dataset is missing: only a run folder knows its own")
@@ -102,9 +100,6 @@ def _check_model(values: Flags, model: str) -> None:
 
 def chosen_source(values: Flags, model: str | None = None) -> EmbeddingBackend:
     """Return the model of the flags, or another one, loaded or reached."""
-    from tfdml.embeddings.backends import load_backend
-    from tfdml.training.distributed import devices
-
     model = values.model if model is None else model
     _check_model(values, model)
     if Path(model).suffix == ".keras" or (Path(model) / "embedder.keras").is_file():

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
-from typing import Any
 
+from tfdml import data
 from tfdml.cli.command_line import Command, Flags, as_flags
 from tfdml.cli.main import Progress
+from tfdml.data import download
+from tfdml.data import records as preparing
+from tfdml.data.faults import describe_duplicates
+from tfdml.data.records import reader as records
+from tfdml.data.records.writer import bad_images_in_words, one_line
 from tfdml.effects import Effect, both, either, needs
 from tfdml.errors import UserError
+from tfdml.training.expressions import parse_arguments
 
 USAGE = """
 Check every image of a data set, and pack it into record files for large or remote data.
@@ -67,13 +72,7 @@ def prepare(values: Flags) -> None:
             return
         raise UserError("--out is missing: name the folder for the record files, or pass --check_only")
 
-    from tfdml import data
-    from tfdml.data import records as preparing
-    from tfdml.training.expressions import parse_arguments
-
-    fields = dataclasses.fields(preparing.RecordSettings)
-    chosen: dict[str, Any] = {field.name: values[field.name].value for field in fields}
-    settings = preparing.RecordSettings(**chosen)
+    settings = values.settings(preparing.RecordSettings)
     options = parse_arguments(values.dataset_options, "--dataset_options")
     # Copies across the splits are looked for in training images first.
     names = sorted(set(values.splits), key=lambda name: (name != "train", name))
@@ -101,8 +100,6 @@ def prepare(values: Flags) -> None:
 
 
 def _download(values: Flags) -> None:
-    from tfdml.data import download
-
     values.require("data_dir")
     name, data_dir = values.dataset, values.data_dir
     if values.dry_run:
@@ -115,8 +112,6 @@ def _download(values: Flags) -> None:
 
 
 def _verify(out: str) -> None:
-    from tfdml.data.records import reader as records
-
     with Progress() as progress:
         manifest = records.verify(os.path.expanduser(out), lambda *at: progress.bytes("verifying", *at))
     for split, about in manifest["splits"].items():
@@ -125,9 +120,6 @@ def _verify(out: str) -> None:
 
 
 def _say_report(report, out: str, seconds: float, check_only: bool) -> None:
-    from tfdml.data.faults import describe_duplicates
-    from tfdml.data.records.writer import bad_images_in_words, one_line
-
     if report.finished_before:
         print(f"{out} is finished already: nothing to do")
         return

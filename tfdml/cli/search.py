@@ -7,19 +7,22 @@ import glob
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tfdml.arguments import number
 from tfdml.cli import model_flags
 from tfdml.cli.command_line import Command, Flags
+from tfdml.data import ImageDataset
+from tfdml.data.faults import check
+from tfdml.data.images import FileImages
 from tfdml.effects import Effect, both
+from tfdml.embeddings.reader import holds_embeddings
 from tfdml.errors import UserError
+from tfdml.evaluation import RetrievalResults
+from tfdml.export.retriever import Retriever
 from tfdml.io.files import require_writable
-
-if TYPE_CHECKING:
-    from tfdml.evaluation import RetrievalResults
+from tfdml.retrieval import EmbeddingsToIndex, connect, is_gallery
 
 USAGE = f"""
 Find the nearest images of a gallery.
@@ -91,9 +94,6 @@ _PRINTED = ("query", "rank", "id", "distance", "relevant", "num_relevant", "quer
 
 def _kind(gallery: str) -> str:
     """Return what a gallery is: a `database`, stored `embeddings`, or a `retriever`."""
-    from tfdml.embeddings.reader import holds_embeddings
-    from tfdml.retrieval import is_gallery
-
     if is_gallery(gallery):
         return "database"
     gallery = os.path.expanduser(gallery)
@@ -111,8 +111,6 @@ def _max_distance(text: str, kind: str) -> float:
 
 
 def _holds_images(queries: list[str]) -> bool:
-    from tfdml.embeddings.reader import holds_embeddings
-
     return len(queries) != 1 or not holds_embeddings(os.path.expanduser(queries[0]))
 
 
@@ -128,24 +126,16 @@ def _images(values: Flags) -> list[str]:
 def _embedded(values: Flags) -> tuple[list[str], np.ndarray, np.ndarray | None]:
     """Return the names of the queries, their embeddings, and their labels where they are known."""
     if not _holds_images(values.queries):
-        from tfdml.retrieval import EmbeddingsToIndex
-
         stored = EmbeddingsToIndex.read(os.path.expanduser(values.queries[0]))
         return stored.names, np.asarray(stored.stored.embeddings), stored.stored.labels
     paths = _images(values)
     values.require("model")
-    from tfdml.data import ImageDataset
-    from tfdml.data.faults import check
-    from tfdml.data.images import FileImages
 
     dataset = check(ImageDataset("queries", "all", FileImages(tuple(paths)), np.zeros(len(paths), np.int64)))
     return paths, model_flags.chosen_source(values).embed(dataset, values.batch_size), None
 
 
 def _in_database(values: Flags) -> RetrievalResults:
-    from tfdml.evaluation import RetrievalResults
-    from tfdml.retrieval import connect
-
     names, queries, _ = _embedded(values)
     with connect(values.gallery) as gallery:
         found = gallery.search(queries, values.k)
@@ -155,9 +145,6 @@ def _in_database(values: Flags) -> RetrievalResults:
 
 
 def _in_embeddings(values: Flags) -> RetrievalResults:
-    from tfdml.evaluation import RetrievalResults
-    from tfdml.retrieval import EmbeddingsToIndex
-
     path = os.path.expanduser(values.gallery)
     gallery = EmbeddingsToIndex.read(path)
     stored, options = gallery.stored, {"k": values.k, "distance": values.distance}
@@ -171,9 +158,6 @@ def _in_embeddings(values: Flags) -> RetrievalResults:
 
 
 def _in_retriever(values: Flags) -> RetrievalResults:
-    from tfdml.evaluation import RetrievalResults
-    from tfdml.export.retriever import Retriever
-
     retriever = Retriever.load(os.path.expanduser(values.gallery))
     images = _images(values) if _holds_images(values.queries) else None
     names, queries = (images, images) if images is not None else _embedded(values)[:2]

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import typing
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from absl import flags
 
-from tfdml.cli.command_line import KINDS, Command, Flags
+from tfdml.cli.command_line import Command, Flags
+from tfdml.cluster.sweep import sweep
+from tfdml.cluster.training import ClusterSettings, train_on_cluster
 from tfdml.effects import Effect, either, needs
 from tfdml.errors import UserError
+from tfdml.report import write_run_report
+from tfdml.training import RunFolder
+from tfdml.training.distributed.devices import rank_and_count
+from tfdml.training.run import trainer
+from tfdml.training.run.dry_run import describe, write_preview
+from tfdml.training.run.interruption import Interrupted
 from tfdml.training.settings import EFFECTS as SETTINGS
 from tfdml.training.settings import (
     DataSettings,
@@ -21,11 +28,8 @@ from tfdml.training.settings import (
     ModelSettings,
     OptimizationSettings,
     RunSettings,
-    meanings,
 )
-
-if TYPE_CHECKING:
-    from tfdml.cluster.training import ClusterSettings
+from tfdml.training.watching.watcher import Halted
 
 USAGE = """
 Train an image embedder and measure it on classes never seen in training.
@@ -58,47 +62,26 @@ _STAGES = {
 }
 
 
-def _experiment_flags() -> Flags:
-    """One flag per setting of an experiment, made from the settings themselves."""
-    values, types, meaning = Flags(), typing.get_type_hints(Experiment), meanings(Experiment)
-    for field in dataclasses.fields(Experiment):
-        choices = field.metadata.get("choices")
-        text = meaning.get(field.name, "") + (f" One of {', '.join(choices)}." if choices else "")
-        if field.metadata.get("switch"):
-            # Takes a word, but --name alone means true and --noname false.
-            parser: flags.ArgumentParser = flags.ArgumentParser()
-            flag = flags.Flag(parser, flags.ArgumentSerializer(), field.name, field.default, text, boolean=True)
-            flags.DEFINE_flag(flag, values, "tfdml")
-        else:
-            values.define(field.name, field.default, text, kind=KINDS[types[field.name]])
-    return values
-
-
 def given_settings(values: Flags) -> dict[str, Any]:
     """Return the settings of an experiment that the command line or a flag file sets."""
     names = [field.name for field in dataclasses.fields(Experiment)]
     return {name: values[name].value for name in names if values[name].present}
 
 
-FLAGS = _experiment_flags()
+FLAGS = Flags()
+FLAGS.define_settings(Experiment)
 flags.DEFINE_alias("dim", "embedding_dim", flag_values=FLAGS)
 FLAGS.define("resume", False, "Continue the run in --run_dir from its newest checkpoint.")
 FLAGS.define("dry_run", False, "Print images, parameters, rates, steps, memory and flags; write nothing.")
 FLAGS.define("probe", False, "With --dry_run: run a few steps, and print speed, hours, bottleneck and memory.")
 FLAGS.define("preview", "", "Write a contact sheet of the first batch to this PNG file and train nothing.")
-FLAGS.define("cluster", "", "Train on a Ray cluster: its address, such as ray://host:10001, or local.")
-FLAGS.define("workers", 1, "With --cluster: how many processes train.")
-FLAGS.define("gpus_per_worker", 0, "With --cluster: GPUs of each worker; 0: they train on CPUs.")
-FLAGS.define("max_failures", 3, "With --cluster: how often lost workers are started again.")
-FLAGS.define("storage", "", "With --cluster: a folder or URL that all hosts see; empty: next to --run_dir.")
+FLAGS.define_settings(ClusterSettings)
 FLAGS.define("sweep", "", "Train a run for each choice of settings, and compare them on held-out classes: see above.")
 FLAGS.define("sweep_samples", 8, "With --sweep: how often ranges are drawn from.")
 
 
 def _values(given: Flags) -> dict[str, Any]:
     """Return the values of all flags; of a run that is resumed, those that it was begun with."""
-    from tfdml.training import RunFolder
-
     values = given.flag_values_dict()
     folder = RunFolder(str(values["run_dir"]))
     if values["resume"] and folder.flags.is_file():
@@ -108,14 +91,6 @@ def _values(given: Flags) -> dict[str, Any]:
 
 def train(values: Flags) -> None:
     """Run the experiment that the flags describe."""
-    from tfdml.report import write_run_report
-    from tfdml.training import RunFolder
-    from tfdml.training.distributed.devices import rank_and_count
-    from tfdml.training.run import trainer
-    from tfdml.training.run.dry_run import describe, write_preview
-    from tfdml.training.run.interruption import Interrupted
-    from tfdml.training.watching.watcher import Halted
-
     given = given_settings(values)
     folder = RunFolder(str(given.get("run_dir", "")))
     # Of several hosts, those that do not write may not see the folder.
@@ -140,9 +115,7 @@ def train(values: Flags) -> None:
         raise UserError(f"--{flag} trains run after run in one process: leave out --cluster")
     try:
         if values.cluster:
-            from tfdml.cluster.training import train_on_cluster
-
-            result = train_on_cluster(experiment, _cluster_settings(values), values.resume)
+            result = train_on_cluster(experiment, values.settings(ClusterSettings), values.resume)
         else:
             result = trainer.train(experiment, values.resume, write_report=write_run_report)
     except (Interrupted, Halted) as stop:
@@ -184,18 +157,8 @@ def _interval(ends: Sequence[float] | None, over: str, indent: int) -> str:
     return f"{'':{indent}}(95 % interval over {over} {100 * ends[1]:.1f} .. {100 * ends[2]:.1f})" if ends else ""
 
 
-def _cluster_settings(values: Flags) -> ClusterSettings:
-    from tfdml.cluster.training import ClusterSettings
-
-    return ClusterSettings(
-        values.cluster or "local", values.workers, values.gpus_per_worker, values.max_failures, values.storage
-    )
-
-
 def _sweep(experiment: Experiment, values: Flags) -> None:
-    from tfdml.cluster.sweep import sweep
-
-    rows = sweep(experiment, values.sweep, _cluster_settings(values), values.sweep_samples, values.resume)
+    rows = sweep(experiment, values.sweep, values.settings(ClusterSettings), values.sweep_samples, values.resume)
     print(f"\n{experiment.selection_metric} on held-out classes:")
     for row in rows:
         value = row.pop(experiment.selection_metric)

@@ -16,12 +16,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import tensorflow as tf
 
 from tfdml.cluster.ray_session import as_user_error, import_ray, ray_session
+from tfdml.data.dataset import ImageDataset
 from tfdml.data.decoding import EXTENSIONS
+from tfdml.data.images import FileImages
 from tfdml.data.readers.own_images import LIST_EXTENSIONS, class_ids, read_rows
 from tfdml.embeddings import parquet
-from tfdml.embeddings.parquet import DTYPES
+from tfdml.embeddings.backends import load_backend
+from tfdml.embeddings.base import embed_readable
+from tfdml.embeddings.parquet import DTYPES, table_of
 from tfdml.embeddings.writer import EmbeddingFolder
 from tfdml.errors import UserError
 from tfdml.io.files import atomic_write, find, is_remote, make_folder, remove_folder, require_local
@@ -175,8 +180,6 @@ class PartEmbedder:
     """
 
     def __init__(self, folder: str, model: str, truncate_dim: int, batch_size: int, dtype: str, threads: int = 0):
-        from tfdml.embeddings.backends import load_backend
-
         _limit_threads(threads)
         self.folder = BulkFolder(folder)
         self.backend = load_backend(model, threads=threads, truncate_dim=truncate_dim)
@@ -191,11 +194,6 @@ class PartEmbedder:
 
     def embed(self, part: int) -> dict[str, Any]:
         """Embed one part; see `EmbeddingFolder.write_part`."""
-        from tfdml.data.dataset import ImageDataset
-        from tfdml.data.images import FileImages
-        from tfdml.embeddings.base import embed_readable
-        from tfdml.embeddings.parquet import table_of
-
         listed = self.folder.images(part)
         count = len(listed["path"])
         dataset = ImageDataset("input", "test", FileImages(tuple(listed["path"])), np.zeros(count, np.int64), {0: ""})
@@ -208,15 +206,9 @@ class PartEmbedder:
 
 
 def _limit_threads(threads: int) -> None:
-    if not threads:
-        return
-    import tensorflow as tf
-
-    try:
+    with contextlib.suppress(RuntimeError):  # TensorFlow has run already, as in a process that is not Ray's
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(threads)
-    except RuntimeError:
-        pass  # TensorFlow has run already, as in a process that is not Ray's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,9 +296,8 @@ def identity_of(request: BulkRequest) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         UserError: As `load_backend`.
     """
-    from tfdml.embeddings.backends import load_backend
-
-    _leave_gpus_to_the_actors()
+    with contextlib.suppress(RuntimeError):  # TensorFlow has looked at them already
+        tf.config.set_visible_devices([], "GPU")  # they are left to the actors
     backend = load_backend(request.model, truncate_dim=request.truncate_dim)
     about = {"source": backend.address, "kind": backend.kind, "checksum": backend.checksum()}
     identity = {
@@ -318,13 +309,6 @@ def identity_of(request: BulkRequest) -> tuple[dict[str, Any], dict[str, Any]]:
         "batch_size": request.batch_size,
     }
     return identity, {"model": about, "view": backend.view, "dataset": {"name": request.source}}
-
-
-def _leave_gpus_to_the_actors() -> None:
-    import tensorflow as tf
-
-    with contextlib.suppress(RuntimeError):  # TensorFlow has looked at them already
-        tf.config.set_visible_devices([], "GPU")
 
 
 def _embed_parts(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from tfdml.cluster.ray_session import Outbox, ToOutbox, ray_session, shown
+from tfdml.cluster.ray_session import LOCAL, Outbox, ToOutbox, ray_session, shown
 from tfdml.cluster.training import ClusterSettings
 from tfdml.effects import in_vain
 from tfdml.errors import UserError, short_message
@@ -226,7 +226,7 @@ def _train(study: Any, axes: dict[str, Axis], experiment: Experiment, settings: 
     # Those that were stopped, and None for each that has not begun.
     left = [trial if trial.params else None for trial in study.trials if not trial.state.is_finished()]
     logging.info("%d runs, %d of them still to be trained", len(study.trials), len(left))
-    with ray_session(settings.address, cpus=max(settings.workers, os.cpu_count() or 1)) as ray:
+    with ray_session(settings.cluster or LOCAL, cpus=max(settings.workers, os.cpu_count() or 1)) as ray:
         outbox = ray.remote(Outbox).options(num_cpus=0).remote()
         # A process of its own for each run; one that is lost is started again, and resumes.
         train = ray.remote(

@@ -27,18 +27,18 @@ class ClusterSettings:
     """Where a run is trained.
 
     Args:
-        address: `"local"`, or that of a cluster; see `ray_session`.
-        workers: How many train.
-        gpus_per_worker: GPUs of each; 0: they train on CPUs.
-        max_failures: How often workers that are lost are started again.
-        storage: Where the run is kept until it has ended: a folder that every host sees, or an address such as
-            `s3://bucket/runs`. By default a folder beside that of the run.
+        cluster: Train on a Ray cluster: its address, such as ray://host:10001, or local.
+        workers: With --cluster: how many processes train.
+        gpus_per_worker: With --cluster: GPUs of each worker; 0: they train on CPUs.
+        max_failures: With --cluster: how often lost workers are started again.
+        storage: With --cluster: a folder or URL that all hosts see, where the run is kept until it has ended, such as
+            s3://bucket/runs; empty: next to --run_dir.
 
     Raises:
         UserError: A number is out of range.
     """
 
-    address: str = LOCAL
+    cluster: str = ""
     workers: int = 1
     gpus_per_worker: int = 0
     max_failures: int = 3
@@ -75,7 +75,7 @@ def train_on_cluster(experiment: Experiment, settings: ClusterSettings, resume: 
     storage, name = settings.storage or str(beside), folder.path.name
     os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
     cpus = max(settings.workers, os.cpu_count() or 1)
-    with ray_session(settings.address, cpus=cpus) as ray:
+    with ray_session(settings.cluster or LOCAL, cpus=cpus) as ray:
         if is_folder(f"{storage}/{name}") != resume:
             raise UserError(
                 f"--resume: there is no run in {storage}/{name}"

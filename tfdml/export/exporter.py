@@ -80,16 +80,16 @@ class ExportOptions:
     """How an export is made.
 
     Args:
-        formats: See `chosen_formats`.
-        images: On how many images the exports are compared with the embedder; 0: on all.
-        representative_images: On how many training images the ranges of `litert_int8` are measured.
-        max_pixels: Images that state more pixels in their header are refused by the SavedModel before they are decoded.
-        min_cosine: In place of each format's own; see `tfdml.export.acceptance.Tolerance`.
-        max_recall_drop: Likewise.
-        calibrate: How the threshold on the distance is chosen below which two images are the same. "far=0.001" or
-            "precision=0.99": as `tfdml.evaluation.calibrate`, on the images of the comparison. The path of a
-            JSON file of `tfdml evaluate` with a target of verification. "auto": "far=0.001", and no threshold where
-            the images cannot show it. "none": no threshold.
+        formats: What to write: saved_model; litert_float32, litert_float16, litert_dynamic_range, litert_int8, or
+            litert for the four; onnx; all.
+        images: Test images, as whole classes, on which the exports are compared with the embedder; 0: all.
+        representative_images: Training images on which the ranges of litert_int8 are measured.
+        max_pixels: The SavedModel refuses images with more pixels in their header before it decodes them.
+        min_cosine: Smallest cosine to the Keras embedder, in place of each format's own.
+        max_recall_drop: Largest loss of Recall@1, as a fraction, in place of each format's own.
+        calibrate: How the threshold on the distance is chosen below which two images are the same: far=0.001 or
+            precision=0.99, on the images of the comparison; a JSON file of `tfdml evaluate` with a target of
+            verification; none; auto: far=0.001, where the images can show it.
 
     Raises:
         UserError: A value is out of range.
