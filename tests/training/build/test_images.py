@@ -18,6 +18,7 @@ from tfdml.data.sampling import ShuffleSampler
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.embeddings import parquet
 from tfdml.errors import UserError
+from tfdml.evaluation import dataset_protocol
 from tfdml.mining import shares_a_label
 from tfdml.training import Experiment, RunFolder
 from tfdml.training.build import images as memory
@@ -434,6 +435,17 @@ def test_roles_of_stored_vectors_are_the_split_and_their_paths_the_names(tmp_pat
     assert train.names == tuple(f"photos/{row}.jpg" for row in range(6))
     assert test.is_query.tolist() == [True] * 3 + [False] * 3
     assert "3 classes are in both train and test" in caplog.text
+
+
+def test_given_pairs_of_stored_vectors_go_by_their_names(tmp_path):
+    names = np.array([f"{row}.jpg" for row in range(12)])
+    roles = np.array(["train", "test"] * 6)
+    (tmp_path / "pairs.csv").write_text("a,b,similar\n0.jpg,2.jpg,1\n2.jpg,4.jpg,0\n1.jpg,5.jpg,1\n0.jpg,1.jpg,0\n")
+    train, test = vector_splits(stored(tmp_path, labels=None, roles=roles, names=names), pairs="pairs.csv")
+    assert train.pairs.scored().tolist() == [[0, 1, 1], [1, 2, 0]]
+    assert test.pairs.scored().tolist() == [[0, 2, 1]]
+    assert (train.num_classes, test.num_classes) == (5, 5)
+    assert dataset_protocol(np.zeros((6, 1)), test)["relevance"].matches.tolist() == [1, 0, 1, 0, 0, 0]
 
 
 def test_a_folder_of_embeddings_brings_its_roles_and_paths(tmp_path):

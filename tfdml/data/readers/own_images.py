@@ -11,6 +11,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 from absl import logging
 
 from tfdml.data.dataset import ImageDataset, PairList, Protocol
@@ -221,7 +222,7 @@ def read_list(
     given = read_pairs(os.path.join(os.path.dirname(file), pairs), table, similar_from) if pairs else None
     linked = given is not None and "label" not in table.columns
     if given is not None and linked:
-        table.columns["label"] = _linked(given, len(table.lines))
+        table.columns["label"] = list(map(str, linked_classes(given, len(table.lines))))
     labels, class_names = class_ids(table, "label")
     super_labels, groups = (
         class_ids(table, column)[0] if column in table.columns else None for column in ("super_label", "group")
@@ -238,12 +239,7 @@ def read_list(
         if across.any():
             text = "list: %d of %d pairs of %s join both splits, and are left out."
             logging.warning(text, across.sum(), len(across), pairs)
-        if linked:
-            right: dict[int, list[int]] = {}
-            for a, b in given.similar().tolist():
-                right.setdefault(a, []).append(b)
-                right.setdefault(b, []).append(a)
-            protocol = Protocol(_MEASURED, ids=np.arange(len(labels)), lists={"": (right, {})})
+        protocol = similar_images(given, len(labels)) if linked else protocol
         given = given.take(rows, len(labels))
     paths = tuple(table.columns["path"][row] for row in rows)
     require_files(
@@ -337,13 +333,20 @@ def read_pairs(file: str, images: Table, similar_from: float = 0.5) -> PairList:
     return found
 
 
-def _linked(pairs: PairList, size: int) -> list[str]:
-    """Return a class of each image: those that similar pairs link, directly or through others, share one."""
-    import scipy.sparse
-
+def linked_classes(pairs: PairList, size: int) -> np.ndarray:
+    """Return a class of each image, (N,): those that similar pairs link, directly or through others, share one."""
     similar = pairs.similar()
     graph = scipy.sparse.coo_array((np.ones(len(similar)), similar.T), shape=(size, size))
-    return list(map(str, scipy.sparse.csgraph.connected_components(graph, directed=False)[1]))
+    return scipy.sparse.csgraph.connected_components(graph, directed=False)[1].astype(np.int64)
+
+
+def similar_images(pairs: PairList, size: int) -> Protocol:
+    """Return the protocol of images without classes: right for a query are the images that are similar to it."""
+    right: dict[int, list[int]] = {}
+    for a, b in pairs.similar().tolist():
+        right.setdefault(a, []).append(b)
+        right.setdefault(b, []).append(a)
+    return Protocol(_MEASURED, ids=np.arange(size), lists={"": (right, {})})
 
 
 def read_rows(file: str, required: Sequence[str] = _REQUIRED, known: Sequence[str] = COLUMNS) -> Table:

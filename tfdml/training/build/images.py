@@ -16,7 +16,8 @@ from tfdml.data.faults import check
 from tfdml.data.images import VectorImages, images_checksum
 from tfdml.data.pipeline import MEGABYTE, decoded_bytes, hierarchical_sampler, memory_to_spare
 from tfdml.data.policies import Policy, Step
-from tfdml.data.readers.label_files import check_fraction, split_classes, warn_shared_classes
+from tfdml.data.readers.label_files import Table, check_fraction, split_classes, warn_shared_classes
+from tfdml.data.readers.own_images import linked_classes, read_pairs, similar_images
 from tfdml.data.sampling import (
     ClassBalancedSampler,
     NeighborSampler,
@@ -93,8 +94,9 @@ def load_splits(settings: DataSettings, seed: int, evaluate_train: float = 0.0) 
     options = settings.data_options()
     directory = settings.data_dir or None
     if settings.features:
-        if unknown := options.keys() - {"test_fraction"}:
-            raise UserError(f"--dataset_options: --features have no option {min(unknown)!r}, only test_fraction")
+        known = ("test_fraction", "pairs", "similar_from")
+        if unknown := options.keys() - {*known}:
+            raise UserError(f"--dataset_options: --features have no option {min(unknown)!r}, only {', '.join(known)}")
         train, test = vector_splits(settings.features, settings.data_dir, **options)
     else:
         train, test = (data.load(settings.dataset, directory, split, **options) for split in ("train", "test"))
@@ -112,7 +114,9 @@ def load_splits(settings: DataSettings, seed: int, evaluate_train: float = 0.0) 
     return dataclasses.replace(splits, **twice, two_views=tuple(twice))
 
 
-def vector_splits(path: str, folder: str = "", test_fraction: float = 0.5) -> tuple[ImageDataset, ImageDataset]:
+def vector_splits(
+    path: str, folder: str = "", test_fraction: float = 0.5, pairs: str = "", similar_from: float = 0.5
+) -> tuple[ImageDataset, ImageDataset]:
     """Return stored embeddings as the training and the test images of a head.
 
     Their roles are the split. Where the file has none, the last classes in the order of their ids are the test classes.
@@ -121,6 +125,8 @@ def vector_splits(path: str, folder: str = "", test_fraction: float = 0.5) -> tu
         path: As of `read_embeddings`; labels have to be there.
         folder: Where the images lie that its names are of.
         test_fraction: Without roles: the share of the classes that is the test split; at least one.
+        pairs: A file with pairs of the names, see `read_pairs`; there need be no labels then.
+        similar_from: From which similarity on a pair is similar.
 
     Raises:
         UserError: There are no labels, a vector is not finite, or a split would be empty.
@@ -132,7 +138,15 @@ def vector_splits(path: str, folder: str = "", test_fraction: float = 0.5) -> tu
     """
     check_fraction("features", test_fraction)
     stored = read_embeddings(os.path.expanduser(path))
-    labels = stored.labels
+    names = stored.names or _names_of(path) or tuple(map(str, range(len(stored))))
+    stored, labels = dataclasses.replace(stored, names=tuple(map(str, names))), stored.labels
+    given, protocol = None, None
+    if pairs:
+        table = Table("features", path, range(1, len(names) + 1), {"path": list(stored.names or ())})
+        given = read_pairs(os.path.join(os.path.dirname(path), pairs), table, similar_from)
+        protocol = similar_images(given, len(names)) if labels is None else None
+        labels = linked_classes(given, len(names)) if labels is None else labels
+        stored = dataclasses.replace(stored, labels=labels)
     if labels is None:
         raise UserError(f"--features={path} has no labels: put the class of each vector there, as `label` or `labels`")
     bad = np.flatnonzero(~np.isfinite(stored.embeddings).all(axis=1))
@@ -140,13 +154,17 @@ def vector_splits(path: str, folder: str = "", test_fraction: float = 0.5) -> tu
         raise UserError(
             f"--features={path}: {len(bad):,} vectors hold NaN or infinite values, the first in row {bad[0]:,}"
         )
-    names = stored.names or _names_of(path) or tuple(map(str, range(len(stored))))
-    stored = dataclasses.replace(stored, names=tuple(map(str, names)))
     if stored.roles is None:
         classes = split_classes("features", path, np.unique(labels).tolist(), test_fraction, "a column role")
         roles = np.where(np.isin(labels, classes["train"]), "train", "test")
         stored = dataclasses.replace(stored, roles=roles)
     train, test = (_vectors_of(stored.split(split), split, folder) for split in ("train", "test"))
+    if given is not None:
+        sides = [(split, np.flatnonzero((stored.roles == "train") == (split is train))) for split in (train, test)]
+        train, test = (
+            dataclasses.replace(split, pairs=given.take(rows, len(names)), protocol=protocol and protocol.take(rows))
+            for split, rows in sides
+        )
     warn_shared_classes("features", path, np.intersect1d(train.classes, test.classes).tolist())
     return train, test
 
