@@ -321,7 +321,6 @@ def test_given_pairs_are_looked_up_as_in_a_dictionary():
         ([(0, 1, np.nan)], r"pairs must be \(P, 3\) finite numbers"),
         ([(0, 1.5, 1)], "must be integers from 0 to"),
         ([(0, 2**31, 1)], "must be integers from 0 to"),
-        ([(3, 3, 1)], "image 3 is paired with itself"),
         ([(3, 4, 1), (4, 3, 0)], "the pair of 3 and 4 has two similarities, 0 and others"),
     ],
 )

@@ -208,15 +208,13 @@ class ImageDataset:
             class_names = {int(label): str(label) for label in np.unique(labels)}
         values = {"name": name, "split": split, "images": images, "labels": labels, "class_names": class_names}
         values |= {"protocol": protocol, "pairs": pairs}
-        values["label_rows"] = None if label_rows is None else np.asarray(label_rows, np.int64)
-        if label_rows is not None and values["label_rows"].shape[:1] != labels.shape:
-            raise UserError(f"{name}: {len(labels)} images but label_rows of shape {np.shape(label_rows)}")
-        columns = {"super_labels": super_labels, "is_query": is_query, "groups": groups}
+        columns = {"super_labels": super_labels, "is_query": is_query, "groups": groups, "label_rows": label_rows}
         for field, column in columns.items():
             values[field] = (
                 None if column is None else np.asarray(column, np.bool_ if field == "is_query" else np.int64)
             )
-            if column is not None and values[field].shape != labels.shape:
+            axes = 1 if field == "label_rows" else None
+            if column is not None and values[field].shape[:axes] != labels.shape:
                 raise UserError(f"{name}: {len(labels)} images but {field} of shape {values[field].shape}")
         for field, value in values.items():
             object.__setattr__(self, field, value)

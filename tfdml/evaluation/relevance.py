@@ -240,15 +240,13 @@ class Relevance:
             gallery_labels: (G, L) rows of the gallery; None: all-to-all.
 
         Raises:
-            UserError: Not such rows, or sides of other labels.
+            UserError: Not such rows.
 
         Example:
             >>> Relevance.sets([[1, 1, 0], [0, 1, 1], [0, 0, 1]]).matches  # with itself
             array([2, 3, 2])
         """
         sides = [_columns(side, "label sets") for side in (labels, gallery_labels) if side is not None]
-        if sides[0].shape[1] != sides[-1].shape[1]:
-            raise UserError(f"queries have {sides[0].shape[1]} labels, the gallery {sides[-1].shape[1]}")
         relevant = _SharesLabel((sides[0] > 0).astype(np.float32), (sides[-1] > 0).astype(np.float32))
         return cls(None, relevant.counts(), 0, relevant, _size=len(sides[-1]))
 

@@ -16,6 +16,7 @@ from sklearn.isotonic import IsotonicRegression
 from tfdml.errors import UserError
 from tfdml.evaluation.intervals import Interval, check_level
 from tfdml.evaluation.pair_distances import AllPairs, PairHistogram, probability_nearer
+from tfdml.retrieval.faiss_index import rescore
 
 if TYPE_CHECKING:
     from tfdml.data.dataset import PairList
@@ -473,9 +474,6 @@ def verify_pairs(distances: Any, same: Any, folds: Any = 10) -> dict[str, Any]:
     }
 
 
-_PART = 100_000  # pairs whose embeddings are gathered at a time
-
-
 def evaluate_pairs(embeddings: Any, pairs: PairList, distance: str = "euclidean") -> dict[str, float]:
     """Measure embeddings on given pairs or triplets.
 
@@ -493,26 +491,15 @@ def evaluate_pairs(embeddings: Any, pairs: PairList, distance: str = "euclidean"
         UserError: `distance` is unknown.
 
     Example:
-        >>> pairs = tfdml.data.PairList(np.array([[0, 1], [0, 2]]), np.array([1, 0]))
+        >>> pairs = tfdml.data.PairList(np.array([[0, 1], [0, 2], [1, 2]]), np.array([1, 0, 0]))
         >>> tfdml.evaluation.evaluate_pairs(np.array([[0.0, 1.0], [0.1, 1.0], [1.0, 0.0]]), pairs)["auc"]
         1.0
     """
     vectors = np.asarray(embeddings)
 
     def between(rows: np.ndarray, kind: str) -> np.ndarray:
-        parts = [np.zeros(0)]
-        for part in np.split(rows, range(_PART, len(rows), _PART)):
-            a, b = (vectors[part[:, end]].astype(np.float64) for end in (0, 1))
-            if kind == "cosine":
-                a, b = (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12) for x in (a, b))
-            if kind in ("cosine", "dot"):
-                parts.append((kind == "cosine") - np.sum(a * b, axis=1))
-            else:
-                parts.append(np.sum(np.square(a - b), axis=1) ** (0.5 if kind == "euclidean" else 1.0))
-        return np.concatenate(parts)
+        return rescore(vectors[rows[:, 0]], vectors, rows[:, 1:], k=1, distance=kind)[1][:, 0].astype(np.float64)
 
-    if distance not in ("euclidean", "sqeuclidean", "cosine", "dot"):
-        raise UserError(f"distance must be euclidean, sqeuclidean, cosine or dot, not {distance!r}")
     scored, found = pairs.scored(), {}
     rows, similarities = scored[:, :2].astype(np.int64), scored[:, 2]
     same = similarities >= pairs.threshold

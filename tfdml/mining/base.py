@@ -266,7 +266,7 @@ class GivenPairs(Relation):
         threshold: From which similarity on a pair is a positive.
 
     Raises:
-        ValueError: Not such rows, an image is paired with itself, or a pair has two similarities.
+        ValueError: Not such rows, or a pair has two similarities.
 
     Example:
         >>> loss = tfdml.losses.ContrastiveLoss(margin=1.0).with_positives(GivenPairs([(7, 8, 1), (8, 9, 0)]))
@@ -283,15 +283,13 @@ class GivenPairs(Relation):
         ends = rows[:, :2].astype(np.int64)
         if (ends != rows[:, :2]).any() or ends.min() < 0 or ends.max() > np.iinfo(np.int32).max:
             raise ValueError("the ids of pairs must be integers from 0 to 2^31 - 1")
-        if (ends[:, 0] == ends[:, 1]).any():
-            raise ValueError(f"image {ends[ends[:, 0] == ends[:, 1]][0, 0]} is paired with itself")
         # By both ends, once each: the partners of an image follow one another, in ascending order.
         both = np.unique(np.concatenate([rows, rows[:, [1, 0, 2]]]), axis=0)
         twice = np.flatnonzero((both[1:, :2] == both[:-1, :2]).all(axis=1))
         if len(twice):
             a, b, similarity = both[twice[0]]
             raise ValueError(f"the pair of {a:.0f} and {b:.0f} has two similarities, {similarity:g} and others")
-        self.pairs = both[both[:, 0] < both[:, 1]]
+        self.pairs = both[both[:, 0] <= both[:, 1]]
         self._ids, starts = np.unique(both[:, 0].astype(np.int32), return_index=True)
         # The last entries are those of an image without any pair.
         self._starts = np.append(starts, [len(both)] * 2).astype(np.int32)

@@ -161,7 +161,7 @@ _JSON_EXTENSIONS = (".jsonl", ".ndjson", ".json")
 LIST_EXTENSIONS = (".csv", ".parquet", *_JSON_EXTENSIONS)
 
 _REQUIRED = COLUMNS[:2]
-_VALUES = {"split": ("train", "test"), "role": ("query", "gallery")}
+_VALUES = {"split": ("train", "test"), "role": ("query", "gallery"), "similar": ("0", "1", "false", "true")}
 # 007 and 7 are two names, not one number.
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 _INT64 = np.iinfo(np.int64)
@@ -311,25 +311,18 @@ def read_pairs(file: str, images: Table, similar_from: float = 0.5) -> PairList:
             rows[line, column] = row
     found = PairList(rows, None, similar_from)
     if len(ends) == 2:
-        words, values = {"true": "1", "false": "0"}, []
+        values = []
         for line, cell in enumerate(table.columns[columns[2]]):
             try:
-                value = float(words.get(cell.lower(), cell))
-            except ValueError:
-                value = np.nan
-            if not np.isfinite(value) or (columns[2] == "similar" and value not in (0, 1)):
-                wanted = "0 or 1" if columns[2] == "similar" else "a number"
-                raise UserError(f"{table.where(line)}: {columns[2]} must be {wanted}, it is {quoted(cell)}")
-            values.append(value)
+                values.append(float({"true": "1", "false": "0"}.get(cell, cell)))
+            except ValueError as error:
+                raise UserError(f"{table.where(line)}: similarity must be a number, it is {quoted(cell)}") from error
         found = PairList(rows, np.array(values), similar_from)
     scored = found.scored()
     same = np.flatnonzero((scored[1:, :2] == scored[:-1, :2]).all(axis=1))
-    alone = np.flatnonzero(scored[:, 0] == scored[:, 1])
-    if len(same) or len(alone):
-        pair = scored[alone[0] if len(alone) else same[0], :2].astype(int)
-        names = " and ".join(quoted(images.columns["path"][row]) for row in pair)
-        reason = "are one image" if len(alone) else "have two similarities"
-        raise UserError(f"list: {file}: {names} {reason}; leave out one of the lines")
+    if len(same):
+        names = " and ".join(quoted(images.columns["path"][row]) for row in scored[same[0], :2].astype(int))
+        raise UserError(f"list: {file}: {names} have two similarities; leave out one of the lines")
     return found
 
 
@@ -499,7 +492,7 @@ def _json_rows(file: str, text: str, known: Sequence[str]) -> Iterator[tuple[int
             if key == "labels" and isinstance(value, list):
                 value = _BETWEEN.join(map(str, value))
             elif key.startswith("similar") and isinstance(value, (bool, int, float)):
-                value = str(value)
+                value = str(value).lower()
             if not (value is None or isinstance(value, str) or (is_label and type(value) is int)):
                 kind = "a string or an integer" if is_label else "a string"
                 raise UserError(f"{where}: the {key} must be {kind}, it is {quoted(value)}")
