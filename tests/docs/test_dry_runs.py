@@ -4,6 +4,8 @@ Data sets are small trees in the official layouts, and the network is a small on
 the terms, the batches, the schedule and how flags go together, is what the page says.
 """
 
+import json
+
 import pytest
 
 from tests.cli import commands
@@ -49,7 +51,26 @@ def trees(tmp_path_factory):
         write_tree(name, folder / name, classes, 5, images)
     write_tree("cub200", folder / "cub", 60, 5, 5)
     (folder / "cub" / "images").rename(folder / "folder")
+    write_lists(folder)
     return folder
+
+
+def write_lists(folder):
+    """Lists of the photos by the names that the page on labels gives them, and pairs of them."""
+    photos = [path.relative_to(folder) for path in sorted((folder / "folder").rglob("*.jpg"))]
+    splits = ["train" if row < len(photos) * 2 // 3 else "test" for row in range(len(photos))]
+    rows = list(zip(photos, splits, (photo.parent.name for photo in photos), strict=True))
+    sets = [{"path": str(path), "split": split, "labels": [name, name[:2]]} for path, split, name in rows]
+    near = [(a, b, int(a.parent == b.parent)) for step in (1, 7) for a, b in zip(photos, photos[step:], strict=False)]
+    texts = {
+        "list.csv": ["path,split", *(f"{path},{split}" for path, split, _ in rows)],
+        "levels.csv": ["path,split,label,super_label", *(f"{p},{s},{name},{name[:1]}" for p, s, name in rows)],
+        "sets.jsonl": map(json.dumps, sets),
+        "pairs.csv": ["a,b,similar", *(f"{a},{b},{same}" for a, b, same in near)],
+        "graded.csv": ["a,b,similarity", *(f"{a},{b},{4.5 * same}" for a, b, same in near)],
+    }
+    for name, lines in texts.items():
+        (folder / name).write_text("\n".join(lines) + "\n")
 
 
 def of_data(words, trees):
@@ -58,17 +79,20 @@ def of_data(words, trees):
     name = chosen.get("dataset", "glyphs")
     if name == "glyphs":
         return ["--dataset_options=images_per_class=2, size=32"]
+    if name == "list":
+        return [f"--data_dir={trees / chosen['data_dir']}"]
     return [f"--data_dir={trees / name}", *([] if name == "folder" else ["--dataset_options=check_counts=false"])]
 
 
 # What is not there: a run to go on with, networks of KerasHub, records.
 @pytest.mark.parametrize("words", lines_of("train", ("--resume", "--pooling", "--preview")))
 def test_a_training_command_is_planned(words, run, trees, tmp_path):
+    data = of_data(words, trees)
     words = [word for word in words if word.partition("=")[0] not in ("--data_dir", "--start_from", "--probe")]
     if "--dataset=records" in words or not any(word.startswith(("--flagfile", "--dataset")) for word in words):
         pytest.skip("the rest of the command is another line's")
     where = [f"--run_dir={tmp_path / 'run'}", "--dry_run"]
-    status, output, errors = run("train", *words, *of_data(words, trees), *SMALL, *where)
+    status, output, errors = run("train", *words, *data, *SMALL, *where)
     assert status == 0, errors
     assert "--objectives=" in output
     assert not list(tmp_path.iterdir())
