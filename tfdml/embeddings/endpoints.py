@@ -153,7 +153,8 @@ class Endpoint(EncodedImagesBackend):
             return ImageRefused(reason)
         if status in _TOO_SLOW:
             return UserError(
-                f"{self.address} gave no answer in {self.timeout:g} s; raise `timeout` or lower `batch_size`"
+                f"{self.address} gave no answer within {self.timeout:g} s to a request of {images} images; raise "
+                "`timeout` or lower `batch_size`"
             )
         if status == _TOO_LARGE:
             return UserError(f"{self.address} refuses a request of {images} images ({reason}); lower `batch_size`")
