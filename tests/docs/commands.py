@@ -29,7 +29,7 @@ def main():
             if whole:
                 command.parse(arguments)
             else:
-                command.flags.parse(command.words(arguments))
+                command.flags.parse(arguments)
             if name == "train" and command.flags.objectives:
                 build_objectives(command.flags.objectives, num_classes=4)
         except Exception as error:

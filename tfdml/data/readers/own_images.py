@@ -407,7 +407,7 @@ def _parquet_columns(
             parquet = pa.parquet.ParquetFile(opened)
             names = parquet.schema_arrow.names
             found = parquet.read(columns=[name for name in known if name in names])
-        columns = {name: _as_text(found[name]) for name in found.column_names}
+        columns = {name: _as_text(found[name], name == "labels") for name in found.column_names}
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"list: {file} cannot be read as Parquet: {short_message(error, 'first')}") from error
     lacking = [name for name in _needed(required, columns) if name not in columns]
@@ -417,11 +417,11 @@ def _parquet_columns(
     return range(1, found.num_rows + 1), columns
 
 
-def _as_text(column: Any) -> list[str]:
-    """Return a column of Parquet as text."""
+def _as_text(column: Any, of_sets: bool) -> list[str]:
+    """Return a column of Parquet as text; a column of sets may hold lists."""
     import pyarrow as pa
 
-    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+    if of_sets and (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
         return [_BETWEEN.join(map(str, value or ())) for value in column.to_pylist()]
     return column.cast("string").fill_null("").to_pylist()
 
